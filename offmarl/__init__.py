@@ -1,0 +1,1 @@
+"""Offline multi-agent RL datasets and replay in JAX."""

@@ -1,0 +1,87 @@
+"""The environment protocol, and autoreset."""
+
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from offmarl.types import EnvSpec, Timestep, View
+
+EnvState = Any
+"""The state of an environment: a pytree of arrays that only the environment looks into."""
+
+
+class Environment(Protocol):
+    """A multi-agent environment as pure functions: jit, vmap and scan them at will.
+
+    One environment, no batch axis. The environment itself never resets: after a step whose
+    ``last`` is true the state is spent, and `autoreset` (or the caller) starts a new episode.
+    """
+
+    @property
+    def spec(self) -> EnvSpec:
+        """Sizes, names and limits; static."""
+        ...
+
+    def reset(self, key: PRNGKeyArray) -> tuple[EnvState, Timestep]:
+        """Start an episode. Rewards are zero and ``view`` equals ``next_view``."""
+        ...
+
+    def step(self, key: PRNGKeyArray, state: EnvState, action: Array) -> tuple[EnvState, Timestep]:
+        """Take one step with the agents' actions, ``(N,)`` int32 or ``(N, A)`` float32."""
+        ...
+
+
+def restart(view: View) -> Timestep:
+    """Build the timestep of a fresh episode."""
+    num_agents = view.alive.shape[0]
+    nobody = jnp.zeros(num_agents, bool)
+    return Timestep(view, view, jnp.zeros(num_agents), nobody, nobody, jnp.zeros((), bool))
+
+
+def transition(
+    view: View,
+    reward: Float[Array, "N"],
+    terminated: Bool[Array, "N"],
+    truncated: Bool[Array, "N"],
+) -> Timestep:
+    """Build the timestep of a step taken; the episode is over when every agent's is."""
+    return Timestep(view, view, reward, terminated, truncated, (terminated | truncated).all())
+
+
+class AutoReset:
+    """An environment that starts a new episode in the step that ends one.
+
+    The returned ``view`` is then the first of the new episode, while ``next_view``, ``reward``,
+    ``terminated``, ``truncated`` and ``last`` still speak of the step taken.
+    """
+
+    def __init__(self, env: Environment):
+        self._env = env
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The wrapped environment's."""
+        return self._env.spec
+
+    def reset(self, key: PRNGKeyArray) -> tuple[EnvState, Timestep]:
+        """Start an episode."""
+        return self._env.reset(key)
+
+    def step(self, key: PRNGKeyArray, state: EnvState, action: Array) -> tuple[EnvState, Timestep]:
+        """Take one step, and reset if it was the episode's last."""
+        step_key, reset_key = jax.random.split(key)
+        state, timestep = self._env.step(step_key, state, action)
+        fresh_state, fresh = self._env.reset(reset_key)
+        state, view = jax.tree.map(
+            lambda new, old: jnp.where(timestep.last, new, old),
+            (fresh_state, fresh.view),
+            (state, timestep.view),
+        )
+        return state, timestep._replace(view=view)
+
+
+def autoreset(env: Environment) -> AutoReset:
+    """Wrap an environment so that it never stops; see `AutoReset`."""
+    return AutoReset(env)

@@ -1,0 +1,53 @@
+"""The exceptions a user of offmarl can meet.
+
+Every message says what was wrong, with what, and what to do about it. The command line prints the
+message alone; a traceback means a defect of ours.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class OffmarlError(Exception):
+    """Something a user can put right; the parent of all of offmarl's own exceptions."""
+
+
+class VaultError(OffmarlError):
+    """A vault cannot be created, read or written as asked."""
+
+
+class VaultLockedError(VaultError):
+    """Another process is writing to the vault."""
+
+
+class ShapeError(OffmarlError):
+    """Data and program do not fit: other shapes, another number of agents, another kind of action."""
+
+
+class UnknownNameError(OffmarlError):
+    """A name that nothing is registered under: an environment, a tier, a baseline."""
+
+
+class RunError(OffmarlError):
+    """A training run cannot be started, resumed or loaded as asked."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str], see: str = "") -> UnknownNameError:
+    """Build the error for a name nobody knows, with the nearest known ones.
+
+    Parameters
+    ----------
+    kind
+        What was asked for, in the singular: "environment", "tier", "baseline".
+    name
+        The name as given.
+    known
+        The names that exist.
+    see
+        A command that lists them, if there is one.
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}."
+    more = f" See `{see}`." if see else ""
+    return UnknownNameError(f"there is no {kind} named {name!r}: {hint}{more}")

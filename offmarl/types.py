@@ -1,0 +1,207 @@
+"""The contracts everything else is written against.
+
+Axes, in the order they appear in shapes:
+
+====  ==========================================================
+E     parallel environments (and so rows of a recording)
+B     batch
+T     time
+N     agents
+O     size of one agent's observation
+S     size of the global state
+A     actions (discrete) or dimensions of the action (continuous)
+====  ==========================================================
+
+Records are NamedTuples of arrays, so they are pytrees: the same type serves one step, a batch of
+steps and a whole recording, on the device and in NumPy. Shapes below are those of a single step;
+``*b`` stands for the axes in front.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, NamedTuple
+
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from offmarl.errors import ShapeError
+
+ArrayTree = Any
+"""A pytree of arrays whose structure only its owner knows."""
+
+
+@dataclass(frozen=True)
+class Discrete:
+    """Each agent picks one of ``num_actions`` actions, an int32 in ``[0, num_actions)``."""
+
+    num_actions: int
+
+
+@dataclass(frozen=True)
+class Continuous:
+    """Each agent's action is a float32 vector of ``size`` entries in [-1, 1]."""
+
+    size: int
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What a program must know of an environment; static under jit.
+
+    Parameters
+    ----------
+    name
+        The name ``offmarl.envs.make`` knows it by; empty where a dataset does not tell.
+    num_agents, observation_size, state_size
+        N, O and S.
+    action
+        The kind and size of the action, the same for all agents.
+    time_limit
+        Steps after which an episode is truncated; None where there is no limit or none is known.
+    reward
+        "team": every agent is given the same reward. "individual": each its own.
+    state
+        "native": the environment has a global state. "concatenated": it is all observations.
+    """
+
+    name: str
+    num_agents: int
+    observation_size: int
+    state_size: int
+    action: Discrete | Continuous
+    time_limit: int | None = None
+    reward: Literal["team", "individual"] = "team"
+    state: Literal["native", "concatenated"] = "native"
+
+    @property
+    def action_size(self) -> int:
+        """A: the number of discrete actions, or the size of a continuous one."""
+        match self.action:
+            case Discrete(num_actions):
+                return num_actions
+            case Continuous(size):
+                return size
+
+    @property
+    def num_actions(self) -> int:
+        """The number of discrete actions; `ShapeError` where actions are continuous."""
+        if isinstance(self.action, Discrete):
+            return self.action.num_actions
+        raise ShapeError(
+            f"{self.name or 'this dataset'} has continuous actions of size {self.action.size}, and "
+            "a program for discrete actions was asked to use it: choose a continuous baseline."
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object that `from_json` reads back."""
+        return asdict(self) | {"action": {type(self.action).__name__.lower(): self.action_size}}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "EnvSpec":
+        """Read what `to_json` wrote."""
+        ((kind, size),) = data["action"].items()
+        action = {"discrete": Discrete, "continuous": Continuous}[kind](size)
+        return cls(**{**data, "action": action})
+
+
+class View(NamedTuple):
+    """All there is to see at one instant: before an action, or after an episode's last one."""
+
+    observation: Float[Array, "*b N O"]
+    state: Float[Array, "*b S"]
+    legal_actions: Bool[Array, "*b N A"]
+    """Which actions (or dimensions of a continuous action) each agent may use."""
+    alive: Bool[Array, "*b N"]
+    """Agents that still act. The actions and losses of the others mean nothing."""
+
+
+class Timestep(NamedTuple):
+    """What an environment returns.
+
+    ``view`` is the one to act on next. After the last step of an episode an autoresetting
+    environment has put the first view of the next episode there; ``next_view`` always holds what
+    the action truly led to.
+    """
+
+    view: View
+    next_view: View
+    reward: Float[Array, "*b N"]
+    terminated: Bool[Array, "*b N"]
+    """The agent's episode ended in itself: nothing follows, so nothing is bootstrapped."""
+    truncated: Bool[Array, "*b N"]
+    """The agent's episode was cut off from outside: values bootstrap from ``next_view``."""
+    last: Bool[Array, "*b"]
+    """The episode ended, for all agents."""
+
+
+class Transition(NamedTuple):
+    """One recorded step of one environment."""
+
+    view: View
+    action: Int[Array, "*b N"] | Float[Array, "*b N A"]
+    reward: Float[Array, "*b N"]
+    terminated: Bool[Array, "*b N"]
+    truncated: Bool[Array, "*b N"]
+    last: Bool[Array, "*b"]
+    behaviour_log_prob: Float[Array, "*b N"]
+    """Log-probability (density) of each agent's action under the policy that took it; NaN where
+    the dataset does not tell."""
+    policy_id: Int[Array, "*b"]
+    """Index into the dataset's table of policies; -1 where it does not tell."""
+
+
+class Finals(NamedTuple):
+    """The views that M episodes of a recorded chunk ended with.
+
+    Transitions hold the view before each action only; with the finals the next view of every step
+    is known, and no view is stored twice.
+    """
+
+    row: Int[Array, "M"]
+    """The parallel environment whose episode ended."""
+    time: Int[Array, "M"]
+    """Index within the chunk of the episode's last transition."""
+    view: View
+    """``(M, ...)``"""
+
+
+class Sequence(NamedTuple):
+    """A window of T steps of one episode, ready to learn from.
+
+    ``view`` has T+1 slots: slot t+1 is the exact next view of step t, the end of an episode
+    included. Windows never cross an episode's end; where an episode is shorter than the window the
+    rest is masked out.
+    """
+
+    view: View
+    action: Int[Array, "*b T N"] | Float[Array, "*b T N A"]
+    reward: Float[Array, "*b T N"]
+    terminated: Bool[Array, "*b T N"]
+    truncated: Bool[Array, "*b T N"]
+    behaviour_log_prob: Float[Array, "*b T N"]
+    mask: Bool[Array, "*b T"]
+    """Steps that are there."""
+    next_known: Bool[Array, "*b T"]
+    """Steps whose next view is known, or not needed because all agents terminated. Temporal
+    difference terms of the others must be masked out."""
+
+
+class Policy(NamedTuple):
+    """How agents act: pure functions over parameters that are passed in.
+
+    ``act(params, carry, observation, legal_actions, key) -> (action, log_prob, carry)`` handles
+    all agents of one environment: observation ``(N, O)``, legal_actions ``(N, A)``, action ``(N,)``
+    (``(N, A)`` if continuous), log_prob ``(N,)``. ``initial_carry()`` is the memory at the start of
+    an episode (an empty tuple for policies without one). Callers vmap over environments.
+    """
+
+    initial_carry: Callable[[], ArrayTree]
+    act: Callable[
+        [
+            ArrayTree,
+            ArrayTree,
+            Float[Array, "N O"],
+            Bool[Array, "N A"],
+            PRNGKeyArray,
+        ],
+        tuple[Array, Float[Array, "N"], ArrayTree],
+    ]
