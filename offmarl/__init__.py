@@ -1,1 +1,67 @@
-"""Offline multi-agent RL datasets and replay in JAX."""
+"""Offline multi-agent RL datasets and replay in JAX.
+
+Names are loaded when they are first used, so that ``import offmarl`` costs next to nothing and
+brings in neither JAX nor TensorStore.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from offmarl.errors import (
+    OffmarlError,
+    RunError,
+    ShapeError,
+    UnknownNameError,
+    VaultError,
+    VaultLockedError,
+)
+
+if TYPE_CHECKING:
+    from offmarl import envs, vault
+    from offmarl.evaluation import load_policy
+    from offmarl.replay import open_dataset as open
+    from offmarl.types import EnvSpec, Sequence, Timestep, Transition, View
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "EnvSpec",
+    "OffmarlError",
+    "RunError",
+    "Sequence",
+    "ShapeError",
+    "Timestep",
+    "Transition",
+    "UnknownNameError",
+    "VaultError",
+    "VaultLockedError",
+    "View",
+    "__version__",
+    "envs",
+    "load_policy",
+    "open",
+    "vault",
+]
+
+_HOMES = {
+    "envs": ("offmarl.envs", None),
+    "vault": ("offmarl.vault", None),
+    "open": ("offmarl.replay", "open_dataset"),
+    "load_policy": ("offmarl.evaluation", "load_policy"),
+    **{
+        name: ("offmarl.types", name)
+        for name in ("EnvSpec", "Sequence", "Timestep", "Transition", "View")
+    },
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'offmarl' has no attribute {name!r}")
+    module, attribute = _HOMES[name]
+    home = import_module(module)
+    return getattr(home, attribute) if attribute else home
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -17,13 +17,16 @@ steps and a whole recording, on the device and in NumPy. Shapes below are those 
 ``*b`` stands for the axes in front.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple
-
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from offmarl.errors import ShapeError
+
+if TYPE_CHECKING:  # jaxtyping's Array brings in JAX, which listing and reading data do without
+    from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 ArrayTree = Any
 """A pytree of arrays whose structure only its owner knows."""
@@ -96,7 +99,7 @@ class EnvSpec:
         return asdict(self) | {"action": {type(self.action).__name__.lower(): self.action_size}}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "EnvSpec":
+    def from_json(cls, data: Mapping[str, Any]) -> EnvSpec:
         """Read what `to_json` wrote."""
         ((kind, size),) = data["action"].items()
         action = {"discrete": Discrete, "continuous": Continuous}[kind](size)

@@ -1,0 +1,127 @@
+"""Sound statistics for a handful of runs.
+
+Point estimates, performance profiles and stratified bootstrap intervals after Agarwal et al.,
+"Deep Reinforcement Learning at the Edge of the Statistical Precipice" (NeurIPS 2021), on the
+protocol of Gorsane et al., "Towards a Standardised Performance Evaluation Protocol for Cooperative
+MARL" (NeurIPS 2022).
+
+Scores are arrays ``(runs, tasks)``: one number per independent run (training seed) and task. Every
+estimate also takes axes in front, ``(*b, runs, tasks)``, which is what makes the bootstrap one
+vectorised call.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from offmarl.errors import ShapeError
+
+Scores = Float[np.ndarray, "*b runs tasks"]
+Estimate = Callable[..., Any]
+"""From one or more arrays of scores ``(*b, runs, tasks)`` to an array ``(*b, ...)``."""
+
+
+def mean(scores: Scores) -> Float[np.ndarray, "*b"]:
+    """Return the mean over tasks of each task's mean."""
+    return np.asarray(np.mean(scores, axis=(-2, -1)))
+
+
+def median(scores: Scores) -> Float[np.ndarray, "*b"]:
+    """Return the median over tasks of each task's mean."""
+    return np.asarray(np.median(np.mean(scores, axis=-2), axis=-1))
+
+
+def iqm(scores: Scores) -> Float[np.ndarray, "*b"]:
+    """Return the interquartile mean: the mean of the middle half of all runs of all tasks.
+
+    A quarter of the scores, rounded down, is left out at each end.
+    """
+    ordered = np.sort(scores.reshape(*scores.shape[:-2], -1), axis=-1)
+    trim = ordered.shape[-1] // 4
+    return np.asarray(np.mean(ordered[..., trim : ordered.shape[-1] - trim], axis=-1))
+
+
+def optimality_gap(scores: Scores, target: float = 1.0) -> Float[np.ndarray, "*b"]:
+    """Return how far scores stay below ``target`` on average; what lies above it counts as zero."""
+    return np.asarray(np.mean(np.maximum(target - scores, 0.0), axis=(-2, -1)))
+
+
+def performance_profile(
+    scores: Scores, thresholds: Float[np.ndarray, "K"]
+) -> Float[np.ndarray, "*b K"]:
+    """Return the fraction of runs, over all tasks, that score above each threshold."""
+    above = scores[..., None] > thresholds
+    return np.asarray(np.mean(above, axis=(-3, -2)))
+
+
+def probability_of_improvement(
+    x: Float[np.ndarray, "*b runs_x tasks"], y: Float[np.ndarray, "*b runs_y tasks"]
+) -> Float[np.ndarray, "*b"]:
+    """Return the probability that a run of ``x`` beats a run of ``y``, averaged over tasks.
+
+    The Mann-Whitney statistic of each task divided by the number of pairs: a tie counts half.
+    """
+    difference = x[..., :, None, :] - y[..., None, :, :]
+    return np.asarray(np.mean((np.sign(difference) + 1) / 2, axis=(-3, -2, -1)))
+
+
+def bootstrap_interval(
+    estimate: Estimate,
+    *scores: Float[np.ndarray, "_ tasks"],
+    seed: int,
+    confidence: float = 0.95,
+    resamples: int = 10_000,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the stratified bootstrap interval of an estimate.
+
+    Runs are drawn with replacement within each task, independently for each array of scores, and
+    the interval is cut from the estimates at the percentiles.
+
+    Parameters
+    ----------
+    estimate
+        Any function of this module, or one like them.
+    scores
+        The arrays it takes, each ``(runs, tasks)``.
+    seed
+        Of the draws: the same seed gives the same interval.
+    confidence
+        The interval's coverage, between 0 and 1.
+    resamples
+        Number of draws.
+
+    Returns
+    -------
+    low, high
+        Arrays of the estimate's own shape.
+
+    Raises
+    ------
+    ShapeError
+        Scores are not ``(runs, tasks)``, are empty, or hold a NaN.
+    """
+    generator = np.random.default_rng(seed)
+    drawn = [_resample(generator, checked(array), resamples) for array in scores]
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(estimate(*drawn), [tail, 1 - tail], axis=0)
+    return low, high
+
+
+def checked(scores: np.ndarray) -> Float[np.ndarray, "runs tasks"]:
+    """Return scores as they are, or raise a `ShapeError` that says what is wrong with them."""
+    if scores.ndim != 2 or scores.size == 0:
+        raise ShapeError(
+            f"scores have the shape {scores.shape}: give a number per run and task, (runs, tasks)."
+        )
+    if not np.isfinite(scores).all():
+        raise ShapeError("scores hold a NaN or an infinity: leave out the runs that failed.")
+    return scores
+
+
+def _resample(
+    generator: np.random.Generator, scores: Float[np.ndarray, "runs tasks"], resamples: int
+) -> Float[np.ndarray, "resamples runs tasks"]:
+    runs = generator.integers(len(scores), size=(resamples, *scores.shape))
+    return np.take_along_axis(scores[None], runs, axis=1)

@@ -1,0 +1,248 @@
+"""What a run leaves behind for people and programs to read, and the progress it shows.
+
+A run's directory holds ``run.json`` (what was run), ``metrics.jsonl`` (one JSON object a line) and
+``marl_eval.json`` (evaluations, in the layout of Gorsane et al., 2022); ``checkpoints/`` is
+`offmarl.checkpoint`'s.
+"""
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from jaxtyping import Float
+from rich.console import Console
+from rich.progress import BarColumn, Progress, Task, TextColumn, TimeRemainingColumn
+
+from offmarl.errors import RunError
+
+RUN_FILE = "run.json"
+METRICS_FILE = "metrics.jsonl"
+MARL_EVAL_FILE = "marl_eval.json"
+
+RETURN = "episode_return"
+"""The metric's name in ``marl_eval.json``."""
+
+
+# ---------------------------------------------------------------------------------- files
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Replace a file by data as JSON, atomically: a reader sees the old file or the new one.
+
+    Arrays are written as lists, and numbers JSON does not know (NaN, infinities) as null.
+    """
+    _replace(path, json.dumps(_plain(data), indent=2) + "\n")
+
+
+def read_run(directory: Path) -> dict[str, Any]:
+    """Return what ``run.json`` in a run's directory says.
+
+    Raises
+    ------
+    RunError
+        The directory is not that of a run, or the file cannot be understood.
+    """
+    return read_json(directory, RUN_FILE)
+
+
+def read_json(directory: Path, name: str) -> dict[str, Any]:
+    """Return one of the JSON files of a run's directory; `RunError` where that cannot be done."""
+    try:
+        data = json.loads((directory / name).read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        raise RunError(
+            f"{directory} is not the directory of a finished run: it has no {name}. Give a "
+            "directory that `offmarl train` or `offmarl record` wrote."
+        ) from None
+    except ValueError as error:
+        raise RunError(f"{directory / name} is damaged ({error}): run it again.") from None
+    if not isinstance(data, dict):
+        raise RunError(f"{directory / name} holds no JSON object: it is another program's file.")
+    return data
+
+
+def append(path: Path, *records: Mapping[str, Any]) -> None:
+    """Append records to a file of JSON lines. Each has an integer ``step``."""
+    lines = "".join(json.dumps(_plain(record)) + "\n" for record in records)
+    with path.open("a") as file:
+        file.write(lines)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return the records of a file of JSON lines; a line that a crash cut off is left out."""
+    if not path.exists():
+        return []
+    whole = path.read_text().rpartition("\n")[0]
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def cut(path: Path, step: int) -> None:
+    """Drop the records after ``step``, so that a run resumed there writes them once only."""
+    if path.exists():
+        kept = [record for record in read(path) if record["step"] <= step]
+        _replace(path, "".join(json.dumps(record) + "\n" for record in kept))
+
+
+def _replace(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else None
+        case Mapping():
+            return {str(key): _plain(entry) for key, entry in value.items()}
+        case list() | tuple():
+            return [_plain(entry) for entry in value]
+        case os.PathLike():
+            return str(value)
+        case _:
+            return _plain(value.tolist())
+
+
+# ---------------------------------------------------------------------------------- marl-eval
+
+
+def marl_eval(
+    environment: str,
+    task: str,
+    algorithm: str,
+    seeds: Sequence[int],
+    evaluations: Sequence[tuple[int, Float[np.ndarray, "seeds episodes"]]],
+    absolute: Float[np.ndarray, "seeds episodes"],
+) -> dict[str, Any]:
+    """Arrange evaluations as marl-eval's tools expect them.
+
+    Parameters
+    ----------
+    environment, task, algorithm
+        Such as "swarm", "coverage-8" and "bc".
+    seeds
+        The training seed of each run.
+    evaluations
+        In order of time: the number of steps (updates, or environment steps) taken, and the
+        returns of each run's evaluation episodes then.
+    absolute
+        The returns of the final evaluation.
+
+    Returns
+    -------
+    dict
+        environment, task, algorithm, run, step: ``step_count`` and the returns; and for each run
+        its ``absolute_metrics``.
+    """
+    runs = {
+        f"seed_{seed}": {
+            f"step_{k}": {"step_count": int(step), RETURN: np.asarray(returns[i]).tolist()}
+            for k, (step, returns) in enumerate(evaluations)
+        }
+        | {"absolute_metrics": {RETURN: np.asarray(absolute[i]).tolist()}}
+        for i, seed in enumerate(seeds)
+    }
+    return {environment: {task: {algorithm: runs}}}
+
+
+# ---------------------------------------------------------------------------------- progress
+
+
+class Advance(Protocol):
+    """Tell a progress display that so many more steps are done, with a word on how it goes."""
+
+    def __call__(self, steps: int = 1, note: str = "") -> None:
+        """Advance by ``steps``; ``note`` replaces the last one, such as "return 3.21"."""
+        ...
+
+
+_console = Console(stderr=True)
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+@contextmanager
+def progress(description: str, total: int, completed: int = 0) -> Iterator[Advance]:
+    """Show how far some long work is, on standard error, while the block runs.
+
+    On a terminal a bar with the rate and the time left; elsewhere a line now and then; nothing
+    with ``OFFMARL_QUIET=1`` in the environment.
+
+    Parameters
+    ----------
+    description
+        What is being done, in a word or two.
+    total
+        Number of steps in all.
+    completed
+        Steps that an earlier run had done already.
+    """
+    if os.environ.get("OFFMARL_QUIET") == "1":
+        yield _silent
+    elif _console.is_terminal:
+        with _bar() as bar:
+            task = bar.add_task(description, total=total, completed=completed, note="")
+            yield lambda steps=1, note="": bar.update(task, advance=steps, note=note)
+    else:
+        yield _Lines(description, total, completed)
+
+
+def _silent(steps: int = 1, note: str = "") -> None:  # noqa: ARG001 (an `Advance`)
+    """Advance without a display."""
+
+
+def _bar() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:,}/{task.total:,}"),
+        _RateColumn(""),
+        TimeRemainingColumn(),
+        TextColumn("[dim]{task.fields[note]}"),
+        console=_console,
+    )
+
+
+class _RateColumn(TextColumn):
+    def render(self, task: Task) -> Any:
+        self.text_format = f"{_rate(task.speed)}" if task.speed else ""
+        return super().render(task)
+
+
+class _Lines:
+    """Progress where nobody watches: a line every few seconds, and one at the end."""
+
+    def __init__(self, description: str, total: int, completed: int):
+        self._description = description
+        self._total = total
+        self._before = completed
+        self._completed = completed
+        self._start = self._printed = time.monotonic()
+
+    def __call__(self, steps: int = 1, note: str = "") -> None:
+        self._completed += steps
+        now = time.monotonic()
+        done = self._completed >= self._total
+        if done or now - self._printed >= _SECONDS_BETWEEN_LINES:
+            self._printed = now
+            rate = (self._completed - self._before) / max(now - self._start, 1e-9)
+            parts = [f"{self._completed:,}/{self._total:,}", _rate(rate), note]
+            line = f"{self._description}: {', '.join(part for part in parts if part)}"
+            _console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _rate(speed: float) -> str:
+    for unit, name in ((1e6, "M"), (1e3, "k")):
+        if speed >= unit:
+            return f"{speed / unit:.1f}{name}/s"
+    return f"{speed:.1f}/s"
