@@ -17,7 +17,15 @@ from typing import Any, Protocol
 import numpy as np
 from jaxtyping import Float
 from rich.console import Console
-from rich.progress import BarColumn, Progress, Task, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
 
 from offmarl.errors import RunError
 
@@ -32,12 +40,17 @@ RETURN = "episode_return"
 # ---------------------------------------------------------------------------------- files
 
 
-def write_json(path: Path, data: Any) -> None:
-    """Replace a file by data as JSON, atomically: a reader sees the old file or the new one.
+def to_json(data: Any, indent: int | None = None) -> str:
+    """Return data as JSON: arrays as lists, and what JSON does not know (NaN, infinities) as null.
 
-    Arrays are written as lists, and numbers JSON does not know (NaN, infinities) as null.
+    Accepts what `json.dumps` does, and arrays, array scalars and paths anywhere within.
     """
-    _replace(path, json.dumps(_plain(data), indent=2) + "\n")
+    return json.dumps(_plain(data), indent=indent, allow_nan=False)
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Replace a file by data as JSON, atomically: a reader sees the old file or the new one."""
+    _replace(path, to_json(data, indent=2) + "\n")
 
 
 def read_run(directory: Path) -> dict[str, Any]:
@@ -69,7 +82,7 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
 
 def append(path: Path, *records: Mapping[str, Any]) -> None:
     """Append records to a file of JSON lines. Each has an integer ``step``."""
-    lines = "".join(json.dumps(_plain(record)) + "\n" for record in records)
+    lines = "".join(to_json(record) + "\n" for record in records)
     with path.open("a") as file:
         file.write(lines)
 
@@ -86,7 +99,7 @@ def cut(path: Path, step: int) -> None:
     """Drop the records after ``step``, so that a run resumed there writes them once only."""
     if path.exists():
         kept = [record for record in read(path) if record["step"] <= step]
-        _replace(path, "".join(json.dumps(record) + "\n" for record in kept))
+        _replace(path, "".join(to_json(record) + "\n" for record in kept))
 
 
 def _replace(path: Path, text: str) -> None:
@@ -197,7 +210,7 @@ def progress(description: str, total: int, completed: int = 0) -> Iterator[Advan
         yield _Lines(description, total, completed)
 
 
-def _silent(steps: int = 1, note: str = "") -> None:  # noqa: ARG001 (an `Advance`)
+def _silent(steps: int = 1, note: str = "") -> None:
     """Advance without a display."""
 
 
@@ -206,17 +219,16 @@ def _bar() -> Progress:
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.completed:,}/{task.total:,}"),
-        _RateColumn(""),
+        _RateColumn(),
         TimeRemainingColumn(),
         TextColumn("[dim]{task.fields[note]}"),
         console=_console,
     )
 
 
-class _RateColumn(TextColumn):
-    def render(self, task: Task) -> Any:
-        self.text_format = f"{_rate(task.speed)}" if task.speed else ""
-        return super().render(task)
+class _RateColumn(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(_rate(task.speed) if task.speed else "")
 
 
 class _Lines:
