@@ -1,0 +1,190 @@
+"""How good a policy is: the returns of whole episodes; and loading one from its run."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from offmarl import tracking
+from offmarl.checkpoint import Checkpoints
+from offmarl.envs.base import Environment, EnvState
+from offmarl.errors import RunError, ShapeError
+from offmarl.networks import PolicyConfig, init_policy, make_policy
+from offmarl.types import ArrayTree, EnvSpec, Policy, View
+
+
+class Evaluation(NamedTuple):
+    """The episodes of an evaluation."""
+
+    returns: Float[Array, "episodes"]
+    """Undiscounted sum of rewards, the mean over agents: where the reward is the team's, the
+    team's return."""
+    lengths: Int[Array, "episodes"]
+    """Steps taken."""
+
+
+class _Episode(NamedTuple):
+    env_state: EnvState
+    view: View
+    carry: ArrayTree
+    over: Array
+    score: Array
+    length: Array
+
+
+def evaluate(
+    env: Environment, policy: Policy, params: ArrayTree, key: PRNGKeyArray, num_episodes: int
+) -> Evaluation:
+    """Play whole episodes side by side; jit it, and vmap it over keys or parameters.
+
+    Parameters
+    ----------
+    env
+        With a time limit; autoresetting or not.
+    policy, params
+        How to act.
+    key
+        Decides everything random in the episodes.
+    num_episodes
+        Static.
+
+    Raises
+    ------
+    ShapeError
+        The environment has no time limit, so that an episode has no largest length.
+    """
+    time_limit = env.spec.time_limit
+    if time_limit is None:
+        raise ShapeError(
+            f"{env.spec.name} has no time limit, so its episodes cannot be played side by side: "
+            "give its spec a time_limit."
+        )
+
+    def play(key: PRNGKeyArray) -> Evaluation:
+        reset_key, key = jax.random.split(key)
+        env_state, timestep = env.reset(reset_key)
+        episode = _Episode(
+            env_state,
+            timestep.view,
+            policy.initial_carry(),
+            over=jnp.zeros((), bool),
+            score=jnp.zeros(()),
+            length=jnp.zeros((), jnp.int32),
+        )
+        keys = jax.random.split(key, (time_limit, 2))
+        episode, _ = jax.lax.scan(step, episode, keys)
+        return Evaluation(episode.score, episode.length)
+
+    def step(episode: _Episode, keys: PRNGKeyArray) -> tuple[_Episode, None]:
+        view = episode.view
+        action, _, carry = policy.act(
+            params, episode.carry, view.observation, view.legal_actions, keys[0]
+        )
+        env_state, timestep = env.step(keys[1], episode.env_state, action)
+        return _Episode(
+            env_state,
+            timestep.view,
+            carry,
+            over=episode.over | timestep.last,
+            score=episode.score + jnp.where(episode.over, 0, timestep.reward.mean()),
+            length=episode.length + ~episode.over,
+        ), None
+
+    return jax.vmap(play)(jax.random.split(key, num_episodes))
+
+
+@dataclass(frozen=True)
+class LoadedPolicy:
+    """A policy from a run, ready to act.
+
+    Call it in a loop of your own, with NumPy or JAX arrays and a batch of one environment::
+
+        carry = None
+        while not done:
+            action, carry = policy(observation, legal_actions, carry)
+    """
+
+    policy: Policy
+    params: ArrayTree
+    spec: EnvSpec
+    name: str
+    """The program that trained it."""
+
+    def __call__(
+        self,
+        observation: Float[Array, "N O"],
+        legal_actions: Array | None = None,
+        carry: ArrayTree | None = None,
+        key: PRNGKeyArray | None = None,
+    ) -> tuple[np.ndarray, ArrayTree]:
+        """Choose the agents' actions.
+
+        Parameters
+        ----------
+        observation
+            What the agents see.
+        legal_actions
+            ``(N, A)``; all of them by default.
+        carry
+            What the last call returned; None at the start of an episode.
+        key
+            Needed only where the policy draws its actions at random.
+
+        Returns
+        -------
+        tuple
+            The actions, ``(N,)``, and the carry for the next call.
+        """
+        expected = (self.spec.num_agents, self.spec.observation_size)
+        if np.shape(observation) != expected:
+            raise ShapeError(
+                f"the policy of {self.name} acts on observations of shape {expected} (agents, "
+                f"observation size), and was given {np.shape(observation)}."
+            )
+        if legal_actions is None:
+            legal_actions = np.ones((self.spec.num_agents, self.spec.action_size), bool)
+        carry = self.policy.initial_carry() if carry is None else carry
+        key = jax.random.key(0) if key is None else key
+        action, _, carry = jax.jit(self.policy.act)(
+            self.params, carry, observation, legal_actions, key
+        )
+        return np.asarray(action), carry
+
+
+def load_policy(run_dir: str | Path, seed: int | None = None, greedy: bool = True) -> LoadedPolicy:
+    """Load the last policy of a run, whichever program trained it.
+
+    Parameters
+    ----------
+    run_dir
+        A directory that `offmarl train` or `offmarl record` wrote.
+    seed
+        Which of the run's seeds; the first by default.
+    greedy
+        Take the best action always, rather than act as in training.
+
+    Raises
+    ------
+    RunError
+        It is not a run's directory, has no checkpoint yet or no such seed.
+    """
+    run_dir = Path(run_dir)
+    run = tracking.read_run(run_dir)
+    spec, config = EnvSpec.from_json(run["spec"]), PolicyConfig(**run["policy"])
+    seeds = run["seeds"]
+    seed = seeds[0] if seed is None else seed
+    if seed not in seeds:
+        raise RunError(f"{run_dir} has no seed {seed}: its seeds are {seeds}.")
+    checkpoints = Checkpoints(run_dir / "checkpoints")
+    like = jax.eval_shape(
+        jax.vmap(lambda key: init_policy(config, spec, key)),
+        jax.random.split(jax.random.key(0), len(seeds)),
+    )
+    tree, _ = checkpoints.restore({"policy": like})
+    checkpoints.close()
+    params = jax.tree.map(lambda leaf: leaf[seeds.index(seed)], tree["policy"])
+    return LoadedPolicy(make_policy(config, spec, greedy), params, spec, run["program"])

@@ -1,0 +1,103 @@
+"""Losses of on-policy actor-critics: generalised advantages and the clipped surrogate.
+
+One trajectory of one agent, unbatched: ``_tm1`` is the step an action was taken in, ``_t`` the one
+it led to.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+
+def generalised_advantages(
+    r_t: Float[Array, "T"],
+    discount_t: Float[Array, "T"],
+    last_t: Bool[Array, "T"],
+    v_tm1: Float[Array, "T"],
+    v_t: Float[Array, "T"],
+    lambda_: float,
+) -> Float[Array, "T"]:
+    """Generalised advantage estimation over a stretch of time that may hold several episodes.
+
+    δ_t = r_t + discount_t v_t − v_tm1, and A_tm1 = δ_t + λ discount_t (1 − last_t) A_t
+    (Schulman et al. 2016, arXiv 1506.02438, eq. 16).
+
+    Parameters
+    ----------
+    r_t
+        Rewards.
+    discount_t
+        γ, and 0 where the agent terminated. A truncated step keeps its discount: it bootstraps.
+    last_t
+        Whether the episode ended, by either cause: no advantage flows back across it.
+    v_tm1, v_t
+        Values of the views before the steps and of the views they truly led to. At an episode's
+        end the latter is not the value of the next row, which belongs to another episode.
+    lambda_
+        λ, in [0, 1].
+    """
+    delta_t = r_t + discount_t * v_t - v_tm1
+    decay_t = lambda_ * discount_t * ~last_t
+
+    def step(advantage: Array, xs: tuple[Array, Array]) -> tuple[Array, Array]:
+        delta, decay = xs
+        advantage = delta + decay * advantage
+        return advantage, advantage
+
+    _, advantage = jax.lax.scan(step, jnp.zeros((), v_t.dtype), (delta_t, decay_t), reverse=True)
+    return advantage
+
+
+def clipped_surrogate(
+    log_prob_tm1: Float[Array, "T"],
+    behaviour_log_prob_tm1: Float[Array, "T"],
+    advantage_tm1: Float[Array, "T"],
+    epsilon: float,
+) -> Float[Array, "T"]:
+    """Loss of each step under the clipped objective of PPO.
+
+    −min(ρ A, clip(ρ, 1 − ε, 1 + ε) A), with ρ the ratio of the probabilities of the action taken
+    (Schulman et al. 2017, arXiv 1707.06347, eq. 7).
+    """
+    ratio = jnp.exp(log_prob_tm1 - behaviour_log_prob_tm1)
+    clipped = jnp.clip(ratio, 1 - epsilon, 1 + epsilon)
+    return -jnp.minimum(ratio * advantage_tm1, clipped * advantage_tm1)
+
+
+def categorical_entropy(logits_tm1: Float[Array, "T A"]) -> Float[Array, "T"]:
+    """Entropy in nats of the action distribution of each step; masked actions contribute nothing."""
+    log_probs = jax.nn.log_softmax(logits_tm1)
+    return -(jnp.exp(log_probs) * log_probs).sum(-1)
+
+
+class Moments(NamedTuple):
+    """Running mean and variance of a stream of batches of numbers."""
+
+    count: Float[Array, ""]
+    mean: Float[Array, ""]
+    squares: Float[Array, ""]
+    """Sum of squared differences from the mean."""
+
+    @classmethod
+    def zero(cls) -> "Moments":
+        """Start with nothing seen."""
+        return cls(jnp.zeros(()), jnp.zeros(()), jnp.zeros(()))
+
+    @property
+    def std(self) -> Float[Array, ""]:
+        """The standard deviation; 1 before anything was seen."""
+        return jnp.where(self.count > 0, jnp.sqrt(self.squares / self.count.clip(1) + 1e-6), 1.0)
+
+    def update(self, batch: Float[Array, "*b"], mask: Bool[Array, "*b"]) -> "Moments":
+        """Take a batch in (Chan, Golub and LeVeque 1983); masked-out entries are not counted."""
+        size = mask.sum().clip(1)
+        mean = jnp.where(mask, batch, 0).sum() / size
+        squares = jnp.where(mask, (batch - mean) ** 2, 0).sum()
+        count, shift = self.count + size, mean - self.mean
+        return Moments(
+            count,
+            self.mean + shift * size / count,
+            self.squares + squares + shift**2 * self.count * size / count,
+        )

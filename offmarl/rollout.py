@@ -1,0 +1,105 @@
+"""Rollouts: a policy in many environments at once, as one scan."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, PRNGKeyArray
+
+from offmarl.envs.base import Environment, EnvState
+from offmarl.types import ArrayTree, Policy, Transition, View
+
+
+class RolloutState(NamedTuple):
+    """Where E environments stand between two rollouts."""
+
+    env_state: EnvState
+    """``(E, ...)``"""
+    view: View
+    """What the agents see now, ``(E, ...)``."""
+    carry: ArrayTree
+    """The policy's memory of the episodes under way, ``(E, ...)``."""
+
+
+def init_rollout(
+    env: Environment, policy: Policy, key: PRNGKeyArray, num_envs: int
+) -> RolloutState:
+    """Start an episode in each of ``num_envs`` environments."""
+    env_state, timestep = jax.vmap(env.reset)(jax.random.split(key, num_envs))
+    return RolloutState(env_state, timestep.view, _initial_carry(policy, num_envs))
+
+
+def rollout(
+    env: Environment,
+    policy: Policy,
+    params: ArrayTree,
+    state: RolloutState,
+    key: PRNGKeyArray,
+    num_steps: int,
+    policy_id: Int[Array, ""] | int = -1,
+) -> tuple[RolloutState, Transition, View]:
+    """Take ``num_steps`` in each environment.
+
+    Parameters
+    ----------
+    env
+        An autoresetting environment.
+    policy, params
+        How to act.
+    state
+        From `init_rollout`, or from the rollout before.
+    key
+        Another one for each rollout; environments and steps have keys of their own from it.
+    num_steps
+        T; static.
+    policy_id
+        What to record as the policy's id. It is data: another one does not recompile.
+
+    Returns
+    -------
+    tuple
+        The state to go on from; the transitions ``(T, E, ...)``; and the views that the actions
+        truly led to, ``(T, E, ...)``, also where an episode ended and the next one began.
+    """
+    num_envs = state.view.alive.shape[0]
+    fresh_carry = _initial_carry(policy, num_envs)
+    policy_ids = jnp.full(num_envs, policy_id, jnp.int32)
+
+    def step(
+        state: RolloutState, keys: PRNGKeyArray
+    ) -> tuple[RolloutState, tuple[Transition, View]]:
+        action, log_prob, carry = jax.vmap(policy.act, in_axes=(None, 0, 0, 0, 0))(
+            params, state.carry, state.view.observation, state.view.legal_actions, keys[0]
+        )
+        env_state, timestep = jax.vmap(env.step)(keys[1], state.env_state, action)
+        transition = Transition(
+            view=state.view,
+            action=action,
+            reward=timestep.reward,
+            terminated=timestep.terminated,
+            truncated=timestep.truncated,
+            last=timestep.last,
+            behaviour_log_prob=log_prob,
+            policy_id=policy_ids,
+        )
+        carry = jax.tree.map(
+            lambda fresh, old: jnp.where(_align(timestep.last, old), fresh, old),
+            fresh_carry,
+            carry,
+        )
+        return RolloutState(env_state, timestep.view, carry), (transition, timestep.next_view)
+
+    keys = jax.random.split(key, (num_steps, 2, num_envs))
+    state, (transitions, next_views) = jax.lax.scan(step, state, keys)
+    return state, transitions, next_views
+
+
+def _initial_carry(policy: Policy, num_envs: int) -> ArrayTree:
+    return jax.tree.map(
+        lambda leaf: jnp.broadcast_to(leaf, (num_envs, *leaf.shape)), policy.initial_carry()
+    )
+
+
+def _align(mask: Array, leaf: Array) -> Array:
+    """Give a mask over environments the rank of a leaf."""
+    return mask.reshape(mask.shape + (1,) * (leaf.ndim - mask.ndim))
