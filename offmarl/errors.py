@@ -28,6 +28,10 @@ class UnknownNameError(OffmarlError):
     """A name that nothing is registered under: an environment, a tier, a baseline."""
 
 
+class OptionError(OffmarlError):
+    """An option has a value that it cannot have."""
+
+
 class RunError(OffmarlError):
     """A training run cannot be started, resumed or loaded as asked."""
 

@@ -1,1 +1,32 @@
-"""Environments."""
+"""Environments: multi-agent tasks as pure functions, by name.
+
+``make("swarm/coverage-8")`` builds one, `describe` lists them, `autoreset` keeps one going. Listing
+imports no JAX.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from offmarl.envs.registry import describe, make, names
+
+if TYPE_CHECKING:
+    from offmarl.envs.base import AutoReset, Environment, EnvState, autoreset, restart, transition
+
+__all__ = [
+    "AutoReset",
+    "EnvState",
+    "Environment",
+    "autoreset",
+    "describe",
+    "make",
+    "names",
+    "restart",
+    "transition",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from offmarl.envs import base
+
+    return getattr(base, name)

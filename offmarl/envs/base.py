@@ -1,11 +1,13 @@
 """The environment protocol, and autoreset."""
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from offmarl.errors import OptionError
 from offmarl.types import EnvSpec, Timestep, View
 
 EnvState = Any
@@ -50,6 +52,7 @@ def transition(
     return Timestep(view, view, reward, terminated, truncated, (terminated | truncated).all())
 
 
+@dataclass(frozen=True)
 class AutoReset:
     """An environment that starts a new episode in the step that ends one.
 
@@ -57,23 +60,22 @@ class AutoReset:
     ``terminated``, ``truncated`` and ``last`` still speak of the step taken.
     """
 
-    def __init__(self, env: Environment):
-        self._env = env
+    env: Environment
 
     @property
     def spec(self) -> EnvSpec:
         """The wrapped environment's."""
-        return self._env.spec
+        return self.env.spec
 
     def reset(self, key: PRNGKeyArray) -> tuple[EnvState, Timestep]:
         """Start an episode."""
-        return self._env.reset(key)
+        return self.env.reset(key)
 
     def step(self, key: PRNGKeyArray, state: EnvState, action: Array) -> tuple[EnvState, Timestep]:
         """Take one step, and reset if it was the episode's last."""
         step_key, reset_key = jax.random.split(key)
-        state, timestep = self._env.step(step_key, state, action)
-        fresh_state, fresh = self._env.reset(reset_key)
+        state, timestep = self.env.step(step_key, state, action)
+        fresh_state, fresh = self.env.reset(reset_key)
         state, view = jax.tree.map(
             lambda new, old: jnp.where(timestep.last, new, old),
             (fresh_state, fresh.view),
@@ -85,3 +87,10 @@ class AutoReset:
 def autoreset(env: Environment) -> AutoReset:
     """Wrap an environment so that it never stops; see `AutoReset`."""
     return AutoReset(env)
+
+
+def require_positive(**values: float) -> None:
+    """Raise `OptionError` for the first option that is not above zero."""
+    for name, value in values.items():
+        if not value > 0:
+            raise OptionError(f"{name} must be above 0, not {value}: choose a larger one.")

@@ -1,0 +1,178 @@
+"""Two small games of the offline multi-agent literature, whose best returns are known.
+
+Both come from AlberDICE (Matsunaga et al. 2023, arXiv 2311.02194), and behave as the datasets
+published with it: in each, data that holds several ways to coordinate misleads agents that
+imitate one by one.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from offmarl.envs.base import require_positive, restart, transition
+from offmarl.types import Discrete, EnvSpec, Timestep, View
+
+_XOR_PAYOFF = np.array([[0.0, 1.0], [1.0, -2.0]], np.float32)
+_XOR_OBSERVATION = np.array([0.0, 1.0, 0.0, 1.0], np.float32)
+
+_BRIDGE_FREE = np.array([[c == "." for c in row] for row in ("..##..", "......", "..##..")])
+_BRIDGE_START = np.array([[1, 2], [1, 3]], np.int32)
+_BRIDGE_GOAL = np.array([[2, 5], [0, 0]], np.int32)
+_BRIDGE_MOVES = np.array([[0, 0], [-1, 0], [1, 0], [0, 1], [0, -1]], np.int32)
+
+
+class XorState(NamedTuple):
+    """How many rounds were played."""
+
+    time: Int[Array, ""]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Xor:
+    """The XOR matrix game, played ``time_limit`` times: two agents, two actions, one state.
+
+    The team gets 1 where the agents choose differently, 0 for (0, 0) and -2 for (1, 1). Always
+    truncated. The best return is ``time_limit``; uniform play gets nothing on average.
+    """
+
+    name: str = ""
+    time_limit: int = 50
+
+    def __post_init__(self) -> None:
+        require_positive(time_limit=self.time_limit)
+
+    @property
+    def spec(self) -> EnvSpec:
+        """Sizes, name and limit."""
+        return EnvSpec(self.name, 2, 4, 4, Discrete(2), self.time_limit)
+
+    def reset(self, key: PRNGKeyArray) -> tuple[XorState, Timestep]:  # noqa: ARG002
+        """Start an episode; nothing is random."""
+        return XorState(jnp.zeros((), jnp.int32)), restart(_xor_view())
+
+    def step(
+        self,
+        key: PRNGKeyArray,  # noqa: ARG002
+        state: XorState,
+        action: Int[Array, "2"],
+    ) -> tuple[XorState, Timestep]:
+        """Play a round."""
+        time = state.time + 1
+        reward = jnp.full(2, jnp.asarray(_XOR_PAYOFF)[action[0], action[1]])
+        truncated = jnp.full(2, time >= self.time_limit)
+        return XorState(time), transition(
+            _xor_view(), reward, terminated=jnp.zeros(2, bool), truncated=truncated
+        )
+
+
+def _xor_view() -> View:
+    constant = jnp.asarray(_XOR_OBSERVATION)
+    return View(
+        observation=jnp.tile(constant, (2, 1)),
+        state=constant,
+        legal_actions=jnp.ones((2, 2), bool),
+        alive=jnp.ones(2, bool),
+    )
+
+
+class BridgeState(NamedTuple):
+    """Where the agents are, and for how long they have walked."""
+
+    position: Int[Array, "2 2"]
+    """Row and column of each agent."""
+    time: Int[Array, ""]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bridge:
+    """Two agents must pass each other where only one can walk.
+
+    The grid is ``1.##..`` / ``......`` / ``..##.2``: blocks ``#``, and the goals of agent 2 (top
+    left) and agent 1 (bottom right). The agents start on the bridge, face to face. Actions: stay,
+    up, down, right, left. An agent on its goal is done: it stays there and blocks nobody; when both
+    are done the episode terminates. The team's reward is -0.1 times the mean Euclidean distance to
+    the goals. The best return is -1.2620, in 8 steps, with either agent stepping back for the other.
+
+    Both agents count as alive, and any action as legal, throughout, as in the published datasets.
+    """
+
+    name: str = ""
+    time_limit: int = 50
+
+    def __post_init__(self) -> None:
+        require_positive(time_limit=self.time_limit)
+
+    @property
+    def spec(self) -> EnvSpec:
+        """Sizes, name and limit."""
+        return EnvSpec(self.name, 2, 8, 8, Discrete(5), self.time_limit)
+
+    def reset(self, key: PRNGKeyArray) -> tuple[BridgeState, Timestep]:  # noqa: ARG002
+        """Start an episode; nothing is random."""
+        state = BridgeState(jnp.asarray(_BRIDGE_START), jnp.zeros((), jnp.int32))
+        return state, restart(_bridge_view(state.position))
+
+    def step(
+        self,
+        key: PRNGKeyArray,  # noqa: ARG002
+        state: BridgeState,
+        action: Int[Array, "2"],
+    ) -> tuple[BridgeState, Timestep]:
+        """Move both agents."""
+        position, time = _bridge_move(state.position, action), state.time + 1
+        distance = jnp.linalg.norm((position - _BRIDGE_GOAL).astype(jnp.float32), axis=-1)
+        over = _done(position).all()
+        return BridgeState(position, time), transition(
+            _bridge_view(position),
+            reward=jnp.full(2, -0.1 * distance.mean()),
+            terminated=jnp.full(2, over),
+            truncated=jnp.full(2, ~over & (time >= self.time_limit)),
+        )
+
+
+def _bridge_move(position: Int[Array, "2 2"], action: Int[Array, "2"]) -> Int[Array, "2 2"]:
+    """Move the agents by the rules of the published data; the order of the rules matters."""
+    done = _done(position)
+    target = _onto_free_cells(position, jnp.where(done[:, None], 0, _moves(action)))
+    swap = _same(target[0], position[1]) & _same(target[1], position[0])
+    target = jnp.where(swap, position, target)
+    home = _same(target, jnp.asarray(_BRIDGE_GOAL))  # an agent's own goal is always open to it
+
+    stands_in_way = _same(target[0], position[1]) & _same(target[1], position[1]) & ~done[1]
+    first = jnp.where(stands_in_way & ~home[0], position[0], target[0])
+    taken = _same(target[1], first) & ~done[0]
+    second = jnp.where(taken & ~home[1], position[1], target[1])
+    return jnp.stack([first, second])
+
+
+def _moves(action: Int[Array, "2"]) -> Int[Array, "2 2"]:
+    return jnp.asarray(_BRIDGE_MOVES)[action]
+
+
+def _onto_free_cells(position: Int[Array, "2 2"], move: Int[Array, "2 2"]) -> Int[Array, "2 2"]:
+    last_cell = np.array(_BRIDGE_FREE.shape) - 1
+    target = jnp.clip(position + move, 0, last_cell)
+    free = jnp.asarray(_BRIDGE_FREE)[target[:, 0], target[:, 1]]
+    return jnp.where(free[:, None], target, position)
+
+
+def _same(a: Int[Array, "*n 2"], b: Int[Array, "*n 2"]) -> Bool[Array, "*n"]:
+    return (a == b).all(-1)
+
+
+def _done(position: Int[Array, "2 2"]) -> Bool[Array, "2"]:
+    return _same(position, jnp.asarray(_BRIDGE_GOAL))
+
+
+def _bridge_view(position: Int[Array, "2 2"]) -> View:
+    everything: Float[Array, "8"] = jnp.concatenate([position, _BRIDGE_GOAL], -1).ravel()
+    everything = everything.astype(jnp.float32)
+    return View(
+        observation=jnp.tile(everything, (2, 1)),
+        state=everything,
+        legal_actions=jnp.ones((2, 5), bool),
+        alive=jnp.ones(2, bool),
+    )

@@ -1,0 +1,182 @@
+"""Probe environments: games so small that a wrong learner gives itself away.
+
+Each asks for one ability more than the one before, has two agents with two actions each, ends after
+a step or a few (terminated, never truncated), and has a best return of 1. Learn them in order: the
+first that fails names the part that is broken. After Andy Jones, "Debugging RL, Without the
+Agonizing Pain" (2021), with coordination and memory added.
+
+``uniform_return`` is what independent uniform play gets on average, and ``wrong_return`` what is
+left to a learner that lacks the very ability the probe asks for.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from offmarl.envs.base import restart, transition
+from offmarl.types import Discrete, EnvSpec, Timestep, View
+
+
+class ProbeState(NamedTuple):
+    """All that any probe depends on."""
+
+    time: Int[Array, ""]
+    cue: Int[Array, "2"]
+    """Drawn at the start, for each agent its own."""
+    first_action: Int[Array, "2"]
+    """What each agent did in the first step; 0 before it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Probe(ABC):
+    """What the probes share: everything but the observation and the reward."""
+
+    name: str = ""
+
+    length: ClassVar[int] = 1
+    """Steps until the episode terminates."""
+    optimal_return: ClassVar[float] = 1.0
+    uniform_return: ClassVar[float]
+    wrong_return: ClassVar[float]
+
+    @property
+    def spec(self) -> EnvSpec:
+        """Sizes, name and limit; the limit is met by terminating, so nothing is truncated."""
+        return EnvSpec(self.name, 2, 3, 5, Discrete(2), time_limit=self.length)
+
+    def reset(self, key: PRNGKeyArray) -> tuple[ProbeState, Timestep]:
+        """Start an episode with fresh cues."""
+        cue = jax.random.randint(key, (2,), 0, 2)
+        state = ProbeState(jnp.zeros((), jnp.int32), cue, jnp.zeros(2, jnp.int32))
+        return state, restart(self._view(state))
+
+    def step(
+        self,
+        key: PRNGKeyArray,  # noqa: ARG002
+        state: ProbeState,
+        action: Int[Array, "2"],
+    ) -> tuple[ProbeState, Timestep]:
+        """Take one step; nothing is random but the cues."""
+        first_action = jnp.where(state.time == 0, action, state.first_action)
+        after = ProbeState(state.time + 1, state.cue, first_action)
+        return after, transition(
+            self._view(after),
+            reward=jnp.full(2, self._reward(state, action)),
+            terminated=jnp.full(2, after.time >= self.length),
+            truncated=jnp.zeros(2, bool),
+        )
+
+    def _view(self, state: ProbeState) -> View:
+        everything = jnp.concatenate([state.time[None], state.cue, state.first_action])
+        return View(
+            observation=self._observation(state),
+            state=everything.astype(jnp.float32),
+            legal_actions=jnp.ones((2, 2), bool),
+            alive=jnp.ones(2, bool),
+        )
+
+    @abstractmethod
+    def _observation(self, state: ProbeState) -> Float[Array, "2 3"]: ...
+
+    @abstractmethod
+    def _reward(self, state: ProbeState, action: Int[Array, "2"]) -> Float[Array, ""]: ...
+
+
+class OneStep(_Probe):
+    """One step with nothing to see; the reward is the fraction of agents that chose action 1.
+
+    A learner that stays at 0.5 does not learn from rewards at all; one that goes to 0 has a sign
+    wrong. A value function must come out at 1 for the best policy.
+    """
+
+    uniform_return = 0.5
+    wrong_return = 0.0
+
+    def _observation(self, state: ProbeState) -> Float[Array, "2 3"]:  # noqa: ARG002
+        return jnp.zeros((2, 3))
+
+    def _reward(self, state: ProbeState, action: Int[Array, "2"]) -> Float[Array, ""]:  # noqa: ARG002
+        return _fraction(action == 1)
+
+
+class TwoStep(_Probe):
+    """In the first step an agent takes 0.5 at once (action 0) or 1 in the second step (action 1).
+
+    The observation tells the step, and in the second step what was chosen; the team's reward is the
+    mean over the agents. The better choice holds for discounts above 0.5. A learner that does not
+    bootstrap, or takes the middle of an episode for its end, gets 0.5. The values of the best
+    policy are γ at the start and 1 after it.
+    """
+
+    length = 2
+    uniform_return = 0.75
+    wrong_return = 0.5
+
+    def _observation(self, state: ProbeState) -> Float[Array, "2 3"]:
+        return jax.nn.one_hot(jnp.where(state.time == 0, 0, 1 + state.first_action), 3)
+
+    def _reward(self, state: ProbeState, action: Int[Array, "2"]) -> Float[Array, ""]:
+        now, later = 0.5 * _fraction(action == 0), _fraction(state.first_action == 1)
+        return jnp.where(state.time == 0, now, later)
+
+
+class Observation(_Probe):
+    """One step; each agent sees a cue of its own, and the reward is the fraction that name theirs.
+
+    A learner that ignores its observation, or mixes up the agents', gets 0.5.
+    """
+
+    uniform_return = 0.5
+    wrong_return = 0.5
+
+    def _observation(self, state: ProbeState) -> Float[Array, "2 3"]:
+        return jax.nn.one_hot(state.cue, 3)
+
+    def _reward(self, state: ProbeState, action: Int[Array, "2"]) -> Float[Array, ""]:
+        return _fraction(action == state.cue)
+
+
+class Match(_Probe):
+    """One step with nothing to see; the agents must do the same: 1 for (1, 1), 0.5 for (0, 0).
+
+    Choosing differently gives nothing, so independent uniform play gets 0.375. A learner that
+    settles on the poorer of the two agreements gets 0.5.
+    """
+
+    uniform_return = 0.375
+    wrong_return = 0.5
+
+    def _observation(self, state: ProbeState) -> Float[Array, "2 3"]:  # noqa: ARG002
+        return jnp.zeros((2, 3))
+
+    def _reward(self, state: ProbeState, action: Int[Array, "2"]) -> Float[Array, ""]:  # noqa: ARG002
+        return jnp.where(action[0] == action[1], 0.5 + 0.5 * action[0], 0.0)
+
+
+class Memory(_Probe):
+    """Three steps; each agent's cue is seen in the first only, and must be named in the last.
+
+    The last entry of the observation marks the last step. The reward, given there alone, is the
+    fraction of agents that are right. A learner without memory, or one that loses it between steps
+    or carries it into the next episode, gets 0.5. The global state shows the cues throughout.
+    """
+
+    length = 3
+    uniform_return = 0.5
+    wrong_return = 0.5
+
+    def _observation(self, state: ProbeState) -> Float[Array, "2 3"]:
+        cue = jax.nn.one_hot(state.cue, 2) * (state.time == 0)
+        answer_now = jnp.full((2, 1), state.time == self.length - 1, jnp.float32)
+        return jnp.concatenate([cue, answer_now], -1)
+
+    def _reward(self, state: ProbeState, action: Int[Array, "2"]) -> Float[Array, ""]:
+        return jnp.where(state.time == self.length - 1, _fraction(action == state.cue), 0.0)
+
+
+def _fraction(right: Array) -> Float[Array, ""]:
+    return right.astype(jnp.float32).mean()

@@ -1,0 +1,1 @@
+"""The drone-swarm suite: tasks for any number of agents, on one engine."""
