@@ -45,7 +45,7 @@ def to_json(data: Any, indent: int | None = None) -> str:
 
     Accepts what `json.dumps` does, and arrays, array scalars and paths anywhere within.
     """
-    return json.dumps(_plain(data), indent=indent, allow_nan=False)
+    return json.dumps(plain(data), indent=indent, allow_nan=False)
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -111,20 +111,21 @@ def _replace(path: Path, text: str) -> None:
     partial.replace(path)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return data as JSON would hold it; see `to_json`."""
     match value:
         case None | bool() | int() | str():
             return value
         case float():
             return value if math.isfinite(value) else None
         case Mapping():
-            return {str(key): _plain(entry) for key, entry in value.items()}
+            return {str(key): plain(entry) for key, entry in value.items()}
         case list() | tuple():
-            return [_plain(entry) for entry in value]
+            return [plain(entry) for entry in value]
         case os.PathLike():
             return str(value)
         case _:
-            return _plain(value.tolist())
+            return plain(value.tolist())
 
 
 # ---------------------------------------------------------------------------------- marl-eval

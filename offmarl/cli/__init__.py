@@ -1,0 +1,81 @@
+"""The command line: ``offmarl VERB ...``.
+
+The verb is looked up before anything heavy is imported, so that help is instant. A verb is a
+function of that name in one of this package's modules: tyro turns its parameters into options, and
+it returns a `Report`, shown as text, or as JSON with ``--json``.
+
+Exit codes: 0, 1 (it failed), 2 (something was asked for that does not exist), 130 (interrupted).
+"""
+
+import os
+import sys
+from importlib import import_module
+from typing import NamedTuple
+
+from offmarl import __version__
+from offmarl.cli import output
+from offmarl.cli.output import Report
+from offmarl.errors import OffmarlError, UnknownNameError, unknown_name
+
+
+class Verb(NamedTuple):
+    """Where a verb's function is found, and what it does in a line."""
+
+    module: str
+    summary: str
+    runs_programs: bool = False
+    """The function is given the arguments as they are: programs parse their own."""
+
+
+VERBS = {
+    "demo": Verb("demo", "Record, learn offline and compare on a small swarm, in minutes"),
+    "envs": Verb("environments", "List the environments"),
+    "record": Verb("record", "Train agents online and record them at several tiers", True),
+    "train": Verb("train", "Train an offline baseline on a vault", True),
+    "evaluate": Verb("evaluate", "Play episodes with a trained policy"),
+    "compare": Verb("compare", "Compare runs: IQM with intervals, profiles, a figure, a page"),
+    "ls": Verb("data", "List the vaults in a directory"),
+    "show": Verb("data", "Show what a vault holds and where it comes from"),
+    "convert": Verb("data", "Convert a dataset of another project into a vault"),
+}
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    arguments = [argument for argument in sys.argv[1:] if argument != "--json"]
+    as_json = len(arguments) < len(sys.argv) - 1
+    if as_json:
+        os.environ["OFFMARL_QUIET"] = "1"
+    try:
+        output.show(_run(arguments), as_json)
+    except (OffmarlError, OSError) as error:
+        output.show_error(error, as_json)
+        sys.exit(2 if isinstance(error, UnknownNameError) else 1)
+    except KeyboardInterrupt:
+        output.show_interrupt()
+        sys.exit(130)
+
+
+def _run(arguments: list[str]) -> Report:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        return output.overview({name: verb.summary for name, verb in VERBS.items()})
+    if arguments == ["--version"]:
+        return Report({"version": __version__}, __version__)
+    name, *rest = arguments
+    if name not in VERBS:
+        raise unknown_name("command", name, VERBS, see="offmarl --help")
+    return _call(name, VERBS[name], rest)
+
+
+def _call(name: str, verb: Verb, arguments: list[str]) -> Report:
+    function = getattr(import_module(f"offmarl.cli.{verb.module}"), name)
+    if verb.runs_programs:
+        report: Report = function(arguments)
+        return report
+    import tyro
+
+    description = f"{verb.summary}. With --json: as one JSON object."
+    parsed: Report = tyro.cli(
+        function, prog=f"offmarl {name}", description=description, args=arguments
+    )
+    return parsed

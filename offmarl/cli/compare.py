@@ -1,0 +1,110 @@
+"""``offmarl compare``."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Group
+from tyro.conf import Positional
+
+from offmarl import report
+from offmarl.cli.output import Report, interval, number, table
+from offmarl.errors import RunError
+from offmarl.report import page
+from offmarl.report.comparison import Comparison, Row
+from offmarl.tracking import read_run
+
+
+def compare(
+    runs: Positional[tuple[Path, ...]], html: Path | None = None, figure: Path | None = None
+) -> Report:
+    """Compare the final evaluations of runs.
+
+    Parameters
+    ----------
+    runs
+        Directories that `offmarl train` wrote.
+    html
+        Write a self-contained page here.
+    figure
+        Write the figure here, as PNG, PDF or SVG.
+    """
+    if not runs:
+        raise RunError("there is nothing to compare: give the directories of one run or more.")
+    comparison = report.compare(report.read_runs(runs))
+    sections = list(_sections(comparison))
+    if figure:
+        report.save(report.figure_comparison(comparison), figure)
+    if html:
+        html.parent.mkdir(parents=True, exist_ok=True)
+        html.write_text(_page(comparison, sections, runs))
+    written = [f"wrote {path}" for path in (html, figure) if path]
+    view = Group(*(table(columns, rows, title) for title, columns, rows in sections), *written)
+    return Report(_data(comparison), view)
+
+
+class _Section(NamedTuple):
+    title: str
+    columns: Sequence[str]
+    rows: list[list[Any]]
+
+
+def _sections(comparison: Comparison) -> Iterator[_Section]:
+    """Arrange the comparison as tables, for the terminal and the page alike."""
+    columns = ["algorithm", "seeds", "IQM [95% interval]", "mean", "median"]
+    for dataset, rows in comparison.datasets.items():
+        yield _Section(f"Returns on {dataset}", columns, [_cells(row) for row in rows])
+    if comparison.overall:
+        title = "All datasets, normalised (0: the worst run compared on each, 1: the best)"
+        yield _Section(title, columns, [_cells(row) for row in comparison.overall])
+    if len(comparison.improvement) > 1:
+        names = list(comparison.improvement)
+        title = "Probability that a run of the row beats a run of the column [95% interval]"
+        yield _Section(
+            title,
+            ["", *names],
+            [
+                [first, *(interval(*row[second]) if second in row else "" for second in names)]
+                for first, row in comparison.improvement.items()
+            ],
+        )
+
+
+def _cells(row: Row) -> list[Any]:
+    return [row.algorithm, row.runs, interval(*row.iqm), row.mean, row.median]
+
+
+def _page(comparison: Comparison, sections: Iterable[_Section], runs: Sequence[Path]) -> str:
+    caption = "Left: each seed's mean return, and their IQM. Bands and bars are 95% intervals."
+    body = [page.image(report.figure_comparison(comparison), caption)]
+    for title, columns, rows in sections:
+        body += [page.heading(title), page.table(columns, [map(number, row) for row in rows])]
+    body += [
+        page.heading("Runs"),
+        page.table(["run", "program", "data", "settings"], map(_run, runs)),
+    ]
+    return page.document("Comparison of offline baselines", body)
+
+
+def _run(directory: Path) -> list[str]:
+    run = read_run(directory)
+    settings = ", ".join(f"{key}={value}" for key, value in run["args"].items())
+    return [str(directory), run["program"], str(run.get("vault") or ""), settings]
+
+
+def _data(comparison: Comparison) -> dict[str, Any]:
+    return {
+        "datasets": {
+            dataset: {row.algorithm: _row_data(row) for row in rows}
+            for dataset, rows in comparison.datasets.items()
+        },
+        "overall": {row.algorithm: _row_data(row) for row in comparison.overall},
+        "probability_of_improvement": {
+            first: {second: value._asdict() for second, value in row.items()}
+            for first, row in comparison.improvement.items()
+        },
+    }
+
+
+def _row_data(row: Row) -> Mapping[str, Any]:
+    return {**row._asdict(), "iqm": row.iqm._asdict()}

@@ -1,0 +1,98 @@
+"""What the command line prints: reports on standard output, the rest on standard error."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from offmarl.tracking import to_json
+
+_out = Console(highlight=False)
+_err = Console(stderr=True, highlight=False)
+
+
+class Report(NamedTuple):
+    """The outcome of a verb, twice: for programs and for people."""
+
+    data: Mapping[str, Any]
+    view: RenderableType
+
+
+def show(report: Report, as_json: bool) -> None:
+    """Print a report on standard output."""
+    if as_json:
+        _out.out(to_json(report.data, indent=2))
+    else:
+        _out.print(report.view)
+
+
+def show_error(error: Exception, as_json: bool) -> None:
+    """Print what went wrong: in red on standard error, or as a JSON object on standard output."""
+    if as_json:
+        data = {"error": {"type": type(error).__name__, "message": str(error)}}
+        _out.out(to_json(data, indent=2))
+    else:
+        _err.print(Text.assemble(("error: ", "bold red"), (str(error), "red")), soft_wrap=True)
+
+
+def show_interrupt() -> None:
+    """Say that nothing is lost."""
+    _err.print("stopped. The same command goes on from here.", style="yellow")
+
+
+def overview(summaries: Mapping[str, str]) -> Report:
+    """Return the help of the command line as a whole."""
+    verbs = table(["", ""], summaries.items())
+    verbs.show_header = False
+    verbs.box = None
+    return Report(
+        {"commands": summaries},
+        Group(
+            "[bold]offmarl[/] COMMAND ...: offline multi-agent RL datasets and replay in JAX\n",
+            verbs,
+            "\n`offmarl COMMAND --help` says more. Every command takes --json.",
+        ),
+    )
+
+
+def table(columns: Sequence[str], rows: Iterable[Iterable[Any]], title: str = "") -> Table:
+    """Return a table; numbers are aligned on the right.
+
+    Parameters
+    ----------
+    columns
+        The headings.
+    rows
+        Their cells: numbers, or text, in which square brackets mean themselves.
+    title
+        Printed above.
+    """
+    grid = Table(*columns, title=title or None, title_justify="left", box=box.SIMPLE_HEAD)
+    for row in rows:
+        cells = list(row)
+        for column, cell in zip(grid.columns, cells, strict=True):
+            if isinstance(cell, int | float):
+                column.justify = "right"
+        grid.add_row(*(Text(number(cell)) for cell in cells))
+    return grid
+
+
+def number(cell: Any) -> str:
+    """Return a cell as text: thousands apart, and floats with four significant digits or so."""
+    match cell:
+        case bool():
+            return "yes" if cell else "no"
+        case int():
+            return f"{cell:,}"
+        case float():
+            return f"{cell:,.0f}" if abs(cell) >= 1e4 else f"{cell:.4g}"
+        case _:
+            return str(cell)
+
+
+def interval(value: float, low: float, high: float) -> str:
+    """Return an estimate with its confidence interval."""
+    return f"{number(value)} [{number(low)}, {number(high)}]"

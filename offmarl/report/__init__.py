@@ -1,0 +1,24 @@
+"""Comparisons of runs, the figures of them and of datasets, and self-contained HTML pages.
+
+Drawing needs matplotlib, which is imported when a figure is drawn and not before.
+"""
+
+from offmarl.report.comparison import (
+    Comparison,
+    Estimate,
+    compare,
+    estimate,
+    read_runs,
+)
+from offmarl.report.figures import figure_comparison, figure_demo, save
+
+__all__ = [
+    "Comparison",
+    "Estimate",
+    "compare",
+    "estimate",
+    "figure_comparison",
+    "figure_demo",
+    "read_runs",
+    "save",
+]

@@ -1,0 +1,153 @@
+"""Which algorithm is better, on what data, and how sure that is."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from offmarl import statistics
+from offmarl.errors import RunError
+from offmarl.tracking import MARL_EVAL_FILE, RETURN, read_json, read_run
+
+RunScores = Float[np.ndarray, "runs"]
+"""One number per training seed: the mean return of its final evaluation."""
+
+Scores = Mapping[str, Mapping[str, RunScores]]
+"""Dataset to algorithm to scores."""
+
+_SEED = 0  # of all bootstrap draws: the same runs always give the same intervals
+
+
+class Estimate(NamedTuple):
+    """A point estimate and its stratified bootstrap 95% interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Row(NamedTuple):
+    """How one algorithm did on one dataset, or on all of them."""
+
+    algorithm: str
+    runs: int
+    iqm: Estimate
+    mean: float
+    median: float
+    """Over the runs of one dataset; over the datasets' means where there are several."""
+
+
+class Comparison(NamedTuple):
+    """Everything ``offmarl compare`` shows."""
+
+    scores: Scores
+    datasets: dict[str, list[Row]]
+    """For each dataset, its algorithms, in the unit of the return."""
+    common: dict[str, Float[np.ndarray, "runs datasets"]]
+    """Scores of the algorithms that ran on every dataset, with the same number of seeds:
+    normalised if there are several datasets, else returns."""
+    overall: list[Row]
+    """Of these, over all datasets; empty if there is only one dataset."""
+    improvement: dict[str, dict[str, Estimate]]
+    """Of these, the probability that a run of the first beats a run of the second."""
+
+    @property
+    def normalised(self) -> bool:
+        """Whether the common scores are normalised."""
+        return len(self.scores) > 1
+
+
+def estimate(scores: RunScores) -> Estimate:
+    """Return the interquartile mean of the runs on one dataset."""
+    return _estimate(statistics.iqm, scores[:, None])
+
+
+def compare(scores: Scores) -> Comparison:
+    """Compare algorithms on one or several datasets.
+
+    Returns of different datasets are made comparable by putting the worst run compared on each at
+    0 and the best at 1.
+    """
+    common = _common(scores)
+    datasets = {
+        dataset: [_row(name, runs[:, None], np.median(runs)) for name, runs in entries.items()]
+        for dataset, entries in scores.items()
+    }
+    overall = [_row(name, runs, statistics.median(runs)) for name, runs in common.items()]
+    improvement = {
+        first: {
+            second: _estimate(statistics.probability_of_improvement, x, y)
+            for second, y in common.items()
+            if second != first
+        }
+        for first, x in common.items()
+    }
+    return Comparison(scores, datasets, common, overall if len(scores) > 1 else [], improvement)
+
+
+def read_runs(directories: Iterable[Path]) -> dict[str, dict[str, RunScores]]:
+    """Return the final scores of runs, by dataset and algorithm.
+
+    Runs of one program on one dataset are told apart by the name of their directory.
+
+    Raises
+    ------
+    RunError
+        A directory is not that of a run, or its run has not been evaluated.
+    """
+    runs = [(path, read_run(path)) for path in dict.fromkeys(map(Path, directories))]
+    labels = [(_dataset(run), run["program"]) for _, run in runs]
+    scores: dict[str, dict[str, RunScores]] = {}
+    for (path, _), (dataset, program) in zip(runs, labels, strict=True):
+        alone = labels.count((dataset, program)) == 1
+        name = program if alone else f"{program} ({path.resolve().name})"
+        scores.setdefault(dataset, {})[name] = _final_scores(path)
+    return scores
+
+
+def _dataset(run: Mapping[str, Any]) -> str:
+    return str(run.get("vault") or run["spec"]["name"])
+
+
+def _final_scores(directory: Path) -> RunScores:
+    try:
+        document = read_json(directory, MARL_EVAL_FILE)
+        (tasks,) = document.values()
+        (algorithms,) = tasks.values()
+        (runs,) = algorithms.values()
+        returns = [run["absolute_metrics"][RETURN] for run in runs.values()]
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise RunError(
+            f"{directory / MARL_EVAL_FILE} holds no final evaluation: let the run finish, with the "
+            "same command."
+        ) from None
+    return np.array([np.mean(episodes) for episodes in returns])
+
+
+def _common(scores: Scores) -> dict[str, Float[np.ndarray, "runs datasets"]]:
+    columns = [_normalised(entries) if len(scores) > 1 else entries for entries in scores.values()]
+    names = [name for name in columns[0] if all(name in column for column in columns)]
+    stacks = {name: [column[name] for column in columns] for name in names}
+    return {
+        name: np.stack(runs, axis=1)
+        for name, runs in stacks.items()
+        if len({len(column) for column in runs}) == 1
+    }
+
+
+def _normalised(entries: Mapping[str, RunScores]) -> dict[str, RunScores]:
+    everything = np.concatenate(list(entries.values()))
+    span = np.ptp(everything) or 1.0
+    return {name: (runs - everything.min()) / span for name, runs in entries.items()}
+
+
+def _row(name: str, scores: Float[np.ndarray, "runs tasks"], median: Any) -> Row:
+    mean = float(statistics.mean(scores))
+    return Row(name, len(scores), _estimate(statistics.iqm, scores), mean, float(median))
+
+
+def _estimate(function: statistics.Estimate, *scores: Float[np.ndarray, "_ tasks"]) -> Estimate:
+    low, high = statistics.bootstrap_interval(function, *scores, seed=_SEED)
+    return Estimate(float(function(*scores)), float(low), float(high))

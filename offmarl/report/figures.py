@@ -1,0 +1,217 @@
+"""The figures: what the tiers hold, and what was learnt from them.
+
+Colours are those of Okabe and Ito, which people of all kinds of colour vision tell apart; each
+algorithm has a marker of its own too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float
+
+from offmarl.report.comparison import Comparison, RunScores, Scores, estimate
+from offmarl.statistics import bootstrap_interval, performance_profile
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_MARKERS = ("o", "s", "D", "^", "v", "P", "X")
+_DATA = "#6b7280"
+
+_STYLE: dict[Any, Any] = {
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 12,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#9ca3af",
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": "#e5e7eb",
+    "xtick.major.size": 0,
+    "legend.frameon": False,
+    "svg.hashsalt": "offmarl",  # the same figure gives the same bytes
+}
+
+
+def figure_demo(tiers: Mapping[str, Sequence[float]], scores: Scores, path: Path) -> None:
+    """Draw the datasets' returns beside what the baselines reached on them.
+
+    Parameters
+    ----------
+    tiers
+        For each quality tier, the returns of its episodes.
+    scores
+        For each tier that was trained on, each algorithm's mean return by training seed.
+    path
+        Where to write it; the suffix says in what format.
+    """
+    returns = {tier: np.asarray(values, float) for tier, values in tiers.items()}
+
+    def draw(figure: Figure) -> None:
+        left, right = figure.subplots(1, 2, sharey=True)
+        _draw_returns(left, returns)
+        means = {tier: float(returns[tier].mean()) for tier in scores if tier in returns}
+        _draw_scores(right, scores, means)
+        left.set_title("What was recorded")
+        left.set_ylabel("episode return")
+        right.set_title("What was learnt offline: IQM over seeds, 95% interval")
+
+    save(_figure(draw, (11, 4.4)), path)
+
+
+def figure_comparison(comparison: Comparison) -> Figure:
+    """Draw scores with intervals, performance profiles and probabilities of improvement."""
+
+    def draw(figure: Figure) -> None:
+        left, middle, right = figure.subplots(1, 3, width_ratios=[1.25, 1, 1])
+        _draw_scores(left, comparison.scores, {})
+        left.set_title("IQM over seeds, 95% interval")
+        left.set_ylabel("episode return")
+        _draw_profiles(middle, comparison)
+        _draw_improvement(right, comparison)
+
+    return _figure(draw, (15, 4.4))
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure; the suffix says in what format."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    metadata = {"Date": None} if path.suffix == ".svg" else None
+    figure.savefig(path, dpi=150, metadata=metadata)
+
+
+def _figure(draw: Callable[[Figure], None], size: tuple[float, float]) -> Figure:
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure)
+    return figure
+
+
+def _draw_returns(axes: Axes, returns: Mapping[str, Float[np.ndarray, "episodes"]]) -> None:
+    """Draw each tier's distribution: its density, its episodes, its mean."""
+    jitter = np.random.default_rng(0)
+    for x, values in enumerate(returns.values()):
+        if np.ptp(values) > 0:
+            parts: Any = axes.violinplot([values], [x], widths=0.8, showextrema=False)
+            parts["bodies"][0].set(facecolor=_COLOURS[5], alpha=0.45, edgecolor="none")
+        shown = values[:: max(1, len(values) // 150)]
+        spread = jitter.uniform(-0.09, 0.09, len(shown))
+        axes.scatter(x + spread, shown, s=5, color=_COLOURS[0], alpha=0.4, linewidth=0)
+        axes.hlines(values.mean(), x - 0.4, x + 0.4, color=_DATA, linestyle="--", linewidth=1.2)
+        axes.annotate(
+            f"{values.mean():.3g}",
+            (x + 0.42, values.mean()),
+            va="center",
+            fontsize=9,
+            color="#374151",
+        )
+    axes.set_xticks(range(len(returns)), list(returns))
+    axes.set_xlim(-0.6, len(returns) - 0.25)
+
+
+def _draw_scores(axes: Axes, scores: Scores, data_means: Mapping[str, float]) -> None:
+    """Draw the IQM of each algorithm with its interval, dataset by dataset."""
+    names = list(dict.fromkeys(name for entries in scores.values() for name in entries))
+    offsets = dict(zip(names, _centred(len(names), 0.6), strict=True))
+    for x, dataset in enumerate(scores):
+        for name, runs in scores[dataset].items():
+            _draw_estimate(axes, x + offsets[name], runs, names.index(name))
+        if dataset in data_means:
+            axes.hlines(data_means[dataset], x - 0.42, x + 0.42, color=_DATA, linestyle="--")
+    handles = [_handle(index, name) for index, name in enumerate(names)]
+    if data_means:
+        handles.append(_line("mean of the data"))
+    axes.legend(
+        handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=len(handles)
+    )
+    axes.set_xticks(range(len(scores)), [_wrapped(dataset) for dataset in scores])
+    axes.set_xlim(-0.6, len(scores) - 0.4)
+
+
+def _draw_estimate(axes: Axes, x: float, runs: RunScores, index: int) -> None:
+    value, low, high = estimate(runs)
+    colour = _COLOURS[index % len(_COLOURS)]
+    axes.scatter(np.full(len(runs), x + 0.06), runs, s=14, color=colour, alpha=0.35, linewidth=0)
+    axes.errorbar(
+        x,
+        value,
+        yerr=[[value - low], [high - value]],
+        color=colour,
+        marker=_MARKERS[index % len(_MARKERS)],
+        markersize=7,
+        capsize=3,
+        linewidth=1.8,
+    )
+
+
+def _draw_profiles(axes: Axes, comparison: Comparison) -> None:
+    """Draw, for each score, the fraction of runs above it, with pointwise intervals."""
+    axes.set_title("Performance profile")
+    axes.set_xlabel("normalised return τ" if comparison.normalised else "episode return τ")
+    axes.set_ylabel("fraction of runs above τ")
+    axes.set_ylim(-0.02, 1.05)
+    if not comparison.common:
+        return
+    everything = np.concatenate([runs.ravel() for runs in comparison.common.values()])
+    margin = 0.05 * (np.ptp(everything) or 1.0)
+    taus = np.linspace(everything.min() - margin, everything.max() + margin, 101)
+    order = list(dict.fromkeys(name for entries in comparison.scores.values() for name in entries))
+    for name, runs in comparison.common.items():
+        colour = _COLOURS[order.index(name) % len(_COLOURS)]
+        low, high = bootstrap_interval(
+            lambda drawn: performance_profile(drawn, taus), runs, seed=0, resamples=1000
+        )
+        axes.step(taus, performance_profile(runs, taus), where="post", color=colour, label=name)
+        axes.fill_between(taus, low, high, step="post", color=colour, alpha=0.15, linewidth=0)
+
+
+def _draw_improvement(axes: Axes, comparison: Comparison) -> None:
+    """Draw the matrix of the probabilities that the row's algorithm beats the column's."""
+    names = list(comparison.improvement)
+    matrix = np.full((len(names), len(names)), np.nan)
+    for row, first in enumerate(names):
+        for column, second in enumerate(names):
+            if first != second:
+                matrix[row, column] = comparison.improvement[first][second].value
+                axes.text(column, row, f"{matrix[row, column]:.2f}", ha="center", va="center")
+    axes.set_title("P(row beats column)")
+    axes.grid(visible=False)
+    if names:
+        axes.imshow(matrix, cmap="PuOr_r", vmin=-0.3, vmax=1.3)
+    axes.set_xticks(range(len(names)), names)
+    axes.set_yticks(range(len(names)), names)
+
+
+def _centred(count: int, width: float) -> Float[np.ndarray, "count"]:
+    return (np.arange(count) - (count - 1) / 2) * (width / max(count, 2))
+
+
+def _handle(index: int, name: str) -> Any:
+    from matplotlib.lines import Line2D
+
+    colour, marker = _COLOURS[index % len(_COLOURS)], _MARKERS[index % len(_MARKERS)]
+    return Line2D([], [], color=colour, marker=marker, markersize=7, linewidth=1.8, label=name)
+
+
+def _line(label: str) -> Any:
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], color=_DATA, linestyle="--", label=label)
+
+
+def _wrapped(label: str) -> str:
+    """Break the name of a vault where its parts meet, so that neighbours do not overlap."""
+    return label.replace("/", "/\n")
