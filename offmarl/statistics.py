@@ -106,7 +106,7 @@ def bootstrap_interval(
     drawn = [_resample(generator, checked(array), resamples) for array in scores]
     tail = (1 - confidence) / 2
     low, high = np.quantile(estimate(*drawn), [tail, 1 - tail], axis=0)
-    return low, high
+    return np.asarray(low), np.asarray(high)
 
 
 def checked(scores: np.ndarray) -> Float[np.ndarray, "runs tasks"]:

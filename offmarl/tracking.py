@@ -137,7 +137,7 @@ def marl_eval(
     algorithm: str,
     seeds: Sequence[int],
     evaluations: Sequence[tuple[int, Float[np.ndarray, "seeds episodes"]]],
-    absolute: Float[np.ndarray, "seeds episodes"],
+    absolute: Float[np.ndarray, "seeds final_episodes"],
 ) -> dict[str, Any]:
     """Arrange evaluations as marl-eval's tools expect them.
 

@@ -1,0 +1,129 @@
+"""The statistics against known numbers and slow references."""
+
+import hypothesis.extra.numpy as hnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offmarl import statistics
+from offmarl.errors import ShapeError
+
+TASKS = np.array([[1.0, 10.0], [2.0, 20.0], [3.0, 30.0], [4.0, 60.0]])
+scores_of_any_shape = hnp.arrays(
+    float,
+    hnp.array_shapes(min_dims=2, max_dims=2, max_side=7),
+    elements=st.floats(-100, 100),
+)
+
+
+def test_known_numbers():
+    assert statistics.mean(TASKS) == 16.25
+    assert statistics.median(TASKS) == np.median([2.5, 30.0])
+    assert statistics.iqm(TASKS) == np.mean([3.0, 4.0, 10.0, 20.0])
+    assert statistics.optimality_gap(TASKS, target=10.0) == np.mean([9, 8, 7, 6, 0, 0, 0, 0])
+
+
+@pytest.mark.parametrize(("runs", "expected"), [(1, 0.0), (3, 1.0), (5, 2.0), (7, 3.0)])
+def test_iqm_of_few_runs_leaves_out_whole_ones(runs, expected):
+    assert statistics.iqm(np.arange(float(runs))[:, None]) == expected
+
+
+def test_profile_counts_runs_strictly_above():
+    profile = statistics.performance_profile(TASKS, np.array([0.0, 1.0, 10.0, 60.0]))
+    np.testing.assert_array_equal(profile, [1.0, 7 / 8, 3 / 8, 0.0])
+
+
+def test_probability_of_improvement_counts_ties_half():
+    x, y = np.array([[1.0, 5.0], [3.0, 5.0]]), np.array([[2.0, 5.0], [2.0, 5.0], [0.0, 9.0]])
+    first = (1 + 3) / 6  # 1 beats 0; 3 beats all three
+    second = (0.5 + 0.5 + 0) / 3
+    assert statistics.probability_of_improvement(x, y) == pytest.approx((first + second) / 2)
+
+
+@given(scores_of_any_shape, scores_of_any_shape)
+def test_probabilities_of_improvement_are_complementary(x, y):
+    y = np.resize(y, (len(y), x.shape[1]))
+    total = statistics.probability_of_improvement(x, y) + statistics.probability_of_improvement(
+        y, x
+    )
+    assert total == pytest.approx(1.0)
+
+
+@given(scores_of_any_shape)
+def test_estimates_take_axes_in_front(scores):
+    batch = np.stack([scores, 2 * scores, scores - 1])
+    for estimate in (
+        statistics.mean,
+        statistics.median,
+        statistics.iqm,
+        statistics.optimality_gap,
+    ):
+        expected = [estimate(entry) for entry in batch]
+        np.testing.assert_allclose(estimate(batch), expected, rtol=1e-12, atol=1e-12)
+
+
+def reference_interval(scores, estimate, resamples, seed):
+    """Draw one run at a time, as the definition says."""
+    draw = np.random.default_rng(seed)
+    runs, tasks = scores.shape
+    values = []
+    for _ in range(resamples):
+        resample = np.empty_like(scores)
+        for task in range(tasks):
+            for run in range(runs):
+                resample[run, task] = scores[draw.integers(runs), task]
+        values.append(estimate(resample))
+    return np.percentile(values, [2.5, 97.5])
+
+
+@pytest.mark.parametrize("estimate", [statistics.iqm, statistics.mean, statistics.median])
+def test_bootstrap_agrees_with_a_slow_reference(estimate):
+    scores = np.random.default_rng(3).normal([0.0, 5.0], [1.0, 2.0], (10, 2))
+    interval = statistics.bootstrap_interval(estimate, scores, seed=0)
+    reference = reference_interval(scores, estimate, 4000, seed=1)
+    np.testing.assert_allclose(interval, reference, atol=0.05)
+
+
+def test_bootstrap_of_the_mean_matches_its_standard_error():
+    scores = np.random.default_rng(0).normal(size=(400, 1))
+    low, high = statistics.bootstrap_interval(statistics.mean, scores, seed=0)
+    half_width = 1.96 * scores.std() / 20
+    expected = scores.mean() + np.array([-half_width, half_width])
+    np.testing.assert_allclose([low, high], expected, atol=0.005)
+
+
+def test_bootstrap_is_a_function_of_the_seed():
+    def interval(seed):
+        return statistics.bootstrap_interval(statistics.iqm, TASKS, seed=seed, resamples=50)
+
+    assert interval(0) == interval(0)
+    assert interval(0) != interval(1)
+
+
+def test_bootstrap_keeps_tasks_apart():
+    constant_tasks = np.tile([1.0, 100.0], (5, 1))
+    assert statistics.bootstrap_interval(statistics.mean, constant_tasks, seed=0) == (50.5, 50.5)
+
+
+def test_bootstrap_of_a_profile_is_pointwise():
+    taus = np.array([-1.0, 2.5, 100.0])
+    low, high = statistics.bootstrap_interval(
+        lambda drawn: statistics.performance_profile(drawn, taus), TASKS, seed=0
+    )
+    assert low.shape == high.shape == (3,)
+    np.testing.assert_array_equal([low[0], low[2], high[0], high[2]], [1, 0, 1, 0])
+    assert low[1] < 6 / 8 < high[1]
+
+
+@pytest.mark.parametrize(
+    ("scores", "message"),
+    [
+        (np.zeros(3), r"\(3,\).*runs, tasks"),
+        (np.zeros((0, 2)), r"\(0, 2\)"),
+        (np.array([[np.nan]]), "NaN"),
+    ],
+)
+def test_scores_that_make_no_sense_are_refused(scores, message):
+    with pytest.raises(ShapeError, match=message):
+        statistics.checked(scores)

@@ -1,0 +1,125 @@
+"""Metrics, marl-eval JSON, and progress."""
+
+import io
+import json
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rich.console import Console
+
+from offmarl import tracking
+from offmarl.errors import RunError
+
+
+def test_records_come_back(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    tracking.append(path, {"step": np.int64(1), "loss": jnp.float32(0.5)})
+    tracking.append(path, {"step": 2, "loss": [1.5, math.nan]}, {"step": 3})
+    assert tracking.read(path) == [
+        {"step": 1, "loss": 0.5},
+        {"step": 2, "loss": [1.5, None]},
+        {"step": 3},
+    ]
+
+
+def test_reading_what_is_not_there_gives_nothing(tmp_path):
+    assert tracking.read(tmp_path / "metrics.jsonl") == []
+    tracking.cut(tmp_path / "metrics.jsonl", 3)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("torn", ["", '{"step": 5, "lo', '{"step": 5}'])
+def test_a_resumed_run_leaves_the_file_of_an_uninterrupted_one(tmp_path, torn):
+    whole, resumed = tmp_path / "whole.jsonl", tmp_path / "resumed.jsonl"
+    records = [{"step": step, "loss": 1 / step} for step in range(1, 7)]
+    tracking.append(whole, *records)
+    tracking.append(resumed, *records[:4])
+    with resumed.open("a") as file:
+        file.write(torn)
+    tracking.cut(resumed, step=3)
+    tracking.append(resumed, *records[3:])
+    assert resumed.read_bytes() == whole.read_bytes()
+
+
+def test_json_is_replaced_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "run.json"
+    tracking.write_json(path, {"seeds": (0, 1), "vault": tmp_path, "loss": math.inf})
+    before = path.read_text()
+    assert json.loads(before) == {"seeds": [0, 1], "vault": str(tmp_path), "loss": None}
+    with pytest.raises(AttributeError):
+        tracking.write_json(path, {"seeds": object()})
+    assert path.read_text() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run.json"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(None, "has no run.json"), ("{", "damaged"), ("[]", "no JSON object")]
+)
+def test_a_directory_that_is_no_run_is_refused(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "run.json").write_text(content)
+    with pytest.raises(RunError, match=message):
+        tracking.read_run(tmp_path)
+
+
+def test_marl_eval_layout():
+    evaluations = [(0, np.zeros((2, 3))), (5000, np.ones((2, 3)))]
+    absolute = np.array([[1.0, 2.0], [3.0, 4.0]])
+    document = tracking.marl_eval("smac", "3m", "bc", [7, 8], evaluations, absolute)
+    assert document == {
+        "smac": {
+            "3m": {
+                "bc": {
+                    f"seed_{seed}": {
+                        "step_0": {"step_count": 0, "episode_return": [0.0] * 3},
+                        "step_1": {"step_count": 5000, "episode_return": [1.0] * 3},
+                        "absolute_metrics": {"episode_return": returns},
+                    }
+                    for seed, returns in [(7, [1.0, 2.0]), (8, [3.0, 4.0])]
+                }
+            }
+        }
+    }
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    """What progress shows on a terminal, or elsewhere."""
+
+    def watch(terminal: bool) -> io.StringIO:
+        text = io.StringIO()
+        console = Console(file=text, force_terminal=terminal, width=120)
+        monkeypatch.setattr(tracking, "_console", console)
+        monkeypatch.setenv("OFFMARL_QUIET", "0")
+        return text
+
+    return watch
+
+
+def test_progress_on_a_terminal_is_a_bar(screen):
+    text = screen(terminal=True)
+    with tracking.progress("train bc", 2000) as advance:
+        advance(1000, "return 1.50")
+        advance(1000)
+    assert "train bc" in text.getvalue()
+    assert "2,000/2,000" in text.getvalue()
+
+
+def test_progress_elsewhere_is_a_line_now_and_then(screen):
+    text = screen(terminal=False)
+    with tracking.progress("train bc", 2000, completed=1000) as advance:
+        advance(500)
+        advance(500, "return 1.50")
+    (line,) = text.getvalue().splitlines()
+    assert line.startswith("train bc: 2,000/2,000, ")
+    assert line.endswith("return 1.50")
+
+
+def test_progress_can_be_silenced(screen, monkeypatch):
+    text = screen(terminal=True)
+    monkeypatch.setenv("OFFMARL_QUIET", "1")
+    with tracking.progress("train bc", 1) as advance:
+        advance()
+    assert text.getvalue() == ""
