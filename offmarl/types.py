@@ -187,6 +187,18 @@ class Sequence(NamedTuple):
     """Steps whose next view is known, or not needed because all agents terminated. Temporal
     difference terms of the others must be masked out."""
 
+    @property
+    def view_tm1(self) -> View:
+        """The views that actions were taken in, ``(*b, T, ...)``: all but the last slot."""
+        lead = (slice(None),) * (self.mask.ndim - 1)
+        return View(*(x[(*lead, slice(None, -1))] for x in self.view))
+
+    @property
+    def view_t(self) -> View:
+        """The views that actions led to, ``(*b, T, ...)``: all but the first slot."""
+        lead = (slice(None),) * (self.mask.ndim - 1)
+        return View(*(x[(*lead, slice(1, None))] for x in self.view))
+
 
 class Policy(NamedTuple):
     """How agents act: pure functions over parameters that are passed in.

@@ -4,8 +4,6 @@ One trajectory of one agent, unbatched: ``_tm1`` is the step an action was taken
 it led to.
 """
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
@@ -67,37 +65,6 @@ def clipped_surrogate(
 
 
 def categorical_entropy(logits_tm1: Float[Array, "T A"]) -> Float[Array, "T"]:
-    """Entropy in nats of the action distribution of each step; masked actions contribute nothing."""
+    """Entropy in nats of the action distribution of each step; masked actions add nothing."""
     log_probs = jax.nn.log_softmax(logits_tm1)
     return -(jnp.exp(log_probs) * log_probs).sum(-1)
-
-
-class Moments(NamedTuple):
-    """Running mean and variance of a stream of batches of numbers."""
-
-    count: Float[Array, ""]
-    mean: Float[Array, ""]
-    squares: Float[Array, ""]
-    """Sum of squared differences from the mean."""
-
-    @classmethod
-    def zero(cls) -> "Moments":
-        """Start with nothing seen."""
-        return cls(jnp.zeros(()), jnp.zeros(()), jnp.zeros(()))
-
-    @property
-    def std(self) -> Float[Array, ""]:
-        """The standard deviation; 1 before anything was seen."""
-        return jnp.where(self.count > 0, jnp.sqrt(self.squares / self.count.clip(1) + 1e-6), 1.0)
-
-    def update(self, batch: Float[Array, "*b"], mask: Bool[Array, "*b"]) -> "Moments":
-        """Take a batch in (Chan, Golub and LeVeque 1983); masked-out entries are not counted."""
-        size = mask.sum().clip(1)
-        mean = jnp.where(mask, batch, 0).sum() / size
-        squares = jnp.where(mask, (batch - mean) ** 2, 0).sum()
-        count, shift = self.count + size, mean - self.mean
-        return Moments(
-            count,
-            self.mean + shift * size / count,
-            self.squares + squares + shift**2 * self.count * size / count,
-        )

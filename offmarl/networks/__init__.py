@@ -4,11 +4,9 @@ from offmarl.networks.mixer import Mixer, MixerWeights, credit, mix
 from offmarl.networks.policy import (
     PolicyConfig,
     QParams,
-    action_log_prob,
     agent_network,
     init_policy,
     make_policy,
-    mask_illegal,
 )
 from offmarl.networks.torso import FeedForward, Recurrent
 
@@ -19,11 +17,9 @@ __all__ = [
     "PolicyConfig",
     "QParams",
     "Recurrent",
-    "action_log_prob",
     "agent_network",
     "credit",
     "init_policy",
     "make_policy",
-    "mask_illegal",
     "mix",
 ]

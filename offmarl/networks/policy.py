@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from offmarl import categorical
 from offmarl.networks.torso import FeedForward, Recurrent
 from offmarl.types import ArrayTree, EnvSpec, Policy
 
@@ -95,7 +96,7 @@ def make_policy(config: PolicyConfig, spec: EnvSpec, greedy: bool = False) -> Po
     ) -> tuple[Int[Array, "N"], Float[Array, "N"], ArrayTree]:
         weights = params.network if config.head == "q" else params
         outputs, carry = network.apply(weights, carry, observation)
-        scores = mask_illegal(outputs, legal_actions)
+        scores = categorical.mask_illegal(outputs, legal_actions)
         if greedy:
             action = scores.argmax(-1)
             return action, jnp.zeros(action.shape), carry
@@ -103,27 +104,10 @@ def make_policy(config: PolicyConfig, spec: EnvSpec, greedy: bool = False) -> Po
             action, log_prob = _epsilon_greedy(scores, legal_actions, params.epsilon, key)
         else:
             action = jax.random.categorical(key, scores)
-            log_prob = action_log_prob(scores, action)
+            log_prob = categorical.log_prob(scores, action)
         return action, log_prob, carry
 
     return Policy(lambda: network.initial_carry(spec.num_agents), act)
-
-
-def mask_illegal(
-    scores: Float[Array, "*b A"], legal_actions: Bool[Array, "*b A"]
-) -> Float[Array, "*b A"]:
-    """Logits or values with those of illegal actions put out of reach.
-
-    Finite, because gradients through infinities are NaN, and far from the largest float, so that
-    sums of a few of them stay finite too.
-    """
-    return jnp.where(legal_actions, scores, -1e9)
-
-
-def action_log_prob(logits: Float[Array, "*b A"], action: Int[Array, "*b"]) -> Float[Array, "*b"]:
-    """Log-probability of an action under masked logits."""
-    log_probs = jax.nn.log_softmax(logits)
-    return jnp.take_along_axis(log_probs, action[..., None], axis=-1).squeeze(-1)
 
 
 def _act_uniformly(
@@ -133,9 +117,9 @@ def _act_uniformly(
     legal_actions: Bool[Array, "N A"],
     key: PRNGKeyArray,
 ) -> tuple[Int[Array, "N"], Float[Array, "N"], ArrayTree]:
-    logits = mask_illegal(jnp.zeros(legal_actions.shape), legal_actions)
+    logits = categorical.mask_illegal(jnp.zeros(legal_actions.shape), legal_actions)
     action = jax.random.categorical(key, logits)
-    return action, action_log_prob(logits, action), carry
+    return action, categorical.log_prob(logits, action), carry
 
 
 def _epsilon_greedy(
@@ -148,4 +132,4 @@ def _epsilon_greedy(
     uniform = legal_actions / legal_actions.sum(-1, keepdims=True)
     log_probs = jnp.log((1 - epsilon) * best + epsilon * uniform)
     action = jax.random.categorical(key, log_probs)
-    return action, jnp.take_along_axis(log_probs, action[:, None], axis=-1).squeeze(-1)
+    return action, categorical.select(log_probs, action)

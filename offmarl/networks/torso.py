@@ -111,7 +111,7 @@ class Recurrent(nn.Module):
         _, memory = jax.lax.scan(step, jnp.zeros((*gates.shape[1:-1], self.hidden)), gates)
         return self.head(nn.relu(memory))
 
-    def _gates(self, observation: Float[Array, "*b N O"]) -> Float[Array, "*b N 3*hidden"]:
+    def _gates(self, observation: Float[Array, "*b N O"]) -> Float[Array, "*b N gates"]:
         x = _with_agent_id(observation) if self.agent_id else observation
         return self.input_gates(nn.relu(self.embed(x)))
 

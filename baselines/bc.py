@@ -1,0 +1,84 @@
+"""BC: behaviour cloning, discrete and recurrent.
+
+One recurrent policy, shared by all agents, is fitted to the data's actions by maximum likelihood:
+
+    L = -E[ log π(a_i | o_i, history) ]   over agents, steps and episodes of the data.
+
+Each agent is cloned on its own, so a data set of several joint modes comes out as their
+independent mixture. Reference: Pomerleau 1991; the setting of OG-MARL (Formanek et al. 2023,
+arXiv 2302.00521).
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import optax
+import tyro
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from offmarl import training
+from offmarl.losses import cross_entropy, masked_mean
+from offmarl.networks import PolicyConfig, agent_network, init_policy
+from offmarl.types import ArrayTree, EnvSpec, Sequence
+
+# --- Settings -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Args(training.Args):
+    """Behaviour cloning."""
+
+    learning_rate: float = 3e-4
+    """Adam's step size."""
+    hidden: int = 64
+    """Width of the policy's layers."""
+    agent_id: bool = True
+    """Tell the policy which agent it acts for."""
+
+
+class State(NamedTuple):
+    """What learns."""
+
+    params: ArrayTree
+    optimiser: ArrayTree
+
+
+# --- Program --------------------------------------------------------------------------------------
+
+
+def make(spec: EnvSpec, args: Args) -> training.Program:
+    """Build the program for one kind of data."""
+    config = PolicyConfig("recurrent", "softmax", args.hidden, args.agent_id)
+    network = agent_network(config, spec)
+    adam = optax.adam(args.learning_rate)
+
+    def init(key: PRNGKeyArray) -> State:
+        params = init_policy(config, spec, key)
+        return State(params, adam.init(params))
+
+    def loss(params: ArrayTree, batch: Sequence) -> Float[Array, ""]:
+        view = batch.view_tm1
+        logits = jax.vmap(lambda o: network.apply(params, o, method="unroll"))(view.observation)
+        losses = jax.vmap(cross_entropy)(logits, batch.action, view.legal_actions)
+        return masked_mean(losses, batch.mask[..., None] & view.alive)
+
+    def update(state: State, batch: Sequence, _key: PRNGKeyArray) -> tuple[State, dict[str, Array]]:
+        value, gradient = jax.value_and_grad(loss)(state.params, batch)
+        step, optimiser = adam.update(gradient, state.optimiser)
+        return State(optax.apply_updates(state.params, step), optimiser), {"policy_loss": value}
+
+    return training.Program(config, init, update, lambda state: state.params)
+
+
+# --- Run ------------------------------------------------------------------------------------------
+
+
+def main(args: Args) -> Path:
+    """Train, evaluate and write the run; return its directory."""
+    return training.train("bc", make, args)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args, description=__doc__))

@@ -1,0 +1,164 @@
+"""MAICQ: multi-agent implicit constraint Q-learning, discrete and recurrent.
+
+Values are only ever taken at the data's own actions: a softmax over the batch re-weights them
+towards the good ones, both in the critic's targets and in the agents' policies:
+
+    critic  L = E[ (Q_tot(s, a) - y)² ],   y = TD(λ) of r + γ w(s', a') Q̄_tot(s', a'),
+            w = B softmax over the batch of Q̄_tot / α_v;
+    actor   L = -E[ k_i(s) w_i log π_i(a_i | o_i) ],
+            w_i = B softmax over the batch of (Q_i(a_i) - Σ_a π_i(a) Q_i(a)) / α_π,
+
+with k_i(s) the agent's share of the mixing weights. Reference: Yang et al. 2021 (arXiv
+2106.03400); the one-step targets of OG-MARL are λ = 0.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+import tyro
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from offmarl import categorical, training
+from offmarl.losses import cross_entropy, lambda_targets, masked_mean, softmax_weights
+from offmarl.networks import Mixer, PolicyConfig, agent_network, credit, init_policy, mix
+from offmarl.types import ArrayTree, EnvSpec, Sequence
+
+# --- Settings -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Args(training.Args):
+    """Multi-agent implicit constraint Q-learning."""
+
+    learning_rate: float = 3e-4
+    """Adam's step size, of actor and critic."""
+    gamma: float = 0.99
+    """Discount γ."""
+    td_lambda: float = 0.8
+    """λ of the critic's targets: 0.8 as first published, 0 for one-step targets."""
+    policy_temperature: float = 0.1
+    """α_π: the smaller, the more the policy follows the best of the data."""
+    value_temperature: float = 1000.0
+    """α_v: the smaller, the more the targets follow the best of the batch."""
+    target_every: int = 200
+    """Updates between copies to the target networks."""
+    hidden: int = 64
+    """Width of the agents' layers, and of the mixer's hypernetworks."""
+    mixer_embed: int = 32
+    """Width of the mixing function."""
+    agent_id: bool = True
+    """Tell the networks which agent they act for."""
+
+
+class Critic(NamedTuple):
+    """The agents' shared action values and the mixer."""
+
+    agent: ArrayTree
+    mixer: ArrayTree
+
+
+class State(NamedTuple):
+    """What learns."""
+
+    actor: ArrayTree
+    critic: Critic
+    target: Critic
+    actor_optimiser: ArrayTree
+    critic_optimiser: ArrayTree
+    updates: Int[Array, ""]
+
+
+# --- Program --------------------------------------------------------------------------------------
+
+
+def make(spec: EnvSpec, args: Args) -> training.Program:
+    """Build the program for one kind of data."""
+    config = PolicyConfig("recurrent", "softmax", args.hidden, args.agent_id)
+    values_config = replace(config, head="q")
+    policy, values = agent_network(config, spec), agent_network(values_config, spec)
+    mixer = Mixer(spec.num_agents, args.mixer_embed, args.hidden)
+    adam = optax.adam(args.learning_rate)
+
+    def init(key: PRNGKeyArray) -> State:
+        actor_key, values_key, mixer_key = jax.random.split(key, 3)
+        actor = init_policy(config, spec, actor_key)
+        critic = Critic(
+            init_policy(values_config, spec, values_key).network,
+            mixer.init(mixer_key, jnp.zeros(spec.state_size)),
+        )
+        updates = jnp.zeros((), jnp.int32)
+        return State(actor, critic, critic, adam.init(actor), adam.init(critic), updates)
+
+    def data_values(critic: Critic, batch: Sequence) -> tuple[Array, Array, Array]:
+        """Q_i of all actions, Q_tot of the data's, and the mixing weights, each ``(B, T, ...)``."""
+        view = batch.view_tm1
+        q = jax.vmap(lambda o: values.apply(critic.agent, o, method="unroll"))(view.observation)
+        weights = mixer.apply(critic.mixer, view.state)
+        q_tot = mix(weights, categorical.select(q, batch.action) * view.alive)
+        return q, q_tot, weights
+
+    def critic_loss(
+        critic: Critic, target: Critic, batch: Sequence
+    ) -> tuple[Float[Array, ""], tuple[Array, Array, Array]]:
+        q, q_tot, weights = data_values(critic, batch)
+        _, q_tot_target, _ = data_values(target, batch)
+        weighted = q_tot_target * softmax_weights(q_tot_target, batch.mask, args.value_temperature)
+        discount = args.gamma * (1 - batch.terminated.all(-1))
+        # The data's next action is needed: the last step of a window has none.
+        has_next = jnp.pad(batch.mask[:, 1:], ((0, 0), (0, 1)))
+        targets = jax.vmap(lambda_targets, in_axes=(0, 0, 0, 0, None))(
+            batch.reward.mean(-1), discount, weighted, has_next, args.td_lambda
+        )
+        known = batch.mask & (has_next | (discount == 0))
+        return masked_mean((q_tot - targets) ** 2, known), (q, q_tot, weights)
+
+    def actor_loss(actor: ArrayTree, q: Array, weights: Array, batch: Sequence) -> Float[Array, ""]:
+        view = batch.view_tm1
+        logits = jax.vmap(lambda o: policy.apply(actor, o, method="unroll"))(view.observation)
+        log_loss = jax.vmap(cross_entropy)(logits, batch.action, view.legal_actions)
+        probs = jax.nn.softmax(categorical.mask_illegal(logits, view.legal_actions))
+        advantage = categorical.select(q, batch.action) - (probs * q).sum(-1)
+        mask = batch.mask[..., None] & view.alive
+        imitate = softmax_weights(advantage, mask, args.policy_temperature)
+        return masked_mean(credit(weights) * imitate * log_loss, mask)
+
+    def update(state: State, batch: Sequence, _key: PRNGKeyArray) -> tuple[State, dict[str, Array]]:
+        (value_loss, (q, q_tot, weights)), critic_gradient = jax.value_and_grad(
+            critic_loss, has_aux=True
+        )(state.critic, state.target, batch)
+        policy_loss, actor_gradient = jax.value_and_grad(actor_loss)(state.actor, q, weights, batch)
+        actor_step, actor_optimiser = adam.update(actor_gradient, state.actor_optimiser)
+        critic_step, critic_optimiser = adam.update(critic_gradient, state.critic_optimiser)
+        critic = optax.apply_updates(state.critic, critic_step)
+        updates = state.updates + 1
+        metrics = {
+            "policy_loss": policy_loss,
+            "critic_loss": value_loss,
+            "q_tot": masked_mean(q_tot, batch.mask),
+        }
+        return State(
+            actor=optax.apply_updates(state.actor, actor_step),
+            critic=critic,
+            target=optax.periodic_update(critic, state.target, updates, args.target_every),
+            actor_optimiser=actor_optimiser,
+            critic_optimiser=critic_optimiser,
+            updates=updates,
+        ), metrics
+
+    return training.Program(config, init, update, lambda state: state.actor)
+
+
+# --- Run ------------------------------------------------------------------------------------------
+
+
+def main(args: Args) -> Path:
+    """Train, evaluate and write the run; return its directory."""
+    return training.train("maicq", make, args)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args, description=__doc__))

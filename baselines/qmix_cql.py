@@ -1,0 +1,158 @@
+"""QMIX+CQL: monotonic value factorisation with a conservative penalty, discrete and recurrent.
+
+Agents' recurrent action values are mixed into Q_tot, monotonic in each of them, and learnt by
+double Q-learning; the penalty pushes down the joint values of legal joint actions drawn at random
+and up those of the data:
+
+    L = E[ ½ (Q_tot(s, a) - y)² ] + α E[ logsumexp over {K random legal joint actions, a} of
+        Q_tot(s, ·) - Q_tot(s, a) ],     y = r + γ (1 - terminated) Q̄_tot(s', argmax_i Q_i).
+
+References: QMIX, Rashid et al. 2018 (arXiv 1803.11485); CQL, Kumar et al. 2020 (arXiv
+2006.04779); the combination, OG-MARL (Formanek et al. 2023, arXiv 2302.00521).
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+import tyro
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from offmarl import categorical, training
+from offmarl.losses import (
+    conservative_gap,
+    double_q_values,
+    masked_mean,
+    sample_legal_actions,
+    td_targets,
+)
+from offmarl.networks import Mixer, PolicyConfig, QParams, agent_network, init_policy, mix
+from offmarl.types import ArrayTree, EnvSpec, Sequence
+
+# --- Settings -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Args(training.Args):
+    """QMIX with conservative Q-learning."""
+
+    learning_rate: float = 3e-4
+    """Adam's step size."""
+    gamma: float = 0.99
+    """Discount γ."""
+    cql_weight: float = 3.0
+    """Weight α of the conservative penalty; 0 gives plain offline QMIX."""
+    cql_samples: int = 20
+    """Random legal joint actions K in the penalty."""
+    target_every: int = 200
+    """Updates between copies to the target networks."""
+    hidden: int = 64
+    """Width of the agents' layers, and of the mixer's hypernetworks."""
+    mixer_embed: int = 32
+    """Width of the mixing function."""
+    agent_id: bool = True
+    """Tell the network which agent it acts for."""
+
+
+class Params(NamedTuple):
+    """The agents' shared network and the mixer."""
+
+    agent: ArrayTree
+    mixer: ArrayTree
+
+
+class State(NamedTuple):
+    """What learns."""
+
+    params: Params
+    target: Params
+    optimiser: ArrayTree
+    updates: Int[Array, ""]
+
+
+# --- Program --------------------------------------------------------------------------------------
+
+
+def make(spec: EnvSpec, args: Args) -> training.Program:
+    """Build the program for one kind of data."""
+    config = PolicyConfig("recurrent", "q", args.hidden, args.agent_id)
+    network = agent_network(config, spec)
+    mixer = Mixer(spec.num_agents, args.mixer_embed, args.hidden)
+    adam = optax.adam(args.learning_rate)
+
+    def init(key: PRNGKeyArray) -> State:
+        agent_key, mixer_key = jax.random.split(key)
+        params = Params(
+            init_policy(config, spec, agent_key).network,
+            mixer.init(mixer_key, jnp.zeros(spec.state_size)),
+        )
+        return State(params, params, adam.init(params), jnp.zeros((), jnp.int32))
+
+    def values(params: Params, batch: Sequence) -> tuple[Array, Array]:
+        observation, state = batch.view.observation, batch.view.state
+        q = jax.vmap(lambda o: network.apply(params.agent, o, method="unroll"))(observation)
+        return q, mixer.apply(params.mixer, state)
+
+    def loss(
+        params: Params, target: Params, batch: Sequence, key: PRNGKeyArray
+    ) -> tuple[Float[Array, ""], dict[str, Array]]:
+        q, weights = values(params, batch)
+        q_target, weights_target = values(target, batch)
+        view_tm1, view_t = batch.view_tm1, batch.view_t
+        q_tm1, weights_tm1 = _before(q), _before(weights)
+
+        v_t = double_q_values(_after(q_target), _after(q), view_t.legal_actions) * view_t.alive
+        q_tot_t = mix(_after(weights_target), v_t)
+        discount_t = args.gamma * (1 - batch.terminated.all(-1))
+        target_tm1 = td_targets(batch.reward.mean(-1), discount_t, q_tot_t)
+        q_tot_tm1 = mix(weights_tm1, categorical.select(q_tm1, batch.action) * view_tm1.alive)
+        td_loss = masked_mean(0.5 * (q_tot_tm1 - target_tm1) ** 2, batch.mask & batch.next_known)
+
+        others = sample_legal_actions(key, view_tm1.legal_actions, args.cql_samples)
+        q_others = jax.vmap(lambda a: categorical.select(q_tm1, a) * view_tm1.alive)(others)
+        q_tot_others = jax.vmap(mix, in_axes=(None, 0))(weights_tm1, q_others)
+        gap = masked_mean(conservative_gap(q_tot_others, q_tot_tm1), batch.mask)
+        metrics = {
+            "td_loss": td_loss,
+            "cql_loss": gap,
+            "q_tot": masked_mean(q_tot_tm1, batch.mask),
+        }
+        return td_loss + args.cql_weight * gap, metrics
+
+    def update(state: State, batch: Sequence, key: PRNGKeyArray) -> tuple[State, dict[str, Array]]:
+        gradient, metrics = jax.grad(loss, has_aux=True)(state.params, state.target, batch, key)
+        step, optimiser = adam.update(gradient, state.optimiser)
+        params = optax.apply_updates(state.params, step)
+        updates = state.updates + 1
+        target = optax.periodic_update(params, state.target, updates, args.target_every)
+        return State(params, target, optimiser, updates), metrics
+
+    def policy_params(state: State) -> QParams:
+        return QParams(state.params.agent, jnp.zeros_like(state.updates, jnp.float32))
+
+    return training.Program(config, init, update, policy_params)
+
+
+def _before(tree: ArrayTree) -> ArrayTree:
+    """Drop the last of the window's T+1 slots."""
+    return jax.tree.map(lambda x: x[:, :-1], tree)
+
+
+def _after(tree: ArrayTree) -> ArrayTree:
+    """Drop the first of the window's T+1 slots."""
+    return jax.tree.map(lambda x: x[:, 1:], tree)
+
+
+# --- Run ------------------------------------------------------------------------------------------
+
+
+def main(args: Args) -> Path:
+    """Train, evaluate and write the run; return its directory."""
+    return training.train("qmix_cql", make, args)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args, description=__doc__))

@@ -1,0 +1,90 @@
+"""The directory of a run: what it was asked to do, and whether it has.
+
+``run.json`` is written before anything else, so that a second call can tell whether it is to go on
+with the run, has nothing left to do, or was asked for something different.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from offmarl import checkpoint, tracking
+from offmarl.errors import RunError
+
+_CHECKPOINTS = "checkpoints"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run under way.
+
+    Attributes
+    ----------
+    directory
+        Where it is kept.
+    record
+        What ``run.json`` says but for ``complete``.
+    complete
+        Whether it had ended when it was opened.
+    """
+
+    directory: Path
+    record: Mapping[str, Any]
+    complete: bool
+
+    @property
+    def metrics(self) -> Path:
+        """The file of JSON lines."""
+        return self.directory / tracking.METRICS_FILE
+
+    def checkpoints(self, keep: int | None = None) -> checkpoint.Checkpoints:
+        """Return the run's checkpoints."""
+        return checkpoint.Checkpoints(self.directory / _CHECKPOINTS, keep=keep)
+
+    def finish(self) -> None:
+        """Note that the run has ended, so that the same call does nothing next time."""
+        tracking.write_json(self.directory / tracking.RUN_FILE, {**self.record, "complete": True})
+
+
+def open_run(directory: Path, record: Mapping[str, Any]) -> Run:
+    """Begin a run, or take up the one in a directory.
+
+    Parameters
+    ----------
+    directory
+        Made if need be.
+    record
+        What the run is: its program, arguments, spec, policy and data, as JSON would have it.
+
+    Raises
+    ------
+    RunError
+        The directory holds a run with another record; the message names the first difference.
+    """
+    record = tracking.plain(record)
+    if not (directory / tracking.RUN_FILE).exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        tracking.write_json(directory / tracking.RUN_FILE, {**record, "complete": False})
+        return Run(directory, record, complete=False)
+    found = tracking.read_run(directory)
+    complete = bool(found.pop("complete", False))
+    for path, theirs, ours in _differences(found, record):
+        raise RunError(
+            f"{directory} holds a run with {path} {theirs!r}, not {ours!r}: choose another "
+            "directory with --out, or give the settings it was begun with to go on with it."
+        )
+    return Run(directory, record, complete)
+
+
+def _differences(found: Any, wanted: Any, path: str = "") -> list[tuple[str, Any, Any]]:
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        return [
+            difference
+            for key in sorted(found.keys() | wanted.keys())
+            if key != "offmarl"  # a newer version of ours may go on with a run
+            for difference in _differences(
+                found.get(key), wanted.get(key), f"{path}.{key}" if path else key
+            )
+        ]
+    return [] if found == wanted else [(path, found, wanted)]

@@ -1,0 +1,338 @@
+"""The one driver that every offline program shares.
+
+A program says how it starts, what one update does and how its policy acts (`Program`); the driver
+samples, scans, vmaps seeds, evaluates, logs, checkpoints and resumes, the same for all. Sampling
+and updating are fused in one scan over a replay that stays on the device, and everything random
+is a pure function of (seed, update), so that a resumed run gives the bits of one that never
+stopped.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from offmarl import __version__, envs, runs, tracking
+from offmarl.envs.base import Environment
+from offmarl.errors import OptionError, ShapeError
+from offmarl.evaluation import evaluate
+from offmarl.networks import PolicyConfig, make_policy
+from offmarl.replay import Dataset, Replay, open_dataset
+from offmarl.types import ArrayTree, EnvSpec, Sequence
+
+_LOG_EVERY = 500
+"""Most updates between two lines of metrics, and between two signs of life."""
+
+
+@dataclass(frozen=True)
+class Args:
+    """Settings that all offline programs share."""
+
+    vault: Path
+    """Dataset to learn from, such as vaults/swarm/coverage-3.vlt/medium."""
+    env: str | None = None
+    """Environment to evaluate in; by default the one the dataset was recorded in. "none": train
+    without evaluation."""
+    out: Path | None = None
+    """Directory of the run; by default runs/ENVIRONMENT/TIER/PROGRAM."""
+    seeds: int = 1
+    """Independent runs, trained side by side in one program."""
+    seed: int = 0
+    """The first of the seeds."""
+    updates: int | None = None
+    """Gradient updates; by default 100,000, and 3,000 on classic/* and probe/* data."""
+    batch_size: int = 32
+    """Windows a batch."""
+    length: int = 20
+    """Steps a window."""
+    evaluate_every: int | None = None
+    """Updates between evaluations (and checkpoints); by default a twentieth of all."""
+    evaluate_episodes: int = 32
+    """Episodes an evaluation."""
+    final_episodes: int = 320
+    """Episodes of the last evaluation, whose returns are the run's result."""
+
+
+class Program(NamedTuple):
+    """An offline algorithm, as pure functions of one seed.
+
+    Attributes
+    ----------
+    config
+        The policy it trains.
+    init
+        ``init(key) -> state``.
+    update
+        ``update(state, batch, key) -> (state, metrics)``, metrics being scalars by name.
+    policy_params
+        ``policy_params(state)``: the parameters its policy acts with.
+    """
+
+    config: PolicyConfig
+    init: Callable[[PRNGKeyArray], ArrayTree]
+    update: Callable[[ArrayTree, Sequence, PRNGKeyArray], tuple[ArrayTree, dict[str, Array]]]
+    policy_params: Callable[[ArrayTree], ArrayTree]
+
+
+class _Schedule(NamedTuple):
+    updates: int
+    evaluate_every: int
+    block: int
+    """Updates in one call of the jitted scan; divides ``evaluate_every``."""
+
+
+_ArgsT = TypeVar("_ArgsT", bound=Args)
+
+
+def train(name: str, make: Callable[[EnvSpec, _ArgsT], Program], args: _ArgsT) -> Path:
+    """Train a program on a vault, evaluate it, and write the run.
+
+    The same call again goes on where a stopped run's last checkpoint was, to the same bits; a
+    finished run is left as it is.
+
+    Parameters
+    ----------
+    name
+        The program's name.
+    make
+        Builds the program for data of a kind.
+    args
+        Its settings.
+
+    Returns
+    -------
+    The run's directory.
+
+    Raises
+    ------
+    VaultError, ShapeError, OptionError
+        The vault cannot be read, or does not suit the program or the environment; a setting
+        cannot be.
+    RunError
+        The directory holds a run with other settings.
+    """
+    dataset = open_dataset(args.vault)
+    env = _environment(args, dataset)
+    program = make(dataset.spec, args)
+    schedule = _schedule(args, dataset.spec)
+    run = runs.open_run(_directory(name, args, dataset), _record(name, args, dataset, program))
+    if not run.complete:
+        replay = dataset.replay(args.batch_size, args.length)
+        _learn(run, program, env, replay, schedule, args)
+        run.finish()
+    return run.directory
+
+
+# --- What is asked for ----------------------------------------------------------------------------
+
+
+def _schedule(args: Args, spec: EnvSpec) -> _Schedule:
+    small = spec.name.startswith(("classic/", "probe/"))
+    updates = args.updates if args.updates is not None else 3_000 if small else 100_000
+    every = args.evaluate_every if args.evaluate_every is not None else max(updates // 20, 1)
+    for name, value in {
+        "updates": updates,
+        "evaluate_every": every,
+        "seeds": args.seeds,
+        "evaluate_episodes": args.evaluate_episodes,
+        "final_episodes": args.final_episodes,
+    }.items():
+        if value < 1:
+            raise OptionError(f"{name} must be at least 1, not {value}.")
+    if updates % every:
+        raise OptionError(
+            f"updates ({updates}) must be a multiple of evaluate_every ({every}): "
+            f"give --updates {updates - updates % every + every}, or another --evaluate-every."
+        )
+    block = max(size for size in range(1, min(every, _LOG_EVERY) + 1) if every % size == 0)
+    return _Schedule(updates, every, block)
+
+
+def _environment(args: Args, dataset: Dataset) -> Environment | None:
+    name = dataset.spec.name if args.env is None else args.env
+    if name in ("", "none"):
+        return None
+    env = envs.make(name)
+    theirs, ours = _sizes(dataset.spec), _sizes(env.spec)
+    different = [key for key in ours if ours[key] != theirs[key]]
+    if different:
+        key = different[0]
+        raise ShapeError(
+            f"{dataset.path} has {key} {theirs[key]}, and {name} has {ours[key]}: name the "
+            "environment it was recorded in with --env, or train with --env none."
+        )
+    return env
+
+
+def _sizes(spec: EnvSpec) -> dict[str, Any]:
+    keys = ("num_agents", "observation_size", "state_size", "action")
+    return {key: getattr(spec, key) for key in keys}
+
+
+def _directory(name: str, args: Args, dataset: Dataset) -> Path:
+    return args.out or Path("runs") / (dataset.spec.name or dataset.name) / dataset.uid / name
+
+
+def _record(name: str, args: Args, dataset: Dataset, program: Program) -> dict[str, Any]:
+    return {
+        "offmarl": __version__,
+        "kind": "baseline",
+        "program": name,
+        "args": {key: value for key, value in asdict(args).items() if key != "out"},
+        "spec": dataset.spec.to_json(),
+        "policy": asdict(program.config),
+        "vault": f"{dataset.name}/{dataset.uid}",
+        "vault_digest": dataset.digest(),
+        "seeds": list(range(args.seed, args.seed + args.seeds)),
+    }
+
+
+# --- Learning -------------------------------------------------------------------------------------
+
+
+class _Keys(NamedTuple):
+    """One key for each seed and purpose; steps are folded in where they are used."""
+
+    init: PRNGKeyArray
+    update: PRNGKeyArray
+    evaluate: PRNGKeyArray
+
+
+def _learn(
+    run: runs.Run,
+    program: Program,
+    env: Environment | None,
+    replay: Replay,
+    schedule: _Schedule,
+    args: Args,
+) -> None:
+    """Update, log, evaluate and checkpoint until the run is complete."""
+    seeds = np.arange(args.seed, args.seed + args.seeds)
+    keys = _Keys(*jax.vmap(lambda seed: jax.random.split(jax.random.key(seed), 3))(seeds).T)
+    checkpoints = run.checkpoints(keep=2)
+    states = jax.jit(jax.vmap(program.init))(keys.init)
+    done = checkpoints.latest() or 0
+    if done:
+        tree, _ = checkpoints.restore(_tree(program, states))
+        states = tree["state"]
+    tracking.cut(run.metrics, done)
+    with tracking.progress(run.record["program"], schedule.updates, done) as advance:
+        for step in range(done + schedule.block, schedule.updates + 1, schedule.block):
+            states, metrics = _update(
+                program, schedule.block, states, keys.update, step - schedule.block, replay
+            )
+            _log(run, seeds, step, metrics)
+            note = ""
+            if step % schedule.evaluate_every == 0:
+                note = _evaluate(run, program, env, states, keys, step, schedule, args)
+                checkpoints.save(step, _tree(program, states), {})
+            advance(schedule.block, note)
+    checkpoints.close()
+    if env is not None:
+        _write_marl_eval(run, env.spec)
+
+
+@partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
+def _update(
+    program: Program,
+    count: int,
+    states: ArrayTree,
+    keys: PRNGKeyArray,
+    start: Int[Array, ""] | int,
+    replay: Replay,
+) -> tuple[ArrayTree, dict[str, Float[Array, "seeds"]]]:
+    """Sample and update ``count`` times, for all seeds at once; metrics are means."""
+
+    def seed_updates(state: ArrayTree, key: PRNGKeyArray) -> tuple[ArrayTree, dict[str, Array]]:
+        def update(state: ArrayTree, step: Array) -> tuple[ArrayTree, dict[str, Array]]:
+            sample_key, update_key = jax.random.split(jax.random.fold_in(key, step))
+            return program.update(state, replay.sample(sample_key), update_key)
+
+        state, metrics = jax.lax.scan(update, state, start + jnp.arange(count))
+        return state, jax.tree.map(jnp.mean, metrics)
+
+    return jax.vmap(seed_updates)(states, keys)
+
+
+def _tree(program: Program, states: ArrayTree) -> dict[str, ArrayTree]:
+    return {"state": states, "policy": program.policy_params(states)}
+
+
+def _log(
+    run: runs.Run, seeds: np.ndarray, step: int, metrics: dict[str, Float[Array, "seeds"]]
+) -> None:
+    values = jax.device_get(metrics)
+    tracking.append(
+        run.metrics,
+        *(
+            {"seed": seed, "step": step} | {name: value[i] for name, value in values.items()}
+            for i, seed in enumerate(seeds)
+        ),
+    )
+
+
+# --- Evaluation -----------------------------------------------------------------------------------
+
+
+def _evaluate(
+    run: runs.Run,
+    program: Program,
+    env: Environment | None,
+    states: ArrayTree,
+    keys: _Keys,
+    step: int,
+    schedule: _Schedule,
+    args: Args,
+) -> str:
+    """Evaluate every seed, greedily; the last time with more episodes. Returns a word on it."""
+    if env is None:
+        return ""
+    episodes = args.final_episodes if step == schedule.updates else args.evaluate_episodes
+    key = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys.evaluate, step)
+    params = program.policy_params(states)
+    returns = jax.device_get(_returns(program, env, episodes, params, key))
+    tracking.append(
+        run.metrics,
+        *(
+            {"seed": seed, "step": step, tracking.RETURN: returns[i]}
+            for i, seed in enumerate(run.record["seeds"])
+        ),
+    )
+    return f"return {returns.mean():.2f}"
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _returns(
+    program: Program, env: Environment, episodes: int, params: ArrayTree, keys: PRNGKeyArray
+) -> Float[Array, "seeds episodes"]:
+    policy = make_policy(program.config, env.spec, greedy=True)
+    play = partial(evaluate, env, policy, num_episodes=episodes)
+    return jax.vmap(lambda params, key: play(params, key).returns)(params, keys)
+
+
+def _write_marl_eval(run: runs.Run, spec: EnvSpec) -> None:
+    """Arrange the evaluations logged, those before a resume included, for comparison."""
+    seeds = run.record["seeds"]
+    by_step: dict[int, dict[int, list[float]]] = {}
+    for row in tracking.read(run.metrics):
+        if tracking.RETURN in row:
+            by_step.setdefault(row["step"], {})[row["seed"]] = row[tracking.RETURN]
+    evaluations = [
+        (step, np.array([by_step[step][seed] for seed in seeds])) for step in sorted(by_step)
+    ]
+    environment, _, task = spec.name.partition("/")
+    data = tracking.marl_eval(
+        environment,
+        f"{task}/{run.record['vault'].rpartition('/')[2]}",
+        run.record["program"],
+        seeds,
+        evaluations,
+        evaluations[-1][1],
+    )
+    tracking.write_json(run.directory / tracking.MARL_EVAL_FILE, data)

@@ -1,0 +1,69 @@
+"""Losses that keep a policy near the data."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offmarl.losses import conservative_gap, cross_entropy, sample_legal_actions, softmax_weights
+
+
+@given(st.integers(0, 2**31 - 1))
+def test_sampled_actions_are_legal(seed: int) -> None:
+    key, legal_key = jax.random.split(jax.random.key(seed))
+    legal = jax.random.bernoulli(legal_key, 0.3, (7, 3, 6)).at[..., 2].set(True)
+    actions = sample_legal_actions(key, legal, 5)
+    assert actions.shape == (5, 7, 3)
+    assert jnp.take_along_axis(jnp.broadcast_to(legal, (5, 7, 3, 6)), actions[..., None], -1).all()
+
+
+def test_sampled_actions_are_uniform_over_the_legal_ones_and_differ_between_agents() -> None:
+    legal = jnp.array([[True, False, True, True], [True, True, True, True]])
+    actions = np.asarray(sample_legal_actions(jax.random.key(0), legal, 40_000))
+    frequency = [np.bincount(actions[:, i], minlength=4) / 40_000 for i in range(2)]
+    np.testing.assert_allclose(frequency[0], [1 / 3, 0, 1 / 3, 1 / 3], atol=0.01)
+    np.testing.assert_allclose(frequency[1], [0.25] * 4, atol=0.01)
+    # Independent agents: the joint frequency is the product of the two.
+    both = (actions == 0).all(-1).mean()
+    assert both == pytest.approx(1 / 12, abs=0.01)
+
+
+def test_conservative_gap_by_hand() -> None:
+    # log(e^0 + e^1 + e^2) - 2 with the data's own action worth 2.
+    gap = conservative_gap(jnp.array([[0.0], [1.0]]), jnp.array([2.0]))
+    np.testing.assert_allclose(gap, np.log(1 + np.e + np.e**2) - 2, rtol=1e-6)
+
+
+def test_cross_entropy_normalises_over_legal_actions_only() -> None:
+    logits = jnp.array([[[0.0, 0.0, 50.0]]])
+    legal = jnp.array([[[True, True, False]]])
+    loss = cross_entropy(logits, jnp.array([[0]]), legal)
+    np.testing.assert_allclose(loss, np.log(2.0), rtol=1e-6)
+    gradient = jax.grad(lambda x: cross_entropy(x, jnp.array([[0]]), legal).sum())(logits)
+    np.testing.assert_allclose(gradient, [[[-0.5, 0.5, 0.0]]], atol=1e-6)
+
+
+def test_softmax_weights_run_over_the_batch_and_have_mean_one() -> None:
+    x = jnp.array([[1.0, 3.0], [2.0, 100.0], [3.0, 4.0]])
+    mask = jnp.array([[True, True], [True, False], [True, True]])
+    weights = softmax_weights(x, mask, 1.0)
+    e = np.exp([1.0, 2.0, 3.0])
+    np.testing.assert_allclose(weights[:, 0], 3 * e / e.sum(), rtol=1e-6)
+    e = np.exp([3.0, 4.0])
+    np.testing.assert_allclose(
+        weights[:, 1], [2 * e[0] / e.sum(), 0, 2 * e[1] / e.sum()], rtol=1e-6
+    )
+
+
+def test_softmax_weights_of_a_slot_nobody_fills_are_zero_and_finite() -> None:
+    weights = softmax_weights(jnp.ones((2, 1)), jnp.zeros((2, 1), bool), 0.1)
+    np.testing.assert_array_equal(weights, 0.0)
+
+
+def test_softmax_weights_pass_no_gradient() -> None:
+    gradient = jax.grad(lambda x: softmax_weights(x, jnp.ones((3, 1), bool), 0.1).max())(
+        jnp.array([[1.0], [2.0], [3.0]])
+    )
+    np.testing.assert_array_equal(gradient, 0.0)

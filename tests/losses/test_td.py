@@ -1,0 +1,57 @@
+"""Temporal differences, against numbers worked out by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from offmarl.losses import double_q_values, lambda_targets, masked_mean, td_targets
+
+
+def test_masked_mean_counts_only_what_the_mask_keeps() -> None:
+    x, mask = jnp.array([1.0, 2.0, jnp.nan, 6.0]), jnp.array([True, True, False, True])
+    assert masked_mean(x, mask) == pytest.approx(3.0)
+    assert masked_mean(x, jnp.zeros(4, bool)) == 0.0
+
+
+def test_masked_entries_give_no_gradient() -> None:
+    gradient = jax.grad(lambda x: masked_mean(x**2, jnp.array([True, False])))(
+        jnp.array([3.0, 5.0])
+    )
+    np.testing.assert_allclose(gradient, [6.0, 0.0])
+
+
+def test_td_targets_stop_at_termination_and_pass_no_gradient() -> None:
+    target = td_targets(jnp.array([1.0, 1.0]), jnp.array([0.9, 0.0]), jnp.array([10.0, 10.0]))
+    np.testing.assert_allclose(target, [10.0, 1.0])
+    gradient = jax.grad(lambda v: td_targets(jnp.ones(1), jnp.ones(1), v).sum())(jnp.ones(1))
+    assert gradient == 0.0
+
+
+def test_double_q_chooses_with_one_network_values_with_the_other_and_never_illegally() -> None:
+    selector = jnp.array([[[1.0, 5.0, 9.0]]])
+    target = jnp.array([[[10.0, 20.0, 30.0]]])
+    legal = jnp.array([[[True, True, False]]])
+    np.testing.assert_allclose(double_q_values(target, selector, legal), [[20.0]])
+
+
+def test_lambda_targets_by_hand() -> None:
+    # λ = 0.5, γ = 1; three steps, the last one terminal.
+    r, v = jnp.array([1.0, 2.0, 3.0]), jnp.array([10.0, 20.0, 30.0])
+    discount, has_next = jnp.array([1.0, 1.0, 0.0]), jnp.array([True, True, False])
+    # G_2 = 3; G_1 = 2 + .5·30 + .5·3 = 18.5; G_0 = 1 + .5·20 + .5·18.5 = 20.25
+    np.testing.assert_allclose(lambda_targets(r, discount, v, has_next, 0.5), [20.25, 18.5, 3.0])
+
+
+def test_lambda_zero_is_one_step() -> None:
+    r, v = jnp.array([1.0, 2.0, 3.0]), jnp.array([10.0, 20.0, 30.0])
+    targets = lambda_targets(r, jnp.full(3, 0.9), v, jnp.array([True, True, False]), 0.0)
+    np.testing.assert_allclose(targets, [1 + 18.0, 2 + 27.0, 30.0])
+
+
+def test_lambda_targets_never_look_past_an_unfinished_window() -> None:
+    # The window ends before the episode does: step 1 has no known target, and step 0
+    # bootstraps from step 1's own value, whatever stands in the padding behind.
+    r, discount = jnp.array([1.0, 2.0, 99.0]), jnp.full(3, 1.0)
+    v, has_next = jnp.array([10.0, 20.0, 99.0]), jnp.array([True, False, False])
+    np.testing.assert_allclose(lambda_targets(r, discount, v, has_next, 0.8)[:1], [21.0])

@@ -1,0 +1,125 @@
+"""Torsos, the mixer, and policies described by data."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from offmarl.errors import ShapeError
+from offmarl.networks import (
+    Mixer,
+    PolicyConfig,
+    QParams,
+    agent_network,
+    credit,
+    init_policy,
+    make_policy,
+    mix,
+)
+from offmarl.types import Continuous, Discrete, EnvSpec
+
+SPEC = EnvSpec("test", num_agents=3, observation_size=7, state_size=5, action=Discrete(4))
+LEGAL = jnp.ones((3, 4), bool).at[0, :3].set(False)
+
+
+@pytest.mark.parametrize("kind", ["feedforward", "recurrent"])
+def test_unroll_equals_one_step_after_the_other(kind: str) -> None:
+    config = PolicyConfig(kind)
+    network, params = agent_network(config, SPEC), init_policy(config, SPEC, jax.random.key(0))
+    observations = jax.random.normal(jax.random.key(1), (6, 3, 7))
+    unrolled = network.apply(params, observations, method="unroll")
+    carry = network.initial_carry(3)
+    for t, observation in enumerate(observations):
+        outputs, carry = network.apply(params, carry, observation)
+        np.testing.assert_allclose(outputs, unrolled[t], atol=1e-6)
+
+
+def test_the_agent_id_tells_agents_apart_and_can_be_left_out() -> None:
+    same = jnp.ones((3, 7))
+    for agent_id in (True, False):
+        config = PolicyConfig("feedforward", "q", agent_id=agent_id)
+        network, params = agent_network(config, SPEC), init_policy(config, SPEC, jax.random.key(0))
+        outputs, _ = network.apply(params.network, (), same)
+        assert bool(jnp.allclose(outputs[0], outputs[1])) is not agent_id
+
+
+@pytest.mark.parametrize("head", ["softmax", "q"])
+@pytest.mark.parametrize("kind", ["random", "feedforward", "recurrent"])
+@pytest.mark.parametrize("greedy", [False, True])
+def test_policies_act_legally(kind: str, head: str, greedy: bool) -> None:
+    config = PolicyConfig(kind, head)
+    params = init_policy(config, SPEC, jax.random.key(0))
+    if isinstance(params, QParams):
+        params = params._replace(epsilon=jnp.asarray(0.5))
+    policy = make_policy(config, SPEC, greedy)
+    act = jax.vmap(policy.act, in_axes=(None, None, None, None, 0))
+    keys = jax.random.split(jax.random.key(1), 500)
+    action, log_prob, _ = act(params, policy.initial_carry(), jnp.ones((3, 7)), LEGAL, keys)
+    assert (action[:, 0] == 3).all()
+    np.testing.assert_allclose(log_prob[:, 0], 0.0, atol=1e-6)
+    assert (log_prob <= 1e-6).all()
+
+
+def test_log_probs_are_those_of_the_distribution_acted_with() -> None:
+    config = PolicyConfig("feedforward", "q")
+    params = init_policy(config, SPEC, jax.random.key(0))._replace(epsilon=jnp.asarray(0.4))
+    policy = make_policy(config, SPEC)
+    keys = jax.random.split(jax.random.key(2), 20_000)
+    action, log_prob, _ = jax.vmap(policy.act, in_axes=(None, None, None, None, 0))(
+        params, (), jnp.ones((3, 7)), LEGAL, keys
+    )
+    for agent in range(3):
+        for choice in np.unique(action[:, agent]):
+            chosen = action[:, agent] == choice
+            claimed = float(jnp.exp(log_prob[chosen, agent])[0])
+            assert chosen.mean() == pytest.approx(claimed, abs=0.015)
+    # Four legal actions: the best is taken with 0.6 + 0.4 / 4, any other with 0.1.
+    np.testing.assert_allclose(np.unique(jnp.exp(log_prob[:, 1]).round(4)), [0.1, 0.7])
+
+
+def test_greedy_takes_the_best_legal_action() -> None:
+    config = PolicyConfig("feedforward")
+    network, params = agent_network(config, SPEC), init_policy(config, SPEC, jax.random.key(3))
+    observation = jax.random.normal(jax.random.key(4), (3, 7))
+    scores, _ = network.apply(params, (), observation)
+    legal = jnp.ones((3, 4), bool).at[jnp.arange(3), scores.argmax(-1)].set(False)
+    action, _, _ = make_policy(config, SPEC, greedy=True).act(
+        params, (), observation, legal, jax.random.key(0)
+    )
+    np.testing.assert_array_equal(action, jnp.where(legal, scores, -jnp.inf).argmax(-1))
+
+
+def test_continuous_actions_are_refused_by_name() -> None:
+    spec = EnvSpec("reach", 2, 3, 3, Continuous(2))
+    with pytest.raises(ShapeError, match=r"reach has continuous actions of size 2.*continuous"):
+        init_policy(PolicyConfig("recurrent"), spec, jax.random.key(0))
+
+
+def test_the_mixer_is_monotonic_in_every_agent() -> None:
+    mixer = Mixer(num_agents=3)
+    state = jax.random.normal(jax.random.key(0), (50, 5))
+    weights = mixer.apply(mixer.init(jax.random.key(1), state[0]), state)
+    q = jax.random.normal(jax.random.key(2), (50, 3))
+    slope = jax.vmap(jax.grad(lambda q, w: mix(w, q)))(q, weights)
+    assert (slope >= 0).all()
+    assert (slope > 0).any()
+
+
+def test_mixing_weights_are_made_once_and_used_often() -> None:
+    mixer = Mixer(num_agents=3)
+    params = mixer.init(jax.random.key(0), jnp.zeros(5))
+    weights = mixer.apply(params, jax.random.normal(jax.random.key(1), (4, 5)))
+    q = jax.random.normal(jax.random.key(2), (20, 4, 3))
+    many = jax.vmap(mix, in_axes=(None, 0))(weights, q)
+    np.testing.assert_allclose(many[7], mix(weights, q[7]), rtol=1e-5)
+
+
+def test_credit_sums_to_one_and_carries_no_gradient() -> None:
+    mixer = Mixer(num_agents=3)
+    state = jax.random.normal(jax.random.key(1), (4, 5))
+    params = mixer.init(jax.random.key(0), state[0])
+    shares = credit(mixer.apply(params, state))
+    np.testing.assert_allclose(shares.sum(-1), 1.0, rtol=1e-5)
+    assert (shares >= 0).all()
+    gradient = jax.grad(lambda p: (credit(mixer.apply(p, state)) ** 2).sum())(params)
+    assert all((leaf == 0).all() for leaf in jax.tree.leaves(gradient))
