@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from offmarl.errors import (
     OffmarlError,
+    OptionError,
     RunError,
     ShapeError,
     UnknownNameError,
@@ -27,6 +28,7 @@ __version__ = "0.1.0"
 __all__ = [
     "EnvSpec",
     "OffmarlError",
+    "OptionError",
     "RunError",
     "Sequence",
     "ShapeError",

@@ -11,7 +11,7 @@ from offmarl import report
 from offmarl.cli.output import Report, interval, number, table
 from offmarl.errors import RunError
 from offmarl.report import page
-from offmarl.report.comparison import Comparison, Row
+from offmarl.report.comparison import Comparison, Estimate, Row
 from offmarl.tracking import read_run
 
 
@@ -64,7 +64,7 @@ def _sections(comparison: Comparison) -> Iterator[_Section]:
             title,
             ["", *names],
             [
-                [first, *(interval(*row[second]) if second in row else "" for second in names)]
+                [first, *(_probability(row.get(second)) for second in names)]
                 for first, row in comparison.improvement.items()
             ],
         )
@@ -72,6 +72,12 @@ def _sections(comparison: Comparison) -> Iterator[_Section]:
 
 def _cells(row: Row) -> list[Any]:
     return [row.algorithm, row.runs, interval(*row.iqm), row.mean, row.median]
+
+
+def _probability(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return ""
+    return "{:.2f} [{:.2f}, {:.2f}]".format(*estimate)
 
 
 def _page(comparison: Comparison, sections: Iterable[_Section], runs: Sequence[Path]) -> str:
@@ -83,7 +89,7 @@ def _page(comparison: Comparison, sections: Iterable[_Section], runs: Sequence[P
         page.heading("Runs"),
         page.table(["run", "program", "data", "settings"], map(_run, runs)),
     ]
-    return page.document("Comparison of offline baselines", body)
+    return page.document("Comparison of runs", body)
 
 
 def _run(directory: Path) -> list[str]:

@@ -1,13 +1,16 @@
 """``offmarl evaluate``."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 from rich.console import Group
 from tyro.conf import Positional
 
-from offmarl.cli.output import Report, interval, table
+from offmarl.cli.output import Report, interval, spread, table
+from offmarl.report import estimate
 from offmarl.tracking import progress, read_run
 
 
@@ -36,7 +39,8 @@ def evaluate(
     record = read_run(run)
     name = env or record["spec"]["name"]
     returns = _play(run, record["seeds"], name, episodes, seed, greedy=not sample)
-    return _report(run, record, name, returns)
+    title = f"{record['program']} of {run} in {name}: returns"
+    return returns_report(title, {"run": run, "env": name}, returns)
 
 
 def _play(
@@ -63,23 +67,17 @@ def _play(
     return returns
 
 
-def _report(run: Path, record: dict[str, Any], name: str, returns: dict[int, np.ndarray]) -> Report:
-    from offmarl.report import estimate
-
-    means = np.array([values.mean() for values in returns.values()])
+def returns_report(
+    title: str, about: Mapping[str, Any], returns: Mapping[int, Float[np.ndarray, "episodes"]]
+) -> Report:
+    """Report the returns of the policies of a run's training seeds."""
     rows = [
-        {
-            "seed": trained,
-            "episodes": len(values),
-            "mean": float(values.mean()),
-            "std": float(values.std()),
-            "min": float(values.min()),
-            "max": float(values.max()),
-        }
+        {"seed": trained, "episodes": len(values), **spread(values)}
         for trained, values in returns.items()
     ]
-    iqm = estimate(means)
-    title = f"{record['program']} of {run} in {name}: returns"
-    data = {"run": run, "env": name, "seeds": rows, "iqm": iqm._asdict()}
-    lines = table(list(rows[0]), [row.values() for row in rows], title)
-    return Report(data, Group(lines, f"IQM over seeds [95% interval]: {interval(*iqm)}"))
+    iqm = estimate(np.array([values.mean() for values in returns.values()]))
+    view = Group(
+        table(list(rows[0]), [row.values() for row in rows], title),
+        f"IQM over seeds [95% interval]: {interval(*iqm)}",
+    )
+    return Report({**about, "seeds": rows, "iqm": iqm._asdict()}, view)

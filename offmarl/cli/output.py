@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+from jaxtyping import Float
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -80,15 +82,21 @@ def table(columns: Sequence[str], rows: Iterable[Iterable[Any]], title: str = ""
     return grid
 
 
+def spread(values: Float[np.ndarray, "count"]) -> dict[str, float]:
+    """Return what to say of a set of numbers; nothing of an empty one."""
+    names = ("mean", "std", "min", "max") if len(values) else ()
+    return {name: float(getattr(values, name)()) for name in names}
+
+
 def number(cell: Any) -> str:
-    """Return a cell as text: thousands apart, and floats with four significant digits or so."""
+    """Return a cell as text: thousands apart, four digits of floats, None as nothing."""
     match cell:
-        case bool():
-            return "yes" if cell else "no"
+        case None:
+            return ""
         case int():
             return f"{cell:,}"
         case float():
-            return f"{cell:,.0f}" if abs(cell) >= 1e4 else f"{cell:.4g}"
+            return f"{cell:,.0f}" if abs(cell) >= 1e4 else f"{cell:#.4g}"
         case _:
             return str(cell)
 

@@ -5,10 +5,11 @@ In a checkout they stand at the top level, beside the package; in a wheel, insid
 
 import ast
 import sys
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from rich.console import Group
 
@@ -51,11 +52,10 @@ def load(kind: Kind, name: str) -> ModuleType:
     module_name = f"offmarl.{kind}s.{name}"
     if module_name in sys.modules:
         return sys.modules[module_name]
-    spec = spec_from_file_location(module_name, paths[name])
-    assert spec and spec.loader
-    module = module_from_spec(spec)
+    loader = SourceFileLoader(module_name, str(paths[name]))
+    module = module_from_spec(cast(ModuleSpec, spec_from_loader(module_name, loader)))
     sys.modules[module_name] = module  # dataclasses look their module up by name
-    spec.loader.exec_module(module)
+    loader.exec_module(module)
     return module
 
 

@@ -1,7 +1,12 @@
 """``offmarl train``."""
 
+from pathlib import Path
+
 from offmarl.cli import programs
+from offmarl.cli.evaluate import returns_report
 from offmarl.cli.output import Report
+from offmarl.report import final_returns
+from offmarl.tracking import MARL_EVAL_FILE
 
 
 def train(arguments: list[str]) -> Report:
@@ -9,4 +14,8 @@ def train(arguments: list[str]) -> Report:
     if not arguments or arguments[0] in ("-h", "--help"):
         return programs.overview("baseline", "offmarl train NAME --vault PATH ...")
     name, *rest = arguments
-    return programs.run("baseline", name, rest)
+    run: Path = programs.run("baseline", name, rest)
+    if not (run / MARL_EVAL_FILE).exists():
+        return Report({"run": run}, f"{name} is trained, and was not evaluated: {run}")
+    title = f"{name}, trained and evaluated in {run}: returns"
+    return returns_report(title, {"run": run}, final_returns(run))

@@ -8,6 +8,7 @@ from offmarl.report.comparison import (
     Estimate,
     compare,
     estimate,
+    final_returns,
     read_runs,
 )
 from offmarl.report.figures import figure_comparison, figure_demo, save
@@ -19,6 +20,7 @@ __all__ = [
     "estimate",
     "figure_comparison",
     "figure_demo",
+    "final_returns",
     "read_runs",
     "save",
 ]

@@ -103,27 +103,37 @@ def read_runs(directories: Iterable[Path]) -> dict[str, dict[str, RunScores]]:
     for (path, _), (dataset, program) in zip(runs, labels, strict=True):
         alone = labels.count((dataset, program)) == 1
         name = program if alone else f"{program} ({path.resolve().name})"
-        scores.setdefault(dataset, {})[name] = _final_scores(path)
+        means = [returns.mean() for returns in final_returns(path).values()]
+        scores.setdefault(dataset, {})[name] = np.array(means)
     return scores
 
 
-def _dataset(run: Mapping[str, Any]) -> str:
-    return str(run.get("vault") or run["spec"]["name"])
+def final_returns(directory: Path) -> dict[int, Float[np.ndarray, "episodes"]]:
+    """Return the final evaluation of a run: the returns of its episodes, by training seed.
 
-
-def _final_scores(directory: Path) -> RunScores:
+    Raises
+    ------
+    RunError
+        It is not a run's directory, or its run has not been evaluated (to the end).
+    """
+    document = read_json(directory, MARL_EVAL_FILE)
     try:
-        document = read_json(directory, MARL_EVAL_FILE)
         (tasks,) = document.values()
         (algorithms,) = tasks.values()
         (runs,) = algorithms.values()
-        returns = [run["absolute_metrics"][RETURN] for run in runs.values()]
+        return {
+            int(name.removeprefix("seed_")): np.array(run["absolute_metrics"][RETURN], float)
+            for name, run in runs.items()
+        }
     except (ValueError, KeyError, AttributeError, TypeError):
         raise RunError(
             f"{directory / MARL_EVAL_FILE} holds no final evaluation: let the run finish, with the "
             "same command."
         ) from None
-    return np.array([np.mean(episodes) for episodes in returns])
+
+
+def _dataset(run: Mapping[str, Any]) -> str:
+    return str(run.get("vault") or run["spec"]["name"])
 
 
 def _common(scores: Scores) -> dict[str, Float[np.ndarray, "runs datasets"]]:

@@ -6,6 +6,7 @@ algorithm has a marker of its own too.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,12 +14,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
+from offmarl.errors import OptionError
 from offmarl.report.comparison import Comparison, RunScores, Scores, estimate
 from offmarl.statistics import bootstrap_interval, performance_profile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+KINDS = ("png", "svg", "pdf")
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = ("o", "s", "D", "^", "v", "P", "X")
@@ -61,7 +65,7 @@ def figure_demo(tiers: Mapping[str, Sequence[float]], scores: Scores, path: Path
         left, right = figure.subplots(1, 2, sharey=True)
         _draw_returns(left, returns)
         means = {tier: float(returns[tier].mean()) for tier in scores if tier in returns}
-        _draw_scores(right, scores, means)
+        _draw_scores(figure, right, scores, means)
         left.set_title("What was recorded")
         left.set_ylabel("episode return")
         right.set_title("What was learnt offline: IQM over seeds, 95% interval")
@@ -74,7 +78,7 @@ def figure_comparison(comparison: Comparison) -> Figure:
 
     def draw(figure: Figure) -> None:
         left, middle, right = figure.subplots(1, 3, width_ratios=[1.25, 1, 1])
-        _draw_scores(left, comparison.scores, {})
+        _draw_scores(figure, left, comparison.scores, {})
         left.set_title("IQM over seeds, 95% interval")
         left.set_ylabel("episode return")
         _draw_profiles(middle, comparison)
@@ -84,10 +88,31 @@ def figure_comparison(comparison: Comparison) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure; the suffix says in what format."""
+    """Write a figure; the suffix says in what format.
+
+    Raises
+    ------
+    OptionError
+        Figures are not written in that format.
+    """
+    kind = path.suffix.removeprefix(".").lower()
+    if kind not in KINDS:
+        raise OptionError(
+            f"a figure cannot be written to {path}: end it in .{' or .'.join(KINDS)}."
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
-    metadata = {"Date": None} if path.suffix == ".svg" else None
-    figure.savefig(path, dpi=150, metadata=metadata)
+    path.write_bytes(render(figure, kind))
+
+
+def render(figure: Figure, kind: str) -> bytes:
+    """Return a figure as a file of one of `KINDS`."""
+    import matplotlib as mpl
+
+    file = io.BytesIO()
+    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+    with mpl.rc_context(_STYLE):
+        figure.savefig(file, format=kind, dpi=150, metadata=undated)
+    return file.getvalue()
 
 
 def _figure(draw: Callable[[Figure], None], size: tuple[float, float]) -> Figure:
@@ -122,8 +147,10 @@ def _draw_returns(axes: Axes, returns: Mapping[str, Float[np.ndarray, "episodes"
     axes.set_xlim(-0.6, len(returns) - 0.25)
 
 
-def _draw_scores(axes: Axes, scores: Scores, data_means: Mapping[str, float]) -> None:
-    """Draw the IQM of each algorithm with its interval, dataset by dataset."""
+def _draw_scores(
+    figure: Figure, axes: Axes, scores: Scores, data_means: Mapping[str, float]
+) -> None:
+    """Draw the IQM of each algorithm with its interval, dataset by dataset, and the legend."""
     names = list(dict.fromkeys(name for entries in scores.values() for name in entries))
     offsets = dict(zip(names, _centred(len(names), 0.6), strict=True))
     for x, dataset in enumerate(scores):
@@ -134,9 +161,7 @@ def _draw_scores(axes: Axes, scores: Scores, data_means: Mapping[str, float]) ->
     handles = [_handle(index, name) for index, name in enumerate(names)]
     if data_means:
         handles.append(_line("mean of the data"))
-    axes.legend(
-        handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=len(handles)
-    )
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     axes.set_xticks(range(len(scores)), [_wrapped(dataset) for dataset in scores])
     axes.set_xlim(-0.6, len(scores) - 0.4)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
-import io
 from collections.abc import Iterable
 from html import escape
 from typing import TYPE_CHECKING
+
+from offmarl.report.figures import render
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,9 +62,7 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 def image(figure: Figure, caption: str) -> str:
     """Return a figure with its caption, drawn as SVG inside the page."""
-    drawing = io.BytesIO()
-    figure.savefig(drawing, format="svg", metadata={"Date": None})
-    data = base64.b64encode(drawing.getvalue()).decode()
+    data = base64.b64encode(render(figure, "svg")).decode()
     source = f"data:image/svg+xml;base64,{data}"
     text = escape(caption)
     return f'<figure><img src="{source}" alt="{text}"><figcaption>{text}</figcaption></figure>'
