@@ -16,8 +16,28 @@ class VaultError(OffmarlError):
     """A vault cannot be created, read or written as asked."""
 
 
+class VaultNotFoundError(VaultError):
+    """There is nothing at the path."""
+
+
+class VaultExistsError(VaultError):
+    """A vault would be created where something is already."""
+
+
+class VaultFormatError(VaultError):
+    """What is there is not a vault, or its parts contradict one another."""
+
+
 class VaultLockedError(VaultError):
     """Another process is writing to the vault."""
+
+
+class VaultConflictError(VaultError):
+    """A program that knows no lock changed the vault under an open writer."""
+
+
+class VaultFullError(VaultError):
+    """The disk, the quota or the file size limit left no room for a commit."""
 
 
 class ShapeError(OffmarlError):

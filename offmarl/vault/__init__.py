@@ -1,0 +1,27 @@
+"""Vaults: experience on disk, in the format of flashbax, written so that nothing is ever lost.
+
+>>> with vault.create("coverage.vlt/expert", spec, rows=64) as writer:
+...     writer.append(transition, finals)
+>>> data = vault.open_vault("coverage.vlt/expert")
+>>> data[:100]
+"""
+
+from offmarl.vault.convert import convert_pymarl
+from offmarl.vault.creation import create, create_whole
+from offmarl.vault.listing import Summary, list_vaults, open_vault
+from offmarl.vault.reader import Vault
+from offmarl.vault.tables import Episodes
+from offmarl.vault.writer import Writer, resume
+
+__all__ = [
+    "Episodes",
+    "Summary",
+    "Vault",
+    "Writer",
+    "convert_pymarl",
+    "create",
+    "create_whole",
+    "list_vaults",
+    "open_vault",
+    "resume",
+]

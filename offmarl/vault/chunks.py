@@ -1,0 +1,94 @@
+"""Gathering steps into the chunks that go to disk."""
+
+from collections.abc import Mapping
+
+import google_crc32c
+import numpy as np
+
+from offmarl.vault import layout
+from offmarl.vault.layout import NumpyArray
+
+
+class ChunkBuffer:
+    """The chunk of every row that is not full yet, and those that wait for a commit.
+
+    Attributes
+    ----------
+    staged
+        Keys and values for the next commit; the caller clears them when they are durable.
+    through
+        Steps of each row that are in staged or committed chunks.
+    """
+
+    def __init__(self, schema: layout.Schema, start: int):
+        self.staged: dict[str, bytes] = {}
+        self.through = start
+        self._schema = schema
+        self._leaves = layout.leaves(schema.spec)
+        self._chunk, self._filled = divmod(start, schema.chunk_steps)
+        self._arrays = {
+            name: np.zeros((schema.rows, schema.chunk_steps, *leaf.shape), leaf.dtype)
+            for name, leaf in self._leaves.items()
+        }
+
+    @property
+    def tail(self) -> slice:
+        """The steps that are in the unfinished chunk."""
+        start = self._chunk * self._schema.chunk_steps
+        return slice(start, start + self._filled)
+
+    def restore(self, tail: Mapping[str, NumpyArray]) -> None:
+        """Take back the steps of an unfinished chunk from disk."""
+        for name, array in self._arrays.items():
+            array[:, : self._filled] = tail[name]
+
+    def put(self, arrays: Mapping[str, NumpyArray]) -> None:
+        """Copy ``(rows, T, ...)`` steps in, and stage each chunk that is full."""
+        steps = arrays["rewards"].shape[1]
+        done = 0
+        while done < steps:
+            count = min(steps - done, self._schema.chunk_steps - self._filled)
+            for name, array in self._arrays.items():
+                array[:, self._filled : self._filled + count] = arrays[name][:, done : done + count]
+            done += count
+            self._filled += count
+            if self._filled == self._schema.chunk_steps:
+                self._stage_chunk()
+                self._chunk, self._filled = self._chunk + 1, 0
+
+    def stage_tail(self) -> None:
+        """Stage the unfinished chunk, zeros where nothing is yet."""
+        if self._filled:
+            for array in self._arrays.values():
+                array[:, self._filled :] = 0
+            self._stage_chunk()
+
+    def _stage_chunk(self) -> None:
+        for name, array in self._arrays.items():
+            for row in range(self._schema.rows):
+                self._stage(self._leaves[name].chunk_key(name, row, self._chunk), array[row])
+        self.through = self.tail.stop
+
+    def _stage(self, key: str, block: NumpyArray) -> None:
+        if self._schema.codec == "zstd":
+            self.staged[key] = _compress(block)
+        else:
+            self.staged[key] = block.tobytes()
+            self.staged[layout.CHECKSUM_PREFIX + key] = checksum(self.staged[key])
+
+    def last_key(self) -> str:
+        """Return the key of a chunk that anybody who appends at the end must write too."""
+        chunk = max(self.through - 1, 0) // self._schema.chunk_steps
+        return self._leaves["rewards"].chunk_key("rewards", 0, chunk)
+
+
+def checksum(value: bytes) -> bytes:
+    """Return the CRC32C of a chunk, big-endian."""
+    return google_crc32c.value(value).to_bytes(4, "big")
+
+
+def _compress(block: NumpyArray) -> bytes:
+    # Imported here: it takes as long as all else together, and few vaults need it.
+    from numcodecs import Zstd
+
+    return bytes(Zstd(level=1, checksum=True).encode(block))

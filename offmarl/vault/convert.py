@@ -1,0 +1,273 @@
+"""Importing experience that other projects published."""
+
+import dataclasses
+import hashlib
+import math
+import os
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from offmarl.errors import ShapeError, VaultError, VaultNotFoundError
+from offmarl.types import Discrete, EnvSpec, Finals, Transition, View
+from offmarl.vault.creation import create_whole
+from offmarl.vault.layout import Codec, NumpyArray
+
+_REQUIRED = ("obs", "actions", "reward", "terminated", "filled")
+_OPTIONAL = ("state", "avail_actions")
+_BLOCK_BYTES = 2**25
+
+
+def convert_pymarl(
+    source: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    env_spec: EnvSpec | None = None,
+    time_limit: int | None = None,
+    codec: Codec = "raw",
+) -> Path:
+    """Import an ``.npz`` file of PyMARL's episode batches.
+
+    An episode of L steps fills L+1 slots there: the last one holds what was seen at the end, which
+    becomes the episode's final view. An episode that reached the time limit was truncated, and so
+    was one that is not flagged ``terminated`` at its end; the others terminated.
+
+    Parameters
+    ----------
+    source
+        Arrays ``obs (E, T+1, N, O)``, ``actions (E, T+1, N, 1)``, ``reward (E, T+1, 1)`` (or one
+        for each agent), ``terminated`` and ``filled (E, T+1, 1)``, and where there are any ``state
+        (E, T+1, S)`` and ``avail_actions (E, T+1, N, A)``.
+    path
+        The vault to create: one row, the episodes one after the other.
+    env_spec
+        The environment, whose sizes must be those of the data; told by the data if None.
+    time_limit
+        Steps after which the environment truncates; that of ``env_spec`` if None.
+    codec
+        As for `offmarl.vault.create`.
+
+    Returns
+    -------
+    Path
+        The vault's.
+
+    Raises
+    ------
+    VaultError
+        The file is not there or not of this layout.
+    ShapeError
+        Its sizes are not those of ``env_spec``.
+    """
+    source = Path(source)
+    with ExitStack() as stack:
+        members = _open(source, stack)
+        spec = _spec(members, env_spec, time_limit)
+        origin = {"format": "pymarl", "file": source.name, "sha256": _sha256(source)}
+        writer = stack.enter_context(
+            create_whole(path, spec, rows=1, provenance={"source": origin}, codec=codec)
+        )
+        for batch in _batches(members):
+            writer.append(*_records(batch, spec))
+    return writer.path
+
+
+class _Member(NamedTuple):
+    """An array inside a zip file, read an episode at a time."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    data: IO[bytes]
+
+    @property
+    def episode_bytes(self) -> int:
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+    def read(self, episodes: int) -> NumpyArray:
+        """Return the next episodes."""
+        try:
+            data = self.data.read(episodes * self.episode_bytes)
+            return np.frombuffer(data, self.dtype).reshape(episodes, *self.shape[1:])
+        except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
+            raise VaultError(
+                f"the array {self.name!r} is damaged or incomplete: {error}"
+            ) from error
+
+
+def _open(source: Path, stack: ExitStack) -> dict[str, _Member]:
+    try:
+        archive = stack.enter_context(zipfile.ZipFile(source))
+    except FileNotFoundError as error:
+        raise VaultNotFoundError(f"there is no file {source} to convert.") from error
+    except (zipfile.BadZipFile, OSError) as error:
+        raise VaultError(f"{source} is not an .npz file: {error}.") from error
+    found = {name.removesuffix(".npy") for name in archive.namelist()}
+    missing = [name for name in _REQUIRED if name not in found]
+    if missing:
+        raise VaultError(
+            f"{source} is not of PyMARL's layout: it has no {', '.join(missing)}, only "
+            f"{', '.join(sorted(found)) or 'nothing'}."
+        )
+    names = [name for name in (*_REQUIRED, *_OPTIONAL) if name in found]
+    members = [_member(name, stack.enter_context(archive.open(f"{name}.npy"))) for name in names]
+    _check_shapes(source, members)
+    return {member.name: member for member in members}
+
+
+def _member(name: str, data: IO[bytes]) -> _Member:
+    try:
+        version = np.lib.format.read_magic(data)
+        read_header = (
+            np.lib.format.read_array_header_1_0
+            if version == (1, 0)
+            else np.lib.format.read_array_header_2_0
+        )
+        shape, fortran, dtype = read_header(data)
+    except (zipfile.BadZipFile, zlib.error, ValueError) as error:
+        raise VaultError(f"the array {name!r} is damaged: {error}") from error
+    if fortran or dtype.hasobject:
+        raise VaultError(
+            f"the array {name!r} holds Python objects or is in Fortran order: save it as a plain "
+            "array with np.ascontiguousarray."
+        )
+    return _Member(name, shape, dtype, data)
+
+
+def _check_shapes(source: Path, members: list[_Member]) -> None:
+    axes = {"obs": 4, "actions": 4, "avail_actions": 4}
+    lead = members[0].shape[:2]
+    for member in members:
+        if len(member.shape) != axes.get(member.name, 3) or member.shape[:2] != lead:
+            raise VaultError(
+                f"{source} is not of PyMARL's layout: {member.name!r} has shape {member.shape}, "
+                f"and obs has {members[0].shape}."
+            )
+
+
+def _spec(members: Mapping[str, _Member], wanted: EnvSpec | None, limit: int | None) -> EnvSpec:
+    """Return the spec of the data, which must be as wanted."""
+    *_, num_agents, observation_size = members["obs"].shape
+    state = members.get("state")
+    sizes = {
+        "num_agents": num_agents,
+        "observation_size": observation_size,
+        "state_size": state.shape[-1] if state else num_agents * observation_size,
+    }
+    if legal := members.get("avail_actions"):
+        sizes["action_size"] = legal.shape[-1]
+    if wanted:
+        for name, size in sizes.items():
+            if getattr(wanted, name) != size:
+                raise ShapeError(
+                    f"the data has {name} {size}, and {wanted.name or 'the environment'} has "
+                    f"{getattr(wanted, name)}: name the environment that the data is from."
+                )
+        return dataclasses.replace(wanted, time_limit=limit or wanted.time_limit)
+    if not legal:
+        raise VaultError(
+            "the data has no avail_actions, so nothing tells how many actions there are: name its "
+            "environment."
+        )
+    return EnvSpec(
+        name="",
+        action=Discrete(sizes.pop("action_size")),
+        time_limit=limit,
+        reward="team" if members["reward"].shape[-1] == 1 else "individual",
+        state="native" if state else "concatenated",
+        **sizes,
+    )
+
+
+def _batches(members: Mapping[str, _Member]) -> Iterator[dict[str, NumpyArray]]:
+    episodes = members["obs"].shape[0]
+    size = max(1, _BLOCK_BYTES // sum(member.episode_bytes for member in members.values()))
+    for start in range(0, episodes, size):
+        count = min(size, episodes - start)
+        yield {name: member.read(count) for name, member in members.items()}
+
+
+def _records(batch: Mapping[str, NumpyArray], spec: EnvSpec) -> tuple[Transition, Finals]:
+    """Put the executed steps of a batch of episodes end to end, in one row."""
+    lengths, executed, last = _extent(batch)
+    ended = batch["terminated"][..., 0] != 0
+    at_limit = (lengths >= (spec.time_limit or np.inf))[:, None]
+    truncated = last & (at_limit | ~ended)
+    agents = (int(lengths.sum()), spec.num_agents)
+    no_log_prob: NumpyArray = np.full(agents, np.nan, np.float32)
+    no_policy: NumpyArray = np.full(agents[0], -1, np.int32)
+
+    def of_agents(x: NumpyArray) -> NumpyArray:
+        return np.broadcast_to(x[executed].reshape(agents[0], -1), agents)
+
+    transition = Transition(
+        view=_view(batch, spec, np.nonzero(executed)),
+        action=_actions(batch["actions"][executed][..., 0], spec),
+        reward=of_agents(batch["reward"].astype(np.float32)),
+        terminated=of_agents(last & ~truncated),
+        truncated=of_agents(truncated),
+        last=last[executed],
+        behaviour_log_prob=no_log_prob,
+        policy_id=no_policy,
+    )
+    view = View(*(x[None] for x in transition.view))
+    whole = Transition(view, *(x[None] for x in transition[1:]))
+    episodes = np.flatnonzero(lengths)
+    final = _view(batch, spec, (episodes, lengths[episodes]))
+    time: NumpyArray = np.cumsum(lengths[episodes]) - 1
+    row: NumpyArray = np.zeros_like(time)
+    return whole, Finals(row, time, final)
+
+
+def _extent(batch: Mapping[str, NumpyArray]) -> tuple[NumpyArray, NumpyArray, NumpyArray]:
+    """Return each episode's executed steps, ``(E,)``, and masks ``(E, T+1)`` of them and the last.
+
+    Slots of a batch that no episode was put in have length 0.
+    """
+    filled = batch["filled"][..., 0] != 0
+    count = filled.sum(1)
+    slots = np.arange(filled.shape[1])
+    lengths = np.maximum(count - 1, 0)
+    executed = slots < lengths[:, None]
+    last = slots == lengths[:, None] - 1
+    ends_early = (batch["terminated"][..., 0] != 0) & executed & ~last
+    if (filled != (slots < count[:, None])).any() or ends_early.any():
+        raise VaultError(
+            "an episode has gaps, or goes on after its end: `filled` must be 1 from the first slot "
+            "to the one after the last step, and `terminated` at that step at the earliest."
+        )
+    return lengths, executed, last
+
+
+def _view(batch: Mapping[str, NumpyArray], spec: EnvSpec, where: tuple[NumpyArray, ...]) -> View:
+    observation = batch["obs"][where].astype(np.float32)
+    count = len(observation)
+    agents = (count, spec.num_agents)
+    if "state" in batch:
+        state = batch["state"][where].astype(np.float32)
+    else:
+        state = observation.reshape(count, -1)
+    if "avail_actions" in batch:
+        legal = batch["avail_actions"][where] != 0
+    else:
+        legal = np.ones((*agents, spec.num_actions), bool)
+    alive: NumpyArray = np.ones(agents, bool)
+    return View(observation, state, legal, alive)
+
+
+def _actions(actions: NumpyArray, spec: EnvSpec) -> NumpyArray:
+    if actions.size and not 0 <= actions.min() <= actions.max() < spec.num_actions:
+        raise VaultError(
+            f"the data has actions {actions.min()} to {actions.max()}, and there are "
+            f"{spec.num_actions}, from 0: name the environment that the data is from."
+        )
+    return actions.astype(np.int32)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

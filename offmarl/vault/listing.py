@@ -1,0 +1,132 @@
+"""Finding vaults, and what can be said of them at a glance."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from offmarl.errors import OffmarlError, VaultError, VaultFormatError, VaultNotFoundError
+from offmarl.vault import layout
+from offmarl.vault.layout import Head, Schema
+from offmarl.vault.reader import Vault, read_metadata
+from offmarl.vault.store import MANIFEST, METADATA, Store
+
+SUFFIX = ".vlt"
+
+
+class Summary(NamedTuple):
+    """A vault at a glance; None where finding out would mean reading the data."""
+
+    name: str
+    uid: str
+    env: str | None = None
+    num_agents: int | None = None
+    steps: int | None = None
+    """Recorded transitions in all rows."""
+    episodes: int | None = None
+    """Episodes that ended."""
+    mean_return: float | None = None
+    """Mean over those, and over agents."""
+    native: bool = False
+    error: str | None = None
+    """Why the vault cannot be read, if it cannot."""
+
+
+def open_vault(path: str | os.PathLike[str]) -> Vault:
+    """Open a vault for reading, as it is now.
+
+    Parameters
+    ----------
+    path
+        ``<directory>/<name>.vlt/<uid>``, or ``<directory>/<name>.vlt`` where it holds one uid.
+
+    Raises
+    ------
+    VaultNotFoundError
+        There is nothing there.
+    VaultFormatError
+        What is there is not a vault, or is damaged.
+    """
+    return Vault(locate(path))
+
+
+def locate(path: str | os.PathLike[str]) -> Path:
+    """Return the directory of the vault that a path means; see `open_vault`."""
+    given = Path(path).absolute()
+    if not given.exists():
+        raise VaultNotFoundError(f"there is no vault at {given}.{_beside(given)}")
+    if is_vault(given):
+        return given
+    inside = vaults_in(given)
+    if len(inside) == 1:
+        return inside[0]
+    if inside:
+        names = ", ".join(vault.name for vault in inside)
+        raise VaultError(f"{given} holds several vaults: add one of {names} to the path.")
+    raise VaultFormatError(
+        f"{given} is not a vault: a vault is a directory with {METADATA} and {MANIFEST} in it."
+    )
+
+
+def _beside(path: Path) -> str:
+    near = vaults_in(path.parent) if path.parent.is_dir() else []
+    return f" Beside it: {', '.join(vault.name for vault in near)}." if near else ""
+
+
+def is_vault(path: Path) -> bool:
+    """Whether a directory looks like a vault."""
+    return (path / METADATA).is_file() and (path / MANIFEST).is_file()
+
+
+def vaults_in(directory: Path) -> list[Path]:
+    """Return the vaults right below a directory; those being created are not there yet."""
+    if not directory.is_dir():
+        return []
+    return sorted(
+        path for path in directory.iterdir() if not path.name.startswith(".") and is_vault(path)
+    )
+
+
+def list_vaults(directory: str | os.PathLike[str]) -> Iterator[tuple[Path, Summary]]:
+    """Walk a directory tree and yield every vault's path and summary, by path.
+
+    A vault that cannot be read is listed with its error.
+    """
+    root = Path(directory)
+    if not root.is_dir():
+        raise VaultNotFoundError(f"there is no directory {root} to list vaults in.")
+    for parent, below, _ in os.walk(root):
+        below.sort()
+        if parent.endswith(SUFFIX):
+            below.clear()
+            yield from ((path, summarise(path)) for path in vaults_in(Path(parent)))
+
+
+def summarise(path: Path) -> Summary:
+    """Return a vault's summary from its few small keys."""
+    summary = Summary(path.parent.name.removesuffix(SUFFIX), path.name)
+    try:
+        return _summarise(summary, path)
+    except OffmarlError as error:
+        return summary._replace(error=str(error))
+
+
+def _summarise(summary: Summary, path: Path) -> Summary:
+    store = Store(path)
+    schema = store.get_json(layout.SCHEMA_KEY)
+    if schema is None:
+        leaves, rows = layout.read_metadata(read_metadata(path))
+        length = int(store.array(layout.INDEX_PREFIX).read().result()[0])
+        observation = leaves.get("observations")
+        num_agents = observation.shape[0] if observation and observation.shape else None
+        return summary._replace(num_agents=num_agents, steps=rows * length)
+    spec, rows, *_ = Schema.from_json(schema)
+    head = Head.from_json(store.get_json(layout.HEAD_KEY))
+    return summary._replace(
+        env=spec.name or None,
+        num_agents=spec.num_agents,
+        steps=rows * head.length,
+        episodes=head.episodes,
+        mean_return=head.total_return / head.episodes if head.episodes else None,
+        native=True,
+    )

@@ -1,0 +1,313 @@
+"""Reading vaults: ours, and those that stock flashbax wrote."""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from offmarl.errors import VaultError, VaultFormatError
+from offmarl.types import Discrete, EnvSpec, Transition, View
+from offmarl.vault import layout, tables
+from offmarl.vault.layout import Head, Leaf, NumpyArray, Schema
+from offmarl.vault.store import METADATA, Store
+
+_BLOCK_BYTES = 2**25
+"""About how much is in memory at once where a whole vault is gone through."""
+
+_EVERY_ROW = slice(None)
+
+
+class Own(NamedTuple):
+    """Our own keys, all of one commit."""
+
+    schema: Schema
+    head: Head
+    ended: tables.Table
+    running: tables.Table
+    provenance: dict[str, Any]
+    stock_length: int
+    """The length that stock programs see."""
+
+    @property
+    def length(self) -> int:
+        """Steps of each row, those that a stock program appended included."""
+        return self.head.length + self.stock_length - min(self.head.length, layout.MAX_STOCK_LENGTH)
+
+    @property
+    def unverified(self) -> tuple[tuple[int, int], ...]:
+        """Intervals of steps that a stock program appended, not adopted ones included."""
+        begin = self.head.length
+        return self.head.unverified + (((begin, self.length),) if begin < self.length else ())
+
+
+class Vault:
+    """A vault as it was when it was opened; made by `open_vault`.
+
+    Attributes
+    ----------
+    path
+        Its directory.
+    own
+        Our own keys; None in a foreign vault.
+    leaves
+        Disk name to the data type and the shape of a single step.
+    rows, length
+        The first two axes of every array: environments, and time steps of each.
+    provenance
+        Where the data comes from; JSON.
+    unverified
+        Intervals of steps, ``((start, stop), ...)``, that a stock program appended.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._store = Store(path)
+        self._arrays: dict[str, Any] = {}
+        metadata = read_metadata(path)
+        self.own = read_own(self._store)
+        if self.own:
+            self._describe(self.own, metadata)
+        else:
+            self._describe_foreign(metadata)
+
+    def _describe(self, own: Own, metadata: Mapping[str, Any]) -> None:
+        expected = layout.metadata(own.schema)
+        if any(metadata.get(key) != expected[key] for key in layout.STOCK_KEYS):
+            raise VaultFormatError(
+                f"{self.path / METADATA} contradicts the vault's own schema, so one of them was "
+                "changed or damaged: copy the vault again from where it came from."
+            )
+        self.leaves = layout.leaves(own.schema.spec)
+        self.rows, self.length = own.schema.rows, own.length
+        self.provenance = own.provenance
+        self.unverified = own.unverified
+
+    def _describe_foreign(self, metadata: Mapping[str, Any]) -> None:
+        self.leaves, self.rows = layout.read_metadata(metadata)
+        for name, leaf in self.leaves.items():
+            self._check_array(name, leaf)
+        self.length = int(self._store.array(layout.INDEX_PREFIX).read().result()[0])
+        self.provenance = {key: metadata[key] for key in metadata if key not in layout.STOCK_KEYS}
+        self.unverified = ()
+
+    def _check_array(self, name: str, leaf: Leaf) -> None:
+        array = self._array(name)
+        found = Leaf(array.dtype.numpy_dtype, array.shape[2:])
+        if found != leaf or array.shape[0] != self.rows:
+            raise VaultFormatError(
+                f"{self.path}: {METADATA} says that {name} has {self.rows} rows of {leaf.dtype} "
+                f"{leaf.shape}, and its array has {array.shape[0]} of {found.dtype} {found.shape}."
+            )
+
+    @property
+    def native(self) -> bool:
+        """Whether it has an episode table, final views and provenance of ours."""
+        return self.own is not None
+
+    @property
+    def name(self) -> str:
+        """The dataset's name: that of the directory above, without ``.vlt``."""
+        return self.path.parent.name.removesuffix(".vlt")
+
+    @property
+    def uid(self) -> str:
+        """What tells it from the dataset's other vaults."""
+        return self.path.name
+
+    @property
+    def num_steps(self) -> int:
+        """Recorded transitions in all rows."""
+        return self.rows * self.length
+
+    @cached_property
+    def spec(self) -> EnvSpec:
+        """The environment's sizes; in a foreign vault, what its arrays tell of them."""
+        if self.own:
+            return self.own.schema.spec
+        spec = layout.spec_of(self.leaves)
+        if spec.action == Discrete(0):
+            spec = dataclasses.replace(spec, action=Discrete(self._highest_action() + 1))
+        return spec
+
+    def _highest_action(self) -> int:
+        blocks = (self.read(*b, leaves=["actions"]) for b in self.blocks(["actions"]))
+        return max((int(block["actions"].max()) for block in blocks), default=0)
+
+    @cached_property
+    def episodes(self) -> tables.Episodes:
+        """Every episode, by row and start; those that run on at the end of the data too."""
+        return tables.to_episodes(np.concatenate(list(self._tables())))
+
+    def _tables(self) -> Iterator[tables.Table]:
+        if self.own is None:
+            yield from self._scan(tables.none_running(self.rows, self.spec.num_agents))
+            return
+        head, running = self.own.head, self.own.running
+        yield self.own.ended
+        yield running[running["length"] > 0]
+        if head.length < self.length:
+            nobody = tables.none_running(self.rows, self.spec.num_agents, head.length)
+            yield from self._scan(nobody)
+
+    def _scan(self, running: tables.Table) -> Iterator[tables.Table]:
+        """Find the episodes of steps whose table nobody kept."""
+        wanted = ("rewards", "terminals", "truncations")
+        found = [name for name in wanted if name in self.leaves]
+        for begin, stop in self.blocks(found, int(running["start"][0])):
+            signals = layout.signals_from_disk(self.read(begin, stop, leaves=found))
+            ended, running = tables.scan(running, begin, signals)
+            yield ended
+        yield running[running["length"] > 0]
+
+    @cached_property
+    def finals(self) -> View:
+        """The views that episodes ended with, ``(F, ...)``; `Episodes.final` points here."""
+        count = self.own.head.finals if self.own else 0
+        values = blocks_before(self._store, layout.FINALS_PREFIX, count)
+        return layout.unpack_view(np.frombuffer(values, layout.view_dtype(self.spec)))
+
+    def read(
+        self,
+        start: int = 0,
+        stop: int | None = None,
+        rows: slice = _EVERY_ROW,
+        leaves: Iterable[str] | None = None,
+    ) -> dict[str, NumpyArray]:
+        """Read arrays as they are on disk.
+
+        Parameters
+        ----------
+        start, stop
+            The time steps; all by default.
+        rows
+            The environments.
+        leaves
+            Disk names; all by default.
+
+        Returns
+        -------
+        dict
+            Disk name to array ``(B, T, ...)``.
+
+        Raises
+        ------
+        VaultError
+            There are no such steps or arrays, or they cannot be read.
+        """
+        stop = self.length if stop is None else stop
+        if not 0 <= start <= stop <= self.length:
+            raise VaultError(
+                f"steps {start} to {stop} were asked for, and {self.path} has steps 0 to "
+                f"{self.length}."
+            )
+        arrays = {name: self._array(name) for name in (self.leaves if leaves is None else leaves)}
+        rows = slice(*rows.indices(self.rows))
+        with self._store.errors():
+            reads = {name: x[rows, start:stop].read() for name, x in arrays.items()}
+            return {name: np.asarray(read.result()) for name, read in reads.items()}
+
+    def transitions(
+        self, start: int = 0, stop: int | None = None, rows: slice = _EVERY_ROW
+    ) -> Transition:
+        """Read steps as records ``(B, T, ...)``; what a foreign vault lacks is filled in.
+
+        Everything is legal and everybody alive where the vault does not tell, the state is all
+        observations, log-probabilities are NaN and policies -1.
+        """
+        known = [name for name in layout.leaves(self.spec) if name in self.leaves]
+        return layout.from_disk(self.read(start, stop, rows, known), self.spec)
+
+    def __getitem__(self, steps: slice) -> Transition:
+        """Return the transitions of a slice of time, with Python's rules for slices."""
+        start, stop, stride = steps.indices(self.length)
+        if stride != 1:
+            raise VaultError(f"steps are read one after the other, not every {stride}th.")
+        return self.transitions(start, max(start, stop))
+
+    def blocks(
+        self, leaves: Iterable[str] | None = None, start: int = 0
+    ) -> Iterator[tuple[int, int]]:
+        """Cut time into intervals that fit in memory and end where chunks do."""
+        names = list(self.leaves if leaves is None else leaves)
+        step_bytes = self.rows * sum(self.leaves[name].step_bytes for name in names)
+        chunk = max(self._array(name).chunk_layout.read_chunk.shape[1] for name in names)
+        size = chunk * max(1, _BLOCK_BYTES // (step_bytes * chunk))
+        while start < self.length:
+            stop = min(self.length, (start // size + 1) * size)
+            yield start, stop
+            start = stop
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the logical content; see `offmarl.vault.digest`."""
+        from offmarl.vault.digest import digest
+
+        return digest(self)
+
+    def _array(self, name: str) -> Any:
+        if name not in self.leaves:
+            raise VaultError(
+                f"{self.path} has no array named {name!r}: it has {', '.join(self.leaves)}."
+            )
+        if name not in self._arrays:
+            self._arrays[name] = self._store.array(layout.prefix_of(name))
+        return self._arrays[name]
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """Return the content of ``metadata.json``."""
+    try:
+        metadata = json.loads((path / METADATA).read_text())
+    except (OSError, ValueError) as error:
+        raise VaultFormatError(f"{path / METADATA} cannot be read: {error}.") from error
+    if not isinstance(metadata, dict):
+        raise VaultFormatError(f"{path / METADATA} does not hold a JSON object.")
+    return metadata
+
+
+def read_own(store: Store) -> Own | None:
+    """Return our own keys, or None where there are none."""
+    data = store.get_json(layout.SCHEMA_KEY)
+    if data is None:
+        return None
+    schema = Schema.from_json(data)
+    # A writer may commit between two reads; the head tells, because every commit changes it.
+    while True:
+        head_bytes = store.get(layout.HEAD_KEY)
+        own = _read_own(store, schema, Head.from_json(json.loads(head_bytes or b"{}")))
+        if store.get(layout.HEAD_KEY) == head_bytes:
+            return own
+
+
+def _read_own(store: Store, schema: Schema, head: Head) -> Own:
+    index, running, provenance = store.get_all(
+        [layout.INDEX_KEY, layout.RUNNING_KEY, layout.PROVENANCE_KEY]
+    )
+    dtype = tables.dtype(schema.spec.num_agents)
+    ended = blocks_before(store, layout.EPISODES_PREFIX, head.episodes)
+    own = Own(
+        schema=schema,
+        head=head,
+        ended=np.frombuffer(ended, dtype),
+        running=np.frombuffer(running, dtype),
+        provenance=json.loads(provenance),
+        stock_length=layout.decode_index(index),
+    )
+    if own.length < head.length:
+        raise VaultFormatError(
+            f"{store.path} had {head.length} steps a row, and its index was set back to "
+            f"{own.stock_length}: a program that does not know our lock wrote over it while it was "
+            "being recorded."
+        )
+    return own
+
+
+def blocks_before(store: Store, prefix: str, count: int) -> bytes:
+    """Join the blocks of a table that begin before its ``count``-th record."""
+    if not count:
+        return b""
+    keys = [key for key in store.keys(prefix) if int(key.removeprefix(prefix)) < count]
+    return b"".join(store.get_all(keys))

@@ -1,0 +1,154 @@
+"""The key-value store below a vault: atomic commits, locks, and errors in our own words."""
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import tensorstore as ts
+
+from offmarl.errors import (
+    VaultConflictError,
+    VaultError,
+    VaultFormatError,
+    VaultFullError,
+    VaultLockedError,
+)
+
+MANIFEST = "manifest.ocdbt"
+METADATA = "metadata.json"
+LOCK = "writer.lock"
+
+_NO_ROOM = ("No space left", "ENOSPC", "File too large", "EFBIG", "EDQUOT", "quota exceeded")
+
+
+class Store:
+    """An OCDBT key-value store in a directory."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._context = ts.Context()
+        self._spec = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{path}/"}}
+        self._kv = ts.KvStore.open(self._spec, context=self._context).result()
+
+    def get(self, key: str) -> bytes | None:
+        """Return the value of a key, or None."""
+        with self.errors():
+            found = self._kv.read(key).result()
+        return bytes(found.value) if found.state == "value" else None
+
+    def get_json(self, key: str) -> Any:
+        """Return the JSON value of a key, or None."""
+        value = self.get(key)
+        return None if value is None else json.loads(value)
+
+    def keys(self, prefix: str) -> list[str]:
+        """Return the keys that begin with a prefix, sorted."""
+        with self.errors():
+            found = self._kv.list(ts.KvStore.KeyRange(prefix, prefix + "\xff")).result()
+        return sorted(key.decode() for key in found)
+
+    def get_all(self, keys: list[str]) -> list[bytes]:
+        """Return the values of keys that must be there."""
+        with self.errors():
+            found = [future.result() for future in [self._kv.read(key) for key in keys]]
+        missing = [key for key, value in zip(keys, found, strict=True) if value.state != "value"]
+        if missing:
+            raise VaultFormatError(f"{self.path} has lost {missing[0]}: the vault is damaged.")
+        return [bytes(value.value) for value in found]
+
+    def stamp(self, key: str) -> bytes:
+        """Return the generation of a key, which changes whenever it is written."""
+        with self.errors():
+            return bytes(self._kv.read(key, byte_range=slice(0, 1)).result().stamp.generation)
+
+    def array(self, prefix: str) -> ts.TensorStore:
+        """Open the zarr array whose keys begin with ``prefix`` for reading."""
+        spec = {"driver": "zarr", "kvstore": {**self._spec, "path": prefix}}
+        with self.errors():
+            return ts.open(spec, context=self._context, open=True, read=True).result()
+
+    def commit(self, writes: Mapping[str, bytes], fence: Mapping[str, bytes]) -> "ts.Future[None]":
+        """Start to write all values or none.
+
+        Parameters
+        ----------
+        writes
+            Keys and values.
+        fence
+            Keys and the generations they must still have.
+
+        Returns
+        -------
+        Future
+            Done when everything is durable.
+        """
+        transaction = ts.Transaction(atomic=True, repeatable_read=True)
+        inside = self._kv.with_transaction(transaction)
+        reads = {key: inside.read(key, if_not_equal=stamp) for key, stamp in fence.items()}
+        if any(read.result().stamp.generation != fence[key] for key, read in reads.items()):
+            transaction.abort()
+            raise _conflict(self.path)
+        pending = [inside.write(key, value) for key, value in writes.items()]
+        done = transaction.commit_async()
+        # A dropped future is a dropped write: they live as long as the commit does.
+        done.add_done_callback(lambda _: pending.clear())
+        return done
+
+    def errors(self) -> contextlib.AbstractContextManager[None]:
+        """Turn what tensorstore raises into errors of ours."""
+        return errors_of(self.path)
+
+
+@contextlib.contextmanager
+def errors_of(path: Path) -> Iterator[None]:
+    """Turn what tensorstore and the system raise about a vault into errors of ours."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        text = str(error)
+        if "Generation mismatch" in text:
+            raise _conflict(path) from error
+        if any(sign in text for sign in _NO_ROOM):
+            raise VaultFullError(
+                f"there is no room on the disk for {path}: everything committed is safe and "
+                "readable. Make room, then flush the writer or repeat the command."
+            ) from error
+        raise VaultError(f"{path} cannot be read or written: {text}") from error
+
+
+def _conflict(path: Path) -> VaultConflictError:
+    return VaultConflictError(
+        f"{path} was changed by a program that does not know our lock; nothing was written over "
+        "it. Stop that program and open the vault again: the steps it appended will be adopted."
+    )
+
+
+class WriterLock:
+    """The exclusive right to write to a directory; it dies with the process that holds it."""
+
+    def __init__(self, directory: Path):
+        try:
+            self._fd = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise VaultError(f"{directory} cannot be written to: {error.strerror}.") from error
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(self._fd, 1000, 0).decode(errors="replace") or "another process"
+            os.close(self._fd)
+            raise VaultLockedError(
+                f"{directory} is being written by {holder}: wait until it is done, or stop it."
+            ) from error
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+
+    def release(self) -> None:
+        """Let others write; again does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

@@ -1,0 +1,191 @@
+"""The episode table: where each episode lies, what it returned and how it ended.
+
+Episodes stand one after the other on the time axis of each row. A table is a structured array with
+one record an episode; the episodes still running are a table too, one record a row, so that a
+block of steps can be scanned without looking at the ones before it.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from offmarl.errors import ShapeError
+
+OPEN, TERMINATED, TRUNCATED, CUT = range(4)
+CAUSES = np.array(["open", "terminated", "truncated", "cut"])
+"""How an episode ended: it did not (as far as the data goes), in itself, by a limit of the
+environment, or because the recording ended it on purpose."""
+
+Table = np.ndarray[Any, Any]
+"""A structured array of `dtype`."""
+
+
+class Episodes(NamedTuple):
+    """All M episodes of a vault, ordered by row and start."""
+
+    row: Int[np.ndarray, "M"]
+    start: Int[np.ndarray, "M"]
+    """Index of the first step on the time axis."""
+    length: Int[np.ndarray, "M"]
+    """Steps."""
+    returns: Float[np.ndarray, "M N"]
+    """Undiscounted sum of each agent's rewards."""
+    terminated: Bool[np.ndarray, "M"]
+    truncated: Bool[np.ndarray, "M"]
+    """Cut off from outside for at least one agent; never true together with ``terminated``."""
+    cause: np.ndarray[Any, np.dtype[np.str_]]
+    """One of `CAUSES` each."""
+    policy_id: Int[np.ndarray, "M"]
+    """The policy of the first step; -1 where unknown."""
+    final: Int[np.ndarray, "M"]
+    """Index into the vault's final views, or -1."""
+
+
+class Signals(NamedTuple):
+    """What an episode table is made of."""
+
+    reward: Float[np.ndarray, "B T N"]
+    terminated: Bool[np.ndarray, "B T N"]
+    truncated: Bool[np.ndarray, "B T N"]
+    policy_id: Int[np.ndarray, "B T"]
+
+    @property
+    def last(self) -> Bool[np.ndarray, "B T"]:
+        """Steps that ended an episode, for all agents."""
+        return (self.terminated | self.truncated).all(-1)
+
+
+def dtype(num_agents: int) -> np.dtype[Any]:
+    """Return the packed type of a table's records."""
+    return np.dtype(
+        [
+            ("row", "<i4"),
+            ("start", "<i8"),
+            ("length", "<i8"),
+            ("returns", "<f8", (num_agents,)),
+            ("cause", "u1"),
+            ("policy_id", "<i4"),
+            ("final", "<i8"),
+        ]
+    )
+
+
+def none_running(rows: int, num_agents: int, start: int = 0) -> Table:
+    """Return the running table of rows whose next step, at ``start``, begins an episode."""
+    table = np.zeros(rows, dtype(num_agents))
+    table["row"] = np.arange(rows)
+    table["start"] = start
+    table["policy_id"] = table["final"] = -1
+    return table
+
+
+def scan(running: Table, begin: int, signals: Signals) -> tuple[Table, Table]:
+    """Cut a block of steps into the episodes that end in it and those that go on.
+
+    Sums run in the order of time, so returns are the same bits however the steps are split into
+    blocks.
+
+    Parameters
+    ----------
+    running
+        The episodes running before the block, one a row.
+    begin
+        The block's place on the time axis.
+    signals
+        Its steps.
+
+    Returns
+    -------
+    ended, running
+        The episodes that ended, by row and start, without their final views; and those that run on.
+    """
+    reward, last = signals.reward, signals.last
+    rows, _, num_agents = reward.shape
+    row, time = np.nonzero(last)
+    ends = last.sum(1)
+    goes_on = np.cumsum(ends + 1) - 1
+    first = goes_on - ends
+
+    table = np.zeros(len(row) + rows, running.dtype)
+    table["row"] = np.repeat(np.arange(rows), ends + 1)
+    table["final"] = -1
+    is_end = np.ones(len(table), bool)
+    is_end[goes_on] = False
+    table["start"][np.flatnonzero(is_end) + 1] = begin + time + 1
+    table["start"][first] = running["start"]
+
+    segment = first[:, None] + np.cumsum(last, 1) - last
+    of_step = np.concatenate([first, segment.ravel()])
+    table["length"] = np.bincount(segment.ravel(), minlength=len(table))
+    table["length"][first] += running["length"]
+    for agent in range(num_agents):
+        weights = np.concatenate([running["returns"][:, agent], reward[..., agent].ravel()])
+        table["returns"][:, agent] = np.bincount(of_step, weights, len(table))
+
+    table["policy_id"] = _first_policy(table, begin, signals.policy_id)
+    going = running["length"] > 0
+    table["policy_id"][first[going]] = running["policy_id"][going]
+    by_limit = signals.truncated[row, time].any(-1)
+    table["cause"][is_end] = np.where(by_limit, TRUNCATED, TERMINATED)
+    return table[is_end], table[goes_on]
+
+
+def _first_policy(table: Table, begin: int, policy_id: Int[np.ndarray, "B T"]) -> Any:
+    steps = policy_id.shape[1]
+    time = table["start"] - begin
+    inside = (time >= 0) & (time < steps)
+    return np.where(inside, policy_id[table["row"], np.clip(time, 0, steps - 1)], -1)
+
+
+def attach_finals(
+    ended: Table,
+    begin: int,
+    row: Int[np.ndarray, "F"],
+    time: Int[np.ndarray, "F"],
+    first: int,
+) -> Table:
+    """Tell the episodes that ended in a block which final view is theirs.
+
+    Parameters
+    ----------
+    ended
+        As `scan` returned them for the block at ``begin``.
+    row, time
+        Where the episode of each final view ended; time counts from ``begin``.
+    first
+        The number of the first of these final views in the vault.
+
+    Raises
+    ------
+    ShapeError
+        No episode ended there, or two final views name the same end.
+    """
+    ends = zip(ended["row"], ended["start"] + ended["length"] - 1 - begin, strict=True)
+    episode_of = {end: episode for episode, end in enumerate(ends)}
+    ended = ended.copy()
+    for number, end in enumerate(zip(row, time, strict=True), first):
+        if end not in episode_of:
+            raise ShapeError(
+                "final views are given one for each step whose `last` is true, and there is none "
+                f"(or another view already) for row {end[0]}, step {end[1]} of this chunk."
+            )
+        ended["final"][episode_of.pop(end)] = number
+    return ended
+
+
+def to_episodes(table: Table) -> Episodes:
+    """Return a table as plain arrays, ordered by row and start."""
+    table = table[np.lexsort((table["start"], table["row"]))]
+    cause = table["cause"]
+    return Episodes(
+        row=table["row"].astype(np.int64),
+        start=table["start"].copy(),
+        length=table["length"].copy(),
+        returns=table["returns"].copy(),
+        terminated=cause == TERMINATED,
+        truncated=(cause == TRUNCATED) | (cause == CUT),
+        cause=CAUSES[cause],
+        policy_id=table["policy_id"].astype(np.int64),
+        final=table["final"].copy(),
+    )

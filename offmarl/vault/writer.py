@@ -1,0 +1,328 @@
+"""Appending to vaults.
+
+Steps are gathered to whole chunks, and a commit writes finished chunks, the episode table and the
+new length in one atomic transaction. The length covers whole appended records only: a finished
+chunk may hold the beginning of a record whose end is still in memory, and those steps are not there
+yet. So whatever happens, a vault holds its first so many records and nothing else.
+"""
+
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from offmarl.errors import ShapeError, VaultError, VaultFormatError
+from offmarl.types import EnvSpec, Finals, Transition
+from offmarl.vault import layout, tables
+from offmarl.vault.chunks import ChunkBuffer
+from offmarl.vault.layout import Head, NumpyArray
+from offmarl.vault.listing import locate
+from offmarl.vault.reader import Vault
+from offmarl.vault.store import Store, WriterLock
+from offmarl.vault.tables import Signals
+
+Rows = bool | np.ndarray[Any, np.dtype[np.bool_]]
+"""A flag for each row, or one for all of them."""
+
+
+class _Record(NamedTuple):
+    """What one appended record adds to the vault's tables, and the head that counts it in."""
+
+    head: Head
+    ended: tables.Table
+    finals: NumpyArray
+    running: tables.Table
+
+
+class Writer:
+    """The one writer of a vault; made by `create` and `resume`, closed as a context manager.
+
+    Any thread may use it, inside a running event loop too, but only one at a time.
+    """
+
+    def __init__(self, path: Path, lock: WriterLock):
+        vault = Vault(path)
+        if vault.own is None:
+            raise VaultFormatError(
+                f"{path} was not written by offmarl, so nothing can be appended to it: copy its "
+                "data to a vault of ours first."
+            )
+        self.path = path
+        self._lock = lock
+        self._store = Store(path)
+        self._schema, self._head, _, self._running, self._provenance, _ = vault.own
+        self._tip = self._head
+        self._pending: list[_Record] = []
+        self._annotated = False
+        self._chunks = ChunkBuffer(self._schema, self._head.length)
+        self._chunks.restore(vault.read(self._chunks.tail.start, self._head.length))
+        self._fence = self._stamps()
+        self._closed = False
+        if vault.length > self._head.length:
+            self._adopt(vault)
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The environment's sizes."""
+        return self._schema.spec
+
+    @property
+    def length(self) -> int:
+        """Committed steps of each row."""
+        return self._head.length
+
+    def chunks(self, run: str) -> int:
+        """Return how many chunks of a run are committed."""
+        return self._head.runs.get(run, 0)
+
+    def append(
+        self,
+        transition: Transition,
+        finals: Finals | None = None,
+        *,
+        run: str = "",
+        chunk: int | None = None,
+        cut: Rows = False,
+    ) -> None:
+        """Add steps to every row.
+
+        All is copied before the call returns. Where the disk has no room the steps stay in memory
+        and `flush` tries again: they must not be appended twice.
+
+        Parameters
+        ----------
+        transition
+            Arrays ``(rows, T, ...)``, any T.
+        finals
+            The views that the episodes which ended here ended with. The next view at the end of an
+            episode without one is unknown.
+        run, chunk
+            Who appends, and which of its records this is, counted from 0; by default the next. A
+            record that is there already is skipped, so a command can be run again. An episode never
+            goes on from one run to another.
+        cut
+            Rows in which the recording, not the environment, ended an episode at the last step.
+
+        Raises
+        ------
+        ShapeError
+            The arrays have other shapes or types than the vault's, or contradict one another.
+        VaultError
+            An earlier record of the run is missing, the writer is closed, or the commit failed.
+        """
+        self._check_open()
+        done = self._tip.runs.get(run, 0)
+        if chunk is not None and chunk < done:
+            return
+        if chunk is not None and chunk > done:
+            raise VaultError(
+                f"chunk {chunk} of run {run!r} does not follow: {self.path} has the first {done}. "
+                f"Append chunk {done} next."
+            )
+        tip = self._tip._replace(run=run, runs={**self._tip.runs, run: done + 1})
+        self._accept(transition, finals, tip, fresh=run != self._tip.run, cut=cut)
+        if self._chunks.staged:
+            self._commit()
+
+    def annotate(self, provenance: Mapping[str, Any]) -> None:
+        """Merge a JSON object into the provenance, with the next commit."""
+        layout.dump_json(dict(provenance))
+        self._provenance = {**self._provenance, **provenance}
+        self._annotated = True
+
+    def flush(self) -> None:
+        """Commit everything: when this returns, all that was appended is durable."""
+        self._check_open()
+        if self._pending:
+            self._chunks.stage_tail()
+        if self._pending or self._annotated:
+            self._commit()
+
+    def close(self) -> None:
+        """Flush, and let others write; again does nothing."""
+        if self._closed:
+            return
+        try:
+            self.flush()
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Let others write; what is not flushed is given up."""
+        self._closed = True
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _accept(
+        self,
+        transition: Transition,
+        finals: Finals | None,
+        tip: Head,
+        *,
+        fresh: bool,
+        cut: Rows = False,
+    ) -> None:
+        """Take steps into the buffer, and what follows from them into the tables.
+
+        Where ``fresh``, the steps begin new episodes, whatever was running.
+        """
+        arrays = layout.to_disk(transition)
+        layout.check_transition(arrays, self._schema)
+        signals = _signals(transition)
+        begin, stop = tip.length, tip.length + signals.reward.shape[1]
+        lost, running = self._running[:0], self._running
+        if fresh:
+            lost = running[running["length"] > 0]
+            running = tables.none_running(len(running), self.spec.num_agents, begin)
+        ended, running = tables.scan(running, begin, signals)
+        ended = _mark_cut(ended, stop, np.broadcast_to(cut, len(running)))
+        views = np.zeros(0, layout.view_dtype(self.spec))
+        if finals is not None:
+            views = layout.pack_view(finals.view, self.spec)
+            where = (np.asarray(finals.row).tolist(), np.asarray(finals.time).tolist())
+            ended = tables.attach_finals(ended, begin, *where, first=tip.finals)
+        _warn_of_length(self.path, begin, stop)
+        tip = tip._replace(
+            length=stop,
+            episodes=tip.episodes + len(lost) + len(ended),
+            finals=tip.finals + len(views),
+            total_return=tip.total_return + float(ended["returns"].mean(-1).sum()),
+        )
+        self._tip, self._running = tip, running
+        self._pending.append(_Record(tip, np.concatenate([lost, ended]), views, running))
+        self._chunks.put(arrays)
+
+    def _adopt(self, vault: Vault) -> None:
+        """Take in what a stock program appended, as episodes of unknown policies."""
+        start = self._head.length
+        unverified = (*self._head.unverified, (start, vault.length))
+        for begin, stop in vault.blocks(start=start):
+            steps = vault.transitions(begin, stop)
+            unknown: NumpyArray = np.full_like(steps.policy_id, -1)
+            steps = steps._replace(policy_id=unknown)
+            tip = self._tip._replace(run=None, unverified=unverified)
+            self._accept(steps, None, tip, fresh=begin == start)
+        self.flush()
+
+    def _commit(self) -> None:
+        """Write what is staged, and the tables up to the last record that is staged whole."""
+        through = self._chunks.through
+        ready = [record for record in self._pending if record.head.length <= through]
+        with self._store.errors():
+            done = self._store.commit(self._chunks.staged | self._tables(ready), self._fence)
+            try:
+                done.result()
+            finally:
+                # An interrupt does not stop a commit: wait, so that our books agree with the disk.
+                if done.exception() is None:
+                    self._committed(ready)
+
+    def _tables(self, ready: list[_Record]) -> dict[str, bytes]:
+        writes = {}
+        if self._annotated:
+            writes[layout.PROVENANCE_KEY] = layout.dump_json(self._provenance)
+        if ready:
+            head = ready[-1].head
+            writes[layout.INDEX_KEY] = layout.encode_index(head.length)
+            writes[layout.HEAD_KEY] = layout.dump_json(head._asdict())
+            writes[layout.RUNNING_KEY] = ready[-1].running.tobytes()
+            ended = np.concatenate([record.ended for record in ready])
+            finals = np.concatenate([record.finals for record in ready])
+            if len(ended):
+                writes[layout.episodes_key(self._head.episodes)] = ended.tobytes()
+            if len(finals):
+                writes[layout.finals_key(self._head.finals)] = finals.tobytes()
+        return writes
+
+    def _committed(self, ready: list[_Record]) -> None:
+        self._chunks.staged.clear()
+        self._annotated = False
+        if ready:
+            self._pending = self._pending[len(ready) :]
+            self._head = ready[-1].head
+        self._fence = self._stamps()
+
+    def _stamps(self) -> dict[str, bytes]:
+        """Return the generations of keys that nobody can append without changing."""
+        keys = (layout.INDEX_KEY, self._chunks.last_key())
+        return {key: self._store.stamp(key) for key in keys}
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise VaultError(f"the writer of {self.path} is closed: resume the vault to go on.")
+
+
+def _signals(transition: Transition) -> Signals:
+    """Return what the episode table needs; `ShapeError` where `last` contradicts it."""
+    signals = Signals(
+        *(
+            np.asarray(field)
+            for field in (
+                transition.reward,
+                transition.terminated,
+                transition.truncated,
+                transition.policy_id,
+            )
+        )
+    )
+    if not np.array_equal(signals.last, np.asarray(transition.last)):
+        raise ShapeError(
+            "`last` must be true exactly where every agent terminated or was truncated: programs "
+            "that read the vault find the ends of episodes by those."
+        )
+    return signals
+
+
+def _mark_cut(ended: tables.Table, stop: int, cut: NumpyArray) -> tables.Table:
+    """Tell truncations by the recording, at the block's end, from those by the environment."""
+    at_end = ended["start"] + ended["length"] == stop
+    if not np.isin(np.flatnonzero(cut), ended["row"][at_end]).all():
+        raise ShapeError(
+            "a row was said to be cut where its episode goes on: set `truncated` and `last` at its "
+            "last step, and give its final view."
+        )
+    truncated = ended["cause"] == tables.TRUNCATED
+    ended["cause"][at_end & truncated & cut[ended["row"]]] = tables.CUT
+    return ended
+
+
+def _warn_of_length(path: Path, begin: int, stop: int) -> None:
+    if begin <= layout.MAX_STOCK_LENGTH < stop:
+        warnings.warn(
+            f"{path} grows past {layout.MAX_STOCK_LENGTH} steps a row: offmarl goes on, but stock "
+            "flashbax will see no further. Record more rows, or several vaults.",
+            stacklevel=4,
+        )
+
+
+def resume(path: str | os.PathLike[str]) -> Writer:
+    """Open a vault of ours to append to it.
+
+    Raises
+    ------
+    VaultLockedError
+        Another writer has it open; the message names the process.
+    VaultFormatError
+        It was not written by offmarl, or is damaged.
+    """
+    found = locate(path)
+    lock = WriterLock(found)
+    try:
+        return Writer(found, lock)
+    except BaseException:
+        lock.release()
+        raise
