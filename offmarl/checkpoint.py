@@ -167,7 +167,7 @@ def _abstract(tree: ArrayTree) -> ArrayTree:
     """Describe the arrays to restore, and the device to put them on."""
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
-    def describe(leaf: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+    def describe(leaf: Any) -> Any:
+        return leaf.update(sharding=sharding)
 
     return jax.tree.map(describe, jax.eval_shape(_without_keys, tree))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl import tracking
 from offmarl.checkpoint import Checkpoints
@@ -116,8 +116,8 @@ class LoadedPolicy:
 
     def __call__(
         self,
-        observation: Float[Array, "N O"],
-        legal_actions: Array | None = None,
+        observation: Float[Array | np.ndarray, "N O"],
+        legal_actions: Bool[Array | np.ndarray, "N A"] | None = None,
         carry: ArrayTree | None = None,
         key: PRNGKeyArray | None = None,
     ) -> tuple[np.ndarray, ArrayTree]:
@@ -145,12 +145,13 @@ class LoadedPolicy:
                 f"the policy of {self.name} acts on observations of shape {expected} (agents, "
                 f"observation size), and was given {np.shape(observation)}."
             )
-        if legal_actions is None:
-            legal_actions = np.ones((self.spec.num_agents, self.spec.action_size), bool)
-        carry = self.policy.initial_carry() if carry is None else carry
-        key = jax.random.key(0) if key is None else key
+        every_action = np.ones((self.spec.num_agents, self.spec.action_size), bool)
         action, _, carry = jax.jit(self.policy.act)(
-            self.params, carry, observation, legal_actions, key
+            self.params,
+            self.policy.initial_carry() if carry is None else carry,
+            observation,
+            every_action if legal_actions is None else legal_actions,
+            jax.random.key(0) if key is None else key,
         )
         return np.asarray(action), carry
 

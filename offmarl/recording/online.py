@@ -1,0 +1,368 @@
+"""Train online, evaluate, and record the tiers: the driver that all recorders share."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array, PRNGKeyArray
+from rich import box
+from rich.table import Table
+
+import offmarl
+from offmarl import runs, tracking, vault
+from offmarl.checkpoint import Checkpoints
+from offmarl.envs import Environment
+from offmarl.evaluation import Evaluation, evaluate
+from offmarl.networks import PolicyConfig, make_policy
+from offmarl.recording.loop import OnlineProgram, State, collect, resume
+from offmarl.recording.policy import record_policy
+from offmarl.recording.provenance import is_complete, open_for_recording
+from offmarl.recording.tiers import FRACTIONS, TIERS, best, first_to_reach, parse_tiers
+from offmarl.recording.writer import ChunkWriter
+from offmarl.types import ArrayTree, Policy
+
+
+@dataclass(frozen=True)
+class OnlineArgs:
+    """What every recorder is told."""
+
+    env: str = "swarm/coverage-3"
+    """Environment to learn in; `offmarl envs` lists them."""
+    tiers: str = "random,medium,expert,replay"
+    """Data to record, of random, poor, medium, good, expert and replay (all training data)."""
+    out: Path = Path("vaults")
+    """Directory for the vaults, and for the run beside them."""
+    steps: int = 100_000
+    """Environment steps to record in each tier; replay has all steps of the training."""
+    total_steps: int = 300_000
+    """Environment steps to train for."""
+    num_envs: int = 32
+    """Environments side by side."""
+    evaluations: int = 50
+    """Versions of the policy to evaluate and keep during training; tiers are chosen from them."""
+    eval_episodes: int = 128
+    """Episodes in an evaluation."""
+    seed: int = 0
+    """Decides everything random."""
+    checkpoint_seconds: float = 30.0
+    """Seconds of work that a kill may cost."""
+
+
+class _Run(NamedTuple):
+    """What the parts below share."""
+
+    name: str
+    args: OnlineArgs
+    env: Environment
+    config: PolicyConfig
+    program: OnlineProgram
+
+    @property
+    def directory(self) -> Path:
+        return self.args.out / f"{self.args.env}.run-{self.name}"
+
+    @property
+    def iteration_steps(self) -> int:
+        return self.program.num_steps * self.args.num_envs
+
+    @property
+    def iterations(self) -> int:
+        return -(-self.args.total_steps // self.iteration_steps)
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """All that decides the result."""
+        args = asdict(self.args)
+        del args["out"], args["checkpoint_seconds"]
+        return args
+
+    def vault(self, tier: str) -> Path:
+        return self.args.out / f"{self.args.env}.vlt" / tier
+
+    def key(self, purpose: int) -> PRNGKeyArray:
+        return jax.random.fold_in(jax.random.key(self.args.seed), purpose)
+
+
+_INIT, _TRAIN, _EVALUATE, _EVALUATE_EXPERT, _EVALUATE_RANDOM = range(5)
+
+
+class Recorded(NamedTuple):
+    """What a recorder made, for programs and for people."""
+
+    data: dict[str, Any]
+    view: Table
+
+
+def record_online(
+    name: str, args: OnlineArgs, env: Environment, config: PolicyConfig, program: OnlineProgram
+) -> Recorded:
+    """Train a program online and record the tiers asked for.
+
+    The run's directory is ``<out>/<env>.run-<name>``, the vaults ``<out>/<env>.vlt/<tier>``. Killed
+    at any instant, the same call again goes on from the last checkpoint, and ends with the
+    parameters and the data of a call that was never stopped. Once ended, it changes nothing.
+
+    Parameters
+    ----------
+    name
+        The program's.
+    args
+        What the user asked for; the program's own arguments may be among them.
+    env
+        The environment to evaluate and record in, without autoreset.
+    config
+        Describes the policy that ``program.acting`` gives the parameters of.
+    program
+        What learns, in ``args.num_envs`` environments.
+
+    Raises
+    ------
+    RunError
+        The directory holds a run of other arguments.
+    UnknownNameError
+        There is no such tier.
+    VaultError
+        A vault cannot be written.
+    """
+    tiers = parse_tiers(args.tiers)
+    run = _Run(name, args, env, config, program)
+    opened = runs.open_run(run.directory, _record(run))
+    if opened.complete:
+        return _summary(run, tiers, "complete already, nothing was changed")
+    versions = _train(run, opened, keep="replay" in tiers)
+    _record_tiers(run, versions, [tier for tier in tiers if tier != "replay"])
+    opened.finish()
+    return _summary(run, tiers, "recorded")
+
+
+def _record(run: _Run) -> dict[str, Any]:
+    return {
+        "offmarl": offmarl.__version__,
+        "kind": "recorder",
+        "program": run.name,
+        "args": run.recipe,
+        "spec": run.env.spec.to_json(),
+        "policy": asdict(run.config),
+        "vault": None,
+        "seeds": [run.args.seed],
+    }
+
+
+# ---------------------------------------------------------------------------------- training
+
+
+class Version(NamedTuple):
+    """An evaluated version of the policy."""
+
+    iteration: int
+    """Iterations of training behind it; its id in the replay data."""
+    returns: list[float]
+
+    @property
+    def mean(self) -> float:
+        """Mean return."""
+        return float(np.mean(self.returns))
+
+
+def _train(run: _Run, opened: runs.Run, keep: bool) -> list[Version]:
+    """Train to the end and return the versions evaluated on the way."""
+    journal = _Journal(run, opened)
+    start, begin, info = resume(run.program, journal.checkpoints, run.key(_INIT))
+    journal.go_on(start, info)
+    every = max(run.iterations // run.args.evaluations, 1)
+    todo = range(start, run.iterations)
+    replay = _open_replay(run, start) if keep else nullcontext()
+    with replay as chunks, _progress(run, start) as advance:
+        for done, state, metrics in collect(run.program, begin, run.key(_TRAIN), todo, chunks):
+            journal.log(done, metrics)
+            if done % every == 0 or done == run.iterations:
+                journal.evaluate(done, run.program.acting(state))
+            if journal.is_due() or done == run.iterations:
+                if chunks is not None:
+                    chunks.flush()
+                journal.save(done, state)
+            advance(run.iteration_steps, journal.note)
+        if chunks is not None:
+            chunks.complete(policies=[_about(run, version) for version in journal.versions])
+    journal.close()
+    return journal.versions
+
+
+def _open_replay(run: _Run, start: int) -> ChunkWriter:
+    path = run.vault("replay")
+    is_complete(path, run.recipe)
+    provenance = {"program": run.name, "tier": "replay", "policy_id": "iterations of training"}
+    writer = open_for_recording(path, run.env.spec, run.args.num_envs, run.recipe, provenance)
+    return ChunkWriter(writer, "replay", start, start * run.program.num_steps)
+
+
+def _progress(run: _Run, start: int) -> AbstractContextManager[tracking.Advance]:
+    steps = run.iteration_steps
+    return tracking.progress(f"train {run.name}", run.iterations * steps, start * steps)
+
+
+def _provenance(run: _Run, tier: str) -> dict[str, Any]:
+    return {"program": run.name, "args": run.recipe, "tier": tier}
+
+
+def _about(run: _Run, version: Version) -> dict[str, Any]:
+    return {
+        "policy_id": version.iteration,
+        "training_steps": version.iteration * run.iteration_steps,
+        "return": version.mean,
+    }
+
+
+class _Journal:
+    """The files of a run in training: metrics, checkpoints to go on from, policies to record."""
+
+    def __init__(self, run: _Run, opened: runs.Run):
+        self._run = run
+        self._metrics = opened.metrics
+        self._unwritten: list[dict[str, Any]] = []
+        self._evaluate = _evaluator(run, make_policy(run.config, run.env.spec))
+        self._policies = _policies(run)
+        self.checkpoints = opened.checkpoints(keep=2)
+        self.versions: list[Version] = []
+        self._saved = time.monotonic()
+
+    def go_on(self, start: int, info: Mapping[str, Any]) -> None:
+        """Forget what was written after the checkpoint that training goes on from."""
+        tracking.cut(self._metrics, start * self._run.iteration_steps)
+        self.versions = [Version(*version) for version in info.get("versions", [])]
+
+    def log(self, done: int, metrics: Mapping[str, Array]) -> None:
+        """Take an iteration's metrics down, without waiting for the device."""
+        self._unwritten.append({"step": done * self._run.iteration_steps, **metrics})
+
+    def evaluate(self, done: int, params: ArrayTree) -> None:
+        """Evaluate a version, and keep it."""
+        key = jax.random.fold_in(self._run.key(_EVALUATE), done)
+        returns = np.asarray(self._evaluate(params, key).returns)
+        self.versions.append(Version(done, returns.tolist()))
+        self.log(done, {"return": returns.mean(), "return_std": returns.std()})
+        if done not in self._policies.steps():
+            self._policies.save(done, {"policy": params}, {})
+
+    def is_due(self) -> bool:
+        """Say whether a kill now would cost too much work."""
+        return time.monotonic() - self._saved > self._run.args.checkpoint_seconds
+
+    def save(self, done: int, state: State) -> None:
+        """Write metrics, and a checkpoint to go on from."""
+        tracking.append(self._metrics, *self._unwritten)
+        self._unwritten.clear()
+        policy = jax.tree.map(lambda leaf: leaf[None], self._run.program.acting(state))
+        versions = [list(version) for version in self.versions]
+        self.checkpoints.save(done, {"policy": policy, "state": state}, {"versions": versions})
+        self._saved = time.monotonic()
+
+    @property
+    def note(self) -> str:
+        """How well it goes."""
+        return f"return {self.versions[-1].mean:.3g}" if self.versions else ""
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self.checkpoints.close()
+        self._policies.close()
+
+
+def _policies(run: _Run) -> Checkpoints:
+    """Return the place of all evaluated versions of the policy."""
+    return Checkpoints(run.directory / "policies")
+
+
+# ---------------------------------------------------------------------------------- tiers
+
+
+class _Source(NamedTuple):
+    """Who acts in the data of a tier."""
+
+    policy: Policy
+    params: ArrayTree
+    about: dict[str, Any]
+
+
+def _record_tiers(run: _Run, versions: Sequence[Version], tiers: Sequence[str]) -> None:
+    """Record the tiers that are not training data."""
+    sources = _sources(run, versions)
+    for tier in tiers:
+        source = sources[tier]
+        record_policy(
+            run.env,
+            source.policy,
+            source.params,
+            run.vault(tier),
+            run.args.steps,
+            run.args.num_envs,
+            seed=run.args.seed + TIERS.index(tier),
+            provenance=_provenance(run, tier) | {"policies": [source.about]},
+            checkpoint_seconds=run.args.checkpoint_seconds,
+        )
+
+
+def _sources(run: _Run, versions: Sequence[Version]) -> dict[str, _Source]:
+    uniform = make_policy(PolicyConfig("random"), run.env.spec)
+    policy = make_policy(run.config, run.env.spec)
+    means = [version.mean for version in versions]
+    top = versions[best(means)]
+    params = _load(run, top.iteration)
+    random = _evaluate_anew(run, uniform, (), _EVALUATE_RANDOM)
+    expert = _evaluate_anew(run, policy, params, _EVALUATE_EXPERT)
+    sources = {
+        "random": _Source(uniform, (), {"policy_id": 0, "return": random}),
+        "expert": _Source(policy, params, _about(run, top) | {"policy_id": 0, "return": expert}),
+    }
+    for tier, fraction in FRACTIONS.items():
+        version = versions[first_to_reach(fraction, means, random, expert)]
+        sources[tier] = _Source(
+            policy, _load(run, version.iteration), _about(run, version) | {"policy_id": 0}
+        )
+    return sources
+
+
+def _evaluate_anew(run: _Run, policy: Policy, params: ArrayTree, purpose: int) -> float:
+    """Evaluate on episodes that no choice was made by."""
+    evaluation = _evaluator(run, policy)(params, run.key(purpose))
+    return float(evaluation.returns.mean())
+
+
+def _evaluator(run: _Run, policy: Policy) -> Callable[[ArrayTree, PRNGKeyArray], Evaluation]:
+    return jax.jit(partial(evaluate, run.env, policy, num_episodes=run.args.eval_episodes))
+
+
+def _load(run: _Run, iteration: int) -> ArrayTree:
+    policies = _policies(run)
+    like = jax.eval_shape(lambda key: run.program.acting(run.program.init(key)), run.key(_INIT))
+    tree, _ = policies.restore({"policy": like}, iteration)
+    policies.close()
+    return tree["policy"]
+
+
+def _summary(run: _Run, tiers: Sequence[str], title: str) -> Recorded:
+    rows = [_describe(run.vault(tier), tier) for tier in tiers]
+    view = Table(*rows[0], title=f"{run.directory}: {title}", box=box.SIMPLE_HEAD)
+    for row in rows:
+        view.add_row(
+            *(f"{cell:,.4g}" if isinstance(cell, float) else str(cell) for cell in row.values())
+        )
+    return Recorded({"run": str(run.directory), "outcome": title, "vaults": rows}, view)
+
+
+def _describe(path: Path, tier: str) -> dict[str, Any]:
+    found = vault.open_vault(path)
+    whole = np.isin(found.episodes.cause, ("terminated", "truncated"))
+    return {
+        "tier": tier,
+        "steps": found.num_steps,
+        "episodes": int(whole.sum()),
+        "mean return": float(found.episodes.returns[whole].mean()) if whole.any() else None,
+        "path": str(path),
+    }

@@ -1,0 +1,146 @@
+"""Recording a policy that does not learn."""
+
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+from jaxtyping import Array, PRNGKeyArray
+
+from offmarl.checkpoint import Checkpoints
+from offmarl.envs import Environment, autoreset
+from offmarl.recording.capture import Capture, add, init_capture, make_buffer
+from offmarl.recording.loop import OnlineProgram, collect, resume
+from offmarl.recording.provenance import fingerprint, is_complete, open_for_recording
+from offmarl.recording.writer import ChunkWriter
+from offmarl.rollout import RolloutState, init_rollout, rollout
+from offmarl.tracking import progress
+from offmarl.types import ArrayTree, EnvSpec, Policy
+
+_CHUNK = 256
+"""Time steps collected at once, at most."""
+
+
+class _State(NamedTuple):
+    params: ArrayTree
+    rollout: RolloutState
+    capture: Capture
+
+
+def record_policy(
+    env: Environment,
+    policy: Policy,
+    params: ArrayTree,
+    path: str | Path,
+    steps: int,
+    num_envs: int = 64,
+    seed: int = 0,
+    provenance: Mapping[str, Any] | None = None,
+    checkpoint_seconds: float = 30.0,
+) -> bool:
+    """Let a policy act in parallel environments, and write all of it to a vault.
+
+    Killed at any instant, the same call again goes on from the last checkpoint and ends with the
+    content of a call that was never stopped. Once it has ended, it changes nothing.
+
+    Parameters
+    ----------
+    env
+        The environment, without autoreset.
+    policy, params
+        Who acts; recorded as policy 0.
+    path
+        Of the vault to make, ``<directory>/<name>.vlt/<uid>``; it gets one row per environment.
+    steps
+        Environment steps to record in all, rounded up to whole rows. Episodes running at the end
+        are cut there.
+    num_envs
+        E.
+    seed
+        Decides everything random.
+    provenance
+        A JSON object to keep with the data, such as where the policy comes from.
+    checkpoint_seconds
+        How much work a kill may cost, in seconds.
+
+    Returns
+    -------
+    bool
+        False where the recording was there already, and whole.
+
+    Raises
+    ------
+    RunError
+        There is another recording at the path.
+    VaultError
+        The vault cannot be written.
+    """
+    path = Path(path)
+    row = -(-steps // num_envs)
+    num_chunks = -(-row // _CHUNK)
+    program = _fixed(env, policy, params, num_envs, num_steps=-(-row // num_chunks))
+    recipe = {
+        "env": env.spec.name,
+        "policy": fingerprint(params),
+        "num_envs": num_envs,
+        "chunks": [num_chunks, program.num_steps],
+        "seed": seed,
+    }
+    if is_complete(path, recipe):
+        return False
+    _record(program, path, env.spec, recipe, provenance or {}, checkpoint_seconds)
+    return True
+
+
+def _fixed(
+    env: Environment, policy: Policy, params: ArrayTree, num_envs: int, num_steps: int
+) -> OnlineProgram:
+    """Describe a policy that stays as it is as a program that learns nothing."""
+    env = autoreset(env)
+    buffer = make_buffer(num_envs, num_steps)
+
+    def init(key: PRNGKeyArray) -> _State:
+        return _State(
+            params, init_rollout(env, policy, key, num_envs), init_capture(buffer, env.spec)
+        )
+
+    def iterate(state: _State, key: PRNGKeyArray) -> tuple[_State, dict[str, Array]]:
+        after, transitions, next_views = rollout(
+            env, policy, state.params, state.rollout, key, num_steps, policy_id=0
+        )
+        capture = add(buffer, state.capture, transitions, next_views)
+        return _State(state.params, after, capture), {}
+
+    return OnlineProgram(num_steps, init, iterate, acting=lambda state: state.params)
+
+
+def _record(
+    program: OnlineProgram,
+    path: Path,
+    spec: EnvSpec,
+    recipe: Mapping[str, Any],
+    provenance: Mapping[str, Any],
+    checkpoint_seconds: float,
+) -> None:
+    directory = path.parent / f".{path.name}.recording"
+    checkpoints = Checkpoints(directory, keep=1)
+    init_key, key = jax.random.split(jax.random.key(recipe["seed"]))
+    start, begin, _ = resume(program, checkpoints, init_key)
+    num_chunks, num_steps = recipe["chunks"]
+    writer = open_for_recording(path, spec, recipe["num_envs"], recipe, provenance)
+    saved = time.monotonic()
+    with (
+        ChunkWriter(writer, "policy", start, start * num_steps) as chunks,
+        progress(f"record {path.name}", num_chunks * num_steps, start * num_steps) as advance,
+    ):
+        for done, state, _ in collect(program, begin, key, range(start, num_chunks), chunks):
+            advance(num_steps)
+            if time.monotonic() - saved > checkpoint_seconds:
+                chunks.flush()
+                checkpoints.save(done, {"state": state}, {})
+                saved = time.monotonic()
+        chunks.complete()
+    checkpoints.close()
+    shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,130 @@
+"""A thread that moves chunks from the device to a vault while the next ones are collected."""
+
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self
+
+import jax
+import numpy as np
+from jaxtyping import Array, Int
+
+from offmarl.errors import VaultError
+from offmarl.recording.capture import Chunk
+from offmarl.types import Finals, View
+from offmarl.vault import Writer
+
+_WAITING = 2
+"""Chunks that may wait for the disk, each in memory, before `ChunkWriter.put` blocks."""
+
+
+class ChunkWriter:
+    """Writes chunks to a vault in order, without holding up the device.
+
+    What goes wrong in the thread is raised by the next call of any method, and nothing is written
+    after it. Used as a context manager it writes all that was handed over and closes the vault,
+    also when the block is left by an exception such as ctrl-C.
+
+    Parameters
+    ----------
+    vault
+        Open for writing.
+    run
+        The name that the vault knows these chunks by.
+    start
+        Number of the first chunk that will come.
+    written
+        Time steps before that chunk.
+    """
+
+    def __init__(self, vault: Writer, run: str, start: int = 0, written: int = 0):
+        self._vault = vault
+        self._run = run
+        self._next = start
+        self._written = written
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="offmarl-vault")
+        self._pending: deque[Future[None]] = deque()
+        self._failed = False
+
+    def put(self, chunk: Chunk, cut: bool = False) -> None:
+        """Hand the next chunk over; blocks while the disk is behind.
+
+        Parameters
+        ----------
+        chunk
+            From `offmarl.recording.capture.take`. Every step belongs to exactly one chunk.
+        cut
+            Whether the episodes still running at its end were cut there.
+        """
+        while len(self._pending) >= _WAITING:
+            self._wait()
+        jax.tree.map(lambda leaf: leaf.copy_to_host_async(), chunk.step.transition)
+        self._pending.append(self._thread.submit(self._write, self._next, chunk, cut))
+        self._next += 1
+
+    def flush(self) -> None:
+        """Return when everything handed over is on the disk."""
+        while self._pending:
+            self._wait()
+        self._vault.flush()
+
+    def complete(self, **provenance: Any) -> None:
+        """Mark the recording as whole, and add to its provenance."""
+        self.flush()
+        self._vault.annotate(provenance | {"complete": True})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._thread.shutdown()
+        with self._vault:
+            while self._pending and kind is None:
+                self._wait()
+
+    def _wait(self) -> None:
+        self._pending.popleft().result()
+
+    def _write(self, index: int, chunk: Chunk, cut: bool) -> None:
+        if self._failed:
+            return
+        try:
+            self._check(chunk)
+            if index >= self._vault.chunks(self._run):
+                transition = jax.tree.map(np.asarray, chunk.step.transition)
+                self._vault.append(
+                    transition, gather_finals(chunk), run=self._run, chunk=index, cut=cut
+                )
+        except BaseException:
+            self._failed = True
+            raise
+
+    def _check(self, chunk: Chunk) -> None:
+        start = int(chunk.stop) - chunk.step.transition.last.shape[1]
+        if start != self._written:
+            raise VaultError(
+                f"run {self._run!r}: a chunk that starts at time step {start} cannot follow "
+                f"{self._written} written ones. The steps between were overwritten in the buffer "
+                "or taken twice: take as many steps as were added, before more are added."
+            )
+        self._written = int(chunk.stop)
+
+
+def gather_finals(chunk: Chunk) -> Finals:
+    """Collect the views that episodes ended with; of all next views only those leave the device."""
+    row, time = np.nonzero(np.asarray(chunk.step.transition.last))
+    size = 1 << max(len(row) - 1, 0).bit_length()  # few sizes, so that little is compiled
+    padded = np.zeros((2, size), np.int32)
+    padded[:, : len(row)] = row, time
+    finals = _gather(chunk.step.next_view, *padded)
+    return Finals(*jax.tree.map(lambda leaf: np.asarray(leaf)[: len(row)], finals))
+
+
+@jax.jit
+def _gather(view: View, row: Int[Array, "M"], time: Int[Array, "M"]) -> Finals:
+    return Finals(row, time, jax.tree.map(lambda leaf: leaf[row, time], view))

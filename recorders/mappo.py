@@ -1,0 +1,295 @@
+"""MAPPO: proximal policy optimisation with a critic that sees the global state.
+
+Feed-forward, parameters shared by all agents, generalised advantages, and values normalised by
+running statistics (Yu et al. 2022, "The Surprising Effectiveness of PPO in Cooperative Multi-Agent
+Games", arXiv 2103.01955). Each agent's value is that of the global state and its own observation.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+import tyro
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from rich.console import Console
+
+from offmarl import envs
+from offmarl.categorical import log_prob, mask_illegal
+from offmarl.losses.policy_gradient import (
+    categorical_entropy,
+    clipped_surrogate,
+    generalised_advantages,
+)
+from offmarl.networks import FeedForward, PolicyConfig, agent_network, init_policy, make_policy
+from offmarl.networks.normalisation import Moments
+from offmarl.recording import (
+    Capture,
+    OnlineArgs,
+    OnlineProgram,
+    Recorded,
+    add,
+    init_capture,
+    make_buffer,
+    record_online,
+)
+from offmarl.rollout import RolloutState, init_rollout, rollout
+from offmarl.types import ArrayTree, Transition, View
+
+# ---------------------------------------------------------------------------------- arguments
+
+
+@dataclass(frozen=True)
+class Args(OnlineArgs):
+    """Arguments of MAPPO."""
+
+    num_steps: int = 64
+    """Time steps in each environment between updates."""
+    epochs: int = 4
+    """Passes over the steps of an update."""
+    minibatches: int = 4
+    """Parts that a pass is made in."""
+    learning_rate: float = 7e-4
+    """Of Adam, for actor and critic."""
+    gamma: float = 0.99
+    """Discount."""
+    gae_lambda: float = 0.95
+    """Trade-off of bias and variance in the advantages, λ."""
+    clip: float = 0.2
+    """How far the probability of an action may move in an update, ε."""
+    entropy: float = 0.01
+    """Weight of the entropy bonus."""
+    max_grad_norm: float = 0.5
+    """Global norm that gradients are clipped to."""
+    hidden: int = 64
+    """Width of the networks' layers."""
+    agent_id: bool = True
+    """Tell the networks which agent they act for."""
+
+
+# ---------------------------------------------------------------------------------- state
+
+
+class Params(NamedTuple):
+    """Of both networks."""
+
+    actor: ArrayTree
+    critic: ArrayTree
+
+
+class State(NamedTuple):
+    """Everything that changes."""
+
+    params: Params
+    optimiser: optax.OptState
+    moments: Moments
+    """Of the returns that values are normalised by."""
+    rollout: RolloutState
+    capture: Capture
+    iteration: Int[Array, ""]
+
+
+class Batch(NamedTuple):
+    """Steps to learn from, in any order: ``(M, N, ...)`` each, the state ``(M, S)``."""
+
+    view: View
+    action: Int[Array, "M N"]
+    behaviour_log_prob: Float[Array, "M N"]
+    advantage: Float[Array, "M N"]
+    target: Float[Array, "M N"]
+    """Normalised λ-returns."""
+
+
+# ---------------------------------------------------------------------------------- losses
+
+
+class Networks(NamedTuple):
+    """The actor takes an agent's observation, the critic the global state too."""
+
+    actor: FeedForward
+    critic: FeedForward
+
+    def logits(self, params: Params, view: View) -> Float[Array, "*b N A"]:
+        """Masked logits of each agent's actions."""
+        logits, _ = self.actor.apply(params.actor, (), view.observation)
+        return mask_illegal(logits, view.legal_actions)
+
+    def value(self, params: Params, view: View) -> Float[Array, "*b N"]:
+        """Normalised value of a view for each agent."""
+        return self.critic.apply(params.critic, (), critic_input(view))[0].squeeze(-1)
+
+
+def critic_input(view: View) -> Float[Array, "*b N S+O"]:
+    """Return what the critic sees for each agent: the global state and its own observation."""
+    observation = view.observation
+    state = jnp.broadcast_to(
+        view.state[..., None, :], (*observation.shape[:-1], view.state.shape[-1])
+    )
+    return jnp.concatenate([state, observation], axis=-1)
+
+
+def loss(
+    params: Params, networks: Networks, args: Args, batch: Batch
+) -> tuple[Float[Array, ""], dict[str, Array]]:
+    """Clipped surrogate, value error and entropy bonus, over the agents that act."""
+    mask = batch.view.alive
+    logits = networks.logits(params, batch.view)
+    advantage = normalise(batch.advantage, mask)
+    surrogate = clipped_surrogate(
+        log_prob(logits, batch.action), batch.behaviour_log_prob, advantage, args.clip
+    )
+    error = 0.5 * (networks.value(params, batch.view) - batch.target) ** 2
+    entropy = categorical_entropy(logits)
+    metrics = {
+        "policy_loss": mean(surrogate, mask),
+        "value_loss": mean(error, mask),
+        "entropy": mean(entropy, mask),
+    }
+    total = metrics["policy_loss"] + metrics["value_loss"] - args.entropy * metrics["entropy"]
+    return total, metrics
+
+
+def mean(values: Float[Array, "*b"], mask: Bool[Array, "*b"]) -> Float[Array, ""]:
+    """Mean of the entries that count."""
+    return (values * mask).sum() / mask.sum().clip(1)
+
+
+def normalise(values: Float[Array, "*b"], mask: Bool[Array, "*b"]) -> Float[Array, "*b"]:
+    """Shift and scale to mean 0 and standard deviation 1 over the entries that count."""
+    centred = values - mean(values, mask)
+    return centred / (jnp.sqrt(mean(centred**2, mask)) + 1e-8)
+
+
+# ---------------------------------------------------------------------------------- update
+
+
+def advantages(
+    networks: Networks, args: Args, state: State, transitions: Transition, next_views: View
+) -> tuple[Float[Array, "T E N"], Float[Array, "T E N"]]:
+    """Return generalised advantages and λ-returns, both on the scale of the rewards."""
+
+    def value(view: View) -> Float[Array, "T E N"]:
+        return networks.value(state.params, view) * state.moments.std + state.moments.mean
+
+    value_tm1 = value(transitions.view)
+    estimate = partial(generalised_advantages, lambda_=args.gae_lambda)
+    for _ in ("environments", "agents"):
+        estimate = jax.vmap(estimate, in_axes=1, out_axes=1)
+    advantage = estimate(
+        transitions.reward,
+        args.gamma * (1 - transitions.terminated),
+        jnp.broadcast_to(transitions.last[..., None], value_tm1.shape),
+        value_tm1,
+        value(next_views),
+    )
+    return advantage, advantage + value_tm1
+
+
+def learn(
+    networks: Networks,
+    optimiser: optax.GradientTransformation,
+    args: Args,
+    state: State,
+    batch: Batch,
+    key: PRNGKeyArray,
+) -> tuple[State, dict[str, Array]]:
+    """Go over a batch in several epochs of minibatches, each epoch in another order."""
+    num_samples = batch.action.shape[0]
+    size = num_samples // args.minibatches
+
+    def step(
+        carry: tuple[Params, optax.OptState], indices: Int[Array, "size"]
+    ) -> tuple[tuple[Params, optax.OptState], dict[str, Array]]:
+        params, optimiser_state = carry
+        minibatch = jax.tree.map(lambda leaf: leaf[indices], batch)
+        grads, metrics = jax.grad(loss, has_aux=True)(params, networks, args, minibatch)
+        updates, optimiser_state = optimiser.update(grads, optimiser_state)
+        return (optax.apply_updates(params, updates), optimiser_state), metrics
+
+    orders = jax.vmap(lambda key: jax.random.permutation(key, num_samples))(
+        jax.random.split(key, args.epochs)
+    )
+    minibatches = orders[:, : size * args.minibatches].reshape(-1, size)
+    (params, optimiser_state), metrics = jax.lax.scan(
+        step, (state.params, state.optimiser), minibatches
+    )
+    state = state._replace(params=params, optimiser=optimiser_state)
+    return state, jax.tree.map(jnp.mean, metrics)
+
+
+# ---------------------------------------------------------------------------------- program
+
+
+def make_program(args: Args, env: envs.Environment, config: PolicyConfig) -> OnlineProgram:
+    """Tie the parts to an environment, given without autoreset."""
+    spec, env = env.spec, envs.autoreset(env)
+    policy = make_policy(config, spec)
+    networks = Networks(
+        actor=agent_network(config, spec),
+        critic=FeedForward(outputs=1, hidden=args.hidden, agent_id=args.agent_id),
+    )
+    optimiser = optax.chain(
+        optax.clip_by_global_norm(args.max_grad_norm), optax.adam(args.learning_rate, eps=1e-5)
+    )
+    buffer = make_buffer(args.num_envs, args.num_steps)
+
+    def init(key: PRNGKeyArray) -> State:
+        actor_key, critic_key, env_key = jax.random.split(key, 3)
+        state = init_rollout(env, policy, env_key, args.num_envs)
+        critic = networks.critic.init(critic_key, (), critic_input(state.view))
+        params = Params(init_policy(config, spec, actor_key), critic)
+        return State(
+            params=params,
+            optimiser=optimiser.init(params),
+            moments=Moments.zero(),
+            rollout=state,
+            capture=init_capture(buffer, spec),
+            iteration=jnp.zeros((), jnp.int32),
+        )
+
+    def iterate(state: State, key: PRNGKeyArray) -> tuple[State, dict[str, Array]]:
+        rollout_key, learn_key = jax.random.split(key)
+        after, transitions, next_views = rollout(
+            env,
+            policy,
+            state.params.actor,
+            state.rollout,
+            rollout_key,
+            args.num_steps,
+            state.iteration,
+        )
+        advantage, target = advantages(networks, args, state, transitions, next_views)
+        moments = state.moments.update(target, transitions.view.alive)
+        batch = Batch(
+            transitions.view,
+            transitions.action,
+            transitions.behaviour_log_prob,
+            advantage,
+            (target - moments.mean) / moments.std,
+        )
+        samples = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch)
+        state = state._replace(
+            moments=moments,
+            rollout=after,
+            capture=add(buffer, state.capture, transitions, next_views),
+            iteration=state.iteration + 1,
+        )
+        return learn(networks, optimiser, args, state, samples, learn_key)
+
+    return OnlineProgram(args.num_steps, init, iterate, acting=lambda state: state.params.actor)
+
+
+# ---------------------------------------------------------------------------------- main
+
+
+def main(args: Args) -> Recorded:
+    """Train MAPPO, and record the tiers asked for."""
+    env = envs.make(args.env)
+    config = PolicyConfig("feedforward", "softmax", args.hidden, args.agent_id)
+    return record_online("mappo", args, env, config, make_program(args, env, config))
+
+
+if __name__ == "__main__":
+    Console().print(main(tyro.cli(Args, description=__doc__)).view)
