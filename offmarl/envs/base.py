@@ -1,7 +1,7 @@
 """The environment protocol, and autoreset."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ EnvState = Any
 """The state of an environment: a pytree of arrays that only the environment looks into."""
 
 
+@runtime_checkable
 class Environment(Protocol):
     """A multi-agent environment as pure functions: jit, vmap and scan them at will.
 
