@@ -1,6 +1,6 @@
 """Replay: datasets as windows to learn from."""
 
-# from offmarl.replay.dataset import Dataset, open_dataset
+from offmarl.replay.dataset import Dataset, open_dataset
 from offmarl.replay.device import Replay, load
 from offmarl.replay.windows import window_starts
 

@@ -1,0 +1,233 @@
+"""QMIX: monotonic value factorisation, recurrent, learnt off-policy from replay.
+
+Agents share a recurrent network of action values; a mixing network, monotonic in each of them,
+makes Q_tot of the global state (Rashid et al. 2018, arXiv 1803.11485), learnt by double Q-learning
+(van Hasselt et al. 2015, arXiv 1509.06461) with ε-greedy exploration. The replay is the buffer that
+is recorded: a flashbax trajectory buffer on the device, whose content can come from a vault.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+import tyro
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+from rich.console import Console
+
+from offmarl import categorical, envs
+from offmarl.errors import OptionError
+from offmarl.losses import double_q_values, masked_mean, td_targets
+from offmarl.networks import (
+    Mixer,
+    PolicyConfig,
+    QParams,
+    Recurrent,
+    agent_network,
+    init_policy,
+    make_policy,
+    mix,
+)
+from offmarl.recording import (
+    Capture,
+    OnlineArgs,
+    OnlineProgram,
+    Recorded,
+    add,
+    init_capture,
+    make_buffer,
+    record_online,
+)
+from offmarl.recording.sampling import as_sequence, check_sizes, warm_start
+from offmarl.rollout import RolloutState, init_rollout, rollout
+from offmarl.types import ArrayTree, Sequence
+from offmarl.vault import open_vault
+
+# ---------------------------------------------------------------------------------- arguments
+
+
+@dataclass(frozen=True)
+class Args(OnlineArgs):
+    """Arguments of QMIX."""
+
+    num_steps: int = 32
+    """Time steps in each environment between rounds of updates."""
+    updates: int = 8
+    """Gradient updates a round."""
+    capacity: int = 4096
+    """Time steps that the replay holds of each environment."""
+    warm_start: Path | None = None
+    """Vault whose newest steps the replay starts out with."""
+    batch_size: int = 32
+    """Windows a batch."""
+    length: int = 20
+    """Steps a window."""
+    learning_rate: float = 5e-4
+    """Of Adam."""
+    gamma: float = 0.99
+    """Discount."""
+    epsilon: float = 0.05
+    """Probability of a random action, once exploration has come down from 1; recorded data has it
+    too."""
+    exploration: float = 0.2
+    """Part of the training in which it comes down."""
+    target_every: int = 200
+    """Updates between copies to the target networks."""
+    max_grad_norm: float = 10.0
+    """Global norm that gradients are clipped to."""
+    hidden: int = 64
+    """Width of the agents' layers, and of the mixer's hypernetworks."""
+    mixer_embed: int = 32
+    """Width of the mixing function."""
+    agent_id: bool = True
+    """Tell the network which agent it acts for."""
+
+
+# ---------------------------------------------------------------------------------- state
+
+
+class Params(NamedTuple):
+    """Of the agents' shared network and the mixer."""
+
+    agent: ArrayTree
+    mixer: ArrayTree
+
+
+class State(NamedTuple):
+    """Everything that changes."""
+
+    params: Params
+    target: Params
+    optimiser: optax.OptState
+    rollout: RolloutState
+    capture: Capture
+    iteration: Int[Array, ""]
+
+
+# ---------------------------------------------------------------------------------- losses
+
+
+class Networks(NamedTuple):
+    """The agents' values and their mixer."""
+
+    agent: Recurrent
+    mixer: Mixer
+
+    def values(self, params: Params, batch: Sequence) -> tuple[Array, ArrayTree]:
+        """Q of all actions ``(B, T+1, N, A)`` and the mixing functions ``(B, T+1, ...)``."""
+        q = jax.vmap(lambda o: self.agent.apply(params.agent, o, method="unroll"))
+        return q(batch.view.observation), self.mixer.apply(params.mixer, batch.view.state)
+
+
+def loss(
+    params: Params, target: Params, networks: Networks, args: Args, batch: Sequence
+) -> tuple[Float[Array, ""], dict[str, Array]]:
+    """½ (Q_tot - y)², y the double-Q target, over the steps that are there."""
+    q, weights = networks.values(params, batch)
+    q_target, weights_target = networks.values(target, batch)
+    view_tm1, view_t = batch.view_tm1, batch.view_t
+
+    v_t = double_q_values(q_target[:, 1:], q[:, 1:], view_t.legal_actions) * view_t.alive
+    q_tot_t = mix(jax.tree.map(lambda x: x[:, 1:], weights_target), v_t)
+    discount_t = args.gamma * (1 - batch.terminated.all(-1))
+    target_tm1 = td_targets(batch.reward.mean(-1), discount_t, q_tot_t)
+
+    q_tm1 = categorical.select(q[:, :-1], batch.action) * view_tm1.alive
+    q_tot_tm1 = mix(jax.tree.map(lambda x: x[:, :-1], weights), q_tm1)
+    value = masked_mean(0.5 * (q_tot_tm1 - target_tm1) ** 2, batch.mask)
+    return value, {"td_loss": value, "q_tot": masked_mean(q_tot_tm1, batch.mask)}
+
+
+# ---------------------------------------------------------------------------------- program
+
+
+def make_program(args: Args, env: envs.Environment, config: PolicyConfig) -> OnlineProgram:
+    """Tie the parts to an environment, given without autoreset."""
+    if args.num_steps < args.length:
+        raise OptionError(
+            f"num_steps ({args.num_steps}) must be at least length ({args.length}), so that the "
+            "first round has windows to learn from."
+        )
+    spec, env = env.spec, envs.autoreset(env)
+    policy = make_policy(config, spec)
+    networks = Networks(
+        agent_network(config, spec), Mixer(spec.num_agents, args.mixer_embed, args.hidden)
+    )
+    optimiser = optax.chain(
+        optax.clip_by_global_norm(args.max_grad_norm), optax.adam(args.learning_rate)
+    )
+    capacity = max(args.capacity, args.num_steps)
+    buffer = make_buffer(args.num_envs, capacity, args.batch_size, args.length)
+    exploring = args.exploration * args.total_steps / (args.num_envs * args.num_steps)
+    epsilon = optax.linear_schedule(1.0, args.epsilon, max(int(exploring), 1))
+
+    def init(key: PRNGKeyArray) -> State:
+        agent_key, mixer_key, env_key = jax.random.split(key, 3)
+        mixer = networks.mixer.init(mixer_key, jnp.zeros(spec.state_size))
+        params = Params(init_policy(config, spec, agent_key).network, mixer)
+        return State(
+            params=params,
+            target=params,
+            optimiser=optimiser.init(params),
+            rollout=init_rollout(env, policy, env_key, args.num_envs),
+            capture=init_capture(buffer, spec),
+            iteration=jnp.zeros((), jnp.int32),
+        )
+
+    def prepare(state: State) -> State:
+        if args.warm_start is None:
+            return state
+        data = open_vault(args.warm_start)
+        check_sizes(data, spec)
+        return state._replace(capture=warm_start(buffer, args.num_envs, capacity, data))
+
+    def update(
+        learner: tuple[Params, Params, optax.OptState],
+        step: Int[Array, ""],
+        key: PRNGKeyArray,
+        capture: Capture,
+    ) -> tuple[tuple[Params, Params, optax.OptState], dict[str, Array]]:
+        params, target, optimiser_state = learner
+        batch = as_sequence(buffer.sample(capture.buffer, key).experience)
+        grads, metrics = jax.grad(loss, has_aux=True)(params, target, networks, args, batch)
+        updates, optimiser_state = optimiser.update(grads, optimiser_state)
+        params = optax.apply_updates(params, updates)
+        target = optax.periodic_update(params, target, step, args.target_every)
+        return (params, target, optimiser_state), metrics
+
+    def iterate(state: State, key: PRNGKeyArray) -> tuple[State, dict[str, Array]]:
+        rollout_key, learn_key = jax.random.split(key)
+        explore = QParams(state.params.agent, epsilon(state.iteration))
+        after, transitions, next_views = rollout(
+            env, policy, explore, state.rollout, rollout_key, args.num_steps, state.iteration
+        )
+        capture = add(buffer, state.capture, transitions, next_views)
+        steps = state.iteration * args.updates + jnp.arange(1, args.updates + 1)
+        (params, target, optimiser_state), metrics = jax.lax.scan(
+            lambda learner, x: update(learner, *x, capture),
+            (state.params, state.target, state.optimiser),
+            (steps, jax.random.split(learn_key, args.updates)),
+        )
+        state = State(params, target, optimiser_state, after, capture, state.iteration + 1)
+        return state, jax.tree.map(jnp.mean, metrics) | {"epsilon": explore.epsilon}
+
+    def acting(state: State) -> QParams:
+        return QParams(state.params.agent, jnp.asarray(args.epsilon))
+
+    return OnlineProgram(args.num_steps, init, iterate, acting, prepare)
+
+
+# ---------------------------------------------------------------------------------- main
+
+
+def main(args: Args) -> Recorded:
+    """Train QMIX, and record the tiers asked for."""
+    env = envs.make(args.env)
+    config = PolicyConfig("recurrent", "q", args.hidden, args.agent_id)
+    return record_online("qmix", args, env, config, make_program(args, env, config))
+
+
+if __name__ == "__main__":
+    Console().print(main(tyro.cli(Args, description=__doc__)).view)
