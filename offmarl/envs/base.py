@@ -1,5 +1,6 @@
 """The environment protocol, and autoreset."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from offmarl.errors import OptionError
-from offmarl.types import EnvSpec, Timestep, View
+from offmarl.types import ArrayTree, EnvSpec, Timestep, View
 
 EnvState = Any
 """The state of an environment: a pytree of arrays that only the environment looks into."""
@@ -76,13 +77,43 @@ class AutoReset:
         """Take one step, and reset if it was the episode's last."""
         step_key, reset_key = jax.random.split(key)
         state, timestep = self.env.step(step_key, state, action)
-        fresh_state, fresh = self.env.reset(reset_key)
-        state, view = jax.tree.map(
-            lambda new, old: jnp.where(timestep.last, new, old),
-            (fresh_state, fresh.view),
-            (state, timestep.view),
-        )
+        state, view = _renew_if(timestep.last, reset_key, (state, timestep.view), self._begin)
         return state, timestep._replace(view=view)
+
+    def _begin(self, key: PRNGKeyArray) -> tuple[EnvState, View]:
+        state, timestep = self.env.reset(key)
+        return state, timestep.view
+
+
+def _renew_if(
+    over: Bool[Array, ""],
+    key: PRNGKeyArray,
+    old: ArrayTree,
+    begin: Callable[[PRNGKeyArray], ArrayTree],
+) -> ArrayTree:
+    """Return ``begin(key)`` if the episode is over, and ``old`` if not.
+
+    Under vmap, ``begin`` runs only in steps in which some episode of the batch is over. The plain
+    batching of a condition would run it in all, which can cost more than the step itself.
+    """
+
+    def choose(over: Bool[Array, ""], key: PRNGKeyArray, old: ArrayTree) -> ArrayTree:
+        return jax.lax.cond(over, lambda: begin(key), lambda: old)
+
+    batchable = jax.custom_batching.custom_vmap(choose)
+
+    @batchable.def_vmap
+    def choose_in_batch(
+        size: int, batched: ArrayTree, *args: ArrayTree
+    ) -> tuple[ArrayTree, ArrayTree]:
+        def spread(is_batched: bool, x: Array) -> Array:
+            return x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
+
+        over, key, old = jax.tree.map(spread, tuple(batched), args)
+        new = jax.lax.cond(over.any(), jax.vmap(choose), lambda *args: args[-1], over, key, old)
+        return new, jax.tree.map(lambda _: True, new)
+
+    return batchable(over, key, old)
 
 
 def autoreset(env: Environment) -> AutoReset:

@@ -94,7 +94,7 @@ class Bridge:
     left) and agent 1 (bottom right). The agents start on the bridge, face to face. Actions: stay,
     up, down, right, left. An agent on its goal is done: it stays there and blocks nobody; when both
     are done the episode terminates. The team's reward is -0.1 times the mean Euclidean distance to
-    the goals. The best return is -1.2620, in 8 steps, with either agent stepping back for the other.
+    the goals. The best return is -1.2620, in 8 steps, in which either agent makes way.
 
     Both agents count as alive, and any action as legal, throughout, as in the published datasets.
     """
