@@ -159,20 +159,12 @@ def _environment(args: Args, dataset: Dataset) -> Environment | None:
     if name in ("", "none"):
         return None
     env = envs.make(name)
-    theirs, ours = _sizes(dataset.spec), _sizes(env.spec)
-    different = [key for key in ours if ours[key] != theirs[key]]
-    if different:
-        key = different[0]
+    if difference := dataset.spec.difference(env.spec):
         raise ShapeError(
-            f"{dataset.path} has {key} {theirs[key]}, and {name} has {ours[key]}: name the "
-            "environment it was recorded in with --env, or train with --env none."
+            f"{dataset.path} and {name} differ in {difference}: name the environment it was "
+            "recorded in with --env, or train with --env none."
         )
     return env
-
-
-def _sizes(spec: EnvSpec) -> dict[str, Any]:
-    keys = ("num_agents", "observation_size", "state_size", "action")
-    return {key: getattr(spec, key) for key in keys}
 
 
 def _directory(name: str, args: Args, dataset: Dataset) -> Path:

@@ -94,6 +94,14 @@ class EnvSpec:
             "a program for discrete actions was asked to use it: choose a continuous baseline."
         )
 
+    def difference(self, other: EnvSpec) -> str:
+        """Name the first size that is not the other's, "num_agents (3, not 8)"; empty if none."""
+        for size in ("num_agents", "observation_size", "state_size", "action"):
+            ours, theirs = getattr(self, size), getattr(other, size)
+            if ours != theirs:
+                return f"{size} ({ours}, not {theirs})"
+        return ""
+
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that `from_json` reads back."""
         return asdict(self) | {"action": {type(self.action).__name__.lower(): self.action_size}}

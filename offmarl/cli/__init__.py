@@ -15,6 +15,7 @@ from typing import NamedTuple
 from offmarl import __version__
 from offmarl.cli import output
 from offmarl.cli.output import Report
+from offmarl.cli.parse import parse
 from offmarl.errors import OffmarlError, UnknownNameError, unknown_name
 
 
@@ -69,13 +70,9 @@ def _run(arguments: list[str]) -> Report:
 
 def _call(name: str, verb: Verb, arguments: list[str]) -> Report:
     function = getattr(import_module(f"offmarl.cli.{verb.module}"), name)
+    report: Report
     if verb.runs_programs:
-        report: Report = function(arguments)
-        return report
-    import tyro
-
-    description = f"{verb.summary}. With --json: as one JSON object."
-    parsed: Report = tyro.cli(
-        function, prog=f"offmarl {name}", description=description, args=arguments
-    )
-    return parsed
+        report = function(arguments)
+    else:
+        report = parse(function, name, f"{verb.summary}.", arguments)
+    return report

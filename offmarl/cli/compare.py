@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from rich.console import Group
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from offmarl import report
 from offmarl.cli.output import Report, interval, number, table
@@ -16,7 +16,9 @@ from offmarl.tracking import read_run
 
 
 def compare(
-    runs: Positional[tuple[Path, ...]], html: Path | None = None, figure: Path | None = None
+    runs: Annotated[tuple[Path, ...], Positional, arg(metavar="RUN")] = (),
+    html: Path | None = None,
+    figure: Path | None = None,
 ) -> Report:
     """Compare the final evaluations of runs.
 

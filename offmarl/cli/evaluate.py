@@ -1,21 +1,16 @@
 """``offmarl evaluate``."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-import numpy as np
-from jaxtyping import Float
-from rich.console import Group
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
-from offmarl.cli.output import Report, interval, spread, table
-from offmarl.report import estimate
-from offmarl.tracking import progress, read_run
+from offmarl.cli.output import Report, returns_report
+from offmarl.tracking import read_run
 
 
 def evaluate(
-    run: Positional[Path],
+    run: Annotated[Path, Positional, arg(metavar="RUN")],
     env: str | None = None,
     episodes: int = 320,
     seed: int = 0,
@@ -36,48 +31,13 @@ def evaluate(
     sample
         Draw actions as in training, rather than always take the best.
     """
-    record = read_run(run)
-    name = env or record["spec"]["name"]
-    returns = _play(run, record["seeds"], name, episodes, seed, greedy=not sample)
-    title = f"{record['program']} of {run} in {name}: returns"
-    return returns_report(title, {"run": run, "env": name}, returns)
+    seeds = read_run(run)["seeds"]
+    from offmarl.cli import policies  # brings in JAX, which --help does without
+    from offmarl.evaluation import load_policy
 
-
-def _play(
-    run: Path, seeds: list[int], name: str, episodes: int, seed: int, greedy: bool
-) -> dict[int, np.ndarray]:
-    import jax
-
-    from offmarl import envs, evaluation
-
-    environment = envs.make(name)
-    policies = [evaluation.load_policy(run, trained, greedy) for trained in seeds]
-    policy = policies[0].policy
-
-    @jax.jit
-    def play(params: Any) -> Any:
-        key = jax.random.key(seed)
-        return evaluation.evaluate(environment, policy, params, key, episodes).returns
-
-    returns = {}
-    with progress("evaluate", len(seeds)) as advance:
-        for trained, loaded in zip(seeds, policies, strict=True):
-            returns[trained] = np.asarray(play(loaded.params))
-            advance(1, f"return {returns[trained].mean():.2f}")
-    return returns
-
-
-def returns_report(
-    title: str, about: Mapping[str, Any], returns: Mapping[int, Float[np.ndarray, "episodes"]]
-) -> Report:
-    """Report the returns of the policies of a run's training seeds."""
-    rows = [
-        {"seed": trained, "episodes": len(values), **spread(values)}
-        for trained, values in returns.items()
-    ]
-    iqm = estimate(np.array([values.mean() for values in returns.values()]))
-    view = Group(
-        table(list(rows[0]), [row.values() for row in rows], title),
-        f"IQM over seeds [95% interval]: {interval(*iqm)}",
-    )
-    return Report({**about, "seeds": rows, "iqm": iqm._asdict()}, view)
+    loaded = {trained: load_policy(run, trained, greedy=not sample) for trained in seeds}
+    first = loaded[seeds[0]]
+    environment = policies.make_environment(env, first)
+    returns = policies.play(environment, loaded, episodes, seed)
+    title = f"{first.name} of {run} in {environment.spec.name}: returns"
+    return returns_report(title, {"run": run, "env": environment.spec.name}, returns)

@@ -10,6 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from offmarl.report import estimate
 from offmarl.tracking import to_json
 
 _out = Console(highlight=False)
@@ -47,9 +48,9 @@ def show_interrupt() -> None:
 
 def overview(summaries: Mapping[str, str]) -> Report:
     """Return the help of the command line as a whole."""
-    verbs = table(["", ""], summaries.items())
-    verbs.show_header = False
-    verbs.box = None
+    verbs = Table.grid(padding=(0, 2))
+    for name, summary in summaries.items():
+        verbs.add_row(f"  [bold]{name}[/]", summary)
     return Report(
         {"commands": summaries},
         Group(
@@ -60,7 +61,7 @@ def overview(summaries: Mapping[str, str]) -> Report:
     )
 
 
-def table(columns: Sequence[str], rows: Iterable[Iterable[Any]], title: str = "") -> Table:
+def table(columns: Sequence[str], rows: Iterable[Iterable[Any]], title: str = "") -> RenderableType:
     """Return a table; numbers are aligned on the right.
 
     Parameters
@@ -72,20 +73,36 @@ def table(columns: Sequence[str], rows: Iterable[Iterable[Any]], title: str = ""
     title
         Printed above.
     """
-    grid = Table(*columns, title=title or None, title_justify="left", box=box.SIMPLE_HEAD)
+    grid = Table(*columns, box=box.SIMPLE_HEAD)
     for row in rows:
         cells = list(row)
         for column, cell in zip(grid.columns, cells, strict=True):
             if isinstance(cell, int | float):
                 column.justify = "right"
         grid.add_row(*(Text(number(cell)) for cell in cells))
-    return grid
+    return Group(Text(title, style="bold"), grid) if title else grid
 
 
 def spread(values: Float[np.ndarray, "count"]) -> dict[str, float]:
     """Return what to say of a set of numbers; nothing of an empty one."""
     names = ("mean", "std", "min", "max") if len(values) else ()
     return {name: float(getattr(values, name)()) for name in names}
+
+
+def returns_report(
+    title: str, about: Mapping[str, Any], returns: Mapping[int, Float[np.ndarray, "episodes"]]
+) -> Report:
+    """Report the returns of the policies of a run's training seeds."""
+    rows = [
+        {"seed": trained, "episodes": len(values), **spread(values)}
+        for trained, values in returns.items()
+    ]
+    iqm = estimate(np.array([values.mean() for values in returns.values()]))
+    view = Group(
+        table(list(rows[0]), [row.values() for row in rows], title),
+        f"IQM over seeds [95% interval]: {interval(*iqm)}",
+    )
+    return Report({**about, "seeds": rows, "iqm": iqm._asdict()}, view)
 
 
 def number(cell: Any) -> str:

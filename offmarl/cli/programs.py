@@ -14,6 +14,7 @@ from typing import Any, Literal, cast
 from rich.console import Group
 
 from offmarl.cli.output import Report, table
+from offmarl.cli.parse import parse
 from offmarl.errors import unknown_name
 
 Kind = Literal["recorder", "baseline"]
@@ -61,9 +62,6 @@ def load(kind: Kind, name: str) -> ModuleType:
 
 def run(kind: Kind, name: str, arguments: list[str]) -> Any:
     """Parse a program's own arguments and run it."""
-    import tyro
-
     program = load(kind, name)
-    prog = f"offmarl {VERBS[kind]} {name}"
-    args = tyro.cli(program.Args, prog=prog, description=program.__doc__, args=arguments)
+    args = parse(program.Args, f"{VERBS[kind]} {name}", program.__doc__ or "", arguments)
     return program.main(args)

@@ -5,10 +5,12 @@ from pathlib import Path
 from offmarl.cli import programs
 from offmarl.cli.data import show
 from offmarl.cli.output import Report
+from offmarl.cli.parse import parse
+from offmarl.tracking import read_run
 
 _USAGE = """\
-offmarl record NAME ...            train agents online, and record them at several tiers
-offmarl record --policy RUN ...    record a policy that is trained; `--policy RUN --help` says more
+offmarl record NAME ...           train agents online and record them
+offmarl record --policy RUN ...   record a trained policy; add --help for more
 """
 
 
@@ -17,10 +19,7 @@ def record(arguments: list[str]) -> Report:
     if not arguments or arguments[0] in ("-h", "--help"):
         return programs.overview("recorder", _USAGE)
     if arguments[0].startswith("-"):
-        import tyro
-
-        report: Report = tyro.cli(record_policy, prog="offmarl record", args=arguments)
-        return report
+        return parse(record_policy, "record", "Record a policy that is trained.", arguments)
     name, *rest = arguments
     recorded = programs.run("recorder", name, rest)
     return Report(recorded.data, recorded.view)
@@ -35,7 +34,7 @@ def record_policy(
     num_envs: int = 64,
     seed: int = 0,
     training_seed: int | None = None,
-    sample: bool = False,
+    greedy: bool = False,
 ) -> Report:
     """Record a policy that is trained; a recording that was stopped goes on.
 
@@ -57,16 +56,18 @@ def record_policy(
         Decides everything random in the recording.
     training_seed
         Which of the run's seeds; the first by default.
-    sample
-        Draw actions as in training, rather than always take the best.
+    greedy
+        Always take the best action, rather than draw one as in training.
     """
-    from offmarl import envs, evaluation, recording
+    from offmarl import evaluation, recording
+    from offmarl.cli.policies import make_environment
 
-    loaded = evaluation.load_policy(policy, training_seed, greedy=not sample)
-    environment = envs.make(env or loaded.spec.name)
+    trained = read_run(policy)["seeds"][0] if training_seed is None else training_seed
+    loaded = evaluation.load_policy(policy, trained, greedy)
+    environment = make_environment(env, loaded)
     path = out / f"{environment.spec.name}.vlt" / (name or loaded.name)
-    provenance = {"program": loaded.name, "run": policy, "training_seed": training_seed}
+    origin = {"program": loaded.name, "run": str(policy), "training_seed": trained}
     recording.record_policy(
-        environment, loaded.policy, loaded.params, path, steps, num_envs, seed, provenance
+        environment, loaded.policy, loaded.params, path, steps, num_envs, seed, {"policy": origin}
     )
     return show(path)

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from offmarl.cli import programs
-from offmarl.cli.evaluate import returns_report
-from offmarl.cli.output import Report
+from offmarl.cli.output import Report, returns_report
 from offmarl.report import final_returns
 from offmarl.tracking import MARL_EVAL_FILE
 

@@ -1,0 +1,176 @@
+"""``offmarl ls``, ``show`` and ``convert``: vaults, without learning from them."""
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from jaxtyping import Float
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+from tyro.conf import Positional, arg
+
+from offmarl import vault
+from offmarl.cli.output import Report, number, spread, table
+from offmarl.tracking import to_json
+from offmarl.types import Discrete
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_BINS = 40
+
+
+def ls(directory: Annotated[Path, Positional, arg(metavar="DIRECTORY")] = Path()) -> Report:
+    """List the vaults in a directory and below.
+
+    Parameters
+    ----------
+    directory
+        Where to look.
+    """
+    found = [{"path": path, **summary._asdict()} for path, summary in vault.list_vaults(directory)]
+    columns = ["path", "env", "agents", "steps", "episodes", "mean return"]
+    fields = ["path", "env", "num_agents", "steps", "episodes", "mean_return"]
+    rows = [[entry[field] for field in fields] for entry in found]
+    unread = [f"{entry['path']}: {entry['error']}" for entry in found if entry["error"]]
+    view = table(columns, rows) if rows else f"there are no vaults in {directory}."
+    return Report({"vaults": found}, Group(view, *unread))
+
+
+def show(path: Annotated[Path, Positional, arg(metavar="VAULT")]) -> Report:
+    """Show what a vault holds and where it comes from.
+
+    Parameters
+    ----------
+    path
+        A vault, such as vaults/swarm/coverage-8.vlt/expert; it may stop at .vlt where that holds
+        one dataset.
+    """
+    data = vault.open_vault(path)
+    facts = _facts(data)
+    leaves = {name: (str(leaf.dtype), leaf.shape) for name, leaf in data.leaves.items()}
+    returns = data.episodes.returns.mean(axis=1)
+    view = Group(
+        _grid(_described(facts, data, returns)),
+        table(["array", "type", "shape of a step"], [[k, *v] for k, v in leaves.items()]),
+        _grid(data.provenance),
+    )
+    described = {name: {"dtype": kind, "shape": shape} for name, (kind, shape) in leaves.items()}
+    return Report(facts | {"arrays": described, "provenance": data.provenance}, view)
+
+
+def convert(
+    source: Annotated[Path, Positional, arg(metavar="SOURCE")],
+    out: Annotated[Path, Positional, arg(metavar="VAULT")],
+    layout: Annotated[Literal["pymarl"], arg(name="from")] = "pymarl",
+    env: str | None = None,
+    time_limit: int | None = None,
+) -> Report:
+    """Convert a dataset of another project into a vault.
+
+    Parameters
+    ----------
+    source
+        The dataset's file.
+    out
+        The vault to make, such as bridge.vlt or vaults/bridge.vlt/optimal.
+    layout
+        Layout of the file; "pymarl" is the episode batch of PyMARL and its descendants.
+    env
+        The environment it was recorded in, if offmarl has it.
+    time_limit
+        Steps after which episodes were cut off, so that their ends are not taken for terminations;
+        by default the environment's.
+    """
+    spec = _spec(env) if env else None
+    convert_layout = {"pymarl": vault.convert_pymarl}[layout]
+    return show(convert_layout(source, out, spec, time_limit))
+
+
+def _spec(env: str) -> Any:
+    from offmarl import envs
+
+    return envs.make(env).spec
+
+
+def _facts(data: vault.Vault) -> dict[str, Any]:
+    episodes = data.episodes
+    returns = episodes.returns.mean(axis=1)
+    return {
+        "path": data.path,
+        "env": data.spec.name,
+        "spec": data.spec.to_json(),
+        "native": data.native,
+        "rows": data.rows,
+        "steps": data.num_steps,
+        "episodes": len(returns),
+        "ends": dict(Counter(episodes.cause.tolist())),
+        "return": spread(returns),
+        "length": spread(episodes.length),
+        "policies": sorted(set(episodes.policy_id.tolist()) - {-1}),
+        "bytes": sum(file.stat().st_size for file in data.path.rglob("*") if file.is_file()),
+        "digest": data.digest(),
+    }
+
+
+def _described(
+    facts: Mapping[str, Any], data: vault.Vault, returns: Float[np.ndarray, "episodes"]
+) -> dict[str, str]:
+    """Put the facts in words."""
+    spec = data.spec
+    actions = (
+        "actions" if isinstance(spec.action, Discrete) else "dimensions of a continuous action"
+    )
+    sizes = f"observation {spec.observation_size}, state {spec.state_size}"
+    ends = ", ".join(f"{number(count)} {cause}" for cause, count in facts["ends"].items())
+    return {
+        "vault": str(data.path) + ("" if data.native else " (not ours: no episode table)"),
+        "environment": spec.name or "not told",
+        "agents": f"{spec.num_agents}, each with {spec.action_size} {actions}; {sizes}",
+        "steps": f"{number(data.num_steps)} = {number(data.length)} x {data.rows} environments; "
+        f"{number(facts['bytes'] / 1e6)} MB",
+        "episodes": f"{number(facts['episodes'])}: {ends}",
+        "length": _spread_line(facts["length"]),
+        "return": _spread_line(facts["return"]),
+        "  in order": _sparkline(returns),
+        "  distribution": _histogram(returns),
+        "policies": number(len(facts["policies"])) if facts["policies"] else "not told",
+        "digest": facts["digest"],
+    }
+
+
+def _spread_line(values: Mapping[str, float]) -> str:
+    return (
+        "mean {mean:.4g}, std {std:.4g}, from {min:.4g} to {max:.4g}".format(**values)
+        if values
+        else ""
+    )
+
+
+def _sparkline(values: Float[np.ndarray, "episodes"]) -> str:
+    """Draw how values change along the recording: the means of stretches of equal length."""
+    stretches = np.array_split(values, min(_BINS, len(values)) or 1)
+    return _bars(np.array([stretch.mean() for stretch in stretches if len(stretch)]))
+
+
+def _histogram(values: Float[np.ndarray, "episodes"]) -> str:
+    """Draw how many values lie in each of as many equal intervals from the least to the most."""
+    counts, _ = np.histogram(values, bins=_BINS)
+    return _bars(counts.astype(float)) if len(values) else ""
+
+
+def _bars(heights: Float[np.ndarray, "bins"]) -> str:
+    if not len(heights):
+        return ""
+    span = np.ptp(heights) or 1.0
+    levels = np.round((heights - heights.min()) / span * (len(_BLOCKS) - 1)).astype(int)
+    return "".join(_BLOCKS[level] for level in levels)
+
+
+def _grid(facts: Mapping[str, Any]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    for name, value in facts.items():
+        text = value if isinstance(value, str) else to_json(value)
+        grid.add_row(Text(name, style="bold"), Text(text, overflow="fold"))
+    return grid

@@ -1,0 +1,50 @@
+"""Trained policies in environments, for the commands that play or record them."""
+
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float
+
+from offmarl import envs, evaluation
+from offmarl.envs import Environment
+from offmarl.errors import ShapeError
+from offmarl.evaluation import LoadedPolicy
+from offmarl.tracking import progress
+from offmarl.types import ArrayTree
+
+
+def make_environment(name: str | None, loaded: LoadedPolicy) -> Environment:
+    """Build an environment for a policy: by default that of its run.
+
+    Raises
+    ------
+    ShapeError
+        The policy was trained for other sizes.
+    """
+    environment = envs.make(name or loaded.spec.name)
+    if difference := loaded.spec.difference(environment.spec):
+        raise ShapeError(
+            f"the policy of {loaded.name} and {name} differ in {difference}: give the environment "
+            "it was trained in, or one of the same sizes."
+        )
+    return environment
+
+
+def play(
+    environment: Environment, policies: Mapping[int, LoadedPolicy], episodes: int, seed: int
+) -> dict[int, Float[np.ndarray, "episodes"]]:
+    """Return the returns of each policy's episodes, which begin alike for all of them."""
+    policy = next(iter(policies.values())).policy
+
+    @jax.jit
+    def returns_of(params: ArrayTree) -> Float[Array, "episodes"]:
+        key = jax.random.key(seed)
+        return evaluation.evaluate(environment, policy, params, key, episodes).returns
+
+    returns = {}
+    with progress("evaluate", len(policies)) as advance:
+        for trained, loaded in policies.items():
+            returns[trained] = np.asarray(returns_of(loaded.params))
+            advance(1, f"return {returns[trained].mean():.2f}")
+    return returns
