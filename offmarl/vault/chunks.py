@@ -1,12 +1,14 @@
 """Gathering steps into the chunks that go to disk."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import google_crc32c
 import numpy as np
 
+from offmarl.errors import VaultFormatError
 from offmarl.vault import layout
 from offmarl.vault.layout import NumpyArray
+from offmarl.vault.store import Store
 
 
 class ChunkBuffer:
@@ -42,6 +44,22 @@ class ChunkBuffer:
         for name, array in self._arrays.items():
             array[:, : self._filled] = tail[name]
 
+    def verify(self, store: Store) -> None:
+        """Raise `VaultFormatError` where the unfinished chunk on disk is not what we wrote.
+
+        It is about to be written again, with a checksum that would make the damage look right.
+        """
+        if self._filled and self._schema.codec == "raw":
+            keys = list(self._keys())
+            values = store.get_all(keys)
+            sums = store.get_all([layout.CHECKSUM_PREFIX + key for key in keys])
+            for key, value, expected in zip(keys, values, sums, strict=True):
+                if checksum(value) != expected:
+                    raise VaultFormatError(
+                        f"{store.path} is damaged: the checksum of {key} is wrong. Copy the vault "
+                        "again from where it came from."
+                    )
+
     def put(self, arrays: Mapping[str, NumpyArray]) -> None:
         """Copy ``(rows, T, ...)`` steps in, and stage each chunk that is full."""
         steps = arrays["rewards"].shape[1]
@@ -64,10 +82,16 @@ class ChunkBuffer:
             self._stage_chunk()
 
     def _stage_chunk(self) -> None:
-        for name, array in self._arrays.items():
-            for row in range(self._schema.rows):
-                self._stage(self._leaves[name].chunk_key(name, row, self._chunk), array[row])
+        blocks = (block for array in self._arrays.values() for block in array)
+        for key, block in zip(self._keys(), blocks, strict=True):
+            self._stage(key, block)
         self.through = self.tail.stop
+
+    def _keys(self) -> Iterator[str]:
+        """Yield the keys of the current chunk, of each leaf and row."""
+        for name, leaf in self._leaves.items():
+            for row in range(self._schema.rows):
+                yield leaf.chunk_key(name, row, self._chunk)
 
     def _stage(self, key: str, block: NumpyArray) -> None:
         if self._schema.codec == "zstd":

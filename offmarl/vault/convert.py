@@ -7,9 +7,9 @@ import os
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -82,7 +82,8 @@ class _Member(NamedTuple):
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    data: IO[bytes]
+    data: Any
+    """A binary file, opened where the first episode begins."""
 
     @property
     def episode_bytes(self) -> int:
@@ -90,13 +91,18 @@ class _Member(NamedTuple):
 
     def read(self, episodes: int) -> NumpyArray:
         """Return the next episodes."""
-        try:
+        with _readable(self.name):
             data = self.data.read(episodes * self.episode_bytes)
             return np.frombuffer(data, self.dtype).reshape(episodes, *self.shape[1:])
-        except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
-            raise VaultError(
-                f"the array {self.name!r} is damaged or incomplete: {error}"
-            ) from error
+
+
+@contextmanager
+def _readable(what: str) -> Iterator[None]:
+    """Turn what a damaged file raises into an error of ours."""
+    try:
+        yield
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
+        raise VaultError(f"{what} is damaged or incomplete: {error}") from error
 
 
 def _open(source: Path, stack: ExitStack) -> dict[str, _Member]:
@@ -114,22 +120,21 @@ def _open(source: Path, stack: ExitStack) -> dict[str, _Member]:
             f"{', '.join(sorted(found)) or 'nothing'}."
         )
     names = [name for name in (*_REQUIRED, *_OPTIONAL) if name in found]
-    members = [_member(name, stack.enter_context(archive.open(f"{name}.npy"))) for name in names]
+    with _readable(str(source)):
+        files = [stack.enter_context(archive.open(f"{name}.npy")) for name in names]
+        members = [_member(name, file) for name, file in zip(names, files, strict=True)]
     _check_shapes(source, members)
     return {member.name: member for member in members}
 
 
-def _member(name: str, data: IO[bytes]) -> _Member:
-    try:
-        version = np.lib.format.read_magic(data)
-        read_header = (
-            np.lib.format.read_array_header_1_0
-            if version == (1, 0)
-            else np.lib.format.read_array_header_2_0
-        )
-        shape, fortran, dtype = read_header(data)
-    except (zipfile.BadZipFile, zlib.error, ValueError) as error:
-        raise VaultError(f"the array {name!r} is damaged: {error}") from error
+def _member(name: str, data: Any) -> _Member:
+    version = np.lib.format.read_magic(data)
+    read_header = (
+        np.lib.format.read_array_header_1_0
+        if version == (1, 0)
+        else np.lib.format.read_array_header_2_0
+    )
+    shape, fortran, dtype = read_header(data)
     if fortran or dtype.hasobject:
         raise VaultError(
             f"the array {name!r} holds Python objects or is in Fortran order: save it as a plain "

@@ -1,6 +1,7 @@
 """A fingerprint of what a vault says, not of how it is stored."""
 
 import hashlib
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,5 +51,5 @@ def _pack_steps(transition: Transition) -> NumpyArray:
 
 def _pack(arrays: list[NumpyArray], lead: int) -> NumpyArray:
     """Put the bytes of each record side by side: ``(*lead, ...)`` arrays to ``(*lead, bytes)``."""
-    flat = (np.ascontiguousarray(x).reshape(*x.shape[:lead], -1) for x in arrays if x.size)
-    return np.concatenate([x.view(np.uint8) for x in flat], axis=-1)
+    flat = (x.reshape(*x.shape[:lead], math.prod(x.shape[lead:])) for x in arrays)
+    return np.concatenate([np.ascontiguousarray(x).view(np.uint8) for x in flat], axis=-1)

@@ -167,8 +167,8 @@ class Vault:
     def finals(self) -> View:
         """The views that episodes ended with, ``(F, ...)``; `Episodes.final` points here."""
         count = self.own.head.finals if self.own else 0
-        values = blocks_before(self._store, layout.FINALS_PREFIX, count)
-        return layout.unpack_view(np.frombuffer(values, layout.view_dtype(self.spec)))
+        dtype = layout.view_dtype(self.spec)
+        return layout.unpack_view(read_table(self._store, layout.FINALS_PREFIX, count, dtype))
 
     def read(
         self,
@@ -287,11 +287,10 @@ def _read_own(store: Store, schema: Schema, head: Head) -> Own:
         [layout.INDEX_KEY, layout.RUNNING_KEY, layout.PROVENANCE_KEY]
     )
     dtype = tables.dtype(schema.spec.num_agents)
-    ended = blocks_before(store, layout.EPISODES_PREFIX, head.episodes)
     own = Own(
         schema=schema,
         head=head,
-        ended=np.frombuffer(ended, dtype),
+        ended=read_table(store, layout.EPISODES_PREFIX, head.episodes, dtype),
         running=np.frombuffer(running, dtype),
         provenance=json.loads(provenance),
         stock_length=layout.decode_index(index),
@@ -305,9 +304,12 @@ def _read_own(store: Store, schema: Schema, head: Head) -> Own:
     return own
 
 
-def blocks_before(store: Store, prefix: str, count: int) -> bytes:
-    """Join the blocks of a table that begin before its ``count``-th record."""
-    if not count:
-        return b""
+def read_table(store: Store, prefix: str, count: int, dtype: np.dtype[Any]) -> NumpyArray:
+    """Return the first ``count`` records of a table that is kept in blocks."""
     keys = [key for key in store.keys(prefix) if int(key.removeprefix(prefix)) < count]
-    return b"".join(store.get_all(keys))
+    table = np.frombuffer(b"".join(store.get_all(keys)), dtype)
+    if len(table) != count:
+        raise VaultFormatError(
+            f"{store.path} has lost a part of {prefix}: {len(table)} of {count} records are there."
+        )
+    return table

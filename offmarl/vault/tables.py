@@ -17,7 +17,7 @@ CAUSES = np.array(["open", "terminated", "truncated", "cut"])
 """How an episode ended: it did not (as far as the data goes), in itself, by a limit of the
 environment, or because the recording ended it on purpose."""
 
-Table = np.ndarray[Any, Any]
+Table = np.ndarray
 """A structured array of `dtype`."""
 
 
@@ -164,7 +164,7 @@ def attach_finals(
     ends = zip(ended["row"], ended["start"] + ended["length"] - 1 - begin, strict=True)
     episode_of = {end: episode for episode, end in enumerate(ends)}
     ended = ended.copy()
-    for number, end in enumerate(zip(row, time, strict=True), first):
+    for number, end in enumerate(zip(row.tolist(), time.tolist(), strict=True), first):
         if end not in episode_of:
             raise ShapeError(
                 "final views are given one for each step whose `last` is true, and there is none "

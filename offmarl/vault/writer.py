@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -64,6 +64,8 @@ class Writer:
         self._closed = False
         if vault.length > self._head.length:
             self._adopt(vault)
+        else:
+            self._chunks.verify(self._store)
 
     @property
     def spec(self) -> EnvSpec:
@@ -156,7 +158,7 @@ class Writer:
         self._closed = True
         self._lock.release()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Writer":
         return self
 
     def __exit__(
@@ -190,11 +192,7 @@ class Writer:
             running = tables.none_running(len(running), self.spec.num_agents, begin)
         ended, running = tables.scan(running, begin, signals)
         ended = _mark_cut(ended, stop, np.broadcast_to(cut, len(running)))
-        views = np.zeros(0, layout.view_dtype(self.spec))
-        if finals is not None:
-            views = layout.pack_view(finals.view, self.spec)
-            where = (np.asarray(finals.row).tolist(), np.asarray(finals.time).tolist())
-            ended = tables.attach_finals(ended, begin, *where, first=tip.finals)
+        ended, views = self._with_finals(ended, finals, tip)
         _warn_of_length(self.path, begin, stop)
         tip = tip._replace(
             length=stop,
@@ -205,6 +203,21 @@ class Writer:
         self._tip, self._running = tip, running
         self._pending.append(_Record(tip, np.concatenate([lost, ended]), views, running))
         self._chunks.put(arrays)
+
+    def _with_finals(
+        self, ended: tables.Table, finals: Finals | None, tip: Head
+    ) -> tuple[tables.Table, NumpyArray]:
+        """Return the ended episodes with their final views' numbers, and the views packed."""
+        if finals is None:
+            return ended, np.zeros(0, layout.view_dtype(self.spec))
+        views = layout.pack_view(finals.view, self.spec)
+        row, time = np.asarray(finals.row), np.asarray(finals.time)
+        if not row.shape == time.shape == views.shape:
+            raise ShapeError(
+                f"{len(views)} final views came with rows {row.shape} and times {time.shape}: give "
+                "one of each for every view."
+            )
+        return tables.attach_finals(ended, tip.length, row, time, tip.finals), views
 
     def _adopt(self, vault: Vault) -> None:
         """Take in what a stock program appended, as episodes of unknown policies."""

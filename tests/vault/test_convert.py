@@ -1,0 +1,221 @@
+"""Importing PyMARL's episode batches: made-up ones, and the published ones where they are."""
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from offmarl import vault
+from offmarl.errors import ShapeError, VaultError, VaultExistsError, VaultNotFoundError
+from offmarl.types import Discrete, EnvSpec
+from offmarl.vault import convert
+
+LENGTHS = [3, 5, 1, 4, 5]
+TERMINATED = [True, True, True, False, False]
+SIZES = {"num_agents": 2, "observation_size": 3, "state_size": 4}
+
+
+def batch(rng=None, slots=6):
+    """Five episodes of up to five steps, with noise in the slots that hold nothing."""
+    rng = rng or np.random.default_rng(0)
+    episodes, agents, actions = len(LENGTHS), 2, 3
+    legal = rng.integers(0, 2, (episodes, slots, agents, actions)).astype(np.int32)
+    filled, terminated = np.zeros((2, episodes, slots, 1), np.uint8)
+    for episode, (length, ends) in enumerate(zip(LENGTHS, TERMINATED, strict=True)):
+        filled[episode, : length + 1] = 1
+        terminated[episode, length - 1] = ends
+    return {
+        "obs": rng.normal(size=(episodes, slots, agents, 3)).astype(np.float32),
+        "state": rng.normal(size=(episodes, slots, 4)).astype(np.float32),
+        "actions": rng.integers(0, actions, (episodes, slots, agents, 1)),
+        "avail_actions": legal,
+        "reward": rng.normal(size=(episodes, slots, 1)).astype(np.float32),
+        "terminated": terminated,
+        "filled": filled.astype(np.int64),
+    }
+
+
+@pytest.fixture(params=[np.savez, np.savez_compressed])
+def source(tmp_path, request):
+    path = tmp_path / "data.npz"
+    request.param(path, **batch())
+    return path
+
+
+def save(path, arrays):
+    np.savez(path, **arrays)
+    return path
+
+
+def check_against(found, arrays, lengths):
+    """Every step and every final view is the one in the batch, in order."""
+    transition, episodes = found.transitions(), found.episodes
+    assert episodes.length.tolist() == list(lengths)
+    assert transition.policy_id.tolist() == [[-1] * sum(lengths)]
+    assert np.isnan(transition.behaviour_log_prob).all()
+    for episode, start in enumerate(episodes.start):
+        count = lengths[episode]
+        there = slice(start, start + count)
+        view, final = transition.view, episodes.final[episode]
+        np.testing.assert_array_equal(view.observation[0, there], arrays["obs"][episode, :count])
+        np.testing.assert_array_equal(view.state[0, there], arrays["state"][episode, :count])
+        np.testing.assert_array_equal(
+            view.legal_actions[0, there], arrays["avail_actions"][episode, :count] != 0
+        )
+        np.testing.assert_array_equal(
+            transition.action[0, there], arrays["actions"][episode, :count, :, 0]
+        )
+        np.testing.assert_array_equal(
+            transition.reward[0, there], arrays["reward"][episode, :count].repeat(2, -1)
+        )
+        np.testing.assert_array_equal(
+            found.finals.observation[final], arrays["obs"][episode, count]
+        )
+        np.testing.assert_array_equal(found.finals.state[final], arrays["state"][episode, count])
+
+
+@pytest.mark.parametrize("block", [1, 10**6])
+def test_every_step_arrives(tmp_path, source, monkeypatch, block):
+    monkeypatch.setattr(convert, "_BLOCK_BYTES", block)
+    path = vault.convert_pymarl(source, tmp_path / "out.vlt", time_limit=5)
+    assert path == tmp_path / "out.vlt" / "main"
+    found = vault.open_vault(path)
+    check_against(found, batch(), LENGTHS)
+    assert found.spec == EnvSpec("", **SIZES, action=Discrete(3), time_limit=5)
+    cause = ["terminated", "truncated", "terminated", "truncated", "truncated"]
+    assert found.episodes.cause.tolist() == cause
+    assert found.provenance == {
+        "source": {
+            "format": "pymarl",
+            "file": "data.npz",
+            "sha256": hashlib.sha256(source.read_bytes()).hexdigest(),
+        }
+    }
+
+
+def test_the_time_limit_tells_truncation_from_termination(tmp_path, source):
+    def causes(name, *limit):
+        return vault.open_vault(
+            vault.convert_pymarl(source, tmp_path / name, *limit)
+        ).episodes.cause.tolist()
+
+    untold = ["terminated", "terminated", "terminated", "truncated", "truncated"]
+    told = ["terminated", "truncated", "terminated", "truncated", "truncated"]
+    spec = EnvSpec("here", **SIZES, action=Discrete(3), time_limit=5)
+    assert causes("a.vlt") == untold
+    assert causes("b.vlt", None, 5) == told
+    assert causes("c.vlt", spec) == told
+    assert causes("d.vlt", spec, 100) == untold
+    assert vault.open_vault(tmp_path / "d.vlt").spec.time_limit == 100
+    assert vault.open_vault(tmp_path / "c.vlt").spec == spec
+
+
+def test_what_is_optional(tmp_path):
+    arrays = batch()
+    del arrays["state"], arrays["avail_actions"]
+    arrays["reward"] = arrays["reward"].repeat(2, -1) * [1, 2]
+    source = save(tmp_path / "data.npz", arrays)
+    with pytest.raises(VaultError, match="name its environment"):
+        vault.convert_pymarl(source, tmp_path / "a.vlt")
+    spec = EnvSpec("", 2, 3, 6, Discrete(3), state="concatenated", reward="individual")
+    found = vault.open_vault(vault.convert_pymarl(source, tmp_path / "a.vlt", spec))
+    transition = found.transitions()
+    assert transition.view.legal_actions.all()
+    np.testing.assert_array_equal(
+        transition.view.state, transition.view.observation.reshape(1, -1, 6)
+    )
+    np.testing.assert_array_equal(transition.reward[0, :3], arrays["reward"][0, :3].astype("f4"))
+
+
+def test_slots_without_an_episode_are_left_out(tmp_path):
+    arrays = batch()
+    arrays["filled"][1] = 0
+    source = save(tmp_path / "data.npz", arrays)
+    found = vault.open_vault(vault.convert_pymarl(source, tmp_path / "a.vlt"))
+    assert found.episodes.length.tolist() == [3, 1, 4, 5]
+
+
+def change(key, value):
+    def apply(arrays):
+        arrays[key] = value(arrays[key])
+
+    return apply
+
+
+def gap(filled):
+    filled[0, 1] = 0
+    return filled
+
+
+def early(terminated):
+    terminated[1, 0] = 1
+    return terminated
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda arrays: arrays.pop("filled"), "it has no filled, only"),
+        (change("filled", gap), "has gaps"),
+        (change("terminated", early), "goes on after its end"),
+        (change("actions", lambda x: x + 1), "actions 1 to 3, and there are 3"),
+        (change("state", lambda x: x[:, :-1]), "'state' has shape"),
+        (change("state", lambda x: x.astype(object)), "holds Python objects"),
+        (change("obs", np.asfortranarray), "Fortran"),
+    ],
+)
+def test_a_file_of_another_layout(tmp_path, damage, message):
+    arrays = batch()
+    damage(arrays)
+    source = save(tmp_path / "data.npz", arrays)
+    with pytest.raises(VaultError, match=message):
+        vault.convert_pymarl(source, tmp_path / "a.vlt")
+    assert list((tmp_path / "a.vlt").glob("*")) == []
+
+
+def test_damaged_files(tmp_path, source):
+    with pytest.raises(VaultNotFoundError, match="no file"):
+        vault.convert_pymarl(tmp_path / "nothing.npz", tmp_path / "a.vlt")
+    data = bytearray(source.read_bytes())
+    data[len(data) // 2] ^= 1
+    for wrong in (bytes(data), bytes(data[:-200]), b"no zip"):
+        source.write_bytes(wrong)
+        with pytest.raises(VaultError):
+            vault.convert_pymarl(source, tmp_path / "a.vlt")
+    assert list(vault.list_vaults(tmp_path)) == []
+
+
+def test_another_environment(tmp_path, source):
+    spec = EnvSpec("classic/other", 3, 3, 4, Discrete(3))
+    with pytest.raises(ShapeError, match="num_agents 2, and classic/other has 3"):
+        vault.convert_pymarl(source, tmp_path / "a.vlt", spec)
+
+
+def test_a_vault_is_not_overwritten(tmp_path, source):
+    vault.convert_pymarl(source, tmp_path / "a.vlt")
+    with pytest.raises(VaultExistsError):
+        vault.convert_pymarl(source, tmp_path / "a.vlt")
+    (tmp_path / "b.vlt" / ".main.part").mkdir(parents=True)  # as a killed import leaves
+    found = vault.open_vault(vault.convert_pymarl(source, tmp_path / "b.vlt"))
+    assert found.digest() == vault.open_vault(tmp_path / "a.vlt").digest()
+    assert [entry.name for entry in (tmp_path / "b.vlt").iterdir()] == ["main"]
+
+
+@pytest.mark.parametrize(
+    ("name", "episodes", "steps", "mean", "cause"),
+    [
+        ("bridge_optimal", 500, 8, -1.2620, "terminated"),
+        ("xor_02", 100, 50, 50.00, "truncated"),
+        ("xor_00_02_20", 100, 50, 33.29, "truncated"),
+        ("xor_random", 100, 50, 0.15, "truncated"),
+    ],
+)
+def test_published_data(tmp_path, shared_data, name, episodes, steps, mean, cause):
+    source = shared_data / "alberdice" / f"{name}.npz"
+    path = vault.convert_pymarl(source, tmp_path / f"{name}.vlt", time_limit=50)
+    found = vault.open_vault(path)
+    assert found.episodes.length.tolist() == [steps] * episodes
+    assert found.episodes.cause.tolist() == [cause] * episodes
+    assert found.episodes.returns.mean() == pytest.approx(mean, abs=5e-5)
+    with np.load(source) as arrays:
+        check_against(found, dict(arrays), [steps] * episodes)

@@ -1,0 +1,334 @@
+"""What can be wrong with a vault, or with what is put into it, and what is said about it."""
+
+import json
+import resource
+import signal
+import subprocess
+
+import numpy as np
+import pytest
+
+from offmarl import vault
+from offmarl.errors import (
+    ShapeError,
+    VaultError,
+    VaultExistsError,
+    VaultFormatError,
+    VaultFullError,
+    VaultNotFoundError,
+)
+from offmarl.types import Finals
+from offmarl.vault import layout
+from offmarl.vault.store import Store
+
+from .experience import SPEC, assert_same, concatenate, make
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A vault of two rows and ten steps."""
+    with vault.create(tmp_path / "v.vlt" / "a", SPEC, rows=2, chunk_steps=4) as writer:
+        writer.append(*make())
+    return writer.path
+
+
+def test_nothing_there(tmp_path, path):
+    for attempt in (vault.open_vault, vault.resume):
+        with pytest.raises(VaultNotFoundError, match=r"no vault at .*b\. Beside it: a"):
+            attempt(path.with_name("b"))
+    with pytest.raises(VaultNotFoundError, match="no directory"):
+        list(vault.list_vaults(tmp_path / "nowhere"))
+
+
+def test_not_a_vault(tmp_path):
+    with pytest.raises(VaultFormatError, match="is not a vault"):
+        vault.open_vault(tmp_path)
+
+
+def test_several_vaults(tmp_path, path):
+    vault.create(path.with_name("b"), SPEC, rows=1).close()
+    with pytest.raises(VaultError, match="several vaults: add one of a, b"):
+        vault.open_vault(tmp_path / "v.vlt")
+
+
+def test_creating_over_something(tmp_path, path):
+    with pytest.raises(VaultExistsError, match="something at"):
+        vault.create(path, SPEC, rows=2)
+    with pytest.raises(VaultExistsError, match="holds a already"):
+        vault.create(path.parent, SPEC, rows=2)
+    assert vault.open_vault(path).length == 10
+
+
+@pytest.mark.parametrize(
+    ("place", "options", "message"),
+    [
+        ("v", {}, "must be <name>.vlt"),
+        ("v.vlt", {"rows": 0}, "rows=0"),
+        ("v.vlt", {"chunk_steps": 0}, "chunk_steps=0"),
+        ("v.vlt", {"provenance": {"x": {1}}}, "plain JSON"),
+    ],
+)
+def test_creating_nonsense(tmp_path, place, options, message):
+    with pytest.raises(VaultError, match=message):
+        vault.create(tmp_path / place, SPEC, **{"rows": 1, **options})
+    assert list(vault.list_vaults(tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"reward": np.zeros((2, 10, 3), np.float32)}, r"rewards: got float32 .*\(2, 10, 3\)"),
+        ({"reward": np.zeros((2, 10, 2))}, "rewards: got float64"),
+        ({"action": np.zeros((2, 10, 2), np.int64)}, "actions: got int64 .* takes int32"),
+        ({"action": np.zeros((3, 10, 2), np.int32)}, "actions: got int32"),
+        ({"policy_id": np.zeros((2, 9), np.int32)}, "infos.policy_ids"),
+        ({"last": np.ones((2, 10), bool)}, "`last` must be true exactly"),
+    ],
+)
+def test_steps_that_do_not_fit(path, change, message):
+    transition, finals = make()
+    with vault.resume(path) as writer:
+        with pytest.raises(ShapeError, match=message):
+            writer.append(transition._replace(**change), finals)
+        writer.append(transition, finals)
+    found = vault.open_vault(path)
+    assert_same(found.transitions(), concatenate([transition, transition]))
+    assert len(found.finals.alive) == 2 * len(finals.row)
+
+
+def test_final_views_that_do_not_fit(path):
+    transition, finals = make()
+    row, time = np.argwhere(~transition.last)[0]
+    misplaced = finals._replace(row=np.full_like(finals.row, row), time=np.full_like(time, time))
+    wrong = [
+        (misplaced._replace(time=np.full_like(finals.time, time)), "there is none"),
+        (Finals(finals.row * 0 + 7, finals.time, finals.view), "there is none"),
+        (finals._replace(row=finals.row[:-1]), "one of each for every view"),
+        (finals._replace(view=finals.view._replace(state=finals.view.state[:, 1:])), "state"),
+    ]
+    with vault.resume(path) as writer:
+        for given, message in wrong:
+            with pytest.raises(ShapeError, match=message):
+                writer.append(transition, given)
+        with pytest.raises(ShapeError, match="said to be cut"):
+            writer.append(make(end_every=1e9)[0], cut=True)
+    assert vault.open_vault(path).length == 10
+
+
+def test_a_gap_in_a_run(path):
+    with vault.resume(path) as writer, pytest.raises(VaultError, match="chunk 3 of run 'replay'"):
+        writer.append(*make(), run="replay", chunk=3)
+
+
+def test_a_closed_writer(path):
+    writer = vault.resume(path)
+    writer.close()
+    writer.close()
+    with pytest.raises(VaultError, match="is closed"):
+        writer.append(*make())
+    with pytest.raises(VaultError, match="is closed"):
+        writer.flush()
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 11), (-1, 5), (6, 5), (11, None)])
+def test_steps_that_are_not_there(path, start, stop):
+    with pytest.raises(VaultError, match=r"has steps 0 to 10"):
+        vault.open_vault(path).read(start, stop)
+
+
+def test_arrays_that_are_not_there(path):
+    with pytest.raises(VaultError, match=r"no array named 'state'.*infos\.state"):
+        vault.open_vault(path).read(leaves=["state"])
+    with pytest.raises(VaultError, match="not every 2th"):
+        vault.open_vault(path)[::2]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda metadata: "{",
+        lambda metadata: "[]",
+        lambda metadata: json.dumps(metadata | {"version": 2.0}),
+        lambda metadata: json.dumps({**metadata, "structure_dtype": {"rewards": "float64"}}),
+        lambda metadata: json.dumps({k: v for k, v in metadata.items() if k != "structure_shape"}),
+    ],
+)
+def test_damaged_metadata(path, damage):
+    file = path / "metadata.json"
+    file.write_text(damage(json.loads(file.read_text())))
+    with pytest.raises(VaultFormatError):
+        vault.open_vault(path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rewards": ("(2, 4, 3)", "float32")},
+        {"rewards": ("(2, 4, 2)", "int32")},
+        {"rewards": ("(2, 4, 2)", "nonsense")},
+        {"rewards": ("(10000000000000000000, 4, 2)", "float32")},
+        {"rewards": (7, None)},
+        {"rewards": ({"deeper": "(2, 4, 2)"}, "float32")},
+        {"nothing": ("(2, 4, 2)", "float32")},
+    ],
+)
+def test_foreign_metadata_that_contradicts_the_arrays(path, changes):
+    """Without our schema the vault is a foreign one, which is described by its metadata alone."""
+    Store(path)._kv.delete_range(type(Store(path)._kv).KeyRange("offmarl/", "offmarl0")).result()
+    assert vault.open_vault(path).read(0, 1, leaves=["rewards"])["rewards"].shape == (2, 1, 2)
+    metadata = json.loads((path / "metadata.json").read_text())
+    for name, (shape, dtype) in changes.items():
+        metadata["structure_shape"][name] = shape
+        metadata["structure_dtype"][name] = dtype
+    (path / "metadata.json").write_text(json.dumps(metadata))
+    with pytest.raises(VaultError):
+        vault.open_vault(path)
+
+
+def test_a_newer_format(path):
+    store = Store(path)
+    schema = store.get_json(layout.SCHEMA_KEY)
+    newer = layout.dump_json(schema | {"version": 2})
+    store.commit({layout.SCHEMA_KEY: newer}, {}).result()
+    with pytest.raises(VaultFormatError, match="install a newer offmarl"):
+        vault.open_vault(path)
+
+
+def test_lost_files_and_keys(path):
+    store = Store(path)
+    key = store.keys(layout.FINALS_PREFIX)[0]
+    store._kv.write(key, None).result()
+    with pytest.raises(VaultError):
+        _ = vault.open_vault(path).finals
+    for file in (path / "d").iterdir():
+        file.unlink()
+    with pytest.raises(VaultError):
+        vault.open_vault(path)
+
+
+def test_a_flipped_bit_is_found_when_compressed(tmp_path):
+    path = tmp_path / "z.vlt" / "a"
+    with vault.create(path, SPEC, rows=1, chunk_steps=64, codec="zstd") as writer:
+        writer.append(*make(rows=1, steps=64))
+    store = Store(path)
+    chunk = bytearray(store.get("observations./0.0.0.0"))
+    chunk[len(chunk) // 2] ^= 1
+    store.commit({"observations./0.0.0.0": bytes(chunk)}, {}).result()
+    with pytest.raises(VaultError, match="cannot be read"):
+        vault.open_vault(path).transitions()
+
+
+def test_a_damaged_tail_is_not_written_again(path):
+    store = Store(path)
+    tail = bytearray(store.get("rewards./1.2.0"))
+    tail[0] ^= 1
+    store.commit({"rewards./1.2.0": bytes(tail)}, {}).result()
+    with pytest.raises(VaultFormatError, match="damaged"):
+        vault.resume(path)
+
+
+def test_past_what_stock_can_count(tmp_path):
+    """A vault cannot be filled so far in a test, so its head is set as if it were."""
+    path = tmp_path / "v.vlt" / "a"
+    with vault.create(path, SPEC, rows=2, chunk_steps=16) as writer:
+        writer.annotate({"x": 1})
+    before = 2**31 - 16
+    store = Store(path)
+    head = layout.Head(length=before)._asdict()
+    writes = {
+        layout.HEAD_KEY: layout.dump_json(head),
+        layout.INDEX_KEY: layout.encode_index(before),
+    }
+    store.commit(writes, {}).result()
+    parts = [make(seed=seed) for seed in range(3)]
+    with vault.resume(path) as writer:
+        writer.append(*parts[0])
+        with pytest.warns(UserWarning, match="stock flashbax will see no further"):
+            writer.append(*parts[1])
+        writer.append(*parts[2])
+    found = vault.open_vault(path)
+    assert found.length == before + 30
+    assert found.unverified == ()
+    assert_same(found[before:], concatenate([part[0] for part in parts]))
+    assert layout.decode_index(store.get(layout.INDEX_KEY)) == 2**31 - 1
+    with vault.resume(path) as writer:
+        writer.append(*parts[0])
+    assert vault.open_vault(path).length == before + 40
+
+
+def fill_until_full(path):
+    """Append until there is no room; return how many records were committed, and the writer."""
+    writer = vault.create(path, SPEC, rows=2, chunk_steps=64)
+    for chunk in range(1000):
+        committed = writer.length // 64
+        try:
+            writer.append(*make(steps=64, seed=chunk), run="r", chunk=chunk)
+        except VaultFullError as error:
+            assert "no room on the disk" in str(error)
+            return writer, committed, chunk + 1
+    raise AssertionError("the disk never got full")
+
+
+def check_full(writer, committed, appended, path):
+    found = vault.open_vault(path)
+    assert found.length == 64 * committed
+    parts = [make(steps=64, seed=chunk)[0] for chunk in range(appended)]
+    if committed:
+        assert_same(found.transitions(), concatenate(parts[:committed]))
+    with pytest.raises(VaultFullError):
+        writer.flush()
+    writer.append(*make(steps=64), run="r", chunk=appended - 1)  # is there, only not on the disk
+    return parts
+
+
+def check_goes_on(writer, parts, path):
+    writer.flush()
+    assert_same(vault.open_vault(path).transitions(), concatenate(parts))
+    writer.append(*make(steps=64, seed=len(parts)), run="r", chunk=len(parts))
+    writer.close()
+    assert vault.open_vault(path).length == 64 * (len(parts) + 1)
+
+
+def test_a_file_that_may_not_grow(tmp_path):
+    path = tmp_path / "v.vlt" / "a"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    writer = vault.create(path, SPEC, rows=2, chunk_steps=64)
+    parts = [make(steps=64, seed=chunk) for chunk in range(3)]
+    writer.append(*parts[0], run="r")
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+        with pytest.raises(VaultFullError, match="no room on the disk"):
+            writer.append(*parts[1], run="r")
+        with pytest.raises(VaultFullError):
+            writer.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert_same(vault.open_vault(path).transitions(), parts[0][0])
+    check_goes_on(writer, [part[0] for part in parts[:2]], path)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of one megabyte."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    try:
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("needs the right to mount a small tmpfs")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk(small_disk):
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(300_000))
+    path = small_disk / "v.vlt" / "a"
+    writer, committed, appended = fill_until_full(path)
+    assert committed >= 1
+    parts = check_full(writer, committed, appended, path)
+    ballast.unlink()
+    check_goes_on(writer, parts, path)

@@ -1,0 +1,275 @@
+import asyncio
+import sys
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from offmarl import vault
+from offmarl.types import Finals, View
+
+from .experience import (
+    CONTINUOUS,
+    SPEC,
+    assert_same,
+    concatenate,
+    episodes_of,
+    make,
+    steps,
+    table_of,
+)
+
+
+def write(path, parts, **options):
+    rows = parts[0][0].last.shape[0]
+    with vault.create(path, SPEC, rows=rows, **options) as writer:
+        for transition, finals in parts:
+            writer.append(transition, finals)
+    return vault.open_vault(path)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rows=st.integers(1, 3),
+    chunk_steps=st.integers(1, 9),
+    codec=st.sampled_from(["raw", "zstd"]),
+    spec=st.sampled_from([SPEC, CONTINUOUS]),
+    actions=st.lists(
+        st.one_of(st.integers(1, 25), st.sampled_from(["flush", "resume"])), min_size=1, max_size=6
+    ),
+)
+def test_what_was_appended_is_read_back(tmp_path_factory, rows, chunk_steps, codec, spec, actions):
+    path = tmp_path_factory.mktemp("roundtrip") / "data.vlt" / "a"
+    writer = vault.create(path, spec, rows=rows, chunk_steps=chunk_steps, codec=codec)
+    parts, ends, flushed = [], [0], 0
+    for seed, action in enumerate(actions):
+        if action == "flush":
+            writer.flush()
+        elif action == "resume":
+            writer.close()
+            writer = vault.resume(path)
+        else:
+            parts.append(make(spec, rows, action, seed, end_every=4))
+            writer.append(*parts[-1])
+            ends.append(ends[-1] + action)
+        flushed = ends[-1] if isinstance(action, str) else flushed
+        found = vault.open_vault(path)
+        in_whole_chunks = ends[-1] // chunk_steps * chunk_steps
+        assert found.length == max(flushed, *(end for end in ends if end <= in_whole_chunks), 0)
+        if found.length:
+            assert_same(
+                found.transitions(), steps(concatenate([t for t, _ in parts]), 0, found.length)
+            )
+    writer.close()
+    check_episodes(vault.open_vault(path), parts)
+
+
+def check_episodes(found, parts):
+    if not parts:
+        assert len(found.episodes.row) == 0
+        return
+    assert table_of(found.episodes) == episodes_of(concatenate([t for t, _ in parts]))
+    expected, begin = {}, 0
+    for transition, finals in parts:
+        for number, (row, time) in enumerate(zip(finals.row, finals.time, strict=True)):
+            expected[row, begin + time] = View(*(field[number] for field in finals.view))
+        begin += transition.last.shape[1]
+    episodes = found.episodes
+    ended = episodes.cause != "open"
+    assert ended.sum() == len(expected)
+    assert (episodes.final[~ended] == -1).all()
+    for episode in np.flatnonzero(ended):
+        end = episodes.row[episode], episodes.start[episode] + episodes.length[episode] - 1
+        final = View(*(field[episodes.final[episode]] for field in found.finals))
+        for actual, wanted in zip(final, expected[end], strict=True):
+            np.testing.assert_array_equal(actual, wanted)
+
+
+def test_any_slice_of_time_rows_and_leaves(tmp_path):
+    transition, finals = make(rows=3, steps=50)
+    found = write(tmp_path / "v.vlt", [(transition, finals)], chunk_steps=8)
+    np.testing.assert_array_equal(
+        found.read(11, 30, slice(1, None), ["rewards"])["rewards"], transition.reward[1:, 11:30]
+    )
+    assert_same(found[5:17], steps(transition, 5, 17))
+    assert_same(found[-7:], steps(transition, 43, 50))
+    assert_same(found[40:1000], steps(transition, 40, 50))
+    assert found[60:].last.shape == (3, 0)
+    assert list(found.read(0, 1)) == list(found.leaves)
+    assert found.leaves["infos.legals"] == (np.dtype("f4"), (2, 4))
+
+
+def test_facts_of_a_vault(tmp_path):
+    path = tmp_path / "name.vlt" / "expert"
+    found = write(path, [make(rows=3, steps=20)], provenance={"seed": 1})
+    assert (found.path, found.name, found.uid) == (path, "name", "expert")
+    assert (found.rows, found.length, found.num_steps) == (3, 20, 60)
+    assert found.native
+    assert found.spec == SPEC
+    assert found.provenance == {"seed": 1}
+    assert vault.open_vault(tmp_path / "name.vlt").path == path
+
+
+def test_annotations_come_with_the_next_commit(tmp_path):
+    with vault.create(tmp_path / "v.vlt", SPEC, rows=2, provenance={"a": 1}) as writer:
+        writer.annotate({"b": [2]})
+        assert vault.open_vault(tmp_path / "v.vlt").provenance == {"a": 1}
+        writer.flush()
+        assert vault.open_vault(tmp_path / "v.vlt").provenance == {"a": 1, "b": [2]}
+        writer.annotate({"b": 3})
+    with vault.resume(tmp_path / "v.vlt") as writer:
+        writer.annotate({"c": 4})
+    assert vault.open_vault(tmp_path / "v.vlt").provenance == {"a": 1, "b": 3, "c": 4}
+
+
+def test_chunks_of_a_run_are_appended_once(tmp_path):
+    parts = [make(seed=seed, steps=6) for seed in range(4)]
+    writer = vault.create(tmp_path / "v.vlt", SPEC, rows=2, chunk_steps=8)
+    for chunk in (0, 0, 1, 0, 1):
+        writer.append(*parts[chunk], run="replay", chunk=chunk)
+    assert writer.chunks("replay") == 1  # 8 of 12 steps are on disk, which is one whole record
+    writer.release()  # as a kill would
+
+    with vault.resume(tmp_path / "v.vlt") as writer:
+        assert writer.chunks("replay") == 1
+        assert writer.chunks("another") == 0
+        for chunk, part in enumerate(parts):
+            writer.append(*part, run="replay", chunk=chunk)
+        writer.flush()
+        assert writer.chunks("replay") == 4
+    found = vault.open_vault(tmp_path / "v.vlt")
+    assert_same(found.transitions(), concatenate([t for t, _ in parts]))
+    check_episodes(found, parts)
+
+
+def test_an_episode_does_not_go_on_in_another_run(tmp_path):
+    transition, _ = make(rows=1, steps=4, end_every=1e9)
+    with vault.create(tmp_path / "v.vlt", SPEC, rows=1) as writer:
+        writer.append(transition, run="a")
+        writer.append(transition, run="a")
+        writer.append(transition, run="b")
+    episodes = vault.open_vault(tmp_path / "v.vlt").episodes
+    assert episodes.length.tolist() == [8, 4]
+    assert episodes.cause.tolist() == ["open", "open"]
+    assert episodes.final.tolist() == [-1, -1]
+
+
+def test_cut_episodes_are_told_from_truncated_ones(tmp_path):
+    transition, _ = make(rows=3, steps=3, end_every=1e9)
+    last = np.array([[0, 0, 1], [0, 1, 1], [0, 0, 1]], bool)
+    truncated = np.broadcast_to(last[..., None], transition.truncated.shape)
+    terminated = truncated & np.array([False, False, True])[:, None, None]
+    transition = transition._replace(
+        last=last, terminated=terminated, truncated=truncated & ~terminated
+    )
+    with vault.create(tmp_path / "v.vlt", SPEC, rows=3) as writer:
+        writer.append(transition, cut=np.array([False, True, False]))
+        writer.append(transition, cut=True)
+    episodes = vault.open_vault(tmp_path / "v.vlt").episodes
+    assert episodes.cause.tolist() == (
+        ["truncated", "cut"] + ["truncated", "cut"] * 2 + ["terminated", "terminated"]
+    )
+    assert episodes.truncated.tolist() == [True] * 6 + [False] * 2
+    assert episodes.terminated.tolist() == [False] * 6 + [True] * 2
+
+
+def test_buffers_may_be_reused_right_after_append(tmp_path):
+    transition, finals = make(steps=5)
+    kept = concatenate([transition])
+    with vault.create(tmp_path / "v.vlt", SPEC, rows=2) as writer:
+        transition = concatenate([transition])
+        writer.append(transition, finals)
+        for array in (*transition.view, *transition[1:]):
+            array[...] = 0
+        for array in (finals.row, finals.time, *finals.view):
+            array[...] = 0
+    found = vault.open_vault(tmp_path / "v.vlt")
+    assert_same(found.transitions(), kept)
+    assert not (found.finals.observation == 0).any()
+
+
+def test_digest_is_of_the_content_alone(tmp_path):
+    parts = [make(seed=seed, rows=1, steps=20, end_every=4) for seed in range(3)]
+    parts = [(end_at_last(transition), finals) for transition, finals in parts]
+    one = write(tmp_path / "a.vlt", parts, chunk_steps=7, codec="zstd")
+    other = write(tmp_path / "b.vlt", parts[::-1], chunk_steps=64, provenance={"x": 1})
+    assert one.digest() == other.digest()
+
+    rows = [concatenate([transition]) for transition, _ in parts]
+    wide = type(rows[0])(
+        View(*(np.concatenate(x) for x in zip(*(r.view for r in rows), strict=True))),
+        *(np.concatenate(x) for x in zip(*(r[1:] for r in rows), strict=True)),
+    )
+    finals = [f for _, f in parts]
+    row = np.concatenate([np.full(len(f.row), number) for number, f in enumerate(finals)])
+    time = np.concatenate([f.time for f in finals])
+    views = View(*(np.concatenate(x) for x in zip(*(f.view for f in finals), strict=True)))
+    stacked = write(tmp_path / "c.vlt", [(wide, Finals(row, time, views))])
+    assert stacked.digest() == one.digest()
+
+    changed = parts[0][0]._replace(reward=parts[0][0].reward + np.float32(1))
+    assert write(tmp_path / "d.vlt", [(changed, parts[0][1]), *parts[1:]]).digest() != one.digest()
+    without = write(tmp_path / "e.vlt", [(parts[0][0], None), *parts[1:]])
+    assert without.digest() != one.digest()
+
+
+def end_at_last(transition):
+    """Truncate at the last step, where nothing has ended there."""
+    last = transition.last.copy()
+    last[:, -1] = True
+    truncated = transition.truncated.copy()
+    truncated[:, -1] |= ~transition.terminated[:, -1]
+    return transition._replace(last=last, truncated=truncated)
+
+
+def test_returns_are_the_same_bits_however_steps_are_split(tmp_path):
+    transition, finals = make(rows=2, steps=200, end_every=1e9)
+    whole = write(tmp_path / "a.vlt", [(transition, finals)])
+    split = write(
+        tmp_path / "b.vlt", [(steps(transition, t, t + 7), None) for t in range(0, 200, 7)]
+    )
+    assert whole.episodes.returns.tolist() == split.episodes.returns.tolist()
+
+
+def test_in_an_event_loop_and_in_a_thread(tmp_path):
+    async def record():
+        write(tmp_path / "a.vlt", [make(steps=30)], chunk_steps=8)
+        return vault.open_vault(tmp_path / "a.vlt")[:10]
+
+    assert_same(asyncio.run(record()), steps(make(steps=30)[0], 0, 10))
+    thread = threading.Thread(target=write, args=(tmp_path / "b.vlt", [make(steps=30)]))
+    thread.start()
+    thread.join()
+    assert vault.open_vault(tmp_path / "b.vlt").length == 30
+
+
+def test_listing(tmp_path):
+    write(tmp_path / "swarm" / "b.vlt" / "expert", [make(rows=2, steps=40)])
+    write(tmp_path / "a.vlt" / "random", [make(rows=1, steps=7, end_every=1e9)])
+    (tmp_path / "bad.vlt" / "x").mkdir(parents=True)
+    (tmp_path / "bad.vlt" / "x" / "metadata.json").write_text("{")
+    (tmp_path / "bad.vlt" / "x" / "manifest.ocdbt").write_text("no manifest")
+    (a, random), (_, bad), (b, expert) = vault.list_vaults(tmp_path)
+    assert a == tmp_path / "a.vlt" / "random"
+    assert random == vault.Summary("a", "random", SPEC.name, 2, 7, 0, None, True)
+    assert bad.error is not None
+    episodes = vault.open_vault(b).episodes
+    ended = episodes.cause != "open"
+    assert expert.episodes == ended.sum()
+    assert expert.mean_return == pytest.approx(episodes.returns[ended].mean(), rel=1e-12)
+    assert expert.steps == 80
+
+
+def test_needs_no_jax(tmp_path):
+    import subprocess
+
+    write(tmp_path / "a.vlt", [make()])
+    code = (
+        "import sys; from offmarl import vault\n"
+        f"v = vault.open_vault({str(tmp_path / 'a.vlt')!r}); v[:5]; v.digest(); v.episodes\n"
+        f"assert len(list(vault.list_vaults({str(tmp_path)!r}))) == 1\n"
+        "assert 'jax' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

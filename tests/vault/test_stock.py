@@ -1,0 +1,252 @@
+"""Stock flashbax opens, reads, samples and appends what we write, and we read what it writes."""
+
+import flashbax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flashbax.vault import Vault as StockVault
+
+from offmarl import vault
+from offmarl.errors import VaultConflictError, VaultFormatError
+from offmarl.types import Continuous, Discrete
+from offmarl.vault import layout
+
+from .experience import SPEC, assert_same, concatenate, episodes_of, make, steps, table_of
+
+
+def record(path, parts, **options):
+    with vault.create(path, SPEC, rows=2, **options) as writer:
+        for part in parts:
+            writer.append(*part)
+
+
+def open_stock(path):
+    return StockVault(path.parent.name, rel_dir=str(path.parents[1]), vault_uid=path.name)
+
+
+def to_stock(transition):
+    """A record in the nested names and types that stock keeps."""
+    tree = {"infos": {}}
+    for name, array in layout.to_disk(transition).items():
+        group = tree["infos"] if name.startswith("infos.") else tree
+        integer = array.dtype == np.int32
+        group[name.removeprefix("infos.")] = jnp.asarray(array, jnp.int32 if integer else "f4")
+    return tree
+
+
+def append_with_stock(stock, transition):
+    """Write all steps of a record through a buffer larger than it."""
+    length = transition.last.shape[1]
+    tree = jax.tree.map(
+        lambda x: jnp.concatenate([x, jnp.zeros_like(x[:, :1])], 1), to_stock(transition)
+    )
+    state = flashbax.buffers.trajectory_buffer.TrajectoryBufferState(
+        experience=tree, current_index=jnp.array(length), is_full=jnp.array(False)
+    )
+    assert stock.write(state, source_interval=(0, length)) == length
+
+
+@pytest.mark.parametrize("codec", ["raw", "zstd"])
+def test_stock_reads_and_samples(tmp_path, codec):
+    path = tmp_path / "ours.vlt" / "a"
+    transition, finals = make(rows=2, steps=50)
+    record(path, [(transition, finals)], chunk_steps=16, codec=codec)
+    state = open_stock(path).read()
+    jax.tree.map(np.testing.assert_array_equal, state.experience, to_stock(transition))
+
+    buffer = flashbax.make_trajectory_buffer(
+        add_batch_size=2,
+        sample_batch_size=4,
+        sample_sequence_length=5,
+        period=1,
+        min_length_time_axis=5,
+        max_length_time_axis=50,
+    )
+    rewards = np.asarray(buffer.sample(state, jax.random.key(0)).experience["rewards"])
+    windows = np.lib.stride_tricks.sliding_window_view(transition.reward, 5, axis=1)
+    windows = windows.reshape(-1, 2, 5).swapaxes(1, 2)
+    assert all(any((window == sample).all() for window in windows) for sample in rewards)
+
+
+@pytest.mark.parametrize("codec", ["raw", "zstd"])
+@pytest.mark.parametrize("length", [16, 50])
+def test_stock_appends_and_we_adopt(tmp_path, codec, length):
+    path = tmp_path / "ours.vlt" / "a"
+    ours, theirs, more = (make(steps=n, seed=s) for s, n in enumerate((length, 37, 21)))
+    record(path, [ours], chunk_steps=16, codec=codec)
+    append_with_stock(open_stock(path), theirs[0])
+
+    def check(found, parts):
+        whole = concatenate([part[0] for part in parts])
+        assert_same(found.transitions(), whole)
+        begin = parts[0][0].last.shape[1]
+        table = table_of(found.episodes)
+        expected = episodes_of(parts[0][0])
+        for part in parts[1:]:
+            stop = begin + part[0].last.shape[1]
+            expected += [(row, start + begin, *rest) for row, start, *rest in episodes_of(part[0])]
+            begin = stop
+        assert table == sorted(expected)
+
+    unknown = theirs[0]._replace(policy_id=np.full_like(theirs[0].policy_id, -1))
+    found = vault.open_vault(path)
+    assert found.unverified == ((length, length + 37),)
+    assert [row[4] for row in table_of(found.episodes) if row[1] >= length] == [-1] * sum(
+        found.episodes.start >= length
+    )
+    assert found.length == length + 37
+
+    with vault.resume(path) as writer:
+        assert writer.length == length + 37
+        writer.append(*more)
+    found = vault.open_vault(path)
+    assert found.unverified == ((length, length + 37),)
+    check(found, [ours, (unknown, None), more])
+    state = open_stock(path).read()
+    np.testing.assert_array_equal(
+        state.experience["rewards"], np.asarray(found.transitions().reward)
+    )
+    assert open_stock(path).vault_index == length + 37 + 21
+
+
+def test_stock_under_an_open_writer_is_fenced(tmp_path):
+    path = tmp_path / "ours.vlt" / "a"
+    ours, theirs = make(steps=20), make(steps=8, seed=1)
+    writer = vault.create(path, SPEC, rows=2, chunk_steps=16)
+    writer.append(*ours)
+    writer.flush()
+    append_with_stock(open_stock(path), theirs[0])
+    with pytest.raises(VaultConflictError, match="does not know our lock"):
+        writer.append(*ours)
+    writer.release()
+    found = vault.open_vault(path)
+    assert found.length == 28
+    assert_same(found[:20], ours[0])
+    np.testing.assert_array_equal(found[20:28].reward, theirs[0].reward)
+
+
+def test_stock_writing_the_same_length_is_fenced(tmp_path):
+    """The index is then what it should be, and the steps are not."""
+    path = tmp_path / "ours.vlt" / "a"
+    writer = vault.create(path, SPEC, rows=2, chunk_steps=16)
+    writer.append(*make(steps=20))
+    writer.flush()
+    stock = open_stock(path)
+    writer.append(*make(steps=8, seed=1))
+    writer.flush()
+    append_with_stock(stock, make(steps=8, seed=2)[0])
+    with pytest.raises(VaultConflictError):
+        writer.append(*make(steps=8, seed=3))
+    writer.release()
+
+
+def test_an_index_set_back_is_found(tmp_path):
+    path = tmp_path / "ours.vlt" / "a"
+    with vault.create(path, SPEC, rows=2, chunk_steps=16) as writer:
+        writer.append(*make(steps=20))
+        writer.flush()
+        stock = open_stock(path)
+        writer.append(*make(steps=20, seed=1))
+    append_with_stock(stock, make(steps=4)[0])
+    for attempt in (vault.open_vault, vault.resume):
+        with pytest.raises(VaultFormatError, match="set back to 24"):
+            attempt(path)
+
+
+def write_stock(path, tree, compression=None):
+    stock = StockVault(
+        path.parent.name,
+        jax.tree.map(lambda x: x[:, :1], tree),
+        rel_dir=str(path.parents[1]),
+        vault_uid=path.name,
+        compression=compression,
+        metadata={"scenario": "3m"},
+    )
+    length = jax.tree.leaves(tree)[0].shape[1]
+    state = flashbax.buffers.trajectory_buffer.TrajectoryBufferState(
+        experience=tree, current_index=jnp.array(0), is_full=jnp.array(True)
+    )
+    stock.write(state, source_interval=(0, length))
+    return vault.open_vault(path)
+
+
+@pytest.mark.parametrize("compression", [None, {"id": "blosc"}, {"id": "zstd", "level": 3}])
+def test_we_read_stock(tmp_path, compression):
+    transition, _ = make(rows=5, steps=60)
+    found = write_stock(tmp_path / "s.vlt" / "Good", to_stock(transition), compression)
+    assert not found.native
+    assert found.provenance == {"scenario": "3m"}
+    assert (found.rows, found.length) == (5, 60)
+    assert_same(found.transitions(), transition)
+    assert_same(found[10:20], steps(transition, 10, 20))
+    unknown = [(*e[:4], -1, e[5]) for e in episodes_of(transition)]
+    assert table_of(found.episodes) == unknown
+    assert (found.episodes.final == -1).all()
+    assert found.finals.observation.shape == (0, 2, 3)
+    assert found.spec.action == Discrete(4)
+    assert found.spec.time_limit is None
+    ((path, summary),) = vault.list_vaults(tmp_path)
+    assert summary == vault.Summary("s", "Good", None, 2, 300)
+    with pytest.raises(VaultFormatError, match="not written by offmarl"):
+        vault.resume(path)
+
+
+def test_what_stock_lacks_is_filled_in(tmp_path):
+    transition, _ = make(rows=1, steps=30)
+    tree = to_stock(transition)
+    del tree["infos"]
+    tree["actions"] = tree["actions"][..., None]
+    found = write_stock(tmp_path / "s.vlt" / "Poor", tree)
+    assert found.spec.action == Discrete(int(transition.action.max()) + 1)
+    assert found.spec.state == "concatenated"
+    read = found.transitions()
+    np.testing.assert_array_equal(read.action, transition.action)
+    np.testing.assert_array_equal(read.last, transition.last)
+    np.testing.assert_array_equal(read.view.state, transition.view.observation.reshape(1, 30, -1))
+    assert read.view.legal_actions.all()
+    assert read.view.alive.all()
+    assert np.isnan(read.behaviour_log_prob).all()
+    assert (read.policy_id == -1).all()
+
+
+def test_published_quirks_are_read(tmp_path):
+    """Several rows, continuous actions, a state for each agent, observations padded with -inf."""
+    rng = np.random.default_rng(0)
+    observations = rng.normal(size=(5, 12, 3, 4)).astype("f4")
+    observations[..., -1] = -np.inf
+    tree = {
+        "observations": jnp.asarray(observations),
+        "actions": jnp.asarray(rng.uniform(-1, 1, (5, 12, 3, 2)), jnp.float32),
+        "rewards": jnp.ones((5, 12, 3)),
+        "terminals": jnp.zeros((5, 12, 3)),
+        "truncations": jnp.zeros((5, 12, 3)),
+        "infos": {"state": jnp.asarray(rng.normal(size=(5, 12, 3, 6)), jnp.float32)},
+    }
+    found = write_stock(tmp_path / "s.vlt" / "Expert", tree)
+    assert found.spec.action == Continuous(2)
+    assert (found.spec.state_size, found.spec.state) == (18, "native")
+    read = found.transitions()
+    np.testing.assert_array_equal(read.view.observation, observations)
+    assert read.view.state.shape == (5, 12, 18)
+    assert read.view.legal_actions.shape == (5, 12, 3, 2)
+    assert found.episodes.cause.tolist() == ["open"] * 5
+    assert found.episodes.returns.tolist() == [[12.0] * 3] * 5
+    assert len(found.digest()) == 64
+
+
+def test_arrays_of_other_data_are_read_one_by_one(tmp_path):
+    tree = {"obs": jnp.ones((1, 10, 4)), "reward": jnp.arange(10.0)[None]}
+    found = write_stock(tmp_path / "cartpole.vlt" / "a", tree)
+    assert found.read(3, 5)["reward"].tolist() == [[3.0, 4.0]]
+    for use in (lambda: found.spec, lambda: found[:1], lambda: found.episodes):
+        with pytest.raises(VaultFormatError, match="observations, actions, rewards"):
+            use()
+
+
+def test_the_same_content_has_the_same_digest_whoever_wrote_it(tmp_path):
+    transition, _ = make(rows=2, steps=40)
+    transition = transition._replace(policy_id=np.full_like(transition.policy_id, -1))
+    found = write_stock(tmp_path / "s.vlt" / "a", to_stock(transition))
+    record(tmp_path / "ours.vlt" / "a", [(transition, None)])
+    assert found.digest() == vault.open_vault(tmp_path / "ours.vlt").digest()
