@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
 from offmarl import tracking
 from offmarl.checkpoint import Checkpoints
@@ -79,7 +79,7 @@ def evaluate(
         episode, _ = jax.lax.scan(step, episode, keys)
         return Evaluation(episode.score, episode.length)
 
-    def step(episode: _Episode, keys: PRNGKeyArray) -> tuple[_Episode, None]:
+    def step(episode: _Episode, keys: Key[Array, "2"]) -> tuple[_Episode, None]:
         view = episode.view
         action, _, carry = policy.act(
             params, episode.carry, view.observation, view.legal_actions, keys[0]

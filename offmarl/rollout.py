@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int, PRNGKeyArray
+from jaxtyping import Array, Int, Key, PRNGKeyArray
 
 from offmarl.envs.base import Environment, EnvState
 from offmarl.types import ArrayTree, Policy, Transition, View
@@ -66,7 +66,7 @@ def rollout(
     policy_ids = jnp.full(num_envs, policy_id, jnp.int32)
 
     def step(
-        state: RolloutState, keys: PRNGKeyArray
+        state: RolloutState, keys: Key[Array, "2 num_envs"]
     ) -> tuple[RolloutState, tuple[Transition, View]]:
         action, log_prob, carry = jax.vmap(policy.act, in_axes=(None, 0, 0, 0, 0))(
             params, state.carry, state.view.observation, state.view.legal_actions, keys[0]

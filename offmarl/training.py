@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
 from offmarl import __version__, envs, runs, tracking
 from offmarl.envs.base import Environment
@@ -235,7 +235,7 @@ def _update(
     program: Program,
     count: int,
     states: ArrayTree,
-    keys: PRNGKeyArray,
+    keys: Key[Array, "seeds"],
     start: Int[Array, ""] | int,
     replay: Replay,
 ) -> tuple[ArrayTree, dict[str, Float[Array, "seeds"]]]:
@@ -301,7 +301,7 @@ def _evaluate(
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _returns(
-    program: Program, env: Environment, episodes: int, params: ArrayTree, keys: PRNGKeyArray
+    program: Program, env: Environment, episodes: int, params: ArrayTree, keys: Key[Array, "seeds"]
 ) -> Float[Array, "seeds episodes"]:
     policy = make_policy(program.config, env.spec, greedy=True)
     play = partial(evaluate, env, policy, num_episodes=episodes)

@@ -49,11 +49,11 @@ def generalised_advantages(
 
 
 def clipped_surrogate(
-    log_prob_tm1: Float[Array, "T"],
-    behaviour_log_prob_tm1: Float[Array, "T"],
-    advantage_tm1: Float[Array, "T"],
+    log_prob_tm1: Float[Array, "*b"],
+    behaviour_log_prob_tm1: Float[Array, "*b"],
+    advantage_tm1: Float[Array, "*b"],
     epsilon: float,
-) -> Float[Array, "T"]:
+) -> Float[Array, "*b"]:
     """Loss of each step under the clipped objective of PPO.
 
     −min(ρ A, clip(ρ, 1 − ε, 1 + ε) A), with ρ the ratio of the probabilities of the action taken
@@ -64,7 +64,7 @@ def clipped_surrogate(
     return -jnp.minimum(ratio * advantage_tm1, clipped * advantage_tm1)
 
 
-def categorical_entropy(logits_tm1: Float[Array, "T A"]) -> Float[Array, "T"]:
+def categorical_entropy(logits_tm1: Float[Array, "*b A"]) -> Float[Array, "*b"]:
     """Entropy in nats of the action distribution of each step; masked actions add nothing."""
     log_probs = jax.nn.log_softmax(logits_tm1)
     return -(jnp.exp(log_probs) * log_probs).sum(-1)
