@@ -13,8 +13,13 @@ from offmarl.errors import (
     RunError,
     ShapeError,
     UnknownNameError,
+    VaultConflictError,
     VaultError,
+    VaultExistsError,
+    VaultFormatError,
+    VaultFullError,
     VaultLockedError,
+    VaultNotFoundError,
 )
 
 if TYPE_CHECKING:
@@ -35,8 +40,13 @@ __all__ = [
     "Timestep",
     "Transition",
     "UnknownNameError",
+    "VaultConflictError",
     "VaultError",
+    "VaultExistsError",
+    "VaultFormatError",
+    "VaultFullError",
     "VaultLockedError",
+    "VaultNotFoundError",
     "View",
     "__version__",
     "envs",

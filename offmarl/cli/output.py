@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Num
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -83,7 +83,7 @@ def table(columns: Sequence[str], rows: Iterable[Iterable[Any]], title: str = ""
     return Group(Text(title, style="bold"), grid) if title else grid
 
 
-def spread(values: Float[np.ndarray, "count"]) -> dict[str, float]:
+def spread(values: Num[np.ndarray, "count"]) -> dict[str, float]:
     """Return what to say of a set of numbers; nothing of an empty one."""
     names = ("mean", "std", "min", "max") if len(values) else ()
     return {name: float(getattr(values, name)()) for name in names}

@@ -1,0 +1,108 @@
+"""``ls``, ``show`` and ``convert``."""
+
+import numpy as np
+import pytest
+
+EPISODES, STEPS = 3, 50
+
+
+@pytest.fixture
+def xor_file(tmp_path):
+    """Three episodes of the XOR game in PyMARL's layout, with 50, 0 and 25 points."""
+    choices = np.zeros((EPISODES, STEPS + 1, 2), int)
+    choices[0, :, 1] = 1
+    choices[2, ::2, 0] = 1
+    differ = choices[..., 0] != choices[..., 1]
+    slots = np.arange(STEPS + 1)
+    view = np.broadcast_to(np.float32([0, 1, 0, 1]), (EPISODES, STEPS + 1, 2, 4))
+    path = tmp_path / "xor.npz"
+    np.savez(
+        path,
+        obs=view,
+        state=view[:, :, 0],
+        actions=choices[..., None],
+        avail_actions=np.ones((EPISODES, STEPS + 1, 2, 2), np.int32),
+        reward=np.where(slots < STEPS, differ, 0).astype(np.float32)[..., None],
+        terminated=np.tile(np.uint8(slots == STEPS - 1)[None, :, None], (EPISODES, 1, 1)),
+        filled=np.ones((EPISODES, STEPS + 1, 1), int),
+    )
+    return path
+
+
+def test_convert_then_show_then_list(offmarl, xor_file):
+    command = (
+        "convert",
+        xor_file,
+        "data/xor.vlt/mixed",
+        "--from",
+        "pymarl",
+        "--env",
+        "classic/xor",
+    )
+    converted = offmarl(*command, "--json").json
+    assert converted["env"] == "classic/xor"
+    assert (converted["episodes"], converted["steps"]) == (3, 150)
+    assert converted["ends"] == {"truncated": 3}
+    assert converted["return"]["mean"] == converted["return"]["max"] / 2 == 25.0
+    assert converted["length"] == {"mean": 50.0, "std": 0.0, "min": 50.0, "max": 50.0}
+    assert converted["provenance"]["source"]["file"] == "xor.npz"
+
+    assert offmarl("show", "data/xor.vlt", "--json").json == converted
+    text = offmarl("show", "data/xor.vlt").out
+    for part in (
+        "classic/xor",
+        "3 truncated",
+        "mean 25",
+        "█▁▅",
+        converted["digest"],
+        "infos.legals",
+    ):
+        assert part in text
+
+    (listed,) = offmarl("ls", "data", "--json").json["vaults"]
+    assert listed["path"] == "data/xor.vlt/mixed"
+    assert (listed["num_agents"], listed["episodes"], listed["mean_return"]) == (2, 3, 25.0)
+    assert "data/xor.vlt/mixed" in offmarl("ls").out
+
+
+def test_time_limit_tells_truncation_from_termination(offmarl, xor_file):
+    assert offmarl("convert", xor_file, "a.vlt", "--json").json["ends"] == {"terminated": 3}
+    limited = offmarl("convert", xor_file, "b.vlt", "--time-limit", 50, "--json").json
+    assert limited["ends"] == {"truncated": 3}
+
+
+def test_nothing_is_overwritten(offmarl, xor_file):
+    offmarl("convert", xor_file, "a.vlt")
+    again = offmarl("convert", xor_file, "a.vlt")
+    assert again.code == 1 and "a.vlt" in again.err and again.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["show", "missing.vlt"],
+        ["ls", "missing"],
+        ["convert", "missing.npz", "out.vlt"],
+        ["train", "bc", "--vault", "missing.vlt"],
+        ["evaluate", "missing"],
+        ["record", "--policy", "missing", "--steps", "10"],
+    ],
+)
+def test_what_does_not_exist_is_named(offmarl, arguments):
+    outcome = offmarl(*arguments)
+    assert outcome.code == 1 and "missing" in outcome.err and outcome.err.count("\n") == 1
+
+
+def test_a_directory_without_vaults_is_no_error(offmarl):
+    outcome = offmarl("ls")
+    assert outcome.code == 0 and "no vaults" in outcome.out
+    assert offmarl("ls", "--json").json == {"vaults": []}
+
+
+def test_a_vault_that_cannot_be_read_is_listed_with_its_error(offmarl, xor_file, tmp_path):
+    offmarl("convert", xor_file, "a.vlt")
+    (tmp_path / "a.vlt" / "main" / "manifest.ocdbt").write_bytes(b"damaged")
+    outcome = offmarl("ls")
+    assert outcome.code == 0 and "a.vlt" in outcome.out
+    (listed,) = offmarl("ls", "--json").json["vaults"]
+    assert listed["error"]
