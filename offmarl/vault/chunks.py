@@ -1,6 +1,6 @@
 """Gathering steps into the chunks that go to disk."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import google_crc32c
 import numpy as np
@@ -47,18 +47,18 @@ class ChunkBuffer:
     def verify(self, store: Store) -> None:
         """Raise `VaultFormatError` where the unfinished chunk on disk is not what we wrote.
 
-        It is about to be written again, with a checksum that would make the damage look right.
+        It is about to be written again, with checksums that would make the damage look right.
         """
         if self._filled and self._schema.codec == "raw":
             keys = list(self._keys())
-            values = store.get_all(keys)
-            sums = store.get_all([layout.CHECKSUM_PREFIX + key for key in keys])
-            for key, value, expected in zip(keys, values, sums, strict=True):
-                if checksum(value) != expected:
-                    raise VaultFormatError(
-                        f"{store.path} is damaged: the checksum of {key} is wrong. Copy the vault "
-                        "again from where it came from."
-                    )
+            (expected,) = store.get_all([layout.checksums_key(self._chunk)])
+            found = checksums(store.get_all(keys))
+            wrong = np.flatnonzero(np.frombuffer(found, ">u4") != np.frombuffer(expected, ">u4"))
+            if len(wrong):
+                raise VaultFormatError(
+                    f"{store.path} is damaged: the checksum of {keys[wrong[0]]} is wrong. Copy the "
+                    "vault again from where it came from."
+                )
 
     def put(self, arrays: Mapping[str, NumpyArray]) -> None:
         """Copy ``(rows, T, ...)`` steps in, and stage each chunk that is full."""
@@ -82,33 +82,31 @@ class ChunkBuffer:
             self._stage_chunk()
 
     def _stage_chunk(self) -> None:
-        blocks = (block for array in self._arrays.values() for block in array)
-        for key, block in zip(self._keys(), blocks, strict=True):
-            self._stage(key, block)
+        blocks = [block for array in self._arrays.values() for block in array]
+        if self._schema.codec == "zstd":
+            values = [_compress(block) for block in blocks]
+        else:
+            values = [block.tobytes() for block in blocks]
+            self.staged[layout.checksums_key(self._chunk)] = checksums(values)
+        self.staged.update(zip(self._keys(), values, strict=True))
         self.through = self.tail.stop
 
     def _keys(self) -> Iterator[str]:
-        """Yield the keys of the current chunk, of each leaf and row."""
+        """Yield the keys of the current chunk: of each leaf, each row."""
         for name, leaf in self._leaves.items():
             for row in range(self._schema.rows):
                 yield leaf.chunk_key(name, row, self._chunk)
 
-    def _stage(self, key: str, block: NumpyArray) -> None:
-        if self._schema.codec == "zstd":
-            self.staged[key] = _compress(block)
-        else:
-            self.staged[key] = block.tobytes()
-            self.staged[layout.CHECKSUM_PREFIX + key] = checksum(self.staged[key])
-
     def last_key(self) -> str:
         """Return the key of a chunk that anybody who appends at the end must write too."""
         chunk = max(self.through - 1, 0) // self._schema.chunk_steps
-        return self._leaves["rewards"].chunk_key("rewards", 0, chunk)
+        name, leaf = next(iter(self._leaves.items()))
+        return leaf.chunk_key(name, 0, chunk)
 
 
-def checksum(value: bytes) -> bytes:
-    """Return the CRC32C of a chunk, big-endian."""
-    return google_crc32c.value(value).to_bytes(4, "big")
+def checksums(values: Iterable[bytes]) -> bytes:
+    """Return the CRC32C of each value, big-endian, one after the other."""
+    return b"".join(google_crc32c.value(value).to_bytes(4, "big") for value in values)
 
 
 def _compress(block: NumpyArray) -> bytes:

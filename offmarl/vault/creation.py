@@ -24,7 +24,7 @@ def create(
     *,
     rows: int,
     provenance: Mapping[str, Any] | None = None,
-    chunk_steps: int = 1024,
+    chunk_steps: int | None = None,
     codec: Codec = "raw",
 ) -> Writer:
     """Create an empty vault and open it for writing.
@@ -40,8 +40,9 @@ def create(
     provenance
         Where the data comes from; a JSON object.
     chunk_steps
-        Steps of one row that are stored together. Larger is faster to write and to read through;
-        this many steps of all rows are held in memory.
+        Steps of one row that are stored together, 1024 by default, or as many as make 32 MB with
+        all rows. So much is held in memory, and `Writer.flush` writes so much unless the steps so
+        far are a multiple: flush at multiples where you flush often.
     codec
         "raw": uncompressed, with CRC32C beside each chunk. "zstd": compressed frames with checksum.
 
@@ -53,6 +54,8 @@ def create(
         The path names no vault, an option makes no sense, or nothing can be written there.
     """
     final = _destination(path)
+    if chunk_steps is None:
+        chunk_steps = layout.default_chunk_steps(spec, max(rows, 1))
     schema = _check_schema(Schema(spec, rows, chunk_steps, codec))
     fresh = final.with_name(f".{final.name}.new")
     with errors_of(final):

@@ -28,6 +28,9 @@ MAX_STOCK_LENGTH = 2**31 - 1
 STOCK_KEYS = ("version", "structure_shape", "structure_dtype")
 """The keys of ``metadata.json`` that are not the user's own."""
 
+SIGNALS = ("rewards", "terminals", "truncations")
+"""The arrays that episodes are told by in any vault."""
+
 INDEX_PREFIX = "vault_index/"
 INDEX_KEY = "vault_index/0"
 SCHEMA_KEY = "offmarl/schema"
@@ -36,7 +39,7 @@ RUNNING_KEY = "offmarl/running"
 PROVENANCE_KEY = "offmarl/provenance"
 EPISODES_PREFIX = "offmarl/episodes/"
 FINALS_PREFIX = "offmarl/finals/"
-CHECKSUM_PREFIX = "offmarl/crc32c/"
+CHECKSUMS_PREFIX = "offmarl/crc32c/"
 
 Codec = Literal["raw", "zstd"]
 
@@ -190,13 +193,14 @@ def from_disk(arrays: Mapping[str, NumpyArray], spec: EnvSpec) -> Transition:
     )
 
 
-def signals_from_disk(arrays: Mapping[str, NumpyArray]) -> Signals:
-    """Return what the episodes of a foreign vault can be told by; policies are unknown."""
-    rewards = arrays["rewards"]
-    rewards = rewards.reshape(*rewards.shape[:2], -1)
-    ends = [arrays.get(name, np.zeros_like(rewards)) for name in ("terminals", "truncations")]
-    terminated, truncated = (end.reshape(rewards.shape) != 0 for end in ends)
-    return Signals(rewards, terminated, truncated, np.full(rewards.shape[:2], -1))
+def signals_of(arrays: Mapping[str, NumpyArray]) -> Signals:
+    """Return what episodes are told by; ends and policies that no array names are unknown."""
+    reward = arrays["rewards"]
+    reward = reward.reshape(*reward.shape[:2], -1)
+    ends = [arrays.get(name, np.zeros_like(reward)) for name in ("terminals", "truncations")]
+    terminated, truncated = (end.reshape(reward.shape) != 0 for end in ends)
+    unknown = np.full(reward.shape[:2], -1)
+    return Signals(reward, terminated, truncated, arrays.get("infos.policy_ids", unknown))
 
 
 def spec_of(found: Mapping[str, Leaf]) -> EnvSpec:
@@ -349,6 +353,12 @@ def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
     return {name: value for part in parts for name, value in part.items()}
 
 
+def default_chunk_steps(spec: EnvSpec, rows: int) -> int:
+    """Return a power of two of steps, 1024 or so few that those of all rows are 32 MB at most."""
+    step_bytes = rows * sum(leaf.step_bytes for leaf in leaves(spec).values())
+    return 1 << max(0, min(1024, 2**25 // step_bytes).bit_length() - 1)
+
+
 def zarray(leaf: Leaf, schema: Schema) -> bytes:
     """Return the zarr v2 ``.zarray`` document of a leaf."""
     compressor = {"id": "zstd", "level": 1} if schema.codec == "zstd" else None
@@ -394,6 +404,11 @@ def episodes_key(first: int) -> str:
 def finals_key(first: int) -> str:
     """Return the key of the block of final views that begins with this number."""
     return f"{FINALS_PREFIX}{first:015d}"
+
+
+def checksums_key(chunk: int) -> str:
+    """Return the key of the CRC32C of a chunk of every leaf and row, in this order."""
+    return f"{CHECKSUMS_PREFIX}{chunk:015d}"
 
 
 def encode_index(length: int) -> bytes:

@@ -24,9 +24,9 @@ class Summary(NamedTuple):
     steps: int | None = None
     """Recorded transitions in all rows."""
     episodes: int | None = None
-    """Episodes that ended."""
+    """Episodes, without those that run on at the end of the data."""
     mean_return: float | None = None
-    """Mean over those, and over agents."""
+    """Mean over these, and over agents."""
     native: bool = False
     error: str | None = None
     """Why the vault cannot be read, if it cannot."""

@@ -155,10 +155,9 @@ class Vault:
 
     def _scan(self, running: tables.Table) -> Iterator[tables.Table]:
         """Find the episodes of steps whose table nobody kept."""
-        wanted = ("rewards", "terminals", "truncations")
-        found = [name for name in wanted if name in self.leaves]
+        found = [name for name in layout.SIGNALS if name in self.leaves]
         for begin, stop in self.blocks(found, int(running["start"][0])):
-            signals = layout.signals_from_disk(self.read(begin, stop, leaves=found))
+            signals = layout.signals_of(self.read(begin, stop, leaves=found))
             ended, running = tables.scan(running, begin, signals)
             yield ended
         yield running[running["length"] > 0]
@@ -276,9 +275,9 @@ def read_own(store: Store) -> Own | None:
     schema = Schema.from_json(data)
     # A writer may commit between two reads; the head tells, because every commit changes it.
     while True:
-        head_bytes = store.get(layout.HEAD_KEY)
-        own = _read_own(store, schema, Head.from_json(json.loads(head_bytes or b"{}")))
-        if store.get(layout.HEAD_KEY) == head_bytes:
+        (head,) = store.get_all([layout.HEAD_KEY])
+        own = _read_own(store, schema, Head.from_json(json.loads(head)))
+        if store.get(layout.HEAD_KEY) == head:
             return own
 
 
@@ -307,9 +306,10 @@ def _read_own(store: Store, schema: Schema, head: Head) -> Own:
 def read_table(store: Store, prefix: str, count: int, dtype: np.dtype[Any]) -> NumpyArray:
     """Return the first ``count`` records of a table that is kept in blocks."""
     keys = [key for key in store.keys(prefix) if int(key.removeprefix(prefix)) < count]
-    table = np.frombuffer(b"".join(store.get_all(keys)), dtype)
-    if len(table) != count:
+    data = b"".join(store.get_all(keys))
+    if len(data) != count * dtype.itemsize:
         raise VaultFormatError(
-            f"{store.path} has lost a part of {prefix}: {len(table)} of {count} records are there."
+            f"{store.path} has lost a part of {prefix}: of {count * dtype.itemsize} bytes "
+            f"{len(data)} are there."
         )
-    return table
+    return np.frombuffer(data, dtype)

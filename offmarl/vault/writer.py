@@ -58,14 +58,14 @@ class Writer:
         self._tip = self._head
         self._pending: list[_Record] = []
         self._annotated = False
-        self._chunks = ChunkBuffer(self._schema, self._head.length)
-        self._chunks.restore(vault.read(self._chunks.tail.start, self._head.length))
+        self._buffer = ChunkBuffer(self._schema, self._head.length)
+        self._buffer.restore(vault.read(self._buffer.tail.start, self._head.length))
         self._fence = self._stamps()
         self._closed = False
         if vault.length > self._head.length:
             self._adopt(vault)
         else:
-            self._chunks.verify(self._store)
+            self._buffer.verify(self._store)
 
     @property
     def spec(self) -> EnvSpec:
@@ -125,9 +125,14 @@ class Writer:
                 f"chunk {chunk} of run {run!r} does not follow: {self.path} has the first {done}. "
                 f"Append chunk {done} next."
             )
+        if self._buffer.tail.stop != self._tip.length:
+            raise VaultError(
+                f"an append to {self.path} was interrupted: close the writer, which keeps what was "
+                "appended before, and resume the vault."
+            )
         tip = self._tip._replace(run=run, runs={**self._tip.runs, run: done + 1})
         self._accept(transition, finals, tip, fresh=run != self._tip.run, cut=cut)
-        if self._chunks.staged:
+        if self._buffer.staged:
             self._commit()
 
     def annotate(self, provenance: Mapping[str, Any]) -> None:
@@ -140,7 +145,7 @@ class Writer:
         """Commit everything: when this returns, all that was appended is durable."""
         self._check_open()
         if self._pending:
-            self._chunks.stage_tail()
+            self._buffer.stage_tail()
         if self._pending or self._annotated:
             self._commit()
 
@@ -184,7 +189,8 @@ class Writer:
         """
         arrays = layout.to_disk(transition)
         layout.check_transition(arrays, self._schema)
-        signals = _signals(transition)
+        signals = layout.signals_of(arrays)
+        _check_last(transition, signals)
         begin, stop = tip.length, tip.length + signals.reward.shape[1]
         lost, running = self._running[:0], self._running
         if fresh:
@@ -193,16 +199,17 @@ class Writer:
         ended, running = tables.scan(running, begin, signals)
         ended = _mark_cut(ended, stop, np.broadcast_to(cut, len(running)))
         ended, views = self._with_finals(ended, finals, tip)
+        ended = np.concatenate([lost, ended])
         _warn_of_length(self.path, begin, stop)
-        tip = tip._replace(
+        self._running = running
+        self._tip = tip._replace(
             length=stop,
-            episodes=tip.episodes + len(lost) + len(ended),
+            episodes=tip.episodes + len(ended),
             finals=tip.finals + len(views),
             total_return=tip.total_return + float(ended["returns"].mean(-1).sum()),
         )
-        self._tip, self._running = tip, running
-        self._pending.append(_Record(tip, np.concatenate([lost, ended]), views, running))
-        self._chunks.put(arrays)
+        self._pending.append(_Record(self._tip, ended, views, running))
+        self._buffer.put(arrays)
 
     def _with_finals(
         self, ended: tables.Table, finals: Finals | None, tip: Head
@@ -233,10 +240,10 @@ class Writer:
 
     def _commit(self) -> None:
         """Write what is staged, and the tables up to the last record that is staged whole."""
-        through = self._chunks.through
+        through = self._buffer.through
         ready = [record for record in self._pending if record.head.length <= through]
         with self._store.errors():
-            done = self._store.commit(self._chunks.staged | self._tables(ready), self._fence)
+            done = self._store.commit(self._buffer.staged | self._tables(ready), self._fence)
             try:
                 done.result()
             finally:
@@ -262,7 +269,7 @@ class Writer:
         return writes
 
     def _committed(self, ready: list[_Record]) -> None:
-        self._chunks.staged.clear()
+        self._buffer.staged.clear()
         self._annotated = False
         if ready:
             self._pending = self._pending[len(ready) :]
@@ -271,7 +278,7 @@ class Writer:
 
     def _stamps(self) -> dict[str, bytes]:
         """Return the generations of keys that nobody can append without changing."""
-        keys = (layout.INDEX_KEY, self._chunks.last_key())
+        keys = (layout.INDEX_KEY, self._buffer.last_key())
         return {key: self._store.stamp(key) for key in keys}
 
     def _check_open(self) -> None:
@@ -279,25 +286,12 @@ class Writer:
             raise VaultError(f"the writer of {self.path} is closed: resume the vault to go on.")
 
 
-def _signals(transition: Transition) -> Signals:
-    """Return what the episode table needs; `ShapeError` where `last` contradicts it."""
-    signals = Signals(
-        *(
-            np.asarray(field)
-            for field in (
-                transition.reward,
-                transition.terminated,
-                transition.truncated,
-                transition.policy_id,
-            )
-        )
-    )
+def _check_last(transition: Transition, signals: Signals) -> None:
     if not np.array_equal(signals.last, np.asarray(transition.last)):
         raise ShapeError(
             "`last` must be true exactly where every agent terminated or was truncated: programs "
             "that read the vault find the ends of episodes by those."
         )
-    return signals
 
 
 def _mark_cut(ended: tables.Table, stop: int, cut: NumpyArray) -> tables.Table:

@@ -273,3 +273,29 @@ def test_needs_no_jax(tmp_path):
         "assert 'jax' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_reader_beside_a_writer_sees_whole_commits(tmp_path):
+    path = tmp_path / "v.vlt" / "a"
+    parts = [make(steps=7, seed=seed) for seed in range(20)]
+    whole = concatenate([transition for transition, _ in parts])
+    writer = vault.create(path, SPEC, rows=2, chunk_steps=4)
+
+    def record():
+        with writer:
+            for part in parts:
+                writer.append(*part)
+
+    thread = threading.Thread(target=record)
+    thread.start()
+    lengths = []
+    while not lengths or lengths[-1] < 140:
+        found = vault.open_vault(path)
+        lengths.append(found.length)
+        if found.length:
+            seen = steps(whole, 0, found.length)
+            assert_same(found.transitions(), seen)
+            assert table_of(found.episodes) == episodes_of(seen)
+            assert len(found.finals.alive) == (found.episodes.final >= 0).sum()
+    thread.join()
+    assert len(set(lengths)) > 3

@@ -1,0 +1,172 @@
+"""Vaults against stock flashbax, as ratios in one run.
+
+    python benchmarks/vault.py [--directory DIR]
+
+Eight agents, 1360 bytes of observations, actions, rewards and ends a step, one row. Both write the
+same steps; ours with their log-probabilities, policies and alive masks besides.
+"""
+
+import argparse
+import contextlib
+import io
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import flashbax
+import jax.numpy as jnp
+import numpy as np
+from flashbax.vault import Vault as StockVault
+
+from offmarl import vault
+from offmarl.types import Discrete, EnvSpec, Transition, View
+
+SPEC = EnvSpec("", num_agents=8, observation_size=36, state_size=8, action=Discrete(5))
+
+
+def experience(steps: int) -> Transition:
+    rng = np.random.default_rng(0)
+    agents = (1, steps, SPEC.num_agents)
+    last = np.arange(steps)[None] % 50 == 49
+    ends = np.repeat(last[..., None], SPEC.num_agents, -1)
+    return Transition(
+        view=View(
+            rng.normal(size=(*agents, SPEC.observation_size)).astype(np.float32),
+            rng.normal(size=(1, steps, SPEC.state_size)).astype(np.float32),
+            np.ones((*agents, SPEC.num_actions), bool),
+            np.ones(agents, bool),
+        ),
+        action=rng.integers(0, SPEC.num_actions, agents).astype(np.int32),
+        reward=rng.normal(size=agents).astype(np.float32),
+        terminated=ends,
+        truncated=np.zeros_like(ends),
+        last=last,
+        behaviour_log_prob=rng.normal(size=agents).astype(np.float32),
+        policy_id=np.zeros((1, steps), np.int32),
+    )
+
+
+def cut(transition: Transition, start: int, stop: int) -> Transition:
+    view, *rest = transition
+    return Transition(View(*(x[:, start:stop] for x in view)), *(x[:, start:stop] for x in rest))
+
+
+def write_ours(path: Path, data: Transition, call: int, flush: bool) -> None:
+    with vault.create(path, SPEC, rows=1) as writer:
+        for start in range(0, data.last.shape[1], call):
+            writer.append(cut(data, start, start + call))
+            if flush:
+                writer.flush()
+
+
+def write_stock(path: Path, data: Transition, call: int) -> None:
+    view = data.view
+    tree = {
+        "observations": view.observation,
+        "actions": data.action,
+        "rewards": data.reward,
+        "terminals": data.terminated.astype(np.float32),
+        "truncations": data.truncated.astype(np.float32),
+        "infos": {"state": view.state, "legals": view.legal_actions.astype(np.float32)},
+    }
+    state = flashbax.buffers.trajectory_buffer.TrajectoryBufferState(
+        experience={k: jnp.asarray(v) for k, v in tree.items() if k != "infos"}
+        | {"infos": {k: jnp.asarray(v) for k, v in tree["infos"].items()}},
+        current_index=jnp.array(0),
+        is_full=jnp.array(True),
+    )
+    stock = StockVault(path.parent.name, state.experience, str(path.parents[1]), path.name)
+    for start in range(0, data.last.shape[1], call):
+        stock.write(state, source_interval=(start, start + call))
+
+
+def open_stock(path: Path) -> StockVault:
+    return StockVault(path.parent.name, rel_dir=str(path.parents[1]), vault_uid=path.name)
+
+
+def seconds(function: Callable[[], object], repeat: int = 1) -> float:
+    """The best of three."""
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        for _ in range(repeat):
+            function()
+        times.append((time.perf_counter() - start) / repeat)
+    return min(times)
+
+
+def disk(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+def writes(root: Path, steps: int, call: int, flush: bool) -> tuple[float, float, float]:
+    """Seconds of ours and of stock, and stock's size on the disk over ours."""
+    data = experience(steps)
+    ours, stock = root / "ours.vlt" / "a", root / "stock.vlt" / "a"
+
+    def fresh(write: Callable[..., None], path: Path, *options: object) -> float:
+        def again() -> None:
+            shutil.rmtree(path, ignore_errors=True)
+            write(path, data, call, *options)
+
+        return seconds(again)
+
+    times = fresh(write_ours, ours, flush), fresh(write_stock, stock)
+    return *times, disk(stock) / disk(ours)
+
+
+def reads(root: Path, steps: int) -> list[tuple[str, float, float]]:
+    data = experience(steps)
+    ours, stock = root / "ours.vlt" / "r", root / "stock.vlt" / "r"
+    write_ours(ours, data, steps, flush=False)
+    write_stock(stock, data, steps)
+    found, theirs = vault.open_vault(ours), open_stock(stock)
+    names = [name for name in found.leaves if name.startswith("infos.") is False]
+    names += ["infos.state", "infos.legals"]
+    starts = iter(np.random.default_rng(0).integers(0, steps - 20, 10_000).tolist())
+
+    def window() -> None:
+        start = next(starts)
+        found.read(start, start + 20, leaves=names)
+
+    return [
+        (
+            "open",
+            seconds(lambda: vault.open_vault(ours), 10),
+            seconds(lambda: open_stock(stock), 10),
+        ),
+        ("read all", seconds(lambda: found.read(leaves=names)), seconds(theirs.read)),
+        ("last 20 steps", seconds(window, 20), seconds(lambda: theirs.read(timesteps=20), 5)),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--directory", type=Path, help="where to write; a temporary one by default")
+    with tempfile.TemporaryDirectory(dir=parser.parse_args().directory) as name:
+        root = Path(name)
+        rows: list[tuple[str, float, float]] = []
+        with contextlib.redirect_stdout(io.StringIO()):  # stock prints
+            cases = [
+                ("20 x 1k steps, durable each", 20_000, 1000, True),
+                ("20 x 1k steps", 20_000, 1000, False),
+                ("5 x 10k steps", 50_000, 10_000, False),
+                ("100 x 10 steps", 1000, 10, False),
+            ]
+            sizes = []
+            for title, steps, call, flush in cases:
+                ours, stock, size = writes(root, steps, call, flush)
+                rows.append((f"write {title}", ours, stock))
+                sizes.append((title, size))
+            rows += reads(root, 100_000)
+    print(f"{'':34} {'ours ms':>10} {'stock ms':>10} {'ratio':>7}")
+    for title, ours, stock in rows:
+        print(f"{title:34} {1e3 * ours:10.2f} {1e3 * stock:10.2f} {stock / ours:6.1f}x")
+    for title, size in sizes:
+        print(f"{'disk after ' + title:34} {'':21} {size:6.1f}x")
+
+
+if __name__ == "__main__":
+    main()
