@@ -106,6 +106,13 @@ class Head(NamedTuple):
     unverified: tuple[tuple[int, int], ...] = ()
     """Intervals of steps that were adopted from a stock writer."""
 
+    def whole_length(self, stock_length: int) -> int:
+        """Return the steps of each row, those that a stock program appended included.
+
+        ``stock_length`` is that of the index, which counts them, but no further than it can.
+        """
+        return self.length + stock_length - min(self.length, MAX_STOCK_LENGTH)
+
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Head":
         """Read what was written of ``_asdict()``."""

@@ -1,5 +1,6 @@
 """Finding vaults, and what can be said of them at a glance."""
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -121,11 +122,12 @@ def _summarise(summary: Summary, path: Path) -> Summary:
         num_agents = observation.shape[0] if observation and observation.shape else None
         return summary._replace(num_agents=num_agents, steps=rows * length)
     spec, rows, *_ = Schema.from_json(schema)
-    head = Head.from_json(store.get_json(layout.HEAD_KEY))
+    head_bytes, index = store.get_all([layout.HEAD_KEY, layout.INDEX_KEY])
+    head = Head.from_json(json.loads(head_bytes))
     return summary._replace(
         env=spec.name or None,
         num_agents=spec.num_agents,
-        steps=rows * head.length,
+        steps=rows * head.whole_length(layout.decode_index(index)),
         episodes=head.episodes,
         mean_return=head.total_return / head.episodes if head.episodes else None,
         native=True,

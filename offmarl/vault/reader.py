@@ -35,11 +35,11 @@ class Own(NamedTuple):
     @property
     def length(self) -> int:
         """Steps of each row, those that a stock program appended included."""
-        return self.head.length + self.stock_length - min(self.head.length, layout.MAX_STOCK_LENGTH)
+        return self.head.whole_length(self.stock_length)
 
     @property
     def unverified(self) -> tuple[tuple[int, int], ...]:
-        """Intervals of steps that a stock program appended, not adopted ones included."""
+        """Intervals of steps that a stock program appended, adopted or not."""
         begin = self.head.length
         return self.head.unverified + (((begin, self.length),) if begin < self.length else ())
 

@@ -110,7 +110,7 @@ def errors_of(path: Path) -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError) as error:
-        text = str(error)
+        text = str(error).partition(" [tensorstore_spec")[0]
         if "Generation mismatch" in text:
             raise _conflict(path) from error
         if any(sign in text for sign in _NO_ROOM):

@@ -7,6 +7,7 @@ import subprocess
 
 import numpy as np
 import pytest
+import tensorstore as ts
 
 from offmarl import vault
 from offmarl.errors import (
@@ -30,6 +31,10 @@ def path(tmp_path):
     with vault.create(tmp_path / "v.vlt" / "a", SPEC, rows=2, chunk_steps=4) as writer:
         writer.append(*make())
     return writer.path
+
+
+def open_keys(path):
+    return ts.KvStore.open({"driver": "ocdbt", "base": f"file://{path}/"}).result()
 
 
 def test_nothing_there(tmp_path, path):
@@ -174,7 +179,8 @@ def test_damaged_metadata(path, damage):
 )
 def test_foreign_metadata_that_contradicts_the_arrays(path, changes):
     """Without our schema the vault is a foreign one, which is described by its metadata alone."""
-    Store(path)._kv.delete_range(type(Store(path)._kv).KeyRange("offmarl/", "offmarl0")).result()
+    everything_ours = ts.KvStore.KeyRange("offmarl/", "offmarl0")
+    open_keys(path).delete_range(everything_ours).result()
     assert vault.open_vault(path).read(0, 1, leaves=["rewards"])["rewards"].shape == (2, 1, 2)
     metadata = json.loads((path / "metadata.json").read_text())
     for name, (shape, dtype) in changes.items():
@@ -196,8 +202,8 @@ def test_a_newer_format(path):
 
 def test_lost_files_and_keys(path):
     store = Store(path)
-    key = store.keys(layout.FINALS_PREFIX)[0]
-    store._kv.write(key, None).result()
+    (key,) = store.keys(layout.FINALS_PREFIX)
+    open_keys(path).write(key, None).result()
     with pytest.raises(VaultError):
         _ = vault.open_vault(path).finals
     for file in (path / "d").iterdir():
@@ -225,6 +231,42 @@ def test_a_damaged_tail_is_not_written_again(path):
     store.commit({"rewards./1.2.0": bytes(tail)}, {}).result()
     with pytest.raises(VaultFormatError, match="damaged"):
         vault.resume(path)
+
+
+def test_what_stock_left_behind_the_end_is_no_damage(path):
+    """A stock program that died while appending: its steps are there and do not count."""
+    store = Store(path)
+    tail = bytearray(store.get("rewards./1.2.0"))
+    assert tail[16:] == bytes(16)  # two of four steps, two agents
+    tail[16] = 1
+    store.commit({"rewards./1.2.0": bytes(tail)}, {}).result()
+    with vault.resume(path) as writer:
+        writer.append(*make())
+    assert_same(vault.open_vault(path).transitions(), concatenate([make()[0]] * 2))
+
+
+def test_an_interrupt_while_committing(path, monkeypatch):
+    """Ctrl-C stops the program, not the commit; the writer knows that it is done."""
+
+    class Interrupted:
+        def __init__(self, done):
+            self.done = done
+
+        def result(self):
+            raise KeyboardInterrupt
+
+        def exception(self):
+            return self.done.exception()
+
+    commit = Store.commit
+    with vault.resume(path) as writer:
+        monkeypatch.setattr(Store, "commit", lambda *args: Interrupted(commit(*args)))
+        with pytest.raises(KeyboardInterrupt):
+            writer.append(*make())
+        monkeypatch.undo()
+        assert writer.length == 20
+        writer.append(*make())
+    assert vault.open_vault(path).length == 30
 
 
 def test_past_what_stock_can_count(tmp_path):
