@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, get_args
 
@@ -68,7 +68,7 @@ def create(
             return Writer(final, lock)
         except BaseException:
             lock.release()
-            shutil.rmtree(fresh, ignore_errors=True)
+            _remove(fresh)
             raise
 
 
@@ -92,7 +92,7 @@ def create_whole(path: str | os.PathLike[str], spec: EnvSpec, **options: Any) ->
             _publish(part, final)
         writer.path = final
     except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
+        _remove(part)
         raise
     finally:
         writer.release()
@@ -153,10 +153,11 @@ def _initialise(directory: Path, schema: Schema, provenance: Mapping[str, Any]) 
 
 def _publish(source: Path, target: Path) -> None:
     """Make a finished directory durable and move it to its place."""
-    for path in (source / METADATA, source):
+    for path in (*source.rglob("*"), source):
         _sync(path)
     source.rename(target)
-    _sync(target.parent)
+    for directory in target.parents[:2]:
+        _sync(directory)
 
 
 def _discard(part: Path) -> None:
@@ -164,6 +165,13 @@ def _discard(part: Path) -> None:
     lock = WriterLock(part)
     shutil.rmtree(part)
     lock.release()
+
+
+def _remove(failed: Path) -> None:
+    """Remove a vault that came to nothing, and the directory made for it."""
+    shutil.rmtree(failed, ignore_errors=True)
+    with suppress(OSError):
+        failed.parent.rmdir()
 
 
 def _sync(path: Path) -> None:

@@ -94,11 +94,11 @@ class Head(NamedTuple):
     length: int = 0
     """Steps of each row that are valid."""
     episodes: int = 0
-    """Finished episodes in the table."""
+    """Records in the episode table: those that ended, or that nobody will end."""
     finals: int = 0
     """Final views stored."""
     total_return: float = 0.0
-    """Sum over finished episodes of the mean over agents of their returns."""
+    """Sum over these episodes of the mean over agents of their returns."""
     runs: Mapping[str, int] = {}
     """How many chunks of each run are there."""
     run: str | None = None

@@ -44,7 +44,8 @@ class Store:
     def get_json(self, key: str) -> Any:
         """Return the JSON value of a key, or None."""
         value = self.get(key)
-        return None if value is None else json.loads(value)
+        with self.errors():
+            return None if value is None else json.loads(value)
 
     def keys(self, prefix: str) -> list[str]:
         """Return the keys that begin with a prefix, sorted."""
