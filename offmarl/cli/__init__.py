@@ -4,10 +4,12 @@ The verb is looked up before anything heavy is imported, so that help is instant
 function of that name in one of this package's modules: tyro turns its parameters into options, and
 it returns a `Report`, shown as text, or as JSON with ``--json``.
 
-Exit codes: 0, 1 (it failed), 2 (something was asked for that does not exist), 130 (interrupted).
+Exit codes: 0, 1 (it failed), 2 (something was asked for that does not exist); 130 in a
+shell after Ctrl-C.
 """
 
 import os
+import signal
 import sys
 from importlib import import_module
 from typing import NamedTuple
@@ -54,7 +56,17 @@ def main() -> None:
         sys.exit(2 if isinstance(error, UnknownNameError) else 1)
     except KeyboardInterrupt:
         output.show_interrupt()
-        sys.exit(130)
+        _die_of_interrupt()
+
+
+def _die_of_interrupt() -> None:
+    """End as other programs do on Ctrl-C, so that a shell's loop around this one ends too.
+
+    It also spares JAX from being taken down in the middle of a computation, which it does not
+    survive.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.raise_signal(signal.SIGINT)
 
 
 def _run(arguments: list[str]) -> Report:

@@ -74,6 +74,8 @@ def table(columns: Sequence[str], rows: Iterable[Iterable[Any]], title: str = ""
         Printed above.
     """
     grid = Table(*columns, box=box.SIMPLE_HEAD)
+    for column in grid.columns:
+        column.overflow = "fold"  # a path cut short is of no use
     for row in rows:
         cells = list(row)
         for column, cell in zip(grid.columns, cells, strict=True):

@@ -1,5 +1,6 @@
 """Help, errors, exit codes, JSON: what all commands share, and those that need no training."""
 
+import signal
 import subprocess
 import sys
 
@@ -65,7 +66,6 @@ def test_wrong_options_are_refused(offmarl, arguments):
         (VaultError("the vault [/] is locked"), 1),
         (UnknownNameError("no such tier"), 2),
         (PermissionError(13, "Permission denied", "vaults"), 1),
-        (KeyboardInterrupt(), 130),
     ],
 )
 def test_mistakes_are_one_line_and_no_traceback(offmarl, monkeypatch, error, code):
@@ -79,6 +79,19 @@ def test_mistakes_are_one_line_and_no_traceback(offmarl, monkeypatch, error, cod
     if isinstance(error, OffmarlError):
         described = {"type": type(error).__name__, "message": str(error)}
         assert offmarl("envs", "--json").json == {"error": described}
+
+
+def test_ctrl_c_ends_as_other_programs_do():
+    code = (
+        "import signal, sys; sys.argv = ['offmarl', 'envs'];"
+        "from offmarl.cli import environments, main;"
+        "environments.envs = lambda: signal.raise_signal(signal.SIGINT); main()"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True
+    )
+    assert ended.returncode == -signal.SIGINT
+    assert ended.stderr == "stopped. The same command goes on from here.\n"
 
 
 def test_defects_are_not_hidden(offmarl, monkeypatch):
