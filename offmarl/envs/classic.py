@@ -6,11 +6,11 @@ imitate one by one.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from offmarl.envs.base import require_positive, restart, transition
 from offmarl.types import Discrete, EnvSpec, Timestep, View
@@ -35,7 +35,7 @@ class Xor:
     """The XOR matrix game, played ``time_limit`` times: two agents, two actions, one state.
 
     The team gets 1 where the agents choose differently, 0 for (0, 0) and -2 for (1, 1). Always
-    truncated. The best return is ``time_limit``; uniform play gets nothing on average.
+    truncated. Uniform play gets nothing on average.
     """
 
     name: str = ""
@@ -43,6 +43,11 @@ class Xor:
 
     def __post_init__(self) -> None:
         require_positive(time_limit=self.time_limit)
+
+    @property
+    def optimal_return(self) -> float:
+        """1 for every round."""
+        return float(self.time_limit)
 
     @property
     def spec(self) -> EnvSpec:
@@ -94,13 +99,16 @@ class Bridge:
     left) and agent 1 (bottom right). The agents start on the bridge, face to face. Actions: stay,
     up, down, right, left. An agent on its goal is done: it stays there and blocks nobody; when both
     are done the episode terminates. The team's reward is -0.1 times the mean Euclidean distance to
-    the goals. The best return is -1.2620, in 8 steps, in which either agent makes way.
+    the goals. Who makes way is up to the agents: either can, and the episode takes 8 steps.
 
     Both agents count as alive, and any action as legal, throughout, as in the published datasets.
     """
 
     name: str = ""
     time_limit: int = 50
+
+    optimal_return: ClassVar[float] = -1.2354525
+    """Found by searching all joint paths; the best steps aside on the far side of the bridge."""
 
     def __post_init__(self) -> None:
         require_positive(time_limit=self.time_limit)
@@ -168,8 +176,7 @@ def _done(position: Int[Array, "2 2"]) -> Bool[Array, "2"]:
 
 
 def _bridge_view(position: Int[Array, "2 2"]) -> View:
-    everything: Float[Array, "8"] = jnp.concatenate([position, _BRIDGE_GOAL], -1).ravel()
-    everything = everything.astype(jnp.float32)
+    everything = jnp.concatenate([position, _BRIDGE_GOAL], -1).ravel().astype(jnp.float32)
     return View(
         observation=jnp.tile(everything, (2, 1)),
         state=everything,

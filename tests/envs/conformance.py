@@ -1,0 +1,169 @@
+"""What every environment must do: subclass, and give it an ``env``."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from offmarl.envs import autoreset
+from offmarl.types import Continuous
+
+NUM_ENVS = 4
+NUM_STEPS = 250
+
+
+def sample_actions(spec, legal_actions, key):
+    """Draw each agent's action, uniformly among the legal ones."""
+    if isinstance(spec.action, Continuous):
+        return jax.random.uniform(key, (spec.num_agents, spec.action_size), minval=-1, maxval=1)
+    return jax.random.categorical(key, jnp.where(legal_actions, 0.0, -jnp.inf)).astype(jnp.int32)
+
+
+def rollout(env, key, num_steps):
+    """Act at random; return the actions, the keys and the timesteps, the first one apart."""
+
+    def step(carry, key):
+        state, view = carry
+        action_key, step_key = jax.random.split(key)
+        action = sample_actions(env.spec, view.legal_actions, action_key)
+        after, timestep = env.step(step_key, state, action)
+        return (after, timestep.view), (state, action, step_key, timestep)
+
+    reset_key, scan_key = jax.random.split(key)
+    state, first = env.reset(reset_key)
+    _, steps = jax.lax.scan(step, (state, first.view), jax.random.split(scan_key, num_steps))
+    return first, steps
+
+
+@functools.lru_cache(maxsize=1)
+def record(env):
+    """Return what `rollout` does, for an autoresetting batch: ``(E, ...)`` and ``(E, T, ...)``."""
+    keys = jax.random.split(jax.random.key(7), NUM_ENVS)
+    return jax.device_get(
+        jax.jit(jax.vmap(lambda key: rollout(autoreset(env), key, NUM_STEPS)))(keys)
+    )
+
+
+def assert_equal(left, right):
+    jax.tree.map(np.testing.assert_array_equal, left, right)
+
+
+def assert_close(left, right):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), left, right)
+
+
+def shapes(tree):
+    return jax.tree.map(lambda x: (x.shape, x.dtype.name), tree)
+
+
+class EnvironmentConformance:
+    """Tests of the protocol `offmarl.envs.Environment`."""
+
+    @pytest.fixture
+    def env(self):
+        raise NotImplementedError
+
+    @pytest.fixture
+    def recording(self, env):
+        return record(env)
+
+    def test_shapes_and_types_are_those_of_the_spec(self, env):
+        spec = env.spec
+        agents = (spec.num_agents,)
+        view = {
+            "observation": ((*agents, spec.observation_size), "float32"),
+            "state": ((spec.state_size,), "float32"),
+            "legal_actions": ((*agents, spec.action_size), "bool"),
+            "alive": (agents, "bool"),
+        }
+        _, first = env.reset(jax.random.key(0))
+        _, (_, _, _, step) = rollout(env, jax.random.key(0), 1)
+        for timestep in (first, jax.tree.map(lambda x: x[0], step)):
+            assert shapes(timestep.view._asdict()) == view
+            assert shapes(timestep.next_view._asdict()) == view
+            assert shapes(timestep.reward) == (agents, "float32")
+            assert shapes(timestep.terminated) == shapes(timestep.truncated) == (agents, "bool")
+            assert shapes(timestep.last) == ((), "bool")
+
+    def test_state_keeps_its_structure_and_types(self, env):
+        state, timestep = env.reset(jax.random.key(0))
+        action = sample_actions(env.spec, timestep.view.legal_actions, jax.random.key(1))
+        after, _ = env.step(jax.random.key(2), state, action)
+        assert shapes(after) == shapes(state)
+
+    def test_an_episode_begins_with_nothing_earned(self, env):
+        _, first = env.reset(jax.random.key(3))
+        assert_equal(first.view, first.next_view)
+        assert not first.reward.any()
+        assert not (first.terminated.any() or first.truncated.any() or first.last)
+
+    def test_the_same_keys_give_the_same_bits(self, env):
+        run = jax.jit(lambda key: rollout(autoreset(env), key, 20))
+        assert_equal(run(jax.random.key(5))[1][3], run(jax.random.key(5))[1][3])
+
+    def test_nothing_recompiles_when_only_data_changes(self, env):
+        traced = []
+
+        @jax.jit
+        def run(key):
+            traced.append(1)
+            return rollout(autoreset(env), key, 5)[0]
+
+        run(jax.random.key(0))
+        run(jax.random.key(1))
+        assert len(traced) == 1
+
+    def test_compiled_steps_equal_plain_ones(self, env):
+        state, timestep = env.reset(jax.random.key(0))
+        action = sample_actions(env.spec, timestep.view.legal_actions, jax.random.key(1))
+        key = jax.random.key(2)
+        assert_close(jax.jit(env.step)(key, state, action), env.step(key, state, action))
+
+    def test_a_batch_equals_its_members(self, env, recording):
+        key = jax.random.split(jax.random.key(7), NUM_ENVS)[1]
+        _, (_, action, _, timestep) = jax.jit(lambda k: rollout(autoreset(env), k, NUM_STEPS))(key)
+        member = jax.tree.map(lambda x: x[1], (recording[1][1], recording[1][3]))
+        assert_close((action, timestep), member)
+
+    def test_everything_is_finite(self, recording):
+        finite = jax.tree.map(lambda x: bool(np.isfinite(x).all()), recording[1][3])
+        assert all(jax.tree.leaves(finite))
+
+    def test_living_agents_can_always_act(self, recording):
+        for view in (recording[1][3].view, recording[1][3].next_view):
+            assert (view.legal_actions.any(-1) | ~view.alive).all()
+
+    def test_team_rewards_are_equal(self, env, recording):
+        reward = recording[1][3].reward
+        assert env.spec.reward == "individual" or (reward == reward[..., :1]).all()
+
+    def test_ends_are_either_termination_or_truncation(self, env, recording):
+        step = recording[1][3]
+        assert not (step.terminated & step.truncated).any()
+        assert_equal(step.last, (step.terminated | step.truncated).all(-1))
+        for truncated, last in zip(step.truncated, step.last, strict=True):
+            ends = np.flatnonzero(last)
+            lengths = np.diff(ends, prepend=-1)
+            limit = env.spec.time_limit
+            assert limit is None or (lengths <= limit).all()
+            assert (lengths[truncated[ends].any(-1)] == limit).all()
+
+    def test_autoreset_keeps_what_the_action_led_to(self, env, recording):
+        state, action, key, step = recording[1]
+        before_reset = jax.vmap(lambda key: jax.random.split(key)[0])
+        row = jax.tree.map(lambda x: x[0], (key, state, action))
+        _, plain = jax.vmap(env.step)(before_reset(row[0]), *row[1:])
+        autoreset_step = jax.tree.map(lambda x: x[0], step)
+        assert_close(plain._replace(view=autoreset_step.view), autoreset_step)
+
+    def test_autoreset_begins_an_episode_after_the_last_step(self, env, recording):
+        _, _, keys, step = recording[1]
+        ended = np.flatnonzero(step.last[0])
+        begin = jax.jit(lambda key: env.reset(jax.random.split(key)[1])[1].view)
+        for t in ended[:3]:
+            assert_close(begin(keys[0, t]), jax.tree.map(lambda x, t=t: x[0, t], step.view))
+        going_on = ~step.last
+        views = (step.view, step.next_view)
+        assert_equal(*jax.tree.map(lambda x: x[going_on], views))

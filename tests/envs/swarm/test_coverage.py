@@ -1,0 +1,142 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from offmarl import envs
+from offmarl.envs.swarm import engine
+
+from ..conformance import sample_actions
+
+STAY, LEFT, RIGHT, DOWN, UP = range(5)
+
+
+def at_random(env, state, legal_actions, key):
+    return sample_actions(env.spec, legal_actions, key)
+
+
+def greedy(env, state, legal_actions, key):
+    """Go where the nearest stale cells are; those nearer to another drone count for little."""
+    position, velocity = state.bodies
+    centre = jnp.arange(env.side) + 0.5
+    cells = jnp.stack(jnp.meshgrid(centre, centre, indexing="ij"), -1).reshape(-1, 2)
+    distance = jnp.abs(position[:, None] - cells).sum(-1)
+    worth = jnp.where(distance <= distance.min(0), 1.0, 0.1) * state.staleness.ravel()
+    options = (position + 0.5 * velocity)[:, None] + engine.unit_commands()
+    off = jnp.abs(options[:, :, None] - cells).max(-1)
+    score = (worth[:, None] * jnp.exp(-1.2 * jnp.maximum(off - 0.5, 0.0))).sum(-1)
+    return jnp.where(legal_actions, score, -1.0).argmax(-1).astype(jnp.int32)
+
+
+def play(env, policy, num_episodes):
+    """Return the initial states and the timesteps of whole episodes, ``(episodes, T, ...)``."""
+
+    def episode(key):
+        reset_key, scan_key = jax.random.split(key)
+        initial, first = env.reset(reset_key)
+
+        def step(carry, key):
+            state, legal_actions = carry
+            state, timestep = env.step(key, state, policy(env, state, legal_actions, key))
+            return (state, timestep.view.legal_actions), timestep
+
+        keys = jax.random.split(scan_key, env.time_limit)
+        (final, _), steps = jax.lax.scan(step, (initial, first.view.legal_actions), keys)
+        return initial, final, steps
+
+    keys = jax.random.split(jax.random.key(0), num_episodes)
+    return jax.device_get(jax.jit(jax.vmap(episode))(keys))
+
+
+def mean_return(env, policy, num_episodes=32):
+    return play(env, policy, num_episodes)[2].reward[..., 0].sum(1).mean()
+
+
+def drone_at(env, x, y):
+    state, _ = env.reset(jax.random.key(0))
+    bodies = engine.Bodies(jnp.asarray([[x, y]], jnp.float32), jnp.zeros((1, 2)))
+    return state._replace(bodies=bodies, staleness=jnp.ones_like(state.staleness))
+
+
+@pytest.mark.parametrize("num_agents", [1, 3, 8])
+def test_there_is_much_to_gain_by_looking(num_agents):
+    env = envs.make(f"swarm/coverage-{num_agents}")
+    random, scripted = mean_return(env, at_random), mean_return(env, greedy)
+    assert random == pytest.approx(0.93, abs=0.08)
+    assert scripted == pytest.approx(2.0, abs=0.12)
+    assert scripted < 1 + env.time_limit / env.recovery_time
+
+
+def test_the_return_is_the_staleness_removed():
+    env = envs.make("swarm/coverage-3", recovery_time=1000)
+    initial, final, steps = play(env, at_random, 4)
+    grown = (final.staleness.mean((1, 2)) - initial.staleness.mean((1, 2))) + steps.reward[
+        ..., 0
+    ].sum(1)
+    cap = np.asarray(env.time_limit / env.recovery_time)
+    assert (grown >= 0).all()
+    assert (grown <= cap).all()
+
+
+def test_a_drone_sees_the_four_cells_nearest_to_it():
+    env = envs.make("swarm/coverage-1")
+    state, step = env.step(jax.random.key(0), drone_at(env, 2.25, 3.75), jnp.asarray([STAY]))
+    assert np.argwhere(state.staleness == 0).tolist() == [[1, 3], [1, 4], [2, 3], [2, 4]]
+    assert step.reward.tolist() == pytest.approx([4 / env.side**2])
+
+
+@pytest.mark.parametrize("corner", [(0.0, 0.0), (6.0, 6.0)])
+def test_cameras_see_nothing_outside(corner):
+    env = envs.make("swarm/coverage-1")
+    assert env.side == 6
+    state, _ = env.step(jax.random.key(0), drone_at(env, *corner), jnp.asarray([STAY]))
+    assert (state.staleness == 0).sum() == 1
+
+
+def test_staleness_comes_back_in_the_recovery_time():
+    env = envs.make("swarm/coverage-1", recovery_time=4, time_limit=9)
+    state = drone_at(env, 1.0, 1.0)
+    state, _ = env.step(jax.random.key(0), state, jnp.asarray([STAY]))
+    away = state._replace(bodies=drone_at(env, 5.0, 5.0).bodies)
+    seen = []
+    for _ in range(6):
+        away, _ = env.step(jax.random.key(0), away, jnp.asarray([STAY]))
+        seen.append(float(away.staleness[0, 0]))
+    assert seen == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+
+
+def test_commands_that_lead_out_are_illegal():
+    env = envs.make("swarm/coverage-1")
+    _, step = env.step(jax.random.key(0), drone_at(env, 0.5, 3.0), jnp.asarray([STAY]))
+    assert step.view.legal_actions.tolist() == [[True, False, True, True, True]]
+
+
+def test_observations_do_not_grow_with_the_swarm():
+    specs = [envs.make(f"swarm/coverage-{n}").spec for n in (1, 10, 300)]
+    assert {spec.observation_size for spec in specs} == {4 + 25 + 9 + 4 * 5}
+    assert [spec.state_size for spec in specs] == [4 + 36, 40 + 18**2, 1200 + 98**2]
+
+
+def test_the_arena_keeps_the_density():
+    for num_agents in (3, 8, 100, 1000):
+        env = envs.make(f"swarm/coverage-{num_agents}")
+        assert env.side**2 / num_agents == pytest.approx(32, rel=0.06)
+
+
+def test_starts_differ():
+    env = envs.make("swarm/coverage-3")
+    keys = jax.random.split(jax.random.key(0), 16)
+    positions = jax.vmap(env.reset)(keys)[0].bodies.position
+    assert len(np.unique(positions, axis=0)) == 16
+
+
+def test_agents_are_interchangeable():
+    env = envs.make("swarm/coverage-8")
+    state, _ = env.reset(jax.random.key(0))
+    action = jnp.asarray([STAY, LEFT, RIGHT, DOWN, UP, STAY, LEFT, RIGHT])
+    order = jnp.asarray([3, 1, 7, 0, 2, 6, 5, 4])
+    shuffled = state._replace(bodies=jax.tree.map(lambda x: x[order], state.bodies))
+    _, step = env.step(jax.random.key(0), state, action)
+    _, other = env.step(jax.random.key(0), shuffled, action[order])
+    np.testing.assert_array_equal(step.view.observation[order], other.view.observation)
+    np.testing.assert_array_equal(step.reward, other.reward)

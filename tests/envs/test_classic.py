@@ -1,0 +1,163 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from offmarl import envs
+
+STAY, UP, DOWN, RIGHT, LEFT = range(5)
+KEY = jax.random.key(0)
+
+
+def play(env, actions):
+    """Return the timesteps of ``(T, N)`` actions from the start, the first in front."""
+
+    def step(state, action):
+        return env.step(KEY, state, action)
+
+    state, first = env.reset(KEY)
+    _, steps = jax.lax.scan(step, state, jnp.asarray(actions, jnp.int32))
+    return jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), first, steps)
+
+
+def bridge_after(positions, actions):
+    env = envs.make("classic/bridge")
+    state, _ = env.reset(KEY)
+    state = state._replace(position=jnp.asarray(positions, jnp.int32))
+    state, timestep = env.step(KEY, state, jnp.asarray(actions, jnp.int32))
+    return state.position.tolist(), timestep
+
+
+def test_xor_pays_for_being_different():
+    steps = play(envs.make("classic/xor"), [(0, 0), (0, 1), (1, 0), (1, 1)])
+    assert steps.reward.tolist() == [[0, 0], [0, 0], [1, 1], [1, 1], [-2, -2]]
+    assert steps.view.observation[2].tolist() == [[0, 1, 0, 1], [0, 1, 0, 1]]
+
+
+def test_xor_is_cut_off_at_its_limit():
+    steps = play(envs.make("classic/xor", time_limit=3), [(0, 1)] * 3)
+    assert steps.last.tolist() == [False, False, False, True]
+    assert steps.truncated[-1].all()
+    assert not steps.terminated.any()
+
+
+@pytest.mark.parametrize(
+    ("positions", "actions", "expected"),
+    [
+        ([(1, 2), (1, 3)], (RIGHT, LEFT), [[1, 2], [1, 3]]),
+        ([(1, 2), (1, 3)], (UP, DOWN), [[1, 2], [1, 3]]),
+        ([(0, 0), (2, 4)], (UP, DOWN), [[0, 0], [2, 4]]),
+        ([(1, 2), (1, 3)], (LEFT, LEFT), [[1, 1], [1, 2]]),
+        ([(1, 2), (1, 3)], (RIGHT, RIGHT), [[1, 3], [1, 4]]),
+        ([(1, 2), (1, 3)], (RIGHT, STAY), [[1, 2], [1, 3]]),
+        ([(1, 2), (1, 3)], (STAY, LEFT), [[1, 2], [1, 3]]),
+        ([(1, 1), (1, 3)], (RIGHT, LEFT), [[1, 2], [1, 3]]),
+        ([(1, 4), (2, 5)], (RIGHT, STAY), [[1, 5], [2, 5]]),
+        ([(1, 5), (2, 5)], (DOWN, STAY), [[2, 5], [2, 5]]),
+        ([(2, 5), (1, 5)], (UP, DOWN), [[2, 5], [2, 5]]),
+        ([(2, 4), (0, 0)], (STAY, RIGHT), [[2, 4], [0, 0]]),
+        ([(0, 1), (0, 0)], (LEFT, STAY), [[0, 0], [0, 0]]),
+    ],
+    ids=[
+        "no swapping",
+        "no walking into blocks",
+        "no walking off the grid",
+        "following on the left",
+        "following on the right",
+        "blocked by one that stays",
+        "blocked the other way round",
+        "the first gets a contested cell",
+        "a free cell",
+        "one's own goal is open",
+        "done stays, and blocks nobody",
+        "done ignores its action",
+        "another's goal is open once it is done",
+    ],
+)
+def test_bridge_rules(positions, actions, expected):
+    assert bridge_after(positions, actions)[0] == expected
+
+
+def test_bridge_terminates_when_both_are_done():
+    _, timestep = bridge_after([(2, 4), (0, 1)], (RIGHT, LEFT))
+    assert timestep.terminated.all()
+    assert not timestep.truncated.any()
+    assert timestep.reward.tolist() == [0.0, 0.0]
+
+
+def test_bridge_goes_on_when_one_is_done():
+    _, timestep = bridge_after([(2, 4), (0, 3)], (RIGHT, STAY))
+    assert not timestep.last
+    assert timestep.reward.tolist() == pytest.approx([-0.15, -0.15])
+
+
+def test_bridge_reward_is_the_distance_left():
+    steps = play(envs.make("classic/bridge"), [(LEFT, LEFT)])
+    expected = -0.05 * (np.sqrt(17) + np.sqrt(5))
+    assert steps.reward[1].tolist() == pytest.approx([expected, expected])
+
+
+def test_bridge_is_cut_off_at_its_limit():
+    steps = play(envs.make("classic/bridge"), [(STAY, STAY)] * 50)
+    assert np.flatnonzero(steps.last).tolist() == [50]
+    assert steps.truncated[-1].all()
+    assert not steps.terminated.any()
+
+
+def best_return(env, horizon):
+    """Search all joint paths of the two agents, a step at a time, keeping the best to each place."""
+    state, _ = env.reset(KEY)
+    actions = jnp.stack(jnp.meshgrid(jnp.arange(5), jnp.arange(5)), -1).reshape(-1, 2)
+    try_all = jax.jit(jax.vmap(env.step, in_axes=(None, None, 0)))
+    frontier, best = {tuple(state.position.ravel().tolist()): 0.0}, -np.inf
+    for _ in range(horizon):
+        reached = {}
+        for position, total in frontier.items():
+            here = state._replace(position=jnp.asarray(position).reshape(2, 2))
+            after, step = jax.device_get(try_all(KEY, here, actions))
+            totals = total + step.reward[:, 0]
+            best = max(best, totals[step.last].max(initial=-np.inf))
+            for where, value in zip(after.position.reshape(-1, 4), totals, strict=True):
+                place = tuple(where.tolist())
+                reached[place] = max(value, reached.get(place, -np.inf))
+        frontier = reached
+    return best
+
+
+def test_bridge_is_best_solved_in_eight_steps():
+    env = envs.make("classic/bridge")
+    assert best_return(env, 7) == -np.inf
+    assert best_return(env, 8) == pytest.approx(env.optimal_return)
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("bridge_optimal", "classic/bridge"),
+        ("xor_02", "classic/xor"),
+        ("xor_00_02_20", "classic/xor"),
+        ("xor_random", "classic/xor"),
+    ],
+)
+def test_every_published_transition_is_reproduced(shared_data, file, name):
+    data = dict(np.load(shared_data / "alberdice" / f"{file}.npz"))
+    filled = data["filled"][..., 0].astype(bool)
+    longest = filled.sum(1).max() - 1
+    env = envs.make(name)
+    actions = data["actions"][:, :longest, :, 0]
+    steps = jax.device_get(jax.jit(jax.vmap(lambda a: play(env, a)))(actions))
+
+    slot = filled[:, : longest + 1]
+    step = slot[:, 1:]
+    executed = (data["filled"].sum(1)[:, 0] - 1)[:, None] == np.arange(1, longest + 1)
+    view = steps.next_view
+    np.testing.assert_array_equal(view.observation[slot], data["obs"][filled])
+    np.testing.assert_array_equal(view.state[slot], data["state"][filled])
+    np.testing.assert_array_equal(view.legal_actions[slot], data["avail_actions"][filled])
+    np.testing.assert_allclose(
+        steps.reward[:, 1:, 0][step], data["reward"][:, :longest, 0][step], rtol=1e-6, atol=1e-7
+    )
+    np.testing.assert_array_equal(steps.last[:, 1:][step], executed[step])
+    np.testing.assert_array_equal(executed[step], data["terminated"][:, :longest, 0][step])
+    by_limit = steps.truncated[:, 1:].all(-1)
+    np.testing.assert_array_equal(by_limit[executed], name == "classic/xor")

@@ -1,0 +1,93 @@
+"""The returns that the probes state, by playing all there is to play."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from offmarl import envs
+
+PROBES = [name for name in envs.names() if name.startswith("probe/")]
+CUES = jnp.asarray(list(itertools.product((0, 1), repeat=2)))
+
+
+def all_returns(env):
+    """Return the returns of all joint action sequences under all cues: ``(cues, sequences)``."""
+    joint = list(itertools.product((0, 1), repeat=2))
+    sequences = jnp.asarray(list(itertools.product(joint, repeat=env.length)))
+
+    def play(cue, actions):
+        state, _ = env.reset(jax.random.key(0))
+        state = state._replace(cue=cue)
+        _, steps = jax.lax.scan(lambda s, a: env.step(jax.random.key(0), s, a), state, actions)
+        return steps.reward[:, 0].sum()
+
+    return np.asarray(jax.vmap(jax.vmap(play, (None, 0)), (0, None))(CUES, sequences)), sequences
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_best_and_uniform_returns_are_those_stated(name):
+    env = envs.make(name)
+    returns, _ = all_returns(env)
+    assert returns.max(1).tolist() == [env.optimal_return] * len(CUES)
+    assert returns.mean() == pytest.approx(env.uniform_return)
+
+
+@pytest.mark.parametrize(
+    ("name", "first_action", "last_action"),
+    [
+        ("probe/one-step", 0, 0),
+        ("probe/two-step", 0, 0),
+        ("probe/observation", 1, 1),
+        ("probe/match", 0, 0),
+        ("probe/memory", 1, 0),
+    ],
+)
+def test_a_learner_without_the_ability_gets_what_is_stated(name, first_action, last_action):
+    env = envs.make(name)
+    returns, sequences = all_returns(env)
+    constant = (sequences[:, 0] == first_action).all(-1) & (sequences[:, -1] == last_action).all(-1)
+    assert returns[:, constant].mean() == pytest.approx(env.wrong_return)
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_episodes_terminate_at_their_length(name):
+    env = envs.make(name)
+    state, _ = env.reset(jax.random.key(0))
+    for time in range(1, env.length + 1):
+        state, step = env.step(jax.random.key(0), state, jnp.zeros(2, jnp.int32))
+        assert bool(step.last) == (time == env.length)
+        assert not step.truncated.any()
+
+
+def observations(name, cue, actions):
+    env = envs.make(name)
+    state, first = env.reset(jax.random.key(0))
+    state = state._replace(cue=jnp.asarray(cue))
+    _, steps = jax.lax.scan(lambda s, a: env.step(jax.random.key(0), s, a), state, actions)
+    return first.view.observation, steps.next_view.observation
+
+
+def test_memory_shows_the_cue_once_and_asks_at_the_end():
+    env = envs.make("probe/memory")
+    state, first = env.reset(jax.random.key(1))
+    np.testing.assert_array_equal(first.view.observation[:, :2].argmax(-1), state.cue)
+    _, later = observations("probe/memory", (0, 1), jnp.zeros((2, 2), jnp.int32))
+    assert later.tolist() == [[[0, 0, 0]] * 2, [[0, 0, 1]] * 2]
+
+
+def test_two_step_shows_what_was_chosen():
+    first, later = observations("probe/two-step", (0, 0), jnp.asarray([[0, 1]]))
+    assert first.tolist() == [[1, 0, 0]] * 2
+    assert later[0].tolist() == [[0, 1, 0], [0, 0, 1]]
+
+
+def test_observation_gives_each_agent_its_own_cue():
+    env = envs.make("probe/observation")
+    cues, seen = jax.vmap(lambda key: (lambda s, t: (s.cue, t.view.observation))(*env.reset(key)))(
+        jax.random.split(jax.random.key(0), 64)
+    )
+    np.testing.assert_array_equal(seen.argmax(-1), cues)
+    assert len(np.unique(cues, axis=0)) == 4

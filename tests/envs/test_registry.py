@@ -1,0 +1,94 @@
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from offmarl import envs
+from offmarl.errors import OptionError, UnknownNameError
+
+
+def test_listing_needs_no_jax():
+    code = "import sys, offmarl.envs as e; e.names(); e.describe(); sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_every_name_has_a_line():
+    assert list(envs.describe()) == envs.names()
+    assert all(envs.describe().values())
+    assert "swarm/coverage-N" in envs.names()
+
+
+def test_the_number_in_a_name_is_the_number_of_agents():
+    assert envs.make("swarm/coverage-17").spec.num_agents == 17
+
+
+def test_equal_names_give_equal_environments():
+    one, other = envs.make("swarm/coverage-8"), envs.make("swarm/coverage-8")
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one.spec == other.spec
+    assert envs.autoreset(one) == envs.autoreset(other)
+    assert one != envs.make("swarm/coverage-3")
+
+
+def test_an_environment_is_rebuilt_from_the_name_in_its_spec():
+    env = envs.make("swarm/coverage-8", time_limit=20, cells_per_agent=16)
+    assert env.spec.name == "swarm/coverage-8:cells_per_agent=16.0,time_limit=20"
+    assert envs.make(env.spec.name) == env
+    assert envs.make("swarm/coverage-8:time_limit=20,cells_per_agent=16") == env
+
+
+def test_defaults_are_not_spelt_out():
+    assert envs.make("swarm/coverage-8", time_limit=50).spec.name == "swarm/coverage-8"
+
+
+def test_keywords_win_over_the_name():
+    assert envs.make("classic/xor:time_limit=20", time_limit=30).spec.time_limit == 30
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("swarm/coverge-8", UnknownNameError, "did you mean swarm/coverage-N"),
+        ("classic/xro", UnknownNameError, "did you mean classic/xor"),
+        ("nothing", UnknownNameError, "offmarl envs"),
+        ("swarm/coverage", UnknownNameError, "write it swarm/coverage-N"),
+        ("swarm/coverage-x", UnknownNameError, "write it swarm/coverage-N"),
+        ("swarm/coverage--3", UnknownNameError, "write it swarm/coverage-N"),
+        ("swarm/coverage-0", OptionError, "num_agents must be above 0, not 0"),
+        ("swarm/coverage-3:time_limits=9", UnknownNameError, "did you mean time_limit"),
+        ("swarm/coverage-3:num_agents=9", UnknownNameError, "no option of swarm/coverage-N"),
+        ("swarm/coverage-3:time_limit", OptionError, "write option=value"),
+        ("swarm/coverage-3:time_limit=long", OptionError, "must be of type int, not 'long'"),
+        ("swarm/coverage-3:time_limit=2.5", OptionError, "must be of type int, not 2.5"),
+        ("swarm/coverage-3:time_limit=true", OptionError, "must be of type int, not True"),
+        ("swarm/coverage-3:recovery_time=-1", OptionError, "recovery_time must be above 0"),
+        ("swarm/coverage-3:recovery_time=NaN", OptionError, "recovery_time must be above 0"),
+        ("classic/bridge:time_limit=0", OptionError, "time_limit must be above 0"),
+        ("probe/match:time_limit=3", UnknownNameError, "probe/match takes no options"),
+    ],
+)
+def test_what_cannot_be_made_is_explained(name, error, message):
+    with pytest.raises(error, match=message):
+        envs.make(name)
+
+
+def test_the_facade_has_nothing_else():
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = envs.nonsense
+    assert callable(envs.restart)
+    assert callable(envs.transition)
+
+
+def test_an_environment_is_a_static_argument_that_does_not_recompile():
+    traced = []
+
+    def begin(env, key):
+        traced.append(env)
+        return env.reset(key)
+
+    begin = jax.jit(begin, static_argnums=0)
+    begin(envs.make("classic/bridge"), jax.random.key(0))
+    begin(envs.make("classic/bridge"), jax.random.key(0))
+    assert len(traced) == 1
