@@ -152,10 +152,11 @@ def _draw_scores(
 ) -> None:
     """Draw the IQM of each algorithm with its interval, dataset by dataset, and the legend."""
     names = list(dict.fromkeys(name for entries in scores.values() for name in entries))
-    offsets = dict(zip(names, _centred(len(names), 0.6), strict=True))
+    spacing = 0.6 / max(len(names), 3)
+    offsets = {name: spacing * (i - (len(names) - 1) / 2) for i, name in enumerate(names)}
     for x, dataset in enumerate(scores):
         for name, runs in scores[dataset].items():
-            _draw_estimate(axes, x + offsets[name], runs, names.index(name))
+            _draw_estimate(axes, x + offsets[name], runs, names.index(name), 0.3 * spacing)
         if dataset in data_means:
             axes.hlines(data_means[dataset], x - 0.42, x + 0.42, color=_DATA, linestyle="--")
     handles = [_handle(index, name) for index, name in enumerate(names)]
@@ -166,10 +167,10 @@ def _draw_scores(
     axes.set_xlim(-0.6, len(scores) - 0.4)
 
 
-def _draw_estimate(axes: Axes, x: float, runs: RunScores, index: int) -> None:
+def _draw_estimate(axes: Axes, x: float, runs: RunScores, index: int, aside: float) -> None:
     value, low, high = estimate(runs)
     colour = _COLOURS[index % len(_COLOURS)]
-    axes.scatter(np.full(len(runs), x + 0.06), runs, s=14, color=colour, alpha=0.35, linewidth=0)
+    axes.scatter(np.full(len(runs), x + aside), runs, s=14, color=colour, alpha=0.35, linewidth=0)
     axes.errorbar(
         x,
         value,
@@ -216,12 +217,9 @@ def _draw_improvement(axes: Axes, comparison: Comparison) -> None:
     axes.grid(visible=False)
     if names:
         axes.imshow(matrix, cmap="PuOr_r", vmin=-0.3, vmax=1.3)
-    axes.set_xticks(range(len(names)), names)
+    slanted: dict[str, Any] = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
+    axes.set_xticks(range(len(names)), names, **(slanted if len(names) > 3 else {}))
     axes.set_yticks(range(len(names)), names)
-
-
-def _centred(count: int, width: float) -> Float[np.ndarray, "count"]:
-    return (np.arange(count) - (count - 1) / 2) * (width / max(count, 2))
 
 
 def _handle(index: int, name: str) -> Any:
