@@ -41,7 +41,7 @@ class VaultFullError(VaultError):
 
 
 class ShapeError(OffmarlError):
-    """Data and program do not fit: other shapes, another number of agents, another kind of action."""
+    """Data and program do not fit: other shapes, other numbers of agents, other kinds of action."""
 
 
 class UnknownNameError(OffmarlError):

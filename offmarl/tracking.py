@@ -136,8 +136,8 @@ def marl_eval(
     task: str,
     algorithm: str,
     seeds: Sequence[int],
-    evaluations: Sequence[tuple[int, Float[np.ndarray, "seeds episodes"]]],
-    absolute: Float[np.ndarray, "seeds final_episodes"],
+    evaluations: Sequence[tuple[int, Float[np.ndarray, "seeds _"]]],
+    absolute: Float[np.ndarray, "seeds _"],
 ) -> dict[str, Any]:
     """Arrange evaluations as marl-eval's tools expect them.
 
