@@ -23,7 +23,7 @@ from offmarl.losses import cross_entropy, masked_mean
 from offmarl.networks import PolicyConfig, agent_network, init_policy
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
-# --- Settings -------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------- arguments
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,16 @@ class Args(training.Args):
 
     learning_rate: float = 3e-4
     """Adam's step size."""
+    anneal: bool = True
+    """Let the step size fall to zero over the run, so that the clone settles on the frequencies of
+    the data rather than on those of the last batches."""
     hidden: int = 64
     """Width of the policy's layers."""
     agent_id: bool = True
     """Tell the policy which agent it acts for."""
+
+
+# ---------------------------------------------------------------------------------- state
 
 
 class State(NamedTuple):
@@ -45,14 +51,15 @@ class State(NamedTuple):
     optimiser: ArrayTree
 
 
-# --- Program --------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------- program
 
 
 def make(spec: EnvSpec, args: Args) -> training.Program:
     """Build the program for one kind of data."""
     config = PolicyConfig("recurrent", "softmax", args.hidden, args.agent_id)
     network = agent_network(config, spec)
-    adam = optax.adam(args.learning_rate)
+    end = 0.0 if args.anneal else args.learning_rate
+    adam = optax.adam(optax.linear_schedule(args.learning_rate, end, args.updates))
 
     def init(key: PRNGKeyArray) -> State:
         params = init_policy(config, spec, key)
@@ -72,7 +79,7 @@ def make(spec: EnvSpec, args: Args) -> training.Program:
     return training.Program(config, init, update, lambda state: state.params)
 
 
-# --- Run ------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------- main
 
 
 def main(args: Args) -> Path:

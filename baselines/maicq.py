@@ -27,7 +27,7 @@ from offmarl.losses import cross_entropy, lambda_targets, masked_mean, softmax_w
 from offmarl.networks import Mixer, PolicyConfig, agent_network, credit, init_policy, mix
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
-# --- Settings -------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------- arguments
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,9 @@ class Args(training.Args):
     """Tell the networks which agent they act for."""
 
 
+# ---------------------------------------------------------------------------------- state
+
+
 class Critic(NamedTuple):
     """The agents' shared action values and the mixer."""
 
@@ -72,7 +75,7 @@ class State(NamedTuple):
     updates: Int[Array, ""]
 
 
-# --- Program --------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------- program
 
 
 def make(spec: EnvSpec, args: Args) -> training.Program:
@@ -152,7 +155,7 @@ def make(spec: EnvSpec, args: Args) -> training.Program:
     return training.Program(config, init, update, lambda state: state.actor)
 
 
-# --- Run ------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------- main
 
 
 def main(args: Args) -> Path:

@@ -32,7 +32,7 @@ from offmarl.losses import (
 from offmarl.networks import Mixer, PolicyConfig, QParams, agent_network, init_policy, mix
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
-# --- Settings -------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------- arguments
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,9 @@ class Args(training.Args):
     """Tell the network which agent it acts for."""
 
 
+# ---------------------------------------------------------------------------------- state
+
+
 class Params(NamedTuple):
     """The agents' shared network and the mixer."""
 
@@ -73,7 +76,7 @@ class State(NamedTuple):
     updates: Int[Array, ""]
 
 
-# --- Program --------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------- program
 
 
 def make(spec: EnvSpec, args: Args) -> training.Program:
@@ -146,7 +149,7 @@ def _after(tree: ArrayTree) -> ArrayTree:
     return jax.tree.map(lambda x: x[:, 1:], tree)
 
 
-# --- Run ------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------- main
 
 
 def main(args: Args) -> Path:

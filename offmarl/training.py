@@ -8,7 +8,7 @@ stopped.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -80,13 +80,6 @@ class Program(NamedTuple):
     policy_params: Callable[[ArrayTree], ArrayTree]
 
 
-class _Schedule(NamedTuple):
-    updates: int
-    evaluate_every: int
-    block: int
-    """Updates in one call of the jitted scan; divides ``evaluate_every``."""
-
-
 _ArgsT = TypeVar("_ArgsT", bound=Args)
 
 
@@ -119,8 +112,9 @@ def train(name: str, make: Callable[[EnvSpec, _ArgsT], Program], args: _ArgsT) -
     """
     dataset = open_dataset(args.vault)
     env = _environment(args, dataset)
-    program = make(dataset.spec, args)
     schedule = _schedule(args, dataset.spec)
+    args = replace(args, **schedule._asdict())
+    program = make(dataset.spec, args)
     run = runs.open_run(_directory(name, args, dataset), _record(name, args, dataset, program))
     if not run.complete:
         replay = dataset.replay(args.batch_size, args.length)
@@ -129,29 +123,38 @@ def train(name: str, make: Callable[[EnvSpec, _ArgsT], Program], args: _ArgsT) -
     return run.directory
 
 
-# --- What is asked for ----------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------- settings
+
+
+class _Schedule(NamedTuple):
+    updates: int
+    evaluate_every: int
+
+    @property
+    def block(self) -> int:
+        """Updates in one call of the jitted scan; they divide an evaluation's."""
+        most = min(self.evaluate_every, _LOG_EVERY)
+        return max(size for size in range(1, most + 1) if self.evaluate_every % size == 0)
 
 
 def _schedule(args: Args, spec: EnvSpec) -> _Schedule:
+    """Fill in what is left to us, and refuse what cannot be."""
     small = spec.name.startswith(("classic/", "probe/"))
-    updates = args.updates if args.updates is not None else 3_000 if small else 100_000
-    every = args.evaluate_every if args.evaluate_every is not None else max(updates // 20, 1)
-    for name, value in {
-        "updates": updates,
-        "evaluate_every": every,
-        "seeds": args.seeds,
-        "evaluate_episodes": args.evaluate_episodes,
-        "final_episodes": args.final_episodes,
-    }.items():
-        if value < 1:
-            raise OptionError(f"{name} must be at least 1, not {value}.")
+    updates = (3_000 if small else 100_000) if args.updates is None else args.updates
+    every = max(updates // 20, 1) if args.evaluate_every is None else args.evaluate_every
+    schedule = _Schedule(updates, every)
+    counts = ("seeds", "evaluate_episodes", "final_episodes")
+    for name, count in (
+        schedule._asdict() | {name: getattr(args, name) for name in counts}
+    ).items():
+        if count < 1:
+            raise OptionError(f"{name} must be at least 1, not {count}.")
     if updates % every:
         raise OptionError(
             f"updates ({updates}) must be a multiple of evaluate_every ({every}): "
             f"give --updates {updates - updates % every + every}, or another --evaluate-every."
         )
-    block = max(size for size in range(1, min(every, _LOG_EVERY) + 1) if every % size == 0)
-    return _Schedule(updates, every, block)
+    return schedule
 
 
 def _environment(args: Args, dataset: Dataset) -> Environment | None:
@@ -185,7 +188,7 @@ def _record(name: str, args: Args, dataset: Dataset, program: Program) -> dict[s
     }
 
 
-# --- Learning -------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------- learning
 
 
 class _Keys(NamedTuple):
@@ -205,6 +208,7 @@ def _learn(
     args: Args,
 ) -> None:
     """Update, log, evaluate and checkpoint until the run is complete."""
+    updates, every, block = *schedule, schedule.block
     seeds = np.arange(args.seed, args.seed + args.seeds)
     keys = _Keys(*jax.vmap(lambda seed: jax.random.split(jax.random.key(seed), 3))(seeds).T)
     checkpoints = run.checkpoints(keep=2)
@@ -214,17 +218,16 @@ def _learn(
         tree, _ = checkpoints.restore(_tree(program, states))
         states = tree["state"]
     tracking.cut(run.metrics, done)
-    with tracking.progress(run.record["program"], schedule.updates, done) as advance:
-        for step in range(done + schedule.block, schedule.updates + 1, schedule.block):
-            states, metrics = _update(
-                program, schedule.block, states, keys.update, step - schedule.block, replay
-            )
+    with tracking.progress(run.record["program"], updates, done) as advance:
+        for step in range(done + block, updates + 1, block):
+            states, metrics = _update(program, block, states, keys.update, step - block, replay)
             _log(run, seeds, step, metrics)
             note = ""
-            if step % schedule.evaluate_every == 0:
-                note = _evaluate(run, program, env, states, keys, step, schedule, args)
+            if step % every == 0:
+                episodes = args.final_episodes if step == updates else args.evaluate_episodes
+                note = _evaluate(run, program, env, states, keys, step, episodes)
                 checkpoints.save(step, _tree(program, states), {})
-            advance(schedule.block, note)
+            advance(block, note)
     checkpoints.close()
     if env is not None:
         _write_marl_eval(run, env.spec)
@@ -269,7 +272,7 @@ def _log(
     )
 
 
-# --- Evaluation -----------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------- evaluation
 
 
 def _evaluate(
@@ -279,13 +282,11 @@ def _evaluate(
     states: ArrayTree,
     keys: _Keys,
     step: int,
-    schedule: _Schedule,
-    args: Args,
+    episodes: int,
 ) -> str:
-    """Evaluate every seed, greedily; the last time with more episodes. Returns a word on it."""
+    """Evaluate every seed, greedily, and return a word on it."""
     if env is None:
         return ""
-    episodes = args.final_episodes if step == schedule.updates else args.evaluate_episodes
     key = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys.evaluate, step)
     params = program.policy_params(states)
     returns = jax.device_get(_returns(program, env, episodes, params, key))

@@ -40,7 +40,7 @@ from offmarl.recording import (
     make_buffer,
     record_online,
 )
-from offmarl.recording.sampling import as_sequence, check_sizes, warm_start
+from offmarl.recording.sampling import as_sequence, warm_start
 from offmarl.rollout import RolloutState, init_rollout, rollout
 from offmarl.types import ArrayTree, Sequence
 from offmarl.vault import open_vault
@@ -54,7 +54,7 @@ class Args(OnlineArgs):
 
     num_steps: int = 32
     """Time steps in each environment between rounds of updates."""
-    updates: int = 8
+    updates: int = 32
     """Gradient updates a round."""
     capacity: int = 4096
     """Time steps that the replay holds of each environment."""
@@ -66,8 +66,8 @@ class Args(OnlineArgs):
     """Steps a window."""
     learning_rate: float = 5e-4
     """Of Adam."""
-    gamma: float = 0.99
-    """Discount."""
+    gamma: float = 0.95
+    """Discount; a swarm's rewards follow soon, and a short horizon learns them faster."""
     epsilon: float = 0.05
     """Probability of a random action, once exploration has come down from 1; recorded data has it
     too."""
@@ -180,8 +180,7 @@ def make_program(args: Args, env: envs.Environment, config: PolicyConfig) -> Onl
         if args.warm_start is None:
             return state
         data = open_vault(args.warm_start)
-        check_sizes(data, spec)
-        return state._replace(capture=warm_start(buffer, args.num_envs, capacity, data))
+        return state._replace(capture=warm_start(buffer, args.num_envs, capacity, spec, data))
 
     def update(
         learner: tuple[Params, Params, optax.OptState],

@@ -1,6 +1,8 @@
 """Settings of the whole suite; JAX reads its own from the environment when it is imported."""
 
 import os
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,3 +25,21 @@ def shared_data() -> Path:
     if not directory.is_dir():
         pytest.skip("needs the published datasets in ../shared/data")
     return directory
+
+
+@pytest.fixture(scope="session")
+def random_data(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return the vault that a uniform policy recorded in an environment of some name."""
+    from offmarl import envs
+    from offmarl.networks import PolicyConfig, make_policy
+    from offmarl.recording import record_policy
+
+    @cache
+    def record(name: str) -> Path:
+        env = envs.make(name)
+        path = tmp_path_factory.mktemp("data") / f"{name.replace('/', '-')}.vlt" / "random"
+        policy = make_policy(PolicyConfig("random"), env.spec)
+        record_policy(env, policy, (), path, steps=2048, num_envs=16)
+        return path
+
+    return record

@@ -13,10 +13,10 @@ def masked_mean(x: Float[Array, "*b"], mask: Bool[Array, "*b"]) -> Float[Array, 
 
 
 def double_q_values(
-    q_target_t: Float[Array, "T N A"],
-    q_selector_t: Float[Array, "T N A"],
-    legal_actions_t: Bool[Array, "T N A"],
-) -> Float[Array, "T N"]:
+    q_target_t: Float[Array, "*b A"],
+    q_selector_t: Float[Array, "*b A"],
+    legal_actions_t: Bool[Array, "*b A"],
+) -> Float[Array, "*b"]:
     """Value the next step by double Q-learning (van Hasselt et al. 2015, arXiv 1509.06461).
 
     The best legal action according to ``q_selector_t``, valued by ``q_target_t``.

@@ -1,4 +1,4 @@
-"""Learning from a capture: windows of its buffer as sequences, and data from a vault put into it."""
+"""Learning from a capture: its windows as sequences, and data from a vault put into it."""
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,9 @@ def as_sequence(step: Step) -> Sequence:
     )
 
 
-def warm_start(buffer: TrajectoryBuffer, num_envs: int, capacity: int, vault: Vault) -> Capture:
+def warm_start(
+    buffer: TrajectoryBuffer, num_envs: int, capacity: int, spec: EnvSpec, vault: Vault
+) -> Capture:
     """Start a capture with the newest steps of a vault in its buffer.
 
     The vault's steps are cut into one stretch for each environment; an episode that does not fit
@@ -49,14 +51,22 @@ def warm_start(buffer: TrajectoryBuffer, num_envs: int, capacity: int, vault: Va
     ----------
     buffer, num_envs, capacity
         As given to `make_buffer`.
+    spec
+        The environment's.
     vault
-        Any vault of the environment's sizes; it may have any number of rows.
+        Its data; it may have any number of rows.
 
     Raises
     ------
     ShapeError
-        The vault holds fewer steps than there are environments.
+        The vault is of other sizes than the environment, or holds fewer steps than there are
+        environments.
     """
+    if difference := vault.spec.difference(spec):
+        raise ShapeError(
+            f"{vault.path} and {spec.name} differ in {difference}: warm-start from data recorded "
+            f"in {spec.name}."
+        )
     replay = load(vault, batch_size=1, length=1)
     starts = np.asarray(replay.starts)
     starts = starts[np.asarray(jax.jit(lambda r: r.windows(r.starts).next_known)(replay))[:, 0]]
@@ -64,7 +74,7 @@ def warm_start(buffer: TrajectoryBuffer, num_envs: int, capacity: int, vault: Va
     if steps == 0:
         raise ShapeError(
             f"{vault.path} holds {len(starts)} steps with a known next view, too few to warm-start "
-            f"{num_envs} environments: give --num-envs {max(len(starts), 1)} or fewer, or more data."
+            f"{num_envs} environments: give fewer environments with --num-envs, or more data."
         )
     rows = starts[-steps * num_envs :].reshape(num_envs, steps)
     goes_on = np.pad(rows[:, 1:] == rows[:, :-1] + 1, ((0, 0), (0, 1)))
@@ -73,19 +83,9 @@ def warm_start(buffer: TrajectoryBuffer, num_envs: int, capacity: int, vault: Va
         lambda leaf: leaf.reshape(num_envs, steps, *leaf.shape[1:]).swapaxes(0, 1),
         _as_step(sequence, jnp.asarray(goes_on.ravel())),
     )
-    fresh = init_capture(buffer, vault.spec)
+    fresh = init_capture(buffer, spec)
     filled = add(buffer, fresh, step.transition, step.next_view)
     return filled._replace(total=fresh.total)  # nothing of this is to be recorded again
-
-
-def check_sizes(vault: Vault, spec: EnvSpec) -> None:
-    """Raise `ShapeError` where a vault's records do not fit an environment."""
-    for key in ("num_agents", "observation_size", "state_size", "action"):
-        if getattr(vault.spec, key) != getattr(spec, key):
-            raise ShapeError(
-                f"{vault.path} has {key} {getattr(vault.spec, key)}, and {spec.name} has "
-                f"{getattr(spec, key)}: choose data recorded in {spec.name}."
-            )
 
 
 def _as_step(sequence: Sequence, goes_on: jax.Array) -> Step:

@@ -1,0 +1,82 @@
+"""What the offline baselines learn, from data whose best policy is known."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import offmarl
+from offmarl import envs, tracking, vault
+from offmarl.cli import programs
+from offmarl.networks import PolicyConfig, agent_network
+
+pytestmark = pytest.mark.slow
+
+BASELINES = ("bc", "maicq", "qmix_cql")
+
+
+def train(name: str, data: Path, out: Path, **options: object) -> np.ndarray:
+    """Train a baseline and return its final returns, ``(seeds, episodes)``."""
+    program = programs.load("baseline", name)
+    run = program.main(program.Args(vault=data, out=out, final_episodes=64, **options))
+    (environment,) = json.loads((run / tracking.MARL_EVAL_FILE).read_text()).values()
+    (task,) = environment.values()
+    (seeds,) = task.values()
+    return np.array([seed["absolute_metrics"][tracking.RETURN] for seed in seeds.values()])
+
+
+@pytest.fixture(scope="session")
+def xor(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("xor") / "xor_02.vlt"
+    vault.convert_pymarl(shared_data / "alberdice/xor_02.npz", path, envs.make("classic/xor").spec)
+    return path
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_xor_with_one_good_joint_action(name: str, xor: Path, tmp_path: Path) -> None:
+    returns = train(name, xor, tmp_path / name, updates=600, evaluate_every=600, length=5)
+    np.testing.assert_array_equal(returns, 50.0)
+
+
+@pytest.mark.parametrize("name", ["maicq", "qmix_cql"])
+@pytest.mark.parametrize("probe", ["one-step", "two-step", "observation", "match", "memory"])
+def test_probes_from_random_data(
+    name: str, probe: str, random_data: Callable[[str], Path], tmp_path: Path
+) -> None:
+    data = random_data(f"probe/{probe}")
+    options = {"updates": 500, "evaluate_every": 500, "hidden": 32, "length": 3}
+    if name == "qmix_cql":  # on uniform data the full penalty all but levels the values
+        options["cql_weight"] = 0.3
+    returns = train(name, data, tmp_path / name, learning_rate=3e-3, seeds=2, **options)
+    np.testing.assert_allclose(returns, 1.0, atol=1e-6)
+
+
+def test_cloning_random_data_stays_random(
+    random_data: Callable[[str], Path], tmp_path: Path
+) -> None:
+    # The probes are not won by whoever takes part: a greedy clone of noise is wrong somewhere.
+    data = random_data("probe/observation")
+    returns = train("bc", data, tmp_path / "bc", updates=200, evaluate_every=200, length=3, seeds=4)
+    assert returns.mean() < 0.9
+
+
+def test_the_clone_of_two_joint_modes_is_their_independent_mixture(
+    shared_data: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "bridge.vlt"
+    source = shared_data / "alberdice/bridge_optimal.npz"
+    env = envs.make("classic/bridge")
+    vault.convert_pymarl(source, path, env.spec)
+    returns = train("bc", path, tmp_path / "bc", updates=1500, evaluate_every=500, seeds=2)
+    assert returns.max() < -1.2  # nobody does better than the best of the data
+    start = env.reset(jax.random.key(0))[1].view
+    network = agent_network(PolicyConfig("recurrent"), env.spec)
+    for seed in (0, 1):
+        params = offmarl.load_policy(tmp_path / "bc", seed).params
+        logits, _ = network.apply(params, network.initial_carry(2), start.observation)
+        # 259 of the 500 episodes begin with both agents going right, 241 with both going left.
+        np.testing.assert_allclose(jax.nn.softmax(logits)[:, 3], 0.518, atol=0.03)
+        np.testing.assert_allclose(jax.nn.softmax(logits)[:, 4], 0.482, atol=0.03)

@@ -1,0 +1,176 @@
+"""The driver: settings, seeds, resuming, and what a run leaves behind."""
+
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import offmarl
+from offmarl import tracking, vault
+from offmarl.checkpoint import Checkpoints
+from offmarl.cli import programs
+from offmarl.errors import OptionError, RunError, ShapeError, UnknownNameError
+from offmarl.types import Continuous, EnvSpec
+
+bc = programs.load("baseline", "bc")
+
+ENV = "probe/observation"
+
+
+@pytest.fixture
+def args(random_data: Callable[[str], Path], tmp_path: Path) -> bc.Args:
+    return bc.Args(
+        vault=random_data(ENV),
+        out=tmp_path / "run",
+        seeds=2,
+        updates=40,
+        evaluate_every=10,
+        evaluate_episodes=4,
+        final_episodes=8,
+        batch_size=4,
+        length=2,
+        hidden=8,
+    )
+
+
+def content(run: Path) -> dict[str, str]:
+    names = (tracking.METRICS_FILE, tracking.MARL_EVAL_FILE, tracking.RUN_FILE)
+    return {name: (run / name).read_text() for name in names}
+
+
+def params(run: Path, seed: int) -> list[np.ndarray]:
+    return jax.tree.leaves(offmarl.load_policy(run, seed).params)
+
+
+def test_what_a_run_leaves_behind(args: bc.Args) -> None:
+    run = bc.main(args)
+    record = json.loads((run / tracking.RUN_FILE).read_text())
+    assert record["program"] == "bc"
+    assert record["vault_digest"] == vault.open_vault(args.vault).digest()
+    assert record["complete"] is True
+    rows = tracking.read(run / tracking.METRICS_FILE)
+    evaluations = [row for row in rows if tracking.RETURN in row]
+    assert [(row["step"], row["seed"]) for row in evaluations] == [
+        (step, seed) for step in (10, 20, 30, 40) for seed in (0, 1)
+    ]
+    assert [len(row[tracking.RETURN]) for row in evaluations] == [4] * 6 + [8] * 2
+    assert all("policy_loss" in row for row in rows if tracking.RETURN not in row)
+    scores = json.loads((run / tracking.MARL_EVAL_FILE).read_text())
+    runs = scores["probe"]["observation/random"]["bc"]
+    assert set(runs) == {"seed_0", "seed_1"}
+    assert runs["seed_1"]["absolute_metrics"][tracking.RETURN] == evaluations[-1][tracking.RETURN]
+
+
+def test_a_stopped_run_goes_on_to_the_same_bits(
+    args: bc.Args, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = bc.main(args)
+    stopped = dataclasses.replace(args, out=tmp_path / "stopped")
+    append, count = tracking.append, [0]
+
+    def stop_after_a_while(path: Path, *records: dict) -> None:
+        append(path, *records)
+        count[0] += 1
+        if count[0] == 6:  # after the third block, beyond the second checkpoint
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(tracking, "append", stop_after_a_while)
+        bc.main(stopped)
+    assert not json.loads((stopped.out / tracking.RUN_FILE).read_text())["complete"]
+    bc.main(stopped)
+    assert content(stopped.out) == content(whole)
+    for seed in (0, 1):
+        for mine, theirs in zip(params(stopped.out, seed), params(whole, seed), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+
+
+def test_seeds_side_by_side_are_the_seeds_alone(args: bc.Args, tmp_path: Path) -> None:
+    both = bc.main(args)
+    alone = bc.main(dataclasses.replace(args, out=tmp_path / "alone", seeds=1, seed=1))
+    for mine, theirs in zip(params(alone, 1), params(both, 1), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+    assert not np.allclose(params(both, 0)[-1], params(both, 1)[-1])
+
+
+def test_a_finished_run_is_left_alone(args: bc.Args) -> None:
+    run = bc.main(args)
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    bc.main(args)
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+def test_a_directory_with_another_run_is_refused(args: bc.Args) -> None:
+    bc.main(args)
+    with pytest.raises(RunError, match=r"args.hidden 8, not 16: choose another directory"):
+        bc.main(dataclasses.replace(args, hidden=16))
+
+
+def test_without_an_environment_it_trains_and_is_not_evaluated(args: bc.Args) -> None:
+    run = bc.main(dataclasses.replace(args, env="none"))
+    assert not (run / tracking.MARL_EVAL_FILE).exists()
+    assert Checkpoints(run / "checkpoints").latest() == 40
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"updates": 35}, OptionError, r"updates \(35\) must be a multiple .* --updates 40"),
+        ({"updates": 0}, OptionError, "updates must be at least 1, not 0"),
+        ({"seeds": 0}, OptionError, "seeds must be at least 1"),
+        ({"env": "classic/bridge"}, ShapeError, r"bridge differ in observation_size \(3, not 8\)"),
+        ({"env": "probe/observatoin"}, UnknownNameError, "did you mean probe/observation"),
+        ({"batch_size": 0}, ShapeError, "must be at least 1"),
+    ],
+)
+def test_settings_that_cannot_be(
+    args: bc.Args, change: dict, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        bc.main(dataclasses.replace(args, **change))
+
+
+def test_continuous_data_is_refused_before_anything_is_written(
+    args: bc.Args, tmp_path: Path
+) -> None:
+    spec = EnvSpec("reach", 2, 3, 2, Continuous(2))
+    vault.create(tmp_path / "reach.vlt", spec, rows=1).close()
+    with pytest.raises(ShapeError, match="reach has continuous actions"):
+        bc.main(dataclasses.replace(args, vault=tmp_path / "reach.vlt", env="none"))
+    assert not args.out.exists()
+
+
+@pytest.mark.slow
+def test_kill_9_and_the_same_command_again(args: bc.Args, tmp_path: Path) -> None:
+    options = {"seeds": 2, "updates": 4000, "evaluate-every": 100, "final-episodes": 8}
+    flags = [f"--{name}={value}" for name, value in options.items()]
+
+    def command(out: Path) -> list[str]:
+        small = ["--hidden=8", "--batch-size=4", "--length=2", "--evaluate-episodes=4"]
+        where = ["--vault", str(args.vault), "--out", str(out)]
+        return [sys.executable, "-m", "offmarl", "train", "bc", *where, *flags, *small]
+
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    subprocess.run(command(whole), check=True, capture_output=True)
+    for _ in range(2):
+        process = subprocess.Popen(command(killed), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        seen = len(list(killed.glob("checkpoints/*")))
+        while process.poll() is None and len(list(killed.glob("checkpoints/*"))) <= seen:
+            time.sleep(0.02)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        if process.returncode == 0:
+            break
+    subprocess.run(command(killed), check=True, capture_output=True)
+    assert content(killed) == content(whole)
+    for mine, theirs in zip(params(killed, 1), params(whole, 1), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
