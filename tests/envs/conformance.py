@@ -1,6 +1,8 @@
 """What every environment must do: subclass, and give it an ``env``."""
 
 import functools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,7 @@ from offmarl.types import Continuous
 
 NUM_ENVS = 4
 NUM_STEPS = 250
+KEYS = jax.random.split(jax.random.key(7), NUM_ENVS)
 
 
 def sample_actions(spec, legal_actions, key):
@@ -37,13 +40,34 @@ def rollout(env, key, num_steps):
     return first, steps
 
 
-@functools.lru_cache(maxsize=1)
+class Programs(NamedTuple):
+    """All that the tests run of an environment, compiled once."""
+
+    reset: Callable
+    step_many: Callable
+    run: Callable
+    """`rollout` with autoreset."""
+    run_many: Callable
+    traces: list
+    """One entry each time ``run`` was compiled."""
+
+
+@functools.cache
+def compiled(env):
+    traces = []
+
+    def run(key):
+        traces.append(key)
+        return rollout(autoreset(env), key, NUM_STEPS)
+
+    run_many = jax.jit(jax.vmap(lambda key: rollout(autoreset(env), key, NUM_STEPS)))
+    return Programs(jax.jit(env.reset), jax.jit(jax.vmap(env.step)), jax.jit(run), run_many, traces)
+
+
+@functools.cache
 def record(env):
-    """Return what `rollout` does, for an autoresetting batch: ``(E, ...)`` and ``(E, T, ...)``."""
-    keys = jax.random.split(jax.random.key(7), NUM_ENVS)
-    return jax.device_get(
-        jax.jit(jax.vmap(lambda key: rollout(autoreset(env), key, NUM_STEPS)))(keys)
-    )
+    """Return what ``run_many`` does: ``(E, ...)`` and ``(E, T, ...)``."""
+    return jax.device_get(compiled(env).run_many(KEYS))
 
 
 def assert_equal(left, right):
@@ -52,6 +76,13 @@ def assert_equal(left, right):
 
 def assert_close(left, right):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), left, right)
+
+
+def random_step(env, key):
+    """Take the first step of an episode."""
+    state, timestep = env.reset(key)
+    action = sample_actions(env.spec, timestep.view.legal_actions, key)
+    return env.step(key, state, action)
 
 
 def shapes(tree):
@@ -78,9 +109,9 @@ class EnvironmentConformance:
             "legal_actions": ((*agents, spec.action_size), "bool"),
             "alive": (agents, "bool"),
         }
-        _, first = env.reset(jax.random.key(0))
-        _, (_, _, _, step) = rollout(env, jax.random.key(0), 1)
-        for timestep in (first, jax.tree.map(lambda x: x[0], step)):
+        _, first = jax.eval_shape(env.reset, jax.random.key(0))
+        _, step = jax.eval_shape(lambda key: random_step(env, key), jax.random.key(0))
+        for timestep in (first, step):
             assert shapes(timestep.view._asdict()) == view
             assert shapes(timestep.next_view._asdict()) == view
             assert shapes(timestep.reward) == (agents, "float32")
@@ -88,42 +119,28 @@ class EnvironmentConformance:
             assert shapes(timestep.last) == ((), "bool")
 
     def test_state_keeps_its_structure_and_types(self, env):
-        state, timestep = env.reset(jax.random.key(0))
-        action = sample_actions(env.spec, timestep.view.legal_actions, jax.random.key(1))
-        after, _ = env.step(jax.random.key(2), state, action)
+        state, _ = jax.eval_shape(env.reset, jax.random.key(0))
+        after, _ = jax.eval_shape(lambda key: random_step(env, key), jax.random.key(0))
         assert shapes(after) == shapes(state)
 
     def test_an_episode_begins_with_nothing_earned(self, env):
-        _, first = env.reset(jax.random.key(3))
+        _, first = compiled(env).reset(jax.random.key(3))
         assert_equal(first.view, first.next_view)
         assert not first.reward.any()
         assert not (first.terminated.any() or first.truncated.any() or first.last)
 
     def test_the_same_keys_give_the_same_bits(self, env):
-        run = jax.jit(lambda key: rollout(autoreset(env), key, 20))
+        run = compiled(env).run
         assert_equal(run(jax.random.key(5))[1][3], run(jax.random.key(5))[1][3])
 
     def test_nothing_recompiles_when_only_data_changes(self, env):
-        traced = []
-
-        @jax.jit
-        def run(key):
-            traced.append(1)
-            return rollout(autoreset(env), key, 5)[0]
-
-        run(jax.random.key(0))
-        run(jax.random.key(1))
-        assert len(traced) == 1
-
-    def test_compiled_steps_equal_plain_ones(self, env):
-        state, timestep = env.reset(jax.random.key(0))
-        action = sample_actions(env.spec, timestep.view.legal_actions, jax.random.key(1))
-        key = jax.random.key(2)
-        assert_close(jax.jit(env.step)(key, state, action), env.step(key, state, action))
+        program = compiled(env)
+        program.run(jax.random.key(0))
+        program.run(jax.random.key(1))
+        assert len(program.traces) == 1
 
     def test_a_batch_equals_its_members(self, env, recording):
-        key = jax.random.split(jax.random.key(7), NUM_ENVS)[1]
-        _, (_, action, _, timestep) = jax.jit(lambda k: rollout(autoreset(env), k, NUM_STEPS))(key)
+        _, (_, action, _, timestep) = compiled(env).run(KEYS[1])
         member = jax.tree.map(lambda x: x[1], (recording[1][1], recording[1][3]))
         assert_close((action, timestep), member)
 
@@ -152,18 +169,18 @@ class EnvironmentConformance:
 
     def test_autoreset_keeps_what_the_action_led_to(self, env, recording):
         state, action, key, step = recording[1]
-        before_reset = jax.vmap(lambda key: jax.random.split(key)[0])
-        row = jax.tree.map(lambda x: x[0], (key, state, action))
-        _, plain = jax.vmap(env.step)(before_reset(row[0]), *row[1:])
+        key, state, action = jax.tree.map(lambda x: x[0], (key, state, action))
+        step_key = jax.vmap(jax.random.split)(key)[:, 0]
+        _, plain = compiled(env).step_many(step_key, state, action)
         autoreset_step = jax.tree.map(lambda x: x[0], step)
         assert_close(plain._replace(view=autoreset_step.view), autoreset_step)
 
     def test_autoreset_begins_an_episode_after_the_last_step(self, env, recording):
         _, _, keys, step = recording[1]
         ended = np.flatnonzero(step.last[0])
-        begin = jax.jit(lambda key: env.reset(jax.random.split(key)[1])[1].view)
         for t in ended[:3]:
-            assert_close(begin(keys[0, t]), jax.tree.map(lambda x, t=t: x[0, t], step.view))
+            _, fresh = compiled(env).reset(jax.random.split(keys[0, t])[1])
+            assert_close(fresh.view, jax.tree.map(lambda x, t=t: x[0, t], step.view))
         going_on = ~step.last
         views = (step.view, step.next_view)
         assert_equal(*jax.tree.map(lambda x: x[going_on], views))

@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,11 @@ STAY, UP, DOWN, RIGHT, LEFT = range(5)
 KEY = jax.random.key(0)
 
 
+reset = jax.jit(lambda env: env.reset(KEY), static_argnums=0)
+take_step = jax.jit(lambda env, *args: env.step(KEY, *args), static_argnums=0)
+
+
+@functools.partial(jax.jit, static_argnums=0)
 def play(env, actions):
     """Return the timesteps of ``(T, N)`` actions from the start, the first in front."""
 
@@ -16,26 +23,26 @@ def play(env, actions):
         return env.step(KEY, state, action)
 
     state, first = env.reset(KEY)
-    _, steps = jax.lax.scan(step, state, jnp.asarray(actions, jnp.int32))
+    _, steps = jax.lax.scan(step, state, jnp.asarray(actions))
     return jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), first, steps)
 
 
 def bridge_after(positions, actions):
     env = envs.make("classic/bridge")
-    state, _ = env.reset(KEY)
+    state, _ = reset(env)
     state = state._replace(position=jnp.asarray(positions, jnp.int32))
-    state, timestep = env.step(KEY, state, jnp.asarray(actions, jnp.int32))
+    state, timestep = take_step(env, state, jnp.asarray(actions, jnp.int32))
     return state.position.tolist(), timestep
 
 
 def test_xor_pays_for_being_different():
-    steps = play(envs.make("classic/xor"), [(0, 0), (0, 1), (1, 0), (1, 1)])
+    steps = play(envs.make("classic/xor"), np.array([(0, 0), (0, 1), (1, 0), (1, 1)]))
     assert steps.reward.tolist() == [[0, 0], [0, 0], [1, 1], [1, 1], [-2, -2]]
     assert steps.view.observation[2].tolist() == [[0, 1, 0, 1], [0, 1, 0, 1]]
 
 
 def test_xor_is_cut_off_at_its_limit():
-    steps = play(envs.make("classic/xor", time_limit=3), [(0, 1)] * 3)
+    steps = play(envs.make("classic/xor", time_limit=3), np.array([(0, 1)] * 3))
     assert steps.last.tolist() == [False, False, False, True]
     assert steps.truncated[-1].all()
     assert not steps.terminated.any()
@@ -92,20 +99,20 @@ def test_bridge_goes_on_when_one_is_done():
 
 
 def test_bridge_reward_is_the_distance_left():
-    steps = play(envs.make("classic/bridge"), [(LEFT, LEFT)])
+    steps = play(envs.make("classic/bridge"), np.array([(LEFT, LEFT)]))
     expected = -0.05 * (np.sqrt(17) + np.sqrt(5))
     assert steps.reward[1].tolist() == pytest.approx([expected, expected])
 
 
 def test_bridge_is_cut_off_at_its_limit():
-    steps = play(envs.make("classic/bridge"), [(STAY, STAY)] * 50)
+    steps = play(envs.make("classic/bridge"), np.array([(STAY, STAY)] * 50))
     assert np.flatnonzero(steps.last).tolist() == [50]
     assert steps.truncated[-1].all()
     assert not steps.terminated.any()
 
 
 def best_return(env, horizon):
-    """Search all joint paths of the two agents, a step at a time, keeping the best to each place."""
+    """Search all joint paths of the two agents, keeping the best way to each place."""
     state, _ = env.reset(KEY)
     actions = jnp.stack(jnp.meshgrid(jnp.arange(5), jnp.arange(5)), -1).reshape(-1, 2)
     try_all = jax.jit(jax.vmap(env.step, in_axes=(None, None, 0)))
@@ -145,7 +152,7 @@ def test_every_published_transition_is_reproduced(shared_data, file, name):
     longest = filled.sum(1).max() - 1
     env = envs.make(name)
     actions = data["actions"][:, :longest, :, 0]
-    steps = jax.device_get(jax.jit(jax.vmap(lambda a: play(env, a)))(actions))
+    steps = jax.device_get(jax.vmap(lambda a: play(env, a))(actions))
 
     slot = filled[:, : longest + 1]
     step = slot[:, 1:]

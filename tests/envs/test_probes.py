@@ -1,5 +1,6 @@
 """The returns that the probes state, by playing all there is to play."""
 
+import functools
 import itertools
 
 import jax
@@ -13,6 +14,11 @@ PROBES = [name for name in envs.names() if name.startswith("probe/")]
 CUES = jnp.asarray(list(itertools.product((0, 1), repeat=2)))
 
 
+reset = jax.jit(lambda env, key: env.reset(key), static_argnums=0)
+take_step = jax.jit(lambda env, *args: env.step(jax.random.key(0), *args), static_argnums=0)
+
+
+@functools.cache
 def all_returns(env):
     """Return the returns of all joint action sequences under all cues: ``(cues, sequences)``."""
     joint = list(itertools.product((0, 1), repeat=2))
@@ -24,7 +30,9 @@ def all_returns(env):
         _, steps = jax.lax.scan(lambda s, a: env.step(jax.random.key(0), s, a), state, actions)
         return steps.reward[:, 0].sum()
 
-    return np.asarray(jax.vmap(jax.vmap(play, (None, 0)), (0, None))(CUES, sequences)), sequences
+    return np.asarray(
+        jax.jit(jax.vmap(jax.vmap(play, (None, 0)), (0, None)))(CUES, sequences)
+    ), sequences
 
 
 @pytest.mark.parametrize("name", PROBES)
@@ -55,39 +63,37 @@ def test_a_learner_without_the_ability_gets_what_is_stated(name, first_action, l
 @pytest.mark.parametrize("name", PROBES)
 def test_episodes_terminate_at_their_length(name):
     env = envs.make(name)
-    state, _ = env.reset(jax.random.key(0))
+    state, _ = reset(env, jax.random.key(0))
     for time in range(1, env.length + 1):
-        state, step = env.step(jax.random.key(0), state, jnp.zeros(2, jnp.int32))
+        state, step = take_step(env, state, jnp.zeros(2, jnp.int32))
         assert bool(step.last) == (time == env.length)
         assert not step.truncated.any()
 
 
-def observations(name, cue, actions):
+def observations(name, actions):
+    """Return what is seen at the start and after each of the ``(T, N)`` actions."""
     env = envs.make(name)
-    state, first = env.reset(jax.random.key(0))
-    state = state._replace(cue=jnp.asarray(cue))
-    _, steps = jax.lax.scan(lambda s, a: env.step(jax.random.key(0), s, a), state, actions)
-    return first.view.observation, steps.next_view.observation
+    state, first = reset(env, jax.random.key(0))
+    seen = [first.view.observation.tolist()]
+    for action in actions:
+        state, step = take_step(env, state, jnp.asarray(action, jnp.int32))
+        seen.append(step.view.observation.tolist())
+    return state, seen
 
 
 def test_memory_shows_the_cue_once_and_asks_at_the_end():
-    env = envs.make("probe/memory")
-    state, first = env.reset(jax.random.key(1))
-    np.testing.assert_array_equal(first.view.observation[:, :2].argmax(-1), state.cue)
-    _, later = observations("probe/memory", (0, 1), jnp.zeros((2, 2), jnp.int32))
-    assert later.tolist() == [[[0, 0, 0]] * 2, [[0, 0, 1]] * 2]
+    state, seen = observations("probe/memory", [(0, 0), (1, 1)])
+    assert seen[0] == [[1 - cue, cue, 0] for cue in state.cue.tolist()]
+    assert seen[1:] == [[[0, 0, 0]] * 2, [[0, 0, 1]] * 2]
 
 
 def test_two_step_shows_what_was_chosen():
-    first, later = observations("probe/two-step", (0, 0), jnp.asarray([[0, 1]]))
-    assert first.tolist() == [[1, 0, 0]] * 2
-    assert later[0].tolist() == [[0, 1, 0], [0, 0, 1]]
+    _, seen = observations("probe/two-step", [(0, 1)])
+    assert seen == [[[1, 0, 0]] * 2, [[0, 1, 0], [0, 0, 1]]]
 
 
 def test_observation_gives_each_agent_its_own_cue():
     env = envs.make("probe/observation")
-    cues, seen = jax.vmap(lambda key: (lambda s, t: (s.cue, t.view.observation))(*env.reset(key)))(
-        jax.random.split(jax.random.key(0), 64)
-    )
-    np.testing.assert_array_equal(seen.argmax(-1), cues)
-    assert len(np.unique(cues, axis=0)) == 4
+    state, first = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(0), 64))
+    np.testing.assert_array_equal(first.view.observation.argmax(-1), state.cue)
+    assert len(np.unique(state.cue, axis=0)) == 4

@@ -9,6 +9,10 @@ from offmarl.envs.swarm import engine
 from ..conformance import sample_actions
 
 STAY, LEFT, RIGHT, DOWN, UP = range(5)
+KEY = jax.random.key(0)
+
+reset = jax.jit(lambda env: env.reset(KEY), static_argnums=0)
+take_step = jax.jit(lambda env, *args: env.step(KEY, *args), static_argnums=0)
 
 
 def at_random(env, state, legal_actions, key):
@@ -53,12 +57,12 @@ def mean_return(env, policy, num_episodes=32):
 
 
 def drone_at(env, x, y):
-    state, _ = env.reset(jax.random.key(0))
+    state, _ = reset(env)
     bodies = engine.Bodies(jnp.asarray([[x, y]], jnp.float32), jnp.zeros((1, 2)))
     return state._replace(bodies=bodies, staleness=jnp.ones_like(state.staleness))
 
 
-@pytest.mark.parametrize("num_agents", [1, 3, 8])
+@pytest.mark.parametrize("num_agents", [3, 8])
 def test_there_is_much_to_gain_by_looking(num_agents):
     env = envs.make(f"swarm/coverage-{num_agents}")
     random, scripted = mean_return(env, at_random), mean_return(env, greedy)
@@ -68,19 +72,18 @@ def test_there_is_much_to_gain_by_looking(num_agents):
 
 
 def test_the_return_is_the_staleness_removed():
+    """What a cell has gained is what grew back less what was removed; growth is bounded."""
     env = envs.make("swarm/coverage-3", recovery_time=1000)
     initial, final, steps = play(env, at_random, 4)
-    grown = (final.staleness.mean((1, 2)) - initial.staleness.mean((1, 2))) + steps.reward[
-        ..., 0
-    ].sum(1)
-    cap = np.asarray(env.time_limit / env.recovery_time)
-    assert (grown >= 0).all()
-    assert (grown <= cap).all()
+    gained = final.staleness.mean((1, 2)) - initial.staleness.mean((1, 2))
+    grown = gained + steps.reward[..., 0].sum(1)
+    assert (grown > 0).all()
+    assert (grown < env.time_limit / env.recovery_time).all()
 
 
 def test_a_drone_sees_the_four_cells_nearest_to_it():
     env = envs.make("swarm/coverage-1")
-    state, step = env.step(jax.random.key(0), drone_at(env, 2.25, 3.75), jnp.asarray([STAY]))
+    state, step = take_step(env, drone_at(env, 2.25, 3.75), jnp.array([STAY]))
     assert np.argwhere(state.staleness == 0).tolist() == [[1, 3], [1, 4], [2, 3], [2, 4]]
     assert step.reward.tolist() == pytest.approx([4 / env.side**2])
 
@@ -89,25 +92,25 @@ def test_a_drone_sees_the_four_cells_nearest_to_it():
 def test_cameras_see_nothing_outside(corner):
     env = envs.make("swarm/coverage-1")
     assert env.side == 6
-    state, _ = env.step(jax.random.key(0), drone_at(env, *corner), jnp.asarray([STAY]))
+    state, _ = take_step(env, drone_at(env, *corner), jnp.array([STAY]))
     assert (state.staleness == 0).sum() == 1
 
 
 def test_staleness_comes_back_in_the_recovery_time():
     env = envs.make("swarm/coverage-1", recovery_time=4, time_limit=9)
     state = drone_at(env, 1.0, 1.0)
-    state, _ = env.step(jax.random.key(0), state, jnp.asarray([STAY]))
+    state, _ = take_step(env, state, jnp.array([STAY]))
     away = state._replace(bodies=drone_at(env, 5.0, 5.0).bodies)
     seen = []
     for _ in range(6):
-        away, _ = env.step(jax.random.key(0), away, jnp.asarray([STAY]))
+        away, _ = take_step(env, away, jnp.array([STAY]))
         seen.append(float(away.staleness[0, 0]))
     assert seen == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
 
 
 def test_commands_that_lead_out_are_illegal():
     env = envs.make("swarm/coverage-1")
-    _, step = env.step(jax.random.key(0), drone_at(env, 0.5, 3.0), jnp.asarray([STAY]))
+    _, step = take_step(env, drone_at(env, 0.5, 3.0), jnp.array([STAY]))
     assert step.view.legal_actions.tolist() == [[True, False, True, True, True]]
 
 
@@ -126,17 +129,17 @@ def test_the_arena_keeps_the_density():
 def test_starts_differ():
     env = envs.make("swarm/coverage-3")
     keys = jax.random.split(jax.random.key(0), 16)
-    positions = jax.vmap(env.reset)(keys)[0].bodies.position
+    positions = jax.jit(jax.vmap(env.reset))(keys)[0].bodies.position
     assert len(np.unique(positions, axis=0)) == 16
 
 
 def test_agents_are_interchangeable():
     env = envs.make("swarm/coverage-8")
-    state, _ = env.reset(jax.random.key(0))
+    state, _ = reset(env)
     action = jnp.asarray([STAY, LEFT, RIGHT, DOWN, UP, STAY, LEFT, RIGHT])
     order = jnp.asarray([3, 1, 7, 0, 2, 6, 5, 4])
     shuffled = state._replace(bodies=jax.tree.map(lambda x: x[order], state.bodies))
-    _, step = env.step(jax.random.key(0), state, action)
-    _, other = env.step(jax.random.key(0), shuffled, action[order])
+    _, step = take_step(env, state, action)
+    _, other = take_step(env, shuffled, action[order])
     np.testing.assert_array_equal(step.view.observation[order], other.view.observation)
     np.testing.assert_array_equal(step.reward, other.reward)

@@ -66,13 +66,16 @@ def brute_force(position, count, sensing_range):
     return found
 
 
-@given(
-    hnp.arrays(np.float32, st.tuples(st.integers(1, 9), st.just(2)), elements=st.integers(0, SIDE)),
-    st.integers(1, 4),
-    st.sampled_from([1.0, 3.0, 20.0]),
-)
-def test_neighbours_are_the_nearest_in_range(position, count, sensing_range):
-    near = engine.find_neighbours(jnp.asarray(position), count, sensing_range)
+find_neighbours = jax.jit(engine.find_neighbours, static_argnums=(1, 2))
+sense_map = jax.jit(engine.sense_map, static_argnums=2)
+
+
+@pytest.mark.parametrize(("num_agents", "count"), [(1, 2), (3, 4), (9, 4)])
+@given(st.data())
+def test_neighbours_are_the_nearest_in_range(num_agents, count, data):
+    places = hnp.arrays(np.float32, (num_agents, 2), elements=st.integers(0, SIDE))
+    position, sensing_range = data.draw(places), data.draw(st.sampled_from([1.0, 3.0, 20.0]))
+    near = find_neighbours(jnp.asarray(position), count, sensing_range)
     found = [
         row[there].tolist()
         for row, there in zip(np.asarray(near.agent), np.asarray(near.present), strict=True)
@@ -113,5 +116,5 @@ def look(cells, position, size):
 def test_the_map_is_sharp_nearby_and_blurred_further_out(size, position):
     cells = np.random.default_rng(0).random((SIDE, SIDE), np.float32)
     position = np.asarray(position, np.float32)
-    seen = engine.sense_map(jnp.asarray(cells), jnp.asarray(position)[None], size)[0]
+    seen = sense_map(jnp.asarray(cells), jnp.asarray(position)[None], size)[0]
     np.testing.assert_allclose(seen, look(cells, position, size), rtol=1e-5, atol=1e-6)
