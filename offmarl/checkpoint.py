@@ -53,7 +53,7 @@ class Checkpoints:
         from orbax.checkpoint import args
 
         parts = {
-            name: args.StandardSave(_without_keys(part))
+            name: args.StandardSave(_wrap(_without_keys(part)))
             for name, part in tree.items()
             if jax.tree.leaves(part)  # orbax knows no empty trees
         }
@@ -103,9 +103,10 @@ class Checkpoints:
             self._check(step, name, _leaves(part), about["leaves"].get(name, {}))
         parts = {name: part for name, part in like.items() if jax.tree.leaves(part)}
         found = self._restore(
-            step, **{name: args.StandardRestore(_abstract(part)) for name, part in parts.items()}
+            step,
+            **{name: args.StandardRestore(_wrap(_abstract(part))) for name, part in parts.items()},
         )
-        tree = {name: _with_keys(part, found[name]) for name, part in parts.items()}
+        tree = {name: _with_keys(part, *found[name].values()) for name, part in parts.items()}
         return dict(like) | tree, about["info"]
 
     def close(self) -> None:
@@ -138,6 +139,11 @@ class Checkpoints:
             max_to_keep=self._keep, enable_async_checkpointing=False, enable_background_delete=True
         )
         return ocp.CheckpointManager(self._directory, options=options)
+
+
+def _wrap(part: ArrayTree) -> dict[str, ArrayTree]:
+    """Make a container of what may be a single array, which orbax would not take."""
+    return {"tree": part}
 
 
 def _is_key(leaf: Any) -> bool:

@@ -6,10 +6,11 @@ from typing import NamedTuple
 import flashbax
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flashbax.buffers.trajectory_buffer import TrajectoryBuffer, TrajectoryBufferState
 from jaxtyping import Array, Bool, Int
 
-from offmarl.types import Continuous, EnvSpec, Transition, View
+from offmarl.types import Continuous, EnvSpec, Finals, Transition, View
 
 
 class Step(NamedTuple):
@@ -29,11 +30,13 @@ class Capture(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Steps taken out of a `Capture`: a copy, so that the buffer may be donated or overwritten."""
+    """Steps taken out of a `Capture`: copies, so that the buffer may be donated or overwritten."""
 
-    step: Step
+    transition: Transition
     """``(E, T, ...)``"""
-    stop: Int[Array, ""]
+    finals: Finals
+    """The views that the episodes which ended here ended with; the views are padded."""
+    stop: int
     """Time steps that had been added when this was taken: the chunk ends there."""
 
 
@@ -75,34 +78,60 @@ def add(
     return Capture(buffer.add(capture.buffer, step), capture.total + num_steps)
 
 
-@partial(jax.jit, static_argnames="num_steps")
-def take(capture: Capture, num_steps: int, cut: Bool[Array, ""] | bool = False) -> Chunk:
-    """Copy the last ``num_steps`` time steps out of the buffer.
+def take(capture: Capture, num_steps: int, cut: bool = False) -> Chunk:
+    """Copy the last ``num_steps`` time steps out of the buffer, on the device.
+
+    Of the next views only those that episodes ended with are taken: the others are in the
+    transitions. Waits until the steps are there, for only then is known how many those are.
 
     Parameters
     ----------
     capture
         Left as it is.
     num_steps
-        T, at most the buffer's capacity; static.
+        T, at most the buffer's capacity.
     cut
         End the running episodes at the last step: truncate the agents that have not terminated.
     """
     experience = capture.buffer.experience
     capacity = experience.transition.last.shape[1]
-    times = (capture.buffer.current_index - num_steps + jnp.arange(num_steps)) % capacity
-    step = jax.tree.map(lambda leaf: leaf[:, times], experience)
-    return Chunk(_end_episodes(step, jnp.asarray(cut)), capture.total)
+    start = (int(capture.buffer.current_index) - num_steps) % capacity
+    wraps = start + num_steps > capacity
+    transition = _copy_transitions(experience.transition, start, num_steps, wraps, cut)
+    row, time = np.nonzero(np.asarray(transition.last))
+    size = 1 << max(len(row) - 1, 0).bit_length()  # few sizes, so that little is compiled
+    where = np.zeros((2, size), np.int32)
+    where[:, : len(row)] = row, (start + time) % capacity
+    view = _copy_views(experience.next_view, *where)
+    finals = Finals(jnp.asarray(row, jnp.int32), jnp.asarray(time, jnp.int32), view)
+    return Chunk(transition, finals, int(capture.total))
 
 
-def _end_episodes(step: Step, cut: Bool[Array, ""]) -> Step:
-    transition = step.transition
-    running = cut & ~transition.last[:, -1]
-    truncated = transition.truncated.at[:, -1].set(
-        jnp.where(running[:, None], ~transition.terminated[:, -1], transition.truncated[:, -1])
+@partial(jax.jit, static_argnames=("num_steps", "wraps"))
+def _copy_transitions(
+    transition: Transition,
+    start: Int[Array, ""] | int,
+    num_steps: int,
+    wraps: bool,
+    cut: Bool[Array, ""] | bool,
+) -> Transition:
+    def copy(leaf: Array) -> Array:
+        if wraps:
+            return leaf[:, (start + jnp.arange(num_steps)) % leaf.shape[1]]
+        return jax.lax.dynamic_slice_in_dim(leaf, start, num_steps, axis=1)
+
+    copied = jax.tree.map(copy, transition)
+    running = cut & ~copied.last[:, -1]
+    truncated = copied.truncated[:, -1] | (running[:, None] & ~copied.terminated[:, -1])
+    return copied._replace(
+        truncated=copied.truncated.at[:, -1].set(truncated),
+        last=copied.last.at[:, -1].set(copied.last[:, -1] | running),
     )
-    last = transition.last.at[:, -1].set(transition.last[:, -1] | running)
-    return step._replace(transition=transition._replace(truncated=truncated, last=last))
+
+
+@jax.jit
+def _copy_views(view: View, row: Int[Array, "M"], time: Int[Array, "M"]) -> View:
+    return jax.tree.map(lambda leaf: leaf[row, time], view)
 
 
 def _empty_step(spec: EnvSpec) -> Step:

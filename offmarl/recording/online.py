@@ -1,7 +1,7 @@
 """Train online, evaluate, and record the tiers: the driver that all recorders share."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 from rich import box
 from rich.table import Table
 
@@ -19,7 +19,7 @@ from offmarl import runs, tracking, vault
 from offmarl.checkpoint import Checkpoints
 from offmarl.envs import Environment
 from offmarl.evaluation import Evaluation, evaluate
-from offmarl.networks import PolicyConfig, make_policy
+from offmarl.networks import PolicyConfig, init_policy, make_policy
 from offmarl.recording.loop import OnlineProgram, State, collect, resume
 from offmarl.recording.policy import record_policy
 from offmarl.recording.provenance import is_complete, open_for_recording
@@ -44,9 +44,9 @@ class OnlineArgs:
     """Environment steps to train for."""
     num_envs: int = 32
     """Environments side by side."""
-    evaluations: int = 50
+    evaluations: int = 40
     """Versions of the policy to evaluate and keep during training; tiers are chosen from them."""
-    eval_episodes: int = 128
+    eval_episodes: int = 64
     """Episodes in an evaluation."""
     seed: int = 0
     """Decides everything random."""
@@ -61,6 +61,7 @@ class _Run(NamedTuple):
     args: OnlineArgs
     env: Environment
     config: PolicyConfig
+    policy: Policy
     program: OnlineProgram
 
     @property
@@ -131,7 +132,7 @@ def record_online(
         A vault cannot be written.
     """
     tiers = parse_tiers(args.tiers)
-    run = _Run(name, args, env, config, program)
+    run = _Run(name, args, env, config, make_policy(config, env.spec), program)
     opened = runs.open_run(run.directory, _record(run))
     if opened.complete:
         return _summary(run, tiers, "complete already, nothing was changed")
@@ -175,7 +176,7 @@ def _train(run: _Run, opened: runs.Run, keep: bool) -> list[Version]:
     journal = _Journal(run, opened)
     start, begin, info = resume(run.program, journal.checkpoints, run.key(_INIT))
     journal.go_on(start, info)
-    every = max(run.iterations // run.args.evaluations, 1)
+    every = -(-run.iterations // run.args.evaluations)
     todo = range(start, run.iterations)
     replay = _open_replay(run, start) if keep else nullcontext()
     with replay as chunks, _progress(run, start) as advance:
@@ -226,7 +227,6 @@ class _Journal:
         self._run = run
         self._metrics = opened.metrics
         self._unwritten: list[dict[str, Any]] = []
-        self._evaluate = _evaluator(run, make_policy(run.config, run.env.spec))
         self._policies = _policies(run)
         self.checkpoints = opened.checkpoints(keep=2)
         self.versions: list[Version] = []
@@ -237,14 +237,14 @@ class _Journal:
         tracking.cut(self._metrics, start * self._run.iteration_steps)
         self.versions = [Version(*version) for version in info.get("versions", [])]
 
-    def log(self, done: int, metrics: Mapping[str, Array]) -> None:
+    def log(self, done: int, metrics: Mapping[str, Any]) -> None:
         """Take an iteration's metrics down, without waiting for the device."""
         self._unwritten.append({"step": done * self._run.iteration_steps, **metrics})
 
     def evaluate(self, done: int, params: ArrayTree) -> None:
         """Evaluate a version, and keep it."""
         key = jax.random.fold_in(self._run.key(_EVALUATE), done)
-        returns = np.asarray(self._evaluate(params, key).returns)
+        returns = _returns(self._run, self._run.policy, params, key)
         self.versions.append(Version(done, returns.tolist()))
         self.log(done, {"return": returns.mean(), "return_std": returns.std()})
         if done not in self._policies.steps():
@@ -274,6 +274,18 @@ class _Journal:
         self._policies.close()
 
 
+def _returns(run: _Run, policy: Policy, params: ArrayTree, key: PRNGKeyArray) -> np.ndarray:
+    evaluation = _evaluate(run.env, policy, run.args.eval_episodes, params, key)
+    return np.asarray(evaluation.returns)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _evaluate(
+    env: Environment, policy: Policy, num_episodes: int, params: ArrayTree, key: PRNGKeyArray
+) -> Evaluation:
+    return evaluate(env, policy, params, key, num_episodes)
+
+
 def _policies(run: _Run) -> Checkpoints:
     """Return the place of all evaluated versions of the policy."""
     return Checkpoints(run.directory / "policies")
@@ -282,66 +294,45 @@ def _policies(run: _Run) -> Checkpoints:
 # ---------------------------------------------------------------------------------- tiers
 
 
-class _Source(NamedTuple):
-    """Who acts in the data of a tier."""
-
-    policy: Policy
-    params: ArrayTree
-    about: dict[str, Any]
-
-
 def _record_tiers(run: _Run, versions: Sequence[Version], tiers: Sequence[str]) -> None:
     """Record the tiers that are not training data."""
-    sources = _sources(run, versions)
-    for tier in tiers:
-        source = sources[tier]
-        record_policy(
-            run.env,
-            source.policy,
-            source.params,
-            run.vault(tier),
-            run.args.steps,
-            run.args.num_envs,
-            seed=run.args.seed + TIERS.index(tier),
-            provenance=_provenance(run, tier) | {"policies": [source.about]},
-            checkpoint_seconds=run.args.checkpoint_seconds,
-        )
-
-
-def _sources(run: _Run, versions: Sequence[Version]) -> dict[str, _Source]:
+    play = partial(_returns, run)
     uniform = make_policy(PolicyConfig("random"), run.env.spec)
-    policy = make_policy(run.config, run.env.spec)
+    random = float(play(uniform, (), run.key(_EVALUATE_RANDOM)).mean())
     means = [version.mean for version in versions]
     top = versions[best(means)]
-    params = _load(run, top.iteration)
-    random = _evaluate_anew(run, uniform, (), _EVALUATE_RANDOM)
-    expert = _evaluate_anew(run, policy, params, _EVALUATE_EXPERT)
-    sources = {
-        "random": _Source(uniform, (), {"policy_id": 0, "return": random}),
-        "expert": _Source(policy, params, _about(run, top) | {"policy_id": 0, "return": expert}),
-    }
-    for tier, fraction in FRACTIONS.items():
-        version = versions[first_to_reach(fraction, means, random, expert)]
-        sources[tier] = _Source(
-            policy, _load(run, version.iteration), _about(run, version) | {"policy_id": 0}
-        )
-    return sources
+    expert = float(play(run.policy, _load(run, top), run.key(_EVALUATE_EXPERT)).mean())
+    for tier in tiers:
+        if tier == "random":
+            _record_tier(run, tier, uniform, (), {"return": random})
+        elif tier == "expert":
+            about = _about(run, top) | {"return": expert}
+            _record_tier(run, tier, run.policy, _load(run, top), about)
+        else:
+            version = versions[first_to_reach(FRACTIONS[tier], means, random, expert)]
+            _record_tier(run, tier, run.policy, _load(run, version), _about(run, version))
 
 
-def _evaluate_anew(run: _Run, policy: Policy, params: ArrayTree, purpose: int) -> float:
-    """Evaluate on episodes that no choice was made by."""
-    evaluation = _evaluator(run, policy)(params, run.key(purpose))
-    return float(evaluation.returns.mean())
+def _record_tier(
+    run: _Run, tier: str, policy: Policy, params: ArrayTree, about: Mapping[str, Any]
+) -> None:
+    record_policy(
+        run.env,
+        policy,
+        params,
+        run.vault(tier),
+        run.args.steps,
+        run.args.num_envs,
+        seed=run.args.seed + TIERS.index(tier),
+        provenance=_provenance(run, tier) | {"policies": [{**about, "policy_id": 0}]},
+        checkpoint_seconds=run.args.checkpoint_seconds,
+    )
 
 
-def _evaluator(run: _Run, policy: Policy) -> Callable[[ArrayTree, PRNGKeyArray], Evaluation]:
-    return jax.jit(partial(evaluate, run.env, policy, num_episodes=run.args.eval_episodes))
-
-
-def _load(run: _Run, iteration: int) -> ArrayTree:
+def _load(run: _Run, version: Version) -> ArrayTree:
     policies = _policies(run)
-    like = jax.eval_shape(lambda key: run.program.acting(run.program.init(key)), run.key(_INIT))
-    tree, _ = policies.restore({"policy": like}, iteration)
+    like = jax.eval_shape(lambda key: init_policy(run.config, run.env.spec, key), run.key(_INIT))
+    tree, _ = policies.restore({"policy": like}, version.iteration)
     policies.close()
     return tree["policy"]
 

@@ -3,10 +3,12 @@
 import shutil
 import time
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
 from offmarl.checkpoint import Checkpoints
@@ -19,8 +21,8 @@ from offmarl.rollout import RolloutState, init_rollout, rollout
 from offmarl.tracking import progress
 from offmarl.types import ArrayTree, EnvSpec, Policy
 
-_CHUNK = 256
-"""Time steps collected at once, at most."""
+_CHUNK = 64
+"""Time steps collected at once, at most: few enough to stay in the processor's cache."""
 
 
 class _State(NamedTuple):
@@ -80,7 +82,7 @@ def record_policy(
     path = Path(path)
     row = -(-steps // num_envs)
     num_chunks = -(-row // _CHUNK)
-    program = _fixed(env, policy, params, num_envs, num_steps=-(-row // num_chunks))
+    program = _fixed(env, policy, num_envs, -(-row // num_chunks))  # type: ignore[arg-type]
     recipe = {
         "env": env.spec.name,
         "policy": fingerprint(params),
@@ -90,21 +92,23 @@ def record_policy(
     }
     if is_complete(path, recipe):
         return False
-    _record(program, path, env.spec, recipe, provenance or {}, checkpoint_seconds)
+    _record(program, params, path, env.spec, recipe, provenance or {}, checkpoint_seconds)
     return True
 
 
-def _fixed(
-    env: Environment, policy: Policy, params: ArrayTree, num_envs: int, num_steps: int
-) -> OnlineProgram:
-    """Describe a policy that stays as it is as a program that learns nothing."""
+@lru_cache(maxsize=4)
+def _fixed(env: Environment, policy: Policy, num_envs: int, num_steps: int) -> OnlineProgram:
+    """Describe a policy that stays as it is as a program that learns nothing.
+
+    Its parameters are put into the state that it begins with. Cached, so that recordings of one
+    policy with other parameters share what is compiled.
+    """
     env = autoreset(env)
     buffer = make_buffer(num_envs, num_steps)
 
     def init(key: PRNGKeyArray) -> _State:
-        return _State(
-            params, init_rollout(env, policy, key, num_envs), init_capture(buffer, env.spec)
-        )
+        state = init_rollout(env, policy, key, num_envs)
+        return _State((), state, init_capture(buffer, env.spec))
 
     def iterate(state: _State, key: PRNGKeyArray) -> tuple[_State, dict[str, Array]]:
         after, transitions, next_views = rollout(
@@ -118,6 +122,7 @@ def _fixed(
 
 def _record(
     program: OnlineProgram,
+    params: ArrayTree,
     path: Path,
     spec: EnvSpec,
     recipe: Mapping[str, Any],
@@ -128,6 +133,7 @@ def _record(
     checkpoints = Checkpoints(directory, keep=1)
     init_key, key = jax.random.split(jax.random.key(recipe["seed"]))
     start, begin, _ = resume(program, checkpoints, init_key)
+    begin = begin._replace(params=jax.tree.map(jnp.copy, params))  # the state will be donated
     num_chunks, num_steps = recipe["chunks"]
     writer = open_for_recording(path, spec, recipe["num_envs"], recipe, provenance)
     saved = time.monotonic()
@@ -139,7 +145,7 @@ def _record(
             advance(num_steps)
             if time.monotonic() - saved > checkpoint_seconds:
                 chunks.flush()
-                checkpoints.save(done, {"state": state}, {})
+                checkpoints.save(done, {"state": state._replace(params=())}, {})
                 saved = time.monotonic()
         chunks.complete()
     checkpoints.close()

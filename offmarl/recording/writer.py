@@ -3,19 +3,18 @@
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array, Int
 
 from offmarl.errors import VaultError
 from offmarl.recording.capture import Chunk
-from offmarl.types import Finals, View
+from offmarl.types import Finals
 from offmarl.vault import Writer
 
-_WAITING = 2
-"""Chunks that may wait for the disk, each in memory, before `ChunkWriter.put` blocks."""
+_WAITING_BYTES = 256 * 2**20
+"""Chunks that wait for the disk, in memory, before `ChunkWriter.put` blocks; at least one may."""
 
 
 class ChunkWriter:
@@ -56,9 +55,13 @@ class ChunkWriter:
         cut
             Whether the episodes still running at its end were cut there.
         """
-        while len(self._pending) >= _WAITING:
+        self._check(chunk)
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(chunk.transition))
+        room = max(_WAITING_BYTES // size, 1)
+        while self._pending and (self._pending[0].done() or len(self._pending) >= room):
             self._wait()
-        jax.tree.map(lambda leaf: leaf.copy_to_host_async(), chunk.step.transition)
+        on_device = (chunk.transition, chunk.finals.view)
+        jax.tree.map(lambda leaf: leaf.copy_to_host_async(), on_device)
         self._pending.append(self._thread.submit(self._write, self._next, chunk, cut))
         self._next += 1
 
@@ -73,7 +76,7 @@ class ChunkWriter:
         self.flush()
         self._vault.annotate(provenance | {"complete": True})
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "ChunkWriter":
         return self
 
     def __exit__(
@@ -94,37 +97,25 @@ class ChunkWriter:
         if self._failed:
             return
         try:
-            self._check(chunk)
             if index >= self._vault.chunks(self._run):
-                transition = jax.tree.map(np.asarray, chunk.step.transition)
-                self._vault.append(
-                    transition, gather_finals(chunk), run=self._run, chunk=index, cut=cut
-                )
+                transition = jax.tree.map(np.asarray, chunk.transition)
+                finals = _unpad(chunk.finals)
+                self._vault.append(transition, finals, run=self._run, chunk=index, cut=cut)
         except BaseException:
             self._failed = True
             raise
 
     def _check(self, chunk: Chunk) -> None:
-        start = int(chunk.stop) - chunk.step.transition.last.shape[1]
+        start = chunk.stop - chunk.transition.last.shape[1]
         if start != self._written:
             raise VaultError(
                 f"run {self._run!r}: a chunk that starts at time step {start} cannot follow "
                 f"{self._written} written ones. The steps between were overwritten in the buffer "
                 "or taken twice: take as many steps as were added, before more are added."
             )
-        self._written = int(chunk.stop)
+        self._written = chunk.stop
 
 
-def gather_finals(chunk: Chunk) -> Finals:
-    """Collect the views that episodes ended with; of all next views only those leave the device."""
-    row, time = np.nonzero(np.asarray(chunk.step.transition.last))
-    size = 1 << max(len(row) - 1, 0).bit_length()  # few sizes, so that little is compiled
-    padded = np.zeros((2, size), np.int32)
-    padded[:, : len(row)] = row, time
-    finals = _gather(chunk.step.next_view, *padded)
-    return Finals(*jax.tree.map(lambda leaf: np.asarray(leaf)[: len(row)], finals))
-
-
-@jax.jit
-def _gather(view: View, row: Int[Array, "M"], time: Int[Array, "M"]) -> Finals:
-    return Finals(row, time, jax.tree.map(lambda leaf: leaf[row, time], view))
+def _unpad(finals: Finals) -> Finals:
+    count = len(finals.row)
+    return finals._replace(view=jax.tree.map(lambda leaf: np.asarray(leaf)[:count], finals.view))

@@ -1,0 +1,90 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offmarl.losses.policy_gradient import (
+    categorical_entropy,
+    clipped_surrogate,
+    generalised_advantages,
+)
+from offmarl.networks.normalisation import Moments
+
+
+def test_advantages_of_one_episode():
+    # δ = [1 + .5·2 - 1, 2 + .5·3 - 2, 3 - 3] = [1, 1.5, 0]; A_t = δ_t + .5·.5 A_{t+1}
+    advantage = generalised_advantages(
+        r_t=jnp.array([1.0, 2.0, 3.0]),
+        discount_t=jnp.array([0.5, 0.5, 0.0]),
+        last_t=jnp.array([False, False, True]),
+        v_tm1=jnp.array([1.0, 2.0, 3.0]),
+        v_t=jnp.array([2.0, 3.0, 100.0]),
+        lambda_=0.5,
+    )
+    np.testing.assert_allclose(advantage, [1.375, 1.5, 0.0])
+
+
+def test_a_truncated_step_bootstraps_from_its_own_next_view_and_nothing_flows_across():
+    # The second step is truncated: its next value is 10, not the 7 of the episode that follows.
+    advantage = generalised_advantages(
+        r_t=jnp.array([1.0, 1.0, 1.0, 1.0]),
+        discount_t=jnp.full(4, 0.5),
+        last_t=jnp.array([False, True, False, False]),
+        v_tm1=jnp.array([4.0, 5.0, 7.0, 2.0]),
+        v_t=jnp.array([5.0, 10.0, 2.0, 6.0]),
+        lambda_=1.0,
+    )
+    # δ = [-.5, 1, -5, 2]
+    np.testing.assert_allclose(advantage, [-0.5 + 0.5 * 1.0, 1.0, -5.0 + 0.5 * 2.0, 2.0])
+
+
+def test_with_lambda_zero_advantages_are_temporal_differences():
+    r, v, w = jnp.arange(3.0), jnp.array([1.0, -1.0, 2.0]), jnp.array([-1.0, 2.0, 0.5])
+    advantage = generalised_advantages(r, jnp.full(3, 0.9), jnp.zeros(3, bool), v, w, 0.0)
+    np.testing.assert_allclose(advantage, r + 0.9 * w - v, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "slope"),
+    [
+        (1.1, 2.0, -2.2, -2.2),  # inside: the gradient of -ρA in log π is -ρA
+        (1.5, 2.0, -2.4, 0.0),  # clipped at 1.2
+        (0.5, 2.0, -1.0, -1.0),  # a good action made unlikely is always corrected
+        (0.5, -2.0, 1.6, 0.0),  # clipped at 0.8
+        (1.5, -2.0, 3.0, 3.0),
+    ],
+)
+def test_the_surrogate_is_clipped_where_it_would_overshoot(ratio, advantage, loss, slope):
+    def surrogate(log_prob):
+        one = jnp.array([advantage])
+        return clipped_surrogate(log_prob[None], jnp.array([-1.0]), one, 0.2)[0]
+
+    value, grad = jax.value_and_grad(surrogate)(jnp.log(ratio) - 1.0)
+    np.testing.assert_allclose(value, loss, rtol=1e-5)
+    np.testing.assert_allclose(grad, slope, rtol=1e-5, atol=1e-6)
+
+
+def test_entropy_of_legal_actions_only():
+    logits = jnp.array([[0.0, 0.0, -1e9, 0.0], [5.0, -1e9, -1e9, -1e9]])
+    np.testing.assert_allclose(categorical_entropy(logits), [np.log(3), 0.0], atol=1e-6)
+    assert np.isfinite(jax.grad(lambda x: categorical_entropy(x).sum())(logits)).all()
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.integers(0, 99))
+def test_running_moments_are_those_of_all_that_was_seen(sizes, seed):
+    random = np.random.default_rng(seed)
+    batches = [random.normal(3.0, 2.0, size).astype(np.float32) for size in sizes]
+    masks = [np.append(random.random(size - 1) < 0.7, True) for size in sizes]
+    moments = Moments.zero()
+    for batch, mask in zip(batches, masks, strict=True):
+        moments = moments.update(jnp.asarray(batch), jnp.asarray(mask))
+    seen = np.concatenate([b[m] for b, m in zip(batches, masks, strict=True)])
+    np.testing.assert_allclose(moments.mean, seen.mean(), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(moments.std, np.sqrt(seen.var() + 1e-6), rtol=1e-3, atol=1e-3)
+
+
+def test_before_anything_is_seen_nothing_is_scaled():
+    assert Moments.zero().mean == 0
+    assert Moments.zero().std == 1

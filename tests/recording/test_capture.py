@@ -1,0 +1,191 @@
+"""Every step of a rollout reaches the vault once, or an error says that it cannot."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from offmarl import vault
+from offmarl.errors import VaultError, VaultFullError
+from offmarl.recording import ChunkWriter, add, init_capture, make_buffer
+from offmarl.recording.capture import take
+from offmarl.types import Discrete, EnvSpec, Transition, View
+
+E, N = 2, 2
+SPEC = EnvSpec("", N, 1, 1, Discrete(2))
+
+
+def stretch(start, num_steps, rng):
+    """Steps whose every number says where they belong; episodes end where chance has it."""
+    time = start + np.arange(num_steps)
+    mark = (time[:, None] * E + np.arange(E)).astype(np.float32)
+
+    def view(mark):
+        return View(
+            observation=jnp.asarray(np.broadcast_to(mark[..., None, None], (*mark.shape, N, 1))),
+            state=jnp.asarray(mark[..., None]),
+            legal_actions=jnp.ones((*mark.shape, N, 2), bool),
+            alive=jnp.ones((*mark.shape, N), bool),
+        )
+
+    ends = rng.random(mark.shape) < 0.3
+    by_limit = rng.random(mark.shape) < 0.5
+    terminated = np.repeat((ends & ~by_limit)[..., None], N, axis=-1)
+    truncated = np.repeat((ends & by_limit)[..., None], N, axis=-1)
+    transition = Transition(
+        view=view(mark),
+        action=jnp.zeros((*mark.shape, N), jnp.int32),
+        reward=jnp.ones((*mark.shape, N)),
+        terminated=jnp.asarray(terminated),
+        truncated=jnp.asarray(truncated),
+        last=jnp.asarray(ends),
+        behaviour_log_prob=jnp.zeros((*mark.shape, N)),
+        policy_id=jnp.zeros(mark.shape, jnp.int32),
+    )
+    return transition, view(-mark - 1)
+
+
+class Memory(vault.Writer):
+    """A writer that keeps what it is given, in memory."""
+
+    def __init__(self):
+        self.records = []
+        self.closed = False
+
+    def chunks(self, run):
+        return 0
+
+    def append(self, transition, finals, *, run, chunk, cut):
+        assert chunk == len(self.records)
+        self.records.append((transition, finals))
+
+    def flush(self):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.closed = True
+
+
+@settings(max_examples=25)
+@given(st.integers(1, 4), st.lists(st.integers(1, 4), min_size=1, max_size=6), st.integers(0, 99))
+@example(capacity=3, sizes=[3, 3, 3], seed=0)  # exactly full, each time
+@example(capacity=4, sizes=[3, 3, 3, 1], seed=1)  # wraps; ends in the middle of a chunk
+@example(capacity=2, sizes=[3], seed=0)  # more than it holds
+def test_what_comes_out_is_what_went_in(capacity, sizes, seed):
+    rng = np.random.default_rng(seed)
+    sizes = [min(size, capacity) for size in sizes]
+    buffer = make_buffer(E, capacity)
+    capture = init_capture(buffer, SPEC)
+    memory = Memory()
+    added, next_views, start = [], [], 0
+    with ChunkWriter(memory, "run") as chunks:
+        for size in sizes:
+            transition, next_view = stretch(start, size, rng)
+            capture = add(buffer, capture, transition, next_view)
+            cut = size == sizes[-1] and len(added) == len(sizes) - 1
+            chunks.put(take(capture, size, cut), cut)
+            added.append(transition)
+            next_views.append(next_view)
+            start += size
+    assert memory.closed
+    expected = jax.tree.map(lambda *parts: np.concatenate(parts).swapaxes(0, 1), *added)
+    expected.truncated[:, -1] |= ~expected.last[:, -1:]
+    expected.last[:, -1] = True
+    written = jax.tree.map(
+        lambda *parts: np.concatenate(parts, 1), *[record for record, _ in memory.records]
+    )
+    jax.tree.map(np.testing.assert_array_equal, written, expected)
+
+    found = []
+    for (transition, finals), offset in zip(
+        memory.records, np.cumsum([0, *sizes[:-1]]), strict=True
+    ):
+        np.testing.assert_array_equal(
+            np.argwhere(transition.last), np.stack([finals.row, finals.time], 1)
+        )
+        marks = (offset + finals.time) * E + finals.row
+        np.testing.assert_array_equal(finals.view.state[:, 0], -marks - 1)
+        np.testing.assert_array_equal(finals.view.observation[:, :, 0].T, [-marks - 1] * N)
+        found.extend(zip(finals.row, offset + finals.time, strict=True))
+    assert sorted(found) == sorted(zip(*np.nonzero(expected.last), strict=True))
+
+
+def test_a_longer_stretch_than_the_buffer_is_refused():
+    buffer = make_buffer(E, 2)
+    with pytest.raises(AssertionError):  # flashbax's own
+        add(buffer, init_capture(buffer, SPEC), *stretch(0, 3, np.random.default_rng(0)))
+
+
+@pytest.mark.parametrize("taken", [[4, 4], [4, 0, 4], [3, 4]])
+def test_steps_overwritten_or_taken_twice_are_noticed(taken):
+    """Four steps are added each time; zero stands for not taking them."""
+    rng = np.random.default_rng(0)
+    buffer = make_buffer(E, 4)
+    capture = init_capture(buffer, SPEC)
+
+    def run():
+        nonlocal capture
+        with ChunkWriter(Memory(), "run") as chunks:
+            for index, size in enumerate(taken):
+                capture = add(buffer, capture, *stretch(4 * index, 4, rng))
+                if size:
+                    chunks.put(take(capture, size))
+
+    if taken == [4, 4]:
+        run()
+    else:
+        with pytest.raises(VaultError, match="overwritten in the buffer or taken twice"):
+            run()
+
+
+class Broken(Memory):
+    def append(self, *args, **kwargs):
+        if len(self.records) == 1:
+            raise VaultFullError("no room")
+        super().append(*args, **kwargs)
+
+
+def test_what_goes_wrong_in_the_thread_is_raised_and_nothing_follows_it():
+    rng = np.random.default_rng(0)
+    buffer = make_buffer(E, 2)
+    capture = init_capture(buffer, SPEC)
+    memory = Broken()
+
+    def run():
+        nonlocal capture
+        with ChunkWriter(memory, "run") as chunks:
+            for index in range(200):
+                capture = add(buffer, capture, *stretch(2 * index, 2, rng))
+                chunks.put(take(capture, 2))
+
+    with pytest.raises(VaultFullError, match="no room"):
+        run()
+    assert len(memory.records) == 1
+    assert memory.closed
+
+
+def test_an_interrupt_loses_nothing_that_was_handed_over(tmp_path):
+    rng = np.random.default_rng(0)
+    buffer = make_buffer(E, 5)
+    capture = init_capture(buffer, SPEC)
+
+    def run():
+        nonlocal capture
+        writer = vault.create(tmp_path / "a.vlt" / "b", SPEC, rows=E)
+        with ChunkWriter(writer, "run") as chunks:
+            for index in range(3):
+                capture = add(buffer, capture, *stretch(5 * index, 5, rng))
+                chunks.put(take(capture, 5))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    found = vault.open_vault(tmp_path / "a.vlt" / "b")
+    assert found.length == 15
+    expected = np.arange(15) * E + np.arange(E)[:, None]
+    np.testing.assert_array_equal(found.transitions().view.state[..., 0], expected)

@@ -1,0 +1,125 @@
+from dataclasses import asdict, replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from offmarl import envs, load_policy, tracking
+from offmarl.checkpoint import Checkpoints
+from offmarl.errors import RunError, ShapeError
+from offmarl.evaluation import evaluate
+from offmarl.networks import PolicyConfig, init_policy, make_policy
+from offmarl.types import Policy
+
+
+def constant_policy(num_agents):
+    def act(params, carry, observation, legal_actions, key):
+        return jnp.full(num_agents, params, jnp.int32), jnp.zeros(num_agents), carry
+
+    return Policy(lambda: (), act)
+
+
+def test_returns_and_lengths_of_whole_episodes():
+    env = envs.make("probe/two-step")
+    evaluation = evaluate(env, constant_policy(2), jnp.array(1), jax.random.key(0), 5)
+    assert evaluation.lengths.tolist() == [2] * 5
+    assert len(set(evaluation.returns.tolist())) == 1
+
+
+def test_what_follows_an_episode_does_not_count():
+    env, policy = envs.make("probe/match"), constant_policy(2)
+    one = evaluate(env, policy, jnp.array(1), jax.random.key(0), 3)
+    several = replace_limit(envs.autoreset(env), 6)
+    evaluation = evaluate(several, policy, jnp.array(1), jax.random.key(0), 3)
+    assert evaluation.lengths.tolist() == [1] * 3
+    np.testing.assert_array_equal(evaluation.returns, one.returns)
+    assert (one.returns > 0).all()
+
+
+def replace_limit(env, time_limit):
+    """An environment whose spec allows more time than its episodes ever take."""
+
+    class Longer:
+        spec = replace(env.spec, time_limit=time_limit)
+        reset = env.reset
+        step = env.step
+
+    return Longer()
+
+
+def test_an_autoresetting_environment_gives_episodes_of_one_kind_too():
+    env = envs.make("probe/observation")
+    random = make_policy(PolicyConfig("random"), env.spec)
+    evaluation = evaluate(envs.autoreset(env), random, (), jax.random.key(0), 256)
+    assert set(evaluation.lengths.tolist()) == {1}
+    np.testing.assert_allclose(evaluation.returns.mean(), env.uniform_return, atol=0.1)
+
+
+def test_seeds_are_evaluated_side_by_side():
+    env = envs.make("probe/match")
+    play = partial(evaluate, env, constant_policy(2), num_episodes=3)
+    keys = jax.random.split(jax.random.key(0), 2)
+    together = jax.vmap(play)(jnp.arange(2), keys)
+    assert together.returns.shape == (2, 3)
+    alone = play(jnp.array(1), keys[1])
+    np.testing.assert_array_equal(together.returns[1], alone.returns)
+
+
+def test_without_a_time_limit_episodes_cannot_be_played_side_by_side():
+    env = replace_limit(envs.make("probe/match"), None)
+    with pytest.raises(ShapeError, match="no time limit"):
+        evaluate(env, constant_policy(2), jnp.array(0), jax.random.key(0), 2)
+
+
+# ---------------------------------------------------------------------------------- runs
+
+
+def write_run(directory, config, spec, seeds):
+    directory.mkdir()
+    params = jax.vmap(lambda key: init_policy(config, spec, key))(
+        jax.vmap(jax.random.key)(jnp.array(seeds))
+    )
+    run = {"program": "test", "spec": spec.to_json(), "policy": asdict(config), "seeds": seeds}
+    tracking.write_json(directory / tracking.RUN_FILE, run)
+    checkpoints = Checkpoints(directory / "checkpoints")
+    checkpoints.save(1, {"policy": params, "state": jnp.zeros(2)}, {})
+    checkpoints.close()
+    return params
+
+
+@pytest.mark.parametrize(("kind", "head"), [("feedforward", "softmax"), ("recurrent", "q")])
+def test_a_policy_is_loaded_from_its_run_alone(tmp_path, kind, head):
+    spec = envs.make("swarm/coverage-2").spec
+    config = PolicyConfig(kind, head)
+    params = write_run(tmp_path / "run", config, spec, [3, 5])
+    loaded = load_policy(tmp_path / "run", seed=5)
+    jax.tree.map(
+        lambda mine, all_: np.testing.assert_array_equal(mine, all_[1]), loaded.params, params
+    )
+    assert (loaded.name, loaded.spec) == ("test", spec)
+
+    observation = np.ones((2, spec.observation_size), np.float32)
+    action, carry = loaded(observation)
+    again, _ = loaded(observation, np.ones((2, spec.action_size), bool), carry)
+    assert action.shape == again.shape == (2,)
+    only_last = np.arange(spec.action_size) == spec.action_size - 1
+    action, _ = loaded(observation, np.tile(only_last, (2, 1)))
+    assert action.tolist() == [spec.action_size - 1] * 2
+    with pytest.raises(ShapeError, match=r"was given \(1, 3\)"):
+        loaded(np.ones((1, 3), np.float32))
+
+
+def test_the_first_seed_is_the_default_and_others_are_named(tmp_path):
+    spec = envs.make("probe/match").spec
+    params = write_run(tmp_path / "run", PolicyConfig("feedforward"), spec, [3, 5])
+    loaded = load_policy(tmp_path / "run")
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[0]), loaded.params, params)
+    with pytest.raises(RunError, match=r"no seed 4: its seeds are \[3, 5\]"):
+        load_policy(tmp_path / "run", seed=4)
+
+
+def test_a_directory_that_is_no_run(tmp_path):
+    with pytest.raises(RunError, match=r"has no run.json"):
+        load_policy(tmp_path)

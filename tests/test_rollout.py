@@ -1,0 +1,90 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from offmarl import envs
+from offmarl.networks import PolicyConfig, init_policy, make_policy
+from offmarl.rollout import init_rollout, rollout
+from offmarl.types import Policy
+
+
+def counting_policy(num_agents):
+    """Acts on the time since its episode began, which it has to remember."""
+
+    def act(params, carry, observation, legal_actions, key):
+        action = jnp.full(num_agents, carry % 2, jnp.int32)
+        return action, jnp.full(num_agents, carry, jnp.float32), carry + 1
+
+    return Policy(lambda: jnp.zeros((), jnp.int32), act)
+
+
+def random_rollout(name, num_envs=3, num_steps=60, seed=0):
+    env = envs.autoreset(envs.make(name))
+    policy = make_policy(PolicyConfig("random"), env.spec)
+    state = init_rollout(env, policy, jax.random.key(seed), num_envs)
+    play = jax.jit(lambda state, key: rollout(env, policy, (), state, key, num_steps, 4))
+    return play(state, jax.random.key(seed + 1))
+
+
+@pytest.mark.parametrize("name", ["classic/xor", "swarm/coverage-2"])
+def test_next_views_are_the_following_views_but_at_the_end_of_an_episode(name):
+    _, transitions, next_views = random_rollout(name)
+    last = np.asarray(transitions.last)
+    assert last.any()
+    for view, following in zip(transitions.view, next_views, strict=True):
+        same = ~last[:-1]
+        np.testing.assert_array_equal(np.asarray(view)[1:][same], np.asarray(following)[:-1][same])
+
+
+def test_episodes_end_where_the_environment_says():
+    _, transitions, _ = random_rollout("probe/two-step", num_steps=8)
+    expected = np.tile([False, True], 4)
+    np.testing.assert_array_equal(transitions.last, expected[:, None].repeat(3, axis=1))
+    np.testing.assert_array_equal(transitions.terminated.all(-1), transitions.last)
+    assert not transitions.truncated.any()
+    assert (transitions.policy_id == 4).all()
+
+
+def test_memory_is_reset_with_the_episode_and_carried_between_rollouts():
+    env = envs.autoreset(envs.make("probe/memory"))
+    length = env.spec.time_limit
+    policy = counting_policy(env.spec.num_agents)
+    state = init_rollout(env, policy, jax.random.key(0), 2)
+    counts = []
+    for part in range(2):  # the cut is inside an episode
+        state, transitions, _ = rollout(env, policy, (), state, jax.random.key(part), length + 1)
+        counts.append(np.asarray(transitions.behaviour_log_prob)[..., 0])
+    expected = np.arange(2 * length + 2) % length
+    np.testing.assert_array_equal(np.concatenate(counts), expected[:, None].repeat(2, axis=1))
+
+
+def test_environments_differ_and_a_key_decides_everything():
+    one, again = random_rollout("swarm/coverage-2"), random_rollout("swarm/coverage-2")
+    jax.tree.map(np.testing.assert_array_equal, one[1], again[1])
+    action = np.asarray(one[1].action)
+    assert (action[:, 0] != action[:, 1]).any()
+    other = random_rollout("swarm/coverage-2", seed=1)
+    assert (action != np.asarray(other[1].action)).any()
+
+
+def test_behaviour_log_probs_are_those_of_the_policy():
+    env = envs.autoreset(envs.make("swarm/coverage-2"))
+    config = PolicyConfig("feedforward")
+    policy = make_policy(config, env.spec)
+    params = init_policy(config, env.spec, jax.random.key(0))
+    state = init_rollout(env, policy, jax.random.key(1), 2)
+    _, transitions, _ = rollout(env, policy, params, state, jax.random.key(2), 5)
+    uniform = np.log(1 / np.asarray(transitions.view.legal_actions.sum(-1)))
+    np.testing.assert_allclose(transitions.behaviour_log_prob, uniform, atol=0.2)
+    assert (transitions.policy_id == -1).all()
+
+
+def test_other_data_recompile_nothing():
+    env = envs.autoreset(envs.make("probe/match"))
+    policy = make_policy(PolicyConfig("random"), env.spec)
+    play = jax.jit(lambda state, key, policy_id: rollout(env, policy, (), state, key, 4, policy_id))
+    state = init_rollout(env, policy, jax.random.key(0), 2)
+    for policy_id in range(3):
+        state, *_ = play(state, jax.random.key(policy_id), policy_id)
+    assert play._cache_size() == 1
