@@ -9,6 +9,7 @@ A run's checkpoint is a mapping of named pytrees, at least these two:
     Whatever the program needs to go on with the same bits.
 """
 
+import shutil
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -58,11 +59,17 @@ class Checkpoints:
             if jax.tree.leaves(part)  # orbax knows no empty trees
         }
         about = {"info": dict(info), "leaves": {name: _leaves(part) for name, part in tree.items()}}
-        self._manager.save(step, args=args.Composite(**parts, about=args.JsonSave(about)))
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._checkpointer.save(
+            self._directory / str(step), args.Composite(**parts, about=args.JsonSave(about))
+        )
+        self._tidy()
 
     def steps(self) -> list[int]:
         """Return the numbers of all whole checkpoints, in order."""
-        return sorted(self._manager.all_steps()) if self._directory.is_dir() else []
+        if not self._directory.is_dir():
+            return []
+        return sorted(int(path.name) for path in self._directory.iterdir() if path.name.isdigit())
 
     def latest(self) -> int | None:
         """Return the number of the newest checkpoint, None where there is none."""
@@ -110,14 +117,23 @@ class Checkpoints:
         return dict(like) | tree, about["info"]
 
     def close(self) -> None:
-        """Finish what is still being deleted, and let go of the directory."""
-        if self._directory.is_dir():
-            self._manager.close()
+        """Let go of what saving and restoring needed."""
+        self._checkpointer.close()
+
+    def _tidy(self) -> None:
+        """Delete old checkpoints, each as a whole, and what a killed process left half done."""
+        if self._keep is not None:
+            for step in self.steps()[: -self._keep]:
+                path = self._directory / str(step)
+                path.rename(path.with_name(f"{step}.deleted"))
+        for path in self._directory.glob("*.*"):
+            shutil.rmtree(path)
 
     def _restore(self, step: int, **parts: Any) -> Any:
         from orbax.checkpoint import args
 
-        return self._manager.restore(step, args=args.Composite(**parts)) if parts else {}
+        path = self._directory / str(step)
+        return self._checkpointer.restore(path, args.Composite(**parts)) if parts else {}
 
     def _check(self, step: int, name: str, wanted: dict[str, Any], found: dict[str, Any]) -> None:
         different = [
@@ -132,13 +148,10 @@ class Checkpoints:
             )
 
     @cached_property
-    def _manager(self) -> Any:
+    def _checkpointer(self) -> Any:
         import orbax.checkpoint as ocp
 
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=self._keep, enable_async_checkpointing=False, enable_background_delete=True
-        )
-        return ocp.CheckpointManager(self._directory, options=options)
+        return ocp.Checkpointer(ocp.CompositeCheckpointHandler())
 
 
 def _wrap(part: ArrayTree) -> dict[str, ArrayTree]:

@@ -126,17 +126,13 @@ for step in range(checkpoints.latest() or 0, 10**6):
 
 @pytest.mark.slow
 def test_killed_while_saving_the_last_saved_one_is_there(tmp_path):
+    command = [sys.executable, "-c", SAVE_FOREVER, str(tmp_path)]
     for instant in (0.003, 0.02, 0.035, 0.05):
-        process = subprocess.Popen(
-            [sys.executable, "-c", SAVE_FOREVER, str(tmp_path)], stdout=subprocess.PIPE, text=True
-        )
-        for _ in range(3):
-            saved = int(process.stdout.readline())
-        time.sleep(instant)
-        process.send_signal(signal.SIGKILL)
-        saved = max([saved, *map(int, process.stdout.read().split())])
-        process.wait()
-        process.stdout.close()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            saved = [int(process.stdout.readline()) for _ in range(3)]
+            time.sleep(instant)
+            process.send_signal(signal.SIGKILL)
+            saved = max([*saved, *map(int, process.stdout.read().split())])
         checkpoints = Checkpoints(tmp_path)
         assert checkpoints.latest() in (saved, saved + 1)
         like = {"state": {"x": np.zeros((200, 200), np.float64)}}

@@ -150,6 +150,7 @@ def _record(run: _Run) -> dict[str, Any]:
         "args": run.recipe,
         "spec": run.env.spec.to_json(),
         "policy": asdict(run.config),
+        "greedy": False,
         "vault": None,
         "seeds": [run.args.seed],
     }

@@ -1,0 +1,140 @@
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+
+from offmarl import envs, vault
+from offmarl.errors import OffmarlError, RunError
+from offmarl.networks import PolicyConfig, init_policy, make_policy
+from offmarl.recording import policy as recording
+from offmarl.recording import record_policy
+from offmarl.rollout import init_rollout, rollout
+
+CONFIG = PolicyConfig("recurrent")
+
+
+ENV = envs.make("swarm/coverage-2")
+POLICY = make_policy(CONFIG, ENV.spec)  # one for all tests, which so compile once
+
+
+@pytest.fixture
+def arguments(tmp_path):
+    return {
+        "env": ENV,
+        "policy": POLICY,
+        "params": init_policy(CONFIG, ENV.spec, jax.random.key(0)),
+        "path": tmp_path / "coverage.vlt" / "expert",
+        "steps": 4 * 130,  # three chunks of 44, and episodes of 50 steps
+        "num_envs": 4,
+        "seed": 3,
+        "provenance": {"program": "test"},
+    }
+
+
+def test_a_recording_holds_whole_episodes_and_cuts_the_last(arguments):
+    assert record_policy(**arguments)
+    found = vault.open_vault(arguments["path"])
+    assert (found.rows, found.length, found.num_steps) == (4, 132, 528)  # rounded up to chunks
+    episodes = found.episodes
+    assert episodes.length.reshape(4, 3).tolist() == [[50, 50, 32]] * 4
+    assert episodes.cause.reshape(4, 3).tolist() == [["truncated", "truncated", "cut"]] * 4
+    assert (episodes.final >= 0).all()
+    np.testing.assert_array_equal(episodes.policy_id, 0)
+    assert found.provenance["program"] == "test"
+    assert found.provenance["complete"]
+    for leaf in jax.tree.leaves(arguments["params"]):
+        assert not leaf.is_deleted()
+
+
+def test_what_is_recorded_is_what_was_played(arguments):
+    record_policy(**arguments)
+    found = vault.open_vault(arguments["path"])
+    auto = envs.autoreset(ENV)
+    init_key, key = jax.random.split(jax.random.key(3))
+    state = init_rollout(auto, POLICY, init_key, 4)
+    played, led_to = [], []
+    for chunk in range(3):
+        state, transitions, next_views = rollout(
+            auto, POLICY, arguments["params"], state, jax.random.fold_in(key, chunk), 44, 0
+        )
+        played.append(transitions)
+        led_to.append(next_views)
+    played, led_to = (
+        jax.tree.map(lambda *parts: np.concatenate(parts).swapaxes(0, 1), *parts)
+        for parts in (played, led_to)
+    )
+    played.truncated[:, -1] = played.last[:, -1] = True
+    same = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+    jax.tree.map(same, found.transitions(), played)
+    episodes = found.episodes
+    ends = (episodes.row, episodes.start + episodes.length - 1)
+    finals = jax.tree.map(lambda leaf: leaf[episodes.final], found.finals)
+    jax.tree.map(same, finals, jax.tree.map(lambda leaf: leaf[ends], led_to))
+
+
+def test_once_ended_a_recording_changes_nothing(arguments):
+    record_policy(**arguments)
+    path = arguments["path"]
+    before = {file: file.stat().st_mtime_ns for file in path.rglob("*")}
+    assert not record_policy(**arguments)
+    assert {file: file.stat().st_mtime_ns for file in path.rglob("*")} == before
+    assert [entry.name for entry in path.parent.iterdir()] == ["expert"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("seed", 4), ("num_envs", 5), ("steps", 4 * 300), ("params", None)]
+)
+def test_another_recording_at_the_same_place_is_refused(arguments, name, value):
+    record_policy(**arguments)
+    if value is None:
+        value = jax.tree.map(lambda leaf: leaf + 1, arguments["params"])
+    with pytest.raises(RunError, match="was begun with"):
+        record_policy(**arguments | {name: value})
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize(("when", "checkpoint_seconds"), [(1, 1e9), (2, 0.0), (3, 0.0), (3, 1e9)])
+def test_stopped_and_called_again_it_is_the_recording_that_never_stopped(
+    arguments, tmp_path, monkeypatch, when, checkpoint_seconds
+):
+    whole = arguments | {"path": tmp_path / "whole.vlt" / "expert"}
+    record_policy(**whole)
+    collect = recording.collect
+
+    def stopping(*args):
+        for index, step in enumerate(collect(*args), start=1):
+            yield step
+            if index == when:
+                raise Killed
+
+    monkeypatch.setattr(recording, "collect", stopping)
+    with pytest.raises(Killed):
+        record_policy(**arguments, checkpoint_seconds=checkpoint_seconds)
+    monkeypatch.setattr(recording, "collect", collect)
+    assert record_policy(**arguments)
+    digests = [vault.open_vault(run["path"]).digest() for run in (whole, arguments)]
+    assert digests[0] == digests[1]
+
+
+def test_a_full_disk_is_an_error_and_what_was_committed_stays(arguments, monkeypatch):
+    import resource
+    import signal
+
+    arguments |= {"steps": 4 * 4000}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, limits[1]))
+    try:
+        with pytest.raises(OffmarlError, match="no room"):
+            record_policy(**arguments)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    committed = vault.open_vault(arguments["path"]).length
+    assert committed < 4000
+    record_policy(**arguments)
+    assert vault.open_vault(arguments["path"]).length >= 4000
