@@ -35,6 +35,8 @@ class Args(training.Args):
     anneal: bool = True
     """Let the step size fall to zero over the run, so that the clone settles on the frequencies of
     the data rather than on those of the last batches."""
+    greedy: bool = False
+    """Evaluate the clone's best actions only, rather than act as randomly as the data does."""
     hidden: int = 64
     """Width of the policy's layers."""
     agent_id: bool = True
@@ -76,7 +78,7 @@ def make(spec: EnvSpec, args: Args) -> training.Program:
         step, optimiser = adam.update(gradient, state.optimiser)
         return State(optax.apply_updates(state.params, step), optimiser), {"policy_loss": value}
 
-    return training.Program(config, init, update, lambda state: state.params)
+    return training.Program(config, init, update, lambda state: state.params, args.greedy)
 
 
 # ---------------------------------------------------------------------------------- main

@@ -36,7 +36,7 @@ class Args:
     """Where the vaults go; the disk to measure with."""
 
 
-CHUNK = 256
+CHUNK = 64
 
 
 def main(args: Args) -> None:

@@ -156,7 +156,9 @@ class LoadedPolicy:
         return np.asarray(action), carry
 
 
-def load_policy(run_dir: str | Path, seed: int | None = None, greedy: bool = True) -> LoadedPolicy:
+def load_policy(
+    run_dir: str | Path, seed: int | None = None, greedy: bool | None = None
+) -> LoadedPolicy:
     """Load the last policy of a run, whichever program trained it.
 
     Parameters
@@ -166,7 +168,7 @@ def load_policy(run_dir: str | Path, seed: int | None = None, greedy: bool = Tru
     seed
         Which of the run's seeds; the first by default.
     greedy
-        Take the best action always, rather than act as in training.
+        Whether to take the best action always; by default as the run was evaluated.
 
     Raises
     ------
@@ -188,4 +190,5 @@ def load_policy(run_dir: str | Path, seed: int | None = None, greedy: bool = Tru
     tree, _ = checkpoints.restore({"policy": like})
     checkpoints.close()
     params = jax.tree.map(lambda leaf: leaf[seeds.index(seed)], tree["policy"])
+    greedy = run.get("greedy", True) if greedy is None else greedy
     return LoadedPolicy(make_policy(config, spec, greedy), params, spec, run["program"])

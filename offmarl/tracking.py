@@ -34,7 +34,10 @@ METRICS_FILE = "metrics.jsonl"
 MARL_EVAL_FILE = "marl_eval.json"
 
 RETURN = "episode_return"
-"""The metric's name in ``marl_eval.json``."""
+"""The name of the main metric: returns of the policy as it acts."""
+
+GREEDY_RETURN = "greedy_episode_return"
+"""Returns of a policy that acts at random otherwise, by its best actions."""
 
 
 # ---------------------------------------------------------------------------------- files
@@ -137,7 +140,7 @@ def marl_eval(
     algorithm: str,
     seeds: Sequence[int],
     evaluations: Sequence[tuple[int, Float[np.ndarray, "seeds _"]]],
-    absolute: Float[np.ndarray, "seeds _"],
+    absolute: Mapping[str, Float[np.ndarray, "seeds _"]],
 ) -> dict[str, Any]:
     """Arrange evaluations as marl-eval's tools expect them.
 
@@ -151,7 +154,7 @@ def marl_eval(
         In order of time: the number of steps (updates, or environment steps) taken, and the
         returns of each run's evaluation episodes then.
     absolute
-        The returns of the final evaluation.
+        The final evaluation: each metric's values.
 
     Returns
     -------
@@ -164,7 +167,11 @@ def marl_eval(
             f"step_{k}": {"step_count": int(step), RETURN: np.asarray(returns[i]).tolist()}
             for k, (step, returns) in enumerate(evaluations)
         }
-        | {"absolute_metrics": {RETURN: np.asarray(absolute[i]).tolist()}}
+        | {
+            "absolute_metrics": {
+                name: np.asarray(values[i]).tolist() for name, values in absolute.items()
+            }
+        }
         for i, seed in enumerate(seeds)
     }
     return {environment: {task: {algorithm: runs}}}

@@ -7,7 +7,7 @@ is a pure function of (seed, update), so that a resumed run gives the bits of on
 stopped.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
+from numpy.typing import NDArray
 
 from offmarl import __version__, envs, runs, tracking
 from offmarl.envs.base import Environment
@@ -72,12 +73,16 @@ class Program(NamedTuple):
         ``update(state, batch, key) -> (state, metrics)``, metrics being scalars by name.
     policy_params
         ``policy_params(state)``: the parameters its policy acts with.
+    greedy
+        Whether the policy is evaluated by its best actions. One that is not (a clone of stochastic
+        data acts as the data did) is evaluated that way too, once, at the end.
     """
 
     config: PolicyConfig
     init: Callable[[PRNGKeyArray], ArrayTree]
     update: Callable[[ArrayTree, Sequence, PRNGKeyArray], tuple[ArrayTree, dict[str, Array]]]
     policy_params: Callable[[ArrayTree], ArrayTree]
+    greedy: bool = True
 
 
 _ArgsT = TypeVar("_ArgsT", bound=Args)
@@ -118,7 +123,7 @@ def train(name: str, make: Callable[[EnvSpec, _ArgsT], Program], args: _ArgsT) -
     run = runs.open_run(_directory(name, args, dataset), _record(name, args, dataset, program))
     if not run.complete:
         replay = dataset.replay(args.batch_size, args.length)
-        _learn(run, program, env, replay, schedule, args)
+        _learn(_Job(run, program, env, args, schedule), replay)
         run.finish()
     return run.directory
 
@@ -182,6 +187,7 @@ def _record(name: str, args: Args, dataset: Dataset, program: Program) -> dict[s
         "args": {key: value for key, value in asdict(args).items() if key != "out"},
         "spec": dataset.spec.to_json(),
         "policy": asdict(program.config),
+        "greedy": program.greedy,
         "vault": f"{dataset.name}/{dataset.uid}",
         "vault_digest": dataset.digest(),
         "seeds": list(range(args.seed, args.seed + args.seeds)),
@@ -191,46 +197,49 @@ def _record(name: str, args: Args, dataset: Dataset, program: Program) -> dict[s
 # ---------------------------------------------------------------------------------- learning
 
 
-class _Keys(NamedTuple):
-    """One key for each seed and purpose; steps are folded in where they are used."""
+class _Job(NamedTuple):
+    """What stays the same from the first update to the last."""
 
-    init: PRNGKeyArray
-    update: PRNGKeyArray
-    evaluate: PRNGKeyArray
+    run: runs.Run
+    program: Program
+    env: Environment | None
+    args: Args
+    schedule: _Schedule
+
+    @property
+    def seeds(self) -> NDArray[np.int64]:
+        """The training seeds."""
+        return self.args.seed + np.arange(self.args.seeds)
+
+    def keys(self) -> tuple[Key[Array, "seeds"], ...]:
+        """Return the keys to start, to update and to evaluate with; steps are folded in later."""
+        keys = jax.vmap(lambda seed: jax.random.split(jax.random.key(seed), 3))(self.seeds)
+        return keys[:, 0], keys[:, 1], keys[:, 2]
 
 
-def _learn(
-    run: runs.Run,
-    program: Program,
-    env: Environment | None,
-    replay: Replay,
-    schedule: _Schedule,
-    args: Args,
-) -> None:
+def _learn(job: _Job, replay: Replay) -> None:
     """Update, log, evaluate and checkpoint until the run is complete."""
-    updates, every, block = *schedule, schedule.block
-    seeds = np.arange(args.seed, args.seed + args.seeds)
-    keys = _Keys(*jax.vmap(lambda seed: jax.random.split(jax.random.key(seed), 3))(seeds).T)
+    run, program, schedule = job.run, job.program, job.schedule
+    init_keys, update_keys, evaluate_keys = job.keys()
     checkpoints = run.checkpoints(keep=2)
-    states = jax.jit(jax.vmap(program.init))(keys.init)
+    states = jax.jit(jax.vmap(program.init))(init_keys)
     done = checkpoints.latest() or 0
     if done:
         tree, _ = checkpoints.restore(_tree(program, states))
         states = tree["state"]
     tracking.cut(run.metrics, done)
-    with tracking.progress(run.record["program"], updates, done) as advance:
-        for step in range(done + block, updates + 1, block):
-            states, metrics = _update(program, block, states, keys.update, step - block, replay)
-            _log(run, seeds, step, metrics)
-            note = ""
-            if step % every == 0:
-                episodes = args.final_episodes if step == updates else args.evaluate_episodes
-                note = _evaluate(run, program, env, states, keys, step, episodes)
+    block, note = schedule.block, ""
+    with tracking.progress(run.record["program"], schedule.updates, done) as advance:
+        for step in range(done + block, schedule.updates + 1, block):
+            states, metrics = _update(program, block, states, update_keys, step - block, replay)
+            _log(job, step, jax.device_get(metrics))
+            if step % schedule.evaluate_every == 0:
+                note = _evaluate(job, program.policy_params(states), evaluate_keys, step)
                 checkpoints.save(step, _tree(program, states), {})
             advance(block, note)
     checkpoints.close()
-    if env is not None:
-        _write_marl_eval(run, env.spec)
+    if job.env is not None:
+        _write_marl_eval(run, job.env.spec)
 
 
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
@@ -259,15 +268,13 @@ def _tree(program: Program, states: ArrayTree) -> dict[str, ArrayTree]:
     return {"state": states, "policy": program.policy_params(states)}
 
 
-def _log(
-    run: runs.Run, seeds: np.ndarray, step: int, metrics: dict[str, Float[Array, "seeds"]]
-) -> None:
-    values = jax.device_get(metrics)
+def _log(job: _Job, step: int, metrics: Mapping[str, NDArray[Any]]) -> None:
+    """Write a line for each seed; metrics are ``(seeds, ...)``."""
     tracking.append(
-        run.metrics,
+        job.run.metrics,
         *(
-            {"seed": seed, "step": step} | {name: value[i] for name, value in values.items()}
-            for i, seed in enumerate(seeds)
+            {"seed": seed, "step": step} | {name: value[i] for name, value in metrics.items()}
+            for i, seed in enumerate(job.seeds)
         ),
     )
 
@@ -275,57 +282,55 @@ def _log(
 # ---------------------------------------------------------------------------------- evaluation
 
 
-def _evaluate(
-    run: runs.Run,
-    program: Program,
-    env: Environment | None,
-    states: ArrayTree,
-    keys: _Keys,
-    step: int,
-    episodes: int,
-) -> str:
-    """Evaluate every seed, greedily, and return a word on it."""
-    if env is None:
+def _evaluate(job: _Job, params: ArrayTree, keys: Key[Array, "seeds"], step: int) -> str:
+    """Evaluate every seed, the last time with more episodes, and return a word on it."""
+    if job.env is None:
         return ""
-    key = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys.evaluate, step)
-    params = program.policy_params(states)
-    returns = jax.device_get(_returns(program, env, episodes, params, key))
-    tracking.append(
-        run.metrics,
-        *(
-            {"seed": seed, "step": step, tracking.RETURN: returns[i]}
-            for i, seed in enumerate(run.record["seeds"])
-        ),
-    )
-    return f"return {returns.mean():.2f}"
+    last = step == job.schedule.updates
+    episodes = job.args.final_episodes if last else job.args.evaluate_episodes
+    keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, step)
+    play = partial(_returns, job.program, job.env, episodes, params=params, keys=keys)
+    own = jax.device_get(play(job.program.greedy))
+    _log(job, step, {tracking.RETURN: own})
+    if last and not job.program.greedy:
+        _log(job, step, {tracking.GREEDY_RETURN: jax.device_get(play(True))})
+    return f"return {own.mean():.2f}"
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _returns(
-    program: Program, env: Environment, episodes: int, params: ArrayTree, keys: Key[Array, "seeds"]
+    program: Program,
+    env: Environment,
+    episodes: int,
+    greedy: bool,
+    params: ArrayTree,
+    keys: Key[Array, "seeds"],
 ) -> Float[Array, "seeds episodes"]:
-    policy = make_policy(program.config, env.spec, greedy=True)
+    policy = make_policy(program.config, env.spec, greedy)
     play = partial(evaluate, env, policy, num_episodes=episodes)
     return jax.vmap(lambda params, key: play(params, key).returns)(params, keys)
 
 
 def _write_marl_eval(run: runs.Run, spec: EnvSpec) -> None:
     """Arrange the evaluations logged, those before a resume included, for comparison."""
-    seeds = run.record["seeds"]
-    by_step: dict[int, dict[int, list[float]]] = {}
-    for row in tracking.read(run.metrics):
-        if tracking.RETURN in row:
-            by_step.setdefault(row["step"], {})[row["seed"]] = row[tracking.RETURN]
-    evaluations = [
-        (step, np.array([by_step[step][seed] for seed in seeds])) for step in sorted(by_step)
-    ]
+    rows = tracking.read(run.metrics)
+    evaluations = _by_step(rows, tracking.RETURN, run.record["seeds"])
+    absolute = {tracking.RETURN: evaluations[-1][1]}
+    for _, returns in _by_step(rows, tracking.GREEDY_RETURN, run.record["seeds"]):
+        absolute[tracking.GREEDY_RETURN] = returns
     environment, _, task = spec.name.partition("/")
-    data = tracking.marl_eval(
-        environment,
-        f"{task}/{run.record['vault'].rpartition('/')[2]}",
-        run.record["program"],
-        seeds,
-        evaluations,
-        evaluations[-1][1],
-    )
+    uid = run.record["vault"].rpartition("/")[2]
+    program, seeds = run.record["program"], run.record["seeds"]
+    data = tracking.marl_eval(environment, f"{task}/{uid}", program, seeds, evaluations, absolute)
     tracking.write_json(run.directory / tracking.MARL_EVAL_FILE, data)
+
+
+def _by_step(
+    rows: list[dict[str, Any]], metric: str, seeds: list[int]
+) -> list[tuple[int, Float[np.ndarray, "seeds episodes"]]]:
+    """Collect a metric's rows, of one seed each, into one array for each step."""
+    found: dict[int, dict[int, list[float]]] = {}
+    for row in rows:
+        if metric in row:
+            found.setdefault(row["step"], {})[row["seed"]] = row[metric]
+    return [(step, np.array([found[step][seed] for seed in seeds])) for step in sorted(found)]

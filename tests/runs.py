@@ -23,7 +23,9 @@ def write_run(directory: Path, program: str, vault: str | None, returns: Sequenc
         "complete": True,
     }
     final = np.asarray(returns, float)
-    evaluations = tracking.marl_eval("swarm", "coverage-3", program, seeds, [], final)
+    evaluations = tracking.marl_eval(
+        "swarm", "coverage-3", program, seeds, [], {tracking.RETURN: final}
+    )
     tracking.write_json(directory / tracking.RUN_FILE, run)
     tracking.write_json(directory / tracking.MARL_EVAL_FILE, evaluations)
     return directory

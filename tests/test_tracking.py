@@ -67,7 +67,9 @@ def test_a_directory_that_is_no_run_is_refused(tmp_path, content, message):
 def test_marl_eval_layout():
     evaluations = [(0, np.zeros((2, 3))), (5000, np.ones((2, 3)))]
     absolute = np.array([[1.0, 2.0], [3.0, 4.0]])
-    document = tracking.marl_eval("smac", "3m", "bc", [7, 8], evaluations, absolute)
+    document = tracking.marl_eval(
+        "smac", "3m", "bc", [7, 8], evaluations, {tracking.RETURN: absolute}
+    )
     assert document == {
         "smac": {
             "3m": {

@@ -1,7 +1,7 @@
 """``offmarl evaluate``."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
@@ -14,7 +14,7 @@ def evaluate(
     env: str | None = None,
     episodes: int = 320,
     seed: int = 0,
-    sample: bool = False,
+    act: Literal["as-trained", "greedy", "sample"] = "as-trained",
 ) -> Report:
     """Play episodes with the policy of each training seed.
 
@@ -28,14 +28,16 @@ def evaluate(
         Number of episodes for each training seed.
     seed
         Decides everything random in the episodes.
-    sample
-        Draw actions as in training, rather than always take the best.
+    act
+        Take the best action always, or draw it from the policy; by default whichever the run was
+        evaluated by.
     """
     seeds = read_run(run)["seeds"]
     from offmarl.cli import policies  # brings in JAX, which --help does without
     from offmarl.evaluation import load_policy
 
-    loaded = {trained: load_policy(run, trained, greedy=not sample) for trained in seeds}
+    greedy = None if act == "as-trained" else act == "greedy"
+    loaded = {trained: load_policy(run, trained, greedy=greedy) for trained in seeds}
     first = loaded[seeds[0]]
     environment = policies.make_environment(env, first)
     returns = policies.play(environment, loaded, episodes, seed)

@@ -92,11 +92,18 @@ def spread(values: Num[np.ndarray, "count"]) -> dict[str, float]:
 
 
 def returns_report(
-    title: str, about: Mapping[str, Any], returns: Mapping[int, Float[np.ndarray, "episodes"]]
+    title: str,
+    about: Mapping[str, Any],
+    returns: Mapping[int, Float[np.ndarray, "episodes"]],
+    greedy: Mapping[int, Float[np.ndarray, "episodes"]] | None = None,
 ) -> Report:
-    """Report the returns of the policies of a run's training seeds."""
+    """Report the returns of the policies of a run's training seeds.
+
+    ``greedy`` are the returns of their best actions, where they do not act by those anyway.
+    """
     rows = [
         {"seed": trained, "episodes": len(values), **spread(values)}
+        | ({"greedy mean": float(greedy[trained].mean())} if greedy else {})
         for trained, values in returns.items()
     ]
     iqm = estimate(np.array([values.mean() for values in returns.values()]))

@@ -5,7 +5,7 @@ from pathlib import Path
 from offmarl.cli import programs
 from offmarl.cli.output import Report, returns_report
 from offmarl.report import final_returns
-from offmarl.tracking import MARL_EVAL_FILE
+from offmarl.tracking import GREEDY_RETURN, MARL_EVAL_FILE
 
 
 def train(arguments: list[str]) -> Report:
@@ -17,4 +17,5 @@ def train(arguments: list[str]) -> Report:
     if not (run / MARL_EVAL_FILE).exists():
         return Report({"run": run}, f"{name} is trained, and was not evaluated: {run}")
     title = f"{name}, trained and evaluated in {run}: returns"
-    return returns_report(title, {"run": run}, final_returns(run))
+    greedy = final_returns(run, GREEDY_RETURN)
+    return returns_report(title, {"run": run}, final_returns(run), greedy)

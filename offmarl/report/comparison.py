@@ -108,8 +108,12 @@ def read_runs(directories: Iterable[Path]) -> dict[str, dict[str, RunScores]]:
     return scores
 
 
-def final_returns(directory: Path) -> dict[int, Float[np.ndarray, "episodes"]]:
+def final_returns(
+    directory: Path, metric: str = RETURN
+) -> dict[int, Float[np.ndarray, "episodes"]]:
     """Return the final evaluation of a run: the returns of its episodes, by training seed.
+
+    Nothing where the run has no such metric.
 
     Raises
     ------
@@ -122,8 +126,9 @@ def final_returns(directory: Path) -> dict[int, Float[np.ndarray, "episodes"]]:
         (algorithms,) = tasks.values()
         (runs,) = algorithms.values()
         return {
-            int(name.removeprefix("seed_")): np.array(run["absolute_metrics"][RETURN], float)
+            int(name.removeprefix("seed_")): np.array(run["absolute_metrics"][metric], float)
             for name, run in runs.items()
+            if metric in run["absolute_metrics"] or metric == RETURN
         }
     except (ValueError, KeyError, AttributeError, TypeError):
         raise RunError(

@@ -21,6 +21,7 @@ _COMMANDS = engine.unit_commands()
 _RESPONSE = 0.5
 _SENSING_RANGE = 5.0
 _PATCH = 5
+_REWARD_SCALE = 10.0
 _CAMERA = np.array([[0, 0], [0, 1], [1, 0], [1, 1]])
 
 
@@ -40,10 +41,12 @@ class Coverage:
     its velocity follows with a lag; commands that lead out of the arena are illegal. Its camera
     covers the four cells nearest to it. Drones fly at different heights and never collide.
 
-    The team's reward is the staleness removed in the step, averaged over all cells: one episode's
-    return is at most ``1 + time_limit / recovery_time`` (3 by default), whatever N; with the
-    default options a random team gets about 0.95, and one in which each drone heads for the stale
-    cells nearest to it about 2.0. Starts are random, nothing else is. Always truncated.
+    The team's reward is ten times the staleness removed in the step, averaged over all cells: one
+    episode's return is at most ``10 (1 + time_limit / recovery_time)`` (30 by default), whatever N;
+    with the default options a random team gets about 9.5, and one in which each drone heads for the
+    stale cells nearest to it about 20. (The scale is that of SMAC's returns, which the temperatures
+    and weights of offline methods are tuned to.) Starts are random, nothing else is. Always
+    truncated.
 
     An agent observes its own position (from -1 to 1) and velocity (4 numbers), the staleness around
     it (34, see `engine.sense_map`), and its nearest neighbours within 5 cells (5 each, see
@@ -118,7 +121,7 @@ class Coverage:
         after = CoverageState(bodies, staleness, state.time + 1)
         return after, transition(
             self._view(after),
-            reward=jnp.full(self.num_agents, (aged - staleness).mean()),
+            reward=jnp.full(self.num_agents, _REWARD_SCALE * (aged - staleness).mean()),
             terminated=jnp.zeros(self.num_agents, bool),
             truncated=jnp.full(self.num_agents, after.time >= self.time_limit),
         )

@@ -1,0 +1,129 @@
+"""``offmarl demo``: the whole way, on a small swarm."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Group
+
+from offmarl.cli import programs
+from offmarl.cli.output import Report, interval, table
+from offmarl.report import estimate, figure_demo, final_returns
+
+_ENV = "swarm/coverage-3"
+_TIERS = ("random", "medium", "expert", "replay")
+_LEARN_FROM = ("medium", "expert")
+_RECORDER = {"total_steps": 160_000, "steps": 20_000, "evaluations": 16}
+_BASELINE = {"batch_size": 16, "length": 10, "learning_rate": 1e-3, "final_episodes": 96}
+_BASELINES: dict[str, dict[str, Any]] = {
+    "bc": {"updates": 1_000},
+    "maicq": {"updates": 1_000, "gamma": 0.95},
+    "qmix_cql": {"updates": 1_000, "gamma": 0.95},
+}
+
+
+def demo(out: Path = Path("demo"), seeds: int = 3, seed: int = 0) -> Report:
+    """Train a swarm online, record it at four tiers, learn from two of them offline, and compare.
+
+    Stopped, the same command goes on where it was.
+
+    Parameters
+    ----------
+    out
+        Directory for the vaults, the runs and the figure.
+    seeds
+        Training seeds of each baseline.
+    seed
+        Decides everything random.
+    """
+    with tempfile.TemporaryDirectory() as cache:
+        # Each program is built anew for each dataset; this way it is compiled once. JAX reads it
+        # when it is imported, which no module of the command line does by itself.
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache)
+        _record(out, seed)
+        runs = {
+            tier: {name: _train(name, tier, out, seeds, seed) for name in _BASELINES}
+            for tier in _LEARN_FROM
+        }
+    tiers = {tier: _returns(_vault(out, tier)) for tier in _TIERS}
+    scores = {tier: {name: _score(run) for name, run in runs[tier].items()} for tier in runs}
+    figure = out / "demo.png"
+    figure_demo(tiers, scores, figure)
+    return _report(tiers, scores, out, figure)
+
+
+def _vault(out: Path, tier: str) -> Path:
+    return out / "vaults" / f"{_ENV}.vlt" / tier
+
+
+def _record(out: Path, seed: int) -> None:
+    mappo = programs.load("recorder", "mappo")
+    where = {"env": _ENV, "tiers": ",".join(_TIERS), "out": out / "vaults"}
+    mappo.main(mappo.Args(**where, **_RECORDER, seed=seed))
+
+
+def _train(name: str, tier: str, out: Path, seeds: int, seed: int) -> Path:
+    program = programs.load("baseline", name)
+    where = {"vault": _vault(out, tier), "out": out / "runs" / tier / name}
+    options = _BASELINE | _BASELINES[name]
+    run: Path = program.main(program.Args(**where, **options, seeds=seeds, seed=seed))
+    return run
+
+
+def _returns(path: Path) -> list[float]:
+    """Return the returns of a vault's whole episodes, the mean over agents."""
+    from offmarl.vault import open_vault
+
+    episodes = open_vault(path).episodes
+    whole = np.isin(episodes.cause, ("terminated", "truncated"))
+    return [float(value) for value in episodes.returns[whole].mean(1)]
+
+
+def _score(run: Path) -> np.ndarray:
+    return np.array([returns.mean() for returns in final_returns(run).values()])
+
+
+def _report(
+    tiers: dict[str, list[float]],
+    scores: dict[str, dict[str, np.ndarray]],
+    out: Path,
+    figure: Path,
+) -> Report:
+    recorded = {
+        tier: {"episodes": len(returns), "mean return": float(np.mean(returns))}
+        for tier, returns in tiers.items()
+    }
+    learnt = {
+        tier: {name: estimate(values) for name, values in by_name.items()}
+        for tier, by_name in scores.items()
+    }
+    data = {
+        "recorded": recorded,
+        "learnt": {
+            tier: {name: iqm._asdict() for name, iqm in learnt[tier].items()} for tier in learnt
+        },
+        "figure": figure,
+    }
+    view = Group(
+        table(
+            ["tier", "episodes", "mean return"],
+            [[tier, *row.values()] for tier, row in recorded.items()],
+            f"What was recorded: {_ENV}, MAPPO",
+        ),
+        table(
+            ["learnt from", "data", *_BASELINES],
+            [
+                [
+                    tier,
+                    float(np.mean(tiers[tier])),
+                    *(interval(*iqm) for iqm in learnt[tier].values()),
+                ]
+                for tier in learnt
+            ],
+            "What was learnt offline: IQM of the return over seeds [95% interval]",
+        ),
+        f"Figure: {figure}   Vaults: {out / 'vaults'}   Runs: {out / 'runs'}",
+    )
+    return Report(data, view)
