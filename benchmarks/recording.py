@@ -5,7 +5,6 @@ through the flashbax buffer and the writer's thread into a vault, until all of i
 The two take turns, and the median of the rounds counts.
 """
 
-import shutil
 import tempfile
 import time
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ class Args:
     """Environment."""
     num_envs: int = 64
     """Environments side by side."""
-    num_steps: int = 4096
+    num_steps: int = 8192
     """Time steps of each in a round."""
     rounds: int = 5
     """Rounds."""
@@ -71,7 +70,9 @@ def main(args: Args) -> None:
         plain, kept = speed(unrecorded, args.num_steps), speed(recorded, args.num_steps)
         ratios.append(kept / plain)
         print(f"unrecorded {plain:10,.0f}   recorded {kept:10,.0f}   ratio {ratios[-1]:.3f}")
-    print(f"{args.env}, {args.num_envs} environments: recorded at {median(ratios):.1%} of the speed")
+    print(
+        f"{args.env}, {args.num_envs} environments: recorded at {median(ratios):.1%} of the speed"
+    )
 
 
 if __name__ == "__main__":
