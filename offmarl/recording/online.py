@@ -81,7 +81,7 @@ class _Run(NamedTuple):
         """All that decides the result."""
         args = asdict(self.args)
         del args["out"], args["checkpoint_seconds"]
-        return args
+        return tracking.plain(args)  # as provenance on disk will have it
 
     def vault(self, tier: str) -> Path:
         return self.args.out / f"{self.args.env}.vlt" / tier
