@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flashbax.buffers.trajectory_buffer import TrajectoryBuffer, TrajectoryBufferState
 from jaxtyping import Array, Bool, Int
+from numpy.typing import NDArray
 
 from offmarl.types import Continuous, EnvSpec, Finals, Transition, View
 
@@ -28,9 +29,14 @@ class Capture(NamedTuple):
     total: Int[Array, ""]
     """Time steps ever added to each row."""
 
+    @property
+    def capacity(self) -> int:
+        """Time steps it has room for in each row."""
+        return int(self.buffer.experience.transition.last.shape[1])
+
 
 class Chunk(NamedTuple):
-    """Steps taken out of a `Capture`: copies, so that the buffer may be donated or overwritten."""
+    """Steps that go to the vault together."""
 
     transition: Transition
     """``(E, T, ...)``"""
@@ -79,10 +85,11 @@ def add(
 
 
 def take(capture: Capture, num_steps: int, cut: bool = False) -> Chunk:
-    """Copy the last ``num_steps`` time steps out of the buffer, on the device.
+    """Copy the last ``num_steps`` time steps out of the buffer, so that it may be overwritten.
 
-    Of the next views only those that episodes ended with are taken: the others are in the
-    transitions. Waits until the steps are there, for only then is known how many those are.
+    The copy is made on the device. Of the next views only those that episodes ended with are taken:
+    the others are in the transitions. Waits until the steps are there, for only then is known how
+    many those are.
 
     Parameters
     ----------
@@ -93,18 +100,34 @@ def take(capture: Capture, num_steps: int, cut: bool = False) -> Chunk:
     cut
         End the running episodes at the last step: truncate the agents that have not terminated.
     """
-    experience = capture.buffer.experience
-    capacity = experience.transition.last.shape[1]
+    experience, capacity = capture.buffer.experience, capture.capacity
     start = (int(capture.buffer.current_index) - num_steps) % capacity
     wraps = start + num_steps > capacity
     transition = _copy_transitions(experience.transition, start, num_steps, wraps, cut)
-    row, time = np.nonzero(np.asarray(transition.last))
+    finals = _copy_finals(experience.next_view, np.asarray(transition.last), start)
+    return Chunk(transition, finals, int(capture.total))
+
+
+def whole(capture: Capture) -> Chunk:
+    """Return all of a full buffer as a chunk, uncopied where it was filled from its beginning.
+
+    It must not be donated while the chunk is in use. Waits until the steps are there.
+    """
+    if int(capture.buffer.current_index) != 0:
+        return take(capture, capture.capacity)
+    transition, next_view = capture.buffer.experience
+    finals = _copy_finals(next_view, np.asarray(transition.last), start=0)
+    return Chunk(transition, finals, int(capture.total))
+
+
+def _copy_finals(next_view: View, last: NDArray[np.bool_], start: int) -> Finals:
+    """Copy the views that the steps marked in ``last`` led to; their place begins at ``start``."""
+    row, time = np.nonzero(last)
     size = 1 << max(len(row) - 1, 0).bit_length()  # few sizes, so that little is compiled
     where = np.zeros((2, size), np.int32)
-    where[:, : len(row)] = row, (start + time) % capacity
-    view = _copy_views(experience.next_view, *where)
-    finals = Finals(jnp.asarray(row, jnp.int32), jnp.asarray(time, jnp.int32), view)
-    return Chunk(transition, finals, int(capture.total))
+    where[:, : len(row)] = row, (start + time) % next_view.alive.shape[1]
+    view = _copy_views(next_view, *where)
+    return Finals(jnp.asarray(row, jnp.int32), jnp.asarray(time, jnp.int32), view)
 
 
 @partial(jax.jit, static_argnames=("num_steps", "wraps"))

@@ -7,7 +7,6 @@ import jax
 from jaxtyping import Array, PRNGKeyArray
 
 from offmarl.checkpoint import Checkpoints
-from offmarl.recording.capture import take
 from offmarl.recording.writer import ChunkWriter
 from offmarl.types import ArrayTree
 
@@ -74,5 +73,5 @@ def collect(
         state, metrics = iterate(state, jax.random.fold_in(key, iteration))
         if chunks is not None:
             cut = iteration == iterations.stop - 1
-            chunks.put(take(state.capture, program.num_steps, cut), cut)
+            state = state._replace(capture=chunks.put(state.capture, program.num_steps, cut))
         yield iteration + 1, state, metrics

@@ -1,20 +1,24 @@
 """A thread that moves chunks from the device to a vault while the next ones are collected."""
 
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from flashbax.buffers.trajectory_buffer import TrajectoryBufferState
 
 from offmarl.errors import VaultError
-from offmarl.recording.capture import Chunk
+from offmarl.recording.capture import Capture, Chunk, take, whole
 from offmarl.types import Finals
 from offmarl.vault import Writer
 
 _WAITING_BYTES = 256 * 2**20
-"""Chunks that wait for the disk, in memory, before `ChunkWriter.put` blocks; at least one may."""
+"""Steps that wait for the disk, in memory, before `ChunkWriter.put` blocks; at least one chunk
+may."""
 
 
 class ChunkWriter:
@@ -43,26 +47,46 @@ class ChunkWriter:
         self._written = written
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="offmarl-vault")
         self._pending: deque[Future[None]] = deque()
+        self._spares: deque[TrajectoryBufferState] = deque()
         self._failed = False
 
-    def put(self, chunk: Chunk, cut: bool = False) -> None:
-        """Hand the next chunk over; blocks while the disk is behind.
+    def put(self, capture: Capture, num_steps: int, cut: bool = False) -> Capture:
+        """Hand the newest steps over; blocks while the disk is behind.
+
+        A buffer that holds just these steps is handed over as it is, and exchanged for another;
+        from a larger one they are copied.
 
         Parameters
         ----------
-        chunk
-            From `offmarl.recording.capture.take`. Every step belongs to exactly one chunk.
+        capture
+            Every step of it belongs to exactly one chunk.
+        num_steps
+            T, the time steps added since the last call.
         cut
-            Whether the episodes still running at its end were cut there.
+            End the running episodes at the last step.
+
+        Returns
+        -------
+        Capture
+            The one to go on with.
         """
-        self._check(chunk)
-        size = sum(leaf.nbytes for leaf in jax.tree.leaves(chunk.transition))
-        room = max(_WAITING_BYTES // size, 1)
+        self._make_room(capture, num_steps)
+        if cut or capture.capacity > num_steps:
+            self._submit(self._write, take(capture, num_steps, cut), cut)
+            return capture
+        spare = self._spares.popleft() if self._spares else _like(capture.buffer)
+        self._submit(self._write_whole, capture)
+        return Capture(spare, capture.total + 0)  # a copy: going on donates it
+
+    def _make_room(self, capture: Capture, num_steps: int) -> None:
+        transition = capture.buffer.experience.transition
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(transition))
+        room = max(_WAITING_BYTES * capture.capacity // (size * num_steps), 1)
         while self._pending and (self._pending[0].done() or len(self._pending) >= room):
             self._wait()
-        on_device = (chunk.transition, chunk.finals.view)
-        jax.tree.map(lambda leaf: leaf.copy_to_host_async(), on_device)
-        self._pending.append(self._thread.submit(self._write, self._next, chunk, cut))
+
+    def _submit(self, write: Callable[..., None], *what: Any) -> None:
+        self._pending.append(self._thread.submit(write, self._next, *what))
         self._next += 1
 
     def flush(self) -> None:
@@ -93,14 +117,21 @@ class ChunkWriter:
     def _wait(self) -> None:
         self._pending.popleft().result()
 
+    def _write_whole(self, index: int, capture: Capture) -> None:
+        self._write(index, whole(capture), cut=False)
+        self._spares.append(capture.buffer)
+
     def _write(self, index: int, chunk: Chunk, cut: bool) -> None:
         if self._failed:
             return
         try:
+            self._check(chunk)
             if index >= self._vault.chunks(self._run):
                 transition = jax.tree.map(np.asarray, chunk.transition)
                 finals = _unpad(chunk.finals)
-                self._vault.append(transition, finals, run=self._run, chunk=index, cut=cut)
+                self._vault.append(
+                    transition, finals, run=self._run, chunk=index, cut=cut, wait=False
+                )
         except BaseException:
             self._failed = True
             raise
@@ -111,7 +142,7 @@ class ChunkWriter:
             raise VaultError(
                 f"run {self._run!r}: a chunk that starts at time step {start} cannot follow "
                 f"{self._written} written ones. The steps between were overwritten in the buffer "
-                "or taken twice: take as many steps as were added, before more are added."
+                "or taken twice: hand over as many steps as were added, before more are added."
             )
         self._written = chunk.stop
 
@@ -119,3 +150,9 @@ class ChunkWriter:
 def _unpad(finals: Finals) -> Finals:
     count = len(finals.row)
     return finals._replace(view=jax.tree.map(lambda leaf: np.asarray(leaf)[:count], finals.view))
+
+
+@jax.jit
+def _like(buffer: TrajectoryBufferState) -> TrajectoryBufferState:
+    """Make another buffer; what is in it does not matter."""
+    return jax.tree.map(jnp.zeros_like, buffer)

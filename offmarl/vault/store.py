@@ -21,6 +21,7 @@ from offmarl.errors import (
 
 MANIFEST = "manifest.ocdbt"
 METADATA = "metadata.json"
+DATA = "d"
 LOCK = "writer.lock"
 
 _NO_ROOM = ("No space left", "ENOSPC", "File too large", "EFBIG", "EDQUOT", "quota exceeded")
@@ -31,6 +32,7 @@ class Store:
 
     def __init__(self, path: Path):
         self.path = path
+        self._dropped: set[str] = set()
         self._context = ts.Context()
         self._spec = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{path}/"}}
         self._kv = ts.KvStore.open(self._spec, context=self._context).result()
@@ -99,6 +101,20 @@ class Store:
         # A dropped future is a dropped write: they live as long as the commit does.
         done.add_done_callback(lambda _: pending.clear())
         return done
+
+    def drop_pages(self) -> None:
+        """Ask the kernel not to keep in memory what has been written since the last call.
+
+        A recording outgrows the page cache, and every page it takes is one that others lose; on
+        virtual machines a fresh page costs more than writing it.
+        """
+        if not hasattr(os, "posix_fadvise"):
+            return
+        files = {file.name for file in (self.path / DATA).iterdir()}
+        for name in files - self._dropped:
+            with contextlib.suppress(OSError), (self.path / DATA / name).open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        self._dropped = files
 
     def errors(self) -> contextlib.AbstractContextManager[None]:
         """Turn what tensorstore raises into errors of ours."""

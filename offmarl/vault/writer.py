@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
+import tensorstore as ts
 
 from offmarl.errors import ShapeError, VaultError, VaultFormatError
 from offmarl.types import EnvSpec, Finals, Transition
@@ -38,6 +39,16 @@ class _Record(NamedTuple):
     running: tables.Table
 
 
+class _Commit(NamedTuple):
+    """A commit that the disk may still be working on."""
+
+    done: "ts.Future[None]"
+    records: list[_Record]
+    staged: dict[str, bytes]
+    fence: tuple[str, ...]
+    """Keys that nobody can append without changing, once it is done."""
+
+
 class Writer:
     """The one writer of a vault; made by `create` and `resume`, closed as a context manager.
 
@@ -60,7 +71,8 @@ class Writer:
         self._annotated = False
         self._buffer = ChunkBuffer(self._schema, self._head.length)
         self._buffer.restore(vault.read(self._buffer.tail.start, self._head.length))
-        self._fence = self._stamps()
+        self._under_way: _Commit | None = None
+        self._fence = self._stamps(self._fence_keys())
         self._closed = False
         if vault.length > self._head.length:
             self._adopt(vault)
@@ -89,6 +101,7 @@ class Writer:
         run: str = "",
         chunk: int | None = None,
         cut: Rows = False,
+        wait: bool = True,
     ) -> None:
         """Add steps to every row.
 
@@ -108,6 +121,10 @@ class Writer:
             goes on from one run to another.
         cut
             Rows in which the recording, not the environment, ended an episode at the last step.
+        wait
+            Whether to wait for the disk where chunks are full. Otherwise what goes wrong there is
+            raised by the next call, and what was written is not kept in the page cache: for
+            recordings, whose data is read much later.
 
         Raises
         ------
@@ -134,6 +151,10 @@ class Writer:
         self._accept(transition, finals, tip, fresh=run != self._tip.run, cut=cut)
         if self._buffer.staged:
             self._commit()
+            if wait:
+                self._settle()
+            else:
+                self._store.drop_pages()
 
     def annotate(self, provenance: Mapping[str, Any]) -> None:
         """Merge a JSON object into the provenance, with the next commit."""
@@ -144,10 +165,12 @@ class Writer:
     def flush(self) -> None:
         """Commit everything: when this returns, all that was appended is durable."""
         self._check_open()
+        self._settle()
         if self._pending:
             self._buffer.stage_tail()
         if self._pending or self._annotated:
             self._commit()
+            self._settle()
 
     def close(self) -> None:
         """Flush, and let others write; again does nothing."""
@@ -161,6 +184,8 @@ class Writer:
     def release(self) -> None:
         """Let others write; what is not flushed is given up."""
         self._closed = True
+        if self._under_way is not None:
+            self._under_way.done.exception()  # waits: nobody else may write before
         self._lock.release()
 
     def __enter__(self) -> "Writer":
@@ -239,17 +264,34 @@ class Writer:
         self.flush()
 
     def _commit(self) -> None:
-        """Write what is staged, and the tables up to the last record that is staged whole."""
+        """Start to write what is staged, and the tables up to the last record staged whole."""
+        self._settle()
         through = self._buffer.through
         ready = [record for record in self._pending if record.head.length <= through]
+        staged = self._buffer.staged
         with self._store.errors():
-            done = self._store.commit(self._buffer.staged | self._tables(ready), self._fence)
+            done = self._store.commit(staged | self._tables(ready), self._fence)
+        self._under_way = _Commit(done, ready, staged, self._fence_keys())
+        self._buffer.staged = {}
+        self._annotated = False
+
+    def _settle(self) -> None:
+        """Wait for the commit under way, if there is one, and enter it in the books."""
+        if self._under_way is None:
+            return
+        commit = self._under_way
+        with self._store.errors():
             try:
-                done.result()
+                commit.done.result()
             finally:
                 # An interrupt does not stop a commit: wait, so that our books agree with the disk.
-                if done.exception() is None:
-                    self._committed(ready)
+                failed = commit.done.exception() is not None
+                self._under_way = None
+                if failed:
+                    self._buffer.staged = commit.staged | self._buffer.staged
+                    self._annotated = True
+                else:
+                    self._committed(commit)
 
     def _tables(self, ready: list[_Record]) -> dict[str, bytes]:
         writes = {}
@@ -268,17 +310,17 @@ class Writer:
                 writes[layout.finals_key(self._head.finals)] = finals.tobytes()
         return writes
 
-    def _committed(self, ready: list[_Record]) -> None:
-        self._buffer.staged.clear()
-        self._annotated = False
-        if ready:
-            self._pending = self._pending[len(ready) :]
-            self._head = ready[-1].head
-        self._fence = self._stamps()
+    def _committed(self, commit: _Commit) -> None:
+        if commit.records:
+            self._pending = self._pending[len(commit.records) :]
+            self._head = commit.records[-1].head
+        self._fence = self._stamps(commit.fence)
 
-    def _stamps(self) -> dict[str, bytes]:
+    def _fence_keys(self) -> tuple[str, ...]:
+        return (layout.INDEX_KEY, self._buffer.last_key())
+
+    def _stamps(self, keys: tuple[str, ...]) -> dict[str, bytes]:
         """Return the generations of keys that nobody can append without changing."""
-        keys = (layout.INDEX_KEY, self._buffer.last_key())
         return {key: self._store.stamp(key) for key in keys}
 
     def _check_open(self) -> None:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from offmarl import vault
 from offmarl.errors import VaultError, VaultFullError
 from offmarl.recording import ChunkWriter, add, init_capture, make_buffer
-from offmarl.recording.capture import take
 from offmarl.types import Discrete, EnvSpec, Transition, View
 
 E, N = 2, 2
@@ -57,7 +56,7 @@ class Memory(vault.Writer):
     def chunks(self, run):
         return 0
 
-    def append(self, transition, finals, *, run, chunk, cut):
+    def append(self, transition, finals, *, run, chunk, cut, wait):
         assert chunk == len(self.records)
         self.records.append((transition, finals))
 
@@ -88,7 +87,7 @@ def test_what_comes_out_is_what_went_in(capacity, sizes, seed):
             transition, next_view = stretch(start, size, rng)
             capture = add(buffer, capture, transition, next_view)
             cut = size == sizes[-1] and len(added) == len(sizes) - 1
-            chunks.put(take(capture, size, cut), cut)
+            capture = chunks.put(capture, size, cut)
             added.append(transition)
             next_views.append(next_view)
             start += size
@@ -134,7 +133,7 @@ def test_steps_overwritten_or_taken_twice_are_noticed(taken):
             for index, size in enumerate(taken):
                 capture = add(buffer, capture, *stretch(4 * index, 4, rng))
                 if size:
-                    chunks.put(take(capture, size))
+                    capture = chunks.put(capture, size)
 
     if taken == [4, 4]:
         run()
@@ -161,7 +160,7 @@ def test_what_goes_wrong_in_the_thread_is_raised_and_nothing_follows_it():
         with ChunkWriter(memory, "run") as chunks:
             for index in range(200):
                 capture = add(buffer, capture, *stretch(2 * index, 2, rng))
-                chunks.put(take(capture, 2))
+                capture = chunks.put(capture, 2)
 
     with pytest.raises(VaultFullError, match="no room"):
         run()
@@ -180,7 +179,7 @@ def test_an_interrupt_loses_nothing_that_was_handed_over(tmp_path):
         with ChunkWriter(writer, "run") as chunks:
             for index in range(3):
                 capture = add(buffer, capture, *stretch(5 * index, 5, rng))
-                chunks.put(take(capture, 5))
+                capture = chunks.put(capture, 5)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
