@@ -92,14 +92,16 @@ class ChunkBuffer:
         self.through = self.tail.stop
 
     def _keys(self) -> Iterator[str]:
-        """Yield the keys of the current chunk: of each leaf, each row."""
+        """Yield the keys of the current chunk: of each leaf, each block of rows."""
         for name, leaf in self._leaves.items():
-            for row in range(self._schema.rows):
-                yield leaf.chunk_key(name, row, self._chunk)
+            for block in range(self._schema.rows // self._schema.chunk_rows):
+                yield leaf.chunk_key(name, block, self._chunk)
 
     def _blocks(self) -> Iterator[NumpyArray]:
         """Yield the arrays that belong to `_keys`."""
-        return (block for array in self._arrays.values() for block in array)
+        size = self._schema.chunk_rows
+        for array in self._arrays.values():
+            yield from array.reshape(-1, size, *array.shape[1:])
 
     def last_key(self) -> str:
         """Return the key of a chunk that anybody who appends at the end must write too."""

@@ -56,7 +56,8 @@ def create(
     final = _destination(path)
     if chunk_steps is None:
         chunk_steps = layout.default_chunk_steps(spec, max(rows, 1))
-    schema = _check_schema(Schema(spec, rows, chunk_steps, codec))
+    chunk_rows = layout.default_chunk_rows(max(rows, 1), chunk_steps)
+    schema = _check_schema(Schema(spec, rows, chunk_rows, chunk_steps, codec))
     fresh = final.with_name(f".{final.name}.new")
     with errors_of(final):
         fresh.mkdir(parents=True, exist_ok=True)

@@ -59,9 +59,9 @@ class Leaf(NamedTuple):
         """Bytes of one step of one row, uncompressed."""
         return self.dtype.itemsize * math.prod(self.shape)
 
-    def chunk_key(self, name: str, row: int, chunk: int) -> str:
-        """Return the key that holds a chunk of one row."""
-        return prefix_of(name) + ".".join([str(row), str(chunk), *("0" for _ in self.shape)])
+    def chunk_key(self, name: str, block: int, chunk: int) -> str:
+        """Return the key of a chunk: which block of rows, and which chunk of time."""
+        return prefix_of(name) + ".".join([str(block), str(chunk), *("0" for _ in self.shape)])
 
 
 class Schema(NamedTuple):
@@ -69,6 +69,8 @@ class Schema(NamedTuple):
 
     spec: EnvSpec
     rows: int
+    chunk_rows: int
+    """Rows that are stored together; divides ``rows``."""
     chunk_steps: int
     codec: Codec
 
@@ -366,13 +368,22 @@ def default_chunk_steps(spec: EnvSpec, rows: int) -> int:
     return 1 << max(0, min(1024, 2**25 // step_bytes).bit_length() - 1)
 
 
+def default_chunk_rows(rows: int, chunk_steps: int) -> int:
+    """Return how many rows to store together, so that a chunk has 2048 steps of them at most.
+
+    A key costs the same whatever its value; short stretches of many rows would be all keys.
+    """
+    most = max(1, min(rows, 2048 // max(chunk_steps, 1)))
+    return max(size for size in range(1, most + 1) if rows % size == 0)
+
+
 def zarray(leaf: Leaf, schema: Schema) -> bytes:
     """Return the zarr v2 ``.zarray`` document of a leaf."""
     compressor = {"id": "zstd", "level": 1} if schema.codec == "zstd" else None
     return _zarray(
         leaf.dtype,
         (schema.rows, TIME_AXIS, *leaf.shape),
-        (1, schema.chunk_steps, *leaf.shape),
+        (schema.chunk_rows, schema.chunk_steps, *leaf.shape),
         compressor,
     )
 
@@ -414,7 +425,7 @@ def finals_key(first: int) -> str:
 
 
 def checksums_key(chunk: int) -> str:
-    """Return the key of the CRC32C of a chunk of every leaf and row, in this order."""
+    """Return the key of the CRC32C of a chunk of every leaf and block of rows, in this order."""
     return f"{CHECKSUMS_PREFIX}{chunk:015d}"
 
 
