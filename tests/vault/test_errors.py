@@ -226,9 +226,9 @@ def test_a_flipped_bit_is_found_when_compressed(tmp_path):
 
 def test_a_damaged_tail_is_not_written_again(path):
     store = Store(path)
-    tail = bytearray(store.get("rewards./1.2.0"))
+    tail = bytearray(store.get("rewards./0.2.0"))
     tail[0] ^= 1
-    store.commit({"rewards./1.2.0": bytes(tail)}, {}).result()
+    store.commit({"rewards./0.2.0": bytes(tail)}, {}).result()
     with pytest.raises(VaultFormatError, match="damaged"):
         vault.resume(path)
 
@@ -236,10 +236,10 @@ def test_a_damaged_tail_is_not_written_again(path):
 def test_what_stock_left_behind_the_end_is_no_damage(path):
     """A stock program that died while appending: its steps are there and do not count."""
     store = Store(path)
-    tail = bytearray(store.get("rewards./1.2.0"))
-    assert tail[16:] == bytes(16)  # two of four steps, two agents
+    tail = bytearray(store.get("rewards./0.2.0"))
+    assert tail[16:32] == bytes(16)  # two of four steps, two agents, the first of two rows
     tail[16] = 1
-    store.commit({"rewards./1.2.0": bytes(tail)}, {}).result()
+    store.commit({"rewards./0.2.0": bytes(tail)}, {}).result()
     with vault.resume(path) as writer:
         writer.append(*make())
     assert_same(vault.open_vault(path).transitions(), concatenate([make()[0]] * 2))
