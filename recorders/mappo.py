@@ -18,6 +18,7 @@ from rich.console import Console
 
 from offmarl import envs
 from offmarl.categorical import log_prob, mask_illegal
+from offmarl.losses import masked_mean
 from offmarl.losses.policy_gradient import (
     categorical_entropy,
     clipped_surrogate,
@@ -143,23 +144,18 @@ def loss(
     error = 0.5 * (networks.value(params, batch.view) - batch.target) ** 2
     entropy = categorical_entropy(logits)
     metrics = {
-        "policy_loss": mean(surrogate, mask),
-        "value_loss": mean(error, mask),
-        "entropy": mean(entropy, mask),
+        "policy_loss": masked_mean(surrogate, mask),
+        "value_loss": masked_mean(error, mask),
+        "entropy": masked_mean(entropy, mask),
     }
     total = metrics["policy_loss"] + metrics["value_loss"] - args.entropy * metrics["entropy"]
     return total, metrics
 
 
-def mean(values: Float[Array, "*b"], mask: Bool[Array, "*b"]) -> Float[Array, ""]:
-    """Mean of the entries that count."""
-    return (values * mask).sum() / mask.sum().clip(1)
-
-
 def normalise(values: Float[Array, "*b"], mask: Bool[Array, "*b"]) -> Float[Array, "*b"]:
     """Shift and scale to mean 0 and standard deviation 1 over the entries that count."""
-    centred = values - mean(values, mask)
-    return centred / (jnp.sqrt(mean(centred**2, mask)) + 1e-8)
+    centred = values - masked_mean(values, mask)
+    return centred / (jnp.sqrt(masked_mean(centred**2, mask)) + 1e-8)
 
 
 # ---------------------------------------------------------------------------------- update

@@ -62,9 +62,9 @@ class Args(OnlineArgs):
     """Vault whose newest steps the replay starts out with."""
     batch_size: int = 32
     """Windows a batch."""
-    length: int = 20
+    length: int = 10
     """Steps a window."""
-    learning_rate: float = 5e-4
+    learning_rate: float = 1e-3
     """Of Adam."""
     gamma: float = 0.95
     """Discount; a swarm's rewards follow soon, and a short horizon learns them faster."""

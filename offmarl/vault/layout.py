@@ -86,8 +86,14 @@ class Schema(NamedTuple):
                 f"the vault has format version {data.get('version')!r}, and this offmarl reads "
                 f"{SCHEMA_VERSION}: install a newer offmarl."
             )
-        fields = {name: data[name] for name in cls._fields}
-        return cls(**{**fields, "spec": EnvSpec.from_json(data["spec"])})
+        try:
+            fields = {name: data[name] for name in cls._fields}
+            return cls(**{**fields, "spec": EnvSpec.from_json(data["spec"])})
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise VaultFormatError(
+                f"the vault's schema cannot be understood ({error!r}): it is damaged, or was written "
+                "by a version of offmarl that was never released. Copy or record it again."
+            ) from error
 
 
 class Head(NamedTuple):
