@@ -102,8 +102,8 @@ def compare_sampling(args: Args, path: Path) -> None:
         ratio = median(t / o for t, o in rounds)
         micro = [median(side) / args.draws * 1e6 for side in zip(*rounds, strict=True)]
         print(
-            f"sample {batch:4d} windows: flashbax {micro[0]:7.0f} us   offmarl {micro[1]:7.0f} us   "
-            f"flashbax / offmarl {ratio:.2f}"
+            f"sample {batch:4d} windows: flashbax {micro[0]:7.0f} us, "
+            f"offmarl {micro[1]:7.0f} us, flashbax / offmarl {ratio:.2f}"
         )
 
 

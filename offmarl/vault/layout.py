@@ -91,8 +91,8 @@ class Schema(NamedTuple):
             return cls(**{**fields, "spec": EnvSpec.from_json(data["spec"])})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise VaultFormatError(
-                f"the vault's schema cannot be understood ({error!r}): it is damaged, or was written "
-                "by a version of offmarl that was never released. Copy or record it again."
+                f"the vault's schema cannot be understood ({error!r}), so it is damaged: copy or "
+                "record the vault again."
             ) from error
 
 
