@@ -30,7 +30,7 @@ from offmarl.types import ArrayTree, EnvSpec, Sequence
 class Args(training.Args):
     """Behaviour cloning."""
 
-    learning_rate: float = 3e-4
+    learning_rate: float = 1e-3
     """Adam's step size."""
     anneal: bool = True
     """Let the step size fall to zero over the run, so that the clone settles on the frequencies of

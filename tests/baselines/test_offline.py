@@ -19,13 +19,14 @@ BASELINES = ("bc", "maicq", "qmix_cql")
 
 
 def train(name: str, data: Path, out: Path, **options: object) -> np.ndarray:
-    """Train a baseline and return its final returns, ``(seeds, episodes)``."""
+    """Train a baseline and return the final returns of its best actions, ``(seeds, episodes)``."""
     program = programs.load("baseline", name)
     run = program.main(program.Args(vault=data, out=out, final_episodes=64, **options))
     (environment,) = json.loads((run / tracking.MARL_EVAL_FILE).read_text()).values()
     (task,) = environment.values()
     (seeds,) = task.values()
-    return np.array([seed["absolute_metrics"][tracking.RETURN] for seed in seeds.values()])
+    metrics = [seed["absolute_metrics"] for seed in seeds.values()]
+    return np.array([m.get(tracking.GREEDY_RETURN, m[tracking.RETURN]) for m in metrics])
 
 
 @pytest.fixture(scope="session")
@@ -71,7 +72,8 @@ def test_the_clone_of_two_joint_modes_is_their_independent_mixture(
     env = envs.make("classic/bridge")
     vault.convert_pymarl(source, path, env.spec)
     returns = train("bc", path, tmp_path / "bc", updates=1500, evaluate_every=500, seeds=2)
-    assert returns.max() < -1.2  # nobody does better than the best of the data
+    # Greedily, both take the way that most of the data takes: one of its three ways, -1.2904.
+    np.testing.assert_allclose(returns, -1.2904, atol=1e-4)
     start = env.reset(jax.random.key(0))[1].view
     network = agent_network(PolicyConfig("recurrent"), env.spec)
     for seed in (0, 1):

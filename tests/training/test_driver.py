@@ -62,7 +62,10 @@ def test_what_a_run_leaves_behind(args: bc.Args) -> None:
         (step, seed) for step in (10, 20, 30, 40) for seed in (0, 1)
     ]
     assert [len(row[tracking.RETURN]) for row in evaluations] == [4] * 6 + [8] * 2
-    assert all("policy_loss" in row for row in rows if tracking.RETURN not in row)
+    (greedy,) = {row["step"] for row in rows if tracking.GREEDY_RETURN in row}
+    assert greedy == 40
+    losses = [row["step"] for row in rows if "policy_loss" in row]
+    assert losses == [step for step in (10, 20, 30, 40) for _ in (0, 1)]
     scores = json.loads((run / tracking.MARL_EVAL_FILE).read_text())
     runs = scores["probe"]["observation/random"]["bc"]
     assert set(runs) == {"seed_0", "seed_1"}

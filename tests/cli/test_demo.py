@@ -1,0 +1,26 @@
+"""The demo, with less of everything."""
+
+import pytest
+
+from offmarl.cli import demo
+
+
+@pytest.mark.slow
+def test_the_demo_goes_all_the_way(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        demo,
+        "_RECORDER",
+        {"total_steps": 8_192, "steps": 2_048, "evaluations": 4, "eval_episodes": 8},
+    )
+    small = {"batch_size": 4, "length": 5, "final_episodes": 4, "evaluate_episodes": 4, "hidden": 8}
+    monkeypatch.setattr(demo, "_BASELINE", small)
+    monkeypatch.setattr(demo, "_BASELINES", {"bc": {"updates": 20}})
+    report = demo.demo(tmp_path, seeds=2)
+    assert list(report.data["recorded"]) == ["random", "medium", "expert", "replay"]
+    assert {tier: list(found) for tier, found in report.data["learnt"].items()} == {
+        "medium": ["bc"],
+        "expert": ["bc"],
+    }
+    assert (tmp_path / "demo.png").stat().st_size > 10_000
+    again = demo.demo(tmp_path, seeds=2)  # everything is there already
+    assert again.data == report.data
