@@ -222,7 +222,7 @@ def _learn(job: _Job, replay: Replay) -> None:
     run, program, schedule = job.run, job.program, job.schedule
     init_keys, update_keys, evaluate_keys = job.keys()
     checkpoints = run.checkpoints(keep=2)
-    states = jax.jit(jax.vmap(program.init))(init_keys)
+    states = start(program, init_keys)
     done = checkpoints.latest() or 0
     if done:
         tree, _ = checkpoints.restore(_tree(program, states))
@@ -240,6 +240,17 @@ def _learn(job: _Job, replay: Replay) -> None:
     checkpoints.close()
     if job.env is not None:
         _write_marl_eval(run, job.env.spec)
+
+
+@partial(jax.jit, static_argnums=0)
+def start(program: Program, keys: Key[Array, "seeds"]) -> ArrayTree:
+    """Return the fresh states of all seeds.
+
+    One after the other: orthogonal initialisation under vmap is a batched QR factorisation, and
+    several of those at once wait for one another for ever on a CPU of few cores (jaxlib 0.10 to
+    0.12 split each over the very threads that they hold).
+    """
+    return jax.lax.map(program.init, keys)
 
 
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -177,3 +178,24 @@ def test_kill_9_and_the_same_command_again(args: bc.Args, tmp_path: Path) -> Non
     assert content(killed) == content(whole)
     for mine, theirs in zip(params(killed, 1), params(whole, 1), strict=True):
         np.testing.assert_array_equal(mine, theirs)
+
+
+FEW_CORES = """
+import os
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+import jax
+from offmarl import training
+from offmarl.cli import programs
+from offmarl.types import Discrete, EnvSpec
+maicq = programs.load("baseline", "maicq")
+program = maicq.make(EnvSpec("", 3, 30, 40, Discrete(5)), maicq.Args(vault=""))
+keys = jax.random.split(jax.random.key(0), 3)
+for _ in range(50):
+    jax.block_until_ready(training.start(program, keys))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs to give up cores")
+def test_seeds_start_on_two_cores() -> None:
+    """Under vmap their orthogonal matrices waited for one another for ever."""
+    subprocess.run([sys.executable, "-c", FEW_CORES], check=True, timeout=300)
