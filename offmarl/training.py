@@ -247,8 +247,8 @@ def start(program: Program, keys: Key[Array, "seeds"]) -> ArrayTree:
     """Return the fresh states of all seeds.
 
     One after the other: orthogonal initialisation under vmap is a batched QR factorisation, and
-    several of those at once wait for one another for ever on a CPU of few cores (jaxlib 0.10 to
-    0.12 split each over the very threads that they hold).
+    several of those at once can wait for one another for ever on a CPU of few cores (jaxlib 0.10
+    splits each over the very threads that they hold).
     """
     return jax.lax.map(program.init, keys)
 
