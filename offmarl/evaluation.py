@@ -182,7 +182,7 @@ def load_policy(
     seed = seeds[0] if seed is None else seed
     if seed not in seeds:
         raise RunError(f"{run_dir} has no seed {seed}: its seeds are {seeds}.")
-    checkpoints = Checkpoints(run_dir / "checkpoints")
+    checkpoints = Checkpoints(run_dir / tracking.CHECKPOINTS)
     like = jax.eval_shape(
         jax.vmap(lambda key: init_policy(config, spec, key)),
         jax.random.split(jax.random.key(0), len(seeds)),

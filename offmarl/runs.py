@@ -12,8 +12,6 @@ from typing import Any
 from offmarl import checkpoint, tracking
 from offmarl.errors import RunError
 
-_CHECKPOINTS = "checkpoints"
-
 
 @dataclass(frozen=True)
 class Run:
@@ -40,7 +38,7 @@ class Run:
 
     def checkpoints(self, keep: int | None = None) -> checkpoint.Checkpoints:
         """Return the run's checkpoints."""
-        return checkpoint.Checkpoints(self.directory / _CHECKPOINTS, keep=keep)
+        return checkpoint.Checkpoints(self.directory / tracking.CHECKPOINTS, keep=keep)
 
     def finish(self) -> None:
         """Note that the run has ended, so that the same call does nothing next time."""

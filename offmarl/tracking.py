@@ -32,6 +32,7 @@ from offmarl.errors import RunError
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
 MARL_EVAL_FILE = "marl_eval.json"
+CHECKPOINTS = "checkpoints"
 
 RETURN = "episode_return"
 """The name of the main metric: returns of the policy as it acts."""

@@ -45,11 +45,6 @@ def heading(text: str) -> str:
     return f"<h2>{escape(text)}</h2>"
 
 
-def paragraph(text: str) -> str:
-    """Return a paragraph of plain text."""
-    return f"<p>{escape(text)}</p>"
-
-
 def table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """Return a table of plain text."""
 
