@@ -52,6 +52,22 @@ class OptionError(OffmarlError):
     """An option has a value that it cannot have."""
 
 
+class CardError(OffmarlError):
+    """A dataset's card is not as a card must be."""
+
+
+class HubError(OffmarlError):
+    """A dataset cannot be pulled from, or pushed to, the hub as asked."""
+
+
+class HubUnreachableError(HubError):
+    """No hub answers, or offline mode is on."""
+
+
+class ChecksumError(HubError):
+    """What arrived is not what was published."""
+
+
 class RunError(OffmarlError):
     """A training run cannot be started, resumed or loaded as asked."""
 

@@ -1,0 +1,222 @@
+"""The catalogue: one TOML card for each dataset that is published or can be recorded again."""
+
+import dataclasses
+import tomllib
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from offmarl.errors import CardError, unknown_name
+
+SUFFIX = ".toml"
+
+
+@dataclass(frozen=True)
+class File:
+    """A file in a repository."""
+
+    path: str
+    size: int
+    """Bytes."""
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Uid:
+    """One vault of a dataset; what its data card or its recording says of it."""
+
+    steps: int | None = None
+    episodes: int | None = None
+    return_mean: float | None = None
+    """Mean over episodes (and agents) of the return."""
+    return_std: float | None = None
+    return_min: float | None = None
+    return_max: float | None = None
+    joint_saco: float | None = None
+    """Distinct joint state-action pairs per step, in [0, 1]."""
+    digest: str | None = None
+    """Of its logical content; see `offmarl.vault.digest`."""
+    files: tuple[File, ...] = ()
+    """Its own archive on the hub, cut into shards; none where one archive holds all uids."""
+
+
+@dataclass(frozen=True)
+class Hub:
+    """Where a dataset is published."""
+
+    repository: str
+    """Such as "InstaDeepAI/og-marl"."""
+    path: str | None = None
+    """The zip archive of all uids, in the repository."""
+    revision: str = "main"
+    """The revision that size and sha256 are of."""
+    size: int | None = None
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a dataset of ours is recorded again."""
+
+    command: str
+    seed: int
+    versions: Mapping[str, str]
+    """Of the packages it was recorded with."""
+    random: float
+    """Mean return of uniform legal actions."""
+    expert: float
+    """Mean return of the best checkpoint."""
+
+
+@dataclass(frozen=True)
+class Licence:
+    """SPDX names."""
+
+    data: str
+    code: str | None = None
+
+
+@dataclass(frozen=True)
+class Card:
+    """What is known of a dataset before it is here.
+
+    ``name`` is ``source/environment/scenario``; ``action`` is ``{"discrete": 9}`` or
+    ``{"continuous": 3}``.
+    """
+
+    name: str
+    summary: str
+    num_agents: int
+    citation: str
+    licence: Licence
+    uids: Mapping[str, Uid] = field(default_factory=dict)
+    action: Mapping[str, int] | None = None
+    observation_size: int | None = None
+    state_size: int | None = None
+    quirks: tuple[str, ...] = ()
+    hub: Hub | None = None
+    recipe: Recipe | None = None
+
+    @property
+    def source(self) -> str:
+        """Who made it."""
+        return self.name.split("/")[0]
+
+    @property
+    def environment(self) -> str:
+        """The suite it was recorded in, such as "smac_v1"."""
+        return self.name.split("/")[-2]
+
+    @property
+    def scenario(self) -> str:
+        """Such as "3m"."""
+        return self.name.split("/")[-1]
+
+
+# ---------------------------------------------------------------------------------- finding
+
+
+def directory() -> Path:
+    """Return where the cards stand: beside the package in a checkout, inside it in a wheel."""
+    package = Path(__file__).parents[1]
+    places = (package / "datasets", package.parent / "datasets")
+    return next((place for place in places if place.is_dir()), places[0])
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """Return the names of all datasets of the catalogue, sorted."""
+    root = directory()
+    found = (path.relative_to(root).with_suffix("") for path in root.rglob(f"*{SUFFIX}"))
+    return tuple(sorted(path.as_posix() for path in found))
+
+
+def cards() -> Iterator[Card]:
+    """Load all cards, by name."""
+    return map(load, names())
+
+
+def load(name: str) -> Card:
+    """Load a card of the catalogue.
+
+    Raises
+    ------
+    UnknownNameError
+        There is none of that name.
+    CardError
+        It is not as a card must be.
+    """
+    if name not in names():
+        raise unknown_name("dataset", name, names(), see="offmarl ls --remote")
+    path = directory() / f"{name}{SUFFIX}"
+    return parse(path.read_text(), str(path))
+
+
+# ---------------------------------------------------------------------------------- reading
+
+
+def parse(text: str, where: str) -> Card:
+    """Read a card.
+
+    Parameters
+    ----------
+    text
+        TOML.
+    where
+        What to call it in an error.
+
+    Raises
+    ------
+    CardError
+        It is no TOML; a field is missing, unknown, or of another type than it must be.
+    """
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise CardError(f"{where} is not TOML: {error}.") from error
+    card: Card = _build(Card, data, where, "")
+    if card.name.count("/") != 2 or not all(card.name.split("/")):
+        raise CardError(f"{where}: name must be source/environment/scenario, not {card.name!r}.")
+    return card
+
+
+def _build(cls: Any, data: Any, where: str, prefix: str) -> Any:
+    """Make a dataclass of a table, checking every field."""
+    if not isinstance(data, dict):
+        raise CardError(f"{where}: {prefix.rstrip('.')} must be a table, not {data!r}.")
+    hints = typing.get_type_hints(cls)
+    needed = [
+        one.name
+        for one in dataclasses.fields(cls)
+        if one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING
+    ]
+    missing = [name for name in needed if name not in data]
+    unknown = [name for name in data if name not in hints]
+    for problem, found in (("lacks", missing), ("has unknown", unknown)):
+        if found:
+            fields = ", ".join(prefix + name for name in found)
+            raise CardError(f"{where} {problem} {fields}: datasets/README.md lists the fields.")
+    return cls(**{k: _convert(hints[k], v, where, f"{prefix}{k}") for k, v in data.items()})
+
+
+def _convert(hint: Any, value: Any, where: str, name: str) -> Any:
+    """Return a value as its annotation wants it; `CardError` where it cannot be."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is types.UnionType:  # all of ours are optional fields
+        return _convert(inner[0], value, where, name)
+    if dataclasses.is_dataclass(hint):
+        return _build(hint, value, where, f"{name}.")
+    if origin is tuple and isinstance(value, list):
+        return tuple(_convert(inner[0], one, where, f"{name}[{i}]") for i, one in enumerate(value))
+    if origin is Mapping and isinstance(value, dict):
+        return {k: _convert(inner[1], one, where, f"{name}.{k}") for k, one in value.items()}
+    if hint is float and type(value) is int:
+        return float(value)
+    if origin is None and type(value) is hint:
+        return value
+    wanted = getattr(origin or hint, "__name__", str(hint))
+    raise CardError(f"{where}: {name} must be of type {wanted.lower()}, not {value!r}.")
