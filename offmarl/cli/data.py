@@ -38,7 +38,7 @@ def ls(directory: Annotated[Path, Positional, arg(metavar="DIRECTORY")] = Path()
     return Report({"vaults": found}, Group(view, *unread))
 
 
-def show(path: Annotated[Path, Positional, arg(metavar="VAULT")]) -> Report:
+def show(path: Annotated[str, Positional, arg(metavar="VAULT")]) -> Report:
     """Show what a vault holds and where it comes from.
 
     Parameters
@@ -85,7 +85,7 @@ def convert(
     """
     spec = _spec(env) if env else None
     convert_layout = {"pymarl": vault.convert_pymarl}[layout]
-    return show(convert_layout(source, out, spec, time_limit))
+    return show(str(convert_layout(source, out, spec, time_limit)))
 
 
 def _spec(env: str) -> Any:
@@ -109,7 +109,7 @@ def _facts(data: vault.Vault) -> dict[str, Any]:
         "return": spread(returns),
         "length": spread(episodes.length),
         "policies": sorted(set(episodes.policy_id.tolist()) - {-1}),
-        "bytes": sum(file.stat().st_size for file in data.path.rglob("*") if file.is_file()),
+        "bytes": data.num_bytes,
         "digest": data.digest(),
     }
 
@@ -129,7 +129,7 @@ def _described(
         "environment": spec.name or "not told",
         "agents": f"{spec.num_agents}, each with {spec.action_size} {actions}; {sizes}",
         "steps": f"{number(data.num_steps)} = {number(data.length)} x {data.rows} environments; "
-        f"{number(facts['bytes'] / 1e6)} MB",
+        + _size(facts["bytes"]),
         "episodes": f"{number(facts['episodes'])}: {ends}",
         "length": _spread_line(facts["length"]),
         "return": _spread_line(facts["return"]),
@@ -138,6 +138,10 @@ def _described(
         "policies": number(len(facts["policies"])) if facts["policies"] else "not told",
         "digest": facts["digest"],
     }
+
+
+def _size(num_bytes: int | None) -> str:
+    return "size not told" if num_bytes is None else f"{number(num_bytes / 1e6)} MB"
 
 
 def _spread_line(values: Mapping[str, float]) -> str:

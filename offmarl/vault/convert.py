@@ -8,7 +8,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +29,7 @@ def convert_pymarl(
     env_spec: EnvSpec | None = None,
     time_limit: int | None = None,
     codec: Codec = "raw",
-) -> Path:
+) -> PurePath:
     """Import an ``.npz`` file of PyMARL's episode batches.
 
     An episode of L steps fills L+1 slots there: the last one holds what was seen at the end, which
@@ -53,7 +53,7 @@ def convert_pymarl(
 
     Returns
     -------
-    Path
+    PurePath
         The vault's.
 
     Raises

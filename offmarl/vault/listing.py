@@ -3,14 +3,16 @@
 import json
 import os
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import suppress
+from pathlib import Path, PurePath, PurePosixPath
 from typing import NamedTuple
 
 from offmarl.errors import OffmarlError, VaultError, VaultFormatError, VaultNotFoundError
 from offmarl.vault import layout
 from offmarl.vault.layout import Head, Schema
+from offmarl.vault.location import Location
 from offmarl.vault.reader import Vault, read_metadata
-from offmarl.vault.store import MANIFEST, METADATA, Store
+from offmarl.vault.store import MANIFEST, METADATA, Store, errors_of
 
 SUFFIX = ".vlt"
 
@@ -51,59 +53,94 @@ def open_vault(path: str | os.PathLike[str]) -> Vault:
     return Vault(locate(path))
 
 
-def locate(path: str | os.PathLike[str]) -> Path:
+def locate(path: str | os.PathLike[str]) -> PurePath:
     """Return the directory of the vault that a path means; see `open_vault`."""
-    given = Path(path).absolute()
-    if not given.exists():
-        raise VaultNotFoundError(f"there is no vault at {given}.{_beside(given)}")
-    if is_vault(given):
-        return given
-    inside = vaults_in(given)
+    location = Location.of(path)
+    given = location.path
+    with errors_of(given):
+        if is_vault(location):
+            return given
+        inside = vaults_in(given)
     if len(inside) == 1:
         return inside[0]
     if inside:
-        names = ", ".join(vault.name for vault in inside)
+        names = ", ".join(str(vault.relative_to(given)) for vault in inside)
         raise VaultError(f"{given} holds several vaults: add one of {names} to the path.")
-    raise VaultFormatError(
-        f"{given} is not a vault: a vault is a directory with {METADATA} and {MANIFEST} in it."
-    )
+    if location.is_directory and location.directory.exists():
+        raise VaultFormatError(
+            f"{given} is not a vault: a vault is a directory with {METADATA} and {MANIFEST} in it."
+        )
+    raise VaultNotFoundError(f"there is no vault at {given}.{_beside(given)}")
 
 
-def _beside(path: Path) -> str:
-    near = vaults_in(path.parent) if path.parent.is_dir() else []
-    return f" Beside it: {', '.join(vault.name for vault in near)}." if near else ""
+def _beside(path: PurePath) -> str:
+    with suppress(OffmarlError, OSError, ValueError):
+        if near := vaults_in(path.parent):
+            return f" Beside it: {', '.join(vault.name for vault in near)}."
+    return ""
 
 
-def is_vault(path: Path) -> bool:
+def is_vault(location: Location) -> bool:
     """Whether a directory looks like a vault."""
-    return (path / METADATA).is_file() and (path / MANIFEST).is_file()
+    if location.is_directory:
+        directory = location.directory
+        return (directory / METADATA).is_file() and (directory / MANIFEST).is_file()
+    return all(location.read(name) is not None for name in (METADATA, MANIFEST))
 
 
-def vaults_in(directory: Path) -> list[Path]:
-    """Return the vaults right below a directory; those being created are not there yet."""
+def vaults_in(path: PurePath) -> list[PurePath]:
+    """Return the vaults right below a directory; in an archive or a bucket, at any depth.
+
+    Those being created are not there yet.
+    """
+    location = Location.of(path)
+    if not location.is_directory:
+        return _vaults_among(location)
+    directory = location.directory
     if not directory.is_dir():
         return []
     return sorted(
-        path for path in directory.iterdir() if not path.name.startswith(".") and is_vault(path)
+        below
+        for below in directory.iterdir()
+        if not below.name.startswith(".") and is_vault(Location(below))
     )
 
 
-def list_vaults(directory: str | os.PathLike[str]) -> Iterator[tuple[Path, Summary]]:
+def _vaults_among(location: Location) -> list[PurePath]:
+    names = {PurePosixPath(name) for name in location.names()}
+    found = (name.parent for name in names if name.name == METADATA)
+    whole = (path for path in found if path / MANIFEST in names and path.parts)
+    return sorted(location.path / path for path in whole if not path.name.startswith("."))
+
+
+def list_vaults(directory: str | os.PathLike[str]) -> Iterator[tuple[PurePath, Summary]]:
     """Walk a directory tree and yield every vault's path and summary, by path.
 
-    A vault that cannot be read is listed with its error.
+    A vault that cannot be read is listed with its error. An archive and a bucket are looked
+    through in the same way.
     """
-    root = Path(directory)
+    location = Location.of(directory)
+    for path in _walk(location) if location.is_directory else _vaults_listed(location):
+        yield path, summarise(path)
+
+
+def _walk(location: Location) -> Iterator[PurePath]:
+    root = location.directory
     if not root.is_dir():
         raise VaultNotFoundError(f"there is no directory {root} to list vaults in.")
     for parent, below, _ in os.walk(root):
         below.sort()
         if parent.endswith(SUFFIX):
             below.clear()
-            yield from ((path, summarise(path)) for path in vaults_in(Path(parent)))
+            yield from vaults_in(Path(parent))
 
 
-def summarise(path: Path) -> Summary:
+def _vaults_listed(location: Location) -> list[PurePath]:
+    with errors_of(location.path):
+        return _vaults_among(location)
+
+
+def summarise(path: PurePath) -> Summary:
     """Return a vault's summary from its few small keys."""
     summary = Summary(path.parent.name.removesuffix(SUFFIX), path.name)
     try:
@@ -112,11 +149,11 @@ def summarise(path: Path) -> Summary:
         return summary._replace(error=str(error))
 
 
-def _summarise(summary: Summary, path: Path) -> Summary:
+def _summarise(summary: Summary, path: PurePath) -> Summary:
     store = Store(path)
     schema = store.get_json(layout.SCHEMA_KEY)
     if schema is None:
-        leaves, rows = layout.read_metadata(read_metadata(path))
+        leaves, rows = layout.read_metadata(read_metadata(store.location))
         length = int(store.array(layout.INDEX_PREFIX).read().result()[0])
         observation = leaves.get("observations")
         num_agents = observation.shape[0] if observation and observation.shape else None

@@ -4,7 +4,7 @@ import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from offmarl.errors import VaultError, VaultFormatError
 from offmarl.types import Discrete, EnvSpec, Transition, View
 from offmarl.vault import layout, tables
 from offmarl.vault.layout import Head, Leaf, NumpyArray, Schema
+from offmarl.vault.location import Location
 from offmarl.vault.store import METADATA, Store
 
 _BLOCK_BYTES = 2**25
@@ -50,7 +51,7 @@ class Vault:
     Attributes
     ----------
     path
-        Its directory.
+        Its directory; one in an archive or at a URL is written in the same way.
     own
         Our own keys; None in a foreign vault.
     leaves
@@ -63,11 +64,11 @@ class Vault:
         Intervals of steps, ``((start, stop), ...)``, that a stock program appended.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: PurePath):
         self.path = path
         self._store = Store(path)
         self._arrays: dict[str, Any] = {}
-        metadata = read_metadata(path)
+        metadata = read_metadata(self._store.location)
         self.own = read_own(self._store)
         if self.own:
             self._describe(self.own, metadata)
@@ -122,6 +123,14 @@ class Vault:
     def num_steps(self) -> int:
         """Recorded transitions in all rows."""
         return self.rows * self.length
+
+    @property
+    def num_bytes(self) -> int | None:
+        """Bytes that its files take; None where finding out would mean reading them."""
+        location = self._store.location
+        if not location.is_directory:
+            return None
+        return sum(file.stat().st_size for file in location.directory.rglob("*") if file.is_file())
 
     @cached_property
     def spec(self) -> EnvSpec:
@@ -256,14 +265,15 @@ class Vault:
         return self._arrays[name]
 
 
-def read_metadata(path: Path) -> dict[str, Any]:
+def read_metadata(location: Location) -> dict[str, Any]:
     """Return the content of ``metadata.json``."""
+    file = location.path / METADATA
     try:
-        metadata = json.loads((path / METADATA).read_text())
+        metadata = json.loads(location.read(METADATA) or b"")
     except (OSError, ValueError) as error:
-        raise VaultFormatError(f"{path / METADATA} cannot be read: {error}.") from error
+        raise VaultFormatError(f"{file} cannot be read: {error}.") from error
     if not isinstance(metadata, dict):
-        raise VaultFormatError(f"{path / METADATA} does not hold a JSON object.")
+        raise VaultFormatError(f"{file} does not hold a JSON object.")
     return metadata
 
 

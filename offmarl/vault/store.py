@@ -6,7 +6,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 import tensorstore as ts
@@ -18,6 +18,7 @@ from offmarl.errors import (
     VaultFullError,
     VaultLockedError,
 )
+from offmarl.vault.location import Location
 
 MANIFEST = "manifest.ocdbt"
 METADATA = "metadata.json"
@@ -28,13 +29,14 @@ _NO_ROOM = ("No space left", "ENOSPC", "File too large", "EFBIG", "EDQUOT", "quo
 
 
 class Store:
-    """An OCDBT key-value store in a directory."""
+    """An OCDBT key-value store in a directory, in an archive, or in an object store."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: PurePath):
         self.path = path
+        self.location = Location.of(path)
         self._dropped: set[str] = set()
         self._context = ts.Context()
-        self._spec = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{path}/"}}
+        self._spec = {"driver": "ocdbt", "base": self.location.kvstore()}
         self._kv = ts.KvStore.open(self._spec, context=self._context).result()
 
     def get(self, key: str) -> bytes | None:
@@ -108,11 +110,12 @@ class Store:
         A recording outgrows the page cache, and every page it takes is one that others lose; on
         virtual machines a fresh page costs more than writing it.
         """
-        if not hasattr(os, "posix_fadvise"):
+        if not (hasattr(os, "posix_fadvise") and self.location.is_directory):
             return
-        files = {file.name for file in (self.path / DATA).iterdir()}
+        data = self.location.directory / DATA
+        files = {file.name for file in data.iterdir()}
         for name in files - self._dropped:
-            with contextlib.suppress(OSError), (self.path / DATA / name).open("rb") as file:
+            with contextlib.suppress(OSError), (data / name).open("rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         self._dropped = files
 
@@ -122,7 +125,7 @@ class Store:
 
 
 @contextlib.contextmanager
-def errors_of(path: Path) -> Iterator[None]:
+def errors_of(path: PurePath) -> Iterator[None]:
     """Turn what tensorstore and the system raise about a vault into errors of ours."""
     try:
         yield
@@ -138,7 +141,7 @@ def errors_of(path: Path) -> Iterator[None]:
         raise VaultError(f"{path} cannot be read or written: {text}") from error
 
 
-def _conflict(path: Path) -> VaultConflictError:
+def _conflict(path: PurePath) -> VaultConflictError:
     return VaultConflictError(
         f"{path} was changed by a program that does not know our lock; nothing was written over "
         "it. Stop that program and open the vault again: the steps it appended will be adopted."
@@ -146,9 +149,20 @@ def _conflict(path: Path) -> VaultConflictError:
 
 
 class WriterLock:
-    """The exclusive right to write to a directory; it dies with the process that holds it."""
+    """The exclusive right to write to a directory; it dies with the process that holds it.
 
-    def __init__(self, directory: Path):
+    Object stores know no locks: there is nothing to hold, and the fence of a commit alone tells
+    that somebody else wrote.
+    """
+
+    def __init__(self, path: PurePath):
+        self._fd = -1
+        location = Location.of(path)
+        if not location.is_writable:
+            raise VaultError(f"{path} cannot be written to: unpack or copy the vault first.")
+        if not location.is_directory:
+            return
+        directory = location.directory
         try:
             self._fd = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:

@@ -9,7 +9,7 @@ yet. So whatever happens, a vault holds its first so many records and nothing el
 import os
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import PurePath
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -55,7 +55,7 @@ class Writer:
     Any thread may use it, inside a running event loop too, but only one at a time.
     """
 
-    def __init__(self, path: Path, lock: WriterLock):
+    def __init__(self, path: PurePath, lock: WriterLock):
         vault = Vault(path)
         if vault.own is None:
             raise VaultFormatError(
@@ -349,7 +349,7 @@ def _mark_cut(ended: tables.Table, stop: int, cut: NumpyArray) -> tables.Table:
     return ended
 
 
-def _warn_of_length(path: Path, begin: int, stop: int) -> None:
+def _warn_of_length(path: PurePath, begin: int, stop: int) -> None:
     if begin <= layout.MAX_STOCK_LENGTH < stop:
         warnings.warn(
             f"{path} grows past {layout.MAX_STOCK_LENGTH} steps a row: offmarl goes on, but stock "

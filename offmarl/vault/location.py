@@ -1,0 +1,183 @@
+"""Where vaults lie: in directories, inside zip archives, in object stores and on web servers."""
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePath, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from offmarl.errors import VaultError
+
+if TYPE_CHECKING:
+    import tensorstore as ts
+
+ARCHIVE_SUFFIX = ".zip"
+_WRITABLE = ("s3", "gs")
+_SCHEMES = (*_WRITABLE, "http", "https")
+
+
+class Url(PurePosixPath):
+    """An address such as ``s3://bucket/coverage.vlt/expert``, taken apart as paths are."""
+
+    def __str__(self) -> str:
+        return super().__str__().replace(":/", "://", 1)
+
+    @property
+    def scheme(self) -> str:
+        """What stands before ``://``."""
+        return self.parts[0].removesuffix(":")
+
+    @property
+    def host(self) -> str:
+        """The bucket, or the server and its port."""
+        return self.parts[1]
+
+    @property
+    def key(self) -> str:
+        """What stands after the host."""
+        return "/".join(self.parts[2:])
+
+
+@dataclass(frozen=True)
+class Location:
+    """What a path means; made by `of`.
+
+    Attributes
+    ----------
+    path
+        An absolute path or a `Url`; one that leads into an archive is written as if the archive
+        were a directory.
+    archive
+        The zip archive that it leads into, if it does.
+    """
+
+    path: PurePath
+    archive: PurePath | None = None
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str]) -> "Location":
+        """Take a path or URL as a user writes it; nothing needs to be there.
+
+        Raises
+        ------
+        VaultError
+            It is a URL of a kind that nothing is kept under.
+        """
+        full = absolute(path)
+        if not isinstance(full, Url) and Path(full).is_dir():
+            return cls(full)
+        for part in (full, *full.parents):
+            if part.name.endswith(ARCHIVE_SUFFIX) and _is_file(part):
+                return cls(full, part)
+        return cls(full)
+
+    @property
+    def is_directory(self) -> bool:
+        """Whether it is on this machine and outside an archive.
+
+        Files there can be locked, synced, renamed and mapped into memory.
+        """
+        return self.archive is None and not isinstance(self.path, Url)
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether vaults of this kind of place can be written."""
+        if isinstance(self.path, Url):
+            return self.archive is None and self.path.scheme in _WRITABLE
+        return self.archive is None
+
+    @property
+    def directory(self) -> Path:
+        """The directory on this machine; `VaultError` where it is none."""
+        if not self.is_directory:
+            raise VaultError(
+                f"{self.path} is not a directory of this machine, which is needed here: unpack or "
+                "copy it first."
+            )
+        return Path(self.path)
+
+    def kvstore(self) -> dict[str, Any]:
+        """Return TensorStore's specification of the files below, named by their relative paths."""
+        if self.archive is None:
+            return _kvstore(self.path, "/")
+        inside = self.path.relative_to(self.archive).as_posix()
+        prefix = "" if inside == "." else f"{inside}/"
+        return {"driver": "zip", "base": _kvstore(self.archive), "path": prefix}
+
+    @cached_property
+    def files(self) -> "ts.KvStore":
+        """The files below."""
+        import tensorstore as ts
+
+        return ts.KvStore.open(self.kvstore()).result()
+
+    def read(self, name: str) -> bytes | None:
+        """Return the content of a small file, or None if there is none.
+
+        Raises
+        ------
+        OSError, ValueError
+            It is there and cannot be read.
+        """
+        if self.is_directory:
+            try:
+                return (self.directory / name).read_bytes()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+        found = self.files.read(name).result()
+        return bytes(found.value) if found.state == "value" else None
+
+    def names(self) -> list[str]:
+        """Return the relative paths of all files below; not for directories of this machine.
+
+        Raises
+        ------
+        OSError, ValueError
+            They cannot be listed.
+        """
+        return [name.decode() for name in self.files.list().result()]
+
+
+def absolute(path: str | os.PathLike[str]) -> PurePath:
+    """Return an absolute `Path`, or a `Url` where one is given."""
+    text = os.fspath(path)
+    scheme, mark, rest = text.partition("://")
+    if not mark:
+        return Path(text).absolute()
+    if scheme not in _SCHEMES or not rest.strip("/"):
+        raise VaultError(
+            f"{text} is not a place that vaults are kept in: give a path, or a URL that begins "
+            f"with {', '.join(f'{known}://' for known in _SCHEMES)} and a bucket or server."
+        )
+    return Url(text)
+
+
+def _is_file(path: PurePath) -> bool:
+    return isinstance(path, Url) or Path(path).is_file()
+
+
+def _kvstore(path: PurePath, end: str = "") -> dict[str, Any]:
+    """Return the specification of a file, or of a directory where ``end`` is a slash."""
+    if not isinstance(path, Url):
+        return {"driver": "file", "path": f"{path}{end}"}
+    key = f"{path.key}{end}" if path.key else ""
+    match path.scheme:
+        case "s3":
+            return {"driver": "s3", "bucket": path.host, "path": key, **_aws()}
+        case "gs":
+            return {"driver": "gcs", "bucket": path.host, "path": key}
+        case _:
+            return {"driver": "http", "base_url": f"{path.scheme}://{path.host}/", "path": key}
+
+
+def _aws() -> dict[str, str]:
+    """Return what TensorStore does not take from AWS's usual environment variables itself."""
+    variables = {
+        "endpoint": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
+        "aws_region": ("AWS_REGION", "AWS_DEFAULT_REGION"),
+    }
+    found = {
+        option: next(filter(None, map(os.environ.get, names)), None)
+        for option, names in variables.items()
+    }
+    return {option: value for option, value in found.items() if value}
