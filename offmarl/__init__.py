@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from offmarl.errors import (
+    MissingExtraError,
     OffmarlError,
     OptionError,
     RunError,
@@ -32,6 +33,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "EnvSpec",
+    "MissingExtraError",
     "OffmarlError",
     "OptionError",
     "RunError",

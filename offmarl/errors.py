@@ -68,6 +68,10 @@ class ChecksumError(HubError):
     """What arrived is not what was published."""
 
 
+class MissingExtraError(OffmarlError):
+    """A package that is not among offmarl's own dependencies is asked for, and not installed."""
+
+
 class RunError(OffmarlError):
     """A training run cannot be started, resumed or loaded as asked."""
 

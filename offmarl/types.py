@@ -64,6 +64,11 @@ class EnvSpec:
         "team": every agent is given the same reward. "individual": each its own.
     state
         "native": the environment has a global state. "concatenated": it is all observations.
+    agents
+        The agents' names in their order; None where they have none but their numbers.
+    observation_sizes, action_sizes
+        How much of O and of A each agent uses, where they differ: the rest of its observations is
+        zero, the rest of its actions never legal. None where all agents use all of it.
     """
 
     name: str
@@ -74,6 +79,9 @@ class EnvSpec:
     time_limit: int | None = None
     reward: Literal["team", "individual"] = "team"
     state: Literal["native", "concatenated"] = "native"
+    agents: tuple[str, ...] | None = None
+    observation_sizes: tuple[int, ...] | None = None
+    action_sizes: tuple[int, ...] | None = None
 
     @property
     def action_size(self) -> int:
@@ -111,7 +119,8 @@ class EnvSpec:
         """Read what `to_json` wrote."""
         ((kind, size),) = data["action"].items()
         action = {"discrete": Discrete, "continuous": Continuous}[kind](size)
-        return cls(**{**data, "action": action})
+        fields = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+        return cls(**{**fields, "action": action})
 
 
 class View(NamedTuple):

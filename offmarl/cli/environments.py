@@ -7,5 +7,6 @@ from offmarl.cli.output import Report, table
 def envs() -> Report:
     """List the environments; a capital letter in a name stands for a number of your choice."""
     return Report(
-        {"environments": registry.describe()}, table(["name", ""], registry.describe().items())
+        {"environments": {name: about.summary for name, about in registry.describe().items()}},
+        table(["name", ""], [[name, about.summary] for name, about in registry.describe().items()]),
     )

@@ -9,64 +9,40 @@ import importlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from offmarl.envs.families import FAMILIES, About, Family, Option
 from offmarl.errors import OptionError, UnknownNameError, unknown_name
 
 if TYPE_CHECKING:
     from offmarl.envs.base import Environment
 
-Option = bool | int | float | str
 
+def describe() -> dict[str, About]:
+    """Return what there is: names, and what is known of each without building it.
 
-@dataclass(frozen=True)
-class _Family:
-    """Environments that share a class; each capital letter after a dash stands for a number."""
-
-    name: str
-    description: str
-    factory: str
-    sizes: tuple[str, ...] = ()
-    """The fields that the numbers in the name set, in order."""
-
-    def match(self, name: str) -> dict[str, Option] | None:
-        """Return the sizes in a name of this family, None for any other name."""
-        found = re.fullmatch(re.sub(r"-[A-Z]\b", r"-(\\d+)", self.name), name, re.ASCII)
-        return found and dict(zip(self.sizes, map(int, found.groups()), strict=True))
-
-    def load(self) -> type[Any]:
-        """Import the class."""
-        module, _, attribute = self.factory.partition(":")
-        loaded: type[Any] = getattr(importlib.import_module(f"offmarl.envs.{module}"), attribute)
-        return loaded
-
-
-_FAMILIES = (
-    _Family("classic/xor", "a matrix game: two agents must choose differently", "classic:Xor"),
-    _Family("classic/bridge", "two agents cross a bridge wide enough for one", "classic:Bridge"),
-    _Family("probe/one-step", "one action, one reward", "probes:OneStep"),
-    _Family("probe/two-step", "a small reward now or a large one later", "probes:TwoStep"),
-    _Family("probe/observation", "the right action is the one observed", "probes:Observation"),
-    _Family("probe/match", "two agents must choose the same, the better of two", "probes:Match"),
-    _Family("probe/memory", "the right action was observed steps ago", "probes:Memory"),
-    _Family(
-        "swarm/coverage-N",
-        "N drones with short sight keep an area under survey",
-        "swarm.coverage:Coverage",
-        sizes=("num_agents",),
-    ),
-)
-
-
-def describe() -> dict[str, str]:
-    """Return what there is: name (capital letters stand for numbers of your choice) to one line."""
-    return {family.name: family.description for family in _FAMILIES}
+    In a name, single capital letters stand for numbers of your choice, and a word in capitals for
+    one of ``About.choices``.
+    """
+    return {family.name: family.about for family in FAMILIES}
 
 
 def names() -> list[str]:
-    """Return the names of all environments; capital letters stand for numbers of your choice."""
+    """Return the names of all environments, as in `describe`."""
     return list(describe())
+
+
+def family_of(name: str) -> str:
+    """Return the name in `names` that an environment's name, with options or not, comes under.
+
+    Raises
+    ------
+    UnknownNameError
+        There is no such environment.
+    """
+    base = name.partition(":")[0]
+    return base if base in describe() else _find(base)[0].name
 
 
 def make(name: str, **options: Option) -> "Environment":
@@ -86,18 +62,37 @@ def make(name: str, **options: Option) -> "Environment":
         There is no such environment, or it has no such option.
     OptionError
         An option, or a number in the name, has a value that it cannot have.
+    MissingExtraError
+        It comes from a package that is not installed; the message says how to get it.
     """
     base, _, suffix = name.partition(":")
     family, sizes = _find(base)
-    factory = family.load()
-    given = _check(family, factory, _parse(name, suffix) | options)
+    factory = _load(family)
+    given = _check(family, _defaults(family, factory), _parse(name, suffix) | options)
     canonical = ",".join(f"{key}={json.dumps(given[key])}" for key in sorted(given))
-    env: Environment = factory(name=f"{base}:{canonical}".rstrip(":"), **sizes, **given)
+    build = getattr(factory, "build", factory)
+    env: Environment = build(
+        name=f"{base}:{canonical}".rstrip(":"), **family.fixed, **sizes, **given
+    )
     return env
 
 
-def _find(base: str) -> tuple[_Family, dict[str, Option]]:
-    for family in _FAMILIES:
+def _load(family: Family) -> Any:
+    """Import the factory: a class with the options as fields, or with ``options`` and ``build``."""
+    module, _, attribute = family.factory.partition(":")
+    return getattr(importlib.import_module(f"offmarl.envs.{module}"), attribute)
+
+
+def _defaults(family: Family, factory: Any) -> dict[str, Any]:
+    if hasattr(factory, "options"):
+        defaults: dict[str, Any] = factory.options(**family.fixed)
+        return defaults
+    hidden = {"name", *family.sizes, *family.fixed}
+    return {field.name: field.default for field in fields(factory) if field.name not in hidden}
+
+
+def _find(base: str) -> tuple[Family, dict[str, Option]]:
+    for family in FAMILIES:
         sizes = family.match(base)
         if sizes is not None:
             return family, sizes
@@ -105,12 +100,15 @@ def _find(base: str) -> tuple[_Family, dict[str, Option]]:
 
 
 def _not_found(base: str) -> UnknownNameError:
-    for family in _FAMILIES:
+    for family in FAMILIES:
         if re.sub(r"(-[A-Z])+$", "", family.name) == re.sub(r"-[^/]*$", "", base):
             return UnknownNameError(
                 f"there is no environment named {base!r}: write it {family.name}, with a whole "
                 "number for each capital letter."
             )
+        if family.about.choices and family.stem == base.rpartition("/")[0]:
+            kind = f"{family.stem} environment"
+            return unknown_name(kind, base.rpartition("/")[2], family.about.choices)
     return unknown_name("environment", base, names(), see="offmarl envs")
 
 
@@ -128,10 +126,10 @@ def _parse(name: str, suffix: str) -> dict[str, Option]:
     return options
 
 
-def _check(family: _Family, factory: type[Any], options: Mapping[str, Option]) -> dict[str, Option]:
+def _check(
+    family: Family, defaults: Mapping[str, Any], options: Mapping[str, Option]
+) -> dict[str, Option]:
     """Return the options that differ from their defaults, each in the type of its default."""
-    hidden = {"name", *family.sizes}
-    defaults = {field.name: field.default for field in fields(factory) if field.name not in hidden}
     checked = {}
     for key, value in options.items():
         if key not in defaults:
@@ -140,7 +138,7 @@ def _check(family: _Family, factory: type[Any], options: Mapping[str, Option]) -
     return {key: value for key, value in checked.items() if value != defaults[key]}
 
 
-def _no_such_option(family: _Family, key: str, defaults: Mapping[str, Any]) -> UnknownNameError:
+def _no_such_option(family: Family, key: str, defaults: Mapping[str, Any]) -> UnknownNameError:
     if not defaults:
         return UnknownNameError(f"{family.name} takes no options, and was given {key!r}: leave it.")
     return unknown_name(f"option of {family.name}", key, defaults)
