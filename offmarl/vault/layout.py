@@ -18,7 +18,9 @@ from offmarl.errors import ShapeError, VaultError, VaultFormatError
 from offmarl.types import Continuous, Discrete, EnvSpec, Transition, View
 from offmarl.vault.tables import Signals
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+READABLE_VERSIONS = (1, 2)
+"""Version 1 had no checksums on the values of our own keys."""
 STOCK_VERSION = 1.2
 TIME_AXIS = 10**13
 """Length of the time axis of every array; stock appends to no other."""
@@ -81,10 +83,10 @@ class Schema(NamedTuple):
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Schema":
         """Read what `to_json` wrote."""
-        if data.get("version") != SCHEMA_VERSION:
+        if data.get("version") not in READABLE_VERSIONS:
             raise VaultFormatError(
                 f"the vault has format version {data.get('version')!r}, and this offmarl reads "
-                f"{SCHEMA_VERSION}: install a newer offmarl."
+                f"up to {SCHEMA_VERSION}: install a newer offmarl."
             )
         try:
             fields = {name: data[name] for name in cls._fields}

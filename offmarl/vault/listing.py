@@ -1,6 +1,5 @@
 """Finding vaults, and what can be said of them at a glance."""
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,7 +11,7 @@ from offmarl.vault import layout
 from offmarl.vault.layout import Head, Schema
 from offmarl.vault.location import Location
 from offmarl.vault.reader import Vault, read_metadata
-from offmarl.vault.store import MANIFEST, METADATA, Store, errors_of
+from offmarl.vault.store import MANIFEST, METADATA, Store, errors_of, load_json
 
 SUFFIX = ".vlt"
 
@@ -160,7 +159,7 @@ def _summarise(summary: Summary, path: PurePath) -> Summary:
         return summary._replace(num_agents=num_agents, steps=rows * length)
     spec, rows, *_ = Schema.from_json(schema)
     head_bytes, index = store.get_all([layout.HEAD_KEY, layout.INDEX_KEY])
-    head = Head.from_json(json.loads(head_bytes))
+    head = Head.from_json(load_json(head_bytes, layout.HEAD_KEY))
     return summary._replace(
         env=spec.name or None,
         num_agents=spec.num_agents,

@@ -1,7 +1,6 @@
 """Reading vaults: ours, and those that stock flashbax wrote."""
 
 import dataclasses
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import PurePath
@@ -14,7 +13,7 @@ from offmarl.types import Discrete, EnvSpec, Transition, View
 from offmarl.vault import layout, tables
 from offmarl.vault.layout import Head, Leaf, NumpyArray, Schema
 from offmarl.vault.location import Location
-from offmarl.vault.store import METADATA, Store
+from offmarl.vault.store import METADATA, Store, load_json
 
 _BLOCK_BYTES = 2**25
 """About how much is in memory at once where a whole vault is gone through."""
@@ -27,7 +26,6 @@ class Own(NamedTuple):
 
     schema: Schema
     head: Head
-    ended: tables.Table
     running: tables.Table
     provenance: dict[str, Any]
     stock_length: int
@@ -156,7 +154,8 @@ class Vault:
             yield from self._scan(tables.none_running(self.rows, self.spec.num_agents))
             return
         head, running = self.own.head, self.own.running
-        yield self.own.ended
+        dtype = tables.dtype(self.spec.num_agents)
+        yield read_table(self._store, layout.EPISODES_PREFIX, head.episodes, dtype)
         yield running[running["length"] > 0]
         if head.length < self.length:
             nobody = tables.none_running(self.rows, self.spec.num_agents, head.length)
@@ -269,12 +268,10 @@ def read_metadata(location: Location) -> dict[str, Any]:
     """Return the content of ``metadata.json``."""
     file = location.path / METADATA
     try:
-        metadata = json.loads(location.read(METADATA) or b"")
+        data = location.read(METADATA)
     except (OSError, ValueError) as error:
         raise VaultFormatError(f"{file} cannot be read: {error}.") from error
-    if not isinstance(metadata, dict):
-        raise VaultFormatError(f"{file} does not hold a JSON object.")
-    return metadata
+    return load_json(data or b"", str(file))
 
 
 def read_own(store: Store) -> Own | None:
@@ -286,7 +283,7 @@ def read_own(store: Store) -> Own | None:
     # A writer may commit between two reads; the head tells, because every commit changes it.
     while True:
         (head,) = store.get_all([layout.HEAD_KEY])
-        own = _read_own(store, schema, Head.from_json(json.loads(head)))
+        own = _read_own(store, schema, Head.from_json(load_json(head, layout.HEAD_KEY)))
         if store.get(layout.HEAD_KEY) == head:
             return own
 
@@ -299,9 +296,8 @@ def _read_own(store: Store, schema: Schema, head: Head) -> Own:
     own = Own(
         schema=schema,
         head=head,
-        ended=read_table(store, layout.EPISODES_PREFIX, head.episodes, dtype),
         running=np.frombuffer(running, dtype),
-        provenance=json.loads(provenance),
+        provenance=load_json(provenance, layout.PROVENANCE_KEY),
         stock_length=layout.decode_index(index),
     )
     if own.length < head.length:

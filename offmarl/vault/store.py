@@ -5,7 +5,7 @@ import fcntl
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -19,6 +19,7 @@ from offmarl.errors import (
     VaultLockedError,
 )
 from offmarl.vault.location import Location
+from offmarl.vault.seal import seal, unseal
 
 MANIFEST = "manifest.ocdbt"
 METADATA = "metadata.json"
@@ -43,13 +44,12 @@ class Store:
         """Return the value of a key, or None."""
         with self.errors():
             found = self._kv.read(key).result()
-        return bytes(found.value) if found.state == "value" else None
+        return unseal(key, bytes(found.value), self.path) if found.state == "value" else None
 
-    def get_json(self, key: str) -> Any:
-        """Return the JSON value of a key, or None."""
+    def get_json(self, key: str) -> dict[str, Any] | None:
+        """Return the JSON object that a key holds, or None."""
         value = self.get(key)
-        with self.errors():
-            return None if value is None else json.loads(value)
+        return None if value is None else load_json(value, f"{self.path}: {key}")
 
     def keys(self, prefix: str) -> list[str]:
         """Return the keys that begin with a prefix, sorted."""
@@ -64,12 +64,18 @@ class Store:
         missing = [key for key, value in zip(keys, found, strict=True) if value.state != "value"]
         if missing:
             raise VaultFormatError(f"{self.path} has lost {missing[0]}: the vault is damaged.")
-        return [bytes(value.value) for value in found]
+        values = (bytes(value.value) for value in found)
+        return [unseal(key, value, self.path) for key, value in zip(keys, values, strict=True)]
 
-    def stamp(self, key: str) -> bytes:
-        """Return the generation of a key, which changes whenever it is written."""
+    def stamps(self, keys: Sequence[str]) -> tuple[list[bytes], list[bytes]]:
+        """Return the first bytes of keys, and their generations, which change with every write.
+
+        A key that is not there has a generation too.
+        """
         with self.errors():
-            return bytes(self._kv.read(key, byte_range=slice(0, 1)).result().stamp.generation)
+            reads = [self._kv.read(key, byte_range=slice(0, 4)) for key in keys]
+            found = [read.result() for read in reads]
+        return [bytes(x.value) for x in found], [bytes(x.stamp.generation) for x in found]
 
     def array(self, prefix: str) -> ts.TensorStore:
         """Open the zarr array whose keys begin with ``prefix`` for reading."""
@@ -77,7 +83,9 @@ class Store:
         with self.errors():
             return ts.open(spec, context=self._context, open=True, read=True).result()
 
-    def commit(self, writes: Mapping[str, bytes], fence: Mapping[str, bytes]) -> "ts.Future[None]":
+    def commit(
+        self, writes: Mapping[str, bytes | bytearray], fence: Mapping[str, bytes]
+    ) -> "ts.Future[None]":
         """Start to write all values or none.
 
         Parameters
@@ -97,8 +105,8 @@ class Store:
         reads = {key: inside.read(key, if_not_equal=stamp) for key, stamp in fence.items()}
         if any(read.result().stamp.generation != fence[key] for key, read in reads.items()):
             transaction.abort()
-            raise _conflict(self.path)
-        pending = [inside.write(key, value) for key, value in writes.items()]
+            raise conflict(self.path)
+        pending = [inside.write(key, seal(key, value)) for key, value in writes.items()]
         done = transaction.commit_async()
         # A dropped future is a dropped write: they live as long as the commit does.
         done.add_done_callback(lambda _: pending.clear())
@@ -124,6 +132,17 @@ class Store:
         return errors_of(self.path)
 
 
+def load_json(data: bytes, name: str) -> dict[str, Any]:
+    """Read a JSON object that anybody may have written; `VaultFormatError` where it is none."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise VaultFormatError(f"{name} cannot be read: {error}.") from error
+    if not isinstance(value, dict):
+        raise VaultFormatError(f"{name} does not hold a JSON object.")
+    return value
+
+
 @contextlib.contextmanager
 def errors_of(path: PurePath) -> Iterator[None]:
     """Turn what tensorstore and the system raise about a vault into errors of ours."""
@@ -132,7 +151,7 @@ def errors_of(path: PurePath) -> Iterator[None]:
     except (ValueError, OSError) as error:
         text = str(error).partition(" [tensorstore_spec")[0]
         if "Generation mismatch" in text:
-            raise _conflict(path) from error
+            raise conflict(path) from error
         if any(sign in text for sign in _NO_ROOM):
             raise VaultFullError(
                 f"there is no room on the disk for {path}: everything committed is safe and "
@@ -141,7 +160,8 @@ def errors_of(path: PurePath) -> Iterator[None]:
         raise VaultError(f"{path} cannot be read or written: {text}") from error
 
 
-def _conflict(path: PurePath) -> VaultConflictError:
+def conflict(path: PurePath) -> VaultConflictError:
+    """Return the error for a vault that somebody changed under an open writer."""
     return VaultConflictError(
         f"{path} was changed by a program that does not know our lock; nothing was written over "
         "it. Stop that program and open the vault again: the steps it appended will be adopted."

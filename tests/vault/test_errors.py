@@ -194,7 +194,7 @@ def test_foreign_metadata_that_contradicts_the_arrays(path, changes):
 def test_a_newer_format(path):
     store = Store(path)
     schema = store.get_json(layout.SCHEMA_KEY)
-    newer = layout.dump_json(schema | {"version": 2})
+    newer = layout.dump_json(schema | {"version": 99})
     store.commit({layout.SCHEMA_KEY: newer}, {}).result()
     with pytest.raises(VaultFormatError, match="install a newer offmarl"):
         vault.open_vault(path)
