@@ -72,6 +72,10 @@ class MissingExtraError(OffmarlError):
     """A package that is not among offmarl's own dependencies is asked for, and not installed."""
 
 
+class ExpressionError(OffmarlError):
+    """A condition on episodes cannot be understood, or asks for what the data does not tell."""
+
+
 class RunError(OffmarlError):
     """A training run cannot be started, resumed or loaded as asked."""
 
