@@ -69,6 +69,10 @@ class EnvSpec:
     observation_sizes, action_sizes
         How much of O and of A each agent uses, where they differ: the rest of its observations is
         zero, the rest of its actions never legal. None where all agents use all of it.
+    teams
+        Each agent's team where there are several; None where all are of one.
+    kinds
+        What type each agent is of, where they differ; None where all are alike.
     """
 
     name: str
@@ -82,6 +86,8 @@ class EnvSpec:
     agents: tuple[str, ...] | None = None
     observation_sizes: tuple[int, ...] | None = None
     action_sizes: tuple[int, ...] | None = None
+    teams: tuple[int, ...] | None = None
+    kinds: tuple[str, ...] | None = None
 
     @property
     def action_size(self) -> int:
