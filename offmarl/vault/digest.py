@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,15 @@ from offmarl.vault import layout
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.reader import Vault
 
+Advance = Callable[[int], object]
+"""Told how many more steps of each row are done."""
 
-def digest(vault: Vault) -> str:
+
+def silent(steps: int) -> None:
+    """Tell nobody."""
+
+
+def digest(vault: Vault, advance: Advance = silent) -> str:
     """Return the SHA-256 of a vault's logical content, in hexadecimal.
 
     It is over every episode's steps, way of ending and final view, in no particular order: the same
@@ -22,31 +29,59 @@ def digest(vault: Vault) -> str:
     """
     shapes = [[name, *leaf.shape] for name, leaf in layout.leaves(vault.spec).items()]
     total = hashlib.sha256(layout.dump_json(shapes))
-    for one in sorted(_of_episodes(vault)):
+    for one in sorted(episode_digests(vault, advance=advance)):
         total.update(one)
     return total.hexdigest()
 
 
-def _of_episodes(vault: Vault) -> Iterator[bytes]:
+def episode_digests(
+    vault: Vault, *, policies: bool = True, advance: Advance = silent
+) -> list[bytes]:
+    """Return the SHA-256 of each episode, in the order of `Vault.episodes`.
+
+    Parameters
+    ----------
+    vault
+        Whose episodes.
+    policies
+        Whether episodes of equal steps differ where the ids of their policies do.
+    advance
+        Told of every block of steps.
+    """
+    found = dict(_of_episodes(vault, policies, advance))
+    return [found[episode] for episode in range(len(found))]
+
+
+def _of_episodes(vault: Vault, policies: bool, advance: Advance) -> Iterator[tuple[int, bytes]]:
     found = vault.episodes
     ends = found.start + found.length
-    finals = _pack([*vault.finals], 1)
     running: dict[int, Any] = {}
     for begin, stop in vault.blocks():
-        steps = _pack_steps(vault.transitions(begin, stop))
-        for episode in np.flatnonzero((found.start < stop) & (ends > begin)):
+        steps = _pack_steps(vault.transitions(begin, stop), policies)
+        here = np.flatnonzero((found.start < stop) & (ends > begin))
+        finals = _finals(vault, here[(ends[here] <= stop) & (found.final[here] >= 0)])
+        for episode in here.tolist():
             row, start, end = found.row[episode], found.start[episode], ends[episode]
             hasher = running.setdefault(row, hashlib.sha256())
             hasher.update(steps[row, max(start, begin) - begin : min(end, stop) - begin])
             if end <= stop:
                 hasher.update(found.cause[episode].encode())
-                final = found.final[episode]
-                hasher.update(finals[final] if final >= 0 else b"")
-                yield running.pop(row).digest()
+                hasher.update(finals.get(episode, b""))
+                yield episode, running.pop(row).digest()
+        advance(stop - begin)
 
 
-def _pack_steps(transition: Transition) -> NumpyArray:
-    return _pack(list(layout.to_disk(transition).values()), 2)
+def _finals(vault: Vault, episodes: NumpyArray) -> dict[int, NumpyArray]:
+    """Return the final views of episodes that have one, packed."""
+    views = _pack([*vault.final_views(vault.episodes.final[episodes])], 1)
+    return dict(zip(episodes.tolist(), views, strict=True))
+
+
+def _pack_steps(transition: Transition, policies: bool) -> NumpyArray:
+    arrays = layout.to_disk(transition)
+    if not policies:
+        del arrays["infos.policy_ids"]
+    return _pack(list(arrays.values()), 2)
 
 
 def _pack(arrays: list[NumpyArray], lead: int) -> NumpyArray:

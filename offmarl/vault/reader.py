@@ -62,10 +62,10 @@ class Vault:
         Intervals of steps, ``((start, stop), ...)``, that a stock program appended.
     """
 
-    def __init__(self, path: PurePath):
+    def __init__(self, path: PurePath, checked: bool = False):
         self.path = path
         self._store = Store(path)
-        self._arrays: dict[str, Any] = {}
+        self._checked = checked
         metadata = read_metadata(self._store.location)
         self.own = read_own(self._store)
         if self.own:
@@ -94,7 +94,7 @@ class Vault:
         self.unverified = ()
 
     def _check_array(self, name: str, leaf: Leaf) -> None:
-        array = self._array(name)
+        array = self._store.array(layout.prefix_of(name))
         found = Leaf(array.dtype.numpy_dtype, array.shape[2:])
         if found != leaf or array.shape[0] != self.rows:
             raise VaultFormatError(
@@ -177,6 +177,32 @@ class Vault:
         dtype = layout.view_dtype(self.spec)
         return layout.unpack_view(read_table(self._store, layout.FINALS_PREFIX, count, dtype))
 
+    def final_views(self, numbers: NumpyArray) -> View:
+        """Read some of the final views, ``(len(numbers), ...)``, without holding all in memory.
+
+        Parameters
+        ----------
+        numbers
+            Which, as `Episodes.final` counts them; none may be -1.
+        """
+        dtype = layout.view_dtype(self.spec)
+        if not self.own or self.own.head.finals * dtype.itemsize <= _BLOCK_BYTES:
+            return View(*(field[numbers] for field in self.finals))
+        views: NumpyArray = np.empty(len(numbers), dtype)
+        block = np.searchsorted(self._finals_blocks, numbers, side="right") - 1
+        for one in np.unique(block):
+            first = self._finals_blocks[one]
+            (data,) = self._store.get_all([layout.finals_key(int(first))])
+            here = block == one
+            views[here] = np.frombuffer(data, dtype)[numbers[here] - first]
+        return layout.unpack_view(views)
+
+    @cached_property
+    def _finals_blocks(self) -> NumpyArray:
+        """The number of the first final view in each block of them."""
+        prefix = layout.FINALS_PREFIX
+        return np.array([int(key.removeprefix(prefix)) for key in self._store.keys(prefix)])
+
     def read(
         self,
         start: int = 0,
@@ -236,12 +262,15 @@ class Vault:
         return self.transitions(start, max(start, stop))
 
     def blocks(
-        self, leaves: Iterable[str] | None = None, start: int = 0
+        self, leaves: Iterable[str] | None = None, start: int = 0, rows: int | None = None
     ) -> Iterator[tuple[int, int]]:
-        """Cut time into intervals that fit in memory and end where chunks do."""
+        """Cut time into intervals that fit in memory and end where chunks do.
+
+        ``rows`` is how many will be read at once; all by default.
+        """
         names = list(self.leaves if leaves is None else leaves)
-        step_bytes = self.rows * sum(self.leaves[name].step_bytes for name in names)
-        chunk = max(self._array(name).chunk_layout.read_chunk.shape[1] for name in names)
+        step_bytes = (rows or self.rows) * sum(self.leaves[name].step_bytes for name in names)
+        chunk = max(self._arrays.chunk(name)[1] for name in names)
         size = chunk * max(1, _BLOCK_BYTES // (step_bytes * chunk))
         while start < self.length:
             stop = min(self.length, (start // size + 1) * size)
@@ -253,15 +282,6 @@ class Vault:
         from offmarl.vault.digest import digest
 
         return digest(self)
-
-    def _array(self, name: str) -> Any:
-        if name not in self.leaves:
-            raise VaultError(
-                f"{self.path} has no array named {name!r}: it has {', '.join(self.leaves)}."
-            )
-        if name not in self._arrays:
-            self._arrays[name] = self._store.array(layout.prefix_of(name))
-        return self._arrays[name]
 
 
 def read_metadata(location: Location) -> dict[str, Any]:
