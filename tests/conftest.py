@@ -1,6 +1,9 @@
 """Settings of the whole suite; JAX reads its own from the environment when it is imported."""
 
+import atexit
 import os
+import shutil
+import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -9,6 +12,13 @@ import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["OFFMARL_QUIET"] = "1"
+
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    # Workers, and the commands that tests start, compile the same programs: each once a run.
+    _programs = tempfile.mkdtemp(prefix="offmarl-programs-")
+    atexit.register(shutil.rmtree, _programs, ignore_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _programs
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 
 import hypothesis
 
