@@ -129,9 +129,8 @@ class ChunkWriter:
             if index >= self._vault.chunks(self._run):
                 transition = jax.tree.map(np.asarray, chunk.transition)
                 finals = _unpad(chunk.finals)
-                self._vault.append(
-                    transition, finals, run=self._run, chunk=index, cut=cut, wait=False
-                )
+                self._vault.append(transition, finals, run=self._run, chunk=index, cut=cut)
+                self._vault.drop_pages()
         except BaseException:
             self._failed = True
             raise

@@ -1,6 +1,7 @@
 """Gathering steps into the chunks that go to disk."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -10,56 +11,96 @@ from offmarl.vault import layout
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.store import Store
 
+Value = bytes | bytearray
+
+_SPARE_BYTES = 2**26
+"""Memory of written chunks that is kept for further ones: a fresh page costs more than filling
+it."""
+
+
+class _Chunk:
+    """The values of all keys of one chunk of time, each seen as the array ``(rows, T, ...)`` it is.
+
+    The arrays are views of the values, so that a full chunk goes to disk without being copied.
+    """
+
+    def __init__(self, schema: layout.Schema):
+        self.values: list[bytearray] = []
+        self.arrays: list[tuple[str, slice, NumpyArray]] = []
+        for name, leaf in layout.leaves(schema.spec).items():
+            shape = (schema.chunk_rows, schema.chunk_steps, *leaf.shape)
+            for start in range(0, schema.rows, schema.chunk_rows):
+                value = bytearray(schema.chunk_rows * schema.chunk_steps * leaf.step_bytes)
+                rows = slice(start, start + schema.chunk_rows)
+                self.values.append(value)
+                self.arrays.append((name, rows, np.frombuffer(value, leaf.dtype).reshape(shape)))
+
 
 class ChunkBuffer:
-    """The chunk of every row that is not full yet, and those that wait for a commit.
+    """The chunk of time that is not full yet, and those that wait for a commit.
 
     Attributes
     ----------
     staged
-        Keys and values for the next commit; the caller clears them when they are durable.
-    through
-        Steps of each row that are in staged or committed chunks.
+        Keys and values of full chunks for the next commit; the caller empties it when it takes
+        them, and gives them back to `recycle` when they are durable.
     """
 
     def __init__(self, schema: layout.Schema, start: int):
-        self.staged: dict[str, bytes] = {}
-        self.through = start
+        self.staged: dict[str, Value] = {}
         self._schema = schema
         self._leaves = layout.leaves(schema.spec)
-        self._chunk, self._filled = divmod(start, schema.chunk_steps)
-        self._arrays = {
-            name: np.zeros((schema.rows, schema.chunk_steps, *leaf.shape), leaf.dtype)
-            for name, leaf in self._leaves.items()
-        }
+        self._number, self._filled = divmod(start, schema.chunk_steps)
+        self._chunk = _Chunk(schema)
+        self._lent: dict[int, _Chunk] = {}
+        self._spare: list[_Chunk] = []
 
     @property
-    def tail(self) -> slice:
-        """The steps that are in the unfinished chunk."""
-        start = self._chunk * self._schema.chunk_steps
-        return slice(start, start + self._filled)
+    def through(self) -> int:
+        """Steps of each row that are in full chunks, staged or committed."""
+        return self._number * self._schema.chunk_steps
 
-    def restore(self, tail: Mapping[str, NumpyArray]) -> None:
-        """Take back the steps of an unfinished chunk from disk."""
-        for name, array in self._arrays.items():
-            array[:, : self._filled] = tail[name]
+    @property
+    def length(self) -> int:
+        """Steps of each row, those of the unfinished chunk included."""
+        return self.through + self._filled
 
-    def verify(self, store: Store) -> None:
-        """Raise `VaultFormatError` where the steps just restored are not those we wrote.
+    @property
+    def staged_bytes(self) -> int:
+        """What a commit would write."""
+        return sum(map(len, self.staged.values()))
 
-        They are about to be written again, with checksums that would make the damage look right.
-        What follows them in the chunk does not matter: a stock program that died may have left it.
+    def restore(self, store: Store) -> None:
+        """Take back the steps of the unfinished chunk from disk.
+
+        Raises
+        ------
+        VaultFormatError
+            They are not those that were written. They are about to be written again, with checksums
+            that would make the damage look right. What follows them in the chunk does not matter: a
+            stock program that died may have left it.
         """
-        if self._filled and self._schema.codec == "raw":
-            keys = list(self._keys())
-            (expected,) = store.get_all([layout.checksums_key(self._chunk)])
-            restored = [block.tobytes() for block in self._blocks()]
-            sound = _agree(store.get_all(keys), expected) | _agree(restored, expected)
+        if not self._filled:
+            return
+        keys = list(self._keys(self._number))
+        stored = store.get_all(keys)
+        for key, value, (*_, array) in zip(keys, stored, self._chunk.arrays, strict=True):
+            array[:, : self._filled] = self._decode(store, key, value, array)[:, : self._filled]
+        if self._schema.codec == "raw":
+            (expected,) = store.get_all([layout.checksums_key(self._number)])
+            sound = _agree(stored, expected) | _agree(self._chunk.values, expected)
             if not sound.all():
-                raise VaultFormatError(
-                    f"{store.path} is damaged: the checksum of {keys[sound.argmin()]} is wrong. "
-                    "Copy the vault again from where it came from."
-                )
+                raise _damaged(store, keys[sound.argmin()], "its checksum is wrong")
+
+    def _decode(self, store: Store, key: str, value: bytes, like: NumpyArray) -> NumpyArray:
+        if self._schema.codec == "zstd":
+            try:
+                value = _zstd().decode(value)
+            except (RuntimeError, ValueError) as error:
+                raise _damaged(store, key, str(error)) from error
+        if len(value) != like.nbytes:
+            raise _damaged(store, key, f"it has {len(value)} bytes instead of {like.nbytes}")
+        return np.frombuffer(value, like.dtype).reshape(like.shape)
 
     def put(self, arrays: Mapping[str, NumpyArray]) -> None:
         """Copy ``(rows, T, ...)`` steps in, and stage each chunk that is full."""
@@ -67,61 +108,81 @@ class ChunkBuffer:
         done = 0
         while done < steps:
             count = min(steps - done, self._schema.chunk_steps - self._filled)
-            for name, array in self._arrays.items():
-                array[:, self._filled : self._filled + count] = arrays[name][:, done : done + count]
+            for name, rows, array in self._chunk.arrays:
+                target = array[:, self._filled : self._filled + count]
+                target[:] = arrays[name][rows, done : done + count]
             done += count
             self._filled += count
             if self._filled == self._schema.chunk_steps:
-                self._stage_chunk()
-                self._chunk, self._filled = self._chunk + 1, 0
+                self._stage()
 
-    def stage_tail(self) -> None:
-        """Stage the unfinished chunk, zeros where nothing is yet."""
-        if self._filled:
-            for array in self._arrays.values():
-                array[:, self._filled :] = 0
-            self._stage_chunk()
+    def _stage(self) -> None:
+        self.staged.update(self._encode())
+        if self._schema.codec == "raw":
+            self._lent[self._number] = self._chunk
+            self._chunk = self._spare.pop() if self._spare else _Chunk(self._schema)
+        self._number, self._filled = self._number + 1, 0
 
-    def _stage_chunk(self) -> None:
+    def tail(self) -> dict[str, Value]:
+        """Return the keys and values of the unfinished chunk, zeros where nothing is yet.
+
+        They change with the next steps that are put in.
+        """
+        if not self._filled:
+            return {}
+        for *_, array in self._chunk.arrays:
+            array[:, self._filled :] = 0
+        return self._encode()
+
+    def recycle(self, through: int) -> None:
+        """Use the memory of chunks again that are durable up to a number of steps."""
+        durable = [n for n in self._lent if (n + 1) * self._schema.chunk_steps <= through]
+        chunks = [self._lent.pop(number) for number in durable]
+        room = max(1, _SPARE_BYTES // sum(map(len, self._chunk.values)))
+        self._spare = (self._spare + chunks)[:room]
+
+    def _encode(self) -> dict[str, Value]:
+        keys, values = self._keys(self._number), self._chunk.values
         if self._schema.codec == "zstd":
-            values = [_compress(block) for block in self._blocks()]
-        else:
-            values = [block.tobytes() for block in self._blocks()]
-            self.staged[layout.checksums_key(self._chunk)] = checksums(values)
-        self.staged.update(zip(self._keys(), values, strict=True))
-        self.through = self.tail.stop
+            return dict(zip(keys, map(_compress, values), strict=True))
+        sums = {layout.checksums_key(self._number): checksums(values)}
+        return dict(zip(keys, values, strict=True)) | sums
 
-    def _keys(self) -> Iterator[str]:
-        """Yield the keys of the current chunk: of each leaf, each block of rows."""
+    def _keys(self, chunk: int) -> Iterator[str]:
+        """Yield the keys of a chunk: of each leaf, each block of rows."""
         for name, leaf in self._leaves.items():
             for block in range(self._schema.rows // self._schema.chunk_rows):
-                yield leaf.chunk_key(name, block, self._chunk)
+                yield leaf.chunk_key(name, block, chunk)
 
-    def _blocks(self) -> Iterator[NumpyArray]:
-        """Yield the arrays that belong to `_keys`."""
-        size = self._schema.chunk_rows
-        for array in self._arrays.values():
-            yield from array.reshape(-1, size, *array.shape[1:])
-
-    def last_key(self) -> str:
-        """Return the key of a chunk that anybody who appends at the end must write too."""
-        chunk = max(self.through - 1, 0) // self._schema.chunk_steps
-        name, leaf = next(iter(self._leaves.items()))
-        return leaf.chunk_key(name, 0, chunk)
+    def key_at(self, step: int) -> str:
+        """Return a key that anybody who appends a step there must write."""
+        return self._leaves["rewards"].chunk_key("rewards", 0, step // self._schema.chunk_steps)
 
 
-def checksums(values: Iterable[bytes]) -> bytes:
+def checksums(values: Iterable[Value]) -> bytes:
     """Return the CRC32C of each value, big-endian, one after the other."""
-    return b"".join(google_crc32c.value(value).to_bytes(4, "big") for value in values)
+    arrays = (np.frombuffer(value, np.uint8) for value in values)
+    return b"".join(google_crc32c.value(array).to_bytes(4, "big") for array in arrays)
 
 
-def _agree(values: Iterable[bytes], expected: bytes) -> NumpyArray:
+def _agree(values: Iterable[Value], expected: bytes) -> NumpyArray:
     found = checksums(values)
     return np.frombuffer(found, ">u4") == np.frombuffer(expected, ">u4")
 
 
-def _compress(block: NumpyArray) -> bytes:
+def _compress(value: Value) -> bytes:
+    return bytes(_zstd().encode(value))
+
+
+def _zstd() -> Any:
     # Imported here: it takes as long as all else together, and few vaults need it.
     from numcodecs import Zstd
 
-    return bytes(Zstd(level=1, checksum=True).encode(block))
+    return Zstd(level=1, checksum=True)
+
+
+def _damaged(store: Store, key: str, reason: str) -> VaultFormatError:
+    return VaultFormatError(
+        f"{store.path} is damaged: {reason}, of {key}. Copy the vault again from where it came "
+        "from, or keep what is sound with `offmarl repair`."
+    )

@@ -15,7 +15,7 @@ _MARK = b"\x00c1c"
 _SIZE = len(_MARK) + 4
 
 
-def seal(key: str, value: bytes) -> bytes:
+def seal(key: str, value: bytes | bytearray) -> bytes | bytearray:
     """Return what to store under a key: a value of ours with its checksum, others as they are."""
     if not key.startswith(OWN_PREFIX):
         return value

@@ -6,7 +6,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import tensorstore as ts
@@ -203,3 +203,21 @@ class WriterLock:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def publish(source: Path, target: Path) -> None:
+    """Make a finished directory durable and move it to its place."""
+    for path in (*source.rglob("*"), source):
+        sync(path)
+    source.rename(target)
+    for directory in target.parents[:2]:
+        sync(directory)
+
+
+def sync(path: Path) -> None:
+    """Make a file, or the names in a directory, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

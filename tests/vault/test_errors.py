@@ -351,21 +351,22 @@ def test_a_file_that_may_not_grow(tmp_path):
     check_goes_on(writer, [part[0] for part in parts[:2]], path)
 
 
-def test_who_does_not_wait_is_told_by_the_next_call(tmp_path):
+def test_who_does_not_wait_is_told_by_the_next_call(tmp_path, monkeypatch):
+    monkeypatch.setattr("offmarl.vault.writer._COMMIT_BYTES", 1)
     path = tmp_path / "v.vlt" / "a"
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     writer = vault.create(path, SPEC, rows=2, chunk_steps=64)
     parts = [make(steps=64, seed=chunk) for chunk in range(4)]
-    writer.append(*parts[0], run="r", wait=False)
+    writer.append(*parts[0], run="r")
     try:
-        writer.append(*parts[1], run="r", wait=False)
+        writer.append(*parts[1], run="r")
         assert writer.length >= 64  # the first is settled before the second begins
         writer.flush()
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-        writer.append(*parts[2], run="r", wait=False)
+        writer.append(*parts[2], run="r")
         with pytest.raises(VaultFullError, match="no room on the disk"):
-            writer.append(*parts[3], run="r", wait=False)
+            writer.append(*parts[3], run="r")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
@@ -374,10 +375,11 @@ def test_who_does_not_wait_is_told_by_the_next_call(tmp_path):
     check_goes_on(writer, [part[0] for part in parts], path)
 
 
-def test_letting_go_waits_for_what_is_under_way(tmp_path):
+def test_letting_go_waits_for_what_is_under_way(tmp_path, monkeypatch):
+    monkeypatch.setattr("offmarl.vault.writer._COMMIT_BYTES", 1)
     path = tmp_path / "v.vlt" / "a"
     writer = vault.create(path, SPEC, rows=2, chunk_steps=64)
-    writer.append(*make(steps=64), wait=False)
+    writer.append(*make(steps=64))
     writer.release()
     assert vault.open_vault(path).length == 64
 

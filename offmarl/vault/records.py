@@ -1,0 +1,154 @@
+"""What an appended record adds to a vault's tables."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from offmarl.errors import ShapeError
+from offmarl.types import EnvSpec, Finals, Transition
+from offmarl.vault import layout, tables
+from offmarl.vault.layout import Head, NumpyArray
+from offmarl.vault.tables import Signals
+
+Cut = bool | np.ndarray[Any, np.dtype[np.bool_]]
+"""A flag for the last step of all rows or of each, or for every step ``(rows, T)``."""
+
+
+class Record(NamedTuple):
+    """The episodes and final views that a record adds, and what the vault is with it."""
+
+    head: Head
+    ended: tables.Table
+    finals: NumpyArray
+    running: tables.Table
+
+
+def account(
+    transition: Transition,
+    arrays: Mapping[str, NumpyArray],
+    finals: Finals | None,
+    tip: Head,
+    running: tables.Table,
+    spec: EnvSpec,
+    *,
+    fresh: bool,
+    cut: Cut = False,
+) -> Record:
+    """Find what follows from steps ``(rows, T, ...)`` that are appended.
+
+    Parameters
+    ----------
+    transition, arrays
+        The steps, and the same by their names on disk.
+    finals
+        Views that episodes ended with here.
+    tip
+        The head before, which says already whose the record is.
+    running
+        The episodes that run on before.
+    spec
+        The environment's sizes.
+    fresh
+        Whether new episodes begin here, whatever was running.
+    cut
+        Steps at which the recording, not the environment, ended the episode.
+
+    Raises
+    ------
+    ShapeError
+        They contradict one another.
+    """
+    lost = running[:0]
+    signals = layout.signals_of(arrays)
+    _check_last(transition, signals)
+    begin, stop = tip.length, tip.length + signals.reward.shape[1]
+    if fresh:
+        lost = running[running["length"] > 0]
+        running = tables.none_running(len(running), spec.num_agents, begin)
+    ended, running = tables.scan(running, begin, signals)
+    ended = _mark_cut(ended, begin, _cut_steps(cut, signals.last.shape))
+    ended, views = _with_finals(ended, finals, tip, spec)
+    ended = np.concatenate([lost, ended])
+    head = tip._replace(
+        length=stop,
+        episodes=tip.episodes + len(ended),
+        finals=tip.finals + len(views),
+        total_return=tip.total_return + float(ended["returns"].mean(-1).sum()),
+    )
+    return Record(head, ended, views, running)
+
+
+def tables_of(records: Sequence[Record], before: Head) -> dict[str, bytes]:
+    """Return the keys and values that add records to the tables of a vault."""
+    if not records:
+        return {}
+    head, *_, running = records[-1]
+    writes = {
+        layout.INDEX_KEY: layout.encode_index(head.length),
+        layout.HEAD_KEY: layout.dump_json(head._asdict()),
+        layout.RUNNING_KEY: running.tobytes(),
+    }
+    ended = np.concatenate([record.ended for record in records])
+    finals = np.concatenate([record.finals for record in records])
+    if len(ended):
+        writes[layout.episodes_key(before.episodes)] = ended.tobytes()
+    if len(finals):
+        writes[layout.finals_key(before.finals)] = finals.tobytes()
+    return writes
+
+
+def warn_of_length(path: object, begin: int, stop: int) -> None:
+    """Warn where a vault grows longer than stock programs can see."""
+    if begin <= layout.MAX_STOCK_LENGTH < stop:
+        warnings.warn(
+            f"{path} grows past {layout.MAX_STOCK_LENGTH} steps a row: offmarl goes on, but stock "
+            "flashbax will see no further. Record more rows, or several vaults.",
+            stacklevel=4,
+        )
+
+
+def _with_finals(
+    ended: tables.Table, finals: Finals | None, tip: Head, spec: EnvSpec
+) -> tuple[tables.Table, NumpyArray]:
+    """Return the ended episodes with their final views' numbers, and the views packed."""
+    if finals is None:
+        return ended, np.zeros(0, layout.view_dtype(spec))
+    views = layout.pack_view(finals.view, spec)
+    row, time = np.asarray(finals.row), np.asarray(finals.time)
+    if not row.shape == time.shape == views.shape:
+        raise ShapeError(
+            f"{len(views)} final views came with rows {row.shape} and times {time.shape}: give "
+            "one of each for every view."
+        )
+    return tables.attach_finals(ended, tip.length, row, time, tip.finals), views
+
+
+def _check_last(transition: Transition, signals: Signals) -> None:
+    if not np.array_equal(signals.last, np.asarray(transition.last)):
+        raise ShapeError(
+            "`last` must be true exactly where every agent terminated or was truncated: programs "
+            "that read the vault find the ends of episodes by those."
+        )
+
+
+def _cut_steps(cut: Cut, shape: tuple[int, int]) -> NumpyArray:
+    """Return a flag for every step, ``(rows, T)``."""
+    if np.ndim(cut) == 2:
+        return np.broadcast_to(cut, shape)
+    steps: NumpyArray = np.zeros(shape, bool)
+    steps[:, -1] = cut
+    return steps
+
+
+def _mark_cut(ended: tables.Table, begin: int, cut: NumpyArray) -> tables.Table:
+    """Tell truncations by the recording from those by the environment."""
+    is_cut = cut[ended["row"], ended["start"] + ended["length"] - 1 - begin]
+    if is_cut.sum() != cut.sum():
+        raise ShapeError(
+            "a row was said to be cut where its episode goes on: set `truncated` and `last` at its "
+            "last step, and give its final view."
+        )
+    ended["cause"][is_cut & (ended["cause"] == tables.TRUNCATED)] = tables.CUT
+    return ended
