@@ -8,6 +8,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from offmarl.errors import (
+    CardError,
+    ChecksumError,
+    HubError,
+    HubUnreachableError,
     MissingExtraError,
     OffmarlError,
     OptionError,
@@ -24,15 +28,20 @@ from offmarl.errors import (
 )
 
 if TYPE_CHECKING:
-    from offmarl import envs, vault
+    from offmarl import envs, hub, vault
     from offmarl.evaluation import load_policy
+    from offmarl.hub import load_dataset
     from offmarl.replay import open_dataset as open
     from offmarl.types import EnvSpec, Sequence, Timestep, Transition, View
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CardError",
+    "ChecksumError",
     "EnvSpec",
+    "HubError",
+    "HubUnreachableError",
     "MissingExtraError",
     "OffmarlError",
     "OptionError",
@@ -52,6 +61,8 @@ __all__ = [
     "View",
     "__version__",
     "envs",
+    "hub",
+    "load_dataset",
     "load_policy",
     "open",
     "vault",
@@ -59,7 +70,9 @@ __all__ = [
 
 _HOMES = {
     "envs": ("offmarl.envs", None),
+    "hub": ("offmarl.hub", None),
     "vault": ("offmarl.vault", None),
+    "load_dataset": ("offmarl.hub", "load_dataset"),
     "open": ("offmarl.replay", "open_dataset"),
     "load_policy": ("offmarl.evaluation", "load_policy"),
     **{

@@ -12,18 +12,20 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from jaxtyping import Float
 from rich.console import Console
 from rich.progress import (
     BarColumn,
+    DownloadColumn,
     Progress,
     ProgressColumn,
     Task,
     TextColumn,
     TimeRemainingColumn,
+    TransferSpeedColumn,
 )
 from rich.text import Text
 
@@ -194,7 +196,9 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 @contextmanager
-def progress(description: str, total: int, completed: int = 0) -> Iterator[Advance]:
+def progress(
+    description: str, total: int, completed: int = 0, unit: Literal["steps", "bytes"] = "steps"
+) -> Iterator[Advance]:
     """Show how far some long work is, on standard error, while the block runs.
 
     On a terminal a bar with the rate and the time left; elsewhere a line now and then; nothing
@@ -208,27 +212,31 @@ def progress(description: str, total: int, completed: int = 0) -> Iterator[Advan
         Number of steps in all.
     completed
         Steps that an earlier run had done already.
+    unit
+        What a step is.
     """
     if os.environ.get("OFFMARL_QUIET") == "1":
         yield _silent
     elif _console.is_terminal:
-        with _bar() as bar:
+        with _bar(unit) as bar:
             task = bar.add_task(description, total=total, completed=completed, note="")
             yield lambda steps=1, note="": bar.update(task, advance=steps, note=note)
     else:
-        yield _Lines(description, total, completed)
+        yield _Lines(description, total, completed, unit)
 
 
 def _silent(steps: int = 1, note: str = "") -> None:
     """Advance without a display."""
 
 
-def _bar() -> Progress:
+def _bar(unit: str) -> Progress:
+    counts: tuple[ProgressColumn, ...] = (DownloadColumn(), TransferSpeedColumn())
+    if unit == "steps":
+        counts = (TextColumn("{task.completed:,}/{task.total:,}"), _RateColumn())
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.completed:,}/{task.total:,}"),
-        _RateColumn(),
+        *counts,
         TimeRemainingColumn(),
         TextColumn("[dim]{task.fields[note]}"),
         console=_console,
@@ -243,8 +251,9 @@ class _RateColumn(ProgressColumn):
 class _Lines:
     """Progress where nobody watches: a line every few seconds, and one at the end."""
 
-    def __init__(self, description: str, total: int, completed: int):
+    def __init__(self, description: str, total: int, completed: int, unit: str):
         self._description = description
+        self._unit = "B" if unit == "bytes" else ""
         self._total = total
         self._before = completed
         self._completed = completed
@@ -257,13 +266,14 @@ class _Lines:
         if done or now - self._printed >= _SECONDS_BETWEEN_LINES:
             self._printed = now
             rate = (self._completed - self._before) / max(now - self._start, 1e-9)
-            parts = [f"{self._completed:,}/{self._total:,}", _rate(rate), note]
+            counts = f"{self._completed:,}/{self._total:,} {self._unit}".rstrip()
+            parts = [counts, _rate(rate, self._unit), note]
             line = f"{self._description}: {', '.join(part for part in parts if part)}"
             _console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _rate(speed: float) -> str:
-    for unit, name in ((1e6, "M"), (1e3, "k")):
-        if speed >= unit:
-            return f"{speed / unit:.1f}{name}/s"
-    return f"{speed:.1f}/s"
+def _rate(speed: float, unit: str = "") -> str:
+    for size, name in ((1e6, "M"), (1e3, "k")):
+        if speed >= size:
+            return f"{speed / size:.1f}{name}{unit}/s"
+    return f"{speed:.1f}{unit}/s"

@@ -1,0 +1,10 @@
+"""Datasets on the hub: what there is, bringing it here, and publishing.
+
+>>> hub.pull("og_marl/smac_v1/3m/Good").paths
+>>> dataset = hub.load_dataset("og_marl/smac_v1/3m/Good")
+"""
+
+from offmarl.hub.catalogue import Card, cards
+from offmarl.hub.pull import Plan, Pulled, load_dataset, plan, pull
+
+__all__ = ["Card", "Plan", "Pulled", "cards", "load_dataset", "plan", "pull"]

@@ -1,0 +1,78 @@
+"""A loopback hub with a small published dataset on it, and a catalogue that knows it."""
+
+import io
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from huggingface_hub import constants
+
+from offmarl.hub import catalogue, client, fetch
+
+from .server import Hub
+
+REPOSITORY = "org/published"
+PATH = "core/suite/small.zip"
+NAME = "lab/suite/small"
+UIDS = ("Expert", "Good", "Medium", "Poor", "Random")
+
+CARD = """
+name = "{name}"
+summary = "Made up."
+num_agents = 2
+citation = "nobody"
+[licence]
+data = "CC0-1.0"
+[hub]
+repository = "{repository}"
+path = "{path}"
+{sha256}
+{uids}
+"""
+
+
+def make_archive(size: int = 60_000, uids: tuple[str, ...] = UIDS) -> bytes:
+    """A zip of what looks like vaults from outside, of random bytes."""
+    rng = np.random.default_rng(0)
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for uid in uids:
+            for name in ("metadata.json", "manifest.ocdbt", "d/0", "d/1"):
+                data = rng.bytes(size if name.startswith("d/") else 100)
+                archive.writestr(f"small.vlt/{uid}/{name}", data)
+    return buffer.getvalue()
+
+
+def write_card(directory: Path, sha256: str | None = None, name: str = NAME, path: str = PATH):
+    uids = "\n".join(f"[uids.{uid}]" for uid in UIDS)
+    line = f'sha256 = "{sha256}"' if sha256 else ""
+    file = directory / f"{name}.toml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    text = CARD.format(name=name, repository=REPOSITORY, path=path, sha256=line, uids=uids)
+    file.write_text(text)
+    catalogue.names.cache_clear()
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """The hub, and nothing pulled from it yet."""
+    hub = Hub()
+    hub.archive = make_archive()
+    hub.commit(REPOSITORY, {PATH: hub.archive})
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "home" / "assets"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "home" / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.delenv(client.MIRRORS, raising=False)
+    monkeypatch.setattr(fetch, "_PAUSE", 0.001)
+    monkeypatch.setattr(fetch, "PART", 2**16)
+    hub.cards = tmp_path / "cards"
+    monkeypatch.setattr(catalogue, "directory", lambda: hub.cards)
+    write_card(hub.cards)
+    yield hub
+    hub.close()
+    catalogue.names.cache_clear()

@@ -1,0 +1,293 @@
+"""A loopback hub that speaks the protocol of huggingface.co, and fails as networks do.
+
+Metadata and small files come from one port, large files from another, as from a content network:
+the first answers with a redirect to a signed address.
+"""
+
+import base64
+import hashlib
+import json
+import random
+import re
+import threading
+import time
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import yaml
+
+LARGE = 10_000
+"""Bytes from which a file is kept by hash (LFS)."""
+
+
+@dataclass
+class Faults:
+    """What goes wrong, and how often; of answers that carry large files."""
+
+    cut: float = 0.0
+    """Share of answers that end at a random point."""
+    unavailable: int = 0
+    """Answers of 503, with Retry-After, that come first."""
+    flip: bool = False
+    """One bit of every answer is another."""
+    delay: float = 0.0
+    """Seconds between blocks of 64 kB."""
+    etag: str | None = None
+    """What to claim that every file's hash is."""
+    ranges: bool = True
+    dice: random.Random = field(default_factory=lambda: random.Random(0))
+
+
+class Hub:
+    """Repositories, their commits, and the two servers."""
+
+    def __init__(self):
+        self.repositories: dict[str, list[tuple[str, dict[str, bytes]]]] = {}
+        self.uploaded: dict[str, bytes] = {}
+        self.faults = Faults()
+        self.sent = 0
+        self.requests: list[tuple[str, str, dict[str, str]]] = []
+        self.lock = threading.Lock()
+        self.front = _serve(self, _Front)
+        self.content = _serve(self, _Content)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.front.server_port}"
+
+    def close(self) -> None:
+        for server in (self.front, self.content):
+            server.shutdown()
+            server.server_close()
+
+    def commit(self, repository: str, files: dict[str, bytes]) -> str:
+        """Add files, and return the commit."""
+        history = self.repositories.setdefault(repository, [])
+        merged = (history[-1][1] if history else {}) | files
+        name = hashlib.sha1(f"{repository}{len(history)}".encode()).hexdigest()
+        history.append((name, merged))
+        return name
+
+    def files(self, repository: str, revision: str) -> tuple[str, dict[str, bytes]] | None:
+        history = self.repositories[repository]
+        if revision == "main":
+            return history[-1] if history else ("0" * 40, {})
+        return next((one for one in history if one[0] == revision), None)
+
+
+def _serve(hub, handler):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (handler,), {"hub": hub}))
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    return server
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: Hub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        """Say nothing."""
+
+    def handle_one_request(self):
+        try:
+            super().handle_one_request()
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True
+
+    def note(self):
+        with self.hub.lock:
+            self.hub.requests.append((self.command, self.path, dict(self.headers)))
+
+    def body(self) -> bytes:
+        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+
+    def answer(self, status, data=b"", **headers):
+        if not isinstance(data, bytes):
+            data = json.dumps(data).encode()
+        self.send_response(status)
+        for name, value in ({"Content_Length": len(data)} | headers).items():
+            self.send_header(name.replace("_", "-"), str(value))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def fail(self, status, code, message=""):
+        self.answer(status, {"error": message or code}, X_Error_Code=code, X_Error_Message=code)
+
+
+class _Front(_Handler):
+    """Metadata, small files, commits."""
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        self.note()
+        path = unquote(urlsplit(self.path).path)
+        if match := re.fullmatch(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+            return self.resolve(*match.groups())
+        if match := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)(?:/revision/(.+))?", path):
+            return self.info(match[1], match[2] or "main")
+        return self.answer(200 if path == "/" else 404, {})
+
+    def known(self, repository, revision):
+        if repository not in self.hub.repositories:
+            return self.fail(404, "RepoNotFound")
+        found = self.hub.files(repository, revision)
+        return found or self.fail(404, "RevisionNotFound")
+
+    def resolve(self, repository, revision, path):
+        if not (found := self.known(repository, revision)):
+            return None
+        commit, files = found
+        if path not in files:
+            return self.fail(404, "EntryNotFound")
+        data = files[path]
+        if len(data) < LARGE:
+            tag = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+            return self.answer(200, data, X_Repo_Commit=commit, ETag=f'"{tag}"')
+        oid = hashlib.sha256(data).hexdigest()
+        claimed = oid if self.hub.faults.etag is None else self.hub.faults.etag
+        self.hub.uploaded[oid] = data
+        where = f"http://127.0.0.1:{self.hub.content.server_port}/{oid}?signature=s"
+        return self.answer(
+            302,
+            X_Repo_Commit=commit,
+            X_Linked_ETag=f'"{claimed}"',
+            X_Linked_Size=len(data),
+            Location=where,
+        )
+
+    def info(self, repository, revision):
+        if found := self.known(repository, revision):
+            siblings = [{"rfilename": name} for name in found[1]]
+            self.answer(200, {"id": repository, "sha": found[0], "siblings": siblings})
+
+    def do_POST(self):
+        self.note()
+        path = unquote(urlsplit(self.path).path)
+        body = self.body()
+        if path == "/api/repos/create":
+            return self.create(json.loads(body))
+        if path == "/api/validate-yaml":
+            return self.validate(json.loads(body)["content"])
+        if match := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)/preupload/(.+)", path):
+            files = json.loads(body)["files"]
+            modes = [
+                {
+                    "path": one["path"],
+                    "uploadMode": "lfs" if one["size"] >= LARGE else "regular",
+                    "shouldIgnore": False,
+                }
+                for one in files
+            ]
+            return self.answer(200, {"files": modes})
+        if match := re.fullmatch(r"/datasets/([^/]+/[^/]+)\.git/info/lfs/objects/batch", path):
+            return self.batch(json.loads(body)["objects"])
+        if match := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)/commit/(.+)", path):
+            return self.add(match[1], [json.loads(line) for line in body.splitlines()])
+        return self.answer(404, {})
+
+    def create(self, asked):
+        name = (
+            f"{asked['organization']}/{asked['name']}"
+            if asked.get("organization")
+            else asked["name"]
+        )
+        if name in self.hub.repositories:
+            return self.answer(409, {"url": f"{self.hub.url}/datasets/{name}"})
+        self.hub.repositories[name] = []
+        return self.answer(200, {"url": f"{self.hub.url}/datasets/{name}"})
+
+    def validate(self, content):
+        """Check what the hub checks of a dataset card's metadata."""
+        try:
+            data = yaml.safe_load(content.split("---")[1])
+            problems = [
+                key
+                for key, kind in {"license": str, "task_categories": list, "tags": list}.items()
+                if not isinstance(data.get(key), kind)
+            ]
+        except (yaml.YAMLError, IndexError) as error:
+            problems = [str(error)]
+        if problems:
+            return self.answer(400, {"errors": problems})
+        return self.answer(200, {"errors": [], "warnings": []})
+
+    def batch(self, objects):
+        answers = []
+        for one in objects:
+            answer = {"oid": one["oid"], "size": one["size"]}
+            if one["oid"] not in self.hub.uploaded:
+                href = f"http://127.0.0.1:{self.hub.content.server_port}/{one['oid']}"
+                answer["actions"] = {"upload": {"href": href}}
+            answers.append(answer)
+        content_type = "application/vnd.git-lfs+json"
+        return self.answer(
+            200, {"transfer": "basic", "objects": answers}, Content_Type=content_type
+        )
+
+    def add(self, repository, lines):
+        history = self.hub.repositories[repository]
+        parent = lines[0]["value"].get("parentCommit")
+        if parent and parent != (history[-1][0] if history else "0" * 40):
+            return self.fail(412, "PreconditionFailed", "a commit has happened since")
+        files = {}
+        for line in lines[1:]:
+            value = line["value"]
+            if line["key"] == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif line["key"] == "lfsFile":
+                files[value["path"]] = self.hub.uploaded[value["oid"]]
+        commit = self.hub.commit(repository, files)
+        url = f"{self.hub.url}/datasets/{repository}/commit/{commit}"
+        return self.answer(200, {"commitUrl": url, "commitOid": commit, "hookOutput": ""})
+
+
+class _Content(_Handler):
+    """Large files, by hash; here is where connections fail."""
+
+    def do_PUT(self):
+        self.note()
+        data = self.body()
+        self.hub.uploaded[urlsplit(self.path).path[1:]] = data
+        self.answer(200)
+
+    def do_GET(self):
+        self.note()
+        faults = self.hub.faults
+        address = urlsplit(self.path)
+        data = self.hub.uploaded[address.path[1:]]
+        with self.hub.lock:
+            unavailable, faults.unavailable = faults.unavailable, max(0, faults.unavailable - 1)
+            cut = faults.dice.random() if faults.dice.random() < faults.cut else None
+        if unavailable:
+            return self.answer(503, Retry_After=0)
+        if parse_qs(address.query).get("signature") != ["s"]:
+            return self.answer(403)
+        start, stop, status = 0, len(data), 200
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if asked and faults.ranges:
+            start, status = int(asked[1]), 206
+            stop = min(int(asked[2] or len(data)) + 1, len(data)) if asked[2] else len(data)
+        part = bytearray(data[start:stop])
+        if faults.flip and part:
+            part[len(part) // 2] ^= 1
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(part)))
+        if status == 206:
+            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
+        self.end_headers()
+        self.send(part if cut is None else part[: int(cut * len(part))])
+        self.close_connection = self.close_connection or cut is not None
+        return None
+
+    def send(self, part):
+        for begin in range(0, len(part), 2**16):
+            block = part[begin : begin + 2**16]
+            self.wfile.write(block)
+            with self.hub.lock:
+                self.hub.sent += len(block)
+            time.sleep(self.hub.faults.delay)

@@ -1,0 +1,297 @@
+"""Pulling from a hub that works, and from one that does not."""
+
+import hashlib
+import io
+import threading
+import time
+import zipfile
+
+import pytest
+from huggingface_hub import constants
+
+from offmarl import hub as library
+from offmarl.errors import (
+    ChecksumError,
+    HubError,
+    HubUnreachableError,
+    UnknownNameError,
+    VaultFormatError,
+)
+from offmarl.hub import cache, client, fetch
+
+from .conftest import NAME, PATH, REPOSITORY, UIDS, make_archive, write_card
+from .server import Faults, Hub
+
+
+def content_of(archive: bytes, uid: str) -> dict[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(archive)) as opened:
+        prefix = f"small.vlt/{uid}/"
+        names = [name for name in opened.namelist() if name.startswith(prefix)]
+        return {name.removeprefix(prefix): opened.read(name) for name in names}
+
+
+def assert_whole(archive, paths):
+    for uid, path in paths.items():
+        for name, data in content_of(archive, uid).items():
+            assert (path / name).read_bytes() == data
+
+
+def nothing_placed():
+    return not any(entry.uids for entry in cache.entries())
+
+
+def test_all_uids_then_again(hub):
+    pulled = library.pull(NAME)
+    assert tuple(pulled.paths) == UIDS
+    assert_whole(hub.archive, pulled.paths)
+    assert set(pulled.checks.values()) == {
+        "SHA-256 of the archive, the hub's own: the card has none"
+    }
+    assert pulled.fetched <= len(hub.archive) + 2 * fetch.PART
+    assert library.pull(NAME)[2:] == (pulled.paths, pulled.checks, 0)
+    (entry,) = cache.entries()
+    assert entry.path == cache.root() / NAME / pulled.commit / "small.vlt"
+    assert cache.verify(entry) == 20
+
+
+def test_one_uid_moves_less_than_30_percent(hub):
+    pulled = library.pull(f"{NAME}/Good")
+    assert list(pulled.paths) == ["Good"]
+    assert_whole(hub.archive, pulled.paths)
+    assert pulled.checks == {"Good": "CRC-32 of every file"}
+    assert hub.sent == pulled.fetched < 0.35 * len(hub.archive)  # 64 kB of it the zip's end
+    before = pulled.paths["Good"].stat()
+    everything = library.pull(NAME)
+    assert tuple(everything.paths) == UIDS
+    assert pulled.paths["Good"].stat().st_ino == before.st_ino, "what is in use stays"
+
+
+def test_cut_connections_503s_and_slow_bodies(hub):
+    hub.faults = Faults(cut=0.5, unavailable=3, delay=0.001)
+    write_card(hub.cards, hashlib.sha256(hub.archive).hexdigest())
+    pulled = library.pull(NAME)
+    assert_whole(hub.archive, pulled.paths)
+    assert set(pulled.checks.values()) == {"SHA-256 of the archive, from the dataset's card"}
+
+
+def test_a_flipped_bit_is_caught_and_the_next_pull_is_right(hub):
+    library.plan(NAME)  # the archive's directory is here
+    hub.faults.flip = True
+    with pytest.raises(ChecksumError, match="arrived with SHA-256"):
+        library.pull(NAME)
+    with pytest.raises(VaultFormatError, match="CRC"):
+        library.pull(f"{NAME}/Good")
+    assert nothing_placed()
+    hub.faults.flip = False
+    assert_whole(hub.archive, library.pull(NAME).paths)
+
+
+def test_the_card_outranks_the_hub(hub):
+    write_card(hub.cards, "0" * 64)
+    with pytest.raises(ChecksumError, match=r"replaced, or the mirror .* To take it as it is"):
+        library.pull(NAME)
+    commit = hub.repositories[REPOSITORY][0][0]
+    assert library.pull(f"{NAME}@{commit}").commit == commit
+
+
+def test_the_hub_does_not_lie_about_its_hash(hub):
+    hub.faults.etag = "1" * 64
+    with pytest.raises(ChecksumError, match=r"1{64} was published"):
+        library.pull(NAME)
+    assert nothing_placed()
+
+
+@pytest.mark.parametrize("etag", ["../../etc/passwd", "", "z" * 64, "a\\b"])
+def test_hostile_etags_are_no_hashes(hub, etag):
+    hub.faults.etag = etag
+    pulled = library.pull(NAME)
+    assert set(pulled.checks.values()) == {"CRC-32 of every file (no hash is published)"}
+
+
+def test_what_a_killed_process_left_is_used(hub, monkeypatch):
+    def die(self, start, data):
+        write(self, start, data)
+        written.append(len(data))
+        if len(written) == 6:
+            raise KeyboardInterrupt
+
+    write, written = fetch.Download._write, []
+    with monkeypatch.context() as patch:
+        patch.setattr(fetch.Download, "_write", die)
+        with pytest.raises(KeyboardInterrupt):
+            library.pull(NAME)
+    (entry,) = cache.entries()
+    journal = entry.arriving / "archive.zip.journal"
+    journal.write_text(journal.read_text() + '{"start": 1')  # a line that was cut off
+    with (entry.arriving / "archive.zip").open("r+b") as file:
+        file.write(b"X")  # and a part that the disk lost
+    pulled = library.pull(NAME)
+    assert_whole(hub.archive, pulled.paths)
+    assert pulled.fetched == len(hub.archive) - sum(written) + fetch.PART
+
+
+def test_pinned_revisions(hub):
+    first = hub.repositories[REPOSITORY][0][0]
+    other = make_archive(1000)
+    second = hub.commit(REPOSITORY, {PATH: other})
+    assert library.pull(NAME).commit == second
+    old = library.pull(f"{NAME}/Good@{first}")
+    assert old.commit == first
+    assert_whole(hub.archive, old.paths)
+    assert len(cache.entries()) == 2
+
+
+def test_two_at_once_share_the_work(hub):
+    hub.faults.delay = 0.005
+    results = []
+    threads = [
+        threading.Thread(target=lambda: results.append(library.pull(NAME))) for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(result.fetched > 0 for result in results) == [False, True]
+    assert results[0].paths == results[1].paths
+
+
+def test_another_place(hub, tmp_path):
+    pulled = library.pull(f"{NAME}/Good", tmp_path / "vaults")
+    assert pulled.paths == {"Good": tmp_path / "vaults" / "small.vlt" / "Good"}
+    assert cache.entries() == []
+    hub.commit(REPOSITORY, {PATH: make_archive(1000)})
+    with pytest.raises(HubError, match="give another --out"):
+        library.pull(f"{NAME}/Poor", tmp_path / "vaults")
+
+
+def test_mirrors_take_over(hub, monkeypatch):
+    mirror = Hub()
+    mirror.repositories = hub.repositories
+    monkeypatch.setenv(client.MIRRORS, mirror.url)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    hub.front.shutdown()
+    hub.front.server_close()
+    assert_whole(hub.archive, library.pull(NAME).paths)
+    shown = [headers for _, _, headers in mirror.requests if "hf_secret" in str(headers)]
+    mirror.close()
+    assert shown == []
+
+
+def test_the_token_is_shown_to_the_hub_alone(hub, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    library.pull(f"{NAME}/Good")
+    shown = {path.startswith("/datasets") for _, path, h in hub.requests if "hf_secret" in str(h)}
+    assert shown == {True}
+    assert any(not path.startswith("/datasets") for _, path, _ in hub.requests)
+
+
+def test_plan_fetches_the_directory_alone(hub):
+    plan = library.plan(NAME)
+    assert tuple(plan.sizes) == UIDS
+    assert all(size.unpacked == 120_200 for size in plan.sizes.values())
+    assert hub.sent <= 2**16 and nothing_placed() and plan.free > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("lab/suite/smal", UnknownNameError, "did you mean lab/suite/small"),
+        ("nonsense", UnknownNameError, "known: lab/suite/small"),
+        (f"{NAME}/Goood", UnknownNameError, "no uid named 'Goood': did you mean Good"),
+        (f"{NAME}@v9", HubError, "org/published has no revision 'v9'"),
+        ("org/nowhere", UnknownNameError, "neither in the catalogue"),
+        ("org/published", UnknownNameError, "has no file offmarl.toml"),
+        ("a b/c$", UnknownNameError, "cannot be the name of a repository"),
+    ],
+)
+def test_what_does_not_exist(hub, name, error, message):
+    with pytest.raises(error, match="(?s)" + message.replace("(", r"\(")):
+        library.pull(name)
+    assert cache.entries() == []
+
+
+def hostile(name: str) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for file in ("a.vlt/x/metadata.json", "a.vlt/x/manifest.ocdbt", name):
+            archive.writestr(file, b"0" * 10_000)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("archive", "message"),
+    [
+        (b"<html>" * 10_000, "is not a zip archive"),
+        (make_archive()[:-100], "is not a zip archive"),
+        (hostile("../outside"), "leads out of it"),
+        (hostile("/etc/passwd"), "leads out of it"),
+        (make_archive(uids=()) + b"", "is not a zip archive|no vault"),
+    ],
+)
+def test_what_is_no_archive_of_vaults(hub, archive, message):
+    hub.commit(REPOSITORY, {PATH: archive.ljust(0)})
+    with pytest.raises((HubError, VaultFormatError), match=message):
+        library.pull(NAME)
+    assert nothing_placed()
+
+
+def test_no_room(hub, monkeypatch):
+    usage = type("Usage", (), {"free": 1000})
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
+    with pytest.raises(HubError, match=r"would need .* GB, and 0\.00 GB are free"):
+        library.pull(NAME)
+    assert nothing_placed()
+
+
+def test_a_disk_that_fills_up(hub, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.pwrite", full)
+        with pytest.raises(HubError, match="no room left on the disk"):
+            library.pull(NAME)
+    assert nothing_placed()
+    assert_whole(hub.archive, library.pull(NAME).paths)
+
+
+def test_a_server_that_knows_no_ranges(hub):
+    hub.faults.ranges = False
+    with pytest.raises(HubError, match="does not serve this file in parts"):
+        library.pull(f"{NAME}/Good")
+
+
+def test_it_gives_up_and_goes_on(hub, monkeypatch):
+    monkeypatch.setattr(fetch, "_ATTEMPTS", 2)
+    hub.faults.unavailable = 100
+    with pytest.raises(HubError, match=r"503, 3 times in a row\. What is here is kept"):
+        library.pull(NAME)
+    hub.faults.unavailable = 0
+    assert_whole(hub.archive, library.pull(NAME).paths)
+
+
+def test_without_a_network_it_is_quick_and_says_what_is_here(hub, monkeypatch):
+    library.pull(f"{NAME}/Good")
+    monkeypatch.setattr("socket.create_connection", lambda *_: time.sleep(5))  # nobody answers
+    start = time.monotonic()
+    with pytest.raises(HubUnreachableError, match=f"Here already: {NAME}/Good@"):
+        library.pull(NAME)
+    assert time.monotonic() - start < 2
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(HubUnreachableError, match="HF_HUB_OFFLINE"):
+        library.pull(NAME)
+
+
+def test_cache_remove(hub):
+    library.pull(f"{NAME}/Good")
+    (entry,) = cache.entries()
+    assert cache.remove(entry) > 120_000
+    assert cache.entries() == [] and list(cache.root().iterdir()) == []
+
+
+def test_cache_verify_names_what_changed(hub):
+    pulled = library.pull(NAME)
+    (entry,) = cache.entries()
+    (pulled.paths["Good"] / "d" / "1").write_bytes(b"")
+    with pytest.raises(ChecksumError, match=r"1 of 20 files .*Good/d/1"):
+        cache.verify(entry)
