@@ -1,0 +1,144 @@
+"""What a condition can ask of episodes and of steps."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from offmarl.errors import ExpressionError
+from offmarl.vault.layout import NumpyArray
+from offmarl.vault.transform import expression, origins, selection
+from offmarl.vault.transform.expression import POLICY_NAME, Columns, Expression, Kind
+from offmarl.vault.transform.lineage import Source
+from offmarl.vault.transform.selection import Pieces
+
+_POLICY_IDS = "infos.policy_ids"
+
+OF_EPISODES: dict[str, Kind] = {
+    "return": "number",  # mean over agents
+    "length": "number",
+    "policy": "policy",  # of the first step
+    "program": "text",
+    "tier": "text",
+    "source": "text",  # the vault that it was recorded in, "name.vlt/uid"
+    "seed": "number",
+    "cause": "text",
+    "terminated": "truth",
+    "truncated": "truth",
+    "row": "number",
+    "index": "number",  # in `Vault.episodes`
+}
+OF_STEPS: dict[str, Kind] = {
+    **OF_EPISODES,
+    "reward": "number",  # mean over agents
+    "step": "number",  # from the episode's start
+}
+
+
+def select(source: Source, condition: str, by: selection.Unit) -> Pieces:
+    """Return the episodes, or the stretches of steps, that a condition holds for.
+
+    Raises
+    ------
+    ExpressionError
+        It is not understood, or asks for what the vault does not tell.
+    """
+    names = OF_EPISODES if by == "episodes" else OF_STEPS
+    hints = dict.fromkeys(
+        OF_STEPS.keys() - names, "Steps have it, episodes do not: select by steps."
+    )
+    parsed = expression.parse(condition, names, hints, percentiles=by == "episodes")
+    columns = of_episodes(source)
+    _check_told(source, parsed, columns)
+    count = len(source.vault.episodes.row)
+    if by == "episodes":
+        return selection.of_episodes(source.vault, parsed.holds(columns, count))
+    found = zip(*_stretches(source, parsed, columns), strict=True)
+    return _merge(Pieces(*(np.concatenate(column) for column in found)))
+
+
+def of_episodes(source: Source) -> Columns:
+    """Return what is told of each episode; names are missing where a vault tells of none."""
+    found = source.vault.episodes
+    number = origins.origin_of(found.policy_id, source.origins)
+
+    def of_origin(field: str) -> NumpyArray:
+        return np.array([getattr(origin, field) for origin in source.origins])[number]
+
+    columns: dict[str, Any] = {
+        "return": found.returns.mean(-1),
+        "length": found.length,
+        "policy": found.policy_id,
+        POLICY_NAME: _policy_names(source, found.policy_id),
+        "tier": of_origin("tier"),
+        "source": of_origin("vault"),
+        "cause": found.cause,
+        "terminated": found.terminated,
+        "truncated": found.truncated,
+        "row": found.row,
+        "index": np.arange(len(found.row)),
+    }
+    if any(origin.program for origin in source.origins):
+        columns["program"] = np.array([o.program or "" for o in source.origins])[number]
+    if any(origin.seed is not None for origin in source.origins):
+        seeds = [np.nan if o.seed is None else o.seed for o in source.origins]
+        columns["seed"] = np.array(seeds)[number]
+    return columns
+
+
+def _policy_names(source: Source, policy_id: NumpyArray) -> NumpyArray:
+    """Return the names of policies; that of the program where they have none of their own."""
+    number = origins.origin_of(policy_id, source.origins)
+    names = np.array([origin.program or "" for origin in source.origins], object)[number]
+    for _, policies in source.named:
+        for policy in policies:
+            if "name" in policy:
+                names[policy_id == policy["policy_id"]] = str(policy["name"])
+    return names.astype(str)
+
+
+def _check_told(source: Source, parsed: Expression, columns: Columns) -> None:
+    for name in sorted(parsed.names - columns.keys() - {"reward", "step"}):
+        raise ExpressionError(
+            f"{source.vault.path} does not tell the {name} of its episodes. It tells: "
+            f"{', '.join(key for key in OF_EPISODES if key in columns)}."
+        )
+
+
+def _stretches(source: Source, parsed: Expression, columns: Columns) -> Iterator[Pieces]:
+    """Find the steps that a condition holds for, row by row."""
+    vault, found = source.vault, source.vault.episodes
+    leaves = [name for name in ("rewards", _POLICY_IDS) if name in vault.leaves]
+    yield selection.of_episodes(vault, np.zeros(len(found.row), bool))
+    for row in range(vault.rows):
+        mine = np.flatnonzero(found.row == row)
+        for begin, stop in vault.blocks(leaves, rows=1):
+            steps = vault.read(begin, stop, rows=slice(row, row + 1), leaves=leaves)
+            time = np.arange(begin, stop)
+            episode = mine[np.searchsorted(found.start[mine], time, side="right") - 1]
+            here = {name: column[episode] for name, column in columns.items()}
+            here["reward"] = steps["rewards"][0].reshape(stop - begin, -1).mean(-1)
+            here["step"] = time - found.start[episode]
+            if _POLICY_IDS in steps:
+                ids = steps[_POLICY_IDS][0]
+                here["policy"], here[POLICY_NAME] = ids, _policy_names(source, ids)
+            yield _runs(episode, parsed.holds(here, stop - begin), begin)
+
+
+def _runs(episode: NumpyArray, holds: NumpyArray, begin: int) -> Pieces:
+    """Return the stretches within episodes where a condition holds."""
+    edges = np.diff(holds.astype(np.int8), prepend=0, append=0)
+    starts, stops = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
+    between = np.flatnonzero((np.diff(episode) > 0) & holds[1:] & holds[:-1]) + 1
+    starts = np.sort(np.concatenate([starts, between]))
+    stops = np.sort(np.concatenate([stops, between]))
+    return Pieces(episode[starts], starts + begin, stops + begin)
+
+
+def _merge(pieces: Pieces) -> Pieces:
+    """Join stretches that the border of a block parts."""
+    goes_on = (pieces.episode[1:] == pieces.episode[:-1]) & (pieces.start[1:] == pieces.stop[:-1])
+    begins, ends = np.insert(~goes_on, 0, True), np.append(~goes_on, True)
+    count = slice(len(pieces.start))  # of no pieces too
+    begins, ends = begins[count], ends[count]
+    return Pieces(pieces.episode[begins], pieces.start[begins], pieces.stop[ends])

@@ -1,0 +1,140 @@
+"""What a transform notes of where its data comes from."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from offmarl.types import EnvSpec
+from offmarl.vault import layout
+from offmarl.vault.digest import Advance, digest
+from offmarl.vault.reader import Vault
+from offmarl.vault.transform import origins
+from offmarl.vault.transform.origins import Named, Origin
+from offmarl.vault.transform.selection import Pieces
+
+_MOST_BYTES = 2**18
+"""Of what is told of all sources of a vault; of older ones less is told."""
+
+
+class Source(NamedTuple):
+    """A vault that another is made of."""
+
+    vault: Vault
+    digest: str
+    named: list[Named]
+
+    @property
+    def origins(self) -> list[Origin]:
+        """The origins of its policies."""
+        return [named.origin for named in self.named]
+
+    def present(self, pieces: Pieces) -> list[Named]:
+        """Return the origins that pieces of it are of."""
+        policy_id = self.vault.episodes.policy_id[pieces.episode]
+        numbers = set(origins.origin_of(policy_id, self.origins).tolist())
+        return [self.named[number] for number in sorted(numbers)]
+
+
+def name_of(vault: Vault) -> str:
+    """Return what a vault is called, wherever it lies: ``name.vlt/uid``."""
+    return f"{vault.name}.vlt/{vault.uid}"
+
+
+def examine(vault: Vault, advance: Advance) -> Source:
+    """Read a vault through, for what tells it from others."""
+    found = digest(vault, lambda steps: advance(steps * vault.rows))
+    return Source(vault, found, origins.of_vault(vault, found))
+
+
+def provenance(
+    operation: str,
+    arguments: Mapping[str, Any],
+    sources: Sequence[tuple[Source, Pieces]],
+    united: Iterable[Named],
+) -> dict[str, Any]:
+    """Return the provenance of a vault that a transform makes.
+
+    Returns
+    -------
+    dict
+        ``lineage``: the operation, its arguments, the version, and each source with its digest, how
+        much was taken of it, and its own provenance. ``origins``: the vaults whose policies these
+        are. ``policies``: what was told of these, under the ids they have here.
+    """
+    from offmarl import __version__
+
+    united = list(united)
+    share = _MOST_BYTES // len(sources)
+    return {
+        "lineage": {
+            "operation": operation,
+            "arguments": dict(arguments),
+            "offmarl": __version__,
+            "sources": [_describe(source, pieces, share) for source, pieces in sources],
+        },
+        origins.KEY: [named.origin._asdict() for named in united],
+        "policies": [policy for named in united for policy in named.policies],
+    }
+
+
+def _describe(source: Source, pieces: Pieces, most_bytes: int) -> dict[str, Any]:
+    vault = source.vault
+    told = {
+        "vault": name_of(vault),
+        "digest": source.digest,
+        "native": vault.native,
+        "episodes": len(vault.episodes.row),
+        "steps": vault.num_steps,
+        "taken": {"episodes": pieces.episodes, "steps": pieces.steps},
+        "provenance": _bounded(vault.provenance, most_bytes),
+    }
+    if vault.unverified:
+        told["unverified"] = [list(interval) for interval in vault.unverified]
+    return told
+
+
+def _bounded(told: Mapping[str, Any], most_bytes: int) -> dict[str, Any]:
+    """Leave out what makes a provenance too long, the oldest sources first."""
+    if "lineage" in told:  # the vault made of it tells of its policies
+        told = {key: told[key] for key in told if key not in (origins.KEY, "policies")}
+    size = len(layout.dump_json(dict(told)))
+    if size <= most_bytes:
+        return dict(told)
+    lineage = told.get("lineage")
+    if not isinstance(lineage, Mapping) or not lineage.get("sources"):
+        return {"left out": f"{size} bytes"}
+    share = most_bytes // (2 * len(lineage["sources"]))
+    sources = [
+        {**source, "provenance": _bounded(source.get("provenance", {}), share)}
+        for source in lineage["sources"]
+    ]
+    return {"lineage": {**lineage, "sources": sources}}
+
+
+def common_spec(vaults: Sequence[Vault]) -> EnvSpec:
+    """Return the spec of vaults that are to be one.
+
+    Raises
+    ------
+    ShapeError
+        Their sizes differ, or their environments do.
+    """
+    from offmarl.errors import ShapeError
+
+    first = next((vault for vault in vaults if vault.spec.name), vaults[0])
+    for vault in vaults:
+        difference = vault.spec.difference(first.spec)
+        if vault.spec.name and not difference:
+            difference = _other_settings(vault.spec, first.spec)
+        if difference:
+            raise ShapeError(
+                f"{vault.path} cannot be joined with {first.path}: it differs in {difference}."
+            )
+    return first.spec
+
+
+def _other_settings(ours: EnvSpec, theirs: EnvSpec) -> str:
+    for setting in ("name", "time_limit", "reward", "state"):
+        a, b = getattr(ours, setting), getattr(theirs, setting)
+        if a != b:
+            return f"{setting} ({a!r}, not {b!r})"
+    return ""

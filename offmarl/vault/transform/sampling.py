@@ -1,0 +1,75 @@
+"""Which episodes a sample is of: at random, the best, or with a given distribution of returns."""
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from offmarl.errors import OptionError
+
+Order = Int[np.ndarray, "K"]
+"""Numbers of episodes, in the order in which they would be taken: a prefix is a sample."""
+
+_STRATA = 10
+
+
+def at_random(count: int, seed: int) -> Order:
+    """Return all episodes in random order."""
+    return np.random.default_rng(seed).permutation(count)
+
+
+def best_first(returns: Float[np.ndarray, "M"]) -> Order:
+    """Return all episodes by return, the highest first; of equals, the first."""
+    return np.argsort(-returns, kind="stable")
+
+
+def matched(returns: Float[np.ndarray, "M"], like: Float[np.ndarray, "L"], seed: int) -> Order:
+    """Return episodes in an order whose prefixes have returns distributed as others'.
+
+    The deciles of ``like`` bound ten strata, fewer where deciles are equal. Within each, episodes
+    come in random order; every prefix takes from each stratum in proportion to the share of
+    ``like`` there, to within one episode.
+
+    Parameters
+    ----------
+    returns
+        Of the episodes to choose from.
+    like
+        The returns whose distribution is wanted.
+    seed
+        Decides everything random.
+
+    Returns
+    -------
+    Order
+        No more episodes than can be matched: it ends where a stratum has no further ones.
+
+    Raises
+    ------
+    OptionError
+        Nothing can be matched, since a stratum is empty.
+    """
+    deciles = np.quantile(like, np.linspace(0, 1, _STRATA + 1))
+    edges = np.unique(deciles)
+    # The lowest return is a stratum of its own only where a tenth of all have it.
+    first = int(deciles[0] < deciles[1])
+    stratum, wanted = (np.maximum(np.searchsorted(edges, x), first) for x in (returns, like))
+    share = np.bincount(wanted, minlength=len(edges)) / len(like)
+    inside = (returns >= edges[0]) & (returns <= edges[-1])
+    due, most = np.full(len(returns), np.inf), np.inf
+    rng = np.random.default_rng(seed)
+    for one in np.flatnonzero(share):
+        members = np.flatnonzero((stratum == one) & inside)
+        if not len(members):
+            raise _cannot_match(edges[max(one - 1, 0)], edges[one])
+        # Each stratum's episodes fall due at even distances, the shorter the larger its share.
+        moments = np.arange(len(members)) + rng.random(len(members))
+        due[rng.permutation(members)] = moments / share[one]
+        most = min(most, len(members) / share[one])
+    order = np.argsort(due, kind="stable")
+    return order[due[order] <= most]
+
+
+def _cannot_match(low: float, high: float) -> OptionError:
+    return OptionError(
+        f"the distribution of returns cannot be matched: there is no episode with a return from "
+        f"{low:.6g} to {high:.6g}. Sample from data that covers these returns."
+    )
