@@ -28,6 +28,8 @@ class Verb(NamedTuple):
     summary: str
     runs_programs: bool = False
     """The function is given the arguments as they are: programs parse their own."""
+    example: str = ""
+    """Arguments that ``--help`` shows in use."""
 
 
 VERBS = {
@@ -40,6 +42,33 @@ VERBS = {
     "ls": Verb("data", "List the vaults in a directory"),
     "show": Verb("data", "Show what a vault holds and where it comes from"),
     "convert": Verb("data", "Convert a dataset of another project into a vault"),
+    "cat": Verb("transform", "Join vaults into one", example="A.vlt B.vlt -o C.vlt"),
+    "filter": Verb(
+        "transform",
+        "Take the episodes or steps of a vault that a condition holds for",
+        example='A.vlt "return > 10 and length < 50" -o B.vlt',
+    ),
+    "sample": Verb(
+        "transform",
+        "Take a sample of a vault's episodes: some number, the best, or with matched returns",
+        example="A.vlt --steps 1e5 --match-returns --seed 0 -o B.vlt",
+    ),
+    "split": Verb(
+        "transform",
+        "Deal a vault's episodes out for training, validation and test",
+        example="A.vlt --fractions .8 .1 .1 --seed 0 -o B.vlt",
+    ),
+    "slice": Verb(
+        "transform",
+        "Take an interval of a vault's episodes, or of its time",
+        example="A.vlt --start 100 --stop 200 -o B.vlt",
+    ),
+    "dedup": Verb("transform", "Take each episode of a vault once", example="A.vlt -o B.vlt"),
+    "recode": Verb(
+        "transform",
+        "Store a vault with another codec, other chunks, or in one row",
+        example="A.vlt --codec zstd --chunk-steps 2048 -o B.vlt",
+    ),
 }
 
 
@@ -86,5 +115,6 @@ def _call(name: str, verb: Verb, arguments: list[str]) -> Report:
     if verb.runs_programs:
         report = function(arguments)
     else:
-        report = parse(function, name, f"{verb.summary}.", arguments)
+        example = f"\n\nExample: offmarl {name} {verb.example}" if verb.example else ""
+        report = parse(function, name, f"{verb.summary}.{example}", arguments)
     return report
