@@ -11,8 +11,9 @@ from offmarl.errors import VaultError, VaultExistsError
 from offmarl.types import EnvSpec
 from offmarl.vault import layout, tables
 from offmarl.vault.layout import Codec, Head, Schema
-from offmarl.vault.listing import SUFFIX, vaults_in
-from offmarl.vault.store import LOCK, METADATA, Store, WriterLock, errors_of
+from offmarl.vault.listing import SUFFIX, is_vault, vaults_in
+from offmarl.vault.location import Location, absolute
+from offmarl.vault.store import LOCK, METADATA, Store, WriterLock, errors_of, publish
 from offmarl.vault.writer import Writer
 
 DEFAULT_UID = "main"
@@ -53,24 +54,40 @@ def create(
     VaultError
         The path names no vault, an option makes no sense, or nothing can be written there.
     """
-    final = _destination(path)
+    location = _destination(path)
     if chunk_steps is None:
         chunk_steps = layout.default_chunk_steps(spec, max(rows, 1))
     chunk_rows = layout.default_chunk_rows(max(rows, 1), chunk_steps)
     schema = _check_schema(Schema(spec, rows, chunk_rows, chunk_steps, codec))
+    make = _create_beside if location.is_directory else _create_in_place
+    with errors_of(location.path):
+        return make(location, schema, provenance or {})
+
+
+def _create_beside(location: Location, schema: Schema, provenance: Mapping[str, Any]) -> Writer:
+    final = location.directory
     fresh = final.with_name(f".{final.name}.new")
-    with errors_of(final):
-        fresh.mkdir(parents=True, exist_ok=True)
-        lock = WriterLock(fresh)
-        try:
-            _refuse_existing(final)
-            _initialise(fresh, schema, provenance or {})
-            _publish(fresh, final)
-            return Writer(final, lock)
-        except BaseException:
-            lock.release()
-            _remove(fresh)
-            raise
+    fresh.mkdir(parents=True, exist_ok=True)
+    lock = WriterLock(fresh)
+    try:
+        _refuse_existing(location)
+        _clear(fresh)
+        _fill(Location(fresh), schema, provenance)
+        publish(fresh, final)
+        return Writer(final, lock)
+    except BaseException:
+        lock.release()
+        _remove(fresh)
+        raise
+
+
+def _create_in_place(location: Location, schema: Schema, provenance: Mapping[str, Any]) -> Writer:
+    """Create where nothing can be renamed: what a vault is known by comes last."""
+    lock = WriterLock(location.path)
+    _refuse_existing(location)
+    location.clear()
+    _fill(location, schema, provenance)
+    return Writer(location.path, lock)
 
 
 @contextmanager
@@ -79,8 +96,16 @@ def create_whole(path: str | os.PathLike[str], spec: EnvSpec, **options: Any) ->
 
     Takes the parameters of `create`.
     """
-    final = _destination(path)
-    _refuse_existing(final)
+    location = _destination(path)
+    _refuse_existing(location)
+    whole = _whole_beside if location.is_directory else _whole_in_place
+    with whole(location, spec, options) as writer:
+        yield writer
+
+
+@contextmanager
+def _whole_beside(location: Location, spec: EnvSpec, options: dict[str, Any]) -> Iterator[Writer]:
+    final = location.directory
     part = final.with_name(f".{final.name}.part")
     if part.exists():
         _discard(part)
@@ -89,8 +114,8 @@ def create_whole(path: str | os.PathLike[str], spec: EnvSpec, **options: Any) ->
         yield writer
         writer.flush()
         with errors_of(final):
-            _refuse_existing(final)
-            _publish(part, final)
+            _refuse_existing(location)
+            publish(part, final)
         writer.path = final
     except BaseException:
         _remove(part)
@@ -99,24 +124,40 @@ def create_whole(path: str | os.PathLike[str], spec: EnvSpec, **options: Any) ->
         writer.release()
 
 
-def _destination(path: str | os.PathLike[str]) -> Path:
-    given = Path(path).absolute()
+@contextmanager
+def _whole_in_place(location: Location, spec: EnvSpec, options: dict[str, Any]) -> Iterator[Writer]:
+    """Create where nothing can be renamed; a killed process leaves the steps so far."""
+    writer = create(location.path, spec, **options)
+    try:
+        yield writer
+        writer.flush()
+    except BaseException:
+        writer.release()
+        location.clear()
+        raise
+    finally:
+        writer.release()
+
+
+def _destination(path: str | os.PathLike[str]) -> Location:
+    given = absolute(path)
     if given.name.endswith(SUFFIX):
         for found in vaults_in(given):
             raise VaultExistsError(f"{given} holds {found.name} already: choose another name.")
-        return given / DEFAULT_UID
+        return Location.of(given / DEFAULT_UID)
     if not given.parent.name.endswith(SUFFIX):
         raise VaultError(
             f"{given} cannot be the path of a vault: it must be <name>{SUFFIX} or "
             f"<name>{SUFFIX}/<uid>, as in {given.with_suffix(SUFFIX)}."
         )
-    return given
+    return Location.of(given)
 
 
-def _refuse_existing(path: Path) -> None:
-    if path.exists():
+def _refuse_existing(location: Location) -> None:
+    if location.directory.exists() if location.is_directory else is_vault(location):
         raise VaultExistsError(
-            f"there is something at {path} already: choose another path, remove it, or resume it."
+            f"there is something at {location.path} already: choose another path, remove it, or "
+            "resume it."
         )
 
 
@@ -130,13 +171,17 @@ def _check_schema(schema: Schema) -> Schema:
     return schema
 
 
-def _initialise(directory: Path, schema: Schema, provenance: Mapping[str, Any]) -> None:
-    """Fill a directory that nobody else writes to, and may hold the rests of a killed attempt."""
+def _clear(directory: Path) -> None:
+    """Remove the rests of a killed attempt."""
     for rest in directory.iterdir():
         if rest.is_dir():
             shutil.rmtree(rest)
         elif rest.name != LOCK:
             rest.unlink()
+
+
+def _fill(location: Location, schema: Schema, provenance: Mapping[str, Any]) -> None:
+    """Write an empty vault where nobody else writes."""
     running = tables.none_running(schema.rows, schema.spec.num_agents)
     writes = {
         layout.INDEX_PREFIX + ".zarray": layout.index_zarray(),
@@ -148,17 +193,8 @@ def _initialise(directory: Path, schema: Schema, provenance: Mapping[str, Any]) 
     }
     for name, leaf in layout.leaves(schema.spec).items():
         writes[layout.prefix_of(name) + ".zarray"] = layout.zarray(leaf, schema)
-    Store(directory).commit(writes, fence={}).result()
-    (directory / METADATA).write_bytes(layout.dump_json(layout.metadata(schema)))
-
-
-def _publish(source: Path, target: Path) -> None:
-    """Make a finished directory durable and move it to its place."""
-    for path in (*source.rglob("*"), source):
-        _sync(path)
-    source.rename(target)
-    for directory in target.parents[:2]:
-        _sync(directory)
+    Store(location.path).commit(writes, fence={}).result()
+    location.write(METADATA, layout.dump_json(layout.metadata(schema)))
 
 
 def _discard(part: Path) -> None:
@@ -173,11 +209,3 @@ def _remove(failed: Path) -> None:
     shutil.rmtree(failed, ignore_errors=True)
     with suppress(OSError):
         failed.parent.rmdir()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,13 +1,14 @@
 """Finding vaults, and what can be said of them at a glance."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path, PurePath, PurePosixPath
 from typing import NamedTuple
 
 from offmarl.errors import OffmarlError, VaultError, VaultFormatError, VaultNotFoundError
 from offmarl.vault import layout
+from offmarl.vault.archive import members_of
 from offmarl.vault.layout import Head, Schema
 from offmarl.vault.location import Location
 from offmarl.vault.reader import Vault, read_metadata
@@ -84,6 +85,8 @@ def is_vault(location: Location) -> bool:
     if location.is_directory:
         directory = location.directory
         return (directory / METADATA).is_file() and (directory / MANIFEST).is_file()
+    if location.archive:
+        return {METADATA, MANIFEST} <= set(_names_below(location))
     return all(location.read(name) is not None for name in (METADATA, MANIFEST))
 
 
@@ -94,7 +97,7 @@ def vaults_in(path: PurePath) -> list[PurePath]:
     """
     location = Location.of(path)
     if not location.is_directory:
-        return _vaults_among(location)
+        return [location.path / found for found in vaults_among(_names_below(location))]
     directory = location.directory
     if not directory.is_dir():
         return []
@@ -105,11 +108,21 @@ def vaults_in(path: PurePath) -> list[PurePath]:
     )
 
 
-def _vaults_among(location: Location) -> list[PurePath]:
-    names = {PurePosixPath(name) for name in location.names()}
-    found = (name.parent for name in names if name.name == METADATA)
-    whole = (path for path in found if path / MANIFEST in names and path.parts)
-    return sorted(location.path / path for path in whole if not path.name.startswith("."))
+def vaults_among(names: Iterable[str]) -> list[PurePosixPath]:
+    """Return the directories of vaults that files of these names belong to, sorted."""
+    paths = {PurePosixPath(name) for name in names}
+    found = {path.parent for path in paths if path.name == METADATA}
+    whole = [path for path in found if path / MANIFEST in paths and path.parts]
+    return sorted(path for path in whole if not path.name.startswith("."))
+
+
+def _names_below(location: Location) -> list[str]:
+    """Return the relative paths of all files below, in an archive or an object store."""
+    if location.archive is None:
+        return location.names()
+    inside = location.path.relative_to(location.archive)
+    paths = (PurePosixPath(member.filename) for member in members_of(location))
+    return [str(path.relative_to(inside)) for path in paths if path.is_relative_to(inside)]
 
 
 def list_vaults(directory: str | os.PathLike[str]) -> Iterator[tuple[PurePath, Summary]]:
@@ -119,24 +132,20 @@ def list_vaults(directory: str | os.PathLike[str]) -> Iterator[tuple[PurePath, S
     through in the same way.
     """
     location = Location.of(directory)
-    for path in _walk(location) if location.is_directory else _vaults_listed(location):
+    with errors_of(location.path):
+        found = _walk(location.directory) if location.is_directory else vaults_in(location.path)
+    for path in found:
         yield path, summarise(path)
 
 
-def _walk(location: Location) -> Iterator[PurePath]:
-    root = location.directory
+def _walk(root: Path) -> Iterator[PurePath]:
     if not root.is_dir():
         raise VaultNotFoundError(f"there is no directory {root} to list vaults in.")
     for parent, below, _ in os.walk(root):
-        below.sort()
+        below[:] = sorted(name for name in below if not name.startswith("."))
         if parent.endswith(SUFFIX):
             below.clear()
             yield from vaults_in(Path(parent))
-
-
-def _vaults_listed(location: Location) -> list[PurePath]:
-    with errors_of(location.path):
-        return _vaults_among(location)
 
 
 def summarise(path: PurePath) -> Summary:

@@ -127,6 +127,25 @@ class Location:
         found = self.files.read(name).result()
         return bytes(found.value) if found.state == "value" else None
 
+    def write(self, name: str, content: bytes) -> None:
+        """Write a small file; the caller syncs it where it must be durable.
+
+        Raises
+        ------
+        OSError, ValueError
+            It cannot be written.
+        """
+        if self.is_directory:
+            (self.directory / name).write_bytes(content)
+        else:
+            self.files.write(name, content).result()
+
+    def clear(self) -> None:
+        """Remove all files below in an object store."""
+        import tensorstore as ts
+
+        self.files.delete_range(ts.KvStore.KeyRange()).result()
+
     def names(self) -> list[str]:
         """Return the relative paths of all files below; not for directories of this machine.
 

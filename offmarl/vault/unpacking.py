@@ -1,0 +1,102 @@
+"""Unpacking archives of vaults."""
+
+import shutil
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+
+from offmarl.errors import VaultExistsError, VaultFormatError, VaultFullError
+from offmarl.vault.archive import members_of, readable
+from offmarl.vault.listing import vaults_among
+from offmarl.vault.location import Location
+from offmarl.vault.store import WriterLock, errors_of, publish
+
+_BLOCK_BYTES = 2**20
+
+
+def unpack(archive: Path, destination: Path, members: str | None = None) -> list[Path]:
+    """Unpack the vaults in a zip archive, each of which appears at its place whole or not at all.
+
+    Checksums are checked on the way, and names and sizes before anything is written. Files that
+    belong to no vault stay in the archive.
+
+    Parameters
+    ----------
+    archive
+        The zip archive.
+    destination
+        The directory to unpack to; made where there is none.
+    members
+        A path inside the archive, such as ``"3m.vlt/Good"``, to unpack the vaults below it only.
+
+    Returns
+    -------
+    list
+        The paths of the vaults.
+
+    Raises
+    ------
+    VaultExistsError
+        One of them is there already.
+    VaultFullError
+        There is no room.
+    VaultLockedError
+        Another process unpacks the same archive there.
+    VaultFormatError
+        The archive is damaged or not to be trusted, or there is no such vault in it.
+    """
+    archive, destination = Path(archive), Path(destination)
+    inside = Location(archive / (members or ""), archive)
+    found = {member.filename: member for member in members_of(inside)}
+    vaults = [path for path in vaults_among(found) if _below(path, members)]
+    if not vaults:
+        raise VaultFormatError(f"there is no vault in {inside.path}.")
+    wanted = [one for one in found.values() if any(_below(one.filename, path) for path in vaults)]
+    for path in vaults:
+        if (destination / path).exists():
+            raise VaultExistsError(f"there is something at {destination / path} already.")
+    with errors_of(destination), _workspace(destination, archive.name) as part:
+        _check_room(part, archive, sum(member.file_size for member in wanted))
+        with readable(archive), zipfile.ZipFile(archive) as opened:
+            for member in wanted:
+                _extract(opened, member, part / member.filename)
+        for path in vaults:
+            (destination / path).parent.mkdir(parents=True, exist_ok=True)
+            publish(part / path, destination / path)
+    return [destination / path for path in vaults]
+
+
+def _below(path: PurePosixPath | str, prefix: PurePosixPath | str | None) -> bool:
+    return prefix is None or PurePosixPath(path).is_relative_to(prefix)
+
+
+@contextmanager
+def _workspace(destination: Path, name: str) -> Iterator[Path]:
+    """Make a directory to unpack to, cleared of what a killed process left; gone afterwards."""
+    part = destination / f".{name}.part"
+    part.mkdir(parents=True, exist_ok=True)
+    lock = WriterLock(part)
+    try:
+        for rest in part.iterdir():
+            if rest.is_dir():
+                shutil.rmtree(rest)
+        yield part
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+        lock.release()
+
+
+def _check_room(directory: Path, archive: Path, size: int) -> None:
+    free = shutil.disk_usage(directory).free
+    if size > free:
+        raise VaultFullError(
+            f"{archive} takes {size} bytes unpacked, and {directory.parent} has room for {free}: "
+            "nothing was unpacked."
+        )
+
+
+def _extract(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with archive.open(member) as source, path.open("wb") as target:
+        shutil.copyfileobj(source, target, _BLOCK_BYTES)
