@@ -6,7 +6,7 @@ imports no JAX.
 
 from typing import TYPE_CHECKING, Any
 
-from offmarl.envs.registry import describe, make, names
+from offmarl.envs.registry import describe, family_of, make, names
 
 if TYPE_CHECKING:
     from offmarl.envs.base import AutoReset, Environment, EnvState, autoreset, restart, transition
@@ -17,6 +17,7 @@ __all__ = [
     "Environment",
     "autoreset",
     "describe",
+    "family_of",
     "make",
     "names",
     "restart",

@@ -1,0 +1,404 @@
+"""Jumanji's multi-agent environments (Bonnet et al. 2024, arXiv 2306.09884) as ours.
+
+Jumanji ends an episode without saying why, in all of these but two; here the cause is worked out
+from the state. Where its observation is one for all agents, each is given it from its own side.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Num, PRNGKeyArray
+
+from offmarl.envs import extras
+from offmarl.envs.base import require_positive, restart, transition
+from offmarl.envs.spaces import flatten
+from offmarl.errors import OptionError
+from offmarl.types import Continuous, Discrete, EnvSpec, Timestep, View
+
+State = Any
+"""A state of a Jumanji environment."""
+
+Observation = Any
+"""What a Jumanji environment shows, to all agents at once."""
+
+
+class Wrapped(NamedTuple):
+    """What the adapter must know of one of Jumanji's environments."""
+
+    env: Any
+    time_limit: int
+    terminal: Callable[[State], Bool[Array, ""]]
+    """Of the state that ends an episode: whether the task came to its end, rather than its time."""
+    observe: Callable[[Observation], Float[Array, "N O"]]
+    state: Callable[[Observation], Float[Array, "S"]] | None = None
+    """The global state; None where there is none of its own."""
+    reward: Literal["team", "individual"] = "team"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jumanji:
+    """An environment of Jumanji; its kinds have their options as fields."""
+
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        options = {field.name: getattr(self, field.name) for field in fields(self)}
+        require_positive(**{k: v for k, v in options.items() if type(v) is int})
+        _ = self.spec
+
+    @property
+    def wrapped(self) -> Any:
+        """Jumanji's own environment."""
+        return _wrap(self).env
+
+    @property
+    def spec(self) -> EnvSpec:
+        """Sizes, name and limit."""
+        return _spec(self)
+
+    def reset(self, key: PRNGKeyArray) -> tuple[State, Timestep]:
+        """Start an episode."""
+        wrapped = _wrap(self)
+        state, timestep = wrapped.env.reset(key)
+        return state, restart(_view(wrapped, timestep.observation))
+
+    def step(
+        self,
+        key: PRNGKeyArray,  # noqa: ARG002
+        state: State,
+        action: Array,
+    ) -> tuple[State, Timestep]:
+        """Take one step; what is random in it comes from the key in the state."""
+        wrapped = _wrap(self)
+        state, timestep = wrapped.env.step(state, action.astype(wrapped.env.action_spec.dtype))
+        everyone = jnp.ones(action.shape[0], bool)
+        over, terminal = everyone & timestep.last(), wrapped.terminal(state)
+        reward = jnp.broadcast_to(timestep.reward, everyone.shape).astype(jnp.float32)
+        view = _view(wrapped, timestep.observation)
+        return state, transition(view, reward, over & terminal, over & ~terminal)
+
+    def _build(self) -> Wrapped:
+        raise NotImplementedError
+
+
+@lru_cache(maxsize=256)
+def _wrap(env: Jumanji) -> Wrapped:
+    """Build Jumanji's environment; equal ones are one object, so that JAX compiles them once."""
+    try:
+        with jax.ensure_compile_time_eval():
+            return env._build()
+    except (AssertionError, ValueError, TypeError) as error:
+        raise OptionError(f"{env.name} cannot be made by Jumanji: {error}") from error
+
+
+@lru_cache(maxsize=256)
+def _spec(env: Jumanji) -> EnvSpec:
+    wrapped = _wrap(env)
+    view = jax.eval_shape(env.reset, jax.random.key(0))[1].view
+    num_actions = view.legal_actions.shape[-1]
+    discrete = jnp.issubdtype(wrapped.env.action_spec.dtype, jnp.integer)
+    return EnvSpec(
+        env.name,
+        *view.observation.shape,
+        view.state.shape[0],
+        (Discrete if discrete else Continuous)(num_actions),
+        wrapped.time_limit,
+        wrapped.reward,
+        "concatenated" if wrapped.state is None else "native",
+    )
+
+
+def _view(wrapped: Wrapped, observation: Observation) -> View:
+    each = wrapped.observe(observation)
+    mask = getattr(observation, "action_mask", None)
+    everything = jnp.ones(wrapped.env.action_spec.shape, bool)
+    return View(
+        observation=each,
+        state=each.ravel() if wrapped.state is None else wrapped.state(observation),
+        legal_actions=everything if mask is None else mask,
+        alive=jnp.ones(each.shape[0], bool),
+    )
+
+
+def _agents_view(observation: Observation) -> Float[Array, "N O"]:
+    return observation.agents_view.astype(jnp.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RobotWarehouse(Jumanji):
+    """Robots bring requested shelves to the goals (Papoudakis et al. 2021); 1 for each.
+
+    Unlike in the original, two robots that collide end the episode.
+    """
+
+    num_agents: int = 4
+    shelf_rows: int = 2
+    shelf_columns: int = 3
+    column_height: int = 8
+    sensor_range: int = 1
+    request_queue_size: int = 8
+    time_limit: int = 500
+
+    def _build(self) -> Wrapped:
+        module = _environment("routing.robot_warehouse")
+        generator = _environment("routing.robot_warehouse.generator").RandomGenerator
+        is_collision = _environment("routing.robot_warehouse.utils").is_collision
+        env = module.RobotWarehouse(
+            generator(
+                shelf_rows=self.shelf_rows,
+                shelf_columns=self.shelf_columns,
+                column_height=self.column_height,
+                num_agents=self.num_agents,
+                sensor_range=self.sensor_range,
+                request_queue_size=self.request_queue_size,
+            ),
+            time_limit=self.time_limit,
+        )
+
+        def collided(state: State) -> Bool[Array, ""]:
+            who = jnp.arange(self.num_agents)
+            return jax.vmap(is_collision, in_axes=(None, 0, 0))(state.grid, state.agents, who).any()
+
+        return Wrapped(env, self.time_limit, collided, _agents_view)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LevelBasedForaging(Jumanji):
+    """Foragers collect food that may need several of them (Albrecht and Ramamoorthy 2013).
+
+    Who helped with a piece of food is given its share, by level; shares add up to 1.
+    """
+
+    grid_size: int = 8
+    num_agents: int = 2
+    num_food: int = 2
+    fov: int = 8
+    max_agent_level: int = 2
+    force_coop: bool = True
+    normalize_reward: bool = True
+    penalty: float = 0.0
+    time_limit: int = 100
+
+    def _build(self) -> Wrapped:
+        module = _environment("routing.lbf")
+        generator = _environment("routing.lbf.generator").RandomGenerator
+        env = module.LevelBasedForaging(
+            generator(
+                grid_size=self.grid_size,
+                num_agents=self.num_agents,
+                num_food=self.num_food,
+                fov=self.fov,
+                max_agent_level=self.max_agent_level,
+                force_coop=self.force_coop,
+            ),
+            time_limit=self.time_limit,
+            normalize_reward=self.normalize_reward,
+            penalty=self.penalty,
+        )
+        return Wrapped(
+            env,
+            self.time_limit,
+            lambda state: state.food_items.eaten.all(),
+            _agents_view,
+            reward="individual",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchAndRescue(Jumanji):
+    """Searchers with a cone of sight fly over an area and find moving targets.
+
+    Observation: the view, own position, the share of targets not yet found. Who finds a target is
+    given a reward that shrinks with time; those who find it together share it.
+    """
+
+    num_searchers: int = 2
+    num_targets: int = 40
+    num_vision: int = 128
+    searcher_vision_range: float = 0.4
+    target_vision_range: float = 0.1
+    view_angle: float = 0.4
+    target_contact_range: float = 0.02
+    time_limit: int = 400
+
+    def _build(self) -> Wrapped:
+        module = _environment("swarms.search_and_rescue")
+        generator = _environment("swarms.search_and_rescue.generator").RandomGenerator
+        see = _environment("swarms.search_and_rescue.observations").AgentAndTargetObservationFn
+        starts = generator(num_targets=self.num_targets, num_searchers=self.num_searchers)
+        env = module.SearchAndRescue(
+            target_contact_range=self.target_contact_range,
+            time_limit=self.time_limit,
+            generator=starts,
+            observation=see(
+                num_vision=self.num_vision,
+                searcher_vision_range=self.searcher_vision_range,
+                target_vision_range=self.target_vision_range,
+                view_angle=self.view_angle,
+                agent_radius=self.target_contact_range,
+                env_size=starts.env_size,
+            ),
+        )
+
+        def observe(observation: Observation) -> Float[Array, "N O"]:
+            view = observation.searcher_views.reshape(self.num_searchers, -1)
+            left = jnp.full((self.num_searchers, 1), observation.targets_remaining)
+            return jnp.concatenate([view, observation.positions, left], axis=-1)
+
+        return Wrapped(
+            env,
+            self.time_limit,
+            lambda state: state.targets.found.all(),
+            observe,
+            reward="individual",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connector(Jumanji):
+    """Agents draw paths to their targets, and may not cross one another's.
+
+    Observation: the grid in six channels: own path, head and target, then those of the others.
+    State: the grid, a channel for each kind of cell of each agent.
+    """
+
+    grid_size: int = 10
+    num_agents: int = 10
+    time_limit: int = 50
+
+    def _build(self) -> Wrapped:
+        if self.grid_size**2 < 2 * self.num_agents:
+            raise OptionError(
+                f"the ends of {self.num_agents} paths have no room on {self.grid_size} x "
+                f"{self.grid_size} cells: choose fewer agents, or a larger grid."
+            )
+        module = _environment("routing.connector")
+        generator = _environment("routing.connector.generator").RandomWalkGenerator
+        env = module.Connector(
+            generator(grid_size=self.grid_size, num_agents=self.num_agents),
+            time_limit=self.time_limit,
+        )
+
+        def channels(grid: Num[Array, "height width"]) -> Float[Array, "N 3 height width"]:
+            values = 1 + jnp.arange(3 * self.num_agents).reshape(self.num_agents, 3, 1, 1)
+            return (grid == values).astype(jnp.float32)
+
+        def observe(observation: Observation) -> Float[Array, "N O"]:
+            own = channels(observation.grid)
+            others = own.sum(0) - own
+            return jnp.concatenate([own, others], axis=1).reshape(self.num_agents, -1)
+
+        def connected_or_blocked(state: State) -> Bool[Array, ""]:
+            connected = (state.agents.position == state.agents.target).all(-1)
+            blocked = ~state.action_mask[:, 1:].any(-1)
+            return (connected | blocked).all()
+
+        return Wrapped(
+            env,
+            self.time_limit,
+            connected_or_blocked,
+            observe,
+            state=lambda observation: channels(observation.grid).ravel(),
+            reward="individual",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cleaner(Jumanji):
+    """Agents clean the tiles of a maze; an illegal move ends the episode.
+
+    Observation: the grid in four channels: dirt, walls, oneself, the others. State: dirt, walls,
+    and a channel for each agent.
+    """
+
+    num_rows: int = 10
+    num_cols: int = 10
+    num_agents: int = 3
+    penalty_per_timestep: float = 0.5
+    time_limit: int = 100
+
+    def _build(self) -> Wrapped:
+        module = _environment("routing.cleaner")
+        constants = _environment("routing.cleaner.constants")
+        generator = _environment("routing.cleaner.generator").RandomGenerator
+        env = module.Cleaner(
+            generator(num_rows=self.num_rows, num_cols=self.num_cols, num_agents=self.num_agents),
+            time_limit=self.time_limit,
+            penalty_per_timestep=self.penalty_per_timestep,
+        )
+
+        def channels(observation: Observation) -> tuple[Array, Array]:
+            grid, (rows, columns) = observation.grid, observation.agents_locations.T
+            maze = jnp.stack([grid == constants.DIRTY, grid == constants.WALL])
+            empty = jnp.zeros((self.num_agents, *grid.shape))
+            agents = empty.at[np.arange(self.num_agents), rows, columns].set(1)
+            return maze.astype(jnp.float32), agents
+
+        def observe(observation: Observation) -> Float[Array, "N O"]:
+            maze, agents = channels(observation)
+            others = jnp.minimum(agents.sum(0) - agents, 1)
+            shared = jnp.broadcast_to(maze, (self.num_agents, *maze.shape))
+            own = jnp.stack([agents, others], axis=1)
+            return jnp.concatenate([shared, own], axis=1).reshape(self.num_agents, -1)
+
+        return Wrapped(
+            env,
+            self.time_limit,
+            lambda state: (
+                ~(state.grid == constants.DIRTY).any() | (state.step_count < self.time_limit)
+            ),
+            observe,
+            state=lambda observation: flatten(channels(observation)),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiCvrp(Jumanji):
+    """Vehicles of limited capacity serve customers, each in a window of time.
+
+    Observation: own place, clock and load, those of the others, and all customers. An action is the
+    customer to go to next; 0 is the depot. An episode that takes more than twice as many steps as
+    there are customers is cut off, with Jumanji's penalty.
+    """
+
+    num_customers: int = 20
+    num_vehicles: int = 2
+
+    def _build(self) -> Wrapped:
+        module = _environment("routing.multi_cvrp")
+        generator = _environment("routing.multi_cvrp.generator").UniformRandomGenerator
+        env = module.MultiCVRP(generator(self.num_customers, self.num_vehicles))
+
+        def vehicles(observation: Observation) -> Float[Array, "N features"]:
+            kept = jnp.stack([observation.vehicles.local_times, observation.vehicles.capacities])
+            return jnp.concatenate([observation.vehicles.coordinates, kept.T], axis=-1)
+
+        def customers(observation: Observation) -> Float[Array, "features"]:
+            return flatten((observation.nodes, observation.windows, observation.coeffs))
+
+        def observe(observation: Observation) -> Float[Array, "N O"]:
+            rows, who = vehicles(observation), np.arange(self.num_vehicles)
+            own_first = rows[(who[:, None] + who) % self.num_vehicles]
+            shared = customers(observation)
+            return jax.vmap(lambda row: jnp.concatenate([row.ravel(), shared]))(own_first)
+
+        def served(state: State) -> Bool[Array, ""]:
+            return (state.nodes.demands.sum() == 0) & (state.vehicles.positions == 0).all()
+
+        return Wrapped(
+            env,
+            2 * self.num_customers + 1,
+            served,
+            observe,
+            state=lambda observation: flatten((vehicles(observation), customers(observation))),
+        )
+
+
+def _environment(module: str) -> Any:
+    extras.load("jumanji", "envs")
+    return extras.load(f"jumanji.environments.{module}", "envs")
