@@ -10,18 +10,31 @@ from offmarl.vault.convert import convert_pymarl
 from offmarl.vault.creation import create, create_whole
 from offmarl.vault.listing import Summary, list_vaults, open_vault
 from offmarl.vault.reader import Vault
+from offmarl.vault.shared import SharedWriter, join
 from offmarl.vault.tables import Episodes
+from offmarl.vault.transform import cat, dedup, filter, recode, sample, slice, split
+from offmarl.vault.unpacking import unpack
 from offmarl.vault.writer import Writer, resume
 
 __all__ = [
     "Episodes",
+    "SharedWriter",
     "Summary",
     "Vault",
     "Writer",
+    "cat",
     "convert_pymarl",
     "create",
     "create_whole",
+    "dedup",
+    "filter",
+    "join",
     "list_vaults",
     "open_vault",
+    "recode",
     "resume",
+    "sample",
+    "slice",
+    "split",
+    "unpack",
 ]

@@ -4,7 +4,9 @@ import contextlib
 import fcntl
 import json
 import os
+import random
 import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
@@ -77,11 +79,11 @@ class Store:
             found = [read.result() for read in reads]
         return [bytes(x.value) for x in found], [bytes(x.stamp.generation) for x in found]
 
-    def array(self, prefix: str) -> ts.TensorStore:
-        """Open the zarr array whose keys begin with ``prefix`` for reading."""
+    def array(self, prefix: str, *, write: bool = False) -> ts.TensorStore:
+        """Open the zarr array whose keys begin with ``prefix``."""
         spec = {"driver": "zarr", "kvstore": {**self._spec, "path": prefix}}
         with self.errors():
-            return ts.open(spec, context=self._context, open=True, read=True).result()
+            return ts.open(spec, context=self._context, open=True, read=True, write=write).result()
 
     def commit(
         self, writes: Mapping[str, bytes | bytearray], fence: Mapping[str, bytes]
@@ -175,7 +177,7 @@ class WriterLock:
     that somebody else wrote.
     """
 
-    def __init__(self, path: PurePath):
+    def __init__(self, path: PurePath, timeout: float = 0.0):
         self._fd = -1
         location = Location.of(path)
         if not location.is_writable:
@@ -187,16 +189,26 @@ class WriterLock:
             self._fd = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
             raise VaultError(f"{directory} cannot be written to: {error.strerror}.") from error
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not self._wait(timeout):
             holder = os.pread(self._fd, 1000, 0).decode(errors="replace") or "another process"
-            os.close(self._fd)
+            self.release()
             raise VaultLockedError(
                 f"{directory} is being written by {holder}: wait until it is done, or stop it."
-            ) from error
+            )
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+
+    def _wait(self, timeout: float) -> bool:
+        """Return whether the lock was had in time."""
+        end = time.monotonic() + timeout
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            if time.monotonic() >= end:
+                return False
+            # Not all at the same time: who has waited long has had more tries.
+            time.sleep(random.uniform(0.001, 0.01))
 
     def release(self) -> None:
         """Let others write; again does nothing."""

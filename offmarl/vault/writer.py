@@ -279,8 +279,15 @@ class Writer:
             raise VaultError(f"the writer of {self.path} is closed: resume the vault to go on.")
 
 
-def resume(path: str | os.PathLike[str]) -> Writer:
+def resume(path: str | os.PathLike[str], *, timeout: float = 0.0) -> Writer:
     """Open a vault of ours to append to it.
+
+    Parameters
+    ----------
+    path
+        The vault; see `open_vault`.
+    timeout
+        Seconds to wait while another writer has it open.
 
     Raises
     ------
@@ -290,7 +297,7 @@ def resume(path: str | os.PathLike[str]) -> Writer:
         It was not written by offmarl, or is damaged.
     """
     found = locate(path)
-    lock = WriterLock(found)
+    lock = WriterLock(found, timeout)
     try:
         return Writer(found, lock)
     except BaseException:

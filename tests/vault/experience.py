@@ -36,6 +36,21 @@ def make(
     return transition, Finals(row[order], time[order], view(spec, (len(row),), rng))
 
 
+def whole_episodes(
+    spec: EnvSpec = SPEC, rows: int = 2, steps: int = 10, seed: int = 0, end_every: float = 5.0
+) -> tuple[Transition, Finals]:
+    """The same, and every row's last step ends an episode."""
+    transition, finals = make(spec, rows, steps, seed, end_every)
+    transition.last[:, -1] = True
+    ends = transition.terminated | transition.truncated
+    terminated = transition.terminated.copy()
+    terminated[:, -1] |= ~ends[:, -1]
+    rng = np.random.default_rng(seed)
+    row, time = np.nonzero(transition.last)
+    finals = Finals(row, time, view(spec, (len(row),), rng))
+    return transition._replace(terminated=terminated), finals
+
+
 def view(spec: EnvSpec, lead: tuple[int, ...], rng: np.random.Generator) -> View:
     agents = (*lead, spec.num_agents)
     return View(

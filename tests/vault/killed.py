@@ -1,14 +1,27 @@
-"""A program that records a vault, and kills itself at a given event of its own; see test_kill."""
+"""Programs that write vaults and are killed at a given instant.
+
+A process that has everything imported forks one child for each of them, so that hundreds of deaths
+take seconds. To add a program, add a function to `PROGRAMS`: it says what is acknowledged.
+"""
 
 import os
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import NamedTuple
 
 from offmarl import vault
-from tests.vault.experience import SPEC, make
+from offmarl.vault import writer as writer_module
+from tests.vault.experience import SPEC, make, whole_episodes
 
-CHUNKS = 12
+RECORDS = 12
+
+
+def say(*words: object) -> None:
+    """Print a line at once: whole, or not at all."""
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
 def record(path: Path) -> None:
@@ -16,28 +29,110 @@ def record(path: Path) -> None:
         vault.resume(path) if path.exists() else vault.create(path, SPEC, rows=2, chunk_steps=16)
     )
     with writer:
-        for chunk in range(CHUNKS):
+        for chunk in range(RECORDS):
             writer.append(*make(steps=7, seed=chunk), run="replay", chunk=chunk)
             if chunk % 3 == 2:
                 writer.flush()
-                print(chunk + 1, flush=True)
+                say(chunk + 1)
 
 
-def main(path: str, kill_at: int) -> None:
+def create_whole(path: Path) -> None:
+    if not path.exists():
+        with vault.create_whole(path, SPEC, rows=2, chunk_steps=16) as writer:
+            for chunk in range(RECORDS):
+                writer.append(*make(steps=7, seed=chunk), run="replay", chunk=chunk)
+        say(RECORDS)
+
+
+def share(path: Path) -> None:
+    with vault.join(path, "replay", gather=15) as writer:
+        for chunk in range(RECORDS):
+            writer.append(*whole_episodes(steps=7, seed=chunk), chunk=chunk)
+            say(writer.chunks())
+
+
+PROGRAMS = {program.__name__: program for program in (record, create_whole, share)}
+
+
+class Death(NamedTuple):
+    signal: int
+    """0 where the program ended by itself."""
+    acknowledged: int
+    """The last number it said."""
+    events: int
+    """Calls and returns in `offmarl.vault`, where it ended by itself."""
+
+
+class Victims:
+    """The process that forks them; used as a context manager."""
+
+    def __enter__(self) -> "Victims":
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.vault.killed"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.communicate()
+
+    def run(self, program: str, path: Path, *, event: int = 0, seconds: float = 0.0) -> Death:
+        """Run a program, and kill it at its n-th event, or so many seconds after its start."""
+        print(program, path, event, seconds, file=self._process.stdin, flush=True)
+        found = {"acknowledged": 0, "events": 0}
+        while True:
+            word, *rest = self._process.stdout.readline().split()
+            match word:
+                case "signal":
+                    return Death(int(rest[0]), **found)
+                case "events":
+                    found["events"] = int(rest[0])
+                case _:
+                    found["acknowledged"] = int(word)
+
+
+def _fork(program: str, path: str, event: int, seconds: float) -> int:
+    child = os.fork()
+    if not child:
+        _die(program, Path(path), event)
+    if seconds:
+        time.sleep(seconds)
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status):
+        raise RuntimeError(f"{program} failed")
+    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+
+
+def _die(program: str, path: Path, event: int) -> None:
     events = 0
 
-    def tick(frame, event, arg):
+    def tick(frame, *_):
         nonlocal events
         if "offmarl/vault" in frame.f_code.co_filename:
             events += 1
-            if events == kill_at:
+            if events == event:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    sys.setprofile(tick)
-    record(Path(path))
-    sys.setprofile(None)
-    print("events", events)
+    status = 1
+    try:
+        sys.setprofile(tick)
+        PROGRAMS[program](path)
+        sys.setprofile(None)
+        say("events", events)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def main() -> None:
+    writer_module._COMMIT_BYTES = 1  # more commits to die in
+    for line in sys.stdin:
+        program, path, event, seconds = line.split()
+        say("signal", _fork(program, path, int(event), float(seconds)))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main()

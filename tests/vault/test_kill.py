@@ -5,79 +5,85 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from offmarl import vault
 from offmarl.errors import VaultLockedError
 
-from .experience import SPEC, assert_same, concatenate, make, steps
-from .killed import CHUNKS, record
-
-
-def start(path, kill_at=0):
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.vault.killed", str(path), str(kill_at)],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+from .experience import SPEC, assert_same, concatenate, make, steps, whole_episodes
+from .killed import PROGRAMS, Victims
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The recording that nothing interrupts, and how many events it takes."""
-    path = tmp_path_factory.mktemp("whole") / "v.vlt" / "a"
-    out, _ = start(path).communicate()
-    events = int(out.split()[-1])
-    return vault.open_vault(path).digest(), events
+def victims():
+    with Victims() as process:
+        yield process
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("instant", range(15))
-def test_killed_at_any_instant_and_run_again(tmp_path, whole, instant):
-    digest, events = whole
-    # The first third of the instants are within creation.
-    kill_at = 1 + (instant * 90 if instant < 5 else 450 + (instant - 5) * (events - 450) // 10)
-    path = tmp_path / "v.vlt" / "a"
-    process = start(path, kill_at)
-    out, _ = process.communicate()
-    assert process.returncode == -signal.SIGKILL
-    acknowledged = int((out.split() or ["0"])[-1])
+def begin(program, directory):
+    """Return the path of a vault that the program has still to write to."""
+    directory.mkdir()
+    path = directory / "v.vlt" / "a"
+    if program == "share":
+        vault.create(path, SPEC, rows=2, chunk_steps=16).close()
+    return path
+
+
+def die_and_run_again(victims, program, directory, whole, **when):
+    path = begin(program, directory)
+    death = victims.run(program, path, **when)
     if not path.exists():
-        assert acknowledged == 0
-        assert list(vault.list_vaults(tmp_path)) == []
+        assert death.acknowledged == 0
+        assert list(vault.list_vaults(directory)) == []
     else:
-        check_prefix(path, acknowledged)
-    record(path)
-    assert vault.open_vault(path).digest() == digest
+        check_prefix(program, path, death.acknowledged)
+    PROGRAMS[program](path)
+    assert vault.open_vault(path).digest() == whole.digest()
+    shutil.rmtree(directory)
+    return death
 
 
-def check_prefix(path, acknowledged):
+def check_prefix(program, path, acknowledged):
     found = vault.open_vault(path)
     chunks, rest = divmod(found.length, 7)
     assert rest == 0
     assert chunks >= acknowledged
+    made = whole_episodes if program == "share" else make
     if chunks:
-        parts = [make(steps=7, seed=chunk)[0] for chunk in range(chunks)]
+        parts = [made(steps=7, seed=chunk)[0] for chunk in range(chunks)]
         assert_same(found.transitions(), concatenate(parts))
 
 
-@pytest.mark.slow
-def test_killed_while_tensorstore_commits(tmp_path):
-    """Its threads are no events of ours, so here the clock decides."""
+def campaign(victims, program, tmp_path, instants):
+    """Die at as many instants by the count of events, and by the clock: inside of TensorStore."""
     rng = random.Random(0)
-    for attempt in range(8):
-        path = tmp_path / f"v{attempt}.vlt" / "a"
-        process = start(path)
-        process.stdout.readline()
-        time.sleep(rng.uniform(0, 0.02))
-        process.kill()
-        out, _ = process.communicate()
-        lines = [line for line in out.split("\n") if line.isdigit()]
-        check_prefix(path, int(lines[-1]) if lines else 3)
-        record(path)
-        check_prefix(path, CHUNKS)
+    path = begin(program, tmp_path / "whole")
+    events = victims.run(program, path).events
+    whole = vault.open_vault(path)
+    for number in range(instants):
+        died = die_and_run_again(
+            victims,
+            program,
+            tmp_path / f"event{number}",
+            whole,
+            event=1 + (number * (events - 1)) // instants,
+        )
+        assert died.signal == signal.SIGKILL
+    for number in range(instants):
+        seconds = rng.uniform(0.001, 0.15)
+        die_and_run_again(victims, program, tmp_path / f"clock{number}", whole, seconds=seconds)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_killed_at_some_instants_and_run_again(victims, tmp_path, program):
+    campaign(victims, program, tmp_path, instants=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_killed_at_200_instants_and_run_again(victims, tmp_path, program):
+    campaign(victims, program, tmp_path, instants=34)
 
 
 def test_two_writers(tmp_path):
@@ -114,7 +120,7 @@ def test_the_lock_of_a_dead_process_is_free(tmp_path):
 
 def test_what_a_killed_creation_left_is_cleared(tmp_path):
     path = tmp_path / "v.vlt" / "a"
-    record(path)
+    PROGRAMS["record"](path)
     shutil.copytree(path, tmp_path / "v.vlt" / ".b.new")
     (tmp_path / "v.vlt" / ".b.new" / "d" / "rest").write_text("")
     with vault.create(tmp_path / "v.vlt" / "b", SPEC, rows=2) as writer:
