@@ -23,7 +23,14 @@ from offmarl.networks import PolicyConfig, init_policy, make_policy
 from offmarl.recording.loop import OnlineProgram, State, collect, resume
 from offmarl.recording.policy import record_policy
 from offmarl.recording.provenance import is_complete, open_for_recording
-from offmarl.recording.tiers import FRACTIONS, TIERS, best, first_to_reach, parse_tiers
+from offmarl.recording.tiers import (
+    FRACTIONS,
+    REPLAY_TIERS,
+    TIERS,
+    best,
+    first_to_reach,
+    parse_tiers,
+)
 from offmarl.recording.writer import ChunkWriter
 from offmarl.types import ArrayTree, Policy
 
@@ -35,7 +42,8 @@ class OnlineArgs:
     env: str = "swarm/coverage-3"
     """Environment to learn in; `offmarl envs` lists them."""
     tiers: str = "random,medium,expert,replay"
-    """Data to record, of random, poor, medium, good, expert and replay (all training data)."""
+    """Data to record, of random, poor, medium, good, expert, replay (all training data) and
+    medium-replay (that up to the medium policy, cut from replay, which is recorded too)."""
     out: Path = Path("vaults")
     """Directory for the vaults, and for the run beside them."""
     steps: int = 100_000
@@ -136,7 +144,7 @@ def record_online(
     opened = runs.open_run(run.directory, _record(run))
     if opened.complete:
         return _summary(run, tiers, "complete already, nothing was changed")
-    versions = _train(run, opened, keep="replay" in tiers)
+    versions = _train(run, opened, keep=not set(REPLAY_TIERS).isdisjoint(tiers))
     _record_tiers(run, versions, [tier for tier in tiers if tier != "replay"])
     opened.finish()
     return _summary(run, tiers, "recorded")
@@ -296,22 +304,45 @@ def _policies(run: _Run) -> Checkpoints:
 
 
 def _record_tiers(run: _Run, versions: Sequence[Version], tiers: Sequence[str]) -> None:
-    """Record the tiers that are not training data."""
+    """Record the tiers other than replay, which training has recorded."""
     play = partial(_returns, run)
     uniform = make_policy(PolicyConfig("random"), run.env.spec)
     random = float(play(uniform, (), run.key(_EVALUATE_RANDOM)).mean())
     means = [version.mean for version in versions]
     top = versions[best(means)]
     expert = float(play(run.policy, _load(run, top), run.key(_EVALUATE_EXPERT)).mean())
+
+    def reached(tier: str) -> Version:
+        return versions[first_to_reach(FRACTIONS[tier], means, random, expert)]
+
     for tier in tiers:
         if tier == "random":
             _record_tier(run, tier, uniform, (), {"return": random})
         elif tier == "expert":
             about = _about(run, top) | {"return": expert}
             _record_tier(run, tier, run.policy, _load(run, top), about)
+        elif tier == "medium-replay":
+            _cut_replay(run, tier, reached("medium"), versions)
         else:
-            version = versions[first_to_reach(FRACTIONS[tier], means, random, expert)]
+            version = reached(tier)
             _record_tier(run, tier, run.policy, _load(run, version), _about(run, version))
+
+
+def _cut_replay(run: _Run, tier: str, until: Version, versions: Sequence[Version]) -> None:
+    """Take the training data up to a version of the policy."""
+    recipe = {**run.recipe, "iterations": until.iteration}
+    if is_complete(run.vault(tier), recipe):
+        return
+    trained = [_about(run, one) for one in versions if one.iteration <= until.iteration]
+    about = {"recipe": recipe, "complete": True, "policies": trained, "origins": []}
+    vault.slice(
+        run.vault("replay"),
+        run.vault(tier),
+        stop=until.iteration * run.program.num_steps,
+        by="steps",
+        provenance=_provenance(run, tier) | about,
+        progress=tracking.progress,
+    )
 
 
 def _record_tier(

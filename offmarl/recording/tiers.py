@@ -7,9 +7,12 @@ from offmarl.errors import unknown_name
 FRACTIONS = {"poor": 0.25, "medium": 0.5, "good": 0.75}
 """How much of the way from random to expert a tier's checkpoint has come."""
 
-TIERS = ("random", *FRACTIONS, "expert", "replay")
+REPLAY_TIERS = ("replay", "medium-replay")
+"""Training data: all of it, and that up to the medium checkpoint, which is cut from the former."""
+
+TIERS = ("random", *FRACTIONS, "expert", *REPLAY_TIERS)
 """``random``: an untrained policy, uniform over legal actions. ``expert``: the best checkpoint.
-``replay``: all of the training data. The others: by `FRACTIONS`."""
+Those of `REPLAY_TIERS`: training data. The others: by `FRACTIONS`."""
 
 
 def parse_tiers(text: str) -> list[str]:

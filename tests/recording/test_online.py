@@ -47,7 +47,7 @@ def test_mappo_learns_to_cover():
 def small(out, **changes):
     settings = {
         "env": "probe/observation",
-        "tiers": "random,medium,expert,replay",
+        "tiers": "random,medium,expert,replay,medium-replay",
         "out": out,
         "steps": 400,
         "total_steps": 4_000,
@@ -80,7 +80,7 @@ def test_tiers_are_recorded_with_what_they_come_from(recorded):
     out, report = recorded
     directory = out / "probe" / "observation.vlt"
     tiers = {path.name: vault.open_vault(path) for path in sorted(directory.iterdir())}
-    assert sorted(tiers) == ["expert", "medium", "random", "replay"]
+    assert sorted(tiers) == ["expert", "medium", "medium-replay", "random", "replay"]
     assert tiers["expert"].num_steps == 400
     assert tiers["replay"].num_steps == 4096  # 32 iterations of 128 steps
     means = {name: found.episodes.returns.mean() for name, found in tiers.items()}
@@ -95,6 +95,21 @@ def test_tiers_are_recorded_with_what_they_come_from(recorded):
     expert = tiers["expert"].provenance["policies"][0]
     assert expert["training_steps"] in [version["training_steps"] for version in versions]
     assert tiers["random"].provenance["policies"][0]["policy_id"] == 0
+
+
+def test_medium_replay_is_the_training_data_up_to_the_medium_policy(recorded):
+    out, _ = recorded
+    directory = out / "probe" / "observation.vlt"
+    tiers = {name: vault.open_vault(directory / name) for name in ("medium-replay", "replay")}
+    medium = vault.open_vault(directory / "medium").provenance["policies"][0]["training_steps"]
+    found, whole = tiers["medium-replay"], tiers["replay"].transitions(0, medium // 8)
+    assert found.num_steps == medium < tiers["replay"].num_steps
+    np.testing.assert_array_equal(
+        found.transitions().view.observation[0],
+        whole.view.observation.reshape(medium, *whole.view.observation.shape[2:]),
+    )
+    assert found.provenance["tier"] == "medium-replay"
+    assert found.provenance["policies"][-1]["training_steps"] == medium
 
 
 def test_the_run_can_be_loaded_and_read(recorded):
