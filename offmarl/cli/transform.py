@@ -65,9 +65,9 @@ def filter(
 def sample(
     source: Source,
     out: Out,
-    steps: float | None = None,
-    episodes: float | None = None,
-    top: str | None = None,
+    steps: Annotated[float | None, arg(metavar="NUMBER")] = None,
+    episodes: Annotated[float | None, arg(metavar="NUMBER")] = None,
+    top: Annotated[str | None, arg(metavar="PERCENT")] = None,
     match_returns: bool = False,
     like: Annotated[str | None, arg(metavar="VAULT")] = None,
     seed: int = 0,

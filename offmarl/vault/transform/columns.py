@@ -50,11 +50,30 @@ def select(source: Source, condition: str, by: selection.Unit) -> Pieces:
     parsed = expression.parse(condition, names, hints, percentiles=by == "episodes")
     columns = of_episodes(source)
     _check_told(source, parsed, columns)
-    count = len(source.vault.episodes.row)
     if by == "episodes":
-        return selection.of_episodes(source.vault, parsed.holds(columns, count))
-    found = zip(*_stretches(source, parsed, columns), strict=True)
-    return _merge(Pieces(*(np.concatenate(column) for column in found)))
+        holds = parsed.holds(columns, len(source.vault.episodes.row))
+        pieces = selection.of_episodes(source.vault, holds)
+    else:
+        found = zip(*_stretches(source, parsed, columns), strict=True)
+        pieces = _merge(Pieces(*(np.concatenate(column) for column in found)))
+    if not pieces.steps:
+        raise _nothing(source, parsed, columns, by)
+    return pieces
+
+
+def _nothing(
+    source: Source, parsed: Expression, columns: Columns, by: selection.Unit
+) -> ExpressionError:
+    told = [
+        f"{name} from {columns[name].min():g} to {columns[name].max():g}"
+        for name in sorted(parsed.names & columns.keys())
+        if columns[name].dtype.kind in "if" and len(columns[name])
+    ]
+    there = f" The data has {' and '.join(told)}." if told else ""
+    return ExpressionError(
+        f"of the {by} of {source.vault.path} none meet {parsed.text!r}, and an empty vault is of "
+        f"no use.{there}"
+    )
 
 
 def of_episodes(source: Source) -> Columns:
