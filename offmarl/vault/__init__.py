@@ -13,6 +13,7 @@ from offmarl.vault.reader import Vault
 from offmarl.vault.shared import SharedWriter, join
 from offmarl.vault.tables import Episodes
 from offmarl.vault.transform import cat, dedup, filter, recode, sample, slice, split
+from offmarl.vault.transform import cat, dedup, filter, recode, sample, slice, split
 from offmarl.vault.unpacking import unpack
 from offmarl.vault.writer import Writer, resume
 
