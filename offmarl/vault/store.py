@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, cast
 
 import tensorstore as ts
 
@@ -108,7 +108,9 @@ class Store:
         if any(read.result().stamp.generation != fence[key] for key, read in reads.items()):
             transaction.abort()
             raise conflict(self.path)
-        pending = [inside.write(key, seal(key, value)) for key, value in writes.items()]
+        # TensorStore takes a bytearray too, though its types do not say so.
+        sealed = {key: cast("bytes", seal(key, value)) for key, value in writes.items()}
+        pending = [inside.write(key, value) for key, value in sealed.items()]
         done = transaction.commit_async()
         # A dropped future is a dropped write: they live as long as the commit does.
         done.add_done_callback(lambda _: pending.clear())

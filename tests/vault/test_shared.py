@@ -1,0 +1,159 @@
+"""Several writers of one vault."""
+
+import random
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from flashbax.vault import Vault as StockVault
+
+from offmarl import vault
+from offmarl.errors import (
+    ShapeError,
+    VaultConflictError,
+    VaultError,
+    VaultFullError,
+    VaultLockedError,
+)
+
+from .experience import SPEC, assert_same, concatenate, make, whole_episodes
+from .experience import steps as cut
+from .joined import episode
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "v.vlt" / "a"
+    vault.create(path, SPEC, rows=1, chunk_steps=256).close()
+    return path
+
+
+def run_together(path, seconds, kill=False):
+    """Four processes at once; return the episodes that each of them says are durable."""
+    command = [sys.executable, "-m", "tests.vault.joined", str(path)]
+    processes = [
+        subprocess.Popen([*command, str(name), str(seconds)], stdout=subprocess.PIPE, text=True)
+        for name in range(4)
+    ]
+    if kill:
+        time.sleep(seconds * random.Random(0).uniform(0.5, 0.9) + 1)
+        processes[2].kill()
+    said = [process.communicate()[0].split() for process in processes]
+    assert [process.returncode == 0 for process in processes] == [True, True, not kill, True]
+    return [int(lines[-1]) for lines in said]
+
+
+def check_all_there(path, acknowledged):
+    found = vault.open_vault(path)
+    steps = found.transitions()
+    seen = [[] for _ in acknowledged]
+    assert not (found.episodes.cause == "open").any()
+    assert found.episodes.length.sum() == found.length
+    for start, length, final in zip(
+        found.episodes.start, found.episodes.length, found.episodes.final, strict=True
+    ):
+        writer, number = int(steps.action[0, start, 0]), int(steps.policy_id[0, start])
+        expected, finals = episode(writer, number)
+        assert_same(cut(steps, start, start + length), expected)
+        assert found.finals.state[final] == pytest.approx(finals.view.state[0])
+        seen[writer].append(number)
+    for numbers, count in zip(seen, acknowledged, strict=True):
+        assert numbers == list(range(len(numbers)))  # each exactly once, in order
+        assert len(numbers) >= count > 0
+    return found
+
+
+def check_stock_reads(path, found):
+    stock = StockVault(path.parent.name, rel_dir=str(path.parents[1]), vault_uid=path.name)
+    assert stock.vault_index == found.length
+    theirs = stock.read().experience
+    ours = found.read(leaves=["observations", "rewards"])
+    np.testing.assert_array_equal(theirs["observations"], ours["observations"])
+    np.testing.assert_array_equal(theirs["rewards"], ours["rewards"])
+
+
+def test_four_writers_and_one_dies(path):
+    check_stock_reads(path, check_all_there(path, run_together(path, 1.5, kill=True)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kill", [False, True])
+def test_four_writers_for_30_seconds(path, kill):
+    check_stock_reads(path, check_all_there(path, run_together(path, 30, kill)))
+
+
+def test_who_joins_again_skips_what_is_there(path):
+    for count in (3, 6):
+        with vault.join(path, "me") as writer:
+            for number in range(count):
+                writer.append(*episode(0, number), chunk=number)
+        assert writer.chunks() == count
+    check_all_there(path, [6])
+    with vault.join(path, "me") as writer, pytest.raises(VaultError, match="does not follow"):
+        writer.append(*episode(0, 8), chunk=8)
+
+
+def test_exclusive_writers_and_others_keep_each_other_out(path):
+    with vault.join(path, "me", timeout=0.05) as shared:
+        shared.append(*episode(0, 0))
+        with vault.resume(path) as writer:  # gathering does not take the lock
+            writer.append(*make(rows=1, steps=5, end_every=1e9))
+            with pytest.raises(VaultLockedError, match="written by process"):
+                shared.flush()
+            assert shared.chunks() == 0
+    episodes = vault.open_vault(path).episodes
+    assert episodes.cause.tolist() == ["open", "terminated"]
+
+
+def test_two_of_one_name(path):
+    with vault.join(path, "me") as one:
+        two = vault.join(path, "me")
+        one.append(*episode(0, 0))
+        one.flush()
+        two.append(*episode(1, 0))
+        with pytest.raises(VaultConflictError, match="a name of its own"):
+            two.close()
+    assert len(vault.open_vault(path).episodes.row) == 1
+
+
+def test_a_commit_that_failed_is_tried_again(path, monkeypatch):
+    writer = vault.join(path, "me")
+    parts = [episode(0, number) for number in range(3)]
+    for part in parts:
+        writer.append(*part)
+
+    def full(self):
+        flush(self)
+        raise VaultFullError("nobody knows that it is there")
+
+    flush = vault.Writer.flush
+    monkeypatch.setattr(vault.Writer, "flush", full)
+    with pytest.raises(VaultFullError):
+        writer.flush()
+    assert writer.chunks() == 0
+    monkeypatch.undo()
+    writer.append(*episode(0, 3))
+    writer.close()
+    check_all_there(path, [4])
+
+
+def test_rows_of_whole_episodes(tmp_path):
+    path = tmp_path / "v.vlt" / "a"
+    vault.create(path, SPEC, rows=2, chunk_steps=8).close()
+    parts = [whole_episodes(steps=7, seed=seed) for seed in range(4)]
+    with vault.join(path, "me") as writer:
+        with pytest.raises(ShapeError, match="whole episodes"):
+            writer.append(*make(steps=7, end_every=1e9))
+        with pytest.raises(ShapeError, match="takes"):
+            writer.append(*episode(0, 0))
+        for part in parts:
+            writer.append(*part)
+            for array in part[0][1:]:
+                if array.flags.writeable:
+                    array[:] = 0  # what was appended is copied
+    with pytest.raises(VaultError, match="closed"):
+        writer.append(*parts[0])
+    expected = [whole_episodes(steps=7, seed=seed)[0] for seed in range(4)]
+    assert_same(vault.open_vault(path).transitions(), concatenate(expected))
