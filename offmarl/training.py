@@ -2,16 +2,17 @@
 
 A program says how it starts, what one update does and how its policy acts (`Program`); the driver
 samples, scans, vmaps seeds, evaluates, logs, checkpoints and resumes, the same for all. Sampling
-and updating are fused in one scan over a replay that stays on the device, and everything random
-is a pure function of (seed, update), so that a resumed run gives the bits of one that never
-stopped.
+and updating are fused in one scan over a replay that stays on the device, or, where that is too
+small, over batches streamed to it. Everything random is a pure function of (seed, update), so that
+a resumed run gives the bits of one that never stopped, and a stream the batches of the device.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,7 @@ from offmarl.envs.base import Environment
 from offmarl.errors import OptionError, ShapeError
 from offmarl.evaluation import evaluate
 from offmarl.networks import PolicyConfig, make_policy
-from offmarl.replay import Dataset, Replay, open_dataset
+from offmarl.replay import Batches, Dataset, Feed, Replay, feeding, open_dataset, split_key
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 _LOG_EVERY = 500
@@ -52,6 +53,11 @@ class Args:
     """Windows a batch."""
     length: int = 20
     """Steps a window."""
+    replay: Literal["auto", "device", "stream"] = "auto"
+    """Where batches come from: the whole dataset on the device, or streamed from disk; the same
+    batches either way. "auto": the device where the data fits into half of its free memory."""
+    memory: float = 1.0
+    """GB that streamed batches may take at a time."""
     evaluate_every: int | None = None
     """Updates between evaluations (and checkpoints); by default a twentieth of all."""
     evaluate_episodes: int = 32
@@ -122,8 +128,7 @@ def train(name: str, make: Callable[[EnvSpec, _ArgsT], Program], args: _ArgsT) -
     program = make(dataset.spec, args)
     run = runs.open_run(_directory(name, args, dataset), _record(name, args, dataset, program))
     if not run.complete:
-        replay = dataset.replay(args.batch_size, args.length)
-        _learn(_Job(run, program, env, args, schedule), replay)
+        _learn(_Job(run, program, env, args, schedule), dataset)
         run.finish()
     return run.directory
 
@@ -217,7 +222,7 @@ class _Job(NamedTuple):
         return keys[:, 0], keys[:, 1], keys[:, 2]
 
 
-def _learn(job: _Job, replay: Replay) -> None:
+def _learn(job: _Job, dataset: Dataset) -> None:
     """Update, log, evaluate and checkpoint until the run is complete."""
     run, program, schedule = job.run, job.program, job.schedule
     init_keys, update_keys, evaluate_keys = job.keys()
@@ -229,10 +234,17 @@ def _learn(job: _Job, replay: Replay) -> None:
         states = tree["state"]
     tracking.cut(run.metrics, done)
     block, note = schedule.block, ""
-    with tracking.progress(run.record["program"], schedule.updates, done) as advance:
+    with (
+        _feed(job, dataset, update_keys, range(done, schedule.updates, block)) as feed,
+        tracking.progress(run.record["program"], schedule.updates, done) as advance,
+    ):
         for step in range(done + block, schedule.updates + 1, block):
-            states, metrics = _update(program, block, states, update_keys, step - block, replay)
-            _log(job, step, jax.device_get(metrics))
+            parts = []
+            for begin in range(step - block, step, feed.updates):
+                data = next(feed.data)
+                states, part = _update(program, feed.updates, states, update_keys, begin, data)
+                parts.append(part)
+            _log(job, step, _mean(parts))
             if step % schedule.evaluate_every == 0:
                 note = _evaluate(job, program.policy_params(states), evaluate_keys, step)
                 checkpoints.save(step, _tree(program, states), {})
@@ -260,19 +272,39 @@ def _update(
     states: ArrayTree,
     keys: Key[Array, "seeds"],
     start: Int[Array, ""] | int,
-    replay: Replay,
+    data: Replay | Batches,
 ) -> tuple[ArrayTree, dict[str, Float[Array, "seeds"]]]:
-    """Sample and update ``count`` times, for all seeds at once; metrics are means."""
+    """Sample and update ``count`` times, for all seeds at once; metrics are means.
 
-    def seed_updates(state: ArrayTree, key: PRNGKeyArray) -> tuple[ArrayTree, dict[str, Array]]:
-        def update(state: ArrayTree, step: Array) -> tuple[ArrayTree, dict[str, Array]]:
-            sample_key, update_key = jax.random.split(jax.random.fold_in(key, step))
-            return program.update(state, replay.sample(sample_key), update_key)
+    All seeds sample one replay; batches drawn beforehand are ``(seeds, count, ...)``.
+    """
 
-        state, metrics = jax.lax.scan(update, state, start + jnp.arange(count))
+    def seed_updates(
+        state: ArrayTree, key: PRNGKeyArray, data: Replay | Batches
+    ) -> tuple[ArrayTree, dict[str, Array]]:
+        def update(state: ArrayTree, index: Array) -> tuple[ArrayTree, dict[str, Array]]:
+            sample_key, update_key = split_key(key, start + index)
+            drawn = isinstance(data, Batches)
+            batch = data[index].sequence() if drawn else data.sample(sample_key)
+            return program.update(state, batch, update_key)
+
+        state, metrics = jax.lax.scan(update, state, jnp.arange(count))
         return state, jax.tree.map(jnp.mean, metrics)
 
-    return jax.vmap(seed_updates)(states, keys)
+    shared = None if isinstance(data, Replay) else 0
+    return jax.vmap(seed_updates, in_axes=(0, 0, shared))(states, keys, data)
+
+
+def _feed(
+    job: _Job, dataset: Dataset, keys: Key[Array, "seeds"], steps: range
+) -> AbstractContextManager[Feed]:
+    args, memory = job.args, int(job.args.memory * 1e9)
+    return feeding(dataset, args.replay, args.batch_size, args.length, keys, steps, memory)
+
+
+def _mean(parts: list[dict[str, Array]]) -> dict[str, NDArray[Any]]:
+    """Return the means of metrics over parts of equal size."""
+    return jax.tree.map(lambda *x: np.mean(x, axis=0), *jax.device_get(parts))
 
 
 def _tree(program: Program, states: ArrayTree) -> dict[str, ArrayTree]:

@@ -190,6 +190,15 @@ class Finals(NamedTuple):
     """``(M, ...)``"""
 
 
+class Episode(NamedTuple):
+    """One recorded episode of T steps."""
+
+    transition: Transition
+    """``(T, ...)``"""
+    final: View | None
+    """What its last step led to; None where the dataset does not tell."""
+
+
 class Sequence(NamedTuple):
     """A window of T steps of one episode, ready to learn from.
 

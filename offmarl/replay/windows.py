@@ -1,7 +1,14 @@
-"""Where training windows may start."""
+"""Where training windows may start, and which of them a batch is made of."""
 
+from functools import cached_property, partial
+
+import jax
 import numpy as np
+from jaxtyping import Array, Int, Key, PRNGKeyArray, UInt32
 from numpy.typing import NDArray
+
+from offmarl.errors import ShapeError
+from offmarl.vault import Vault
 
 
 def window_starts(
@@ -24,7 +31,104 @@ def window_starts(
     Start indices, episode by episode. Each window of the data is listed once, so drawing from
     them uniformly draws windows uniformly.
     """
-    counts = np.where(lengths > 0, np.maximum(lengths - window, 0) + 1, 0)
+    counts = _counts(lengths, window)
     first = np.repeat(np.cumsum(counts) - counts, counts)
     within = np.arange(counts.sum()) - first
     return np.repeat(offsets, counts) + within
+
+
+def _counts(lengths: NDArray[np.int64], window: int) -> NDArray[np.int64]:
+    """Return how many windows may start in each episode."""
+    return np.where(lengths > 0, np.maximum(lengths - window, 0) + 1, 0)
+
+
+class WindowTable:
+    """The windows of a dataset in packed order, in which one more row follows each episode.
+
+    It takes memory by the episode, where `window_starts` takes it by the step.
+
+    Parameters
+    ----------
+    vault
+        The dataset.
+    batch_size, length
+        Windows a batch, and steps a window.
+
+    Raises
+    ------
+    ShapeError
+        Where the vault holds no step, or a size is not positive.
+    """
+
+    def __init__(self, vault: Vault, batch_size: int, length: int):
+        if batch_size < 1 or length < 1:
+            raise ShapeError(
+                f"batches of {batch_size} windows of {length} steps cannot be drawn: both must be "
+                "at least 1."
+            )
+        if vault.num_steps == 0:
+            raise ShapeError(f"{vault.path} holds no steps yet: record into it first.")
+        self.length = length
+        self.lengths = vault.episodes.length
+        self.offsets = np.cumsum(self.lengths + 1) - (self.lengths + 1)
+
+    @property
+    def num_rows(self) -> int:
+        """Packed rows: the steps, one for every episode's end, and a window's worth of padding."""
+        return int((self.lengths + 1).sum()) + self.length
+
+    @property
+    def num_windows(self) -> int:
+        """How many windows there are."""
+        return int(self._ends[-1])
+
+    def starts(self, windows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the packed rows at which windows start: some of those of `window_starts`."""
+        episode = np.searchsorted(self._ends, windows, side="right")
+        before = self._ends[episode] - _counts(self.lengths[episode], self.length)
+        return self.offsets[episode] + windows - before
+
+    @cached_property
+    def _ends(self) -> NDArray[np.int64]:
+        """The number of windows in each episode and all before it."""
+        return np.cumsum(_counts(self.lengths, self.length))
+
+
+def draw(key: PRNGKeyArray, batch_size: int, num_windows: int) -> Int[Array, "B"]:
+    """Draw windows uniformly, with replacement: the same whatever kind of replay asks."""
+    return jax.random.randint(key, (batch_size,), 0, num_windows)
+
+
+def draw_on_host(
+    keys: Key[Array, "*b"], batch_size: int, num_windows: int
+) -> Int[np.ndarray, "*b B"]:
+    """Draw for many keys, without waiting for what the accelerator is busy with.
+
+    There may be more windows than `draw` can tell apart, which knows 32 bits.
+    """
+    flat = on_host(keys).ravel()
+    if num_windows < 2**31:
+        found = np.asarray(_draws(flat, batch_size, num_windows)).astype(np.int64)
+    else:
+        words = np.asarray(_words(flat, batch_size)).astype(np.uint64)
+        found = ((words[..., 0] << 32 | words[..., 1]) % num_windows).astype(np.int64)
+    return found.reshape(*keys.shape, batch_size)
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def _draws(keys: Key[Array, "n"], batch_size: int, num_windows: int) -> Int[Array, "n B"]:
+    return jax.vmap(lambda key: draw(key, batch_size, num_windows))(keys)
+
+
+@partial(jax.jit, static_argnums=1)
+def _words(keys: Key[Array, "n"], batch_size: int) -> UInt32[Array, "n B 2"]:
+    return jax.vmap(lambda key: jax.random.bits(key, (batch_size, 2)))(keys)
+
+
+def on_host(keys: Key[Array, "*b"]) -> Key[Array, "*b"]:
+    """Put keys where drawing waits for nothing; nowhere else where JAX knows no processor."""
+    try:
+        processor = jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        return keys
+    return jax.device_put(keys, processor)

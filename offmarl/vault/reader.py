@@ -1,6 +1,7 @@
 """Reading vaults: ours, and those that stock flashbax wrote."""
 
 import dataclasses
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import PurePath
@@ -9,16 +10,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from offmarl.errors import VaultError, VaultFormatError
-from offmarl.types import Discrete, EnvSpec, Transition, View
+from offmarl.types import Discrete, EnvSpec, Episode, Transition, View
 from offmarl.vault import layout, tables
+from offmarl.vault.arrays import Arrays
+from offmarl.vault.checked import Checks
 from offmarl.vault.layout import Head, Leaf, NumpyArray, Schema
 from offmarl.vault.location import Location
+from offmarl.vault.mapped import Snapshot
+from offmarl.vault.seal import unseal
 from offmarl.vault.store import METADATA, Store, load_json
 
 _BLOCK_BYTES = 2**25
 """About how much is in memory at once where a whole vault is gone through."""
 
-_EVERY_ROW = slice(None)
+_NAMED_EPISODES = 8
+
+_ALL = slice(None)
 
 
 class Own(NamedTuple):
@@ -207,10 +214,11 @@ class Vault:
         self,
         start: int = 0,
         stop: int | None = None,
-        rows: slice = _EVERY_ROW,
+        rows: slice = _ALL,
         leaves: Iterable[str] | None = None,
+        agents: slice = _ALL,
     ) -> dict[str, NumpyArray]:
-        """Read arrays as they are on disk.
+        """Read arrays as they are on disk, and nothing beside what is asked for.
 
         Parameters
         ----------
@@ -220,11 +228,14 @@ class Vault:
             The environments.
         leaves
             Disk names; all by default.
+        agents
+            Of arrays with an axis of agents, those to read.
 
         Returns
         -------
         dict
-            Disk name to array ``(B, T, ...)``.
+            Disk name to array ``(B, T, ...)``. What lies in one chunk of an uncompressed vault is a
+            read-only view of the mapped file: copy it to change it.
 
         Raises
         ------
@@ -232,19 +243,108 @@ class Vault:
             There are no such steps or arrays, or they cannot be read.
         """
         stop = self.length if stop is None else stop
-        if not 0 <= start <= stop <= self.length:
+        self._check_steps(start, stop)
+        names = list(self.leaves if leaves is None else leaves)
+        chosen = {} if agents == _ALL else self._agents(names, agents)
+        return self._arrays.read(names, _span(rows, self.rows, "rows"), range(start, stop), chosen)
+
+    def windows(
+        self,
+        rows: NumpyArray,
+        starts: NumpyArray,
+        length: int,
+        leaves: Iterable[str] | None = None,
+    ) -> dict[str, NumpyArray]:
+        """Gather windows from anywhere, as they are on disk.
+
+        From an uncompressed vault on this machine as fast as from arrays in memory, however much
+        larger than memory it is; from others a chunk is read for every window.
+
+        Parameters
+        ----------
+        rows, starts
+            ``(W,)`` the environment and the first step of each window.
+        length
+            Steps a window.
+        leaves
+            Disk names; all by default.
+
+        Returns
+        -------
+        dict
+            Disk name to array ``(W, length, ...)``.
+
+        Raises
+        ------
+        VaultError
+            There are no such steps or arrays, or they cannot be read.
+        """
+        names = list(self.leaves if leaves is None else leaves)
+        return self._arrays.windows(names, *self._check_windows(rows, starts, length), length)
+
+    def prefetch(
+        self,
+        rows: NumpyArray,
+        starts: NumpyArray,
+        length: int,
+        leaves: Iterable[str] | None = None,
+    ) -> None:
+        """Have the disk begin to read windows that `windows` will be asked for next.
+
+        Returns at once. Many reads are then under way together, which is what disks are fast at.
+        Without effect on vaults that are not memory-mapped.
+        """
+        names = list(self.leaves if leaves is None else leaves)
+        self._arrays.prefetch(names, *self._check_windows(rows, starts, length), length)
+
+    def percentiles(self, low: float, high: float) -> tuple[int, int]:
+        """Return the interval of steps from one percentile of time to another.
+
+        Examples
+        --------
+        >>> data.transitions(*data.percentiles(90, 100))  # the last tenth
+
+        Raises
+        ------
+        VaultError
+            They are no percentiles, or not in order.
+        """
+        if not 0 <= low <= high <= 100:
             raise VaultError(
-                f"steps {start} to {stop} were asked for, and {self.path} has steps 0 to "
-                f"{self.length}."
+                f"percentiles {low} to {high} were asked for: give two in order from 0 to 100."
             )
-        arrays = {name: self._array(name) for name in (self.leaves if leaves is None else leaves)}
-        rows = slice(*rows.indices(self.rows))
-        with self._store.errors():
-            reads = {name: x[rows, start:stop].read() for name, x in arrays.items()}
-            return {name: np.asarray(read.result()) for name, read in reads.items()}
+        return round(self.length * low / 100), round(self.length * high / 100)
+
+    def episode(self, number: int) -> Episode:
+        """Read one episode.
+
+        Parameters
+        ----------
+        number
+            Its place in `episodes`; negative ones count from the end.
+
+        Raises
+        ------
+        VaultError
+            There is no such episode, or it cannot be read.
+        """
+        table = self.episodes
+        count = len(table.row)
+        if not -count <= number < count:
+            raise VaultError(f"episode {number} was asked for, and {self.path} has {count}.")
+        row, start = int(table.row[number]), int(table.start[number])
+        steps = self.transitions(start, start + int(table.length[number]), slice(row, row + 1))
+        final = None
+        if table.final[number] >= 0:
+            final = _first(self.final_views(table.final[number : number + 1 or None]))
+        return Episode(_first(steps._replace(view=_first(steps.view))), final)
+
+    def each_episode(self) -> Iterator[Episode]:
+        """Read all episodes, one after the other, by row and start."""
+        return map(self.episode, range(len(self.episodes.row)))
 
     def transitions(
-        self, start: int = 0, stop: int | None = None, rows: slice = _EVERY_ROW
+        self, start: int = 0, stop: int | None = None, rows: slice = _ALL
     ) -> Transition:
         """Read steps as records ``(B, T, ...)``; what a foreign vault lacks is filled in.
 
@@ -254,12 +354,112 @@ class Vault:
         known = [name for name in layout.leaves(self.spec) if name in self.leaves]
         return layout.from_disk(self.read(start, stop, rows, known), self.spec)
 
+    def window_transitions(self, rows: NumpyArray, starts: NumpyArray, length: int) -> Transition:
+        """Gather windows as records ``(W, length, ...)``; see `windows` and `transitions`."""
+        known = [name for name in layout.leaves(self.spec) if name in self.leaves]
+        return layout.from_disk(self.windows(rows, starts, length, known), self.spec)
+
     def __getitem__(self, steps: slice) -> Transition:
         """Return the transitions of a slice of time, with Python's rules for slices."""
         start, stop, stride = steps.indices(self.length)
         if stride != 1:
             raise VaultError(f"steps are read one after the other, not every {stride}th.")
         return self.transitions(start, max(start, stop))
+
+    def _check_steps(self, start: int, stop: int) -> None:
+        if not 0 <= start <= stop <= self.length:
+            raise VaultError(
+                f"steps {start} to {stop} were asked for, and {self.path} has steps 0 to "
+                f"{self.length}."
+            )
+
+    def _check_windows(
+        self, rows: NumpyArray, starts: NumpyArray, length: int
+    ) -> tuple[NumpyArray, NumpyArray]:
+        rows, starts = (np.asarray(x, np.int64) for x in (rows, starts))
+        if rows.ndim != 1 or rows.shape != starts.shape or length < 1:
+            raise VaultError(
+                f"windows of {length} steps were asked for with rows {rows.shape} and starts "
+                f"{starts.shape}: give one of each for every window, and at least 1 step."
+            )
+        if len(rows):
+            self._check_steps(int(starts.min()), int(starts.max()) + length)
+            if rows.min() < 0 or rows.max() >= self.rows:
+                raise VaultError(
+                    f"rows {rows.min()} to {rows.max()} were asked for, and {self.path} has rows 0 "
+                    f"to {self.rows - 1}."
+                )
+        return rows, starts
+
+    def _agents(self, names: Iterable[str], agents: slice) -> dict[str, slice]:
+        """Return what to read of the third axis of the arrays in which it is that of agents."""
+        count = self.spec.num_agents
+        span = _span(agents, count, "agents")
+        known = (name for name in names if name in self.leaves)
+        having = (name for name in known if _has_agents(name, self.leaves[name], count))
+        return dict.fromkeys(having, slice(span.start, span.stop, span.step))
+
+    @cached_property
+    def _arrays(self) -> Arrays:
+        return Arrays(
+            self._store, self.leaves, self.rows, self.length, self._snapshot, self._checks()
+        )
+
+    def _snapshot(self) -> Snapshot | None:
+        """Map the vault's files; None where that cannot be."""
+        location = self._store.location
+        if not location.is_directory or (self.own and self.own.schema.codec != "raw"):
+            return None
+        try:
+            snapshot = _snapshot(location)
+        except MemoryError:
+            return None
+        except (OSError, ValueError) as error:
+            raise VaultError(
+                f"{self.path} was changed, moved or damaged after it was opened ({error}): open it "
+                "again."
+            ) from error
+        self._check_same(snapshot)
+        return snapshot
+
+    def _check_same(self, snapshot: Snapshot) -> None:
+        """See to it that the files are still those of the vault that was opened."""
+        if self.own:
+            schema, head = (
+                json.loads(unseal(key, snapshot.value(key) or b"{}", self.path))
+                for key in (layout.SCHEMA_KEY, layout.HEAD_KEY)
+            )
+            length = head.get("length", 0)
+            if Schema.from_json(schema) != self.own.schema or length < self.own.head.length:
+                raise VaultError(
+                    f"{self.path} is another vault, or a shorter one, than when it was opened: "
+                    "open it again."
+                )
+
+    def _checks(self) -> Checks | None:
+        """Return what to compare reads with, where that was asked for and no codec does it."""
+        if not self._checked:
+            return None
+        if self.own is None:
+            raise VaultError(
+                f"{self.path} was not written by offmarl, so there are no checksums to compare "
+                "reads with: open it without `checked`."
+            )
+        schema, length = self.own.schema, self.own.head.length
+        if length < self.length:  # a stock program wrote to the last chunk
+            length -= length % schema.chunk_steps
+        if schema.codec != "raw":
+            return None
+        return Checks(self._store, schema, length, self._name_episodes)
+
+    def _name_episodes(self, rows: range, steps: range) -> str:
+        table = self.episodes
+        inside = (table.row >= rows.start) & (table.row < rows.stop)
+        inside &= (table.start < steps.stop) & (table.start + table.length > steps.start)
+        numbers = np.flatnonzero(inside).tolist()
+        if len(numbers) > _NAMED_EPISODES:
+            return f"{len(numbers)} episodes, the first of them {numbers[0]}"
+        return f"episodes {', '.join(map(str, numbers))}" if numbers else "no episode"
 
     def blocks(
         self, leaves: Iterable[str] | None = None, start: int = 0, rows: int | None = None
@@ -282,6 +482,32 @@ class Vault:
         from offmarl.vault.digest import digest
 
         return digest(self)
+
+
+def _span(part: slice, size: int, axis: str) -> range:
+    """Return the indices that a slice picks; `VaultError` where they do not go up."""
+    span = range(*part.indices(size))
+    if span.step < 0:
+        raise VaultError(f"{axis} are read in ascending order, not by a step of {span.step}.")
+    return span
+
+
+def _has_agents(name: str, leaf: Leaf, num_agents: int) -> bool:
+    """Whether the first axis of an array's steps is that of agents; a state's may be, too."""
+    of_everybody = name == "infos.state" and len(leaf.shape) == 1
+    return leaf.shape[:1] == (num_agents,) and not of_everybody
+
+
+def _first(record: Any) -> Any:
+    """Drop the leading axis, of length one, of a record's arrays."""
+    return type(record)(*(x if isinstance(x, View) else x[0] for x in record))
+
+
+def _snapshot(location: Location) -> Snapshot:
+    try:
+        return Snapshot(location)
+    except (OSError, ValueError):
+        return Snapshot(location)  # it was compacted in between: the new files say the same
 
 
 def read_metadata(location: Location) -> dict[str, Any]:

@@ -1,0 +1,104 @@
+"""What a training loop draws its batches from: the device, or a stream to it."""
+
+import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from itertools import repeat
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, Key, PRNGKeyArray
+
+from offmarl.replay import device
+from offmarl.replay.dataset import Dataset
+from offmarl.replay.device import Replay
+from offmarl.replay.stream import Batches, WindowSource, ahead, parts_ahead
+from offmarl.replay.windows import on_host
+
+Kind = Literal["auto", "device", "stream"]
+
+_MOST_AHEAD = 2
+
+
+class Feed(NamedTuple):
+    """Data for the updates of a loop, one piece after the other."""
+
+    updates: int
+    """Updates that each piece is for."""
+    data: Iterator[Replay | Batches]
+    """The same replay again and again, or batches ``(seeds, updates, ...)``."""
+
+
+def split_key(key: PRNGKeyArray, step: Int[Array, ""] | int) -> tuple[PRNGKeyArray, PRNGKeyArray]:
+    """Return the keys that one update's batch is drawn with, and that the update itself uses."""
+    sample_key, update_key = jax.random.split(jax.random.fold_in(key, step))
+    return sample_key, update_key
+
+
+@contextmanager
+def feeding(
+    dataset: Dataset,
+    kind: Kind,
+    batch_size: int,
+    length: int,
+    keys: Key[Array, "seeds"],
+    steps: range,
+    memory: int,
+) -> Iterator[Feed]:
+    """Feed a loop over ``steps``, each of which stands for ``steps.step`` updates.
+
+    Parameters
+    ----------
+    dataset
+        What to learn from.
+    kind
+        Where batches come from. "auto": the device where the data fits into half of what is free.
+    batch_size, length
+        Windows a batch, and steps a window.
+    keys
+        One for each seed.
+    steps
+        The first update of each block.
+    memory
+        Bytes that streamed batches may take at a time.
+
+    Raises
+    ------
+    ShapeError
+        The vault holds no step, or a size is not positive.
+    OptionError
+        There is no room for a few batches.
+    """
+    if kind == "device" or (kind == "auto" and 2 * device.nbytes(dataset, length) <= _free_bytes()):
+        yield Feed(steps.step, repeat(dataset.replay(batch_size, length)))
+        return
+    source = WindowSource(dataset, batch_size, length)
+    room = parts_ahead(memory, len(keys) * source.batch_bytes, "a batch for each seed")
+    updates = _largest_divisor(steps.step, max(1, (room + 3) // (_MOST_AHEAD + 3)))
+    host_keys = on_host(keys)
+
+    def gather(first: int) -> Batches:
+        return source.batches(_sample_keys(host_keys, first + jnp.arange(updates)))
+
+    firsts = range(steps.start, steps.stop, updates)
+    with closing(ahead(gather, firsts, min(room, _MOST_AHEAD))) as data:
+        yield Feed(updates, data)
+
+
+@jax.jit
+def _sample_keys(keys: Key[Array, "seeds"], steps: Int[Array, "n"]) -> Key[Array, "seeds n"]:
+    one = jax.vmap(lambda key, step: split_key(key, step)[0], in_axes=(None, 0))
+    return jax.vmap(one, in_axes=(0, None))(keys, steps)
+
+
+def _largest_divisor(number: int, most: int) -> int:
+    return max(size for size in range(1, min(number, most) + 1) if number % size == 0)
+
+
+def _free_bytes() -> int:
+    """Return the bytes that are free on the device; where it is a processor, its memory."""
+    stats = jax.devices()[0].memory_stats()
+    if stats:
+        return int(stats["bytes_limit"] - stats["bytes_in_use"])
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

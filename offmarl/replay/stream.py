@@ -1,0 +1,250 @@
+"""Replay of data larger than memory: the device's batches, gathered from disk ahead of time.
+
+Which windows a batch is made of follows from its key, and what a window holds from where it starts:
+so a stream gives the very batches that the same data on the device would, can begin at any step,
+and has no state but the step's number. Threads gather what comes next from the vault's memory map
+while the device computes.
+"""
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import count, islice
+from typing import TypeVar
+
+import jax
+import numpy as np
+from jaxtyping import Array, Int, Key, UInt32
+from numpy.typing import NDArray
+
+from offmarl.errors import OptionError
+from offmarl.replay import packing
+from offmarl.replay.windows import WindowTable, draw_on_host, on_host
+from offmarl.types import EnvSpec, Sequence
+from offmarl.vault import Vault
+
+MEMORY = 2**30
+"""Bytes of batches that a stream prepares by default."""
+
+_THREADS = 2
+_MOST_AHEAD = 16
+"""Batches ready before they are asked for; more would only take memory."""
+_GATHERED_WINDOWS = 256
+"""Windows gathered at once, so that little lies in memory between disk and batch."""
+
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["rows"], meta_fields=["spec"])
+@dataclass(frozen=True)
+class Batches:
+    """Batches on the device that were drawn beforehand; a pytree, to pass to jitted functions.
+
+    Attributes
+    ----------
+    rows
+        ``(*b, B, T+1, W)`` packed windows.
+    spec
+        Sizes of the data.
+    """
+
+    rows: UInt32[Array, "*b W"]
+    spec: EnvSpec
+
+    def __getitem__(self, index: Int[Array, ""] | int) -> "Batches":
+        """Return those at an index of the first axis."""
+        return Batches(self.rows[index], self.spec)
+
+    def sequence(self) -> Sequence:
+        """Unpack them; fields are ``(*b, B, T, ...)``."""
+        return packing.to_sequence(self.rows, self.spec)
+
+
+class WindowSource:
+    """Draws windows of a vault as `Replay.sample` does, and gathers them from disk.
+
+    Parameters
+    ----------
+    vault
+        The dataset.
+    batch_size, length
+        Windows a batch, and steps a window.
+
+    Raises
+    ------
+    ShapeError
+        Where the vault holds no step, or a size is not positive.
+    """
+
+    def __init__(self, vault: Vault, batch_size: int, length: int):
+        self._vault = vault
+        self._table = WindowTable(vault, batch_size, length)
+        self._layout = packing.layout_of(vault.spec)
+        self._batch_size = batch_size
+
+    @property
+    def batch_bytes(self) -> int:
+        """Bytes of a batch."""
+        return 4 * self._batch_size * (self._table.length + 1) * self._layout.width
+
+    def batches(self, keys: Key[Array, "*b"]) -> Batches:
+        """Return the batches that keys draw, on the device."""
+        windows = draw_on_host(keys, self._batch_size, self._table.num_windows)
+        starts = self._table.starts(windows.ravel())
+        rows = np.empty((len(starts), self._table.length + 1, self._layout.width), np.uint32)
+        self._prefetch(starts)
+        for first in range(0, len(starts), _GATHERED_WINDOWS):
+            part = slice(first, first + _GATHERED_WINDOWS)
+            self._gather(starts[part], rows[part])
+        rows = rows.reshape(*windows.shape, *rows.shape[1:])
+        return Batches(jax.device_put(rows), self._vault.spec)
+
+    def _locate(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the episodes that packed rows belong to, and their places in them."""
+        episode = np.searchsorted(self._table.offsets, rows, side="right") - 1
+        return episode, rows - self._table.offsets[episode]
+
+    def _prefetch(self, starts: NDArray[np.int64]) -> None:
+        vault, (episode, place) = self._vault, self._locate(starts)
+        size = min(self._table.length + 1, vault.length)
+        time = np.minimum(vault.episodes.start[episode] + place, vault.length - size)
+        vault.prefetch(vault.episodes.row[episode], time, size)
+
+    def _gather(self, starts: NDArray[np.int64], out: NDArray[np.uint32]) -> None:
+        """Fill ``(n, T+1, W)`` with the windows that start at packed rows."""
+        size = self._table.length + 1
+        episode, place = self._locate(starts)
+        # Most windows end before their episode does, and then they are one piece on disk.
+        whole = place + size <= self._table.lengths[episode]
+        out[whole] = self._steps(episode[whole], place[whole], size).reshape(-1, *out.shape[1:])
+        rows = starts[~whole, None] + np.arange(size)
+        out[~whole] = self._rows(rows.ravel()).reshape(-1, *out.shape[1:])
+
+    def _rows(self, rows: NDArray[np.int64]) -> NDArray[np.uint32]:
+        """Return packed rows of any kind ``(n, W)``: steps, final views, and padding."""
+        episode, place = self._locate(rows)
+        end, final = self._table.lengths[episode], self._vault.episodes.final[episode]
+        packed = np.tile(packing.blank(self._layout), (len(rows), 1))
+        is_step = place < end
+        packed[is_step] = self._steps(episode[is_step], place[is_step], 1)
+        is_final = (place == end) & (final >= 0)
+        views = self._vault.final_views(final[is_final])._asdict()
+        packed[is_final] = packing.pack(views, self._layout, int(is_final.sum()))
+        return packed
+
+    def _steps(
+        self, episode: NDArray[np.int64], place: NDArray[np.int64], size: int
+    ) -> NDArray[np.uint32]:
+        """Pack ``size`` steps on end of each episode, from a place on: ``(n * size, W)``."""
+        episodes = self._vault.episodes
+        start = episodes.start[episode] + place
+        steps = self._vault.window_transitions(episodes.row[episode], start, size)
+        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), steps)
+        left = (episodes.length[episode] - place)[:, None] - np.arange(size)
+        known = np.repeat(episodes.final[episode] >= 0, size)
+        return packing.pack_steps(flat, left.ravel(), known, self._layout)
+
+
+class Stream:
+    """An endless iterator over the batches of a dataset, on the device, gathered ahead of time.
+
+    Batch number i is the one that the same dataset on the device gives for the same seed:
+    ``dataset.replay(batch, length).sample(jax.random.fold_in(jax.random.key(seed), i))``.
+    Close it, or use it as a context manager, to stop its threads.
+
+    Attributes
+    ----------
+    seed
+        What the batches follow from.
+    step
+        The number of the batch that comes next.
+    """
+
+    def __init__(
+        self, vault: Vault, batch_size: int, length: int, seed: int, start: int, memory: int
+    ):
+        source = WindowSource(vault, batch_size, length)
+        room = parts_ahead(memory, source.batch_bytes, "a batch")
+        key = on_host(jax.random.key(seed))
+        self.seed, self.step = seed, start
+        self._ahead = ahead(
+            lambda step: source.batches(jax.random.fold_in(key, step)),
+            count(start),
+            min(room, _MOST_AHEAD),
+        )
+
+    def __iter__(self) -> "Stream":
+        return self
+
+    def __next__(self) -> Sequence:
+        """Return the next batch; fields are ``(B, T, ...)``."""
+        batch = _sequence(next(self._ahead))
+        self.step += 1
+        return batch
+
+    def state(self) -> dict[str, int]:
+        """Return what `Dataset.stream` must be given to go on from here; JSON."""
+        return {"seed": self.seed, "start": self.step}
+
+    def close(self) -> None:
+        """Stop gathering; again does nothing."""
+        self._ahead.close()
+
+    def __enter__(self) -> "Stream":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+_sequence = jax.jit(Batches.sequence)
+
+
+def parts_ahead(memory: int, part: int, name: str) -> int:
+    """Return how many parts to gather ahead of use so that all take no more than ``memory``.
+
+    One is in use, and those being gathered are for a moment both on the host and on the device.
+
+    Raises
+    ------
+    OptionError
+        There is no room for one.
+    """
+    room = memory // part - 1 - _THREADS
+    if room < 1:
+        raise OptionError(
+            f"{memory:,} bytes of memory are too few to stream: {name} takes {part:,}, and "
+            f"{2 + _THREADS} are held at a time. Give more memory, or smaller batches."
+        )
+    return room
+
+
+def ahead(
+    produce: Callable[[_In], _Out], arguments: Iterable[_In], most: int
+) -> Generator[_Out, None, None]:
+    """Yield what a function makes of each argument, in order, made by threads ahead of time.
+
+    Parameters
+    ----------
+    produce
+        Called by several threads.
+    arguments
+        May be endless.
+    most
+        Results that may be ready or under way before they are asked for.
+    """
+    rest = iter(arguments)
+    with ThreadPoolExecutor(_THREADS, "offmarl-stream") as pool:
+        pending = deque(pool.submit(produce, argument) for argument in islice(rest, most))
+        try:
+            while pending:
+                result = pending.popleft().result()
+                pending.extend(pool.submit(produce, argument) for argument in islice(rest, 1))
+                yield result
+                del result
+        finally:
+            for future in pending:
+                future.cancel()

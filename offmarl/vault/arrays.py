@@ -1,0 +1,205 @@
+"""The arrays of a vault, each read in the fastest way there is.
+
+Uncompressed arrays on this machine are read from memory maps (`offmarl.vault.mapped`), all others
+through TensorStore, a bounded number of bytes at a time.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import tensorstore as ts
+from numpy.typing import NDArray
+
+from offmarl.errors import VaultError
+from offmarl.vault import layout
+from offmarl.vault.checked import Checks
+from offmarl.vault.layout import Leaf, NumpyArray
+from offmarl.vault.mapped import MappedArray, Snapshot, map_arrays
+from offmarl.vault.store import Store
+
+_IN_FLIGHT_BYTES = 2**26
+"""What TensorStore may be reading at once; that much is held beside the result."""
+_KEYS_A_CHUNK = 64
+"""Reading a chunk through TensorStore takes about as long as finding this many for the map."""
+
+
+class Arrays:
+    """Reads the arrays of one vault; `Vault` sees to it that only what is there is asked for.
+
+    Parameters
+    ----------
+    store
+        Where they are.
+    leaves
+        Disk name to the data type and the shape of a single step.
+    rows, length
+        The first two axes.
+    snapshot
+        Returns what the store holds, or None where it cannot be mapped; called once at most.
+    checks
+        What every chunk is compared with before it is first used, if anything.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        leaves: Mapping[str, Leaf],
+        rows: int,
+        length: int,
+        snapshot: Callable[[], Snapshot | None],
+        checks: Checks | None,
+    ):
+        self._store = store
+        self._leaves = leaves
+        self._rows, self._length = rows, length
+        self._snapshot = snapshot
+        self._checks = checks
+        self._opened: dict[str, Any] = {}
+        self._chunks_read = 0
+
+    def open(self, name: str) -> Any:
+        """Return an array as TensorStore has it."""
+        if name not in self._leaves:
+            raise VaultError(
+                f"{self._store.path} has no array named {name!r}: it has {', '.join(self._leaves)}."
+            )
+        if name not in self._opened:
+            self._opened[name] = self._store.array(layout.prefix_of(name))
+        return self._opened[name]
+
+    def chunk(self, name: str) -> tuple[int, int]:
+        """Return the rows and the steps of an array's chunks."""
+        rows, steps, *_ = self.open(name).chunk_layout.read_chunk.shape
+        return rows, steps
+
+    @cached_property
+    def _maps(self) -> Mapping[str, MappedArray]:
+        snapshot = self._snapshot()
+        if snapshot is None:
+            return {}
+        if self._checks:
+            self._checks.snapshot = snapshot
+        return map_arrays(snapshot, self._leaves, self._rows, self._length)
+
+    def read(
+        self, names: Iterable[str], rows: range, steps: range, agents: Mapping[str, slice]
+    ) -> dict[str, NumpyArray]:
+        """Read ``(B, T, ...)`` of some arrays; of those in ``agents`` so much of the third axis."""
+        names = list(names)
+        self._check(names, np.array(rows)[:, None], np.array(steps))
+        maps = self._maps if self._map_pays(names, rows, steps) else {}
+        found = {
+            name: maps[name].read(rows, steps, agents.get(name)) for name in names if name in maps
+        }
+        others = [name for name in names if name not in maps]
+        if others:
+            found |= self._fetch(others, rows, steps, agents)
+        return {name: found[name] for name in names}
+
+    def windows(
+        self,
+        names: Iterable[str],
+        rows: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        length: int,
+    ) -> dict[str, NumpyArray]:
+        """Gather ``(W, length, ...)`` of some arrays: the steps from each start on."""
+        names = list(names)
+        self._check(names, rows[:, None], starts[:, None] + np.arange(length))
+        return {
+            name: self._maps[name].windows(rows, starts, length)
+            if name in self._maps
+            else self._gather(name, rows, starts, length)
+            for name in names
+        }
+
+    def prefetch(
+        self,
+        names: Iterable[str],
+        rows: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        length: int,
+    ) -> None:
+        """Have the disk begin to read windows; without effect on what is not mapped."""
+        for name in names:
+            if name in self._maps:
+                self._maps[name].prefetch(rows, starts, length)
+
+    def _check(self, names: Iterable[str], rows: NDArray[Any], times: NDArray[Any]) -> None:
+        if self._checks:
+            for name in names:
+                chunk_rows, chunk_steps = self.chunk(name)
+                mapped = self._maps.get(name)
+                self._checks.touch(name, rows // chunk_rows, times // chunk_steps, mapped)
+
+    def _map_pays(self, names: Iterable[str], rows: range, steps: range) -> bool:
+        """Whether the map is there, or reads so far have cost as much as making it would."""
+        if "_maps" in self.__dict__:
+            return True
+        self._chunks_read += self._count(names, len(rows), len(steps))
+        return self._chunks_read * _KEYS_A_CHUNK >= self._count(
+            self._leaves, self._rows, self._length
+        )
+
+    def _count(self, names: Iterable[str], rows: int, steps: int) -> int:
+        """Count the chunks that hold so many rows and steps."""
+        sizes = (self.chunk(name) for name in names)
+        return sum(-(-rows // size[0]) * -(-steps // size[1]) for size in sizes)
+
+    def _fetch(
+        self, names: Iterable[str], rows: range, steps: range, agents: Mapping[str, slice]
+    ) -> dict[str, NumpyArray]:
+        """Read through TensorStore, several pieces at once but not all."""
+        pending: deque[tuple[NumpyArray, Any]] = deque()
+        found = {}
+        with self._store.errors():
+            for name in names:
+                index = (slice(rows.start, rows.stop, rows.step), *_agents(agents.get(name)))
+                array = self.open(name)[(index[0], slice(steps.start, steps.stop), *index[1:])]
+                found[name] = np.empty(array.shape, array.dtype.numpy_dtype)
+                for span, inside in self._pieces(name, found[name], steps):
+                    target = found[name][:, inside]
+                    pending.append((target, array[:, span].read()))
+                    _settle(pending, _IN_FLIGHT_BYTES)
+            _settle(pending, 0)
+        return found
+
+    def _pieces(self, name: str, out: NumpyArray, steps: range) -> Iterator[tuple[slice, slice]]:
+        """Cut steps where chunks end: the absolute interval, and that of the result."""
+        _, chunk = self.chunk(name)
+        step_bytes = max(out[:, :1].nbytes, 1)
+        size = chunk * max(1, _IN_FLIGHT_BYTES // (4 * step_bytes * chunk))
+        start = steps.start
+        while start < steps.stop:
+            stop = min(steps.stop, (start // size + 1) * size)
+            yield slice(start, stop), slice(start - steps.start, stop - steps.start)
+            start = stop
+
+    def _gather(
+        self, name: str, rows: NDArray[np.int64], starts: NDArray[np.int64], length: int
+    ) -> NumpyArray:
+        array, pairs = self.open(name), zip(rows.tolist(), starts.tolist(), strict=True)
+        with self._store.errors():
+            with ts.Batch() as batch:  # what shares a chunk is read and decoded once
+                reads = [
+                    array[row, start : start + length].read(batch=batch) for row, start in pairs
+                ]
+            shape = (length, *self._leaves[name].shape)
+            windows = [read.result() for read in reads]
+        return np.stack(windows) if windows else np.empty((0, *shape), self._leaves[name].dtype)
+
+
+def _agents(agents: slice | None) -> tuple[slice, ...]:
+    return () if agents is None else (agents,)
+
+
+def _settle(pending: deque[tuple[NumpyArray, Any]], most: int) -> None:
+    """Wait for reads, the oldest first, until no more bytes than ``most`` are under way."""
+    in_flight = sum(target.nbytes for target, _ in pending)
+    while pending and in_flight > most:
+        target, read = pending.popleft()
+        target[...] = read.result()
+        in_flight -= target.nbytes

@@ -1,0 +1,105 @@
+"""Reads that are compared with checksums: each chunk once, when it is first used."""
+
+from collections.abc import Callable
+from typing import Any
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from offmarl.errors import VaultFormatError
+from offmarl.vault import layout
+from offmarl.vault.layout import Schema
+from offmarl.vault.mapped import MappedArray, Snapshot
+from offmarl.vault.seal import unseal
+from offmarl.vault.store import Store
+
+
+class Checks:
+    """Which chunks of a vault of ours have proved sound.
+
+    Parameters
+    ----------
+    store, schema
+        The vault's.
+    length
+        Steps of a row that we wrote. A chunk that a stock program wrote to has no checksum.
+    name_episodes
+        ``name_episodes(rows, steps)``: says in words which episodes lie there.
+
+    Attributes
+    ----------
+    snapshot
+        The commit that mapped chunks are of; None where nothing is mapped.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        schema: Schema,
+        length: int,
+        name_episodes: Callable[[range, range], str],
+    ):
+        self.snapshot: Snapshot | None = None
+        self._store = store
+        self._schema = schema
+        self._length = length
+        self._name_episodes = name_episodes
+        self._leaves = layout.leaves(schema.spec)
+        self._blocks = schema.rows // schema.chunk_rows
+        chunks = -(-length // schema.chunk_steps)
+        self._sound = {name: np.zeros((self._blocks, chunks), bool) for name in self._leaves}
+
+    def touch(
+        self,
+        name: str,
+        blocks: NDArray[np.int64],
+        numbers: NDArray[np.int64],
+        mapped: MappedArray | None,
+    ) -> None:
+        """Compare chunks that have not been; `VaultFormatError` where one is damaged."""
+        sound = self._sound[name]
+        blocks, numbers = np.broadcast_arrays(blocks, numbers)
+        ours = numbers < sound.shape[1]
+        blocks, numbers = blocks[ours], numbers[ours]
+        fresh = ~sound[blocks, numbers]
+        for block, number in {*zip(blocks[fresh].tolist(), numbers[fresh].tolist(), strict=True)}:
+            if not self._agrees(name, block, number, mapped):
+                raise self._damaged(name, block, number)
+            sound[block, number] = True
+
+    def _agrees(self, name: str, block: int, number: int, mapped: MappedArray | None) -> bool:
+        key = layout.checksums_key(number)
+        place = list(self._leaves).index(name) * self._blocks + block
+        if mapped and self.snapshot:
+            expected = unseal(key, self.snapshot.value(key) or b"", self._store.path)
+            return _crc(mapped.chunk(block, number)) == _entry(expected, place)
+        chunk_key = self._leaves[name].chunk_key(name, block, number)
+        while True:
+            expected, value = self._store.get_all([key, chunk_key])
+            if google_crc32c.value(value) == _entry(expected, place):
+                return True
+            # A writer may have committed between the two.
+            if self._store.get_all([key]) == [expected]:
+                return False
+
+    def _damaged(self, name: str, block: int, number: int) -> VaultFormatError:
+        rows = range(block * self._schema.chunk_rows, (block + 1) * self._schema.chunk_rows)
+        first = number * self._schema.chunk_steps
+        steps = range(first, min(first + self._schema.chunk_steps, self._length))
+        return VaultFormatError(
+            f"{self._store.path} is damaged: the checksum of {name}, rows {rows.start} to "
+            f"{rows.stop - 1}, steps {steps.start} to {steps.stop - 1} is wrong "
+            f"({self._name_episodes(rows, steps)}). Copy the vault again from where it came from, "
+            "or keep what is sound with `offmarl repair`."
+        )
+
+
+def _crc(chunk: NDArray[Any]) -> int:
+    return int(google_crc32c.value(chunk.reshape(-1).view(np.uint8)))
+
+
+def _entry(checksums: bytes, place: int) -> int | None:
+    """Return one of the checksums stored for a chunk of time, None where it is not there."""
+    stored = checksums[4 * place : 4 * place + 4]
+    return int.from_bytes(stored, "big") if len(stored) == 4 else None

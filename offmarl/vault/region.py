@@ -1,0 +1,107 @@
+"""Many files as one stretch of read-only memory.
+
+Python's own maps lie wherever the kernel puts them and hold a file descriptor each. A vault has up
+to thousands of data files, and one gather over windows of all of them needs one range of addresses:
+so the files are mapped here side by side, by the system's ``mmap`` itself.
+"""
+
+import ctypes
+import mmap
+import os
+import weakref
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_PROT_NONE = 0
+_MAP_FIXED = 0x10  # on Linux and macOS; Python does not name these two
+
+
+class Region:
+    """Files mapped side by side; unmapped when the last view of them is gone.
+
+    What was mapped stays readable when the files are deleted.
+
+    Attributes
+    ----------
+    bytes
+        ``(size,)`` read-only; between the files, up to the next page, there is nothing to read.
+    starts
+        ``(F,)`` the index in ``bytes`` at which each file begins.
+    sizes
+        ``(F,)`` bytes of each file.
+
+    Raises
+    ------
+    OSError
+        A file cannot be opened.
+    MemoryError
+        The system grants no more memory maps, or none so large.
+    """
+
+    def __init__(self, paths: Sequence[Path]):
+        self.sizes = np.array([path.stat().st_size for path in paths], np.int64)
+        spans = -(-self.sizes // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.starts = np.cumsum(spans) - spans
+        total = max(int(spans.sum()), mmap.PAGESIZE)
+        anonymous = mmap.MAP_PRIVATE | mmap.MAP_ANON
+        self._base = _map(None, total, _PROT_NONE, anonymous, -1)
+        memory = (ctypes.c_ubyte * total).from_address(self._base)
+        weakref.finalize(memory, _libc().munmap, self._base, total)
+        for path, start, size in zip(paths, self.starts.tolist(), self.sizes.tolist(), strict=True):
+            if size:
+                self._map_file(path, start, size)
+        self.bytes: NDArray[np.uint8] = np.frombuffer(memory, np.uint8)
+        self.bytes.flags.writeable = False
+
+    def _map_file(self, path: Path, start: int, size: int) -> None:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            shared = mmap.MAP_SHARED | _MAP_FIXED
+            _map(self._base + start, size, mmap.PROT_READ, shared, descriptor)
+        finally:
+            os.close(descriptor)
+
+    def items(self, size: int) -> NDArray[np.void]:
+        """Return the runs of ``size`` bytes that begin at every index, to pick from by index.
+
+        NumPy copies each picked run as a whole, however it is aligned: nothing is faster.
+        """
+        count = len(self.bytes) - size + 1
+        return np.ndarray((count,), f"V{size}", self.bytes.data, strides=(1,))
+
+    def will_need(self, begins: NDArray[np.int64], size: int) -> None:
+        """Ask the kernel to read stretches of ``size`` bytes from the disk, all at once."""
+        advise, page = _libc().madvise, mmap.PAGESIZE
+        first = begins // page * page
+        for start, count in zip(first.tolist(), (begins + size - first).tolist(), strict=True):
+            advise(self._base + start, count, mmap.MADV_WILLNEED)
+
+    def release(self, begin: int, size: int) -> None:
+        """Stop counting a stretch as memory of this process; it stays in the page cache."""
+        page = mmap.PAGESIZE
+        first, last = -(-begin // page) * page, (begin + size) // page * page
+        if first < last:
+            _libc().madvise(self._base + first, last - first, mmap.MADV_DONTNEED)
+
+
+def _map(address: int | None, size: int, protection: int, flags: int, descriptor: int) -> int:
+    found = _libc().mmap(address, size, protection, flags, descriptor, 0)
+    if found == ctypes.c_void_p(-1).value:
+        raise MemoryError(os.strerror(ctypes.get_errno()))
+    return int(found)
+
+
+@cache
+def _libc() -> Any:
+    libc = ctypes.CDLL(None, use_errno=True)
+    pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    libc.mmap.argtypes = [pointer, size, number, number, number, ctypes.c_int64]
+    libc.mmap.restype = pointer
+    libc.munmap.argtypes = [pointer, size]
+    libc.madvise.argtypes = [pointer, size, number]
+    return libc
