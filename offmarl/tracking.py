@@ -215,7 +215,7 @@ def progress(
     unit
         What a step is.
     """
-    if os.environ.get("OFFMARL_QUIET") == "1":
+    if is_quiet():
         yield _silent
     elif _console.is_terminal:
         with _bar(unit) as bar:
@@ -223,6 +223,11 @@ def progress(
             yield lambda steps=1, note="": bar.update(task, advance=steps, note=note)
     else:
         yield _Lines(description, total, completed, unit)
+
+
+def is_quiet() -> bool:
+    """Whether no progress is to be shown."""
+    return os.environ.get("OFFMARL_QUIET") == "1"
 
 
 def _silent(steps: int = 1, note: str = "") -> None:

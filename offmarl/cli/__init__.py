@@ -11,6 +11,7 @@ shell after Ctrl-C.
 import os
 import signal
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from typing import NamedTuple
 
@@ -42,6 +43,11 @@ VERBS = {
     "ls": Verb("data", "List the vaults in a directory"),
     "show": Verb("data", "Show what a vault holds and where it comes from"),
     "convert": Verb("data", "Convert a dataset of another project into a vault"),
+    "pull": Verb("hub", "Bring a published dataset here"),
+    "push": Verb("hub", "Publish vaults as a dataset on the hub"),
+    "cache": Verb("hub", "List, remove or verify the datasets that were pulled"),
+    "doctor": Verb("doctor", "Say what is installed, and whether the hub can be reached"),
+    "completion": Verb("doctor", "Print a script for a shell to complete commands with"),
     "cat": Verb("transform", "Join vaults into one", example="A.vlt B.vlt -o C.vlt"),
     "filter": Verb(
         "transform",
@@ -109,8 +115,14 @@ def _run(arguments: list[str]) -> Report:
     return _call(name, VERBS[name], rest)
 
 
+def function_of(name: str, verb: Verb) -> Callable[..., Report]:
+    """Import a verb's function."""
+    function: Callable[..., Report] = getattr(import_module(f"offmarl.cli.{verb.module}"), name)
+    return function
+
+
 def _call(name: str, verb: Verb, arguments: list[str]) -> Report:
-    function = getattr(import_module(f"offmarl.cli.{verb.module}"), name)
+    function = function_of(name, verb)
     report: Report
     if verb.runs_programs:
         report = function(arguments)

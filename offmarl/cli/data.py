@@ -8,28 +8,44 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from jaxtyping import Float
 from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 from tyro.conf import Positional, arg
 
 from offmarl import vault
-from offmarl.cli.output import Report, number, spread, table
-from offmarl.tracking import to_json
+from offmarl.cli.output import Report, grid, number, spread, table
 from offmarl.types import Discrete
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _BINS = 40
 
 
-def ls(directory: Annotated[Path, Positional, arg(metavar="DIRECTORY")] = Path()) -> Report:
-    """List the vaults in a directory and below.
+def ls(
+    directory: Annotated[Path, Positional, arg(metavar="DIRECTORY")] = Path(),
+    remote: bool = False,
+    env: str | None = None,
+    agents: int | None = None,
+) -> Report:
+    """List the vaults in a directory and below, or those to be had elsewhere.
 
     Parameters
     ----------
     directory
         Where to look.
+    remote
+        List the datasets of the catalogue instead, which `offmarl pull` brings.
+    env
+        Only those of this environment, such as swarm/coverage-3, or smac_v1 with --remote.
+    agents
+        Only those with so many agents.
     """
-    found = [{"path": path, **summary._asdict()} for path, summary in vault.list_vaults(directory)]
+    if remote:
+        from offmarl.cli.hub import catalogue
+
+        return catalogue(env, agents)
+    found = [
+        {"path": path, **summary._asdict()}
+        for path, summary in vault.list_vaults(directory)
+        if env in (None, summary.env) and agents in (None, summary.num_agents)
+    ]
     columns = ["path", "env", "agents", "steps", "episodes", "mean return"]
     fields = ["path", "env", "num_agents", "steps", "episodes", "mean_return"]
     rows = [[entry[field] for field in fields] for entry in found]
@@ -52,9 +68,9 @@ def show(path: Annotated[str, Positional, arg(metavar="VAULT")]) -> Report:
     leaves = {name: (str(leaf.dtype), leaf.shape) for name, leaf in data.leaves.items()}
     returns = data.episodes.returns.mean(axis=1)
     view = Group(
-        _grid(_described(facts, data, returns)),
+        grid(_described(facts, data, returns)),
         table(["array", "type", "shape of a step"], [[k, *v] for k, v in leaves.items()]),
-        _grid(data.provenance),
+        grid(data.provenance),
     )
     described = {name: {"dtype": kind, "shape": shape} for name, (kind, shape) in leaves.items()}
     return Report(facts | {"arrays": described, "provenance": data.provenance}, view)
@@ -170,11 +186,3 @@ def _bars(heights: Float[np.ndarray, "bins"]) -> str:
     span = np.ptp(heights) or 1.0
     levels = np.round((heights - heights.min()) / span * (len(_BLOCKS) - 1)).astype(int)
     return "".join(_BLOCKS[level] for level in levels)
-
-
-def _grid(facts: Mapping[str, Any]) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    for name, value in facts.items():
-        text = value if isinstance(value, str) else to_json(value)
-        grid.add_row(Text(name, style="bold"), Text(text, overflow="fold"))
-    return grid

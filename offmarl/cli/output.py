@@ -85,6 +85,15 @@ def table(columns: Sequence[str], rows: Iterable[Iterable[Any]], title: str = ""
     return Group(Text(title, style="bold"), grid) if title else grid
 
 
+def grid(facts: Mapping[str, Any]) -> Table:
+    """Return facts by name, one below the other."""
+    rows = Table.grid(padding=(0, 2))
+    for name, value in facts.items():
+        text = value if isinstance(value, str) else to_json(value)
+        rows.add_row(Text(name, style="bold"), Text(text, overflow="fold"))
+    return rows
+
+
 def spread(values: Num[np.ndarray, "count"]) -> dict[str, float]:
     """Return what to say of a set of numbers; nothing of an empty one."""
     names = ("mean", "std", "min", "max") if len(values) else ()

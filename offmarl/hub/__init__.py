@@ -6,5 +6,6 @@
 
 from offmarl.hub.catalogue import Card, cards
 from offmarl.hub.pull import Plan, Pulled, load_dataset, plan, pull
+from offmarl.hub.push import Pushed, push
 
-__all__ = ["Card", "Plan", "Pulled", "cards", "load_dataset", "plan", "pull"]
+__all__ = ["Card", "Plan", "Pulled", "Pushed", "cards", "load_dataset", "plan", "pull", "push"]

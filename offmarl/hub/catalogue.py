@@ -1,6 +1,9 @@
 """The catalogue: one TOML card for each dataset that is published or can be recorded again."""
 
 import dataclasses
+import json
+import math
+import re
 import tomllib
 import types
 import typing
@@ -178,10 +181,45 @@ def parse(text: str, where: str) -> Card:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise CardError(f"{where} is not TOML: {error}.") from error
-    card: Card = _build(Card, data, where, "")
+    return check(_build(Card, data, where, ""), where)
+
+
+def check(card: Card, where: str) -> Card:
+    """Return a card whose name can be one; `CardError` otherwise."""
     if card.name.count("/") != 2 or not all(card.name.split("/")):
         raise CardError(f"{where}: name must be source/environment/scenario, not {card.name!r}.")
     return card
+
+
+def to_toml(card: Card) -> str:
+    """Write a card, so that `parse` reads it back."""
+    return "\n".join(_table(dataclasses.asdict(card), ""))
+
+
+def _table(data: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    """Yield the lines of a table: its values, then the tables in it."""
+    given = {key: value for key, value in data.items() if value not in (None, (), {})}
+    tables = {key: value for key, value in given.items() if isinstance(value, dict)}
+    yield from (f"{_key(k)} = {_value(v)}" for k, v in given.items() if k not in tables)
+    for key, value in tables.items():
+        name = f"{prefix}{_key(key)}"
+        yield from ("", f"[{name}]", *_table(value, f"{name}."))
+
+
+def _value(value: Any) -> str:
+    match value:
+        case list() | tuple():
+            return f"[{', '.join(map(_value, value))}]"
+        case dict():
+            return f"{{ {', '.join(f'{_key(k)} = {_value(v)}' for k, v in value.items())} }}"
+        case float() if not math.isfinite(value):
+            return {math.inf: "inf", -math.inf: "-inf"}.get(value, "nan")
+        case _:
+            return json.dumps(value).replace("\x7f", "\\u007f")
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else json.dumps(name)
 
 
 def _build(cls: Any, data: Any, where: str, prefix: str) -> Any:

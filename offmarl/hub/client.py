@@ -4,6 +4,7 @@ import os
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,11 @@ from huggingface_hub.errors import (
     HFValidationError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
+)
+from huggingface_hub.utils.tqdm import (
+    are_progress_bars_disabled,
+    disable_progress_bars,
+    enable_progress_bars,
 )
 
 from offmarl.errors import HubError, HubUnreachableError
@@ -79,35 +85,37 @@ def answering() -> list[str]:
     """
     if constants.HF_HUB_OFFLINE:
         raise HubUnreachableError("offline mode is on (HF_HUB_OFFLINE), so the hub is not asked.")
-    problems = _problems(endpoints())
-    found = [endpoint for endpoint, problem in problems.items() if not problem]
+    tried = problems()
+    found = [endpoint for endpoint, problem in tried.items() if not problem]
     if not found:
-        reasons = "; ".join(f"{endpoint}: {problem}" for endpoint, problem in problems.items())
+        reasons = "; ".join(f"{endpoint}: {problem}" for endpoint, problem in tried.items())
         raise HubUnreachableError(f"no hub can be reached ({reasons}).")
     return found
 
 
-def _problems(addresses: tuple[str, ...]) -> dict[str, str]:
+def problems() -> dict[str, str]:
     """Try all endpoints at once and say why each cannot be reached; "" where it can.
 
     Looking up a name may take longer than anybody wants to wait, and cannot be interrupted: hence
     threads, which are left behind.
     """
-    problems = dict.fromkeys(addresses, f"no answer in {_PATIENCE:g} s")
+    addresses = endpoints()
+    found = dict.fromkeys(addresses, f"no answer in {_PATIENCE:g} s")
 
     def attempt(endpoint: str) -> None:
         try:
             socket.create_connection(_first_hop(endpoint), _PATIENCE).close()
-            problems[endpoint] = ""
+            found[endpoint] = ""
         except (OSError, ValueError) as error:
-            problems[endpoint] = getattr(error, "strerror", None) or str(error)
+            found[endpoint] = getattr(error, "strerror", None) or str(error)
 
     threads = [threading.Thread(target=attempt, args=(one,), daemon=True) for one in addresses]
     for thread in threads:
         thread.start()
+    deadline = time.monotonic() + _PATIENCE
     for thread in threads:
-        thread.join(_PATIENCE)
-    return dict(problems)
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return dict(found)
 
 
 def _first_hop(endpoint: str) -> tuple[str, int]:
@@ -164,7 +172,7 @@ def _url(endpoint: str, repository: str, path: str, revision: str) -> str:
 def small_file(repository: str, path: str, revision: str) -> tuple[str, str]:
     """Return the commit of a revision and the text of a small file in it; errors as `find`."""
     remote = find(repository, path, revision)
-    with errors_of(repository, revision, path):
+    with errors_of(repository, revision, path), bars(shown=False):
         local = hf_hub_download(
             repository,
             path,
@@ -174,6 +182,19 @@ def small_file(repository: str, path: str, revision: str) -> tuple[str, str]:
             token=token_for(remote.urls[0]) or False,
         )
     return remote.commit, Path(local).read_text()
+
+
+@contextmanager
+def bars(shown: bool) -> Iterator[None]:
+    """Let the client show its own progress while the block runs, or not."""
+    before = are_progress_bars_disabled()
+    if not shown:
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not before:
+            enable_progress_bars()
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from offmarl.errors import (
     ChecksumError,
@@ -19,8 +19,10 @@ from offmarl.hub import arrive, cache, catalogue, client
 from offmarl.hub.cache import Entry
 from offmarl.hub.catalogue import Card
 from offmarl.hub.client import Remote
-from offmarl.replay import Dataset, open_dataset
 from offmarl.vault.listing import SUFFIX
+
+if TYPE_CHECKING:  # it brings in JAX, which pulling does without
+    from offmarl.replay import Dataset
 
 CARD = "offmarl.toml"
 """The card in a repository that `push` filled."""
@@ -106,7 +108,7 @@ def plan(name: str, out: str | os.PathLike[str] | None = None) -> Plan:
     return Plan(source.card, source.commit, sizes, free)
 
 
-def load_dataset(name: str) -> Dataset:
+def load_dataset(name: str) -> "Dataset":
     """Open a published dataset to learn from; it is pulled if it is not here.
 
     Parameters
@@ -125,6 +127,8 @@ def load_dataset(name: str) -> Dataset:
     >>> dataset = offmarl.load_dataset("og_marl/smac_v1/3m/Good")
     >>> replay = dataset.replay(batch=32, length=20)
     """
+    from offmarl.replay import open_dataset
+
     target = parse(name)
     if target.uid is None and target.name in catalogue.names():
         _only_one(target.name, catalogue.load(target.name).uids)

@@ -36,6 +36,8 @@ class Faults:
     etag: str | None = None
     """What to claim that every file's hash is."""
     ranges: bool = True
+    uploads: int = 1000
+    """Uploads that are taken; the others are refused."""
     dice: random.Random = field(default_factory=lambda: random.Random(0))
 
 
@@ -252,8 +254,12 @@ class _Content(_Handler):
     def do_PUT(self):
         self.note()
         data = self.body()
-        self.hub.uploaded[urlsplit(self.path).path[1:]] = data
-        self.answer(200)
+        with self.hub.lock:
+            self.hub.faults.uploads -= 1
+            taken = self.hub.faults.uploads >= 0
+        if taken:
+            self.hub.uploaded[urlsplit(self.path).path[1:]] = data
+        self.answer(200 if taken else 400)
 
     def do_GET(self):
         self.note()

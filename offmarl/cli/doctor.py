@@ -1,0 +1,127 @@
+"""``offmarl doctor`` and ``completion``: the installation itself."""
+
+import contextlib
+import io
+import platform
+import re
+import shutil
+from collections.abc import Callable
+from importlib import metadata
+from typing import Annotated, Any, Literal, Union
+
+from huggingface_hub import get_token
+from rich.console import Group
+from rich.text import Text
+from tyro.conf import Positional, arg, subcommand
+from tyro.extras import subcommand_cli_from_dict
+
+from offmarl import __version__
+from offmarl.cli import programs
+from offmarl.cli.output import Report, grid
+from offmarl.hub import cache, client
+
+_PACKAGES = (
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "flashbax",
+    "tensorstore",
+    "numpy",
+    "huggingface_hub",
+)
+
+
+def doctor() -> Report:
+    """Say what is installed, which devices there are, and whether the hub can be reached."""
+    missing = _missing_by_extra()
+    facts: dict[str, Any] = {
+        "offmarl": __version__,
+        "python": f"{platform.python_version()} on {platform.platform()}",
+        **{name: _version(name) or "missing" for name in _PACKAGES},
+        "devices": _devices(),
+        "extras": {
+            extra: f"lacks {', '.join(names)}" if names else "installed"
+            for extra, names in missing.items()
+        },
+        "cache": _cache(),
+        "hub": {one: problem or "answers" for one, problem in client.problems().items()},
+        "token": "there is one" if get_token() else "none: public datasets only",
+    }
+    return Report(facts, Group(grid(facts)))
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _devices() -> list[str]:
+    import jax
+
+    return [f"{device.device_kind} ({device.platform})" for device in jax.devices()]
+
+
+def _missing_by_extra() -> dict[str, list[str]]:
+    """Return the packages that each extra would bring and that are not there."""
+    missing: dict[str, list[str]] = {}
+    for requirement in metadata.requires("offmarl") or []:
+        name = re.match(r"[\w.-]+", requirement)
+        extra = re.search(r"extra == ['\"]([\w-]+)['\"]", requirement)
+        if name and extra:
+            found = missing.setdefault(extra[1], [])
+            if _version(name[0]) is None:
+                found.append(name[0])
+    return missing
+
+
+def _cache() -> str:
+    found = cache.entries()
+    size, free = sum(one.size for one in found), shutil.disk_usage(cache.root()).free
+    return f"{cache.root()}: {len(found)} datasets, {size / 1e9:.2f} GB; {free / 1e9:.1f} GB free"
+
+
+def completion(shell: Annotated[Literal["bash", "zsh"], Positional]) -> Report:
+    """Print a script that makes a shell complete commands and options.
+
+    Parameters
+    ----------
+    shell
+        For bash: offmarl completion bash > ~/.local/share/bash-completion/completions/offmarl. For
+        zsh: put it in a file _offmarl in a directory of $fpath.
+    """
+    script = _script(shell)
+    return Report({"shell": shell, "script": script}, Text(script))
+
+
+def _script(shell: str) -> str:
+    printed = io.StringIO()
+    arguments = ["--tyro-print-completion", shell]
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        subcommand_cli_from_dict(_commands(), prog="offmarl", args=arguments)
+    return printed.getvalue()
+
+
+def _commands() -> dict[str, Callable[..., Any]]:
+    """Return what each verb's options are read from."""
+    from offmarl.cli import VERBS, function_of
+
+    kinds = {verb: kind for kind, verb in programs.VERBS.items()}
+    return {
+        name: _any_program(kinds[name]) if verb.runs_programs else function_of(name, verb)
+        for name, verb in VERBS.items()
+    }
+
+
+def _any_program(kind: programs.Kind) -> Callable[..., Any]:
+    """Return a function that takes any program's options, after its name."""
+    args = {name: programs.load(kind, name).Args for name in programs.find(kind)}
+    choices = tuple(Annotated[one, subcommand(name)] for name, one in args.items())
+
+    def run(program: Any) -> Any:
+        return program
+
+    run.__annotations__["program"] = Annotated[Union[choices], arg(name="")]  # noqa: UP007
+    return run

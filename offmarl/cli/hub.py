@@ -1,0 +1,219 @@
+"""``offmarl pull``, ``push`` and ``cache``: datasets on the hub, and those that came from there."""
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from rich.console import Group
+from tyro.conf import Positional, arg
+
+from offmarl import hub
+from offmarl.cli.output import Report, grid, number, table
+from offmarl.errors import OptionError, unknown_name
+from offmarl.hub import Card
+from offmarl.hub import cache as pulled_datasets
+
+
+def pull(
+    name: Annotated[str, Positional, arg(metavar="NAME[/UID][@REVISION]")],
+    out: Path | None = None,
+    dry_run: bool = False,
+) -> Report:
+    """Bring a published dataset here.
+
+    Parameters
+    ----------
+    name
+        A dataset of `offmarl ls --remote`, such as og_marl/smac_v1/3m, or a repository that
+        `offmarl push` filled, such as org/name. /UID: one of its vaults, without fetching the
+        others. @REVISION: a branch, tag or commit.
+    out
+        Directory to put it in; by default one that `offmarl cache ls` lists.
+    dry_run
+        Say how large it is, and stop there.
+    """
+    if dry_run:
+        return _planned(hub.plan(name, out))
+    pulled = hub.pull(name, out)
+    rows = [[uid, path, pulled.checks[uid]] for uid, path in pulled.paths.items()]
+    use = f"offmarl show {next(iter(pulled.paths.values()))}"
+    view = Group(
+        table(["uid", "path", "checked"], rows),
+        grid(_about(pulled.card) | {"commit": pulled.commit, "fetched": _size(pulled.fetched)}),
+        f"\n{pulled.card.citation.strip()}\n\nNext: {use}",
+    )
+    data = {"name": pulled.card.name, **pulled._asdict(), "card": _plain(pulled.card)}
+    return Report(data, view)
+
+
+def _planned(plan: hub.Plan) -> Report:
+    rows = [[uid, _size(size.download), _size(size.unpacked)] for uid, size in plan.sizes.items()]
+    totals = [sum(size[i] for size in plan.sizes.values()) for i in (0, 1)]
+    if len(rows) > 1:
+        rows.append(["all", *map(_size, totals)])
+    about = {"commit": plan.commit, "free": f"{_size(plan.free)} on the disk it would go to"}
+    columns = ["uid", "to fetch", "on the disk"]
+    data = {
+        "name": plan.card.name,
+        "commit": plan.commit,
+        "sizes": {uid: size._asdict() for uid, size in plan.sizes.items()},
+        "free": plan.free,
+    }
+    return Report(data, Group(table(columns, rows), grid(_about(plan.card) | about)))
+
+
+def push(
+    vaults: Annotated[list[Path], Positional, arg(metavar="VAULT...")],
+    to: str,
+    licence: str,
+    name: str | None = None,
+    summary: str = "",
+    citation: str = "",
+    private: bool = False,
+    message: str = "Upload with offmarl",
+) -> Report:
+    """Publish vaults as a dataset on the hub: shards, a card, checksums, Croissant.
+
+    Parameters
+    ----------
+    vaults
+        Vaults of one environment, such as vaults/swarm/coverage-3.vlt/expert, or the .vlt directory
+        for all of its uids.
+    to
+        The repository, such as org/name; made where there is none.
+    licence
+        SPDX name of the data's licence, such as CC-BY-4.0.
+    name
+        The dataset's name, source/environment/scenario; by default from the repository and the
+        environment.
+    summary
+        How it was made, in a sentence; by default from the vaults' provenance.
+    citation
+        What to cite, as BibTeX.
+    private
+        Make the repository a private one.
+    message
+        Of the commit.
+    """
+    pushed = hub.push(vaults, to, licence, name, summary, citation, private, message)
+    rows = [[uid, one.digest, len(one.files)] for uid, one in pushed.card.uids.items()]
+    facts = {"repository": pushed.url, "commit": pushed.commit, "sent": _size(pushed.sent)}
+    view = Group(
+        table(["uid", "digest", "shards"], rows), grid(facts), f"\nNext: offmarl pull {to}"
+    )
+    return Report({**pushed._asdict(), "card": _plain(pushed.card)}, view)
+
+
+def cache(
+    action: Annotated[Literal["ls", "rm", "verify"], Positional],
+    names: Annotated[tuple[str, ...], Positional, arg(metavar="NAME[@COMMIT]")] = (),
+    everything: Annotated[bool, arg(name="all")] = False,
+) -> Report:
+    """List, remove or verify the datasets that were pulled.
+
+    Parameters
+    ----------
+    action
+        "verify" compares every file with the checksum it was published with.
+    names
+        Datasets, as "ls" names them.
+    everything
+        All of them.
+    """
+    found = {
+        f"{one.record['name']}@{one.record['commit'][:12]}": one
+        for one in pulled_datasets.entries()
+    }
+    chosen = found if action == "ls" and not names else _choose(found, names, everything)
+    match action:
+        case "ls":
+            return _listed(chosen)
+        case "rm":
+            freed = {name: pulled_datasets.remove(entry) for name, entry in chosen.items()}
+            return Report(
+                {"removed": freed}, f"{len(freed)} removed, {_size(sum(freed.values()))} freed."
+            )
+        case "verify":
+            counts = {name: pulled_datasets.verify(entry) for name, entry in chosen.items()}
+            lines = [f"{name}: {count} files are as published." for name, count in counts.items()]
+            return Report({"verified": counts}, Group(*lines))
+
+
+def _choose(
+    found: dict[str, pulled_datasets.Entry], names: Iterable[str], everything: bool
+) -> dict[str, pulled_datasets.Entry]:
+    """Return the datasets that are named, with or without their commit."""
+    if everything:
+        return found
+    chosen: dict[str, pulled_datasets.Entry] = {}
+    for name in names:
+        matching = {full: entry for full, entry in found.items() if full.startswith(f"{name}@")}
+        matching |= {full: found[full] for full in found if full == name}
+        if not matching:
+            raise unknown_name("pulled dataset", name, found, see="offmarl cache ls")
+        chosen |= matching
+    if not chosen:
+        raise OptionError("name the datasets, or say --all; `offmarl cache ls` lists them.")
+    return chosen
+
+
+def _listed(found: dict[str, pulled_datasets.Entry]) -> Report:
+    rows = [[name, " ".join(one.uids), _size(one.size), one.path] for name, one in found.items()]
+    view = table(["name", "uids", "size", "path"], rows) if rows else "nothing was pulled yet."
+    data = {
+        name: {"path": one.path, "uids": one.uids, "bytes": one.size} for name, one in found.items()
+    }
+    return Report({"root": pulled_datasets.root(), "datasets": data}, view)
+
+
+def catalogue(env: str | None, agents: int | None) -> Report:
+    """List the datasets of the catalogue, for `offmarl ls --remote`."""
+    cards = [
+        card
+        for card in hub.cards()
+        if env in (None, card.environment, f"{card.environment}/{card.scenario}")
+        and agents in (None, card.num_agents)
+    ]
+    columns = ["name", "agents", "actions", "uids (mean return)", "from"]
+    rows = [
+        [card.name, card.num_agents, _actions(card), _uids(card), _origin(card)] for card in cards
+    ]
+    view = table(columns, rows) if rows else "no dataset of the catalogue is like that."
+    return Report({"datasets": [_plain(card) for card in cards]}, view)
+
+
+def _actions(card: Card) -> str:
+    return ", ".join(f"{size} {kind}" for kind, size in (card.action or {}).items())
+
+
+def _uids(card: Card) -> str:
+    means = {uid: one.return_mean for uid, one in card.uids.items()}
+    return ", ".join(
+        uid if mean is None else f"{uid} ({number(mean)})" for uid, mean in means.items()
+    )
+
+
+def _origin(card: Card) -> str:
+    return card.hub.repository if card.hub else "recorded here"
+
+
+def _about(card: Card) -> dict[str, Any]:
+    code = f"; code {card.licence.code}" if card.licence.code else ""
+    return {
+        "dataset": f"{card.name}: {card.summary}",
+        "agents": f"{card.num_agents}, {_actions(card)}".rstrip(", "),
+        "licence": f"data {card.licence.data}{code}",
+        "note": " ".join(card.quirks),
+    }
+
+
+def _plain(card: Card) -> dict[str, Any]:
+    return asdict(card)
+
+
+def _size(count: int) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"

@@ -1,0 +1,265 @@
+"""Publishing vaults: shards, a card for people, a card for `pull`, and Croissant for the others."""
+
+import hashlib
+import os
+import shutil
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import date
+from pathlib import Path
+from typing import NamedTuple
+
+from filelock import FileLock
+from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub.errors import HfHubHTTPError
+
+from offmarl import tracking, vault
+from offmarl.errors import CardError, HubError
+from offmarl.hub import cache, client
+from offmarl.hub.card import readme
+from offmarl.hub.catalogue import Card, File, Licence, Uid, check, to_toml
+from offmarl.hub.croissant import croissant
+from offmarl.hub.pull import CARD
+from offmarl.types import Discrete
+from offmarl.vault import Vault
+from offmarl.vault.listing import SUFFIX, vaults_in
+from offmarl.vault.store import LOCK
+
+SHARD = 50_000_000
+"""Most bytes of a file: larger ones upload badly where connections break."""
+
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_BLOCK = 2**20
+
+
+class Pushed(NamedTuple):
+    """What was published."""
+
+    card: Card
+    url: str
+    commit: str
+    sent: int
+    """Bytes of all files; those that the hub had already were not sent again."""
+
+
+def push(
+    vaults: Sequence[str | os.PathLike[str]],
+    repository: str,
+    licence: str,
+    name: str | None = None,
+    summary: str = "",
+    citation: str = "",
+    private: bool = False,
+    message: str = "Upload with offmarl",
+) -> Pushed:
+    """Publish vaults of one environment as a dataset, which `pull` brings back.
+
+    A vault becomes one zip archive, cut into shards, which is the same for the same vault: an
+    interrupted push sends what is missing when it is repeated. Everything appears in one commit,
+    which is refused if somebody else's came in between.
+
+    Parameters
+    ----------
+    vaults
+        Their paths; ``<name>.vlt`` stands for all vaults in it.
+    repository
+        Such as "org/name"; made where there is none.
+    licence
+        SPDX name of the data's licence.
+    name
+        ``source/environment/scenario``; by default of the repository's owner and the environment.
+    summary, citation
+        For the card.
+    private
+        Make the repository a private one.
+    message
+        The commit's.
+
+    Raises
+    ------
+    HubError
+        The hub refuses it, or somebody else pushed at the same time.
+    HubUnreachableError
+        No hub answers.
+    CardError, VaultError
+        The vaults do not belong together, or cannot be read.
+    """
+    data = _open_all(vaults)
+    endpoint = client.answering()[0]
+    url = f"{endpoint}/datasets/{repository}"
+    api = HfApi(endpoint=endpoint)
+    with _staging(repository) as directory, client.errors_of(repository):
+        parent = _repository(api, repository, private)
+        files = {uid: _shards(one, directory) for uid, one in data.items()}
+        card = _card(data, files, repository, licence, name, summary, citation)
+        texts = {
+            CARD: to_toml(card),
+            "README.md": readme(card, repository),
+            "croissant.json": croissant(card, repository, url, str(date.today())),
+        }
+        operations = [
+            CommitOperationAdd(file.path, str(directory / file.path))
+            for shards in files.values()
+            for file in shards
+        ] + [CommitOperationAdd(path, text.encode()) for path, text in texts.items()]
+        sent = sum(operation.upload_info.size for operation in operations)
+        commit = _commit(api, repository, operations, message, parent)
+    return Pushed(card, url, commit, sent)
+
+
+def _open_all(paths: Sequence[str | os.PathLike[str]]) -> dict[str, Vault]:
+    """Open vaults, by uid; `CardError` where they are not of one environment."""
+    places = [place for path in paths for place in _expand(Path(path))]
+    found = {(one := vault.open_vault(place)).uid: one for place in places}
+    if len(found) < len(places):
+        raise CardError(f"two of the vaults have the same uid: {', '.join(map(str, places))}.")
+    first, *others = found.values()
+    for other in others:
+        if difference := other.spec.difference(first.spec):
+            raise CardError(
+                f"{other.path} and {first.path} do not belong to one dataset: they differ in "
+                f"{difference}. Push them to repositories of their own."
+            )
+    return found
+
+
+def _expand(path: Path) -> list[Path]:
+    inside = [Path(one) for one in vaults_in(path)] if path.name.endswith(SUFFIX) else []
+    return [path / one.name for one in inside] or [path]
+
+
+@contextmanager
+def _staging(repository: str) -> Iterator[Path]:
+    """Provide an empty directory on the disk of the cache; one push to a repository at a time."""
+    directory = cache.root().parent / "pushing" / repository.replace("/", "--")
+    directory.mkdir(parents=True, exist_ok=True)
+    with FileLock(directory / ".lock"):
+        try:
+            yield directory
+        finally:
+            shutil.rmtree(directory)
+
+
+def _repository(api: HfApi, repository: str, private: bool) -> str:
+    """Make the repository where there is none, and return its newest commit."""
+    api.create_repo(repository, repo_type="dataset", private=private, exist_ok=True)
+    return api.dataset_info(repository).sha or ""
+
+
+def _shards(one: Vault, directory: Path) -> tuple[File, ...]:
+    """Pack a vault into an archive that depends on its files alone, and cut it."""
+    archive = directory / "data" / f"{one.uid}.zip"
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    needed = sum(file.stat().st_size for file in _files(one))
+    if 2 * needed > (free := shutil.disk_usage(directory).free):
+        raise HubError(
+            f"to pack {one.path} takes {2 * needed} bytes in {directory}, and {free} are free: "
+            "make room there, or set HF_HOME."
+        )
+    with zipfile.ZipFile(archive, "w") as packed:
+        for file in _files(one):
+            inside = f"{one.name}{SUFFIX}/{one.uid}/{file.relative_to(one.path).as_posix()}"
+            member = zipfile.ZipInfo(inside, _EPOCH)
+            with file.open("rb") as source, packed.open(member, "w", force_zip64=True) as target:
+                shutil.copyfileobj(source, target, _BLOCK)
+    return tuple(
+        File(path.relative_to(directory).as_posix(), path.stat().st_size, _sha256(path))
+        for path in _cut(archive)
+    )
+
+
+def _files(one: Vault) -> list[Path]:
+    """Return the files of a vault; not the lock of its writers."""
+    files = (file for file in Path(one.path).rglob("*") if file.is_file())
+    return sorted(file for file in files if file.name != LOCK)
+
+
+def _cut(archive: Path) -> list[Path]:
+    """Cut a file that is larger than a shard, and return the pieces in order."""
+    size = archive.stat().st_size
+    if size <= SHARD:
+        return [archive]
+    pieces = [Path(f"{archive}.{i:03}") for i in range(-(-size // SHARD))]
+    with archive.open("rb") as whole:
+        for piece in pieces:
+            with piece.open("wb") as target:
+                for _ in range(0, SHARD, _BLOCK):
+                    target.write(whole.read(min(_BLOCK, SHARD - target.tell())))
+    archive.unlink()
+    return pieces
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _card(
+    data: dict[str, Vault],
+    files: dict[str, tuple[File, ...]],
+    repository: str,
+    licence: str,
+    name: str | None,
+    summary: str,
+    citation: str,
+) -> Card:
+    first = next(iter(data.values()))
+    owner, _, called = repository.rpartition("/")
+    environment = first.spec.name if first.spec.name.count("/") == 1 else f"unknown/{called}"
+    kind = "discrete" if isinstance(first.spec.action, Discrete) else "continuous"
+    how = "Recorded with offmarl." if first.native else "Written by a program other than offmarl."
+    return check(
+        Card(
+            name=name or f"{owner}/{environment}",
+            summary=summary or how,
+            num_agents=first.spec.num_agents,
+            citation=citation,
+            licence=Licence(licence),
+            uids={uid: _describe(one, files[uid]) for uid, one in data.items()},
+            action={kind: first.spec.action_size},
+            observation_size=first.spec.observation_size,
+            state_size=first.spec.state_size,
+        ),
+        f"the card of {repository}",
+    )
+
+
+def _describe(one: Vault, files: tuple[File, ...]) -> Uid:
+    returns = one.episodes.returns.mean(axis=1)
+    spread = (float(getattr(returns, f)()) for f in ("mean", "std", "min", "max"))
+    names = ("return_mean", "return_std", "return_min", "return_max")
+    known = dict(zip(names, spread, strict=True)) if len(returns) else {}
+    return Uid(one.num_steps, len(returns), digest=one.digest(), files=files, **known)
+
+
+def _commit(
+    api: HfApi,
+    repository: str,
+    operations: Sequence[CommitOperationAdd],
+    message: str,
+    parent: str,
+) -> str:
+    """Upload what the hub does not have, and commit all of it or nothing."""
+    try:
+        with client.bars(shown=not tracking.is_quiet()):
+            done = api.create_commit(
+                repository,
+                operations,
+                commit_message=message,
+                repo_type="dataset",
+                parent_commit=parent or None,
+            )
+    except HfHubHTTPError as error:
+        if error.response.status_code != 412:
+            raise
+        raise HubError(
+            f"somebody else pushed to {repository} meanwhile, so nothing was committed: look at "
+            "what they changed, and repeat the command."
+        ) from error
+    except RuntimeError as error:  # what the client makes of any failure in one of its threads
+        raise HubError(
+            f"the upload to {repository} broke off ({error.__cause__ or error}): nothing was "
+            "committed. Repeat the command, which sends what is missing."
+        ) from error
+    return done.oid

@@ -1,0 +1,132 @@
+"""Publishing vaults, and bringing them back."""
+
+import dataclasses
+import importlib
+import json
+
+import pytest
+
+from offmarl import hub as library
+from offmarl import vault
+from offmarl.errors import CardError, HubError, HubUnreachableError, VaultNotFoundError
+from offmarl.hub import catalogue
+from offmarl.types import EnvSpec
+from tests.vault.experience import SPEC, make
+
+SMALL = 20_000
+push = importlib.import_module("offmarl.hub.push")  # the function has the same name
+
+# The client deprecates what it does itself.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+
+
+def record(path, seed: int, spec: EnvSpec = SPEC):
+    with vault.create(path, spec, rows=2, chunk_steps=64) as writer:
+        writer.append(*make(spec, rows=2, steps=128, seed=seed))
+    return path
+
+
+@pytest.fixture
+def vaults(tmp_path):
+    return [record(tmp_path / "made-up.vlt" / uid, i) for i, uid in enumerate(("good", "poor"))]
+
+
+@pytest.fixture
+def small_shards(monkeypatch):
+    monkeypatch.setattr(push, "SHARD", SMALL)
+
+
+def test_push_then_pull_gives_the_same_digest(hub, vaults, small_shards):
+    pushed = library.push(vaults, "org/made-up", "CC-BY-4.0", citation="@misc{us}")
+    assert pushed.card.name == "org/test/made-up"
+    _, files = hub.files("org/made-up", "main")
+    shards = [name for name in files if name.startswith("data/good")]
+    assert shards == [f"data/good.zip.{i:03}" for i in range(len(shards))] and len(shards) > 2
+    assert max(len(files[name]) for name in shards) <= SMALL
+    pulled = library.pull("org/made-up")
+    assert pulled.commit == pushed.commit and list(pulled.paths) == ["good", "poor"]
+    for path in vaults:
+        digest = vault.open_vault(path).digest()
+        assert vault.open_vault(pulled.paths[path.name]).digest() == digest
+        assert pushed.card.uids[path.name].digest == digest
+    assert "digest of its content, from the card" in pulled.checks["good"]
+    dataset = library.load_dataset("org/made-up/good")
+    assert dataset.path == pulled.paths["good"]
+
+
+def test_a_shard_that_is_not_what_was_pushed(hub, vaults, small_shards):
+    library.push(vaults, "org/made-up", "CC-BY-4.0")
+    hub.faults.flip = True
+    with pytest.raises(HubError, match=r"good\.zip\.000 arrived with SHA-256"):
+        library.pull("org/made-up")
+    hub.faults.flip = False
+    assert list(library.pull("org/made-up/poor").paths) == ["poor"]
+
+
+def test_the_croissant_file_is_valid(hub, vaults, recwarn):
+    mlcroissant = pytest.importorskip("mlcroissant")
+    library.push(vaults, "org/made-up", "CC-BY-4.0")
+    _, files = hub.files("org/made-up", "main")
+    described = json.loads(files["croissant.json"])
+    dataset = mlcroissant.Dataset(jsonld=described)
+    assert dataset.metadata.issues.errors == dataset.metadata.issues.warnings == set()
+    hashes = {one["name"]: one["sha256"] for one in described["distribution"]}
+    card = catalogue.parse(files["offmarl.toml"].decode(), "the pushed card")
+    assert hashes == {one.path: one.sha256 for uid in card.uids.values() for one in uid.files}
+
+
+def test_the_hub_validates_the_card(hub, vaults, monkeypatch):
+    library.push(vaults, "org/made-up", "CC-BY-4.0")
+    page = hub.files("org/made-up", "main")[1]["README.md"].decode()
+    assert "license: cc-by-4.0" in page and "- reinforcement-learning" in page
+    assert any(path == "/api/validate-yaml" for _, path, _ in hub.requests)
+    monkeypatch.setattr("offmarl.hub.card._TAGS", "no list")
+    monkeypatch.setattr("offmarl.hub.card.list", lambda tags: tags, raising=False)
+    with pytest.raises(CardError, match="the hub does not accept the card of org/other"):
+        library.push(vaults, "org/other", "CC-BY-4.0")
+
+
+def test_an_interrupted_push_sends_what_is_missing(hub, vaults, small_shards):
+    def shards_there():
+        return {name for name in hub.uploaded if name not in before}
+
+    before = set(hub.uploaded)
+    hub.faults.uploads = 2
+    with pytest.raises(HubError, match=r"broke off .* Repeat the command"):
+        library.push(vaults, "org/made-up", "CC-BY-4.0")
+    assert len(shards_there()) == 2 and not hub.repositories["org/made-up"]
+    hub.faults.uploads = 1000
+    library.push(vaults, "org/made-up", "CC-BY-4.0")
+    assert len(shards_there()) == 4
+    sent = 1000 - hub.faults.uploads
+    library.push(vaults, "org/made-up", "CC-BY-4.0")
+    assert sent == 2 == 1000 - hub.faults.uploads, "the same vault gives the same shards"
+
+
+def test_concurrent_change_is_refused(hub, vaults, monkeypatch):
+    library.push(vaults, "org/made-up", "CC-BY-4.0")
+    create = push.HfApi.create_commit
+
+    def late(self, *args, **kwargs):
+        hub.commit("org/made-up", {"README.md": b"theirs"})
+        return create(self, *args, **kwargs)
+
+    monkeypatch.setattr(push.HfApi, "create_commit", late)
+    with pytest.raises(HubError, match="somebody else pushed to org/made-up meanwhile"):
+        library.push(vaults[:1], "org/made-up", "CC-BY-4.0")
+    assert hub.files("org/made-up", "main")[1]["README.md"] == b"theirs"
+
+
+def test_what_cannot_be_pushed(hub, vaults, tmp_path, monkeypatch):
+    other = record(tmp_path / "other.vlt" / "x", 0, dataclasses.replace(SPEC, num_agents=3))
+    with pytest.raises(CardError, match=r"differ in num_agents \(3, not 2\)"):
+        library.push([*vaults, other], "org/made-up", "CC-BY-4.0")
+    with pytest.raises(CardError, match="the same uid"):
+        library.push([vaults[0], vaults[0].parent], "org/made-up", "CC-BY-4.0")
+    with pytest.raises(VaultNotFoundError):
+        library.push([tmp_path / "none.vlt"], "org/made-up", "CC-BY-4.0")
+    with pytest.raises(CardError, match="name must be source/environment/scenario"):
+        library.push(vaults, "org/made-up", "CC-BY-4.0", name="short")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(HubUnreachableError):
+        library.push(vaults, "org/made-up", "CC-BY-4.0")
