@@ -1,5 +1,6 @@
 """Zip archives: looked through before anything in them is believed."""
 
+import math
 import stat
 import zipfile
 import zlib
@@ -33,7 +34,7 @@ def members_of(location: Location) -> list[zipfile.ZipInfo]:
     archive = location.archive
     if archive is None:
         raise VaultError(f"{location.path} does not lie in an archive.")
-    with readable(archive), errors_of(archive), _opened(archive) as opened:
+    with errors_of(archive), readable(archive), _opened(archive) as opened:
         members = opened.infolist()
     _check(archive, members)
     return [member for member in members if not member.is_dir()]
@@ -41,7 +42,8 @@ def members_of(location: Location) -> list[zipfile.ZipInfo]:
 
 def _check(archive: PurePath, members: Iterable[zipfile.ZipInfo]) -> None:
     """Raise `VaultFormatError` where an archive's directory is not to be trusted."""
-    packed = unpacked = stop = 0
+    packed = unpacked = 0
+    stop = -math.inf  # places count from the archive's tail where only that was read
     names: set[PurePosixPath] = set()
     for member in sorted(members, key=lambda one: one.header_offset):
         name = PurePosixPath(member.filename)
@@ -74,7 +76,7 @@ def _fault(member: zipfile.ZipInfo) -> str:
 
 
 def _distrust(archive: PurePath, fault: str) -> VaultFormatError:
-    return VaultFormatError(f"{archive} is not to be trusted: {fault}. Nothing was unpacked.")
+    return VaultFormatError(f"{archive} is not to be trusted: {fault}. It was left alone.")
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Where vaults lie: in directories, inside zip archives, in object stores and on web servers."""
 
+import math
 import os
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     import tensorstore as ts
 
 ARCHIVE_SUFFIX = ".zip"
+_CACHE_BYTES = 2**26
 _WRITABLE = ("s3", "gs")
 _SCHEMES = (*_WRITABLE, "http", "https")
 
@@ -105,11 +107,30 @@ class Location:
         return {"driver": "zip", "base": _kvstore(self.archive), "path": prefix}
 
     @cached_property
+    def context(self) -> "ts.Context":
+        """What TensorStore shares between all that it opens here.
+
+        Elsewhere than on this machine that is a cache, so that nothing is fetched twice.
+        """
+        import tensorstore as ts
+
+        size = 0 if self.is_directory else _CACHE_BYTES
+        return ts.Context({"cache_pool": {"total_bytes_limit": size}})
+
+    @property
+    def staleness(self) -> float | None:
+        """The time after which TensorStore must ask again what a file holds; None for now.
+
+        What cannot be written does not change.
+        """
+        return None if self.is_writable else -math.inf
+
+    @cached_property
     def files(self) -> "ts.KvStore":
         """The files below."""
         import tensorstore as ts
 
-        return ts.KvStore.open(self.kvstore()).result()
+        return ts.KvStore.open(self.kvstore(), context=self.context).result()
 
     def read(self, name: str) -> bytes | None:
         """Return the content of a small file, or None if there is none.
@@ -124,7 +145,7 @@ class Location:
                 return (self.directory / name).read_bytes()
             except (FileNotFoundError, NotADirectoryError):
                 return None
-        found = self.files.read(name).result()
+        found = self.files.read(name, staleness_bound=self.staleness).result()
         return bytes(found.value) if found.state == "value" else None
 
     def write(self, name: str, content: bytes) -> None:

@@ -38,15 +38,18 @@ class Store:
         self.path = path
         self.location = Location.of(path)
         self._dropped: set[str] = set()
-        self._context = ts.Context()
+        self._context = self.location.context
         self._spec = {"driver": "ocdbt", "base": self.location.kvstore()}
         self._kv = ts.KvStore.open(self._spec, context=self._context).result()
 
     def get(self, key: str) -> bytes | None:
         """Return the value of a key, or None."""
         with self.errors():
-            found = self._kv.read(key).result()
+            found = self._read(key).result()
         return unseal(key, bytes(found.value), self.path) if found.state == "value" else None
+
+    def _read(self, key: str) -> "ts.Future[ts.KvStore.ReadResult]":
+        return self._kv.read(key, staleness_bound=self.location.staleness)
 
     def get_json(self, key: str) -> dict[str, Any] | None:
         """Return the JSON object that a key holds, or None."""
@@ -62,7 +65,7 @@ class Store:
     def get_all(self, keys: list[str]) -> list[bytes]:
         """Return the values of keys that must be there."""
         with self.errors():
-            found = [future.result() for future in [self._kv.read(key) for key in keys]]
+            found = [future.result() for future in [self._read(key) for key in keys]]
         missing = [key for key, value in zip(keys, found, strict=True) if value.state != "value"]
         if missing:
             raise VaultFormatError(f"{self.path} has lost {missing[0]}: the vault is damaged.")
@@ -81,7 +84,9 @@ class Store:
 
     def array(self, prefix: str, *, write: bool = False) -> ts.TensorStore:
         """Open the zarr array whose keys begin with ``prefix``."""
-        spec = {"driver": "zarr", "kvstore": {**self._spec, "path": prefix}}
+        spec: dict[str, Any] = {"driver": "zarr", "kvstore": {**self._spec, "path": prefix}}
+        if not self.location.is_writable:
+            spec |= {"recheck_cached_metadata": False, "recheck_cached_data": False}
         with self.errors():
             return ts.open(spec, context=self._context, open=True, read=True, write=write).result()
 

@@ -1,0 +1,185 @@
+"""Zip archives of vaults: read where they lie, unpacked, and refused if not to be believed."""
+
+import io
+import struct
+import zipfile
+
+import pytest
+
+from offmarl import vault
+from offmarl.errors import (
+    VaultError,
+    VaultExistsError,
+    VaultFormatError,
+    VaultFullError,
+    VaultNotFoundError,
+)
+from offmarl.vault import unpacking
+
+from .experience import SPEC, assert_same, make, steps
+from .loopback import serve
+
+STEPS = 12000
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A directory with a vault of two uids, and archives of it."""
+    directory = tmp_path_factory.mktemp("zips")
+    for seed, uid in enumerate(["Good", "Poor"]):
+        with vault.create(directory / "3m.vlt" / uid, SPEC, rows=2, chunk_steps=256) as writer:
+            writer.append(*make(steps=STEPS, seed=seed))
+    for name, method in (("stored", zipfile.ZIP_STORED), ("deflated", zipfile.ZIP_DEFLATED)):
+        with zipfile.ZipFile(directory / f"{name}.zip", "w", method) as archive:
+            for file in sorted((directory / "3m.vlt").rglob("*")):
+                archive.write(file, file.relative_to(directory))
+            archive.writestr("__MACOSX/3m.vlt/Good/._metadata.json", b"")
+    return directory
+
+
+@pytest.mark.parametrize("name", ["stored.zip", "deflated.zip"])
+def test_a_vault_in_an_archive_is_read_in_place(folder, name):
+    found = vault.open_vault(folder / name / "3m.vlt" / "Good")
+    assert_same(found[100:300], steps(make(steps=STEPS)[0], 100, 300))
+    assert (found.name, found.uid) == ("3m", "Good")
+    assert found.digest() == vault.open_vault(folder / "3m.vlt" / "Good").digest()
+    listed = dict(vault.list_vaults(folder / name))
+    assert [str(path.relative_to(folder)) for path in listed] == [
+        f"{name}/3m.vlt/Good",
+        f"{name}/3m.vlt/Poor",
+    ]
+    assert {summary.steps for summary in listed.values()} == {2 * STEPS}
+
+
+def test_what_is_not_in_the_archive(folder):
+    with pytest.raises(VaultError, match=r"several vaults: add one of 3m.vlt/Good, 3m.vlt/Poor"):
+        vault.open_vault(folder / "stored.zip")
+    with pytest.raises(VaultNotFoundError, match="Beside it: Good, Poor"):
+        vault.open_vault(folder / "stored.zip" / "3m.vlt" / "Goof")
+    with pytest.raises(VaultError, match="cannot be written to: unpack"):
+        vault.resume(folder / "stored.zip" / "3m.vlt" / "Good")
+    with pytest.raises(VaultError, match="cannot be written to"):
+        vault.create(folder / "stored.zip" / "3m.vlt" / "New", SPEC, rows=1)
+
+
+def test_few_ranges_of_an_archive_on_a_web_server(folder):
+    with serve(folder) as server:
+        found = vault.open_vault(f"{server.url}/stored.zip/3m.vlt/Good")
+        assert_same(found[:100], steps(make(steps=STEPS)[0], 0, 100))
+        size = (folder / "stored.zip").stat().st_size
+        assert len(server.sent) <= 48
+        assert sum(count for _, count in server.sent) < size / 10
+        assert str(found.path) == f"{server.url}/stored.zip/3m.vlt/Good"
+        with pytest.raises(VaultError, match="there is no archive"):
+            vault.open_vault(f"{server.url}/other.zip/3m.vlt/Good")
+        assert vault.open_vault(f"{server.url}/3m.vlt/Good").length == STEPS
+
+
+@pytest.mark.parametrize("name", ["stored.zip", "deflated.zip"])
+@pytest.mark.parametrize("members", [None, "3m.vlt/Poor"])
+def test_unpack(tmp_path, folder, name, members):
+    rest = tmp_path / f".{name}.part" / "3m.vlt" / "Good"
+    rest.mkdir(parents=True)  # as a killed process leaves
+    paths = vault.unpack(folder / name, tmp_path, members)
+    uids = ["Poor"] if members else ["Good", "Poor"]
+    assert paths == [tmp_path / "3m.vlt" / uid for uid in uids]
+    for path in paths:
+        assert (
+            vault.open_vault(path).digest()
+            == vault.open_vault(folder / "3m.vlt" / path.name).digest()
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["3m.vlt"]
+    with pytest.raises(VaultExistsError):
+        vault.unpack(folder / name, tmp_path)
+
+
+def member(name, content=b"x", **attributes):
+    info = zipfile.ZipInfo(name)
+    for attribute, value in attributes.items():
+        setattr(info, attribute, value)
+    return info, content
+
+
+def archive_of(*members):
+    """Return an archive with a vault's files and others."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        for name in ("metadata.json", "manifest.ocdbt"):
+            archive.writestr(f"a.vlt/b/{name}", b"{}")
+        for info, content in members:
+            archive.writestr(info, content)
+    return data.getvalue()
+
+
+def encrypted():
+    data = bytearray(archive_of())
+    data[data.rfind(b"PK\1\2") + 8] |= 1
+    return bytes(data)
+
+
+def bomb():
+    zeros = bytes(2**20)
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
+        with archive.open("a.vlt/b/d/0", "w", force_zip64=True) as file:
+            for _ in range(1100):
+                file.write(zeros)
+        for name in ("metadata.json", "manifest.ocdbt"):
+            archive.writestr(f"a.vlt/b/{name}", b"{}")
+    return data.getvalue()
+
+
+def lying(size):
+    """A file that inflates to more than is said of it."""
+    data = bytearray(archive_of(member("a.vlt/b/d/0", bytes(10**6), compress_type=8)))
+    for mark, offset in ((b"PK\1\2", 24), (b"PK\3\4", 22)):
+        place = data.rfind(mark) + offset
+        data[place : place + 4] = struct.pack("<I", size)
+    return bytes(data)
+
+
+HOSTILE = [
+    ("leads out", lambda: archive_of(member("a.vlt/b/../../../evil"))),
+    ("leads out", lambda: archive_of(member("/tmp/evil"))),
+    ("leads out", lambda: archive_of(member("a.vlt/b/d\\..\\evil"))),
+    ("a link", lambda: archive_of(member("a.vlt/b/d", b"/etc", external_attr=0o120777 << 16))),
+    ("there twice", lambda: archive_of(member("a.vlt//b/d/0"), member("a.vlt/b/d/0"))),
+    ("encrypted", encrypted),
+    ("another way", lambda: archive_of(member("a.vlt/b/d/0", compress_type=zipfile.ZIP_LZMA))),
+    ("would inflate to 1153", bomb),
+    ("which no vault's has", lambda: archive_of(member("c.vlt/b/metadata.json", bytes(2**26 + 1)))),
+    ("damaged", lambda: lying(10**5)),
+    ("damaged", lambda: archive_of()[:-30]),
+    ("damaged", lambda: b"no zip"),
+]
+
+
+@pytest.mark.parametrize(("fault", "hostile"), HOSTILE)
+def test_hostile_archives(tmp_path, fault, hostile):
+    inside = tmp_path / "here" / "inside"
+    inside.mkdir(parents=True)
+    archive = tmp_path / "evil.zip"
+    archive.write_bytes(hostile())
+    with pytest.raises(VaultFormatError, match=fault):
+        vault.unpack(archive, inside)
+    assert list(inside.iterdir()) == []
+    assert {path.name for path in tmp_path.iterdir()} == {"here", "evil.zip"}
+    with pytest.raises(VaultError):
+        vault.open_vault(archive)[:10]
+
+
+def test_a_flipped_bit_is_found_while_unpacking(tmp_path, folder):
+    data = bytearray((folder / "stored.zip").read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / "flipped.zip").write_bytes(data)
+    with pytest.raises(VaultFormatError, match="Bad CRC"):
+        vault.unpack(tmp_path / "flipped.zip", tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_no_room(tmp_path, folder, monkeypatch):
+    usage = type("Usage", (), {"free": 1000})
+    monkeypatch.setattr(unpacking.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(VaultFullError, match="has room for 1000"):
+        vault.unpack(folder / "stored.zip", tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
