@@ -6,24 +6,32 @@
 >>> data[:100]
 """
 
+from offmarl.vault.compaction import Compaction, compact
 from offmarl.vault.convert import convert_pymarl
 from offmarl.vault.creation import create, create_whole
+from offmarl.vault.faults import Fault
+from offmarl.vault.integrity import Verification, verify
 from offmarl.vault.listing import Summary, list_vaults, open_vault
 from offmarl.vault.reader import Vault
+from offmarl.vault.repairing import Repair, repair
 from offmarl.vault.shared import SharedWriter, join
 from offmarl.vault.tables import Episodes
-from offmarl.vault.transform import cat, dedup, filter, recode, sample, slice, split
 from offmarl.vault.transform import cat, dedup, filter, recode, sample, slice, split
 from offmarl.vault.unpacking import unpack
 from offmarl.vault.writer import Writer, resume
 
 __all__ = [
+    "Compaction",
     "Episodes",
+    "Fault",
+    "Repair",
     "SharedWriter",
     "Summary",
     "Vault",
+    "Verification",
     "Writer",
     "cat",
+    "compact",
     "convert_pymarl",
     "create",
     "create_whole",
@@ -33,9 +41,11 @@ __all__ = [
     "list_vaults",
     "open_vault",
     "recode",
+    "repair",
     "resume",
     "sample",
     "slice",
     "split",
     "unpack",
+    "verify",
 ]

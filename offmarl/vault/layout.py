@@ -10,8 +10,9 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
+import google_crc32c
 import numpy as np
 
 from offmarl.errors import ShapeError, VaultError, VaultFormatError
@@ -26,6 +27,9 @@ TIME_AXIS = 10**13
 """Length of the time axis of every array; stock appends to no other."""
 MAX_STOCK_LENGTH = 2**31 - 1
 """Stock keeps the valid length in an int32."""
+MAX_ROWS = 2**24
+MAX_CHUNK_BYTES = 2**32
+"""No vault has more; a forged one that says so would have us fill the memory."""
 
 STOCK_KEYS = ("version", "structure_shape", "structure_dtype")
 """The keys of ``metadata.json`` that are not the user's own."""
@@ -44,6 +48,10 @@ FINALS_PREFIX = "offmarl/finals/"
 CHECKSUMS_PREFIX = "offmarl/crc32c/"
 
 Codec = Literal["raw", "zstd"]
+
+_MAX_DEPTH = 32
+_DTYPES = frozenset(np.dtype(code).name for code in "?bBhHiIlLqQefd")
+"""The types of arrays that flashbax and JAX have and NumPy too."""
 
 NumpyArray = Any
 """A NumPy array. The records of `offmarl.types` hold such as well as JAX's, for which they are
@@ -90,12 +98,28 @@ class Schema(NamedTuple):
             )
         try:
             fields = {name: data[name] for name in cls._fields}
-            return cls(**{**fields, "spec": EnvSpec.from_json(data["spec"])})
+            schema = cls(**{**fields, "spec": EnvSpec.from_json(data["spec"])})
+            schema._check()
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise VaultFormatError(
                 f"the vault's schema cannot be understood ({error!r}), so it is damaged: copy or "
                 "record the vault again."
             ) from error
+        return schema
+
+    def _check(self) -> None:
+        """Raise `ValueError` where sizes make no sense, before anybody allocates so much."""
+        spec = self.spec
+        sizes = (spec.num_agents, spec.observation_size, spec.state_size, spec.action_size)
+        counts = (self.rows, self.chunk_rows, self.chunk_steps, spec.num_agents)
+        if any(type(size) is not int or size < 0 for size in (*sizes, *counts)):
+            raise ValueError("sizes are not all natural numbers")
+        step_bytes = sum(leaf.step_bytes for leaf in leaves(spec).values())
+        chunk_bytes = self.chunk_rows * self.chunk_steps * step_bytes
+        if min(counts) < 1 or self.rows > MAX_ROWS or chunk_bytes > MAX_CHUNK_BYTES:
+            raise ValueError("sizes are out of all proportion")
+        if self.rows % self.chunk_rows or self.codec not in get_args(Codec):
+            raise ValueError("chunk_rows or codec is not one there is")
 
 
 class Head(NamedTuple):
@@ -125,8 +149,19 @@ class Head(NamedTuple):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Head":
-        """Read what was written of ``_asdict()``."""
-        return cls(**{**data, "unverified": tuple((a, b) for a, b in data["unverified"])})
+        """Read what was written of ``_asdict()``; `VaultFormatError` where it cannot be."""
+        try:
+            intervals = tuple((int(a), int(b)) for a, b in data["unverified"])
+            head = cls(**{**data, "unverified": intervals})
+            counts = (head.length, head.episodes, head.finals, *head.runs.values())
+            if any(type(count) is not int or count < 0 for count in counts):
+                raise ValueError("counts are not all natural numbers")
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise VaultFormatError(
+                f"the vault's head cannot be understood ({error!r}), so it is damaged: `offmarl "
+                "repair` keeps what is sound."
+            ) from error
+        return head
 
 
 def prefix_of(name: str) -> str:
@@ -314,14 +349,28 @@ def metadata(schema: Schema) -> dict[str, Any]:
         "version": STOCK_VERSION,
         "structure_shape": _nest({name: str((*lead, *leaf.shape)) for name, leaf in found.items()}),
         "structure_dtype": _nest({name: leaf.dtype.name for name, leaf in found.items()}),
-        "offmarl": {"version": SCHEMA_VERSION},
+        "offmarl": _signed(schema.to_json()),
     }
+
+
+def _signed(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema with its CRC32C: the copy of it that is kept beside the store."""
+    return {**schema, "crc32c": f"{google_crc32c.value(dump_json(schema)):08x}"}
+
+
+def schema_in(metadata: Mapping[str, Any]) -> Schema:
+    """Return the copy of the schema in ``metadata.json``; `VaultFormatError` if it is not sound."""
+    copy = metadata.get("offmarl")
+    schema = {k: v for k, v in copy.items() if k != "crc32c"} if isinstance(copy, dict) else {}
+    if copy != _signed(schema):
+        raise VaultFormatError("metadata.json has no sound copy of the vault's schema.")
+    return Schema.from_json(schema)
 
 
 def read_metadata(metadata: Mapping[str, Any]) -> tuple[dict[str, Leaf], int]:
     """Return the arrays that ``metadata.json`` of any program describes, and their rows."""
     version = metadata.get("version")
-    if not isinstance(version, int | float) or int(version) != int(STOCK_VERSION):
+    if not isinstance(version, int | float) or not 1 <= version < 2:
         raise VaultFormatError(
             f"metadata.json has version {version!r}, and offmarl reads versions 1.x of flashbax's "
             "vaults: convert it with the flashbax that wrote it."
@@ -333,8 +382,8 @@ def read_metadata(metadata: Mapping[str, Any]) -> tuple[dict[str, Leaf], int]:
     parsed = {name: _parse_shape(name, shape) for name, shape in shapes.items()}
     found = {n: Leaf(_parse_dtype(n, dtypes[n]), shape[2:]) for n, shape in parsed.items()}
     rows = {shape[0] for shape in parsed.values()}
-    if len(rows) > 1:
-        raise VaultFormatError("metadata.json gives its arrays different numbers of rows.")
+    if len(rows) > 1 or not 0 < max(rows) <= MAX_ROWS:
+        raise VaultFormatError(f"metadata.json gives its arrays {sorted(rows)} rows.")
     return found, rows.pop()
 
 
@@ -342,14 +391,16 @@ def _parse_shape(name: str, text: Any) -> tuple[int, ...]:
     match = re.fullmatch(r"\((\d{1,18}(?:, \d{1,18})+)\)", str(text))
     if not match:
         raise VaultFormatError(f"metadata.json gives {name} the shape {text!r:.80}.")
-    return tuple(int(size) for size in match[1].split(","))
+    sizes = tuple(int(size) for size in match[1].split(","))
+    if math.prod(sizes[2:]) > MAX_CHUNK_BYTES:
+        raise VaultFormatError(f"metadata.json gives {name} the shape {text!r:.80}.")
+    return sizes
 
 
 def _parse_dtype(name: str, text: Any) -> np.dtype[Any]:
-    try:
-        return np.dtype(text)
-    except TypeError as error:
-        raise VaultFormatError(f"metadata.json gives {name} the type {text!r:.80}.") from error
+    if str(text) not in _DTYPES:
+        raise VaultFormatError(f"metadata.json gives {name} the type {text!r:.80}.")
+    return np.dtype(text)
 
 
 def _nest(flat: Mapping[str, str]) -> dict[str, Any]:
@@ -366,6 +417,8 @@ def _nest(flat: Mapping[str, str]) -> dict[str, Any]:
 def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
     if not isinstance(tree, Mapping):
         return {prefix.removesuffix("."): tree}
+    if prefix.count(".") > _MAX_DEPTH:
+        raise VaultFormatError("metadata.json nests its arrays too deeply to be a vault's.")
     parts = [_flatten(value, f"{prefix}{name}.") for name, value in tree.items()]
     return {name: value for part in parts for name, value in part.items()}
 
@@ -399,6 +452,15 @@ def zarray(leaf: Leaf, schema: Schema) -> bytes:
 def index_zarray() -> bytes:
     """Return the ``.zarray`` document of the valid length."""
     return _zarray(np.dtype("<i4"), (1,), (1,), None)
+
+
+def documents(schema: Schema) -> dict[str, bytes]:
+    """Return the keys and values of all ``.zarray`` documents of a vault of ours."""
+    found = {
+        prefix_of(name) + ".zarray": zarray(leaf, schema)
+        for name, leaf in leaves(schema.spec).items()
+    }
+    return found | {INDEX_PREFIX + ".zarray": index_zarray()}
 
 
 def _zarray(

@@ -20,6 +20,7 @@ from offmarl.errors import VaultError, VaultFormatError
 from offmarl.types import EnvSpec, Finals, Transition
 from offmarl.vault import layout
 from offmarl.vault.chunks import ChunkBuffer, Value
+from offmarl.vault.compaction import prepare
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.listing import locate
 from offmarl.vault.reader import Vault
@@ -299,6 +300,7 @@ def resume(path: str | os.PathLike[str], *, timeout: float = 0.0) -> Writer:
     found = locate(path)
     lock = WriterLock(found, timeout)
     try:
+        prepare(found)
         return Writer(found, lock)
     except BaseException:
         lock.release()

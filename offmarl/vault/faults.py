@@ -1,0 +1,103 @@
+"""What is wrong with a vault, and where."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+
+from offmarl.errors import OffmarlError
+from offmarl.vault.grid import Chunk
+from offmarl.vault.tables import Episodes
+
+
+class Fault(NamedTuple):
+    """Something that is not as it was written; None where it concerns no leaf, rows or steps."""
+
+    what: str
+    key: str | None = None
+    """The first key it was found at."""
+    leaf: str | None = None
+    """The array's name on disk."""
+    rows: tuple[int, int] | None = None
+    """The first row, and the one after the last."""
+    steps: tuple[int, int] | None = None
+    """The first step of time, and the one after the last."""
+    episodes: tuple[int, ...] = ()
+    """Numbers in `Vault.episodes`, as far as these can still be told."""
+
+    def __str__(self) -> str:
+        if self.leaf is None or self.rows is None or self.steps is None:
+            return f"{self.key}: {self.what}" if self.key else self.what
+        place = f"{self.leaf}, rows {_span(self.rows)}, steps {_span(self.steps)}"
+        return f"{place}: {self.what}{_numbered(self.episodes)}"
+
+
+def of_chunk(chunk: Chunk, what: str) -> Fault:
+    """Say what is wrong with a chunk."""
+    return Fault(what, chunk.key, chunk.leaf, chunk.rows, chunk.steps)
+
+
+@contextmanager
+def noting(faults: list[Fault], key: str | None = None) -> Iterator[None]:
+    """Note what the block raises as a fault, and go on."""
+    try:
+        yield
+    except (OffmarlError, ValueError, OSError) as error:
+        faults.append(Fault(str(error).partition(" [tensorstore_spec")[0], key))
+
+
+def merged(faults: Iterable[Fault]) -> list[Fault]:
+    """Join what is wrong in the same way with steps that follow one another."""
+    result: list[Fault] = []
+    for fault in sorted(faults, key=_place):
+        last = result[-1] if result else None
+        if last and last.steps and fault.steps and _follows(last, fault):
+            stop = max(last.steps[1], fault.steps[1])
+            result[-1] = last._replace(steps=(last.steps[0], stop))
+        else:
+            result.append(fault)
+    return result
+
+
+def _place(fault: Fault) -> tuple[object, ...]:
+    return fault.leaf or "", fault.what if fault.leaf else "", fault.rows or (), fault.steps or ()
+
+
+def _follows(last: Fault, fault: Fault) -> bool:
+    same = (last.what, last.leaf, last.rows) == (fault.what, fault.leaf, fault.rows)
+    return (
+        same
+        and last.steps is not None
+        and fault.steps is not None
+        and (last.steps[1] >= fault.steps[0])
+    )
+
+
+def with_episodes(fault: Fault, episodes: Episodes) -> Fault:
+    """Name the episodes that a fault's steps belong to."""
+    if fault.rows is None or fault.steps is None:
+        return fault
+    hit = (episodes.row >= fault.rows[0]) & (episodes.row < fault.rows[1])
+    hit &= episodes.start < fault.steps[1]
+    hit &= episodes.start + episodes.length > fault.steps[0]
+    return fault._replace(episodes=tuple(np.flatnonzero(hit).tolist()))
+
+
+def _span(span: tuple[int, int]) -> str:
+    first, stop = span
+    return str(first) if stop == first + 1 else f"{first} to {stop - 1}"
+
+
+def _numbered(episodes: tuple[int, ...]) -> str:
+    match len(episodes):
+        case 0:
+            return ""
+        case 1:
+            return f" (episode {episodes[0]})"
+        case _ if episodes[-1] - episodes[0] + 1 == len(episodes):
+            return f" (episodes {episodes[0]} to {episodes[-1]})"
+        case count if count > 8:
+            return f" ({count} episodes: {', '.join(map(str, episodes[:8]))}, ...)"
+        case _:
+            return f" (episodes {', '.join(map(str, episodes))})"

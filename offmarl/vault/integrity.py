@@ -1,0 +1,258 @@
+"""Whether a vault is as it was written, and where it is not.
+
+What the checks rest on: OCDBT keeps CRC32C of its manifest and its nodes, and so of the keys and of
+short values; ours are on the chunks of ``raw`` vaults and on our own keys; zstd frames of ours have
+a checksum of their content. ``metadata.json`` and the ``.zarray`` documents say nothing that the
+vault's own schema does not say too.
+"""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple
+
+from offmarl.errors import VaultFormatError
+from offmarl.vault import books, checks, layout, recount, tables, tree
+from offmarl.vault.books import Books
+from offmarl.vault.contents import Contents
+from offmarl.vault.faults import Fault, merged, noting, of_chunk, with_episodes
+from offmarl.vault.grid import Grid
+from offmarl.vault.layout import Leaf, Schema
+from offmarl.vault.listing import locate
+from offmarl.vault.location import Location
+from offmarl.vault.reader import Vault, read_metadata
+from offmarl.vault.seal import OWN_PREFIX
+from offmarl.vault.store import DATA, MANIFEST, METADATA, Store
+
+Advance = Callable[[int], object]
+Meter = Callable[[int], AbstractContextManager[Advance]]
+"""Called with the bytes that will be read; within its context, tell how many more were."""
+
+_MAX_FAULTS = 1000
+"""Of one kind: a forged index could say that a chunk is missing billions of times."""
+_WITHOUT_CHECKSUM = (None, "blosc", "zstd", "bz2", "lz4")
+"""Codecs whose output holds no checksum, or none as TensorStore writes it; None: uncompressed."""
+
+
+class Verification(NamedTuple):
+    """What was found."""
+
+    path: PurePath
+    deep: bool
+    """Whether the content of every chunk was read."""
+    native: bool
+    """Whether it has our own keys."""
+    length: int
+    """Steps of each row that it says it has."""
+    chunks: int
+    """Chunks that were looked at."""
+    read_bytes: int
+    """Bytes of theirs that were read."""
+    faults: tuple[Fault, ...]
+    unchecked: tuple[str, ...]
+    """What no checksum protects, so that damage there may go unnoticed."""
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.faults
+
+
+def silent(_: int) -> AbstractContextManager[Advance]:
+    """Show no progress."""
+    return nullcontext(lambda _: None)
+
+
+def verify(
+    path: str | os.PathLike[str], *, deep: bool = False, meter: Meter = silent
+) -> Verification:
+    """Find out whether a vault of any program is as it was written.
+
+    Parameters
+    ----------
+    path
+        As `open_vault` takes it; files may be missing there.
+    deep
+        Whether to read every chunk, and to find the episodes anew. Otherwise only what the vault
+        says of itself is checked, and that every chunk is where it should be.
+    meter
+        Shows how far it is.
+
+    Raises
+    ------
+    VaultNotFoundError, VaultError
+        There is nothing like a vault at the path.
+    """
+    return examine(find(path), deep=deep, meter=meter)
+
+
+def find(path: str | os.PathLike[str]) -> PurePath:
+    """Return the vault that a path means, if need be one without its manifest or metadata."""
+    try:
+        return locate(path)
+    except VaultFormatError:
+        given = Location.of(path).directory
+        near = [place for place in (given, *given.iterdir()) if _was_vault(place)]
+        if len(near) != 1:
+            raise
+        return near[0]
+
+
+def _was_vault(path: Path) -> bool:
+    return (path / DATA).is_dir() or (path / MANIFEST).exists()
+
+
+def examine(path: PurePath, *, deep: bool, meter: Meter = silent) -> Verification:
+    """Do what `verify` does with a vault whose place is known."""
+    location = Location.of(path)
+    try:
+        contents = Contents(location, tree.current(location))
+    except (ValueError, OSError) as error:
+        what = f"the manifest cannot be read: {str(error).partition(' [tensorstore_spec')[0]}"
+        return Verification(path, deep, False, 0, 0, 0, (Fault(what, MANIFEST),), ())
+    found = _Found(
+        [Fault(f"a part of the tree cannot be read: {why}") for why in contents.tree.lost]
+    )
+    native = bool(contents.keys(OWN_PREFIX))
+    layers = _Layers([], 0)
+    with noting(found.faults):
+        layers = _native(contents, found) if native else _foreign(contents, found)
+    _check_places(contents, layers, found)
+    if deep:
+        _check_content(contents, layers, found, meter)
+    if deep and layers.books and not any(fault.steps for fault in found.faults):
+        with noting(found.faults):
+            found.faults += recount.differences(Vault(path), layers.books)
+    faults = tuple(_told(fault, layers.books) for fault in merged(found.faults))
+    unchecked = tuple(dict.fromkeys(found.unchecked))
+    return Verification(
+        path, deep, native, layers.length, found.chunks, found.read_bytes, faults, unchecked
+    )
+
+
+@dataclass
+class _Found:
+    """What is found while a vault is gone through."""
+
+    faults: list[Fault]
+    unchecked: list[str] = field(default_factory=list)
+    chunks: int = 0
+    read_bytes: int = 0
+
+
+class _Layers(NamedTuple):
+    """What a vault says of itself: the arrays, how far they go, and our own keys."""
+
+    grids: list[Grid]
+    length: int
+    books: Books | None = None
+
+
+def _native(contents: Contents, found: _Found) -> _Layers:
+    metadata: dict[str, Any] = {}
+    with noting(found.faults, METADATA):
+        metadata = read_metadata(contents.location)
+    schema = books.read_schema(contents, metadata, found.faults)
+    with noting(found.faults, METADATA):
+        books.check_metadata(metadata, schema)
+    own = books.read(contents, schema, found.faults)
+    with noting(found.faults):
+        books.check(own)
+    with noting(found.faults):
+        found.unchecked += books.unchecked(contents, own)
+    _check_documents(contents, schema, found.faults)
+    return _Layers(own_grids(schema), own.length, own)
+
+
+def own_grids(schema: Schema) -> list[Grid]:
+    """Return the arrays that a vault of ours has."""
+    found = layout.leaves(schema.spec).items()
+    return [Grid.of(name, json.loads(layout.zarray(leaf, schema))) for name, leaf in found]
+
+
+def _check_documents(contents: Contents, schema: Schema, faults: list[Fault]) -> None:
+    """Note the ``.zarray`` documents that contradict the schema."""
+    for key, expected in layout.documents(schema).items():
+        with noting(faults, key):
+            if contents.get_json(key) != json.loads(expected):
+                raise VaultFormatError("it is not what the vault's schema says.")
+
+
+def _foreign(contents: Contents, found: _Found) -> _Layers:
+    grids: list[Grid] = []
+    length = 0
+    with noting(found.faults, METADATA):
+        grids = foreign_grids(contents, read_metadata(contents.location), found.faults)
+    with noting(found.faults, layout.INDEX_KEY):
+        index = Store(contents.location.path).array(layout.INDEX_PREFIX)
+        length = int(index.read().result()[0])
+        if length < 0:
+            raise VaultFormatError(f"it says that the vault has {length} steps.")
+    found.unchecked.append(f"{METADATA}: programs other than offmarl keep no digest of it.")
+    found.unchecked += [
+        f"{grid.name}: {grid.compressor or 'no'} compression keeps no checksum of its content."
+        for grid in grids
+        if grid.compressor in _WITHOUT_CHECKSUM
+    ]
+    return _Layers(grids, max(length, 0))
+
+
+def foreign_grids(
+    contents: Contents, metadata: Mapping[str, Any], faults: list[Fault]
+) -> list[Grid]:
+    """Return the arrays of a vault that others wrote, and note those that cannot be read."""
+    leaves, rows = layout.read_metadata(metadata)
+    grids = []
+    for name, leaf in leaves.items():
+        key = layout.prefix_of(name) + ".zarray"
+        with noting(faults, key):
+            grids.append(_foreign_grid(contents, key, name, leaf, rows))
+    return grids
+
+
+def _foreign_grid(contents: Contents, key: str, name: str, leaf: Leaf, rows: int) -> Grid:
+    grid = Grid.of(name, contents.get_json(key))
+    if (grid.dtype, grid.shape[0], grid.shape[2:]) != (leaf.dtype, rows, leaf.shape):
+        raise VaultFormatError(f"it contradicts {METADATA}.")
+    return grid
+
+
+def _check_places(contents: Contents, layers: _Layers, found: _Found) -> None:
+    """Check that every chunk is there, with as many bytes as it must have."""
+    for grid in layers.grids:
+        faults = 0
+        for chunk in grid.within(layers.length):
+            if what := checks.misplaced(contents, grid, chunk):
+                found.faults.append(of_chunk(chunk, what))
+                faults += 1
+            found.chunks += 1
+            if faults == _MAX_FAULTS:
+                rest = chunk._replace(steps=(chunk.steps[0], layers.length))
+                found.faults.append(of_chunk(rest, "further chunks were not looked at"))
+                break
+
+
+def _check_content(contents: Contents, layers: _Layers, found: _Found, meter: Meter) -> None:
+    """Read every chunk that is where it should be."""
+    own = layers.books
+    sizes = [(grid, checks.stored_bytes(contents, grid, layers.length)) for grid in layers.grids]
+    with meter(sum(size for _, size in sizes)) as advance:
+        if own and own.schema.codec == "raw":
+            faults = checks.checksums_of(contents, layers.grids, own)
+        else:
+            faults = checks.decoded(contents, layers.grids, layers.length)
+        for fault, size in faults:
+            found.faults += [fault] if fault else []
+            found.read_bytes += size
+            advance(size)
+
+
+def _told(fault: Fault, own: Books | None) -> Fault:
+    """Name the episodes a fault hits, where our own table tells."""
+    table = own.table if own else None
+    if table is None or not own or own.length > own.own_length:
+        return fault
+    return with_episodes(fault, tables.to_episodes(table))

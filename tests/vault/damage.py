@@ -1,0 +1,93 @@
+"""Damaging vaults in every way that a disk or a network might, and judging what is left."""
+
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from offmarl import vault
+from offmarl.vault.store import LOCK
+
+from .experience import SPEC, make
+
+STEPS, COMMITS, CHUNK_STEPS = 13, 4, 8
+
+
+class Content(NamedTuple):
+    """All that a vault says."""
+
+    digest: str
+    said: tuple[object, ...]
+
+
+def record(path: Path, codec: str = "raw") -> Path:
+    """A small vault of several commits, two runs, final views and provenance."""
+    options = {"chunk_steps": CHUNK_STEPS, "codec": codec, "provenance": {"recorder": "x" * 200}}
+    with vault.create(path, SPEC, rows=2, **options) as writer:
+        for commit in range(COMMITS):
+            writer.append(*make(steps=STEPS, seed=commit), run=f"run {commit // 2}")
+            writer.flush()
+    return path
+
+
+def content(path: Path) -> Content:
+    found = vault.open_vault(path)
+    own = found.own
+    said = (found.spec, found.rows, found.length, found.provenance, found.unverified)
+    tables = own and (own.schema, own.head, own.running.tobytes())
+    return Content(found.digest(), (*said, repr(found.episodes), tables))
+
+
+def damages(path: Path, count: int, seed: int = 0) -> Iterator[str]:
+    """Damage a vault's files one at a time, in many ways; it is whole again after each."""
+    rng = random.Random(seed)
+    files = sorted(f for f in path.rglob("*") if f.is_file() and f.name != LOCK)
+    kept = path.with_name(f"{path.name}.kept")
+    shutil.copytree(path, kept)
+    for number in range(count):
+        file = files[number % len(files)]
+        what = damage(file, ("flip", "flip", "flip", "cut", "delete")[rng.randrange(5)], rng)
+        yield f"{number}: {file.relative_to(path)} {what}"
+        shutil.rmtree(path)
+        shutil.copytree(kept, path)
+    shutil.rmtree(kept)
+
+
+def damage(file: Path, kind: str, rng: random.Random) -> str:
+    data = bytearray(file.read_bytes())
+    if kind == "delete":
+        file.unlink()
+        return "deleted"
+    if kind == "cut":
+        size = rng.randrange(len(data))
+        file.write_bytes(data[:size])
+        return f"cut to {size}"
+    bit = rng.randrange(8 * len(data))
+    data[bit // 8] ^= 1 << bit % 8
+    file.write_bytes(data)
+    return f"bit {bit} flipped"
+
+
+def assert_prefix(path: Path, whole: vault.Vault) -> int:
+    """Check that a vault holds the first steps of another, and return how many."""
+    found = vault.open_vault(path)
+    steps, original = found.transitions(), whole.transitions(0, found.length)
+    flat = [*steps.view, *steps[1:]], [*original.view, *original[1:]]
+    for mine, theirs in zip(*flat, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    places = zip(whole.episodes.row, whole.episodes.start, strict=True)
+    number_of = {place: number for number, place in enumerate(places)}
+    for number, row in enumerate(found.episodes.row):
+        other = number_of[row, found.episodes.start[number]]
+        if found.episodes.cause[number] != "open":
+            assert found.episodes.length[number] == whole.episodes.length[other]
+            assert found.episodes.cause[number] == whole.episodes.cause[other]
+        if found.episodes.final[number] >= 0:
+            mine = found.final_views(found.episodes.final[number : number + 1])
+            theirs = whole.final_views(whole.episodes.final[other : other + 1])
+            for a, b in zip(mine, theirs, strict=True):
+                np.testing.assert_array_equal(a, b)
+    return found.length
