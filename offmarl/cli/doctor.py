@@ -10,14 +10,12 @@ from importlib import metadata
 from typing import Annotated, Any, Literal, Union
 
 from huggingface_hub import get_token
-from rich.console import Group
-from rich.text import Text
 from tyro.conf import Positional, arg, subcommand
 from tyro.extras import subcommand_cli_from_dict
 
 from offmarl import __version__
 from offmarl.cli import programs
-from offmarl.cli.output import Report, grid
+from offmarl.cli.output import Report, as_is, grid
 from offmarl.hub import cache, client
 
 _PACKAGES = (
@@ -48,7 +46,7 @@ def doctor() -> Report:
         "hub": {one: problem or "answers" for one, problem in client.problems().items()},
         "token": "there is one" if get_token() else "none: public datasets only",
     }
-    return Report(facts, Group(grid(facts)))
+    return Report(facts, grid(facts))
 
 
 def _version(package: str) -> str | None:
@@ -67,7 +65,10 @@ def _devices() -> list[str]:
 def _missing_by_extra() -> dict[str, list[str]]:
     """Return the packages that each extra would bring and that are not there."""
     missing: dict[str, list[str]] = {}
-    for requirement in metadata.requires("offmarl") or []:
+    requirements: list[str] = []
+    with contextlib.suppress(metadata.PackageNotFoundError):  # run from a checkout, not installed
+        requirements = metadata.requires("offmarl") or []
+    for requirement in requirements:
         name = re.match(r"[\w.-]+", requirement)
         extra = re.search(r"extra == ['\"]([\w-]+)['\"]", requirement)
         if name and extra:
@@ -93,7 +94,7 @@ def completion(shell: Annotated[Literal["bash", "zsh"], Positional]) -> Report:
         zsh: put it in a file _offmarl in a directory of $fpath.
     """
     script = _script(shell)
-    return Report({"shell": shell, "script": script}, Text(script))
+    return Report({"shell": shell, "script": script}, as_is(script))
 
 
 def _script(shell: str) -> str:

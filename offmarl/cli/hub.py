@@ -9,7 +9,7 @@ from rich.console import Group
 from tyro.conf import Positional, arg
 
 from offmarl import hub
-from offmarl.cli.output import Report, grid, number, table
+from offmarl.cli.output import Report, as_is, grid, number, table
 from offmarl.errors import OptionError, unknown_name
 from offmarl.hub import Card
 from offmarl.hub import cache as pulled_datasets
@@ -36,12 +36,13 @@ def pull(
     if dry_run:
         return _planned(hub.plan(name, out))
     pulled = hub.pull(name, out)
-    rows = [[uid, path, pulled.checks[uid]] for uid, path in pulled.paths.items()]
-    use = f"offmarl show {next(iter(pulled.paths.values()))}"
+    facts = _about(pulled.card) | {"commit": pulled.commit, "fetched": _size(pulled.fetched)}
+    checks = {f"{uid} checked by": check for uid, check in pulled.checks.items()}
     view = Group(
-        table(["uid", "path", "checked"], rows),
-        grid(_about(pulled.card) | {"commit": pulled.commit, "fetched": _size(pulled.fetched)}),
-        f"\n{pulled.card.citation.strip()}\n\nNext: {use}",
+        *map(as_is, pulled.paths.values()),
+        grid(facts | checks),
+        as_is(f"\n{pulled.card.citation.strip()}\n"),
+        as_is(f"Next: offmarl show {next(iter(pulled.paths.values()))}"),
     )
     data = {"name": pulled.card.name, **pulled._asdict(), "card": _plain(pulled.card)}
     return Report(data, view)
@@ -100,7 +101,7 @@ def push(
     rows = [[uid, one.digest, len(one.files)] for uid, one in pushed.card.uids.items()]
     facts = {"repository": pushed.url, "commit": pushed.commit, "sent": _size(pushed.sent)}
     view = Group(
-        table(["uid", "digest", "shards"], rows), grid(facts), f"\nNext: offmarl pull {to}"
+        table(["uid", "digest", "shards"], rows), grid(facts), as_is(f"\nNext: offmarl pull {to}")
     )
     return Report({**pushed._asdict(), "card": _plain(pushed.card)}, view)
 
@@ -159,12 +160,13 @@ def _choose(
 
 
 def _listed(found: dict[str, pulled_datasets.Entry]) -> Report:
-    rows = [[name, " ".join(one.uids), _size(one.size), one.path] for name, one in found.items()]
-    view = table(["name", "uids", "size", "path"], rows) if rows else "nothing was pulled yet."
+    rows = [[name, " ".join(one.uids), _size(one.size)] for name, one in found.items()]
+    root = pulled_datasets.root()
+    listed = table(["name", "uids", "size"], rows) if rows else "nothing was pulled yet."
     data = {
         name: {"path": one.path, "uids": one.uids, "bytes": one.size} for name, one in found.items()
     }
-    return Report({"root": pulled_datasets.root(), "datasets": data}, view)
+    return Report({"root": root, "datasets": data}, Group(listed, as_is(f"in {root}")))
 
 
 def catalogue(env: str | None, agents: int | None) -> Report:

@@ -29,7 +29,7 @@ def show(report: Report, as_json: bool) -> None:
     if as_json:
         _out.out(to_json(report.data, indent=2))
     else:
-        _out.print(report.view)
+        _out.print(report.view, crop=False)
 
 
 def show_error(error: Exception, as_json: bool) -> None:
@@ -92,6 +92,11 @@ def grid(facts: Mapping[str, Any]) -> Table:
         text = value if isinstance(value, str) else to_json(value)
         rows.add_row(Text(name, style="bold"), Text(text, overflow="fold"))
     return rows
+
+
+def as_is(text: Any) -> RenderableType:
+    """Return text that is not broken into lines, so that it can be copied from the terminal."""
+    return Group(Text(str(text), no_wrap=True, overflow="ignore"))  # a bare Text would be wrapped
 
 
 def spread(values: Num[np.ndarray, "count"]) -> dict[str, float]:

@@ -1,0 +1,70 @@
+"""The verbs that have to do with the hub."""
+
+import subprocess
+
+import pytest
+
+from tests.hub.conftest import NAME, UIDS, hub  # noqa: F401  (a fixture)
+
+pytestmark = pytest.mark.usefixtures("hub")
+
+
+def test_pull_look_verify_remove(offmarl):
+    planned = offmarl("pull", NAME, "--dry-run")
+    assert planned.code == 0 and "601.0 kB" in planned.out
+    pulled = offmarl("pull", f"{NAME}/Good")
+    assert pulled.code == 0 and "data CC0-1.0" in pulled.out and "nobody" in pulled.out
+    again = offmarl("pull", f"{NAME}/Good", "--json").json
+    assert again["fetched"] == 0 and again["paths"]["Good"] in pulled.out
+    listed = offmarl("cache", "ls", "--json").json["datasets"]
+    (name,) = listed
+    assert name.startswith(f"{NAME}@") and list(listed[name]["uids"]) == ["Good"]
+    assert "4 files are as published" in offmarl("cache", "verify", NAME).out
+    assert "1 removed" in offmarl("cache", "rm", name).out
+    assert "nothing was pulled yet" in offmarl("cache", "ls").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["pull"], 2, "Missing"),
+        (["pull", "lab/suite/smalll"], 2, "did you mean lab/suite/small?"),
+        (["pull", f"{NAME}@v9"], 1, "no revision 'v9'"),
+        (["cache", "rm", "lab"], 2, "no pulled dataset named 'lab'"),
+        (["cache", "rm"], 1, "name the datasets, or say --all"),
+        (["push", "nothing.vlt", "--to", "org/x", "--licence", "mit"], 1, "there is no vault at"),
+        (["push", "nothing.vlt", "--to", "org/x"], 2, "licence"),
+    ],
+)
+def test_mistakes(offmarl, arguments, code, message):
+    outcome = offmarl(*arguments)
+    assert outcome.code == code and message in outcome.err and "Traceback" not in outcome.err
+    assert code == 2 or outcome.err.count("\n") == 1
+
+
+def test_ls_remote(offmarl):
+    found = offmarl("ls", "--remote", "--env", "suite", "--agents", 2, "--json").json["datasets"]
+    assert [one["name"] for one in found] == [NAME] and tuple(found[0]["uids"]) == UIDS
+    assert "no dataset of the catalogue" in offmarl("ls", "--remote", "--agents", 3).out
+
+
+def test_doctor(offmarl, hub):  # noqa: F811
+    facts = offmarl("doctor", "--json").json
+    assert facts["hub"] == {hub.url: "answers"}
+    assert facts["devices"] == ["cpu (cpu)"] and facts["jax"] != "missing"
+    assert "python" in offmarl("doctor").out
+
+
+def test_completion(offmarl, tmp_path):
+    script = tmp_path / "offmarl.bash"
+    script.write_text(offmarl("completion", "bash").out)
+
+    def complete(*words):
+        line = f"source {script}; COMP_WORDS=(offmarl {' '.join(words)}); "
+        line += f"COMP_CWORD={len(words)}; _tyro_offmarl; echo ${{COMPREPLY[*]}}"
+        ended = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
+        return ended.stdout.split()
+
+    assert complete("pu") == ["pull", "push"]
+    assert "--vault" in complete("train", "maicq", "--va")
+    assert offmarl("completion", "zsh").out.startswith("#compdef offmarl")
