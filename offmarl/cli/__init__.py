@@ -48,6 +48,9 @@ VERBS = {
     "cache": Verb("hub", "List, remove or verify the datasets that were pulled"),
     "doctor": Verb("doctor", "Say what is installed, and whether the hub can be reached"),
     "completion": Verb("doctor", "Print a script for a shell to complete commands with"),
+    "verify": Verb("integrity", "Find out whether a vault is damaged", example="A.vlt --deep"),
+    "repair": Verb("integrity", "Keep what is sound of a damaged vault", example="A.vlt --dry-run"),
+    "compact": Verb("integrity", "Drop what a vault's files hold in vain", example="A.vlt"),
     "cat": Verb("transform", "Join vaults into one", example="A.vlt B.vlt -o C.vlt"),
     "filter": Verb(
         "transform",
@@ -85,13 +88,16 @@ def main() -> None:
     if as_json:
         os.environ["OFFMARL_QUIET"] = "1"
     try:
-        output.show(_run(arguments), as_json)
+        report = _run(arguments)
+        output.show(report, as_json)
     except (OffmarlError, OSError) as error:
         output.show_error(error, as_json)
         sys.exit(2 if isinstance(error, UnknownNameError) else 1)
     except KeyboardInterrupt:
         output.show_interrupt()
         _die_of_interrupt()
+    else:
+        sys.exit(0 if report.sound else 1)
 
 
 def _die_of_interrupt() -> None:

@@ -22,6 +22,8 @@ class Report(NamedTuple):
 
     data: Mapping[str, Any]
     view: RenderableType
+    sound: bool = True
+    """Whether what was looked at is as it should be; the exit code is 1 otherwise."""
 
 
 def show(report: Report, as_json: bool) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import math
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,20 @@ from offmarl.vault.reader import Vault
 Advance = Callable[[int], object]
 """Told how many more steps of each row are done."""
 
+Progress = Callable[[str, int], AbstractContextManager[Advance]]
+"""Shows how far something is: told what is done and how many steps it takes in all, and then how
+many more are done. `offmarl.tracking.progress` is one."""
+
 
 def silent(steps: int) -> None:
     """Tell nobody."""
+
+
+@contextmanager
+def quiet(description: str, total: int) -> Iterator[Advance]:
+    """Show nothing."""
+    del description, total
+    yield silent
 
 
 def digest(vault: Vault, advance: Advance = silent) -> str:

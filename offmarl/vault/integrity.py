@@ -8,8 +8,7 @@ vault's own schema does not say too.
 
 import json
 import os
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from offmarl.errors import VaultFormatError
 from offmarl.vault import books, checks, layout, recount, tables, tree
 from offmarl.vault.books import Books
 from offmarl.vault.contents import Contents
+from offmarl.vault.digest import Progress, quiet
 from offmarl.vault.faults import Fault, merged, noting, of_chunk, with_episodes
 from offmarl.vault.grid import Grid
 from offmarl.vault.layout import Leaf, Schema
@@ -26,10 +26,6 @@ from offmarl.vault.location import Location
 from offmarl.vault.reader import Vault, read_metadata
 from offmarl.vault.seal import OWN_PREFIX
 from offmarl.vault.store import DATA, MANIFEST, METADATA, Store
-
-Advance = Callable[[int], object]
-Meter = Callable[[int], AbstractContextManager[Advance]]
-"""Called with the bytes that will be read; within its context, tell how many more were."""
 
 _MAX_FAULTS = 1000
 """Of one kind: a forged index could say that a chunk is missing billions of times."""
@@ -61,13 +57,8 @@ class Verification(NamedTuple):
         return not self.faults
 
 
-def silent(_: int) -> AbstractContextManager[Advance]:
-    """Show no progress."""
-    return nullcontext(lambda _: None)
-
-
 def verify(
-    path: str | os.PathLike[str], *, deep: bool = False, meter: Meter = silent
+    path: str | os.PathLike[str], *, deep: bool = False, progress: Progress = quiet
 ) -> Verification:
     """Find out whether a vault of any program is as it was written.
 
@@ -78,7 +69,7 @@ def verify(
     deep
         Whether to read every chunk, and to find the episodes anew. Otherwise only what the vault
         says of itself is checked, and that every chunk is where it should be.
-    meter
+    progress
         Shows how far it is.
 
     Raises
@@ -86,7 +77,7 @@ def verify(
     VaultNotFoundError, VaultError
         There is nothing like a vault at the path.
     """
-    return examine(find(path), deep=deep, meter=meter)
+    return examine(find(path), deep=deep, progress=progress)
 
 
 def find(path: str | os.PathLike[str]) -> PurePath:
@@ -105,7 +96,7 @@ def _was_vault(path: Path) -> bool:
     return (path / DATA).is_dir() or (path / MANIFEST).exists()
 
 
-def examine(path: PurePath, *, deep: bool, meter: Meter = silent) -> Verification:
+def examine(path: PurePath, *, deep: bool, progress: Progress = quiet) -> Verification:
     """Do what `verify` does with a vault whose place is known."""
     location = Location.of(path)
     try:
@@ -122,7 +113,7 @@ def examine(path: PurePath, *, deep: bool, meter: Meter = silent) -> Verificatio
         layers = _native(contents, found) if native else _foreign(contents, found)
     _check_places(contents, layers, found)
     if deep:
-        _check_content(contents, layers, found, meter)
+        _check_content(contents, layers, found, progress)
     if deep and layers.books and not any(fault.steps for fault in found.faults):
         with noting(found.faults):
             found.faults += recount.differences(Vault(path), layers.books)
@@ -235,11 +226,11 @@ def _check_places(contents: Contents, layers: _Layers, found: _Found) -> None:
                 break
 
 
-def _check_content(contents: Contents, layers: _Layers, found: _Found, meter: Meter) -> None:
+def _check_content(contents: Contents, layers: _Layers, found: _Found, progress: Progress) -> None:
     """Read every chunk that is where it should be."""
     own = layers.books
     sizes = [(grid, checks.stored_bytes(contents, grid, layers.length)) for grid in layers.grids]
-    with meter(sum(size for _, size in sizes)) as advance:
+    with progress("verify", sum(size for _, size in sizes)) as advance:
         if own and own.schema.codec == "raw":
             faults = checks.checksums_of(contents, layers.grids, own)
         else:

@@ -16,8 +16,9 @@ from offmarl.errors import OffmarlError, VaultFormatError
 from offmarl.vault import books, checks, layout, mending, tree
 from offmarl.vault.compaction import copy, exclusive, rebuilding, switch
 from offmarl.vault.contents import Contents
+from offmarl.vault.digest import Progress, quiet
 from offmarl.vault.faults import Fault
-from offmarl.vault.integrity import Meter, Verification, examine, find, own_grids, silent
+from offmarl.vault.integrity import Verification, examine, find, own_grids
 from offmarl.vault.location import Location
 from offmarl.vault.reader import read_metadata
 from offmarl.vault.seal import OWN_PREFIX
@@ -38,7 +39,9 @@ class Repair(NamedTuple):
     """What could not be kept, in words."""
 
 
-def repair(path: str | os.PathLike[str], *, dry_run: bool = False, meter: Meter = silent) -> Repair:
+def repair(
+    path: str | os.PathLike[str], *, dry_run: bool = False, progress: Progress = quiet
+) -> Repair:
     """Keep the longest sound prefix of a damaged vault, and set the rest of it right.
 
     It is built beside the vault and takes its place in one instant: killed at any other, the vault
@@ -50,7 +53,7 @@ def repair(path: str | os.PathLike[str], *, dry_run: bool = False, meter: Meter 
         As `open_vault` takes it; files may be missing there.
     dry_run
         Whether only to say what would be done.
-    meter
+    progress
         Shows how far the search for damage is.
 
     Raises
@@ -62,7 +65,7 @@ def repair(path: str | os.PathLike[str], *, dry_run: bool = False, meter: Meter 
     """
     directory = Location.of(find(path)).directory
     with exclusive(directory), errors_of(directory):
-        before = examine(directory, deep=True, meter=meter)
+        before = examine(directory, deep=True, progress=progress)
         if before.sound:
             return Repair(directory, (), before.length, before.length, ())
         with rebuilding(directory) as fresh:

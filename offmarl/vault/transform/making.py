@@ -10,7 +10,7 @@ from typing import Any
 
 from offmarl.errors import VaultError, VaultExistsError
 from offmarl.vault.creation import create_whole
-from offmarl.vault.digest import Advance, silent
+from offmarl.vault.digest import Progress
 from offmarl.vault.layout import Codec
 from offmarl.vault.listing import SUFFIX, open_vault
 from offmarl.vault.location import Location
@@ -26,19 +26,8 @@ StrPath = str | os.PathLike[str]
 AnyVault = StrPath | Vault
 """A vault, open or by its path."""
 
-Progress = Callable[[str, int], AbstractContextManager[Advance]]
-"""Shows how far something is: told what is done and how many steps it takes in all, and then how
-many more are done. `offmarl.tracking.progress` is one."""
-
 Select = Callable[[Source], Pieces]
 """Chooses what to take of a source."""
-
-
-@contextmanager
-def quiet(description: str, total: int) -> Iterator[Advance]:
-    """Show nothing."""
-    del description, total
-    yield silent
 
 
 def as_vault(vault: AnyVault) -> Vault:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from offmarl.errors import OptionError, VaultError
-from offmarl.vault.digest import episode_digests
+from offmarl.vault.digest import Progress, episode_digests, quiet
 from offmarl.vault.layout import Codec
 from offmarl.vault.listing import open_vault
 from offmarl.vault.reader import Vault
@@ -26,12 +26,10 @@ from offmarl.vault.transform import columns, sampling, selection
 from offmarl.vault.transform.lineage import Source, name_of
 from offmarl.vault.transform.making import (
     AnyVault,
-    Progress,
     StrPath,
     as_vault,
     derive,
     examine,
-    quiet,
     rewrite,
     together,
     write,

@@ -1,0 +1,121 @@
+"""``offmarl verify``, ``repair`` and ``compact``: vaults as files that can be damaged."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+from tyro.conf import Positional, arg
+
+from offmarl import vault
+from offmarl.cli.output import Report, number
+from offmarl.tracking import progress
+
+_MOST_LINES = 50
+
+Path = Annotated[str, Positional, arg(metavar="VAULT")]
+_in_bytes = partial(progress, unit="bytes")
+
+
+def verify(path: Path, deep: bool = False) -> Report:
+    """Find out whether a vault is as it was written; the exit code is 1 where it is not.
+
+    Parameters
+    ----------
+    path
+        A vault of any program, in a directory, an archive or an object store.
+    deep
+        Read every chunk, too, and find the episodes anew.
+    """
+    found = vault.verify(path, deep=deep, progress=_in_bytes)
+    data = {
+        "path": found.path,
+        "deep": deep,
+        "sound": found.sound,
+        "native": found.native,
+        "length": found.length,
+        "chunks": found.chunks,
+        "read_bytes": found.read_bytes,
+        "faults": [fault._asdict() for fault in found.faults],
+        "unchecked": found.unchecked,
+    }
+    return Report(data, Group(*_outcome(found)), found.sound)
+
+
+def repair(path: Path, dry_run: bool = False) -> Report:
+    """Keep the longest sound stretch from a damaged vault's beginning, and say what is lost.
+
+    What is kept is built beside the vault and takes its place in one instant. Nothing is changed
+    where nothing is damaged.
+
+    Parameters
+    ----------
+    path
+        A vault; its manifest or metadata.json may be missing.
+    dry_run
+        Only say what would be kept.
+    """
+    done = vault.repair(path, dry_run=dry_run, progress=_in_bytes)
+    data = {
+        "path": done.path,
+        "changed": bool(done.faults) and not dry_run,
+        "length_before": done.length_before,
+        "length": done.length,
+        "dropped": done.dropped,
+        "faults": [fault._asdict() for fault in done.faults],
+    }
+    if not done.faults:
+        return Report(data, f"{done.path} is sound: nothing was changed.")
+    of_all = "" if done.length_before is None else f" of {number(done.length_before)}"
+    kept = f"{number(done.length)}{of_all} steps of each row"
+    verb = "would keep" if dry_run else "kept"
+    lost = _lines(done.dropped) if done.dropped else ["  nothing"]
+    return Report(
+        data,
+        Group(
+            f"{done.path}: {verb} {kept}.",
+            "Wrong was:",
+            *_lines(done.faults),
+            "Lost is:",
+            *lost,
+        ),
+    )
+
+
+def compact(path: Path) -> Report:
+    """Give back the room of what commits have replaced, and put data in the order of reading.
+
+    Parameters
+    ----------
+    path
+        A vault of any program, which nobody writes to meanwhile.
+    """
+    done = vault.compact(path)
+    line = (
+        f"{done.path}: {number(done.bytes_before / 1e6)} MB in {number(done.files_before)} files "
+        f"became {number(done.bytes_after / 1e6)} MB in {number(done.files_after)}."
+    )
+    return Report(done._asdict(), line)
+
+
+def _outcome(found: vault.Verification) -> list[RenderableType]:
+    read = f", {number(found.read_bytes / 1e6)} MB read" if found.deep else ", none of them read"
+    looked = f"{number(found.length)} steps of each row, {number(found.chunks)} chunks{read}"
+    lines: list[RenderableType] = []
+    if found.sound:
+        lines.append(f"{found.path} is sound: {looked}.")
+    else:
+        lines += [f"{found.path} is damaged ({looked}):", *_lines(found.faults)]
+        lines.append("`offmarl repair` keeps the longest sound stretch from the beginning.")
+    if found.unchecked:
+        lines += ["Without a checksum, so that damage there may go unnoticed:"]
+        lines += _lines(found.unchecked)
+    return lines
+
+
+def _lines(items: Sequence[object]) -> list[RenderableType]:
+    lines: list[RenderableType] = [Text(f"  {item}") for item in items[:_MOST_LINES]]
+    if len(items) > _MOST_LINES:
+        lines.append(f"  and {number(len(items) - _MOST_LINES)} more")
+    return lines
