@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from offmarl import envs, hub, vault
     from offmarl.evaluation import load_policy
     from offmarl.hub import load_dataset
+    from offmarl.recording.processes import record_episodes
+    from offmarl.recording.python import record
     from offmarl.replay import open_dataset as open
     from offmarl.types import EnvSpec, Sequence, Timestep, Transition, View
 
@@ -65,6 +67,8 @@ __all__ = [
     "load_dataset",
     "load_policy",
     "open",
+    "record",
+    "record_episodes",
     "vault",
 ]
 
@@ -75,6 +79,8 @@ _HOMES = {
     "load_dataset": ("offmarl.hub", "load_dataset"),
     "open": ("offmarl.replay", "open_dataset"),
     "load_policy": ("offmarl.evaluation", "load_policy"),
+    "record": ("offmarl.recording.python", "record"),
+    "record_episodes": ("offmarl.recording.processes", "record_episodes"),
     **{
         name: ("offmarl.types", name)
         for name in ("EnvSpec", "Sequence", "Timestep", "Transition", "View")

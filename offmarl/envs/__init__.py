@@ -10,17 +10,20 @@ from offmarl.envs.registry import describe, family_of, make, names
 
 if TYPE_CHECKING:
     from offmarl.envs.base import AutoReset, Environment, EnvState, autoreset, restart, transition
+    from offmarl.envs.pettingzoo import PettingZooPolicy, to_pettingzoo
 
 __all__ = [
     "AutoReset",
     "EnvState",
     "Environment",
+    "PettingZooPolicy",
     "autoreset",
     "describe",
     "family_of",
     "make",
     "names",
     "restart",
+    "to_pettingzoo",
     "transition",
 ]
 
@@ -28,6 +31,13 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in ("PettingZooPolicy", "to_pettingzoo"):
+        from offmarl.envs import extras
+
+        extras.load("pettingzoo", "pettingzoo")
+        from offmarl.envs import pettingzoo
+
+        return getattr(pettingzoo, name)
     from offmarl.envs import base
 
     return getattr(base, name)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -60,9 +61,18 @@ class AutoReset:
 
     The returned ``view`` is then the first of the new episode, while ``next_view``, ``reward``,
     ``terminated``, ``truncated`` and ``last`` still speak of the step taken.
+
+    Parameters
+    ----------
+    env
+        The environment.
+    pool
+        How many initial states to draw beforehand and begin episodes with, see `autoreset`; 0 for
+        a fresh one each time.
     """
 
     env: Environment
+    pool: int = 0
 
     @property
     def spec(self) -> EnvSpec:
@@ -81,8 +91,31 @@ class AutoReset:
         return state, timestep._replace(view=view)
 
     def _begin(self, key: PRNGKeyArray) -> tuple[EnvState, View]:
-        state, timestep = self.env.reset(key)
-        return state, timestep.view
+        if self.pool:
+            which, renew = jax.random.split(key)
+            drawn = jax.random.randint(which, (), 0, self.pool)
+            pool = _pool(self.env, self.pool)
+            return jax.tree.map(lambda leaf: _renew_key(leaf[drawn], renew), pool)
+        return _first(self.env, key)
+
+
+def _first(env: Environment, key: PRNGKeyArray) -> tuple[EnvState, View]:
+    state, timestep = env.reset(key)
+    return state, timestep.view
+
+
+def _renew_key(leaf: Array, key: PRNGKeyArray) -> Array:
+    """Replace keys that an environment keeps in its state, so that its randomness is fresh."""
+    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jax.random.split(key, leaf.shape) if is_key else leaf
+
+
+@lru_cache(maxsize=8)
+def _pool(env: Environment, size: int) -> tuple[EnvState, View]:
+    """Draw initial states, once for all programs that use them."""
+    with jax.ensure_compile_time_eval():
+        keys = jax.random.split(jax.random.key(0), size)
+        return jax.jit(jax.vmap(partial(_first, env)))(keys)
 
 
 def _renew_if(
@@ -116,9 +149,29 @@ def _renew_if(
     return batchable(over, key, old)
 
 
-def autoreset(env: Environment) -> AutoReset:
-    """Wrap an environment so that it never stops; see `AutoReset`."""
-    return AutoReset(env)
+def autoreset(env: Environment, pool: int = 0) -> AutoReset:
+    """Wrap an environment so that it never stops; see `AutoReset`.
+
+    Parameters
+    ----------
+    env
+        The environment.
+    pool
+        Where a reset costs much more than a step, as in Jumanji's Connector, draw this many initial
+        states beforehand and begin episodes with one of them at random. Only those states are
+        reused: what happens from there on is random as ever, also where an environment keeps the
+        key of its randomness in its state. They are always the same (drawn with
+        ``jax.random.key(0)``), and part of the compiled program. The first episode of all, by
+        ``reset``, is fresh.
+
+    Raises
+    ------
+    OptionError
+        The pool is negative.
+    """
+    if pool < 0:
+        raise OptionError(f"pool must be a number of initial states, or 0 for none, not {pool}.")
+    return AutoReset(env, pool)
 
 
 def require_positive(**values: float) -> None:

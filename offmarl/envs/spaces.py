@@ -103,6 +103,19 @@ class Actions:
             if isinstance(space, Box)
         ]
 
+    def join(self, actions: Sequence[Any]) -> np.ndarray:
+        """Return the agents' own actions as one array: what `split` takes apart.
+
+        Numbers outside of their bounds are put onto them.
+        """
+        if self.discrete:
+            return np.array(actions, np.int32)
+        joint = np.zeros(self.mask.shape, np.float32)
+        for i, (action, space) in enumerate(zip(actions, self.spaces, strict=True)):
+            if isinstance(space, Box):
+                joint[i, : space.size] = np.clip(_unstretch(np.ravel(action), space), -1, 1)
+        return joint
+
     def legal(self, masks: Sequence[Any] | None) -> Bool[Array, "N A"]:
         """Pad the agents' masks of legal actions; None says that all are."""
         if masks is None:
@@ -115,6 +128,11 @@ def _stretch(action: Any, space: Box) -> Any:
     if (low == -1).all() and (high == 1).all():
         return action
     return low + (action + 1) / 2 * (high - low)
+
+
+def _unstretch(action: Any, space: Box) -> Any:
+    low, high = np.array(space.low), np.array(space.high)
+    return 2 * (action - low) / (high - low) - 1
 
 
 def pad(vectors: Sequence[Any], size: int) -> Array:

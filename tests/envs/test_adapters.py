@@ -295,10 +295,7 @@ def test_a_missing_package_is_one_line_that_helps(name, package, monkeypatch):
             monkeypatch.delitem(sys.modules, module)
     monkeypatch.setattr(sys, "meta_path", [Missing(package), *sys.meta_path])
     with pytest.raises(MissingExtraError, match=r"run `pip install 'offmarl\[envs\]'`") as error:
-        envs.make(
-            name
-            + (":grid_size=7" if "lbf" in name else ":time_limit=3" if "matrax" in name else "")
-        )
+        envs.make(name)
     assert package in str(error.value)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from offmarl.envs import autoreset, restart, transition
+from offmarl.errors import OptionError
 from offmarl.types import Discrete, EnvSpec, View
 
 
@@ -101,3 +102,43 @@ def test_what_is_shared_by_a_batch_may_stay_shared(env):
     states, timestep = step(key, jnp.asarray([1, 2, 1]), jnp.zeros(1, jnp.int32))
     assert states[0] == states[2]
     assert timestep.last.tolist() == [True, False, True]
+
+
+@dataclass(frozen=True)
+class Dice:
+    """Ends at once; the state is a number of the episode, and the key of what comes next."""
+
+    spec: ClassVar[EnvSpec] = EnvSpec("", 1, 1, 1, Discrete(1))
+
+    def reset(self, key):
+        state = jax.random.randint(key, (), 0, 2**20), jax.random.split(key)[0]
+        return state, restart(self.view(state))
+
+    def step(self, key, state, action):
+        ended = jnp.ones(1, bool)
+        return state, transition(self.view(state), jnp.zeros(1), ended, ~ended)
+
+    def view(self, state):
+        number = state[0].astype(float)
+        return View(number[None, None], number[None], jnp.ones((1, 1), bool), jnp.ones(1, bool))
+
+
+def test_a_pool_of_resets_is_reused_with_fresh_randomness():
+    env = autoreset(Dice(), pool=3)
+    states = jax.vmap(lambda key: env.reset(key)[0])(jax.random.split(jax.random.key(1), 40))
+    keys = jax.random.split(jax.random.key(2), (20, 40))
+
+    def step(states, keys):
+        states, timestep = jax.vmap(env.step, in_axes=(0, 0, None))(keys, states, jnp.zeros(1, int))
+        return states, (states, timestep.view.state)
+
+    _, ((numbers, kept), shown) = jax.jit(lambda *args: jax.lax.scan(step, *args))(states, keys)
+    drawn = jax.vmap(lambda key: Dice().reset(key)[0][0])(jax.random.split(jax.random.key(0), 3))
+    assert set(numbers.ravel().tolist()) == set(drawn.tolist())
+    np.testing.assert_array_equal(shown[..., 0], numbers)
+    assert len(np.unique(jax.random.key_data(kept).reshape(-1, 2), axis=0)) == 800
+
+
+def test_a_pool_is_a_number():
+    with pytest.raises(OptionError, match="pool must be a number"):
+        autoreset(Dice(), pool=-1)

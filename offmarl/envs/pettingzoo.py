@@ -1,0 +1,344 @@
+"""The PettingZoo parallel API (Terry et al. 2021, arXiv 2009.14471), both ways.
+
+`to_pettingzoo` makes any environment of ours one of PettingZoo's; a `Translator` reads any of
+PettingZoo's as arrays of agents, for recording it and for policies of ours to act in it. Imported
+lazily, since PettingZoo is an extra.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import jax
+import numpy as np
+from gymnasium.spaces import flatdim, flatten
+from jaxtyping import Bool, Float
+from pettingzoo import ParallelEnv
+
+from offmarl.envs.base import Environment
+from offmarl.envs.registry import make
+from offmarl.envs.spaces import Actions, ActionSpace, Box, unequal
+from offmarl.errors import OptionError, ShapeError
+from offmarl.types import Discrete, EnvSpec, Timestep, View
+
+Observations = Mapping[str, Any]
+Infos = Mapping[str, Mapping[str, Any]]
+
+Actor = Callable[..., tuple[Any, Any]]
+"""A policy of ours: see `offmarl.evaluation.LoadedPolicy`."""
+
+_MASK = "action_mask"
+
+
+def to_pettingzoo(env: Environment | str, seed: int | None = None) -> "OffmarlParallelEnv":
+    """Make an environment of ours one of PettingZoo's parallel API.
+
+    Parameters
+    ----------
+    env
+        The environment, without autoreset, or its name.
+    seed
+        Of the first episode, where ``reset`` is given none; at random by default.
+    """
+    return OffmarlParallelEnv(make(env) if isinstance(env, str) else env, seed)
+
+
+class OffmarlParallelEnv(ParallelEnv):
+    """An environment of ours behind PettingZoo's parallel API.
+
+    Each agent has its own sizes, without padding. Where actions are discrete an observation is a
+    dict of ``observation`` and ``action_mask``. An agent that is no longer alive is terminated.
+    """
+
+    def __init__(self, env: Environment, seed: int | None = None):
+        spec = env.spec
+        self.env = env
+        self.metadata = {"name": spec.name, "render_modes": [], "is_parallelizable": True}
+        self.render_mode = None
+        self.possible_agents = list(agent_names(spec))
+        self.agents: list[str] = []
+        self.observation_spaces, self.action_spaces = {}, {}
+        for i, agent in enumerate(self.possible_agents):
+            self.observation_spaces[agent], self.action_spaces[agent] = _spaces(spec, i)
+        self._random = np.random.default_rng(seed)
+        self._reset, self._step = jax.jit(env.reset), jax.jit(env.step)
+        self._state: Any = None
+        self._view: View | None = None
+        self._key = jax.random.key(0)
+
+    def reset(
+        self, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+        """Start an episode; the same seed starts the same one."""
+        del options
+        drawn = int(self._random.integers(2**31)) if seed is None else seed
+        reset_key, self._key = jax.random.split(jax.random.key(drawn))
+        self._state, timestep = self._reset(reset_key)
+        self._view = jax.device_get(timestep.view)
+        alive = self._view.alive
+        self.agents = [agent for i, agent in enumerate(self.possible_agents) if alive[i]]
+        return self._observations(self.agents), {agent: {} for agent in self.agents}
+
+    def step(self, actions: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+        """Take one step with the actions of the agents in ``agents``.
+
+        Raises
+        ------
+        OptionError
+            An agent has no action, or there is no episode under way.
+        """
+        step_key, self._key = jax.random.split(self._key)
+        self._state, timestep = self._step(step_key, self._state, self._joint(actions))
+        timestep = jax.device_get(timestep)
+        before, self._view = self.agents, timestep.next_view
+        rewards, terminations, truncations = self._signals(before, timestep)
+        self.agents = [a for a in before if not terminations[a] and not truncations[a]]
+        infos: dict[str, dict[str, Any]] = {agent: {} for agent in before}
+        return self._observations(before), rewards, terminations, truncations, infos
+
+    def state(self) -> np.ndarray:
+        """Return the global state, ``(S,)`` float32."""
+        return np.asarray(self._seen().state)
+
+    def observation_space(self, agent: str) -> gymnasium.Space:
+        """Return the space of an agent's observations."""
+        return self.observation_spaces[agent]
+
+    def action_space(self, agent: str) -> gymnasium.Space:
+        """Return the space of an agent's actions."""
+        return self.action_spaces[agent]
+
+    def render(self) -> None:
+        """Draw nothing."""
+
+    def _seen(self) -> View:
+        if self._view is None:
+            raise OptionError("there is no episode yet: call reset first.")
+        return self._view
+
+    def _observations(self, agents: Sequence[str]) -> dict[str, Any]:
+        view = self._seen()
+        return {agent: self._observation(view, agent) for agent in agents}
+
+    def _observation(self, view: View, agent: str) -> Any:
+        space, i = self.observation_spaces[agent], self.possible_agents.index(agent)
+        if isinstance(space, gymnasium.spaces.Dict):
+            size, actions = space["observation"].shape[0], space[_MASK].shape[0]
+            mask = np.asarray(view.legal_actions[i, :actions], np.int8)
+            return {"observation": np.asarray(view.observation[i, :size]), _MASK: mask}
+        return np.asarray(view.observation[i, : space.shape[0]])
+
+    def _joint(self, actions: Mapping[str, Any]) -> np.ndarray:
+        missing = [agent for agent in self.agents if agent not in actions]
+        if missing or not self.agents:
+            what = f"no action for {', '.join(missing)}" if missing else "no episode under way"
+            raise OptionError(f"{self.env.spec.name}: {what}: give one for each of env.agents.")
+        spec, legal = self.env.spec, self._seen().legal_actions
+        if isinstance(spec.action, Discrete):
+            anything = legal.argmax(-1)  # for those that no longer act
+            names = enumerate(self.possible_agents)
+            return np.array([actions.get(a, anything[i]) for i, a in names], np.int32)
+        joint = np.zeros(legal.shape, np.float32)
+        for i, agent in enumerate(self.possible_agents):
+            own = np.asarray(actions.get(agent, ()), np.float32)
+            joint[i, : own.size] = own
+        return joint
+
+    def _signals(self, agents: Sequence[str], step: Timestep) -> tuple[dict[str, Any], ...]:
+        rewards, terminations, truncations = {}, {}, {}
+        for agent in agents:
+            i = self.possible_agents.index(agent)
+            died = not step.last and not step.next_view.alive[i]
+            rewards[agent] = float(step.reward[i])
+            terminations[agent] = bool(step.terminated[i]) or died
+            truncations[agent] = bool(step.truncated[i])
+        return rewards, terminations, truncations
+
+
+def agent_names(spec: EnvSpec) -> tuple[str, ...]:
+    """Return the agents' names, or their numbers as names."""
+    return spec.agents or tuple(f"agent_{i}" for i in range(spec.num_agents))
+
+
+def _spaces(spec: EnvSpec, agent: int) -> tuple[gymnasium.Space, gymnasium.Space]:
+    seen = spec.observation_sizes[agent] if spec.observation_sizes else spec.observation_size
+    size = spec.action_sizes[agent] if spec.action_sizes else spec.action_size
+    observation = gymnasium.spaces.Box(-np.inf, np.inf, (seen,), np.float32)
+    if not isinstance(spec.action, Discrete):
+        return observation, gymnasium.spaces.Box(-1, 1, (size,), np.float32)
+    mask = gymnasium.spaces.Box(0, 1, (size,), np.int8)
+    both = gymnasium.spaces.Dict({"observation": observation, _MASK: mask})
+    return both, gymnasium.spaces.Discrete(size)
+
+
+class Translator:
+    """Reads a PettingZoo environment as arrays of agents, in the order of ``possible_agents``.
+
+    Observations of any space are flattened (Discrete ones to one-hot vectors) and padded with
+    zeros; legal actions come from the observation's or the info's ``action_mask``. The state is
+    ``env.state()``, or where there is none all observations.
+
+    Parameters
+    ----------
+    env
+        Of the parallel API; it must have been reset once.
+    name
+        For the spec; the one in its metadata by default.
+    time_limit
+        For the spec.
+
+    Raises
+    ------
+    ShapeError
+        Some agents' actions are discrete and others continuous, or of a kind we have not.
+    """
+
+    def __init__(self, env: Any, name: str | None = None, time_limit: int | None = None):
+        self.agents = tuple(map(str, env.possible_agents))
+        self._spaces = [_without_mask(env.observation_space(a)) for a in env.possible_agents]
+        self._keys = list(env.possible_agents)
+        self.actions = Actions(tuple(_action_space(a, env.action_space(a)) for a in self._keys))
+        self._starts = [int(getattr(env.action_space(a), "start", 0)) for a in self._keys]
+        self._shapes = [env.action_space(a).shape for a in self._keys]
+        sizes = [flatdim(space) for space in self._spaces]
+        state = state_of(env)
+        self.spec = EnvSpec(
+            name=name or str((getattr(env, "metadata", None) or {}).get("name", "")),
+            num_agents=len(self.agents),
+            observation_size=max(sizes),
+            state_size=len(self.agents) * max(sizes) if state is None else state.size,
+            action=self.actions.joint,
+            time_limit=time_limit,
+            reward="individual",
+            state="concatenated" if state is None else "native",
+            agents=self.agents,
+            observation_sizes=unequal(sizes),
+            action_sizes=unequal(self.actions.sizes),
+        )
+
+    def view(
+        self,
+        observations: Observations,
+        infos: Infos,
+        alive: Sequence[bool] | Bool[np.ndarray, "N"],
+        state: Float[np.ndarray, "S"] | None,
+    ) -> View:
+        """Return what a step or a reset showed.
+
+        Parameters
+        ----------
+        observations, infos
+            As the environment returned them.
+        alive
+            Which agents will act, in order.
+        state
+            What `state_of` returned.
+        """
+        seen = np.zeros((len(self.agents), self.spec.observation_size), np.float32)
+        legal = self.actions.mask.copy()
+        for i, (agent, space) in enumerate(zip(self._keys, self._spaces, strict=True)):
+            if agent not in observations:
+                continue
+            vector, mask = _taken_apart(observations[agent], space)
+            seen[i, : vector.size] = vector
+            mask = infos.get(agent, {}).get(_MASK) if mask is None else mask
+            if mask is not None:
+                legal[i, : np.size(mask)] = np.ravel(mask).astype(bool)
+        return View(seen, seen.ravel() if state is None else state, legal, np.array(alive))
+
+    def joint(self, actions: Mapping[str, Any]) -> np.ndarray:
+        """Return the agents' actions as one array; those of absent agents are zero."""
+        if self.actions.discrete:
+            starts = zip(self._keys, self._starts, strict=True)
+            return self.actions.join([int(actions.get(a, start)) - start for a, start in starts])
+        centre = [np.add(s.low, s.high) / 2 for s in self.actions.spaces if isinstance(s, Box)]
+        pairs = zip(self._keys, centre, strict=True)
+        return self.actions.join([actions.get(agent, middle) for agent, middle in pairs])
+
+    def by_agent(self, action: np.ndarray, agents: Sequence[str]) -> dict[str, Any]:
+        """Return the actions of some agents, out of one array, as the environment takes them."""
+        each = self.actions.split(action)
+        taken = {}
+        for agent in agents:
+            i = self._keys.index(agent)
+            if self.actions.discrete:
+                taken[agent] = int(each[i]) + self._starts[i]
+            else:
+                taken[agent] = np.asarray(each[i], np.float32).reshape(self._shapes[i])
+        return taken
+
+
+class PettingZooPolicy:
+    """Lets a policy of ours act in an environment of PettingZoo.
+
+    Call it with what the environment returned, and give the environment what it returns; call
+    `reset` at the start of every episode::
+
+        policy = PettingZooPolicy(offmarl.load_policy("runs/mine/bc"), env)
+        observations, infos = env.reset()
+        policy.reset()
+        while env.agents:
+            observations, *_, infos = env.step(policy(observations, infos))
+
+    Parameters
+    ----------
+    policy
+        From `offmarl.load_policy`, trained on data of this environment.
+    env
+        Of the parallel API.
+    seed
+        Of its draws, where it draws its actions.
+    """
+
+    def __init__(self, policy: Actor, env: Any, seed: int = 0):
+        self._policy, self._env = policy, env
+        self._key = jax.random.key(seed)
+        self._carry: Any = None
+        self._translator: Translator | None = None
+
+    def reset(self) -> None:
+        """Forget the episode before."""
+        self._carry = None
+
+    def __call__(self, observations: Observations, infos: Infos | None = None) -> dict[str, Any]:
+        """Return the actions of the agents that are there."""
+        self._translator = self._translator or Translator(self._env)
+        agents = list(self._env.agents)
+        alive = [agent in agents for agent in self._env.possible_agents]
+        view = self._translator.view(observations, infos or {}, alive, state_of(self._env))
+        self._key, key = jax.random.split(self._key)
+        action, self._carry = self._policy(view.observation, view.legal_actions, self._carry, key)
+        return self._translator.by_agent(np.asarray(action), agents)
+
+
+def state_of(env: Any) -> Float[np.ndarray, "S"] | None:
+    """Return an environment's global state as a float32 vector; None where it has none."""
+    try:
+        return np.ravel(env.state()).astype(np.float32)
+    except (NotImplementedError, AttributeError):
+        return None
+
+
+def _without_mask(space: gymnasium.Space) -> gymnasium.Space:
+    if not isinstance(space, gymnasium.spaces.Dict) or _MASK not in space.spaces:
+        return space
+    return gymnasium.spaces.Dict({k: v for k, v in space.spaces.items() if k != _MASK})
+
+
+def _taken_apart(observation: Any, space: gymnasium.Space) -> tuple[Any, Any]:
+    mask = None
+    if isinstance(observation, Mapping) and _MASK in observation:
+        mask = observation[_MASK]
+        observation = {k: v for k, v in observation.items() if k != _MASK}
+    return flatten(space, observation), mask
+
+
+def _action_space(agent: Any, space: gymnasium.Space) -> ActionSpace:
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return Discrete(int(space.n))
+    if isinstance(space, gymnasium.spaces.Box) and space.is_bounded():
+        return Box(tuple(space.low.ravel().tolist()), tuple(space.high.ravel().tolist()))
+    raise ShapeError(
+        f"the actions of {agent} are of {space}, and a dataset holds discrete ones or vectors with "
+        "bounds: wrap the environment so that they are Discrete, or a Box with finite bounds."
+    )

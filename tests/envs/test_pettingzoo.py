@@ -1,0 +1,129 @@
+"""Our environments behind PettingZoo's API, and PettingZoo's read as arrays."""
+
+import warnings
+
+import jax
+import numpy as np
+import pytest
+
+from offmarl import envs
+from offmarl.errors import OptionError, ShapeError
+
+pytest.importorskip("pettingzoo", reason="needs pip install 'offmarl[pettingzoo]'")
+
+import gymnasium
+from pettingzoo.test import parallel_api_test, parallel_seed_test
+
+from offmarl.envs.pettingzoo import Translator
+
+from ..recording.pettingzoo import Duel
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "classic/bridge",
+        "swarm/coverage-3:time_limit=9",
+        pytest.param("jaxmarl/smax/3m", marks=pytest.mark.slow),
+        pytest.param("jaxmarl/mpe/simple_world_comm_v3", marks=pytest.mark.slow),
+        pytest.param("jumanji/connector:grid_size=6,num_agents=3", marks=pytest.mark.slow),
+    ],
+)
+def test_the_api_test_passes(name):
+    if name.startswith(("jaxmarl", "jumanji")):
+        pytest.importorskip("jaxmarl")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        parallel_api_test(envs.to_pettingzoo(name), num_cycles=60)
+        parallel_seed_test(lambda: envs.to_pettingzoo(name), num_cycles=20)
+
+
+def test_steps_are_those_of_the_environment():
+    env = envs.make("classic/bridge")
+    wrapped = envs.to_pettingzoo(env)
+    observations, _ = wrapped.reset(seed=3)
+    reset_key, key = jax.random.split(jax.random.key(3))
+    state, timestep = env.reset(reset_key)
+    rng = np.random.default_rng(0)
+    while wrapped.agents:
+        action = jax.numpy.asarray(rng.integers(5, size=2))
+        step_key, key = jax.random.split(key)
+        state, timestep = env.step(step_key, state, action)
+        given = dict(zip(wrapped.possible_agents, action.tolist(), strict=True))
+        observations, rewards, terminations, truncations, _ = wrapped.step(given)
+        for i, agent in enumerate(wrapped.possible_agents):
+            seen = observations[agent]
+            np.testing.assert_array_equal(seen["observation"], timestep.view.observation[i])
+            np.testing.assert_array_equal(seen["action_mask"], timestep.view.legal_actions[i])
+            assert rewards[agent] == timestep.reward[i]
+            assert terminations[agent] == timestep.terminated[i]
+            assert truncations[agent] == timestep.truncated[i]
+        np.testing.assert_array_equal(wrapped.state(), timestep.view.state)
+    assert timestep.last
+
+
+def test_misuse_is_explained():
+    env = envs.to_pettingzoo("classic/xor:time_limit=2")
+    with pytest.raises(OptionError, match="call reset first"):
+        env.state()
+    env.reset(seed=0)
+    with pytest.raises(OptionError, match="no action for agent_1"):
+        env.step({"agent_0": 0})
+    for _ in range(2):
+        env.step({"agent_0": 0, "agent_1": 1})
+    assert env.agents == []
+    with pytest.raises(OptionError, match="no episode under way"):
+        env.step({})
+
+
+def test_any_environment_is_read_as_arrays():
+    env = Duel()
+    observations, infos = env.reset(seed=1)
+    translator = Translator(env, time_limit=5)
+    spec = translator.spec
+    assert (spec.name, spec.num_agents, spec.num_actions, spec.time_limit) == ("duel", 2, 4, 5)
+    assert spec.agents == ("knight", "squire")
+    assert (spec.observation_sizes, spec.action_sizes) == ((6, 3), (4, 2))
+    assert spec.state == "native"
+    view = translator.view(observations, infos, [True, True], env.state())
+    np.testing.assert_array_equal(view.observation[0, :6], observations["knight"].ravel())
+    np.testing.assert_array_equal(view.observation[1], [0, 1, 0, 0, 0, 0])  # 1 of 3, one-hot
+    assert view.legal_actions.tolist() == [[True, False, True, True], [True, True, False, False]]
+    assert translator.joint({"knight": 2, "squire": 11}).tolist() == [2, 1]
+    both = translator.by_agent(np.array([3, 0]), ["knight", "squire"])
+    assert both == {"knight": 3, "squire": 10}
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (gymnasium.spaces.Box(-1, 1, (2,)), "of both kinds"),
+        (gymnasium.spaces.MultiDiscrete([2, 2]), "actions of squire are of MultiDiscrete"),
+        (gymnasium.spaces.Box(-np.inf, np.inf, (2,)), "finite bounds"),
+    ],
+)
+def test_actions_that_no_array_holds_are_refused(space, message):
+    env = Duel()
+    env.reset()
+    env.action_space = lambda agent: gymnasium.spaces.Discrete(4) if agent == "knight" else space
+    with pytest.raises(ShapeError, match=message):
+        Translator(env)
+
+
+def test_a_policy_of_ours_acts():
+    env = envs.to_pettingzoo("classic/bridge")
+    calls = []
+
+    def policy(observation, legal_actions, carry, key):
+        calls.append(carry)
+        assert observation.shape == (2, 8)
+        assert legal_actions.shape == (2, 5)
+        return np.array([3, 4]), len(calls)
+
+    actor = envs.PettingZooPolicy(policy, env)
+    observations, infos = env.reset(seed=0)
+    assert actor(observations, infos) == {"agent_0": 3, "agent_1": 4}
+    actor(observations, infos)
+    actor.reset()
+    actor(observations, infos)
+    assert calls == [None, 1, None]

@@ -1,0 +1,193 @@
+"""Recording environments that are stepped in Python."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import offmarl
+from offmarl import envs, vault
+from offmarl.errors import OptionError, RunError, ShapeError, VaultExistsError
+
+from .pettingzoo import Duel
+
+LONG = {"knight": 0, "squire": 10}
+
+
+def play(recorder, knight=0, seed=None, log_prob=None):
+    recorder.reset(seed=seed)
+    while recorder.env.agents:
+        actions = {
+            a: x for a, x in (("knight", knight), ("squire", 11)) if a in recorder.env.agents
+        }
+        recorder.step(actions, log_prob, policy_id=4)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "duel.vlt"
+
+
+def test_an_episode_is_recorded_whole(path):
+    with offmarl.record(Duel(), path, time_limit=5, provenance={"by": "me"}) as recorder:
+        play(recorder, seed=7, log_prob={"knight": -1.5})
+        assert (recorder.episodes, recorder.steps) == (1, 5)
+    data = vault.open_vault(path)
+    steps = data[:]
+    assert (data.spec.name, data.spec.time_limit, data.provenance["by"]) == ("duel", 5, "me")
+    np.testing.assert_array_equal(steps.reward[0], [[1, 2], [2, 3], [3, 0], [4, 0], [5, 0]])
+    assert steps.view.alive[0].tolist() == [[True, True]] * 2 + [[True, False]] * 3
+    assert steps.terminated[0].tolist() == [[False, False]] + [[False, True]] * 4
+    assert steps.truncated[0].tolist() == [[False, False]] * 4 + [[True, False]]
+    assert steps.action[0].tolist() == [[0, 1], [0, 1], [0, 0], [0, 0], [0, 0]]
+    assert steps.view.state[0].tolist() == [[t, 7] for t in range(5)]
+    assert steps.view.observation[0, 3].tolist() == [[3.0] * 6, [0.0] * 6]
+    assert steps.view.legal_actions[0, 0].tolist() == [[1, 0, 1, 1], [1, 1, 0, 0]]
+    np.testing.assert_array_equal(steps.behaviour_log_prob[0, :, 0], -1.5)
+    assert np.isnan(steps.behaviour_log_prob[0, :, 1]).all()
+    assert (steps.policy_id == 4).all()
+    assert data.episodes.cause.tolist() == ["truncated"]
+    assert data.finals.state.tolist() == [[5, 7]]
+    assert data.finals.alive.tolist() == [[True, False]]
+
+
+def test_who_wins_terminates(path):
+    with offmarl.record(Duel(), path) as recorder:
+        play(recorder, knight=3)
+    data = vault.open_vault(path)
+    assert data.episodes.cause.tolist() == ["terminated"]
+    assert data.episodes.length.tolist() == [1]
+
+
+def test_what_is_left_unfinished_is_cut(path):
+    with offmarl.record(Duel(), path) as recorder:
+        recorder.reset()
+        recorder.step(LONG)
+        recorder.reset()  # cuts
+        recorder.reset()  # nothing to cut
+        recorder.step(LONG)
+        recorder.step(LONG)
+    episodes = vault.open_vault(path).episodes
+    assert episodes.cause.tolist() == ["cut", "cut"]
+    assert episodes.length.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_exception_leaves_what_was_there(path, error):
+    with pytest.raises(error), offmarl.record(Duel(), path) as recorder:
+        play(recorder)
+        recorder.reset()
+        recorder.step(LONG)
+        raise error
+    assert vault.open_vault(path).episodes.cause.tolist() == ["truncated", "cut"]
+
+
+def test_resuming_appends(path):
+    with offmarl.record(Duel(), path) as recorder:
+        play(recorder)
+    with pytest.raises(VaultExistsError, match="resume=True"):
+        offmarl.record(Duel(), path)
+    with offmarl.record(Duel(), path, resume=True) as recorder:
+        play(recorder, knight=3)
+    assert vault.open_vault(path).episodes.length.tolist() == [5, 1]
+
+
+def test_two_recorders_share_a_vault(path):
+    with (
+        offmarl.record(Duel(), path) as one,
+        offmarl.record(Duel(), path, resume=True) as other,
+    ):
+        play(one)
+        play(other, knight=3)
+        play(one)
+    assert sorted(vault.open_vault(path).episodes.length.tolist()) == [1, 5, 5]
+
+
+def test_misuse_is_explained(path):
+    with pytest.raises(ShapeError, match=r"does not have PettingZoo.s parallel API.*step"):
+        offmarl.record(object(), path)
+    with offmarl.record(Duel(), path) as recorder:
+        with pytest.raises(OptionError, match="call reset before step"):
+            recorder.step(LONG)
+        play(recorder)
+    xor = envs.to_pettingzoo("classic/xor:time_limit=2")
+    with (
+        pytest.raises(ShapeError, match=r"data of duel, from which classic/xor.* differs in"),
+        offmarl.record(xor, path, resume=True) as recorder,
+    ):
+        recorder.reset()
+    assert vault.open_vault(path).num_steps == 5
+
+
+def test_an_environment_of_ours_is_recorded_as_it_is_by_jax(tmp_path):
+    env = envs.to_pettingzoo("classic/bridge:time_limit=7")
+    assert offmarl.record_episodes(lambda: env, tmp_path / "a.vlt", 3, seed=5) == 3
+    data = vault.open_vault(tmp_path / "a.vlt")
+    spec = env.env.spec
+    assert data.spec.difference(spec) == ""
+    assert data.spec.name == spec.name
+    assert data.episodes.length.tolist() == [7, 7, 7]
+    np.testing.assert_allclose(data[:].behaviour_log_prob, -np.log(5), rtol=1e-6)
+    assert offmarl.record_episodes(lambda: env, tmp_path / "a.vlt", 3, seed=5) == 0
+    assert offmarl.record_episodes(lambda: env, tmp_path / "a.vlt", 4, seed=5) == 1
+    with pytest.raises(RunError, match="'seed': 5"):
+        offmarl.record_episodes(lambda: env, tmp_path / "a.vlt", 4, seed=6)
+    with pytest.raises(OptionError, match="above 0"):
+        offmarl.record_episodes(lambda: env, tmp_path / "a.vlt", 0)
+
+
+def seeds_in(path):
+    """Return which seeds the episodes of a vault were played with."""
+    data = vault.open_vault(path)
+    return sorted(int(data[start : start + 1].view.state[0, 0, 1]) for start in data.episodes.start)
+
+
+@pytest.mark.slow
+def test_processes_record_side_by_side(path):
+    assert offmarl.record_episodes(Duel, path, 21, processes=3, seed=100) == 21
+    assert seeds_in(path) == list(range(100, 121))
+    assert offmarl.record_episodes(Duel, path, 21, processes=3, seed=100) == 0
+
+
+class SlowDuel(Duel):
+    def step(self, actions):
+        time.sleep(0.002)
+        return super().step(actions)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_a_recording_in_processes_goes_on_after_it_was_stopped(path, how):
+    code = (
+        "import sys, offmarl; sys.path.insert(0, sys.argv[2])\n"
+        "from tests.recording.test_python import SlowDuel\n"
+        "if __name__ == '__main__':\n"
+        "    offmarl.record_episodes(SlowDuel, sys.argv[1], 600, processes=2)"
+    )
+    script = path.parent / "script.py"
+    script.write_text(code)
+    root = str(Path(__file__).parents[2])
+    command = [sys.executable, str(script), str(path), root]
+    running = subprocess.Popen(
+        command,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": root},
+        stderr=subprocess.DEVNULL,
+    )
+    while not (path.exists() and vault.open_vault(path).num_steps):
+        assert running.poll() is None
+        time.sleep(0.05)
+    os.killpg(running.pid, how)
+    running.wait(timeout=60)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(running.pid, signal.SIGKILL)
+    before = len(vault.open_vault(path).episodes.length)
+    assert before < 600
+    recorded = offmarl.record_episodes(Duel, path, 600, processes=2)
+    assert seeds_in(path) == [*range(600)] if how == signal.SIGKILL else recorded > 0
