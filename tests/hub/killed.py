@@ -1,0 +1,28 @@
+"""Pull from a loopback hub until killed, saying how many bytes have arrived.
+
+Usage: killed.py CARDS NAME COUNTER PART
+"""
+
+import sys
+from pathlib import Path
+
+from offmarl import hub
+from offmarl.hub import catalogue, fetch
+
+cards, name, counter, part = sys.argv[1:]
+catalogue.directory = lambda: Path(cards)
+fetch.PART = int(part)
+total = 0
+receive = fetch.Wire._receive
+
+
+def counted(*args):
+    global total  # noqa: PLW0603
+    got = receive(*args)
+    total += len(got)
+    Path(counter).write_text(str(total))
+    return got
+
+
+fetch.Wire._receive = counted
+hub.pull(name)

@@ -1,0 +1,77 @@
+"""Many pulls, many kills: what the issue promises, counted."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from offmarl import hub as library
+from offmarl.errors import HubError, VaultFormatError
+from offmarl.hub import cache, fetch
+
+from .conftest import NAME, PATH, REPOSITORY, make_archive, write_card
+from .server import Faults
+from .test_pull import assert_whole
+
+pytestmark = pytest.mark.slow
+KILLS = 20
+
+
+def test_50_pulls_with_a_fifth_of_the_connections_cut(hub):
+    write_card(hub.cards, hashlib.sha256(hub.archive).hexdigest())
+    hub.faults = Faults(cut=0.2)
+    for _ in range(50):
+        pulled = library.pull(NAME)
+        assert set(pulled.checks.values()) == {"SHA-256 of the archive, from the dataset's card"}
+        assert_whole(hub.archive, pulled.paths)
+        (entry,) = cache.entries()
+        cache.remove(entry)
+
+
+def test_every_flipped_bit_is_caught(hub):
+    hub.faults.flip = True
+    for uid in ("", "/Expert", "/Good", "/Medium", "/Poor", "/Random"):
+        with pytest.raises((HubError, VaultFormatError)):
+            library.pull(NAME + uid)
+    assert not any(entry.uids for entry in cache.entries())
+
+
+def test_kill_at_20_instants_loses_a_part_at_most(hub, tmp_path):
+    archive = make_archive(300_000)
+    hub.commit(REPOSITORY, {PATH: archive})
+    hub.faults.delay = 0.02
+    environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
+    counter = tmp_path / "received"
+    script = [sys.executable, str(__file__).replace("test_campaign", "killed")]
+    command = [*script, str(hub.cards), NAME, str(counter), str(fetch.PART)]
+    lost = []
+    for instant in range(KILLS):
+        counter.unlink(missing_ok=True)
+        process = subprocess.Popen(command, env=environment)
+        aim = len(archive) * (instant + 0.5) / KILLS
+        while process.poll() is None and received(counter) < aim:
+            time.sleep(0.002)
+        process.kill()
+        process.wait()
+        (entry,) = cache.entries()
+        lost.append(received(counter) - noted(entry))
+        assert not entry.uids
+        pulled = library.pull(NAME)
+        assert_whole(archive, pulled.paths)
+        assert pulled.fetched <= len(archive) - received(counter) + fetch.PART
+        cache.remove(entry)
+    print("bytes lost by each kill:", lost)
+    assert max(lost) <= fetch.PART
+
+
+def received(counter) -> int:
+    return int(counter.read_text() or 0) if counter.exists() else 0
+
+
+def noted(entry) -> int:
+    lines = (entry.arriving / "archive.zip.journal").read_text().splitlines()
+    return sum(one["stop"] - one["start"] for one in map(json.loads, lines[1:]))
