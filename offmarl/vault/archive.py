@@ -109,7 +109,12 @@ def _opened(archive: PurePath) -> zipfile.ZipFile:
 
 def _read_tail(archive: PurePath, size: int) -> bytes:
     files = Location(archive.parent).files
-    found = files.read(archive.name, byte_range=slice(-size, None)).result()
+    try:
+        found = files.read(archive.name, byte_range=slice(-size, None)).result()
+    except ValueError as error:
+        if "OUT_OF_RANGE" not in str(error):
+            raise
+        found = files.read(archive.name).result()  # it is smaller
     if found.state != "value":
         raise FileNotFoundError
     return bytes(found.value)

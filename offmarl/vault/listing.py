@@ -119,7 +119,8 @@ def vaults_among(names: Iterable[str]) -> list[PurePosixPath]:
 def _names_below(location: Location) -> list[str]:
     """Return the relative paths of all files below, in an archive or an object store."""
     if location.archive is None:
-        return location.names()
+        with errors_of(location.path):
+            return location.names()
     inside = location.path.relative_to(location.archive)
     paths = (PurePosixPath(member.filename) for member in members_of(location))
     return [str(path.relative_to(inside)) for path in paths if path.is_relative_to(inside)]

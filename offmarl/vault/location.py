@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 ARCHIVE_SUFFIX = ".zip"
 _CACHE_BYTES = 2**26
+_SERVICES = ("s3", "gcs", "http")
+_RETRIES = 6
+"""About half a minute, as the pauses double from a second."""
 _WRITABLE = ("s3", "gs")
 _SCHEMES = (*_WRITABLE, "http", "https")
 
@@ -114,8 +117,10 @@ class Location:
         """
         import tensorstore as ts
 
-        size = 0 if self.is_directory else _CACHE_BYTES
-        return ts.Context({"cache_pool": {"total_bytes_limit": size}})
+        if self.is_directory:
+            return ts.Context()
+        retries = {f"{kind}_request_retries": {"max_retries": _RETRIES} for kind in _SERVICES}
+        return ts.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}, **retries})
 
     @property
     def staleness(self) -> float | None:
@@ -210,14 +215,18 @@ def _kvstore(path: PurePath, end: str = "") -> dict[str, Any]:
             return {"driver": "http", "base_url": f"{path.scheme}://{path.host}/", "path": key}
 
 
-def _aws() -> dict[str, str]:
+def _aws() -> dict[str, Any]:
     """Return what TensorStore does not take from AWS's usual environment variables itself."""
     variables = {
         "endpoint": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
         "aws_region": ("AWS_REGION", "AWS_DEFAULT_REGION"),
     }
-    found = {
-        option: next(filter(None, map(os.environ.get, names)), None)
+    found: dict[str, Any] = {
+        option: os.environ[name]
         for option, names in variables.items()
+        for name in reversed(names)
+        if os.environ.get(name)
     }
-    return {option: value for option, value in found.items() if value}
+    if os.environ.get("AWS_ACCESS_KEY_ID"):
+        found["aws_credentials"] = {"type": "environment"}
+    return found

@@ -158,7 +158,7 @@ def errors_of(path: PurePath) -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError) as error:
-        text = str(error).partition(" [tensorstore_spec")[0]
+        text = str(error).partition(" [")[0]  # what follows is for TensorStore's developers
         if "Generation mismatch" in text:
             raise conflict(path) from error
         if any(sign in text for sign in _NO_ROOM):

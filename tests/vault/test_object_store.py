@@ -1,0 +1,119 @@
+"""Vaults in an object store: an emulator of S3 on this machine."""
+
+import re
+import zipfile
+from urllib.request import Request, urlopen
+
+import pytest
+
+from offmarl import vault
+from offmarl.errors import VaultConflictError, VaultError, VaultExistsError, VaultNotFoundError
+from offmarl.vault.store import Store
+
+from .experience import SPEC, assert_same, concatenate, make
+
+
+@pytest.fixture(scope="module")
+def endpoint():
+    server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+def put(url, data=b""):
+    kind = {"Content-Type": "application/octet-stream"}  # moto takes no content of forms
+    urlopen(Request(url, data, kind, method="PUT")).close()
+
+
+@pytest.fixture
+def bucket(endpoint, monkeypatch, request):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    name = re.sub("[^a-z0-9]+", "-", request.node.name).strip("-")
+    put(f"{endpoint}/{name}")
+    return f"s3://{name}"
+
+
+@pytest.mark.parametrize("codec", ["raw", "zstd"])
+def test_create_append_resume_read_and_list(bucket, tmp_path, codec):
+    path = f"{bucket}/data/coverage.vlt/expert"
+    first, second = make(steps=50), make(steps=30, seed=1)
+    with vault.create(path, SPEC, rows=2, chunk_steps=16, codec=codec) as writer:
+        writer.append(*first)
+    with vault.resume(f"{bucket}/data/coverage.vlt") as writer:
+        writer.append(*second)
+    found = vault.open_vault(path)
+    assert str(found.path) == path
+    assert (found.name, found.uid) == ("coverage", "expert")
+    assert_same(found.transitions(), concatenate([first[0], second[0]]))
+    with vault.create(tmp_path / "a.vlt", SPEC, rows=2) as writer:
+        writer.append(*first)
+        writer.append(*second)
+    assert found.digest() == vault.open_vault(tmp_path / "a.vlt").digest()
+    ((listed, summary),) = vault.list_vaults(bucket)
+    assert str(listed) == path
+    assert (summary.uid, summary.steps) == ("expert", 160)
+    with pytest.raises(VaultExistsError):
+        vault.create(path, SPEC, rows=2)
+    with pytest.raises(VaultNotFoundError, match="Beside it: expert"):
+        vault.open_vault(f"{bucket}/data/coverage.vlt/medium")
+
+
+def test_what_a_killed_creation_left_is_no_vault(bucket):
+    path = f"{bucket}/a.vlt/b"
+    vault.create(path, SPEC, rows=2).close()
+    store = Store(vault.open_vault(path).path)
+    store.location.files.write("metadata.json", None).result()
+    assert list(vault.list_vaults(bucket)) == []
+    with vault.create(path, SPEC, rows=1) as writer:
+        writer.append(*make(rows=1))
+    assert vault.open_vault(path).rows == 1
+
+
+def test_a_second_writer_is_fenced(bucket):
+    path = f"{bucket}/a.vlt/b"
+    with vault.create(path, SPEC, rows=2, chunk_steps=16) as one:
+        two = vault.resume(path)
+        one.append(*make(steps=20))
+        one.flush()
+        with pytest.raises(VaultConflictError):
+            two.append(*make(steps=20, seed=1))
+            two.flush()
+        two.release()
+    assert_same(vault.open_vault(path).transitions(), make(steps=20)[0])
+
+
+def test_a_failed_import_leaves_nothing(bucket):
+    path = f"{bucket}/a.vlt/b"
+    with pytest.raises(RuntimeError), vault.create_whole(path, SPEC, rows=2) as writer:
+        writer.append(*make(steps=20))
+        raise RuntimeError
+    assert list(vault.list_vaults(bucket)) == []
+    with vault.create_whole(path, SPEC, rows=2) as writer:
+        writer.append(*make(steps=20))
+    assert vault.open_vault(path).length == 20
+
+
+def test_an_archive_in_a_bucket(bucket, endpoint, tmp_path):
+    with vault.create(tmp_path / "a.vlt" / "b", SPEC, rows=2) as writer:
+        writer.append(*make(steps=20))
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for file in (tmp_path / "a.vlt").rglob("*"):
+            archive.write(file, file.relative_to(tmp_path))
+    put(f"{endpoint}/{bucket.removeprefix('s3://')}/a.zip", (tmp_path / "a.zip").read_bytes())
+    found = vault.open_vault(f"{bucket}/a.zip")
+    assert_same(found.transitions(), make(steps=20)[0])
+    with pytest.raises(VaultError, match="cannot be written to"):
+        vault.resume(f"{bucket}/a.zip/a.vlt/b")
+    put(f"{endpoint}/{bucket.removeprefix('s3://')}/empty.zip")
+    with pytest.raises(VaultError, match="not a zip archive"):
+        vault.open_vault(f"{bucket}/empty.zip")
+
+
+def test_a_bucket_that_is_not_there(bucket):
+    with pytest.raises(VaultError):
+        vault.create("s3://nowhere/a.vlt", SPEC, rows=2)
