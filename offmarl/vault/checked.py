@@ -9,10 +9,13 @@ from numpy.typing import NDArray
 
 from offmarl.errors import VaultFormatError
 from offmarl.vault import layout
+from offmarl.vault.faults import of_chunk, with_episodes
+from offmarl.vault.grid import Chunk
 from offmarl.vault.layout import Schema
 from offmarl.vault.mapped import MappedArray, Snapshot
 from offmarl.vault.seal import unseal
 from offmarl.vault.store import Store
+from offmarl.vault.tables import Episodes
 
 
 class Checks:
@@ -24,8 +27,8 @@ class Checks:
         The vault's.
     length
         Steps of a row that we wrote. A chunk that a stock program wrote to has no checksum.
-    name_episodes
-        ``name_episodes(rows, steps)``: says in words which episodes lie there.
+    episodes
+        Returns the vault's episodes, of which a fault names those that it hits.
 
     Attributes
     ----------
@@ -38,13 +41,13 @@ class Checks:
         store: Store,
         schema: Schema,
         length: int,
-        name_episodes: Callable[[range, range], str],
+        episodes: Callable[[], Episodes],
     ):
         self.snapshot: Snapshot | None = None
         self._store = store
         self._schema = schema
         self._length = length
-        self._name_episodes = name_episodes
+        self._episodes = episodes
         self._leaves = layout.leaves(schema.spec)
         self._blocks = schema.rows // schema.chunk_rows
         chunks = -(-length // schema.chunk_steps)
@@ -84,14 +87,17 @@ class Checks:
                 return False
 
     def _damaged(self, name: str, block: int, number: int) -> VaultFormatError:
-        rows = range(block * self._schema.chunk_rows, (block + 1) * self._schema.chunk_rows)
-        first = number * self._schema.chunk_steps
-        steps = range(first, min(first + self._schema.chunk_steps, self._length))
+        size, steps = self._schema.chunk_rows, self._schema.chunk_steps
+        chunk = Chunk(
+            key=self._leaves[name].chunk_key(name, block, number),
+            leaf=name,
+            rows=(block * size, (block + 1) * size),
+            steps=(number * steps, min((number + 1) * steps, self._length)),
+        )
+        fault = with_episodes(of_chunk(chunk, "its checksum is wrong"), self._episodes())
         return VaultFormatError(
-            f"{self._store.path} is damaged: the checksum of {name}, rows {rows.start} to "
-            f"{rows.stop - 1}, steps {steps.start} to {steps.stop - 1} is wrong "
-            f"({self._name_episodes(rows, steps)}). Copy the vault again from where it came from, "
-            "or keep what is sound with `offmarl repair`."
+            f"{self._store.path} is damaged: {fault}. Copy the vault again from where it came "
+            "from, or keep what is sound with `offmarl repair`."
         )
 
 

@@ -23,13 +23,14 @@ from offmarl.vault.grid import Grid
 from offmarl.vault.layout import Leaf, Schema
 from offmarl.vault.listing import locate
 from offmarl.vault.location import Location
-from offmarl.vault.reader import Vault, read_metadata
+from offmarl.vault.own import read_metadata
+from offmarl.vault.reader import Vault
 from offmarl.vault.seal import OWN_PREFIX
 from offmarl.vault.store import DATA, MANIFEST, METADATA, Store
 
 _MAX_FAULTS = 1000
 """Of one kind: a forged index could say that a chunk is missing billions of times."""
-_WITHOUT_CHECKSUM = (None, "blosc", "zstd", "bz2", "lz4")
+_WITHOUT_CHECKSUM = (None, "blosc", "zstd", "lz4")
 """Codecs whose output holds no checksum, or none as TensorStore writes it; None: uncompressed."""
 
 

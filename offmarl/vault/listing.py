@@ -11,7 +11,8 @@ from offmarl.vault import layout
 from offmarl.vault.archive import members_of
 from offmarl.vault.layout import Head, Schema
 from offmarl.vault.location import Location
-from offmarl.vault.reader import Vault, read_metadata
+from offmarl.vault.own import read_metadata
+from offmarl.vault.reader import Vault
 from offmarl.vault.store import MANIFEST, METADATA, Store, errors_of, load_json
 
 SUFFIX = ".vlt"
@@ -35,13 +36,16 @@ class Summary(NamedTuple):
     """Why the vault cannot be read, if it cannot."""
 
 
-def open_vault(path: str | os.PathLike[str]) -> Vault:
+def open_vault(path: str | os.PathLike[str], *, checked: bool = False) -> Vault:
     """Open a vault for reading, as it is now.
 
     Parameters
     ----------
     path
         ``<directory>/<name>.vlt/<uid>``, or ``<directory>/<name>.vlt`` where it holds one uid.
+    checked
+        Compare every uncompressed chunk with its checksum before it is first used; compressed ones
+        always are.
 
     Raises
     ------
@@ -50,7 +54,7 @@ def open_vault(path: str | os.PathLike[str]) -> Vault:
     VaultFormatError
         What is there is not a vault, or is damaged.
     """
-    return Vault(locate(path))
+    return Vault(locate(path), checked)
 
 
 def locate(path: str | os.PathLike[str]) -> PurePath:

@@ -21,8 +21,8 @@ from offmarl.vault.region import Region
 from offmarl.vault.tree import Place
 
 _ABSENT = -1
-_RELEASE_BYTES = 2**25
-"""Reads larger than this leave no mapped pages behind that would count as the process's memory."""
+_RELEASE_BYTES = 2**22
+"""Read this much, and the mapped pages are let go of: they would count as the process's memory."""
 _CHUNK = re.compile(r"(.+)\./(\d+)\.(\d+)(?:\.0)*")
 
 
@@ -139,12 +139,15 @@ class MappedArray:
             return self.chunk(block, number)[(inside, times, *select)]
         shape = np.empty((0, *self.leaf.shape))[(slice(None), *select)].shape[1:]
         out: NumpyArray = np.empty((len(rows), len(steps), *shape), self.leaf.dtype)
+        unreleased = 0
         for number, times, to_steps in by_steps:
             for block, inside, to_rows in by_rows:
                 chunk = self.chunk(block, number)
                 out[to_rows, to_steps] = chunk[(inside, times, *select)]
-                if out.nbytes > _RELEASE_BYTES:
-                    self.region.release(int(self.addresses[block, number]), self.chunk_bytes)
+                unreleased += self.chunk_bytes
+                if unreleased > _RELEASE_BYTES:
+                    self.region.release()
+                    unreleased = 0
         return out
 
     def windows(
@@ -190,6 +193,24 @@ def cut(span: range, size: int) -> Iterator[tuple[int, slice, slice]]:
         inside = slice(first, first + (count - 1) * span.step + 1, span.step)
         yield block, inside, slice(done, done + count)
         done += count
+
+
+def open_snapshot(location: Location) -> Snapshot | None:
+    """Return what a store holds now, None where it cannot be mapped.
+
+    Raises
+    ------
+    OSError, ValueError
+        Files that the store refers to cannot be read.
+    """
+    if not location.is_directory:
+        return None
+    try:
+        return Snapshot(location)
+    except MemoryError:
+        return None
+    except (OSError, ValueError):
+        return Snapshot(location)  # it was compacted in between: the new files say the same
 
 
 def map_arrays(

@@ -16,7 +16,8 @@ from offmarl.vault.contents import Contents
 from offmarl.vault.grid import Grid
 from offmarl.vault.integrity import Verification, examine, foreign_grids, own_grids
 from offmarl.vault.layout import Head, NumpyArray
-from offmarl.vault.reader import Vault, read_metadata
+from offmarl.vault.own import read_metadata
+from offmarl.vault.reader import Vault
 from offmarl.vault.recount import recount
 from offmarl.vault.seal import OWN_PREFIX
 from offmarl.vault.store import METADATA, Store

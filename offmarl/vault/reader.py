@@ -1,53 +1,27 @@
 """Reading vaults: ours, and those that stock flashbax wrote."""
 
 import dataclasses
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from offmarl.errors import VaultError, VaultFormatError
 from offmarl.types import Discrete, EnvSpec, Episode, Transition, View
-from offmarl.vault import layout, tables
+from offmarl.vault import asked, layout, tables
 from offmarl.vault.arrays import Arrays
 from offmarl.vault.checked import Checks
-from offmarl.vault.layout import Head, Leaf, NumpyArray, Schema
-from offmarl.vault.location import Location
-from offmarl.vault.mapped import Snapshot
-from offmarl.vault.seal import unseal
-from offmarl.vault.store import METADATA, Store, load_json
+from offmarl.vault.layout import Leaf, NumpyArray
+from offmarl.vault.mapped import Snapshot, open_snapshot
+from offmarl.vault.own import Own, check_same, read_metadata, read_own, read_table
+from offmarl.vault.store import METADATA, Store
 
 _BLOCK_BYTES = 2**25
 """About how much is in memory at once where a whole vault is gone through."""
 
-_NAMED_EPISODES = 8
-
 _ALL = slice(None)
-
-
-class Own(NamedTuple):
-    """Our own keys, all of one commit."""
-
-    schema: Schema
-    head: Head
-    running: tables.Table
-    provenance: dict[str, Any]
-    stock_length: int
-    """The length that stock programs see."""
-
-    @property
-    def length(self) -> int:
-        """Steps of each row, those that a stock program appended included."""
-        return self.head.whole_length(self.stock_length)
-
-    @property
-    def unverified(self) -> tuple[tuple[int, int], ...]:
-        """Intervals of steps that a stock program appended, adopted or not."""
-        begin = self.head.length
-        return self.head.unverified + (((begin, self.length),) if begin < self.length else ())
 
 
 class Vault:
@@ -243,10 +217,11 @@ class Vault:
             There are no such steps or arrays, or they cannot be read.
         """
         stop = self.length if stop is None else stop
-        self._check_steps(start, stop)
+        asked.check_steps(self, start, stop)
         names = list(self.leaves if leaves is None else leaves)
-        chosen = {} if agents == _ALL else self._agents(names, agents)
-        return self._arrays.read(names, _span(rows, self.rows, "rows"), range(start, stop), chosen)
+        span = asked.indices(rows, self.rows, "rows")
+        some = {} if agents == _ALL else asked.agents(self, agents)
+        return self._arrays.read(names, span, range(start, stop), some)
 
     def windows(
         self,
@@ -280,7 +255,7 @@ class Vault:
             There are no such steps or arrays, or they cannot be read.
         """
         names = list(self.leaves if leaves is None else leaves)
-        return self._arrays.windows(names, *self._check_windows(rows, starts, length), length)
+        return self._arrays.windows(names, *asked.windows(self, rows, starts, length), length)
 
     def prefetch(
         self,
@@ -295,7 +270,7 @@ class Vault:
         Without effect on vaults that are not memory-mapped.
         """
         names = list(self.leaves if leaves is None else leaves)
-        self._arrays.prefetch(names, *self._check_windows(rows, starts, length), length)
+        self._arrays.prefetch(names, *asked.windows(self, rows, starts, length), length)
 
     def percentiles(self, low: float, high: float) -> tuple[int, int]:
         """Return the interval of steps from one percentile of time to another.
@@ -366,101 +341,6 @@ class Vault:
             raise VaultError(f"steps are read one after the other, not every {stride}th.")
         return self.transitions(start, max(start, stop))
 
-    def _check_steps(self, start: int, stop: int) -> None:
-        if not 0 <= start <= stop <= self.length:
-            raise VaultError(
-                f"steps {start} to {stop} were asked for, and {self.path} has steps 0 to "
-                f"{self.length}."
-            )
-
-    def _check_windows(
-        self, rows: NumpyArray, starts: NumpyArray, length: int
-    ) -> tuple[NumpyArray, NumpyArray]:
-        rows, starts = (np.asarray(x, np.int64) for x in (rows, starts))
-        if rows.ndim != 1 or rows.shape != starts.shape or length < 1:
-            raise VaultError(
-                f"windows of {length} steps were asked for with rows {rows.shape} and starts "
-                f"{starts.shape}: give one of each for every window, and at least 1 step."
-            )
-        if len(rows):
-            self._check_steps(int(starts.min()), int(starts.max()) + length)
-            if rows.min() < 0 or rows.max() >= self.rows:
-                raise VaultError(
-                    f"rows {rows.min()} to {rows.max()} were asked for, and {self.path} has rows 0 "
-                    f"to {self.rows - 1}."
-                )
-        return rows, starts
-
-    def _agents(self, names: Iterable[str], agents: slice) -> dict[str, slice]:
-        """Return what to read of the third axis of the arrays in which it is that of agents."""
-        count = self.spec.num_agents
-        span = _span(agents, count, "agents")
-        known = (name for name in names if name in self.leaves)
-        having = (name for name in known if _has_agents(name, self.leaves[name], count))
-        return dict.fromkeys(having, slice(span.start, span.stop, span.step))
-
-    @cached_property
-    def _arrays(self) -> Arrays:
-        return Arrays(
-            self._store, self.leaves, self.rows, self.length, self._snapshot, self._checks()
-        )
-
-    def _snapshot(self) -> Snapshot | None:
-        """Map the vault's files; None where that cannot be."""
-        location = self._store.location
-        if not location.is_directory or (self.own and self.own.schema.codec != "raw"):
-            return None
-        try:
-            snapshot = _snapshot(location)
-        except MemoryError:
-            return None
-        except (OSError, ValueError) as error:
-            raise VaultError(
-                f"{self.path} was changed, moved or damaged after it was opened ({error}): open it "
-                "again."
-            ) from error
-        self._check_same(snapshot)
-        return snapshot
-
-    def _check_same(self, snapshot: Snapshot) -> None:
-        """See to it that the files are still those of the vault that was opened."""
-        if self.own:
-            schema, head = (
-                json.loads(unseal(key, snapshot.value(key) or b"{}", self.path))
-                for key in (layout.SCHEMA_KEY, layout.HEAD_KEY)
-            )
-            length = head.get("length", 0)
-            if Schema.from_json(schema) != self.own.schema or length < self.own.head.length:
-                raise VaultError(
-                    f"{self.path} is another vault, or a shorter one, than when it was opened: "
-                    "open it again."
-                )
-
-    def _checks(self) -> Checks | None:
-        """Return what to compare reads with, where that was asked for and no codec does it."""
-        if not self._checked:
-            return None
-        if self.own is None:
-            raise VaultError(
-                f"{self.path} was not written by offmarl, so there are no checksums to compare "
-                "reads with: open it without `checked`."
-            )
-        schema, length = self.own.schema, self.own.head.length
-        if length < self.length:  # a stock program wrote to the last chunk
-            length -= length % schema.chunk_steps
-        if schema.codec != "raw":
-            return None
-        return Checks(self._store, schema, length, self._name_episodes)
-
-    def _name_episodes(self, rows: range, steps: range) -> str:
-        table = self.episodes
-        inside = (table.row >= rows.start) & (table.row < rows.stop)
-        inside &= (table.start < steps.stop) & (table.start + table.length > steps.start)
-        numbers = np.flatnonzero(inside).tolist()
-        if len(numbers) > _NAMED_EPISODES:
-            return f"{len(numbers)} episodes, the first of them {numbers[0]}"
-        return f"episodes {', '.join(map(str, numbers))}" if numbers else "no episode"
-
     def blocks(
         self, leaves: Iterable[str] | None = None, start: int = 0, rows: int | None = None
     ) -> Iterator[tuple[int, int]]:
@@ -477,6 +357,40 @@ class Vault:
             yield start, stop
             start = stop
 
+    @cached_property
+    def _arrays(self) -> Arrays:
+        checks = self._checks() if self._checked else None
+        return Arrays(self._store, self.leaves, self.rows, self.length, self._snapshot, checks)
+
+    def _snapshot(self) -> Snapshot | None:
+        """Map the vault's files; None where that cannot be, or is of no use."""
+        if self.own and self.own.schema.codec != "raw":
+            return None
+        try:
+            snapshot = open_snapshot(self._store.location)
+        except (OSError, ValueError) as error:
+            raise VaultError(
+                f"{self.path} was changed, moved or damaged after it was opened ({error}): open it "
+                "again, and if that does not help, see what `offmarl verify` says."
+            ) from error
+        if self.own and snapshot:
+            check_same(self.own, snapshot, self.path)
+        return snapshot
+
+    def _checks(self) -> Checks | None:
+        """Return what to compare reads with; None where the codec does that by itself."""
+        if self.own is None:
+            raise VaultError(
+                f"{self.path} was not written by offmarl, so there are no checksums to compare "
+                "reads with: open it without `checked`."
+            )
+        if self.own.schema.codec != "raw":
+            return None
+        length = self.own.head.length
+        if length < self.length:  # a stock program wrote to the last chunk
+            length -= length % self.own.schema.chunk_steps
+        return Checks(self._store, self.own.schema, length, lambda: self.episodes)
+
     def digest(self) -> str:
         """Return the SHA-256 of the logical content; see `offmarl.vault.digest`."""
         from offmarl.vault.digest import digest
@@ -484,84 +398,6 @@ class Vault:
         return digest(self)
 
 
-def _span(part: slice, size: int, axis: str) -> range:
-    """Return the indices that a slice picks; `VaultError` where they do not go up."""
-    span = range(*part.indices(size))
-    if span.step < 0:
-        raise VaultError(f"{axis} are read in ascending order, not by a step of {span.step}.")
-    return span
-
-
-def _has_agents(name: str, leaf: Leaf, num_agents: int) -> bool:
-    """Whether the first axis of an array's steps is that of agents; a state's may be, too."""
-    of_everybody = name == "infos.state" and len(leaf.shape) == 1
-    return leaf.shape[:1] == (num_agents,) and not of_everybody
-
-
 def _first(record: Any) -> Any:
     """Drop the leading axis, of length one, of a record's arrays."""
     return type(record)(*(x if isinstance(x, View) else x[0] for x in record))
-
-
-def _snapshot(location: Location) -> Snapshot:
-    try:
-        return Snapshot(location)
-    except (OSError, ValueError):
-        return Snapshot(location)  # it was compacted in between: the new files say the same
-
-
-def read_metadata(location: Location) -> dict[str, Any]:
-    """Return the content of ``metadata.json``."""
-    file = location.path / METADATA
-    try:
-        data = location.read(METADATA)
-    except (OSError, ValueError) as error:
-        raise VaultFormatError(f"{file} cannot be read: {error}.") from error
-    return load_json(data or b"", str(file))
-
-
-def read_own(store: Store) -> Own | None:
-    """Return our own keys, or None where there are none."""
-    data = store.get_json(layout.SCHEMA_KEY)
-    if data is None:
-        return None
-    schema = Schema.from_json(data)
-    # A writer may commit between two reads; the head tells, because every commit changes it.
-    while True:
-        (head,) = store.get_all([layout.HEAD_KEY])
-        own = _read_own(store, schema, Head.from_json(load_json(head, layout.HEAD_KEY)))
-        if store.get(layout.HEAD_KEY) == head:
-            return own
-
-
-def _read_own(store: Store, schema: Schema, head: Head) -> Own:
-    index, running, provenance = store.get_all(
-        [layout.INDEX_KEY, layout.RUNNING_KEY, layout.PROVENANCE_KEY]
-    )
-    dtype = tables.dtype(schema.spec.num_agents)
-    own = Own(
-        schema=schema,
-        head=head,
-        running=np.frombuffer(running, dtype),
-        provenance=load_json(provenance, layout.PROVENANCE_KEY),
-        stock_length=layout.decode_index(index),
-    )
-    if own.length < head.length:
-        raise VaultFormatError(
-            f"{store.path} had {head.length} steps a row, and its index was set back to "
-            f"{own.stock_length}: a program that does not know our lock wrote over it while it was "
-            "being recorded."
-        )
-    return own
-
-
-def read_table(store: Store, prefix: str, count: int, dtype: np.dtype[Any]) -> NumpyArray:
-    """Return the first ``count`` records of a table that is kept in blocks."""
-    keys = [key for key in store.keys(prefix) if int(key.removeprefix(prefix)) < count]
-    data = b"".join(store.get_all(keys))
-    if len(data) != count * dtype.itemsize:
-        raise VaultFormatError(
-            f"{store.path} has lost a part of {prefix}: of {count * dtype.itemsize} bytes "
-            f"{len(data)} are there."
-        )
-    return np.frombuffer(data, dtype)

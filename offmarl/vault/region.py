@@ -81,12 +81,9 @@ class Region:
         for start, count in zip(first.tolist(), (begins + size - first).tolist(), strict=True):
             advise(self._base + start, count, mmap.MADV_WILLNEED)
 
-    def release(self, begin: int, size: int) -> None:
-        """Stop counting a stretch as memory of this process; it stays in the page cache."""
-        page = mmap.PAGESIZE
-        first, last = -(-begin // page) * page, (begin + size) // page * page
-        if first < last:
-            _libc().madvise(self._base + first, last - first, mmap.MADV_DONTNEED)
+    def release(self) -> None:
+        """Stop counting what was read as memory of this process; it stays in the page cache."""
+        _libc().madvise(self._base, len(self.bytes), mmap.MADV_DONTNEED)
 
 
 def _map(address: int | None, size: int, protection: int, flags: int, descriptor: int) -> int:

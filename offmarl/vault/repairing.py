@@ -20,7 +20,7 @@ from offmarl.vault.digest import Progress, quiet
 from offmarl.vault.faults import Fault
 from offmarl.vault.integrity import Verification, examine, find, own_grids
 from offmarl.vault.location import Location
-from offmarl.vault.reader import read_metadata
+from offmarl.vault.own import read_metadata
 from offmarl.vault.seal import OWN_PREFIX
 from offmarl.vault.store import DATA, METADATA, Store, errors_of, sync
 

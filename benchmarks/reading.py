@@ -1,0 +1,272 @@
+"""Reading vaults: against stock flashbax, against NumPy in memory, against the disk itself.
+
+    python benchmarks/reading.py [--size 8] [--directory DIR]
+
+Eight agents, 1360 bytes of observations, actions, rewards and ends a step, one row. Each
+measurement is a process of its own; `--size` is that of the large vault in GB, deleted afterwards.
+Linux only.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from vault import SPEC, experience, open_stock, write_ours, write_stock
+
+from offmarl import vault
+
+STEPS = 400_000
+WINDOW = 20
+BATCH = 256
+BATCHES = 40
+COLD_BATCHES = 8
+DATA_LIMIT = 2 * 10**9
+LEAVES = ["observations", "actions", "rewards", "terminals", "truncations"]
+LEAVES += ["infos.state", "infos.legals"]  # what stock has too
+
+
+def median(function: Callable[[], object], repeat: int, rounds: int = 5) -> float:
+    """Seconds a call: the median of some rounds."""
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        for _ in range(repeat):
+            function()
+        times.append((time.perf_counter() - start) / repeat)
+    return float(np.median(times))
+
+
+def peak() -> int:
+    """Most bytes that this process ever had in memory, mapped files included."""
+    (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in x)
+    return int(line.split()[1]) * 1024
+
+
+# ------------------------------------------------------------------- one process a measurement
+
+
+def ours(path: Path) -> dict[str, float]:
+    found = vault.open_vault(path)
+    starts = iter(np.random.default_rng(0).integers(0, STEPS - WINDOW, 100_000).tolist())
+
+    def window() -> None:
+        start = next(starts)
+        found.read(start, start + WINDOW, leaves=LEAVES)
+
+    found.read(0, WINDOW)
+    before = peak()
+    arrays = found.read(leaves=LEAVES)
+    returned = sum(array.nbytes for array in arrays.values())
+    grown = peak() - before
+    del arrays
+    return {
+        "returned": returned,
+        "peak": grown,
+        "read": median(lambda: found.read(leaves=LEAVES), 1),
+        "window": median(window, 500),
+    }
+
+
+def stock(path: Path) -> dict[str, float]:
+    with contextlib.redirect_stdout(io.StringIO()):  # stock prints
+        found = open_stock(path)
+        found.read(timesteps=WINDOW)
+        before = peak()
+        found.read()
+        grown = peak() - before
+        return {
+            "peak": grown,
+            "read": median(found.read, 1),
+            "window": median(lambda: found.read(timesteps=WINDOW), 10),
+        }
+
+
+def starts_in(length: int, seed: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, length - WINDOW, BATCH) for _ in range(BATCHES)]
+
+
+def warm(path: Path) -> dict[str, float]:
+    """Random windows with little memory of our own, all of the vault in the page cache."""
+    resource.setrlimit(resource.RLIMIT_DATA, (DATA_LIMIT, DATA_LIMIT))
+    found = vault.open_vault(path)
+    start = time.perf_counter()
+    row = np.zeros(BATCH, np.int64)
+    found.windows(row, row, WINDOW, LEAVES)
+    opened = time.perf_counter() - start
+    batches = starts_in(found.length, 0)
+
+    def draw() -> None:
+        for starts in batches:
+            found.windows(row, starts, WINDOW, LEAVES)
+
+    draw()
+    return {"open": opened, "window": median(draw, 1) / (BATCH * BATCHES)}
+
+
+def memory(path: Path) -> dict[str, float]:
+    """The same from NumPy arrays; they hold 2 GB, many times what the processor caches."""
+    found = vault.open_vault(path)
+    arrays = {
+        k: v[0] for k, v in found.read(0, min(found.length, 1_500_000), leaves=LEAVES).items()
+    }
+    batches = starts_in(len(arrays["rewards"]), 0)
+
+    def gather() -> None:
+        for starts in batches:
+            index = starts[:, None] + np.arange(WINDOW)
+            for array in arrays.values():
+                array[index]
+
+    def slices() -> None:
+        for starts in batches:
+            for array in arrays.values():
+                np.stack([array[start : start + WINDOW] for start in starts.tolist()])
+
+    windows = BATCH * BATCHES
+    return {"gather": median(gather, 1) / windows, "slices": median(slices, 1) / windows}
+
+
+def drop_cache(path: Path) -> None:
+    for file in (path / "d").iterdir():
+        with file.open("rb") as opened:
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def cold(path: Path) -> dict[str, float]:
+    drop_cache(path)
+    found = vault.open_vault(path)
+    row = np.zeros(BATCH, np.int64)
+    found.windows(row, row, WINDOW, LEAVES)
+    batches = starts_in(found.length, 1)[:COLD_BATCHES]
+    start = time.perf_counter()
+    found.prefetch(row, batches[0], WINDOW, LEAVES)
+    for i, starts in enumerate(batches):
+        if i + 1 < len(batches):
+            found.prefetch(row, batches[i + 1], WINDOW, LEAVES)
+        found.windows(row, starts, WINDOW, LEAVES)
+    ahead = time.perf_counter() - start
+    drop_cache(path)
+    start = time.perf_counter()
+    for starts in starts_in(found.length, 2)[:COLD_BATCHES]:
+        found.windows(row, starts, WINDOW, LEAVES)
+    plain = time.perf_counter() - start
+    return {"prefetched": ahead / (BATCH * COLD_BATCHES), "plain": plain / (BATCH * COLD_BATCHES)}
+
+
+def disk(path: Path) -> dict[str, float]:
+    """Reads of the sizes that windows are made of, at random places of the same files."""
+    found = vault.open_vault(path)
+    sizes = [found.leaves[name].step_bytes * WINDOW for name in LEAVES]
+    files = [file for file in (path / "d").iterdir() if file.stat().st_size > 2**20]
+    opened = [os.open(file, os.O_RDONLY) for file in files]
+    for descriptor in opened:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+    lengths = np.array([file.stat().st_size for file in files])
+    rng = np.random.default_rng(3)
+
+    def places(windows: int) -> list[tuple[int, int, int]]:
+        chosen = rng.choice(len(files), windows * len(sizes), p=lengths / lengths.sum())
+        offsets = (rng.random(len(chosen)) * (lengths[chosen] - max(sizes))).astype(int)
+        each = np.tile(sizes, windows)
+        return [(opened[f], int(n), int(o)) for f, n, o in zip(chosen, each, offsets, strict=True)]
+
+    def timed(read: Callable[[list[tuple[int, int, int]]], Any]) -> float:
+        drop_cache(path)
+        wanted = places(BATCH * COLD_BATCHES)
+        start = time.perf_counter()
+        read(wanted)
+        return (time.perf_counter() - start) / (BATCH * COLD_BATCHES)
+
+    with ThreadPoolExecutor(32) as pool:
+        return {
+            "one": timed(lambda wanted: [os.pread(*place) for place in wanted]),
+            "many": timed(lambda wanted: list(pool.map(lambda p: os.pread(*p), wanted))),
+        }
+
+
+MEASUREMENTS = {f.__name__: f for f in (ours, stock, warm, memory, cold, disk)}
+
+
+def measure(name: str, path: Path) -> dict[str, float]:
+    command = [sys.executable, __file__, "--measure", name, "--path", str(path)]
+    return json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+
+
+# ------------------------------------------------------------------- the report
+
+
+def write_large(path: Path, size: float) -> None:
+    steps, step_bytes = 2**15, 1360
+    data = experience(steps)
+    with vault.create(path, SPEC, rows=1) as writer:
+        while writer.length * step_bytes < size * 1e9:
+            writer.append(data)
+
+
+def report_stock(root: Path) -> None:
+    data = experience(STEPS)
+    write_ours(root / "ours.vlt" / "r", data, 50_000, flush=False)
+    with contextlib.redirect_stdout(io.StringIO()):
+        write_stock(root / "stock.vlt" / "r", data, 50_000)
+    mine, theirs = (
+        measure("ours", root / "ours.vlt" / "r"),
+        measure("stock", root / "stock.vlt" / "r"),
+    )
+    print(f"against stock, {STEPS:,} steps        ours      stock   stock / ours")
+    for name, unit, title in (
+        ("read", 1e3, "read all, ms"),
+        ("window", 1e3, f"window of {WINDOW}, ms"),
+        ("peak", 1e-6, "peak of read all, MB"),
+    ):
+        ratio = theirs[name] / mine[name]
+        print(f"{title:24} {mine[name] * unit:14.3f} {theirs[name] * unit:10.2f} {ratio:10.1f}x")
+    print(f"our peak over what is returned: {mine['peak'] / mine['returned']:.2f}")
+
+
+def report_large(path: Path, size: float) -> None:
+    write_large(path, size)
+    cached, array = measure("warm", path), measure("memory", path)
+    fast = min(array.values())
+    print(f"\nwindows of {WINDOW} of {size:g} GB, batches of {BATCH}, microseconds a window")
+    print(f"mapped, RLIMIT_DATA 2 GB, warm   {1e6 * cached['window']:10.1f}")
+    print(f"NumPy in memory, index arrays    {1e6 * array['gather']:10.1f}")
+    print(f"NumPy in memory, slices          {1e6 * array['slices']:10.1f}")
+    print(f"mapped / the faster of these     {cached['window'] / fast:10.2f}")
+    print(f"making the map took              {1e3 * cached['open']:10.0f} ms")
+    away, raw = measure("cold", path), measure("disk", path)
+    print(f"mapped, cold, prefetched         {1e6 * away['prefetched']:10.1f}")
+    print(f"mapped, cold                     {1e6 * away['plain']:10.1f}")
+    print(f"the disk, one read at a time     {1e6 * raw['one']:10.1f}")
+    print(f"the disk, 32 at a time           {1e6 * raw['many']:10.1f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--directory", type=Path, help="where to write; a temporary one by default")
+    parser.add_argument("--size", type=float, default=8, help="of the large vault, in GB")
+    parser.add_argument("--measure", choices=MEASUREMENTS, help=argparse.SUPPRESS)
+    parser.add_argument("--path", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.measure:
+        print(json.dumps(MEASUREMENTS[args.measure](args.path)))
+        return
+    with tempfile.TemporaryDirectory(dir=args.directory) as name:
+        report_stock(Path(name))
+        report_large(Path(name) / "large.vlt" / "main", args.size)
+
+
+if __name__ == "__main__":
+    main()

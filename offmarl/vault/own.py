@@ -1,0 +1,105 @@
+"""Reading what a vault says of itself: ``metadata.json``, and our own keys."""
+
+from pathlib import PurePath
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from offmarl.errors import VaultError, VaultFormatError
+from offmarl.vault import layout, tables
+from offmarl.vault.layout import Head, NumpyArray, Schema
+from offmarl.vault.location import Location
+from offmarl.vault.mapped import Snapshot
+from offmarl.vault.seal import unseal
+from offmarl.vault.store import METADATA, Store, load_json
+
+
+class Own(NamedTuple):
+    """Our own keys, all of one commit."""
+
+    schema: Schema
+    head: Head
+    running: tables.Table
+    provenance: dict[str, Any]
+    stock_length: int
+    """The length that stock programs see."""
+
+    @property
+    def length(self) -> int:
+        """Steps of each row, those that a stock program appended included."""
+        return self.head.whole_length(self.stock_length)
+
+    @property
+    def unverified(self) -> tuple[tuple[int, int], ...]:
+        """Intervals of steps that a stock program appended, adopted or not."""
+        begin = self.head.length
+        return self.head.unverified + (((begin, self.length),) if begin < self.length else ())
+
+
+def read_metadata(location: Location) -> dict[str, Any]:
+    """Return the content of ``metadata.json``."""
+    file = location.path / METADATA
+    try:
+        data = location.read(METADATA)
+    except (OSError, ValueError) as error:
+        raise VaultFormatError(f"{file} cannot be read: {error}.") from error
+    return load_json(data or b"", str(file))
+
+
+def read_own(store: Store) -> Own | None:
+    """Return our own keys, or None where there are none."""
+    data = store.get_json(layout.SCHEMA_KEY)
+    if data is None:
+        return None
+    schema = Schema.from_json(data)
+    # A writer may commit between two reads; the head tells, because every commit changes it.
+    while True:
+        (head,) = store.get_all([layout.HEAD_KEY])
+        own = _read_own(store, schema, Head.from_json(load_json(head, layout.HEAD_KEY)))
+        if store.get(layout.HEAD_KEY) == head:
+            return own
+
+
+def _read_own(store: Store, schema: Schema, head: Head) -> Own:
+    index, running, provenance = store.get_all(
+        [layout.INDEX_KEY, layout.RUNNING_KEY, layout.PROVENANCE_KEY]
+    )
+    dtype = tables.dtype(schema.spec.num_agents)
+    own = Own(
+        schema=schema,
+        head=head,
+        running=np.frombuffer(running, dtype),
+        provenance=load_json(provenance, layout.PROVENANCE_KEY),
+        stock_length=layout.decode_index(index),
+    )
+    if own.length < head.length:
+        raise VaultFormatError(
+            f"{store.path} had {head.length} steps a row, and its index was set back to "
+            f"{own.stock_length}: a program that does not know our lock wrote over it while it was "
+            "being recorded."
+        )
+    return own
+
+
+def read_table(store: Store, prefix: str, count: int, dtype: np.dtype[Any]) -> NumpyArray:
+    """Return the first ``count`` records of a table that is kept in blocks."""
+    keys = [key for key in store.keys(prefix) if int(key.removeprefix(prefix)) < count]
+    data = b"".join(store.get_all(keys))
+    if len(data) != count * dtype.itemsize:
+        raise VaultFormatError(
+            f"{store.path} has lost a part of {prefix}: of {count * dtype.itemsize} bytes "
+            f"{len(data)} are there."
+        )
+    return np.frombuffer(data, dtype)
+
+
+def check_same(own: Own, snapshot: Snapshot, path: PurePath) -> None:
+    """Raise `VaultError` where a snapshot is not of the vault that was opened."""
+    schema, head = (
+        load_json(unseal(key, snapshot.value(key) or b"", path), f"{path}: {key}")
+        for key in (layout.SCHEMA_KEY, layout.HEAD_KEY)
+    )
+    if Schema.from_json(schema) != own.schema or Head.from_json(head).length < own.head.length:
+        raise VaultError(
+            f"{path} is another vault, or a shorter one, than when it was opened: open it again."
+        )
