@@ -3,17 +3,23 @@
     python benchmarks/vault.py [--directory DIR]
 
 Eight agents, 1360 bytes of observations, actions, rewards and ends a step, one row. Both write the
-same steps; ours with their log-probabilities, policies and alive masks besides.
+same steps; ours with their log-probabilities, policies and alive masks besides. Stock syncs each
+array's file by itself in every call, so "durable each", where ours flushes after every call too, is
+the comparison between equals; without it a vault is durable when the writer is closed.
+
+Bulk writes are compared with a file to which the same number of bytes is appended and synced.
 """
 
 import argparse
 import contextlib
 import io
+import os
 import shutil
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 
 import flashbax
 import jax.numpy as jnp
@@ -22,6 +28,7 @@ from flashbax.vault import Vault as StockVault
 
 from offmarl import vault
 from offmarl.types import Discrete, EnvSpec, Transition, View
+from offmarl.vault import layout
 
 SPEC = EnvSpec("", num_agents=8, observation_size=36, state_size=8, action=Discrete(5))
 
@@ -97,6 +104,12 @@ def seconds(function: Callable[[], object], repeat: int = 1, tries: int = 3) -> 
     return min(times)
 
 
+def time_of(function: Callable[[bool], None], argument: bool) -> float:
+    start = time.perf_counter()
+    function(argument)
+    return time.perf_counter() - start
+
+
 def disk(path: Path) -> int:
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
@@ -110,9 +123,44 @@ def writes(root: Path, steps: int, call: int, flush: bool) -> tuple[float, float
         shutil.rmtree(ours, ignore_errors=True)
         write_ours(ours, data, call, flush)
 
-    shutil.rmtree(stock, ignore_errors=True)
-    times = seconds(again), seconds(lambda: write_stock(stock, data, call), tries=1)
-    return *times, disk(stock) / disk(ours)
+    def theirs() -> None:
+        shutil.rmtree(stock, ignore_errors=True)
+        write_stock(stock, data, call)
+
+    return seconds(again, tries=5), seconds(theirs, tries=2), disk(stock) / disk(ours)
+
+
+def bulk(root: Path, pieces: int = 32, call: int = 10_000) -> list[tuple[str, float, float]]:
+    """Seconds of ours and of a plain file, synced after each of the pieces and at the end alone."""
+    data = experience(call)
+    bytes_a_step = sum(leaf.step_bytes for leaf in layout.leaves(SPEC).values())
+    piece = np.random.default_rng(0).bytes(call * bytes_a_step)
+    path, file = root / "bulk.vlt" / "a", root / "bulk"
+
+    def ours(each: bool) -> None:
+        shutil.rmtree(path, ignore_errors=True)
+        with vault.create(path, SPEC, rows=1) as writer:
+            for _ in range(pieces):
+                writer.append(data)
+                if each:
+                    writer.flush()
+
+    def raw(each: bool) -> None:
+        file.unlink(missing_ok=True)
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT)
+        for number in range(pieces):
+            os.write(descriptor, piece)
+            if each or number == pieces - 1:
+                os.fdatasync(descriptor)
+        os.close(descriptor)
+
+    rows = []
+    for title, each in (("each", True), ("at the end", False)):
+        rounds = [(time_of(ours, each), time_of(raw, each)) for _ in range(5)]
+        rows.append((title, *map(median, zip(*rounds, strict=True))))
+    shutil.rmtree(path.parent)
+    file.unlink()
+    return rows
 
 
 def reads(root: Path, steps: int) -> list[tuple[str, float, float]]:
@@ -161,11 +209,15 @@ def main() -> None:
                 rows.append((f"write {title}", ours, stock))
                 sizes.append((title, size))
             rows += reads(root, 100_000)
+            appended = bulk(root)
     print(f"{'':34} {'ours ms':>10} {'stock ms':>10} {'ratio':>7}")
     for title, ours, stock in rows:
         print(f"{title:34} {1e3 * ours:10.2f} {1e3 * stock:10.2f} {stock / ours:6.1f}x")
     for title, size in sizes:
         print(f"{'disk after ' + title:34} {'':21} {size:6.1f}x")
+    for title, ours, raw in appended:
+        line = f"{1e3 * ours:10.2f} {1e3 * raw:10.2f} {raw / ours:7.0%}"
+        print(f"{'bulk, file synced ' + title:34} {line}")
 
 
 if __name__ == "__main__":

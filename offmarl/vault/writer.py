@@ -27,7 +27,7 @@ from offmarl.vault.reader import Vault
 from offmarl.vault.records import Cut, Record, account, tables_of, warn_of_length
 from offmarl.vault.store import Store, WriterLock, conflict
 
-_COMMIT_BYTES = 2**23
+_COMMIT_BYTES = 2**25
 """Full chunks that wait for a commit: with fewer, the disk would do little but sync."""
 
 

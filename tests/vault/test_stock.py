@@ -117,8 +117,9 @@ def test_stock_under_an_open_writer_is_fenced(tmp_path):
     writer.append(*ours)
     writer.flush()
     append_with_stock(open_stock(path), theirs[0])
+    writer.append(*ours)
     with pytest.raises(VaultConflictError, match="does not know our lock"):
-        writer.append(*ours)
+        writer.flush()
     writer.release()
     found = vault.open_vault(path)
     assert found.length == 28
@@ -136,8 +137,9 @@ def test_stock_writing_the_same_length_is_fenced(tmp_path):
     writer.append(*make(steps=8, seed=1))
     writer.flush()
     append_with_stock(stock, make(steps=8, seed=2)[0])
+    writer.append(*make(steps=8, seed=3))
     with pytest.raises(VaultConflictError):
-        writer.append(*make(steps=8, seed=3))
+        writer.flush()
     writer.release()
 
 

@@ -1,0 +1,314 @@
+"""For tests: made-up experience, a slow and obvious account of it, and what every store must do.
+
+Whoever keeps vaults in another way proves it with `StoreConformance`; pytest collects its tests
+from a subclass::
+
+    class TestMine(StoreConformance):
+        @pytest.fixture
+        def store(self, tmp_path):
+            return MyStore(tmp_path)
+"""
+
+import os
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from offmarl import vault
+from offmarl.errors import OffmarlError, ShapeError, VaultError, VaultExistsError
+from offmarl.types import Discrete, EnvSpec, Finals, Transition, View
+
+Episode = tuple[int, int, int, str, int, list[float]]
+"""Row, start, length, cause, policy and returns."""
+
+
+def experience(
+    spec: EnvSpec, rows: int, steps: int, seed: int = 0, end_every: float = 5.0
+) -> tuple[Transition, Finals]:
+    """Make random steps ``(rows, steps, ...)`` and the final views of the episodes in them.
+
+    An episode ends about every ``end_every``, half of them truncated. The final views are in no
+    order.
+    """
+    rng = np.random.default_rng(seed)
+    lead = (rows, steps)
+    last = rng.random(lead) < 1 / end_every
+    by_limit = rng.random(lead) < 0.5
+    agents = (*lead, spec.num_agents)
+    action: Any
+    if isinstance(spec.action, Discrete):
+        action = rng.integers(0, spec.num_actions, agents).astype(np.int32)
+    else:
+        action = rng.uniform(-1, 1, (*agents, spec.action_size)).astype(np.float32)
+    steps_made: dict[str, Any] = {
+        "view": views(spec, lead, rng),
+        "action": action,
+        "reward": rng.normal(size=agents).astype(np.float32),
+        "terminated": np.broadcast_to((last & ~by_limit)[..., None], agents),
+        "truncated": np.broadcast_to((last & by_limit)[..., None], agents),
+        "last": last,
+        "behaviour_log_prob": rng.normal(size=agents).astype(np.float32),
+        "policy_id": rng.integers(0, 3, lead).astype(np.int32),
+    }
+    row, time = np.nonzero(last)
+    order = rng.permutation(len(row))
+    final: Any = (row[order], time[order], views(spec, (len(row),), rng))
+    return Transition(**steps_made), Finals(*final)
+
+
+def views(spec: EnvSpec, lead: tuple[int, ...], rng: np.random.Generator) -> View:
+    """Make random views ``(*lead, ...)``."""
+    agents = (*lead, spec.num_agents)
+    made: Any = (
+        rng.normal(size=(*agents, spec.observation_size)).astype(np.float32),
+        rng.normal(size=(*lead, spec.state_size)).astype(np.float32),
+        rng.random((*agents, spec.action_size)) < 0.7,
+        rng.random(agents) < 0.9,
+    )
+    return View(*made)
+
+
+def steps_of(transition: Transition, start: int, stop: int) -> Transition:
+    """Return an interval of time of ``(rows, T, ...)`` steps."""
+    view, *rest = transition
+    return Transition(View(*(x[:, start:stop] for x in view)), *(x[:, start:stop] for x in rest))
+
+
+def concatenate(parts: list[Transition]) -> Transition:
+    """Put ``(rows, T, ...)`` steps one after the other."""
+    fields = [zip(*(part.view for part in parts), strict=True)]
+    fields += [zip(*(part[1:] for part in parts), strict=True)]
+    view, rest = ([_joined(arrays) for arrays in field] for field in fields)
+    return Transition(View(*view), *rest)
+
+
+def _joined(arrays: Any) -> Any:
+    return np.concatenate(arrays, axis=1)
+
+
+def assert_same(actual: Transition, expected: Transition) -> None:
+    """Raise `AssertionError` unless all arrays have the same entries, shapes and types."""
+    for name in View._fields:
+        np.testing.assert_array_equal(getattr(actual.view, name), getattr(expected.view, name))
+    for name in Transition._fields[1:]:
+        found, wanted = getattr(actual, name), getattr(expected, name)
+        np.testing.assert_array_equal(found, wanted, err_msg=name)
+        assert found.dtype == wanted.dtype, name
+
+
+def episodes_of(transition: Transition) -> list[Episode]:
+    """Find every episode, step by step."""
+    found = []
+    rows, length = transition.last.shape
+    for row in range(rows):
+        start = 0
+        while start < length:
+            end = start
+            while end < length - 1 and not transition.last[row, end]:
+                end += 1
+            found.append(_episode(transition, row, start, end))
+            start = end + 1
+    return found
+
+
+def _episode(transition: Transition, row: int, start: int, end: int) -> Episode:
+    cause = "open"
+    if transition.last[row, end]:
+        cause = "truncated" if transition.truncated[row, end].any() else "terminated"
+    returns = np.zeros(transition.reward.shape[-1])
+    for step in range(start, end + 1):
+        returns = returns + np.asarray(transition.reward[row, step], np.float64)
+    policy = int(transition.policy_id[row, start])
+    return row, start, end + 1 - start, cause, policy, returns.tolist()
+
+
+def table_of(episodes: vault.Episodes) -> list[Episode]:
+    """Return an episode table as `episodes_of` does."""
+    names = ("row", "start", "length", "cause", "policy_id", "returns")
+    return list(zip(*(getattr(episodes, name).tolist() for name in names), strict=True))
+
+
+@runtime_checkable
+class Store(Protocol):
+    """A place for one vault, empty at first."""
+
+    def create(self, spec: EnvSpec, rows: int) -> Any:
+        """Make the vault and return its writer, which does what `offmarl.vault.Writer` does."""
+
+    def resume(self) -> Any:
+        """Return a writer that goes on."""
+
+    def open(self) -> Any:
+        """Return what `offmarl.vault.Vault` is, as of now."""
+
+
+class VaultStore:
+    """A place that offmarl keeps vaults in: a directory of this machine or in an object store."""
+
+    def __init__(self, path: str | os.PathLike[str], **options: Any):
+        self.path = path
+        self.options = options
+
+    def create(self, spec: EnvSpec, rows: int) -> vault.Writer:
+        """Create the vault, with the options given."""
+        return vault.create(self.path, spec, rows=rows, **self.options)
+
+    def resume(self) -> vault.Writer:
+        """Open it for writing."""
+        return vault.resume(self.path)
+
+    def open(self) -> vault.Vault:
+        """Open it for reading."""
+        return vault.open_vault(self.path)
+
+
+class StoreConformance:
+    """What every store must do; subclasses have a pytest fixture ``store``, a fresh `Store`."""
+
+    spec = EnvSpec("", num_agents=2, observation_size=3, state_size=5, action=Discrete(4))
+    rows = 2
+
+    def parts(self, *lengths: int) -> list[tuple[Transition, Finals]]:
+        """Make records of so many steps."""
+        return [experience(self.spec, self.rows, n, seed) for seed, n in enumerate(lengths)]
+
+    def check(self, store: Store, parts: list[tuple[Transition, Finals]]) -> None:
+        """Check that the store holds just these."""
+        found = store.open()
+        whole = concatenate([transition for transition, _ in parts])
+        assert found.length == whole.last.shape[1]
+        assert_same(found.transitions(), whole)
+        assert table_of(found.episodes) == episodes_of(whole)
+        self._check_finals(found, parts)
+
+    def _check_finals(self, found: Any, parts: list[tuple[Transition, Finals]]) -> None:
+        ends = zip(found.episodes.row, found.episodes.start + found.episodes.length, strict=True)
+        number = dict(zip(ends, found.episodes.final, strict=True))
+        begin = 0
+        for transition, finals in parts:
+            for index, (row, time) in enumerate(zip(finals.row, finals.time, strict=True)):
+                final = number[int(row), begin + int(time) + 1]
+                for name in View._fields:
+                    stored = getattr(found.finals, name)[final]
+                    np.testing.assert_array_equal(stored, getattr(finals.view, name)[index])
+            begin += transition.last.shape[1]
+
+    def test_an_empty_vault(self, store: Store) -> None:
+        """It can be read, and has what it was created with."""
+        store.create(self.spec, self.rows).close()
+        found = store.open()
+        assert (found.rows, found.length, found.spec) == (self.rows, 0, self.spec)
+        assert len(found.episodes.row) == 0
+
+    def test_what_is_flushed_is_there(self, store: Store) -> None:
+        """A reader sees it all, while the writer goes on."""
+        parts = self.parts(1, 30, 4)
+        with store.create(self.spec, self.rows) as writer:
+            for count, part in enumerate(parts, 1):
+                writer.append(*part)
+                writer.flush()
+                self.check(store, parts[:count])
+        self.check(store, parts)
+
+    def test_what_is_appended_is_copied(self, store: Store) -> None:
+        """The arrays may be used for something else at once."""
+        ((transition, finals),) = self.parts(12)
+        with store.create(self.spec, self.rows) as writer:
+            reward: Any = np.array(transition.reward)
+            writer.append(transition._replace(reward=reward), finals)
+            reward[:] = 0
+        self.check(store, [(transition, finals)])
+
+    def test_writing_goes_on(self, store: Store) -> None:
+        """Another writer continues, episodes that were running too."""
+        parts = self.parts(7, 9, 20)
+        store.create(self.spec, self.rows).close()
+        for part in parts:
+            with store.resume() as writer:
+                writer.append(*part)
+        self.check(store, parts)
+
+    def test_what_is_not_flushed_may_be_lost(self, store: Store) -> None:
+        """But never a part of a record."""
+        parts = self.parts(7, 9, 20)
+        writer = store.create(self.spec, self.rows)
+        for part in parts[:2]:
+            writer.append(*part)
+        writer.flush()
+        writer.append(*parts[2])
+        writer.release()
+        self.check(store, parts[: 2 + (store.open().length > 16)])
+
+    def test_records_of_a_run_are_there_once(self, store: Store) -> None:
+        """A program that is run again skips them, and cannot leave any out."""
+        parts = self.parts(3, 5, 4)
+        for count in (2, 3):
+            with store.create(self.spec, self.rows) if count == 2 else store.resume() as writer:
+                for chunk, part in enumerate(parts[:count]):
+                    writer.append(*part, run="me", chunk=chunk)
+                with np.testing.assert_raises(VaultError):
+                    writer.append(*parts[0], run="me", chunk=count + 1)
+                writer.flush()
+                assert writer.chunks("me") == count
+        self.check(store, parts)
+
+    def test_slices(self, store: Store) -> None:
+        """Any interval of time is read, and none that is not there."""
+        parts = self.parts(11, 13)
+        with store.create(self.spec, self.rows) as writer:
+            for part in parts:
+                writer.append(*part)
+        found = store.open()
+        whole = concatenate([transition for transition, _ in parts])
+        for start, stop in ((0, 1), (5, 17), (10, 12), (23, 24)):
+            assert_same(found.transitions(start, stop), steps_of(whole, start, stop))
+        with np.testing.assert_raises(VaultError):
+            found.transitions(20, 25)
+
+    def test_provenance(self, store: Store) -> None:
+        """It is merged, and there with the next flush."""
+        with store.create(self.spec, self.rows) as writer:
+            writer.annotate({"tier": "expert", "seed": 1})
+            writer.flush()
+            writer.annotate({"seed": 2})
+        assert store.open().provenance.items() >= {"tier": "expert", "seed": 2}.items()
+
+    def test_what_does_not_fit_is_refused(self, store: Store) -> None:
+        """Nothing of it is written."""
+        ((transition, finals),) = self.parts(6)
+        narrow = transition._replace(reward=transition.reward[..., :1])
+        never: Any = np.zeros_like(transition.last)
+        endless = transition._replace(last=never)
+        with store.create(self.spec, self.rows) as writer:
+            for wrong in (narrow, endless):
+                with np.testing.assert_raises(ShapeError):
+                    writer.append(wrong, finals)
+            writer.append(transition, finals)
+        self.check(store, [(transition, finals)])
+
+    def test_a_vault_is_not_created_twice(self, store: Store) -> None:
+        """What is there stays."""
+        parts = self.parts(6)
+        with store.create(self.spec, self.rows) as writer:
+            writer.append(*parts[0])
+        with np.testing.assert_raises(VaultExistsError):
+            store.create(self.spec, self.rows)
+        self.check(store, parts)
+
+    def test_what_is_not_there_cannot_be_opened(self, store: Store) -> None:
+        """And says so as an error of ours."""
+        for opened in (store.open, store.resume):
+            with np.testing.assert_raises(OffmarlError):
+                opened()
+
+    def test_the_digest_is_of_the_content(self, store: Store) -> None:
+        """Not of how it was appended."""
+        parts = self.parts(6, 8)
+        digests = set()
+        with store.create(self.spec, self.rows) as writer:
+            for part in parts:
+                writer.append(*part)
+                writer.flush()
+                digests.add(store.open().digest())
+        digests.add(store.open().digest())
+        assert len(digests) == 2
