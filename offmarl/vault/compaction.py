@@ -43,9 +43,9 @@ class Compaction(NamedTuple):
 def compact(path: str | os.PathLike[str]) -> Compaction:
     """Drop what no longer counts from a vault's files, and put the rest in the order of reading.
 
-    The content stays the same, whatever program wrote it, and whatever instant the process dies at.
-    It needs as much room as the result takes. Programs that have the vault open for reading may
-    have to open it again; stock programs must not write to it meanwhile.
+    The content stays the same, whatever program wrote it and whatever instant the process dies at.
+    It needs as much room as the result takes. Programs that have the vault open go on reading;
+    stock programs must not write to it meanwhile.
 
     Raises
     ------
@@ -67,7 +67,8 @@ def compact(path: str | os.PathLike[str]) -> Compaction:
                 f"{directory} is damaged ({contents.tree.lost[0]}): repair it first."
             )
         with rebuilding(directory) as fresh:
-            store = Store(fresh)
+            # With the same identity, programs that have the vault open read on.
+            store = Store(fresh, tree.config_of(location))
             copy(contents, contents.tree.values, store)
             repeat_tree(store)
             switch(directory, fresh, expected=manifest)

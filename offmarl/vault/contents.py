@@ -61,12 +61,7 @@ class Contents:
             return lambda: place
         span = slice(place.offset, place.offset + place.length)
         read = self.location.files.read(place.file, byte_range=span)
-        return lambda: self._checked(key, read.result(), place.length)
-
-    def _checked(self, key: str, found: Any, length: int) -> bytes:
-        if found.state != "value" or len(found.value) != length:
-            raise VaultFormatError(f"the data file of {key} is not there, or is cut off.")
-        return bytes(found.value)
+        return lambda: _whole(key, read, place.length)
 
     def get(self, key: str) -> bytes:
         """Return the value of a key; `VaultFormatError` where it is missing or damaged."""
@@ -80,6 +75,17 @@ class Contents:
     def get_json(self, key: str) -> dict[str, Any]:
         """Return the JSON object that a key holds; `VaultFormatError` where there is none."""
         return load_json(self.get(key), key)
+
+
+def _whole(key: str, read: Any, length: int) -> bytes:
+    """Return the bytes read; `VaultFormatError` where they are not all there."""
+    try:
+        found = read.result()
+    except (ValueError, OSError) as error:
+        raise VaultFormatError(f"{key} cannot be read from its data file: {error}.") from error
+    if found.state != "value" or len(found.value) != length:
+        raise VaultFormatError(f"the data file of {key} is not there, or is cut off.")
+    return bytes(found.value)
 
 
 def ahead(

@@ -32,14 +32,24 @@ _NO_ROOM = ("No space left", "ENOSPC", "File too large", "EFBIG", "EDQUOT", "quo
 
 
 class Store:
-    """An OCDBT key-value store in a directory, in an archive, or in an object store."""
+    """An OCDBT key-value store in a directory, in an archive, or in an object store.
 
-    def __init__(self, path: PurePath):
+    Parameters
+    ----------
+    path
+        Where it is, or will be.
+    config
+        OCDBT's settings for a new one.
+    """
+
+    def __init__(self, path: PurePath, config: Mapping[str, Any] | None = None):
         self.path = path
         self.location = Location.of(path)
         self._dropped: set[str] = set()
         self._context = self.location.context
         self._spec = {"driver": "ocdbt", "base": self.location.kvstore()}
+        if config:
+            self._spec["config"] = config
         self._kv = ts.KvStore.open(self._spec, context=self._context).result()
 
     def get(self, key: str) -> bytes | None:
@@ -161,6 +171,10 @@ def errors_of(path: PurePath) -> Iterator[None]:
         text = str(error).partition(" [")[0]  # what follows is for TensorStore's developers
         if "Generation mismatch" in text:
             raise conflict(path) from error
+        if "Configuration mismatch" in text:
+            raise VaultError(
+                f"{path} is another vault than when it was opened, or was repaired: open it again."
+            ) from error
         if any(sign in text for sign in _NO_ROOM):
             raise VaultFullError(
                 f"there is no room on the disk for {path}: everything committed is safe and "

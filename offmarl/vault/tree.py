@@ -49,6 +49,18 @@ def current(location: Location) -> Tree:
     return _read(location, last["root"].get("location"))
 
 
+def config_of(location: Location) -> dict[str, Any]:
+    """Return the settings of a store, its identity among them.
+
+    Raises
+    ------
+    ValueError, OSError
+        The manifest cannot be read.
+    """
+    found: dict[str, Any] = _manifest(location)["config"]
+    return found
+
+
 def live_files(location: Location) -> frozenset[str]:
     """Return the data files that anything in the store refers to, its earlier commits included.
 

@@ -51,7 +51,17 @@ def share(path: Path) -> None:
             say(writer.chunks())
 
 
-PROGRAMS = {program.__name__: program for program in (record, create_whole, share)}
+def compact(path: Path) -> None:
+    vault.compact(path)
+    say(1)
+
+
+def repair(path: Path) -> None:
+    vault.repair(path)
+    say(1)
+
+
+PROGRAMS = {program.__name__: program for program in (record, create_whole, share, compact, repair)}
 
 
 class Death(NamedTuple):
