@@ -56,7 +56,7 @@ def check_all_there(path, acknowledged):
     ):
         writer, number = int(steps.action[0, start, 0]), int(steps.policy_id[0, start])
         expected, finals = episode(writer, number)
-        assert_same(cut(steps, start, start + length), expected)
+        assert_same(cut(steps, int(start), int(start + length)), expected)
         assert found.finals.state[final] == pytest.approx(finals.view.state[0])
         seen[writer].append(number)
     for numbers, count in zip(seen, acknowledged, strict=True):
