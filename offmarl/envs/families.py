@@ -106,57 +106,97 @@ _CLASSIC = (
     ),
 )
 
+_SWARM_TRAITS: tuple[Trait, ...] = ("partial", "heterogeneous", "communication", "mask")
 _SWARM = (
     Family(
         "swarm/coverage-N",
         "swarm.coverage:Coverage",
-        About("N drones with short sight keep an area under survey", "N", ("partial",)),
+        About(
+            "N drones with short sight keep an area under survey", "N", _SWARM_TRAITS, action="both"
+        ),
+        sizes=("num_agents",),
+    ),
+    Family(
+        "swarm/search-N",
+        "swarm.search:Search",
+        About("N drones find wandering targets and hold them", "N", _SWARM_TRAITS, action="both"),
+        sizes=("num_agents",),
+    ),
+    Family(
+        "swarm/delivery-N",
+        "swarm.delivery:Delivery",
+        About(
+            "N drones carry loads between sites, heavy ones together",
+            "N",
+            _SWARM_TRAITS,
+            action="both",
+        ),
+        sizes=("num_agents",),
+    ),
+    Family(
+        "swarm/pursuit-N-M",
+        "swarm.pursuit:Pursuit",
+        About(
+            "N drones hunt M faster ones",
+            "N",
+            ("adversarial", *_SWARM_TRAITS),
+            action="both",
+        ),
+        sizes=("num_agents", "num_evaders"),
+    ),
+    Family(
+        "swarm/flock-N",
+        "swarm.flock:Flock",
+        About(
+            "N drones fly together through obstacles and wind", "N", _SWARM_TRAITS, action="both"
+        ),
         sizes=("num_agents",),
     ),
 )
 
-SMAX_MAPS = tuple(
-    [
-        "2s3z",
-        "3m",
-        "3s5z",
-        "3s5z_vs_3s6z",
-        "3s_vs_5z",
-        "5m_vs_6m",
-        "6h_vs_8z",
-        "8m",
-        "10m_vs_11m",
-        "25m",
-        "27m_vs_30m",
-        "smacv2_5_units",
-        "smacv2_10_units",
-        "smacv2_20_units",
-    ]
+SMAX_MAPS = (
+    "2s3z",
+    "3m",
+    "3s5z",
+    "3s5z_vs_3s6z",
+    "3s_vs_5z",
+    "5m_vs_6m",
+    "6h_vs_8z",
+    "8m",
+    "10m_vs_11m",
+    "25m",
+    "27m_vs_30m",
+    "smacv2_5_units",
+    "smacv2_10_units",
+    "smacv2_20_units",
 )
-OVERCOOKED_LAYOUTS = tuple(
-    ["asymm_advantages", "coord_ring", "counter_circuit", "cramped_room", "forced_coord"]
+OVERCOOKED_LAYOUTS = (
+    "asymm_advantages",
+    "coord_ring",
+    "counter_circuit",
+    "cramped_room",
+    "forced_coord",
 )
-OVERCOOKED_V2_LAYOUTS = OVERCOOKED_LAYOUTS + tuple(
-    [
-        "asymm_advantages_recipes_center",
-        "asymm_advantages_recipes_left",
-        "asymm_advantages_recipes_right",
-        "cramped_room_v2",
-        "demo_cook_simple",
-        "demo_cook_wide",
-        "fun_coordination",
-        "fun_symmetries",
-        "fun_symmetries1",
-        "fun_symmetries_plates",
-        "grounded_coord_ring",
-        "grounded_coord_simple",
-        "long_room",
-        "more_fun_coordination",
-        "test_time_simple",
-        "test_time_wide",
-        "two_rooms",
-        "two_rooms_both",
-    ]
+OVERCOOKED_V2_LAYOUTS = (
+    *OVERCOOKED_LAYOUTS,
+    "asymm_advantages_recipes_center",
+    "asymm_advantages_recipes_left",
+    "asymm_advantages_recipes_right",
+    "cramped_room_v2",
+    "demo_cook_simple",
+    "demo_cook_wide",
+    "fun_coordination",
+    "fun_symmetries",
+    "fun_symmetries1",
+    "fun_symmetries_plates",
+    "grounded_coord_ring",
+    "grounded_coord_simple",
+    "long_room",
+    "more_fun_coordination",
+    "test_time_simple",
+    "test_time_wide",
+    "two_rooms",
+    "two_rooms_both",
 )
 
 _RIVALS: tuple[Trait, ...] = ("adversarial", "heterogeneous")
@@ -379,7 +419,7 @@ def _matrax(name: str, summary: str, *sizes: str) -> Family:
 
 
 _MATRAX = (
-    _matrax("climbing", "a matrix game with a steep way to its best outcome"),
+    _matrax("climbing", "a 3x3 matrix game whose best outcome lies beside the worst"),
     _matrax("penalty-K", "a matrix game where failing to coordinate costs K", "number"),
     _matrax("no-conflict-K", "a 2x2 game: both prefer the same outcome", "number"),
     _matrax("conflict-K", "a 2x2 game: each prefers another outcome", "number"),

@@ -15,6 +15,8 @@ from offmarl.types import Continuous
 NUM_ENVS = 4
 NUM_STEPS = 250
 KEYS = jax.random.split(jax.random.key(7), NUM_ENVS)
+QUICKLY = {"xla_backend_optimization_level": 0}
+"""How to compile what runs for a moment only."""
 
 
 def sample_actions(spec, legal_actions, key):
@@ -60,8 +62,11 @@ def compiled(env):
         traces.append(key)
         return rollout(autoreset(env), key, NUM_STEPS)
 
-    run_many = jax.jit(jax.vmap(lambda key: rollout(autoreset(env), key, NUM_STEPS)))
-    return Programs(jax.jit(env.reset), jax.jit(jax.vmap(env.step)), jax.jit(run), run_many, traces)
+    def run_many(keys):
+        return jax.vmap(lambda key: rollout(autoreset(env), key, NUM_STEPS))(keys)
+
+    programs = (env.reset, jax.vmap(env.step), run, run_many)
+    return Programs(*(jax.jit(program, compiler_options=QUICKLY) for program in programs), traces)
 
 
 @functools.cache

@@ -9,11 +9,13 @@ from .conformance import EnvironmentConformance
 EXAMPLES = [
     re.sub(r"-[A-Z]\b", "-3", name) for name, about in envs.describe().items() if not about.extra
 ]
+MANY = {"swarm/search-3", "swarm/delivery-3", "swarm/flock-3"}
+"""Like others of the suite, and it takes long to compile all of them."""
 
 
 @pytest.mark.parametrize(
     "env",
-    [*EXAMPLES, "swarm/coverage-1", "swarm/coverage-8:time_limit=7"],
+    [pytest.param(name, marks=[pytest.mark.slow] if name in MANY else []) for name in EXAMPLES],
     indirect=True,
 )
 class TestRegistered(EnvironmentConformance):

@@ -1,147 +1,138 @@
-"""Coverage: drones with short sight keep an area under survey.
+"""Coverage: drones with short sight keep an area (or a volume) under survey.
 
 A map of unit cells is laid over the arena. It holds the staleness of what is known of each cell: 0
 while a drone's camera is on it, then growing, up to 1. The team is paid for the staleness it
 removes, so it must spread out, and come back.
 """
 
-import math
+import itertools
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from offmarl.envs.base import require_positive, restart, transition
-from offmarl.envs.swarm import engine
-from offmarl.types import Discrete, EnvSpec, Timestep, View
+from offmarl.envs.base import require_positive
+from offmarl.envs.swarm.sensing import sense_map, watched
+from offmarl.envs.swarm.task import Blocks, SwarmState, SwarmTask, arena_side
 
-_COMMANDS = engine.unit_commands()
-_RESPONSE = 0.5
-_SENSING_RANGE = 5.0
-_PATCH = 5
+_PATCH = {2: 5, 3: 3}
 _REWARD_SCALE = 10.0
-_CAMERA = np.array([[0, 0], [0, 1], [1, 0], [1, 1]])
 
 
-class CoverageState(NamedTuple):
-    """The drones, and what they know."""
+class CoverageTask(NamedTuple):
+    """What is known of the arena."""
 
-    bodies: engine.Bodies
-    staleness: Float[Array, "G G"]
-    time: Int[Array, ""]
+    staleness: Float[Array, "*G"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Coverage:
-    """N drones survey a square arena whose area grows with N.
+class Coverage(SwarmTask):
+    """N drones survey a square (cubic) arena whose size grows with N.
 
-    Each drone stays or commands a unit of speed along an axis (actions: stay, -x, +x, -y, +y), and
-    its velocity follows with a lag; commands that lead out of the arena are illegal. Its camera
-    covers the four cells nearest to it. Drones fly at different heights and never collide.
+    A drone's camera covers the four (eight) cells nearest to it.
 
     The team's reward is ten times the staleness removed in the step, averaged over all cells: one
-    episode's return is at most ``10 (1 + time_limit / recovery_time)`` (30 by default), whatever N;
-    with the default options a random team gets about 9.5, and one in which each drone heads for the
-    stale cells nearest to it about 20. (The scale is that of SMAC's returns, which the temperatures
-    and weights of offline methods are tuned to.) Starts are random, nothing else is. Always
-    truncated.
+    episode's return is at most ``10 (1 + time_limit / recovery_time)`` (30 by default), whatever N.
+    (The scale is that of SMAC's returns, which the temperatures and weights of offline methods are
+    tuned to.) Always truncated.
 
-    An agent observes its own position (from -1 to 1) and velocity (4 numbers), the staleness around
-    it (34, see `engine.sense_map`), and its nearest neighbours within 5 cells (5 each, see
-    `engine.sense_neighbours`). The global state is all positions and velocities, and the whole map.
+    Besides what all swarm tasks show, an agent observes ``map``: the staleness around it, 34
+    numbers, see `offmarl.envs.swarm.sensing.sense_map`; its axes are the arena's, also for
+    unicycles. It broadcasts how stale the cells in its sight are on average. The global state holds
+    the whole map.
+
+    Metrics: ``staleness``, the mean over all cells.
 
     Parameters
     ----------
-    num_agents
-        N, the number in the name.
-    name
-        What the spec calls it.
-    time_limit
-        Steps of an episode.
     cells_per_agent
-        The area of the arena over N; its side is rounded to whole cells.
+        The area (volume) of the arena over N; its side is rounded to whole cells.
     recovery_time
         Steps in which a cell out of sight goes from 0 to 1.
-    num_neighbours
-        How many neighbours an agent can observe.
     """
 
-    num_agents: int
-    name: str = ""
-    time_limit: int = 50
     cells_per_agent: float = 32.0
     recovery_time: float = 25.0
-    num_neighbours: int = 4
 
     def __post_init__(self) -> None:
-        require_positive(
-            num_agents=self.num_agents,
-            time_limit=self.time_limit,
-            cells_per_agent=self.cells_per_agent,
-            recovery_time=self.recovery_time,
-            num_neighbours=self.num_neighbours,
-        )
+        super().__post_init__()
+        require_positive(cells_per_agent=self.cells_per_agent, recovery_time=self.recovery_time)
 
     @property
     def side(self) -> int:
         """Cells along one side of the arena: G."""
-        return max(2, round(math.sqrt(self.num_agents * self.cells_per_agent)))
+        return arena_side(self.num_agents, self.cells_per_agent, self.dims)
 
-    @property
-    def spec(self) -> EnvSpec:
-        """Sizes, name and limit."""
-        return EnvSpec(
-            self.name,
-            self.num_agents,
-            observation_size=4 + _PATCH**2 + 9 + 5 * self.num_neighbours,
-            state_size=4 * self.num_agents + self.side**2,
-            action=Discrete(len(_COMMANDS)),
-            time_limit=self.time_limit,
-        )
+    def metrics(self, state: SwarmState) -> dict[str, Float[Array, ""]]:
+        """Return the mean staleness."""
+        return {"staleness": state.task.staleness.mean()}
 
-    def reset(self, key: PRNGKeyArray) -> tuple[CoverageState, Timestep]:
-        """Start an episode: drones at random places, everything out of their sight stale."""
-        bodies = engine.spawn(key, self.num_agents, self.side)
-        staleness = jnp.where(_watched(bodies.position, self.side), 0.0, 1.0)
-        state = CoverageState(bodies, staleness, jnp.zeros((), jnp.int32))
-        return state, restart(self._view(state))
+    def _begin(self, key: PRNGKeyArray, state: SwarmState) -> CoverageTask:  # noqa: ARG002
+        return CoverageTask(jnp.where(watched(state.bodies.position, self.side), 0.0, 1.0))
 
-    def step(
+    def _advance(
         self,
         key: PRNGKeyArray,  # noqa: ARG002
-        state: CoverageState,
-        action: Int[Array, "N"],
-    ) -> tuple[CoverageState, Timestep]:
-        """Move the drones, let knowledge age, and look."""
-        bodies = engine.move(state.bodies, jnp.asarray(_COMMANDS)[action], _RESPONSE, self.side)
-        aged = jnp.minimum(state.staleness + 1 / self.recovery_time, 1.0)
-        staleness = jnp.where(_watched(bodies.position, self.side), 0.0, aged)
-        after = CoverageState(bodies, staleness, state.time + 1)
-        return after, transition(
-            self._view(after),
-            reward=jnp.full(self.num_agents, _REWARD_SCALE * (aged - staleness).mean()),
-            terminated=jnp.zeros(self.num_agents, bool),
-            truncated=jnp.full(self.num_agents, after.time >= self.time_limit),
-        )
+        before: SwarmState,
+        moved: SwarmState,
+        hit: Bool[Array, "P"],  # noqa: ARG002
+    ) -> tuple[SwarmState, Float[Array, "N"], Bool[Array, ""]]:
+        aged = jnp.minimum(before.task.staleness + 1 / self.recovery_time, 1.0)
+        staleness = jnp.where(watched(moved.bodies.position, self.side), 0.0, aged)
+        reward = jnp.full(self.num_agents, _REWARD_SCALE * (aged - staleness).mean())
+        return moved._replace(task=CoverageTask(staleness)), reward, jnp.zeros((), bool)
 
-    def _view(self, state: CoverageState) -> View:
-        bodies = state.bodies
-        own = jnp.concatenate([2 * bodies.position / self.side - 1, bodies.velocity], -1)
-        around = engine.sense_map(state.staleness, bodies.position, _PATCH)
-        others = engine.sense_neighbours(bodies, self.num_neighbours, _SENSING_RANGE)
-        return View(
-            observation=jnp.concatenate([own, around, others], -1),
-            state=jnp.concatenate([own.ravel(), state.staleness.ravel()]),
-            legal_actions=engine.stays_inside(bodies.position, jnp.asarray(_COMMANDS), self.side),
-            alive=jnp.ones(self.num_agents, bool),
-        )
+    def _look(self, seen: SwarmState) -> Float[Array, "N F"]:
+        return sense_map(seen.task.staleness, seen.bodies.position, _PATCH[self.dims])
+
+    def _sense(self, seen: SwarmState) -> Blocks:
+        return {"map": self._look(seen)}
+
+    def _status(self, state: SwarmState) -> Float[Array, "N 1"]:
+        sharp = _PATCH[self.dims] ** self.dims
+        return self._look(state)[:, :sharp].mean(-1, keepdims=True)
+
+    def _summary(self, state: SwarmState) -> Float[Array, "S"]:
+        return state.task.staleness.ravel()
+
+    def _cells(self, state: SwarmState) -> Float[Array, "*G"]:
+        return state.task.staleness
+
+    def _steer(self, see: Blocks) -> Float[Array, "N D"]:
+        """Go where the nearest stale cells are; those nearer to another drone count for little."""
+        size, dims = _PATCH[self.dims], self.dims
+        sharp, blurred = _grid(size, dims), _grid(3, dims) * size
+        cells = np.concatenate([sharp, blurred])
+        weight = np.concatenate([np.ones(len(sharp)), np.full(len(blurred), size**dims / 4)])
+        inner = np.concatenate([np.ones(len(sharp), bool), (blurred != 0).any(-1)])
+        position = (see["own"][:, None, :dims] + 1) * self.side / 2
+        cells = cells + jnp.floor(position) + 0.5 - position  # as seen from the drone
+        others = self._to_arena(see["own"], self.sensing_range * see["neighbours"][..., :dims])
+        there = see["neighbours"][..., -1:] > 0
+        theirs = jnp.abs(others[:, :, None] - cells[:, None]).sum(-1)
+        taken = (there & (theirs < jnp.abs(cells).sum(-1)[:, None])).any(1)
+        worth = see["map"] * inner * weight * jnp.where(taken, 0.1, 1.0)
+        velocity = self._to_arena(see["own"], see["own"][:, None, dims : 2 * dims])
+        ahead = 0.5 * velocity + _moves(dims)
+        off = jnp.abs(ahead[:, :, None] - cells[:, None]).max(-1)
+        score = (worth[:, None] * jnp.exp(-1.2 * jnp.maximum(off - 0.5, 0.0))).sum(-1)
+        score = jnp.where(self._open(see["own"]), score, -1.0)
+        best = jnp.asarray(_moves(dims))[score.argmax(-1)]
+        return self._from_arena(see["own"], best[:, None])[:, 0]
+
+    def _open(self, own: Float[Array, "N F"]) -> Bool[Array, "N A"]:
+        target = (own[:, None, : self.dims] + 1) * self.side / 2 + _moves(self.dims)
+        return ((target >= 0) & (target <= self.side)).all(-1)
 
 
-def _watched(position: Float[Array, "N 2"], side: int) -> Bool[Array, "G G"]:
-    """Tell which cells are under a camera: those whose centres are the four nearest to a drone."""
-    corner = jnp.floor(position - 0.5).astype(jnp.int32)
-    cell = corner[:, None] + _CAMERA[None] + 1  # within a rim of one cell around the arena
-    with_rim = jnp.zeros((side + 2, side + 2), bool)
-    return with_rim.at[cell[..., 0], cell[..., 1]].set(True)[1:-1, 1:-1]
+def _grid(size: int, dims: int) -> Float[np.ndarray, "C D"]:
+    """Return offsets of the cells of a block around its centre, the last axis fastest."""
+    axis = np.arange(size, dtype=np.float32) - size // 2
+    return np.array(list(itertools.product(axis, repeat=dims)))
+
+
+def _moves(dims: int) -> Float[np.ndarray, "A D"]:
+    axes = np.eye(dims, dtype=np.float32)
+    return np.concatenate([axes, -axes])

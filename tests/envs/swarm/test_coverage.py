@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from offmarl import envs
-from offmarl.envs.swarm import engine
-
-from ..conformance import sample_actions
+from offmarl.envs.swarm.bodies import at_rest
+from offmarl.networks import PolicyConfig, make_policy
 
 STAY, LEFT, RIGHT, DOWN, UP = range(5)
 KEY = jax.random.key(0)
@@ -15,67 +14,39 @@ reset = jax.jit(lambda env: env.reset(KEY), static_argnums=0)
 take_step = jax.jit(lambda env, *args: env.step(KEY, *args), static_argnums=0)
 
 
-def at_random(env, state, legal_actions, key):
-    return sample_actions(env.spec, legal_actions, key)
-
-
-def greedy(env, state, legal_actions, key):
-    """Go where the nearest stale cells are; those nearer to another drone count for little."""
-    position, velocity = state.bodies
-    centre = jnp.arange(env.side) + 0.5
-    cells = jnp.stack(jnp.meshgrid(centre, centre, indexing="ij"), -1).reshape(-1, 2)
-    distance = jnp.abs(position[:, None] - cells).sum(-1)
-    worth = jnp.where(distance <= distance.min(0), 1.0, 0.1) * state.staleness.ravel()
-    options = (position + 0.5 * velocity)[:, None] + engine.unit_commands()
-    off = jnp.abs(options[:, :, None] - cells).max(-1)
-    score = (worth[:, None] * jnp.exp(-1.2 * jnp.maximum(off - 0.5, 0.0))).sum(-1)
-    return jnp.where(legal_actions, score, -1.0).argmax(-1).astype(jnp.int32)
-
-
 def play(env, policy, num_episodes):
-    """Return the initial states and the timesteps of whole episodes, ``(episodes, T, ...)``."""
+    """Return the first and last states and the timesteps of whole episodes."""
 
     def episode(key):
         reset_key, scan_key = jax.random.split(key)
         initial, first = env.reset(reset_key)
 
         def step(carry, key):
-            state, legal_actions = carry
-            state, timestep = env.step(key, state, policy(env, state, legal_actions, key))
-            return (state, timestep.view.legal_actions), timestep
+            state, view = carry
+            action, _, _ = policy.act((), (), view.observation, view.legal_actions, key)
+            state, timestep = env.step(key, state, action)
+            return (state, timestep.view), timestep
 
         keys = jax.random.split(scan_key, env.time_limit)
-        (final, _), steps = jax.lax.scan(step, (initial, first.view.legal_actions), keys)
+        (final, _), steps = jax.lax.scan(step, (initial, first.view), keys)
         return initial, final, steps
 
     keys = jax.random.split(jax.random.key(0), num_episodes)
     return jax.device_get(jax.jit(jax.vmap(episode))(keys))
 
 
-def mean_return(env, policy, num_episodes=32):
-    return play(env, policy, num_episodes)[2].reward[..., 0].sum(1).mean()
-
-
 def drone_at(env, x, y):
     state, _ = reset(env)
-    bodies = engine.Bodies(jnp.asarray([[x, y]], jnp.float32), jnp.zeros((1, 2)))
-    return state._replace(bodies=bodies, staleness=jnp.ones_like(state.staleness))
-
-
-@pytest.mark.parametrize("num_agents", [3, 8])
-def test_there_is_much_to_gain_by_looking(num_agents):
-    env = envs.make(f"swarm/coverage-{num_agents}")
-    random, scripted = mean_return(env, at_random), mean_return(env, greedy)
-    assert random == pytest.approx(9.3, abs=0.8)
-    assert scripted == pytest.approx(20, abs=1.2)
-    assert scripted < 10 * (1 + env.time_limit / env.recovery_time)
+    task = state.task._replace(staleness=jnp.ones_like(state.task.staleness))
+    return state._replace(bodies=at_rest(jnp.asarray([[x, y]], jnp.float32)), task=task)
 
 
 def test_the_return_is_the_staleness_removed():
     """What a cell has gained is what grew back less what was removed; growth is bounded."""
     env = envs.make("swarm/coverage-3", recovery_time=1000)
-    initial, final, steps = play(env, at_random, 4)
-    gained = final.staleness.mean((1, 2)) - initial.staleness.mean((1, 2))
+    uniform = make_policy(PolicyConfig("random"), env.spec)
+    initial, final, steps = play(env, uniform, 4)
+    gained = final.task.staleness.mean((1, 2)) - initial.task.staleness.mean((1, 2))
     grown = gained + steps.reward[..., 0].sum(1) / 10
     assert (grown > 0).all()
     assert (grown < env.time_limit / env.recovery_time).all()
@@ -84,7 +55,7 @@ def test_the_return_is_the_staleness_removed():
 def test_a_drone_sees_the_four_cells_nearest_to_it():
     env = envs.make("swarm/coverage-1")
     state, step = take_step(env, drone_at(env, 2.25, 3.75), jnp.array([STAY]))
-    assert np.argwhere(state.staleness == 0).tolist() == [[1, 3], [1, 4], [2, 3], [2, 4]]
+    assert np.argwhere(state.task.staleness == 0).tolist() == [[1, 3], [1, 4], [2, 3], [2, 4]]
     assert step.reward.tolist() == pytest.approx([10 * 4 / env.side**2])
 
 
@@ -93,7 +64,7 @@ def test_cameras_see_nothing_outside(corner):
     env = envs.make("swarm/coverage-1")
     assert env.side == 6
     state, _ = take_step(env, drone_at(env, *corner), jnp.array([STAY]))
-    assert (state.staleness == 0).sum() == 1
+    assert (state.task.staleness == 0).sum() == 1
 
 
 def test_staleness_comes_back_in_the_recovery_time():
@@ -104,7 +75,7 @@ def test_staleness_comes_back_in_the_recovery_time():
     seen = []
     for _ in range(6):
         away, _ = take_step(env, away, jnp.array([STAY]))
-        seen.append(float(away.staleness[0, 0]))
+        seen.append(float(away.task.staleness[0, 0]))
     assert seen == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
 
 

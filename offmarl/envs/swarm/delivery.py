@@ -1,0 +1,220 @@
+"""Delivery: drones carry loads between sites, and heavy ones only together.
+
+Carrying is being there: a load moves along with the drones next to it, if they are strong enough.
+A drone alone with a heavy load must call for help, or fly on.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from offmarl.envs.base import require_positive
+from offmarl.envs.swarm import bodies as drones
+from offmarl.envs.swarm.scene import MARKS
+from offmarl.envs.swarm.task import Blocks, SwarmState, SwarmTask, arena_side
+
+_GRIP = 1.5
+_ARRIVED = 1.5
+_LIGHT, _HEAVY = 1.0, 3.0
+_LOADS_SEEN = 3
+_SITE_GAP = 4.5
+_CARRY_REWARD = 0.5
+_DELIVER_REWARD = 2.0
+
+
+class DeliveryTask(NamedTuple):
+    """The loads, and the sites they are carried between."""
+
+    sites: Float[Array, "S D"]
+    position: Float[Array, "M D"]
+    goal: Int[Array, "M"]
+    """Index of the site it must go to."""
+    heavy: Bool[Array, "M"]
+    carried: Bool[Array, "M"]
+    """Whether drones strong enough are next to it."""
+    carrying: Int[Array, "N"]
+    """The load a drone is next to, -1 for none."""
+    delivered: Int[Array, ""]
+    """How many so far."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivery(SwarmTask):
+    """N drones, scouts and lifters by turns, bring loads from site to site.
+
+    There is a load for each drone, and a site for every two (at least three), at places drawn for
+    the episode. Half of the loads are heavy, by chance. A drone within 1.5 cells of a load grips it
+    (the nearest one; nothing but flying on lets go). If the drones that grip a load have strength 1
+    together, or 3 if it is heavy (a lifter and another, or three scouts), it moves as they do on
+    average. Within 1.5 cells of its goal it is delivered, and a new one appears at a random site.
+
+    The team's reward, over N: 0.5 for each cell that a load gets nearer to its goal (less if it
+    gets further), and 2 when it is delivered, twice as much for heavy ones. Always truncated.
+
+    Besides what all swarm tasks show, an agent observes the 3 nearest ``loads`` in sight (each:
+    relative position, way from the load to its goal over 10 cells, whether heavy, whether carried,
+    1). It broadcasts whether it grips a load, and whether that load needs more strength. The global
+    state holds the loads' positions, goals, weights, and whether they are carried.
+
+    Metrics: ``delivered``, loads so far over N; ``carried``, the fraction of loads on the move.
+
+    Parameters
+    ----------
+    cells_per_agent
+        The area (volume) of the arena over N; its side is rounded to whole cells.
+    """
+
+    cells_per_agent: float = 32.0
+    time_limit: int = 80
+    sensing_range: float = 6.0
+    comm: str = "status"
+    comm_range: float = 8.0
+    heterogeneous: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(cells_per_agent=self.cells_per_agent)
+
+    @property
+    def side(self) -> int:
+        """Cells along one side of the arena: G."""
+        return arena_side(self.num_agents, self.cells_per_agent, self.dims)
+
+    @property
+    def num_sites(self) -> int:
+        """How many places loads are carried between."""
+        return max(3, self.num_agents // 2)
+
+    def metrics(self, state: SwarmState) -> dict[str, Float[Array, ""]]:
+        """Return loads delivered so far over N, and the fraction carried now."""
+        return {
+            "delivered": state.task.delivered / self.num_agents,
+            "carried": state.task.carried.mean(dtype=jnp.float32),
+        }
+
+    def _begin(self, key: PRNGKeyArray, state: SwarmState) -> DeliveryTask:
+        site_key, load_key = jax.random.split(key)
+        sites = drones.scatter(site_key, self.num_sites, self.side, self.dims, _SITE_GAP)
+        position, goal, heavy = self._new_loads(load_key, sites)
+        nobody = jnp.zeros(self.num_agents, bool)
+        free = jnp.full(self.num_agents, -1, jnp.int32)
+        delivered = jnp.zeros((), jnp.int32)
+        task = DeliveryTask(sites, position, goal, heavy, nobody, free, delivered)
+        return self._grip(state, task)[0]
+
+    def _new_loads(
+        self, key: PRNGKeyArray, sites: Float[Array, "S D"]
+    ) -> tuple[Float[Array, "M D"], Int[Array, "M"], Bool[Array, "M"]]:
+        """Draw where new loads appear, where they must go, and which are heavy."""
+        source_key, goal_key, weight_key, place_key = jax.random.split(key, 4)
+        loads = (self.num_agents,)
+        source = jax.random.randint(source_key, loads, 0, self.num_sites)
+        goal = source + jax.random.randint(goal_key, loads, 1, self.num_sites)
+        heavy = jax.random.bernoulli(weight_key, 0.5, loads)
+        scatter = jax.random.uniform(place_key, (*loads, self.dims), minval=-1.0, maxval=1.0)
+        position = jnp.clip(sites[source] + scatter, 0.0, self.side)
+        return position, goal % self.num_sites, heavy
+
+    def _grip(
+        self, state: SwarmState, task: DeliveryTask
+    ) -> tuple[DeliveryTask, Bool[Array, "N M"]]:
+        """Tell which drones grip which load, and which loads are carried."""
+        offset = state.bodies.position[:, None] - task.position[None]
+        squared = jnp.square(offset).sum(-1)
+        nearest = squared.argmin(-1)
+        carrying = jnp.where(squared.min(-1) <= _GRIP**2, nearest, -1)
+        grips = carrying[:, None] == jnp.arange(self.num_agents)
+        strength = jnp.where(grips, state.traits.strength[:, None], 0.0).sum(0)
+        carried = strength >= jnp.where(task.heavy, _HEAVY, _LIGHT)
+        return task._replace(carried=carried, carrying=carrying.astype(jnp.int32)), grips
+
+    def _advance(
+        self,
+        key: PRNGKeyArray,
+        before: SwarmState,
+        moved: SwarmState,
+        hit: Bool[Array, "P"],  # noqa: ARG002
+    ) -> tuple[SwarmState, Float[Array, "N"], Bool[Array, ""]]:
+        task, grips = self._grip(before, before.task)
+        steps = moved.bodies.position - before.bodies.position
+        mean_step = (grips.T @ steps) / jnp.maximum(grips.sum(0), 1)[:, None]
+        position = task.position + jnp.where(task.carried[:, None], mean_step, 0.0)
+        goal = task.sites[task.goal]
+        left = _length(goal - position)
+        arrived = left <= _ARRIVED
+        gained = _CARRY_REWARD * (_length(goal - task.position) - left) + _DELIVER_REWARD * arrived
+        reward = (jnp.where(task.heavy, 2.0, 1.0) * gained).mean()
+        after = self._replace_loads(key, task._replace(position=position), arrived)
+        after, _ = self._grip(moved, after)
+        return (
+            moved._replace(task=after),
+            jnp.full(self.num_agents, reward),
+            jnp.zeros((), bool),
+        )
+
+    def _replace_loads(
+        self, key: PRNGKeyArray, task: DeliveryTask, arrived: Bool[Array, "M"]
+    ) -> DeliveryTask:
+        position, goal, heavy = self._new_loads(key, task.sites)
+        return task._replace(
+            position=jnp.where(arrived[:, None], position, task.position),
+            goal=jnp.where(arrived, goal, task.goal),
+            heavy=jnp.where(arrived, heavy, task.heavy),
+            delivered=task.delivered + arrived.sum(dtype=jnp.int32),
+        )
+
+    def _sense(self, seen: SwarmState) -> Blocks:
+        task = seen.task
+        way = (task.sites[task.goal] - task.position) / 10
+        flags = jnp.stack([task.heavy, task.carried], -1).astype(jnp.float32)
+        features = jnp.concatenate([way, flags], -1)
+        loads = self._sense_points(seen, task.position, _LOADS_SEEN, features)
+        dims = self.dims
+        way = self._in_frame(seen.bodies.heading, loads[..., dims : 2 * dims])
+        return {"loads": loads.at[..., dims : 2 * dims].set(way)}
+
+    def _status(self, state: SwarmState) -> Float[Array, "N C"]:
+        task = state.task
+        grips = task.carrying >= 0
+        calls = grips & ~task.carried[task.carrying]
+        return jnp.stack([grips, calls], -1).astype(jnp.float32)
+
+    def _summary(self, state: SwarmState) -> Float[Array, "S"]:
+        task = state.task
+        position = 2 * task.position / self.side - 1
+        goal = 2 * task.sites[task.goal] / self.side - 1
+        flags = jnp.stack([task.heavy, task.carried], -1)
+        return jnp.concatenate([position, goal, flags], -1).ravel()
+
+    def _marks(self, state: SwarmState) -> tuple[Float[Array, "Q D"], Int[Array, "Q"]]:
+        task = state.task
+        load = jnp.where(task.heavy, MARKS.index("heavy load"), MARKS.index("load"))
+        site = jnp.full(self.num_sites, MARKS.index("site"))
+        return jnp.concatenate([task.position, task.sites]), jnp.concatenate([load, site])
+
+    def _steer(self, see: Blocks) -> Float[Array, "N D"]:
+        """Carry what moves, help who calls or wait to be helped, else go to the nearest load."""
+        dims, loads = self.dims, see["loads"]
+        offset, way = self.sensing_range * loads[..., :dims], 10 * loads[..., dims : 2 * dims]
+        heavy, carried, there = (loads[..., i] > 0 for i in (-3, -2, -1))
+        distance = jnp.where(there, _length(offset), jnp.inf)
+        grips, moves = distance[:, 0] <= _GRIP, carried[:, 0]
+        others = self.sensing_range * see["neighbours"][..., :dims]
+        busy = see["neighbours"][..., -3] > 0
+        near = _length(others[:, :, None] - offset[:, None]) <= _GRIP
+        held = (busy[..., None] & near).any(1)
+        worth = ~carried & (heavy | ~held)
+        cost = distance - jnp.where(heavy & held, 4.0, 0.0)
+        best = jnp.where(worth & there, cost, jnp.inf).argmin(-1)
+        fetch = jnp.take_along_axis(offset, best[:, None, None], 1)[:, 0]
+        nothing = ~(worth & there).any(-1)
+        home = self._from_arena(see["own"], -self.side / 2 * see["own"][:, None, :dims])[:, 0]
+        fetch = jnp.where(nothing[:, None], home, fetch)
+        return jnp.where((grips & moves)[:, None], way[:, 0] + 0.5 * offset[:, 0], fetch)
+
+
+def _length(vector: Float[Array, "*b D"]) -> Float[Array, "*b"]:
+    return jnp.sqrt(jnp.square(vector).sum(-1))

@@ -1,0 +1,188 @@
+"""Flock: drones fly to a beacon together, through obstacles and wind."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from offmarl.envs.base import require_positive
+from offmarl.envs.swarm import bodies as drones
+from offmarl.envs.swarm.bodies import Bodies
+from offmarl.envs.swarm.neighbours import find_neighbours
+from offmarl.envs.swarm.scene import MARKS
+from offmarl.envs.swarm.task import Blocks, SwarmState, SwarmTask
+
+_MATES = 2
+_TOGETHER = 3.0
+_TOO_CLOSE = 0.5
+_PROGRESS_REWARD = 25.0
+_COLLISION_PENALTY = 12.5
+_SPACING = 1.5
+
+
+class FlockTask(NamedTuple):
+    """Where the flock is going, and how it fares."""
+
+    beacon: Float[Array, "D"]
+    together: Float[Array, ""]
+    """Mean over the drones of the fraction of the mates wanted that are near."""
+    collided: Float[Array, ""]
+    """Fraction of the drones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flock(SwarmTask):
+    """N drones start in a bunch on one side of the arena, and a beacon shines on the other.
+
+    Obstacles stand between, and by default there is wind. A drone progresses by what it gets nearer
+    to the beacon in the step, up to 1; within ``arrival`` of the beacon it counts as 1. It is
+    together with its flock as far as it has 2 others (N - 1 if that is less) within 3 cells: 0, a
+    half or 1. It collides if it flies into an obstacle or comes within 0.5 cells of another.
+
+    The team's reward is the mean over the drones of ``25 / time_limit`` times progress times
+    togetherness, less ``12.5 / time_limit`` for a collision: one episode's return is at most 25,
+    whatever N. Always truncated.
+
+    Besides what all swarm tasks show, an agent observes the ``beacon``: the direction to it (a unit
+    vector) and the distance over the arena's side. It broadcasts whether it is in touch with an
+    obstacle. The global state holds the beacon's position.
+
+    Metrics: ``together``, ``collided`` and ``distance``: means over the drones; the last is from
+    the beacon, over the way from start to beacon.
+
+    Parameters
+    ----------
+    journey
+        Cells between the middle of the bunch and the beacon.
+    """
+
+    journey: float = 40.0
+    time_limit: int = 60
+    sensing_range: float = 4.0
+    comm_range: float = 4.0
+    randomise: str = "wind"
+    obstacles: float = 0.08
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(journey=self.journey)
+
+    @property
+    def side(self) -> int:
+        """Cells along one side of the arena: the journey, and room for the bunch at both ends."""
+        return round(self.journey + 4 * self._radius)
+
+    @property
+    def _radius(self) -> float:
+        """Half the side of the square (cube) that the flock starts in."""
+        return _SPACING / 2 * self.num_agents ** (1 / self.dims)
+
+    def metrics(self, state: SwarmState) -> dict[str, Float[Array, ""]]:
+        """Return means over the drones: together, collided, distance from the beacon."""
+        distance = _length(state.task.beacon - state.bodies.position).mean() / self.journey
+        return {
+            "together": state.task.together,
+            "collided": state.task.collided,
+            "distance": distance,
+        }
+
+    def _spawn(self, key: PRNGKeyArray) -> Bodies:
+        """Place the drones in a bunch, at equal spacing but for a little chance."""
+        bunch_key, course_key = jax.random.split(key)
+        bunch = jax.random.uniform(
+            bunch_key, (self.num_agents, self.dims), minval=-self._radius, maxval=self._radius
+        )
+        return drones.at_rest(self.side / 2 - self._course(course_key) + bunch)
+
+    def _course(self, key: PRNGKeyArray) -> Float[Array, "D"]:
+        """Draw the way from the bunch to the middle of the arena."""
+        direction = jax.random.normal(key, (self.dims,))
+        return self.journey / 2 * direction / jnp.maximum(_length(direction), 1e-6)
+
+    def _begin(self, key: PRNGKeyArray, state: SwarmState) -> FlockTask:  # noqa: ARG002
+        beacon = self.side - state.bodies.position.mean(0)  # the other side of the middle
+        together, _ = self._company(state)
+        return FlockTask(beacon, together.mean(), jnp.zeros(()))
+
+    def _company(self, state: SwarmState) -> tuple[Float[Array, "N"], Bool[Array, "N"]]:
+        """Tell how far each drone is together with its flock, and who is too close to another."""
+        mates = min(_MATES, self.num_agents - 1)
+        if not mates:
+            return jnp.ones(1), jnp.zeros(1, bool)
+        near = find_neighbours(state.bodies.position, state.alive, mates, _TOGETHER, self.side)
+        together = (near.distance <= _TOGETHER).mean(-1, dtype=jnp.float32)
+        return together, near.distance[:, 0] < _TOO_CLOSE
+
+    def _advance(
+        self,
+        key: PRNGKeyArray,  # noqa: ARG002
+        before: SwarmState,
+        moved: SwarmState,
+        hit: Bool[Array, "P"],
+    ) -> tuple[SwarmState, Float[Array, "N"], Bool[Array, ""]]:
+        beacon = before.task.beacon
+        distance = _length(beacon - moved.bodies.position)
+        gained = jnp.clip(_length(beacon - before.bodies.position) - distance, -1.0, 1.0)
+        progress = jnp.where(distance <= self._arrival, 1.0, gained)
+        together, close = self._company(moved)
+        collided = (hit | close).astype(jnp.float32)
+        score = _PROGRESS_REWARD * progress * together - _COLLISION_PENALTY * collided
+        reward = jnp.full(self.num_agents, score.mean() / self.time_limit)
+        task = FlockTask(beacon, together.mean(), collided.mean())
+        return moved._replace(task=task), reward, jnp.zeros((), bool)
+
+    @property
+    def _arrival(self) -> float:
+        """Distance from the beacon that has room for all."""
+        return 2.0 + self._radius
+
+    def _sense(self, seen: SwarmState) -> Blocks:
+        way = seen.task.beacon - seen.bodies.position
+        distance = _length(way)[:, None]
+        direction = way / jnp.maximum(distance, 1.0)
+        direction = self._in_frame(seen.bodies.heading, direction[:, None])[:, 0]
+        return {"beacon": jnp.concatenate([direction, distance / self.side], -1)}
+
+    def _status(self, state: SwarmState) -> Float[Array, "N 1"]:
+        if state.obstacles is None:
+            return jnp.zeros((self.num_agents, 1))
+        offset = state.bodies.position[:, None] - state.obstacles[None]
+        return (_length(offset).min(-1) <= drones.OBSTACLE_RADIUS + 0.1)[:, None].astype(float)
+
+    def _summary(self, state: SwarmState) -> Float[Array, "S"]:
+        return 2 * state.task.beacon / self.side - 1
+
+    def _marks(self, state: SwarmState) -> tuple[Float[Array, "Q D"], Int[Array, "Q"]]:
+        return state.task.beacon[None], jnp.full(1, MARKS.index("beacon"))
+
+    def _steer(self, see: Blocks) -> Float[Array, "N D"]:
+        """Fly to the beacon, around obstacles, not too near to the others and not too far."""
+        dims, sight = self.dims, self.sensing_range
+        offset, there = sight * see["neighbours"][..., :dims], see["neighbours"][..., -1:] > 0
+        distance = jnp.maximum(_length(offset)[..., None], 0.1)
+        apart = jnp.where(there & (distance < 1.2), -offset / distance**2, 0.0).sum(1)
+        mean = offset.sum(1) / jnp.maximum(there.sum(1), 1)
+        straggling = jnp.maximum(_length(mean)[:, None] - 1.5, 0.0)
+        wish = see["beacon"][:, :dims] + 0.6 * apart + 0.6 * straggling * mean
+        if "obstacles" in see:
+            wish = wish + _around(
+                sight * see["obstacles"][..., :dims], see["obstacles"][..., -1:], wish
+            )
+        return 2 * wish
+
+
+def _around(
+    offset: Float[Array, "N K D"], there: Float[Array, "N K 1"], wish: Float[Array, "N D"]
+) -> Float[Array, "N D"]:
+    """Return what leads around obstacles ahead: away from them, and not into them."""
+    distance = jnp.maximum(_length(offset)[..., None], 0.1)
+    gap = jnp.maximum(distance - drones.OBSTACLE_RADIUS, 0.1)
+    normal = -offset / distance
+    into = jnp.maximum(-(normal * wish[:, None]).sum(-1, keepdims=True), 0.0)
+    return jnp.where((there > 0) & (gap < 1.5), normal * (into + 0.1 / gap), 0.0).sum(1)
+
+
+def _length(vector: Float[Array, "*b D"]) -> Float[Array, "*b"]:
+    return jnp.sqrt(jnp.square(vector).sum(-1))

@@ -1,0 +1,220 @@
+"""Pursuit: drones hunt others that are faster.
+
+Whoever is faster gets away from any one pursuer; walls and teammates must cut it off.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from offmarl.envs.base import require_positive
+from offmarl.envs.swarm import bodies as drones
+from offmarl.envs.swarm.bodies import Kind
+from offmarl.envs.swarm.neighbours import find_points
+from offmarl.envs.swarm.sensing import describe
+from offmarl.envs.swarm.task import (
+    Blocks,
+    SwarmState,
+    SwarmTask,
+    arena_side,
+    require_one_of,
+)
+
+_CATCH_RANGE = 1.0
+_CATCH_REWARD = 10.0
+_CLOSING_REWARD = 2.0
+_OPPONENTS_SEEN = 3
+_THREATS = 3
+_WALL = 1.5
+"""Distance from which a fleeing evader shies at walls."""
+
+
+class PursuitTask(NamedTuple):
+    """How the hunt stands."""
+
+    gap: Float[Array, ""]
+    """Mean distance from the evaders at large to the pursuer nearest to each, over the side."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pursuit(SwarmTask):
+    """N pursuers catch M evaders, who are 20% faster, in a walled arena.
+
+    An evader within 1 cell of a pursuer is caught: it is dead and stays where it is. When all are
+    caught the episode terminates.
+
+    The pursuers' reward for a catch at time t is ``10 (2 - t / time_limit) / M``, so 20 in all for
+    catching everybody at once and 10 at the last moment; besides, twice the decrease of the mean
+    distance (over the arena's side) from the evaders at large to the pursuers nearest to them.
+
+    With ``evaders="learned"`` the evaders are agents too, after the pursuers, of team 1; rewards
+    are individual, and an evader's is ``-10 (2 - t / time_limit)`` when it is caught. Its episode
+    terminates then. With ``evaders="scripted"``, they flee: away from the 3 nearest pursuers in
+    sight, the more the nearer, and away from walls; they rest where none is in sight.
+
+    Besides what all swarm tasks show, an agent observes the 3 nearest ``opponents`` alive and in
+    sight (each: relative position and velocity, 1). It broadcasts the relative position (in cells
+    over 10) of the nearest opponent it sees, and whether there is one. The global state tells who
+    is alive.
+
+    Metrics: ``caught``, a fraction of the evaders.
+
+    Parameters
+    ----------
+    num_agents, num_evaders
+        N and M, the numbers in the name.
+    evaders
+        "scripted" or "learned".
+    cells_per_agent
+        The area (volume) of the arena over N; its side is rounded to whole cells.
+    """
+
+    num_evaders: int
+    evaders: str = "scripted"
+    cells_per_agent: float = 32.0
+    sensing_range: float = 6.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(num_evaders=self.num_evaders, cells_per_agent=self.cells_per_agent)
+        require_one_of("evaders", self.evaders, ("scripted", "learned"))
+
+    @property
+    def side(self) -> int:
+        """Cells along one side of the arena: G."""
+        return arena_side(self.num_agents, self.cells_per_agent, self.dims)
+
+    @property
+    def _num_bodies(self) -> int:
+        return self.num_agents + self.num_evaders
+
+    @property
+    def _num_acting(self) -> int:
+        return self._num_bodies if self.evaders == "learned" else self.num_agents
+
+    @property
+    def _teams(self) -> tuple[int, ...]:
+        return (0,) * self.num_agents + (1,) * self.num_evaders
+
+    @property
+    def _kinds(self) -> tuple[Kind, ...]:
+        return super()._kinds[: self.num_agents] + (drones.EVADER,) * self.num_evaders
+
+    def metrics(self, state: SwarmState) -> dict[str, Float[Array, ""]]:
+        """Return the fraction of evaders caught."""
+        return {"caught": 1 - state.alive[self.num_agents :].mean(dtype=jnp.float32)}
+
+    def _begin(self, key: PRNGKeyArray, state: SwarmState) -> PursuitTask:  # noqa: ARG002
+        return PursuitTask(self._gap(state, self._closest(state)))
+
+    def _closest(self, state: SwarmState) -> Float[Array, "M"]:
+        """Return the distance from each evader to the nearest pursuer."""
+        pursuers, evaders = jnp.split(state.bodies.position, [self.num_agents])
+        squared = jnp.square(pursuers[:, None] - evaders[None]).sum(-1)
+        return jnp.sqrt(squared.min(0))
+
+    def _gap(self, state: SwarmState, closest: Float[Array, "M"]) -> Float[Array, ""]:
+        at_large = state.alive[self.num_agents :]
+        return jnp.where(at_large, closest, 0.0).mean() / self.side
+
+    def _advance(
+        self,
+        key: PRNGKeyArray,  # noqa: ARG002
+        before: SwarmState,
+        moved: SwarmState,
+        hit: Bool[Array, "P"],  # noqa: ARG002
+    ) -> tuple[SwarmState, Float[Array, "N"], Bool[Array, ""]]:
+        closest = self._closest(moved)
+        at_large = before.alive[self.num_agents :]
+        caught = at_large & (closest <= _CATCH_RANGE)
+        alive = before.alive.at[self.num_agents :].set(at_large & ~caught)
+        after = moved._replace(alive=alive)
+        gap = self._gap(after, closest)
+        worth = _CATCH_REWARD * (2 - before.time / self.time_limit) * caught
+        reward = worth.mean() + _CLOSING_REWARD * (before.task.gap - gap)
+        rewards = jnp.concatenate([jnp.full(self.num_agents, reward), -worth])
+        done = ~alive[self.num_agents :].any()
+        return after._replace(task=PursuitTask(gap)), rewards[: self._num_acting], done
+
+    def _drive_scripted(self, state: SwarmState) -> Float[Array, "Q D"]:
+        """Let evaders flee from the nearest pursuers and from walls."""
+        if self.evaders == "learned":
+            return super()._drive_scripted(state)
+        pursuers = state.bodies.position[: self.num_agents]
+        position, velocity, heading = (part[self.num_agents :] for part in state.bodies)
+        near = find_points(position, pursuers, _THREATS, jnp.ones(self.num_agents, bool))
+        sight = state.traits.sight[self.num_agents :, None]
+        offset = jnp.where((near.distance <= sight)[..., None], pursuers[near.index], jnp.inf)
+        wish = flee(position, offset - position[:, None], self.side)
+        if self.dynamics == "unicycle":
+            wish, velocity = (drones.to_frame(heading, x[:, None])[:, 0] for x in (wish, velocity))
+        top_speed = state.traits.top_speed[self.num_agents :, None]
+        return drones.command_towards(wish, velocity / top_speed, self.dynamics)
+
+    def _sense(self, seen: SwarmState) -> Blocks:
+        hunted = self._describe_others(seen, slice(0, self.num_agents), self._evaders)
+        if self.evaders == "scripted":
+            return {"opponents": hunted}
+        hunters = self._describe_others(seen, self._evaders, slice(0, self.num_agents))
+        return {"opponents": jnp.concatenate([hunted, hunters])}
+
+    @property
+    def _evaders(self) -> slice:
+        return slice(self.num_agents, self._num_bodies)
+
+    def _describe_others(
+        self, seen: SwarmState, observers: slice, others: slice
+    ) -> Float[Array, "Q K F"]:
+        position, velocity, heading = (part[observers] for part in seen.bodies)
+        theirs = seen.bodies.position[others]
+        sight = seen.traits.sight[observers, None]
+        near = find_points(position, theirs, _OPPONENTS_SEEN, seen.alive[others])
+        offset = (theirs[near.index] - position[:, None]) / sight[..., None]
+        relative = seen.bodies.velocity[others][near.index] - velocity[:, None]
+        offset, relative = (self._in_frame(heading, x) for x in (offset, relative))
+        return describe(near.distance <= sight, offset, relative)
+
+    def _status(self, state: SwarmState) -> Float[Array, "N C"]:
+        nearest = self._sense(state)["opponents"][:, 0]
+        sight = state.traits.sight[: self._num_acting, None]
+        return jnp.concatenate([nearest[:, : self.dims] * sight / 10, nearest[:, -1:]], -1)
+
+    def _summary(self, state: SwarmState) -> Float[Array, "S"]:
+        return state.alive.astype(jnp.float32)
+
+    def _steer(self, see: Blocks) -> Float[Array, "N D"]:
+        """Pursuers head where the nearest opponent will be, from their own side; evaders flee."""
+        dims = self.dims
+        opponents, neighbours = see["opponents"], see["neighbours"]
+        sight = self.sensing_range
+        offset, there = sight * opponents[:, 0, :dims], opponents[:, 0, -1:] > 0
+        lead = opponents[:, 0, dims : 2 * dims] + see["own"][:, dims : 2 * dims]
+        mates = sight * neighbours[..., :dims]
+        mean = mates.sum(1) / jnp.maximum((neighbours[..., -1] > 0).sum(-1, keepdims=True), 1)
+        apart = -mean / jnp.maximum(jnp.sqrt(jnp.square(mean).sum(-1, keepdims=True)), 1.0)
+        distance = jnp.sqrt(jnp.square(offset).sum(-1, keepdims=True))
+        wish = offset + lead * jnp.minimum(distance, 3.0) + apart * jnp.minimum(distance / 3, 1.0)
+        home = -see["own"][:, None, :dims] * self.side / 2
+        wish = jnp.where(there, wish, self._from_arena(see["own"], home)[:, 0] + 2 * apart)
+        if self.evaders == "scripted":
+            return wish
+        seen = jnp.where(opponents[..., -1:] > 0, sight * opponents[..., :dims], jnp.inf)
+        away = flee((see["own"][:, :dims] + 1) * self.side / 2, seen, self.side)
+        return jnp.where(jnp.asarray(self._teams)[:, None] == 1, away, wish)
+
+
+def flee(
+    position: Float[Array, "M D"], threats: Float[Array, "M K D"], side: float
+) -> Float[Array, "M D"]:
+    """Return the velocity of who flees from threats at relative positions, infinite for none."""
+    squared = jnp.square(threats).sum(-1, keepdims=True)
+    near = jnp.isfinite(squared)
+    push = -jnp.where(near, threats, 0.0) / jnp.where(near, jnp.maximum(squared, 0.01), 1.0)
+    push = push.sum(1)
+    low, high = jnp.maximum(position, 0.1), jnp.maximum(side - position, 0.1)
+    walls = jnp.where(low < _WALL, 1 / low, 0.0) - jnp.where(high < _WALL, 1 / high, 0.0)
+    total = push + 0.3 * walls
+    length = jnp.sqrt(jnp.square(total).sum(-1, keepdims=True))
+    return jnp.where(near.any(1), total / jnp.maximum(length, 1e-6), 0.0)

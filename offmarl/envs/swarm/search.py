@@ -1,0 +1,188 @@
+"""Search: drones find targets that wander about, and stay with them.
+
+A target is held while drones of enough strength are next to it. Scouts see far and are fast, but
+it takes two of them to hold what one lifter holds.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from offmarl.envs.base import require_positive
+from offmarl.envs.swarm.neighbours import find_points
+from offmarl.envs.swarm.scene import MARKS
+from offmarl.envs.swarm.task import Blocks, SwarmState, SwarmTask, arena_side
+
+_HOLD_RANGE = 1.5
+_HOLD_STRENGTH = 2.0
+_TARGET_SPEED = 0.4
+_TARGET_TURN = 0.3
+"""Standard deviation of the change of a target's direction in a step, as a fraction of speed."""
+_TARGETS_SEEN = 3
+_FIND_REWARD = 5.0
+_HOLD_REWARD = 20.0
+
+
+class SearchTask(NamedTuple):
+    """The targets."""
+
+    position: Float[Array, "M D"]
+    velocity: Float[Array, "M D"]
+    found: Bool[Array, "M"]
+    """Seen by any drone so far."""
+    strength: Float[Array, "M"]
+    """Of the drones next to it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search(SwarmTask):
+    """N drones, scouts and lifters by turns, look for targets and hold them.
+
+    There is a target for every two drones (rounded up, so one at least). It wanders at a constant
+    0.4 cells a step, turning at random and back at walls. It is found when a drone first sees it,
+    and held in a step if the drones within 1.5 cells of it have strength 2 together: one lifter or
+    standard drone, or two scouts. A drone counts for each target it is next to.
+
+    The team's reward is 5 times the fraction of targets found in the step, and ``20 / time_limit``
+    times the fraction held: one episode's return is at most 25, whatever N. Always truncated.
+
+    Besides what all swarm tasks show, an agent observes the 3 nearest ``targets`` in sight (each:
+    relative position, relative velocity, strength next to it over the strength needed, 1). It
+    broadcasts the relative position (in cells over 10) of the nearest target it sees, whether it
+    needs more strength, and whether there is one. The global state holds the targets' positions,
+    velocities, strengths, and whether found.
+
+    Metrics: ``found`` and ``held``, fractions of the targets.
+
+    Parameters
+    ----------
+    cells_per_agent
+        The area (volume) of the arena over N; its side is rounded to whole cells.
+    """
+
+    cells_per_agent: float = 64.0
+    heterogeneous: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(cells_per_agent=self.cells_per_agent)
+
+    @property
+    def side(self) -> int:
+        """Cells along one side of the arena: G."""
+        return arena_side(self.num_agents, self.cells_per_agent, self.dims)
+
+    @property
+    def num_targets(self) -> int:
+        """M."""
+        return -(-self.num_agents // 2)
+
+    def metrics(self, state: SwarmState) -> dict[str, Float[Array, ""]]:
+        """Return the fractions of targets found so far, and held now."""
+        held = state.task.strength >= _HOLD_STRENGTH
+        return {
+            "found": state.task.found.mean(dtype=jnp.float32),
+            "held": held.mean(dtype=jnp.float32),
+        }
+
+    def _begin(self, key: PRNGKeyArray, state: SwarmState) -> SearchTask:
+        place_key, course_key = jax.random.split(key)
+        shape = (self.num_targets, self.dims)
+        position = jax.random.uniform(place_key, shape, maxval=self.side)
+        velocity = _TARGET_SPEED * _unit(jax.random.normal(course_key, shape))
+        nobody = jnp.zeros(self.num_targets, bool)
+        return self._watch(state, SearchTask(position, velocity, nobody, jnp.zeros(nobody.shape)))
+
+    def _advance(
+        self,
+        key: PRNGKeyArray,
+        before: SwarmState,
+        moved: SwarmState,
+        hit: Bool[Array, "P"],  # noqa: ARG002
+    ) -> tuple[SwarmState, Float[Array, "N"], Bool[Array, ""]]:
+        old = before.task
+        position, velocity = _wander(key, old.position, old.velocity, self.side)
+        task = self._watch(moved, old._replace(position=position, velocity=velocity))
+        found = (task.found & ~old.found).mean(dtype=jnp.float32)
+        held = (task.strength >= _HOLD_STRENGTH).mean(dtype=jnp.float32)
+        reward = _FIND_REWARD * found + _HOLD_REWARD / self.time_limit * held
+        return moved._replace(task=task), jnp.full(self.num_agents, reward), jnp.zeros((), bool)
+
+    def _watch(self, state: SwarmState, task: SearchTask) -> SearchTask:
+        """Tell which targets are found, and how strong the drones next to each are."""
+        offset = state.bodies.position[:, None] - task.position[None]
+        squared = jnp.square(offset).sum(-1)
+        seen = (squared <= jnp.square(state.traits.sight)[:, None]).any(0)
+        near = squared <= _HOLD_RANGE**2
+        strength = jnp.where(near, state.traits.strength[:, None], 0.0).sum(0)
+        return task._replace(found=task.found | seen, strength=strength)
+
+    def _sense(self, seen: SwarmState) -> Blocks:
+        task = seen.task
+        features = jnp.concatenate([task.velocity, task.strength[:, None] / _HOLD_STRENGTH], -1)
+        targets = self._sense_points(seen, task.position, _TARGETS_SEEN, features)
+        dims = self.dims
+        velocity = self._in_frame(seen.bodies.heading, seen.bodies.velocity[:, None])
+        relative = targets[..., dims : 2 * dims] - velocity * targets[..., -1:]
+        return {"targets": targets.at[..., dims : 2 * dims].set(relative)}
+
+    def _status(self, state: SwarmState) -> Float[Array, "N C"]:
+        position = state.bodies.position
+        everywhere = jnp.ones(self.num_targets, bool)
+        near = find_points(position, state.task.position, 1, everywhere)
+        index = near.index[:, 0]
+        lacks = state.task.strength[index] < _HOLD_STRENGTH
+        offset = (state.task.position[index] - position) / 10
+        message = jnp.concatenate([offset, lacks[:, None], jnp.ones((len(position), 1))], -1)
+        return jnp.where(near.distance <= state.traits.sight[:, None], message, 0.0)
+
+    def _summary(self, state: SwarmState) -> Float[Array, "S"]:
+        task = state.task
+        position = 2 * task.position / self.side - 1
+        flags = jnp.stack([task.found, task.strength / _HOLD_STRENGTH], -1)
+        return jnp.concatenate([position, task.velocity, flags], -1).ravel()
+
+    def _marks(self, state: SwarmState) -> tuple[Float[Array, "Q D"], Int[Array, "Q"]]:
+        held = state.task.strength >= _HOLD_STRENGTH
+        return state.task.position, jnp.where(
+            held, MARKS.index("held target"), MARKS.index("target")
+        )
+
+    def _steer(self, see: Blocks) -> Float[Array, "N D"]:
+        """Go to the nearest target that needs this drone; patrol where there is none."""
+        offset = self.sensing_range * see["targets"][..., : self.dims]
+        strength, there = see["targets"][..., -2], see["targets"][..., -1] > 0
+        distance = jnp.sqrt(jnp.square(offset).sum(-1))
+        own = jnp.asarray([kind.strength / _HOLD_STRENGTH for kind in self._kinds])[:, None]
+        without = strength - jnp.where(distance <= _HOLD_RANGE, own, 0.0)
+        wanted = there & (without < 1.0)
+        nearest = jnp.where(wanted, distance, jnp.inf).argmin(-1)
+        chase = jnp.take_along_axis(offset, nearest[:, None, None], 1)[:, 0]
+        return jnp.where(wanted.any(-1, keepdims=True), chase, self._patrol(see))
+
+    def _patrol(self, see: Blocks) -> Float[Array, "N D"]:
+        """Circle around the middle of the arena, half way out."""
+        position = see["own"][:, : self.dims]
+        radius = jnp.sqrt(jnp.square(position[:, :2]).sum(-1, keepdims=True))
+        outward = position[:, :2] / jnp.maximum(radius, 1e-3)
+        around = jnp.stack([-outward[:, 1], outward[:, 0]], -1)
+        flat = around + 3 * (0.55 - radius) * outward
+        wish = jnp.concatenate([flat, -position[:, 2:]], -1)
+        return self._from_arena(see["own"], wish[:, None])[:, 0]
+
+
+def _wander(
+    key: PRNGKeyArray, position: Float[Array, "M D"], velocity: Float[Array, "M D"], side: int
+) -> tuple[Float[Array, "M D"], Float[Array, "M D"]]:
+    noise = _TARGET_TURN * jax.random.normal(key, velocity.shape)
+    velocity = _TARGET_SPEED * _unit(velocity / _TARGET_SPEED + noise)
+    moved = position + velocity
+    inside = jnp.clip(moved, 0.0, side)
+    return inside, jnp.where(inside == moved, velocity, -velocity)
+
+
+def _unit(vector: Float[Array, "M D"]) -> Float[Array, "M D"]:
+    return vector / jnp.maximum(jnp.sqrt(jnp.square(vector).sum(-1, keepdims=True)), 1e-6)

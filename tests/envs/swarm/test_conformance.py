@@ -1,0 +1,26 @@
+"""The protocol, for combinations of options that cover each feature of the suite."""
+
+import pytest
+
+from offmarl import envs
+
+from ..conformance import EnvironmentConformance
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "env",
+    [
+        "swarm/coverage-1",
+        "swarm/coverage-8:time_limit=7",
+        "swarm/search-3:dims=3,comm=status,randomise=all,action=continuous",
+        "swarm/delivery-2:dynamics=unicycle,comm=learned,obstacles=0.1,comm_dropout=0.5",
+        "swarm/pursuit-3-2:evaders=learned,dynamics=acceleration,heterogeneous=true,time_limit=20",
+        "swarm/flock-3:dims=3,dynamics=unicycle,action=continuous,comm=learned",
+    ],
+    indirect=True,
+)
+class TestOptions(EnvironmentConformance):
+    @pytest.fixture
+    def env(self, request):
+        return envs.make(request.param)
