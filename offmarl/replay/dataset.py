@@ -69,17 +69,17 @@ class Dataset(Vault):
         return Stream(self, batch, length, seed, start, memory)
 
 
-def open_dataset(path: str | os.PathLike[str]) -> Dataset:
+def open_dataset(path: str | os.PathLike[str], *, time_limit: int | None = None) -> Dataset:
     """Open a vault to learn from.
 
     Parameters
     ----------
-    path
-        ``<directory>/<name>.vlt/<uid>``, or ``<directory>/<name>.vlt`` where it holds one uid.
+    path, time_limit
+        As for `offmarl.vault.open_vault`.
 
     Raises
     ------
     VaultNotFoundError, VaultFormatError
         There is nothing there, or it is no vault.
     """
-    return Dataset(locate(path))
+    return Dataset(locate(path), time_limit=time_limit)

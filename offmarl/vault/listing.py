@@ -36,16 +36,23 @@ class Summary(NamedTuple):
     """Why the vault cannot be read, if it cannot."""
 
 
-def open_vault(path: str | os.PathLike[str], *, checked: bool = False) -> Vault:
+def open_vault(
+    path: str | os.PathLike[str], *, checked: bool = False, time_limit: int | None = None
+) -> Vault:
     """Open a vault for reading, as it is now.
 
     Parameters
     ----------
     path
-        ``<directory>/<name>.vlt/<uid>``, or ``<directory>/<name>.vlt`` where it holds one uid.
+        ``<directory>/<name>.vlt/<uid>``, or ``<directory>/<name>.vlt`` where it holds one uid. The
+        directory may be a zip archive (``3m.zip/3m.vlt/Good``), a bucket (``s3://...``,
+        ``gs://...``) or a web address, of an archive too.
     checked
         Compare every uncompressed chunk with its checksum before it is first used; compressed ones
         always are.
+    time_limit
+        For vaults of other programs, many of which flag the end of time as a termination: the steps
+        after which an episode was cut off, so that those of this length are truncated instead.
 
     Raises
     ------
@@ -54,7 +61,7 @@ def open_vault(path: str | os.PathLike[str], *, checked: bool = False) -> Vault:
     VaultFormatError
         What is there is not a vault, or is damaged.
     """
-    return Vault(locate(path), checked)
+    return Vault(locate(path), checked, time_limit)
 
 
 def locate(path: str | os.PathLike[str]) -> PurePath:

@@ -10,7 +10,7 @@ import numpy as np
 
 from offmarl.errors import VaultError, VaultFormatError
 from offmarl.types import Discrete, EnvSpec, Episode, Transition, View
-from offmarl.vault import asked, layout, tables
+from offmarl.vault import asked, layout, quirks, tables
 from offmarl.vault.arrays import Arrays
 from offmarl.vault.checked import Checks
 from offmarl.vault.layout import Leaf, NumpyArray
@@ -41,10 +41,13 @@ class Vault:
         Where the data comes from; JSON.
     unverified
         Intervals of steps, ``((start, stop), ...)``, that a stock program appended.
+    time_limit
+        The one that a foreign vault was opened with.
     """
 
-    def __init__(self, path: PurePath, checked: bool = False):
+    def __init__(self, path: PurePath, checked: bool = False, time_limit: int | None = None):
         self.path = path
+        self.time_limit = time_limit
         self._store = Store(path)
         self._checked = checked
         metadata = read_metadata(self._store.location)
@@ -53,6 +56,8 @@ class Vault:
             self._describe(self.own, metadata)
         else:
             self._describe_foreign(metadata)
+        if self.own and time_limit is not None:
+            raise VaultError(f"{path} tells how its episodes ended: open it without a time limit.")
 
     def _describe(self, own: Own, metadata: Mapping[str, Any]) -> None:
         expected = layout.metadata(own.schema)
@@ -119,7 +124,24 @@ class Vault:
         spec = layout.spec_of(self.leaves)
         if spec.action == Discrete(0):
             spec = dataclasses.replace(spec, action=Discrete(self._highest_action() + 1))
-        return spec
+        return dataclasses.replace(spec, time_limit=self.time_limit)
+
+    @cached_property
+    def quirks(self) -> tuple[str, ...]:
+        """What a foreign vault does differently, and `transitions` and `episodes` put right.
+
+        `offmarl.vault.quirks.MEANINGS` says what the names mean; `read` leaves all as it is.
+        """
+        if self.own:
+            return ()
+        names = ["observations"]
+        _, stop = next(self.blocks(names), (0, 0))
+        padded = quirks.is_padded(self.read(0, stop, leaves=names)["observations"])
+        return (
+            *quirks.of_shapes(self.leaves, self.rows),
+            *(["padded observations"] if padded else []),
+            *quirks.of_ends(self._table, self.time_limit),
+        )
 
     def _highest_action(self) -> int:
         blocks = (self.read(*b, leaves=["actions"]) for b in self.blocks(["actions"]))
@@ -128,7 +150,24 @@ class Vault:
     @cached_property
     def episodes(self) -> tables.Episodes:
         """Every episode, by row and start; those that run on at the end of the data too."""
-        return tables.to_episodes(np.concatenate(list(self._tables())))
+        table = self._table.copy()
+        table["cause"][quirks.by_limit(table, self.time_limit)] = tables.TRUNCATED
+        return tables.to_episodes(table)
+
+    @cached_property
+    def _table(self) -> tables.Table:
+        """Every episode, its end as it is on disk."""
+        return np.concatenate(list(self._tables()))
+
+    @cached_property
+    def _limited(self) -> NumpyArray:
+        """The steps, ``(B, T)``, at which a time limit is flagged as termination."""
+        if self.time_limit is None:
+            return np.broadcast_to(False, (self.rows, self.length))
+        steps: NumpyArray = np.zeros((self.rows, self.length), bool)
+        table = self._table[quirks.by_limit(self._table, self.time_limit)]
+        steps[table["row"], table["start"] + table["length"] - 1] = True
+        return steps
 
     def _tables(self) -> Iterator[tables.Table]:
         if self.own is None:
@@ -327,12 +366,17 @@ class Vault:
         observations, log-probabilities are NaN and policies -1.
         """
         known = [name for name in layout.leaves(self.spec) if name in self.leaves]
-        return layout.from_disk(self.read(start, stop, rows, known), self.spec)
+        steps = layout.from_disk(self.read(start, stop, rows, known), self.spec)
+        return steps if self.own else quirks.normalise(steps, self._limited[rows, start:stop])
 
     def window_transitions(self, rows: NumpyArray, starts: NumpyArray, length: int) -> Transition:
         """Gather windows as records ``(W, length, ...)``; see `windows` and `transitions`."""
         known = [name for name in layout.leaves(self.spec) if name in self.leaves]
-        return layout.from_disk(self.windows(rows, starts, length, known), self.spec)
+        steps = layout.from_disk(self.windows(rows, starts, length, known), self.spec)
+        if self.own:
+            return steps
+        limited = self._limited[rows[:, None], starts[:, None] + np.arange(length)]
+        return quirks.normalise(steps, limited)
 
     def __getitem__(self, steps: slice) -> Transition:
         """Return the transitions of a slice of time, with Python's rules for slices."""

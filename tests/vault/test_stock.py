@@ -9,7 +9,7 @@ from flashbax.vault import Vault as StockVault
 
 from offmarl import vault
 from offmarl.errors import VaultConflictError, VaultFormatError
-from offmarl.types import Continuous, Discrete
+from offmarl.types import Discrete
 from offmarl.vault import layout
 
 from .experience import SPEC, assert_same, concatenate, episodes_of, make, steps, table_of
@@ -210,31 +210,6 @@ def test_what_stock_lacks_is_filled_in(tmp_path):
     assert read.view.alive.all()
     assert np.isnan(read.behaviour_log_prob).all()
     assert (read.policy_id == -1).all()
-
-
-def test_published_quirks_are_read(tmp_path):
-    """Several rows, continuous actions, a state for each agent, observations padded with -inf."""
-    rng = np.random.default_rng(0)
-    observations = rng.normal(size=(5, 12, 3, 4)).astype("f4")
-    observations[..., -1] = -np.inf
-    tree = {
-        "observations": jnp.asarray(observations),
-        "actions": jnp.asarray(rng.uniform(-1, 1, (5, 12, 3, 2)), jnp.float32),
-        "rewards": jnp.ones((5, 12, 3)),
-        "terminals": jnp.zeros((5, 12, 3)),
-        "truncations": jnp.zeros((5, 12, 3)),
-        "infos": {"state": jnp.asarray(rng.normal(size=(5, 12, 3, 6)), jnp.float32)},
-    }
-    found = write_stock(tmp_path / "s.vlt" / "Expert", tree)
-    assert found.spec.action == Continuous(2)
-    assert (found.spec.state_size, found.spec.state) == (18, "native")
-    read = found.transitions()
-    np.testing.assert_array_equal(read.view.observation, observations)
-    assert read.view.state.shape == (5, 12, 18)
-    assert read.view.legal_actions.shape == (5, 12, 3, 2)
-    assert found.episodes.cause.tolist() == ["open"] * 5
-    assert found.episodes.returns.tolist() == [[12.0] * 3] * 5
-    assert len(found.digest()) == 64
 
 
 def test_arrays_of_other_data_are_read_one_by_one(tmp_path):

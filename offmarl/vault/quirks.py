@@ -1,0 +1,91 @@
+"""What published vaults do differently, told by name and put right where they are read."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from offmarl.types import Transition
+from offmarl.vault import tables
+from offmarl.vault.layout import Leaf, NumpyArray
+from offmarl.vault.tables import Table
+
+MEANINGS = {
+    "several rows": "episodes lie in several rows, each on its own time axis",
+    "state per agent": "each agent has a state of its own: they are concatenated",
+    "action axis": "actions have one more axis, of length one: it is dropped",
+    "no legal actions": "which actions were legal is not told: all of them",
+    "no state": "there is no global state: it is all observations",
+    "no terminals": "terminations are not told: no episode terminates",
+    "no truncations": "truncations are not told",
+    "padded observations": "observations are padded with -inf: with 0 instead",
+    "time limit terminal": "the time limit is flagged as termination: as truncation instead",
+    "time limit unknown": "all episodes of the greatest length are flagged as terminated: if that "
+    "is a time limit, open the vault with it",
+}
+"""The quirks there are, and what is made of them."""
+
+_ABSENT = {
+    "infos.legals": "no legal actions",
+    "infos.state": "no state",
+    "terminals": "no terminals",
+    "truncations": "no truncations",
+}
+
+
+def of_shapes(leaves: Mapping[str, Leaf], rows: int) -> list[str]:
+    """Return the quirks that the names and shapes of a foreign vault's arrays tell."""
+    state, actions = leaves.get("infos.state"), leaves["actions"]
+    found = {
+        "several rows": rows > 1,
+        "state per agent": state is not None and len(state.shape) > 1,
+        "action axis": actions.dtype.kind != "f" and len(actions.shape) > 1,
+    }
+    absent = [quirk for name, quirk in _ABSENT.items() if name not in leaves]
+    return [quirk for quirk, there in found.items() if there] + absent
+
+
+def is_padded(observations: NumpyArray) -> bool:
+    """Whether observations are padded with minus infinity."""
+    return bool(np.isneginf(observations).any())
+
+
+def of_ends(episodes: Table, time_limit: int | None) -> list[str]:
+    """Return the quirks of how episodes end, as an episode table of what is on disk tells them."""
+    if time_limit is not None:
+        return ["time limit terminal"] if by_limit(episodes, time_limit).any() else []
+    ended = episodes[episodes["cause"] != tables.OPEN]
+    longest = ended["cause"][ended["length"] == ended["length"].max(initial=0)]
+    alike = len(longest) > 1 and (longest == tables.TERMINATED).all()
+    return ["time limit unknown"] if alike else []
+
+
+def by_limit(ended: Table, time_limit: int | None) -> NumpyArray:
+    """Return which episodes of a table a time limit ended although they are flagged terminated."""
+    if time_limit is None:
+        return np.zeros(len(ended), bool)
+    return (ended["cause"] == tables.TERMINATED) & (ended["length"] >= time_limit)
+
+
+def normalise(steps: Transition, limits: NumpyArray) -> Transition:
+    """Put right what is padded, and how episodes end.
+
+    Parameters
+    ----------
+    steps
+        Records ``(*b, ...)`` of a foreign vault.
+    limits
+        ``(*b,)``, the steps at which a time limit is flagged as termination.
+    """
+    limit = limits[..., None] & steps.terminated
+    return steps._replace(
+        view=steps.view._replace(
+            observation=_unpad(steps.view.observation), state=_unpad(steps.view.state)
+        ),
+        terminated=steps.terminated & ~limit,
+        truncated=steps.truncated | limit,
+    )
+
+
+def _unpad(values: NumpyArray) -> NumpyArray:
+    padding = np.isneginf(values)
+    return np.where(padding, np.float32(0), values) if padding.any() else values
