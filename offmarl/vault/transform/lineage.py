@@ -13,6 +13,8 @@ from offmarl.vault.transform.selection import Pieces
 
 _MOST_BYTES = 2**18
 """Of what is told of all sources of a vault; of older ones less is told."""
+_LEAST_BYTES = 256
+"""Less is not worth telling of a source."""
 
 
 class Source(NamedTuple):
@@ -94,20 +96,27 @@ def _describe(source: Source, pieces: Pieces, most_bytes: int) -> dict[str, Any]
 
 def _bounded(told: Mapping[str, Any], most_bytes: int) -> dict[str, Any]:
     """Leave out what makes a provenance too long, the oldest sources first."""
-    if "lineage" in told:  # the vault made of it tells of its policies
+    sources = sources_of(told)
+    if sources:  # the vault made of it tells of its policies
         told = {key: told[key] for key in told if key not in (origins.KEY, "policies")}
     size = len(layout.dump_json(dict(told)))
     if size <= most_bytes:
         return dict(told)
-    lineage = told.get("lineage")
-    if not isinstance(lineage, Mapping) or not lineage.get("sources"):
+    share = most_bytes // (2 * max(len(sources), 1))
+    if not sources or share < _LEAST_BYTES:
         return {"left out": f"{size} bytes"}
-    share = most_bytes // (2 * len(lineage["sources"]))
-    sources = [
+    shorter = [
         {**source, "provenance": _bounded(source.get("provenance", {}), share)}
-        for source in lineage["sources"]
+        for source in sources
     ]
-    return {"lineage": {**lineage, "sources": sources}}
+    return {"lineage": {**told["lineage"], "sources": shorter}}
+
+
+def sources_of(told: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what a provenance tells of the sources of a transform; nothing if there was none."""
+    lineage = told.get("lineage")
+    sources = lineage.get("sources") if isinstance(lineage, dict) else None
+    return sources if isinstance(sources, list) else []
 
 
 def common_spec(vaults: Sequence[Vault]) -> EnvSpec:

@@ -83,16 +83,12 @@ def rewrite(
     progress: Progress,
 ) -> None:
     """Make a vault of the same content and rows."""
-    with (
-        _create([vault], path, codec, chunk_steps, vault.rows) as writer,
-        progress("recode", vault.num_steps) as advance,
-    ):
-        (source,) = examine([vault], quiet)
-        copy_rows(vault, writer, advance)
-        everything = selection.everything(vault)
-        writer.annotate(
-            lineage.provenance("recode", arguments, [(source, everything)], source.named)
-        )
+    with _create([vault], path, codec, chunk_steps, vault.rows) as writer:
+        (source,) = examine([vault], progress)
+        with progress("recode", vault.num_steps) as advance:
+            copy_rows(vault, writer, advance)
+        taken = source, selection.everything(vault)
+        writer.annotate(lineage.provenance("recode", arguments, [taken], source.named))
 
 
 @contextmanager
