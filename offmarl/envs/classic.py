@@ -10,9 +10,10 @@ from typing import ClassVar, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl.envs.base import require_positive, restart, transition
+from offmarl.envs.scene import MARKS, Scene
 from offmarl.types import Discrete, EnvSpec, Timestep, View
 
 _XOR_PAYOFF = np.array([[0.0, 1.0], [1.0, -2.0]], np.float32)
@@ -138,6 +139,29 @@ class Bridge:
             reward=jnp.full(2, -0.1 * distance.mean()),
             terminated=jnp.full(2, over),
             truncated=jnp.full(2, ~over & (time >= self.time_limit)),
+        )
+
+    def scene(self, state: BridgeState) -> Scene:
+        """Return what there is to draw; blocks are cells of 1."""
+        rows, columns = _BRIDGE_FREE.shape
+        nobody, nothing = jnp.zeros((2, 0), jnp.int32), jnp.zeros((0, 2))
+
+        def place(cell: Int[Array, "2 2"]) -> Float[Array, "2 2"]:
+            return jnp.stack([cell[:, 1] + 0.5, rows - cell[:, 0] - 0.5], -1)
+
+        return Scene(
+            side=columns,
+            drones=place(state.position),
+            alive=jnp.ones(2, bool),
+            team=jnp.arange(2),
+            kind=jnp.zeros(2, jnp.int32),
+            velocity=jnp.zeros((2, 2)),
+            heading=jnp.zeros(2),
+            links=nobody,
+            obstacles=nothing,
+            marks=place(jnp.asarray(_BRIDGE_GOAL)),
+            mark=jnp.full(2, MARKS.index("site")),
+            cells=jnp.asarray(~_BRIDGE_FREE[::-1].T, jnp.float32),
         )
 
 

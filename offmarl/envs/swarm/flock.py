@@ -11,7 +11,7 @@ from offmarl.envs.base import require_positive
 from offmarl.envs.swarm import bodies as drones
 from offmarl.envs.swarm.bodies import Bodies
 from offmarl.envs.swarm.neighbours import find_neighbours
-from offmarl.envs.swarm.scene import MARKS
+from offmarl.envs.scene import MARKS
 from offmarl.envs.swarm.task import Blocks, SwarmState, SwarmTask
 
 _MATES = 2

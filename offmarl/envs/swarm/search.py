@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl.envs.base import require_positive
 from offmarl.envs.swarm.neighbours import find_points
-from offmarl.envs.swarm.scene import MARKS
+from offmarl.envs.scene import MARKS
 from offmarl.envs.swarm.task import Blocks, SwarmState, SwarmTask, arena_side
 
 _HOLD_RANGE = 1.5

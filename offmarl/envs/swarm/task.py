@@ -14,7 +14,7 @@ from offmarl.envs.base import require_positive, restart, transition
 from offmarl.envs.swarm import bodies as drones
 from offmarl.envs.swarm.bodies import Bodies, Kind, Traits
 from offmarl.envs.swarm.neighbours import Neighbours, find_neighbours, find_points
-from offmarl.envs.swarm.scene import Scene
+from offmarl.envs.scene import Scene
 from offmarl.envs.swarm.sensing import describe
 from offmarl.errors import OptionError
 from offmarl.types import ArrayTree, Continuous, Discrete, EnvSpec, Policy, Timestep, View

@@ -1,4 +1,4 @@
-"""What there is to draw of a swarm task at one instant, as plain arrays."""
+"""What there is to draw of an environment at one instant, as plain arrays."""
 
 from typing import NamedTuple
 
