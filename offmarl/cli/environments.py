@@ -1,12 +1,125 @@
 """``offmarl envs``."""
 
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from tyro.conf import Positional, arg
+
 from offmarl import envs as registry
-from offmarl.cli.output import Report, table
+from offmarl.cli.output import Report, number
+from offmarl.cli.output import grid as facts
+from offmarl.envs.families import About
+from offmarl.types import Discrete, EnvSpec
+
+_NUM_ENVS = 64
+
+_TRAITS = ("partial", "adversarial", "heterogeneous", "communication", "mask")
+
+_SHORT = {
+    "vector": "vec",
+    "discrete": "disc",
+    "continuous": "cont",
+    "native": "own",
+    "concatenated": "joint",
+}
+
+_HINT = """\
+sees, acts: vectors, or grids flattened; discrete or continuous actions. P: partial observability, \
+A: adversarial, H: heterogeneous agents, C: communication, M: action mask. state: the \
+environment's own, or all observations jointly. needs: pip install 'offmarl\\[envs]' or \\[mabrax].
+A capital letter in a name stands for a number of your choice, a word in capitals for one of those \
+that `offmarl envs NAME` lists. Options follow a colon, as in swarm/coverage-8:time_limit=20."""
 
 
-def envs() -> Report:
-    """List the environments; a capital letter in a name stands for a number of your choice."""
-    return Report(
-        {"environments": {name: about.summary for name, about in registry.describe().items()}},
-        table(["name", ""], [[name, about.summary] for name, about in registry.describe().items()]),
-    )
+def envs(
+    name: Annotated[str, Positional, arg(metavar="NAME")] = "",
+    seconds: float = 1.0,
+) -> Report:
+    """List the environments, or build one, describe it, and measure its speed.
+
+    Parameters
+    ----------
+    name
+        An environment, such as swarm/coverage-8; or the beginning of names, to list only those.
+    seconds
+        How long to measure an environment's speed, at least.
+    """
+    known = registry.describe()
+    listed = {family: about for family, about in known.items() if family.startswith(name)}
+    if listed and (name not in known or known[name].choices):
+        return _list(listed)
+    return _describe(name, seconds)
+
+
+def _list(listed: Mapping[str, About]) -> Report:
+    columns = ["name", "agents", "sees", "acts", *(t[0].upper() for t in _TRAITS), "state", "needs"]
+    grid = Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    grid.columns[0].min_width = max(map(len, listed))
+    for name, about in listed.items():
+        marks = ["✓" if trait in about.traits else "" for trait in _TRAITS]
+        kinds = [_SHORT.get(word, word) for word in (about.observation, about.action, about.state)]
+        grid.add_row(name, about.agents, *kinds[:2], *marks, kinds[2], about.extra)
+    (only, *others) = listed.values()
+    tail = _HINT if others or not only.choices else f"one of: {', '.join(only.choices)}"
+    described = {name: asdict(about) for name, about in listed.items()}
+    return Report({"environments": described}, Group(grid, tail))
+
+
+def _describe(name: str, seconds: float) -> Report:
+    family = registry.family_of(name)
+    about = registry.describe()[family]
+    env = registry.make(name)
+    steps = _speed(env, seconds)
+    view = {
+        "environment": name,
+        "": about.summary,
+        **_in_words(env.spec),
+        "traits": ", ".join(about.traits) or "none",
+        "speed": f"{number(round(steps))} steps a second, in {_NUM_ENVS} environments at random",
+    }
+    data = {"spec": env.spec.to_json(), "about": asdict(about), "steps_per_second": steps}
+    return Report(data, facts(view))
+
+
+def _in_words(spec: EnvSpec) -> dict[str, str]:
+    kind = "actions" if isinstance(spec.action, Discrete) else "numbers in [-1, 1]"
+    agents = f"{spec.num_agents}"
+    if spec.agents is not None:
+        agents += f": {', '.join(spec.agents)}"
+    return {
+        "agents": agents,
+        "observation": _sized(spec.observation_size, spec.observation_sizes),
+        "action": f"{_sized(spec.action_size, spec.action_sizes)} {kind}",
+        "state": f"{number(spec.state_size)} ({spec.state})",
+        "reward": f"of the {spec.reward}" if spec.reward == "team" else "individual",
+        "time limit": "none" if spec.time_limit is None else f"{number(spec.time_limit)} steps",
+    }
+
+
+def _sized(size: int, sizes: tuple[int, ...] | None) -> str:
+    return number(size) + (f" (by agent: {', '.join(map(str, sizes))})" if sizes else "")
+
+
+def _speed(env: Any, seconds: float) -> float:
+    """Measure steps a second of a policy that acts at random."""
+    import jax
+
+    from offmarl.networks import PolicyConfig, make_policy
+    from offmarl.rollout import init_rollout, rollout
+
+    policy = make_policy(PolicyConfig("random"), env.spec)
+    env = registry.autoreset(env)
+    num_steps = 64
+    state = init_rollout(env, policy, jax.random.key(0), _NUM_ENVS)
+    act = jax.jit(lambda state, key: rollout(env, policy, (), state, key, num_steps))
+    state, _, _ = jax.block_until_ready(act(state, jax.random.key(0)))  # compiles
+    start, rounds, elapsed = time.perf_counter(), 0, 0.0
+    while elapsed < seconds:
+        state, _, _ = jax.block_until_ready(act(state, jax.random.key(rounds)))
+        rounds, elapsed = rounds + 1, time.perf_counter() - start
+    return rounds * num_steps * _NUM_ENVS / elapsed

@@ -19,7 +19,8 @@ class About:
     summary
         One line.
     agents
-        How many: a number, a capital letter of the name, or "any" where an option sets it.
+        How many: a number, a capital letter of the name, "any" where an option sets it, or what
+        else it depends on.
     traits
         "partial": agents see less than the state. "adversarial": some rewards oppose others, or
         scripted opponents act. "heterogeneous": agents differ in what they see, can do, or are.
@@ -266,7 +267,7 @@ def _jaxmarl(name: str, env_id: str, about: About, *sizes: str) -> Family:
 def _smax(name: str, env_id: str, summary: str) -> Family:
     about = About(
         summary,
-        "by map",
+        "map",
         ("partial", *_RIVALS, "mask"),
         action="both",
         extra="envs",
@@ -278,7 +279,7 @@ def _smax(name: str, env_id: str, summary: str) -> Family:
 def _overcooked(name: str, env_id: str, choices: tuple[str, ...]) -> Family:
     about = About(
         "cooks share a kitchen",
-        "by layout" if env_id == "overcooked_v2" else "2",
+        "layout" if env_id == "overcooked_v2" else "2",
         observation="grid",
         state="concatenated",
         extra="envs",

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Num, PRNGKeyArray
 
 from offmarl.envs import extras
 from offmarl.envs.base import require_positive, restart, transition
-from offmarl.envs.spaces import flatten
+from offmarl.envs.spaces import flatten, strong
 from offmarl.errors import OptionError
 from offmarl.types import Continuous, Discrete, EnvSpec, Timestep, View
 
@@ -65,7 +65,7 @@ class Jumanji:
         """Start an episode."""
         wrapped = _wrap(self)
         state, timestep = wrapped.env.reset(key)
-        return state, restart(_view(wrapped, timestep.observation))
+        return strong(state), restart(_view(wrapped, timestep.observation))
 
     def step(
         self,
@@ -80,7 +80,7 @@ class Jumanji:
         over, terminal = everyone & timestep.last(), wrapped.terminal(state)
         reward = jnp.broadcast_to(timestep.reward, everyone.shape).astype(jnp.float32)
         view = _view(wrapped, timestep.observation)
-        return state, transition(view, reward, over & terminal, over & ~terminal)
+        return strong(state), transition(view, reward, over & terminal, over & ~terminal)
 
     def _build(self) -> Wrapped:
         raise NotImplementedError

@@ -10,6 +10,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from offmarl.envs import extras
 from offmarl.envs.base import require_positive, restart, transition
+from offmarl.envs.spaces import strong
 from offmarl.errors import OptionError
 from offmarl.types import Discrete, EnvSpec, Timestep, View
 
@@ -60,7 +61,7 @@ class Matrax:
     def reset(self, key: PRNGKeyArray) -> tuple[Any, Timestep]:
         """Start an episode; nothing is random."""
         state, timestep = self.wrapped.reset(key)
-        return state, restart(self._view(timestep.observation))
+        return strong(state), restart(self._view(timestep.observation))
 
     def step(
         self,
@@ -72,7 +73,7 @@ class Matrax:
         state, timestep = self.wrapped.step(state, action)
         truncated = jnp.full(2, timestep.last())
         view, reward = self._view(timestep.observation), timestep.reward.astype(jnp.float32)
-        return state, transition(view, reward, jnp.zeros(2, bool), truncated)
+        return strong(state), transition(view, reward, jnp.zeros(2, bool), truncated)
 
     def _view(self, observation: Any) -> View:
         seen = observation.agent_obs.astype(jnp.float32)

@@ -149,3 +149,12 @@ def flatten(tree: Any) -> Float[Array, "O"]:
 def unequal(sizes: Sequence[int]) -> tuple[int, ...] | None:
     """Return the sizes where they differ, for `EnvSpec`; None where they do not."""
     return tuple(sizes) if len(set(sizes)) > 1 else None
+
+
+def strong(state: Any) -> Any:
+    """Give the arrays of a state the types they have, so that a program compiles for it once.
+
+    Constants are "weakly" typed in JAX until something else has touched them: a fresh state would
+    have other types than one after a step.
+    """
+    return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, leaf.dtype), state)

@@ -77,6 +77,11 @@ class TestAdapters(EnvironmentConformance):
     def env(self, request):
         return envs.make(request.param)
 
+    def test_a_state_has_its_types_from_the_beginning(self, env):
+        """Else a program would be compiled for fresh states, and again for all others."""
+        fresh, _ = jax.eval_shape(env.reset, jax.random.key(0))
+        assert not any(leaf.weak_type for leaf in jax.tree.leaves(fresh))
+
 
 def test_the_examples_cover_every_family():
     adapted = {name for name, about in envs.describe().items() if about.extra == "envs"}

@@ -21,7 +21,7 @@ from offmarl.envs.base import restart, transition
 from offmarl.envs.families import Option
 from offmarl.envs.jaxmarl.build import build, options_of
 from offmarl.envs.jaxmarl.quirks import Observations, Quirks, quirks_of
-from offmarl.envs.spaces import Actions, ActionSpace, Box, flatten, pad, unequal
+from offmarl.envs.spaces import Actions, ActionSpace, Box, flatten, pad, strong, unequal
 from offmarl.types import Discrete, EnvSpec, Timestep, View
 
 _WARNINGS = (
@@ -87,7 +87,7 @@ class JaxMarl:
         with extras.quiet(*_WARNINGS):
             observations, inner = wrapped.env.reset(key)
             view = _view(wrapped, observations, inner)
-        return JaxMarlState(inner, jnp.zeros((), jnp.int32)), restart(view)
+        return JaxMarlState(strong(inner), jnp.zeros((), jnp.int32)), restart(view)
 
     def step(
         self, key: PRNGKeyArray, state: JaxMarlState, action: Array
@@ -112,7 +112,7 @@ class JaxMarl:
             terminated=everyone & over & terminal,
             truncated=everyone & over & ~terminal,
         )
-        return JaxMarlState(inner, time), timestep
+        return JaxMarlState(strong(inner), time), timestep
 
 
 class _Wrapped(NamedTuple):
