@@ -14,7 +14,7 @@ from offmarl.checkpoint import Checkpoints
 from offmarl.envs.base import Environment, EnvState
 from offmarl.errors import RunError, ShapeError
 from offmarl.networks import PolicyConfig, init_policy, make_policy
-from offmarl.types import ArrayTree, EnvSpec, Policy, View
+from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence, View
 
 
 class Evaluation(NamedTuple):
@@ -95,6 +95,46 @@ def evaluate(
         ), None
 
     return jax.vmap(play)(jax.random.split(key, num_episodes))
+
+
+def agreement(policy: Policy, params: ArrayTree, episodes: Sequence) -> Float[Array, "episodes"]:
+    """Return how far a policy would have done what the agents of recorded episodes did.
+
+    It sees what they saw, from the first step on. This is what can be said of a policy without
+    its environment; a good policy need not agree with a poor one.
+
+    Parameters
+    ----------
+    policy, params
+        How to act; a greedy policy.
+    episodes
+        Whole episodes, ``(M, T, ...)``, with the steps that are there in the mask.
+
+    Returns
+    -------
+    For each episode the share of the actions of living agents that are the same; of continuous
+    ones, 1 less half the mean absolute difference of their entries.
+    """
+
+    def of_episode(episode: Sequence) -> Float[Array, ""]:
+        view = episode.view_tm1
+
+        def step(carry: ArrayTree, seen: tuple[Array, Array]) -> tuple[ArrayTree, Array]:
+            action, _, carry = policy.act(params, carry, *seen, jax.random.key(0))
+            return carry, action
+
+        seen = (view.observation, view.legal_actions)
+        _, action = jax.lax.scan(step, policy.initial_carry(), seen)
+        counted = episode.mask[:, None] & view.alive
+        return jnp.where(counted, _likeness(action, episode.action), 0).sum() / counted.sum()
+
+    return jax.vmap(of_episode)(episodes)
+
+
+def _likeness(action: Array, recorded: Array) -> Array:
+    if jnp.issubdtype(action.dtype, jnp.integer):
+        return action == recorded
+    return 1 - jnp.abs(action - recorded).mean(-1) / 2
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,9 @@ RETURN = "episode_return"
 GREEDY_RETURN = "greedy_episode_return"
 """Returns of a policy that acts at random otherwise, by its best actions."""
 
+AGREEMENT = "action_agreement"
+"""How far a policy agrees with the actions of held-out episodes, from 0 to 1."""
+
 
 # ---------------------------------------------------------------------------------- files
 
@@ -144,6 +147,7 @@ def marl_eval(
     seeds: Sequence[int],
     evaluations: Sequence[tuple[int, Float[np.ndarray, "seeds _"]]],
     absolute: Mapping[str, Float[np.ndarray, "seeds _"]],
+    metric: str = RETURN,
 ) -> dict[str, Any]:
     """Arrange evaluations as marl-eval's tools expect them.
 
@@ -158,6 +162,8 @@ def marl_eval(
         returns of each run's evaluation episodes then.
     absolute
         The final evaluation: each metric's values.
+    metric
+        What was evaluated.
 
     Returns
     -------
@@ -167,7 +173,7 @@ def marl_eval(
     """
     runs = {
         f"seed_{seed}": {
-            f"step_{k}": {"step_count": int(step), RETURN: np.asarray(returns[i]).tolist()}
+            f"step_{k}": {"step_count": int(step), metric: np.asarray(returns[i]).tolist()}
             for k, (step, returns) in enumerate(evaluations)
         }
         | {

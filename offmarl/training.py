@@ -23,9 +23,18 @@ from numpy.typing import NDArray
 from offmarl import __version__, envs, runs, tracking
 from offmarl.envs.base import Environment
 from offmarl.errors import OptionError, ShapeError
-from offmarl.evaluation import evaluate
+from offmarl.evaluation import agreement, evaluate
 from offmarl.networks import PolicyConfig, make_policy
-from offmarl.replay import Batches, Dataset, Feed, Replay, feeding, open_dataset, split_key
+from offmarl.replay import (
+    Batches,
+    Dataset,
+    Feed,
+    Replay,
+    feeding,
+    load,
+    open_dataset,
+    split_key,
+)
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 _LOG_EVERY = 500
@@ -40,7 +49,10 @@ class Args:
     """Dataset to learn from, such as vaults/swarm/coverage-3.vlt/medium."""
     env: str | None = None
     """Environment to evaluate in; by default the one the dataset was recorded in. "none": train
-    without evaluation."""
+    without one."""
+    validation: Path | None = None
+    """Held-out episodes, such as `offmarl split` makes: how far the policy agrees with their
+    actions is evaluated too, which needs no environment."""
     out: Path | None = None
     """Directory of the run; by default runs/ENVIRONMENT/TIER/PROGRAM."""
     seeds: int = 1
@@ -122,13 +134,13 @@ def train(name: str, make: Callable[[EnvSpec, _ArgsT], Program], args: _ArgsT) -
         The directory holds a run with other settings.
     """
     dataset = open_dataset(args.vault)
-    env = _environment(args, dataset)
+    env, held_out = _environment(args, dataset), _held_out(args, dataset)
     schedule = _schedule(args, dataset.spec)
     args = replace(args, **schedule._asdict())
     program = make(dataset.spec, args)
     run = runs.open_run(_directory(name, args, dataset), _record(name, args, dataset, program))
     if not run.complete:
-        _learn(_Job(run, program, env, args, schedule), dataset)
+        _learn(_Job(run, program, dataset.spec, env, held_out, args, schedule), dataset)
         run.finish()
     return run.directory
 
@@ -180,6 +192,21 @@ def _environment(args: Args, dataset: Dataset) -> Environment | None:
     return env
 
 
+def _held_out(args: Args, dataset: Dataset) -> Sequence | None:
+    """Return the first held-out episodes, as many as the last evaluation is to have."""
+    if args.validation is None:
+        return None
+    data = open_dataset(args.validation)
+    if difference := dataset.spec.difference(data.spec):
+        raise ShapeError(
+            f"{dataset.path} and {data.path} differ in {difference}: hold out episodes of the data "
+            "that is learnt from, with `offmarl split`."
+        )
+    longest = max(data.episodes.length, default=0)
+    replay = load(data, 1, int(longest))  # windows so long that there is one for each episode
+    return replay.windows(replay.starts[: args.final_episodes])
+
+
 def _directory(name: str, args: Args, dataset: Dataset) -> Path:
     return args.out or Path("runs") / (dataset.spec.name or dataset.name) / dataset.uid / name
 
@@ -207,7 +234,11 @@ class _Job(NamedTuple):
 
     run: runs.Run
     program: Program
+    spec: EnvSpec
+    """Of the data."""
     env: Environment | None
+    held_out: Sequence | None
+    """Whole episodes."""
     args: Args
     schedule: _Schedule
 
@@ -250,8 +281,7 @@ def _learn(job: _Job, dataset: Dataset) -> None:
                 checkpoints.save(step, _tree(program, states), {})
             advance(block, note)
     checkpoints.close()
-    if job.env is not None:
-        _write_marl_eval(run, job.env.spec)
+    _write_marl_eval(run, job.env.spec.name if job.env else job.spec.name)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -326,18 +356,39 @@ def _log(job: _Job, step: int, metrics: Mapping[str, NDArray[Any]]) -> None:
 
 
 def _evaluate(job: _Job, params: ArrayTree, keys: Key[Array, "seeds"], step: int) -> str:
-    """Evaluate every seed, the last time with more episodes, and return a word on it."""
-    if job.env is None:
-        return ""
+    """Evaluate every seed in what there is to evaluate in, and return a word on it."""
+    notes = []
+    if job.held_out is not None:
+        agreed = jax.device_get(_agreements(job.program, job.spec, params, job.held_out))
+        _log(job, step, {tracking.AGREEMENT: agreed})
+        notes.append(f"agreement {agreed.mean():.3f}")
+    if job.env is not None:
+        own = _play(job, job.env, params, keys, step)
+        notes.append(f"return {own.mean():.2f}")
+    return ", ".join(notes)
+
+
+def _play(
+    job: _Job, env: Environment, params: ArrayTree, keys: Key[Array, "seeds"], step: int
+) -> Float[np.ndarray, "seeds episodes"]:
+    """Play, log and return episodes of every seed; the last time there are more of them."""
     last = step == job.schedule.updates
     episodes = job.args.final_episodes if last else job.args.evaluate_episodes
     keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, step)
-    play = partial(_returns, job.program, job.env, episodes, params=params, keys=keys)
+    play = partial(_returns, job.program, env, episodes, params=params, keys=keys)
     own = jax.device_get(play(job.program.greedy))
     _log(job, step, {tracking.RETURN: own})
     if last and not job.program.greedy:
         _log(job, step, {tracking.GREEDY_RETURN: jax.device_get(play(True))})
-    return f"return {own.mean():.2f}"
+    return own
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _agreements(
+    program: Program, spec: EnvSpec, params: ArrayTree, episodes: Sequence
+) -> Float[Array, "seeds episodes"]:
+    policy = make_policy(program.config, spec, greedy=True)
+    return jax.vmap(lambda params: agreement(policy, params, episodes))(params)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
@@ -354,17 +405,25 @@ def _returns(
     return jax.vmap(lambda params, key: play(params, key).returns)(params, keys)
 
 
-def _write_marl_eval(run: runs.Run, spec: EnvSpec) -> None:
+def _write_marl_eval(run: runs.Run, env: str) -> None:
     """Arrange the evaluations logged, those before a resume included, for comparison."""
-    rows = tracking.read(run.metrics)
-    evaluations = _by_step(rows, tracking.RETURN, run.record["seeds"])
-    absolute = {tracking.RETURN: evaluations[-1][1]}
-    for _, returns in _by_step(rows, tracking.GREEDY_RETURN, run.record["seeds"]):
-        absolute[tracking.GREEDY_RETURN] = returns
-    environment, _, task = spec.name.partition("/")
-    uid = run.record["vault"].rpartition("/")[2]
-    program, seeds = run.record["program"], run.record["seeds"]
-    data = tracking.marl_eval(environment, f"{task}/{uid}", program, seeds, evaluations, absolute)
+    rows, seeds = tracking.read(run.metrics), run.record["seeds"]
+    names = (tracking.RETURN, tracking.GREEDY_RETURN, tracking.AGREEMENT)
+    found = {name: steps for name in names if (steps := _by_step(rows, name, seeds))}
+    if not found:
+        return
+    main = next(iter(found))
+    dataset, _, uid = run.record["vault"].rpartition("/")
+    environment, _, task = (env or f"unknown/{dataset}").partition("/")
+    data = tracking.marl_eval(
+        environment,
+        f"{task}/{uid}",
+        run.record["program"],
+        seeds,
+        found[main],
+        {name: steps[-1][1] for name, steps in found.items()},
+        main,
+    )
     tracking.write_json(run.directory / tracking.MARL_EVAL_FILE, data)
 
 

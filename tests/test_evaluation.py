@@ -9,9 +9,9 @@ import pytest
 from offmarl import envs, load_policy, tracking
 from offmarl.checkpoint import Checkpoints
 from offmarl.errors import RunError, ShapeError
-from offmarl.evaluation import evaluate
+from offmarl.evaluation import agreement, evaluate
 from offmarl.networks import PolicyConfig, init_policy, make_policy
-from offmarl.types import Policy
+from offmarl.types import Policy, Sequence, View
 
 
 def constant_policy(num_agents):
@@ -123,3 +123,21 @@ def test_the_first_seed_is_the_default_and_others_are_named(tmp_path):
 def test_a_directory_that_is_no_run(tmp_path):
     with pytest.raises(RunError, match=r"has no run.json"):
         load_policy(tmp_path)
+
+
+def test_agreement_counts_what_living_agents_did():
+    def act(params, carry, observation, legal_actions, key):
+        return jnp.full(observation.shape[:1], params), jnp.zeros(observation.shape[:1]), carry
+
+    shape = (2, 4, 3)  # episodes, steps, agents
+    alive = jnp.ones((2, 5, 3), bool).at[1, :, 2].set(False)
+    view = View(jnp.zeros((2, 5, 3, 1)), jnp.zeros((2, 5, 1)), jnp.ones((2, 5, 3, 2), bool), alive)
+    action = jnp.zeros(shape, int).at[0, 0].set(1).at[1, :, 2].set(1)
+    mask = jnp.arange(4) < jnp.array([[2], [4]])
+    blank = jnp.zeros(shape)
+    episodes = Sequence(view, action, blank, blank > 0, blank > 0, blank, mask, mask)
+    found = agreement(Policy(tuple, act), jnp.array(0), episodes)
+    np.testing.assert_array_equal(found, [0.5, 1.0])
+    continuous = episodes._replace(action=jnp.stack([blank, blank + 0.5], -1))
+    policy = Policy(tuple, lambda p, carry, observation, *_: (jnp.zeros((3, 2)), None, carry))
+    np.testing.assert_allclose(agreement(policy, None, continuous), [0.875, 0.875])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from offmarl.cli import programs
 from offmarl.cli.output import Report, returns_report
-from offmarl.report import final_returns
+from offmarl.report import UNITS, final_returns, metric_of
 from offmarl.tracking import GREEDY_RETURN, MARL_EVAL_FILE
 
 
@@ -16,6 +16,7 @@ def train(arguments: list[str]) -> Report:
     run: Path = programs.run("baseline", name, rest)
     if not (run / MARL_EVAL_FILE).exists():
         return Report({"run": run}, f"{name} is trained, and was not evaluated: {run}")
-    title = f"{name}, trained and evaluated in {run}: returns"
+    metric = metric_of([run])
+    title = f"{name}, trained and evaluated in {run}: {UNITS[metric]}"
     greedy = final_returns(run, GREEDY_RETURN)
-    return returns_report(title, {"run": run}, final_returns(run), greedy)
+    return returns_report(title, {"run": run}, final_returns(run, metric), greedy)

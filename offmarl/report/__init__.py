@@ -4,16 +4,20 @@ Drawing needs matplotlib, which is imported when a figure is drawn and not befor
 """
 
 from offmarl.report.comparison import (
+    UNITS,
     Comparison,
     Estimate,
     compare,
     estimate,
     final_returns,
+    last_metrics,
+    metric_of,
     read_runs,
 )
 from offmarl.report.figures import figure_comparison, figure_demo, save
 
 __all__ = [
+    "UNITS",
     "Comparison",
     "Estimate",
     "compare",
@@ -21,6 +25,8 @@ __all__ = [
     "figure_comparison",
     "figure_demo",
     "final_returns",
+    "last_metrics",
+    "metric_of",
     "read_runs",
     "save",
 ]

@@ -9,13 +9,24 @@ from jaxtyping import Float
 
 from offmarl import statistics
 from offmarl.errors import RunError
-from offmarl.tracking import MARL_EVAL_FILE, RETURN, read_json, read_run
+from offmarl.tracking import (
+    AGREEMENT,
+    MARL_EVAL_FILE,
+    METRICS_FILE,
+    RETURN,
+    read,
+    read_json,
+    read_run,
+)
 
 RunScores = Float[np.ndarray, "runs"]
 """One number per training seed: the mean return of its final evaluation."""
 
 Scores = Mapping[str, Mapping[str, RunScores]]
 """Dataset to algorithm to scores."""
+
+UNITS = {RETURN: "episode return", AGREEMENT: "agreement with held-out actions"}
+"""What runs can be compared by: metric to words."""
 
 _SEED = 0  # of all bootstrap draws: the same runs always give the same intervals
 
@@ -52,6 +63,8 @@ class Comparison(NamedTuple):
     """Of these, over all datasets; empty if there is only one dataset."""
     improvement: dict[str, dict[str, Estimate]]
     """Of these, the probability that a run of the first beats a run of the second."""
+    unit: str = "episode return"
+    """What the scores are."""
 
     @property
     def normalised(self) -> bool:
@@ -64,7 +77,7 @@ def estimate(scores: RunScores) -> Estimate:
     return _estimate(statistics.iqm, scores[:, None])
 
 
-def compare(scores: Scores) -> Comparison:
+def compare(scores: Scores, unit: str = UNITS[RETURN]) -> Comparison:
     """Compare algorithms on one or several datasets.
 
     Returns of different datasets are made comparable by putting the worst run compared on each at
@@ -84,10 +97,30 @@ def compare(scores: Scores) -> Comparison:
         }
         for first, x in common.items()
     }
-    return Comparison(scores, datasets, common, overall if len(scores) > 1 else [], improvement)
+    return Comparison(
+        scores, datasets, common, overall if len(scores) > 1 else [], improvement, unit
+    )
 
 
-def read_runs(directories: Iterable[Path]) -> dict[str, dict[str, RunScores]]:
+def metric_of(directories: Iterable[Path]) -> str:
+    """Return what runs can be compared by: their returns, or the actions that they agree with.
+
+    Raises
+    ------
+    RunError
+        They have nothing in common, or have not been evaluated.
+    """
+    found = [final_metrics(directory) for directory in directories]
+    for metric in UNITS:
+        if all(metric in metrics for metrics in found):
+            return metric
+    raise RunError(
+        "some of these runs were evaluated in an environment and some with held-out episodes, so "
+        "they cannot be compared: train all with the same --env and --validation."
+    )
+
+
+def read_runs(directories: Iterable[Path], metric: str = RETURN) -> dict[str, dict[str, RunScores]]:
     """Return the final scores of runs, by dataset and algorithm.
 
     Runs of one program on one dataset are told apart by the name of their directory.
@@ -103,7 +136,7 @@ def read_runs(directories: Iterable[Path]) -> dict[str, dict[str, RunScores]]:
     for (path, _), (dataset, program) in zip(runs, labels, strict=True):
         alone = labels.count((dataset, program)) == 1
         name = program if alone else f"{program} ({path.resolve().name})"
-        means = [returns.mean() for returns in final_returns(path).values()]
+        means = [values.mean() for values in final_returns(path, metric).values()]
         scores.setdefault(dataset, {})[name] = np.array(means)
     return scores
 
@@ -120,21 +153,46 @@ def final_returns(
     RunError
         It is not a run's directory, or its run has not been evaluated (to the end).
     """
+    return {
+        seed: np.array(metrics[metric], float)
+        for seed, metrics in _final(directory).items()
+        if metric in metrics
+    }
+
+
+def final_metrics(directory: Path) -> set[str]:
+    """Return the names of what a run's final evaluation measured; errors as `final_returns`."""
+    return {name for metrics in _final(directory).values() for name in metrics}
+
+
+def last_metrics(directory: Path) -> dict[str, float]:
+    """Return the training metrics that a run logged last, losses among them: means over seeds."""
+    rows = [row for row in read(directory / METRICS_FILE) if not UNITS.keys() & row.keys()]
+    last = [row for row in rows if row["step"] == rows[-1]["step"]]
+    names = [name for name in last[0] if name not in ("seed", "step")] if last else []
+    values = {name: [row[name] for row in last if row.get(name) is not None] for name in names}
+    return {name: float(np.mean(value)) for name, value in values.items() if value}
+
+
+def _final(directory: Path) -> dict[int, Mapping[str, Any]]:
+    """Return the metrics of a run's final evaluation, by training seed."""
     document = read_json(directory, MARL_EVAL_FILE)
     try:
         (tasks,) = document.values()
         (algorithms,) = tasks.values()
         (runs,) = algorithms.values()
-        return {
-            int(name.removeprefix("seed_")): np.array(run["absolute_metrics"][metric], float)
+        found = {
+            int(name.removeprefix("seed_")): dict(run["absolute_metrics"])
             for name, run in runs.items()
-            if metric in run["absolute_metrics"] or metric == RETURN
         }
     except (ValueError, KeyError, AttributeError, TypeError):
+        found = {}
+    if not any(found.values()):
         raise RunError(
             f"{directory / MARL_EVAL_FILE} holds no final evaluation: let the run finish, with the "
             "same command."
-        ) from None
+        )
+    return found
 
 
 def _dataset(run: Mapping[str, Any]) -> str:

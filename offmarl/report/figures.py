@@ -80,7 +80,7 @@ def figure_comparison(comparison: Comparison) -> Figure:
         left, middle, right = figure.subplots(1, 3, width_ratios=[1.25, 1, 1])
         _draw_scores(figure, left, comparison.scores, {})
         left.set_title("IQM over seeds, 95% interval")
-        left.set_ylabel("episode return")
+        left.set_ylabel(comparison.unit)
         _draw_profiles(middle, comparison)
         _draw_improvement(right, comparison)
 
@@ -186,7 +186,9 @@ def _draw_estimate(axes: Axes, x: float, runs: RunScores, index: int, aside: flo
 def _draw_profiles(axes: Axes, comparison: Comparison) -> None:
     """Draw, for each score, the fraction of runs above it, with pointwise intervals."""
     axes.set_title("Performance profile")
-    axes.set_xlabel("normalised return τ" if comparison.normalised else "episode return τ")
+    axes.set_xlabel(
+        f"normalised {comparison.unit} τ" if comparison.normalised else f"{comparison.unit} τ"
+    )
     axes.set_ylabel("fraction of runs above τ")
     axes.set_ylim(-0.02, 1.05)
     if not comparison.common:
