@@ -25,7 +25,7 @@ def indices(part: slice, size: int, axis: str) -> range:
     span = range(*part.indices(size))
     if span.step < 0:
         raise VaultError(f"{axis} are read in ascending order, not by a step of {span.step}.")
-    return span
+    return span if span else range(span.start, span.start)
 
 
 def agents(vault: "Vault", part: slice) -> dict[str, slice]:

@@ -66,7 +66,7 @@ class Region:
         finally:
             os.close(descriptor)
 
-    def items(self, size: int) -> NDArray[np.void]:
+    def items(self, size: int) -> NDArray[Any]:
         """Return the runs of ``size`` bytes that begin at every index, to pick from by index.
 
         NumPy copies each picked run as a whole, however it is aligned: nothing is faster.

@@ -1,0 +1,153 @@
+"""Any slice, any window, by episode, by percentile: against NumPy, over vaults of every kind."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offmarl import vault
+from offmarl.errors import VaultError
+from offmarl.vault import Vault, layout
+
+from .experience import SPEC, make, steps
+from .test_stock import append_with_stock, to_stock
+
+ROWS, STEPS = 3, 70
+DATA, FINALS = make(rows=ROWS, steps=STEPS)
+KINDS = ("raw", "mapped", "zstd", "stock")
+PER_AGENT = {name for name, leaf in layout.leaves(SPEC).items() if leaf.shape[:1] == (2,)}
+
+
+@pytest.fixture(scope="module")
+def vaults(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Vault]:
+    """The same steps in chunks of 16 steps, of 64, compressed, and as stock has them."""
+    from flashbax.vault import Vault as StockVault
+
+    root = tmp_path_factory.mktemp("reading") / "data.vlt"
+    for kind, codec, chunk_steps in (
+        ("raw", "raw", 16),
+        ("mapped", "raw", 64),
+        ("zstd", "zstd", 16),
+    ):
+        with vault.create(root / kind, SPEC, rows=ROWS, chunk_steps=chunk_steps, codec=codec) as w:
+            w.append(DATA, FINALS)
+    stock = StockVault("data.vlt", to_stock(steps(DATA, 0, 1)), str(root.parent), "stock")
+    append_with_stock(stock, DATA)
+    return {kind: vault.open_vault(root / kind) for kind in KINDS}
+
+
+ascending = st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(1, 2))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=25)
+@given(
+    span=st.tuples(st.integers(0, STEPS), st.integers(0, STEPS)),
+    rows=ascending,
+    agents=ascending,
+    names=st.sets(st.sampled_from(sorted(layout.leaves(SPEC)))),
+    length=st.integers(1, STEPS),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_any_slice_and_any_window(
+    kind: str,
+    vaults: dict[str, Vault],
+    span: tuple[int, int],
+    rows: tuple[int, int, int],
+    agents: tuple[int, int, int],
+    names: set[str],
+    length: int,
+    seed: int,
+) -> None:
+    found, whole = vaults[kind], layout.to_disk(DATA)
+    start, stop = sorted(span)
+    read = found.read(start, stop, slice(*rows), names, slice(*agents))
+    assert read.keys() == names
+    for name, array in read.items():
+        expected = whole[name][slice(*rows), start:stop]
+        expected = expected[:, :, slice(*agents)] if name in PER_AGENT else expected
+        np.testing.assert_array_equal(array, expected)
+        assert array.dtype == found.leaves[name].dtype
+    rng = np.random.default_rng(seed)
+    row, time = rng.integers(0, ROWS, 5), rng.integers(0, STEPS - length + 1, 5)
+    found.prefetch(row, time, length, names)
+    for name, array in found.windows(row, time, length, names).items():
+        expected = [whole[name][r, t : t + length] for r, t in zip(row, time, strict=True)]
+        np.testing.assert_array_equal(array, expected)
+    assert found.windows([], [], length, ["rewards"])["rewards"].shape == (0, length, 2)
+
+
+def test_what_lies_in_one_chunk_is_not_copied(vaults: dict[str, Vault]) -> None:
+    first = vaults["mapped"].read(0, 10)["observations"]
+    again = vaults["mapped"].read(5, 10)["observations"]
+    assert np.shares_memory(first, again)
+    with pytest.raises(ValueError, match="read-only"):
+        first[0] = 0
+
+
+def test_by_episode(vaults: dict[str, Vault]) -> None:
+    found = vaults["mapped"]
+    table = found.episodes
+    each = list(found.each_episode())
+    assert sum(len(one.transition.last) for one in each) == ROWS * STEPS
+    for number, (transition, final) in enumerate(each):
+        row, start = table.row[number], table.start[number]
+        span = slice(start, start + table.length[number])
+        np.testing.assert_array_equal(transition.reward, DATA.reward[row, span])
+        np.testing.assert_array_equal(transition.view.observation, DATA.view.observation[row, span])
+        ended = np.flatnonzero((FINALS.row == row) & (FINALS.time == span.stop - 1))
+        if len(ended):
+            np.testing.assert_array_equal(final.observation, FINALS.view.observation[ended[0]])
+        else:
+            assert final is None
+    np.testing.assert_array_equal(found.episode(-1).transition.reward, each[-1].transition.reward)
+    assert vaults["stock"].episode(0).final is None
+    with pytest.raises(VaultError, match=rf"episode {len(each)} was asked for, and .* has"):
+        found.episode(len(each))
+
+
+def test_by_percentile(vaults: dict[str, Vault]) -> None:
+    found = vaults["raw"]
+    assert found.percentiles(0, 100) == (0, STEPS)
+    cuts = [found.percentiles(low, low + 25) for low in (0, 25, 50, 75)]
+    assert [stop for _, stop in cuts[:-1]] == [start for start, _ in cuts[1:]]
+    for low, high in ((-1, 50), (0, 101), (60, 40), (float("nan"), 50)):
+        with pytest.raises(VaultError, match="give two in order from 0 to 100"):
+            found.percentiles(low, high)
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda v: v.read(0, STEPS + 1), f"steps 0 to {STEPS + 1} were asked for"),
+        (lambda v: v.read(5, 3), "steps 5 to 3 were asked for"),
+        (lambda v: v.read(rows=slice(None, None, -1)), "rows are read in ascending order"),
+        (lambda v: v.read(agents=slice(None, None, -1)), "agents are read in ascending order"),
+        (lambda v: v.read(leaves=["reward"]), "no array named 'reward'"),
+        (lambda v: v.windows([0], [0], 3, ["reward"]), "no array named 'reward'"),
+        (lambda v: v.windows([0], [STEPS - 2], 3), f"steps {STEPS - 2} to {STEPS + 1} were asked"),
+        (lambda v: v.windows([0], [-1], 3), "steps -1 to 2 were asked for"),
+        (lambda v: v.windows([ROWS], [0], 3), f"rows {ROWS} to {ROWS} were asked for"),
+        (lambda v: v.windows([0, 1], [0], 3), "one of each for every window"),
+        (lambda v: v.windows([0], [0], 0), "at least 1 step"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["mapped", "zstd"])
+def test_what_is_not_there(kind: str, ask, message: str, vaults: dict[str, Vault]) -> None:
+    with pytest.raises(VaultError, match=message):
+        ask(vaults[kind])
+
+
+def test_many_chunks_before_the_map_pays(tmp_path: Path) -> None:
+    """A look at the beginning of a large vault does not go through all of its keys."""
+    path = tmp_path / "data.vlt"
+    transition, _ = make(rows=1, steps=1024)
+    with vault.create(path, SPEC, rows=1, chunk_steps=8) as writer:
+        writer.append(transition)
+    found = vault.open_vault(path)
+    np.testing.assert_array_equal(found[:5].reward, transition.reward[:, :5])
+    assert "_maps" not in vars(found._arrays)
+    np.testing.assert_array_equal(found[:].reward, transition.reward)
+    assert "_maps" in vars(found._arrays)
