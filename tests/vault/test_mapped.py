@@ -1,0 +1,157 @@
+"""Memory maps: what happens to the files meanwhile, memory held low, and reads that are checked."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from offmarl import vault
+from offmarl.errors import VaultError, VaultFormatError
+
+from .experience import SPEC, assert_same, concatenate, make, steps
+
+
+def record(path: Path, count: int = 40, chunk_steps: int = 32) -> Path:
+    with vault.create(path, SPEC, rows=2, chunk_steps=chunk_steps) as writer:
+        writer.append(*make(rows=2, steps=count))
+    return path
+
+
+def test_a_vault_is_as_it_was_when_it_was_opened(tmp_path: Path) -> None:
+    path = record(tmp_path / "data.vlt")
+    first, more = make(rows=2, steps=40)[0], make(rows=2, steps=50, seed=1)
+    early, late = vault.open_vault(path, checked=True), vault.open_vault(path, checked=True)
+    early.read()  # mapped now
+    with vault.resume(path) as writer:  # the unfinished chunk and its checksum are replaced
+        writer.append(*more)
+    for found in (early, late):
+        assert_same(found[:], first)
+        assert found.length == 40
+    assert_same(vault.open_vault(path)[:], concatenate([first, more[0]]))
+
+
+def test_compaction_under_a_reader(tmp_path: Path) -> None:
+    path = record(tmp_path / "data.vlt")
+    with vault.resume(path) as writer:
+        writer.append(*make(rows=2, steps=10, seed=1))
+    whole = concatenate([make(rows=2, steps=40)[0], make(rows=2, steps=10, seed=1)[0]])
+    mapped, opened = vault.open_vault(path), vault.open_vault(path)
+    assert_same(mapped[:], whole)
+    before = {file.name for file in (path / "main" / "d").iterdir()}
+    vault.compact(path)
+    assert before - {file.name for file in (path / "main" / "d").iterdir()}
+    rows, starts = np.array([0, 1, 1]), np.array([3, 20, 45])
+    for found in (mapped, opened):
+        assert_same(found[:], whole)
+        windows = found.windows(rows, starts, 5, ["rewards"])["rewards"]
+        for window, row, start in zip(windows, rows, starts, strict=True):
+            np.testing.assert_array_equal(window, whole.reward[row, start : start + 5])
+
+
+def test_another_vault_in_its_place(tmp_path: Path) -> None:
+    found = vault.open_vault(record(tmp_path / "data.vlt"))
+    (tmp_path / "data.vlt" / "main").rename(tmp_path / "away")
+    record(tmp_path / "data.vlt", count=20)
+    with pytest.raises(VaultError, match="a shorter one, than when it was opened: open it again"):
+        found.windows([0], [0], 5)
+
+
+def largest_file(path: Path) -> Path:
+    return max((path / "main" / "d").iterdir(), key=lambda file: file.stat().st_size)
+
+
+@pytest.mark.parametrize("damage", [lambda f: f.unlink(), lambda f: f.write_bytes(b"short")])
+def test_data_files_lost_or_cut_off(tmp_path: Path, damage) -> None:
+    path = record(tmp_path / "data.vlt")
+    found = vault.open_vault(path)
+    damage(largest_file(path))
+    with pytest.raises(VaultError, match=r"damaged after it was opened|cannot be read|has lost"):
+        found.windows([0], [0], 5)
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_checked_reads_name_what_is_damaged(
+    tmp_path: Path, mapped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = record(tmp_path / "data.vlt", count=64)
+    if not mapped:
+        monkeypatch.setattr(vault.Vault, "_snapshot", lambda self: None)
+    needle = make(rows=2, steps=64)[0].reward[1, 32:].tobytes()
+    file = next(f for f in (path / "main" / "d").iterdir() if needle in f.read_bytes())
+    data = bytearray(file.read_bytes())
+    data[data.index(needle) + 5] ^= 16
+    file.write_bytes(data)
+
+    found = vault.open_vault(path, checked=True)
+    found.read(0, 32)
+    found.read(leaves=["observations"])
+    hit = np.flatnonzero(found.episodes.start + found.episodes.length > 32)
+    place = rf"rewards, rows 0 to 1, steps 32 to 63: its checksum is wrong \(.*{hit[0]}.*\)"
+    for read in (lambda: found.read(60, 64), lambda: found.windows([0], [30], 5)):
+        with pytest.raises(VaultFormatError, match=place):
+            read()
+    vault.open_vault(path).read()  # not asked to look
+
+
+def test_checks_of_vaults_without_checksums(tmp_path: Path) -> None:
+    from .test_stock import append_with_stock, open_stock, to_stock
+
+    path = record(tmp_path / "data.vlt") / "main"
+    transition = make(rows=2, steps=12, seed=1)[0]
+    append_with_stock(open_stock(path), transition)  # the chunk's checksum is no longer right
+    found = vault.open_vault(path, checked=True)
+    np.testing.assert_array_equal(
+        found.read(leaves=["rewards"])["rewards"][:, 40:], transition.reward
+    )
+
+    from flashbax.vault import Vault as StockVault
+
+    foreign = StockVault("foreign.vlt", to_stock(steps(transition, 0, 1)), str(tmp_path), "a")
+    append_with_stock(foreign, transition)
+    with pytest.raises(VaultError, match="no checksums to compare"):
+        vault.open_vault(tmp_path / "foreign.vlt", checked=True).read()
+
+
+LITTLE_MEMORY = """
+import resource, sys
+import numpy as np
+from offmarl import vault
+found = vault.open_vault(sys.argv[1])
+found.windows([0], [0], 2)
+in_use = int(open("/proc/self/statm").read().split()[5]) * resource.getpagesize()
+limit = in_use + 2**25
+resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+rng = np.random.default_rng(0)
+total = 0.0
+for _ in range(40):
+    starts = rng.integers(0, found.length - 20, 64)
+    windows = found.windows(np.zeros(64, int), starts, 20, ["observations"])["observations"]
+    total += float(windows[:, :, 0, 0].sum())
+try:
+    found.read(leaves=["observations"])
+except MemoryError:
+    print(found.num_steps * found.leaves["observations"].step_bytes, total)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
+def test_windows_of_more_than_memory(tmp_path: Path) -> None:
+    """Windows of 96 MB with 32 MB to spare, in which reading all of it fails."""
+    from offmarl.types import Discrete, EnvSpec
+
+    spec = EnvSpec("", 2, 1200, 1, Discrete(2))
+    path = tmp_path / "large.vlt"
+    block, _ = make(spec, rows=1, steps=1000)
+    with vault.create(path, spec, rows=1) as writer:
+        for _ in range(10):
+            writer.append(block)
+    script = [sys.executable, "-c", LITTLE_MEMORY, str(path)]
+    out = subprocess.run(script, check=True, capture_output=True, text=True).stdout.split()
+    rng = np.random.default_rng(0)
+    expected = 0.0
+    for _ in range(40):
+        index = rng.integers(0, 10_000 - 20, 64)[:, None] + np.arange(20)
+        expected += float(block.view.observation[0, index % 1000, 0, 0].sum())
+    assert out == [str(96_000_000), str(expected)]
