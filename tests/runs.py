@@ -1,11 +1,14 @@
 """Directories of runs, as training would leave them, with returns of one's choice."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
 from offmarl import tracking
+from offmarl.networks import PolicyConfig
+from offmarl.types import Discrete, EnvSpec
 
 
 def write_run(directory: Path, program: str, vault: str | None, returns: Sequence) -> Path:
@@ -17,7 +20,8 @@ def write_run(directory: Path, program: str, vault: str | None, returns: Sequenc
         "kind": "baseline",
         "program": program,
         "args": {"learning_rate": 3e-4},
-        "spec": {"name": "swarm/coverage-3"},
+        "spec": EnvSpec("swarm/coverage-3", 3, 58, 112, Discrete(5)).to_json(),
+        "policy": asdict(PolicyConfig("feedforward")),
         "vault": vault,
         "seeds": seeds,
         "complete": True,

@@ -1,6 +1,7 @@
 """``offmarl compare``."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -9,10 +10,10 @@ from tyro.conf import Positional, arg
 
 from offmarl import report
 from offmarl.cli.output import Report, interval, number, table
-from offmarl.errors import RunError
+from offmarl.errors import OffmarlError, RunError
 from offmarl.report import page
 from offmarl.report.comparison import Comparison, Estimate, Row
-from offmarl.tracking import read_run
+from offmarl.tracking import RETURN, read_run
 
 
 def compare(
@@ -33,8 +34,11 @@ def compare(
     """
     if not runs:
         raise RunError("there is nothing to compare: give the directories of one run or more.")
-    comparison = report.compare(report.read_runs(runs))
+    metric = report.metric_of(runs)
+    comparison = report.compare(report.read_runs(runs, metric), report.UNITS[metric])
     sections = list(_sections(comparison))
+    if metric != RETURN:
+        sections.append(_losses(runs))
     if figure:
         report.save(report.figure_comparison(comparison), figure)
     if html:
@@ -55,7 +59,9 @@ def _sections(comparison: Comparison) -> Iterator[_Section]:
     """Arrange the comparison as tables, for the terminal and the page alike."""
     columns = ["algorithm", "seeds", "IQM [95% interval]", "mean", "median"]
     for dataset, rows in comparison.datasets.items():
-        yield _Section(f"Returns on {dataset}", columns, [_cells(row) for row in rows])
+        yield _Section(
+            f"{comparison.unit.capitalize()}: {dataset}", columns, [_cells(row) for row in rows]
+        )
     if comparison.overall:
         title = "All datasets, normalised (0: the worst run compared on each, 1: the best)"
         yield _Section(title, columns, [_cells(row) for row in comparison.overall])
@@ -70,6 +76,15 @@ def _sections(comparison: Comparison) -> Iterator[_Section]:
                 for first, row in comparison.improvement.items()
             ],
         )
+
+
+def _losses(runs: Iterable[Path]) -> _Section:
+    """Say what was trained to, where no environment tells what it is good for."""
+    rows = [
+        [str(path), ", ".join(f"{name} {number(value)}" for name, value in last.items())]
+        for path, last in ((path, report.last_metrics(path)) for path in runs)
+    ]
+    return _Section("Training at the end, mean over seeds", ["run", "metrics"], rows)
 
 
 def _cells(row: Row) -> list[Any]:
@@ -88,10 +103,26 @@ def _page(comparison: Comparison, sections: Iterable[_Section], runs: Sequence[P
     for title, columns, rows in sections:
         body += [page.heading(title), page.table(columns, [map(number, row) for row in rows])]
     body += [
+        *_films(runs),
         page.heading("Runs"),
         page.table(["run", "program", "data", "settings"], map(_run, runs)),
     ]
     return page.document("Comparison of runs", body)
+
+
+def _films(runs: Sequence[Path]) -> list[str]:
+    """Return an episode of each run's first seed, where its environment can be drawn."""
+    from offmarl.cli import policies
+    from offmarl.evaluation import load_policy
+    from offmarl.report import animation
+
+    shown = []
+    for directory in runs:
+        with suppress(OffmarlError):  # no such environment here, or none that can be drawn
+            loaded = load_policy(directory)
+            watched = policies.watch(policies.make_environment(None, loaded), loaded, seed=0)
+            shown.append((animation.to_gif(watched), f"{loaded.name} ({directory})"))
+    return [page.heading("An episode of each"), page.films(shown)] if shown else []
 
 
 def _run(directory: Path) -> list[str]:

@@ -15,6 +15,7 @@ def evaluate(
     episodes: int = 320,
     seed: int = 0,
     act: Literal["as-trained", "greedy", "sample"] = "as-trained",
+    render: Path | None = None,
 ) -> Report:
     """Play episodes with the policy of each training seed.
 
@@ -31,15 +32,20 @@ def evaluate(
     act
         Take the best action always, or draw it from the policy; by default whichever the run was
         evaluated by.
+    render
+        Write an episode of the first training seed here, as GIF or MP4, or its middle as PNG.
     """
     seeds = read_run(run)["seeds"]
     from offmarl.cli import policies  # brings in JAX, which --help does without
     from offmarl.evaluation import load_policy
+    from offmarl.report import animation
 
     greedy = None if act == "as-trained" else act == "greedy"
     loaded = {trained: load_policy(run, trained, greedy=greedy) for trained in seeds}
     first = loaded[seeds[0]]
     environment = policies.make_environment(env, first)
+    if render:
+        animation.save(policies.watch(environment, first, seed), render)
     returns = policies.play(environment, loaded, episodes, seed)
     title = f"{first.name} of {run} in {environment.spec.name}: returns"
     return returns_report(title, {"run": run, "env": environment.spec.name}, returns)

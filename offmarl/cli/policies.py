@@ -10,6 +10,7 @@ from offmarl import envs, evaluation
 from offmarl.envs import Environment
 from offmarl.errors import ShapeError
 from offmarl.evaluation import LoadedPolicy
+from offmarl.report import animation
 from offmarl.tracking import progress
 from offmarl.types import ArrayTree
 
@@ -48,3 +49,8 @@ def play(
             returns[trained] = np.asarray(returns_of(loaded.params))
             advance(1, f"return {returns[trained].mean():.2f}")
     return returns
+
+
+def watch(environment: Environment, loaded: LoadedPolicy, seed: int) -> animation.Playback:
+    """Play one episode of a policy, to be drawn."""
+    return animation.play(environment, loaded.policy, loaded.params, jax.random.key(seed))

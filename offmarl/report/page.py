@@ -21,6 +21,7 @@ th, td { padding: .3rem 1.2rem .3rem 0; text-align: left; border-bottom: 1px sol
 th { color: #6b7280; font-weight: 600; }
 img { width: 100%; height: auto; }
 p, figcaption { color: #4b5563; } figure { margin: 1rem 0; }
+.films { display: flex; flex-wrap: wrap; gap: 1rem; } .films figure { width: 20rem; margin: 0; }
 code { font-size: .9em; background: #f3f4f6; padding: .1em .3em; border-radius: 3px; }
 """.strip()
 
@@ -57,7 +58,19 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 def image(figure: Figure, caption: str) -> str:
     """Return a figure with its caption, drawn as SVG inside the page."""
-    data = base64.b64encode(render(figure, "svg")).decode()
-    source = f"data:image/svg+xml;base64,{data}"
+    return _figure(render(figure, "svg"), "svg+xml", caption)
+
+
+def films(animations: Iterable[tuple[bytes, str]]) -> str:
+    """Return GIFs with their captions, side by side where there is room."""
+    return (
+        '<div class="films">'
+        + "".join(_figure(gif, "gif", caption) for gif, caption in animations)
+        + "</div>"
+    )
+
+
+def _figure(image: bytes, kind: str, caption: str) -> str:
+    source = f"data:image/{kind};base64,{base64.b64encode(image).decode()}"
     text = escape(caption)
     return f'<figure><img src="{source}" alt="{text}"><figcaption>{text}</figcaption></figure>'
