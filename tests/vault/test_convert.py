@@ -8,7 +8,7 @@ import pytest
 from offmarl import vault
 from offmarl.errors import ShapeError, VaultError, VaultExistsError, VaultNotFoundError
 from offmarl.types import Discrete, EnvSpec
-from offmarl.vault import convert
+from offmarl.vault.convert import common, export_pymarl
 
 LENGTHS = [3, 5, 1, 4, 5]
 TERMINATED = [True, True, True, False, False]
@@ -35,10 +35,18 @@ def batch(rng=None, slots=6):
     }
 
 
-@pytest.fixture(params=[np.savez, np.savez_compressed])
+def save_hdf5(path, **arrays):
+    with pytest.importorskip("h5py").File(path, "w") as file:
+        for name, array in arrays.items():
+            file[name] = array
+
+
+@pytest.fixture(params=["savez", "savez_compressed", "hdf5"])
 def source(tmp_path, request):
-    path = tmp_path / "data.npz"
-    request.param(path, **batch())
+    """A file as PyMARL's descendants write it; CFCQL's are HDF5."""
+    path = tmp_path / ("data.h5" if request.param == "hdf5" else "data.npz")
+    writers = {"hdf5": save_hdf5, "savez": np.savez, "savez_compressed": np.savez_compressed}
+    writers[request.param](path, **batch())
     return path
 
 
@@ -76,7 +84,7 @@ def check_against(found, arrays, lengths):
 
 @pytest.mark.parametrize("block", [1, 10**6])
 def test_every_step_arrives(tmp_path, source, monkeypatch, block):
-    monkeypatch.setattr(convert, "_BLOCK_BYTES", block)
+    monkeypatch.setattr(common, "BLOCK_BYTES", block)
     path = vault.convert_pymarl(source, tmp_path / "out.vlt", time_limit=5)
     assert path == tmp_path / "out.vlt" / "main"
     found = vault.open_vault(path)
@@ -87,7 +95,7 @@ def test_every_step_arrives(tmp_path, source, monkeypatch, block):
     assert found.provenance == {
         "source": {
             "format": "pymarl",
-            "file": "data.npz",
+            "file": source.name,
             "sha256": hashlib.sha256(source.read_bytes()).hexdigest(),
         }
     }
@@ -178,7 +186,8 @@ def test_damaged_files(tmp_path, source):
         vault.convert_pymarl(tmp_path / "nothing.npz", tmp_path / "a.vlt")
     data = bytearray(source.read_bytes())
     data[len(data) // 2] ^= 1
-    for wrong in (bytes(data), bytes(data[:-200]), b"no zip"):
+    flipped = [] if source.suffix == ".h5" else [bytes(data)]  # HDF5 has no checksums
+    for wrong in (*flipped, bytes(data[:-200]), b"no zip"):
         source.write_bytes(wrong)
         with pytest.raises(VaultError):
             vault.convert_pymarl(source, tmp_path / "a.vlt")
@@ -219,3 +228,14 @@ def test_published_data(tmp_path, shared_data, name, episodes, steps, mean, caus
     assert found.episodes.returns.mean() == pytest.approx(mean, abs=5e-5)
     with np.load(source) as arrays:
         check_against(found, dict(arrays), [steps] * episodes)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".h5"])
+def test_back_to_where_it_came_from(tmp_path, source, suffix):
+    found = vault.open_vault(vault.convert_pymarl(source, tmp_path / "a.vlt"))
+    out = export_pymarl(found, tmp_path / f"out{suffix}")
+    again = vault.open_vault(vault.convert_pymarl(out, tmp_path / "b.vlt"))
+    assert again.digest() == found.digest()
+    assert {path.name for path in tmp_path.iterdir()} == {source.name, out.name, "a.vlt", "b.vlt"}
+    with pytest.raises(VaultExistsError):
+        export_pymarl(found, out)

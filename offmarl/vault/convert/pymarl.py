@@ -1,13 +1,11 @@
-"""Importing experience that other projects published."""
+"""The episode batches of PyMARL and its descendants, in ``.npz`` and HDF5 files."""
 
 import dataclasses
-import hashlib
 import math
 import os
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
@@ -15,12 +13,13 @@ import numpy as np
 
 from offmarl.errors import ShapeError, VaultError, VaultNotFoundError
 from offmarl.types import Discrete, EnvSpec, Finals, Transition, View
-from offmarl.vault.creation import create_whole
+from offmarl.vault.convert import common
+from offmarl.vault.convert.common import Record, check_layout, readable, require, write_vault
 from offmarl.vault.layout import Codec, NumpyArray
 
 _REQUIRED = ("obs", "actions", "reward", "terminated", "filled")
 _OPTIONAL = ("state", "avail_actions")
-_BLOCK_BYTES = 2**25
+HDF5 = (".h5", ".hdf5")
 
 
 def convert_pymarl(
@@ -30,7 +29,7 @@ def convert_pymarl(
     time_limit: int | None = None,
     codec: Codec = "raw",
 ) -> PurePath:
-    """Import an ``.npz`` file of PyMARL's episode batches.
+    """Import an ``.npz`` or HDF5 file of PyMARL's episode batches, as CFCQL and others ship them.
 
     An episode of L steps fills L+1 slots there: the last one holds what was seen at the end, which
     becomes the episode's final view. An episode that reached the time limit was truncated, and so
@@ -67,13 +66,9 @@ def convert_pymarl(
     with ExitStack() as stack:
         members = _open(source, stack)
         spec = _spec(members, env_spec, time_limit)
-        origin = {"format": "pymarl", "file": source.name, "sha256": _sha256(source)}
-        writer = stack.enter_context(
-            create_whole(path, spec, rows=1, provenance={"source": origin}, codec=codec)
-        )
-        for batch in _batches(members):
-            writer.append(*_records(batch, spec))
-    return writer.path
+        origin = {"format": "pymarl", "file": source.name, "sha256": common.sha256(source)}
+        records = (Record(*_records(batch, spec)) for batch in _batches(members))
+        return write_vault(path, spec, origin, records, codec)
 
 
 class _Member(NamedTuple):
@@ -91,21 +86,54 @@ class _Member(NamedTuple):
 
     def read(self, episodes: int) -> NumpyArray:
         """Return the next episodes."""
-        with _readable(self.name):
+        with readable(self.name):
             data = self.data.read(episodes * self.episode_bytes)
             return np.frombuffer(data, self.dtype).reshape(episodes, *self.shape[1:])
 
 
-@contextmanager
-def _readable(what: str) -> Iterator[None]:
-    """Turn what a damaged file raises into an error of ours."""
-    try:
-        yield
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
-        raise VaultError(f"{what} is damaged or incomplete: {error}") from error
+class _Dataset:
+    """An array in an HDF5 file, read an episode at a time."""
+
+    def __init__(self, name: str, data: Any):
+        self.name = name
+        self.shape: tuple[int, ...] = data.shape
+        self.dtype: np.dtype[Any] = data.dtype
+        self._data = data
+        self._next = 0
+
+    @property
+    def episode_bytes(self) -> int:
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+    def read(self, episodes: int) -> NumpyArray:
+        """Return the next episodes."""
+        start, self._next = self._next, self._next + episodes
+        with readable(self.name):
+            return self._data[start : self._next]
 
 
-def _open(source: Path, stack: ExitStack) -> dict[str, _Member]:
+def _open(source: Path, stack: ExitStack) -> dict[str, _Member | _Dataset]:
+    opened = (_open_hdf5 if source.suffix in HDF5 else _open_npz)(source, stack)
+    _check_shapes(source, list(opened.values()))
+    return opened
+
+
+def _open_hdf5(source: Path, stack: ExitStack) -> dict[str, _Member | _Dataset]:
+    h5py = require("h5py")
+    if not source.is_file():
+        raise VaultNotFoundError(f"there is no file {source} to convert.")
+    with readable(source):
+        file = stack.enter_context(h5py.File(source, "r"))
+    found = {name: item for name, item in file.items() if isinstance(item, h5py.Dataset)}
+    check_layout(source, "PyMARL's", found, _REQUIRED)
+    return {
+        name: _Dataset(name, common.plain(found[name], name))
+        for name in (*_REQUIRED, *_OPTIONAL)
+        if name in found
+    }
+
+
+def _open_npz(source: Path, stack: ExitStack) -> dict[str, _Member | _Dataset]:
     try:
         archive = stack.enter_context(zipfile.ZipFile(source))
     except FileNotFoundError as error:
@@ -113,18 +141,11 @@ def _open(source: Path, stack: ExitStack) -> dict[str, _Member]:
     except (zipfile.BadZipFile, OSError) as error:
         raise VaultError(f"{source} is not an .npz file: {error}.") from error
     found = {name.removesuffix(".npy") for name in archive.namelist()}
-    missing = [name for name in _REQUIRED if name not in found]
-    if missing:
-        raise VaultError(
-            f"{source} is not of PyMARL's layout: it has no {', '.join(missing)}, only "
-            f"{', '.join(sorted(found)) or 'nothing'}."
-        )
+    check_layout(source, "PyMARL's", found, _REQUIRED)
     names = [name for name in (*_REQUIRED, *_OPTIONAL) if name in found]
-    with _readable(str(source)):
+    with readable(str(source)):
         files = [stack.enter_context(archive.open(f"{name}.npy")) for name in names]
-        members = [_member(name, file) for name, file in zip(names, files, strict=True)]
-    _check_shapes(source, members)
-    return {member.name: member for member in members}
+        return {name: _member(name, file) for name, file in zip(names, files, strict=True)}
 
 
 def _member(name: str, data: Any) -> _Member:
@@ -143,7 +164,7 @@ def _member(name: str, data: Any) -> _Member:
     return _Member(name, shape, dtype, data)
 
 
-def _check_shapes(source: Path, members: list[_Member]) -> None:
+def _check_shapes(source: Path, members: list[_Member | _Dataset]) -> None:
     axes = {"obs": 4, "actions": 4, "avail_actions": 4}
     lead = members[0].shape[:2]
     for member in members:
@@ -154,11 +175,13 @@ def _check_shapes(source: Path, members: list[_Member]) -> None:
             )
 
 
-def _spec(members: Mapping[str, _Member], wanted: EnvSpec | None, limit: int | None) -> EnvSpec:
+def _spec(
+    members: Mapping[str, _Member | _Dataset], wanted: EnvSpec | None, limit: int | None
+) -> EnvSpec:
     """Return the spec of the data, which must be as wanted."""
     *_, num_agents, observation_size = members["obs"].shape
     state = members.get("state")
-    sizes = {
+    sizes: dict[str, Any] = {
         "num_agents": num_agents,
         "observation_size": observation_size,
         "state_size": state.shape[-1] if state else num_agents * observation_size,
@@ -188,9 +211,9 @@ def _spec(members: Mapping[str, _Member], wanted: EnvSpec | None, limit: int | N
     )
 
 
-def _batches(members: Mapping[str, _Member]) -> Iterator[dict[str, NumpyArray]]:
+def _batches(members: Mapping[str, _Member | _Dataset]) -> Iterator[dict[str, NumpyArray]]:
     episodes = members["obs"].shape[0]
-    size = max(1, _BLOCK_BYTES // sum(member.episode_bytes for member in members.values()))
+    size = max(1, common.BLOCK_BYTES // sum(member.episode_bytes for member in members.values()))
     for start in range(0, episodes, size):
         count = min(size, episodes - start)
         yield {name: member.read(count) for name, member in members.items()}
@@ -271,8 +294,3 @@ def _actions(actions: NumpyArray, spec: EnvSpec) -> NumpyArray:
             f"{spec.num_actions}, from 0: name the environment that the data is from."
         )
     return actions.astype(np.int32)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
