@@ -11,6 +11,7 @@ from rich.console import Group
 from tyro.conf import Positional, arg
 
 from offmarl import vault
+from offmarl.cli import lineage
 from offmarl.cli.output import Report, grid, number, spread, table
 from offmarl.types import Discrete
 
@@ -70,7 +71,8 @@ def show(path: Annotated[str, Positional, arg(metavar="VAULT")]) -> Report:
     view = Group(
         grid(_described(facts, data, returns)),
         table(["array", "type", "shape of a step"], [[k, *v] for k, v in leaves.items()]),
-        grid(data.provenance),
+        grid(lineage.others(data.provenance)),
+        lineage.view(data.provenance),
     )
     described = {name: {"dtype": kind, "shape": shape} for name, (kind, shape) in leaves.items()}
     return Report(facts | {"arrays": described, "provenance": data.provenance}, view)

@@ -60,22 +60,24 @@ def provenance(
     dict
         ``lineage``: the operation, its arguments, the version, and each source with its digest, how
         much was taken of it, and its own provenance. ``origins``: the vaults whose policies these
-        are. ``policies``: what was told of these, under the ids they have here.
+        are. ``policies``: what was told of these, if anything, under the ids they have here.
     """
     from offmarl import __version__
 
     united = list(united)
+    policies = [policy for named in united for policy in named.policies]
     share = _MOST_BYTES // len(sources)
     return {
         "lineage": {
             "operation": operation,
-            "arguments": dict(arguments),
+            "arguments": {
+                name: arguments[name] for name in arguments if arguments[name] is not None
+            },
             "offmarl": __version__,
             "sources": [_describe(source, pieces, share) for source, pieces in sources],
         },
         origins.KEY: [named.origin._asdict() for named in united],
-        "policies": [policy for named in united for policy in named.policies],
-    }
+    } | ({"policies": policies} if policies else {})
 
 
 def _describe(source: Source, pieces: Pieces, most_bytes: int) -> dict[str, Any]:

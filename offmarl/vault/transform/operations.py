@@ -177,8 +177,7 @@ def sample(
             order = sampling.at_random(len(returns), seed)
         return _first(source.vault, order, steps, episodes)
 
-    told = {name: value for name, value in arguments.items() if value is not None}
-    return derive("sample", told, [(opened, select)], path, codec, progress)
+    return derive("sample", arguments, [(opened, select)], path, codec, progress)
 
 
 def split(
@@ -335,8 +334,7 @@ def recode(
         As for `cat`.
     """
     opened = as_vault(source)
-    arguments = {"codec": codec, "chunk_steps": chunk_steps, "layout": layout}
-    told = {name: value for name, value in arguments.items() if value is not None}
+    told = {"codec": codec, "chunk_steps": chunk_steps, "layout": layout}
     if layout == "stream":
         whole = [(opened, _everything)]
         return derive("recode", told, whole, path, codec, progress, chunk_steps=chunk_steps)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
+from offmarl.vault.creation import DEFAULT_UID
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.reader import Vault
 
@@ -30,7 +31,7 @@ class Origin(NamedTuple):
     program: str | None
     """What trained or was its policy."""
     tier: str
-    """As it was recorded; otherwise the vault's uid."""
+    """As it was recorded; otherwise the vault's uid, or its name where it has only the default."""
     seed: int | None
     first: int
     """The id of its policy 0 here."""
@@ -101,7 +102,7 @@ def _root(vault: Vault, digest: str, count: int, unknown: bool) -> Origin:
         digest=digest,
         vault=f"{vault.name}.vlt/{vault.uid}",
         program=str(program) if program else None,
-        tier=str(told.get("tier") or vault.uid),
+        tier=str(told.get("tier") or (vault.name if vault.uid == DEFAULT_UID else vault.uid)),
         seed=next((seed for seed in seeds if isinstance(seed, int)), None),
         first=0,
         count=count,
