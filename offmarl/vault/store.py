@@ -1,6 +1,7 @@
 """The key-value store below a vault: atomic commits, locks, and errors in our own words."""
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -176,11 +177,15 @@ def errors_of(path: PurePath) -> Iterator[None]:
                 f"{path} is another vault than when it was opened, or was repaired: open it again."
             ) from error
         if any(sign in text for sign in _NO_ROOM):
-            raise VaultFullError(
-                f"there is no room on the disk for {path}: everything committed is safe and "
-                "readable. Make room, then flush the writer or repeat the command."
-            ) from error
+            raise _full(path) from error
         raise VaultError(f"{path} cannot be read or written: {text}") from error
+
+
+def _full(path: PurePath) -> VaultFullError:
+    return VaultFullError(
+        f"there is no room on the disk for {path}: everything committed is safe and readable. Make "
+        "room, then flush the writer or repeat the command."
+    )
 
 
 def conflict(path: PurePath) -> VaultConflictError:
@@ -209,6 +214,8 @@ class WriterLock:
         try:
             self._fd = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise _full(path) from error
             raise VaultError(f"{directory} cannot be written to: {error.strerror}.") from error
         if not self._wait(timeout):
             holder = os.pread(self._fd, 1000, 0).decode(errors="replace") or "another process"
@@ -216,8 +223,9 @@ class WriterLock:
             raise VaultLockedError(
                 f"{directory} is being written by {holder}: wait until it is done, or stop it."
             )
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        with contextlib.suppress(OSError):  # it only tells others who we are
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
 
     def _wait(self, timeout: float) -> bool:
         """Return whether the lock was had in time."""

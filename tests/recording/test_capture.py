@@ -56,11 +56,14 @@ class Memory(vault.Writer):
     def chunks(self, run):
         return 0
 
-    def append(self, transition, finals, *, run, chunk, cut, wait):
+    def append(self, transition, finals, *, run, chunk, cut):
         assert chunk == len(self.records)
         self.records.append((transition, finals))
 
     def flush(self):
+        pass
+
+    def drop_pages(self):
         pass
 
     def __enter__(self):
