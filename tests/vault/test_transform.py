@@ -1,0 +1,497 @@
+"""Vaults made of vaults: what must hold whatever the data, and known outcomes of small ones."""
+
+import json
+import tracemalloc
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from offmarl import vault
+from offmarl.errors import OptionError, ShapeError, VaultError, VaultExistsError
+from offmarl.types import View
+from offmarl.vault import chunks, reader, writer
+from offmarl.vault.digest import episode_digests
+from offmarl.vault.transform import copying, lineage, making, sampling
+
+from .experience import CONTINUOUS, SPEC, assert_same, episodes_of, make, steps
+from .test_stock import append_with_stock, open_stock, to_stock, write_stock
+
+
+def record(path, seed=0, rows=2, num_steps=40, spec=SPEC, ends=6.0, provenance=None, **options):
+    told = {"tier": "medium", "recipe": {"seed": seed}} | (provenance or {})
+    options = {"chunk_steps": 16} | options
+    with vault.create(path, spec, rows=rows, provenance=told, **options) as writer:
+        writer.append(*make(spec, rows, num_steps, seed, end_every=ends))
+    return vault.open_vault(path)
+
+
+def contents(*vaults):
+    """What episodes hold, whatever ids their policies go by."""
+    return sorted(one for found in vaults for one in episode_digests(found, policies=False))
+
+
+# ---------------------------------------------------------------------------------- laws
+
+
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rows=st.integers(1, 3),
+    num_steps=st.integers(1, 40),
+    chunk_steps=st.integers(1, 9),
+    codec=st.sampled_from(["raw", "zstd"]),
+    spec=st.sampled_from([SPEC, CONTINUOUS]),
+    seed=st.integers(0, 99),
+    data=st.data(),
+)
+def test_laws(tmp_path_factory, rows, num_steps, chunk_steps, codec, spec, seed, data):
+    place = tmp_path_factory.mktemp("laws")
+    a = record(place / "a.vlt", seed, rows, num_steps, spec, chunk_steps=chunk_steps, codec=codec)
+    b = record(place / "b.vlt", seed + 1, 4 - rows, 30, spec)
+
+    again = vault.recode(
+        a, place / "again.vlt", codec="raw", chunk_steps=data.draw(st.integers(1, 50))
+    )
+    assert again.digest() == a.digest()
+    assert_same(again.transitions(), a.transitions())
+    stream = vault.recode(a, place / "stream.vlt", layout="stream")
+    assert stream.rows == 1 and stream.num_steps == a.num_steps
+
+    joined = vault.cat([a, b], place / "joined.vlt")
+    assert joined.num_steps == a.num_steps + b.num_steps
+    for source, alone in ((a, stream), (b, vault.cat([b], place / "b1.vlt"))):
+        name = f"{source.name}.vlt/main"
+        back = vault.filter(joined, f"source == {name!r}", place / f"{source.name}-back.vlt")
+        assert back.digest() == alone.digest()
+
+    twice = vault.cat([stream, stream], place / "twice.vlt")
+    assert len(twice.episodes.row) == 2 * len(stream.episodes.row)
+    assert vault.dedup(twice, place / "once.vlt").digest() == stream.digest()
+
+    parts = vault.split(joined, place / "parts.vlt", fractions=(0.5, 0.5), seed=seed)
+    assert contents(*parts.values()) == contents(joined)
+
+    count = data.draw(st.integers(1, len(joined.episodes.row)))
+    drawn = vault.sample(joined, place / "drawn.vlt", episodes=count, seed=seed)
+    assert len(drawn.episodes.row) == count
+    assert not Counter(contents(drawn)) - Counter(contents(joined))
+
+    wanted = data.draw(st.integers(1, joined.num_steps))
+    assert vault.sample(a, place / "n.vlt", steps=min(wanted, a.num_steps)).num_steps == min(
+        wanted, a.num_steps
+    )
+
+
+# ---------------------------------------------------------------------------------- content
+
+
+@pytest.fixture(scope="module")
+def a(tmp_path_factory):
+    return record(tmp_path_factory.mktemp("source") / "a.vlt" / "expert", rows=3, num_steps=50)
+
+
+def test_episodes_come_end_to_end_with_all_they_had(a, tmp_path):
+    made = vault.cat([a], tmp_path / "v.vlt")
+    expected, found = episodes_of(a.transitions()), made.episodes
+    lengths = [length for _, _, length, *_ in expected]
+    assert found.length.tolist() == lengths
+    assert found.start.tolist() == np.cumsum([0, *lengths[:-1]]).tolist()
+    assert found.cause.tolist() == [
+        "cut" if cause == "open" else cause for _, _, _, cause, *_ in expected
+    ]
+    for number, (row, start, length, *_) in enumerate(expected):
+        theirs = steps(a.transitions(rows=slice(row, row + 1)), start, start + length)
+        begin = int(found.start[number])
+        ours = steps(made.transitions(), begin, begin + length)
+        if found.cause[number] == "cut":  # it ran on at the end of the data
+            assert not theirs.last.any() and ours.last[0, -1] and ours.truncated[0, -1].all()
+            ours = ours._replace(last=theirs.last, truncated=theirs.truncated)
+        assert_same(ours, theirs)
+    known = a.episodes.final >= 0
+    assert (made.episodes.final >= 0).tolist() == known.tolist()
+    for ours, theirs in zip(made.finals, a.finals, strict=True):
+        np.testing.assert_array_equal(
+            ours[made.episodes.final[known]], theirs[a.episodes.final[known]]
+        )
+
+
+def test_blocks_of_any_size_give_the_same(a, tmp_path, monkeypatch):
+    whole = vault.slice(a, tmp_path / "a.vlt", start=5, stop=45, by="steps")
+    some = vault.filter(a, "reward > 0", tmp_path / "b.vlt", by="steps")
+    monkeypatch.setattr(copying, "_BLOCK_BYTES", 1)
+    monkeypatch.setattr(reader, "_BLOCK_BYTES", 1)
+    blocks = vault.slice(a, tmp_path / "c.vlt", start=5, stop=45, by="steps")
+    assert blocks.digest() == whole.digest()
+    assert vault.filter(a, "reward > 0", tmp_path / "d.vlt", by="steps").digest() == some.digest()
+    assert vault.recode(a, tmp_path / "e.vlt", codec="zstd").digest() == a.digest()
+
+
+def test_a_cut_episode_ends_with_the_next_view(a, tmp_path):
+    made = vault.slice(a, tmp_path / "v.vlt", start=-47, stop=12, by="steps")
+    assert made.num_steps == 3 * (12 - 3)
+    whole, found, at = a.transitions(), made.episodes, 0
+    for row in range(3):
+        inside = steps(a.transitions(rows=slice(row, row + 1)), 3, 12)
+        ours = steps(made.transitions(), at, at + 9)
+        for field, theirs in zip(ours.view, inside.view, strict=True):
+            np.testing.assert_array_equal(field, theirs)
+        at += 9
+        ending = np.flatnonzero(found.start + found.length == at)[0]
+        if not inside.last[0, -1]:
+            assert found.cause[ending] == "cut"
+            final = View(*(field[found.final[ending]] for field in made.finals))
+            for ours_seen, next_seen in zip(final, whole.view, strict=True):
+                np.testing.assert_array_equal(ours_seen, next_seen[row, 12])
+
+
+def test_runs_that_left_episodes_open_are_recoded_as_they_are(tmp_path):
+    part = make(rows=2, steps=9, end_every=4)
+    with vault.create(tmp_path / "a.vlt", SPEC, rows=2) as writer:
+        for run in ("a", "b", "c"):
+            writer.append(*part, run=run)
+    found = vault.open_vault(tmp_path / "a.vlt")
+    assert (found.episodes.cause == "open").sum() > 2
+    made = vault.recode(found, tmp_path / "b.vlt", chunk_steps=4)
+    assert made.digest() == found.digest()
+    assert (
+        vault.cat([made], tmp_path / "c.vlt").episodes.final.tolist().count(-1)
+        == (found.episodes.cause == "open").sum()
+    )
+
+
+def test_intervals_of_episodes(a, tmp_path):
+    count = len(a.episodes.row)
+    made = vault.slice(a, tmp_path / "v.vlt", start=-3, stop=-1)
+    assert made.episodes.length.tolist() == a.episodes.length[count - 3 : count - 1].tolist()
+
+
+# ---------------------------------------------------------------------------------- filters
+
+
+@pytest.mark.parametrize(
+    ("condition", "mask"),
+    [
+        ("return > 0 and length < 5", lambda e, r: (r > 0) & (e.length < 5)),
+        ("not terminated or row == 1", lambda e, r: ~e.terminated | (e.row == 1)),
+        ("return >= p75", lambda e, r: r >= np.percentile(r, 75)),
+        ("2 <= length <= 4", lambda e, r: (e.length >= 2) & (e.length <= 4)),
+        ("policy in (0, 2) and index % 2 == 0", lambda e, r: (e.policy_id != 1) & even(e)),
+        ("cause not in ('truncated', 'open')", lambda e, r: e.cause == "terminated"),
+        ("-length * 2 + 1 > -7 / 1", lambda e, r: e.length < 4),
+        ("tier == 'medium' and seed == 0", lambda e, r: e.row >= 0),
+    ],
+)
+def test_conditions(a, tmp_path, condition, mask):
+    chosen = mask(a.episodes, a.episodes.returns.mean(-1))
+    made = vault.filter(a, condition, tmp_path / "v.vlt")
+    np.testing.assert_array_equal(made.episodes.length, a.episodes.length[chosen])
+    np.testing.assert_array_equal(made.episodes.returns, a.episodes.returns[chosen])
+
+
+def even(episodes):
+    return np.arange(len(episodes.row)) % 2 == 0
+
+
+def test_steps_that_a_condition_holds_for(a, tmp_path):
+    made = vault.filter(
+        a, "reward > 0 and step < 4 and policy != 1", tmp_path / "v.vlt", by="steps"
+    )
+    read = a.transitions()
+    step = np.zeros(read.last.shape, int)
+    for row, start, length, *_ in episodes_of(read):
+        step[row, start : start + length] = np.arange(length)
+    wanted = (read.reward.mean(-1) > 0) & (step < 4) & (read.policy_id != 1)
+    np.testing.assert_array_equal(made.transitions().reward[0], read.reward[wanted])
+    np.testing.assert_array_equal(made.transitions().view.state[0], read.view.state[wanted])
+    # Every next view is known, but for those that the source does not know.
+    assert (made.episodes.final == -1).sum() <= 3
+
+
+def test_pairs_of_the_xor_game_are_filtered_from_published_data(shared_data, tmp_path):
+    """{(0,1), (1,0)}: the steps that pay, of which every joint policy of 50 points is made."""
+    source = shared_data / "alberdice" / "xor_00_02_20.npz"
+    whole = vault.open_vault(vault.convert_pymarl(source, tmp_path / "xor.vlt"))
+    pairs = vault.filter(whole, "reward == 1", tmp_path / "pairs.vlt", by="steps")
+    actions = pairs.transitions().action[0]
+    assert pairs.num_steps == 1651 + 1678
+    assert np.unique(actions, axis=0).tolist() == [[0, 1], [1, 0]]
+    assert (pairs.episodes.returns[:, 0] == pairs.episodes.length).all()
+    assert (pairs.episodes.final >= 0).all()
+
+
+# ---------------------------------------------------------------------------------- samples
+
+
+def test_a_sample_of_steps_ends_in_a_cut_episode(a, tmp_path):
+    made = vault.sample(a, tmp_path / "v.vlt", steps=31, seed=5)
+    assert made.num_steps == 31
+    lengths, theirs = made.episodes.length.tolist(), a.episodes.length.tolist()
+    assert sum(length not in theirs for length in lengths) <= 1
+    same = vault.sample(a, tmp_path / "w.vlt", steps=31, seed=5)
+    assert same.digest() == made.digest()
+    assert vault.sample(a, tmp_path / "x.vlt", steps=31, seed=6).digest() != made.digest()
+
+
+def test_the_top_are_the_best(a, tmp_path):
+    made = vault.sample(a, tmp_path / "v.vlt", top=0.2)
+    returns = np.sort(a.episodes.returns.mean(-1))[::-1]
+    best = returns[: round(0.2 * len(returns))]
+    assert np.sort(made.episodes.returns.mean(-1))[::-1].tolist() == best.tolist()
+
+
+@given(st.integers(0, 99), st.integers(1, 300), st.floats(0, 1))
+def test_prefixes_of_a_matched_order_keep_the_distribution(seed, count, fraction):
+    rng = np.random.default_rng(seed)
+    returns = np.round(rng.normal(size=count) * rng.choice([1, 3, 100]), 1)
+    order = sampling.matched(returns, returns, seed)
+    assert sorted(order.tolist()) == list(range(count))
+    drawn = order[: max(1, int(fraction * count))]
+    for decile in np.quantile(returns, np.linspace(0, 1, 11)):
+        expected = (returns <= decile).mean() * len(drawn)
+        assert abs((returns[drawn] <= decile).sum() - expected) <= 10
+
+
+def test_returns_are_matched_to_those_of_others():
+    """Of 900 returns in [0, 1) and 100 in [1, 2), half and half: 100 of each at most."""
+    returns = np.concatenate([np.linspace(0, 0.999, 900), np.linspace(1, 1.999, 100)])
+    like = np.linspace(0, 1.999, 50)
+    order = sampling.matched(returns, like, 0)
+    assert len(order) == pytest.approx(200, abs=10)
+    assert (returns[order] < 1).mean() == pytest.approx(0.5, abs=0.03)
+    assert (returns[order[:40]] < 1).sum() == pytest.approx(20, abs=3)
+    only = sampling.matched(returns, np.full(5, 0.0), 0)
+    assert only.tolist() == [0]
+    with pytest.raises(OptionError, match=r"no episode with a return from 2 to 2\.5"):
+        sampling.matched(returns, np.linspace(0, 5, 50), 0)
+
+
+def test_a_sample_like_another_vault(a, tmp_path):
+    low = vault.filter(a, "return < p30", tmp_path / "low.vlt")
+    made = vault.sample(a, tmp_path / "v.vlt", match_returns=low)
+    assert made.episodes.returns.tolist() == low.episodes.returns.tolist()
+    told = made.provenance["lineage"]["arguments"]["match_returns"]
+    assert told == {"vault": "low.vlt/main", "digest": low.digest()}
+
+
+def test_splits(a, tmp_path):
+    parts = vault.split(a, tmp_path / "parts.vlt", fractions=(0.5, 0.25, 0.25), seed=1)
+    assert list(parts) == ["train", "validation", "test"]
+    count = len(a.episodes.row)
+    assert [len(part.episodes.row) for part in parts.values()] == [
+        round(0.5 * count),
+        round(0.75 * count) - round(0.5 * count),
+        count - round(0.75 * count),
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["parts.vlt"]
+
+
+# ---------------------------------------------------------------------------------- policies
+
+
+def test_policies_of_different_sources_stay_apart(a, tmp_path):
+    b = record(tmp_path / "b.vlt" / "poor", seed=1, provenance={"policies": [{"policy_id": 4}]})
+    stock = write_stock(tmp_path / "s.vlt" / "Good", unknown_policies(make(seed=2)[0]))
+    made = vault.cat([b, a, stock, b], tmp_path / "v.vlt")
+    (one, two, three) = made.provenance["origins"]
+    assert [one["vault"], two["vault"], three["vault"]] == [
+        "b.vlt/poor",
+        "a.vlt/expert",
+        "s.vlt/Good",
+    ]
+    assert [(o["first"], o["count"], o["unknown"]) for o in (one, two, three)] == [
+        (0, 5, False),
+        (5, 3, False),
+        (8, 0, True),
+    ]
+    ids = made.transitions().policy_id[0]
+    first, second = b.num_steps, b.num_steps + a.num_steps
+    np.testing.assert_array_equal(ids[:first], ids[-first:])
+    np.testing.assert_array_equal(ids[first:second], a.transitions().policy_id.reshape(-1) + 5)
+    assert (ids[second:-first] == 8).all()
+    assert made.provenance["policies"] == [{"policy_id": 4, "origin": "b.vlt/poor"}]
+
+    good = vault.filter(made, "tier == 'Good'", tmp_path / "good.vlt")
+    assert (good.transitions().policy_id == -1).all()
+    late = vault.filter(made, "seed == 1 or tier == 'Good'", tmp_path / "late.vlt")
+    assert late.provenance["policies"] == [{"policy_id": 4, "origin": "b.vlt/poor"}]
+    assert set(np.unique(late.transitions().policy_id)) == {0, 1, 2, 5}
+
+
+def unknown_policies(transition):
+    tree = to_stock(transition)
+    del tree["infos"]["policy_ids"]
+    return tree
+
+
+def test_policies_have_names(tmp_path):
+    told = {"program": "mappo", "policies": [{"policy_id": 1, "name": "late"}]}
+    found = record(tmp_path / "a.vlt", provenance=told)
+    made = vault.filter(found, "policy == 'late'", tmp_path / "b.vlt")
+    assert set(made.episodes.policy_id) == {1}
+    others = vault.filter(found, "policy == 'mappo' and program == 'mappo'", tmp_path / "c.vlt")
+    assert set(others.episodes.policy_id) == {0, 2}
+    steps_of = vault.filter(found, "policy == 'late'", tmp_path / "d.vlt", by="steps")
+    assert steps_of.num_steps == (found.transitions().policy_id == 1).sum()
+
+
+# ---------------------------------------------------------------------------------- sources
+
+
+def test_stock_vaults_are_sources_too(tmp_path):
+    transition, _ = make(rows=5, steps=40)
+    stock = write_stock(tmp_path / "s.vlt" / "Good", unknown_policies(transition), {"id": "blosc"})
+    made = vault.filter(stock, "length >= 3 and tier == 'Good'", tmp_path / "v.vlt")
+    wanted = [e for e in episodes_of(transition) if e[2] >= 3]
+    assert made.episodes.length.tolist() == [length for _, _, length, *_ in wanted]
+    assert made.provenance["lineage"]["sources"][0]["native"] is False
+    assert made.provenance["lineage"]["sources"][0]["provenance"] == {"scenario": "3m"}
+    assert vault.recode(stock, tmp_path / "w.vlt").digest() == stock.digest()
+
+
+def test_what_stock_appended_is_noted(tmp_path):
+    ours = record(tmp_path / "a.vlt", rows=2, num_steps=20)
+    append_with_stock(open_stock(ours.path), make(steps=7, seed=3)[0])
+    made = vault.cat([tmp_path / "a.vlt"], tmp_path / "b.vlt")
+    assert made.num_steps == 54
+    assert made.provenance["lineage"]["sources"][0]["unverified"] == [[20, 27]]
+
+
+def test_stock_reads_what_is_made(a, tmp_path):
+    made = vault.recode(a, tmp_path / "v.vlt", layout="stream", codec="zstd", chunk_steps=8)
+    state = open_stock(made.path).read()
+    np.testing.assert_array_equal(state.experience["rewards"], made.transitions().reward)
+    ends = np.asarray(state.experience["terminals"]) + np.asarray(state.experience["truncations"])
+    assert (ends[0] > 0).all(-1).sum() == len(a.episodes.row)
+
+
+# ---------------------------------------------------------------------------------- lineage
+
+
+def test_lineage_tells_what_was_done_to_what(a, tmp_path):
+    first = vault.sample(a, tmp_path / "b.vlt" / "x", episodes=9, seed=7)
+    made = vault.filter(first, "length > 1", tmp_path / "c.vlt")
+    told = made.provenance["lineage"]
+    assert (told["operation"], told["arguments"]) == (
+        "filter",
+        {"condition": "length > 1", "by": "episodes"},
+    )
+    (source,) = told["sources"]
+    assert (source["vault"], source["digest"]) == ("b.vlt/x", first.digest())
+    assert source["taken"] == {"episodes": len(made.episodes.row), "steps": made.num_steps}
+    before = source["provenance"]["lineage"]
+    assert before["arguments"] == {"episodes": 9, "seed": 7}
+    assert before["sources"][0]["digest"] == a.digest()
+    assert before["sources"][0]["provenance"]["recipe"] == {"seed": 0}
+
+
+def test_lineage_does_not_grow_without_bound(a, tmp_path, monkeypatch):
+    monkeypatch.setattr(lineage, "_MOST_BYTES", 3000)
+    made, sizes = a, []
+    for number in range(6):
+        made = vault.cat([made, made], tmp_path / f"{number}.vlt")
+        made = vault.dedup(made, tmp_path / f"{number}-once.vlt")
+        sizes.append(len(json.dumps(made.provenance)))
+    assert max(sizes) < 6000
+    assert made.provenance["lineage"]["sources"][0]["vault"] == "5.vlt/main"
+    assert made.digest() == vault.cat([a], tmp_path / "a.vlt").digest()
+
+
+# ---------------------------------------------------------------------------------- refusals
+
+
+def test_sources_must_be_of_one_kind(a, tmp_path):
+    other = record(tmp_path / "o.vlt", spec=CONTINUOUS)
+    with pytest.raises(ShapeError, match=r"differs in num_agents \(3, not 2\)"):
+        vault.cat([a, other], tmp_path / "v.vlt")
+    limited = record(tmp_path / "l.vlt", spec=replace(SPEC, time_limit=7))
+    with pytest.raises(ShapeError, match=r"time_limit \(7, not 9\)"):
+        vault.cat([a, limited], tmp_path / "v.vlt")
+    with pytest.raises(VaultError, match="nothing to join"):
+        vault.cat([], tmp_path / "v.vlt")
+    assert not (tmp_path / "v.vlt").exists()
+
+
+def test_nothing_is_written_over(a, tmp_path):
+    record(tmp_path / "b.vlt" / "main")
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "b.vlt").rglob("*")}
+    for path in (tmp_path / "b.vlt", tmp_path / "b.vlt" / "main"):
+        with pytest.raises(VaultExistsError):
+            vault.cat([tmp_path / "b.vlt"], path)
+        with pytest.raises((VaultExistsError, VaultError)):
+            vault.split(a, path)
+    assert {file: file.stat().st_mtime_ns for file in (tmp_path / "b.vlt").rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "how much"),
+        ({"steps": 5, "episodes": 5}, "one of them"),
+        ({"top": 0.1, "match_returns": True}, "cannot be matched"),
+        ({"top": 1.5}, r"in \(0, 1\]: got 1.5"),
+        ({"steps": 0}, "at least one"),
+        ({"steps": 10**9}, "1,000,000,000 steps were asked for, and .* has 150"),
+        ({"episodes": 10**6}, "has .* to choose from"),
+    ],
+)
+def test_samples_that_make_no_sense(a, tmp_path, options, message):
+    with pytest.raises(OptionError, match=message):
+        vault.sample(a, tmp_path / "v.vlt", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("fractions", [(1.0,), (0.5, 0.6), (1.5, -0.5), (0.25,) * 4, ()])
+def test_fractions_that_make_no_sense(a, tmp_path, fractions):
+    with pytest.raises(OptionError, match="sum to 1"):
+        vault.split(a, tmp_path / "v.vlt", fractions=fractions)
+
+
+def test_empty_outcomes_are_refused(a, tmp_path):
+    with pytest.raises(OptionError, match="from 900 to None there is nothing"):
+        vault.slice(a, tmp_path / "v.vlt", start=900)
+    with pytest.raises(OptionError, match="validation would be empty"):
+        vault.split(a, tmp_path / "v.vlt", fractions=(0.999, 0.001))
+    with vault.create(tmp_path / "empty.vlt", SPEC, rows=2):
+        pass
+    with pytest.raises(VaultError, match="nothing is left"):
+        vault.cat([tmp_path / "empty.vlt"], tmp_path / "v.vlt")
+    assert [path.name for path in tmp_path.iterdir()] == ["empty.vlt"]
+
+
+def test_what_fails_leaves_nothing(a, tmp_path, monkeypatch):
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(making.lineage, "provenance", fail)
+    for make_it in (vault.cat, vault.split, vault.recode):
+        with pytest.raises(KeyboardInterrupt):
+            make_it([a] if make_it is vault.cat else a, tmp_path / "v.vlt")
+        assert list(tmp_path.iterdir()) == []
+
+
+# ---------------------------------------------------------------------------------- memory
+
+
+def test_memory_does_not_grow_with_the_data(tmp_path, monkeypatch):
+    """Blocks of half a megabyte; episodes are few, and so are chunks, which an index lists."""
+    limits = {copying: "_BLOCK", reader: "_BLOCK", writer: "_COMMIT", chunks: "_SPARE"}
+    for module, limit in limits.items():
+        monkeypatch.setattr(module, f"{limit}_BYTES", 2**19)
+    spec = replace(SPEC, observation_size=64)
+    peaks, sizes = [], []
+    for number, count in enumerate((3, 12)):
+        source = tmp_path / f"s{number}.vlt"
+        with vault.create(source, spec, rows=2, chunk_steps=256) as recording:
+            for seed in range(count):
+                recording.append(*make(spec, rows=2, steps=1024, seed=seed, end_every=500))
+        sizes.append(vault.open_vault(source).num_bytes)
+        tracemalloc.start()
+        vault.filter(source, "length > 0", tmp_path / f"f{number}.vlt")
+        vault.recode(source, tmp_path / f"r{number}.vlt")
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert sizes[1] - sizes[0] > 10**7
+    assert peaks[1] - peaks[0] < (sizes[1] - sizes[0]) / 10
