@@ -71,7 +71,7 @@ def _source(source: Mapping[str, Any]) -> Text:
 
 def _ids(origin: Mapping[str, Any], origins: int) -> str:
     """Return the ids that an origin's policies have in the vault."""
-    last = origin["first"] + origin["count"] - 1 + (origin["unknown"] and origins > 1)
+    last = origin["first"] + origin["num_policies"] - 1 + (origin["unknown"] and origins > 1)
     if last < origin["first"]:
         return "not told"
     return f"{origin['first']} to {last}" if last > origin["first"] else str(last)

@@ -301,7 +301,7 @@ def test_policies_of_different_sources_stay_apart(a, tmp_path):
         "a.vlt/expert",
         "s.vlt/Good",
     ]
-    assert [(o["first"], o["count"], o["unknown"]) for o in (one, two, three)] == [
+    assert [(o["first"], o["num_policies"], o["unknown"]) for o in (one, two, three)] == [
         (0, 5, False),
         (5, 3, False),
         (8, 0, True),

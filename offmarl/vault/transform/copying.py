@@ -70,7 +70,8 @@ def copy_rows(vault: Vault, writer: Writer, advance: Advance) -> None:
     for begin, stop in _cut_at(vault.blocks(), breaks.tolist()):
         steps = vault.transitions(begin, stop)
         here = np.flatnonzero((ends > begin) & (ends <= stop) & ~is_open)
-        row, time = found.row[here], ends[here] - 1 - begin
+        row: NumpyArray = found.row[here]
+        time: NumpyArray = ends[here] - 1 - begin
         cut: NumpyArray = np.zeros(steps.last.shape, bool)
         cut[row, time] = found.cause[here] == CAUSES[CUT]
         known = found.final[here] >= 0
@@ -124,8 +125,8 @@ def _gather(vault: Vault, window: _Window) -> tuple[Transition, Finals, NumpyArr
     # Where an episode goes on, the step after shows what the last one led to.
     stop = max(window.stop, *(pieces.stop[ends][goes_on] + 1).tolist(), 0)
     read = vault.transitions(window.begin, stop, window.rows)
-    row = found.row[pieces.episode] - window.rows.start
-    first = row * read.last.shape[1] + pieces.start - window.begin
+    place = found.row[pieces.episode] - window.rows.start
+    first = place * read.last.shape[1] + pieces.start - window.begin
     before = np.cumsum(pieces.length) - pieces.length
     steps = _take(read, np.repeat(first - before, pieces.length) + np.arange(pieces.steps))
 
@@ -140,8 +141,9 @@ def _gather(vault: Vault, window: _Window) -> tuple[Transition, Finals, NumpyArr
     stored = vault.final_views(found.final[episode[known]])
     after = (first + pieces.length)[ends][goes_on]
     seen = View(*(_flat(field)[after] for field in read.view))
-    time = np.concatenate([last[known], last[goes_on]])
-    finals = Finals(np.zeros_like(time), time, _join(stored, seen))
+    time: NumpyArray = np.concatenate([last[known], last[goes_on]])
+    row: NumpyArray = np.zeros_like(time)
+    finals = Finals(row, time, _join(stored, seen))
     return steps._replace(truncated=truncated, last=is_last), finals, cut
 
 
@@ -160,4 +162,5 @@ def _flat(field: NumpyArray) -> NumpyArray:
 
 
 def _join(a: View, b: View) -> View:
-    return View(*(np.concatenate(pair) for pair in zip(a, b, strict=True)))
+    joined: list[NumpyArray] = [np.concatenate(pair) for pair in zip(a, b, strict=True)]
+    return View(*joined)

@@ -35,7 +35,7 @@ Columns = Mapping[str, NumpyArray]
 POLICY_NAME = "policy name"
 
 _LONGEST = 2000
-_DEEPEST = 50
+_DEEPEST = 20
 _TOKEN = re.compile(
     r"\s*(?:(?P<percentile>p\d+(?:\.\d+)?\b)|(?P<name>[A-Za-z_]\w*)"
     r"|(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<text>\"[^\"]*\"|'[^']*')"
@@ -142,7 +142,8 @@ class _Parser:
     def _split(self) -> list[_Token]:
         if len(self._text) > _LONGEST:
             raise ExpressionError(f"the expression is longer than {_LONGEST} characters.")
-        tokens, at = [], 0
+        tokens: list[_Token] = []
+        at = 0
         while not tokens or tokens[-1].kind != "end":
             match = _TOKEN.match(self._text, at)
             if match is None or match.lastgroup is None:

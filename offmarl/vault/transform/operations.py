@@ -160,7 +160,7 @@ def sample(
     _check_amount(steps, episodes, top, match_returns)
     opened = as_vault(source)
     like = None if isinstance(match_returns, bool) else as_vault(match_returns)
-    arguments = {"steps": steps, "episodes": episodes, "top": top, "seed": seed}
+    arguments: dict[str, Any] = {"steps": steps, "episodes": episodes, "top": top, "seed": seed}
     if match_returns:
         matched = like or opened
         arguments["match_returns"] = {"vault": name_of(matched), "digest": matched.digest()}

@@ -35,7 +35,7 @@ class Origin(NamedTuple):
     seed: int | None
     first: int
     """The id of its policy 0 here."""
-    count: int
+    num_policies: int
     """Its policies have ids below this, there."""
     unknown: bool
     """Whether there are steps of policies that it does not tell. These have the id -1; or, where
@@ -44,7 +44,7 @@ class Origin(NamedTuple):
     @property
     def stop(self) -> int:
         """The first id that is no longer of this origin."""
-        return self.first + self.count + self.unknown
+        return self.first + self.num_policies + self.unknown
 
 
 class Named(NamedTuple):
@@ -105,7 +105,7 @@ def _root(vault: Vault, digest: str, count: int, unknown: bool) -> Origin:
         tier=str(told.get("tier") or (vault.name if vault.uid == DEFAULT_UID else vault.uid)),
         seed=next((seed for seed in seeds if isinstance(seed, int)), None),
         first=0,
-        count=count,
+        num_policies=count,
         unknown=unknown,
     )
 
@@ -159,7 +159,7 @@ def translate(ids: NumpyArray, source: Sequence[Origin], target: Sequence[Origin
         mine = number == index
         own = ids[mine] - origin.first
         if len(source) > 1:
-            own = np.where(own == origin.count, -1, own)
+            own = np.where(own == origin.num_policies, -1, own)
         there = here.get(origin.digest)
         if there is not None:
             result[mine] = _named(own, there, shared=len(target) > 1)
@@ -170,4 +170,4 @@ def _named(own: NumpyArray, there: Origin, shared: bool) -> NumpyArray:
     """Return what an origin's own ids are called in a vault."""
     if not shared:
         return own
-    return np.where(own < 0, there.count, own) + there.first
+    return np.where(own < 0, there.num_policies, own) + there.first

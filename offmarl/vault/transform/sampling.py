@@ -4,6 +4,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from offmarl.errors import OptionError
+from offmarl.vault.layout import NumpyArray
 
 Order = Int[np.ndarray, "K"]
 """Numbers of episodes, in the order in which they would be taken: a prefix is a sample."""
@@ -54,9 +55,10 @@ def matched(returns: Float[np.ndarray, "M"], like: Float[np.ndarray, "L"], seed:
     stratum, wanted = (np.maximum(np.searchsorted(edges, x), first) for x in (returns, like))
     share = np.bincount(wanted, minlength=len(edges)) / len(like)
     inside = (returns >= edges[0]) & (returns <= edges[-1])
-    due, most = np.full(len(returns), np.inf), np.inf
+    due: NumpyArray = np.full(len(returns), np.inf)
+    most = np.inf
     rng = np.random.default_rng(seed)
-    for one in np.flatnonzero(share):
+    for one in np.flatnonzero(share).tolist():
         members = np.flatnonzero((stratum == one) & inside)
         if not len(members):
             raise _cannot_match(edges[max(one - 1, 0)], edges[one])
