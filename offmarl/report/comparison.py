@@ -181,7 +181,7 @@ def _final(directory: Path) -> dict[int, Mapping[str, Any]]:
         (tasks,) = document.values()
         (algorithms,) = tasks.values()
         (runs,) = algorithms.values()
-        found = {
+        found: dict[int, Mapping[str, Any]] = {
             int(name.removeprefix("seed_")): dict(run["absolute_metrics"])
             for name, run in runs.items()
         }
