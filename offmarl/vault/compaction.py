@@ -18,6 +18,7 @@ from typing import NamedTuple
 from offmarl.errors import VaultConflictError, VaultFormatError
 from offmarl.vault import layout, tree
 from offmarl.vault.contents import Contents, ahead
+from offmarl.vault.integrity import examine
 from offmarl.vault.listing import locate
 from offmarl.vault.location import Location
 from offmarl.vault.seal import OWN_PREFIX, unseal
@@ -61,11 +62,10 @@ def compact(path: str | os.PathLike[str]) -> Compaction:
         before = _usage(directory)
         location = Location(directory)
         manifest = (directory / MANIFEST).read_bytes()
+        found = examine(directory, deep=False)
+        if not found.sound:
+            raise VaultFormatError(f"{directory} is damaged ({found.faults[0]}): repair it first.")
         contents = Contents(location, tree.current(location))
-        if contents.tree.lost:
-            raise VaultFormatError(
-                f"{directory} is damaged ({contents.tree.lost[0]}): repair it first."
-            )
         with rebuilding(directory) as fresh:
             # With the same identity, programs that have the vault open read on.
             store = Store(fresh, tree.config_of(location))

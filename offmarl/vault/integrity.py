@@ -23,7 +23,7 @@ from offmarl.vault.grid import Grid
 from offmarl.vault.layout import Leaf, Schema
 from offmarl.vault.listing import locate
 from offmarl.vault.location import Location
-from offmarl.vault.own import read_metadata
+from offmarl.vault.own import read_metadata, stock_length
 from offmarl.vault.reader import Vault
 from offmarl.vault.seal import OWN_PREFIX
 from offmarl.vault.store import DATA, MANIFEST, METADATA, Store
@@ -179,17 +179,14 @@ def _foreign(contents: Contents, found: _Found) -> _Layers:
     with noting(found.faults, METADATA):
         grids = foreign_grids(contents, read_metadata(contents.location), found.faults)
     with noting(found.faults, layout.INDEX_KEY):
-        index = Store(contents.location.path).array(layout.INDEX_PREFIX)
-        length = int(index.read().result()[0])
-        if length < 0:
-            raise VaultFormatError(f"it says that the vault has {length} steps.")
+        length = stock_length(Store(contents.location.path))
     found.unchecked.append(f"{METADATA}: programs other than offmarl keep no digest of it.")
     found.unchecked += [
         f"{grid.name}: {grid.compressor or 'no'} compression keeps no checksum of its content."
         for grid in grids
         if grid.compressor in _WITHOUT_CHECKSUM
     ]
-    return _Layers(grids, max(length, 0))
+    return _Layers(grids, length)
 
 
 def foreign_grids(

@@ -11,7 +11,7 @@ from offmarl.vault import layout
 from offmarl.vault.archive import members_of
 from offmarl.vault.layout import Head, Schema
 from offmarl.vault.location import Location
-from offmarl.vault.own import read_metadata
+from offmarl.vault.own import read_metadata, stock_length
 from offmarl.vault.reader import Vault
 from offmarl.vault.store import MANIFEST, METADATA, Store, errors_of, load_json
 
@@ -174,7 +174,7 @@ def _summarise(summary: Summary, path: PurePath) -> Summary:
     schema = store.get_json(layout.SCHEMA_KEY)
     if schema is None:
         leaves, rows = layout.read_metadata(read_metadata(store.location))
-        length = int(store.array(layout.INDEX_PREFIX).read().result()[0])
+        length = stock_length(store)
         observation = leaves.get("observations")
         num_agents = observation.shape[0] if observation and observation.shape else None
         return summary._replace(num_agents=num_agents, steps=rows * length)

@@ -36,6 +36,24 @@ class Own(NamedTuple):
         return self.head.unverified + (((begin, self.length),) if begin < self.length else ())
 
 
+def stock_length(store: Store) -> int:
+    """Return the steps of each row of a vault that others wrote.
+
+    Raises
+    ------
+    VaultError
+        Its index is damaged.
+    """
+    index = store.array(layout.INDEX_PREFIX)
+    if index.shape != (1,) or index.dtype.numpy_dtype.kind != "i":
+        raise VaultFormatError(f"{store.path}: the index is not one number.")
+    with store.errors():
+        length = int(index.read().result()[0])
+    if length < 0:
+        raise VaultFormatError(f"{store.path}: the index says that there are {length} steps.")
+    return length
+
+
 def read_metadata(location: Location) -> dict[str, Any]:
     """Return the content of ``metadata.json``."""
     file = location.path / METADATA

@@ -1,6 +1,7 @@
 """Reading vaults: ours, and those that stock flashbax wrote."""
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import PurePath
@@ -15,7 +16,14 @@ from offmarl.vault.arrays import Arrays
 from offmarl.vault.checked import Checks
 from offmarl.vault.layout import Leaf, NumpyArray
 from offmarl.vault.mapped import Snapshot, open_snapshot
-from offmarl.vault.own import Own, check_same, read_metadata, read_own, read_table
+from offmarl.vault.own import (
+    Own,
+    check_same,
+    read_metadata,
+    read_own,
+    read_table,
+    stock_length,
+)
 from offmarl.vault.store import METADATA, Store
 
 _BLOCK_BYTES = 2**25
@@ -75,7 +83,7 @@ class Vault:
         self.leaves, self.rows = layout.read_metadata(metadata)
         for name, leaf in self.leaves.items():
             self._check_array(name, leaf)
-        self.length = int(self._store.array(layout.INDEX_PREFIX).read().result()[0])
+        self.length = stock_length(self._store)
         self.provenance = {key: metadata[key] for key in metadata if key not in layout.STOCK_KEYS}
         self.unverified = ()
 
@@ -86,6 +94,15 @@ class Vault:
             raise VaultFormatError(
                 f"{self.path}: {METADATA} says that {name} has {self.rows} rows of {leaf.dtype} "
                 f"{leaf.shape}, and its array has {array.shape[0]} of {found.dtype} {found.shape}."
+            )
+        chunk = array.chunk_layout.read_chunk.shape
+        if (
+            math.prod(size or 1 for size in chunk or ()) * leaf.dtype.itemsize
+            > layout.MAX_CHUNK_BYTES
+        ):
+            raise VaultFormatError(
+                f"{self.path}: the chunks of {name} are said to have shape {chunk}, which no vault "
+                "has, and reading one would fill the memory."
             )
 
     @property

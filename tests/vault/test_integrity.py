@@ -322,7 +322,7 @@ def campaign(path, count, seed):
 
 
 def test_any_damage(path):
-    assert sum(campaign(path, 7, seed=0).values()) == 7
+    assert sum(campaign(path, 5, seed=0).values()) == 5
 
 
 @pytest.mark.slow

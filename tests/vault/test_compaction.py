@@ -1,0 +1,213 @@
+"""Compaction drops dead bytes and nothing else; killed in it or in a repair, nothing is lost."""
+
+import random
+import shutil
+import signal
+
+import jax
+import numpy as np
+import pytest
+
+from offmarl import vault
+from offmarl.errors import VaultConflictError, VaultError, VaultFormatError, VaultLockedError
+from offmarl.vault import compaction, tree
+from offmarl.vault.location import Location
+
+from . import damage
+from .experience import SPEC, assert_same, concatenate, make
+from .killed import PROGRAMS, Victims
+from .test_stock import append_with_stock, open_stock, to_stock, write_stock
+
+CODECS = ("raw", "zstd")
+
+
+@pytest.fixture(params=CODECS)
+def path(request, tmp_path):
+    return damage.record(tmp_path / "v.vlt" / "a", request.param)
+
+
+def test_the_same_content_in_less_room(path):
+    before = damage.content(path)
+    done = vault.compact(path)
+    files = [file for file in path.rglob("*") if file.is_file()]
+    store = [file for file in files if file.parent.name == "d" or file.name == "manifest.ocdbt"]
+    assert done.bytes_after == sum(file.stat().st_size for file in store) < done.bytes_before
+    assert done.files_after == len(store)
+    assert damage.content(path) == before
+    assert vault.verify(path, deep=True).sound
+    again = vault.compact(path)
+    assert again.bytes_after == pytest.approx(again.bytes_before, rel=0.05)
+    with vault.resume(path) as writer:
+        writer.append(*make(steps=30, seed=9))
+    assert vault.open_vault(path).length == 82
+
+
+def test_many_small_commits(tmp_path):
+    path = tmp_path / "v.vlt" / "a"
+    with vault.create(path, SPEC, rows=2, chunk_steps=64) as writer:
+        for commit in range(100):
+            writer.append(*make(steps=3, seed=commit))
+            writer.flush()
+    done = vault.compact(path)
+    assert done.bytes_after < done.bytes_before / 5
+    values = tree.current(Location(path)).values
+    places = [values[f"observations./0.{number}.0.0"] for number in range(5)]
+    assert len({place.file for place in places}) == 1
+    assert places == sorted(places)
+
+
+def test_readers_read_on(path):
+    mapped, not_read_yet = vault.open_vault(path), vault.open_vault(path)
+    first = mapped[:20]
+    whole = vault.open_vault(path).transitions()
+    vault.compact(path)
+    assert_same(not_read_yet.transitions(), whole)
+    assert_same(concatenate([first, mapped[20:]]), whole)
+
+
+def test_stock_goes_on_after_compact_and_repair(path):
+    transition = vault.open_vault(path).transitions()
+    (path / "metadata.json").unlink()
+    vault.repair(path)
+    vault.compact(path)
+    state = open_stock(path).read()
+    jax.tree.map(np.testing.assert_array_equal, state.experience, to_stock(transition))
+    append_with_stock(open_stock(path), make(steps=11, seed=5)[0])
+    assert vault.open_vault(path).unverified == ((52, 63),)
+
+
+@pytest.mark.parametrize("compression", [None, {"id": "zstd", "level": 3}])
+def test_stock_vaults_are_compacted(tmp_path, compression):
+    path = tmp_path / "s.vlt" / "Good"
+    write_stock(path, to_stock(make(rows=2, steps=20)[0]), compression)
+    for seed in range(3):
+        append_with_stock(open_stock(path), make(rows=2, steps=5, seed=seed)[0])
+    before = vault.open_vault(path).transitions()
+    done = vault.compact(path)
+    assert done.bytes_after < done.bytes_before
+    assert_same(vault.open_vault(path).transitions(), before)
+    append_with_stock(open_stock(path), make(rows=2, steps=5)[0])
+    assert vault.open_vault(path).length == 40
+
+
+def test_what_cannot_be_compacted(path, monkeypatch):
+    before = damage.content(path)
+    with vault.resume(path), pytest.raises(VaultLockedError):
+        vault.compact(path)
+
+    def meanwhile(*_, **__):
+        append_with_stock(open_stock(path), make(steps=4)[0])
+
+    monkeypatch.setattr(compaction, "repeat_tree", meanwhile)
+    with pytest.raises(VaultConflictError, match="nothing was changed"):
+        vault.compact(path)
+    monkeypatch.undo()
+    found = vault.open_vault(path)
+    assert found.length == 56
+    assert_same(found[:52], vault.open_vault(path)[:52])
+    assert sorted(file.name for file in path.iterdir()) == [
+        "d",
+        "manifest.ocdbt",
+        "metadata.json",
+        "writer.lock",
+    ]
+    assert before.said[2] == 52
+
+
+def test_a_damaged_vault_is_not_compacted(path):
+    shutil.copytree(path, path.with_name("whole"))
+    for what in damage.damages(path, 6, seed=5):
+        if vault.verify(path).sound:
+            continue
+        with pytest.raises(VaultError):
+            vault.compact(path)
+        assert not (path / compaction.REBUILT).exists(), what
+
+
+def test_a_checksum_that_was_wrong_stays_wrong(path):
+    place = tree.current(Location(path)).values["observations./0.2.0.0"]
+    file = path / place.file
+    data = bytearray(file.read_bytes())
+    data[place.offset + 9] ^= 1
+    file.write_bytes(data)
+    vault.compact(path)
+    (fault,) = vault.verify(path, deep=True).faults
+    assert (fault.leaf, fault.steps) == ("observations", (16, 24))
+
+
+def damaged(path):
+    """A vault that a repair keeps a part of."""
+    place = tree.current(Location(path)).values["observations./0.4.0.0"]
+    file = path / place.file
+    data = bytearray(file.read_bytes())
+    data[place.offset + 9] ^= 1
+    file.write_bytes(data)
+    return path
+
+
+@pytest.fixture(scope="module")
+def victims():
+    with Victims() as process:
+        yield process
+
+
+def state_of(path):
+    """What a vault is: all that it says, and what is wrong with it."""
+    try:
+        said = damage.content(path)
+    except VaultFormatError as error:
+        said = str(error)
+    return said, vault.verify(path, deep=True).faults
+
+
+def campaign(victims, program, path, instants):
+    """Kill it at instants by the count of events, and as many by the clock."""
+    old = path.with_name("old")
+    shutil.copytree(path, old)
+    before = state_of(path)
+    events = victims.run(program, path).events
+    after = state_of(path)
+    rng = random.Random(0)
+    deaths = [{"event": 1 + number * (events - 1) // instants} for number in range(instants)]
+    deaths += [{"seconds": rng.uniform(0.001, 0.08)} for _ in range(instants)]
+    states = []
+    for when in deaths:
+        shutil.rmtree(path)
+        shutil.copytree(old, path)
+        died = victims.run(program, path, **when)
+        states.append(state_of(path) == after)
+        assert states[-1] or state_of(path) == before, when
+        assert not died.acknowledged or states[-1]
+        assert died.signal == signal.SIGKILL or "seconds" in when
+        PROGRAMS[program](path)
+        assert state_of(path) == after
+        live = tree.live_files(Location(path))
+        assert {f"d/{file.name}" for file in (path / "d").iterdir()} == live
+        assert not (path / compaction.REBUILT).exists()
+    return states
+
+
+@pytest.mark.parametrize("program", ["compact", "repair"])
+def test_killed_at_some_instants(victims, tmp_path, program):
+    path = damage.record(tmp_path / "v.vlt" / "a")
+    campaign(victims, program, damaged(path) if program == "repair" else path, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["compact", "repair"])
+def test_killed_at_60_instants(victims, tmp_path, program):
+    path = damage.record(tmp_path / "v.vlt" / "a")
+    states = campaign(victims, program, damaged(path) if program == "repair" else path, 30)
+    assert any(not new for new in states)
+
+
+def test_a_writer_clears_what_a_killed_compaction_left(path):
+    before = damage.content(path)
+    rest = path / compaction.REBUILT
+    (rest / "d").mkdir(parents=True)
+    (path / "d" / "moved").write_bytes(b"of no use")
+    with vault.resume(path):
+        pass
+    assert not rest.exists()
+    assert not (path / "d" / "moved").exists()
+    assert damage.content(path) == before

@@ -1,0 +1,229 @@
+"""Whatever a vault says of itself: an error of ours or the truth, soon, and in little memory."""
+
+import json
+import random
+import resource
+import shutil
+import time
+
+import pytest
+
+from offmarl import vault
+from offmarl.errors import OffmarlError
+from offmarl.vault import layout
+from offmarl.vault.store import METADATA, Store
+
+from . import damage
+
+HUGE = 10**18
+NONSENSE = (
+    None,
+    True,
+    -1,
+    0,
+    HUGE,
+    -HUGE,
+    10**400,
+    float("nan"),
+    float("inf"),
+    1.5,
+    "",
+    "x" * 100_000,
+    "(1000000000000000000, 1000000000000000000)",
+    f"({HUGE - 1}, {HUGE - 1}, {HUGE - 1})",
+    "float32,int32",
+    "O",
+    "\ud800",
+    [],
+    {},
+    [[[]]],
+    {"": {"": {"": ""}}},
+    ["(2, 8, 2)"] * 9,
+)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    return damage.record(tmp_path_factory.mktemp("recorded") / "v.vlt" / "a")
+
+
+@pytest.fixture
+def path(recorded, tmp_path):
+    return shutil.copytree(recorded, tmp_path / "v.vlt" / "a")
+
+
+def foreign(path):
+    """Take our own keys away, so that metadata.json is all there is to go by."""
+    store = Store(path)
+    for key in store.keys("offmarl/"):
+        store._kv.write(key, None).result()
+
+
+def use(path):
+    """Do what a program does with a vault; errors of ours are what it may meet."""
+    seconds, memory = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for attempt in (_read, vault.verify, lambda p: list(vault.list_vaults(p.parent))):
+        try:
+            attempt(path)
+        except OffmarlError as error:
+            assert len(str(error)) < 2000
+    assert time.monotonic() - seconds < 20
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory
+    assert grown < 500_000, f"{grown} kB"
+
+
+def _read(path):
+    found = vault.open_vault(path)
+    found.digest()
+    repr(found.provenance)
+
+
+def mutated(value, rng):
+    """Change something at a random place of a JSON value."""
+    if isinstance(value, dict) and value and rng.random() < 0.9:
+        key = rng.choice(list(value))
+        changed = {k: v for k, v in value.items() if k != key or rng.random() < 0.9}
+        if key in changed:
+            changed[key] = mutated(value[key], rng)
+        return changed
+    if isinstance(value, list) and value and rng.random() < 0.7:
+        index = rng.randrange(len(value))
+        return [*value[:index], mutated(value[index], rng), *value[index + 1 :]]
+    if isinstance(value, str) and value and rng.random() < 0.4:
+        index = rng.randrange(len(value))
+        return value[:index] + rng.choice("0123456789(),. eE-\x00é") + value[index + 1 :]
+    if isinstance(value, int) and rng.random() < 0.4:
+        return value + rng.choice((-1, 1, 7, HUGE))
+    return rng.choice(NONSENSE)
+
+
+def mutated_bytes(data, rng):
+    data = bytearray(data)
+    for _ in range(rng.randrange(1, 4)):
+        index = rng.randrange(len(data))
+        match rng.randrange(3):
+            case 0:
+                data[index] = rng.randrange(256)
+            case 1:
+                del data[index : index + rng.randrange(1, 30)]
+            case _:
+                data[index:index] = data[: rng.randrange(1, 30)]
+    return bytes(data)
+
+
+def mutate_metadata(path, count, seed):
+    rng = random.Random(seed)
+    original = (path / METADATA).read_bytes()
+    for _ in range(count):
+        if rng.random() < 0.5:
+            changed = mutated_bytes(original, rng)
+        else:
+            changed = json.dumps(mutated(json.loads(original), rng)).encode()
+        (path / METADATA).write_bytes(changed)
+        use(path)
+    (path / METADATA).write_bytes(original)
+
+
+def mutate_own_keys(path, count, seed):
+    rng = random.Random(seed)
+    store = Store(path)
+    documents = [k for k in store.keys("") if k.endswith(".zarray")]
+    keys = (layout.SCHEMA_KEY, layout.HEAD_KEY, layout.PROVENANCE_KEY, *documents)
+    values = {key: store.get(key) for key in keys}
+    for number in range(count):
+        key = keys[number % len(keys)]
+        changed = json.dumps(mutated(json.loads(values[key]), rng)).encode()
+        store.commit({key: changed}, fence={}).result()
+        use(path)
+        store.commit({key: values[key]}, fence={}).result()
+
+
+def test_some_mutations(path):
+    mutate_metadata(path, 20, seed=1)
+    mutate_own_keys(path, 20, seed=2)
+
+
+@pytest.mark.slow
+def test_1000_mutated_metadata(path, tmp_path):
+    other = shutil.copytree(path, tmp_path / "w.vlt" / "a")
+    foreign(other)
+    mutate_metadata(path, 300, seed=1)
+    mutate_metadata(other, 700, seed=2)
+
+
+@pytest.mark.slow
+def test_500_mutated_own_keys(path, tmp_path):
+    other = shutil.copytree(path, tmp_path / "w.vlt" / "a")
+    foreign(other)
+    mutate_own_keys(path, 300, seed=3)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 1_000_000,
+        '{"version": 1.2, "structure_shape": ' + '{"a":' * 400 + "1" + "}" * 400 + "}",
+        '{"version": NaN}',
+        '{"version": 1e999}',
+        '{"version": ' + "9" * 10_000 + "}",
+        "[1.2]",
+        '"1.2"',
+        "\x00" * 100,
+    ],
+)
+def test_metadata_that_is_none(path, text):
+    foreign(path)
+    (path / METADATA).write_text(text)
+    with pytest.raises(OffmarlError):
+        vault.open_vault(path)
+    use(path)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        (f"(2, 8, {HUGE // 10})", "float32"),
+        (f"({HUGE // 10}, 8, 2)", "float32"),
+        ("(2, 8, 2)", "object"),
+        ("(2, 8, 2)", "V1000000000"),
+        ("(2, 8, 2)", "float128"),
+    ],
+)
+def test_shapes_and_types_that_no_vault_has(path, shape, dtype):
+    foreign(path)
+    metadata = json.loads((path / METADATA).read_text())
+    metadata["structure_shape"]["rewards"] = shape
+    metadata["structure_dtype"]["rewards"] = dtype
+    (path / METADATA).write_text(json.dumps(metadata))
+    with pytest.raises(OffmarlError, match=r"metadata\.json"):
+        vault.open_vault(path)
+    use(path)
+
+
+def test_arrays_whose_chunks_would_fill_the_memory(path):
+    """Both descriptions agree on rows of terabytes, and the index that there are many."""
+    foreign(path)
+    store = Store(path)
+    document = store.get_json("rewards./.zarray")
+    document |= {"shape": [2, 10**13, 10**6], "chunks": [2, 10**6, 10**6]}
+    store.commit(
+        {"rewards./.zarray": layout.dump_json(document), "vault_index/0": b"\xff\xff\xff\x7f"}, {}
+    ).result()
+    metadata = json.loads((path / METADATA).read_text())
+    metadata["structure_shape"]["rewards"] = "(2, 8, 1000000)"
+    (path / METADATA).write_text(json.dumps(metadata))
+    with pytest.raises(OffmarlError, match="would fill the memory"):
+        vault.open_vault(path)
+    use(path)
+    faults = vault.verify(path).faults
+    assert any("which no vault has" in str(fault) for fault in faults)
+
+
+def test_an_index_that_speaks_of_billions(path):
+    foreign(path)
+    Store(path).commit({"vault_index/0": b"\xff\xff\xff\x7f"}, {}).result()
+    found = vault.verify(path, deep=True)
+    assert 0 < len(found.faults) < 100
+    assert found.length == 2**31 - 1
+    Store(path).commit({"vault_index/0": b"\xff\xff\xff\xff"}, {}).result()
+    assert "-1 steps" in str(vault.verify(path).faults[0])
