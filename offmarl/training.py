@@ -314,8 +314,7 @@ def _update(
     ) -> tuple[ArrayTree, dict[str, Array]]:
         def update(state: ArrayTree, index: Array) -> tuple[ArrayTree, dict[str, Array]]:
             sample_key, update_key = split_key(key, start + index)
-            drawn = isinstance(data, Batches)
-            batch = data[index].sequence() if drawn else data.sample(sample_key)
+            batch = data[index].sequence() if isinstance(data, Batches) else data.sample(sample_key)
             return program.update(state, batch, update_key)
 
         state, metrics = jax.lax.scan(update, state, jnp.arange(count))

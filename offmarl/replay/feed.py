@@ -13,7 +13,7 @@ from jaxtyping import Array, Int, Key, PRNGKeyArray
 from offmarl.replay import device
 from offmarl.replay.dataset import Dataset
 from offmarl.replay.device import Replay
-from offmarl.replay.stream import Batches, WindowSource, ahead, parts_ahead
+from offmarl.replay.stream import IN_HAND, Batches, WindowSource, ahead, parts_ahead
 from offmarl.replay.windows import on_host
 
 Kind = Literal["auto", "device", "stream"]
@@ -73,23 +73,25 @@ def feeding(
     if kind == "device" or (kind == "auto" and 2 * device.nbytes(dataset, length) <= _free_bytes()):
         yield Feed(steps.step, repeat(dataset.replay(batch_size, length)))
         return
-    source = WindowSource(dataset, batch_size, length)
-    room = parts_ahead(memory, len(keys) * source.batch_bytes, "a batch for each seed")
-    updates = _largest_divisor(steps.step, max(1, (room + 3) // (_MOST_AHEAD + 3)))
-    host_keys = on_host(keys)
+    source, host_keys = WindowSource(dataset, batch_size, length), on_host(keys)
+    part = len(keys) * source.batch_bytes
+    most = parts_ahead(memory, part, "a batch for each seed", _MOST_AHEAD)
+    updates = _largest_divisor(steps.step, memory // (part * (most + IN_HAND)))
 
     def gather(first: int) -> Batches:
         return source.batches(_sample_keys(host_keys, first + jnp.arange(updates)))
 
     firsts = range(steps.start, steps.stop, updates)
-    with closing(ahead(gather, firsts, min(room, _MOST_AHEAD))) as data:
+    with closing(ahead(gather, firsts, most)) as data:
         yield Feed(updates, data)
 
 
 @jax.jit
 def _sample_keys(keys: Key[Array, "seeds"], steps: Int[Array, "n"]) -> Key[Array, "seeds n"]:
-    one = jax.vmap(lambda key, step: split_key(key, step)[0], in_axes=(None, 0))
-    return jax.vmap(one, in_axes=(0, None))(keys, steps)
+    def of_seed(key: PRNGKeyArray) -> Key[Array, "n"]:
+        return jax.vmap(lambda step: split_key(key, step)[0])(steps)
+
+    return jax.vmap(of_seed)(keys)
 
 
 def _largest_divisor(number: int, most: int) -> int:

@@ -29,6 +29,8 @@ MEMORY = 2**30
 """Bytes of batches that a stream prepares by default."""
 
 _THREADS = 2
+IN_HAND = 1 + _THREADS
+"""Parts held beside those ahead: one in use, and of those being gathered the host's copies."""
 _MOST_AHEAD = 16
 """Batches ready before they are asked for; more would only take memory."""
 _GATHERED_WINDOWS = 256
@@ -167,13 +169,13 @@ class Stream:
         self, vault: Vault, batch_size: int, length: int, seed: int, start: int, memory: int
     ):
         source = WindowSource(vault, batch_size, length)
-        room = parts_ahead(memory, source.batch_bytes, "a batch")
+        most = parts_ahead(memory, source.batch_bytes, "a batch", _MOST_AHEAD)
         key = on_host(jax.random.key(seed))
         self.seed, self.step = seed, start
         self._ahead = ahead(
             lambda step: source.batches(jax.random.fold_in(key, step)),
             count(start),
-            min(room, _MOST_AHEAD),
+            most,
         )
 
     def __iter__(self) -> "Stream":
@@ -203,23 +205,30 @@ class Stream:
 _sequence = jax.jit(Batches.sequence)
 
 
-def parts_ahead(memory: int, part: int, name: str) -> int:
-    """Return how many parts to gather ahead of use so that all take no more than ``memory``.
+def parts_ahead(memory: int, part: int, name: str, most: int) -> int:
+    """Return how many parts to gather ahead of use, so that all take no more than ``memory``.
 
-    One is in use, and those being gathered are for a moment both on the host and on the device.
+    Parameters
+    ----------
+    memory, part
+        Bytes there are, and bytes of a part.
+    name
+        What a part is, in words.
+    most
+        Parts that are enough.
 
     Raises
     ------
     OptionError
         There is no room for one.
     """
-    room = memory // part - 1 - _THREADS
+    room = memory // part - IN_HAND
     if room < 1:
         raise OptionError(
             f"{memory:,} bytes of memory are too few to stream: {name} takes {part:,}, and "
-            f"{2 + _THREADS} are held at a time. Give more memory, or smaller batches."
+            f"{1 + IN_HAND} are held at a time. Give more memory, or smaller batches."
         )
-    return room
+    return min(room, most)
 
 
 def ahead(

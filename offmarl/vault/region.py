@@ -55,7 +55,7 @@ class Region:
         for path, start, size in zip(paths, self.starts.tolist(), self.sizes.tolist(), strict=True):
             if size:
                 self._map_file(path, start, size)
-        self.bytes: NDArray[np.uint8] = np.frombuffer(memory, np.uint8)
+        self.bytes: NDArray[np.uint8] = np.frombuffer(memoryview(memory), np.uint8)
         self.bytes.flags.writeable = False
 
     def _map_file(self, path: Path, start: int, size: int) -> None:

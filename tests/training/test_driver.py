@@ -105,6 +105,28 @@ def test_seeds_side_by_side_are_the_seeds_alone(args: bc.Args, tmp_path: Path) -
     assert not np.allclose(params(both, 0)[-1], params(both, 1)[-1])
 
 
+def test_a_stream_trains_to_the_bits_of_the_device(
+    args: bc.Args, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = bc.main(args)
+    streamed = dataclasses.replace(args, out=tmp_path / "streamed", replay="stream", memory=1e-4)
+    save, count = Checkpoints.save, [0]
+
+    def stop_after_the_second(self: Checkpoints, *record: object) -> None:
+        save(self, *record)
+        count[0] += 1
+        if count[0] == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Checkpoints, "save", stop_after_the_second)
+        bc.main(streamed)
+    bc.main(streamed)
+    for seed in (0, 1):
+        for mine, theirs in zip(params(streamed.out, seed), params(whole, seed), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+
+
 def test_a_finished_run_is_left_alone(args: bc.Args) -> None:
     run = bc.main(args)
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
@@ -133,6 +155,7 @@ def test_without_an_environment_it_trains_and_is_not_evaluated(args: bc.Args) ->
         ({"env": "classic/bridge"}, ShapeError, r"bridge differ in observation_size \(3, not 8\)"),
         ({"env": "probe/observatoin"}, UnknownNameError, "did you mean probe/observation"),
         ({"batch_size": 0}, ShapeError, "must be at least 1"),
+        ({"replay": "stream", "memory": 1e-6}, OptionError, "too few to stream: a batch for each"),
     ],
 )
 def test_settings_that_cannot_be(

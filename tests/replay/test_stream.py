@@ -1,0 +1,143 @@
+"""Streams: the device's batches, from any step on, in little memory."""
+
+import json
+import threading
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import offmarl
+from offmarl import vault
+from offmarl.errors import OptionError, ShapeError
+from offmarl.replay import Batches, Dataset, Replay, feeding, split_key
+from offmarl.replay.stream import ahead
+from offmarl.replay.windows import WindowTable, draw_on_host, window_starts
+
+from .test_device import SPEC, write
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Episodes shorter and longer than a window, one of each row's without an end."""
+    path = tmp_path_factory.mktemp("stream") / "data.vlt"
+    write(path, np.random.default_rng(0).random((3, 90)) < 0.15)
+    return offmarl.open(path)
+
+
+def same(ours, theirs) -> None:
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+@pytest.mark.parametrize("length", [1, 5, 16])
+def test_the_batches_of_the_device_padding_included(dataset: Dataset, length: int) -> None:
+    replay, sample = dataset.replay(16, length), jax.jit(lambda r, key: r.sample(key))
+    with dataset.stream(16, length, seed=3, start=7) as stream:
+        for step in range(7, 12):
+            key = jax.random.fold_in(jax.random.key(3), step)
+            same(next(stream), sample(replay, key))
+        assert stream.step == 12
+
+
+def test_compressed_vaults_stream_the_same(dataset: Dataset, tmp_path: Path) -> None:
+    vault.recode(dataset.path, tmp_path / "zstd.vlt", codec="zstd")
+    vault.recode(dataset.path, tmp_path / "raw.vlt", codec="raw")
+    with (
+        offmarl.open(tmp_path / "zstd.vlt").stream(8, 5) as compressed,
+        offmarl.open(tmp_path / "raw.vlt").stream(8, 5) as mapped,
+    ):
+        for _ in range(3):
+            same(next(compressed), next(mapped))
+
+
+def test_a_stream_goes_on_where_another_was(dataset: Dataset) -> None:
+    with dataset.stream(4, 5, seed=1) as stream:
+        batches = [next(stream) for _ in range(6)]
+    with dataset.stream(4, 5, seed=1) as stream:
+        for batch in batches[:2]:
+            same(next(stream), batch)
+        state = json.loads(json.dumps(stream.state()))
+    with dataset.stream(4, 5, **state) as stream:
+        for batch in batches[2:]:
+            same(next(stream), batch)
+
+
+def test_memory_bounds_what_is_gathered_ahead(dataset: Dataset) -> None:
+    with pytest.raises(OptionError, match=r"10,000 bytes of memory are too few .* 4 are held"):
+        dataset.stream(8, 5, memory=10_000)
+    under_way, most = [0], [0]
+    lock = threading.Lock()
+
+    def produce(number: int) -> int:
+        with lock:
+            under_way[0] += 1
+            most[0] = max(most[0], under_way[0])
+        return number
+
+    for expected, number in enumerate(ahead(produce, range(50), 3)):
+        assert number == expected
+        with lock:
+            under_way[0] -= 1
+    assert most[0] <= 4
+
+
+def test_what_goes_wrong_in_a_thread_is_raised(dataset: Dataset) -> None:
+    def produce(number: int) -> int:
+        if number == 2:
+            raise ShapeError("the third")
+        return number
+
+    results = ahead(produce, range(9), 4)
+    assert [next(results), next(results)] == [0, 1]
+    with pytest.raises(ShapeError, match="the third"):
+        next(results)
+    stream = dataset.stream(4, 5)
+    next(stream)
+    stream.close()
+    stream.close()
+    assert not [t for t in threading.enumerate() if t.name.startswith("offmarl-stream")]
+
+
+def test_nothing_to_stream(tmp_path: Path, dataset: Dataset) -> None:
+    vault.create(tmp_path / "empty.vlt", SPEC, rows=1).close()
+    with pytest.raises(ShapeError, match="holds no steps yet"):
+        offmarl.open(tmp_path / "empty.vlt").stream()
+    with pytest.raises(ShapeError, match="at least 1"):
+        dataset.stream(batch=0)
+
+
+def test_window_tables_number_the_listed_starts(dataset: Dataset) -> None:
+    table = WindowTable(dataset, 1, 5)
+    listed = window_starts(table.offsets, table.lengths, 5)
+    assert table.num_windows == len(listed)
+    np.testing.assert_array_equal(table.starts(np.arange(len(listed))), listed)
+
+
+def test_more_windows_than_32_bits_tell_apart() -> None:
+    count = 3 * 2**40
+    keys = jax.random.split(jax.random.key(0), (4, 5))
+    found = draw_on_host(keys, 1000, count)
+    assert found.shape == (4, 5, 1000)
+    assert 0 <= found.min() < 2**33 < found.max() < count
+    np.testing.assert_allclose(found.mean(), count / 2, rtol=0.02)
+
+
+@pytest.mark.parametrize("kind", ["device", "stream"])
+def test_feeds_give_every_seed_its_own_batches(dataset: Dataset, kind: str) -> None:
+    keys = jax.random.split(jax.random.key(0), 2)
+    replay, memory = dataset.replay(4, 5), 200_000
+    with feeding(dataset, kind, 4, 5, keys, range(12, 24, 6), memory) as feed:
+        assert 6 % feed.updates == 0
+        for first in range(12, 24, feed.updates):
+            data = next(feed.data)
+            assert isinstance(data, Replay if kind == "device" else Batches)
+            for seed, index in np.ndindex(2, feed.updates) if kind == "stream" else ():
+                key, _ = split_key(keys[seed], first + index)
+                same(data[seed][index].sequence(), replay.sample(key))
+
+
+def test_small_data_goes_to_the_device(dataset: Dataset) -> None:
+    keys = jax.random.split(jax.random.key(0), 1)
+    with feeding(dataset, "auto", 4, 5, keys, range(0, 6, 6), 2**20) as feed:
+        assert isinstance(next(feed.data), Replay)
