@@ -16,14 +16,14 @@ unicycle        speed along the heading, turn, and climb in 3D      rest, ahead,
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-Dynamics = Literal["velocity", "acceleration", "unicycle"]
+DYNAMICS = ("velocity", "acceleration", "unicycle")
 
 OBSTACLE_RADIUS = 1.0
 
@@ -97,7 +97,7 @@ def traits_of(kinds: Sequence[Kind], sensing_range: float) -> Traits:
     return Traits(*jnp.asarray(np.array(table, np.float32).T))
 
 
-def motions(dynamics: Dynamics, dims: int) -> Float[np.ndarray, "A D"]:
+def motions(dynamics: str, dims: int) -> Float[np.ndarray, "A D"]:
     """Return the commands that a discrete drone chooses from; the first is to do nothing."""
     if dynamics == "unicycle":
         flat = [[0, 0], [1, 0], [1, 1], [1, -1]]
@@ -114,7 +114,7 @@ def move(
     traits: Traits,
     wind: Float[Array, "D"],
     side: float,
-    dynamics: Dynamics = "velocity",
+    dynamics: str = "velocity",
 ) -> Bodies:
     """Advance one step. A wall takes away the velocity into it."""
     heading = bodies.heading
@@ -133,7 +133,7 @@ def move(
 
 
 def command_towards(
-    wish: Float[Array, "N D"], velocity: Float[Array, "N D"], dynamics: Dynamics
+    wish: Float[Array, "N D"], velocity: Float[Array, "N D"], dynamics: str
 ) -> Float[Array, "N D"]:
     """Return the commands that bring drones nearest to the velocities wished for.
 
@@ -192,13 +192,8 @@ def scatter(
     return (grid + 0.5) * pitch + jitter
 
 
-def keep_out(
-    bodies: Bodies, obstacles: Float[Array, "M D"], side: float
-) -> tuple[Bodies, Bool[Array, "N"]]:
-    """Put drones that are inside an obstacle onto its surface; also tell which those were.
-
-    An obstacle takes away the velocity into it.
-    """
+def keep_out(bodies: Bodies, obstacles: Float[Array, "M D"], side: float) -> Bodies:
+    """Put drones that are inside an obstacle onto its surface; it takes away velocity into it."""
     offset = bodies.position[:, None] - obstacles[None]
     nearest = jnp.square(offset).sum(-1).argmin(-1)
     offset = jnp.take_along_axis(offset, nearest[:, None, None], 1)[:, 0]
@@ -207,12 +202,11 @@ def keep_out(
     hit = distance < OBSTACLE_RADIUS
     surface = jnp.clip(obstacles[nearest] + OBSTACLE_RADIUS * normal, 0.0, side)
     inward = jnp.minimum((bodies.velocity * normal).sum(-1, keepdims=True), 0.0)
-    outside = Bodies(
+    return Bodies(
         jnp.where(hit, surface, bodies.position),
         jnp.where(hit, bodies.velocity - inward * normal, bodies.velocity),
         bodies.heading,
     )
-    return outside, hit[:, 0]
 
 
 def stays_inside(

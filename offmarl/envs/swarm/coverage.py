@@ -14,8 +14,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from offmarl.envs.base import require_positive
+from offmarl.envs.swarm.options import arena_side
 from offmarl.envs.swarm.sensing import sense_map, watched
-from offmarl.envs.swarm.task import Blocks, SwarmState, SwarmTask, arena_side
+from offmarl.envs.swarm.state import Blocks, SwarmState
+from offmarl.envs.swarm.task import SwarmTask
 
 _PATCH = {2: 5, 3: 3}
 _REWARD_SCALE = 10.0
@@ -77,7 +79,6 @@ class Coverage(SwarmTask):
         key: PRNGKeyArray,  # noqa: ARG002
         before: SwarmState,
         moved: SwarmState,
-        hit: Bool[Array, "P"],  # noqa: ARG002
     ) -> tuple[SwarmState, Float[Array, "N"], Bool[Array, ""]]:
         aged = jnp.minimum(before.task.staleness + 1 / self.recovery_time, 1.0)
         staleness = jnp.where(watched(moved.bodies.position, self.side), 0.0, aged)
@@ -109,7 +110,7 @@ class Coverage(SwarmTask):
         inner = np.concatenate([np.ones(len(sharp), bool), (blurred != 0).any(-1)])
         position = (see["own"][:, None, :dims] + 1) * self.side / 2
         cells = cells + jnp.floor(position) + 0.5 - position  # as seen from the drone
-        others = self._to_arena(see["own"], self.sensing_range * see["neighbours"][..., :dims])
+        others = self._to_arena(see["own"], self._offsets(see["neighbours"]))
         there = see["neighbours"][..., -1:] > 0
         theirs = jnp.abs(others[:, :, None] - cells[:, None]).sum(-1)
         taken = (there & (theirs < jnp.abs(cells).sum(-1)[:, None])).any(1)

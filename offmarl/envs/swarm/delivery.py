@@ -12,9 +12,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl.envs.base import require_positive
-from offmarl.envs.swarm import bodies as drones
 from offmarl.envs.scene import MARKS
-from offmarl.envs.swarm.task import Blocks, SwarmState, SwarmTask, arena_side
+from offmarl.envs.swarm import bodies as drones
+from offmarl.envs.swarm.options import arena_side
+from offmarl.envs.swarm.state import Blocks, SwarmState
+from offmarl.envs.swarm.task import SwarmTask
 
 _GRIP = 1.5
 _ARRIVED = 1.5
@@ -136,7 +138,6 @@ class Delivery(SwarmTask):
         key: PRNGKeyArray,
         before: SwarmState,
         moved: SwarmState,
-        hit: Bool[Array, "P"],  # noqa: ARG002
     ) -> tuple[SwarmState, Float[Array, "N"], Bool[Array, ""]]:
         task, grips = self._grip(before, before.task)
         steps = moved.bodies.position - before.bodies.position
@@ -198,11 +199,11 @@ class Delivery(SwarmTask):
     def _steer(self, see: Blocks) -> Float[Array, "N D"]:
         """Carry what moves, help who calls or wait to be helped, else go to the nearest load."""
         dims, loads = self.dims, see["loads"]
-        offset, way = self.sensing_range * loads[..., :dims], 10 * loads[..., dims : 2 * dims]
+        offset, way = self._offsets(loads), 10 * loads[..., dims : 2 * dims]
         heavy, carried, there = (loads[..., i] > 0 for i in (-3, -2, -1))
         distance = jnp.where(there, _length(offset), jnp.inf)
         grips, moves = distance[:, 0] <= _GRIP, carried[:, 0]
-        others = self.sensing_range * see["neighbours"][..., :dims]
+        others = self._offsets(see["neighbours"])
         busy = see["neighbours"][..., -3] > 0
         near = _length(others[:, :, None] - offset[:, None]) <= _GRIP
         held = (busy[..., None] & near).any(1)

@@ -8,15 +8,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl.envs.base import require_positive
+from offmarl.envs.scene import MARKS
 from offmarl.envs.swarm import bodies as drones
 from offmarl.envs.swarm.bodies import Bodies
 from offmarl.envs.swarm.neighbours import find_neighbours
-from offmarl.envs.scene import MARKS
-from offmarl.envs.swarm.task import Blocks, SwarmState, SwarmTask
+from offmarl.envs.swarm.state import Blocks, SwarmState
+from offmarl.envs.swarm.task import SwarmTask
 
 _MATES = 2
 _TOGETHER = 3.0
 _TOO_CLOSE = 0.5
+_TOUCH = 0.01
 _PROGRESS_REWARD = 25.0
 _COLLISION_PENALTY = 12.5
 _SPACING = 1.5
@@ -120,14 +122,13 @@ class Flock(SwarmTask):
         key: PRNGKeyArray,  # noqa: ARG002
         before: SwarmState,
         moved: SwarmState,
-        hit: Bool[Array, "P"],
     ) -> tuple[SwarmState, Float[Array, "N"], Bool[Array, ""]]:
         beacon = before.task.beacon
         distance = _length(beacon - moved.bodies.position)
         gained = jnp.clip(_length(beacon - before.bodies.position) - distance, -1.0, 1.0)
         progress = jnp.where(distance <= self._arrival, 1.0, gained)
         together, close = self._company(moved)
-        collided = (hit | close).astype(jnp.float32)
+        collided = (self._touching(moved) | close).astype(jnp.float32)
         score = _PROGRESS_REWARD * progress * together - _COLLISION_PENALTY * collided
         reward = jnp.full(self.num_agents, score.mean() / self.time_limit)
         task = FlockTask(beacon, together.mean(), collided.mean())
@@ -145,11 +146,15 @@ class Flock(SwarmTask):
         direction = self._in_frame(seen.bodies.heading, direction[:, None])[:, 0]
         return {"beacon": jnp.concatenate([direction, distance / self.side], -1)}
 
-    def _status(self, state: SwarmState) -> Float[Array, "N 1"]:
+    def _touching(self, state: SwarmState) -> Bool[Array, "N"]:
+        """Tell which drones are at an obstacle, where flying into it leaves them."""
         if state.obstacles is None:
-            return jnp.zeros((self.num_agents, 1))
-        offset = state.bodies.position[:, None] - state.obstacles[None]
-        return (_length(offset).min(-1) <= drones.OBSTACLE_RADIUS + 0.1)[:, None].astype(float)
+            return jnp.zeros(self.num_agents, bool)
+        distance = _length(state.bodies.position[:, None] - state.obstacles[None])
+        return distance.min(-1) <= drones.OBSTACLE_RADIUS + _TOUCH
+
+    def _status(self, state: SwarmState) -> Float[Array, "N 1"]:
+        return self._touching(state)[:, None].astype(jnp.float32)
 
     def _summary(self, state: SwarmState) -> Float[Array, "S"]:
         return 2 * state.task.beacon / self.side - 1
@@ -159,17 +164,15 @@ class Flock(SwarmTask):
 
     def _steer(self, see: Blocks) -> Float[Array, "N D"]:
         """Fly to the beacon, around obstacles, not too near to the others and not too far."""
-        dims, sight = self.dims, self.sensing_range
-        offset, there = sight * see["neighbours"][..., :dims], see["neighbours"][..., -1:] > 0
+        offset, there = self._offsets(see["neighbours"]), see["neighbours"][..., -1:] > 0
         distance = jnp.maximum(_length(offset)[..., None], 0.1)
         apart = jnp.where(there & (distance < 1.2), -offset / distance**2, 0.0).sum(1)
         mean = offset.sum(1) / jnp.maximum(there.sum(1), 1)
         straggling = jnp.maximum(_length(mean)[:, None] - 1.5, 0.0)
-        wish = see["beacon"][:, :dims] + 0.6 * apart + 0.6 * straggling * mean
+        wish = see["beacon"][:, : self.dims] + 0.6 * apart + 0.6 * straggling * mean
         if "obstacles" in see:
-            wish = wish + _around(
-                sight * see["obstacles"][..., :dims], see["obstacles"][..., -1:], wish
-            )
+            obstacles = see["obstacles"]
+            wish = wish + _around(self._offsets(obstacles), obstacles[..., -1:], wish)
         return 2 * wish
 
 

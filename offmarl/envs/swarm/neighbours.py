@@ -31,8 +31,8 @@ _NOBODY = np.iinfo(np.int32).max
 class Neighbours(NamedTuple):
     """The nearest of each drone, nearest first."""
 
-    index: Int[Array, "N K"]
-    """Which; 0, without meaning, where there are fewer than K."""
+    which: Int[Array, "N K"]
+    """Indices; 0, without meaning, where there are fewer than K."""
     distance: Float[Array, "N K"]
     """How far they are; infinite where there are fewer than K."""
 
@@ -42,7 +42,8 @@ class Nearest(NamedTuple):
 
     squared: Float[Array, "K N"]
     """Squared distances."""
-    index: Int[Array, "K N"]
+    which: Int[Array, "K N"]
+    """Their indices."""
 
 
 def find_neighbours(
@@ -113,7 +114,7 @@ def search_cells(
         index = order[at]
         offsets = [x[at] - own for x, own in zip(coordinates, position.T, strict=True)]
         squared = jnp.where(index == jnp.arange(num_agents), jnp.inf, _sum_of_squares(offsets))
-        candidates = jnp.concatenate([best.squared, squared]), jnp.concatenate([best.index, index])
+        candidates = jnp.concatenate([best.squared, squared]), jnp.concatenate([best.which, index])
         return offset + _BLOCK, _take(*candidates, count)
 
     nobody = Nearest(
@@ -157,7 +158,7 @@ def _take(squared: Float[Array, "C N"], index: Int[Array, "C N"], count: int) ->
 def _within(nearest: Nearest, sensing_range: float) -> Neighbours:
     there = (nearest.squared <= sensing_range**2) & (nearest.squared < jnp.inf)
     distance = jnp.where(there, jnp.sqrt(nearest.squared), jnp.inf)
-    return Neighbours(jnp.where(there, nearest.index, 0).T, distance.T)
+    return Neighbours(jnp.where(there, nearest.which, 0).T, distance.T)
 
 
 def _rows(table: Array) -> Int[Array, "C N"]:

@@ -13,14 +13,10 @@ from offmarl.envs.base import require_positive
 from offmarl.envs.swarm import bodies as drones
 from offmarl.envs.swarm.bodies import Kind
 from offmarl.envs.swarm.neighbours import find_points
+from offmarl.envs.swarm.options import arena_side, require_one_of
 from offmarl.envs.swarm.sensing import describe
-from offmarl.envs.swarm.task import (
-    Blocks,
-    SwarmState,
-    SwarmTask,
-    arena_side,
-    require_one_of,
-)
+from offmarl.envs.swarm.state import Blocks, SwarmState
+from offmarl.envs.swarm.task import SwarmTask
 
 _CATCH_RANGE = 1.0
 _CATCH_REWARD = 10.0
@@ -124,7 +120,6 @@ class Pursuit(SwarmTask):
         key: PRNGKeyArray,  # noqa: ARG002
         before: SwarmState,
         moved: SwarmState,
-        hit: Bool[Array, "P"],  # noqa: ARG002
     ) -> tuple[SwarmState, Float[Array, "N"], Bool[Array, ""]]:
         closest = self._closest(moved)
         at_large = before.alive[self.num_agents :]
@@ -146,7 +141,7 @@ class Pursuit(SwarmTask):
         position, velocity, heading = (part[self.num_agents :] for part in state.bodies)
         near = find_points(position, pursuers, _THREATS, jnp.ones(self.num_agents, bool))
         sight = state.traits.sight[self.num_agents :, None]
-        offset = jnp.where((near.distance <= sight)[..., None], pursuers[near.index], jnp.inf)
+        offset = jnp.where((near.distance <= sight)[..., None], pursuers[near.which], jnp.inf)
         wish = flee(position, offset - position[:, None], self.side)
         if self.dynamics == "unicycle":
             wish, velocity = (drones.to_frame(heading, x[:, None])[:, 0] for x in (wish, velocity))
@@ -171,8 +166,8 @@ class Pursuit(SwarmTask):
         theirs = seen.bodies.position[others]
         sight = seen.traits.sight[observers, None]
         near = find_points(position, theirs, _OPPONENTS_SEEN, seen.alive[others])
-        offset = (theirs[near.index] - position[:, None]) / sight[..., None]
-        relative = seen.bodies.velocity[others][near.index] - velocity[:, None]
+        offset = (theirs[near.which] - position[:, None]) / sight[..., None]
+        relative = seen.bodies.velocity[others][near.which] - velocity[:, None]
         offset, relative = (self._in_frame(heading, x) for x in (offset, relative))
         return describe(near.distance <= sight, offset, relative)
 
@@ -188,11 +183,12 @@ class Pursuit(SwarmTask):
         """Pursuers head where the nearest opponent will be, from their own side; evaders flee."""
         dims = self.dims
         opponents, neighbours = see["opponents"], see["neighbours"]
-        sight = self.sensing_range
-        offset, there = sight * opponents[:, 0, :dims], opponents[:, 0, -1:] > 0
+        theirs = self._offsets(opponents)
+        offset, there = theirs[:, 0], opponents[:, 0, -1:] > 0
         lead = opponents[:, 0, dims : 2 * dims] + see["own"][:, dims : 2 * dims]
-        mates = sight * neighbours[..., :dims]
-        mean = mates.sum(1) / jnp.maximum((neighbours[..., -1] > 0).sum(-1, keepdims=True), 1)
+        mean = self._offsets(neighbours).sum(1) / jnp.maximum(
+            (neighbours[..., -1] > 0).sum(-1, keepdims=True), 1
+        )
         apart = -mean / jnp.maximum(jnp.sqrt(jnp.square(mean).sum(-1, keepdims=True)), 1.0)
         distance = jnp.sqrt(jnp.square(offset).sum(-1, keepdims=True))
         wish = offset + lead * jnp.minimum(distance, 3.0) + apart * jnp.minimum(distance / 3, 1.0)
@@ -200,8 +196,10 @@ class Pursuit(SwarmTask):
         wish = jnp.where(there, wish, self._from_arena(see["own"], home)[:, 0] + 2 * apart)
         if self.evaders == "scripted":
             return wish
-        seen = jnp.where(opponents[..., -1:] > 0, sight * opponents[..., :dims], jnp.inf)
-        away = flee((see["own"][:, :dims] + 1) * self.side / 2, seen, self.side)
+        threats = self._to_arena(see["own"], theirs)
+        threats = jnp.where(opponents[..., -1:] > 0, threats, jnp.inf)
+        away = flee((see["own"][:, :dims] + 1) * self.side / 2, threats, self.side)
+        away = self._from_arena(see["own"], away[:, None])[:, 0]
         return jnp.where(jnp.asarray(self._teams)[:, None] == 1, away, wish)
 
 

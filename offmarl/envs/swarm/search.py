@@ -12,9 +12,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl.envs.base import require_positive
-from offmarl.envs.swarm.neighbours import find_points
 from offmarl.envs.scene import MARKS
-from offmarl.envs.swarm.task import Blocks, SwarmState, SwarmTask, arena_side
+from offmarl.envs.swarm.neighbours import find_points
+from offmarl.envs.swarm.options import arena_side
+from offmarl.envs.swarm.state import Blocks, SwarmState
+from offmarl.envs.swarm.task import SwarmTask
 
 _HOLD_RANGE = 1.5
 _HOLD_STRENGTH = 2.0
@@ -101,7 +103,6 @@ class Search(SwarmTask):
         key: PRNGKeyArray,
         before: SwarmState,
         moved: SwarmState,
-        hit: Bool[Array, "P"],  # noqa: ARG002
     ) -> tuple[SwarmState, Float[Array, "N"], Bool[Array, ""]]:
         old = before.task
         position, velocity = _wander(key, old.position, old.velocity, self.side)
@@ -133,7 +134,7 @@ class Search(SwarmTask):
         position = state.bodies.position
         everywhere = jnp.ones(self.num_targets, bool)
         near = find_points(position, state.task.position, 1, everywhere)
-        index = near.index[:, 0]
+        index = near.which[:, 0]
         lacks = state.task.strength[index] < _HOLD_STRENGTH
         offset = (state.task.position[index] - position) / 10
         message = jnp.concatenate([offset, lacks[:, None], jnp.ones((len(position), 1))], -1)
@@ -153,7 +154,7 @@ class Search(SwarmTask):
 
     def _steer(self, see: Blocks) -> Float[Array, "N D"]:
         """Go to the nearest target that needs this drone; patrol where there is none."""
-        offset = self.sensing_range * see["targets"][..., : self.dims]
+        offset = self._offsets(see["targets"])
         strength, there = see["targets"][..., -2], see["targets"][..., -1] > 0
         distance = jnp.sqrt(jnp.square(offset).sum(-1))
         own = jnp.asarray([kind.strength / _HOLD_STRENGTH for kind in self._kinds])[:, None]

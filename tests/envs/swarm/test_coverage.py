@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,11 +9,14 @@ from offmarl import envs
 from offmarl.envs.swarm.bodies import at_rest
 from offmarl.networks import PolicyConfig, make_policy
 
+from ..conformance import QUICKLY
+
 STAY, LEFT, RIGHT, DOWN, UP = range(5)
 KEY = jax.random.key(0)
 
-reset = jax.jit(lambda env: env.reset(KEY), static_argnums=0)
-take_step = jax.jit(lambda env, *args: env.step(KEY, *args), static_argnums=0)
+quickly = functools.partial(jax.jit, static_argnums=0, compiler_options=QUICKLY)
+reset = quickly(lambda env: env.reset(KEY))
+take_step = quickly(lambda env, *args: env.step(KEY, *args))
 
 
 def play(env, policy, num_episodes):
@@ -32,7 +37,7 @@ def play(env, policy, num_episodes):
         return initial, final, steps
 
     keys = jax.random.split(jax.random.key(0), num_episodes)
-    return jax.device_get(jax.jit(jax.vmap(episode))(keys))
+    return jax.device_get(jax.jit(jax.vmap(episode), compiler_options=QUICKLY)(keys))
 
 
 def drone_at(env, x, y):

@@ -33,7 +33,7 @@ def brute_force(position, alive, count, sensing_range):
 
 def listed(near):
     there = np.isfinite(near.distance)
-    return [row[known].tolist() for row, known in zip(np.asarray(near.index), there, strict=True)]
+    return [row[known].tolist() for row, known in zip(np.asarray(near.which), there, strict=True)]
 
 
 @pytest.mark.parametrize("dims", [2, 3])
@@ -46,7 +46,7 @@ def test_both_searches_find_the_nearest_in_range(dims, data):
     dense, cells = both(position, alive)
     assert listed(dense) == listed(cells) == brute_force(position, alive, COUNT, RANGE)
     np.testing.assert_array_equal(dense.distance, cells.distance)
-    np.testing.assert_array_equal(dense.index, cells.index)
+    np.testing.assert_array_equal(dense.which, cells.which)
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([1.0, 5.0, SIDE]))
@@ -75,4 +75,4 @@ def test_points_that_are_not_there_are_not_found():
     points = jnp.asarray([[1.0, 0.0], [3.0, 0.0], [2.0, 0.0]])
     near = neighbours.find_points(jnp.zeros((1, 2)), points, 4, jnp.asarray([True, False, True]))
     assert near.distance.tolist() == [[1.0, 2.0, np.inf, np.inf]]
-    assert near.index[:, :2].tolist() == [[0, 2]]
+    assert near.which[:, :2].tolist() == [[0, 2]]

@@ -41,10 +41,11 @@ def test_the_map_is_sharp_nearby_and_blurred_further_out(size, position):
 
 
 def test_a_camera_watches_the_nearest_cells_in_any_dimension():
-    flat = sensing.watched(jnp.asarray([[2.25, 3.75]]), SIDE)
+    watched = jax.jit(sensing.watched, static_argnums=1)
+    flat = watched(jnp.asarray([[2.25, 3.75]]), SIDE)
     assert np.argwhere(flat).tolist() == [[1, 3], [1, 4], [2, 3], [2, 4]]
-    assert sensing.watched(jnp.full((1, 3), 4.0), SIDE).sum() == 8
-    assert sensing.watched(jnp.zeros((1, 3)), SIDE).sum() == 1
+    assert watched(jnp.full((1, 3), 4.0), SIDE).sum() == 8
+    assert watched(jnp.zeros((1, 3)), SIDE).sum() == 1
 
 
 def test_what_is_not_known_is_zero():

@@ -19,16 +19,11 @@ STAY, LEFT, RIGHT, DOWN, UP = range(5)
 quickly = functools.partial(jax.jit, static_argnums=0, compiler_options=QUICKLY)
 reset = quickly(lambda env: env.reset(KEY))
 take_step = quickly(lambda env, *args: env.step(KEY, *args))
+see = quickly(lambda env, state: env.read(env._view(KEY, state).observation))
 
 
 def place(state, *positions):
     return state._replace(bodies=at_rest(jnp.asarray(positions, jnp.float32)))
-
-
-def view(env, state):
-    """Return the parts of the observations and the view of a state that was put together."""
-    seen = env._view(KEY, state)
-    return env.read(seen.observation), seen
 
 
 # ------------------------------------------------------------------ search
@@ -85,9 +80,9 @@ def test_targets_wander_at_their_speed_inside():
 
 def test_a_scout_sees_further_than_a_lifter(search):
     env, state = search
-    blocks, _ = view(env, place(state, [4, 9.5], [4, 9.5], [9.5, 4]))
-    assert blocks["targets"][:, 0, -1].tolist() == [1, 0, 1]
-    np.testing.assert_allclose(blocks["targets"][0, 0, :2], [0, -5.5 / 6], atol=1e-6)
+    targets = see(env, place(state, [4, 9.5], [4, 9.5], [9.5, 4]))["targets"]
+    assert targets[:, 0, -1].tolist() == [1, 0, 1]
+    np.testing.assert_allclose(targets[0, 0, :2], [0, -5.5 / 6], atol=1e-6)
 
 
 # ------------------------------------------------------------------ delivery
@@ -232,7 +227,9 @@ def test_the_flock_is_paid_for_progress_together(flock, positions, reward):
 
 def test_the_beacon_is_across_the_arena():
     env = envs.make("swarm/flock-8")
-    states, first = jax.jit(jax.vmap(env.reset))(jax.random.split(KEY, 16))
+    states, first = quickly(lambda env, keys: jax.vmap(env.reset)(keys))(
+        env, jax.random.split(KEY, 16)
+    )
     distance = jnp.linalg.norm(states.task.beacon[:, None] - states.bodies.position, axis=-1)
     assert distance.mean(-1).tolist() == pytest.approx([40] * 16, abs=3)
     assert ((states.task.beacon >= 0) & (states.task.beacon <= env.side)).all()

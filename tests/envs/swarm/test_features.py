@@ -1,0 +1,177 @@
+"""What the survey behind the suite asks of one environment, a test for each column.
+
+Gavin et al., "Accelerating Swarms".
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from offmarl import envs
+from offmarl.envs.swarm.bodies import at_rest
+from offmarl.types import Continuous, Discrete
+
+from ..conformance import QUICKLY
+
+KEY = jax.random.key(0)
+KEYS = jax.random.split(KEY, 8)
+TASKS = ("coverage-4", "search-4", "delivery-4", "pursuit-4-2", "flock-4")
+
+quickly = functools.partial(jax.jit, static_argnums=0, compiler_options=QUICKLY)
+reset = quickly(lambda env, key: env.reset(key))
+reset_many = quickly(lambda env, keys: jax.vmap(env.reset)(keys))
+take_step = quickly(lambda env, key, state, action: env.step(key, state, action))
+look = quickly(lambda env, state: env._view(KEY, state))
+
+
+@functools.cache
+def rich():
+    """Return an environment with most options on, a state, and the view of it."""
+    env = envs.make("swarm/coverage-4", comm="learned", randomise="all", heterogeneous=True)
+    return env, *reset_many(env, KEYS)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("dims", [2, 3])
+def test_continuous_and_discrete_actions_in_two_and_three_dimensions(task, dims):
+    discrete = envs.make(f"swarm/{task}", dims=dims)
+    continuous = envs.make(f"swarm/{task}", dims=dims, action="continuous")
+    assert discrete.spec.action == Discrete(1 + 2 * dims)
+    assert continuous.spec.action == Continuous(dims)
+    state, _ = jax.eval_shape(discrete.reset, KEY)
+    assert state.bodies.position.shape[1] == dims
+
+
+def test_a_continuous_action_is_the_command():
+    discrete, continuous = (
+        envs.make("swarm/coverage-2", action=kind) for kind in ("discrete", "continuous")
+    )
+    state, _ = reset(discrete, KEY)
+    one, _ = take_step(discrete, KEY, state, jnp.asarray([2, 3]))
+    other, _ = take_step(continuous, KEY, state, jnp.asarray([[1.0, 0.0], [0.0, -1.0]]))
+    jax.tree.map(np.testing.assert_array_equal, one.bodies, other.bodies)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_partial_observability(task):
+    """What is far away can change and not be seen."""
+    env = envs.make(f"swarm/{task}", comm="none", randomise="none", obstacles=0.0)
+    state, _ = reset(env, KEY)
+    high = env.side - 1.0
+    near = jnp.asarray([[1.0, 1.0], [high, high], [high, 1.0], [1.0, high]])
+    near = jnp.concatenate([near, state.bodies.position[4:]])
+    one = state._replace(bodies=at_rest(near))
+    other = state._replace(bodies=at_rest(near.at[1].add(-0.5)))
+    seen, changed = look(env, one), look(env, other)
+    np.testing.assert_array_equal(seen.observation[0], changed.observation[0])
+    assert (seen.state != changed.state).any()
+
+
+def test_domain_randomisation_per_episode():
+    _, states, _ = rich()
+    assert len(np.unique(states.weather.wind, axis=0)) == len(KEYS)
+    assert (jnp.linalg.norm(states.weather.wind, axis=-1) <= 0.25).all()
+    assert ((states.weather.noise > 0) & (states.weather.noise <= 0.1)).all()
+    factor = states.traits.top_speed / jnp.asarray([1.2, 0.8, 1.2, 0.8])
+    assert len(np.unique(factor)) == factor.size
+    assert ((factor >= 0.75) & (factor <= 1.25)).all()
+
+
+def test_noise_is_of_the_size_drawn():
+    env, states, first = rich()
+    own = env.read(first.view.observation)["own"]
+    error = (own[..., :2] + 1) * env.side / 2 - states.bodies.position
+    assert error.any()
+    assert (jnp.abs(error) < 5 * states.weather.noise[:, None, None]).all()
+
+
+@pytest.mark.parametrize("task", ["coverage-1001", "pursuit-900-150"])
+def test_more_than_a_thousand_agents(task):
+    env = envs.make(f"swarm/{task}", **({"evaders": "learned"} if "pursuit" in task else {}))
+    state, _ = reset(env, KEY)
+    _, step = take_step(env, KEY, state, jnp.zeros(env.spec.num_agents, jnp.int32))
+    assert env.spec.num_agents > 1000
+    assert np.isfinite(step.view.observation).all()
+    assert step.view.observation.shape == (env.spec.num_agents, env.spec.observation_size)
+
+
+@pytest.mark.parametrize("task", ["coverage-3", "search-3", "delivery-3", "flock-3"])
+def test_collaborative(task):
+    assert envs.make(f"swarm/{task}").spec.reward == "team"
+
+
+def test_adversarial():
+    """What pursuers gain by a catch its victim loses."""
+    env = envs.make("swarm/pursuit-2-1", evaders="learned")
+    state, _ = reset(env, KEY)
+    state = state._replace(bodies=at_rest(jnp.asarray([[1.0, 1], [6, 6], [1, 1.5]])))
+    _, step = take_step(env, KEY, state, jnp.zeros(3, jnp.int32))
+    assert step.reward[0] == step.reward[1] > 0 > step.reward[2]
+    assert env.spec.teams == (0, 0, 1)
+
+
+def test_heterogeneous():
+    env, states, first = rich()
+    assert env.spec.kinds == ("scout", "lifter", "scout", "lifter")
+    assert states.traits.mass[0].tolist() == pytest.approx([0.8, 1.25, 0.8, 1.25])
+    assert states.traits.sight[0].tolist() == pytest.approx([6, 4, 6, 4])
+    own = env.read(first.view.observation)["own"]
+    assert own[0, :, -1].tolist() == [0, 1, 0, 1]
+
+
+def say(dropout, distance):
+    """Let the second of two drones say 3, and return what the first hears, and whom it knows of."""
+    env = envs.make("swarm/coverage-2", comm="learned", comm_range=7.0, comm_dropout=dropout)
+    state, _ = reset(env, KEY)
+    state = state._replace(bodies=at_rest(jnp.asarray([[0.0, 0.0], [distance, 0.0]])))
+    _, step = take_step(env, KEY, state, jnp.asarray([0, 3]))
+    neighbour = env.read(step.view.observation)["neighbours"][0, 0]
+    return neighbour[-5:-1].tolist(), float(neighbour[-1])
+
+
+def test_communication_has_a_range_and_losses():
+    three, silence = [0, 0, 0, 1], [0, 0, 0, 0]
+    assert say(0.0, 3.0) == (three, 1)
+    assert say(0.0, 6.5) == (three, 1)  # heard, and not seen
+    assert say(0.0, 7.5) == (silence, 0)
+    assert say(1.0, 3.0) == (silence, 1)  # seen, and not heard
+
+
+def test_messages_are_part_of_the_action():
+    assert rich()[0].spec.action == Discrete(5 * 4)
+    continuous = envs.make("swarm/coverage-2", comm="learned", action="continuous", comm_size=3)
+    assert continuous.spec.action == Continuous(2 + 3)
+
+
+def test_vectorised_and_stateless():
+    """A step is a function of its arguments: the same in a batch and alone, again and again."""
+    env, states, first = rich()
+    action = first.view.legal_actions.argmax(-1).astype(jnp.int32)
+    _, many = quickly(lambda env, *args: jax.vmap(env.step)(*args))(env, KEYS, states, action)
+    state = jax.tree.map(lambda x: x[3], states)
+    for _ in range(2):
+        _, one = take_step(env, KEYS[3], state, action[3])
+        np.testing.assert_allclose(one.view.observation, many.view.observation[3], atol=1e-5)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_observations_do_not_grow_with_the_swarm(task):
+    family, *rest = task.split("-")
+    sizes = {
+        envs.make(f"swarm/{family}-{n}" + "-2" * (len(rest) - 1)).spec.observation_size
+        for n in (4, 20)
+    }
+    assert len(sizes) == 1
+
+
+def test_a_scene_has_all_there_is_to_draw():
+    env = envs.make("swarm/delivery-4", obstacles=0.05, dynamics="unicycle")
+    scene = env.scene(reset(env, KEY)[0])
+    assert scene.drones.shape == (4, 2)
+    assert scene.kind.tolist() == [1, 2, 1, 2]
+    assert len(scene.marks) == len(scene.mark) == 4 + 3
+    assert scene.links.shape == (4, env.num_neighbours)
+    assert len(scene.obstacles) == env._num_obstacles > 0
