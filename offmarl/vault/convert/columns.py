@@ -1,0 +1,266 @@
+"""Plain columns: a vault as arrays that programs without JAX read, in ``.npz`` or zarr v3.
+
+All episodes stand one after the other. There is an array ``(T, ...)`` for each of a vault, by its
+name on disk, and tables with an entry for each of M episodes and F final views::
+
+    episodes.length  (M,)      steps
+    episodes.cause   (M,)      how it ended: index into `offmarl.vault.tables.CAUSES`
+    episodes.final   (M,)      index of its final view, or -1
+    finals.observation, finals.state, finals.legal_actions, finals.alive   (F, ...)
+
+and the vault's spec, provenance and digest, as JSON.
+"""
+
+import json
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from offmarl.errors import VaultError, VaultFormatError
+from offmarl.types import EnvSpec, Finals, View
+from offmarl.vault import layout
+from offmarl.vault.convert import common
+from offmarl.vault.convert.common import Record, StrPath, readable
+from offmarl.vault.creation import create_whole
+from offmarl.vault.layout import Codec, NumpyArray
+from offmarl.vault.reader import Vault
+from offmarl.vault.tables import CAUSES, CUT, OPEN
+
+_TABLES = ("episodes.length", "episodes.cause", "episodes.final")
+_FINALS = tuple(f"finals.{field}" for field in View._fields)
+_ABOUT = "about"
+_SHARD_BYTES = 2**26
+_CHUNK_BYTES = 2**20
+
+_AXES = {
+    "observations": ("time", "agent", "observation"),
+    "infos.state": ("time", "state"),
+    "infos.legals": ("time", "agent", "legal"),
+    "finals.observation": ("final", "agent", "observation"),
+    "finals.state": ("final", "state"),
+    "finals.legal_actions": ("final", "agent", "legal"),
+    "finals.alive": ("final", "agent"),
+}
+
+
+class _Columns(NamedTuple):
+    """Arrays that can be read a slice at a time, and what is said about them."""
+
+    arrays: Mapping[str, Any]
+    about: Mapping[str, Any]
+
+
+def export_numpy(vault: Vault, path: StrPath) -> Path:
+    """Write a vault to one uncompressed ``.npz`` file of plain columns.
+
+    ``np.load`` reads it; the entry "about" is JSON.
+    """
+    path = Path(path)
+    tables, about = _tables(vault), _about(vault)
+    with common.whole(path) as part, tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        steps = {
+            name: np.lib.format.open_memmap(
+                Path(scratch) / f"{name}.npy", "w+", leaf.dtype, (vault.num_steps, *leaf.shape)
+            )
+            for name, leaf in layout.leaves(vault.spec).items()
+        }
+        for start, block in _blocks(vault):
+            for name, values in block.items():
+                steps[name][start : start + len(values)] = values
+        for name, array in (tables | {_ABOUT: np.array(json.dumps(about))}).items():
+            np.save(Path(scratch) / f"{name}.npy", array)
+        with zipfile.ZipFile(part, "w") as archive:
+            for file in sorted(Path(scratch).iterdir()):
+                archive.write(file, file.name)
+    return path
+
+
+def export_zarr(vault: Vault, path: StrPath) -> Path:
+    """Write a vault to a zarr v3 group of plain columns, sharded, each chunk with its CRC32C.
+
+    zarr-python reads it, and xarray by the names of its dimensions.
+    """
+    import zarr
+    from zarr.codecs import Crc32cCodec, ZstdCodec
+
+    path = Path(path)
+    with common.whole(path) as part, zarr.config.set({"array.write_empty_chunks": True}):
+        group = zarr.create_group(part, zarr_format=3, attributes={_ABOUT: _about(vault)})
+
+        def create(name: str, shape: tuple[int, ...], dtype: np.dtype[Any], shard: int) -> Any:
+            chunk = max(1, min(_CHUNK_BYTES // _row_bytes(shape, dtype), shard))
+            rest = [max(size, 1) for size in shape[1:]]  # an empty axis has chunks all the same
+            return group.create_array(
+                name,
+                shape=shape,
+                dtype=dtype,
+                chunks=(chunk, *rest),
+                shards=(-(-shard // chunk) * chunk, *rest),
+                compressors=[ZstdCodec(level=3), Crc32cCodec()],
+                dimension_names=_axes(name, len(shape)),
+            )
+
+        for name, array in _tables(vault).items():
+            create(name, array.shape, array.dtype, max(len(array), 1))[...] = array
+        steps = {
+            name: create(name, (vault.num_steps, *leaf.shape), leaf.dtype, _shard_steps(vault))
+            for name, leaf in layout.leaves(vault.spec).items()
+        }
+        for start, block in _blocks(vault):
+            for name, values in block.items():
+                steps[name][start : start + len(values)] = values
+    return path
+
+
+def convert_numpy(source: StrPath, path: StrPath, codec: Codec = "raw") -> PurePath:
+    """Import a file that `export_numpy` wrote, or any other of its layout.
+
+    Raises
+    ------
+    VaultError
+        It is not of this layout, or its content is not what its digest says.
+    """
+    source = Path(source)
+    with readable(source), np.load(source, allow_pickle=False) as file:
+        common.check_layout(source, "plain NumPy's", file.files, _needed())
+        arrays = {name: file[name] for name in file.files}
+        about = json.loads(str(arrays.pop(_ABOUT)))
+    return _write(_Columns(arrays, about), source, "numpy", path, codec)
+
+
+def convert_zarr(source: StrPath, path: StrPath, codec: Codec = "raw") -> PurePath:
+    """Import a group that `export_zarr` wrote; a chunk that is lost is an error, not zeros.
+
+    Raises
+    ------
+    VaultError
+        It is not of this layout, or something in it is lost or damaged.
+    """
+    import zarr
+
+    source = Path(source)
+    with readable(source):
+        group = zarr.open_group(source, mode="r")
+        arrays: dict[str, Any] = dict(group.arrays())
+        common.check_layout(source, "plain zarr's", {*arrays, *group.attrs}, _needed())
+        for name, array in arrays.items():
+            if array.nchunks_initialized != array.nchunks:
+                raise VaultFormatError(f"{source} has lost chunks of {name}: copy it again.")
+        about: Any = group.attrs[_ABOUT]
+        return _write(_Columns(arrays, about), source, "zarr", path, codec)
+
+
+def _needed() -> tuple[str, ...]:
+    return (*_TABLES, *_FINALS, _ABOUT, "observations", "actions", "rewards")
+
+
+def _axes(name: str, count: int) -> tuple[str, ...]:
+    lead = "episode" if name in _TABLES else "time"
+    return _AXES.get(name, (lead, "agent", "action"))[:count]
+
+
+def _row_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    return max(1, int(np.prod(shape[1:])) * dtype.itemsize)
+
+
+def _shard_steps(vault: Vault) -> int:
+    largest = max(leaf.step_bytes for leaf in layout.leaves(vault.spec).values())
+    return max(1, min(vault.num_steps, _SHARD_BYTES // max(largest, 1)))
+
+
+def _order(vault: Vault) -> NumpyArray:
+    """Return the episodes in the order they are written: one that runs on can only be the last."""
+    return np.argsort(vault.episodes.cause == CAUSES[OPEN], kind="stable")
+
+
+def _tables(vault: Vault) -> dict[str, NumpyArray]:
+    order, found = _order(vault), vault.episodes
+    cause = (found.cause[order][:, None] == CAUSES).argmax(1)
+    cause[:-1][cause[:-1] == OPEN] = CUT
+    known = found.final[order] >= 0
+    views = vault.final_views(found.final[order][known])
+    return {
+        "episodes.length": found.length[order],
+        "episodes.cause": cause.astype(np.int8),
+        "episodes.final": np.where(known, np.cumsum(known) - 1, -1),
+        **{f"finals.{name}": np.asarray(view) for name, view in views._asdict().items()},
+    }
+
+
+def _about(vault: Vault) -> dict[str, Any]:
+    """Say what a vault is; its digest only where all of it can be told again."""
+    whole = (vault.episodes.cause == CAUSES[OPEN]).sum() <= 1
+    return {
+        "version": 1,
+        "spec": vault.spec.to_json(),
+        "provenance": dict(vault.provenance),
+        "digest": vault.digest() if whole else None,
+    }
+
+
+def _blocks(vault: Vault) -> Iterator[tuple[int, dict[str, NumpyArray]]]:
+    """Yield all episodes end to end, whole shards at a time, and where each block begins."""
+    size, start, count = _shard_steps(vault), 0, 0
+    dtypes = {name: leaf.dtype for name, leaf in layout.leaves(vault.spec).items()}
+    gathered: dict[str, list[NumpyArray]] = {name: [] for name in dtypes}
+    for number in _order(vault):
+        arrays = layout.to_disk(vault.episode(int(number)).transition)
+        count += len(arrays["rewards"])
+        for name, values in arrays.items():
+            gathered[name].append(values.astype(dtypes[name], copy=False))
+        if count >= size:
+            joined = {name: np.concatenate(values) for name, values in gathered.items()}
+            whole = count - count % size
+            yield start, {name: values[:whole] for name, values in joined.items()}
+            gathered = {name: [values[whole:]] for name, values in joined.items()}
+            start, count = start + whole, count - whole
+    if count:
+        yield start, {name: np.concatenate(values) for name, values in gathered.items()}
+
+
+def _write(columns: _Columns, source: Path, kind: str, path: StrPath, codec: Codec) -> PurePath:
+    try:
+        spec = EnvSpec.from_json(columns.about["spec"])
+        digest = columns.about.get("digest")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise VaultError(f"{source} does not tell its spec ({error!r}).") from error
+    origin = {"format": kind, "file": source.name, "provenance": columns.about.get("provenance")}
+    with create_whole(path, spec, rows=1, provenance={"source": origin}, codec=codec) as writer:
+        for record in _records(columns, spec):
+            writer.append(record.steps, record.finals, cut=record.cut)
+        writer.flush()
+        if digest and Vault(writer.path).digest() != digest:
+            raise VaultFormatError(
+                f"the content of {source} is not what its digest says: it is damaged or was "
+                "changed. Copy it again, or remove the digest to import it all the same."
+            )
+    return writer.path
+
+
+def _records(columns: _Columns, spec: EnvSpec) -> Iterator[Record]:
+    arrays = columns.arrays
+    length, cause, final = (np.asarray(arrays[name]) for name in _TABLES)
+    ends, steps = np.cumsum(length), arrays["rewards"].shape[0]
+    if len(ends) and ends[-1] != steps:
+        raise VaultError(f"episodes have {ends[-1]} steps together, and the arrays {steps}.")
+    names = [name for name in layout.leaves(spec) if name in arrays]
+    step_bytes = sum(leaf.step_bytes for leaf in layout.leaves(spec).values())
+    for start, stop in common.blocks(steps, step_bytes):
+        block = {name: common.plain(np.asarray(arrays[name][start:stop]), name) for name in names}
+        here = np.flatnonzero((ends > start) & (ends <= stop) & (cause != OPEN))
+        last = ends[here] - 1 - start
+        cut: NumpyArray = np.zeros((1, stop - start), bool)
+        cut[0, last] = cause[here] == CUT
+        found = layout.from_disk({name: values[None] for name, values in block.items()}, spec)
+        # An episode that ran on was not flagged where it was cut off to be written.
+        truncated = found.truncated | (cut[..., None] & ~found.terminated)
+        found = found._replace(truncated=truncated, last=(found.terminated | truncated).all(-1))
+        known = final[here] >= 0
+        views = View(*(np.asarray(arrays[name])[final[here][known]] for name in _FINALS))
+        time: NumpyArray = last[known]
+        row: NumpyArray = np.zeros_like(time)
+        yield Record(found, Finals(row, time, views), cut)

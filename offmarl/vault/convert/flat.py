@@ -1,0 +1,246 @@
+"""Datasets of steps end to end: OMAR's folders of ``.npy`` files, and the HDF5 files of OMIGA."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from offmarl.errors import VaultError
+from offmarl.types import Discrete, EnvSpec, Finals, Transition, View
+from offmarl.vault import layout
+from offmarl.vault.convert import common
+from offmarl.vault.convert.common import Record, StrPath, readable, require
+from offmarl.vault.layout import Codec, Leaf, NumpyArray
+
+_OMIGA = ("s", "o", "a", "r", "d")
+_OMAR = ("obs", "acs", "rews", "next_obs", "dones")
+_NEXT = ("next_obs", "next_states")
+
+
+class _Steps(NamedTuple):
+    """A dataset whose steps can be read a block at a time."""
+
+    length: int
+    read: Callable[[int, int], dict[str, NumpyArray]]
+    """Disk name, and for what actions led to that of `_NEXT`, to ``(T, ...)``."""
+
+
+def convert_omiga(
+    source: StrPath,
+    path: StrPath,
+    env_spec: EnvSpec | None = None,
+    time_limit: int | None = None,
+    codec: Codec = "raw",
+) -> PurePath:
+    """Import an HDF5 file as OMIGA and ComaDICE ship multi-agent MuJoCo.
+
+    What the last action of an episode led to is not told there. The state of each agent becomes a
+    part of the global state.
+
+    Parameters
+    ----------
+    source
+        Arrays ``o (T, N, O)``, ``s (T, N, S)``, ``a (T, N, A)``, and ``r`` and ``d``, ``(T, 1)`` or
+        one for each agent: rewards, and 1 at the last step of an episode.
+    path, env_spec, time_limit, codec
+        As for `convert_pymarl`.
+
+    Raises
+    ------
+    VaultError
+        The file is not there or not of this layout.
+    ShapeError
+        Its sizes are not those of ``env_spec``.
+    """
+    h5py = require("h5py")
+    source = Path(source)
+    with ExitStack() as stack:
+        with readable(source):
+            file = stack.enter_context(h5py.File(source, "r"))
+        common.check_layout(source, "OMIGA's", file, _OMIGA)
+        arrays = {name: common.plain(file[name], name) for name in _OMIGA}
+        _check_lengths(source, {name: array.shape[0] for name, array in arrays.items()})
+        num_agents = arrays["o"].shape[1] if arrays["o"].ndim == 3 else 0
+        if not num_agents:
+            raise VaultError(f"{source} is not of OMIGA's layout: o has shape {arrays['o'].shape}.")
+
+        def read(start: int, stop: int) -> dict[str, NumpyArray]:
+            with readable(source):
+                s, o, a, r, d = (arrays[name][start:stop] for name in _OMIGA)
+            each = (len(o), num_agents)
+            return {
+                "observations": o,
+                "infos.state": s,
+                "actions": a,
+                "rewards": np.broadcast_to(r.reshape(len(o), -1), each),
+                "terminals": np.broadcast_to(d.reshape(len(o), -1), each),
+            }
+
+        origin = {"format": "omiga", "file": source.name, "sha256": common.sha256(source)}
+        steps = _Steps(len(arrays["o"]), read)
+        return _write(steps, path, origin, env_spec, time_limit, codec)
+
+
+def convert_omar(
+    source: StrPath,
+    path: StrPath,
+    env_spec: EnvSpec | None = None,
+    time_limit: int | None = None,
+    codec: Codec = "raw",
+) -> PurePath:
+    """Import a folder of ``.npy`` files as OMAR ships particle environments and MuJoCo.
+
+    Parameters
+    ----------
+    source
+        A folder with files ``obs_i``, ``acs_i``, ``rews_i``, ``next_obs_i`` and ``dones_i`` for
+        each agent i from 0, and where there are states ``states_i`` and ``next_states_i``. Shorter
+        observations and states are padded with zeros.
+    path, env_spec, codec
+        As for `convert_pymarl`.
+    time_limit
+        Steps after which the environment truncates: episodes end there whether ``dones`` says so or
+        not; that of ``env_spec`` if None. OMAR's particle environments have 25.
+
+    Raises
+    ------
+    VaultError
+        The folder is not there or not of this layout.
+    ShapeError
+        Its sizes are not those of ``env_spec``.
+    """
+    source = Path(source)
+    if not source.is_dir():
+        raise VaultError(f"{source} is not a folder: OMAR's datasets are folders of .npy files.")
+    names = {file.name for file in source.glob("*.npy")}
+    num_agents = sum(bool(re.fullmatch(r"obs_\d+\.npy", name)) for name in names)
+    kinds = (*_OMAR, *(("states", "next_states") if "states_0.npy" in names else ()))
+    files = {kind: [f"{kind}_{i}.npy" for i in range(max(num_agents, 1))] for kind in kinds}
+    needed = [name for group in files.values() for name in group]
+    common.check_layout(source, "OMAR's", names, needed)
+    arrays = {
+        kind: [common.load_npy(source / name) for name in group] for kind, group in files.items()
+    }
+    of_names = {f"{k}_{i}": len(x) for k, group in arrays.items() for i, x in enumerate(group)}
+    _check_lengths(source, of_names)
+
+    def read(start: int, stop: int) -> dict[str, NumpyArray]:
+        found = {kind: _stack([x[start:stop] for x in group]) for kind, group in arrays.items()}
+        renamed = {
+            "observations": found["obs"],
+            "actions": found["acs"],
+            "rewards": found["rews"][..., 0],
+            "terminals": found["dones"][..., 0],
+            "next_obs": found["next_obs"],
+        }
+        if "states" in found:
+            renamed |= {"infos.state": found["states"], "next_states": found["next_states"]}
+        return renamed
+
+    origin = {"format": "omar", "file": source.name, "sha256": common.sha256(source)}
+    steps = _Steps(len(arrays["obs"][0]), read)
+    return _write(steps, path, origin, env_spec, time_limit, codec)
+
+
+def _stack(arrays: list[NumpyArray]) -> NumpyArray:
+    """Put the arrays ``(T, ...)`` of agents side by side, ``(T, N, D)``, zeros where shorter."""
+    flat = [array.reshape(len(array), -1) for array in arrays]
+    width = max(array.shape[1] for array in flat)
+    return np.stack([np.pad(x, ((0, 0), (0, width - x.shape[1]))) for x in flat], axis=1)
+
+
+def _check_lengths(source: Path, lengths: Mapping[str, int]) -> None:
+    if len({*lengths.values()}) > 1:
+        told = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise VaultError(f"{source} is damaged: its arrays have different lengths ({told}).")
+
+
+def _write(
+    steps: _Steps,
+    path: StrPath,
+    origin: dict[str, Any],
+    wanted: EnvSpec | None,
+    time_limit: int | None,
+    codec: Codec,
+) -> PurePath:
+    first = steps.read(0, min(steps.length, 1))
+    leaves = {name: Leaf(x.dtype, x.shape[1:]) for name, x in first.items()}
+    found = layout.spec_of({name: leaf for name, leaf in leaves.items() if name not in _NEXT})
+    if found.action == Discrete(0):
+        raise VaultError(
+            "the data has discrete actions and does not tell how many: its layout is for "
+            "continuous ones."
+        )
+    spec = common.check_spec(found, wanted)
+    spec = dataclasses.replace(spec, time_limit=time_limit or spec.time_limit)
+    step_bytes = sum(leaf.step_bytes for leaf in leaves.values())
+    records = _records(steps, spec, common.blocks(steps.length, step_bytes))
+    return common.write_vault(path, spec, origin, records, codec)
+
+
+def _records(steps: _Steps, spec: EnvSpec, blocks: Iterator[tuple[int, int]]) -> Iterator[Record]:
+    since = 0
+    for start, stop in blocks:
+        arrays = steps.read(start, stop)
+        known = {name: arrays[name][None] for name in arrays if name not in _NEXT}
+        found = layout.from_disk(known, spec)
+        limits, since = find_limits(found.last[0], since, spec.time_limit)
+        found = _truncate(found, limits)
+        yield Record(found, _finals(arrays, found, spec))
+
+
+def find_limits(done: NumpyArray, since: int, time_limit: int | None) -> tuple[NumpyArray, int]:
+    """Find the steps at which a time limit ended an episode, whether the data flags it or not.
+
+    Parameters
+    ----------
+    done
+        ``(T,)``, the steps that are flagged as the last of their episode.
+    since
+        Steps of the first episode that came before.
+    time_limit
+        Steps after which an episode is truncated, if there is a limit.
+
+    Returns
+    -------
+    limits, since
+        ``(T,)``, and the steps of the last episode so far.
+    """
+    limits: NumpyArray = np.zeros(len(done), bool)
+    begin = -since
+    for end in [*np.flatnonzero(done).tolist(), len(done)]:
+        if time_limit is not None:
+            inside = np.arange(begin + time_limit - 1, min(end + 1, len(done)), time_limit)
+            limits[inside[inside >= 0]] = True
+            begin = int(inside[-1]) + 1 if len(inside) else begin
+        if end < len(done):
+            begin = end + 1
+    return limits, len(done) - begin
+
+
+def _truncate(steps: Transition, limits: NumpyArray) -> Transition:
+    limit = limits[None, :, None]
+    return steps._replace(
+        terminated=steps.terminated & ~limit,
+        truncated=steps.truncated | limit,
+        last=steps.last | limits,
+    )
+
+
+def _finals(arrays: Mapping[str, NumpyArray], steps: Transition, spec: EnvSpec) -> Finals | None:
+    """Return what the last actions of episodes led to, where the data tells."""
+    if not {"next_obs", *(["next_states"] if spec.state == "native" else [])} <= arrays.keys():
+        return None
+    time: NumpyArray = np.flatnonzero(steps.last[0])
+    row: NumpyArray = np.zeros_like(time)
+    agents = (len(time), spec.num_agents)
+    legal: NumpyArray = np.ones((*agents, spec.action_size), bool)
+    alive: NumpyArray = np.ones(agents, bool)
+    seen = arrays["next_obs"][time].astype(np.float32)
+    state = arrays["next_states"][time].astype(np.float32) if spec.state == "native" else seen
+    view = View(seen, state.reshape(len(time), spec.state_size), legal, alive)
+    return Finals(row, time, view)

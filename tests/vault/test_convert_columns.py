@@ -1,0 +1,96 @@
+"""Vaults as plain columns in NumPy and zarr files, and back."""
+
+import json
+
+import numpy as np
+import pytest
+import zarr
+
+from offmarl import vault
+from offmarl.errors import VaultError, VaultExistsError
+from offmarl.vault.convert import columns, convert_numpy, convert_zarr, export_numpy, export_zarr
+
+from .experience import CONTINUOUS, SPEC, make
+
+FORMATS = {"npz": (export_numpy, convert_numpy), "zarr": (export_zarr, convert_zarr)}
+
+
+@pytest.fixture(params=[SPEC, CONTINUOUS], scope="module")
+def found(request, tmp_path_factory):
+    """A vault in two rows, with an episode cut off, and one that runs on."""
+    path = tmp_path_factory.mktemp("columns") / "a.vlt" / "b"
+    steps, finals = make(request.param, steps=40)
+    last = steps.last.copy()
+    last[0, -1], last[1, -1] = True, False
+    terminated = steps.terminated & last[..., None]
+    truncated = (last[..., None] & ~terminated) | (steps.truncated & last[..., None])
+    steps = steps._replace(last=last, terminated=terminated, truncated=truncated)
+    known = last[finals.row, finals.time]
+    finals = type(finals)(
+        finals.row[known], finals.time[known], type(finals.view)(*(x[known] for x in finals.view))
+    )
+    with vault.create(path, request.param, rows=2, provenance={"seed": 1}) as writer:
+        writer.append(steps, finals, cut=np.array([truncated[0, -1].any(), False]))
+    return vault.open_vault(path)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("size", [2**10, 2**26])
+def test_there_and_back(tmp_path, found, kind, size, monkeypatch):
+    monkeypatch.setattr(columns, "_SHARD_BYTES", size)
+    export, convert = FORMATS[kind]
+    out = export(found, tmp_path / f"out.{kind}")
+    again = vault.open_vault(convert(out, tmp_path / "b.vlt"))
+    assert again.digest() == found.digest()
+    assert again.spec == found.spec
+    assert again.provenance["source"]["provenance"] == {"seed": 1}
+    with pytest.raises(VaultExistsError):
+        export(found, out)
+    assert {path.name for path in tmp_path.iterdir()} == {out.name, "b.vlt"}
+
+
+def test_numpy_reads_it(tmp_path, found):
+    with np.load(export_numpy(found, tmp_path / "a.npz")) as file:
+        assert file["rewards"].shape == (found.num_steps, found.spec.num_agents)
+        assert file["episodes.length"].sum() == found.num_steps
+        assert json.loads(str(file["about"]))["digest"] == found.digest()
+
+
+def test_zarr_python_reads_it(tmp_path, found):
+    group = zarr.open_group(export_zarr(found, tmp_path / "a.zarr"), mode="r")
+    rewards = group["rewards"]
+    assert rewards.metadata.dimension_names == ("time", "agent")
+    assert rewards.shards is not None
+    assert rewards[:].sum() == pytest.approx(found.episodes.returns.sum(), rel=1e-5)
+
+
+def test_what_is_lost_or_changed_in_zarr(tmp_path, found):
+    source = export_zarr(found, tmp_path / "a.zarr")
+    shard = next(path for path in (source / "rewards" / "c").rglob("*") if path.is_file())
+    data = shard.read_bytes()
+    shard.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    with pytest.raises(VaultError, match="checksum"):
+        convert_zarr(source, tmp_path / "b.vlt")
+    shard.unlink()
+    with pytest.raises(VaultError, match="has lost chunks of rewards"):
+        convert_zarr(source, tmp_path / "b.vlt")
+    assert not (tmp_path / "b.vlt").exists()
+
+
+def test_files_of_another_layout(tmp_path, found):
+    source = export_numpy(found, tmp_path / "a.npz")
+    with np.load(source) as file:
+        arrays = dict(file)
+    out = tmp_path / "b.vlt"
+    np.savez(tmp_path / "less.npz", **{k: v for k, v in arrays.items() if k != "rewards"})
+    with pytest.raises(VaultError, match="it has no rewards"):
+        convert_numpy(tmp_path / "less.npz", out)
+    np.savez(tmp_path / "changed.npz", **(arrays | {"rewards": arrays["rewards"] + 1}))
+    with pytest.raises(VaultError, match="is not what its digest says"):
+        convert_numpy(tmp_path / "changed.npz", out)
+    np.savez(tmp_path / "objects.npz", **(arrays | {"rewards": arrays["rewards"].astype(object)}))
+    with pytest.raises(VaultError, match="Object arrays cannot be loaded"):
+        convert_numpy(tmp_path / "objects.npz", out)
+    with pytest.raises(VaultError, match="to convert"):
+        convert_numpy(tmp_path / "nothing.npz", out)
+    assert not out.exists()

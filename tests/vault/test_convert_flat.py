@@ -1,0 +1,138 @@
+"""Importing datasets of steps end to end, in the layouts of OMAR and OMIGA."""
+
+import numpy as np
+import pytest
+
+from offmarl import vault
+from offmarl.errors import ShapeError, VaultError
+from offmarl.types import Continuous, EnvSpec
+from offmarl.vault import convert
+from offmarl.vault.convert import common
+from offmarl.vault.convert.flat import find_limits
+
+LENGTHS = [6, 3, 6, 4]
+STEPS = sum(LENGTHS)
+DONE = np.isin(np.arange(STEPS), np.cumsum(LENGTHS) - 1)
+
+
+@pytest.fixture(scope="module")
+def arrays():
+    rng = np.random.default_rng(0)
+    return {
+        "s": rng.normal(size=(STEPS, 2, 5)),
+        "o": rng.normal(size=(STEPS, 2, 3)),
+        "a": rng.uniform(-1, 1, (STEPS, 2, 2)),
+        "r": rng.normal(size=(STEPS, 1)),
+        "d": DONE[:, None].astype(float),
+    }
+
+
+def save_hdf5(path, arrays):
+    with pytest.importorskip("h5py").File(path, "w") as file:
+        for name, array in arrays.items():
+            file[name] = array
+    return path
+
+
+@pytest.mark.parametrize("block", [1, 10**6])
+def test_omiga(tmp_path, arrays, monkeypatch, block):
+    monkeypatch.setattr(common, "BLOCK_BYTES", block)
+    source = save_hdf5(tmp_path / "ant.hdf5", arrays)
+    found = vault.open_vault(convert.convert_omiga(source, tmp_path / "a.vlt", None, 6))
+    assert found.spec == EnvSpec("", 2, 3, 10, Continuous(2), 6, "individual")
+    assert found.episodes.length.tolist() == LENGTHS
+    causes = ["truncated", "terminated", "truncated", "terminated"]
+    assert found.episodes.cause.tolist() == causes
+    assert (found.episodes.final == -1).all()
+    steps = found.transitions()
+    np.testing.assert_array_equal(steps.view.observation[0], arrays["o"].astype("f4"))
+    np.testing.assert_array_equal(steps.view.state[0], arrays["s"].reshape(-1, 10).astype("f4"))
+    np.testing.assert_array_equal(steps.action[0], arrays["a"].astype("f4"))
+    np.testing.assert_array_equal(steps.reward[0], arrays["r"].repeat(2, 1).astype("f4"))
+    assert found.provenance["source"]["format"] == "omiga"
+
+
+@pytest.fixture
+def folder(tmp_path, arrays):
+    """Two agents, the second of which sees less; only early ends are flagged."""
+    directory = tmp_path / "seed_0_data"
+    directory.mkdir()
+    early = DONE & ~np.isin(np.arange(STEPS), [5, 14])
+    for agent in range(2):
+        seen = arrays["o"][:, agent, : 3 - agent]
+        files = {
+            "obs": seen,
+            "next_obs": seen + 1,
+            "acs": arrays["a"][:, agent],
+            "rews": arrays["r"][:, 0] * agent,
+            "dones": early.astype(float),
+            "states": arrays["s"][:, agent],
+            "next_states": arrays["s"][:, agent] + 1,
+        }
+        for name, array in files.items():
+            np.save(directory / f"{name}_{agent}.npy", array)
+    return directory
+
+
+@pytest.mark.parametrize("block", [1, 10**6])
+def test_omar(tmp_path, folder, arrays, monkeypatch, block):
+    monkeypatch.setattr(common, "BLOCK_BYTES", block)
+    found = vault.open_vault(convert.convert_omar(folder, tmp_path / "a.vlt", None, 6))
+    assert found.spec == EnvSpec("", 2, 3, 10, Continuous(2), 6, "individual")
+    assert found.episodes.length.tolist() == LENGTHS
+    causes = ["truncated", "terminated", "truncated", "terminated"]
+    assert found.episodes.cause.tolist() == causes
+    observation = arrays["o"].astype("f4")
+    observation[:, 1, 2] = 0
+    np.testing.assert_array_equal(found.transitions().view.observation[0], observation)
+    np.testing.assert_array_equal(found.transitions().reward[0, :, 0], 0)
+    finals = found.final_views(found.episodes.final)
+    led_to = (arrays["o"] + 1)[DONE].astype("f4")
+    led_to[:, 1, 2] = 0
+    np.testing.assert_array_equal(finals.observation, led_to)
+    states = (arrays["s"] + 1)[DONE].reshape(-1, 10).astype("f4")
+    np.testing.assert_array_equal(finals.state, states)
+
+
+@pytest.mark.parametrize(
+    ("done", "since", "limit", "limits", "left"),
+    [
+        ([0, 0, 0, 0, 0], 0, 2, [1, 3], 1),
+        ([0, 1, 0, 0, 0], 0, 2, [1, 3], 1),
+        ([1, 0, 0, 0, 0], 0, 3, [3], 1),
+        ([0, 0, 0], 2, 3, [0], 2),
+        ([0, 0, 1], 5, None, [], 0),
+        ([0, 0, 0], 5, None, [], 8),
+        ([1], 1, 2, [0], 0),
+    ],
+)
+def test_where_a_time_limit_ends_episodes(done, since, limit, limits, left):
+    found, after = find_limits(np.array(done, bool), since, limit)
+    assert np.flatnonzero(found).tolist() == limits
+    assert after == left
+
+
+def test_other_layouts(tmp_path, arrays, folder):
+    out = tmp_path / "a.vlt"
+    less = {name: array for name, array in arrays.items() if name != "d"}
+    with pytest.raises(VaultError, match=r"not of OMIGA's layout: it has no d, only a, o, r, s"):
+        convert.convert_omiga(save_hdf5(tmp_path / "1.h5", less), out)
+    with pytest.raises(VaultError, match="different lengths"):
+        convert.convert_omiga(save_hdf5(tmp_path / "2.h5", arrays | {"r": arrays["r"][:-1]}), out)
+    with pytest.raises(ShapeError, match=r"num_agents \(2, not 3\)"):
+        spec = EnvSpec("", 3, 3, 10, Continuous(2))
+        convert.convert_omiga(save_hdf5(tmp_path / "3.h5", arrays), out, spec)
+    (tmp_path / "4.h5").write_bytes(b"no HDF5")
+    with pytest.raises(VaultError, match="of another format"):
+        convert.convert_omiga(tmp_path / "4.h5", out)
+    with pytest.raises(VaultError, match="to convert"):
+        convert.convert_omiga(tmp_path / "5.h5", out)
+    with pytest.raises(VaultError, match="is not a folder"):
+        convert.convert_omar(tmp_path / "nowhere", out)
+    np.save(folder / "acs_1.npy", np.array([{}], object), allow_pickle=True)
+    with pytest.raises(VaultError, match="Python objects"):
+        convert.convert_omar(folder, out)
+    (folder / "acs_1.npy").unlink()
+    with pytest.raises(VaultError, match=r"it has no acs_1.npy"):
+        convert.convert_omar(folder, out)
+    assert not out.exists()
