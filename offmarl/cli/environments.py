@@ -117,9 +117,11 @@ def _speed(env: Any, seconds: float) -> float:
     num_steps = 64
     state = init_rollout(env, policy, jax.random.key(0), _NUM_ENVS)
     act = jax.jit(lambda state, key: rollout(env, policy, (), state, key, num_steps))
-    state, _, _ = jax.block_until_ready(act(state, jax.random.key(0)))  # compiles
+    state, steps, _ = act(state, jax.random.key(0))  # compiles
+    steps.last.block_until_ready()
     start, rounds, elapsed = time.perf_counter(), 0, 0.0
     while elapsed < seconds:
-        state, _, _ = jax.block_until_ready(act(state, jax.random.key(rounds)))
+        state, steps, _ = act(state, jax.random.key(rounds))
+        steps.last.block_until_ready()
         rounds, elapsed = rounds + 1, time.perf_counter() - start
     return rounds * num_steps * _NUM_ENVS / elapsed

@@ -94,7 +94,7 @@ class AutoReset:
         if self.pool:
             which, renew = jax.random.split(key)
             drawn = jax.random.randint(which, (), 0, self.pool)
-            pool = _pool(self.env, self.pool)
+            pool = _pool(self.env, self.pool)  # type: ignore[arg-type]
             return jax.tree.map(lambda leaf: _renew_key(leaf[drawn], renew), pool)
         return _first(self.env, key)
 

@@ -40,7 +40,7 @@ def _untouched_streams() -> Iterator[None]:
     which a notebook, or a test that captures them, has replaced.
     """
     before = sys.stdout, sys.stderr, sys.__stdout__
-    sys.stdout = sys.__stdout__ = io.StringIO()  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = io.StringIO()  # type: ignore[misc, assignment]
     try:
         yield
     finally:

@@ -100,11 +100,12 @@ def _wrap(env: Jumanji) -> Wrapped:
 def _spec(env: Jumanji) -> EnvSpec:
     wrapped = _wrap(env)
     view = jax.eval_shape(env.reset, jax.random.key(0))[1].view
-    num_actions = view.legal_actions.shape[-1]
+    (num_agents, size), num_actions = view.observation.shape, view.legal_actions.shape[-1]
     discrete = jnp.issubdtype(wrapped.env.action_spec.dtype, jnp.integer)
     return EnvSpec(
         env.name,
-        *view.observation.shape,
+        num_agents,
+        size,
         view.state.shape[0],
         (Discrete if discrete else Continuous)(num_actions),
         wrapped.time_limit,

@@ -54,9 +54,14 @@ class Matrax:
     def spec(self) -> EnvSpec:
         """Sizes, name and limit."""
         payoff = self.wrapped.payoff_matrix
-        reward = "team" if (payoff[0] == payoff[1]).all() else "individual"
-        action = Discrete(int(payoff.shape[1]))
-        return EnvSpec(self.name, 2, 2, 4, action, self.time_limit, reward, "concatenated")
+        return EnvSpec(
+            self.name,
+            *(2, 2, 4),
+            Discrete(int(payoff.shape[1])),
+            self.time_limit,
+            "team" if (payoff[0] == payoff[1]).all() else "individual",
+            "concatenated",
+        )
 
     def reset(self, key: PRNGKeyArray) -> tuple[Any, Timestep]:
         """Start an episode; nothing is random."""

@@ -244,7 +244,9 @@ class Translator:
             mask = infos.get(agent, {}).get(_MASK) if mask is None else mask
             if mask is not None:
                 legal[i, : np.size(mask)] = np.ravel(mask).astype(bool)
-        return View(seen, seen.ravel() if state is None else state, legal, np.array(alive))
+        everything = seen.ravel() if state is None else state
+        leaves: Any = seen, everything, legal, np.array(alive)
+        return View(*leaves)
 
     def joint(self, actions: Mapping[str, Any]) -> np.ndarray:
         """Return the agents' actions as one array; those of absent agents are zero."""
@@ -258,7 +260,7 @@ class Translator:
     def by_agent(self, action: np.ndarray, agents: Sequence[str]) -> dict[str, Any]:
         """Return the actions of some agents, out of one array, as the environment takes them."""
         each = self.actions.split(action)
-        taken = {}
+        taken: dict[str, Any] = {}
         for agent in agents:
             i = self._keys.index(agent)
             if self.actions.discrete:

@@ -157,4 +157,9 @@ def strong(state: Any) -> Any:
     Constants are "weakly" typed in JAX until something else has touched them: a fresh state would
     have other types than one after a step.
     """
-    return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, leaf.dtype), state)
+
+    def settle(leaf: Any) -> Array:
+        array = jnp.asarray(leaf)
+        return jax.lax.convert_element_type(array, array.dtype)
+
+    return jax.tree.map(settle, state)

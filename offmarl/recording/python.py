@@ -264,15 +264,17 @@ class _Episode:
         cut
             Whether the recording ends it here: then who has not terminated is truncated.
         """
-        fields = {k: np.stack([step[k] for step in self._steps])[None] for k in self._steps[0]}
+        fields: dict[str, Any] = {
+            k: np.stack([step[k] for step in self._steps])[None] for k in self._steps[0]
+        }
         if cut:
             fields["truncated"][:, -1] = ~fields["terminated"][:, -1]
         last = (fields["terminated"] | fields["truncated"]).all(-1)
-        views = View(*(np.stack(leaves)[None] for leaves in zip(*self._views, strict=True)))
+        views: Any = [np.stack(leaves)[None] for leaves in zip(*self._views, strict=True)]
         transition = Transition(view=View(*(leaf[:, :-1] for leaf in views)), last=last, **fields)
         final = View(*(leaf[:, -1] for leaf in views))
-        at = np.array([len(self._steps) - 1], np.int32)
-        return transition, Finals(np.zeros(1, np.int32), at, final)
+        row: Any = np.zeros(1, np.int32)
+        return transition, Finals(row, row + len(self._steps) - 1, final)
 
     def _see(self, observations: Any, infos: Any, alive: Any) -> View:
         from offmarl.envs.pettingzoo import state_of

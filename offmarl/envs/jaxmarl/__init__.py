@@ -142,7 +142,8 @@ def _spec(env: JaxMarl) -> EnvSpec:
     names = [agent if isinstance(agent, str) else f"agent_{agent}" for agent in wrapped.env.agents]
     return EnvSpec(
         env.name,
-        *view.observation.shape,
+        len(names),
+        max(wrapped.observation_sizes),
         view.state.shape[0],
         wrapped.actions.joint,
         wrapped.quirks.time_limit(wrapped.env),
