@@ -1,0 +1,75 @@
+"""``cat``, ``filter``, ``sample``, ``split``, ``slice``, ``dedup`` and ``recode``."""
+
+import pytest
+
+from offmarl import vault
+from tests.vault.experience import SPEC, make
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """Two vaults of 80 steps, a.vlt/poor and b.vlt/good."""
+    for seed, path in enumerate(("a.vlt/poor", "b.vlt/good")):
+        with vault.create(tmp_path / path, SPEC, rows=2, provenance={"seed": seed}) as writer:
+            writer.append(*make(rows=2, steps=40, seed=seed))
+    return tmp_path
+
+
+def test_a_journey(offmarl, pair):
+    (joined,) = offmarl("cat", "a.vlt", "b.vlt", "-o", "c.vlt", "--json").json["vaults"]
+    assert (joined["path"], joined["steps"]) == (str(pair / "c.vlt" / "main"), 160)
+    text = offmarl("filter", "c.vlt", "tier == 'good' and length > 1", "-o", "d.vlt").out
+    assert "d.vlt/main" in text and "mean return" in text
+    (some,) = offmarl("sample", "c.vlt", "--steps", "1e2", "-o", "e.vlt", "--json").json["vaults"]
+    assert some["steps"] == 100
+    (best,) = offmarl("sample", "c.vlt", "--top", "10%", "-o", "f.vlt", "--json").json["vaults"]
+    assert best["episodes"] == round(0.1 * joined["episodes"])
+    like = offmarl("sample", "c.vlt", "--like", "f.vlt", "-o", "g.vlt", "--json").json
+    assert like["vaults"][0]["return"]["min"] >= best["return"]["min"]
+    parts = offmarl("split", "c.vlt", "--validation", ".25", "-o", "s.vlt", "--json").json["vaults"]
+    assert [part["path"] for part in parts] == [
+        str(pair / "s.vlt" / name) for name in ("train", "validation")
+    ]
+    assert sum(part["episodes"] for part in parts) == joined["episodes"]
+    (late,) = offmarl("slice", "c.vlt", "--start", "-2", "-o", "h.vlt", "--json").json["vaults"]
+    assert late["episodes"] == 2
+    offmarl("cat", "h.vlt", "h.vlt", "-o", "i.vlt")
+    (once,) = offmarl("dedup", "i.vlt", "-o", "j.vlt", "--json").json["vaults"]
+    assert once["episodes"] == 2
+    coded = offmarl("recode", "a.vlt", "--codec", "zstd", "--chunk-steps", "8", "-o", "k.vlt")
+    assert coded.code == 0
+    digests = [offmarl("show", name, "--json").json["digest"] for name in ("a.vlt", "k.vlt")]
+    assert digests[0] == digests[1]
+
+
+def test_show_tells_the_lineage(offmarl, pair):
+    offmarl("cat", "a.vlt", "b.vlt", "-o", "c.vlt")
+    offmarl("filter", "c.vlt", "return > p20", "-o", "d.vlt")
+    text = offmarl("show", "d.vlt").out
+    assert "filter condition=return > p20 by=episodes" in text
+    assert "c.vlt/main" in text and "from  cat" in text
+    for name in ("a.vlt/poor", "b.vlt/good"):
+        assert text.count(name) == 2  # among the sources, and among the recordings
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("cat", "a.vlt", "-o", "a.vlt"), "a.vlt holds poor already"),
+        (("cat", "a.vlt", "-o", "a.vlt/poor"), "something at"),
+        (("cat", "no.vlt", "-o", "c.vlt"), "there is no vault at"),
+        (("filter", "a.vlt", "retrun > 1", "-o", "c.vlt"), "did you mean return"),
+        (("sample", "a.vlt", "-o", "c.vlt"), "how much"),
+        (("sample", "a.vlt", "--steps", "1.5", "-o", "c.vlt"), "whole number"),
+        (("sample", "a.vlt", "--top", "10", "-o", "c.vlt"), "in (0, 1]"),
+        (("sample", "a.vlt", "--top", "much", "-o", "c.vlt"), "percentage"),
+        (("split", "a.vlt", "--fractions", ".5", ".6", "-o", "c.vlt"), "sum to 1"),
+        (("split", "a.vlt", "-o", "c.vlt/x"), "must end in .vlt"),
+        (("slice", "a.vlt", "--start", "999", "-o", "c.vlt"), "there is nothing"),
+    ],
+)
+def test_mistakes_are_told_and_leave_nothing(offmarl, pair, arguments, message):
+    outcome = offmarl(*arguments)
+    assert (outcome.code, outcome.out) == (1, "")
+    assert message in outcome.err
+    assert sorted(path.name for path in pair.iterdir()) == ["a.vlt", "b.vlt"]
