@@ -176,8 +176,10 @@ def test_continuous_data_is_refused_before_anything_is_written(
 
 
 @pytest.mark.slow
-def test_kill_9_and_the_same_command_again(args: bc.Args, tmp_path: Path) -> None:
+@pytest.mark.parametrize("replay", ["device", "stream"])
+def test_kill_9_and_the_same_command_again(args: bc.Args, tmp_path: Path, replay: str) -> None:
     options = {"seeds": 2, "updates": 2000, "evaluate-every": 100, "final-episodes": 8}
+    options |= {"replay": replay}
     flags = [f"--{name}={value}" for name, value in options.items()]
 
     def command(out: Path) -> list[str]:
