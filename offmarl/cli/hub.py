@@ -197,7 +197,7 @@ def _uids(card: Card) -> str:
 
 
 def _origin(card: Card) -> str:
-    return card.hub.repository if card.hub else "recorded here"
+    return card.hub.repository if card.hub else "its recipe"
 
 
 def _about(card: Card) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from offmarl.errors import CardError, unknown_name
 
 SUFFIX = ".toml"
 
+_PLAIN = re.compile(r"\w[\w .+=-]*")
+
 
 @dataclass(frozen=True)
 class File:
@@ -185,9 +187,12 @@ def parse(text: str, where: str) -> Card:
 
 
 def check(card: Card, where: str) -> Card:
-    """Return a card whose name can be one; `CardError` otherwise."""
-    if card.name.count("/") != 2 or not all(card.name.split("/")):
+    """Return a card whose names can be those of directories; `CardError` otherwise."""
+    if card.name.count("/") != 2:
         raise CardError(f"{where}: name must be source/environment/scenario, not {card.name!r}.")
+    for name in (*card.name.split("/"), *card.uids):
+        if not _PLAIN.fullmatch(name):
+            raise CardError(f"{where}: {name!r} cannot be the name of a dataset or a uid.")
     return card
 
 

@@ -102,9 +102,12 @@ def plan(name: str, out: str | os.PathLike[str] | None = None) -> Plan:
     target = parse(name)
     with _telling_what_is_here():
         source = _find(target)
+    known = _place_of(source, out).path.exists()
     with _opened(source, out) as entry:
         sizes = _sizes(entry, source, target.uid)
         free = shutil.disk_usage(entry.path).free
+    if not known:  # a question leaves nothing behind
+        cache.remove(entry) if out is None else shutil.rmtree(entry.path)
     return Plan(source.card, source.commit, sizes, free)
 
 
@@ -247,13 +250,16 @@ def _here(target: Target) -> dict[str, Path]:
 # ---------------------------------------------------------------------------------- bringing
 
 
+def _place_of(source: _Source, out: str | os.PathLike[str] | None) -> Entry:
+    if out is None:
+        return cache.entry(source.name, source.commit, source.card.scenario)
+    return Entry(Path(out).absolute() / f"{source.card.scenario}{SUFFIX}")
+
+
 @contextmanager
 def _opened(source: _Source, out: str | os.PathLike[str] | None) -> Iterator[Entry]:
     """Hold the place that a dataset goes to; what stands in the way there is told."""
-    card = source.card
-    entry = cache.entry(source.name, source.commit, card.scenario)
-    if out is not None:
-        entry = Entry(Path(out).absolute() / f"{card.scenario}{SUFFIX}")
+    entry = _place_of(source, out)
     try:
         with entry.locked():
             _claim(entry, source)

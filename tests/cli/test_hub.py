@@ -28,7 +28,7 @@ def test_pull_look_verify_remove(offmarl):
     ("arguments", "code", "message"),
     [
         (["pull"], 2, "Missing"),
-        (["pull", "lab/suite/smalll"], 2, "did you mean lab/suite/small?"),
+        (["pull", "lab/suite/smalll"], 2, "did you mean lab/suite/small"),
         (["pull", f"{NAME}@v9"], 1, "no revision 'v9'"),
         (["cache", "rm", "lab"], 2, "no pulled dataset named 'lab'"),
         (["cache", "rm"], 1, "name the datasets, or say --all"),
@@ -43,7 +43,9 @@ def test_mistakes(offmarl, arguments, code, message):
 
 
 def test_ls_remote(offmarl):
-    found = offmarl("ls", "--remote", "--env", "suite", "--agents", 2, "--json").json["datasets"]
+    found = offmarl("ls", "--remote", "--env", "suite/small", "--agents", 2, "--json").json[
+        "datasets"
+    ]
     assert [one["name"] for one in found] == [NAME] and tuple(found[0]["uids"]) == UIDS
     assert "no dataset of the catalogue" in offmarl("ls", "--remote", "--agents", 3).out
 

@@ -31,6 +31,20 @@ path = "{path}"
 {uids}
 """
 
+RECORDED = """
+name = "lab/suite/bridge"
+summary = "To be recorded."
+num_agents = 2
+citation = "nobody"
+licence = { data = "MIT" }
+[recipe]
+command = "offmarl record mappo"
+seed = 0
+versions = {}
+random = 0
+expert = 1
+"""
+
 
 def make_archive(size: int = 60_000, uids: tuple[str, ...] = UIDS) -> bytes:
     """A zip of what looks like vaults from outside, of random bytes."""
@@ -73,6 +87,7 @@ def hub(monkeypatch, tmp_path):
     hub.cards = tmp_path / "cards"
     monkeypatch.setattr(catalogue, "directory", lambda: hub.cards)
     write_card(hub.cards)
+    (hub.cards / "lab" / "suite" / "bridge.toml").write_text(RECORDED)
     yield hub
     hub.close()
     catalogue.names.cache_clear()

@@ -8,8 +8,14 @@ import pytest
 
 from offmarl import hub as library
 from offmarl import vault
-from offmarl.errors import CardError, HubError, HubUnreachableError, VaultNotFoundError
-from offmarl.hub import catalogue
+from offmarl.errors import (
+    CardError,
+    ChecksumError,
+    HubError,
+    HubUnreachableError,
+    VaultNotFoundError,
+)
+from offmarl.hub import cache, catalogue
 from offmarl.types import EnvSpec
 from tests.vault.experience import SPEC, make
 
@@ -61,6 +67,28 @@ def test_a_shard_that_is_not_what_was_pushed(hub, vaults, small_shards):
         library.pull("org/made-up")
     hub.faults.flip = False
     assert list(library.pull("org/made-up/poor").paths) == ["poor"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error", "message"),
+    [
+        (
+            "digest = ",
+            'digest = "other"\n#',
+            ChecksumError,
+            "another digest than its card",
+        ),
+        ("[uids.good]", '[uids."../good"]', CardError, "'../good' cannot be the name of"),
+        ("num_agents = 2\n", "", CardError, "offmarl.toml of org/made-up lacks num_agents"),
+    ],
+)
+def test_a_card_that_is_wrong(hub, vaults, old, new, error, message):
+    library.push(vaults, "org/made-up", "CC-BY-4.0")
+    card = hub.files("org/made-up", "main")[1]["offmarl.toml"].decode()
+    hub.commit("org/made-up", {"offmarl.toml": card.replace(old, new).encode()})
+    with pytest.raises(error, match=message):
+        library.pull("org/made-up")
+    assert not any(entry.uids for entry in cache.entries())
 
 
 def test_the_croissant_file_is_valid(hub, vaults, recwarn):
