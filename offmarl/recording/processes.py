@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from offmarl import vault
-from offmarl.errors import OptionError, RunError
+from offmarl.errors import OptionError, RunError, VaultFormatError, VaultNotFoundError
 from offmarl.recording.python import Recorder, record
 from offmarl.tracking import progress
 
@@ -89,8 +89,8 @@ def record_episodes(
 ) -> int:
     """Record episodes of a PettingZoo environment in several processes, into one vault.
 
-    Stopped by Ctrl-C or by `kill`, the same call goes on where it was; when all is there it does
-    nothing. Episode i is always played with seed ``seed + i``; in which order the processes'
+    Stopped by Ctrl-C or by `kill`, the same call goes on where it was, with whole episodes only;
+    when all is there it does nothing. Episode i is always played with seed ``seed + i``; in which order the processes'
     episodes lie in the vault is up to chance.
 
     Parameters
@@ -145,9 +145,10 @@ def record_episodes(
 
 
 def _check_recipe(path: Path, recipe: Mapping[str, Any]) -> None:
-    if not path.exists():
+    try:
+        found = vault.open_vault(path).provenance.get("recipe")
+    except (VaultNotFoundError, VaultFormatError):  # nothing, or what a killed process began
         return
-    found = vault.open_vault(path).provenance.get("recipe")
     if found != recipe:
         raise RunError(
             f"{path} was begun with {found or 'no such recording'}, not {dict(recipe)}: give the "
@@ -196,7 +197,11 @@ def _play(share: _Share, count: Callable[[], None]) -> int:
     with record(env, share.path, resume=True, run=run, **share.options) as recorder:
         there = recorder.recorded()
         for episode in mine[there:]:
-            _play_episode(recorder, policy, share.seed + episode)
+            try:
+                _play_episode(recorder, policy, share.seed + episode)
+            except BaseException:
+                recorder.discard()  # it will be played anew, and whole
+                raise
             count()
     env.close()
     return recorder.episodes

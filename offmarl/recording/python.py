@@ -12,11 +12,22 @@ import numpy as np
 
 from offmarl import vault
 from offmarl.envs import extras
-from offmarl.errors import OptionError, ShapeError, VaultError, VaultExistsError
+from offmarl.errors import (
+    OptionError,
+    ShapeError,
+    VaultError,
+    VaultExistsError,
+    VaultFormatError,
+    VaultLockedError,
+    VaultNotFoundError,
+)
 from offmarl.types import EnvSpec, Finals, Transition, View
 
 if TYPE_CHECKING:
     from offmarl.envs.pettingzoo import Translator
+
+_CREATION_SECONDS = 10.0
+"""How long to wait for another process that creates the vault."""
 
 _FLUSH_SECONDS = 30.0
 """How much of a slow environment's work a kill may cost."""
@@ -46,7 +57,7 @@ class Recorder:
         self._resume = resume
         self._about = about
         self._translator: Translator | None = None
-        self._writer = vault.join(path, run) if path.exists() else None
+        self._writer = _join_if_there(path, run)
         self._episode: _Episode | None = None
         self._flushed = time.monotonic()
 
@@ -90,6 +101,10 @@ class Recorder:
             self._store(episode, cut=False)
         return tuple(outcome)
 
+    def discard(self) -> None:
+        """Forget the episode under way."""
+        self._episode = None
+
     def flush(self) -> None:
         """Write the finished episodes to the disk."""
         if self._writer is not None:
@@ -123,14 +138,9 @@ class Recorder:
 
         options = {k: self._about[k] for k in ("name", "time_limit")}
         translator = Translator(self.env, **options)
-        try:
-            vault.create(
-                self.path, translator.spec, rows=1, provenance=self._about["provenance"]
-            ).close()
-        except VaultExistsError:
-            if not self._resume:
-                raise
-        self._writer = self._writer or vault.join(self.path, self._run)
+        if self._writer is None:
+            _create(self.path, translator.spec, self._about["provenance"], self._resume)
+            self._writer = vault.join(self.path, self._run)
         _check_fit(self._writer, translator.spec)
         return translator
 
@@ -283,6 +293,30 @@ class _Episode:
 
     def _of(self, by_agent: Mapping[str, Any], default: Any, kind: Any) -> Any:
         return np.array([by_agent.get(agent, default) for agent in self._agents], kind)
+
+
+def _join_if_there(path: Path, run: str) -> vault.SharedWriter | None:
+    """Join a vault; None where there is none, or another process is about to make it."""
+    try:
+        return vault.join(path, run)
+    except (VaultNotFoundError, VaultFormatError):
+        return None
+
+
+def _create(path: Path, spec: EnvSpec, provenance: Mapping[str, Any], resume: bool) -> None:
+    """Create a vault, unless another process does so at this moment."""
+    deadline = time.monotonic() + _CREATION_SECONDS
+    while True:
+        try:
+            return vault.create(path, spec, rows=1, provenance=provenance).close()
+        except VaultExistsError:
+            if not resume:
+                raise
+            return None
+        except VaultLockedError:
+            if not resume or time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
 
 
 def _check_fit(writer: vault.SharedWriter, spec: EnvSpec) -> None:
