@@ -62,9 +62,9 @@ class Grid(NamedTuple):
                 sparse=document["fill_value"] is not None,
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise VaultFormatError(f"the .zarray of {name} cannot be understood: {error!r}.") from (
-                error
-            )
+            raise VaultFormatError(
+                f"the .zarray of {name} cannot be understood: {error!r:.200}."
+            ) from error
         grid._check()
         return grid
 

@@ -93,7 +93,7 @@ class Schema(NamedTuple):
         """Read what `to_json` wrote."""
         if data.get("version") not in READABLE_VERSIONS:
             raise VaultFormatError(
-                f"the vault has format version {data.get('version')!r}, and this offmarl reads "
+                f"the vault has format version {data.get('version')!r:.80}, and this offmarl reads "
                 f"up to {SCHEMA_VERSION}: install a newer offmarl."
             )
         try:
@@ -102,8 +102,8 @@ class Schema(NamedTuple):
             schema._check()
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise VaultFormatError(
-                f"the vault's schema cannot be understood ({error!r}), so it is damaged: copy or "
-                "record the vault again."
+                f"the vault's schema cannot be understood ({error!r:.200}), so it is damaged: "
+                "`offmarl repair` may find it in metadata.json; or copy the vault again."
             ) from error
         return schema
 
@@ -156,10 +156,12 @@ class Head(NamedTuple):
             counts = (head.length, head.episodes, head.finals, *head.runs.values())
             if any(type(count) is not int or count < 0 for count in counts):
                 raise ValueError("counts are not all natural numbers")
+            if type(head.total_return) not in (int, float) or not isinstance(head.run, str | None):
+                raise ValueError("total_return or run is of another type")
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise VaultFormatError(
-                f"the vault's head cannot be understood ({error!r}), so it is damaged: `offmarl "
-                "repair` keeps what is sound."
+                f"the vault's head cannot be understood ({error!r:.200}), so it is damaged: "
+                "`offmarl repair` keeps what is sound."
             ) from error
         return head
 
@@ -372,8 +374,8 @@ def read_metadata(metadata: Mapping[str, Any]) -> tuple[dict[str, Leaf], int]:
     version = metadata.get("version")
     if not isinstance(version, int | float) or not 1 <= version < 2:
         raise VaultFormatError(
-            f"metadata.json has version {version!r}, and offmarl reads versions 1.x of flashbax's "
-            "vaults: convert it with the flashbax that wrote it."
+            f"metadata.json has version {version!r:.80}, and offmarl reads versions 1.x of "
+            "flashbax's vaults: convert it with the flashbax that wrote it."
         )
     shapes = _flatten(metadata.get("structure_shape"))
     dtypes = _flatten(metadata.get("structure_dtype"))

@@ -31,6 +31,8 @@ LOCK = "writer.lock"
 
 _NO_ROOM = ("No space left", "ENOSPC", "File too large", "EFBIG", "EDQUOT", "quota exceeded")
 
+_MOST_TEXT = 1000
+
 
 class Store:
     """An OCDBT key-value store in a directory, in an archive, or in an object store.
@@ -169,7 +171,8 @@ def errors_of(path: PurePath) -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError) as error:
-        text = str(error).partition(" [")[0]  # what follows is for TensorStore's developers
+        # What follows is for TensorStore's developers; and it may quote what a vault says at length.
+        text = str(error).partition(" [")[0][:_MOST_TEXT]
         if "Generation mismatch" in text:
             raise conflict(path) from error
         if "Configuration mismatch" in text:
