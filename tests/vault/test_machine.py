@@ -113,11 +113,10 @@ class VaultMachine(RuleBasedStateMachine):
             pass  # adopts what stock appended
         self.durable = len(self.records)
 
-    @rule(data=st.data())
-    def read(self, data):
+    @rule(low=st.integers(0, 100), high=st.integers(0, 100))
+    def read(self, low, high):
         found = vault.open_vault(self.path)
-        start = data.draw(st.integers(0, found.length))
-        stop = data.draw(st.integers(start, found.length))
+        start, stop = (found.length * place // 100 for place in sorted((low, high)))
         if start < stop:
             assert_same(found.transitions(start, stop), cut(self.whole(), start, stop))
         with pytest.raises(VaultError):
@@ -163,7 +162,7 @@ class VaultMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize(
-    "examples", [5, pytest.param(60, marks=pytest.mark.slow)], ids=["some", "many"]
+    "examples", [5, pytest.param(40, marks=pytest.mark.slow)], ids=["some", "many"]
 )
 def test_anything_in_any_order(monkeypatch, examples):
     monkeypatch.setattr(writer_module, "_COMMIT_BYTES", 1)
