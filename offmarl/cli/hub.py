@@ -41,7 +41,7 @@ def pull(
     view = Group(
         *map(as_is, pulled.paths.values()),
         grid(facts | checks),
-        as_is(f"\n{pulled.card.citation.strip()}\n"),
+        as_is(f"\n{pulled.card.citation.strip()}".rstrip("\n")),
         as_is(f"Next: offmarl show {next(iter(pulled.paths.values()))}"),
     )
     data = {"name": pulled.card.name, **pulled._asdict(), "card": _plain(pulled.card)}
@@ -89,7 +89,7 @@ def push(
         The dataset's name, source/environment/scenario; by default from the repository and the
         environment.
     summary
-        How it was made, in a sentence; by default from the vaults' provenance.
+        How it was made, in a sentence.
     citation
         What to cite, as BibTeX.
     private
@@ -202,12 +202,13 @@ def _origin(card: Card) -> str:
 
 def _about(card: Card) -> dict[str, Any]:
     code = f"; code {card.licence.code}" if card.licence.code else ""
-    return {
+    about = {
         "dataset": f"{card.name}: {card.summary}",
         "agents": f"{card.num_agents}, {_actions(card)}".rstrip(", "),
         "licence": f"data {card.licence.data}{code}",
         "note": " ".join(card.quirks),
     }
+    return {name: text for name, text in about.items() if text}
 
 
 def _plain(card: Card) -> dict[str, Any]:

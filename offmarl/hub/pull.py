@@ -209,10 +209,12 @@ def _find(target: Target) -> _Source:
     archive = client.find(card.hub.repository, card.hub.path, revision)
     published = card.hub.sha256 if revision == card.hub.revision else None
     if published and archive.sha256 not in (None, published):
+        pinned = revision == archive.commit
+        advice = "" if pinned else f" To take it as it is: {card.name}@{archive.commit}."
         raise ChecksumError(
             f"{card.hub.path} of {card.hub.repository} has another SHA-256 at {revision} than its "
             f"card says ({archive.sha256}, not {published}): it was replaced, or the mirror is not "
-            f"to be trusted. To take it as it is: {card.name}@{archive.commit}."
+            f"to be trusted.{advice}"
         )
     cache.remember(target.name, revision, archive.commit)
     return _Source(target.name, card, card.hub.repository, archive.commit, archive, published)

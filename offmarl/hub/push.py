@@ -109,8 +109,10 @@ def push(
 
 
 def _open_all(paths: Sequence[str | os.PathLike[str]]) -> dict[str, Vault]:
-    """Open vaults, by uid; `CardError` where they are not of one environment."""
+    """Open vaults, by uid; `CardError` where there are none, or not all of one environment."""
     places = [place for path in paths for place in _expand(Path(path))]
+    if not places:
+        raise CardError("there is nothing to push: name a vault at least.")
     found = {(one := vault.open_vault(place)).uid: one for place in places}
     if len(found) < len(places):
         raise CardError(f"two of the vaults have the same uid: {', '.join(map(str, places))}.")

@@ -34,6 +34,7 @@ def test_pull_look_verify_remove(offmarl):
         (["cache", "rm"], 1, "name the datasets, or say --all"),
         (["push", "nothing.vlt", "--to", "org/x", "--licence", "mit"], 1, "there is no vault at"),
         (["push", "nothing.vlt", "--to", "org/x"], 2, "licence"),
+        (["push", "--to", "org/x", "--licence", "mit"], 1, "nothing to push"),
     ],
 )
 def test_mistakes(offmarl, arguments, code, message):
