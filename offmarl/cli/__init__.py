@@ -42,7 +42,11 @@ VERBS = {
     "compare": Verb("compare", "Compare runs: IQM with intervals, profiles, a figure, a page"),
     "ls": Verb("data", "List the vaults in a directory"),
     "show": Verb("data", "Show what a vault holds and where it comes from"),
-    "convert": Verb("data", "Convert a dataset of another project into a vault"),
+    "convert": Verb(
+        "convert",
+        "Convert a dataset of another project into a vault, or back",
+        example="bridge.npz bridge.vlt --from pymarl --env classic/bridge",
+    ),
     "pull": Verb("hub", "Bring a published dataset here"),
     "push": Verb("hub", "Publish vaults as a dataset on the hub"),
     "cache": Verb("hub", "List, remove or verify the datasets that were pulled"),

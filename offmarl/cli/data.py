@@ -1,9 +1,8 @@
-"""``offmarl ls``, ``show`` and ``convert``: vaults, without learning from them."""
+"""``offmarl ls`` and ``show``: vaults, without learning from them."""
 
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Float
@@ -14,13 +13,14 @@ from offmarl import vault
 from offmarl.cli import lineage
 from offmarl.cli.output import Report, grid, number, spread, table
 from offmarl.types import Discrete
+from offmarl.vault.quirks import MEANINGS
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _BINS = 40
 
 
 def ls(
-    directory: Annotated[Path, Positional, arg(metavar="DIRECTORY")] = Path(),
+    directory: Annotated[str, Positional, arg(metavar="DIRECTORY")] = ".",
     remote: bool = False,
     env: str | None = None,
     agents: int | None = None,
@@ -30,7 +30,7 @@ def ls(
     Parameters
     ----------
     directory
-        Where to look.
+        Where to look: a directory, a zip archive, or a bucket such as s3://bucket/data.
     remote
         List the datasets of the catalogue instead, which `offmarl pull` brings.
     env
@@ -55,16 +55,20 @@ def ls(
     return Report({"vaults": found}, Group(view, *unread))
 
 
-def show(path: Annotated[str, Positional, arg(metavar="VAULT")]) -> Report:
+def show(
+    path: Annotated[str, Positional, arg(metavar="VAULT")], time_limit: int | None = None
+) -> Report:
     """Show what a vault holds and where it comes from.
 
     Parameters
     ----------
     path
         A vault, such as vaults/swarm/coverage-8.vlt/expert; it may stop at .vlt where that holds
-        one dataset.
+        one dataset, and lie in a zip archive (3m.zip/3m.vlt/Good) or a bucket (s3://...).
+    time_limit
+        For a vault of another program that flags the end of time as a termination: the limit.
     """
-    data = vault.open_vault(path)
+    data = vault.open_vault(path, time_limit=time_limit)
     facts = _facts(data)
     leaves = {name: (str(leaf.dtype), leaf.shape) for name, leaf in data.leaves.items()}
     returns = data.episodes.returns.mean(axis=1)
@@ -78,40 +82,6 @@ def show(path: Annotated[str, Positional, arg(metavar="VAULT")]) -> Report:
     return Report(facts | {"arrays": described, "provenance": data.provenance}, view)
 
 
-def convert(
-    source: Annotated[Path, Positional, arg(metavar="SOURCE")],
-    out: Annotated[Path, Positional, arg(metavar="VAULT")],
-    layout: Annotated[Literal["pymarl"], arg(name="from")] = "pymarl",
-    env: str | None = None,
-    time_limit: int | None = None,
-) -> Report:
-    """Convert a dataset of another project into a vault.
-
-    Parameters
-    ----------
-    source
-        The dataset's file.
-    out
-        The vault to make, such as bridge.vlt or vaults/bridge.vlt/optimal.
-    layout
-        Layout of the file; "pymarl" is the episode batch of PyMARL and its descendants.
-    env
-        The environment it was recorded in, if offmarl has it.
-    time_limit
-        Steps after which episodes were cut off, so that their ends are not taken for terminations;
-        by default the environment's.
-    """
-    spec = _spec(env) if env else None
-    convert_layout = {"pymarl": vault.convert_pymarl}[layout]
-    return show(str(convert_layout(source, out, spec, time_limit)))
-
-
-def _spec(env: str) -> Any:
-    from offmarl import envs
-
-    return envs.make(env).spec
-
-
 def _facts(data: vault.Vault) -> dict[str, Any]:
     episodes = data.episodes
     returns = episodes.returns.mean(axis=1)
@@ -120,6 +90,7 @@ def _facts(data: vault.Vault) -> dict[str, Any]:
         "env": data.spec.name,
         "spec": data.spec.to_json(),
         "native": data.native,
+        "quirks": data.quirks,
         "rows": data.rows,
         "steps": data.num_steps,
         "episodes": len(returns),
@@ -155,6 +126,7 @@ def _described(
         "  distribution": _histogram(returns),
         "policies": number(len(facts["policies"])) if facts["policies"] else "not told",
         "digest": facts["digest"],
+        **({"quirks": "; ".join(MEANINGS[quirk] for quirk in data.quirks)} if data.quirks else {}),
     }
 
 

@@ -109,7 +109,7 @@ def vaults_in(path: PurePath) -> list[PurePath]:
     location = Location.of(path)
     if not location.is_directory:
         return [location.path / found for found in vaults_among(_names_below(location))]
-    directory = location.directory
+    directory = Path(path)
     if not directory.is_dir():
         return []
     return sorted(
@@ -145,7 +145,7 @@ def list_vaults(directory: str | os.PathLike[str]) -> Iterator[tuple[PurePath, S
     """
     location = Location.of(directory)
     with errors_of(location.path):
-        found = _walk(location.directory) if location.is_directory else vaults_in(location.path)
+        found = _walk(Path(directory)) if location.is_directory else vaults_in(location.path)
     for path in found:
         yield path, summarise(path)
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from offmarl.errors import OptionError, ShapeError, VaultError, VaultExistsError, VaultNotFoundError
-from offmarl.types import EnvSpec, Finals, Transition
+from offmarl.types import EnvSpec, Finals, Transition, View
 from offmarl.vault.creation import create_whole
 from offmarl.vault.layout import Codec, NumpyArray
 
@@ -145,3 +145,11 @@ def load_npy(path: Path) -> NumpyArray:
     """Map a ``.npy`` file into memory; never a pickle."""
     with readable(path):
         return plain(np.load(path, mmap_mode="r", allow_pickle=False), path.name)
+
+
+def with_final(views: View, final: View) -> View:
+    """Put an episode's final view behind the others, ``(T+1, ...)``."""
+    joined: list[NumpyArray] = [
+        np.concatenate([x, y[None]]) for x, y in zip(views, final, strict=True)
+    ]
+    return View(*joined)

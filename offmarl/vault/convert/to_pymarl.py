@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from offmarl.types import Episode, View
+from offmarl.types import Episode
 from offmarl.vault.convert import common
-from offmarl.vault.convert.common import require
+from offmarl.vault.convert.common import require, with_final
 from offmarl.vault.convert.pymarl import HDF5
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.reader import Vault
@@ -82,10 +82,7 @@ def _slots(episode: Episode, rewards: int) -> dict[str, NumpyArray]:
     count = len(steps.last) if final or terminated else len(steps.last) - 1
     views = steps.view
     if final:
-        joined: list[NumpyArray] = [
-            np.concatenate([x, y[None]]) for x, y in zip(views, final, strict=True)
-        ]
-        views = View(*joined)
+        views = with_final(views, final)
 
     def executed(values: NumpyArray) -> NumpyArray:
         return values[:count]

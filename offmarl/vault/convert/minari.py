@@ -1,0 +1,256 @@
+"""Minari datasets: one of a group of agents with its axis kept, and of a single agent as N = 1."""
+
+import json
+import os
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+
+from offmarl.errors import OptionError, VaultError, VaultExistsError
+from offmarl.types import Continuous, Discrete, EnvSpec, Episode, Finals, View
+from offmarl.vault import layout
+from offmarl.vault.convert.common import (
+    Record,
+    StrPath,
+    check_spec,
+    readable,
+    require,
+    with_final,
+    write_vault,
+)
+from offmarl.vault.layout import Codec, NumpyArray
+from offmarl.vault.reader import Vault
+from offmarl.vault.tables import CAUSES, CUT
+
+_SPEC = re.compile(r"offmarl:(\{.*\})", re.DOTALL)
+
+
+def export_minari(vault: Vault, dataset: StrPath) -> Path:
+    """Write a vault as a local Minari dataset, where agents keep their axis.
+
+    Minari takes a dataset as a whole, so all of it is in memory.
+
+    Observations are ``(N, O)`` boxes, actions ``(N,)`` or ``(N, A)``, and the reward is the mean
+    over the team. States, legal actions, and rewards and ends of each agent are in ``infos``. An
+    episode without a final view, as most of other programs have, ends with its last one twice,
+    which ``infos`` says: Minari has no episodes without.
+
+    Parameters
+    ----------
+    vault
+        The vault.
+    dataset
+        The name that Minari will know it by, such as ``swarm/coverage-3/expert-v0``.
+
+    Returns
+    -------
+    Path
+        The dataset's directory.
+
+    Raises
+    ------
+    VaultExistsError
+        There is such a dataset already.
+    OptionError
+        Minari is not installed, or it is no name it takes.
+    """
+    minari = require("minari")
+    name = PurePath(dataset).as_posix()
+    home = Path(os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets")
+    if (home / name).exists():
+        raise VaultExistsError(f"Minari has a dataset {name} already: choose another name.")
+    observation_space, action_space = _spaces(vault.spec)
+    buffers = [
+        _buffer(number, episode, cause == CAUSES[CUT])
+        for number, (episode, cause) in enumerate(
+            zip(vault.each_episode(), vault.episodes.cause, strict=True)
+        )
+    ]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that there is no environment to make
+            minari.create_dataset_from_buffers(
+                name,
+                buffers,
+                observation_space=observation_space,
+                action_space=action_space,
+                description=f"offmarl:{layout.dump_json(vault.spec.to_json()).decode()}",
+            )
+    except ValueError as error:
+        raise OptionError(f"Minari does not take the dataset {name}: {error}") from error
+    return home / name
+
+
+def convert_minari(
+    source: StrPath,
+    path: StrPath,
+    env_spec: EnvSpec | None = None,
+    codec: Codec = "raw",
+) -> PurePath:
+    """Import a local Minari dataset: one that `export_minari` wrote, or one of a single agent.
+
+    Observations that are not flat become so; dictionaries and texts are not taken.
+
+    Parameters
+    ----------
+    source
+        The name that Minari knows it by.
+    path, env_spec, codec
+        As for `convert_pymarl`.
+
+    Raises
+    ------
+    VaultError
+        Minari has no such dataset, or it is of a kind that is not taken.
+    ShapeError
+        Its sizes are not those of ``env_spec``.
+    """
+    minari = require("minari")
+    name = PurePath(source).as_posix()
+    with readable(f"the Minari dataset {name}"):
+        dataset = minari.load_dataset(name)
+    found = _spec_of(dataset, name)
+    spec = check_spec(found, env_spec)
+    origin = {"format": "minari", "dataset": name}
+    return write_vault(path, spec, origin, _records(dataset, spec), codec)
+
+
+def _spaces(spec: EnvSpec) -> tuple[Any, Any]:
+    spaces = require("gymnasium").spaces
+    agents = spec.num_agents
+    observation = spaces.Box(-np.inf, np.inf, (agents, spec.observation_size), np.float32)
+    if isinstance(spec.action, Discrete):
+        return observation, spaces.MultiDiscrete([spec.num_actions] * agents)
+    return observation, spaces.Box(-np.inf, np.inf, (agents, spec.action_size), np.float32)
+
+
+def _buffer(number: int, episode: Episode, cut: bool) -> Any:
+    steps, final = episode
+    view = steps.view
+    seen = with_final(view, final or View(*(x[-1] for x in view)))
+    terminated = steps.terminated.all(-1)
+    truncated = ~terminated & (steps.terminated | steps.truncated).all(-1)
+    truncated[-1] |= ~terminated[-1]
+
+    def one_more(values: NumpyArray) -> NumpyArray:
+        """Give `infos` an entry for the final view too, as Minari has it."""
+        return np.concatenate([values, values[-1:]])
+
+    per_step = {
+        "reward": steps.reward,
+        "terminated": steps.terminated,
+        "truncated": steps.truncated,
+        "behaviour_log_prob": steps.behaviour_log_prob,
+        "policy_id": steps.policy_id,
+    }
+    infos = {
+        "state": seen.state,
+        "legal_actions": seen.legal_actions,
+        "alive": seen.alive,
+        "final_known": np.full(len(seen.alive), final is not None),
+        "cut": np.full(len(seen.alive), cut),
+        **{key: one_more(values) for key, values in per_step.items()},
+    }
+    return require("minari.data_collector").EpisodeBuffer(
+        id=number,
+        observations=seen.observation,
+        actions=steps.action,
+        rewards=steps.reward.mean(-1).tolist(),
+        terminations=terminated.tolist(),
+        truncations=truncated.tolist(),
+        infos=infos,
+    )
+
+
+def _spec_of(dataset: Any, name: str) -> EnvSpec:
+    told = _SPEC.fullmatch(str(dataset.storage.metadata.get("description", "")))
+    with readable(f"the Minari dataset {name}"):
+        if told:
+            return EnvSpec.from_json(json.loads(told[1]))
+    spaces = require("gymnasium").spaces
+    seen, action = dataset.observation_space, dataset.action_space
+    if not isinstance(seen, spaces.Box) or not isinstance(action, spaces.Discrete | spaces.Box):
+        raise VaultError(
+            f"the Minari dataset {name} has observations {seen} and actions {action}: boxes, and "
+            "boxes or discrete actions from 0, are taken."
+        )
+    discrete = isinstance(action, spaces.Discrete)
+    if discrete and action.start:
+        raise VaultError(f"the Minari dataset {name} counts its actions from {action.start}.")
+    size = int(np.prod(seen.shape))
+    kind = Discrete(int(action.n)) if discrete else Continuous(int(np.prod(action.shape)))
+    return EnvSpec("", 1, size, size, kind, state="concatenated")
+
+
+def _records(dataset: Any, spec: EnvSpec) -> Iterator[Record]:
+    for episode in dataset.iterate_episodes():
+        infos = episode.infos or {}
+        if "final_known" in infos:
+            yield _record(episode, infos, spec)
+        elif spec.num_agents == 1:
+            yield _record(episode, _of_one(episode, spec), spec)
+        else:
+            raise VaultError(
+                "the Minari dataset does not tell each agent's rewards and ends: export it again."
+            )
+
+
+def _of_one(episode: Any, spec: EnvSpec) -> dict[str, NumpyArray]:
+    """Return what a single agent's episode leaves out, as the datasets written here tell it."""
+    slots = len(episode.observations)
+    each = (slots, 1)
+    ended = bool(episode.terminations[-1] or episode.truncations[-1])
+    return {
+        "state": np.asarray(episode.observations),
+        "legal_actions": np.ones((*each, spec.action_size), bool),
+        "alive": np.ones(each, bool),
+        "reward": np.asarray(episode.rewards)[:, None],
+        "terminated": np.asarray(episode.terminations)[:, None],
+        "truncated": np.asarray(episode.truncations)[:, None],
+        "behaviour_log_prob": np.full(each, np.nan),
+        "policy_id": np.full(slots, -1),
+        "final_known": np.full(slots, slots > len(episode.rewards)),
+        "cut": np.full(slots, not ended),
+    }
+
+
+def _record(episode: Any, infos: dict[str, NumpyArray], spec: EnvSpec) -> Record:
+    length = len(episode.rewards)
+    arrays = {
+        "observations": np.asarray(episode.observations),
+        "actions": np.asarray(episode.actions),
+        "infos.state": infos["state"],
+        "infos.legals": infos["legal_actions"],
+        "infos.alive": infos["alive"],
+        "rewards": infos["reward"],
+        "terminals": infos["terminated"],
+        "truncations": infos["truncated"],
+        "infos.behaviour_log_probs": infos["behaviour_log_prob"],
+        "infos.policy_ids": infos["policy_id"],
+    }
+    steps = layout.from_disk({key: x[None, :length] for key, x in arrays.items()}, spec)
+    truncated = steps.truncated.copy()
+    truncated[0, -1] |= ~steps.terminated[0, -1]
+    steps = steps._replace(truncated=truncated, last=(steps.terminated | truncated).all(-1))
+    cut: NumpyArray = np.zeros((1, length), bool)
+    cut[0, -1] = infos["cut"][0]
+    finals = _final(arrays, length, spec) if infos["final_known"][0] else None
+    return Record(steps, finals, cut)
+
+
+def _final(arrays: dict[str, NumpyArray], length: int, spec: EnvSpec) -> Finals:
+    agents = (1, spec.num_agents)
+    names = ("observations", "infos.state", "infos.legals", "infos.alive")
+    seen, state, legal, alive = (np.asarray(arrays[name][-1]) for name in names)
+    fields: list[NumpyArray] = [
+        seen.reshape(*agents, spec.observation_size).astype(np.float32),
+        state.reshape(1, spec.state_size).astype(np.float32),
+        legal.reshape(*agents, spec.action_size).astype(bool),
+        alive.reshape(agents).astype(bool),
+    ]
+    row: NumpyArray = np.zeros(1, np.int64)
+    return Finals(row, row + length - 1, View(*fields))

@@ -1,0 +1,103 @@
+"""Minari's datasets: of several agents there and back, of one agent as it publishes them."""
+
+import numpy as np
+import pytest
+
+from offmarl import vault
+from offmarl.errors import OptionError, ShapeError, VaultError, VaultExistsError
+from offmarl.types import Continuous, Discrete, EnvSpec
+from offmarl.vault.convert import convert_minari, export_minari
+
+from .experience import CONTINUOUS, SPEC, make
+
+minari = pytest.importorskip("minari")
+spaces = pytest.importorskip("gymnasium").spaces
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    return tmp_path / "minari"
+
+
+@pytest.mark.parametrize("spec", [SPEC, CONTINUOUS])
+def test_there_and_back(tmp_path, home, spec):
+    steps, finals = make(spec, steps=30)
+    truncated = steps.truncated.copy()
+    truncated[:, -1] |= ~steps.terminated[:, -1]  # Minari's episodes all end
+    steps = steps._replace(truncated=truncated, last=(steps.terminated | truncated).all(-1))
+    with vault.create(tmp_path / "a.vlt", spec, rows=2) as writer:
+        writer.append(steps, finals)
+    found = vault.open_vault(tmp_path / "a.vlt")
+    assert export_minari(found, "swarm/test/expert-v0") == home / "swarm/test/expert-v0"
+    dataset = minari.load_dataset("swarm/test/expert-v0")
+    assert dataset.total_episodes == len(found.episodes.row)
+    assert next(dataset.iterate_episodes()).observations.shape[1:] == (
+        spec.num_agents,
+        spec.observation_size,
+    )
+    again = vault.open_vault(convert_minari("swarm/test/expert-v0", tmp_path / "b.vlt"))
+    assert again.spec == found.spec
+    assert again.digest() == found.digest()
+    with pytest.raises(VaultExistsError):
+        export_minari(found, "swarm/test/expert-v0")
+    with pytest.raises(ShapeError, match="num_agents"):
+        convert_minari(
+            "swarm/test/expert-v0", tmp_path / "c.vlt", EnvSpec("", 9, 3, 5, Discrete(4))
+        )
+    with pytest.raises(OptionError, match="does not take"):
+        export_minari(found, "no version!")
+
+
+def of_one(name, action_space, observation_space=None):
+    rng = np.random.default_rng(0)
+    space = observation_space or spaces.Box(-1, 1, (3,), np.float32)
+    buffers = []
+    for number, (length, ends) in enumerate([(4, "terminations"), (6, "truncations")]):
+        flags = {"terminations": [False] * length, "truncations": [False] * length}
+        flags[ends][-1] = True
+        shape = (length, *action_space.shape)
+        discrete = isinstance(action_space, spaces.Discrete)
+        actions = rng.integers(0, 2, shape) if discrete else rng.uniform(-1, 1, shape)
+        buffers.append(
+            minari.data_collector.EpisodeBuffer(
+                id=number,
+                observations=rng.uniform(-1, 1, (length + 1, *space.shape)).astype("f4"),
+                actions=actions,
+                rewards=[1.0] * length,
+                **flags,
+            )
+        )
+    minari.create_dataset_from_buffers(
+        name, buffers, observation_space=space, action_space=action_space
+    )
+    return buffers
+
+
+@pytest.mark.parametrize(
+    ("space", "action"),
+    [(spaces.Discrete(2), Discrete(2)), (spaces.Box(-1, 1, (2,), np.float32), Continuous(2))],
+)
+def test_one_agent(tmp_path, space, action):
+    buffers = of_one("cart/expert-v0", space)
+    found = vault.open_vault(convert_minari("cart/expert-v0", tmp_path / "a.vlt"))
+    assert found.spec == EnvSpec("", 1, 3, 3, action, state="concatenated")
+    assert found.episodes.length.tolist() == [4, 6]
+    assert found.episodes.cause.tolist() == ["terminated", "truncated"]
+    assert found.episodes.returns.tolist() == [[4.0], [6.0]]
+    for number, buffer in enumerate(buffers):
+        steps, final = found.episode(number)
+        np.testing.assert_array_equal(steps.view.observation[:, 0], buffer.observations[:-1])
+        np.testing.assert_array_equal(final.observation[0], buffer.observations[-1])
+        np.testing.assert_array_equal(steps.action[:, 0], buffer.actions.astype(steps.action.dtype))
+
+
+def test_what_is_not_taken(tmp_path):
+    with pytest.raises(VaultError, match="nope-v0 to convert"):
+        convert_minari("nope-v0", tmp_path / "a.vlt")
+    of_one("cart/start-v0", spaces.Discrete(2, start=1))
+    with pytest.raises(VaultError, match="counts its actions from 1"):
+        convert_minari("cart/start-v0", tmp_path / "a.vlt")
+    assert not (tmp_path / "a.vlt").exists()
