@@ -41,6 +41,10 @@ _LOG_EVERY = 500
 """Most updates between two lines of metrics, and between two signs of life."""
 
 
+_FREE = ("out", "replay", "memory")
+"""Settings that a run may be resumed with others of, because they do not change its result."""
+
+
 @dataclass(frozen=True)
 class Args:
     """Settings that all offline programs share."""
@@ -216,7 +220,7 @@ def _record(name: str, args: Args, dataset: Dataset, program: Program) -> dict[s
         "offmarl": __version__,
         "kind": "baseline",
         "program": name,
-        "args": {key: value for key, value in asdict(args).items() if key != "out"},
+        "args": {key: value for key, value in asdict(args).items() if key not in _FREE},
         "spec": dataset.spec.to_json(),
         "policy": asdict(program.config),
         "greedy": program.greedy,
