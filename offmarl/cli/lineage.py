@@ -63,9 +63,10 @@ def _source(source: Mapping[str, Any]) -> Text:
     taken = source["taken"]
     what = f"{taken['episodes']:,} of {source['episodes']:,} episodes"
     foreign = "" if source["native"] else ", not ours"
+    quirks = f", {', '.join(source['quirks'])}" if "quirks" in source else ""
     unverified = f", unverified steps {source['unverified']}" if "unverified" in source else ""
     return Text.assemble(
-        (source["vault"], "cyan"), f"  {what}{foreign}{unverified}  {source['digest'][:12]}"
+        (source["vault"], "cyan"), f"  {what}{foreign}{quirks}{unverified}  {source['digest'][:12]}"
     )
 
 

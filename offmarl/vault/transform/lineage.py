@@ -91,6 +91,8 @@ def _describe(source: Source, pieces: Pieces, most_bytes: int) -> dict[str, Any]
         "taken": {"episodes": pieces.episodes, "steps": pieces.steps},
         "provenance": _bounded(vault.provenance, most_bytes),
     }
+    if vault.quirks:
+        told["quirks"] = list(vault.quirks)
     if vault.unverified:
         told["unverified"] = [list(interval) for interval in vault.unverified]
     return told

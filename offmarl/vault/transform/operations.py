@@ -36,9 +36,6 @@ from offmarl.vault.transform.making import (
 )
 from offmarl.vault.transform.selection import Pieces, Unit
 
-SPLITS = {2: ("train", "validation"), 3: ("train", "validation", "test")}
-"""The parts that `split` makes."""
-
 
 def cat(
     sources: Sequence[AnyVault],
@@ -157,7 +154,7 @@ def sample(
     VaultError
         As for `cat`.
     """
-    _check_amount(steps, episodes, top, match_returns)
+    sampling.check_amount(steps, episodes, top, match_returns)
     opened = as_vault(source)
     like = None if isinstance(match_returns, bool) else as_vault(match_returns)
     arguments: dict[str, Any] = {"steps": steps, "episodes": episodes, "top": top, "seed": seed}
@@ -215,11 +212,11 @@ def split(
     VaultError
         As for `cat`.
     """
-    _check_fractions(fractions)
+    sampling.check_fractions(fractions)
     opened = as_vault(source)
     order = sampling.at_random(len(opened.episodes.row), seed)
     edges = np.round(np.cumsum(fractions)[:-1] * len(order)).astype(int)
-    parts = dict(zip(SPLITS[len(fractions)], np.split(order, edges), strict=True))
+    parts = dict(zip(sampling.SPLITS[len(fractions)], np.split(order, edges), strict=True))
     for name, part in parts.items():
         if not len(part):
             raise OptionError(
@@ -299,7 +296,12 @@ def dedup(
     """
 
     def select(source: Source) -> Pieces:
-        hashes = episode_digests(source.vault, policies=False)
+        with progress("compare", source.vault.num_steps) as advance:
+            hashes = episode_digests(
+                source.vault,
+                policies=False,
+                advance=lambda steps: advance(steps * source.vault.rows),
+            )
         first = {one: number for number, one in reversed(list(enumerate(hashes)))}
         return selection.of_episodes(source.vault, np.array(list(first.values()), int))
 
@@ -353,29 +355,3 @@ def _first(vault: Vault, order: sampling.Order, steps: int | None, episodes: int
     if steps is not None:
         return selection.in_order(vault, order, steps)
     return selection.of_episodes(vault, order[:episodes])
-
-
-def _check_amount(
-    steps: int | None, episodes: int | None, top: float | None, match_returns: bool | AnyVault
-) -> None:
-    amounts = [amount for amount in (steps, episodes, top) if amount is not None]
-    if len(amounts) > 1 or (top is not None and match_returns):
-        raise OptionError(
-            "a sample is of some number of steps, or of episodes, or the top of all: ask for one "
-            "of them. The top has returns of its own, so they cannot be matched."
-        )
-    if not amounts and (match_returns is False or match_returns is True):
-        raise OptionError("how much shall be sampled? Give steps, episodes, or a top fraction.")
-    if any(amount <= 0 for amount in amounts) or (top is not None and top > 1):
-        raise OptionError(
-            f"a sample has at least one step or episode, and the top fraction is in (0, 1]: got "
-            f"{amounts[0]}."
-        )
-
-
-def _check_fractions(fractions: Sequence[float]) -> None:
-    if len(fractions) not in SPLITS or min(fractions) <= 0 or abs(sum(fractions) - 1) > 1e-6:
-        raise OptionError(
-            f"fractions are two (train, validation) or three (and test), above 0, and sum to 1: "
-            f"got {' '.join(f'{fraction:g}' for fraction in fractions) or 'none'}."
-        )

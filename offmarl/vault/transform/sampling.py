@@ -1,5 +1,7 @@
 """Which episodes a sample is of: at random, the best, or with a given distribution of returns."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -8,6 +10,9 @@ from offmarl.vault.layout import NumpyArray
 
 Order = Int[np.ndarray, "K"]
 """Numbers of episodes, in the order in which they would be taken: a prefix is a sample."""
+
+SPLITS = {2: ("train", "validation"), 3: ("train", "validation", "test")}
+"""The parts that a vault is split into."""
 
 _STRATA = 10
 
@@ -75,3 +80,31 @@ def _cannot_match(low: float, high: float) -> OptionError:
         f"the distribution of returns cannot be matched: there is no episode with a return from "
         f"{low:.6g} to {high:.6g}. Sample from data that covers these returns."
     )
+
+
+def check_amount(
+    steps: int | None, episodes: int | None, top: float | None, match_returns: object
+) -> None:
+    """Refuse samples that make no sense; see `offmarl.vault.sample`."""
+    amounts = [amount for amount in (steps, episodes, top) if amount is not None]
+    if len(amounts) > 1 or (top is not None and match_returns):
+        raise OptionError(
+            "a sample is of some number of steps, or of episodes, or the top of all: ask for one "
+            "of them. The top has returns of its own, so they cannot be matched."
+        )
+    if not amounts and isinstance(match_returns, bool):
+        raise OptionError("how much shall be sampled? Give steps, episodes, or a top fraction.")
+    if any(amount <= 0 for amount in amounts) or (top is not None and top > 1):
+        raise OptionError(
+            f"a sample has at least one step or episode, and the top fraction is in (0, 1]: got "
+            f"{amounts[0]}."
+        )
+
+
+def check_fractions(fractions: Sequence[float]) -> None:
+    """Refuse fractions that a vault cannot be split by."""
+    if len(fractions) not in SPLITS or min(fractions) <= 0 or abs(sum(fractions) - 1) > 1e-6:
+        raise OptionError(
+            f"fractions are two (train, validation) or three (and test), above 0, and sum to 1: "
+            f"got {' '.join(f'{fraction:g}' for fraction in fractions) or 'none'}."
+        )
