@@ -24,6 +24,10 @@ from offmarl.vault.store import METADATA, Store
 from offmarl.vault.tables import Table
 
 _BLOCK_RECORDS = 2**16
+_FOUND_AGAIN = (
+    "of episodes that only the steps tell of: final views, whether the recording cut them off, and "
+    "where those that it gave up ended"
+)
 
 
 class Mended(NamedTuple):
@@ -216,7 +220,7 @@ def _dropped(own: Books, running: Table, head: Head) -> list[str]:
         lines.append("which records of which run are there: a recording cannot go on from here")
     known = sum(map(len, own.ended.values()))
     if own.head is None or known < own.head.episodes:
-        lines.append("of episodes found again: final views, and whether the recording cut them off")
+        lines.append(_FOUND_AGAIN)
     if own.head and head.finals < own.head.finals and head.length == own.head.length:
         lines.append(f"{own.head.finals - head.finals} final views")
     if own.provenance is None:

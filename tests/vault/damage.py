@@ -71,13 +71,15 @@ def damage(file: Path, kind: str, rng: random.Random) -> str:
     return f"bit {bit} flipped"
 
 
-def assert_prefix(path: Path, whole: vault.Vault) -> int:
+def assert_prefix(path: Path, whole: vault.Vault, dropped: tuple[str, ...]) -> int:
     """Check that a vault holds the first steps of another, and return how many."""
     found = vault.open_vault(path)
     steps, original = found.transitions(), whole.transitions(0, found.length)
     flat = [*steps.view, *steps[1:]], [*original.view, *original[1:]]
     for mine, theirs in zip(*flat, strict=True):
         np.testing.assert_array_equal(mine, theirs)
+    if any("only the steps tell of" in line for line in dropped):
+        return found.length  # so where episodes that were given up ended is not known
     places = zip(whole.episodes.row, whole.episodes.start, strict=True)
     number_of = {place: number for number, place in enumerate(places)}
     for number, row in enumerate(found.episodes.row):

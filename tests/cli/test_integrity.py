@@ -1,0 +1,44 @@
+"""``verify``, ``repair`` and ``compact``."""
+
+import shutil
+
+from offmarl.vault import tree
+from offmarl.vault.location import Location
+from tests.vault import damage
+
+
+def test_verify_then_repair_then_compact(offmarl, tmp_path):
+    path = damage.record(tmp_path / "v.vlt" / "a")
+    assert "is sound: 52 steps of each row, 70 chunks" in offmarl("verify", "v.vlt").out
+    place = tree.current(Location(path)).values["observations./0.3.0.0"]
+    data = bytearray((path / place.file).read_bytes())
+    data[place.offset] ^= 1
+    (path / place.file).write_bytes(data)
+
+    found = offmarl("verify", "v.vlt", "--deep")
+    assert found.code == 1
+    assert "observations, rows 0 to 1, steps 24 to 31: its checksum is wrong (" in found.out
+    (fault,) = offmarl("verify", "v.vlt", "--deep", "--json").json["faults"]
+    assert (fault["leaf"], fault["steps"]) == ("observations", [24, 32])
+
+    planned = offmarl("repair", "v.vlt", "--dry-run")
+    assert "would keep 24 of 52 steps of each row" in planned.out
+    assert "steps 24 to 51 of every row" in planned.out
+    assert offmarl("verify", "v.vlt", "--deep").code == 1
+    assert offmarl("repair", "v.vlt", "--json").json["length"] == 24
+    assert "nothing was changed" in offmarl("repair", "v.vlt").out
+    assert offmarl("verify", "v.vlt", "--deep").code == 0
+
+    done = offmarl("compact", "v.vlt", "--json").json
+    assert done["bytes_after"] <= done["bytes_before"]
+    assert " became " in offmarl("compact", "v.vlt").out
+
+
+def test_an_archive_is_verified_and_left_alone(offmarl, tmp_path):
+    damage.record(tmp_path / "v.vlt" / "a", "zstd")
+    shutil.make_archive("v", "zip", tmp_path, "v.vlt")
+    assert "is sound" in offmarl("verify", "v.zip/v.vlt/a", "--deep").out
+    for verb in ("repair", "compact"):
+        refused = offmarl(verb, "v.zip/v.vlt/a")
+        assert refused.code == 1
+        assert "is not a directory of this machine" in refused.err
