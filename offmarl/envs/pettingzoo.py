@@ -16,9 +16,9 @@ from jaxtyping import Bool, Float
 from pettingzoo import ParallelEnv
 
 from offmarl.envs.base import Environment
-from offmarl.envs.registry import make
+from offmarl.envs.registry import family_of, make
 from offmarl.envs.spaces import Actions, ActionSpace, Box, unequal
-from offmarl.errors import OptionError, ShapeError
+from offmarl.errors import OptionError, ShapeError, UnknownNameError
 from offmarl.types import Discrete, EnvSpec, Timestep, View
 
 Observations = Mapping[str, Any]
@@ -183,7 +183,7 @@ class Translator:
     env
         Of the parallel API; it must have been reset once.
     name
-        For the spec; the one in its metadata by default.
+        For the spec; by default what its metadata says, if `offmarl.envs.make` knows it.
     time_limit
         For the spec.
 
@@ -203,7 +203,7 @@ class Translator:
         sizes = [flatdim(space) for space in self._spaces]
         state = state_of(env)
         self.spec = EnvSpec(
-            name=name or str((getattr(env, "metadata", None) or {}).get("name", "")),
+            name=_name_of_ours(env) if name is None else name,
             num_agents=len(self.agents),
             observation_size=max(sizes),
             state_size=len(self.agents) * max(sizes) if state is None else state.size,
@@ -311,6 +311,18 @@ class PettingZooPolicy:
         self._key, key = jax.random.split(self._key)
         action, self._carry = self._policy(view.observation, view.legal_actions, self._carry, key)
         return self._translator.by_agent(np.asarray(action), agents)
+
+
+def name_of(env: Any) -> str:
+    """Return what an environment's metadata calls it; empty where they do not say."""
+    return str((getattr(env, "metadata", None) or {}).get("name", ""))
+
+
+def _name_of_ours(env: Any) -> str:
+    try:
+        return name_of(env) and family_of(name_of(env)) and name_of(env)
+    except UnknownNameError:
+        return ""
 
 
 def state_of(env: Any) -> Float[np.ndarray, "S"] | None:

@@ -134,12 +134,13 @@ class Recorder:
 
     def _open(self) -> "Translator":
         """Create the vault, or join it; an environment knows its sizes only once it was reset."""
-        from offmarl.envs.pettingzoo import Translator
+        from offmarl.envs.pettingzoo import Translator, name_of
 
         options = {k: self._about[k] for k in ("name", "time_limit")}
         translator = Translator(self.env, **options)
         if self._writer is None:
-            _create(self.path, translator.spec, self._about["provenance"], self._resume)
+            provenance = {"environment": name_of(self.env), **self._about["provenance"]}
+            _create(self.path, translator.spec, provenance, self._resume)
             self._writer = vault.join(self.path, self._run)
         _check_fit(self._writer, translator.spec)
         return translator
@@ -186,7 +187,8 @@ def record(
     resume
         Whether to add to a vault that is there.
     name
-        What the environment is called; by default what its metadata says.
+        The environment that `offmarl.envs.make` knows this one by, if any; trained policies are
+        evaluated there. By default what its metadata says, if it is one of ours.
     time_limit
         Steps after which it truncates its episodes, if you know.
     provenance

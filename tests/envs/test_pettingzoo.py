@@ -81,7 +81,7 @@ def test_any_environment_is_read_as_arrays():
     observations, infos = env.reset(seed=1)
     translator = Translator(env, time_limit=5)
     spec = translator.spec
-    assert (spec.name, spec.num_agents, spec.num_actions, spec.time_limit) == ("duel", 2, 4, 5)
+    assert (spec.name, spec.num_agents, spec.num_actions, spec.time_limit) == ("", 2, 4, 5)
     assert spec.agents == ("knight", "squire")
     assert (spec.observation_sizes, spec.action_sizes) == ((6, 3), (4, 2))
     assert spec.state == "native"
