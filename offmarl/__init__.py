@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from offmarl.errors import (
     CardError,
     ChecksumError,
+    ExpressionError,
     HubError,
     HubUnreachableError,
     MissingExtraError,
@@ -42,6 +43,7 @@ __all__ = [
     "CardError",
     "ChecksumError",
     "EnvSpec",
+    "ExpressionError",
     "HubError",
     "HubUnreachableError",
     "MissingExtraError",
