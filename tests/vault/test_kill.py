@@ -14,7 +14,6 @@ from offmarl.errors import VaultLockedError
 from .experience import SPEC, assert_same, concatenate, make, steps, whole_episodes
 from .killed import PROGRAMS, Victims
 
-
 WRITERS = ("record", "create_whole", "share")
 
 
