@@ -171,7 +171,7 @@ def errors_of(path: PurePath) -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError) as error:
-        # What follows is for TensorStore's developers; and it may quote what a vault says at length.
+        # What follows is for TensorStore's developers, and may quote what a vault says at length.
         text = str(error).partition(" [")[0][:_MOST_TEXT]
         if "Generation mismatch" in text:
             raise conflict(path) from error
