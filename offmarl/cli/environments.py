@@ -120,7 +120,7 @@ def _speed(env: Any, seconds: float) -> float:
     state, steps, _ = act(state, jax.random.key(0))  # compiles
     steps.last.block_until_ready()
     start, rounds, elapsed = time.perf_counter(), 0, 0.0
-    while elapsed < seconds:
+    while not rounds or elapsed < seconds:
         state, steps, _ = act(state, jax.random.key(rounds))
         steps.last.block_until_ready()
         rounds, elapsed = rounds + 1, time.perf_counter() - start

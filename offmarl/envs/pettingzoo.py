@@ -319,10 +319,12 @@ def name_of(env: Any) -> str:
 
 
 def _name_of_ours(env: Any) -> str:
+    name = name_of(env)
     try:
-        return name_of(env) and family_of(name_of(env)) and name_of(env)
+        family_of(name)
     except UnknownNameError:
         return ""
+    return name
 
 
 def state_of(env: Any) -> Float[np.ndarray, "S"] | None:
