@@ -209,13 +209,12 @@ def join(
     VaultError
         It lies in an archive or in an object store, where nothing can be locked.
     """
-    found = locate(path)
-    if not Location.of(found).is_directory:
+    if not Location.of(path).is_directory:
         raise VaultError(
-            f"{found} cannot have several writers: only a directory of this machine can be locked. "
+            f"{path} cannot have several writers: only a directory of this machine can be locked. "
             "Write a vault each, and put them together with `offmarl cat`."
         )
-    return SharedWriter(Vault(found), run, gather, timeout)
+    return SharedWriter(Vault(locate(path)), run, gather, timeout)
 
 
 def _copied(record: Any) -> Any:

@@ -157,3 +157,8 @@ def test_rows_of_whole_episodes(tmp_path):
         writer.append(*parts[0])
     expected = [whole_episodes(steps=7, seed=seed)[0] for seed in range(4)]
     assert_same(vault.open_vault(path).transitions(), concatenate(expected))
+
+
+def test_where_nothing_can_be_locked():
+    with pytest.raises(VaultError, match="only a directory of this machine"):
+        vault.join("s3://bucket/v.vlt", "me")
