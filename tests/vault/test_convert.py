@@ -1,12 +1,13 @@
 """Importing PyMARL's episode batches: made-up ones, and the published ones where they are."""
 
 import hashlib
+import sys
 
 import numpy as np
 import pytest
 
 from offmarl import vault
-from offmarl.errors import ShapeError, VaultError, VaultExistsError, VaultNotFoundError
+from offmarl.errors import OptionError, ShapeError, VaultError, VaultExistsError, VaultNotFoundError
 from offmarl.types import Discrete, EnvSpec
 from offmarl.vault.convert import common, export_pymarl
 
@@ -239,3 +240,9 @@ def test_back_to_where_it_came_from(tmp_path, source, suffix):
     assert {path.name for path in tmp_path.iterdir()} == {source.name, out.name, "a.vlt", "b.vlt"}
     with pytest.raises(VaultExistsError):
         export_pymarl(found, out)
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(OptionError, match=r"needs h5py, .* pip install 'offmarl\[convert\]'"):
+        common.require("h5py")

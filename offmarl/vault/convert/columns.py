@@ -12,7 +12,6 @@ and the vault's spec, provenance and digest, as JSON.
 """
 
 import json
-import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
@@ -61,10 +60,10 @@ def export_numpy(vault: Vault, path: StrPath) -> Path:
     """
     path = Path(path)
     tables, about = _tables(vault), _about(vault)
-    with common.whole(path) as part, tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+    with common.whole(path) as part, common.scratch(part) as scratch:
         steps = {
             name: np.lib.format.open_memmap(
-                Path(scratch) / f"{name}.npy", "w+", leaf.dtype, (vault.num_steps, *leaf.shape)
+                scratch / f"{name}.npy", "w+", leaf.dtype, (vault.num_steps, *leaf.shape)
             )
             for name, leaf in layout.leaves(vault.spec).items()
         }
@@ -72,9 +71,9 @@ def export_numpy(vault: Vault, path: StrPath) -> Path:
             for name, values in block.items():
                 steps[name][start : start + len(values)] = values
         for name, array in (tables | {_ABOUT: np.array(json.dumps(about))}).items():
-            np.save(Path(scratch) / f"{name}.npy", array)
+            np.save(scratch / f"{name}.npy", array)
         with zipfile.ZipFile(part, "w") as archive:
-            for file in sorted(Path(scratch).iterdir()):
+            for file in sorted(scratch.iterdir()):
                 archive.write(file, file.name)
     return path
 

@@ -84,6 +84,18 @@ def whole(path: Path) -> Iterator[Path]:
         raise
 
 
+@contextmanager
+def scratch(path: Path) -> Iterator[Path]:
+    """Make a directory beside a path, cleared of what a killed process left; gone afterwards."""
+    directory = path.with_name(f"{path.name}.arrays")
+    remove(directory)
+    directory.mkdir()
+    try:
+        yield directory
+    finally:
+        remove(directory)
+
+
 def remove(path: Path) -> None:
     """Remove a file or a directory, if it is there."""
     if path.is_dir():

@@ -1,7 +1,6 @@
 """Writing PyMARL's episode batches."""
 
 import os
-import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -64,8 +63,8 @@ def _columns(
         with require("h5py").File(path, "w") as file:
             yield {name: file.create_dataset(name, *of) for name, of in columns.items()}
         return
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        files = {name: Path(scratch) / f"{name}.npy" for name in columns}
+    with common.scratch(path) as scratch:
+        files = {name: scratch / f"{name}.npy" for name in columns}
         yield {
             name: np.lib.format.open_memmap(files[name], "w+", dtype=kind, shape=shape)
             for name, (shape, kind) in columns.items()
