@@ -195,7 +195,26 @@ def disk(path: Path) -> dict[str, float]:
         }
 
 
-MEASUREMENTS = {f.__name__: f for f in (ours, stock, warm, memory, cold, disk)}
+def replays(path: Path) -> dict[str, float]:
+    """Seconds a batch of 32 windows, from the device and from the disk."""
+    import jax
+
+    import offmarl
+
+    dataset, key = offmarl.open(path), jax.random.key(0)
+    replay, sample = dataset.replay(32, WINDOW), jax.jit(lambda replay, key: replay.sample(key))
+    steps = iter(range(10**6))
+    with dataset.stream(32, WINDOW) as stream:
+        return {
+            "device": median(
+                lambda: jax.block_until_ready(sample(replay, jax.random.fold_in(key, next(steps)))),
+                100,
+            ),
+            "stream": median(lambda: jax.block_until_ready(next(stream)), 100),
+        }
+
+
+MEASUREMENTS = {f.__name__: f for f in (ours, stock, warm, memory, cold, disk, replays)}
 
 
 def measure(name: str, path: Path) -> dict[str, float]:
@@ -232,6 +251,9 @@ def report_stock(root: Path) -> None:
         ratio = theirs[name] / mine[name]
         print(f"{title:24} {mine[name] * unit:14.3f} {theirs[name] * unit:10.2f} {ratio:10.1f}x")
     print(f"our peak over what is returned: {mine['peak'] / mine['returned']:.2f}")
+    took = measure("replays", root / "ours.vlt" / "r")
+    print(f"batch of 32 windows, ms: device {1e3 * took['device']:.2f}, stream", end=" ")
+    print(f"{1e3 * took['stream']:.2f}")
 
 
 def report_large(path: Path, size: float) -> None:
