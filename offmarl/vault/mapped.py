@@ -5,7 +5,6 @@ With that tree walked once, a step of an array is an address, and windows from a
 larger than memory are gathered as fast as from an array in memory.
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from offmarl.vault import layout, tree
 from offmarl.vault.layout import Leaf, NumpyArray
 from offmarl.vault.location import Location
 from offmarl.vault.region import Region
+from offmarl.vault.store import load_json
 from offmarl.vault.tree import Place
 
 _ABSENT = -1
@@ -219,7 +219,8 @@ def map_arrays(
     """Map the arrays that can be: whole, uncompressed, C order, chunks that hold whole steps."""
     found = {}
     for name, leaf in leaves.items():
-        document = json.loads(snapshot.value(f"{layout.prefix_of(name)}.zarray") or b"{}")
+        key = f"{layout.prefix_of(name)}.zarray"
+        document = load_json(snapshot.value(key) or b"{}", key)
         if not _is_plain(document, leaf):
             continue
         chunk_rows, chunk_steps, *_ = document["chunks"]

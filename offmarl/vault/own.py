@@ -1,5 +1,6 @@
 """Reading what a vault says of itself: ``metadata.json``, and our own keys."""
 
+import json
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -109,6 +110,19 @@ def read_table(store: Store, prefix: str, count: int, dtype: np.dtype[Any]) -> N
             f"{len(data)} are there."
         )
     return np.frombuffer(data, dtype)
+
+
+def check_documents(store: Store, schema: Schema) -> None:
+    """Raise `VaultFormatError` where an array is described otherwise than the schema says.
+
+    Nothing protects these documents, and data would be taken for what it is not.
+    """
+    for key, expected in layout.documents(schema).items():
+        if store.get_json(key) != json.loads(expected):
+            raise VaultFormatError(
+                f"{store.path} is damaged: {key} is not what the vault's schema says. `offmarl "
+                "repair` sets it right."
+            )
 
 
 def check_same(own: Own, snapshot: Snapshot, path: PurePath) -> None:

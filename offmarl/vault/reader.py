@@ -18,6 +18,7 @@ from offmarl.vault.layout import Leaf, NumpyArray
 from offmarl.vault.mapped import Snapshot, open_snapshot
 from offmarl.vault.own import (
     Own,
+    check_documents,
     check_same,
     read_metadata,
     read_own,
@@ -420,6 +421,8 @@ class Vault:
 
     @cached_property
     def _arrays(self) -> Arrays:
+        if self.own:
+            check_documents(self._store, self.own.schema)
         checks = self._checks() if self._checked else None
         return Arrays(self._store, self.leaves, self.rows, self.length, self._snapshot, checks)
 

@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -300,8 +301,10 @@ def campaign(path, count, seed):
     """Damage a vault again and again; return how often it was found, without effect, repaired."""
     before = damage.content(path)
     whole = vault.open_vault(shutil.copytree(path, path.with_name("whole")))
+    steps = whole.transitions()
     outcomes = {"harmless": 0, "all": 0, "part": 0, "nothing": 0}
     for what in damage.damages(path, count, seed):
+        assert_read_or_refused(path, steps)
         found = vault.verify(path, deep=True)
         if found.sound:
             assert damage.content(path) == before, what
@@ -319,6 +322,12 @@ def campaign(path, count, seed):
         outcomes["all" if done.length == whole.length else "part"] += 1
     shutil.rmtree(path.with_name("whole"))
     return outcomes
+
+
+def assert_read_or_refused(path, expected):
+    """Reads that are checked return what was written, or nothing."""
+    with suppress(OffmarlError):
+        assert_same(vault.open_vault(path, checked=True).transitions(), expected)
 
 
 def test_any_damage(path):
