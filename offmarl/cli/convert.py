@@ -10,6 +10,7 @@ from offmarl import vault
 from offmarl.cli.data import show
 from offmarl.cli.output import Report
 from offmarl.errors import OptionError
+from offmarl.tracking import progress
 from offmarl.vault.convert import READERS, WRITERS
 
 
@@ -49,13 +50,13 @@ def convert(
     if to is None:
         spec = _spec(env) if env else None
         read = READERS[layout or "pymarl"]
-        return show(str(read(source, out, **_taken(read, spec, time_limit))))
+        return show(str(read(source, out, progress=progress, **_taken(read, spec, time_limit))))
     if layout or env:
         raise OptionError(
             "--to writes a vault in another layout: it goes without --from and --env."
         )
     data = vault.open_vault(source, time_limit=time_limit)
-    path = WRITERS[to](data, out)
+    path = WRITERS[to](data, out, progress=progress)
     facts = {
         "path": path,
         "format": to,

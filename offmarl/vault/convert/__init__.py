@@ -4,12 +4,10 @@ from collections.abc import Callable
 from pathlib import Path, PurePath
 
 from offmarl.vault.convert.columns import convert_numpy, convert_zarr, export_numpy, export_zarr
-from offmarl.vault.convert.common import StrPath
 from offmarl.vault.convert.flat import convert_omar, convert_omiga
 from offmarl.vault.convert.minari import convert_minari, export_minari
 from offmarl.vault.convert.pymarl import convert_pymarl
 from offmarl.vault.convert.to_pymarl import export_pymarl
-from offmarl.vault.reader import Vault
 
 READERS: dict[str, Callable[..., PurePath]] = {
     "pymarl": convert_pymarl,
@@ -22,7 +20,7 @@ READERS: dict[str, Callable[..., PurePath]] = {
 }
 """What makes a vault of a dataset, by the name of its layout."""
 
-WRITERS: dict[str, Callable[[Vault, StrPath], Path]] = {
+WRITERS: dict[str, Callable[..., Path]] = {
     "pymarl": export_pymarl,
     "minari": export_minari,
     "numpy": export_numpy,

@@ -25,6 +25,7 @@ from offmarl.vault import layout
 from offmarl.vault.convert import common
 from offmarl.vault.convert.common import Record, StrPath, readable
 from offmarl.vault.creation import create_whole
+from offmarl.vault.digest import Progress, quiet
 from offmarl.vault.layout import Codec, NumpyArray
 from offmarl.vault.reader import Vault
 from offmarl.vault.tables import CAUSES, CUT, OPEN
@@ -53,7 +54,7 @@ class _Columns(NamedTuple):
     about: Mapping[str, Any]
 
 
-def export_numpy(vault: Vault, path: StrPath) -> Path:
+def export_numpy(vault: Vault, path: StrPath, progress: Progress = quiet) -> Path:
     """Write a vault to one uncompressed ``.npz`` file of plain columns.
 
     ``np.load`` reads it; the entry "about" is JSON.
@@ -67,7 +68,7 @@ def export_numpy(vault: Vault, path: StrPath) -> Path:
             )
             for name, leaf in layout.leaves(vault.spec).items()
         }
-        for start, block in _blocks(vault):
+        for start, block in _blocks(vault, progress):
             for name, values in block.items():
                 steps[name][start : start + len(values)] = values
         for name, array in (tables | {_ABOUT: np.array(json.dumps(about))}).items():
@@ -78,7 +79,7 @@ def export_numpy(vault: Vault, path: StrPath) -> Path:
     return path
 
 
-def export_zarr(vault: Vault, path: StrPath) -> Path:
+def export_zarr(vault: Vault, path: StrPath, progress: Progress = quiet) -> Path:
     """Write a vault to a zarr v3 group of plain columns, sharded, each chunk with its CRC32C.
 
     zarr-python reads it, and xarray by the names of its dimensions.
@@ -109,13 +110,18 @@ def export_zarr(vault: Vault, path: StrPath) -> Path:
             name: create(name, (vault.num_steps, *leaf.shape), leaf.dtype, _shard_steps(vault))
             for name, leaf in layout.leaves(vault.spec).items()
         }
-        for start, block in _blocks(vault):
+        for start, block in _blocks(vault, progress):
             for name, values in block.items():
                 steps[name][start : start + len(values)] = values
     return path
 
 
-def convert_numpy(source: StrPath, path: StrPath, codec: Codec = "raw") -> PurePath:
+def convert_numpy(
+    source: StrPath,
+    path: StrPath,
+    codec: Codec = "raw",
+    progress: Progress = quiet,
+) -> PurePath:
     """Import a file that `export_numpy` wrote, or any other of its layout.
 
     Raises
@@ -128,10 +134,15 @@ def convert_numpy(source: StrPath, path: StrPath, codec: Codec = "raw") -> PureP
         common.check_layout(source, "plain NumPy's", file.files, _needed())
         arrays = {name: file[name] for name in file.files}
         about = json.loads(str(arrays.pop(_ABOUT)))
-    return _write(_Columns(arrays, about), source, "numpy", path, codec)
+    return _write(_Columns(arrays, about), source, "numpy", path, codec, progress)
 
 
-def convert_zarr(source: StrPath, path: StrPath, codec: Codec = "raw") -> PurePath:
+def convert_zarr(
+    source: StrPath,
+    path: StrPath,
+    codec: Codec = "raw",
+    progress: Progress = quiet,
+) -> PurePath:
     """Import a group that `export_zarr` wrote; a chunk that is lost is an error, not zeros.
 
     Raises
@@ -150,7 +161,7 @@ def convert_zarr(source: StrPath, path: StrPath, codec: Codec = "raw") -> PurePa
             if array.nchunks_initialized != array.nchunks:
                 raise VaultFormatError(f"{source} has lost chunks of {name}: copy it again.")
         about: Any = group.attrs[_ABOUT]
-        return _write(_Columns(arrays, about), source, "zarr", path, codec)
+        return _write(_Columns(arrays, about), source, "zarr", path, codec, progress)
 
 
 def _needed() -> tuple[str, ...]:
@@ -201,12 +212,13 @@ def _about(vault: Vault) -> dict[str, Any]:
     }
 
 
-def _blocks(vault: Vault) -> Iterator[tuple[int, dict[str, NumpyArray]]]:
+def _blocks(vault: Vault, progress: Progress) -> Iterator[tuple[int, dict[str, NumpyArray]]]:
     """Yield all episodes end to end, whole shards at a time, and where each block begins."""
     size, start, count = _shard_steps(vault), 0, 0
     dtypes = {name: leaf.dtype for name, leaf in layout.leaves(vault.spec).items()}
     gathered: dict[str, list[NumpyArray]] = {name: [] for name in dtypes}
-    for number in _order(vault):
+    order = _order(vault)
+    for number in common.counted(order, len(order), progress):
         arrays = layout.to_disk(vault.episode(int(number)).transition)
         count += len(arrays["rewards"])
         for name, values in arrays.items():
@@ -221,7 +233,9 @@ def _blocks(vault: Vault) -> Iterator[tuple[int, dict[str, NumpyArray]]]:
         yield start, {name: np.concatenate(values) for name, values in gathered.items()}
 
 
-def _write(columns: _Columns, source: Path, kind: str, path: StrPath, codec: Codec) -> PurePath:
+def _write(
+    columns: _Columns, source: Path, kind: str, path: StrPath, codec: Codec, progress: Progress
+) -> PurePath:
     try:
         spec = EnvSpec.from_json(columns.about["spec"])
         digest = columns.about.get("digest")
@@ -229,7 +243,7 @@ def _write(columns: _Columns, source: Path, kind: str, path: StrPath, codec: Cod
         raise VaultError(f"{source} does not tell its spec ({error!r}).") from error
     origin = {"format": kind, "file": source.name, "provenance": columns.about.get("provenance")}
     with create_whole(path, spec, rows=1, provenance={"source": origin}, codec=codec) as writer:
-        for record in _records(columns, spec):
+        for record in _records(columns, spec, progress):
             writer.append(record.steps, record.finals, cut=record.cut)
         writer.flush()
         if digest and Vault(writer.path).digest() != digest:
@@ -240,7 +254,7 @@ def _write(columns: _Columns, source: Path, kind: str, path: StrPath, codec: Cod
     return writer.path
 
 
-def _records(columns: _Columns, spec: EnvSpec) -> Iterator[Record]:
+def _records(columns: _Columns, spec: EnvSpec, progress: Progress) -> Iterator[Record]:
     arrays = columns.arrays
     length, cause, final = (np.asarray(arrays[name]) for name in _TABLES)
     ends, steps = np.cumsum(length), arrays["rewards"].shape[0]
@@ -248,7 +262,8 @@ def _records(columns: _Columns, spec: EnvSpec) -> Iterator[Record]:
         raise VaultError(f"episodes have {ends[-1]} steps together, and the arrays {steps}.")
     names = [name for name in layout.leaves(spec) if name in arrays]
     step_bytes = sum(leaf.step_bytes for leaf in layout.leaves(spec).values())
-    for start, stop in common.blocks(steps, step_bytes):
+    spans = common.blocks(steps, step_bytes)
+    for start, stop in common.counted(spans, len(spans), progress):
         block = {name: common.plain(np.asarray(arrays[name][start:stop]), name) for name in names}
         here = np.flatnonzero((ends > start) & (ends <= stop) & (cause != OPEN))
         last = ends[here] - 1 - start

@@ -9,16 +9,18 @@ from contextlib import contextmanager
 from importlib import import_module
 from os import PathLike
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from offmarl.errors import OptionError, ShapeError, VaultError, VaultExistsError, VaultNotFoundError
 from offmarl.types import EnvSpec, Finals, Transition, View
 from offmarl.vault.creation import create_whole
+from offmarl.vault.digest import Progress
 from offmarl.vault.layout import Codec, NumpyArray
 
 StrPath = str | PathLike[str]
+Item = TypeVar("Item")
 
 BLOCK_BYTES = 2**25
 """About how much of a foreign dataset is in memory at once."""
@@ -45,6 +47,14 @@ def write_vault(
         for record in records:
             writer.append(record.steps, record.finals, cut=record.cut)
     return writer.path
+
+
+def counted(items: Iterable[Item], total: int, progress: Progress) -> Iterator[Item]:
+    """Yield items, and tell of each."""
+    with progress("convert", total) as advance:
+        for item in items:
+            yield item
+            advance(1)
 
 
 def require(module: str) -> Any:
@@ -146,11 +156,10 @@ def plain(array: NumpyArray, name: str) -> NumpyArray:
     return array
 
 
-def blocks(steps: int, step_bytes: int) -> Iterator[tuple[int, int]]:
+def blocks(steps: int, step_bytes: int) -> list[tuple[int, int]]:
     """Cut so many steps into intervals that fit in memory."""
     size = max(1, BLOCK_BYTES // max(step_bytes, 1))
-    for start in range(0, steps, size):
-        yield start, min(steps, start + size)
+    return [(start, min(steps, start + size)) for start in range(0, steps, size)]
 
 
 def load_npy(path: Path) -> NumpyArray:

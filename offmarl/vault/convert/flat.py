@@ -14,6 +14,7 @@ from offmarl.types import Discrete, EnvSpec, Finals, Transition, View
 from offmarl.vault import layout
 from offmarl.vault.convert import common
 from offmarl.vault.convert.common import Record, StrPath, readable, require
+from offmarl.vault.digest import Progress, quiet
 from offmarl.vault.layout import Codec, Leaf, NumpyArray
 
 _OMIGA = ("s", "o", "a", "r", "d")
@@ -35,6 +36,7 @@ def convert_omiga(
     env_spec: EnvSpec | None = None,
     time_limit: int | None = None,
     codec: Codec = "raw",
+    progress: Progress = quiet,
 ) -> PurePath:
     """Import an HDF5 file as OMIGA and ComaDICE ship multi-agent MuJoCo.
 
@@ -46,7 +48,7 @@ def convert_omiga(
     source
         Arrays ``o (T, N, O)``, ``s (T, N, S)``, ``a (T, N, A)``, and ``r`` and ``d``, ``(T, 1)`` or
         one for each agent: rewards, and 1 at the last step of an episode.
-    path, env_spec, time_limit, codec
+    path, env_spec, time_limit, codec, progress
         As for `convert_pymarl`.
 
     Raises
@@ -82,7 +84,7 @@ def convert_omiga(
 
         origin = {"format": "omiga", "file": source.name, "sha256": common.sha256(source)}
         steps = _Steps(len(arrays["o"]), read)
-        return _write(steps, path, origin, env_spec, time_limit, codec)
+        return _write(steps, path, origin, env_spec, time_limit, codec, progress)
 
 
 def convert_omar(
@@ -91,6 +93,7 @@ def convert_omar(
     env_spec: EnvSpec | None = None,
     time_limit: int | None = None,
     codec: Codec = "raw",
+    progress: Progress = quiet,
 ) -> PurePath:
     """Import a folder of ``.npy`` files as OMAR ships particle environments and MuJoCo.
 
@@ -100,7 +103,7 @@ def convert_omar(
         A folder with files ``obs_i``, ``acs_i``, ``rews_i``, ``next_obs_i`` and ``dones_i`` for
         each agent i from 0, and where there are states ``states_i`` and ``next_states_i``. Shorter
         observations and states are padded with zeros.
-    path, env_spec, codec
+    path, env_spec, codec, progress
         As for `convert_pymarl`.
     time_limit
         Steps after which the environment truncates: episodes end there whether ``dones`` says so or
@@ -143,7 +146,7 @@ def convert_omar(
 
     origin = {"format": "omar", "file": source.name, "sha256": common.sha256(source)}
     steps = _Steps(len(arrays["obs"][0]), read)
-    return _write(steps, path, origin, env_spec, time_limit, codec)
+    return _write(steps, path, origin, env_spec, time_limit, codec, progress)
 
 
 def _stack(arrays: list[NumpyArray]) -> NumpyArray:
@@ -166,6 +169,7 @@ def _write(
     wanted: EnvSpec | None,
     time_limit: int | None,
     codec: Codec,
+    progress: Progress,
 ) -> PurePath:
     first = steps.read(0, min(steps.length, 1))
     leaves = {name: Leaf(x.dtype, x.shape[1:]) for name, x in first.items()}
@@ -178,7 +182,8 @@ def _write(
     spec = common.check_spec(found, wanted)
     spec = dataclasses.replace(spec, time_limit=time_limit or spec.time_limit)
     step_bytes = sum(leaf.step_bytes for leaf in leaves.values())
-    records = _records(steps, spec, common.blocks(steps.length, step_bytes))
+    blocks = common.blocks(steps.length, step_bytes)
+    records = _records(steps, spec, common.counted(blocks, len(blocks), progress))
     return common.write_vault(path, spec, origin, records, codec)
 
 

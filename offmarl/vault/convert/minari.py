@@ -17,11 +17,13 @@ from offmarl.vault.convert.common import (
     Record,
     StrPath,
     check_spec,
+    counted,
     readable,
     require,
     with_final,
     write_vault,
 )
+from offmarl.vault.digest import Progress, quiet
 from offmarl.vault.layout import Codec, NumpyArray
 from offmarl.vault.reader import Vault
 from offmarl.vault.tables import CAUSES, CUT
@@ -29,7 +31,7 @@ from offmarl.vault.tables import CAUSES, CUT
 _SPEC = re.compile(r"offmarl:(\{.*\})", re.DOTALL)
 
 
-def export_minari(vault: Vault, dataset: StrPath) -> Path:
+def export_minari(vault: Vault, dataset: StrPath, progress: Progress = quiet) -> Path:
     """Write a vault as a local Minari dataset, where agents keep their axis.
 
     Minari takes a dataset as a whole, so all of it is in memory.
@@ -67,7 +69,11 @@ def export_minari(vault: Vault, dataset: StrPath) -> Path:
     buffers = [
         _buffer(number, episode, cause == CAUSES[CUT])
         for number, (episode, cause) in enumerate(
-            zip(vault.each_episode(), vault.episodes.cause, strict=True)
+            zip(
+                counted(vault.each_episode(), len(vault.episodes.cause), progress),
+                vault.episodes.cause,
+                strict=True,
+            )
         )
     ]
     try:
@@ -90,6 +96,7 @@ def convert_minari(
     path: StrPath,
     env_spec: EnvSpec | None = None,
     codec: Codec = "raw",
+    progress: Progress = quiet,
 ) -> PurePath:
     """Import a local Minari dataset: one that `export_minari` wrote, or one of a single agent.
 
@@ -99,7 +106,7 @@ def convert_minari(
     ----------
     source
         The name that Minari knows it by.
-    path, env_spec, codec
+    path, env_spec, codec, progress
         As for `convert_pymarl`.
 
     Raises
@@ -116,7 +123,7 @@ def convert_minari(
     found = _spec_of(dataset, name)
     spec = check_spec(found, env_spec)
     origin = {"format": "minari", "dataset": name}
-    return write_vault(path, spec, origin, _records(dataset, spec), codec)
+    return write_vault(path, spec, origin, _records(dataset, spec, progress), codec)
 
 
 def _spaces(spec: EnvSpec) -> tuple[Any, Any]:
@@ -186,8 +193,9 @@ def _spec_of(dataset: Any, name: str) -> EnvSpec:
     return EnvSpec("", 1, size, size, kind, state="concatenated")
 
 
-def _records(dataset: Any, spec: EnvSpec) -> Iterator[Record]:
-    for episode in dataset.iterate_episodes():
+def _records(dataset: Any, spec: EnvSpec, progress: Progress) -> Iterator[Record]:
+    episodes = dataset.iterate_episodes()
+    for episode in counted(episodes, int(dataset.total_episodes), progress):
         infos = episode.infos or {}
         if "final_known" in infos:
             yield _record(episode, infos, spec)

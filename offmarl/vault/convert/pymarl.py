@@ -15,6 +15,7 @@ from offmarl.errors import ShapeError, VaultError, VaultNotFoundError
 from offmarl.types import Discrete, EnvSpec, Finals, Transition, View
 from offmarl.vault.convert import common
 from offmarl.vault.convert.common import Record, check_layout, readable, require, write_vault
+from offmarl.vault.digest import Progress, quiet
 from offmarl.vault.layout import Codec, NumpyArray
 
 _REQUIRED = ("obs", "actions", "reward", "terminated", "filled")
@@ -28,6 +29,7 @@ def convert_pymarl(
     env_spec: EnvSpec | None = None,
     time_limit: int | None = None,
     codec: Codec = "raw",
+    progress: Progress = quiet,
 ) -> PurePath:
     """Import an ``.npz`` or HDF5 file of PyMARL's episode batches, as CFCQL and others ship them.
 
@@ -49,6 +51,8 @@ def convert_pymarl(
         Steps after which the environment truncates; that of ``env_spec`` if None.
     codec
         As for `offmarl.vault.create`.
+    progress
+        Shows how far it is; `offmarl.tracking.progress` does.
 
     Returns
     -------
@@ -67,7 +71,7 @@ def convert_pymarl(
         members = _open(source, stack)
         spec = _spec(members, env_spec, time_limit)
         origin = {"format": "pymarl", "file": source.name, "sha256": common.sha256(source)}
-        records = (Record(*_records(batch, spec)) for batch in _batches(members))
+        records = (Record(*_records(batch, spec)) for batch in _batches(members, progress))
         return write_vault(path, spec, origin, records, codec)
 
 
@@ -211,10 +215,13 @@ def _spec(
     )
 
 
-def _batches(members: Mapping[str, _Member | _Dataset]) -> Iterator[dict[str, NumpyArray]]:
+def _batches(
+    members: Mapping[str, _Member | _Dataset], progress: Progress
+) -> Iterator[dict[str, NumpyArray]]:
     episodes = members["obs"].shape[0]
     size = max(1, common.BLOCK_BYTES // sum(member.episode_bytes for member in members.values()))
-    for start in range(0, episodes, size):
+    starts = range(0, episodes, size)
+    for start in common.counted(starts, len(starts), progress):
         count = min(size, episodes - start)
         yield {name: member.read(count) for name, member in members.items()}
 

@@ -13,11 +13,12 @@ from offmarl.types import Episode
 from offmarl.vault.convert import common
 from offmarl.vault.convert.common import require, with_final
 from offmarl.vault.convert.pymarl import HDF5
+from offmarl.vault.digest import Progress, quiet
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.reader import Vault
 
 
-def export_pymarl(vault: Vault, path: str | os.PathLike[str]) -> Path:
+def export_pymarl(vault: Vault, path: str | os.PathLike[str], progress: Progress = quiet) -> Path:
     """Write the episodes of a vault to an ``.npz`` or HDF5 file of PyMARL's episode batches.
 
     An episode of L steps fills L+1 slots. Where its final view is not known, its last slot is empty
@@ -48,7 +49,8 @@ def export_pymarl(vault: Vault, path: str | os.PathLike[str]) -> Path:
         "filled": ((*lead, 1), "i8"),
     }
     with common.whole(path) as part, _columns(part, path.suffix, columns) as arrays:
-        for number, episode in enumerate(vault.each_episode()):
+        episodes = common.counted(vault.each_episode(), len(lengths), progress)
+        for number, episode in enumerate(episodes):
             for name, values in _slots(episode, rewards).items():
                 arrays[name][number, : len(values)] = values
     return path
