@@ -2,8 +2,8 @@
 
     python benchmarks/adapters.py [--rounds 5]
 
-Both reset themselves, in 64 environments, with random legal actions, in a scan of 128 steps; turns
-alternate and the median ratio counts. JaxMARL's own ``step`` resets in every step, so it can be
+Both reset themselves, in 64 environments, with random legal actions, in a scan of 128 steps that
+keeps observations, rewards and ends; turns alternate and the median ratio counts. JaxMARL's own ``step`` resets in every step, so it can be
 slower than ours. Jumanji's own wrapper, ``AutoResetWrapper``, under vmap is the peer there. The
 second table is autoreset alone: fresh resets against a pool of 256.
 """
@@ -53,7 +53,7 @@ def ours(env, pool=0):
         action = draw(env.spec, action_key, legal)
         state, timestep = env.step(step_key, state, action)
         seen = timestep.view.observation, timestep.reward, timestep.terminated, timestep.truncated
-        return (state, timestep.view.legal_actions), jax.tree.map(jnp.sum, seen)
+        return (state, timestep.view.legal_actions), seen
 
     def reset(key):
         state, timestep = env.reset(key)
@@ -76,7 +76,7 @@ def raw_jaxmarl(env):
         action = draw(spec, action_key, legal)
         given = {agent: action[i] for i, agent in enumerate(raw.agents)}
         observation, state, reward, done, _ = raw.step(step_key, state, given)
-        return (state, legal_of(state)), jax.tree.map(jnp.sum, (observation, reward, done))
+        return (state, legal_of(state)), (observation, reward, done)
 
     def reset(key):
         _, state = raw.reset(key)
@@ -98,7 +98,7 @@ def raw_jumanji(env):
         action = draw(env.spec, key, legal)
         state, timestep = raw.step(state, action)
         seen = timestep.observation, timestep.reward, timestep.last()
-        return (state, legal_of(timestep)), jax.tree.map(jnp.sum, seen)
+        return (state, legal_of(timestep)), seen
 
     def reset(key):
         state, timestep = raw.reset(key)

@@ -165,9 +165,13 @@ def _view(wrapped: _Wrapped, observations: Observations, inner: Any) -> View:
     each = _split(env, quirks, observations)
     state = quirks.state(env, observations, inner)
     legal = quirks.legal(env, inner)
+    observation = pad(each, max(wrapped.observation_sizes))
+    if state is None:
+        padded = len(set(wrapped.observation_sizes)) > 1
+        state = jnp.concatenate(each) if padded else observation.ravel()
     return View(
-        observation=pad(each, max(wrapped.observation_sizes)),
-        state=(jnp.concatenate(each) if state is None else state).astype(jnp.float32),
+        observation=observation,
+        state=state.astype(jnp.float32),
         legal_actions=wrapped.actions.legal(legal and [legal[agent] for agent in env.agents]),
         alive=quirks.alive(env, inner),
     )
