@@ -3,9 +3,9 @@
     python benchmarks/adapters.py [--rounds 5]
 
 Both reset themselves, in 64 environments, with random legal actions, in a scan of 128 steps that
-keeps observations, rewards and ends; turns alternate and the median ratio counts. JaxMARL's own ``step`` resets in every step, so it can be
-slower than ours. Jumanji's own wrapper, ``AutoResetWrapper``, under vmap is the peer there. The
-second table is autoreset alone: fresh resets against a pool of 256.
+keeps observations, rewards and ends; turns alternate and the median ratio counts. JaxMARL's own
+``step`` and Jumanji's ``AutoResetWrapper`` reset in every step, so they can be slower than ours.
+The second table is autoreset alone: a pool of 256 resets against fresh ones.
 """
 
 import argparse
