@@ -55,7 +55,9 @@ def test_a_continuous_action_is_the_command():
     jax.tree.map(np.testing.assert_array_equal, one.bodies, other.bodies)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    "task", [TASKS[0], *(pytest.param(task, marks=pytest.mark.slow) for task in TASKS[1:])]
+)
 def test_partial_observability(task):
     """What is far away can change and not be seen."""
     env = envs.make(f"swarm/{task}", comm="none", randomise="none", obstacles=0.0)
@@ -88,7 +90,9 @@ def test_noise_is_of_the_size_drawn():
     assert (jnp.abs(error) < 5 * states.weather.noise[:, None, None]).all()
 
 
-@pytest.mark.parametrize("task", ["coverage-1001", "pursuit-900-150"])
+@pytest.mark.parametrize(
+    "task", ["coverage-1001", pytest.param("pursuit-900-150", marks=pytest.mark.slow)]
+)
 def test_more_than_a_thousand_agents(task):
     env = envs.make(f"swarm/{task}", **({"evaders": "learned"} if "pursuit" in task else {}))
     state, _ = reset(env, KEY)
