@@ -13,7 +13,7 @@ from offmarl import vault
 from offmarl.cli import lineage
 from offmarl.cli.output import Report, grid, number, spread, table
 from offmarl.types import Discrete
-from offmarl.vault.quirks import MEANINGS
+from offmarl.vault.reading.quirks import MEANINGS
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _BINS = 40

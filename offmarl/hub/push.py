@@ -24,7 +24,7 @@ from offmarl.hub.pull import CARD
 from offmarl.types import Discrete
 from offmarl.vault import Vault
 from offmarl.vault.listing import SUFFIX, vaults_in
-from offmarl.vault.store import LOCK
+from offmarl.vault.storage.store import LOCK
 
 SHARD = 50_000_000
 """Most bytes of a file: larger ones upload badly where connections break."""

@@ -6,19 +6,19 @@
 >>> data[:100]
 """
 
-from offmarl.vault.compaction import Compaction, compact
 from offmarl.vault.convert import convert_pymarl
-from offmarl.vault.creation import create, create_whole
-from offmarl.vault.faults import Fault
-from offmarl.vault.integrity import Verification, verify
+from offmarl.vault.integrity.compaction import Compaction, compact
+from offmarl.vault.integrity.faults import Fault
+from offmarl.vault.integrity.repairing import Repair, repair
+from offmarl.vault.integrity.verification import Verification, verify
 from offmarl.vault.listing import Summary, list_vaults, open_vault
-from offmarl.vault.reader import Vault
-from offmarl.vault.repairing import Repair, repair
-from offmarl.vault.shared import SharedWriter, join
+from offmarl.vault.reading.reader import Vault
+from offmarl.vault.storage.unpacking import unpack
 from offmarl.vault.tables import Episodes
 from offmarl.vault.transform import cat, dedup, filter, recode, sample, slice, split
-from offmarl.vault.unpacking import unpack
-from offmarl.vault.writer import Writer, resume
+from offmarl.vault.writing.creation import create, create_whole
+from offmarl.vault.writing.shared import SharedWriter, join
+from offmarl.vault.writing.writer import Writer, resume
 
 __all__ = [
     "Compaction",

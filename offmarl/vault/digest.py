@@ -11,7 +11,7 @@ import numpy as np
 from offmarl.types import Transition
 from offmarl.vault import layout
 from offmarl.vault.layout import NumpyArray
-from offmarl.vault.reader import Vault
+from offmarl.vault.reading.reader import Vault
 
 Advance = Callable[[int], object]
 """Told how many more steps of each row are done."""

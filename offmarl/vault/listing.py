@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from offmarl.errors import OffmarlError, VaultError, VaultFormatError, VaultNotFoundError
 from offmarl.vault import layout
-from offmarl.vault.archive import members_of
 from offmarl.vault.layout import Head, Schema
-from offmarl.vault.location import Location
-from offmarl.vault.own import read_metadata, stock_length
-from offmarl.vault.reader import Vault
-from offmarl.vault.store import MANIFEST, METADATA, Store, errors_of, load_json
+from offmarl.vault.reading.own import read_metadata, stock_length
+from offmarl.vault.reading.reader import Vault
+from offmarl.vault.storage.archive import members_of
+from offmarl.vault.storage.location import Location
+from offmarl.vault.storage.store import MANIFEST, METADATA, Store, errors_of, load_json
 
 SUFFIX = ".vlt"
 

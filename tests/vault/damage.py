@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from offmarl import vault
-from offmarl.vault.store import LOCK
+from offmarl.vault.storage.store import LOCK
 
 from .experience import SPEC, make
 

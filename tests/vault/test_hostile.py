@@ -11,7 +11,7 @@ import pytest
 from offmarl import vault
 from offmarl.errors import OffmarlError
 from offmarl.vault import layout
-from offmarl.vault.store import METADATA, Store
+from offmarl.vault.storage.store import METADATA, Store
 
 from . import damage
 

@@ -11,9 +11,10 @@ import tensorstore as ts
 
 from offmarl import vault
 from offmarl.errors import OffmarlError, VaultFormatError, VaultLockedError, VaultNotFoundError
-from offmarl.vault import layout, tables, tree
-from offmarl.vault.location import Location
-from offmarl.vault.store import METADATA, Store
+from offmarl.vault import layout, tables
+from offmarl.vault.storage import tree
+from offmarl.vault.storage.location import Location
+from offmarl.vault.storage.store import METADATA, Store
 
 from . import damage
 from .experience import assert_same, make, steps

@@ -8,7 +8,7 @@ import pytest
 
 from offmarl import vault
 from offmarl.errors import VaultConflictError, VaultError, VaultExistsError, VaultNotFoundError
-from offmarl.vault.store import Store
+from offmarl.vault.storage.store import Store
 
 from .experience import SPEC, assert_same, concatenate, make
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from offmarl import vault
 from offmarl.errors import OptionError, ShapeError, VaultError, VaultExistsError
 from offmarl.types import View
-from offmarl.vault import chunks, reader, writer
 from offmarl.vault.digest import episode_digests
+from offmarl.vault.reading import reader
 from offmarl.vault.transform import copying, lineage, making, sampling
+from offmarl.vault.writing import chunks, writer
 
 from .experience import CONTINUOUS, SPEC, assert_same, episodes_of, make, steps
 from .test_stock import append_with_stock, open_stock, to_stock, write_stock

@@ -24,11 +24,11 @@ from offmarl.types import EnvSpec, Finals, View
 from offmarl.vault import layout
 from offmarl.vault.convert import common
 from offmarl.vault.convert.common import Record, StrPath, readable
-from offmarl.vault.creation import create_whole
 from offmarl.vault.digest import Progress, quiet
 from offmarl.vault.layout import Codec, NumpyArray
-from offmarl.vault.reader import Vault
+from offmarl.vault.reading.reader import Vault
 from offmarl.vault.tables import CAUSES, CUT, OPEN
+from offmarl.vault.writing.creation import create_whole
 
 _TABLES = ("episodes.length", "episodes.cause", "episodes.final")
 _FINALS = tuple(f"finals.{field}" for field in View._fields)

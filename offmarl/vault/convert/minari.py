@@ -25,7 +25,7 @@ from offmarl.vault.convert.common import (
 )
 from offmarl.vault.digest import Progress, quiet
 from offmarl.vault.layout import Codec, NumpyArray
-from offmarl.vault.reader import Vault
+from offmarl.vault.reading.reader import Vault
 from offmarl.vault.tables import CAUSES, CUT
 
 _SPEC = re.compile(r"offmarl:(\{.*\})", re.DOTALL)

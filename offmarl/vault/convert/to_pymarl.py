@@ -15,7 +15,7 @@ from offmarl.vault.convert.common import require, with_final
 from offmarl.vault.convert.pymarl import HDF5
 from offmarl.vault.digest import Progress, quiet
 from offmarl.vault.layout import NumpyArray
-from offmarl.vault.reader import Vault
+from offmarl.vault.reading.reader import Vault
 
 
 def export_pymarl(vault: Vault, path: str | os.PathLike[str], progress: Progress = quiet) -> Path:

@@ -9,10 +9,10 @@ import numpy as np
 from offmarl.types import Finals, Transition, View
 from offmarl.vault.digest import Advance
 from offmarl.vault.layout import NumpyArray
-from offmarl.vault.reader import Vault
+from offmarl.vault.reading.reader import Vault
 from offmarl.vault.tables import CAUSES, CUT, OPEN
 from offmarl.vault.transform.selection import Pieces
-from offmarl.vault.writer import Writer
+from offmarl.vault.writing.writer import Writer
 
 _BLOCK_BYTES = 2**25
 """About how much is read at once."""

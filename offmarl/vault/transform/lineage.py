@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from offmarl.types import EnvSpec
 from offmarl.vault import layout
 from offmarl.vault.digest import Advance, digest
-from offmarl.vault.reader import Vault
+from offmarl.vault.reading.reader import Vault
 from offmarl.vault.transform import origins
 from offmarl.vault.transform.origins import Named, Origin
 from offmarl.vault.transform.selection import Pieces

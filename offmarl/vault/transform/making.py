@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from offmarl.errors import VaultError, VaultExistsError
-from offmarl.vault.creation import create_whole
 from offmarl.vault.digest import Progress
 from offmarl.vault.layout import Codec
 from offmarl.vault.listing import SUFFIX, open_vault
-from offmarl.vault.location import Location
-from offmarl.vault.reader import Vault
-from offmarl.vault.store import WriterLock, errors_of, publish
+from offmarl.vault.reading.reader import Vault
+from offmarl.vault.storage.location import Location
+from offmarl.vault.storage.store import WriterLock, errors_of, publish
 from offmarl.vault.transform import lineage, origins, selection
 from offmarl.vault.transform.copying import copy_pieces, copy_rows
 from offmarl.vault.transform.lineage import Source
 from offmarl.vault.transform.selection import Pieces
-from offmarl.vault.writer import Writer
+from offmarl.vault.writing.creation import create_whole
+from offmarl.vault.writing.writer import Writer
 
 StrPath = str | os.PathLike[str]
 AnyVault = StrPath | Vault

@@ -21,7 +21,7 @@ from offmarl.errors import OptionError, VaultError
 from offmarl.vault.digest import Progress, episode_digests, quiet
 from offmarl.vault.layout import Codec
 from offmarl.vault.listing import open_vault
-from offmarl.vault.reader import Vault
+from offmarl.vault.reading.reader import Vault
 from offmarl.vault.transform import columns, sampling, selection
 from offmarl.vault.transform.lineage import Source, name_of
 from offmarl.vault.transform.making import (

@@ -10,8 +10,8 @@ from io import BytesIO
 from pathlib import Path, PurePath, PurePosixPath
 
 from offmarl.errors import VaultError, VaultFormatError
-from offmarl.vault.location import Location
-from offmarl.vault.store import MANIFEST, METADATA, errors_of
+from offmarl.vault.storage.location import Location
+from offmarl.vault.storage.store import MANIFEST, METADATA, errors_of
 
 _TAIL = 2**16
 """Bytes at an archive's end in which its directory lies, but for archives of very many files."""

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from offmarl.vault import layout, tables
-from offmarl.vault.books import Books
-from offmarl.vault.faults import Fault
-from offmarl.vault.reader import Vault
+from offmarl.vault.integrity.books import Books
+from offmarl.vault.integrity.faults import Fault
+from offmarl.vault.reading.reader import Vault
 from offmarl.vault.tables import Signals, Table
 
 _MAX_FAULTS = 100

@@ -13,16 +13,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from offmarl.errors import OffmarlError, VaultFormatError
-from offmarl.vault import books, checks, layout, mending, tree
-from offmarl.vault.compaction import copy, exclusive, rebuilding, switch
-from offmarl.vault.contents import Contents
+from offmarl.vault import layout
 from offmarl.vault.digest import Progress, quiet
-from offmarl.vault.faults import Fault
-from offmarl.vault.integrity import Verification, examine, find, own_grids
-from offmarl.vault.location import Location
-from offmarl.vault.own import read_metadata
-from offmarl.vault.seal import OWN_PREFIX
-from offmarl.vault.store import DATA, METADATA, Store, errors_of, sync
+from offmarl.vault.integrity import books, checks, mending
+from offmarl.vault.integrity.compaction import copy, exclusive, rebuilding, switch
+from offmarl.vault.integrity.faults import Fault
+from offmarl.vault.integrity.verification import Verification, examine, find, own_grids
+from offmarl.vault.reading.own import read_metadata
+from offmarl.vault.storage import tree
+from offmarl.vault.storage.contents import Contents
+from offmarl.vault.storage.location import Location
+from offmarl.vault.storage.seal import OWN_PREFIX
+from offmarl.vault.storage.store import DATA, METADATA, Store, errors_of, sync
 
 
 class Repair(NamedTuple):

@@ -21,8 +21,8 @@ from offmarl.errors import (
     VaultFullError,
     VaultLockedError,
 )
-from offmarl.vault.location import Location
-from offmarl.vault.seal import seal, unseal
+from offmarl.vault.storage.location import Location
+from offmarl.vault.storage.seal import seal, unseal
 
 MANIFEST = "manifest.ocdbt"
 METADATA = "metadata.json"

@@ -17,10 +17,10 @@ from offmarl.types import EnvSpec, Finals, Transition
 from offmarl.vault import layout, tables
 from offmarl.vault.layout import Head
 from offmarl.vault.listing import locate
-from offmarl.vault.location import Location
-from offmarl.vault.reader import Vault
-from offmarl.vault.records import Cut, account
-from offmarl.vault.writer import resume
+from offmarl.vault.reading.reader import Vault
+from offmarl.vault.storage.location import Location
+from offmarl.vault.writing.records import Cut, account
+from offmarl.vault.writing.writer import resume
 
 
 class _Waiting(NamedTuple):

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from offmarl.errors import VaultFormatError
-from offmarl.vault.location import Location
-from offmarl.vault.seal import OWN_PREFIX, is_sealed, unseal
-from offmarl.vault.store import load_json
-from offmarl.vault.tree import Place, Tree
+from offmarl.vault.storage.location import Location
+from offmarl.vault.storage.seal import OWN_PREFIX, is_sealed, unseal
+from offmarl.vault.storage.store import load_json
+from offmarl.vault.storage.tree import Place, Tree
 
 T = TypeVar("T")
 

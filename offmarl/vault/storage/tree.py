@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import tensorstore as ts
 
-from offmarl.vault.location import Location
-from offmarl.vault.store import DATA, MANIFEST
+from offmarl.vault.storage.location import Location
+from offmarl.vault.storage.store import DATA, MANIFEST
 
 _NODE_MAGIC = bytes.fromhex("0cdb20de")
 """What every node of the tree begins with; its length follows in 8 bytes, little-endian."""

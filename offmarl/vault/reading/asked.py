@@ -8,7 +8,7 @@ from offmarl.errors import VaultError
 from offmarl.vault.layout import Leaf, NumpyArray
 
 if TYPE_CHECKING:
-    from offmarl.vault.reader import Vault
+    from offmarl.vault.reading.reader import Vault
 
 
 def check_steps(vault: "Vault", start: int, stop: int) -> None:

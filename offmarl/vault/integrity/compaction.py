@@ -16,13 +16,22 @@ from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from offmarl.errors import VaultConflictError, VaultFormatError
-from offmarl.vault import layout, tree
-from offmarl.vault.contents import Contents, ahead
-from offmarl.vault.integrity import examine
+from offmarl.vault import layout
+from offmarl.vault.integrity.verification import examine
 from offmarl.vault.listing import locate
-from offmarl.vault.location import Location
-from offmarl.vault.seal import OWN_PREFIX, unseal
-from offmarl.vault.store import DATA, MANIFEST, Store, WriterLock, errors_of, load_json, sync
+from offmarl.vault.storage import tree
+from offmarl.vault.storage.contents import Contents, ahead
+from offmarl.vault.storage.location import Location
+from offmarl.vault.storage.seal import OWN_PREFIX, unseal
+from offmarl.vault.storage.store import (
+    DATA,
+    MANIFEST,
+    Store,
+    WriterLock,
+    errors_of,
+    load_json,
+    sync,
+)
 
 REBUILT = ".rebuilt"
 """The directory that a store is built in, inside the vault's."""

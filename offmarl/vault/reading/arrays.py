@@ -1,7 +1,7 @@
 """The arrays of a vault, each read in the fastest way there is.
 
-Uncompressed arrays on this machine are read from memory maps (`offmarl.vault.mapped`), all others
-through TensorStore, a bounded number of bytes at a time.
+Uncompressed arrays on this machine are read from memory maps (`offmarl.vault.reading.mapped`), all
+others through TensorStore, a bounded number of bytes at a time.
 """
 
 from collections import deque
@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from offmarl.errors import VaultError
 from offmarl.vault import layout
-from offmarl.vault.checked import Checks
 from offmarl.vault.layout import Leaf, NumpyArray
-from offmarl.vault.mapped import MappedArray, Snapshot, map_arrays
-from offmarl.vault.store import Store
+from offmarl.vault.reading.checked import Checks
+from offmarl.vault.reading.mapped import MappedArray, Snapshot, map_arrays
+from offmarl.vault.storage.store import Store
 
 _IN_FLIGHT_BYTES = 2**26
 """What TensorStore may be reading at once; that much is held beside the result."""

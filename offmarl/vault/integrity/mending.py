@@ -9,18 +9,19 @@ import numpy as np
 
 from offmarl import __version__
 from offmarl.errors import VaultFormatError
-from offmarl.vault import books, layout, tables
-from offmarl.vault.books import Books
-from offmarl.vault.compaction import copy, repeat_tree
-from offmarl.vault.contents import Contents
-from offmarl.vault.grid import Grid
-from offmarl.vault.integrity import Verification, examine, foreign_grids, own_grids
+from offmarl.vault import layout, tables
+from offmarl.vault.integrity import books
+from offmarl.vault.integrity.books import Books
+from offmarl.vault.integrity.compaction import copy, repeat_tree
+from offmarl.vault.integrity.recount import recount
+from offmarl.vault.integrity.verification import Verification, examine, foreign_grids, own_grids
 from offmarl.vault.layout import Head, NumpyArray
-from offmarl.vault.own import read_metadata
-from offmarl.vault.reader import Vault
-from offmarl.vault.recount import recount
-from offmarl.vault.seal import OWN_PREFIX
-from offmarl.vault.store import METADATA, Store
+from offmarl.vault.reading.grid import Grid
+from offmarl.vault.reading.own import read_metadata
+from offmarl.vault.reading.reader import Vault
+from offmarl.vault.storage.contents import Contents
+from offmarl.vault.storage.seal import OWN_PREFIX
+from offmarl.vault.storage.store import METADATA, Store
 from offmarl.vault.tables import Table
 
 _BLOCK_RECORDS = 2**16

@@ -9,10 +9,10 @@ import numpy as np
 from offmarl.errors import VaultError, VaultFormatError
 from offmarl.vault import layout, tables
 from offmarl.vault.layout import Head, NumpyArray, Schema
-from offmarl.vault.location import Location
-from offmarl.vault.mapped import Snapshot
-from offmarl.vault.seal import unseal
-from offmarl.vault.store import METADATA, Store, load_json
+from offmarl.vault.reading.mapped import Snapshot
+from offmarl.vault.storage.location import Location
+from offmarl.vault.storage.seal import unseal
+from offmarl.vault.storage.store import METADATA, Store, load_json
 
 
 class Own(NamedTuple):

@@ -12,9 +12,9 @@ from offmarl.types import EnvSpec
 from offmarl.vault import layout, tables
 from offmarl.vault.layout import Codec, Head, Schema
 from offmarl.vault.listing import SUFFIX, is_vault, vaults_in
-from offmarl.vault.location import Location, absolute
-from offmarl.vault.store import LOCK, METADATA, Store, WriterLock, errors_of, publish
-from offmarl.vault.writer import Writer
+from offmarl.vault.storage.location import Location, absolute
+from offmarl.vault.storage.store import LOCK, METADATA, Store, WriterLock, errors_of, publish
+from offmarl.vault.writing.writer import Writer
 
 DEFAULT_UID = "main"
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from offmarl.errors import OffmarlError
-from offmarl.vault.grid import Chunk
+from offmarl.vault.reading.grid import Chunk
 from offmarl.vault.tables import Episodes
 
 

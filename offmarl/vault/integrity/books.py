@@ -8,9 +8,9 @@ import numpy as np
 
 from offmarl.errors import VaultFormatError
 from offmarl.vault import layout, tables
-from offmarl.vault.contents import Contents
-from offmarl.vault.faults import Fault, noting
+from offmarl.vault.integrity.faults import Fault, noting
 from offmarl.vault.layout import Head, NumpyArray, Schema
+from offmarl.vault.storage.contents import Contents
 
 
 class Books(NamedTuple):

@@ -19,13 +19,13 @@ import tensorstore as ts
 from offmarl.errors import VaultError, VaultFormatError
 from offmarl.types import EnvSpec, Finals, Transition
 from offmarl.vault import layout
-from offmarl.vault.chunks import ChunkBuffer, Value
-from offmarl.vault.compaction import prepare
+from offmarl.vault.integrity.compaction import prepare
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.listing import locate
-from offmarl.vault.reader import Vault
-from offmarl.vault.records import Cut, Record, account, tables_of, warn_of_length
-from offmarl.vault.store import Store, WriterLock, conflict
+from offmarl.vault.reading.reader import Vault
+from offmarl.vault.storage.store import Store, WriterLock, conflict
+from offmarl.vault.writing.chunks import ChunkBuffer, Value
+from offmarl.vault.writing.records import Cut, Record, account, tables_of, warn_of_length
 
 _COMMIT_BYTES = 2**25
 """Full chunks that wait for a commit: with fewer, the disk would do little but sync."""

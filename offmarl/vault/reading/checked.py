@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from offmarl.errors import VaultFormatError
 from offmarl.vault import layout
-from offmarl.vault.faults import of_chunk, with_episodes
-from offmarl.vault.grid import Chunk
+from offmarl.vault.integrity.faults import of_chunk, with_episodes
 from offmarl.vault.layout import Schema
-from offmarl.vault.mapped import MappedArray, Snapshot
-from offmarl.vault.seal import unseal
-from offmarl.vault.store import Store
+from offmarl.vault.reading.grid import Chunk
+from offmarl.vault.reading.mapped import MappedArray, Snapshot
+from offmarl.vault.storage.seal import unseal
+from offmarl.vault.storage.store import Store
 from offmarl.vault.tables import Episodes
 
 

@@ -8,12 +8,12 @@ import numpy as np
 
 from offmarl.errors import VaultError
 from offmarl.vault import layout
-from offmarl.vault.books import Books
-from offmarl.vault.contents import Contents, ahead
-from offmarl.vault.faults import Fault, noting, of_chunk
-from offmarl.vault.grid import Chunk, Grid
+from offmarl.vault.integrity.books import Books
+from offmarl.vault.integrity.faults import Fault, noting, of_chunk
 from offmarl.vault.layout import NumpyArray
-from offmarl.vault.store import Store
+from offmarl.vault.reading.grid import Chunk, Grid
+from offmarl.vault.storage.contents import Contents, ahead
+from offmarl.vault.storage.store import Store
 
 _Reads = list[tuple[Chunk, int, Callable[[], bytes]]]
 """Chunks of one stretch of time, their place among all of it, and their values to come."""

@@ -11,12 +11,13 @@ import numpy as np
 
 from offmarl.errors import VaultError, VaultFormatError
 from offmarl.types import Discrete, EnvSpec, Episode, Transition, View
-from offmarl.vault import asked, layout, quirks, tables
-from offmarl.vault.arrays import Arrays
-from offmarl.vault.checked import Checks
+from offmarl.vault import layout, tables
 from offmarl.vault.layout import Leaf, NumpyArray
-from offmarl.vault.mapped import Snapshot, open_snapshot
-from offmarl.vault.own import (
+from offmarl.vault.reading import asked, quirks
+from offmarl.vault.reading.arrays import Arrays
+from offmarl.vault.reading.checked import Checks
+from offmarl.vault.reading.mapped import Snapshot, open_snapshot
+from offmarl.vault.reading.own import (
     Own,
     check_documents,
     check_same,
@@ -25,7 +26,7 @@ from offmarl.vault.own import (
     read_table,
     stock_length,
 )
-from offmarl.vault.store import METADATA, Store
+from offmarl.vault.storage.store import METADATA, Store
 
 _BLOCK_BYTES = 2**25
 """About how much is in memory at once where a whole vault is gone through."""
@@ -148,7 +149,7 @@ class Vault:
     def quirks(self) -> tuple[str, ...]:
         """What a foreign vault does differently, and `transitions` and `episodes` put right.
 
-        `offmarl.vault.quirks.MEANINGS` says what the names mean; `read` leaves all as it is.
+        `offmarl.vault.reading.quirks.MEANINGS` says what they mean; `read` leaves all as it is.
         """
         if self.own:
             return ()

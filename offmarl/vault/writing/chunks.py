@@ -9,7 +9,7 @@ import numpy as np
 from offmarl.errors import VaultFormatError
 from offmarl.vault import layout
 from offmarl.vault.layout import NumpyArray
-from offmarl.vault.store import Store
+from offmarl.vault.storage.store import Store
 
 Value = bytes | bytearray
 

@@ -14,19 +14,21 @@ from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from offmarl.errors import VaultFormatError
-from offmarl.vault import books, checks, layout, recount, tables, tree
-from offmarl.vault.books import Books
-from offmarl.vault.contents import Contents
+from offmarl.vault import layout, tables
 from offmarl.vault.digest import Progress, quiet
-from offmarl.vault.faults import Fault, merged, noting, of_chunk, with_episodes
-from offmarl.vault.grid import Grid
+from offmarl.vault.integrity import books, checks, recount
+from offmarl.vault.integrity.books import Books
+from offmarl.vault.integrity.faults import Fault, merged, noting, of_chunk, with_episodes
 from offmarl.vault.layout import Leaf, Schema
 from offmarl.vault.listing import locate
-from offmarl.vault.location import Location
-from offmarl.vault.own import read_metadata, stock_length
-from offmarl.vault.reader import Vault
-from offmarl.vault.seal import OWN_PREFIX
-from offmarl.vault.store import DATA, MANIFEST, METADATA, Store
+from offmarl.vault.reading.grid import Grid
+from offmarl.vault.reading.own import read_metadata, stock_length
+from offmarl.vault.reading.reader import Vault
+from offmarl.vault.storage import tree
+from offmarl.vault.storage.contents import Contents
+from offmarl.vault.storage.location import Location
+from offmarl.vault.storage.seal import OWN_PREFIX
+from offmarl.vault.storage.store import DATA, MANIFEST, METADATA, Store
 
 _MAX_FAULTS = 1000
 """Of one kind: a forged index could say that a chunk is missing billions of times."""

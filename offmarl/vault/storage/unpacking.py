@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from offmarl.errors import VaultExistsError, VaultFormatError, VaultFullError
-from offmarl.vault.archive import members_of, readable
 from offmarl.vault.listing import vaults_among
-from offmarl.vault.location import Location
-from offmarl.vault.store import WriterLock, errors_of, publish
+from offmarl.vault.storage.archive import members_of, readable
+from offmarl.vault.storage.location import Location
+from offmarl.vault.storage.store import WriterLock, errors_of, publish
 
 _BLOCK_BYTES = 2**20
 

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from offmarl.vault import layout, tree
+from offmarl.vault import layout
 from offmarl.vault.layout import Leaf, NumpyArray
-from offmarl.vault.location import Location
-from offmarl.vault.region import Region
-from offmarl.vault.store import load_json
-from offmarl.vault.tree import Place
+from offmarl.vault.reading.region import Region
+from offmarl.vault.storage import tree
+from offmarl.vault.storage.location import Location
+from offmarl.vault.storage.store import load_json
+from offmarl.vault.storage.tree import Place
 
 _ABSENT = -1
 _RELEASE_BYTES = 2**22

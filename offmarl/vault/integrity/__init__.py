@@ -1,0 +1,1 @@
+"""Verifying, repairing and compacting vaults."""

@@ -1,0 +1,1 @@
+"""Reading vaults: ours and foreign ones, through memory maps where that can be."""

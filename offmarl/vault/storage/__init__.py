@@ -1,0 +1,1 @@
+"""Where a vault lies, and the key-value store in it."""

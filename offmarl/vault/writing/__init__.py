@@ -1,0 +1,1 @@
+"""Creating vaults and appending to them, alone or together."""
