@@ -63,7 +63,7 @@ VERBS = {
     ),
     "sample": Verb(
         "transform",
-        "Take a sample of a vault's episodes: some number, the best, or with matched returns",
+        "Draw some of a vault's episodes, or take the best",
         example="A.vlt --steps 1e5 --match-returns --seed 0 -o B.vlt",
     ),
     "split": Verb(

@@ -1,8 +1,11 @@
 """``offmarl envs``."""
 
+import re
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 from rich import box
@@ -39,8 +42,9 @@ that `offmarl envs NAME` lists. Options follow a colon, as in swarm/coverage-8:t
 def envs(
     name: Annotated[str, Positional, arg(metavar="NAME")] = "",
     seconds: float = 1.0,
+    picture: Path | None = None,
 ) -> Report:
-    """List the environments, or build one, describe it, and measure its speed.
+    """List the environments, or build one, describe it, measure its speed and draw it.
 
     Parameters
     ----------
@@ -48,12 +52,16 @@ def envs(
         An environment, such as swarm/coverage-8; or the beginning of names, to list only those.
     seconds
         How long to measure an environment's speed, at least.
+    picture
+        Where to draw it, if it can be drawn: its scripted controller at work, or agents at random.
+        A .png shows one instant, a .gif or .mp4 an episode; by default a .png among the temporary
+        files.
     """
     known = registry.describe()
     listed = {family: about for family, about in known.items() if family.startswith(name)}
     if listed and (name not in known or known[name].choices):
         return _list(listed)
-    return _describe(name, seconds)
+    return _describe(name, seconds, picture)
 
 
 def _list(listed: Mapping[str, About]) -> Report:
@@ -70,10 +78,11 @@ def _list(listed: Mapping[str, About]) -> Report:
     return Report({"environments": described}, Group(grid, tail))
 
 
-def _describe(name: str, seconds: float) -> Report:
+def _describe(name: str, seconds: float, picture: Path | None) -> Report:
     family = registry.family_of(name)
     about = registry.describe()[family]
     env = registry.make(name)
+    drawn = _draw(env, picture)
     steps = _speed(env, seconds)
     view = {
         "environment": name,
@@ -81,9 +90,33 @@ def _describe(name: str, seconds: float) -> Report:
         **_in_words(env.spec),
         "traits": ", ".join(about.traits) or "none",
         "speed": f"{number(round(steps))} steps a second, in {_NUM_ENVS} environments at random",
+        "picture": str(drawn or "none: it cannot be drawn"),
     }
-    data = {"spec": env.spec.to_json(), "about": asdict(about), "steps_per_second": steps}
+    data = {
+        "spec": env.spec.to_json(),
+        "about": asdict(about),
+        "steps_per_second": steps,
+        "picture": drawn,
+    }
     return Report(data, facts(view))
+
+
+def _draw(env: Any, picture: Path | None) -> Path | None:
+    """Draw an environment if it can be; where nobody asked for it, that it cannot is no error."""
+    import jax
+
+    from offmarl.networks import PolicyConfig, make_policy
+    from offmarl.report import animation
+
+    if picture is None:
+        if not hasattr(env, "scene"):
+            return None
+        file = re.sub(r"[^\w=.]+", "-", env.spec.name) + ".png"
+        picture = Path(tempfile.gettempdir()) / "offmarl" / file
+    scripted = hasattr(env, "scripted")
+    policy = env.scripted() if scripted else make_policy(PolicyConfig("random"), env.spec)
+    animation.save(animation.play(env, policy, (), jax.random.key(0)), picture)
+    return picture
 
 
 def _in_words(spec: EnvSpec) -> dict[str, str]:

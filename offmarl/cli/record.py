@@ -70,4 +70,4 @@ def record_policy(
     recording.record_policy(
         environment, loaded.policy, loaded.params, path, steps, num_envs, seed, {"policy": origin}
     )
-    return show(path)
+    return show(str(path))

@@ -21,7 +21,7 @@ from offmarl.report.scenery import draw_scene, legend
 
 if TYPE_CHECKING:
     from jaxtyping import Array, PRNGKeyArray
-    from PIL.Image import Image
+    from PIL.Image import Image as Picture
 
     from offmarl.envs.base import Environment
     from offmarl.envs.scene import Scene
@@ -124,20 +124,18 @@ def to_gif(playback: Playback) -> bytes:
     return file.getvalue()
 
 
-def frames(playback: Playback) -> Iterator[Image]:
+def frames(playback: Playback) -> Iterator[Picture]:
     """Draw the scenes one after the other."""
     return (frame(playback, time) for time in range(len(playback.scenes)))
 
 
-def frame(playback: Playback, time: int) -> Image:
+def frame(playback: Playback, time: int) -> Picture:
     """Draw the scene after so many steps."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from PIL.Image import fromarray
+    from PIL import Image
 
     scene = playback.scenes[time]
     figure = Figure(figsize=(_PIXELS / 100, _PIXELS / 100 + 0.6), dpi=100)
-    canvas = FigureCanvasAgg(figure)
     draw_scene(
         figure.add_axes((0.02, 0.07, 0.96, 0.85)),
         scene,
@@ -155,8 +153,8 @@ def frame(playback: Playback, time: int) -> Image:
         handletextpad=0.2,
         columnspacing=1.0,
     )
-    canvas.draw()
-    return fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+    figure.savefig(file := io.BytesIO(), format="png")
+    return Image.open(file).convert("RGB")
 
 
 def _save_film(playback: Playback, path: Path) -> None:

@@ -66,8 +66,8 @@ def _corners(extent: Float[np.ndarray, "D"]) -> Float[np.ndarray, "C D"]:
     return np.stack([axis.ravel() for axis in axes], -1)
 
 
-def _flat(points: Float[np.ndarray, "*p D"]) -> Float[np.ndarray, "*p 2"]:
-    """Return where points are seen: as they are, or from above and aside."""
+def _flat(points: Any) -> Float[np.ndarray, "*p 2"]:
+    """Return where points, ``(*p, D)``, are seen: as they are, or from above and aside."""
     points = np.asarray(points, float)
     if points.shape[-1] == 2:
         return points
@@ -77,8 +77,8 @@ def _flat(points: Float[np.ndarray, "*p D"]) -> Float[np.ndarray, "*p 2"]:
     )
 
 
-def _on_floor(points: Float[np.ndarray, "*p D"]) -> Float[np.ndarray, "*p D"]:
-    """Return the points below, or the points themselves where there is no below."""
+def _on_floor(points: Any) -> Float[np.ndarray, "*p D"]:
+    """Return the points ``(*p, D)`` below, or themselves where there is no below."""
     points = np.array(points, float)
     points[..., 2:] = 0.0
     return points
@@ -121,7 +121,12 @@ def _draw_marks(axes: Axes, scene: Scene) -> None:
         look = _LOOKS[name]
         face = look.colour if look.filled else "none"
         axes.scatter(
-            *chosen.T, s=look.size, marker=look.marker, facecolor=face, edgecolor=look.colour
+            chosen[:, 0],
+            chosen[:, 1],
+            s=look.size,
+            marker=look.marker,
+            facecolor=face,
+            edgecolor=look.colour,
         )
 
 
@@ -161,7 +166,7 @@ def _draw_drones(axes: Axes, scene: Scene, extent: Float[np.ndarray, "D"]) -> No
     colours = [colour for colour, there in zip(_colours(scene), alive, strict=True) if there]
     axes.add_collection(PolyCollection(list(darts[alive]), facecolors=colours, **style))
     lost = places[~alive]
-    axes.scatter(*lost.T, marker="x", s=18, color="#9ca3af", linewidth=1, zorder=2)
+    axes.scatter(lost[:, 0], lost[:, 1], marker="x", s=18, color="#9ca3af", linewidth=1, zorder=2)
 
 
 def _colours(scene: Scene) -> list[str]:
@@ -183,7 +188,11 @@ def legend(scene: Scene) -> list[Any]:
 
     def entry(label: str, look: _Look) -> Line2D:
         face = look.colour if look.filled else "none"
-        style = {"color": look.colour, "markerfacecolor": face, "markersize": look.size}
+        style: dict[str, Any] = {
+            "color": look.colour,
+            "markerfacecolor": face,
+            "markersize": look.size,
+        }
         return Line2D([], [], label=label, marker=look.marker, linestyle="", **style)
 
     drones = dict.fromkeys(zip(np.asarray(scene.kind).tolist(), _colours(scene), strict=True))

@@ -16,8 +16,8 @@ from tests.runs import write_run
 def test_help_lists_every_command(offmarl, arguments):
     outcome = offmarl(*arguments)
     assert outcome.code == 0
-    for verb, (_, summary, _) in cli.VERBS.items():
-        assert verb in outcome.out and summary in outcome.out
+    for name, verb in cli.VERBS.items():
+        assert name in outcome.out and verb.summary in outcome.out
 
 
 @pytest.mark.parametrize("verb", list(cli.VERBS))
