@@ -1,17 +1,29 @@
 import subprocess
+import tempfile
+from pathlib import Path
 
 import pytest
 
+_GUARD = 'cat; umount --lazy "$0"; rmdir "$0"'
+
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """A file system of one megabyte."""
-    place = tmp_path / "small"
-    place.mkdir()
+def small_disk():
+    """A file system of one megabyte.
+
+    Another process takes it away when this one is done or dead, and it is not where pytest clears:
+    a disk that is left behind would fail the next runs.
+    """
+    place = Path(tempfile.mkdtemp(prefix="offmarl-small-"))
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
     try:
         subprocess.run(mount, check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
+        place.rmdir()
         pytest.skip("needs the right to mount a small tmpfs")
+    guard = subprocess.Popen(
+        ["sh", "-c", _GUARD, str(place)], stdin=subprocess.PIPE, start_new_session=True
+    )
     yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
+    guard.communicate()
+    assert not place.exists()

@@ -88,6 +88,12 @@ def test_a_missing_chunk_is_no_zeros(path):
     store._kv.write("infos.state./0.1.0", None).result()
     (fault,) = vault.verify(path).faults
     assert (fault.what, fault.leaf, fault.steps) == ("it is missing", "infos.state", (8, 16))
+    found = vault.open_vault(path)
+    with pytest.raises(VaultFormatError, match=r"has lost infos\.state\./0\.1\.0"):
+        found.read(8, 9, leaves=["infos.state"])
+    with pytest.raises(VaultFormatError, match="has lost infos"):
+        found.windows(np.array([0]), np.array([6]), 4, leaves=["infos.state"])
+    assert found.read(0, 8, leaves=["infos.state"])["infos.state"].any()
 
 
 @pytest.mark.parametrize(

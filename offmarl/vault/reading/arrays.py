@@ -37,6 +37,8 @@ class Arrays:
         Disk name to the data type and the shape of a single step.
     rows, length
         The first two axes.
+    complete
+        Whether every chunk must be there; other programs may leave out those of a fill value.
     snapshot
         Returns what the store holds, or None where it cannot be mapped; called once at most.
     checks
@@ -49,12 +51,14 @@ class Arrays:
         leaves: Mapping[str, Leaf],
         rows: int,
         length: int,
+        complete: bool,
         snapshot: Callable[[], Snapshot | None],
         checks: Checks | None,
     ):
         self._store = store
         self._leaves = leaves
         self._rows, self._length = rows, length
+        self._complete = complete
         self._snapshot = snapshot
         self._checks = checks
         self._opened: dict[str, Any] = {}
@@ -67,7 +71,8 @@ class Arrays:
                 f"{self._store.path} has no array named {name!r}: it has {', '.join(self._leaves)}."
             )
         if name not in self._opened:
-            self._opened[name] = self._store.array(layout.prefix_of(name))
+            prefix = layout.prefix_of(name)
+            self._opened[name] = self._store.array(prefix, complete=self._complete)
         return self._opened[name]
 
     def chunk(self, name: str) -> tuple[int, int]:

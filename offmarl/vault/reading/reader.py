@@ -425,7 +425,9 @@ class Vault:
         if self.own:
             check_documents(self._store, self.own.schema)
         checks = self._checks() if self._checked else None
-        return Arrays(self._store, self.leaves, self.rows, self.length, self._snapshot, checks)
+        return Arrays(
+            self._store, self.leaves, self.rows, self.length, self.native, self._snapshot, checks
+        )
 
     def _snapshot(self) -> Snapshot | None:
         """Map the vault's files; None where that cannot be, or is of no use."""

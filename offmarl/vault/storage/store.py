@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import random
+import re
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ LOCK = "writer.lock"
 
 _NO_ROOM = ("No space left", "ENOSPC", "File too large", "EFBIG", "EDQUOT", "quota exceeded")
 
+_LOST_CHUNK = re.compile(r'NOT_FOUND: chunk .* stored at "([^"]+)"')
 _MOST_TEXT = 1000
 
 
@@ -95,9 +97,14 @@ class Store:
             found = [read.result() for read in reads]
         return [bytes(x.value) for x in found], [bytes(x.stamp.generation) for x in found]
 
-    def array(self, prefix: str, *, write: bool = False) -> ts.TensorStore:
-        """Open the zarr array whose keys begin with ``prefix``."""
+    def array(self, prefix: str, *, write: bool = False, complete: bool = False) -> ts.TensorStore:
+        """Open the zarr array whose keys begin with ``prefix``.
+
+        Where it is ``complete``, a chunk that is not there is an error, not zeros.
+        """
         spec: dict[str, Any] = {"driver": "zarr", "kvstore": {**self._spec, "path": prefix}}
+        if complete:
+            spec["fill_missing_data_reads"] = False
         if not self.location.is_writable:
             spec |= {"recheck_cached_metadata": False, "recheck_cached_data": False}
         with self.errors():
@@ -178,6 +185,11 @@ def errors_of(path: PurePath) -> Iterator[None]:
         if "Configuration mismatch" in text:
             raise VaultError(
                 f"{path} is another vault than when it was opened, or was repaired: open it again."
+            ) from error
+        if lost := _LOST_CHUNK.search(text):
+            raise VaultFormatError(
+                f"{path} has lost {lost[1]}: `offmarl verify` tells what is left of the vault, and "
+                "`offmarl repair` keeps that."
             ) from error
         if any(sign in text for sign in _NO_ROOM):
             raise _full(path) from error
