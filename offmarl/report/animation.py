@@ -141,7 +141,7 @@ def frame(playback: Playback, time: int) -> Picture:
         scene,
         playback.scenes[max(0, time - _TRAIL) : time],
     )
-    title = f"{playback.name}   step {time}   return {playback.score[time]:.1f}"
+    title = f"{playback.name}   step {time}   return {round(playback.score[time], 1) + 0.0}"
     figure.text(0.03, 0.955, title, fontsize=9, color="#374151")
     entries = legend(scene)
     figure.legend(

@@ -195,10 +195,18 @@ def legend(scene: Scene) -> list[Any]:
         }
         return Line2D([], [], label=label, marker=look.marker, linestyle="", **style)
 
-    drones = dict.fromkeys(zip(np.asarray(scene.kind).tolist(), _colours(scene), strict=True))
+    kinds, teams = np.asarray(scene.kind).tolist(), np.asarray(scene.team).tolist()
+    drones = sorted(set(zip(kinds, teams, strict=True)))
+    alike = len({kind for kind, _ in drones}) < len(drones)
     marks = [MARKS[number] for number in sorted(set(np.asarray(scene.mark).tolist()))]
     return [
-        *(entry(KINDS[k].name, _Look((3, 0, -90), colour, 7 * _SIZES[k])) for k, colour in drones),
+        *(
+            entry(
+                KINDS[kind].name + (f", team {team + 1}" if alike else ""),
+                _Look((3, 0, -90), _TEAMS[team % len(_TEAMS)], 7 * _SIZES[kind]),
+            )
+            for kind, team in drones
+        ),
         *(entry(name, _LOOKS[name]._replace(size=7)) for name in marks),
         *([entry("obstacle", _Look("o", _STONE, 7))] if len(scene.obstacles) else []),
         *([Line2D([], [], color=_LINK, label="hears")] if np.any(scene.links >= 0) else []),
