@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from offmarl.cli.output import Report, returns_report
+from offmarl.cli.output import Report
+from offmarl.cli.returns import returns_report
 from offmarl.tracking import read_run
 
 

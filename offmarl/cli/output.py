@@ -4,13 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Num
+from jaxtyping import Num
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from offmarl.report import estimate
 from offmarl.tracking import to_json
 
 _out = Console(highlight=False)
@@ -105,29 +104,6 @@ def spread(values: Num[np.ndarray, "count"]) -> dict[str, float]:
     """Return what to say of a set of numbers; nothing of an empty one."""
     names = ("mean", "std", "min", "max") if len(values) else ()
     return {name: float(getattr(values, name)()) for name in names}
-
-
-def returns_report(
-    title: str,
-    about: Mapping[str, Any],
-    returns: Mapping[int, Float[np.ndarray, "episodes"]],
-    greedy: Mapping[int, Float[np.ndarray, "episodes"]] | None = None,
-) -> Report:
-    """Report the returns of the policies of a run's training seeds.
-
-    ``greedy`` are the returns of their best actions, where they do not act by those anyway.
-    """
-    rows = [
-        {"seed": trained, "episodes": len(values), **spread(values)}
-        | ({"greedy mean": float(greedy[trained].mean())} if greedy else {})
-        for trained, values in returns.items()
-    ]
-    iqm = estimate(np.array([values.mean() for values in returns.values()]))
-    view = Group(
-        table(list(rows[0]), [row.values() for row in rows], title),
-        f"IQM over seeds [95% interval]: {interval(*iqm)}",
-    )
-    return Report({**about, "seeds": rows, "iqm": iqm._asdict()}, view)
 
 
 def number(cell: Any) -> str:

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from offmarl.cli import programs
-from offmarl.cli.output import Report, returns_report
+from offmarl.cli.output import Report
+from offmarl.cli.returns import returns_report
 from offmarl.report import UNITS, final_returns, metric_of
 from offmarl.tracking import GREEDY_RETURN, MARL_EVAL_FILE
 
