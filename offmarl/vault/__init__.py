@@ -7,15 +7,15 @@
 """
 
 from offmarl.vault.convert import convert_pymarl
+from offmarl.vault.faults import Fault
 from offmarl.vault.integrity.compaction import Compaction, compact
-from offmarl.vault.integrity.faults import Fault
 from offmarl.vault.integrity.repairing import Repair, repair
 from offmarl.vault.integrity.verification import Verification, verify
 from offmarl.vault.listing import Summary, list_vaults, open_vault
 from offmarl.vault.reading.reader import Vault
-from offmarl.vault.storage.unpacking import unpack
 from offmarl.vault.tables import Episodes
 from offmarl.vault.transform import cat, dedup, filter, recode, sample, slice, split
+from offmarl.vault.unpacking import unpack
 from offmarl.vault.writing.creation import create, create_whole
 from offmarl.vault.writing.shared import SharedWriter, join
 from offmarl.vault.writing.writer import Writer, resume

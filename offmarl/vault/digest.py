@@ -2,34 +2,16 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from offmarl.types import Transition
-from offmarl.vault import layout
+from offmarl.vault import encoding, layout
 from offmarl.vault.layout import NumpyArray
+from offmarl.vault.progress import Advance, silent
 from offmarl.vault.reading.reader import Vault
-
-Advance = Callable[[int], object]
-"""Told how many more steps of each row are done."""
-
-Progress = Callable[[str, int], AbstractContextManager[Advance]]
-"""Shows how far something is: told what is done and how many steps it takes in all, and then how
-many more are done. `offmarl.tracking.progress` is one."""
-
-
-def silent(steps: int) -> None:
-    """Tell nobody."""
-
-
-@contextmanager
-def quiet(description: str, total: int) -> Iterator[Advance]:
-    """Show nothing."""
-    del description, total
-    yield silent
 
 
 def digest(vault: Vault, advance: Advance = silent) -> str:
@@ -90,7 +72,7 @@ def _finals(vault: Vault, episodes: NumpyArray) -> dict[int, NumpyArray]:
 
 
 def _pack_steps(transition: Transition, policies: bool) -> NumpyArray:
-    arrays = layout.to_disk(transition)
+    arrays = encoding.to_disk(transition)
     if not policies:
         del arrays["infos.policy_ids"]
     return _pack(list(arrays.values()), 2)

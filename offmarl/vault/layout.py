@@ -1,4 +1,4 @@
-"""The format on disk: names, data types, chunk keys, and the records they stand for.
+"""The format on disk: names, data types, keys, and what our own keys hold.
 
 A vault is a directory ``<name>.vlt/<uid>`` as flashbax 1.x lays it out: an OCDBT key-value store
 with one zarr v2 array a leaf, shaped ``(B, 10**13, *leaf)``, the valid length in ``vault_index``,
@@ -8,21 +8,18 @@ This is the only file that knows the published names.
 
 import json
 import math
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
 import google_crc32c
 import numpy as np
 
-from offmarl.errors import ShapeError, VaultError, VaultFormatError
-from offmarl.types import Continuous, Discrete, EnvSpec, Transition, View
-from offmarl.vault.tables import Signals
+from offmarl.errors import VaultError, VaultFormatError
+from offmarl.types import Continuous, EnvSpec
 
 SCHEMA_VERSION = 2
 READABLE_VERSIONS = (1, 2)
 """Version 1 had no checksums on the values of our own keys."""
-STOCK_VERSION = 1.2
 TIME_AXIS = 10**13
 """Length of the time axis of every array; stock appends to no other."""
 MAX_STOCK_LENGTH = 2**31 - 1
@@ -30,9 +27,6 @@ MAX_STOCK_LENGTH = 2**31 - 1
 MAX_ROWS = 2**24
 MAX_CHUNK_BYTES = 2**32
 """No vault has more; a forged one that says so would have us fill the memory."""
-
-STOCK_KEYS = ("version", "structure_shape", "structure_dtype")
-"""The keys of ``metadata.json`` that are not the user's own."""
 
 SIGNALS = ("rewards", "terminals", "truncations")
 """The arrays that episodes are told by in any vault."""
@@ -49,9 +43,6 @@ CHECKSUMS_PREFIX = "offmarl/crc32c/"
 
 Codec = Literal["raw", "zstd"]
 
-_MAX_DEPTH = 32
-_DTYPES = frozenset(np.dtype(code).name for code in "?bBhHiIlLqQefd")
-"""The types of arrays that flashbax and JAX have and NumPy too."""
 
 NumpyArray = Any
 """A NumPy array. The records of `offmarl.types` hold such as well as JAX's, for which they are
@@ -192,239 +183,6 @@ def leaves(spec: EnvSpec) -> dict[str, Leaf]:
     }
 
 
-def to_disk(transition: Transition) -> dict[str, NumpyArray]:
-    """Name the arrays of a record as they are on disk; nothing is copied or converted."""
-    view = transition.view
-    return {
-        "observations": np.asarray(view.observation),
-        "actions": np.asarray(transition.action),
-        "rewards": np.asarray(transition.reward),
-        "terminals": np.asarray(transition.terminated),
-        "truncations": np.asarray(transition.truncated),
-        "infos.state": np.asarray(view.state),
-        "infos.legals": np.asarray(view.legal_actions),
-        "infos.alive": np.asarray(view.alive),
-        "infos.behaviour_log_probs": np.asarray(transition.behaviour_log_prob),
-        "infos.policy_ids": np.asarray(transition.policy_id),
-    }
-
-
-def from_disk(arrays: Mapping[str, NumpyArray], spec: EnvSpec) -> Transition:
-    """Make a record of what was read; what a foreign vault lacks is filled in.
-
-    Parameters
-    ----------
-    arrays
-        Disk name to ``(B, T, ...)``. Trailing axes may be split otherwise than ours are, as long as
-        a step has as many entries.
-    spec
-        The sizes to bring them to.
-    """
-    lead = arrays["observations"].shape[:2]
-    wanted = leaves(spec)
-
-    def field(name: str, missing: float = 0.0) -> NumpyArray:
-        dtype, shape = wanted[name]
-        if name not in arrays:
-            return np.full((*lead, *shape), missing, dtype)
-        return arrays[name].reshape(*lead, *shape).astype(dtype, copy=False)
-
-    def mask(name: str, missing: float = 0.0) -> NumpyArray:
-        return field(name, missing) != 0
-
-    observation = field("observations")
-    state = field("infos.state") if "infos.state" in arrays else observation.reshape(*lead, -1)
-    terminated, truncated = mask("terminals"), mask("truncations")
-    return Transition(
-        view=View(observation, state, mask("infos.legals", 1.0), mask("infos.alive", 1.0)),
-        action=field("actions"),
-        reward=field("rewards"),
-        terminated=terminated,
-        truncated=truncated,
-        last=(terminated | truncated).all(-1),
-        behaviour_log_prob=field("infos.behaviour_log_probs", np.nan),
-        policy_id=field("infos.policy_ids", -1),
-    )
-
-
-def signals_of(arrays: Mapping[str, NumpyArray]) -> Signals:
-    """Return what episodes are told by; ends and policies that no array names are unknown."""
-    reward = arrays["rewards"]
-    reward = reward.reshape(*reward.shape[:2], -1)
-    ends = [arrays.get(name, np.zeros_like(reward)) for name in ("terminals", "truncations")]
-    terminated, truncated = (end.reshape(reward.shape) != 0 for end in ends)
-    unknown = np.full(reward.shape[:2], -1)
-    return Signals(reward, terminated, truncated, arrays.get("infos.policy_ids", unknown))
-
-
-def spec_of(found: Mapping[str, Leaf]) -> EnvSpec:
-    """Infer the sizes of a foreign vault from the shapes of its arrays.
-
-    The number of discrete actions is that of the legal-action mask, or 0 where there is none and
-    the data must tell.
-    """
-    needed = ("observations", "actions", "rewards")
-    lacking = [name for name in needed if name not in found or not found[name].shape]
-    if lacking:
-        raise VaultFormatError(
-            f"no multi-agent data: the vault's arrays are {', '.join(found) or 'none'}, and "
-            f"{', '.join(lacking)} with an axis of agents must be among them. Its arrays can still "
-            "be read one by one with read()."
-        )
-    num_agents, *observation = found["observations"].shape
-    observation_size = math.prod(observation)
-    state = found.get("infos.state")
-    return EnvSpec(
-        name="",
-        num_agents=num_agents,
-        observation_size=observation_size,
-        state_size=math.prod(state.shape) if state else num_agents * observation_size,
-        action=_action_of(found),
-        reward="individual",
-        state="native" if state else "concatenated",
-    )
-
-
-def _action_of(found: Mapping[str, Leaf]) -> Discrete | Continuous:
-    dtype, (_, *action) = found["actions"]
-    if dtype.kind == "f":
-        return Continuous(math.prod(action))
-    legals = found.get("infos.legals")
-    return Discrete(legals.shape[-1] if legals else 0)
-
-
-def view_dtype(spec: EnvSpec) -> np.dtype[Any]:
-    """Return the packed type of one stored final view."""
-    agents = (spec.num_agents,)
-    return np.dtype(
-        [
-            ("observation", "<f4", (*agents, spec.observation_size)),
-            ("state", "<f4", (spec.state_size,)),
-            ("legal_actions", "?", (*agents, spec.action_size)),
-            ("alive", "?", agents),
-        ]
-    )
-
-
-def pack_view(view: View, spec: EnvSpec) -> NumpyArray:
-    """Pack M views into records of `view_dtype`; `ShapeError` where they do not fit."""
-    dtype = view_dtype(spec)
-    packed = np.zeros(len(np.asarray(view.alive)), dtype)
-    for name in dtype.names or ():
-        source = np.asarray(getattr(view, name))
-        _check(f"the final views' {name}", source, packed[name].shape, dtype[name].base)
-        packed[name] = source
-    return packed
-
-
-def unpack_view(packed: NumpyArray) -> View:
-    """Undo `pack_view`."""
-    return View(*(packed[name] for name in View._fields))
-
-
-def check_transition(arrays: Mapping[str, NumpyArray], schema: Schema) -> int:
-    """Return T, the steps in a record; `ShapeError` where it does not fit the vault."""
-    shape = arrays["rewards"].shape
-    steps = shape[1] if len(shape) > 1 else 0
-    if not steps:
-        raise ShapeError(
-            f"rewards: got shape {shape}, and the vault takes (rows, T, N) with T > 0."
-        )
-    for name, leaf in leaves(schema.spec).items():
-        _check(name, arrays[name], (schema.rows, steps, *leaf.shape), leaf.dtype)
-    return steps
-
-
-def _check(what: str, array: NumpyArray, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    if array.shape != shape or not np.can_cast(array.dtype, dtype, "safe"):
-        raise ShapeError(
-            f"{what}: got {array.dtype} of shape {array.shape}, and the vault takes {dtype} of "
-            f"shape {shape}. Convert the array first, or create another vault."
-        )
-
-
-def metadata(schema: Schema) -> dict[str, Any]:
-    """Return the content of ``metadata.json`` that stock programs open the vault by."""
-    found = leaves(schema.spec)
-    lead = (schema.rows, schema.chunk_steps)
-    return {
-        "version": STOCK_VERSION,
-        "structure_shape": _nest({name: str((*lead, *leaf.shape)) for name, leaf in found.items()}),
-        "structure_dtype": _nest({name: leaf.dtype.name for name, leaf in found.items()}),
-        "offmarl": _signed(schema.to_json()),
-    }
-
-
-def _signed(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema with its CRC32C: the copy of it that is kept beside the store."""
-    return {**schema, "crc32c": f"{google_crc32c.value(dump_json(schema)):08x}"}
-
-
-def schema_in(metadata: Mapping[str, Any]) -> Schema:
-    """Return the copy of the schema in ``metadata.json``; `VaultFormatError` if it is not sound."""
-    copy = metadata.get("offmarl")
-    schema = {k: v for k, v in copy.items() if k != "crc32c"} if isinstance(copy, dict) else {}
-    if copy != _signed(schema):
-        raise VaultFormatError("metadata.json has no sound copy of the vault's schema.")
-    return Schema.from_json(schema)
-
-
-def read_metadata(metadata: Mapping[str, Any]) -> tuple[dict[str, Leaf], int]:
-    """Return the arrays that ``metadata.json`` of any program describes, and their rows."""
-    version = metadata.get("version")
-    if not isinstance(version, int | float) or not 1 <= version < 2:
-        raise VaultFormatError(
-            f"metadata.json has version {version!r:.80}, and offmarl reads versions 1.x of "
-            "flashbax's vaults: convert it with the flashbax that wrote it."
-        )
-    shapes = _flatten(metadata.get("structure_shape"))
-    dtypes = _flatten(metadata.get("structure_dtype"))
-    if shapes.keys() != dtypes.keys() or not shapes:
-        raise VaultFormatError("metadata.json does not name a shape and a type for every array.")
-    parsed = {name: _parse_shape(name, shape) for name, shape in shapes.items()}
-    found = {n: Leaf(_parse_dtype(n, dtypes[n]), shape[2:]) for n, shape in parsed.items()}
-    rows = {shape[0] for shape in parsed.values()}
-    if len(rows) > 1 or not 0 < max(rows) <= MAX_ROWS:
-        raise VaultFormatError(f"metadata.json gives its arrays {sorted(rows)} rows.")
-    return found, rows.pop()
-
-
-def _parse_shape(name: str, text: Any) -> tuple[int, ...]:
-    match = re.fullmatch(r"\((\d{1,18}(?:, \d{1,18})+)\)", str(text))
-    if not match:
-        raise VaultFormatError(f"metadata.json gives {name} the shape {text!r:.80}.")
-    sizes = tuple(int(size) for size in match[1].split(","))
-    if math.prod(sizes[2:]) > MAX_CHUNK_BYTES:
-        raise VaultFormatError(f"metadata.json gives {name} the shape {text!r:.80}.")
-    return sizes
-
-
-def _parse_dtype(name: str, text: Any) -> np.dtype[Any]:
-    if str(text) not in _DTYPES:
-        raise VaultFormatError(f"metadata.json gives {name} the type {text!r:.80}.")
-    return np.dtype(text)
-
-
-def _nest(flat: Mapping[str, str]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for name, value in flat.items():
-        *groups, field = name.split(".")
-        node = tree
-        for group in groups:
-            node = node.setdefault(group, {})
-        node[field] = value
-    return tree
-
-
-def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(tree, Mapping):
-        return {prefix.removesuffix("."): tree}
-    if prefix.count(".") > _MAX_DEPTH:
-        raise VaultFormatError("metadata.json nests its arrays too deeply to be a vault's.")
-    parts = [_flatten(value, f"{prefix}{name}.") for name, value in tree.items()]
-    return {name: value for part in parts for name, value in part.items()}
-
-
 def default_chunk_steps(spec: EnvSpec, rows: int) -> int:
     """Return a power of two of steps, 1024 or so few that those of all rows are 32 MB at most."""
     step_bytes = rows * sum(leaf.step_bytes for leaf in leaves(spec).values())
@@ -440,52 +198,6 @@ def default_chunk_rows(rows: int, chunk_steps: int) -> int:
     return max(size for size in range(1, most + 1) if rows % size == 0)
 
 
-def zarray(leaf: Leaf, schema: Schema) -> bytes:
-    """Return the zarr v2 ``.zarray`` document of a leaf."""
-    compressor = {"id": "zstd", "level": 1} if schema.codec == "zstd" else None
-    return _zarray(
-        leaf.dtype,
-        (schema.rows, TIME_AXIS, *leaf.shape),
-        (schema.chunk_rows, schema.chunk_steps, *leaf.shape),
-        compressor,
-    )
-
-
-def index_zarray() -> bytes:
-    """Return the ``.zarray`` document of the valid length."""
-    return _zarray(np.dtype("<i4"), (1,), (1,), None)
-
-
-def documents(schema: Schema) -> dict[str, bytes]:
-    """Return the keys and values of all ``.zarray`` documents of a vault of ours."""
-    found = {
-        prefix_of(name) + ".zarray": zarray(leaf, schema)
-        for name, leaf in leaves(schema.spec).items()
-    }
-    return found | {INDEX_PREFIX + ".zarray": index_zarray()}
-
-
-def _zarray(
-    dtype: np.dtype[Any],
-    shape: tuple[int, ...],
-    chunks: tuple[int, ...],
-    compressor: dict[str, Any] | None,
-) -> bytes:
-    return dump_json(
-        {
-            "zarr_format": 2,
-            "shape": shape,
-            "chunks": chunks,
-            "dtype": dtype.str,
-            "compressor": compressor,
-            "fill_value": None,
-            "order": "C",
-            "filters": None,
-            "dimension_separator": ".",
-        }
-    )
-
-
 def episodes_key(first: int) -> str:
     """Return the key of the block of the episode table that begins with this number."""
     return f"{EPISODES_PREFIX}{first:015d}"
@@ -499,6 +211,17 @@ def finals_key(first: int) -> str:
 def checksums_key(chunk: int) -> str:
     """Return the key of the CRC32C of a chunk of every leaf and block of rows, in this order."""
     return f"{CHECKSUMS_PREFIX}{chunk:015d}"
+
+
+def encode_checksums(values: Iterable[bytes | bytearray]) -> bytes:
+    """Return the CRC32C of each value, big-endian, one after the other."""
+    arrays = (np.frombuffer(value, np.uint8) for value in values)
+    return b"".join(google_crc32c.value(array).to_bytes(4, "big") for array in arrays)
+
+
+def decode_checksums(data: bytes) -> NumpyArray:
+    """Return the numbers that `encode_checksums` wrote; one that is cut short is not there."""
+    return np.frombuffer(data, ">u4", len(data) // 4)
 
 
 def encode_index(length: int) -> bytes:

@@ -7,7 +7,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import NamedTuple
 
 from offmarl.errors import OffmarlError, VaultError, VaultFormatError, VaultNotFoundError
-from offmarl.vault import layout
+from offmarl.vault import documents, layout
 from offmarl.vault.layout import Head, Schema
 from offmarl.vault.reading.own import read_metadata, stock_length
 from offmarl.vault.reading.reader import Vault
@@ -173,7 +173,7 @@ def _summarise(summary: Summary, path: PurePath) -> Summary:
     store = Store(path)
     schema = store.get_json(layout.SCHEMA_KEY)
     if schema is None:
-        leaves, rows = layout.read_metadata(read_metadata(store.location))
+        leaves, rows = documents.parse_metadata(read_metadata(store.location))
         length = stock_length(store)
         observation = leaves.get("observations")
         num_agents = observation.shape[0] if observation and observation.shape else None

@@ -14,7 +14,7 @@ from offmarl.errors import (
     VaultFullError,
     VaultNotFoundError,
 )
-from offmarl.vault.storage import unpacking
+from offmarl.vault import unpacking
 
 from .experience import SPEC, assert_same, make, steps
 from .loopback import serve

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from offmarl import vault
 from offmarl.errors import VaultError
-from offmarl.vault import Vault, layout
+from offmarl.vault import Vault, encoding, layout
 
 from .experience import SPEC, make, steps
 from .test_stock import append_with_stock, to_stock
@@ -61,7 +61,7 @@ def test_any_slice_and_any_window(
     length: int,
     seed: int,
 ) -> None:
-    found, whole = vaults[kind], layout.to_disk(DATA)
+    found, whole = vaults[kind], encoding.to_disk(DATA)
     start, stop = sorted(span)
     read = found.read(start, stop, slice(*rows), names, slice(*agents))
     assert read.keys() == names

@@ -10,7 +10,7 @@ from flashbax.vault import Vault as StockVault
 from offmarl import vault
 from offmarl.errors import VaultConflictError, VaultFormatError
 from offmarl.types import Discrete
-from offmarl.vault import layout
+from offmarl.vault import encoding
 
 from .experience import SPEC, assert_same, concatenate, episodes_of, make, steps, table_of
 
@@ -28,7 +28,7 @@ def open_stock(path):
 def to_stock(transition):
     """A record in the nested names and types that stock keeps."""
     tree = {"infos": {}}
-    for name, array in layout.to_disk(transition).items():
+    for name, array in encoding.to_disk(transition).items():
         group = tree["infos"] if name.startswith("infos.") else tree
         integer = array.dtype == np.int32
         group[name.removeprefix("infos.")] = jnp.asarray(array, jnp.int32 if integer else "f4")

@@ -21,11 +21,11 @@ import numpy as np
 
 from offmarl.errors import VaultError, VaultFormatError
 from offmarl.types import EnvSpec, Finals, View
-from offmarl.vault import layout
+from offmarl.vault import encoding, layout
 from offmarl.vault.convert import common
 from offmarl.vault.convert.common import Record, StrPath, readable
-from offmarl.vault.digest import Progress, quiet
 from offmarl.vault.layout import Codec, NumpyArray
+from offmarl.vault.progress import Progress, quiet
 from offmarl.vault.reading.reader import Vault
 from offmarl.vault.tables import CAUSES, CUT, OPEN
 from offmarl.vault.writing.creation import create_whole
@@ -219,7 +219,7 @@ def _blocks(vault: Vault, progress: Progress) -> Iterator[tuple[int, dict[str, N
     gathered: dict[str, list[NumpyArray]] = {name: [] for name in dtypes}
     order = _order(vault)
     for number in common.counted(order, len(order), progress):
-        arrays = layout.to_disk(vault.episode(int(number)).transition)
+        arrays = encoding.to_disk(vault.episode(int(number)).transition)
         count += len(arrays["rewards"])
         for name, values in arrays.items():
             gathered[name].append(values.astype(dtypes[name], copy=False))
@@ -269,7 +269,7 @@ def _records(columns: _Columns, spec: EnvSpec, progress: Progress) -> Iterator[R
         last = ends[here] - 1 - start
         cut: NumpyArray = np.zeros((1, stop - start), bool)
         cut[0, last] = cause[here] == CUT
-        found = layout.from_disk({name: values[None] for name, values in block.items()}, spec)
+        found = encoding.from_disk({name: values[None] for name, values in block.items()}, spec)
         # An episode that ran on was not flagged where it was cut off to be written.
         truncated = found.truncated | (cut[..., None] & ~found.terminated)
         found = found._replace(truncated=truncated, last=(found.terminated | truncated).all(-1))

@@ -15,8 +15,8 @@ import numpy as np
 
 from offmarl.errors import OptionError, ShapeError, VaultError, VaultExistsError, VaultNotFoundError
 from offmarl.types import EnvSpec, Finals, Transition, View
-from offmarl.vault.digest import Progress
 from offmarl.vault.layout import Codec, NumpyArray
+from offmarl.vault.progress import Progress
 from offmarl.vault.writing.creation import create_whole
 
 StrPath = str | PathLike[str]

@@ -11,11 +11,11 @@ import numpy as np
 
 from offmarl.errors import VaultError
 from offmarl.types import Discrete, EnvSpec, Finals, Transition, View
-from offmarl.vault import layout
+from offmarl.vault import encoding
 from offmarl.vault.convert import common
 from offmarl.vault.convert.common import Record, StrPath, readable, require
-from offmarl.vault.digest import Progress, quiet
 from offmarl.vault.layout import Codec, Leaf, NumpyArray
+from offmarl.vault.progress import Progress, quiet
 
 _OMIGA = ("s", "o", "a", "r", "d")
 _OMAR = ("obs", "acs", "rews", "next_obs", "dones")
@@ -173,7 +173,7 @@ def _write(
 ) -> PurePath:
     first = steps.read(0, min(steps.length, 1))
     leaves = {name: Leaf(x.dtype, x.shape[1:]) for name, x in first.items()}
-    found = layout.spec_of({name: leaf for name, leaf in leaves.items() if name not in _NEXT})
+    found = encoding.spec_of({name: leaf for name, leaf in leaves.items() if name not in _NEXT})
     if found.action == Discrete(0):
         raise VaultError(
             "the data has discrete actions and does not tell how many: its layout is for "
@@ -192,7 +192,7 @@ def _records(steps: _Steps, spec: EnvSpec, blocks: Iterator[tuple[int, int]]) ->
     for start, stop in blocks:
         arrays = steps.read(start, stop)
         known = {name: arrays[name][None] for name in arrays if name not in _NEXT}
-        found = layout.from_disk(known, spec)
+        found = encoding.from_disk(known, spec)
         limits, since = find_limits(found.last[0], since, spec.time_limit)
         found = _truncate(found, limits)
         yield Record(found, _finals(arrays, found, spec))

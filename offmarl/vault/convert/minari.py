@@ -12,7 +12,7 @@ import numpy as np
 
 from offmarl.errors import OptionError, VaultError, VaultExistsError
 from offmarl.types import Continuous, Discrete, EnvSpec, Episode, Finals, View
-from offmarl.vault import layout
+from offmarl.vault import encoding, layout
 from offmarl.vault.convert.common import (
     Record,
     StrPath,
@@ -23,8 +23,8 @@ from offmarl.vault.convert.common import (
     with_final,
     write_vault,
 )
-from offmarl.vault.digest import Progress, quiet
 from offmarl.vault.layout import Codec, NumpyArray
+from offmarl.vault.progress import Progress, quiet
 from offmarl.vault.reading.reader import Vault
 from offmarl.vault.tables import CAUSES, CUT
 
@@ -240,7 +240,7 @@ def _record(episode: Any, infos: dict[str, NumpyArray], spec: EnvSpec) -> Record
         "infos.behaviour_log_probs": infos["behaviour_log_prob"],
         "infos.policy_ids": infos["policy_id"],
     }
-    steps = layout.from_disk({key: x[None, :length] for key, x in arrays.items()}, spec)
+    steps = encoding.from_disk({key: x[None, :length] for key, x in arrays.items()}, spec)
     truncated = steps.truncated.copy()
     truncated[0, -1] |= ~steps.terminated[0, -1]
     steps = steps._replace(truncated=truncated, last=(steps.terminated | truncated).all(-1))

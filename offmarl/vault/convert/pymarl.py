@@ -15,8 +15,8 @@ from offmarl.errors import ShapeError, VaultError, VaultNotFoundError
 from offmarl.types import Discrete, EnvSpec, Finals, Transition, View
 from offmarl.vault.convert import common
 from offmarl.vault.convert.common import Record, check_layout, readable, require, write_vault
-from offmarl.vault.digest import Progress, quiet
 from offmarl.vault.layout import Codec, NumpyArray
+from offmarl.vault.progress import Progress, quiet
 
 _REQUIRED = ("obs", "actions", "reward", "terminated", "filled")
 _OPTIONAL = ("state", "avail_actions")

@@ -13,8 +13,8 @@ from offmarl.types import Episode
 from offmarl.vault.convert import common
 from offmarl.vault.convert.common import require, with_final
 from offmarl.vault.convert.pymarl import HDF5
-from offmarl.vault.digest import Progress, quiet
 from offmarl.vault.layout import NumpyArray
+from offmarl.vault.progress import Progress, quiet
 from offmarl.vault.reading.reader import Vault
 
 

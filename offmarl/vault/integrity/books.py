@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from offmarl.errors import VaultFormatError
-from offmarl.vault import layout, tables
-from offmarl.vault.integrity.faults import Fault, noting
+from offmarl.vault import documents, encoding, layout, tables
+from offmarl.vault.faults import Fault, noting
 from offmarl.vault.layout import Head, NumpyArray, Schema
 from offmarl.vault.storage.contents import Contents
 
@@ -79,7 +79,7 @@ def read(contents: Contents, schema: Schema, faults: list[Fault]) -> Books:
 
 def final_views(contents: Contents, schema: Schema, first: int) -> NumpyArray:
     """Read a block of packed final views; `VaultFormatError` where it is damaged."""
-    dtype = layout.view_dtype(schema.spec)
+    dtype = encoding.view_dtype(schema.spec)
     data = contents.get(layout.finals_key(first))
     _expect(len(data) % dtype.itemsize == 0, f"{len(data)} bytes are no whole final views.")
     return np.frombuffer(data, dtype)
@@ -140,13 +140,13 @@ def read_schema(contents: Contents, metadata: Mapping[str, Any], faults: list[Fa
     found: list[Schema] = []
     with noting(faults, layout.SCHEMA_KEY):
         found.append(Schema.from_json(contents.get_json(layout.SCHEMA_KEY)))
-    return found[0] if found else layout.schema_in(metadata)
+    return found[0] if found else documents.schema_in(metadata)
 
 
 def check_metadata(metadata: Mapping[str, Any], schema: Schema) -> None:
     """Raise `VaultFormatError` where ``metadata.json`` is not what follows from the schema."""
-    expected = json.loads(layout.dump_json(layout.metadata(schema)))
-    keys = layout.STOCK_KEYS if metadata.get("offmarl") == {"version": 1} else expected
+    expected = json.loads(layout.dump_json(documents.metadata(schema)))
+    keys = documents.STOCK_KEYS if metadata.get("offmarl") == {"version": 1} else expected
     wrong = [key for key in keys if metadata.get(key) != expected[key]]
     _expect(not wrong, f"its {', '.join(wrong)} is not what the vault's schema says.")
 

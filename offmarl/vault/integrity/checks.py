@@ -8,10 +8,10 @@ import numpy as np
 
 from offmarl.errors import VaultError
 from offmarl.vault import layout
+from offmarl.vault.faults import Fault, noting, of_chunk
+from offmarl.vault.grid import Chunk, Grid
 from offmarl.vault.integrity.books import Books
-from offmarl.vault.integrity.faults import Fault, noting, of_chunk
 from offmarl.vault.layout import NumpyArray
-from offmarl.vault.reading.grid import Chunk, Grid
 from offmarl.vault.storage.contents import Contents, ahead
 from offmarl.vault.storage.store import Store
 
@@ -96,9 +96,9 @@ def checksums_of(contents: Contents, grids: list[Grid], own: Books) -> Iterator[
 
 def _compare(contents: Contents, number: int, reads: _Reads, own: Books) -> Iterator[Checked]:
     problem: list[Fault] = []
-    expected: NumpyArray = np.zeros(0, ">u4")
+    expected = layout.decode_checksums(b"")
     with noting(problem):
-        expected = np.frombuffer(contents.get(layout.checksums_key(number)), ">u4")
+        expected = layout.decode_checksums(contents.get(layout.checksums_key(number)))
     for chunk, position, read in reads:
         faults: list[Fault] = []
         value = b""

@@ -9,17 +9,18 @@ import numpy as np
 
 from offmarl import __version__
 from offmarl.errors import VaultFormatError
-from offmarl.vault import layout, tables
+from offmarl.vault import documents, layout, tables
+from offmarl.vault.grid import Grid
 from offmarl.vault.integrity import books
 from offmarl.vault.integrity.books import Books
 from offmarl.vault.integrity.compaction import copy, repeat_tree
 from offmarl.vault.integrity.recount import recount
 from offmarl.vault.integrity.verification import Verification, examine, foreign_grids, own_grids
 from offmarl.vault.layout import Head, NumpyArray
-from offmarl.vault.reading.grid import Grid
 from offmarl.vault.reading.own import read_metadata
 from offmarl.vault.reading.reader import Vault
 from offmarl.vault.storage.contents import Contents
+from offmarl.vault.storage.location import Location
 from offmarl.vault.storage.seal import OWN_PREFIX
 from offmarl.vault.storage.store import METADATA, Store
 from offmarl.vault.tables import Table
@@ -115,24 +116,14 @@ def _foreign(source: Contents, kept: int, target: Path) -> list[str]:
 def _own(source: Contents, kept: int, target: Path) -> list[str]:
     """Build a vault of ours, and return what of it was dropped beside steps."""
     target.mkdir()
-    schema = books.read_schema(source, _metadata(source), [])
+    schema = books.read_schema(source, metadata_of(source.location), [])
     own = books.read(source, schema, [])
     store = Store(target)
-    (target / METADATA).write_bytes(layout.dump_json(layout.metadata(schema)))
+    (target / METADATA).write_bytes(layout.dump_json(documents.metadata(schema)))
     copy(source, _chunk_keys(source, own_grids(schema), kept, own), store)
     ours = min(kept, own.own_length)
-    head = Head(length=ours)
-    store.commit(
-        {
-            **layout.documents(schema),
-            layout.SCHEMA_KEY: layout.dump_json(schema.to_json()),
-            layout.INDEX_KEY: layout.encode_index(kept),
-            layout.HEAD_KEY: layout.dump_json(head._asdict()),
-            layout.RUNNING_KEY: tables.none_running(schema.rows, schema.spec.num_agents).tobytes(),
-            layout.PROVENANCE_KEY: layout.dump_json({}),
-        },
-        fence={},
-    ).result()
+    untold = documents.without_episodes(schema, {}, Head(length=ours), kept)
+    store.commit(untold, fence={}).result()
     known = np.concatenate([_no_episodes(own), *own.ended.values()])
     ended, running = recount(Vault(target), ours, known)
     ended["final"] = _finals_of(ended, known)
@@ -154,9 +145,10 @@ def _own(source: Contents, kept: int, target: Path) -> list[str]:
     return dropped
 
 
-def _metadata(source: Contents) -> dict[str, Any]:
+def metadata_of(location: Location) -> dict[str, Any]:
+    """Return the content of ``metadata.json``; nothing where it is damaged or lost."""
     try:
-        return read_metadata(source.location)
+        return read_metadata(location)
     except VaultFormatError:
         return {}
 

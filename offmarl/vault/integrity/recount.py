@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from offmarl.vault import layout, tables
+from offmarl.vault import encoding, layout, tables
+from offmarl.vault.faults import Fault
 from offmarl.vault.integrity.books import Books
-from offmarl.vault.integrity.faults import Fault
 from offmarl.vault.reading.reader import Vault
 from offmarl.vault.tables import Signals, Table
 
@@ -38,7 +38,7 @@ def recount(vault: Vault, stop: int, known: Table) -> tuple[Table, Table]:
     for begin, end in vault.blocks(names):
         if begin < stop:
             arrays = vault.read(begin, min(end, stop), leaves=names)
-            signals = _with_ends(layout.signals_of(arrays), given_up, begin)
+            signals = _with_ends(encoding.signals_of(arrays), given_up, begin)
             ended, running = tables.scan(running, begin, signals)
             found.append(ended)
     ended = np.concatenate(found)

@@ -10,16 +10,15 @@ import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from offmarl.errors import OffmarlError, VaultFormatError
 from offmarl.vault import layout
-from offmarl.vault.digest import Progress, quiet
+from offmarl.vault.faults import Fault
 from offmarl.vault.integrity import books, checks, mending
 from offmarl.vault.integrity.compaction import copy, exclusive, rebuilding, switch
-from offmarl.vault.integrity.faults import Fault
 from offmarl.vault.integrity.verification import Verification, examine, find, own_grids
-from offmarl.vault.reading.own import read_metadata
+from offmarl.vault.progress import Progress, quiet
 from offmarl.vault.storage import tree
 from offmarl.vault.storage.contents import Contents
 from offmarl.vault.storage.location import Location
@@ -117,7 +116,7 @@ def _candidates(location: Location) -> Iterator[Contents]:
 def _extent(contents: Contents) -> tuple[int, int]:
     """Return what to judge a commit by: the steps that are there, and the keys."""
     try:
-        metadata = _metadata(contents.location)
+        metadata = mending.metadata_of(contents.location)
         if not contents.keys(OWN_PREFIX):
             return (1, len(contents.tree.values)) if layout.INDEX_KEY in contents else (0, 0)
         schema = books.read_schema(contents, metadata, [])
@@ -125,13 +124,6 @@ def _extent(contents: Contents) -> tuple[int, int]:
     except OffmarlError:
         return 0, 0
     return checks.placed_length(contents, own_grids(schema), own.length), len(contents.tree.values)
-
-
-def _metadata(location: Location) -> dict[str, Any]:
-    try:
-        return read_metadata(location)
-    except VaultFormatError:
-        return {}
 
 
 def _salvage(contents: Contents, target: Path) -> None:

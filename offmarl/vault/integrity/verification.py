@@ -14,14 +14,14 @@ from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from offmarl.errors import VaultFormatError
-from offmarl.vault import layout, tables
-from offmarl.vault.digest import Progress, quiet
+from offmarl.vault import documents, layout, tables
+from offmarl.vault.faults import Fault, merged, noting, of_chunk, with_episodes
+from offmarl.vault.grid import Grid
 from offmarl.vault.integrity import books, checks, recount
 from offmarl.vault.integrity.books import Books
-from offmarl.vault.integrity.faults import Fault, merged, noting, of_chunk, with_episodes
 from offmarl.vault.layout import Leaf, Schema
 from offmarl.vault.listing import locate
-from offmarl.vault.reading.grid import Grid
+from offmarl.vault.progress import Progress, quiet
 from offmarl.vault.reading.own import read_metadata, stock_length
 from offmarl.vault.reading.reader import Vault
 from offmarl.vault.storage import tree
@@ -164,12 +164,12 @@ def _native(contents: Contents, found: _Found) -> _Layers:
 def own_grids(schema: Schema) -> list[Grid]:
     """Return the arrays that a vault of ours has."""
     found = layout.leaves(schema.spec).items()
-    return [Grid.of(name, json.loads(layout.zarray(leaf, schema))) for name, leaf in found]
+    return [Grid.of(name, json.loads(documents.zarray(leaf, schema))) for name, leaf in found]
 
 
 def _check_documents(contents: Contents, schema: Schema, faults: list[Fault]) -> None:
     """Note the ``.zarray`` documents that contradict the schema."""
-    for key, expected in layout.documents(schema).items():
+    for key, expected in documents.zarrays(schema).items():
         with noting(faults, key):
             if contents.get_json(key) != json.loads(expected):
                 raise VaultFormatError("it is not what the vault's schema says.")
@@ -195,7 +195,7 @@ def foreign_grids(
     contents: Contents, metadata: Mapping[str, Any], faults: list[Fault]
 ) -> list[Grid]:
     """Return the arrays of a vault that others wrote, and note those that cannot be read."""
-    leaves, rows = layout.read_metadata(metadata)
+    leaves, rows = documents.parse_metadata(metadata)
     grids = []
     for name, leaf in leaves.items():
         key = layout.prefix_of(name) + ".zarray"

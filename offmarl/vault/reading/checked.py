@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from offmarl.errors import VaultFormatError
 from offmarl.vault import layout
-from offmarl.vault.integrity.faults import of_chunk, with_episodes
+from offmarl.vault.faults import damaged, of_chunk, with_episodes
+from offmarl.vault.grid import Chunk
 from offmarl.vault.layout import Schema
-from offmarl.vault.reading.grid import Chunk
 from offmarl.vault.reading.mapped import MappedArray, Snapshot
 from offmarl.vault.storage.seal import unseal
 from offmarl.vault.storage.store import Store
@@ -94,11 +94,8 @@ class Checks:
             rows=(block * size, (block + 1) * size),
             steps=(number * steps, min((number + 1) * steps, self._length)),
         )
-        fault = with_episodes(of_chunk(chunk, "its checksum is wrong"), self._episodes())
-        return VaultFormatError(
-            f"{self._store.path} is damaged: {fault}. Copy the vault again from where it came "
-            "from, or keep what is sound with `offmarl repair`."
-        )
+        fault = of_chunk(chunk, "its checksum is wrong")
+        return damaged(self._store.path, with_episodes(fault, self._episodes()))
 
 
 def _crc(chunk: NDArray[Any]) -> int:
@@ -107,5 +104,5 @@ def _crc(chunk: NDArray[Any]) -> int:
 
 def _entry(checksums: bytes, place: int) -> int | None:
     """Return one of the checksums stored for a chunk of time, None where it is not there."""
-    stored = checksums[4 * place : 4 * place + 4]
-    return int.from_bytes(stored, "big") if len(stored) == 4 else None
+    found = layout.decode_checksums(checksums)
+    return int(found[place]) if place < len(found) else None

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from offmarl.errors import VaultError, VaultFormatError
-from offmarl.vault import layout, tables
+from offmarl.vault import documents, layout, tables
 from offmarl.vault.layout import Head, NumpyArray, Schema
 from offmarl.vault.reading.mapped import Snapshot
 from offmarl.vault.storage.location import Location
@@ -117,7 +117,7 @@ def check_documents(store: Store, schema: Schema) -> None:
 
     Nothing protects these documents, and data would be taken for what it is not.
     """
-    for key, expected in layout.documents(schema).items():
+    for key, expected in documents.zarrays(schema).items():
         if store.get_json(key) != json.loads(expected):
             raise VaultFormatError(
                 f"{store.path} is damaged: {key} is not what the vault's schema says. `offmarl "

@@ -11,7 +11,7 @@ import numpy as np
 
 from offmarl.errors import VaultError, VaultFormatError
 from offmarl.types import Discrete, EnvSpec, Episode, Transition, View
-from offmarl.vault import layout, tables
+from offmarl.vault import documents, encoding, layout, tables
 from offmarl.vault.layout import Leaf, NumpyArray
 from offmarl.vault.reading import asked, quirks
 from offmarl.vault.reading.arrays import Arrays
@@ -70,8 +70,8 @@ class Vault:
             raise VaultError(f"{path} tells how its episodes ended: open it without a time limit.")
 
     def _describe(self, own: Own, metadata: Mapping[str, Any]) -> None:
-        expected = layout.metadata(own.schema)
-        if any(metadata.get(key) != expected[key] for key in layout.STOCK_KEYS):
+        expected = documents.metadata(own.schema)
+        if any(metadata.get(key) != expected[key] for key in documents.STOCK_KEYS):
             raise VaultFormatError(
                 f"{self.path / METADATA} contradicts the vault's own schema, so one of them was "
                 "changed or damaged: copy the vault again from where it came from."
@@ -82,11 +82,13 @@ class Vault:
         self.unverified = own.unverified
 
     def _describe_foreign(self, metadata: Mapping[str, Any]) -> None:
-        self.leaves, self.rows = layout.read_metadata(metadata)
+        self.leaves, self.rows = documents.parse_metadata(metadata)
         for name, leaf in self.leaves.items():
             self._check_array(name, leaf)
         self.length = stock_length(self._store)
-        self.provenance = {key: metadata[key] for key in metadata if key not in layout.STOCK_KEYS}
+        self.provenance = {
+            key: metadata[key] for key in metadata if key not in documents.STOCK_KEYS
+        }
         self.unverified = ()
 
     def _check_array(self, name: str, leaf: Leaf) -> None:
@@ -140,7 +142,7 @@ class Vault:
         """The environment's sizes; in a foreign vault, what its arrays tell of them."""
         if self.own:
             return self.own.schema.spec
-        spec = layout.spec_of(self.leaves)
+        spec = encoding.spec_of(self.leaves)
         if spec.action == Discrete(0):
             spec = dataclasses.replace(spec, action=Discrete(self._highest_action() + 1))
         return dataclasses.replace(spec, time_limit=self.time_limit)
@@ -204,7 +206,7 @@ class Vault:
         """Find the episodes of steps whose table nobody kept."""
         found = [name for name in layout.SIGNALS if name in self.leaves]
         for begin, stop in self.blocks(found, int(running["start"][0])):
-            signals = layout.signals_of(self.read(begin, stop, leaves=found))
+            signals = encoding.signals_of(self.read(begin, stop, leaves=found))
             ended, running = tables.scan(running, begin, signals)
             yield ended
         yield running[running["length"] > 0]
@@ -213,8 +215,8 @@ class Vault:
     def finals(self) -> View:
         """The views that episodes ended with, ``(F, ...)``; `Episodes.final` points here."""
         count = self.own.head.finals if self.own else 0
-        dtype = layout.view_dtype(self.spec)
-        return layout.unpack_view(read_table(self._store, layout.FINALS_PREFIX, count, dtype))
+        dtype = encoding.view_dtype(self.spec)
+        return encoding.unpack_view(read_table(self._store, layout.FINALS_PREFIX, count, dtype))
 
     def final_views(self, numbers: NumpyArray) -> View:
         """Read some of the final views, ``(len(numbers), ...)``, without holding all in memory.
@@ -224,7 +226,7 @@ class Vault:
         numbers
             Which, as `Episodes.final` counts them; none may be -1.
         """
-        dtype = layout.view_dtype(self.spec)
+        dtype = encoding.view_dtype(self.spec)
         if not self.own or self.own.head.finals * dtype.itemsize <= _BLOCK_BYTES:
             return View(*(field[numbers] for field in self.finals))
         views: NumpyArray = np.empty(len(numbers), dtype)
@@ -234,7 +236,7 @@ class Vault:
             (data,) = self._store.get_all([layout.finals_key(int(first))])
             here = block == one
             views[here] = np.frombuffer(data, dtype)[numbers[here] - first]
-        return layout.unpack_view(views)
+        return encoding.unpack_view(views)
 
     @cached_property
     def _finals_blocks(self) -> NumpyArray:
@@ -385,13 +387,13 @@ class Vault:
         observations, log-probabilities are NaN and policies -1.
         """
         known = [name for name in layout.leaves(self.spec) if name in self.leaves]
-        steps = layout.from_disk(self.read(start, stop, rows, known), self.spec)
+        steps = encoding.from_disk(self.read(start, stop, rows, known), self.spec)
         return steps if self.own else quirks.normalise(steps, self._limited[rows, start:stop])
 
     def window_transitions(self, rows: NumpyArray, starts: NumpyArray, length: int) -> Transition:
         """Gather windows as records ``(W, length, ...)``; see `windows` and `transitions`."""
         known = [name for name in layout.leaves(self.spec) if name in self.leaves]
-        steps = layout.from_disk(self.windows(rows, starts, length, known), self.spec)
+        steps = encoding.from_disk(self.windows(rows, starts, length, known), self.spec)
         if self.own:
             return steps
         limited = self._limited[rows[:, None], starts[:, None] + np.arange(length)]

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from offmarl.types import Finals, Transition, View
-from offmarl.vault.digest import Advance
 from offmarl.vault.layout import NumpyArray
+from offmarl.vault.progress import Advance
 from offmarl.vault.reading.reader import Vault
 from offmarl.vault.tables import CAUSES, CUT, OPEN
 from offmarl.vault.transform.selection import Pieces

@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 from offmarl.types import EnvSpec
 from offmarl.vault import layout
-from offmarl.vault.digest import Advance, digest
+from offmarl.vault.digest import digest
+from offmarl.vault.progress import Advance
 from offmarl.vault.reading.reader import Vault
 from offmarl.vault.transform import origins
 from offmarl.vault.transform.origins import Named, Origin

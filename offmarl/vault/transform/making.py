@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from offmarl.errors import VaultError, VaultExistsError
-from offmarl.vault.digest import Progress
 from offmarl.vault.layout import Codec
 from offmarl.vault.listing import SUFFIX, open_vault
+from offmarl.vault.progress import Progress
 from offmarl.vault.reading.reader import Vault
 from offmarl.vault.storage.location import Location
 from offmarl.vault.storage.store import WriterLock, errors_of, publish

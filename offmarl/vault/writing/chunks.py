@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import google_crc32c
 import numpy as np
 
 from offmarl.errors import VaultFormatError
 from offmarl.vault import layout
+from offmarl.vault.faults import damaged
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.storage.store import Store
 
@@ -145,7 +145,7 @@ class ChunkBuffer:
         keys, values = self._keys(self._number), self._chunk.values
         if self._schema.codec == "zstd":
             return dict(zip(keys, map(_compress, values), strict=True))
-        sums = {layout.checksums_key(self._number): checksums(values)}
+        sums = {layout.checksums_key(self._number): layout.encode_checksums(values)}
         return dict(zip(keys, values, strict=True)) | sums
 
     def _keys(self, chunk: int) -> Iterator[str]:
@@ -159,15 +159,10 @@ class ChunkBuffer:
         return self._leaves["rewards"].chunk_key("rewards", 0, step // self._schema.chunk_steps)
 
 
-def checksums(values: Iterable[Value]) -> bytes:
-    """Return the CRC32C of each value, big-endian, one after the other."""
-    arrays = (np.frombuffer(value, np.uint8) for value in values)
-    return b"".join(google_crc32c.value(array).to_bytes(4, "big") for array in arrays)
-
-
 def _agree(values: Iterable[Value], expected: bytes) -> NumpyArray:
-    found = checksums(values)
-    return np.frombuffer(found, ">u4") == np.frombuffer(expected, ">u4")
+    found = layout.decode_checksums(layout.encode_checksums(values))
+    wanted = layout.decode_checksums(expected)
+    return found == wanted if len(found) == len(wanted) else np.zeros(len(found), bool)
 
 
 def _compress(value: Value) -> bytes:
@@ -182,7 +177,4 @@ def _zstd() -> Any:
 
 
 def _damaged(store: Store, key: str, reason: str) -> VaultFormatError:
-    return VaultFormatError(
-        f"{store.path} is damaged: {reason}, of {key}. Copy the vault again from where it came "
-        "from, or keep what is sound with `offmarl repair`."
-    )
+    return damaged(store.path, f"{reason}, of {key}")

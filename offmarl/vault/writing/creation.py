@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from offmarl.errors import VaultError, VaultExistsError
 from offmarl.types import EnvSpec
-from offmarl.vault import layout, tables
+from offmarl.vault import documents, layout
 from offmarl.vault.layout import Codec, Head, Schema
 from offmarl.vault.listing import SUFFIX, is_vault, vaults_in
 from offmarl.vault.storage.location import Location, absolute
@@ -182,19 +182,9 @@ def _clear(directory: Path) -> None:
 
 def _fill(location: Location, schema: Schema, provenance: Mapping[str, Any]) -> None:
     """Write an empty vault where nobody else writes."""
-    running = tables.none_running(schema.rows, schema.spec.num_agents)
-    writes = {
-        layout.INDEX_PREFIX + ".zarray": layout.index_zarray(),
-        layout.INDEX_KEY: layout.encode_index(0),
-        layout.SCHEMA_KEY: layout.dump_json(schema.to_json()),
-        layout.HEAD_KEY: layout.dump_json(Head()._asdict()),
-        layout.RUNNING_KEY: running.tobytes(),
-        layout.PROVENANCE_KEY: layout.dump_json(dict(provenance)),
-    }
-    for name, leaf in layout.leaves(schema.spec).items():
-        writes[layout.prefix_of(name) + ".zarray"] = layout.zarray(leaf, schema)
+    writes = documents.without_episodes(schema, provenance, Head())
     Store(location.path).commit(writes, fence={}).result()
-    location.write(METADATA, layout.dump_json(layout.metadata(schema)))
+    location.write(METADATA, layout.dump_json(documents.metadata(schema)))
 
 
 def _discard(part: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from offmarl.errors import ShapeError
 from offmarl.types import EnvSpec, Finals, Transition
-from offmarl.vault import layout, tables
+from offmarl.vault import encoding, layout, tables
 from offmarl.vault.layout import Head, NumpyArray
 from offmarl.vault.tables import Signals
 
@@ -61,7 +61,7 @@ def account(
         They contradict one another.
     """
     lost = running[:0]
-    signals = layout.signals_of(arrays)
+    signals = encoding.signals_of(arrays)
     _check_last(transition, signals)
     begin, stop = tip.length, tip.length + signals.reward.shape[1]
     if fresh:
@@ -114,8 +114,8 @@ def _with_finals(
 ) -> tuple[tables.Table, NumpyArray]:
     """Return the ended episodes with their final views' numbers, and the views packed."""
     if finals is None:
-        return ended, np.zeros(0, layout.view_dtype(spec))
-    views = layout.pack_view(finals.view, spec)
+        return ended, np.zeros(0, encoding.view_dtype(spec))
+    views = encoding.pack_view(finals.view, spec)
     row, time = np.asarray(finals.row), np.asarray(finals.time)
     if not row.shape == time.shape == views.shape:
         raise ShapeError(

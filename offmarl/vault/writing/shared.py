@@ -14,7 +14,7 @@ import numpy as np
 
 from offmarl.errors import ShapeError, VaultConflictError, VaultError, VaultFormatError
 from offmarl.types import EnvSpec, Finals, Transition
-from offmarl.vault import layout, tables
+from offmarl.vault import encoding, tables
 from offmarl.vault.layout import Head
 from offmarl.vault.listing import locate
 from offmarl.vault.reading.reader import Vault
@@ -153,8 +153,8 @@ class SharedWriter:
 
     def _check(self, transition: Transition, finals: Finals | None, cut: Cut) -> None:
         """Find now what is wrong with a record, not when others wait for it."""
-        arrays = layout.to_disk(transition)
-        layout.check_transition(arrays, self._schema)
+        arrays = encoding.to_disk(transition)
+        encoding.check_transition(arrays, self._schema)
         none = tables.none_running(self.rows, self.spec.num_agents)
         found = account(transition, arrays, finals, Head(), none, self.spec, fresh=True, cut=cut)
         if found.running["length"].any():

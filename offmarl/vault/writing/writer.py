@@ -18,7 +18,7 @@ import tensorstore as ts
 
 from offmarl.errors import VaultError, VaultFormatError
 from offmarl.types import EnvSpec, Finals, Transition
-from offmarl.vault import layout
+from offmarl.vault import encoding, layout
 from offmarl.vault.integrity.compaction import prepare
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.listing import locate
@@ -202,8 +202,8 @@ class Writer:
         cut: Cut = False,
     ) -> None:
         """Take steps into the buffer, and what follows from them into the books."""
-        arrays = layout.to_disk(transition)
-        layout.check_transition(arrays, self._schema)
+        arrays = encoding.to_disk(transition)
+        encoding.check_transition(arrays, self._schema)
         record = account(
             transition, arrays, finals, tip, self._running, self.spec, fresh=fresh, cut=cut
         )

@@ -8,10 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from offmarl.errors import VaultFormatError
-from offmarl.vault.layout import prefix_of
-
-_MAX_CHUNK_BYTES = 2**31
-"""No program writes larger ones; a forged document that says so would have us fill the memory."""
+from offmarl.vault.layout import MAX_CHUNK_BYTES, prefix_of
 
 
 class Chunk(NamedTuple):
@@ -71,7 +68,7 @@ class Grid(NamedTuple):
     def _check(self) -> None:
         sizes = (*self.shape, *self.chunks)
         fits = len(self.shape) == len(self.chunks) >= 2 and min(sizes) > 0
-        if not fits or self.chunk_bytes > _MAX_CHUNK_BYTES:
+        if not fits or self.chunk_bytes > MAX_CHUNK_BYTES:
             raise VaultFormatError(
                 f"the .zarray of {self.name} says that it has shape {self.shape} and chunks "
                 f"{self.chunks} of {self.dtype}, which no vault has."

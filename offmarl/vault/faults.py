@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import PurePath
 from typing import NamedTuple
 
 import numpy as np
 
-from offmarl.errors import OffmarlError
-from offmarl.vault.reading.grid import Chunk
+from offmarl.errors import OffmarlError, VaultFormatError
+from offmarl.vault.grid import Chunk
 from offmarl.vault.tables import Episodes
 
 
@@ -36,6 +37,14 @@ class Fault(NamedTuple):
 def of_chunk(chunk: Chunk, what: str) -> Fault:
     """Say what is wrong with a chunk."""
     return Fault(what, chunk.key, chunk.leaf, chunk.rows, chunk.steps)
+
+
+def damaged(path: PurePath, what: object) -> VaultFormatError:
+    """Return the error for a vault in which something is wrong, such as a `Fault`."""
+    return VaultFormatError(
+        f"{path} is damaged: {what}. Copy the vault again from where it came from, or keep what is "
+        "sound with `offmarl repair`."
+    )
 
 
 @contextmanager
