@@ -4,8 +4,7 @@ Names are loaded when they are first used, so that ``import offmarl`` costs next
 brings in neither JAX nor TensorStore.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from offmarl.errors import (
     CardError,
@@ -27,6 +26,7 @@ from offmarl.errors import (
     VaultLockedError,
     VaultNotFoundError,
 )
+from offmarl.facade import lazily
 
 if TYPE_CHECKING:
     from offmarl import envs, hub, vault
@@ -75,27 +75,22 @@ __all__ = [
 ]
 
 _HOMES = {
-    "envs": ("offmarl.envs", None),
-    "hub": ("offmarl.hub", None),
-    "vault": ("offmarl.vault", None),
-    "load_dataset": ("offmarl.hub", "load_dataset"),
-    "open": ("offmarl.replay", "open_dataset"),
-    "load_policy": ("offmarl.evaluation", "load_policy"),
-    "record": ("offmarl.recording.python", "record"),
-    "record_episodes": ("offmarl.recording.processes", "record_episodes"),
+    "envs": "offmarl.envs",
+    "hub": "offmarl.hub",
+    "vault": "offmarl.vault",
+    "load_dataset": "offmarl.hub:load_dataset",
+    "open": "offmarl.replay:open_dataset",
+    "load_policy": "offmarl.evaluation:load_policy",
+    "record": "offmarl.recording.python:record",
+    "record_episodes": "offmarl.recording.processes:record_episodes",
     **{
-        name: ("offmarl.types", name)
+        name: f"offmarl.types:{name}"
         for name in ("EnvSpec", "Sequence", "Timestep", "Transition", "View")
     },
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'offmarl' has no attribute {name!r}")
-    module, attribute = _HOMES[name]
-    home = import_module(module)
-    return getattr(home, attribute) if attribute else home
+if not TYPE_CHECKING:  # type checkers take any name from a module that has this
+    __getattr__ = lazily(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

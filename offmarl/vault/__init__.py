@@ -6,19 +6,24 @@
 >>> data[:100]
 """
 
-from offmarl.vault.convert import convert_pymarl
-from offmarl.vault.faults import Fault
-from offmarl.vault.integrity.compaction import Compaction, compact
-from offmarl.vault.integrity.repairing import Repair, repair
-from offmarl.vault.integrity.verification import Verification, verify
-from offmarl.vault.listing import Summary, list_vaults, open_vault
-from offmarl.vault.reading.reader import Vault
-from offmarl.vault.tables import Episodes
-from offmarl.vault.transform import cat, dedup, filter, recode, sample, slice, split
-from offmarl.vault.unpacking import unpack
-from offmarl.vault.writing.creation import create, create_whole
-from offmarl.vault.writing.shared import SharedWriter, join
-from offmarl.vault.writing.writer import Writer, resume
+from typing import TYPE_CHECKING
+
+from offmarl.facade import lazily
+
+if TYPE_CHECKING:
+    from offmarl.vault.convert import convert_pymarl
+    from offmarl.vault.faults import Fault
+    from offmarl.vault.integrity.compaction import Compaction, compact
+    from offmarl.vault.integrity.repairing import Repair, repair
+    from offmarl.vault.integrity.verification import Verification, verify
+    from offmarl.vault.listing import Summary, list_vaults, open_vault
+    from offmarl.vault.reading.reader import Vault
+    from offmarl.vault.tables import Episodes
+    from offmarl.vault.transform import cat, dedup, filter, recode, sample, slice, split
+    from offmarl.vault.unpacking import unpack
+    from offmarl.vault.writing.creation import create, create_whole
+    from offmarl.vault.writing.shared import SharedWriter, join
+    from offmarl.vault.writing.writer import Writer, resume
 
 __all__ = [
     "Compaction",
@@ -49,3 +54,33 @@ __all__ = [
     "unpack",
     "verify",
 ]
+
+_HOMES = {
+    "convert": "convert_pymarl",
+    "faults": "Fault",
+    "integrity.compaction": "Compaction compact",
+    "integrity.repairing": "Repair repair",
+    "integrity.verification": "Verification verify",
+    "listing": "Summary list_vaults open_vault",
+    "reading.reader": "Vault",
+    "tables": "Episodes",
+    "transform": "cat dedup filter recode sample slice split",
+    "unpacking": "unpack",
+    "writing.creation": "create create_whole",
+    "writing.shared": "SharedWriter join",
+    "writing.writer": "Writer resume",
+}
+
+if not TYPE_CHECKING:  # type checkers take any name from a module that has this
+    __getattr__ = lazily(
+        __name__,
+        {
+            name: f"{__name__}.{module}:{name}"
+            for module, names in _HOMES.items()
+            for name in names.split()
+        },
+    )
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path, PurePath, PurePosixPath
 from typing import NamedTuple
@@ -16,6 +17,9 @@ from offmarl.vault.storage.location import Location
 from offmarl.vault.storage.store import MANIFEST, METADATA, Store, errors_of, load_json
 
 SUFFIX = ".vlt"
+
+_READERS = 4
+"""Vaults looked at together: to open one is mostly to wait."""
 
 
 class Summary(NamedTuple):
@@ -146,8 +150,9 @@ def list_vaults(directory: str | os.PathLike[str]) -> Iterator[tuple[PurePath, S
     location = Location.of(directory)
     with errors_of(location.path):
         found = _walk(Path(directory)) if location.is_directory else vaults_in(location.path)
-    for path in found:
-        yield path, summarise(path)
+    with ThreadPoolExecutor(_READERS) as readers:
+        paths = list(found)
+        yield from zip(paths, readers.map(summarise, paths), strict=True)
 
 
 def _walk(root: Path) -> Iterator[PurePath]:

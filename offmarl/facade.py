@@ -1,0 +1,26 @@
+"""Packages that load what they name when it is first used, so that importing them costs nothing."""
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a package.
+
+    Parameters
+    ----------
+    package
+        Its name.
+    homes
+        Where each of its names is found: "module", or "module:attribute".
+    """
+
+    def load(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module, _, attribute = homes[name].partition(":")
+        home = import_module(module)
+        return getattr(home, attribute) if attribute else home
+
+    return load
