@@ -1,4 +1,4 @@
-"""BC: behaviour cloning, discrete and recurrent.
+"""BC: behaviour cloning, recurrent, of discrete or continuous actions.
 
 One recurrent policy, shared by all agents, is fitted to the data's actions by maximum likelihood:
 
@@ -19,8 +19,14 @@ import tyro
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from offmarl import training
-from offmarl.losses import cross_entropy, masked_mean
-from offmarl.networks import PolicyConfig, agent_network, init_policy
+from offmarl.losses import masked_mean
+from offmarl.networks import (
+    PolicyConfig,
+    agent_head,
+    agent_network,
+    init_policy,
+    stochastic_head,
+)
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 # ---------------------------------------------------------------------------------- arguments
@@ -58,8 +64,8 @@ class State(NamedTuple):
 
 def make(spec: EnvSpec, args: Args) -> training.Program:
     """Build the program for one kind of data."""
-    config = PolicyConfig("recurrent", "softmax", args.hidden, args.agent_id)
-    network = agent_network(config, spec)
+    config = PolicyConfig("recurrent", stochastic_head(spec), args.hidden, args.agent_id)
+    network, head = agent_network(config, spec), agent_head(config)
     end = 0.0 if args.anneal else args.learning_rate
     adam = optax.adam(optax.linear_schedule(args.learning_rate, end, args.updates))
 
@@ -69,8 +75,8 @@ def make(spec: EnvSpec, args: Args) -> training.Program:
 
     def loss(params: ArrayTree, batch: Sequence) -> Float[Array, ""]:
         view = batch.view_tm1
-        logits = jax.vmap(lambda o: network.apply(params, o, method="unroll"))(view.observation)
-        losses = jax.vmap(cross_entropy)(logits, batch.action, view.legal_actions)
+        outputs = jax.vmap(lambda o: network.apply(params, o, method="unroll"))(view.observation)
+        losses = -head.log_prob(outputs, view.legal_actions, batch.action)
         return masked_mean(losses, batch.mask[..., None] & view.alive)
 
     def update(state: State, batch: Sequence, _key: PRNGKeyArray) -> tuple[State, dict[str, Array]]:

@@ -21,6 +21,12 @@ def log_prob(logits: Float[Array, "*b A"], action: Int[Array, "*b"]) -> Float[Ar
     return select(jax.nn.log_softmax(logits), action)
 
 
+def entropy(logits: Float[Array, "*b A"]) -> Float[Array, "*b"]:
+    """Entropy in nats under masked logits; masked actions add nothing."""
+    log_probs = jax.nn.log_softmax(logits)
+    return -(jnp.exp(log_probs) * log_probs).sum(-1)
+
+
 def select(values: Float[Array, "*b A"], action: Int[Array, "*b"]) -> Float[Array, "*b"]:
     """Pick the value of each action taken.
 

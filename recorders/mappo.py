@@ -3,6 +3,7 @@
 Feed-forward, parameters shared by all agents, generalised advantages, and values normalised by
 running statistics (Yu et al. 2022, "The Surprising Effectiveness of PPO in Cooperative Multi-Agent
 Games", arXiv 2103.01955). Each agent's value is that of the global state and its own observation.
+Actions are discrete, or continuous and drawn from a clipped Gaussian.
 """
 
 from dataclasses import dataclass
@@ -17,14 +18,18 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from rich.console import Console
 
 from offmarl import envs
-from offmarl.categorical import log_prob, mask_illegal
 from offmarl.losses import masked_mean
-from offmarl.losses.policy_gradient import (
-    categorical_entropy,
-    clipped_surrogate,
-    generalised_advantages,
+from offmarl.losses.policy_gradient import clipped_surrogate, generalised_advantages
+from offmarl.networks import (
+    FeedForward,
+    Head,
+    PolicyConfig,
+    agent_head,
+    agent_network,
+    init_policy,
+    make_policy,
+    stochastic_head,
 )
-from offmarl.networks import FeedForward, PolicyConfig, agent_network, init_policy, make_policy
 from offmarl.networks.normalisation import Moments
 from offmarl.recording import (
     Capture,
@@ -96,7 +101,7 @@ class Batch(NamedTuple):
     """Steps to learn from, in any order: ``(M, N, ...)`` each, the state ``(M, S)``."""
 
     view: View
-    action: Int[Array, "M N"]
+    action: Int[Array, "M N"] | Float[Array, "M N A"]
     behaviour_log_prob: Float[Array, "M N"]
     advantage: Float[Array, "M N"]
     target: Float[Array, "M N"]
@@ -110,12 +115,16 @@ class Networks(NamedTuple):
     """The actor takes an agent's observation, the critic the global state too."""
 
     actor: FeedForward
+    head: Head
     critic: FeedForward
 
-    def logits(self, params: Params, view: View) -> Float[Array, "*b N A"]:
-        """Masked logits of each agent's actions."""
-        logits, _ = self.actor.apply(params.actor, (), view.observation)
-        return mask_illegal(logits, view.legal_actions)
+    def log_prob_and_entropy(
+        self, params: Params, view: View, action: Array
+    ) -> tuple[Float[Array, "*b N"], Float[Array, "*b N"]]:
+        """Log-probability of each agent's action, and entropy of the policy it is drawn from."""
+        outputs, _ = self.actor.apply(params.actor, (), view.observation)
+        log_prob = self.head.log_prob(outputs, view.legal_actions, action)
+        return log_prob, self.head.entropy(outputs, view.legal_actions)
 
     def value(self, params: Params, view: View) -> Float[Array, "*b N"]:
         """Normalised value of a view for each agent."""
@@ -136,13 +145,10 @@ def loss(
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """Clipped surrogate, value error and entropy bonus, over the agents that act."""
     mask = batch.view.alive
-    logits = networks.logits(params, batch.view)
+    log_prob, entropy = networks.log_prob_and_entropy(params, batch.view, batch.action)
     advantage = normalise(batch.advantage, mask)
-    surrogate = clipped_surrogate(
-        log_prob(logits, batch.action), batch.behaviour_log_prob, advantage, args.clip
-    )
+    surrogate = clipped_surrogate(log_prob, batch.behaviour_log_prob, advantage, args.clip)
     error = 0.5 * (networks.value(params, batch.view) - batch.target) ** 2
-    entropy = categorical_entropy(logits)
     metrics = {
         "policy_loss": masked_mean(surrogate, mask),
         "value_loss": masked_mean(error, mask),
@@ -224,6 +230,7 @@ def make_program(args: Args, env: envs.Environment, config: PolicyConfig) -> Onl
     policy = make_policy(config, spec)
     networks = Networks(
         actor=agent_network(config, spec),
+        head=agent_head(config),
         critic=FeedForward(outputs=1, hidden=args.hidden, agent_id=args.agent_id),
     )
     optimiser = optax.chain(
@@ -283,7 +290,7 @@ def make_program(args: Args, env: envs.Environment, config: PolicyConfig) -> Onl
 def main(args: Args) -> Recorded:
     """Train MAPPO, and record the tiers asked for."""
     env = envs.make(args.env)
-    config = PolicyConfig("feedforward", "softmax", args.hidden, args.agent_id)
+    config = PolicyConfig("feedforward", stochastic_head(env.spec), args.hidden, args.agent_id)
     return record_online("mappo", args, env, config, make_program(args, env, config))
 
 

@@ -62,9 +62,3 @@ def clipped_surrogate(
     ratio = jnp.exp(log_prob_tm1 - behaviour_log_prob_tm1)
     clipped = jnp.clip(ratio, 1 - epsilon, 1 + epsilon)
     return -jnp.minimum(ratio * advantage_tm1, clipped * advantage_tm1)
-
-
-def categorical_entropy(logits_tm1: Float[Array, "*b A"]) -> Float[Array, "*b"]:
-    """Entropy in nats of the action distribution of each step; masked actions add nothing."""
-    log_probs = jax.nn.log_softmax(logits_tm1)
-    return -(jnp.exp(log_probs) * log_probs).sum(-1)

@@ -19,6 +19,20 @@ def _with_agent_id(observation: Float[Array, "*b N O"]) -> Float[Array, "*b N O+
     return jnp.concatenate([observation, identity], axis=-1)
 
 
+class _Constants(nn.Module):
+    """Appends ``count`` learnt numbers, the same for all inputs."""
+
+    count: int
+
+    @nn.compact
+    def __call__(self, outputs: Float[Array, "*b outputs"]) -> Float[Array, "*b _"]:
+        if not self.count:
+            return outputs
+        constants = self.param("constants", nn.initializers.zeros, (self.count,))
+        shape = (*outputs.shape[:-1], self.count)
+        return jnp.concatenate([outputs, jnp.broadcast_to(constants, shape)], axis=-1)
+
+
 class FeedForward(nn.Module):
     """Two hidden layers, Linear - ReLU - Linear - ReLU - Linear, without memory.
 
@@ -33,12 +47,15 @@ class FeedForward(nn.Module):
     output_scale
         Scale of the orthogonal initialisation of the last layer; small for policies, so that
         they start out close to uniform.
+    constants
+        Outputs added that do not depend on the input, but are learnt; they start at zero.
     """
 
     outputs: int
     hidden: int = 64
     agent_id: bool = True
     output_scale: float = 1.0
+    constants: int = 0
 
     @staticmethod
     def initial_carry(_num_agents: int) -> tuple[()]:
@@ -48,15 +65,15 @@ class FeedForward(nn.Module):
     @nn.compact
     def __call__(
         self, carry: tuple[()], observation: Float[Array, "*b N O"]
-    ) -> tuple[Float[Array, "*b N outputs"], tuple[()]]:
+    ) -> tuple[Float[Array, "*b N _"], tuple[()]]:
         """One step (or any number: there is no memory)."""
         x = _with_agent_id(observation) if self.agent_id else observation
         for _ in range(2):
             x = nn.relu(nn.Dense(self.hidden, kernel_init=nn.initializers.orthogonal(2**0.5))(x))
         out = nn.Dense(self.outputs, kernel_init=nn.initializers.orthogonal(self.output_scale))
-        return out(x), carry
+        return _Constants(self.constants)(out(x)), carry
 
-    def unroll(self, observation: Float[Array, "T N O"]) -> Float[Array, "T N outputs"]:
+    def unroll(self, observation: Float[Array, "T N O"]) -> Float[Array, "T N _"]:
         """All steps of one episode."""
         return self((), observation)[0]
 
@@ -66,7 +83,7 @@ class Recurrent(nn.Module):
 
     Attributes
     ----------
-    outputs, hidden, agent_id, output_scale
+    outputs, hidden, agent_id, output_scale, constants
         As in `FeedForward`.
     """
 
@@ -74,6 +91,7 @@ class Recurrent(nn.Module):
     hidden: int = 64
     agent_id: bool = True
     output_scale: float = 1.0
+    constants: int = 0
 
     def setup(self) -> None:  # noqa: D102
         self.embed = nn.Dense(self.hidden, kernel_init=nn.initializers.orthogonal(2**0.5))
@@ -85,6 +103,7 @@ class Recurrent(nn.Module):
         self.head = nn.Dense(
             self.outputs, kernel_init=nn.initializers.orthogonal(self.output_scale)
         )
+        self.append = _Constants(self.constants)
 
     def initial_carry(self, num_agents: int) -> Float[Array, "N hidden"]:
         """Return the memory at the start of an episode: zeros."""
@@ -92,12 +111,12 @@ class Recurrent(nn.Module):
 
     def __call__(
         self, carry: Float[Array, "*b N hidden"], observation: Float[Array, "*b N O"]
-    ) -> tuple[Float[Array, "*b N outputs"], Float[Array, "*b N hidden"]]:
+    ) -> tuple[Float[Array, "*b N _"], Float[Array, "*b N hidden"]]:
         """One step."""
         carry = self._recur(carry, self._gates(observation))
-        return self.head(nn.relu(carry)), carry
+        return self.append(self.head(nn.relu(carry))), carry
 
-    def unroll(self, observation: Float[Array, "T N O"]) -> Float[Array, "T N outputs"]:
+    def unroll(self, observation: Float[Array, "T N O"]) -> Float[Array, "T N _"]:
         """All steps of one episode, from an empty memory.
 
         Everything but the recurrence itself is one matrix product over all steps.
@@ -109,7 +128,7 @@ class Recurrent(nn.Module):
 
         gates = self._gates(observation)
         _, memory = jax.lax.scan(step, jnp.zeros((*gates.shape[1:-1], self.hidden)), gates)
-        return self.head(nn.relu(memory))
+        return self.append(self.head(nn.relu(memory)))
 
     def _gates(self, observation: Float[Array, "*b N O"]) -> Float[Array, "*b N gates"]:
         x = _with_agent_id(observation) if self.agent_id else observation

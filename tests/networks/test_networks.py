@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from offmarl import gaussian
 from offmarl.errors import ShapeError
 from offmarl.networks import (
+    GAUSSIAN,
     Mixer,
     PolicyConfig,
     QParams,
@@ -15,6 +17,7 @@ from offmarl.networks import (
     init_policy,
     make_policy,
     mix,
+    stochastic_head,
 )
 from offmarl.types import Continuous, Discrete, EnvSpec
 
@@ -89,10 +92,51 @@ def test_greedy_takes_the_best_legal_action() -> None:
     np.testing.assert_array_equal(action, jnp.where(legal, scores, -jnp.inf).argmax(-1))
 
 
-def test_continuous_actions_are_refused_by_name() -> None:
-    spec = EnvSpec("reach", 2, 3, 3, Continuous(2))
+REACH = EnvSpec("reach", 3, 7, 5, Continuous(2))
+
+
+def test_heads_of_the_other_kind_of_actions_are_refused_by_name() -> None:
     with pytest.raises(ShapeError, match=r"reach has continuous actions of size 2.*continuous"):
-        init_policy(PolicyConfig("recurrent"), spec, jax.random.key(0))
+        init_policy(PolicyConfig("recurrent"), REACH, jax.random.key(0))
+    with pytest.raises(ShapeError, match=r'test has 4 discrete actions.*head "softmax"'):
+        init_policy(PolicyConfig("recurrent", "gaussian"), SPEC, jax.random.key(0))
+
+
+@pytest.mark.parametrize("kind", ["feedforward", "recurrent"])
+def test_continuous_policies_store_what_their_head_says(kind: str) -> None:
+    config, head = PolicyConfig(kind, stochastic_head(REACH)), GAUSSIAN
+    network, params = agent_network(config, REACH), init_policy(config, REACH, jax.random.key(0))
+    observation, legal = jnp.ones((3, 7)), jnp.ones((3, 2), bool).at[2, 1].set(False)
+    carry = network.initial_carry(3)
+    action, log_prob, _ = make_policy(config, REACH).act(
+        params, carry, observation, legal, jax.random.key(1)
+    )
+    outputs, _ = network.apply(params, carry, observation)
+    unrolled = network.apply(params, observation[None], method="unroll")
+    np.testing.assert_allclose(unrolled[0], outputs, atol=1e-6)
+    np.testing.assert_array_equal(log_prob, head.log_prob(outputs, legal, action))
+    assert action[2, 1] == 0  # an entry that the agent has not
+    assert log_prob[2] == gaussian.log_prob(
+        outputs[2, 0], jax.nn.softplus(0.0) + 0.01, action[2, 0]
+    )
+    best, certain, _ = make_policy(config, REACH, greedy=True).act(
+        params, carry, observation, legal, jax.random.key(1)
+    )
+    np.testing.assert_array_equal(best, jnp.where(legal, outputs[:, :2], 0))
+    np.testing.assert_array_equal(certain, 0)
+
+
+def test_the_random_policy_is_uniform_over_continuous_actions() -> None:
+    policy = make_policy(PolicyConfig("random"), REACH)
+    keys = jax.random.split(jax.random.key(0), 5_000)
+    legal = jnp.ones((3, 2), bool).at[2, 1].set(False)
+    action, log_prob, _ = jax.vmap(lambda key: policy.act((), (), jnp.ones((3, 7)), legal, key))(
+        keys
+    )
+    np.testing.assert_allclose(log_prob[0], np.log([0.25, 0.25, 0.5]), rtol=1e-6)
+    counts, _ = np.histogram(action[:, :2], bins=4, range=(-1, 1))
+    np.testing.assert_allclose(counts / counts.sum(), 0.25, atol=0.01)
+    np.testing.assert_array_equal(action[:, 2, 1], 0)
 
 
 def test_the_mixer_is_monotonic_in_every_agent() -> None:
