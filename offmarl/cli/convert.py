@@ -6,12 +6,13 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from offmarl import vault
 from offmarl.cli.data import show
 from offmarl.cli.output import Report
 from offmarl.errors import OptionError
 from offmarl.tracking import progress
 from offmarl.vault.convert import READERS, WRITERS
+from offmarl.vault.listing import is_vault, open_source
+from offmarl.vault.storage.location import Location
 
 
 def convert(
@@ -48,6 +49,7 @@ def convert(
         by default the environment's.
     """
     if to is None:
+        _check_source(source)
         spec = _spec(env) if env else None
         read = READERS[layout or "pymarl"]
         return show(str(read(source, out, progress=progress, **_taken(read, spec, time_limit))))
@@ -55,7 +57,7 @@ def convert(
         raise OptionError(
             "--to writes a vault in another layout: it goes without --from and --env."
         )
-    data = vault.open_vault(source, time_limit=time_limit)
+    data = open_source(source, time_limit=time_limit)
     path = WRITERS[to](data, out, progress=progress)
     facts = {
         "path": path,
@@ -64,6 +66,14 @@ def convert(
         "steps": data.num_steps,
     }
     return Report(facts, f"{data.num_steps:,} steps of {source} are in {path}.")
+
+
+def _check_source(source: str) -> None:
+    if is_vault(Location.of(source)):
+        raise OptionError(
+            f"{source} is a vault already: say --to and the layout to write it in, or copy it with "
+            "`offmarl recode`."
+        )
 
 
 def _taken(read: Any, spec: Any, time_limit: int | None) -> dict[str, Any]:

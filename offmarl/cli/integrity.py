@@ -5,11 +5,10 @@ from functools import partial
 from typing import Annotated
 
 from rich.console import Group, RenderableType
-from rich.text import Text
 from tyro.conf import Positional, arg
 
 from offmarl import vault
-from offmarl.cli.output import Report, number
+from offmarl.cli.output import Report, as_is, number
 from offmarl.tracking import progress
 
 _MOST_LINES = 50
@@ -115,7 +114,7 @@ def _outcome(found: vault.Verification) -> list[RenderableType]:
 
 
 def _lines(items: Sequence[object]) -> list[RenderableType]:
-    lines: list[RenderableType] = [Text(f"  {item}") for item in items[:_MOST_LINES]]
+    lines = [as_is(f"  {item}") for item in items[:_MOST_LINES]]
     if len(items) > _MOST_LINES:
-        lines.append(f"  and {number(len(items) - _MOST_LINES)} more")
+        lines.append(as_is(f"  and {number(len(items) - _MOST_LINES)} more"))
     return lines

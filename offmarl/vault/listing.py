@@ -68,6 +68,12 @@ def open_vault(
     return Vault(locate(path), checked, time_limit)
 
 
+def open_source(path: str | os.PathLike[str], *, time_limit: int | None = None) -> Vault:
+    """Open a vault to copy from it: checked if it is ours, or damage would get new checksums."""
+    found = open_vault(path, time_limit=time_limit)
+    return Vault(found.path, checked=True) if found.native else found
+
+
 def locate(path: str | os.PathLike[str]) -> PurePath:
     """Return the directory of the vault that a path means; see `open_vault`."""
     location = Location.of(path)

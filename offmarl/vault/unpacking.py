@@ -10,7 +10,7 @@ from offmarl.errors import VaultExistsError, VaultFormatError, VaultFullError
 from offmarl.vault.listing import vaults_among
 from offmarl.vault.storage.archive import members_of, readable
 from offmarl.vault.storage.location import Location
-from offmarl.vault.storage.store import WriterLock, errors_of, publish
+from offmarl.vault.storage.store import WriterLock, errors_of, make_directory, publish
 
 _BLOCK_BYTES = 2**20
 
@@ -62,7 +62,7 @@ def unpack(archive: Path, destination: Path, members: str | None = None) -> list
             for member in wanted:
                 _extract(opened, member, part / member.filename)
         for path in vaults:
-            (destination / path).parent.mkdir(parents=True, exist_ok=True)
+            make_directory((destination / path).parent)
             publish(part / path, destination / path)
     return [destination / path for path in vaults]
 
@@ -75,7 +75,7 @@ def _below(path: PurePosixPath | str, prefix: PurePosixPath | str | None) -> boo
 def _workspace(destination: Path, name: str) -> Iterator[Path]:
     """Make a directory to unpack to, cleared of what a killed process left; gone afterwards."""
     part = destination / f".{name}.part"
-    part.mkdir(parents=True, exist_ok=True)
+    make_directory(part)
     lock = WriterLock(part)
     try:
         for rest in part.iterdir():

@@ -43,3 +43,7 @@ def test_options_that_do_not_belong(offmarl, tmp_path, batch):
         result = offmarl("convert", str(batch), out, *options)
         assert result.code == 1
         assert "--to" in result.err or "--time-limit" in result.err
+    offmarl("convert", str(batch), out)
+    result = offmarl("convert", out, str(tmp_path / "out.npz"))
+    assert result.code == 1
+    assert "is a vault already: say --to" in result.err

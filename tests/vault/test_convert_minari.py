@@ -101,3 +101,7 @@ def test_what_is_not_taken(tmp_path):
     with pytest.raises(VaultError, match="counts its actions from 1"):
         convert_minari("cart/start-v0", tmp_path / "a.vlt")
     assert not (tmp_path / "a.vlt").exists()
+    with vault.create(tmp_path / "b.vlt", SPEC, rows=2) as writer:
+        writer.append(*make())
+    with pytest.raises(OptionError, match="as expert-v0 does"):
+        export_minari(vault.open_vault(tmp_path / "b.vlt"), "expert")

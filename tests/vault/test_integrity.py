@@ -96,6 +96,33 @@ def test_a_missing_chunk_is_no_zeros(path):
     assert found.read(0, 8, leaves=["infos.state"])["infos.state"].any()
 
 
+def test_what_is_sound_is_taken_out_of_a_damaged_vault(path):
+    flip(path, "rewards./0.0.0", 20)
+    flip(path, "observations./0.4.0.0", 20)
+    with pytest.raises(VaultFormatError, match="from its first steps on"):
+        vault.repair(path)
+    others = path.parents[1]
+    with pytest.raises(OffmarlError, match=r"rewards|observations"):
+        vault.cat([path], others / "all.vlt")  # not as if it were sound
+    taken = vault.slice(path, others / "sound.vlt", start=8, stop=32, by="steps").read()
+    for name, array in vault.open_vault(path).read(8, 32).items():
+        if name != "truncations":  # where episodes were cut off
+            np.testing.assert_array_equal(taken[name].reshape(array.shape), array)
+    assert vault.verify(others / "sound.vlt", deep=True).sound
+
+
+def test_neither_manifest_nor_metadata(path):
+    whole = vault.open_vault(path).digest()
+    (path / METADATA).unlink()
+    assert [fault.key for fault in vault.verify(path, deep=True).faults] == [METADATA]
+    (path / "manifest.ocdbt").unlink()
+    assert vault.repair(path).length == 52
+    assert vault.open_vault(path).digest() == whole
+    shutil.rmtree(path / "d")
+    with pytest.raises(VaultFormatError, match="nothing is left"):
+        vault.repair(path)
+
+
 @pytest.mark.parametrize(
     ("key", "change", "message"),
     [

@@ -63,6 +63,7 @@ def export_minari(vault: Vault, dataset: StrPath, progress: Progress = quiet) ->
     minari = require("minari")
     name = PurePath(dataset).as_posix()
     home = Path(os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets")
+    _check_name(name)
     if (home / name).exists():
         raise VaultExistsError(f"Minari has a dataset {name} already: choose another name.")
     observation_space, action_space = _spaces(vault.spec)
@@ -89,6 +90,14 @@ def export_minari(vault: Vault, dataset: StrPath, progress: Progress = quiet) ->
     except ValueError as error:
         raise OptionError(f"Minari does not take the dataset {name}: {error}") from error
     return home / name
+
+
+def _check_name(name: str) -> None:
+    if not re.fullmatch(r"([-\w]+/)*[-\w]+-v\d+", name):
+        raise OptionError(
+            f"Minari does not take the name {name}: it must end in a version, as "
+            f"{name.rstrip('/')}-v0 does, and have letters, digits, - and _ between its slashes."
+        )
 
 
 def convert_minari(

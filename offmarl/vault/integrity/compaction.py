@@ -201,7 +201,7 @@ def tidy(directory: Path) -> None:
         live = tree.live_files(Location(directory))
     except (ValueError, OSError):
         live = None  # without a manifest nobody knows, so that repair may need any of them
-    for file in (directory / DATA).iterdir() if live is not None else ():
+    for file in (directory / DATA).glob("*"):
         if live is not None and f"{DATA}/{file.name}" not in live:
             file.unlink()
     shutil.rmtree(rest)

@@ -86,8 +86,8 @@ def sound_length(found: Verification) -> int:
         raise VaultFormatError(
             f"{found.path} is damaged from its first steps on, so that no stretch from the "
             "beginning can be kept, and nothing was changed. `offmarl verify --deep` tells what "
-            "lies behind the damage and `offmarl slice` takes it out; or copy the vault again from "
-            "where it came from."
+            "lies behind the damage, and `offmarl slice --by steps` takes it out; or copy the "
+            "vault again from where it came from."
         )
     return kept
 

@@ -131,7 +131,8 @@ def _salvage(contents: Contents, target: Path) -> None:
     target.mkdir()
     readable = [key for key in contents.tree.values if not contents.is_cut_off(key)]
     copy(contents, readable, Store(target), strict=False)
-    shutil.copy(Path(contents.location.directory, METADATA), target)
+    with suppress(FileNotFoundError):
+        shutil.copy(Path(contents.location.directory, METADATA), target)
 
 
 def _put_in_place(directory: Path, sound: Path) -> None:

@@ -117,7 +117,7 @@ def examine(path: PurePath, *, deep: bool, progress: Progress = quiet) -> Verifi
     _check_places(contents, layers, found)
     if deep:
         _check_content(contents, layers, found, progress)
-    if deep and layers.books and not any(fault.steps for fault in found.faults):
+    if deep and layers.books and not any(f.steps or f.key == METADATA for f in found.faults):
         with noting(found.faults):
             found.faults += recount.differences(Vault(path), layers.books)
     faults = tuple(_told(fault, layers.books) for fault in merged(found.faults))
@@ -150,8 +150,9 @@ def _native(contents: Contents, found: _Found) -> _Layers:
     with noting(found.faults, METADATA):
         metadata = read_metadata(contents.location)
     schema = books.read_schema(contents, metadata, found.faults)
-    with noting(found.faults, METADATA):
-        books.check_metadata(metadata, schema)
+    if metadata:
+        with noting(found.faults, METADATA):
+            books.check_metadata(metadata, schema)
     own = books.read(contents, schema, found.faults)
     with noting(found.faults):
         books.check(own)

@@ -62,7 +62,9 @@ def read_metadata(location: Location) -> dict[str, Any]:
         data = location.read(METADATA)
     except (OSError, ValueError) as error:
         raise VaultFormatError(f"{file} cannot be read: {error}.") from error
-    return load_json(data or b"", str(file))
+    if data is None:
+        raise VaultFormatError(f"{file} is missing.")
+    return load_json(data, str(file))
 
 
 def read_own(store: Store) -> Own | None:

@@ -261,13 +261,21 @@ class WriterLock:
             self._fd = -1
 
 
+def make_directory(path: Path) -> None:
+    """Make a directory and those above it, unless they are there, so that they outlast a crash."""
+    if path.is_dir():
+        return
+    make_directory(path.parent)
+    path.mkdir(exist_ok=True)
+    sync(path.parent)
+
+
 def publish(source: Path, target: Path) -> None:
-    """Make a finished directory durable and move it to its place."""
+    """Make a finished directory durable and move it to its place, the parent of which is."""
     for path in (*source.rglob("*"), source):
         sync(path)
     source.rename(target)
-    for directory in target.parents[:2]:
-        sync(directory)
+    sync(target.parent)
 
 
 def sync(path: Path) -> None:

@@ -35,6 +35,15 @@ OF_STEPS: dict[str, Kind] = {
 }
 
 
+def parse(condition: str, by: selection.Unit) -> Expression:
+    """Return a condition on episodes or steps; `ExpressionError` where it is not understood."""
+    names = OF_EPISODES if by == "episodes" else OF_STEPS
+    hints = dict.fromkeys(
+        OF_STEPS.keys() - names, "Steps have it, episodes do not: select by steps."
+    )
+    return expression.parse(condition, names, hints, percentiles=by == "episodes")
+
+
 def select(source: Source, condition: str, by: selection.Unit) -> Pieces:
     """Return the episodes, or the stretches of steps, that a condition holds for.
 
@@ -43,11 +52,7 @@ def select(source: Source, condition: str, by: selection.Unit) -> Pieces:
     ExpressionError
         It is not understood, or asks for what the vault does not tell.
     """
-    names = OF_EPISODES if by == "episodes" else OF_STEPS
-    hints = dict.fromkeys(
-        OF_STEPS.keys() - names, "Steps have it, episodes do not: select by steps."
-    )
-    parsed = expression.parse(condition, names, hints, percentiles=by == "episodes")
+    parsed = parse(condition, by)
     columns = of_episodes(source)
     _check_told(source, parsed, columns)
     if by == "episodes":

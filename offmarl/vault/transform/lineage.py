@@ -1,8 +1,10 @@
 """What a transform notes of where its data comes from."""
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from offmarl.errors import VaultError
 from offmarl.types import EnvSpec
 from offmarl.vault import layout
 from offmarl.vault.digest import digest
@@ -23,6 +25,7 @@ class Source(NamedTuple):
 
     vault: Vault
     digest: str
+    """Or what stands for it where a part of the vault is damaged: what is taken need not be."""
     named: list[Named]
 
     @property
@@ -44,8 +47,19 @@ def name_of(vault: Vault) -> str:
 
 def examine(vault: Vault, advance: Advance) -> Source:
     """Read a vault through, for what tells it from others."""
-    found = digest(vault, lambda steps: advance(steps * vault.rows))
+    try:
+        found = digest(vault, lambda steps: advance(steps * vault.rows))
+    except VaultError:  # copying will say so if what is damaged is taken
+        found = _of_table(vault)
     return Source(vault, found, origins.of_vault(vault, found))
+
+
+def _of_table(vault: Vault) -> str:
+    """Return what tells a damaged vault from others."""
+    total = hashlib.sha256()
+    for column in vault.episodes:
+        total.update(column.tobytes())
+    return f"damaged, episode table {total.hexdigest()}"
 
 
 def provenance(

@@ -10,11 +10,11 @@ from typing import Any
 
 from offmarl.errors import VaultError, VaultExistsError
 from offmarl.vault.layout import Codec
-from offmarl.vault.listing import SUFFIX, open_vault
+from offmarl.vault.listing import SUFFIX, open_source, open_vault
 from offmarl.vault.progress import Progress
 from offmarl.vault.reading.reader import Vault
 from offmarl.vault.storage.location import Location
-from offmarl.vault.storage.store import WriterLock, errors_of, publish
+from offmarl.vault.storage.store import WriterLock, errors_of, make_directory, publish
 from offmarl.vault.transform import lineage, origins, selection
 from offmarl.vault.transform.copying import copy_pieces, copy_rows
 from offmarl.vault.transform.lineage import Source
@@ -31,8 +31,8 @@ Select = Callable[[Source], Pieces]
 
 
 def as_vault(vault: AnyVault) -> Vault:
-    """Open a vault, unless it is."""
-    return vault if isinstance(vault, Vault) else open_vault(vault)
+    """Open a vault, checked, unless it is open."""
+    return vault if isinstance(vault, Vault) else open_source(vault)
 
 
 def derive(
@@ -114,7 +114,7 @@ def together(path: StrPath) -> Iterator[Path]:
     _refuse_existing(final)
     stage = final.with_name(f".{final.name}.part")
     with errors_of(final):
-        stage.mkdir(parents=True, exist_ok=True)
+        make_directory(stage)
         lock = WriterLock(stage)
     try:
         shutil.rmtree(stage / final.name, ignore_errors=True)  # what a killed process left

@@ -1,11 +1,12 @@
 """Vaults made of vaults: joined, filtered, sampled, split, cut, and coded anew.
 
 Every function makes a new vault, which appears at its path whole or not at all; the sources are
-only read, a block at a time, and may be any that `open_vault` reads, by path or open. Steps, final
-views, causes, log-probabilities and policies are as they were. Episodes come end to end in one
-row, in the order of their sources, unless `recode` is asked to keep the rows. An episode whose end
-is not taken is cut off where it stops: ``truncated``, with the cause "cut" and the next view, if
-the source has one, as its final view.
+only read, a block at a time, and may be any that `open_vault` reads, by path or open. What is taken
+of a vault of ours is compared with its checksums, unless it was opened without. Steps, final views,
+causes, log-probabilities and policies are as they were. Episodes come end to end in one row, in the
+order of their sources, unless `recode` is asked to keep the rows. An episode whose end is not taken
+is cut off where it stops: ``truncated``, with the cause "cut" and the next view, if the source has
+one, as its final view.
 
 The provenance says what was done to what; see `offmarl.vault.transform.lineage`.
 """
@@ -112,6 +113,7 @@ def filter(
     VaultError
         As for `cat`.
     """
+    columns.parse(condition, by)  # before anything long
     arguments = {"condition": condition, "by": by}
     select = partial(columns.select, condition=condition, by=by)
     return derive("filter", arguments, [(as_vault(source), select)], path, codec, progress)

@@ -13,7 +13,15 @@ from offmarl.vault import documents, layout
 from offmarl.vault.layout import Codec, Head, Schema
 from offmarl.vault.listing import SUFFIX, is_vault, vaults_in
 from offmarl.vault.storage.location import Location, absolute
-from offmarl.vault.storage.store import LOCK, METADATA, Store, WriterLock, errors_of, publish
+from offmarl.vault.storage.store import (
+    LOCK,
+    METADATA,
+    Store,
+    WriterLock,
+    errors_of,
+    make_directory,
+    publish,
+)
 from offmarl.vault.writing.writer import Writer
 
 DEFAULT_UID = "main"
@@ -67,7 +75,7 @@ def create(
 def _create_beside(location: Location, schema: Schema, provenance: Mapping[str, Any]) -> Writer:
     final = location.directory
     fresh = final.with_name(f".{final.name}.new")
-    fresh.mkdir(parents=True, exist_ok=True)
+    make_directory(fresh)
     lock = WriterLock(fresh)
     try:
         _refuse_existing(location)
