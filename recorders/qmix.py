@@ -172,7 +172,7 @@ def make_program(args: Args, env: envs.Environment, config: PolicyConfig) -> Onl
             target=params,
             optimiser=optimiser.init(params),
             rollout=init_rollout(env, policy, env_key, args.num_envs),
-            capture=init_capture(buffer, spec),
+            capture=init_capture(buffer, spec, sampled=True),
             iteration=jnp.zeros((), jnp.int32),
         )
 

@@ -11,14 +11,16 @@ from flashbax.buffers.trajectory_buffer import TrajectoryBuffer, TrajectoryBuffe
 from jaxtyping import Array, Bool, Int
 from numpy.typing import NDArray
 
+from offmarl.errors import ShapeError
 from offmarl.types import Continuous, EnvSpec, Finals, Transition, View
 
 
 class Step(NamedTuple):
-    """What the buffer holds of each step: with it, the view it truly led to."""
+    """What the buffer holds of each step."""
 
     transition: Transition
-    next_view: View
+    next_view: View | None
+    """The view it truly led to; None in a buffer that is not sampled from."""
 
 
 class Capture(NamedTuple):
@@ -26,6 +28,9 @@ class Capture(NamedTuple):
 
     buffer: TrajectoryBufferState
     """Of `Step`, ``(E, capacity, ...)``: sample from it with the functions of `make_buffer`."""
+    next_views: View | None
+    """Those of the steps in a buffer without them, ``(capacity, E, ...)``, as the rollout left
+    them: only a few are ever looked at, and copying all costs a tenth of a fast rollout."""
     total: Int[Array, ""]
     """Time steps ever added to each row."""
 
@@ -70,18 +75,51 @@ def make_buffer(
     )
 
 
-def init_capture(buffer: TrajectoryBuffer, spec: EnvSpec) -> Capture:
-    """Start with nothing captured."""
-    return Capture(buffer.init(_empty_step(spec)), jnp.zeros((), jnp.int32))
+def init_capture(buffer: TrajectoryBuffer, spec: EnvSpec, sampled: bool = False) -> Capture:
+    """Start with nothing captured.
+
+    Parameters
+    ----------
+    buffer
+        As `make_buffer` made it.
+    spec
+        The environment's.
+    sampled
+        Whether a program learns from samples of the buffer, which then holds the next views too.
+        Where it does not, every `add` must fill the buffer.
+    """
+    transition, view = _empty_step(spec)
+    total = jnp.zeros((), jnp.int32)
+    if sampled:
+        return Capture(buffer.init(Step(transition, view)), None, total)
+    state = buffer.init(Step(transition, None))
+    lead = state.experience.transition.last.shape[::-1]
+    next_views = jax.tree.map(lambda leaf: jnp.zeros((*lead, *leaf.shape), leaf.dtype), view)
+    return Capture(state, next_views, total)
 
 
 def add(
     buffer: TrajectoryBuffer, capture: Capture, transitions: Transition, next_views: View
 ) -> Capture:
-    """Add what a rollout returned, ``(T, E, ...)``; T is at most the buffer's capacity."""
-    step = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), Step(transitions, next_views))
+    """Add what a rollout returned, ``(T, E, ...)``; T is at most the buffer's capacity.
+
+    Raises
+    ------
+    ShapeError
+        The steps do not fill a buffer that was not said to be sampled from.
+    """
     num_steps = transitions.last.shape[0]
-    return Capture(buffer.add(capture.buffer, step), capture.total + num_steps)
+    total = capture.total + num_steps
+    if capture.next_views is None:
+        step = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), Step(transitions, next_views))
+        return Capture(buffer.add(capture.buffer, step), None, total)
+    if num_steps != capture.capacity:
+        raise ShapeError(
+            f"{num_steps} steps were added to a buffer of {capture.capacity}: add as many as it "
+            "has room for, or say at its start that it is sampled from."
+        )
+    step = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), Step(transitions, None))
+    return Capture(buffer.add(capture.buffer, step), next_views, total)
 
 
 def take(capture: Capture, num_steps: int, cut: bool = False) -> Chunk:
@@ -104,7 +142,7 @@ def take(capture: Capture, num_steps: int, cut: bool = False) -> Chunk:
     start = (int(capture.buffer.current_index) - num_steps) % capacity
     wraps = start + num_steps > capacity
     transition = _copy_transitions(experience.transition, start, num_steps, wraps, cut)
-    finals = _copy_finals(experience.next_view, np.asarray(transition.last), start)
+    finals = _copy_finals(capture, np.asarray(transition.last), start)
     return Chunk(transition, finals, int(capture.total))
 
 
@@ -115,18 +153,21 @@ def whole(capture: Capture) -> Chunk:
     """
     if int(capture.buffer.current_index) != 0:
         return take(capture, capture.capacity)
-    transition, next_view = capture.buffer.experience
-    finals = _copy_finals(next_view, np.asarray(transition.last), start=0)
+    transition = capture.buffer.experience.transition
+    finals = _copy_finals(capture, np.asarray(transition.last), start=0)
     return Chunk(transition, finals, int(capture.total))
 
 
-def _copy_finals(next_view: View, last: NDArray[np.bool_], start: int) -> Finals:
+def _copy_finals(capture: Capture, last: NDArray[np.bool_], start: int) -> Finals:
     """Copy the views that the steps marked in ``last`` led to; their place begins at ``start``."""
     row, time = np.nonzero(last)
     size = 1 << max(len(row) - 1, 0).bit_length()  # few sizes, so that little is compiled
     where = np.zeros((2, size), np.int32)
-    where[:, : len(row)] = row, (start + time) % next_view.alive.shape[1]
-    view = _copy_views(next_view, *where)
+    where[:, : len(row)] = row, (start + time) % capture.capacity
+    if capture.next_views is None:
+        view = _copy_views(capture.buffer.experience.next_view, *where)
+    else:
+        view = _copy_views(capture.next_views, *where[::-1])
     return Finals(jnp.asarray(row, jnp.int32), jnp.asarray(time, jnp.int32), view)
 
 
@@ -153,11 +194,11 @@ def _copy_transitions(
 
 
 @jax.jit
-def _copy_views(view: View, row: Int[Array, "M"], time: Int[Array, "M"]) -> View:
-    return jax.tree.map(lambda leaf: leaf[row, time], view)
+def _copy_views(view: View, first: Int[Array, "M"], second: Int[Array, "M"]) -> View:
+    return jax.tree.map(lambda leaf: leaf[first, second], view)
 
 
-def _empty_step(spec: EnvSpec) -> Step:
+def _empty_step(spec: EnvSpec) -> tuple[Transition, View]:
     num_agents = spec.num_agents
     view = View(
         observation=jnp.zeros((num_agents, spec.observation_size)),
@@ -178,4 +219,4 @@ def _empty_step(spec: EnvSpec) -> Step:
         behaviour_log_prob=jnp.zeros(num_agents),
         policy_id=jnp.zeros((), jnp.int32),
     )
-    return Step(transition, view)
+    return transition, view

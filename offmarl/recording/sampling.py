@@ -83,7 +83,7 @@ def warm_start(
         lambda leaf: leaf.reshape(num_envs, steps, *leaf.shape[1:]).swapaxes(0, 1),
         _as_step(sequence, jnp.asarray(goes_on.ravel())),
     )
-    fresh = init_capture(buffer, spec)
+    fresh = init_capture(buffer, spec, sampled=True)
     filled = add(buffer, fresh, step.transition, step.next_view)
     return filled._replace(total=fresh.total)  # nothing of this is to be recorded again
 

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flashbax.buffers.trajectory_buffer import TrajectoryBufferState
 
 from offmarl.errors import VaultError
 from offmarl.recording.capture import Capture, Chunk, take, whole
@@ -47,7 +46,7 @@ class ChunkWriter:
         self._written = written
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="offmarl-vault")
         self._pending: deque[Future[None]] = deque()
-        self._spares: deque[TrajectoryBufferState] = deque()
+        self._spares: deque[Capture] = deque()
         self._failed = False
 
     def put(self, capture: Capture, num_steps: int, cut: bool = False) -> Capture:
@@ -74,9 +73,9 @@ class ChunkWriter:
         if cut or capture.capacity > num_steps:
             self._submit(self._write, take(capture, num_steps, cut), cut)
             return capture
-        spare = self._spares.popleft() if self._spares else _like(capture.buffer)
+        spare = self._spares.popleft() if self._spares else _like(capture)
         self._submit(self._write_whole, capture)
-        return Capture(spare, capture.total + 0)  # a copy: going on donates it
+        return spare._replace(total=capture.total + 0)  # a copy: going on donates it
 
     def _make_room(self, capture: Capture, num_steps: int) -> None:
         transition = capture.buffer.experience.transition
@@ -119,7 +118,7 @@ class ChunkWriter:
 
     def _write_whole(self, index: int, capture: Capture) -> None:
         self._write(index, whole(capture), cut=False)
-        self._spares.append(capture.buffer)
+        self._spares.append(capture)
 
     def _write(self, index: int, chunk: Chunk, cut: bool) -> None:
         if self._failed:
@@ -152,6 +151,6 @@ def _unpad(finals: Finals) -> Finals:
 
 
 @jax.jit
-def _like(buffer: TrajectoryBufferState) -> TrajectoryBufferState:
-    """Make another buffer; what is in it does not matter."""
-    return jax.tree.map(jnp.zeros_like, buffer)
+def _like(capture: Capture) -> Capture:
+    """Make another with a buffer of its own; what is in it does not matter."""
+    return jax.tree.map(jnp.zeros_like, capture)

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from offmarl import vault
-from offmarl.errors import VaultError, VaultFullError
+from offmarl.errors import ShapeError, VaultError, VaultFullError
 from offmarl.recording import ChunkWriter, add, init_capture, make_buffer
 from offmarl.types import Discrete, EnvSpec, Transition, View
 
@@ -74,15 +74,21 @@ class Memory(vault.Writer):
 
 
 @settings(max_examples=25)
-@given(st.integers(1, 4), st.lists(st.integers(1, 4), min_size=1, max_size=6), st.integers(0, 99))
-@example(capacity=3, sizes=[3, 3, 3], seed=0)  # exactly full, each time
-@example(capacity=4, sizes=[3, 3, 3, 1], seed=1)  # wraps; ends in the middle of a chunk
-@example(capacity=2, sizes=[3], seed=0)  # more than it holds
-def test_what_comes_out_is_what_went_in(capacity, sizes, seed):
+@given(
+    st.integers(1, 4),
+    st.lists(st.integers(1, 4), min_size=1, max_size=6),
+    st.booleans(),
+    st.integers(0, 99),
+)
+@example(capacity=3, sizes=[3, 3, 3], sampled=True, seed=0)  # exactly full, each time
+@example(capacity=3, sizes=[3, 3, 3], sampled=False, seed=0)
+@example(capacity=4, sizes=[3, 3, 3, 1], sampled=True, seed=1)  # wraps; ends within a chunk
+@example(capacity=2, sizes=[3], sampled=True, seed=0)  # more than it holds
+def test_what_comes_out_is_what_went_in(capacity, sizes, sampled, seed):
     rng = np.random.default_rng(seed)
-    sizes = [min(size, capacity) for size in sizes]
+    sizes = [min(size, capacity) if sampled else capacity for size in sizes]
     buffer = make_buffer(E, capacity)
-    capture = init_capture(buffer, SPEC)
+    capture = init_capture(buffer, SPEC, sampled)
     memory = Memory()
     added, next_views, start = [], [], 0
     with ChunkWriter(memory, "run") as chunks:
@@ -120,7 +126,15 @@ def test_what_comes_out_is_what_went_in(capacity, sizes, seed):
 def test_a_longer_stretch_than_the_buffer_is_refused():
     buffer = make_buffer(E, 2)
     with pytest.raises(AssertionError):  # flashbax's own
-        add(buffer, init_capture(buffer, SPEC), *stretch(0, 3, np.random.default_rng(0)))
+        capture = init_capture(buffer, SPEC, sampled=True)
+        add(buffer, capture, *stretch(0, 3, np.random.default_rng(0)))
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_buffer_nobody_samples_from_is_filled_at_once(steps):
+    buffer = make_buffer(E, 2)
+    with pytest.raises(ShapeError, match=f"{steps} steps were added to a buffer of 2"):
+        add(buffer, init_capture(buffer, SPEC), *stretch(0, steps, np.random.default_rng(0)))
 
 
 @pytest.mark.parametrize("taken", [[4, 4], [4, 0, 4], [3, 4]])
