@@ -1,6 +1,6 @@
 """``offmarl pull``, ``push`` and ``cache``: datasets on the hub, and those that came from there."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,6 +13,8 @@ from offmarl.cli.output import Report, as_is, grid, number, table
 from offmarl.errors import OptionError, unknown_name
 from offmarl.hub import Card
 from offmarl.hub import cache as pulled_datasets
+
+_NOTHING = "nothing was pulled yet."
 
 
 def pull(
@@ -122,10 +124,7 @@ def cache(
     everything
         All of them.
     """
-    found = {
-        f"{one.record['name']}@{one.record['commit'][:12]}": one
-        for one in pulled_datasets.entries()
-    }
+    found = _here()
     chosen = found if action == "ls" and not names else _choose(found, names, everything)
     match action:
         case "ls":
@@ -136,9 +135,35 @@ def cache(
                 {"removed": freed}, f"{len(freed)} removed, {_size(sum(freed.values()))} freed."
             )
         case "verify":
-            counts = {name: pulled_datasets.verify(entry) for name, entry in chosen.items()}
-            lines = [f"{name}: {count} files are as published." for name, count in counts.items()]
-            return Report({"verified": counts}, Group(*lines))
+            return _verified(chosen)
+
+
+def verify_pulled(name: str) -> Report | None:
+    """Verify a pulled dataset for `offmarl verify`, which is given a path or a name.
+
+    None where nothing of that name was pulled.
+    """
+    chosen = {full: one for full, one in _here().items() if _is_named(full, name)}
+    return _verified(chosen) if chosen else None
+
+
+def _verified(chosen: Mapping[str, pulled_datasets.Entry]) -> Report:
+    counts = {name: pulled_datasets.verify(entry) for name, entry in chosen.items()}
+    lines = [f"{name}: {count} files are as published." for name, count in counts.items()]
+    return Report({"verified": counts}, Group(*lines or [_NOTHING]))
+
+
+def _here() -> dict[str, pulled_datasets.Entry]:
+    """Return the pulled datasets, by name and commit."""
+    return {
+        f"{one.record['name']}@{one.record['commit'][:12]}": one
+        for one in pulled_datasets.entries()
+    }
+
+
+def _is_named(full: str, name: str) -> bool:
+    """Whether a dataset is meant by a name, which may leave its commit out."""
+    return full == name or full.startswith(f"{name}@")
 
 
 def _choose(
@@ -149,8 +174,7 @@ def _choose(
         return found
     chosen: dict[str, pulled_datasets.Entry] = {}
     for name in names:
-        matching = {full: entry for full, entry in found.items() if full.startswith(f"{name}@")}
-        matching |= {full: found[full] for full in found if full == name}
+        matching = {full: entry for full, entry in found.items() if _is_named(full, name)}
         if not matching:
             raise unknown_name("pulled dataset", name, found, see="offmarl cache ls")
         chosen |= matching
@@ -162,7 +186,7 @@ def _choose(
 def _listed(found: dict[str, pulled_datasets.Entry]) -> Report:
     rows = [[name, " ".join(one.uids), _size(one.size)] for name, one in found.items()]
     root = pulled_datasets.root()
-    listed = table(["name", "uids", "size"], rows) if rows else "nothing was pulled yet."
+    listed = table(["name", "uids", "size"], rows) if rows else _NOTHING
     data = {
         name: {"path": one.path, "uids": one.uids, "bytes": one.size} for name, one in found.items()
     }
@@ -177,10 +201,8 @@ def catalogue(env: str | None, agents: int | None) -> Report:
         if env in (None, card.environment, f"{card.environment}/{card.scenario}")
         and agents in (None, card.num_agents)
     ]
-    columns = ["name", "agents", "actions", "uids (mean return)", "from"]
-    rows = [
-        [card.name, card.num_agents, _actions(card), _uids(card), _origin(card)] for card in cards
-    ]
+    columns = ["name", "agents", "actions", "uids (mean return)"]
+    rows = [[card.name, card.num_agents, _actions(card), _uids(card)] for card in cards]
     view = table(columns, rows) if rows else "no dataset of the catalogue is like that."
     return Report({"datasets": [_plain(card) for card in cards]}, view)
 
@@ -191,13 +213,10 @@ def _actions(card: Card) -> str:
 
 def _uids(card: Card) -> str:
     means = {uid: one.return_mean for uid, one in card.uids.items()}
-    return ", ".join(
+    uids = ", ".join(
         uid if mean is None else f"{uid} ({number(mean)})" for uid, mean in means.items()
     )
-
-
-def _origin(card: Card) -> str:
-    return card.hub.repository if card.hub else "its recipe"
+    return uids if card.hub else f"to be recorded: {uids}"
 
 
 def _about(card: Card) -> dict[str, Any]:

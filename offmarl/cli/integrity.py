@@ -9,6 +9,7 @@ from tyro.conf import Positional, arg
 
 from offmarl import vault
 from offmarl.cli.output import Report, as_is, number
+from offmarl.errors import VaultNotFoundError
 from offmarl.tracking import progress
 
 _MOST_LINES = 50
@@ -23,11 +24,19 @@ def verify(path: Path, deep: bool = False) -> Report:
     Parameters
     ----------
     path
-        A vault of any program, in a directory, an archive or an object store.
+        A vault of any program, in a directory, an archive or an object store; or the name of a
+        dataset that was pulled, every file of which is compared with what was published.
     deep
         Read every chunk, too, and find the episodes anew.
     """
-    found = vault.verify(path, deep=deep, progress=_in_bytes)
+    try:
+        found = vault.verify(path, deep=deep, progress=_in_bytes)
+    except VaultNotFoundError:
+        from offmarl.cli.hub import verify_pulled  # the hub's client takes a while to import
+
+        if report := verify_pulled(path):
+            return report
+        raise
     data = {
         "path": found.path,
         "deep": deep,

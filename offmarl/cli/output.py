@@ -77,12 +77,17 @@ def table(columns: Sequence[str], rows: Iterable[Iterable[Any]], title: str = ""
     grid = Table(*columns, box=box.SIMPLE_HEAD)
     for column in grid.columns:
         column.overflow = "fold"  # a path cut short is of no use
+    longest = 0
     for row in rows:
         cells = list(row)
         for column, cell in zip(grid.columns, cells, strict=True):
             if isinstance(cell, int | float):
                 column.justify = "right"
-        grid.add_row(*(Text(number(cell)) for cell in cells))
+        texts = [Text(number(cell)) for cell in cells]
+        longest = max(longest, texts[0].cell_len)
+        grid.add_row(*texts)
+    # Names are copied from here: they are not broken into lines while there is room for the rest.
+    grid.columns[0].no_wrap = longest <= _out.width // 2
     return Group(Text(title, style="bold"), grid) if title else grid
 
 
@@ -114,7 +119,7 @@ def number(cell: Any) -> str:
         case int():
             return f"{cell:,}"
         case float():
-            return f"{cell:,.0f}" if abs(cell) >= 1e4 else f"{cell:#.4g}"
+            return f"{cell:,.0f}" if abs(cell) >= 1e3 else f"{cell:#.4g}"
         case _:
             return str(cell)
 

@@ -1,6 +1,7 @@
 """The verbs that have to do with the hub."""
 
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -19,9 +20,15 @@ def test_pull_look_verify_remove(offmarl):
     listed = offmarl("cache", "ls", "--json").json["datasets"]
     (name,) = listed
     assert name.startswith(f"{NAME}@") and list(listed[name]["uids"]) == ["Good"]
-    assert "4 files are as published" in offmarl("cache", "verify", NAME).out
+    for verify in (["cache", "verify", NAME], ["verify", NAME], ["verify", name]):
+        assert "4 files are as published" in offmarl(*verify).out
+    (Path(listed[name]["uids"]["Good"]) / "d" / "0").write_bytes(b"other")
+    damaged = offmarl("verify", NAME)
+    assert damaged.code == 1 and "1 of 4 files" in damaged.err
     assert "1 removed" in offmarl("cache", "rm", name).out
     assert "nothing was pulled yet" in offmarl("cache", "ls").out
+    assert "nothing was pulled yet" in offmarl("cache", "verify", "--all").out
+    assert "there is no vault at" in offmarl("verify", NAME).err
 
 
 @pytest.mark.parametrize(
