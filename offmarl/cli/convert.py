@@ -8,11 +8,10 @@ from tyro.conf import Positional, arg
 
 from offmarl.cli.data import show
 from offmarl.cli.output import Report
-from offmarl.errors import OptionError
+from offmarl.errors import OptionError, VaultError
 from offmarl.tracking import progress
 from offmarl.vault.convert import READERS, WRITERS
-from offmarl.vault.listing import is_vault, open_source
-from offmarl.vault.storage.location import Location
+from offmarl.vault.listing import locate, open_source
 
 
 def convert(
@@ -69,11 +68,15 @@ def convert(
 
 
 def _check_source(source: str) -> None:
-    if is_vault(Location.of(source)):
-        raise OptionError(
-            f"{source} is a vault already: say --to and the layout to write it in, or copy it with "
-            "`offmarl recode`."
-        )
+    """Raise `OptionError` where what should become a vault is one."""
+    try:
+        locate(source)
+    except VaultError:
+        return
+    raise OptionError(
+        f"{source} is a vault already: say --to and the layout to write it in, or copy it with "
+        "`offmarl recode`."
+    )
 
 
 def _taken(read: Any, spec: Any, time_limit: int | None) -> dict[str, Any]:

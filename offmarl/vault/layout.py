@@ -1,9 +1,9 @@
-"""The format on disk: names, data types, keys, and what our own keys hold.
+"""The format on disk: names, data types, keys, and what the small ones of ours hold.
 
 A vault is a directory ``<name>.vlt/<uid>`` as flashbax 1.x lays it out: an OCDBT key-value store
 with one zarr v2 array a leaf, shaped ``(B, 10**13, *leaf)``, the valid length in ``vault_index``,
 and ``metadata.json``. Ours adds keys under ``offmarl/``, which stock programs do not look at.
-This is the only file that knows the published names.
+Published names are known here and in `offmarl.vault.encoding` alone.
 """
 
 import json

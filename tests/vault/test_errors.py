@@ -67,8 +67,8 @@ def test_creating_over_something(tmp_path, path):
     ("place", "options", "message"),
     [
         ("v", {}, "must be <name>.vlt"),
-        ("v.vlt", {"rows": 0}, "rows=0"),
-        ("v.vlt", {"chunk_steps": 0}, "chunk_steps=0"),
+        ("v.vlt", {"rows": 0}, "rows must be a whole number"),
+        ("v.vlt", {"chunk_steps": np.int64(0)}, "chunk_steps must be"),
         ("v.vlt", {"provenance": {"x": {1}}}, "plain JSON"),
     ],
 )

@@ -98,7 +98,7 @@ def test_a_missing_chunk_is_no_zeros(path):
 
 def test_what_is_sound_is_taken_out_of_a_damaged_vault(path):
     flip(path, "rewards./0.0.0", 20)
-    flip(path, "observations./0.4.0.0", 20)
+    flip(path, "observations./0.5.0.0", 20)
     with pytest.raises(VaultFormatError, match="from its first steps on"):
         vault.repair(path)
     others = path.parents[1]

@@ -14,7 +14,7 @@ from offmarl import vault
 from offmarl.errors import OptionError, ShapeError, VaultError, VaultExistsError
 from offmarl.types import View
 from offmarl.vault.digest import episode_digests
-from offmarl.vault.reading import reader
+from offmarl.vault.reading import finals, reader
 from offmarl.vault.transform import copying, lineage, making, sampling
 from offmarl.vault.writing import chunks, writer
 
@@ -124,6 +124,7 @@ def test_blocks_of_any_size_give_the_same(a, tmp_path, monkeypatch):
     some = vault.filter(a, "reward > 0", tmp_path / "b.vlt", by="steps")
     monkeypatch.setattr(copying, "_BLOCK_BYTES", 1)
     monkeypatch.setattr(reader, "_BLOCK_BYTES", 1)
+    monkeypatch.setattr(finals, "_IN_MEMORY_BYTES", 1)
     blocks = vault.slice(a, tmp_path / "c.vlt", start=5, stop=45, by="steps")
     assert blocks.digest() == whole.digest()
     assert vault.filter(a, "reward > 0", tmp_path / "d.vlt", by="steps").digest() == some.digest()

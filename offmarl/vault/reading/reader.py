@@ -1,32 +1,25 @@
 """Reading vaults: ours, and those that stock flashbax wrote."""
 
 import dataclasses
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 
-from offmarl.errors import VaultError, VaultFormatError
+from offmarl.errors import VaultError
 from offmarl.types import Discrete, EnvSpec, Episode, Transition, View
-from offmarl.vault import documents, encoding, layout, tables
-from offmarl.vault.layout import Leaf, NumpyArray
+from offmarl.vault import encoding, layout, tables
+from offmarl.vault.layout import NumpyArray
 from offmarl.vault.reading import asked, quirks
 from offmarl.vault.reading.arrays import Arrays
 from offmarl.vault.reading.checked import Checks
+from offmarl.vault.reading.description import describe
+from offmarl.vault.reading.finals import FinalViews
 from offmarl.vault.reading.mapped import Snapshot, open_snapshot
-from offmarl.vault.reading.own import (
-    Own,
-    check_documents,
-    check_same,
-    read_metadata,
-    read_own,
-    read_table,
-    stock_length,
-)
-from offmarl.vault.storage.store import METADATA, Store
+from offmarl.vault.reading.own import check_documents, check_same, read_table
+from offmarl.vault.storage.store import Store
 
 _BLOCK_BYTES = 2**25
 """About how much is in memory at once where a whole vault is gone through."""
@@ -60,54 +53,12 @@ class Vault:
         self.time_limit = time_limit
         self._store = Store(path)
         self._checked = checked
-        metadata = read_metadata(self._store.location)
-        self.own = read_own(self._store)
-        if self.own:
-            self._describe(self.own, metadata)
-        else:
-            self._describe_foreign(metadata)
+        described = describe(self._store)
+        self.own = described.own
+        self.leaves, self.rows, self.length = described.leaves, described.rows, described.length
+        self.provenance, self.unverified = described.provenance, described.unverified
         if self.own and time_limit is not None:
             raise VaultError(f"{path} tells how its episodes ended: open it without a time limit.")
-
-    def _describe(self, own: Own, metadata: Mapping[str, Any]) -> None:
-        expected = documents.metadata(own.schema)
-        if any(metadata.get(key) != expected[key] for key in documents.STOCK_KEYS):
-            raise VaultFormatError(
-                f"{self.path / METADATA} contradicts the vault's own schema, so one of them was "
-                "changed or damaged: copy the vault again from where it came from."
-            )
-        self.leaves = layout.leaves(own.schema.spec)
-        self.rows, self.length = own.schema.rows, own.length
-        self.provenance = own.provenance
-        self.unverified = own.unverified
-
-    def _describe_foreign(self, metadata: Mapping[str, Any]) -> None:
-        self.leaves, self.rows = documents.parse_metadata(metadata)
-        for name, leaf in self.leaves.items():
-            self._check_array(name, leaf)
-        self.length = stock_length(self._store)
-        self.provenance = {
-            key: metadata[key] for key in metadata if key not in documents.STOCK_KEYS
-        }
-        self.unverified = ()
-
-    def _check_array(self, name: str, leaf: Leaf) -> None:
-        array = self._store.array(layout.prefix_of(name))
-        found = Leaf(array.dtype.numpy_dtype, array.shape[2:])
-        if found != leaf or array.shape[0] != self.rows:
-            raise VaultFormatError(
-                f"{self.path}: {METADATA} says that {name} has {self.rows} rows of {leaf.dtype} "
-                f"{leaf.shape}, and its array has {array.shape[0]} of {found.dtype} {found.shape}."
-            )
-        chunk = array.chunk_layout.read_chunk.shape
-        if (
-            math.prod(size or 1 for size in chunk or ()) * leaf.dtype.itemsize
-            > layout.MAX_CHUNK_BYTES
-        ):
-            raise VaultFormatError(
-                f"{self.path}: the chunks of {name} are said to have shape {chunk}, which no vault "
-                "has, and reading one would fill the memory."
-            )
 
     @property
     def native(self) -> bool:
@@ -211,12 +162,10 @@ class Vault:
             yield ended
         yield running[running["length"] > 0]
 
-    @cached_property
+    @property
     def finals(self) -> View:
         """The views that episodes ended with, ``(F, ...)``; `Episodes.final` points here."""
-        count = self.own.head.finals if self.own else 0
-        dtype = encoding.view_dtype(self.spec)
-        return encoding.unpack_view(read_table(self._store, layout.FINALS_PREFIX, count, dtype))
+        return self._finals.all
 
     def final_views(self, numbers: NumpyArray) -> View:
         """Read some of the final views, ``(len(numbers), ...)``, without holding all in memory.
@@ -226,23 +175,11 @@ class Vault:
         numbers
             Which, as `Episodes.final` counts them; none may be -1.
         """
-        dtype = encoding.view_dtype(self.spec)
-        if not self.own or self.own.head.finals * dtype.itemsize <= _BLOCK_BYTES:
-            return View(*(field[numbers] for field in self.finals))
-        views: NumpyArray = np.empty(len(numbers), dtype)
-        block = np.searchsorted(self._finals_blocks, numbers, side="right") - 1
-        for one in np.unique(block):
-            first = self._finals_blocks[one]
-            (data,) = self._store.get_all([layout.finals_key(int(first))])
-            here = block == one
-            views[here] = np.frombuffer(data, dtype)[numbers[here] - first]
-        return encoding.unpack_view(views)
+        return self._finals.read(numbers)
 
     @cached_property
-    def _finals_blocks(self) -> NumpyArray:
-        """The number of the first final view in each block of them."""
-        prefix = layout.FINALS_PREFIX
-        return np.array([int(key.removeprefix(prefix)) for key in self._store.keys(prefix)])
+    def _finals(self) -> FinalViews:
+        return FinalViews(self._store, self.spec, self.own.head.finals if self.own else 0)
 
     def read(
         self,

@@ -1,11 +1,12 @@
 """Creating vaults: built beside their place, made durable, and moved there whole."""
 
+import operator
 import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, SupportsIndex, get_args
 
 from offmarl.errors import VaultError, VaultExistsError
 from offmarl.types import EnvSpec
@@ -31,9 +32,9 @@ def create(
     path: str | os.PathLike[str],
     spec: EnvSpec,
     *,
-    rows: int,
+    rows: SupportsIndex,
     provenance: Mapping[str, Any] | None = None,
-    chunk_steps: int | None = None,
+    chunk_steps: SupportsIndex | None = None,
     codec: Codec = "raw",
 ) -> Writer:
     """Create an empty vault and open it for writing.
@@ -63,10 +64,13 @@ def create(
         The path names no vault, an option makes no sense, or nothing can be written there.
     """
     location = _destination(path)
+    count = _at_least_one("rows", rows)
     if chunk_steps is None:
-        chunk_steps = layout.default_chunk_steps(spec, max(rows, 1))
-    chunk_rows = layout.default_chunk_rows(max(rows, 1), chunk_steps)
-    schema = _check_schema(Schema(spec, rows, chunk_rows, chunk_steps, codec))
+        chunk_steps = layout.default_chunk_steps(spec, count)
+    steps = _at_least_one("chunk_steps", chunk_steps)
+    if codec not in get_args(Codec):
+        raise VaultError(f"there is no codec {codec!r}: it is {' or '.join(get_args(Codec))}.")
+    schema = Schema(spec, count, layout.default_chunk_rows(count, steps), steps, codec)
     make = _create_beside if location.is_directory else _create_in_place
     with errors_of(location.path):
         return make(location, schema, provenance or {})
@@ -169,14 +173,11 @@ def _refuse_existing(location: Location) -> None:
         )
 
 
-def _check_schema(schema: Schema) -> Schema:
-    if schema.rows < 1 or schema.chunk_steps < 1 or schema.codec not in get_args(Codec):
-        raise VaultError(
-            f"a vault has at least one row, chunks of at least one step, and a codec among "
-            f"{', '.join(get_args(Codec))}: got rows={schema.rows}, "
-            f"chunk_steps={schema.chunk_steps}, codec={schema.codec!r}."
-        )
-    return schema
+def _at_least_one(name: str, value: SupportsIndex) -> int:
+    number = operator.index(value)
+    if number < 1:
+        raise VaultError(f"{name} must be a whole number of at least 1: got {number}.")
+    return number
 
 
 def _clear(directory: Path) -> None:
