@@ -1,6 +1,7 @@
 """What can be wrong with a vault, or with what is put into it, and what is said about it."""
 
 import json
+import os
 import resource
 import signal
 
@@ -61,6 +62,14 @@ def test_creating_over_something(tmp_path, path):
     with pytest.raises(VaultExistsError, match="holds a already"):
         vault.create(path.parent, SPEC, rows=2)
     assert vault.open_vault(path).length == 10
+
+
+def test_a_forked_process_keeps_no_lock(path):
+    writer = vault.resume(path)
+    forked = os.dup(writer._lock._fd)
+    writer.close()
+    vault.resume(path).close()
+    os.close(forked)
 
 
 @pytest.mark.parametrize(

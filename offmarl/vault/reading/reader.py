@@ -12,7 +12,7 @@ from offmarl.errors import VaultError
 from offmarl.types import Discrete, EnvSpec, Episode, Transition, View
 from offmarl.vault import encoding, layout, tables
 from offmarl.vault.layout import NumpyArray
-from offmarl.vault.reading import asked, quirks
+from offmarl.vault.reading import bounds, quirks
 from offmarl.vault.reading.arrays import Arrays
 from offmarl.vault.reading.checked import Checks
 from offmarl.vault.reading.description import describe
@@ -214,10 +214,10 @@ class Vault:
             There are no such steps or arrays, or they cannot be read.
         """
         stop = self.length if stop is None else stop
-        asked.check_steps(self, start, stop)
+        bounds.check_steps(self, start, stop)
         names = list(self.leaves if leaves is None else leaves)
-        span = asked.indices(rows, self.rows, "rows")
-        some = {} if agents == _ALL else asked.agents(self, agents)
+        span = bounds.indices(rows, self.rows, "rows")
+        some = {} if agents == _ALL else bounds.agents(self, agents)
         return self._arrays.read(names, span, range(start, stop), some)
 
     def windows(
@@ -252,7 +252,7 @@ class Vault:
             There are no such steps or arrays, or they cannot be read.
         """
         names = list(self.leaves if leaves is None else leaves)
-        return self._arrays.windows(names, *asked.windows(self, rows, starts, length), length)
+        return self._arrays.windows(names, *bounds.windows(self, rows, starts, length), length)
 
     def prefetch(
         self,
@@ -267,7 +267,7 @@ class Vault:
         Without effect on vaults that are not memory-mapped.
         """
         names = list(self.leaves if leaves is None else leaves)
-        self._arrays.prefetch(names, *asked.windows(self, rows, starts, length), length)
+        self._arrays.prefetch(names, *bounds.windows(self, rows, starts, length), length)
 
     def percentiles(self, low: float, high: float) -> tuple[int, int]:
         """Return the interval of steps from one percentile of time to another.

@@ -257,6 +257,7 @@ class WriterLock:
     def release(self) -> None:
         """Let others write; again does nothing."""
         if self._fd >= 0:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)  # a forked process may have it open, too
             os.close(self._fd)
             self._fd = -1
 

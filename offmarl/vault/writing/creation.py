@@ -88,8 +88,8 @@ def _create_beside(location: Location, schema: Schema, provenance: Mapping[str, 
         publish(fresh, final)
         return Writer(final, lock)
     except BaseException:
+        _remove(fresh)  # before others may build there
         lock.release()
-        _remove(fresh)
         raise
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from offmarl.errors import ShapeError
+from offmarl.errors import ShapeError, VaultError
 from offmarl.types import EnvSpec, Finals, Transition
 from offmarl.vault import encoding, layout, tables
 from offmarl.vault.layout import Head, NumpyArray
@@ -23,6 +23,31 @@ class Record(NamedTuple):
     ended: tables.Table
     finals: NumpyArray
     running: tables.Table
+
+
+def is_there(path: object, run: str, chunk: int | None, done: int) -> bool:
+    """Return whether a record is among those that a run has appended.
+
+    Parameters
+    ----------
+    path
+        The vault.
+    run, chunk
+        Who appends, and which of its records, None for the next.
+    done
+        How many it has appended.
+
+    Raises
+    ------
+    VaultError
+        One before it is missing.
+    """
+    if chunk is not None and chunk > done:
+        raise VaultError(
+            f"chunk {chunk} of run {run!r} does not follow: {path} has the first {done}. Append "
+            f"chunk {done} next."
+        )
+    return chunk is not None and chunk < done
 
 
 def account(

@@ -19,7 +19,7 @@ from offmarl.vault.layout import Head
 from offmarl.vault.listing import locate
 from offmarl.vault.reading.reader import Vault
 from offmarl.vault.storage.location import Location
-from offmarl.vault.writing.records import Cut, account
+from offmarl.vault.writing.records import Cut, account, is_there
 from offmarl.vault.writing.writer import resume
 
 
@@ -102,14 +102,8 @@ class SharedWriter:
             An earlier record of the run is missing, the writer is closed, or the commit failed.
         """
         self._check_open()
-        next_chunk = self._committed + len(self._waiting)
-        if chunk is not None and chunk < next_chunk:
+        if is_there(self.path, self.run, chunk, self._committed + len(self._waiting)):
             return
-        if chunk is not None and chunk > next_chunk:
-            raise VaultError(
-                f"chunk {chunk} of run {self.run!r} does not follow: {next_chunk} were appended to "
-                f"{self.path}. Append chunk {next_chunk} next."
-            )
         self._check(transition, finals, cut)
         self._waiting.append(_copied(_Waiting(transition, finals, cut)))
         self._steps += self._waiting[-1].transition.last.shape[1]

@@ -25,7 +25,7 @@ from offmarl.vault.listing import locate
 from offmarl.vault.reading.reader import Vault
 from offmarl.vault.storage.store import Store, WriterLock, conflict
 from offmarl.vault.writing.chunks import ChunkBuffer, Value
-from offmarl.vault.writing.records import Cut, Record, account, tables_of, warn_of_length
+from offmarl.vault.writing.records import Cut, Record, account, is_there, tables_of, warn_of_length
 
 _COMMIT_BYTES = 2**25
 """Full chunks that wait for a commit: with fewer, the disk would do little but sync."""
@@ -130,13 +130,8 @@ class Writer:
         """
         self._check_open()
         done = self._tip.runs.get(run, 0)
-        if chunk is not None and chunk < done:
+        if is_there(self.path, run, chunk, done):
             return
-        if chunk is not None and chunk > done:
-            raise VaultError(
-                f"chunk {chunk} of run {run!r} does not follow: {self.path} has the first {done}. "
-                f"Append chunk {done} next."
-            )
         if self._buffer.length != self._tip.length:
             raise VaultError(
                 f"an append to {self.path} was interrupted: close the writer, which keeps what was "
