@@ -69,7 +69,7 @@ def make(name: str, **options: Option) -> "Environment":
     family, sizes = _find(base)
     factory = _load(family)
     given = _check(family, _defaults(family, factory), _parse(name, suffix) | options)
-    canonical = ",".join(f"{key}={json.dumps(given[key])}" for key in sorted(given))
+    canonical = ",".join(f"{key}={_write(given[key])}" for key in sorted(given))
     build = getattr(factory, "build", factory)
     env: Environment = build(
         name=f"{base}:{canonical}".rstrip(":"), **family.fixed, **sizes, **given
@@ -119,11 +119,20 @@ def _parse(name: str, suffix: str) -> dict[str, Option]:
         key, equals, text = pair.partition("=")
         if not equals:
             raise OptionError(f"{name!r}: {pair!r} is no option: write option=value after the ':'.")
-        try:
-            options[key] = json.loads(text)
-        except json.JSONDecodeError:
-            options[key] = text
+        options[key] = _read(text)
     return options
+
+
+def _read(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def _write(value: Option) -> str:
+    """Write a value as `_read` reads it, without quotes if it can be: names become file names."""
+    return value if isinstance(value, str) and _read(value) == value else json.dumps(value)
 
 
 def _check(

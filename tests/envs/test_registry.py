@@ -43,6 +43,12 @@ def test_defaults_are_not_spelt_out():
     assert envs.make("swarm/coverage-8", time_limit=50).spec.name == "swarm/coverage-8"
 
 
+def test_words_in_a_name_need_no_quotes():
+    env = envs.make('swarm/coverage-8:comm="status",action=continuous')
+    assert env.spec.name == "swarm/coverage-8:action=continuous,comm=status"
+    assert envs.make(env.spec.name) == env
+
+
 def test_keywords_win_over_the_name():
     assert envs.make("classic/xor:time_limit=20", time_limit=30).spec.time_limit == 30
 

@@ -10,9 +10,9 @@ from offmarl.networks import make_policy
 from offmarl.recording.loop import collect
 
 
-def learn(recorder, args, config):
+def learn(recorder, args, config, env=None):
     """Return the greedy return and the sampled one after the training of ``args``."""
-    env = envs.make(args.env)
+    env = env or envs.make(args.env)
     program = recorder.make_program(args, env, config)
     begin = program.prepare(jax.jit(program.init)(jax.random.key(args.seed)))
     iterations = args.total_steps // (args.num_envs * args.num_steps)

@@ -6,16 +6,20 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from offmarl import envs, load_policy, tracking, vault
 from offmarl.checkpoint import Checkpoints
+from offmarl.envs.base import restart, transition
 from offmarl.errors import RunError, UnknownNameError
 from offmarl.networks import PolicyConfig
+from offmarl.types import Continuous, EnvSpec, View
 from recorders import mappo
 
 from .learning import learn
@@ -33,6 +37,33 @@ def test_mappo_finds_the_optimum_of_a_probe(probe):
     greedy, sampled = learn(mappo, args, CONFIG)
     assert greedy == env.optimal_return
     assert sampled > 0.9 * env.optimal_return
+
+
+@dataclass(frozen=True)
+class Dial:
+    """One step; each agent is paid for how near its two dials come to 0.5 and to its cue."""
+
+    spec = EnvSpec("dial", 2, 2, 2, Continuous(2), time_limit=1)
+
+    def reset(self, key):
+        cue = jax.random.choice(key, jnp.array([-1.0, 1.0]), (2,))
+        return cue, restart(self.view(cue))
+
+    def step(self, key, cue, action):
+        wrong = jnp.abs(action - jnp.stack([jnp.full(2, 0.5), cue], -1)).mean()
+        over = jnp.ones(2, bool)
+        return cue, transition(self.view(cue), jnp.full(2, 1 - wrong), over, ~over)
+
+    def view(self, cue):
+        return View(jnp.eye(2) * cue, cue, jnp.ones((2, 2), bool), jnp.ones(2, bool))
+
+
+def test_mappo_turns_dials():
+    """A value inside and one at the end of the range; doing nothing gets 0.25."""
+    args = mappo.Args(num_envs=16, num_steps=16, total_steps=20_000, learning_rate=3e-3)
+    greedy, sampled = learn(mappo, args, PolicyConfig("feedforward", "gaussian"), Dial())
+    assert greedy > 0.97
+    assert sampled > 0.9
 
 
 @pytest.mark.slow
