@@ -177,7 +177,7 @@ class LoadedPolicy:
         Returns
         -------
         tuple
-            The actions, ``(N,)``, and the carry for the next call.
+            The actions, ``(N,)`` or ``(N, A)`` if continuous, and the carry for the next call.
         """
         expected = (self.spec.num_agents, self.spec.observation_size)
         if np.shape(observation) != expected:
