@@ -17,13 +17,13 @@ from huggingface_hub.errors import HfHubHTTPError
 from offmarl import tracking, vault
 from offmarl.errors import CardError, HubError
 from offmarl.hub import cache, client
-from offmarl.hub.card import readme
+from offmarl.hub.card import readme, validate
 from offmarl.hub.catalogue import Card, File, Licence, Uid, check, to_toml
 from offmarl.hub.croissant import croissant
 from offmarl.hub.pull import CARD
 from offmarl.types import Discrete
 from offmarl.vault import Vault
-from offmarl.vault.listing import SUFFIX, vaults_in
+from offmarl.vault.listing import SUFFIX, open_source, vaults_in
 from offmarl.vault.storage.store import LOCK
 
 SHARD = 50_000_000
@@ -41,6 +41,8 @@ class Pushed(NamedTuple):
     commit: str
     sent: int
     """Bytes of all files; those that the hub had already were not sent again."""
+    unvalidated: str
+    """Why the hub did not look at the card, if it did not."""
 
 
 def push(
@@ -93,9 +95,11 @@ def push(
         parent = _repository(api, repository, private)
         files = {uid: _shards(one, directory) for uid, one in data.items()}
         card = _card(data, files, repository, licence, name, summary, citation)
+        page = readme(card, repository)
+        unvalidated = validate(page, repository)
         texts = {
             CARD: to_toml(card),
-            "README.md": readme(card, repository),
+            "README.md": str(page),
             "croissant.json": croissant(card, repository, url, str(date.today())),
         }
         operations = [
@@ -105,7 +109,7 @@ def push(
         ] + [CommitOperationAdd(path, text.encode()) for path, text in texts.items()]
         sent = sum(operation.upload_info.size for operation in operations)
         commit = _commit(api, repository, operations, message, parent)
-    return Pushed(card, url, commit, sent)
+    return Pushed(card, url, commit, sent, unvalidated)
 
 
 def _open_all(paths: Sequence[str | os.PathLike[str]]) -> dict[str, Vault]:
@@ -113,7 +117,7 @@ def _open_all(paths: Sequence[str | os.PathLike[str]]) -> dict[str, Vault]:
     places = [place for path in paths for place in _expand(Path(path))]
     if not places:
         raise CardError("there is nothing to push: name a vault at least.")
-    found = {(one := vault.open_vault(place)).uid: one for place in places}
+    found = {(one := open_source(place)).uid: one for place in places}
     if len(found) < len(places):
         raise CardError(f"two of the vaults have the same uid: {', '.join(map(str, places))}.")
     first, *others = found.values()

@@ -114,6 +114,16 @@ def test_the_hub_validates_the_card(hub, vaults, monkeypatch):
         library.push(vaults, "org/other", "CC-BY-4.0")
 
 
+def test_a_card_that_nobody_can_validate_is_pushed_and_it_is_said(hub, vaults, monkeypatch):
+    def fail(self, repo_type):
+        raise OSError("nobody answers")
+
+    monkeypatch.setattr("huggingface_hub.DatasetCard.validate", fail)
+    pushed = library.push(vaults, "org/made-up", "CC-BY-4.0")
+    assert pushed.unvalidated == "nobody answers"
+    assert "README.md" in hub.files("org/made-up", "main")[1]
+
+
 def test_an_interrupted_push_sends_what_is_missing(hub, vaults, small_shards):
     def shards_there():
         return {name for name in hub.uploaded if name not in before}
