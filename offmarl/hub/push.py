@@ -14,7 +14,7 @@ from filelock import FileLock
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
-from offmarl import tracking, vault
+from offmarl import tracking
 from offmarl.errors import CardError, HubError
 from offmarl.hub import cache, client
 from offmarl.hub.card import readme, validate
