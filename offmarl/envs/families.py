@@ -345,6 +345,18 @@ _JAXMARL = (
             extra="envs",
         ),
     ),
+    _jaxmarl(
+        "coin_game",
+        "coin_game",
+        About(
+            "two collect coins on a small grid; taking the other's hurts it",
+            "2",
+            ("adversarial",),
+            "grid",
+            state="concatenated",
+            extra="envs",
+        ),
+    ),
     _storm("storm", "a matrix game played out on a grid", "any"),
     _storm("storm_2p", "the same for two", "2"),
     _storm("storm_np", "the same, zapping at a distance", "any"),

@@ -90,8 +90,8 @@ def record_episodes(
     """Record episodes of a PettingZoo environment in several processes, into one vault.
 
     Stopped by Ctrl-C or by `kill`, the same call goes on where it was, with whole episodes only;
-    when all is there it does nothing. Episode i is always played with seed ``seed + i``; in which order the processes'
-    episodes lie in the vault is up to chance.
+    when all is there it does nothing. Episode i is always played with seed ``seed + i``; in which
+    order the processes' episodes lie in the vault is up to chance.
 
     Parameters
     ----------

@@ -9,8 +9,15 @@ from .conformance import EnvironmentConformance
 EXAMPLES = [
     re.sub(r"-[A-Z]\b", "-3", name) for name, about in envs.describe().items() if not about.extra
 ]
-MANY = {"swarm/search-3", "swarm/delivery-3", "swarm/flock-3"}
-"""Like others of the suite, and it takes long to compile all of them."""
+MANY = {
+    "probe/observation",
+    "probe/two-step",
+    "swarm/search-3",
+    "swarm/delivery-3",
+    "swarm/pursuit-3-3",
+    "swarm/flock-3",
+}
+"""Like others of their suites, and it takes long to compile all of them."""
 
 
 @pytest.mark.parametrize(

@@ -44,11 +44,11 @@ def test_steps_are_those_of_the_environment():
     observations, _ = wrapped.reset(seed=3)
     reset_key, key = jax.random.split(jax.random.key(3))
     state, timestep = env.reset(reset_key)
-    rng = np.random.default_rng(0)
+    rng, step = np.random.default_rng(0), jax.jit(env.step)
     while wrapped.agents:
         action = jax.numpy.asarray(rng.integers(5, size=2))
         step_key, key = jax.random.split(key)
-        state, timestep = env.step(step_key, state, action)
+        state, timestep = step(step_key, state, action)
         given = dict(zip(wrapped.possible_agents, action.tolist(), strict=True))
         observations, rewards, terminations, truncations, _ = wrapped.step(given)
         for i, agent in enumerate(wrapped.possible_agents):

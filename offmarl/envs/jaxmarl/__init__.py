@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from offmarl.envs import extras
 from offmarl.envs.base import restart, transition
@@ -162,19 +162,29 @@ def _native_state(wrapped: _Wrapped, key: PRNGKeyArray) -> Array | None:
 
 def _view(wrapped: _Wrapped, observations: Observations, inner: Any) -> View:
     env, quirks = wrapped.env, wrapped.quirks
-    each = _split(env, quirks, observations)
+    observation, joined = _observe(wrapped, observations)
     state = quirks.state(env, observations, inner)
     legal = quirks.legal(env, inner)
-    observation = pad(each, max(wrapped.observation_sizes))
-    if state is None:
-        padded = len(set(wrapped.observation_sizes)) > 1
-        state = jnp.concatenate(each) if padded else observation.ravel()
     return View(
         observation=observation,
-        state=state.astype(jnp.float32),
+        state=joined if state is None else state.astype(jnp.float32),
         legal_actions=wrapped.actions.legal(legal and [legal[agent] for agent in env.agents]),
         alive=quirks.alive(env, inner),
     )
+
+
+def _observe(
+    wrapped: _Wrapped, observations: Observations
+) -> tuple[Float[Array, "N O"], Float[Array, "S"]]:
+    """Return the agents' observations, padded, and joined without what was padded."""
+    if len(set(wrapped.observation_sizes)) > 1:
+        each = _split(wrapped.env, wrapped.quirks, observations)
+        return pad(each, max(wrapped.observation_sizes)), jnp.concatenate(each)
+    # Stacked first: JaxMARL took them out of one array, which XLA recognises only then.
+    each = wrapped.quirks.split(wrapped.env, observations)
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
+    observation = jax.vmap(flatten)(stacked)
+    return observation, observation.ravel()
 
 
 def _split(env: Any, quirks: Quirks, observations: Observations) -> Sequence[Array]:

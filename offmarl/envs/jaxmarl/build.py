@@ -1,7 +1,8 @@
 """Building JaxMARL's environments from what a name can say."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from offmarl.envs import extras
@@ -29,6 +30,7 @@ _CLASSES = {
     "jaxnav": "JaxNav",
     "hanabi": "Hanabi",
     "switch_riddle": "SwitchRiddle",
+    "coin_game": "CoinGame",
     "storm": "InTheGrid",
     "storm_2p": "InTheGrid_2p",
     "storm_np": "InTheMatrix",
@@ -38,6 +40,9 @@ _CLASSES = {
     "humanoid_9|8": "Humanoid",
     "walker2d_2x3": "Walker2d",
 }
+
+_SHORTENED = {"coin_game", "storm", "storm_2p", "storm_np"}
+"""Those whose ``step_env`` resets in an episode's last step, which must not come."""
 
 _MABRAX = {"ant_4x2", "halfcheetah_6x1", "hopper_3x1", "humanoid_9|8", "walker2d_2x3"}
 
@@ -83,10 +88,26 @@ def build(env_id: str, arguments: Mapping[str, Option]) -> Any:
         JaxMARL does not take the arguments.
     """
     try:
-        return _class_of(env_id)(**_objects(env_id, arguments))
+        with _no_log() if env_id in _MABRAX else nullcontext():
+            return _class_of(env_id)(**_objects(env_id, arguments))
     except (TypeError, ValueError, AssertionError, LookupError, NotImplementedError) as error:
         listed = ", ".join(f"{name}={value}" for name, value in arguments.items())
         raise OptionError(f"JaxMARL's {env_id} cannot be made with {listed}: {error}") from error
+
+
+@contextmanager
+def _no_log() -> Iterator[None]:
+    """Keep MuJoCo from writing warnings to a file in the user's working directory.
+
+    They are of what JaxMARL's bodies are described with, which no user can change.
+    """
+    mujoco = extras.load("mujoco", "mabrax")
+    before = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(lambda message: None)  # noqa: ARG005 - how MuJoCo calls it
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(before)
 
 
 def _objects(env_id: str, arguments: Mapping[str, Option]) -> dict[str, Any]:
@@ -100,9 +121,10 @@ def _objects(env_id: str, arguments: Mapping[str, Option]) -> dict[str, Any]:
         given["layout"] = layouts[given["layout"]]
     if given.get("agent_view_size") == 0:
         given["agent_view_size"] = None
-    if env_id.startswith("storm"):
-        steps = given.get("num_inner_steps", options_of(env_id)["num_inner_steps"])
-        given["num_inner_steps"] = steps + 1  # its own reset, in its last step, must not come
+    if env_id in _SHORTENED:
+        given["num_inner_steps"] = 1 + given.get(
+            "num_inner_steps", options_of(env_id)["num_inner_steps"]
+        )
     if env_id in _MABRAX:
         given["auto_reset"] = False
     return given

@@ -69,7 +69,7 @@ def _max_steps(env: Any) -> int:
 
 
 def _one_more(env: Any) -> int:
-    """MPE compares the steps before the one taken with its limit, so one more is taken."""
+    """MPE and SMAX compare the steps before the one taken with their limit: one more is taken."""
     return int(env.max_steps) + 1
 
 
@@ -139,7 +139,7 @@ def _hanabi_legal(env: Any, state: State) -> Any:
 
 
 def _inner_steps(env: Any) -> int:
-    """STORM is built for one step more: at its own limit it would lose the last observation."""
+    """Take back the step more that these are built for: at their own limit they reset."""
     return int(env.num_inner_steps) - 1
 
 
@@ -165,9 +165,9 @@ def _brax_state(env: Any, observations: Observations, state: State) -> Float[Arr
 
 
 _PARTICLES = Quirks(_one_more)
-_SMAX = Quirks(_max_steps, _one_side_is_dead, "team", _world_state, _legal, _units_alive)
+_SMAX = Quirks(_one_more, _one_side_is_dead, "team", _world_state, _legal, _units_alive)
 _OVERCOOKED = Quirks(_max_steps, reward="team")
-_STORM = Quirks(_inner_steps)
+_SHORTENED = Quirks(_inner_steps)
 _MABRAX = Quirks(_episode_length, _brax_terminal, "team", _brax_state)
 
 _QUIRKS = {
@@ -191,9 +191,10 @@ _QUIRKS = {
     "jaxnav": Quirks(_max_steps, _robots_are_done, state=_map_and_robots, alive=_robots_alive),
     "hanabi": Quirks(_longest_game, _always, "team", legal=_hanabi_legal),
     "switch_riddle": Quirks(_max_steps, _told, "team"),
-    "storm": _STORM._replace(split=_with_inventory),
-    "storm_2p": _STORM._replace(split=_tuple, tuple_of_actions=True),
-    "storm_np": _STORM._replace(split=lambda env, observations: list(observations)),
+    "coin_game": _SHORTENED,
+    "storm": _SHORTENED._replace(split=_with_inventory),
+    "storm_2p": _SHORTENED._replace(split=_tuple, tuple_of_actions=True),
+    "storm_np": _SHORTENED._replace(split=lambda env, observations: list(observations)),
     "ant_4x2": _MABRAX,
     "halfcheetah_6x1": _MABRAX,
     "hopper_3x1": _MABRAX,
