@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 from offmarl import vault
-from offmarl.errors import OptionError, ShapeError, VaultError, VaultExistsError, VaultNotFoundError
+from offmarl.errors import (
+    MissingExtraError,
+    ShapeError,
+    VaultError,
+    VaultExistsError,
+    VaultNotFoundError,
+)
 from offmarl.types import Discrete, EnvSpec
 from offmarl.vault.convert import common, export_pymarl
 
@@ -244,5 +250,7 @@ def test_back_to_where_it_came_from(tmp_path, source, suffix):
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(OptionError, match=r"needs h5py, .* pip install 'offmarl\[convert\]'"):
+    with pytest.raises(
+        MissingExtraError, match=r"needs h5py, .* `pip install 'offmarl\[convert\]'`"
+    ):
         common.require("h5py")

@@ -13,7 +13,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from offmarl.errors import OptionError, ShapeError, VaultError, VaultExistsError, VaultNotFoundError
+from offmarl.errors import (
+    MissingExtraError,
+    ShapeError,
+    VaultError,
+    VaultExistsError,
+    VaultNotFoundError,
+)
 from offmarl.types import EnvSpec, Finals, Transition, View
 from offmarl.vault.layout import Codec, NumpyArray
 from offmarl.vault.progress import Progress
@@ -58,12 +64,13 @@ def counted(items: Iterable[Item], total: int, progress: Progress) -> Iterator[I
 
 
 def require(module: str) -> Any:
-    """Import a package that only some formats need."""
+    """Import a package that only some formats need; `MissingExtraError` where it is not there."""
     try:
         return import_module(module)
-    except ImportError as error:
-        raise OptionError(
-            f"this format needs {module}, which is not installed: pip install 'offmarl[convert]'."
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            f"this format needs {module}, which is not installed: run "
+            "`pip install 'offmarl[convert]'`."
         ) from error
 
 

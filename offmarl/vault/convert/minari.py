@@ -57,8 +57,10 @@ def export_minari(vault: Vault, dataset: StrPath, progress: Progress = quiet) ->
     ------
     VaultExistsError
         There is such a dataset already.
+    MissingExtraError
+        Minari is not installed.
     OptionError
-        Minari is not installed, or it is no name it takes.
+        It is no name that Minari takes.
     """
     minari = require("minari")
     name = PurePath(dataset).as_posix()
