@@ -109,7 +109,9 @@ def test_an_obstacle_pushes_out_and_takes_the_velocity_into_it():
     assert outside.velocity.tolist() == [[0.0, 0.5], [1.0, 0.0]]
 
 
-@pytest.mark.parametrize(("count", "side", "dims"), [(6, 12, 2), (12, 20, 3)])
+@pytest.mark.parametrize(
+    ("count", "side", "dims"), [pytest.param(6, 12, 2, marks=pytest.mark.slow), (12, 20, 3)]
+)
 def test_what_is_scattered_leaves_room_to_pass(count, side, dims):
     gap = 2 * drones.OBSTACLE_RADIUS + 1
     place = jax.jit(jax.vmap(lambda key: drones.scatter(key, count, side, dims, gap)))

@@ -150,6 +150,7 @@ def test_messages_are_part_of_the_action():
     assert continuous.spec.action == Continuous(2 + 3)
 
 
+@pytest.mark.slow
 def test_vectorised_and_stateless():
     """A step is a function of its arguments: the same in a batch and alone, again and again."""
     env, states, first = rich()

@@ -49,7 +49,7 @@ def test_other_dynamics_are_mastered_too(task, dynamics):
 @pytest.mark.parametrize(
     "name",
     [
-        "swarm/search-3:dims=3,comm=learned",
+        pytest.param("swarm/search-3:dims=3,comm=learned", marks=pytest.mark.slow),
         "swarm/pursuit-3-2:evaders=learned,dynamics=unicycle,action=continuous,comm=learned",
     ],
 )
