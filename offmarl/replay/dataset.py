@@ -69,12 +69,14 @@ class Dataset(Vault):
         return Stream(self, batch, length, seed, start, memory)
 
 
-def open_dataset(path: str | os.PathLike[str], *, time_limit: int | None = None) -> Dataset:
+def open_dataset(
+    path: str | os.PathLike[str], *, checked: bool = False, time_limit: int | None = None
+) -> Dataset:
     """Open a vault to learn from.
 
     Parameters
     ----------
-    path, time_limit
+    path, checked, time_limit
         As for `offmarl.vault.open_vault`.
 
     Raises
@@ -82,4 +84,4 @@ def open_dataset(path: str | os.PathLike[str], *, time_limit: int | None = None)
     VaultNotFoundError, VaultFormatError
         There is nothing there, or it is no vault.
     """
-    return Dataset(locate(path), time_limit=time_limit)
+    return Dataset(locate(path), checked, time_limit)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorstore as ts
 
+import offmarl
 from offmarl import vault
 from offmarl.errors import OffmarlError, VaultFormatError, VaultLockedError, VaultNotFoundError
 from offmarl.vault import layout, tables
@@ -72,7 +73,7 @@ def test_a_flipped_bit_is_traced_to_its_episodes(path):
     assert fault.episodes == tuple(np.flatnonzero(hit))
     assert "rewards, rows 0 to 1, steps 24 to 31: it" in str(fault)
     with pytest.raises(OffmarlError, match=r"(?s)rewards|decod|zstd"):
-        vault.Vault(path, checked=True).read(20, 40, leaves=["rewards"])
+        offmarl.open(path, checked=True).read(20, 40, leaves=["rewards"])
 
 
 def test_a_lost_file_is_found_without_reading(path):
