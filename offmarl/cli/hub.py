@@ -102,8 +102,6 @@ def push(
     pushed = hub.push(vaults, to, licence, name, summary, citation, private, message)
     rows = [[uid, one.digest, len(one.files)] for uid, one in pushed.card.uids.items()]
     facts = {"repository": pushed.url, "commit": pushed.commit, "sent": _size(pushed.sent)}
-    if pushed.unvalidated:
-        facts["note"] = f"the hub did not validate the card ({pushed.unvalidated})"
     view = Group(
         table(["uid", "digest", "shards"], rows), grid(facts), as_is(f"\nNext: offmarl pull {to}")
     )

@@ -2,9 +2,7 @@
 
 from huggingface_hub import DatasetCard, DatasetCardData
 
-from offmarl.errors import CardError
 from offmarl.hub.catalogue import Card
-from offmarl.hub.client import TransportError
 
 _TAGS = ("multi-agent", "offline-rl", "reinforcement-learning", "jax", "flashbax", "offmarl")
 _SIZES = (
@@ -18,8 +16,8 @@ _SIZES = (
 )
 
 
-def readme(card: Card, repository: str) -> DatasetCard:
-    """Return a repository's README.md, with the metadata that the hub reads."""
+def readme(card: Card, repository: str) -> str:
+    """Return a repository's README.md; the hub checks its metadata when it is committed."""
     metadata = DatasetCardData(
         license=card.licence.data.lower(),
         pretty_name=card.name,
@@ -27,26 +25,7 @@ def readme(card: Card, repository: str) -> DatasetCard:
         size_categories=[_size_category(card)],
         tags=list(_TAGS),
     )
-    return DatasetCard(f"---\n{metadata.to_yaml()}\n---\n\n{_text(card, repository)}")
-
-
-def validate(page: DatasetCard, repository: str) -> str:
-    """Have the hub look at a page, and return why it could not, if so.
-
-    Mirrors need not know how, and older clients ask huggingface.co whatever the endpoint is.
-
-    Raises
-    ------
-    CardError
-        The hub finds fault with it; most likely the licence is none that it knows.
-    """
-    try:
-        page.validate(repo_type="dataset")
-    except ValueError as error:
-        raise CardError(f"the hub does not accept the card of {repository}: {error}") from error
-    except (TransportError, OSError) as error:
-        return str(error).strip().partition("\n")[0]
-    return ""
+    return str(DatasetCard(f"---\n{metadata.to_yaml()}\n---\n\n{_text(card, repository)}"))
 
 
 def _size_category(card: Card) -> str:

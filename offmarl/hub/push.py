@@ -17,7 +17,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from offmarl import tracking
 from offmarl.errors import CardError, HubError
 from offmarl.hub import cache, client
-from offmarl.hub.card import readme, validate
+from offmarl.hub.card import readme
 from offmarl.hub.catalogue import Card, File, Licence, Uid, check, to_toml
 from offmarl.hub.croissant import croissant
 from offmarl.hub.pull import CARD
@@ -41,8 +41,6 @@ class Pushed(NamedTuple):
     commit: str
     sent: int
     """Bytes of all files; those that the hub had already were not sent again."""
-    unvalidated: str
-    """Why the hub did not look at the card, if it did not."""
 
 
 def push(
@@ -95,11 +93,9 @@ def push(
         parent = _repository(api, repository, private)
         files = {uid: _shards(one, directory) for uid, one in data.items()}
         card = _card(data, files, repository, licence, name, summary, citation)
-        page = readme(card, repository)
-        unvalidated = validate(page, repository)
         texts = {
             CARD: to_toml(card),
-            "README.md": str(page),
+            "README.md": readme(card, repository),
             "croissant.json": croissant(card, repository, url, str(date.today())),
         }
         operations = [
@@ -109,7 +105,7 @@ def push(
         ] + [CommitOperationAdd(path, text.encode()) for path, text in texts.items()]
         sent = sum(operation.upload_info.size for operation in operations)
         commit = _commit(api, repository, operations, message, parent)
-    return Pushed(card, url, commit, sent, unvalidated)
+    return Pushed(card, url, commit, sent)
 
 
 def _open_all(paths: Sequence[str | os.PathLike[str]]) -> dict[str, Vault]:
@@ -263,6 +259,8 @@ def _commit(
             f"somebody else pushed to {repository} meanwhile, so nothing was committed: look at "
             "what they changed, and repeat the command."
         ) from error
+    except ValueError as error:  # the client has the hub check the page's metadata beforehand
+        raise CardError(f"the hub does not accept the card of {repository}: {error}") from error
     except RuntimeError as error:  # what the client makes of any failure in one of its threads
         raise HubError(
             f"the upload to {repository} broke off ({error.__cause__ or error}): nothing was "

@@ -215,7 +215,7 @@ class _Front(_Handler):
         except (yaml.YAMLError, IndexError) as error:
             problems = [str(error)]
         if problems:
-            return self.answer(400, {"errors": problems})
+            return self.answer(400, {"errors": [{"message": one} for one in problems]})
         return self.answer(200, {"errors": [], "warnings": []})
 
     def batch(self, objects):
