@@ -46,7 +46,17 @@ def doctor() -> Report:
         "hub": {one: problem or "answers" for one, problem in client.problems().items()},
         "token": "there is one" if get_token() else "none: public datasets only",
     }
-    return Report(facts, grid(facts))
+    return Report(facts, grid({name: _in_words(fact) for name, fact in facts.items()}))
+
+
+def _in_words(fact: Any) -> str:
+    match fact:
+        case dict():
+            return "\n".join(f"{name}: {value}" for name, value in fact.items())
+        case list():
+            return "\n".join(fact)
+        case _:
+            return str(fact)
 
 
 def _version(package: str) -> str | None:
