@@ -20,7 +20,7 @@ from offmarl.errors import (
 )
 from offmarl.types import Finals
 from offmarl.vault import layout
-from offmarl.vault.storage.store import Store
+from offmarl.vault.storage.store import UNFINISHED, Store
 
 from .experience import SPEC, assert_same, concatenate, make
 
@@ -62,6 +62,14 @@ def test_creating_over_something(tmp_path, path):
     with pytest.raises(VaultExistsError, match="holds a already"):
         vault.create(path.parent, SPEC, rows=2)
     assert vault.open_vault(path).length == 10
+
+
+def test_what_a_killed_commit_left_is_not_written_over(path):
+    (path / UNFINISHED).write_bytes(bytes(5000))  # longer than any manifest
+    with vault.resume(path) as writer:
+        writer.append(*make())
+    assert vault.open_vault(path).length > 10
+    assert vault.verify(path, deep=True).sound
 
 
 def test_a_forked_process_keeps_no_lock(path):

@@ -35,7 +35,7 @@ def test_killed_at_any_instant(tmp_path, call):
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
             while process.poll() is None and not list(tmp_path.glob(f"*{attempt}.vlt*")):
                 time.sleep(0.001)
-            time.sleep(rng.uniform(0, 1.0))
+            time.sleep(rng.uniform(0, 0.5))
             process.kill()
         before = sorted(path for path, _ in vault.list_vaults(tmp_path) if path.parent == out)
         assert before or not list(out.glob("[!.]*"))
@@ -49,4 +49,4 @@ def test_killed_at_any_instant(tmp_path, call):
         ]
         assert sum(one.num_steps for one in made) == expected * (1 + call.startswith("cat"))
         assert not [path for path in out.iterdir() if path.name.startswith(".")]
-    assert unfinished > 2
+    assert unfinished

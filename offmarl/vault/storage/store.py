@@ -26,6 +26,7 @@ from offmarl.vault.storage.location import Location
 from offmarl.vault.storage.seal import seal, unseal
 
 MANIFEST = "manifest.ocdbt"
+UNFINISHED = f"{MANIFEST}.__lock"
 METADATA = "metadata.json"
 DATA = "d"
 LOCK = "writer.lock"
@@ -127,6 +128,7 @@ class Store:
         Future
             Done when everything is durable.
         """
+        self._clear_unfinished()
         transaction = ts.Transaction(atomic=True, repeatable_read=True)
         inside = self._kv.with_transaction(transaction)
         reads = {key: inside.read(key, if_not_equal=stamp) for key, stamp in fence.items()}
@@ -140,6 +142,15 @@ class Store:
         # A dropped future is a dropped write: they live as long as the commit does.
         done.add_done_callback(lambda _: pending.clear())
         return done
+
+    def _clear_unfinished(self) -> None:
+        """Remove the manifest that a killed process had begun to write beside the present one.
+
+        TensorStore writes over that file without cutting it to size: where it was longer, its rest
+        would stay behind the new manifest, which nobody could read.
+        """
+        if self.location.is_directory:
+            (self.location.directory / UNFINISHED).unlink(missing_ok=True)
 
     def drop_pages(self) -> None:
         """Ask the kernel not to keep in memory what has been written since the last call.
