@@ -66,6 +66,9 @@ def test_creating_over_something(tmp_path, path):
 
 def test_what_a_killed_commit_left_is_not_written_over(path):
     (path / UNFINISHED).write_bytes(bytes(5000))  # longer than any manifest
+    vault.resume(path).close()
+    assert not (path / UNFINISHED).exists()  # a stock program would write over it
+    (path / UNFINISHED).write_bytes(bytes(5000))
     with vault.resume(path) as writer:
         writer.append(*make())
     assert vault.open_vault(path).length > 10

@@ -26,6 +26,7 @@ from offmarl.vault.storage.seal import OWN_PREFIX, unseal
 from offmarl.vault.storage.store import (
     DATA,
     MANIFEST,
+    UNFINISHED,
     Store,
     WriterLock,
     errors_of,
@@ -190,10 +191,11 @@ def switch(directory: Path, fresh: Path, expected: bytes | None) -> None:
 
 
 def tidy(directory: Path) -> None:
-    """Delete what a rebuilding left, whether it was put in its place or not.
+    """Delete what a killed commit left, and what a rebuilding did, put in its place or not.
 
     Only who holds the right to write may do so.
     """
+    (directory / UNFINISHED).unlink(missing_ok=True)
     rest = directory / REBUILT
     if not rest.exists():
         return
