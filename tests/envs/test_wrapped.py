@@ -1,5 +1,7 @@
 """Every adapted environment: 1,000 random steps keep the protocol, and are those of what it wraps.
 
+Of STORM for many, which takes long, the first 120 are compared.
+
 The conformance class compiles four programs of an environment, this module two; so the class is for
 some of them (see `test_adapters`), this for all.
 """
@@ -246,14 +248,12 @@ def check_steps(name, ours, theirs):
 def test_a_thousand_steps_are_those_of_the_wrapped_environment(name):
     if "mabrax" in name:
         pytest.importorskip("brax", reason="needs pip install 'offmarl[mabrax]'")
-    env, program = envs.make(name), compiled(envs.make(name))
-    _, (state, action, key, ours) = jax.device_get(program.run(jax.random.key(4)))
+    env = envs.make(name)
+    _, (state, action, key, ours) = jax.device_get(compiled(env).run(jax.random.key(4)))
     check_protocol(env.spec, ours)
 
-    _, again = program.run(jax.random.key(4))
-    assert_equal(ours, again[3])
-    assert len(program.traces) == 1
-
+    compared = 120 if name.startswith("jaxmarl/storm:") else len(ours.last)  # 40 ms a step on a CPU
+    state, action, key, ours = jax.tree.map(lambda x: x[:compared], (state, action, key, ours))
     step = jax.vmap(STEP_OF[name.partition("/")[0]](env))
     step_key = jax.vmap(lambda key: jax.random.split(key)[0])(key)
     with quiet("scatter inputs have incompatible types", "max_dist_to_goal", "Brax System"):
