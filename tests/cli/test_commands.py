@@ -1,5 +1,6 @@
 """Help, errors, exit codes, JSON: what all commands share, and those that need no training."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -141,3 +142,12 @@ def test_compare(offmarl, tmp_path):
 def test_compare_says_what_is_wrong(offmarl, runs, message):
     outcome = offmarl("compare", *runs)
     assert outcome.code == 1 and message in outcome.err
+
+
+def test_compare_says_what_was_not_evaluated(offmarl, tmp_path):
+    write_run(tmp_path / "bc", "bc", "coverage-3/medium", [[1, 2]])
+    (tmp_path / "bc" / "marl_eval.json").unlink()
+    record = json.loads((tmp_path / "bc" / "run.json").read_text())
+    (tmp_path / "bc" / "run.json").write_text(json.dumps(record | {"complete": True}))
+    outcome = offmarl("compare", "bc")
+    assert outcome.code == 1 and "bc was trained without being evaluated" in outcome.err
