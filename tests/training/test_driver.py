@@ -166,13 +166,14 @@ def test_settings_that_cannot_be(
         bc.main(dataclasses.replace(args, **change))
 
 
-def test_continuous_data_is_refused_before_anything_is_written(
-    args: bc.Args, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", ["maicq", "qmix_cql"])
+def test_continuous_data_is_refused_before_anything_is_written(name: str, tmp_path: Path) -> None:
+    baseline = programs.load("baseline", name)
     spec = EnvSpec("reach", 2, 3, 2, Continuous(2))
     vault.create(tmp_path / "reach.vlt", spec, rows=1).close()
+    args = baseline.Args(vault=tmp_path / "reach.vlt", out=tmp_path / "run", env="none")
     with pytest.raises(ShapeError, match="reach has continuous actions"):
-        bc.main(dataclasses.replace(args, vault=tmp_path / "reach.vlt", env="none"))
+        baseline.main(args)
     assert not args.out.exists()
 
 
