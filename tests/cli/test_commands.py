@@ -85,6 +85,8 @@ def test_mistakes_are_one_line_and_no_traceback(offmarl, monkeypatch, error, cod
 def test_ctrl_c_ends_as_other_programs_do():
     code = (
         "import signal, sys; sys.argv = ['offmarl', 'envs'];"
+        # What a shell starts in the background ignores the signal, and so does all it starts.
+        "signal.signal(signal.SIGINT, signal.default_int_handler);"
         "from offmarl.cli import environments, main;"
         "environments.envs = lambda: signal.raise_signal(signal.SIGINT); main()"
     )
