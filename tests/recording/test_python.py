@@ -181,7 +181,9 @@ class SlowDuel(Duel):
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_a_recording_in_processes_goes_on_after_it_was_stopped(path, how):
     code = (
-        "import sys, offmarl; sys.path.insert(0, sys.argv[2])\n"
+        "import signal, sys, offmarl; sys.path.insert(0, sys.argv[2])\n"
+        # What a shell starts in the background ignores the signal, and so does all it starts.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from tests.recording.test_python import SlowDuel\n"
         "if __name__ == '__main__':\n"
         "    offmarl.record_episodes(SlowDuel, sys.argv[1], 600, processes=2)"
