@@ -4,8 +4,6 @@ import random
 import shutil
 import signal
 
-import jax
-import numpy as np
 import pytest
 
 from offmarl import vault
@@ -17,7 +15,13 @@ from offmarl.vault.storage.location import Location
 from . import damage
 from .experience import SPEC, assert_same, concatenate, make
 from .killed import PROGRAMS, Victims
-from .test_stock import append_with_stock, open_stock, to_stock, write_stock
+from .test_stock import (
+    append_with_stock,
+    assert_stock_reads_and_samples,
+    open_stock,
+    to_stock,
+    write_stock,
+)
 
 CODECS = ("raw", "zstd")
 
@@ -71,8 +75,7 @@ def test_stock_goes_on_after_compact_and_repair(path):
     (path / "metadata.json").unlink()
     vault.repair(path)
     vault.compact(path)
-    state = open_stock(path).read()
-    jax.tree.map(np.testing.assert_array_equal, state.experience, to_stock(transition))
+    assert_stock_reads_and_samples(path, transition)
     append_with_stock(open_stock(path), make(steps=11, seed=5)[0])
     assert vault.open_vault(path).unverified == ((52, 63),)
 

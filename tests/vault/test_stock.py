@@ -47,26 +47,30 @@ def append_with_stock(stock, transition):
     assert stock.write(state, source_interval=(0, length)) == length
 
 
-@pytest.mark.parametrize("codec", ["raw", "zstd"])
-def test_stock_reads_and_samples(tmp_path, codec):
-    path = tmp_path / "ours.vlt" / "a"
-    transition, finals = make(rows=2, steps=50)
-    record(path, [(transition, finals)], chunk_steps=16, codec=codec)
+def assert_stock_reads_and_samples(path, transition):
+    """Stock reads these steps of two rows, and all its samples are windows of them."""
     state = open_stock(path).read()
     jax.tree.map(np.testing.assert_array_equal, state.experience, to_stock(transition))
-
     buffer = flashbax.make_trajectory_buffer(
         add_batch_size=2,
         sample_batch_size=4,
         sample_sequence_length=5,
         period=1,
         min_length_time_axis=5,
-        max_length_time_axis=50,
+        max_length_time_axis=transition.reward.shape[1],
     )
     rewards = np.asarray(buffer.sample(state, jax.random.key(0)).experience["rewards"])
     windows = np.lib.stride_tricks.sliding_window_view(transition.reward, 5, axis=1)
     windows = windows.reshape(-1, 2, 5).swapaxes(1, 2)
     assert all(any((window == sample).all() for window in windows) for sample in rewards)
+
+
+@pytest.mark.parametrize("codec", ["raw", "zstd"])
+def test_stock_reads_and_samples(tmp_path, codec):
+    path = tmp_path / "ours.vlt" / "a"
+    transition, finals = make(rows=2, steps=50)
+    record(path, [(transition, finals)], chunk_steps=16, codec=codec)
+    assert_stock_reads_and_samples(path, transition)
 
 
 @pytest.mark.parametrize("codec", ["raw", "zstd"])
