@@ -8,6 +8,7 @@ records and nothing else.
 """
 
 import os
+import time
 from collections.abc import Mapping
 from pathlib import PurePath
 from types import TracebackType
@@ -27,8 +28,10 @@ from offmarl.vault.storage.store import Store, WriterLock, conflict
 from offmarl.vault.writing.chunks import ChunkBuffer, Value
 from offmarl.vault.writing.records import Cut, Record, account, is_there, tables_of, warn_of_length
 
-_COMMIT_BYTES = 2**25
+_COMMIT_BYTES = 2**27
 """Full chunks that wait for a commit: with fewer, the disk would do little but sync."""
+_COMMIT_SECONDS = 5.0
+"""For how long full chunks wait at most, so that a slow recording loses little when it is killed."""
 
 
 class _Commit(NamedTuple):
@@ -67,6 +70,7 @@ class Writer:
         self._buffer = ChunkBuffer(self._schema, self._head.length)
         self._buffer.restore(self._store)
         self._under_way: _Commit | None = None
+        self._committed_at = time.monotonic()
         self._fence = self._stamps(vault.own.stock_length)
         self._closed = False
         if vault.length > self._head.length:
@@ -139,7 +143,10 @@ class Writer:
             )
         tip = self._tip._replace(run=run, runs={**self._tip.runs, run: done + 1})
         self._accept(transition, finals, tip, fresh=run != self._tip.run, cut=cut)
-        if self._buffer.staged_bytes >= _COMMIT_BYTES:
+        waited = time.monotonic() - self._committed_at
+        if self._buffer.staged_bytes >= _COMMIT_BYTES or (
+            self._buffer.staged and waited > _COMMIT_SECONDS
+        ):
             self._commit()
 
     def annotate(self, provenance: Mapping[str, Any]) -> None:
@@ -236,6 +243,7 @@ class Writer:
         self._under_way = _Commit(done, ready, staged, self._buffer.through, self._annotated)
         self._buffer.staged = {}
         self._annotated = False
+        self._committed_at = time.monotonic()
 
     def _settle(self) -> None:
         """Wait for the commit under way, if there is one, and enter it in the books."""
