@@ -31,7 +31,7 @@ from offmarl.vault.writing.records import Cut, Record, account, is_there, tables
 _COMMIT_BYTES = 2**27
 """Full chunks that wait for a commit: with fewer, the disk would do little but sync."""
 _COMMIT_SECONDS = 5.0
-"""For how long full chunks wait at most, so that a slow recording loses little when it is killed."""
+"""For how long full chunks wait at most, so that a slow recording that is killed loses little."""
 
 
 class _Commit(NamedTuple):
