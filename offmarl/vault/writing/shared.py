@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from offmarl.errors import ShapeError, VaultConflictError, VaultError, VaultFormatError
+from offmarl.errors import ShapeError, VaultConflictError, VaultError
 from offmarl.types import EnvSpec, Finals, Transition
 from offmarl.vault import encoding, tables
 from offmarl.vault.layout import Head
@@ -20,7 +20,7 @@ from offmarl.vault.listing import locate
 from offmarl.vault.reading.reader import Vault
 from offmarl.vault.storage.location import Location
 from offmarl.vault.writing.records import Cut, account, is_there
-from offmarl.vault.writing.writer import resume
+from offmarl.vault.writing.writer import own_of, resume
 
 
 class _Waiting(NamedTuple):
@@ -36,17 +36,13 @@ class SharedWriter:
     """
 
     def __init__(self, vault: Vault, run: str, gather: int | None, timeout: float):
-        if vault.own is None:
-            raise VaultFormatError(
-                f"{vault.path} was not written by offmarl, so nothing can be appended to it: copy "
-                "its data to a vault of ours first."
-            )
+        own = own_of(vault)
         self.path = vault.path
         self.run = run
-        self._schema = vault.own.schema
+        self._schema = own.schema
         self._gather = gather or self._schema.chunk_steps
         self._timeout = timeout
-        self._committed = vault.own.head.runs.get(run, 0)
+        self._committed = own.head.runs.get(run, 0)
         self._unsure = False
         self._waiting: list[_Waiting] = []
         self._steps = 0

@@ -23,6 +23,7 @@ from offmarl.vault import encoding, layout
 from offmarl.vault.integrity.compaction import prepare
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.listing import locate
+from offmarl.vault.reading.own import Own
 from offmarl.vault.reading.reader import Vault
 from offmarl.vault.storage.store import Store, WriterLock, conflict
 from offmarl.vault.writing.chunks import ChunkBuffer, Value
@@ -53,25 +54,21 @@ class Writer:
 
     def __init__(self, path: PurePath, lock: WriterLock):
         vault = Vault(path)
-        if vault.own is None:
-            raise VaultFormatError(
-                f"{path} was not written by offmarl, so nothing can be appended to it: copy its "
-                "data to a vault of ours first."
-            )
+        own = own_of(vault)
         self.path = path
         self._lock = lock
         self._store = Store(path)
-        self._schema = vault.own.schema
-        self._head = self._tip = vault.own.head
-        self._running = vault.own.running
-        self._provenance = vault.own.provenance
+        self._schema = own.schema
+        self._head = self._tip = own.head
+        self._running = own.running
+        self._provenance = own.provenance
         self._pending: list[Record] = []
         self._annotated = False
         self._buffer = ChunkBuffer(self._schema, self._head.length)
         self._buffer.restore(self._store)
         self._under_way: _Commit | None = None
         self._committed_at = time.monotonic()
-        self._fence = self._stamps(vault.own.stock_length)
+        self._fence = self._stamps(own.stock_length)
         self._closed = False
         if vault.length > self._head.length:
             self._adopt(vault)
@@ -281,6 +278,16 @@ class Writer:
     def _check_open(self) -> None:
         if self._closed:
             raise VaultError(f"the writer of {self.path} is closed: resume the vault to go on.")
+
+
+def own_of(vault: Vault) -> Own:
+    """Return our keys of a vault; `VaultFormatError` where it has none, to append by."""
+    if vault.own is None:
+        raise VaultFormatError(
+            f"{vault.path} was not written by offmarl, so nothing can be appended to it: copy its "
+            "data to a vault of ours first."
+        )
+    return vault.own
 
 
 def resume(path: str | os.PathLike[str], *, timeout: float = 0.0) -> Writer:
