@@ -7,13 +7,16 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Key, PRNGKeyArray
 
 from offmarl.errors import OptionError
 from offmarl.types import ArrayTree, EnvSpec, Timestep, View
 
 EnvState = Any
 """The state of an environment: a pytree of arrays that only the environment looks into."""
+
+_PARTS = 16
+"""A batch is reset by at most so many parts of it, one after the other; see `_renew_if`."""
 
 
 @runtime_checkable
@@ -126,27 +129,63 @@ def _renew_if(
 ) -> ArrayTree:
     """Return ``begin(key)`` if the episode is over, and ``old`` if not.
 
-    Under vmap, ``begin`` runs only in steps in which some episode of the batch is over. The plain
-    batching of a condition would run it in all, which can cost more than the step itself.
+    Under vmap, ``begin`` runs for a few episodes at a time, and only while there are some that are
+    over. The plain batching of a condition would run it for all of the batch in every step, which
+    can cost many times the step itself.
     """
 
-    def choose(over: Bool[Array, ""], key: PRNGKeyArray, old: ArrayTree) -> ArrayTree:
+    @jax.custom_batching.custom_vmap
+    def renew_one(over: Bool[Array, ""], key: PRNGKeyArray, old: ArrayTree) -> ArrayTree:
         return jax.lax.cond(over, lambda: begin(key), lambda: old)
 
-    batchable = jax.custom_batching.custom_vmap(choose)
+    @jax.custom_batching.custom_vmap
+    def renew_many(over: Bool[Array, "B"], keys: Key[Array, "B"], old: ArrayTree) -> ArrayTree:
+        return _renew_few_by_few(over, keys, old, begin)
 
-    @batchable.def_vmap
-    def choose_in_batch(
-        size: int, batched: ArrayTree, *args: ArrayTree
-    ) -> tuple[ArrayTree, ArrayTree]:
-        def spread(is_batched: bool, x: Array) -> Array:
-            return x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
-
-        over, key, old = jax.tree.map(spread, tuple(batched), args)
-        new = jax.lax.cond(over.any(), jax.vmap(choose), lambda *args: args[-1], over, key, old)
+    @renew_one.def_vmap
+    def renew_batch(size: int, batched: ArrayTree, *args: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
+        new = renew_many(*_spread(size, batched, args))
         return new, jax.tree.map(lambda _: True, new)
 
-    return batchable(over, key, old)
+    @renew_many.def_vmap
+    def renew_batches(
+        size: int, batched: ArrayTree, *args: ArrayTree
+    ) -> tuple[ArrayTree, ArrayTree]:
+        spread = _spread(size, batched, args)
+        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), spread)
+        new = jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), renew_many(*flat))
+        return new, jax.tree.map(lambda _: True, new)
+
+    return renew_one(over, key, old)
+
+
+def _renew_few_by_few(
+    over: Bool[Array, "B"],
+    keys: Key[Array, "B"],
+    old: ArrayTree,
+    begin: Callable[[PRNGKeyArray], ArrayTree],
+) -> ArrayTree:
+    size = over.shape[0]
+    few = -(-size // _PARTS)
+    (who,) = jnp.nonzero(over, size=few * _PARTS, fill_value=size)
+
+    def renew(start: Array, old: ArrayTree) -> tuple[Array, ArrayTree]:
+        some = jax.lax.dynamic_slice(who, (start,), (few,))
+        fresh = jax.vmap(begin)(keys[some])
+        old = jax.tree.map(lambda x, y: x.at[some].set(y, mode="drop"), old, fresh)
+        return start + few, old
+
+    left = (jnp.zeros((), jnp.int32), old)
+    return jax.lax.while_loop(lambda x: x[0] < over.sum(), lambda x: renew(*x), left)[1]
+
+
+def _spread(size: int, batched: ArrayTree, args: ArrayTree) -> ArrayTree:
+    """Give everything the batch axis that only some have."""
+
+    def spread(is_batched: bool, x: Array) -> Array:
+        return x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
+
+    return jax.tree.map(spread, tuple(batched), args)
 
 
 def autoreset(env: Environment, pool: int = 0) -> AutoReset:

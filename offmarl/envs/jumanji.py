@@ -285,14 +285,15 @@ class Connector(Jumanji):
             time_limit=self.time_limit,
         )
 
-        def channels(grid: Num[Array, "height width"]) -> Float[Array, "N 3 height width"]:
+        def own_cells(grid: Num[Array, "height width"]) -> Bool[Array, "N 3 height width"]:
             values = 1 + jnp.arange(3 * self.num_agents).reshape(self.num_agents, 3, 1, 1)
-            return (grid == values).astype(jnp.float32)
+            return grid == values
 
         def observe(observation: Observation) -> Float[Array, "N O"]:
-            own = channels(observation.grid)
-            others = own.sum(0) - own
-            return jnp.concatenate([own, others], axis=1).reshape(self.num_agents, -1)
+            grid, own = observation.grid, own_cells(observation.grid)
+            of_kind = (grid > 0) & ((grid - 1) % 3 == jnp.arange(3).reshape(3, 1, 1))
+            seen = jnp.concatenate([own, of_kind & ~own], axis=1)
+            return seen.reshape(self.num_agents, -1).astype(jnp.float32)
 
         def connected_or_blocked(state: State) -> Bool[Array, ""]:
             connected = (state.agents.position == state.agents.target).all(-1)
@@ -304,7 +305,7 @@ class Connector(Jumanji):
             self.time_limit,
             connected_or_blocked,
             observe,
-            state=lambda observation: channels(observation.grid).ravel(),
+            state=lambda observation: own_cells(observation.grid).ravel().astype(jnp.float32),
             reward="individual",
         )
 
