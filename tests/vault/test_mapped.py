@@ -9,6 +9,9 @@ import pytest
 
 from offmarl import vault
 from offmarl.errors import VaultError, VaultFormatError
+from offmarl.vault.reading import arrays
+from offmarl.vault.reading.mapped import MappedArray
+from offmarl.vault.reading.region import Region
 
 from .experience import SPEC, assert_same, concatenate, make, steps
 
@@ -112,6 +115,46 @@ def test_checks_of_vaults_without_checksums(tmp_path: Path) -> None:
     append_with_stock(foreign, transition)
     with pytest.raises(VaultError, match="no checksums to compare"):
         vault.open_vault(tmp_path / "foreign.vlt", checked=True).read()
+
+
+def test_the_disk_is_asked_for_windows_as_long_as_it_has_to_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All at once: on a cold disk one page after the other took fifty times as long."""
+    found = vault.open_vault(record(tmp_path / "data.vlt"))
+    reading = iter(
+        [
+            *[(0, 0), (8, 0), (8, 0)],  # what was asked for had to be read
+            *[(8, 0), (8, 0), (8, 0)],  # it was in memory
+            *[(8, 0), (8, 0), (8, 3)],  # nobody asked, and pages were waited for
+            *[(8, 3), (16, 3), (16, 3)],
+        ]
+    )
+    monkeypatch.setattr(arrays, "_usage", lambda: next(reading))
+    asked: list[int] = []
+    ask = MappedArray.prefetch
+    monkeypatch.setattr(MappedArray, "prefetch", lambda *args: asked.append(1) or ask(*args))
+    counts = []
+    for _ in range(4):
+        found.windows([0], [3], 5, ["rewards"])
+        counts.append(len(asked))
+    assert counts == [1, 2, 2, 3]
+
+
+@pytest.mark.parametrize(("start", "length"), [(3, 5), (30, 5), (5, 35), (0, 40), (32, 8)])
+def test_the_disk_is_asked_for_every_byte_of_a_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: int, length: int
+) -> None:
+    found = vault.open_vault(record(tmp_path / "data.vlt"))
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        Region, "will_need", lambda _, *spans: asked.extend(zip(*spans, strict=True))
+    )
+    found.prefetch([1], [start], length, ["observations"])
+    region = found._snapshot().region.bytes
+    data = b"".join(region[begin : begin + size].tobytes() for begin, size in asked)
+    expected = make(rows=2, steps=40)[0].view.observation[1, start : start + length]
+    assert data == expected.tobytes()
 
 
 LITTLE_MEMORY = """

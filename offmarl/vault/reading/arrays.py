@@ -4,6 +4,7 @@ Uncompressed arrays on this machine are read from memory maps (`offmarl.vault.re
 others through TensorStore, a bounded number of bytes at a time.
 """
 
+import resource
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
@@ -24,6 +25,8 @@ _IN_FLIGHT_BYTES = 2**26
 """What TensorStore may be reading at once; that much is held beside the result."""
 _KEYS_A_CHUNK = 64
 """Reading a chunk through TensorStore takes about as long as finding this many for the map."""
+
+_THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # macOS counts by process only
 
 
 class Arrays:
@@ -63,6 +66,9 @@ class Arrays:
         self._checks = checks
         self._opened: dict[str, Any] = {}
         self._chunks_read = 0
+        # Where windows are in memory already, asking for them costs more than gathering them; where
+        # they are not, gathering alone would wait for the disk at one page after the other.
+        self._cold = True
 
     def open(self, name: str) -> Any:
         """Return an array as TensorStore has it."""
@@ -114,12 +120,19 @@ class Arrays:
         """Gather ``(W, length, ...)`` of some arrays: the steps from each start on."""
         names = list(names)
         self._check(names, rows[:, None], starts[:, None] + np.arange(length))
-        return {
+        before = _usage()
+        if self._cold:
+            self.prefetch(names, rows, starts, length)
+        asked = _usage()
+        found = {
             name: self._maps[name].windows(rows, starts, length)
             if name in self._maps
             else self._gather(name, rows, starts, length)
             for name in names
         }
+        has_read, has_waited = asked[0] > before[0], _usage()[1] > asked[1]
+        self._cold = has_read or has_waited
+        return found
 
     def prefetch(
         self,
@@ -195,6 +208,12 @@ class Arrays:
             shape = (length, *self._leaves[name].shape)
             windows = [read.result() for read in reads]
         return np.stack(windows) if windows else np.empty((0, *shape), self._leaves[name].dtype)
+
+
+def _usage() -> tuple[int, int]:
+    """Return how much this thread had the disk read so far, and how often it waited for a page."""
+    usage = resource.getrusage(_THREAD)
+    return usage.ru_inblock, usage.ru_majflt
 
 
 def _agents(agents: slice | None) -> tuple[slice, ...]:

@@ -170,8 +170,14 @@ class MappedArray:
         return out
 
     def prefetch(self, rows: NDArray[np.int64], starts: NDArray[np.int64], length: int) -> None:
-        """Have the disk read the chunk of each window's first step, from there on."""
-        self.region.will_need(self._locate(rows, starts), length * self.leaf.step_bytes)
+        """Have the disk begin to read windows, chunk by chunk of each."""
+        stops = starts + length
+        while len(starts):
+            ends = np.minimum(stops, (starts // self.chunk_steps + 1) * self.chunk_steps)
+            sizes = (ends - starts) * self.leaf.step_bytes
+            self.region.will_need(self._locate(rows, starts), sizes)
+            goes_on = ends < stops
+            rows, starts, stops = rows[goes_on], ends[goes_on], stops[goes_on]
 
     def _locate(self, rows: NDArray[np.int64], times: NDArray[np.int64]) -> NDArray[np.int64]:
         block, row = np.divmod(rows, self.chunk_rows)

@@ -230,7 +230,8 @@ class Vault:
         """Gather windows from anywhere, as they are on disk.
 
         From an uncompressed vault on this machine as fast as from arrays in memory, however much
-        larger than memory it is; from others a chunk is read for every window.
+        larger than memory it is, and from a cold disk many reads at a time; from others a chunk is
+        read for every window.
 
         Parameters
         ----------

@@ -74,11 +74,11 @@ class Region:
         count = len(self.bytes) - size + 1
         return np.ndarray((count,), f"V{size}", self.bytes.data, strides=(1,))
 
-    def will_need(self, begins: NDArray[np.int64], size: int) -> None:
-        """Ask the kernel to read stretches of ``size`` bytes from the disk, all at once."""
+    def will_need(self, begins: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
+        """Ask the kernel to read stretches of so many bytes from the disk, all at once."""
         advise, page = _libc().madvise, mmap.PAGESIZE
         first = begins // page * page
-        for start, count in zip(first.tolist(), (begins + size - first).tolist(), strict=True):
+        for start, count in zip(first.tolist(), (begins + sizes - first).tolist(), strict=True):
             advise(self._base + start, count, mmap.MADV_WILLNEED)
 
     def release(self) -> None:
