@@ -13,7 +13,13 @@ from offmarl import tracking
 from offmarl.checkpoint import Checkpoints
 from offmarl.envs.base import Environment, EnvState
 from offmarl.errors import RunError, ShapeError
-from offmarl.networks import PolicyConfig, init_policy, make_policy
+from offmarl.networks import (
+    PolicyConfig,
+    agent_head,
+    agent_network,
+    init_policy,
+    make_policy,
+)
 from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence, View
 
 
@@ -129,6 +135,30 @@ def agreement(policy: Policy, params: ArrayTree, episodes: Sequence) -> Float[Ar
         return jnp.where(counted, _likeness(action, episode.action), 0).sum() / counted.sum()
 
     return jax.vmap(of_episode)(episodes)
+
+
+def log_likelihood(
+    config: PolicyConfig, spec: EnvSpec, params: ArrayTree, episodes: Sequence
+) -> Float[Array, "episodes"]:
+    """Return how likely a policy makes what the agents of recorded episodes did.
+
+    Parameters
+    ----------
+    config, spec, params
+        A policy that draws its actions, of a "softmax" or "gaussian" head.
+    episodes
+        Whole episodes, ``(M, T, ...)``, with the steps that are there in the mask.
+
+    Returns
+    -------
+    For each episode the mean log-probability in nats of the actions of living agents; of continuous
+    ones the log-density of all entries.
+    """
+    view, network = episodes.view_tm1, agent_network(config, spec)
+    outputs = jax.vmap(lambda o: network.apply(params, o, method="unroll"))(view.observation)
+    log_prob = agent_head(config).log_prob(outputs, view.legal_actions, episodes.action)
+    counted = episodes.mask[..., None] & view.alive
+    return jnp.where(counted, log_prob, 0).sum((1, 2)) / counted.sum((1, 2))
 
 
 def _likeness(action: Array, recorded: Array) -> Array:

@@ -9,8 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from jaxtyping import Float
+
 from offmarl import checkpoint, tracking
 from offmarl.errors import RunError
+
+_EVALUATED = (
+    tracking.RETURN,
+    tracking.GREEDY_RETURN,
+    tracking.AGREEMENT,
+    tracking.LOG_LIKELIHOOD,
+)
+"""What metrics may hold a list of for each evaluation and seed; the first one there is the main."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +50,32 @@ class Run:
     def checkpoints(self, keep: int | None = None) -> checkpoint.Checkpoints:
         """Return the run's checkpoints."""
         return checkpoint.Checkpoints(self.directory / tracking.CHECKPOINTS, keep=keep)
+
+    def write_marl_eval(self, env: str) -> None:
+        """Arrange the evaluations logged, those before a resume included, for comparison.
+
+        Parameters
+        ----------
+        env
+            The environment's name; may be empty where a dataset does not tell.
+        """
+        rows, seeds = tracking.read(self.metrics), self.record["seeds"]
+        found = {name: steps for name in _EVALUATED if (steps := _by_step(rows, name, seeds))}
+        if not found:
+            return
+        main = next(iter(found))
+        dataset, _, uid = (self.record["vault"] or "").rpartition("/")
+        environment, _, task = (env or f"unknown/{dataset}").partition("/")
+        data = tracking.marl_eval(
+            environment,
+            "/".join(part for part in (task or environment, uid) if part),
+            self.record["program"],
+            seeds,
+            found[main],
+            {name: steps[-1][1] for name, steps in found.items()},
+            main,
+        )
+        tracking.write_json(self.directory / tracking.MARL_EVAL_FILE, data)
 
     def finish(self) -> None:
         """Note that the run has ended, so that the same call does nothing next time."""
@@ -73,6 +110,17 @@ def open_run(directory: Path, record: Mapping[str, Any]) -> Run:
             "directory with --out, or give the settings it was begun with to go on with it."
         )
     return Run(directory, record, complete)
+
+
+def _by_step(
+    rows: list[dict[str, Any]], metric: str, seeds: list[int]
+) -> list[tuple[int, Float[np.ndarray, "seeds episodes"]]]:
+    """Collect a metric's rows, of one seed each, into one array for each step."""
+    found: dict[int, dict[int, list[float]]] = {}
+    for row in rows:
+        if metric in row:
+            found.setdefault(row["step"], {})[row["seed"]] = row[metric]
+    return [(step, np.array([found[step][seed] for seed in seeds])) for step in sorted(found)]
 
 
 def _differences(found: Any, wanted: Any, path: str = "") -> list[tuple[str, Any, Any]]:

@@ -45,6 +45,9 @@ GREEDY_RETURN = "greedy_episode_return"
 AGREEMENT = "action_agreement"
 """How far a policy agrees with the actions of held-out episodes, from 0 to 1."""
 
+LOG_LIKELIHOOD = "action_log_likelihood"
+"""Mean log-probability (density), in nats, of an agent's action in held-out episodes."""
+
 
 # ---------------------------------------------------------------------------------- files
 

@@ -9,9 +9,9 @@ import pytest
 from offmarl import envs, load_policy, tracking
 from offmarl.checkpoint import Checkpoints
 from offmarl.errors import RunError, ShapeError
-from offmarl.evaluation import agreement, evaluate
+from offmarl.evaluation import agreement, evaluate, log_likelihood
 from offmarl.networks import PolicyConfig, init_policy, make_policy
-from offmarl.types import Policy, Sequence, View
+from offmarl.types import Discrete, EnvSpec, Policy, Sequence, View
 
 
 def constant_policy(num_agents):
@@ -123,6 +123,21 @@ def test_the_first_seed_is_the_default_and_others_are_named(tmp_path):
 def test_a_directory_that_is_no_run(tmp_path):
     with pytest.raises(RunError, match=r"has no run.json"):
         load_policy(tmp_path)
+
+
+def test_likelihood_is_that_of_what_living_agents_did():
+    spec, config = EnvSpec("", 2, 1, 1, Discrete(3)), PolicyConfig("recurrent", hidden=4)
+    params = jax.tree.map(jnp.zeros_like, init_policy(config, spec, jax.random.key(0)))
+    params["params"]["head"]["bias"] = jnp.log(jnp.array([1.0, 2.0, 5.0]))
+    alive = jnp.ones((1, 4, 2), bool).at[0, 1:, 1].set(False)
+    legal = jnp.ones((1, 4, 2, 3), bool).at[0, 1, 0, 2].set(False)
+    view = View(jnp.zeros((1, 4, 2, 1)), jnp.zeros((1, 4, 1)), legal, alive)
+    action, blank = jnp.array([[[2, 0], [1, 0], [0, 0]]]), jnp.zeros((1, 3, 2))
+    mask = jnp.array([[True, True, False]])
+    episodes = Sequence(view, action, blank, blank > 0, blank > 0, blank, mask, mask)
+    # 5/8 and 1/8 in the first step; in the second one agent, and 2/3 of two legal actions.
+    wanted = np.log([5 / 8, 1 / 8, 2 / 3]).mean()
+    np.testing.assert_allclose(log_likelihood(config, spec, params, episodes), [wanted], rtol=1e-6)
 
 
 def test_agreement_counts_what_living_agents_did():

@@ -15,15 +15,15 @@ def returns_report(
     title: str,
     about: Mapping[str, Any],
     returns: Mapping[int, Float[np.ndarray, "episodes"]],
-    greedy: Mapping[int, Float[np.ndarray, "episodes"]] | None = None,
+    more: Mapping[str, Mapping[int, Float[np.ndarray, "episodes"]]] | None = None,
 ) -> Report:
     """Report the returns of the policies of a run's training seeds.
 
-    ``greedy`` are the returns of their best actions, where they do not act by those anyway.
+    ``more`` is what else was measured, by the heading for its mean.
     """
     rows = [
         {"seed": trained, "episodes": len(values), **spread(values)}
-        | ({"greedy mean": float(greedy[trained].mean())} if greedy else {})
+        | {name: float(found[trained].mean()) for name, found in (more or {}).items() if found}
         for trained, values in returns.items()
     ]
     iqm = estimate(np.array([values.mean() for values in returns.values()]))

@@ -6,7 +6,14 @@ from offmarl.cli import programs
 from offmarl.cli.output import Report
 from offmarl.cli.returns import returns_report
 from offmarl.report import UNITS, final_returns, metric_of
-from offmarl.tracking import GREEDY_RETURN, MARL_EVAL_FILE
+from offmarl.tracking import AGREEMENT, GREEDY_RETURN, LOG_LIKELIHOOD, MARL_EVAL_FILE
+
+_MORE = {
+    GREEDY_RETURN: "greedy mean",
+    AGREEMENT: "agreement",
+    LOG_LIKELIHOOD: "log-likelihood",
+}
+"""What is shown beside what a run is compared by: metric to heading."""
 
 
 def train(arguments: list[str]) -> Report:
@@ -16,8 +23,9 @@ def train(arguments: list[str]) -> Report:
     name, *rest = arguments
     run: Path = programs.run("baseline", name, rest)
     if not (run / MARL_EVAL_FILE).exists():
-        return Report({"run": run}, f"{name} is trained, and was not evaluated: {run}")
+        view = f"{name} is trained, and was not evaluated, for want of data to hold out: {run}"
+        return Report({"run": run}, view)
     metric = metric_of([run])
     title = f"{name}, trained and evaluated in {run}: {UNITS[metric]}"
-    greedy = final_returns(run, GREEDY_RETURN)
-    return returns_report(title, {"run": run}, final_returns(run, metric), greedy)
+    more = {head: final_returns(run, other) for other, head in _MORE.items() if other != metric}
+    return returns_report(title, {"run": run}, final_returns(run, metric), more)

@@ -146,6 +146,7 @@ def record_online(
         return _summary(run, tiers, "complete already, nothing was changed")
     versions = _train(run, opened, keep=not set(REPLAY_TIERS).isdisjoint(tiers))
     _record_tiers(run, versions, [tier for tier in tiers if tier != "replay"])
+    opened.write_marl_eval(env.spec.name)
     opened.finish()
     return _summary(run, tiers, "recorded")
 
@@ -247,15 +248,16 @@ class _Journal:
         self.versions = [Version(*version) for version in info.get("versions", [])]
 
     def log(self, done: int, metrics: Mapping[str, Any]) -> None:
-        """Take an iteration's metrics down, without waiting for the device."""
-        self._unwritten.append({"step": done * self._run.iteration_steps, **metrics})
+        """Take metrics down, without waiting for the device."""
+        step = done * self._run.iteration_steps
+        self._unwritten.append({"seed": self._run.args.seed, "step": step, **metrics})
 
     def evaluate(self, done: int, params: ArrayTree) -> None:
         """Evaluate a version, and keep it."""
         key = jax.random.fold_in(self._run.key(_EVALUATE), done)
         returns = _returns(self._run, self._run.policy, params, key)
         self.versions.append(Version(done, returns.tolist()))
-        self.log(done, {"return": returns.mean(), "return_std": returns.std()})
+        self.log(done, {tracking.RETURN: returns})
         if done not in self._policies.steps():
             self._policies.save(done, {"policy": params}, {})
 

@@ -13,7 +13,7 @@ from jaxtyping import Array, Int, PRNGKeyArray, UInt32
 from numpy.typing import NDArray
 
 from offmarl.replay import packing
-from offmarl.replay.windows import WindowTable, draw, window_starts
+from offmarl.replay.windows import Chosen, WindowTable, draw
 from offmarl.types import EnvSpec, Sequence
 from offmarl.vault import Vault
 
@@ -64,7 +64,7 @@ class Replay:
         return int(self.rows.nbytes + self.starts.nbytes)
 
 
-def load(vault: Vault, batch_size: int, length: int) -> Replay:
+def load(vault: Vault, batch_size: int, length: int, episodes: Chosen = None) -> Replay:
     """Put a whole vault on the device, once, a block after the other.
 
     The host holds one block at a time, some tens of megabytes.
@@ -75,18 +75,21 @@ def load(vault: Vault, batch_size: int, length: int) -> Replay:
         The dataset.
     batch_size, length
         Windows a batch, and steps a window.
+    episodes
+        Numbers of the episodes to draw windows from; all of them by default.
 
     Raises
     ------
     ShapeError
-        Where the vault holds no step, or a size is not positive.
+        Where there is no step to draw, or a size is not positive.
     """
-    table, layout = WindowTable(vault, batch_size, length), packing.layout_of(vault.spec)
+    table = WindowTable(vault, batch_size, length, episodes)
+    layout = packing.layout_of(vault.spec)
     rows = _blank_rows(table.num_rows, jnp.asarray(packing.blank(layout)))
     for where, block in chain(_finals(vault, table, layout), _steps(vault, table, layout)):
         rows = _put(rows, where, block)
-    starts = window_starts(table.offsets, table.lengths, length)
-    return Replay(rows, jnp.asarray(starts, jnp.int32), vault.spec, batch_size, length)
+    starts = jnp.asarray(table.all_starts(), jnp.int32)
+    return Replay(rows, starts, vault.spec, batch_size, length)
 
 
 def nbytes(vault: Vault, length: int) -> int:

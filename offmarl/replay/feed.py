@@ -14,7 +14,7 @@ from offmarl.replay import device
 from offmarl.replay.dataset import Dataset
 from offmarl.replay.device import Replay
 from offmarl.replay.stream import IN_HAND, Batches, WindowSource, ahead, parts_ahead
-from offmarl.replay.windows import on_host
+from offmarl.replay.windows import Chosen, on_host
 
 Kind = Literal["auto", "device", "stream"]
 
@@ -45,6 +45,7 @@ def feeding(
     keys: Key[Array, "seeds"],
     steps: range,
     memory: int,
+    episodes: Chosen = None,
 ) -> Iterator[Feed]:
     """Feed a loop over ``steps``, each of which stands for ``steps.step`` updates.
 
@@ -62,18 +63,20 @@ def feeding(
         The first update of each block.
     memory
         Bytes that streamed batches may take at a time.
+    episodes
+        Numbers of the episodes to draw windows from; all of them by default.
 
     Raises
     ------
     ShapeError
-        The vault holds no step, or a size is not positive.
+        There is no step to draw, or a size is not positive.
     OptionError
         There is no room for a few batches.
     """
     if kind == "device" or (kind == "auto" and 2 * device.nbytes(dataset, length) <= _free_bytes()):
-        yield Feed(steps.step, repeat(dataset.replay(batch_size, length)))
+        yield Feed(steps.step, repeat(dataset.replay(batch_size, length, episodes)))
         return
-    source, host_keys = WindowSource(dataset, batch_size, length), on_host(keys)
+    source, host_keys = WindowSource(dataset, batch_size, length, episodes), on_host(keys)
     part = len(keys) * source.batch_bytes
     most = parts_ahead(memory, part, "a batch for each seed", _MOST_AHEAD)
     updates = _largest_divisor(steps.step, memory // (part * (most + IN_HAND)))

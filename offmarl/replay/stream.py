@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from offmarl.errors import OptionError
 from offmarl.replay import packing
-from offmarl.replay.windows import WindowTable, draw_on_host, on_host
+from offmarl.replay.windows import Chosen, WindowTable, draw_on_host, on_host
 from offmarl.types import EnvSpec, Sequence
 from offmarl.vault import Vault
 
@@ -74,16 +74,18 @@ class WindowSource:
         The dataset.
     batch_size, length
         Windows a batch, and steps a window.
+    episodes
+        Numbers of the episodes to draw windows from; all of them by default.
 
     Raises
     ------
     ShapeError
-        Where the vault holds no step, or a size is not positive.
+        Where there is no step to draw, or a size is not positive.
     """
 
-    def __init__(self, vault: Vault, batch_size: int, length: int):
+    def __init__(self, vault: Vault, batch_size: int, length: int, episodes: Chosen = None):
         self._vault = vault
-        self._table = WindowTable(vault, batch_size, length)
+        self._table = WindowTable(vault, batch_size, length, episodes)
         self._layout = packing.layout_of(vault.spec)
         self._batch_size = batch_size
 
@@ -95,14 +97,23 @@ class WindowSource:
     def batches(self, keys: Key[Array, "*b"]) -> Batches:
         """Return the batches that keys draw, on the device."""
         windows = draw_on_host(keys, self._batch_size, self._table.num_windows)
-        starts = self._table.starts(windows.ravel())
+        rows = self._windows(self._table.starts(windows.ravel()))
+        rows = rows.reshape(*windows.shape, *rows.shape[1:])
+        return Batches(jax.device_put(rows), self._vault.spec)
+
+    def beginnings(self) -> Batches:
+        """Return one batch of the windows that the episodes begin with, on the device."""
+        rows = self._windows(self._table.beginnings)
+        return Batches(jax.device_put(rows), self._vault.spec)
+
+    def _windows(self, starts: NDArray[np.int64]) -> NDArray[np.uint32]:
+        """Return the windows ``(n, T+1, W)`` that start at packed rows."""
         rows = np.empty((len(starts), self._table.length + 1, self._layout.width), np.uint32)
         self._prefetch(starts)
         for first in range(0, len(starts), _GATHERED_WINDOWS):
             part = slice(first, first + _GATHERED_WINDOWS)
             self._gather(starts[part], rows[part])
-        rows = rows.reshape(*windows.shape, *rows.shape[1:])
-        return Batches(jax.device_put(rows), self._vault.spec)
+        return rows
 
     def _locate(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the episodes that packed rows belong to, and their places in them."""
@@ -166,9 +177,16 @@ class Stream:
     """
 
     def __init__(
-        self, vault: Vault, batch_size: int, length: int, seed: int, start: int, memory: int
+        self,
+        vault: Vault,
+        batch_size: int,
+        length: int,
+        seed: int,
+        start: int,
+        memory: int,
+        episodes: Chosen = None,
     ):
-        source = WindowSource(vault, batch_size, length)
+        source = WindowSource(vault, batch_size, length, episodes)
         most = parts_ahead(memory, source.batch_bytes, "a batch", _MOST_AHEAD)
         key = on_host(jax.random.key(seed))
         self.seed, self.step = seed, start

@@ -7,8 +7,11 @@ import numpy as np
 from jaxtyping import Array, Int, Key, PRNGKeyArray, UInt32
 from numpy.typing import NDArray
 
-from offmarl.errors import ShapeError
+from offmarl.errors import OptionError, ShapeError
 from offmarl.vault import Vault
+
+Chosen = NDArray[np.int64] | None
+"""Numbers of the episodes that windows are drawn from, in order; None for all."""
 
 
 def window_starts(
@@ -53,14 +56,18 @@ class WindowTable:
         The dataset.
     batch_size, length
         Windows a batch, and steps a window.
+    episodes
+        Numbers of the episodes that windows are of, in order; all of them by default.
 
     Raises
     ------
     ShapeError
-        Where the vault holds no step, or a size is not positive.
+        Where there is no step to draw, or a size is not positive.
+    OptionError
+        Where there are no episodes of such numbers.
     """
 
-    def __init__(self, vault: Vault, batch_size: int, length: int):
+    def __init__(self, vault: Vault, batch_size: int, length: int, episodes: Chosen = None):
         if batch_size < 1 or length < 1:
             raise ShapeError(
                 f"batches of {batch_size} windows of {length} steps cannot be drawn: both must be "
@@ -71,6 +78,12 @@ class WindowTable:
         self.length = length
         self.lengths = vault.episodes.length
         self.offsets = np.cumsum(self.lengths + 1) - (self.lengths + 1)
+        self._chosen = np.arange(len(self.lengths)) if episodes is None else episodes
+        count = len(self.lengths)
+        if not len(self._chosen) or self._chosen.min() < 0 or self._chosen.max() >= count:
+            raise OptionError(
+                f"{vault.path} has episodes 0 to {count - 1}: choose some of these to draw from."
+            )
 
     @property
     def num_rows(self) -> int:
@@ -82,16 +95,26 @@ class WindowTable:
         """How many windows there are."""
         return int(self._ends[-1])
 
+    @property
+    def beginnings(self) -> NDArray[np.int64]:
+        """The packed rows at which the episodes begin that are drawn from."""
+        return self.offsets[self._chosen]
+
+    def all_starts(self) -> NDArray[np.int64]:
+        """Return the packed rows at which any window starts."""
+        return window_starts(self.beginnings, self.lengths[self._chosen], self.length)
+
     def starts(self, windows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the packed rows at which windows start: some of those of `window_starts`."""
-        episode = np.searchsorted(self._ends, windows, side="right")
-        before = self._ends[episode] - _counts(self.lengths[episode], self.length)
+        """Return the packed rows at which windows start: some of `all_starts`."""
+        place = np.searchsorted(self._ends, windows, side="right")
+        episode = self._chosen[place]
+        before = self._ends[place] - _counts(self.lengths[episode], self.length)
         return self.offsets[episode] + windows - before
 
     @cached_property
     def _ends(self) -> NDArray[np.int64]:
-        """The number of windows in each episode and all before it."""
-        return np.cumsum(_counts(self.lengths, self.length))
+        """The number of windows in each episode that is drawn from and all such before it."""
+        return np.cumsum(_counts(self.lengths[self._chosen], self.length))
 
 
 def draw(key: PRNGKeyArray, batch_size: int, num_windows: int) -> Int[Array, "B"]:

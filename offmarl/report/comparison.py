@@ -116,7 +116,7 @@ def metric_of(directories: Iterable[Path]) -> str:
             return metric
     raise RunError(
         "some of these runs were evaluated in an environment and some with held-out episodes, so "
-        "they cannot be compared: train all with the same --env and --validation."
+        "they cannot be compared: train all with the same --env and --held-out."
     )
 
 
@@ -179,7 +179,7 @@ def _final(directory: Path) -> dict[int, Mapping[str, Any]]:
     if read_run(directory).get("complete") and not (directory / MARL_EVAL_FILE).exists():
         raise RunError(
             f"{directory} was trained without being evaluated, so there is nothing to compare: "
-            "train it anew, with --env where its environment can be made, or with --validation."
+            "train it anew, with --env where its environment can be made, or with --held-out."
         )
     document = read_json(directory, MARL_EVAL_FILE)
     try:

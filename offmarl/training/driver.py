@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from offmarl import __version__, runs, tracking
 from offmarl.replay import Batches, Dataset, Feed, Replay, feeding, open_dataset, split_key
-from offmarl.training.evaluating import Judges, in_words, judge, judges_of, write_marl_eval
+from offmarl.training.evaluating import Judges, in_words, judge, judges_of
 from offmarl.training.program import FREE, Args, Program, Schedule, schedule_of
 from offmarl.types import ArrayTree, EnvSpec
 
@@ -50,9 +50,9 @@ def train(name: str, make: Callable[[EnvSpec, _ArgsT], Program], args: _ArgsT) -
         The directory holds a run with other settings.
     """
     dataset = open_dataset(args.vault)
-    judges = judges_of(args, dataset)
     schedule = schedule_of(args, dataset.spec)
-    args = replace(args, **schedule._asdict())
+    judges = judges_of(args, dataset)
+    args = replace(args, **schedule._asdict(), held_out=judges.fraction)
     program = make(dataset.spec, args)
     run = runs.open_run(_directory(name, args, dataset), _record(name, args, dataset, program))
     if not run.complete:
@@ -128,7 +128,7 @@ def _learn(job: _Job, dataset: Dataset) -> None:
                 checkpoints.save(step, _tree(program, states), {})
             advance(block, note)
     checkpoints.close()
-    write_marl_eval(run, job.judges.environment)
+    run.write_marl_eval(job.judges.environment)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -175,7 +175,16 @@ def _feed(
     job: _Job, dataset: Dataset, keys: Key[Array, "seeds"], steps: range
 ) -> AbstractContextManager[Feed]:
     args, memory = job.args, int(job.args.memory * 1e9)
-    return feeding(dataset, args.replay, args.batch_size, args.length, keys, steps, memory)
+    return feeding(
+        dataset,
+        args.replay,
+        args.batch_size,
+        args.length,
+        keys,
+        steps,
+        memory,
+        job.judges.learnt_from,
+    )
 
 
 def _mean(parts: list[dict[str, Array]]) -> dict[str, NDArray[Any]]:

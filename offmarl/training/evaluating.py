@@ -1,20 +1,25 @@
 """What the policies of a training are judged by: episodes played, and held-out actions."""
 
 from functools import partial
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Array, Float, Key
+from numpy.typing import NDArray
 
-from offmarl import envs, runs, tracking
+from offmarl import envs, tracking
 from offmarl.envs.base import Environment
-from offmarl.errors import ShapeError
-from offmarl.evaluation import agreement, evaluate
+from offmarl.errors import OptionError, ShapeError
+from offmarl.evaluation import agreement, evaluate, log_likelihood
 from offmarl.networks import make_policy
-from offmarl.replay import Dataset, load, open_dataset
+from offmarl.replay import Dataset, open_dataset
 from offmarl.training.program import Args, Program
 from offmarl.types import ArrayTree, EnvSpec, Sequence
+
+HELD_OUT = 0.1
+"""Part of the episodes that is held out where nothing else could judge a policy."""
 
 
 class Judges(NamedTuple):
@@ -26,6 +31,10 @@ class Judges(NamedTuple):
     """What episodes are played in."""
     held_out: Sequence | None
     """Whole episodes, whose actions the policy should agree with."""
+    learnt_from: NDArray[np.int64] | None
+    """Numbers of the episodes that are not held out; None for all."""
+    fraction: float = 0.0
+    """Part of the episodes that is."""
 
     @property
     def environment(self) -> str:
@@ -40,10 +49,27 @@ def judges_of(args: Args, dataset: Dataset) -> Judges:
     ------
     ShapeError
         One of them differs from the data that is learnt from.
+    OptionError
+        Episodes are to be held out that cannot be, or twice.
     UnknownNameError, VaultError
         There is no such environment or vault.
     """
-    return Judges(dataset.spec, _environment(args, dataset), _held_out(args, dataset))
+    env = _environment(args, dataset)
+    if args.validation is not None:
+        return Judges(dataset.spec, env, _validation(args, args.validation, dataset), None)
+    if not (fraction := _fraction(args, env, dataset)):
+        return Judges(dataset.spec, env, None, None)
+    rest, held_out = dataset.hold_out(fraction)
+    episodes = dataset.whole_episodes(held_out[: args.final_episodes])
+    return Judges(dataset.spec, env, episodes, rest, fraction)
+
+
+def _fraction(args: Args, env: Environment | None, dataset: Dataset) -> float:
+    """Return which part of the episodes to hold out."""
+    if args.held_out is not None:
+        return args.held_out
+    several = len(dataset.episodes.length) > 1
+    return HELD_OUT if env is None and several else 0.0
 
 
 def _environment(args: Args, dataset: Dataset) -> Environment | None:
@@ -59,19 +85,17 @@ def _environment(args: Args, dataset: Dataset) -> Environment | None:
     return env
 
 
-def _held_out(args: Args, dataset: Dataset) -> Sequence | None:
+def _validation(args: Args, path: Path, dataset: Dataset) -> Sequence:
     """Return the first held-out episodes, as many as the last evaluation is to have."""
-    if args.validation is None:
-        return None
-    data = open_dataset(args.validation)
+    if args.held_out:
+        raise OptionError("give --validation or --held-out, not both.")
+    data = open_dataset(path)
     if difference := dataset.spec.difference(data.spec):
         raise ShapeError(
             f"{dataset.path} and {data.path} differ in {difference}: hold out episodes of the data "
             "that is learnt from, with `offmarl split`."
         )
-    longest = max(data.episodes.length, default=0)
-    replay = load(data, 1, int(longest))  # windows so long that there is one for each episode
-    return replay.windows(replay.starts[: args.final_episodes])
+    return data.whole_episodes(np.arange(len(data.episodes.length))[: args.final_episodes])
 
 
 def judge(
@@ -99,11 +123,11 @@ def judge(
 
     Returns
     -------
-    Values by metric, `tracking.AGREEMENT` and the returns.
+    Values by metric: the returns, and `tracking.AGREEMENT` and `tracking.LOG_LIKELIHOOD`.
     """
-    found = {}
+    found: dict[str, Array] = {}
     if judges.held_out is not None:
-        found[tracking.AGREEMENT] = _agreements(program, judges.spec, params, judges.held_out)
+        found |= _imitation(program, judges.spec, params, judges.held_out)
     if judges.env is not None:
         play = partial(_returns, program, judges.env, episodes, params=params, keys=keys)
         found[tracking.RETURN] = play(program.greedy)
@@ -113,11 +137,18 @@ def judge(
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _agreements(
+def _imitation(
     program: Program, spec: EnvSpec, params: ArrayTree, episodes: Sequence
-) -> Float[Array, "seeds episodes"]:
-    policy = make_policy(program.config, spec, greedy=True)
-    return jax.vmap(lambda params: agreement(policy, params, episodes))(params)
+) -> dict[str, Float[Array, "seeds episodes"]]:
+    config, policy = program.config, make_policy(program.config, spec, greedy=True)
+
+    def judge_one(params: ArrayTree) -> dict[str, Array]:
+        found = {tracking.AGREEMENT: agreement(policy, params, episodes)}
+        if config.head != "q":  # which makes no action more or less likely
+            found[tracking.LOG_LIKELIHOOD] = log_likelihood(config, spec, params, episodes)
+        return found
+
+    return jax.vmap(judge_one)(params)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
@@ -140,36 +171,3 @@ def in_words(found: dict[str, Float[np.ndarray, "seeds episodes"]]) -> str:
     return ", ".join(
         word.format(found[name].mean()) for name, word in words.items() if name in found
     )
-
-
-def write_marl_eval(run: runs.Run, env: str) -> None:
-    """Arrange the evaluations logged, those before a resume included, for comparison."""
-    rows, seeds = tracking.read(run.metrics), run.record["seeds"]
-    names = (tracking.RETURN, tracking.GREEDY_RETURN, tracking.AGREEMENT)
-    found = {name: steps for name in names if (steps := _by_step(rows, name, seeds))}
-    if not found:
-        return
-    main = next(iter(found))
-    dataset, _, uid = run.record["vault"].rpartition("/")
-    environment, _, task = (env or f"unknown/{dataset}").partition("/")
-    data = tracking.marl_eval(
-        environment,
-        f"{task}/{uid}",
-        run.record["program"],
-        seeds,
-        found[main],
-        {name: steps[-1][1] for name, steps in found.items()},
-        main,
-    )
-    tracking.write_json(run.directory / tracking.MARL_EVAL_FILE, data)
-
-
-def _by_step(
-    rows: list[dict[str, Any]], metric: str, seeds: list[int]
-) -> list[tuple[int, Float[np.ndarray, "seeds episodes"]]]:
-    """Collect a metric's rows, of one seed each, into one array for each step."""
-    found: dict[int, dict[int, list[float]]] = {}
-    for row in rows:
-        if metric in row:
-            found.setdefault(row["step"], {})[row["seed"]] = row[metric]
-    return [(step, np.array([found[step][seed] for seed in seeds])) for step in sorted(found)]

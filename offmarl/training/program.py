@@ -28,8 +28,11 @@ class Args:
     """Environment to evaluate in; by default the one the dataset was recorded in. "none": train
     without one."""
     validation: Path | None = None
-    """Held-out episodes, such as `offmarl split` makes: how far the policy agrees with their
-    actions is evaluated too, which needs no environment."""
+    """Vault of held-out episodes, such as `offmarl split` makes: how far the policy agrees with
+    their actions is evaluated too, which needs no environment."""
+    held_out: float | None = None
+    """Part of the vault's episodes to hold out instead: never learnt from, always the same ones.
+    By default 0.1 where there is neither an environment nor --validation, and 0 otherwise."""
     out: Path | None = None
     """Directory of the run; by default runs/ENVIRONMENT/TIER/PROGRAM."""
     seeds: int = 1

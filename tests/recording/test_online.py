@@ -149,9 +149,21 @@ def test_the_run_can_be_loaded_and_read(recorded):
     assert tracking.read_run(run)["complete"]
     assert load_policy(run).name == "mappo"
     metrics = tracking.read(run / tracking.METRICS_FILE)
-    assert [record["step"] for record in metrics if "return" not in record] == list(
+    assert [record["step"] for record in metrics if tracking.RETURN not in record] == list(
         range(128, 4097, 128)
     )
+
+
+def test_evaluations_are_kept_for_comparison(recorded):
+    out, _ = recorded
+    run = out / "probe" / "observation.run-mappo"
+    found = json.loads((run / tracking.MARL_EVAL_FILE).read_text())
+    (steps,) = found["probe"]["observation"]["mappo"].values()
+    last = steps.pop("absolute_metrics")[tracking.RETURN]
+    assert [step["step_count"] for step in steps.values()] == list(range(512, 4097, 512))
+    assert steps["step_7"][tracking.RETURN] == last and len(last) == 32
+    versions = vault.open_vault(out / "probe/observation.vlt/replay").provenance["policies"]
+    assert versions[-1]["return"] == pytest.approx(np.mean(last))
 
 
 def test_the_same_command_again_changes_nothing(recorded):

@@ -114,6 +114,45 @@ def test_window_tables_number_the_listed_starts(dataset: Dataset) -> None:
     np.testing.assert_array_equal(table.starts(np.arange(len(listed))), listed)
 
 
+def test_windows_of_some_episodes_only(dataset: Dataset) -> None:
+    some = np.flatnonzero(dataset.episodes.length % 2 == 0)
+    table = WindowTable(dataset, 1, 5, some)
+    listed = window_starts(table.offsets[some], table.lengths[some], 5)
+    np.testing.assert_array_equal(table.starts(np.arange(table.num_windows)), listed)
+    replay = dataset.replay(16, 5, some)
+    np.testing.assert_array_equal(replay.starts, listed)
+    with dataset.stream(16, 5, seed=3, episodes=some) as stream:
+        same(next(stream), replay.sample(jax.random.fold_in(jax.random.key(3), 0)))
+
+
+def test_held_out_episodes_are_those_that_split_deals_out(dataset: Dataset, tmp_path: Path) -> None:
+    rest, held_out = dataset.hold_out(0.2)
+    np.testing.assert_array_equal(
+        np.sort(np.append(rest, held_out)), np.arange(len(dataset.episodes.row))
+    )
+    parts = vault.split(dataset, tmp_path / "parts.vlt", fractions=(0.8, 0.2))
+    for part, episodes in (("train", rest), ("validation", held_out)):
+        returns = dataset.episodes.returns[episodes, 0]
+        np.testing.assert_array_equal(np.sort(parts[part].episodes.returns[:, 0]), np.sort(returns))
+    assert [len(part) for part in dataset.hold_out(1e-9)] == [len(dataset.episodes.row) - 1, 1]
+    for fraction in (0.0, 1.0, -0.5, float("nan")):
+        with pytest.raises(OptionError, match="cannot be held out"):
+            dataset.hold_out(fraction)
+
+
+def test_whole_episodes(dataset: Dataset) -> None:
+    numbers = np.array([4, 0, 7])
+    found = dataset.whole_episodes(numbers)
+    np.testing.assert_array_equal(found.mask.sum(-1), dataset.episodes.length[numbers])
+    for i, number in enumerate(numbers):
+        episode = dataset.episode(int(number))
+        length = dataset.episodes.length[number]
+        np.testing.assert_array_equal(found.action[i, :length], episode.transition.action)
+        np.testing.assert_array_equal(found.view.state[i, length], episode.final.state)
+    with pytest.raises(OptionError, match="choose some of these"):
+        dataset.whole_episodes(np.array([10_000]))
+
+
 def test_more_windows_than_32_bits_tell_apart() -> None:
     count = 3 * 2**40
     keys = jax.random.split(jax.random.key(0), (4, 5))

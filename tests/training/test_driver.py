@@ -141,8 +141,48 @@ def test_a_directory_with_another_run_is_refused(args: bc.Args) -> None:
         bc.main(dataclasses.replace(args, hidden=16))
 
 
-def test_without_an_environment_it_trains_and_is_not_evaluated(args: bc.Args) -> None:
-    run = bc.main(dataclasses.replace(args, env="none"))
+def test_without_an_environment_episodes_are_held_out(args: bc.Args, tmp_path: Path) -> None:
+    args = dataclasses.replace(args, env="none", final_episodes=10_000)
+    run = bc.main(args)
+    assert tracking.read_run(run)["args"]["held_out"] == 0.1
+    final = evaluated(run)
+    assert set(final[0]) == {tracking.AGREEMENT, tracking.LOG_LIKELIHOOD}
+    # The same episodes as `split` deals out, and nothing else is learnt from.
+    parts = vault.split(args.vault, tmp_path / "parts.vlt", fractions=(0.9, 0.1))
+    split = {"vault": parts["train"].path, "validation": parts["validation"].path}
+    apart = bc.main(dataclasses.replace(args, **split, out=tmp_path / "apart"))
+    for seed in (0, 1):
+        for mine, theirs in zip(params(run, seed), params(apart, seed), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+        for name, values in final[seed].items():
+            np.testing.assert_allclose(np.sort(values), np.sort(evaluated(apart)[seed][name]))
+    # A probe's episode is one step of two agents, each of whom saw one of two things.
+    held_out = parts["validation"].transitions()
+    policy = offmarl.load_policy(run, seed=1, greedy=True)
+    pairs = zip(held_out.view.observation[0], held_out.action[0], strict=True)
+    agreed = [(policy(seen)[0] == done).mean() for seen, done in pairs]
+    np.testing.assert_allclose(np.mean(final[1][tracking.AGREEMENT]), np.mean(agreed), rtol=1e-5)
+
+
+def evaluated(run: Path) -> list[dict]:
+    """What each seed's last policy was judged by."""
+    document = json.loads((run / tracking.MARL_EVAL_FILE).read_text())
+    (tasks,) = document.values()
+    (algorithms,) = tasks.values()
+    return [seed["absolute_metrics"] for seed in algorithms["bc"].values()]
+
+
+def test_values_tell_no_likelihood(args: bc.Args) -> None:
+    qmix_cql = programs.load("baseline", "qmix_cql")
+    shared = {name: value for name, value in vars(args).items() if name not in ("anneal", "greedy")}
+    run = qmix_cql.main(qmix_cql.Args(**shared | {"held_out": 0.25, "updates": 10}))
+    rows = [row for row in tracking.read(run / tracking.METRICS_FILE) if tracking.RETURN in row]
+    assert all(tracking.AGREEMENT in row and tracking.LOG_LIKELIHOOD not in row for row in rows)
+
+
+def test_an_only_episode_is_learnt_from_and_nothing_judges(args: bc.Args, tmp_path: Path) -> None:
+    vault.sample(args.vault, tmp_path / "one.vlt", episodes=1)
+    run = bc.main(dataclasses.replace(args, vault=tmp_path / "one.vlt", env="none"))
     assert not (run / tracking.MARL_EVAL_FILE).exists()
     assert Checkpoints(run / "checkpoints").latest() == 40
 
@@ -156,6 +196,9 @@ def test_without_an_environment_it_trains_and_is_not_evaluated(args: bc.Args) ->
         ({"env": "classic/bridge"}, ShapeError, r"bridge differ in observation_size \(3, not 8\)"),
         ({"env": "probe/observatoin"}, UnknownNameError, "did you mean probe/observation"),
         ({"batch_size": 0}, ShapeError, "must be at least 1"),
+        ({"held_out": 1.0}, OptionError, "a fraction of 1 of the 2048 episodes .* cannot be held"),
+        ({"held_out": 0.1, "validation": Path("x")}, OptionError, "or --held-out, not both"),
+        ({"final_episodes": 0, "env": "none"}, OptionError, "final_episodes must be at least 1"),
         ({"replay": "stream", "memory": 1e-6}, OptionError, "too few to stream: a batch for each"),
     ],
 )
