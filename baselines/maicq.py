@@ -24,7 +24,15 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from offmarl import categorical, training
 from offmarl.losses import cross_entropy, lambda_targets, masked_mean, softmax_weights
-from offmarl.networks import Mixer, PolicyConfig, agent_network, credit, init_policy, mix
+from offmarl.networks import (
+    Mixer,
+    MixerWeights,
+    PolicyConfig,
+    agent_network,
+    credit,
+    init_policy,
+    mix,
+)
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 # ---------------------------------------------------------------------------------- arguments
@@ -96,7 +104,7 @@ def make(spec: EnvSpec, args: Args) -> training.Program:
         updates = jnp.zeros((), jnp.int32)
         return State(actor, critic, critic, adam.init(actor), adam.init(critic), updates)
 
-    def data_values(critic: Critic, batch: Sequence) -> tuple[Array, Array, Array]:
+    def data_values(critic: Critic, batch: Sequence) -> tuple[Array, Array, MixerWeights]:
         """Q_i of all actions, Q_tot of the data's, and the mixing weights, each ``(B, T, ...)``."""
         view = batch.view_tm1
         q = jax.vmap(lambda o: values.apply(critic.agent, o, method="unroll"))(view.observation)
@@ -106,7 +114,7 @@ def make(spec: EnvSpec, args: Args) -> training.Program:
 
     def critic_loss(
         critic: Critic, target: Critic, batch: Sequence
-    ) -> tuple[Float[Array, ""], tuple[Array, Array, Array]]:
+    ) -> tuple[Float[Array, ""], tuple[Array, Array, MixerWeights]]:
         q, q_tot, weights = data_values(critic, batch)
         _, q_tot_target, _ = data_values(target, batch)
         weighted = q_tot_target * softmax_weights(q_tot_target, batch.mask, args.value_temperature)
@@ -119,7 +127,9 @@ def make(spec: EnvSpec, args: Args) -> training.Program:
         known = batch.mask & (has_next | (discount == 0))
         return masked_mean((q_tot - targets) ** 2, known), (q, q_tot, weights)
 
-    def actor_loss(actor: ArrayTree, q: Array, weights: Array, batch: Sequence) -> Float[Array, ""]:
+    def actor_loss(
+        actor: ArrayTree, q: Array, weights: MixerWeights, batch: Sequence
+    ) -> Float[Array, ""]:
         view = batch.view_tm1
         logits = jax.vmap(lambda o: policy.apply(actor, o, method="unroll"))(view.observation)
         log_loss = jax.vmap(cross_entropy)(logits, batch.action, view.legal_actions)

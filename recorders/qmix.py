@@ -22,6 +22,7 @@ from offmarl.errors import OptionError
 from offmarl.losses import double_q_values, masked_mean, td_targets
 from offmarl.networks import (
     Mixer,
+    MixerWeights,
     PolicyConfig,
     QParams,
     Recurrent,
@@ -115,10 +116,11 @@ class Networks(NamedTuple):
     agent: Recurrent
     mixer: Mixer
 
-    def values(self, params: Params, batch: Sequence) -> tuple[Array, ArrayTree]:
+    def values(self, params: Params, batch: Sequence) -> tuple[Array, MixerWeights]:
         """Q of all actions ``(B, T+1, N, A)`` and the mixing functions ``(B, T+1, ...)``."""
-        q = jax.vmap(lambda o: self.agent.apply(params.agent, o, method="unroll"))
-        return q(batch.view.observation), self.mixer.apply(params.mixer, batch.view.state)
+        observation, state = batch.view.observation, batch.view.state
+        q = jax.vmap(lambda o: self.agent.apply(params.agent, o, method="unroll"))(observation)
+        return q, self.mixer.apply(params.mixer, state)
 
 
 def loss(
