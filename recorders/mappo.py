@@ -42,7 +42,7 @@ from offmarl.recording import (
     record_online,
 )
 from offmarl.rollout import RolloutState, init_rollout, rollout
-from offmarl.types import ArrayTree, Transition, View
+from offmarl.types import ArrayTree, EnvSpec, Transition, View
 
 # ---------------------------------------------------------------------------------- arguments
 
@@ -143,7 +143,11 @@ def critic_input(view: View) -> Float[Array, "*b N S+O"]:
 def loss(
     params: Params, networks: Networks, args: Args, batch: Batch
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
-    """Clipped surrogate, value error and entropy bonus, over the agents that act."""
+    """Clipped surrogate and entropy bonus of the agents that act, and value error of all agents.
+
+    What follows an agent's death is bootstrapped from too, so its value is learnt (the authors'
+    death masking).
+    """
     mask = batch.view.alive
     log_prob, entropy = networks.log_prob_and_entropy(params, batch.view, batch.action)
     advantage = normalise(batch.advantage, mask)
@@ -151,7 +155,7 @@ def loss(
     error = 0.5 * (networks.value(params, batch.view) - batch.target) ** 2
     metrics = {
         "policy_loss": masked_mean(surrogate, mask),
-        "value_loss": masked_mean(error, mask),
+        "value_loss": error.mean(),
         "entropy": masked_mean(entropy, mask),
     }
     total = metrics["policy_loss"] + metrics["value_loss"] - args.entropy * metrics["entropy"]
@@ -168,9 +172,21 @@ def normalise(values: Float[Array, "*b"], mask: Bool[Array, "*b"]) -> Float[Arra
 
 
 def advantages(
-    networks: Networks, args: Args, state: State, transitions: Transition, next_views: View
+    networks: Networks,
+    args: Args,
+    spec: EnvSpec,
+    state: State,
+    transitions: Transition,
+    next_views: View,
 ) -> tuple[Float[Array, "T E N"], Float[Array, "T E N"]]:
-    """Return generalised advantages and λ-returns, both on the scale of the rewards."""
+    """Return generalised advantages and λ-returns, both on the scale of the rewards.
+
+    A team's reward goes on when one of its agents is done, and is that agent's doing too: it ends
+    for all of them at once.
+    """
+    terminated = transitions.terminated
+    if spec.reward == "team":
+        terminated = jnp.broadcast_to(terminated.all(-1, keepdims=True), terminated.shape)
 
     def value(view: View) -> Float[Array, "T E N"]:
         return networks.value(state.params, view) * state.moments.std + state.moments.mean
@@ -181,7 +197,7 @@ def advantages(
         estimate = jax.vmap(estimate, in_axes=1, out_axes=1)
     advantage = estimate(
         transitions.reward,
-        args.gamma * (1 - transitions.terminated),
+        args.gamma * (1 - terminated),
         jnp.broadcast_to(transitions.last[..., None], value_tm1.shape),
         value_tm1,
         value(next_views),
@@ -263,7 +279,7 @@ def make_program(args: Args, env: envs.Environment, config: PolicyConfig) -> Onl
             args.num_steps,
             state.iteration,
         )
-        advantage, target = advantages(networks, args, state, transitions, next_views)
+        advantage, target = advantages(networks, args, spec, state, transitions, next_views)
         moments = state.moments.update(target, transitions.view.alive)
         batch = Batch(
             transitions.view,

@@ -1,0 +1,198 @@
+"""What one update of each baseline learns from, and what it must not look at."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from offmarl.cli import programs
+from offmarl.types import Discrete, EnvSpec, Sequence, View
+
+SPEC = EnvSpec("", num_agents=2, observation_size=2, state_size=2, action=Discrete(3))
+
+
+def make(name: str, **options: Any):
+    baseline = programs.load("baseline", name)
+    return baseline.make(SPEC, baseline.Args(vault=Path(), updates=10, hidden=4, **options))
+
+
+def sequence(action: list, **fields: Any) -> Sequence:
+    """Windows of two steps in which everything is there and allowed, and nothing is to be seen."""
+    action = jnp.array(action)
+    lead, steps = action.shape[:2], action.shape[1] + 1
+    slots = (lead[0], steps)
+    view = View(
+        observation=jnp.zeros((*slots, 2, 2)),
+        state=jnp.zeros((*slots, 2)),
+        legal_actions=fields.pop("legal_actions", jnp.ones((*slots, 2, 3), bool)),
+        alive=fields.pop("alive", jnp.ones((*slots, 2), bool)),
+    )
+    no = jnp.zeros((*lead, 2), bool)
+    defaults = {
+        "reward": jnp.zeros((*lead, 2)),
+        "terminated": no,
+        "truncated": no,
+        "behaviour_log_prob": jnp.zeros((*lead, 2)),
+        "mask": jnp.ones(lead, bool),
+        "next_known": jnp.ones(lead, bool),
+    }
+    return Sequence(view, action, **defaults | fields)
+
+
+def values_of(params: Any, values: list[float]) -> Any:
+    """Agents that give their three actions these values wherever they are."""
+    params = jax.tree.map(jnp.zeros_like, params)
+    params["params"]["head"]["bias"] = jnp.array(values)
+    return params
+
+
+def sum_of(params: Any) -> Any:
+    """A mixer of width 1 that adds up the agents' values, which must not be negative."""
+    params = jax.tree.map(jnp.zeros_like, params)
+    for layer in ("Dense_0", "Dense_3"):  # of the first and of the second weights
+        params["params"][layer]["bias"] = jnp.ones_like(params["params"][layer]["bias"])
+    return params
+
+
+def update(program: Any, state: Any, batch: Sequence) -> tuple[Any, dict[str, float]]:
+    return jax.jit(program.update)(state, batch, jax.random.key(1))
+
+
+def test_qmix_cql_by_hand() -> None:
+    program = make("qmix_cql", gamma=0.5, cql_samples=3, mixer_embed=1)
+    state = program.init(jax.random.key(0))
+    online, target = state.params, state.params
+    state = state._replace(
+        params=online._replace(
+            agent=values_of(online.agent, [1.0, 2.0, 4.0]), mixer=sum_of(online.mixer)
+        ),
+        target=target._replace(
+            agent=values_of(target.agent, [1.0, 3.0, 2.0]), mixer=sum_of(target.mixer)
+        ),
+    )
+    action = jnp.array([[[0, 2], [1, 1]], [[2, 2], [0, 0]], [[0, 0], [0, 0]]])
+    # Only the data's actions are legal, anything in the last slot; agent 2 is dead there.
+    legal = jnp.ones((3, 3, 2, 3), bool).at[:, :-1].set(jax.nn.one_hot(action, 3) > 0)
+    batch = sequence(
+        action,
+        legal_actions=legal,
+        alive=jnp.ones((3, 3, 2), bool).at[0, 2, 1].set(False),
+        reward=jnp.array([[[0.0, 2.0], [0.0, 0.0]], [[4.0, 0.0]] * 2, [[100.0, 100.0]] * 2]),
+        terminated=jnp.zeros((3, 2, 2), bool).at[1, 0].set(True),
+        mask=jnp.array([[True, True], [True, False], [True, False]]),
+        next_known=jnp.array([[True, True], [True, True], [False, False]]),
+    )
+    _, metrics = update(program, state, batch)
+    # First window: 5 against 1 + ½ (3 + 3), the values of the legal actions, not of the best ones;
+    # 4 against 0 + ½ 2, the target's value of the action best by the other network, of the living.
+    # Second window: 8 against 2, terminated. What the third led to is not known.
+    np.testing.assert_allclose(metrics["td_loss"], 0.5 * (1**2 + 3**2 + 6**2) / 3, rtol=1e-6)
+    np.testing.assert_allclose(metrics["q_tot"], (5 + 4 + 8 + 2) / 4, rtol=1e-6)
+    # No other joint action is legal, so all three drawn are the data's.
+    np.testing.assert_allclose(metrics["cql_loss"], np.log(4), rtol=1e-6)
+
+
+def test_maicq_by_hand() -> None:
+    # Temperatures at which the better of two entries of the batch has three times the weight.
+    program = make(
+        "maicq",
+        gamma=0.5,
+        td_lambda=0.5,
+        value_temperature=4 / np.log(3),
+        policy_temperature=13 / 6 / np.log(3),
+        mixer_embed=1,
+    )
+    state = program.init(jax.random.key(0))
+    state = state._replace(
+        actor=jax.tree.map(jnp.zeros_like, state.actor),
+        critic=state.critic._replace(
+            agent=values_of(state.critic.agent, [1.0, 2.0, 4.0]), mixer=sum_of(state.critic.mixer)
+        ),
+        target=state.target._replace(
+            agent=values_of(state.target.agent, [1.0, 3.0, 2.0]), mixer=sum_of(state.target.mixer)
+        ),
+    )
+    batch = sequence(
+        [[[0, 2], [1, 1]], [[2, 2], [0, 0]]],
+        legal_actions=jnp.ones((2, 3, 2, 3), bool).at[0, 0, 0, 2].set(False),
+        reward=jnp.array([[[0.0, 2.0], [9.0, 9.0]], [[1.0, 1.0], [3.0, 3.0]]]),
+        terminated=jnp.zeros((2, 2, 2), bool).at[1, 1].set(True),
+    )
+    _, metrics = update(program, state, batch)
+    # The target's values of the second step's actions, 6 and 2, count 1½ and ½ times: 9 and 1.
+    # 5 against 1 + ½ 9; 8 against 1 + ½ (½ 1 + ½ 3); 2 against 3. What follows 4 is not known.
+    np.testing.assert_allclose(metrics["critic_loss"], (0.5**2 + 6**2 + 1) / 3, rtol=1e-5)
+    np.testing.assert_allclose(metrics["q_tot"], (5 + 4 + 8 + 2) / 4, rtol=1e-6)
+    # Agent 1's first advantages are 1 - 3/2, over its legal actions, and 4 - 7/3: weights ½, 1½.
+    # Elsewhere all log-probabilities are -log 3, weights have mean 1, and credit is ½.
+    first = 0.5 * np.log(2) + 1.5 * np.log(3)
+    wanted = 0.5 * (first + 6 * np.log(3)) / 8
+    np.testing.assert_allclose(metrics["policy_loss"], wanted, rtol=1e-5)
+
+
+def test_bc_by_hand() -> None:
+    program = make("bc")
+    state = program.init(jax.random.key(0))
+    state = state._replace(params=values_of(state.params, np.log([1.0, 2.0, 5.0]).tolist()))
+    batch = sequence(
+        [[[0, 2], [1, 1]], [[2, 0], [0, 0]]],
+        legal_actions=jnp.ones((2, 3, 2, 3), bool).at[0, 1, 0, 2].set(False),
+        alive=jnp.ones((2, 3, 2), bool).at[0, 1:, 1].set(False),
+        mask=jnp.array([[True, True], [True, False]]),
+    )
+    _, metrics = update(program, state, batch)
+    likelihoods = [1 / 8, 5 / 8, 2 / 3, 5 / 8, 1 / 8]
+    np.testing.assert_allclose(metrics["policy_loss"], -np.log(likelihoods).mean(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["bc", "maicq", "qmix_cql"])
+def test_nothing_is_learnt_from_padding_nor_from_the_dead(name: str) -> None:
+    """Windows that are whole, terminate, and are cut off; agent 2 dies in the first."""
+    alive = np.ones((3, 3, 2), bool)
+    alive[0, 1:, 1] = False
+    mask = np.array([[True, True], [True, False], [True, False]])
+    terminated = np.zeros((3, 2, 2), bool)
+    terminated[1, 0] = True
+    next_known = np.array([[True, True], [True, True], [False, True]])
+    meant = np.ones((3, 3), bool)  # views that anything follows from
+    meant[1:, 1:] = False
+
+    def batch(seed: int) -> Sequence:
+        """The same windows, with other noise in all that does not count."""
+        fixed, noise = np.random.default_rng(0), np.random.default_rng(seed)
+
+        def fill(where: np.ndarray, draw: str, *args: Any) -> jax.Array:
+            one, other = (getattr(rng, draw)(*args) for rng in (fixed, noise))
+            where = where.reshape(where.shape + (1,) * (one.ndim - where.ndim))
+            return jnp.asarray(np.where(where, one, other))
+
+        living = alive & meant[..., None]
+        view = View(
+            observation=fill(living, "normal", 0, 1, (3, 3, 2, 2)).astype(jnp.float32),
+            state=fill(meant, "normal", 0, 1, (3, 3, 2)).astype(jnp.float32),
+            legal_actions=jnp.ones((3, 3, 2, 3), bool),
+            alive=jnp.where(meant[..., None], alive, noise.random((3, 3, 2)) > 0.5),
+        )
+        return Sequence(
+            view=view,
+            action=fill(mask[..., None] & alive[:, :-1], "integers", 0, 3, (3, 2, 2)),
+            reward=fill(mask, "normal", 0, 1, (3, 2, 2)).astype(jnp.float32),
+            terminated=jnp.where(mask[..., None], terminated, bool(seed % 2)),
+            truncated=jnp.zeros((3, 2, 2), bool),
+            behaviour_log_prob=jnp.full((3, 2, 2), jnp.nan),
+            mask=jnp.asarray(mask),
+            next_known=jnp.where(mask, next_known, bool(seed % 2)),
+        )
+
+    program = make(name)
+    state = program.init(jax.random.key(0))
+    step = jax.jit(program.update)
+    wanted = step(state, batch(0), jax.random.key(1))
+    for seed in (1, 2):
+        found = step(state, batch(seed), jax.random.key(1))
+        jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    moved = jax.tree.map(lambda a, b: (a != b).any(), wanted[0], state)
+    assert all(jax.tree.leaves(program.policy_params(moved))[:2])
