@@ -42,6 +42,11 @@ VERBS = {
     "compare": Verb("compare", "Compare runs: IQM with intervals, profiles, a figure, a page"),
     "ls": Verb("data", "List the vaults in a directory"),
     "show": Verb("data", "Show what a vault holds and where it comes from"),
+    "report": Verb(
+        "report",
+        "Look at what datasets hold: figures, coverage, episodes",
+        example="vaults/swarm/coverage-3.vlt --html page.html",
+    ),
     "convert": Verb(
         "convert",
         "Convert a dataset of another project into a vault, or back",

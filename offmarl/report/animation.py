@@ -117,7 +117,11 @@ def save(playback: Playback, path: Path) -> None:
 
 def to_gif(playback: Playback) -> bytes:
     """Return an episode as a GIF that plays for ever."""
-    first, *rest = [image.quantize(64) for image in frames(playback)]
+    from PIL.Image import Dither
+
+    images = list(frames(playback))
+    palette = images[len(images) // 2].quantize(64)  # one for all, so that frames differ in little
+    first, *rest = [image.quantize(palette=palette, dither=Dither.NONE) for image in images]
     file = io.BytesIO()
     pause = [1000 // _FRAMES_PER_SECOND] * len(rest) + [1500]
     first.save(file, "gif", save_all=True, append_images=rest, duration=pause, loop=0)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 KINDS = ("png", "svg", "pdf")
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 _DATA = "#6b7280"
 
@@ -70,7 +70,7 @@ def figure_demo(tiers: Mapping[str, Sequence[float]], scores: Scores, path: Path
         left.set_ylabel("episode return")
         right.set_title("What was learnt offline: IQM over seeds, 95% interval")
 
-    save(_figure(draw, (11, 4.4)), path)
+    save(make_figure(draw, (11, 4.4)), path)
 
 
 def figure_comparison(comparison: Comparison) -> Figure:
@@ -84,7 +84,7 @@ def figure_comparison(comparison: Comparison) -> Figure:
         _draw_profiles(middle, comparison)
         _draw_improvement(right, comparison)
 
-    return _figure(draw, (15, 4.4))
+    return make_figure(draw, (15, 4.4))
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -115,7 +115,8 @@ def render(figure: Figure, kind: str) -> bytes:
     return file.getvalue()
 
 
-def _figure(draw: Callable[[Figure], None], size: tuple[float, float]) -> Figure:
+def make_figure(draw: Callable[[Figure], None], size: tuple[float, float]) -> Figure:
+    """Return a figure of some inches in the style of all of them."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -131,10 +132,10 @@ def _draw_returns(axes: Axes, returns: Mapping[str, Float[np.ndarray, "episodes"
     for x, values in enumerate(returns.values()):
         if np.ptp(values) > 0:
             parts: Any = axes.violinplot([values], [x], widths=0.8, showextrema=False)
-            parts["bodies"][0].set(facecolor=_COLOURS[5], alpha=0.45, edgecolor="none")
+            parts["bodies"][0].set(facecolor=COLOURS[5], alpha=0.45, edgecolor="none")
         shown = values[:: max(1, len(values) // 150)]
         spread = jitter.uniform(-0.09, 0.09, len(shown))
-        axes.scatter(x + spread, shown, s=5, color=_COLOURS[0], alpha=0.4, linewidth=0)
+        axes.scatter(x + spread, shown, s=5, color=COLOURS[0], alpha=0.4, linewidth=0)
         axes.hlines(values.mean(), x - 0.4, x + 0.4, color=_DATA, linestyle="--", linewidth=1.2)
         axes.annotate(
             f"{values.mean():.3g}",
@@ -169,7 +170,7 @@ def _draw_scores(
 
 def _draw_estimate(axes: Axes, x: float, runs: RunScores, index: int, aside: float) -> None:
     value, low, high = estimate(runs)
-    colour = _COLOURS[index % len(_COLOURS)]
+    colour = COLOURS[index % len(COLOURS)]
     axes.scatter(np.full(len(runs), x + aside), runs, s=14, color=colour, alpha=0.35, linewidth=0)
     axes.errorbar(
         x,
@@ -198,7 +199,7 @@ def _draw_profiles(axes: Axes, comparison: Comparison) -> None:
     taus = np.linspace(everything.min() - margin, everything.max() + margin, 101)
     order = list(dict.fromkeys(name for entries in comparison.scores.values() for name in entries))
     for name, runs in comparison.common.items():
-        colour = _COLOURS[order.index(name) % len(_COLOURS)]
+        colour = COLOURS[order.index(name) % len(COLOURS)]
         low, high = bootstrap_interval(
             lambda drawn: performance_profile(drawn, taus), runs, seed=0, resamples=1000
         )
@@ -227,7 +228,7 @@ def _draw_improvement(axes: Axes, comparison: Comparison) -> None:
 def _handle(index: int, name: str) -> Any:
     from matplotlib.lines import Line2D
 
-    colour, marker = _COLOURS[index % len(_COLOURS)], _MARKERS[index % len(_MARKERS)]
+    colour, marker = COLOURS[index % len(COLOURS)], _MARKERS[index % len(_MARKERS)]
     return Line2D([], [], color=colour, marker=marker, markersize=7, linewidth=1.8, label=name)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterable
 from html import escape
 from typing import TYPE_CHECKING
@@ -13,16 +14,35 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #1f2937; max-width: 72rem; margin: 2rem auto;
-  padding: 0 1.5rem; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
+:root { color-scheme: light dark; --text: #1f2937; --soft: #4b5563; --faint: #6b7280;
+  --line: #e5e7eb; --panel: #f3f4f6; --page: #ffffff; --mark: #b45309; }
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--text); background: var(--page);
+  max-width: 72rem; margin: 2rem auto; padding: 0 1.5rem; overflow-wrap: break-word; }
+h1 { font-size: 1.6rem; line-height: 1.25; } h2 { font-size: 1.15rem; margin-top: 2.5rem; }
+.scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem 1.2rem .3rem 0; text-align: left; border-bottom: 1px solid #e5e7eb; }
-th { color: #6b7280; font-weight: 600; }
-img { width: 100%; height: auto; }
-p, figcaption { color: #4b5563; } figure { margin: 1rem 0; }
+th, td { padding: .3rem 1.2rem .3rem 0; text-align: left; border-bottom: 1px solid var(--line);
+  vertical-align: top; }
+thead th { color: var(--faint); font-weight: 600; white-space: nowrap; }
+th[scope=row] { font-weight: 500; position: sticky; left: 0; background: var(--page); }
+.number { text-align: right; }
+img { width: 100%; height: auto; border-radius: 4px; }
+p, li, figcaption { color: var(--soft); } p, li { max-width: 48rem; }
+figure { margin: 1rem 0; } figcaption { font-size: .85rem; }
+.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr));
+  gap: 1rem 1.5rem; } .charts figure { margin: 0; }
 .films { display: flex; flex-wrap: wrap; gap: 1rem; } .films figure { width: 20rem; margin: 0; }
-code { font-size: .9em; background: #f3f4f6; padding: .1em .3em; border-radius: 3px; }
+.notes b { color: var(--mark); }
+code { font-size: .9em; background: var(--panel); padding: .1em .3em; border-radius: 3px; }
+pre { background: var(--panel); padding: .8rem 1rem; border-radius: 4px; overflow-x: auto;
+  font-size: .8rem; line-height: 1.4; }
+summary { cursor: pointer; color: var(--soft); }
+@media (prefers-color-scheme: dark) {
+  :root { --text: #e5e7eb; --soft: #b6bcc6; --faint: #9ca3af; --line: #374151; --panel: #1f2937;
+    --page: #1a1a1a; --mark: #fbbf24; }
+  img.chart { filter: invert(.9) hue-rotate(180deg); }
+}
+@media (max-width: 40rem) { body { margin: 1rem auto; padding: 0 1rem; } }
 """.strip()
 
 
@@ -46,31 +66,72 @@ def heading(text: str) -> str:
     return f"<h2>{escape(text)}</h2>"
 
 
+def paragraph(text: str) -> str:
+    """Return a paragraph of plain text."""
+    return f"<p>{escape(text)}</p>"
+
+
+def notes(items: Iterable[tuple[str, str]]) -> str:
+    """Return a list of things to know, each with the name of what it is about."""
+    lines = "".join(f"<li><b>{escape(name)}</b> {escape(text)}</li>" for name, text in items)
+    return f'<ul class="notes">{lines}</ul>'
+
+
+def folded(summary: str, text: str) -> str:
+    """Return a text as it is, under a line that unfolds it."""
+    return f"<details><summary>{escape(summary)}</summary><pre>{escape(text)}</pre></details>"
+
+
 def table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Return a table of plain text."""
+    """Return a table of plain text, whose rows are named by their first cell."""
+    names, lines = list(columns), [list(row) for row in rows]
+    kinds = [_kind([line[place] for line in lines]) for place in range(len(names))]
+    heads = zip(names, kinds, strict=True)
+    head = "".join(f'<th scope="col"{kind}>{escape(name)}</th>' for name, kind in heads)
+    body = "".join(_row(line, kinds) for line in lines)
+    return (
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+        "</div>"
+    )
 
-    def line(tag: str, cells: Iterable[str]) -> str:
-        return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
-    body = "".join(line("td", row) for row in rows)
-    return f"<table><thead>{line('th', columns)}</thead><tbody>{body}</tbody></table>"
+def _kind(cells: Iterable[str]) -> str:
+    """Return the class of a column: numbers are aligned on the right."""
+    numbers = all(re.fullmatch(r"(about )?-?[\d.,]+(e[-+]\d+)?%?|", cell) for cell in cells)
+    return ' class="number"' if numbers else ""
 
 
-def image(figure: Figure, caption: str) -> str:
-    """Return a figure with its caption, drawn as SVG inside the page."""
-    return _figure(render(figure, "svg"), "svg+xml", caption)
+def _row(cells: Iterable[str], kinds: Iterable[str]) -> str:
+    first, *others = zip(map(escape, cells), kinds, strict=True)
+    rest = "".join(f"<td{kind}>{cell}</td>" for cell, kind in others)
+    return f'<tr><th scope="row">{first[0]}</th>{rest}</tr>'
+
+
+def image(figure: Figure, caption: str, alt: str = "") -> str:
+    """Return a figure with its caption, drawn as SVG inside the page.
+
+    ``alt`` says what is to be seen on it to those who do not see it; by default the caption does.
+    """
+    return _figure(render(figure, "svg"), "svg+xml", caption, alt or caption, "chart")
+
+
+def charts(images: Iterable[str]) -> str:
+    """Return images side by side where there is room."""
+    return f'<div class="charts">{"".join(images)}</div>'
 
 
 def films(animations: Iterable[tuple[bytes, str]]) -> str:
     """Return GIFs with their captions, side by side where there is room."""
     return (
         '<div class="films">'
-        + "".join(_figure(gif, "gif", caption) for gif, caption in animations)
+        + "".join(_figure(gif, "gif", caption, caption, "film") for gif, caption in animations)
         + "</div>"
     )
 
 
-def _figure(image: bytes, kind: str, caption: str) -> str:
+def _figure(image: bytes, kind: str, caption: str, alt: str, style: str) -> str:
     source = f"data:image/{kind};base64,{base64.b64encode(image).decode()}"
-    text = escape(caption)
-    return f'<figure><img src="{source}" alt="{text}"><figcaption>{text}</figcaption></figure>'
+    return (
+        f'<figure><img class="{style}" src="{source}" alt="{escape(alt)}">'
+        f"<figcaption>{escape(caption)}</figcaption></figure>"
+    )

@@ -1,0 +1,320 @@
+"""The figures of what datasets hold: several of them over one another, or each by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float, Num
+
+from offmarl.report.actions import BINS, ContinuousActions, DiscreteActions
+from offmarl.report.figures import COLOURS, make_figure
+from offmarl.report.ranges import Ranges
+from offmarl.report.survey import Survey
+from offmarl.vault.tables import CAUSES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Surveys = Mapping[str, Survey]
+"""What to call each dataset, and what it holds."""
+
+_SIZE = (5.0, 3.1)
+_STRETCHES = 60
+_MOST_BINS = 40
+_MOST_CELLS = 80
+"""Cells of a map up to which each is labelled with its value."""
+_SOME_BITS = 0.1
+"""Agents whose actions tell less of one another's than this are drawn as all but independent."""
+_CAUSE_COLOURS = dict(
+    zip(CAUSES.tolist(), ("#d1d5db", COLOURS[2], COLOURS[0], COLOURS[4]), strict=True)
+)
+_LINES = ("-", "--", ":", "-.")
+
+
+def figure_returns(surveys: Surveys) -> Figure:
+    """Draw the distributions of returns over one another."""
+    values = {label: found.returns for label, found in surveys.items()}
+    return _histograms(values, "Returns", "episode return, mean over agents")
+
+
+def figure_lengths(surveys: Surveys) -> Figure:
+    """Draw the distributions of the episodes' lengths over one another."""
+    values = {label: found.lengths for label, found in surveys.items()}
+    return _histograms(values, "Lengths of episodes", "steps", whole_numbers=True)
+
+
+def figure_order(surveys: Surveys) -> Figure:
+    """Draw how returns change from the beginning of each recording to its end."""
+
+    def draw(axes: Axes) -> None:
+        axes.set_title("Returns in the order of recording")
+        axes.set_xlabel("share of the recording")
+        axes.set_ylabel("mean return")
+        for number, (label, found) in enumerate(surveys.items()):
+            order = np.argsort(found.episodes.start[found.whole], kind="stable")
+            returns = found.returns[order]
+            parts = np.array_split(returns, min(_STRETCHES, max(len(returns), 1)))
+            place = (np.arange(len(parts)) + 0.5) / len(parts)
+            means = [part.mean() if len(part) else np.nan for part in parts]
+            marker = "o" if len(parts) == 1 else ""
+            axes.plot(place, means, label=label, marker=marker, **_line(number))
+
+    return _one(draw, surveys)
+
+
+def figure_ends(surveys: Surveys) -> Figure:
+    """Draw how the episodes of each dataset ended, as shares."""
+
+    def draw(axes: Axes) -> None:
+        axes.set_title("How episodes ended")
+        axes.set_xlabel("share of episodes")
+        axes.grid(axis="x")
+        labels = list(surveys)[::-1]
+        left = np.zeros(len(labels))
+        for cause, colour in _CAUSE_COLOURS.items():
+            share = np.array([_share(surveys[label].episodes.cause == cause) for label in labels])
+            if share.any():
+                axes.barh(labels, share, 0.6, left, label=cause, color=colour)
+                left += share
+        axes.set_xlim(0, 1)
+        if len(labels) == 1:
+            axes.set_yticks([])
+
+    return make_figure(lambda figure: _with_legend(figure, draw), _SIZE)
+
+
+def figure_curve(surveys: Surveys) -> Figure:
+    """Draw when in an episode rewards come."""
+
+    def draw(axes: Axes) -> None:
+        axes.set_title("Reward in the course of an episode")
+        axes.set_xlabel("step of the episode")
+        axes.set_ylabel("mean reward")
+        for number, (label, found) in enumerate(surveys.items()):
+            rewards = found.rewards
+            place = (np.arange(len(rewards.curve)) + 0.5) * rewards.stretch
+            axes.plot(place, rewards.curve, label=label, **_line(number))
+
+    return _one(draw, surveys)
+
+
+def figure_repeats(surveys: Surveys) -> Figure:
+    """Draw how many pairs of state and joint action occur how often."""
+
+    def draw(axes: Axes) -> None:
+        axes.set_title("How often state-action pairs recur")
+        axes.set_xlabel("occurrences of a pair")
+        axes.set_ylabel("pairs")
+        axes.set(xscale="log", yscale="log")
+        for number, (label, found) in enumerate(surveys.items()):
+            often, many = found.coverage.repeats.T
+            colour = COLOURS[number % len(COLOURS)]
+            axes.scatter(often, many, s=14, color=colour, alpha=0.7, linewidth=0, label=label)
+
+    return _one(draw, surveys)
+
+
+def figure_agents(surveys: Surveys) -> Figure:
+    """Draw the median and the middle 90% of each agent's returns."""
+
+    def draw(axes: Axes) -> None:
+        axes.set_title("Returns of each agent")
+        axes.set_xlabel("agent")
+        axes.set_ylabel("episode return")
+        for number, (label, found) in enumerate(surveys.items()):
+            returns = found.episodes.returns[found.whole]
+            if not len(returns):
+                continue
+            low, middle, high = np.quantile(returns, (0.05, 0.5, 0.95), axis=0)
+            place = np.arange(len(middle)) + 0.6 * ((number + 0.5) / len(surveys) - 0.5)
+            spans = [middle - low, high - middle]
+            colour = COLOURS[number % len(COLOURS)]
+            axes.errorbar(place, middle, spans, fmt="o", markersize=4, color=colour, label=label)
+        axes.locator_params(axis="x", integer=True)
+
+    return _one(draw, surveys)
+
+
+def figure_actions(found: Survey) -> Figure:
+    """Draw what each agent did."""
+    actions = found.actions
+    if isinstance(actions, ContinuousActions):
+        return make_figure(lambda figure: _draw_values(figure, actions), _SIZE)
+    return make_figure(lambda figure: _draw_choices(figure, actions), _SIZE)
+
+
+def figure_information(information: Float[np.ndarray, "N N"]) -> Figure:
+    """Draw how much each agent's action tells of each other's."""
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        axes.set_title("Mutual information of actions, bits")
+        _draw_map(figure, axes, information, max(float(information.max()), _SOME_BITS))
+        axes.set(xlabel="agent", ylabel="agent")
+
+    return make_figure(draw, _SIZE)
+
+
+def figure_features(ranges: Ranges, title: str) -> Figure:
+    """Draw the range of every feature, its mean and standard deviation."""
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        axes.set_title(title)
+        axes.set_xlabel("feature")
+        _draw_ranges(axes, ranges)
+
+    return make_figure(draw, _SIZE)
+
+
+def _one(draw: Any, surveys: Surveys) -> Figure:
+    def whole(figure: Figure) -> None:
+        if len(surveys) > 1:
+            _with_legend(figure, draw)
+        else:
+            draw(figure.subplots())
+
+    return make_figure(whole, _SIZE)
+
+
+def _with_legend(figure: Figure, draw: Any) -> None:
+    axes = figure.subplots()
+    draw(axes)
+    handles, labels = axes.get_legend_handles_labels()
+    columns = max(1, min(len(labels), 48 // (max(map(len, labels), default=0) + 5)))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=9)
+
+
+def _line(number: int) -> dict[str, Any]:
+    style = _LINES[number // len(COLOURS) % len(_LINES)]
+    return {"color": COLOURS[number % len(COLOURS)], "linestyle": style, "linewidth": 1.6}
+
+
+def _share(truths: Any) -> float:
+    return float(truths.mean()) if len(truths) else 0.0
+
+
+def _histograms(
+    values: Mapping[str, Num[np.ndarray, "_"]],
+    title: str,
+    unit: str,
+    whole_numbers: bool = False,
+) -> Figure:
+    edges = bin_edges(list(values.values()), whole_numbers)
+
+    def draw(axes: Axes) -> None:
+        axes.set_title(title)
+        axes.set_xlabel(unit)
+        axes.set_ylabel("share of episodes")
+        for number, (label, some) in enumerate(values.items()):
+            if len(some):
+                shares = np.histogram(some, edges)[0] / len(some)
+                colour = COLOURS[number % len(COLOURS)]
+                axes.stairs(shares, edges, fill=True, color=colour, alpha=0.25)
+                axes.stairs(shares, edges, label=label, **_line(number))
+
+    def whole(figure: Figure) -> None:
+        if len(values) > 1:
+            _with_legend(figure, draw)
+        else:
+            draw(figure.subplots())
+
+    return make_figure(whole, _SIZE)
+
+
+def bin_edges(
+    values: Sequence[Num[np.ndarray, "_"]], whole_numbers: bool = False
+) -> Float[np.ndarray, "edges"]:
+    """Return the edges of bins that serve several sets of numbers, whole ones in the middle."""
+    everything = np.concatenate([np.asarray(some, float) for some in values] or [np.zeros(0)])
+    everything = everything[np.isfinite(everything)]
+    if not len(everything):
+        return np.array([0.0, 1.0])
+    low, high = float(everything.min()), float(everything.max())
+    if whole_numbers:
+        low, high = min(low, (low + high) // 2 - 2), max(high, (low + high) // 2 + 2)
+        step = max(1, -(-int(high - low + 1) // _MOST_BINS))
+        return np.arange(low, high + step + 1, step) - 0.5
+    if low == high:
+        return low + np.array([-0.5, 0.5]) * max(abs(low) / 10, 1e-3)
+    return np.linspace(low, high, _MOST_BINS + 1)
+
+
+def _draw_choices(figure: Figure, actions: DiscreteActions) -> None:
+    left, right = figure.subplots(1, 2, sharey=True)
+    steps = np.maximum(actions.steps, 1)[:, None]
+    left.set_title("Taken")
+    right.set_title("Legal")
+    taken = actions.taken / steps
+    _draw_map(figure, left, taken, max(float(taken.max()), 2 / taken.shape[1]))
+    _draw_map(figure, right, actions.legal / steps, 1.5)
+    left.set(xlabel="action", ylabel="agent")
+    right.set_xlabel("action")
+
+
+def _draw_values(figure: Figure, actions: ContinuousActions) -> None:
+    agents, size, _ = actions.histogram.shape
+    axes = figure.subplots()
+    axes.set_title("Values of actions")
+    shares = actions.histogram / np.maximum(actions.histogram.sum(-1, keepdims=True), 1)
+    rows = shares.reshape(agents * size, BINS)
+    extent = (-1.0, 1.0, agents * size - 0.5, -0.5)
+    drawing = axes.imshow(rows, cmap="Blues", vmin=0, aspect="auto", extent=extent)
+    axes.set_xticks([-1, -0.5, 0, 0.5, 1])
+    figure.colorbar(drawing, ax=axes, label="share of steps", fraction=0.05)
+    axes.grid(visible=False)
+    if size == 1:
+        axes.set(xlabel="action", ylabel="agent")
+        return
+    if agents <= 16:
+        axes.set_yticks(np.arange(agents) * size + (size - 1) / 2, [str(i) for i in range(agents)])
+        axes.hlines(np.arange(1, agents) * size - 0.5, -1, 1, color="#9ca3af", linewidth=0.6)
+        axes.set(xlabel="action", ylabel=f"agent, {size} dimensions each")
+    else:
+        axes.set(xlabel="action", ylabel=f"agent x {size} + dimension")
+
+
+def _draw_map(figure: Figure, axes: Axes, values: Float[np.ndarray, "R C"], highest: float) -> None:
+    axes.grid(visible=False)
+    if not values.size:
+        return
+    drawing = axes.imshow(values, cmap="Blues", vmin=0, vmax=highest, aspect="auto")
+    axes.locator_params(integer=True)
+    if values.size > _MOST_CELLS:
+        figure.colorbar(drawing, ax=axes, fraction=0.08)
+        return
+    for (row, column), value in np.ndenumerate(values):
+        colour = "white" if value > 0.6 * highest else "#374151"
+        axes.text(column, row, _brief(value), ha="center", va="center", fontsize=8, color=colour)
+
+
+def _brief(value: float) -> str:
+    if 0 < value < 0.005:
+        return "<.01"
+    return f"{value:.2f}".removeprefix("0") if 0 < value < 0.995 else f"{value:.2g}"
+
+
+def _draw_ranges(axes: Axes, ranges: Ranges) -> None:
+    """Draw columns ``(..., O)``, those of all agents together where there are several."""
+    low, high, mean, std = (
+        field.reshape(-1, field.shape[-1])
+        for field in (ranges.low, ranges.high, ranges.mean, ranges.std)
+    )
+    if not np.isfinite(low).any():
+        return
+    low, high = np.fmin.reduce(low), np.fmax.reduce(high)
+    below = np.maximum(np.fmin.reduce(mean - std), low)
+    above = np.minimum(np.fmax.reduce(mean + std), high)
+    place = np.arange(len(low))
+    constant = low == high
+    axes.bar(place, high - low, 0.8, low, color=COLOURS[5], alpha=0.35, label="range")
+    axes.bar(place, above - below, 0.8, below, color=COLOURS[0], label="mean ± std")
+    if constant.any():
+        axes.scatter(place[constant], low[constant], marker="_", color=COLOURS[1], label="constant")
+    if np.nanmax(np.abs([low, high])) > 100 * max(float(np.nanmedian(high - low)), 1e-6):
+        axes.set_yscale("symlog")
+    axes.locator_params(axis="x", integer=True)
+    axes.legend(fontsize=8, loc="best", frameon=True, framealpha=0.8, edgecolor="none")

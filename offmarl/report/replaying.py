@@ -1,0 +1,164 @@
+"""Watching recorded episodes: their environment does again what it did.
+
+An environment's state is not recorded, but what it was made of is: the actions, and in a recording
+of a policy the seed that everything random was drawn from. An episode is begun and stepped with
+the very keys of its recording (any key will do where nothing is random), and shown only if every
+observation comes out as it was recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from offmarl.errors import OptionError
+from offmarl.report.animation import Playback
+from offmarl.types import ArrayTree, Episode
+from offmarl.vault import Vault
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Key, PRNGKeyArray
+
+    from offmarl.envs.base import Environment
+
+_TOLERANCE = 1e-3
+"""Another machine, or version of JAX, may round in other ways."""
+
+
+class Keys(NamedTuple):
+    """What the randomness of an episode was drawn from."""
+
+    reset: PRNGKeyArray
+    steps: Key[Array, "T"]
+
+
+def replay(env: Environment, vault: Vault, number: int) -> Playback:
+    """Have an environment do a recorded episode again, to be drawn.
+
+    Parameters
+    ----------
+    env
+        The one that was recorded.
+    vault
+        The recording.
+    number
+        The episode's place in `Vault.episodes`.
+
+    Raises
+    ------
+    OptionError
+        The environment cannot be drawn, or what comes out is not what was recorded: its randomness
+        is not known, or the environment is another by now.
+    """
+    import jax
+
+    if not hasattr(env, "scene"):
+        raise OptionError(f"episodes of {env.spec.name} cannot be drawn.")
+    episode = vault.episode(number)
+    steps = episode.transition
+    size = max(env.spec.time_limit or 0, len(steps.last))  # one program for episodes of all lengths
+    keys = _keys(vault, number)
+    pad = partial(_pad, size=size)
+    scenes, seen, reward = jax.device_get(
+        _program(env)(keys.reset, pad(keys.steps), pad(steps.action))  # type: ignore[arg-type]
+    )
+    _check(vault, number, seen, reward, episode)
+    count = len(steps.last) + 1
+    leaves, shape = jax.tree.flatten(scenes)
+    drawn = [jax.tree.unflatten(shape, [leaf[t] for leaf in leaves]) for t in range(count)]
+    score = np.concatenate([[0.0], np.cumsum(steps.reward.mean(1), dtype=float)])
+    return Playback(env.spec.name, drawn, score)
+
+
+def _pad(leaf: Any, size: int) -> Any:
+    """Repeat the last entry until there are so many."""
+    return leaf[np.minimum(np.arange(size), len(leaf) - 1)]
+
+
+@lru_cache(maxsize=1)
+def _program(env: Any) -> Any:
+    """Return what plays actions, and returns the T+1 scenes and observations, and the T rewards."""
+    import jax
+    import jax.numpy as jnp
+
+    @jax.jit
+    def run(reset: PRNGKeyArray, keys: Key[Array, "T"], actions: Array) -> ArrayTree:
+        state, first = env.reset(reset)
+
+        def step(state: Any, inputs: Any) -> tuple[Any, Any]:
+            state, timestep = env.step(inputs[0], state, inputs[1])
+            return state, (_scene(env, state), timestep.next_view.observation, timestep.reward)
+
+        _, (scenes, seen, reward) = jax.lax.scan(step, state, (keys, actions))
+        begin = (_scene(env, state), first.view.observation)
+        joined = jax.tree.map(
+            lambda one, more: jnp.concatenate([jnp.asarray(one)[None], more]), begin, (scenes, seen)
+        )
+        return (*joined, reward)
+
+    return run
+
+
+def _scene(env: Any, state: Any) -> Any:
+    return env.scene(state)
+
+
+def _check(vault: Vault, number: int, seen: Any, reward: Any, episode: Episode) -> None:
+    steps, final = episode.transition, episode.final
+    recorded = np.asarray(steps.view.observation)
+    if final is not None:
+        recorded = np.concatenate([recorded, final.observation[None]])
+    same = np.allclose(seen[: len(recorded)], recorded, atol=_TOLERANCE) and np.allclose(
+        reward[: len(steps.reward)], steps.reward, atol=_TOLERANCE
+    )
+    if not same:
+        raise OptionError(
+            f"{vault.path}: its environment does not do episode {number} again as it was recorded, "
+            "because the random numbers of its recording are not known, or because it is another "
+            "by now: record a policy anew to watch its episodes."
+        )
+
+
+def _keys(vault: Vault, number: int) -> Keys:
+    """Return the keys of an episode that `offmarl.recording.record_policy` recorded; else any."""
+    import jax
+
+    table = vault.episodes
+    row, start, length = (int(x[number]) for x in (table.row, table.start, table.length))
+    recipe = _recipe(vault)
+    if recipe is None or row >= recipe["num_envs"]:
+        anything = jax.random.key(0)
+        return Keys(anything, jax.random.split(anything, length))
+    first, key = jax.random.split(jax.random.key(recipe["seed"]))
+    before = np.maximum(np.arange(start - 1, start + length), 0)
+    step_keys, reset_keys = _draws(recipe["num_envs"], recipe["chunks"][1])(key, row, before)
+    reset = reset_keys[0] if start else jax.random.split(first, recipe["num_envs"])[row]
+    return Keys(reset, step_keys[1:])
+
+
+@lru_cache(maxsize=1)
+def _draws(num_envs: int, chunk: int) -> Any:
+    """Return what draws the keys of steps, and of the resets after them, as a recording did."""
+    import jax
+
+    @jax.jit
+    def draw(key: PRNGKeyArray, row: Any, times: Any) -> tuple[Array, Array]:
+        def of_step(time: Any) -> Any:
+            of_chunk = jax.random.fold_in(key, time // chunk)
+            keys = jax.random.split(of_chunk, (chunk, 2, num_envs))
+            return jax.random.split(keys[time % chunk, 1, row])
+
+        drawn = jax.lax.map(of_step, times)
+        return drawn[:, 0], drawn[:, 1]
+
+    return draw
+
+
+def _recipe(vault: Vault) -> Mapping[str, Any] | None:
+    """Return the recipe of a recording of a policy."""
+    recipe = vault.provenance.get("recipe")
+    names = {"env", "policy", "num_envs", "chunks", "seed"}
+    return recipe if isinstance(recipe, Mapping) and recipe.keys() == names else None
