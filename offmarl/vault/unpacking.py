@@ -2,15 +2,19 @@
 
 import shutil
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
-from offmarl.errors import VaultExistsError, VaultFormatError, VaultFullError
+from offmarl.errors import VaultFormatError, VaultFullError
 from offmarl.vault.listing import vaults_among
 from offmarl.vault.storage.archive import members_of, readable
 from offmarl.vault.storage.location import Location
-from offmarl.vault.storage.store import WriterLock, errors_of, make_directory, publish
+from offmarl.vault.storage.staging import (
+    make_directory,
+    publish,
+    refuse_existing,
+    workspace,
+)
+from offmarl.vault.storage.store import errors_of
 
 _BLOCK_BYTES = 2**20
 
@@ -54,9 +58,8 @@ def unpack(archive: Path, destination: Path, members: str | None = None) -> list
         raise VaultFormatError(f"there is no vault in {inside.path}.")
     wanted = [one for one in found.values() if any(_below(one.filename, path) for path in vaults)]
     for path in vaults:
-        if (destination / path).exists():
-            raise VaultExistsError(f"there is something at {destination / path} already.")
-    with errors_of(destination), _workspace(destination, archive.name) as part:
+        refuse_existing(destination / path)
+    with errors_of(destination), workspace(destination / f".{archive.name}.part") as part:
         _check_room(part, archive, sum(member.file_size for member in wanted))
         with readable(archive), zipfile.ZipFile(archive) as opened:
             for member in wanted:
@@ -69,22 +72,6 @@ def unpack(archive: Path, destination: Path, members: str | None = None) -> list
 
 def _below(path: PurePosixPath | str, prefix: PurePosixPath | str | None) -> bool:
     return prefix is None or PurePosixPath(path).is_relative_to(prefix)
-
-
-@contextmanager
-def _workspace(destination: Path, name: str) -> Iterator[Path]:
-    """Make a directory to unpack to, cleared of what a killed process left; gone afterwards."""
-    part = destination / f".{name}.part"
-    make_directory(part)
-    lock = WriterLock(part)
-    try:
-        for rest in part.iterdir():
-            if rest.is_dir():
-                shutil.rmtree(rest)
-        yield part
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-        lock.release()
 
 
 def _check_room(directory: Path, archive: Path, size: int) -> None:

@@ -9,10 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
 from offmarl import vault
+from offmarl.vault.convert import export_minari, export_numpy, export_pymarl, export_zarr
 from offmarl.vault.writing import writer as writer_module
 from tests.vault.experience import SPEC, make, whole_episodes
 
@@ -61,7 +64,25 @@ def repair(path: Path) -> None:
     say(1)
 
 
-PROGRAMS = {program.__name__: program for program in (record, create_whole, share, compact, repair)}
+def export(path: Path) -> None:
+    """Write the vault beside in the layout that the path's suffix names."""
+    source = vault.open_vault(path.with_name("source.vlt"))
+    match path.suffix:
+        case ".npz":
+            export_numpy(source, path)
+        case ".h5":
+            export_pymarl(source, path)
+        case ".zarr":
+            export_zarr(source, path)
+        case _:
+            os.environ["MINARI_DATASETS_PATH"] = str(path.parent)
+            export_minari(source, path.name)
+    say(1)
+
+
+PROGRAMS = {
+    program.__name__: program for program in (record, create_whole, share, compact, repair, export)
+}
 
 
 class Death(NamedTuple):
@@ -137,10 +158,19 @@ def _die(program: str, path: Path, event: int) -> None:
         os._exit(status)
 
 
+def import_writers() -> None:
+    """Import once what would take each child longer than its work."""
+    for name in ("zarr", "zarr.codecs", "h5py", "minari", "minari.dataset.minari_storage"):
+        with suppress(ImportError):
+            import_module(name)
+
+
 def main() -> None:
     writer_module._COMMIT_BYTES = 1  # more commits to die in
     for line in sys.stdin:
         program, path, event, seconds = line.split()
+        if program == "export":
+            import_writers()
         say("signal", _fork(program, path, int(event), float(seconds)))
 
 

@@ -49,6 +49,8 @@ def test_there_and_back(tmp_path, home, spec):
         )
     with pytest.raises(OptionError, match="does not take"):
         export_minari(found, "no version!")
+    with pytest.raises(OptionError, match="name space x"):
+        export_minari(found, "x/test-v0")
 
 
 def of_one(name, action_space, observation_space=None):

@@ -12,7 +12,6 @@ and the vault's spec, provenance and digest, as JSON.
 """
 
 import json
-import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ from offmarl.errors import VaultError, VaultFormatError
 from offmarl.types import EnvSpec, Finals, View
 from offmarl.vault import encoding, layout
 from offmarl.vault.convert import common
+from offmarl.vault.convert.appending import Append, Column, npz, to_slices
 from offmarl.vault.convert.common import Record, StrPath, readable
 from offmarl.vault.layout import Codec, NumpyArray
 from offmarl.vault.progress import Progress, quiet
@@ -60,22 +60,14 @@ def export_numpy(vault: Vault, path: StrPath, progress: Progress = quiet) -> Pat
     ``np.load`` reads it; the entry "about" is JSON.
     """
     path = Path(path)
-    tables, about = _tables(vault), _about(vault)
-    with common.whole(path) as part, common.scratch(part) as scratch:
-        steps = {
-            name: np.lib.format.open_memmap(
-                scratch / f"{name}.npy", "w+", leaf.dtype, (vault.num_steps, *leaf.shape)
-            )
-            for name, leaf in layout.leaves(vault.spec).items()
-        }
-        for start, block in _blocks(vault, progress):
-            for name, values in block.items():
-                steps[name][start : start + len(values)] = values
-        for name, array in (tables | {_ABOUT: np.array(json.dumps(about))}).items():
-            np.save(scratch / f"{name}.npy", array)
-        with zipfile.ZipFile(part, "w") as archive:
-            for file in sorted(scratch.iterdir()):
-                archive.write(file, file.name)
+    tables = _tables(vault) | {_ABOUT: np.array(json.dumps(_about(vault)))}
+    columns = {name: Column(array.shape, array.dtype) for name, array in tables.items()}
+    for name, leaf in layout.leaves(vault.spec).items():
+        columns[name] = Column((vault.num_steps, *leaf.shape), leaf.dtype)
+    with common.whole(path) as beside, npz(beside, columns) as arrays:
+        for name, array in tables.items():
+            arrays[name](array)
+        _append_steps(vault, arrays, progress)
     return path
 
 
@@ -88,8 +80,8 @@ def export_zarr(vault: Vault, path: StrPath, progress: Progress = quiet) -> Path
     from zarr.codecs import Crc32cCodec, ZstdCodec
 
     path = Path(path)
-    with common.whole(path) as part, zarr.config.set({"array.write_empty_chunks": True}):
-        group = zarr.create_group(part, zarr_format=3, attributes={_ABOUT: _about(vault)})
+    with common.whole(path) as beside, zarr.config.set({"array.write_empty_chunks": True}):
+        group = zarr.create_group(beside, zarr_format=3, attributes={_ABOUT: _about(vault)})
 
         def create(name: str, shape: tuple[int, ...], dtype: np.dtype[Any], shard: int) -> Any:
             chunk = max(1, min(_CHUNK_BYTES // _row_bytes(shape, dtype), shard))
@@ -107,12 +99,12 @@ def export_zarr(vault: Vault, path: StrPath, progress: Progress = quiet) -> Path
         for name, array in _tables(vault).items():
             create(name, array.shape, array.dtype, max(len(array), 1))[...] = array
         steps = {
-            name: create(name, (vault.num_steps, *leaf.shape), leaf.dtype, _shard_steps(vault))
+            name: to_slices(
+                create(name, (vault.num_steps, *leaf.shape), leaf.dtype, _shard_steps(vault))
+            )
             for name, leaf in layout.leaves(vault.spec).items()
         }
-        for start, block in _blocks(vault, progress):
-            for name, values in block.items():
-                steps[name][start : start + len(values)] = values
+        _append_steps(vault, steps, progress)
     return path
 
 
@@ -212,9 +204,15 @@ def _about(vault: Vault) -> dict[str, Any]:
     }
 
 
-def _blocks(vault: Vault, progress: Progress) -> Iterator[tuple[int, dict[str, NumpyArray]]]:
-    """Yield all episodes end to end, whole shards at a time, and where each block begins."""
-    size, start, count = _shard_steps(vault), 0, 0
+def _append_steps(vault: Vault, arrays: Mapping[str, Append], progress: Progress) -> None:
+    for block in _blocks(vault, progress):
+        for name, values in block.items():
+            arrays[name](values)
+
+
+def _blocks(vault: Vault, progress: Progress) -> Iterator[dict[str, NumpyArray]]:
+    """Yield all episodes end to end, whole shards at a time."""
+    size, count = _shard_steps(vault), 0
     dtypes = {name: leaf.dtype for name, leaf in layout.leaves(vault.spec).items()}
     gathered: dict[str, list[NumpyArray]] = {name: [] for name in dtypes}
     order = _order(vault)
@@ -226,11 +224,11 @@ def _blocks(vault: Vault, progress: Progress) -> Iterator[tuple[int, dict[str, N
         if count >= size:
             joined = {name: np.concatenate(values) for name, values in gathered.items()}
             whole = count - count % size
-            yield start, {name: values[:whole] for name, values in joined.items()}
+            yield {name: values[:whole] for name, values in joined.items()}
             gathered = {name: [values[whole:]] for name, values in joined.items()}
-            start, count = start + whole, count - whole
+            count -= whole
     if count:
-        yield start, {name: np.concatenate(values) for name, values in gathered.items()}
+        yield {name: np.concatenate(values) for name, values in gathered.items()}
 
 
 def _write(

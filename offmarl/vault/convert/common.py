@@ -1,7 +1,6 @@
 """What readers and writers of foreign formats share."""
 
 import hashlib
-import shutil
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
@@ -17,12 +16,13 @@ from offmarl.errors import (
     MissingExtraError,
     ShapeError,
     VaultError,
-    VaultExistsError,
     VaultNotFoundError,
 )
 from offmarl.types import EnvSpec, Finals, Transition, View
 from offmarl.vault.layout import Codec, NumpyArray
 from offmarl.vault.progress import Progress
+from offmarl.vault.storage import staging
+from offmarl.vault.storage.store import errors_of
 from offmarl.vault.writing.creation import create_whole
 
 StrPath = str | PathLike[str]
@@ -87,38 +87,9 @@ def readable(what: object) -> Iterator[None]:
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Yield a path beside, which takes its place when the block ends, and goes if it fails."""
-    if path.exists():
-        raise VaultExistsError(f"there is something at {path} already: choose another path.")
-    part = path.with_name(f".{path.name}.part")
-    remove(part)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield part
-        part.rename(path)
-    except BaseException:
-        remove(part)
-        raise
-
-
-@contextmanager
-def scratch(path: Path) -> Iterator[Path]:
-    """Make a directory beside a path, cleared of what a killed process left; gone afterwards."""
-    directory = path.with_name(f"{path.name}.arrays")
-    remove(directory)
-    directory.mkdir()
-    try:
-        yield directory
-    finally:
-        remove(directory)
-
-
-def remove(path: Path) -> None:
-    """Remove a file or a directory, if it is there."""
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    """Yield where to write what takes its place when the block ends; errors are ours."""
+    with errors_of(path), staging.whole(path) as beside:
+        yield beside
 
 
 def sha256(path: Path) -> str:

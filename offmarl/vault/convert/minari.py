@@ -3,14 +3,13 @@
 import json
 import os
 import re
-import warnings
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 
-from offmarl.errors import OptionError, VaultError, VaultExistsError
+from offmarl.errors import OptionError, VaultError
 from offmarl.types import Continuous, Discrete, EnvSpec, Episode, Finals, View
 from offmarl.vault import encoding, layout
 from offmarl.vault.convert.common import (
@@ -20,6 +19,7 @@ from offmarl.vault.convert.common import (
     counted,
     readable,
     require,
+    whole,
     with_final,
     write_vault,
 )
@@ -33,8 +33,6 @@ _SPEC = re.compile(r"offmarl:(\{.*\})", re.DOTALL)
 
 def export_minari(vault: Vault, dataset: StrPath, progress: Progress = quiet) -> Path:
     """Write a vault as a local Minari dataset, where agents keep their axis.
-
-    Minari takes a dataset as a whole, so all of it is in memory.
 
     Observations are ``(N, O)`` boxes, actions ``(N,)`` or ``(N, A)``, and the reward is the mean
     over the team. States, legal actions, and rewards and ends of each agent are in ``infos``. An
@@ -57,41 +55,49 @@ def export_minari(vault: Vault, dataset: StrPath, progress: Progress = quiet) ->
     ------
     VaultExistsError
         There is such a dataset already.
+    VaultError
+        It cannot be written.
     MissingExtraError
         Minari is not installed.
     OptionError
         It is no name that Minari takes.
     """
-    minari = require("minari")
+    storage = require("minari.dataset.minari_storage").MinariStorage
     name = PurePath(dataset).as_posix()
     home = Path(os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets")
     _check_name(name)
-    if (home / name).exists():
-        raise VaultExistsError(f"Minari has a dataset {name} already: choose another name.")
-    observation_space, action_space = _spaces(vault.spec)
-    buffers = [
-        _buffer(number, episode, cause == CAUSES[CUT])
-        for number, (episode, cause) in enumerate(
-            zip(
-                counted(vault.each_episode(), len(vault.episodes.cause), progress),
-                vault.episodes.cause,
-                strict=True,
-            )
+    _name_space(PurePath(name).parent.as_posix())
+    with whole(home / name) as beside:
+        beside.mkdir()
+        # Not `create_dataset_from_buffers`, which writes where all look: killed there, it leaves a
+        # dataset of fewer episodes.
+        made = storage.new(beside / "data", *_spaces(vault.spec))
+        made.update_metadata(
+            {
+                "dataset_id": name,
+                "minari_version": require("minari").__version__,
+                "description": f"offmarl:{layout.dump_json(vault.spec.to_json()).decode()}",
+            }
         )
-    ]
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that there is no environment to make
-            minari.create_dataset_from_buffers(
-                name,
-                buffers,
-                observation_space=observation_space,
-                action_space=action_space,
-                description=f"offmarl:{layout.dump_json(vault.spec.to_json()).decode()}",
-            )
-    except ValueError as error:
-        raise OptionError(f"Minari does not take the dataset {name}: {error}") from error
+        made.update_episodes(_buffers(vault, progress))
     return home / name
+
+
+def _buffers(vault: Vault, progress: Progress) -> Iterator[Any]:
+    causes = vault.episodes.cause
+    episodes = counted(vault.each_episode(), len(causes), progress)
+    for number, (episode, cause) in enumerate(zip(episodes, causes, strict=True)):
+        yield _buffer(number, episode, cause == CAUSES[CUT])
+
+
+def _name_space(name: str) -> None:
+    """Have Minari know the directories that a dataset is in, unless it does."""
+    spaces = require("minari.namespace")
+    try:
+        if name != "." and name not in spaces.list_local_namespaces():
+            spaces.create_namespace(name)
+    except ValueError as error:
+        raise OptionError(f"Minari does not take the name space {name}: {error}.") from error
 
 
 def _check_name(name: str) -> None:

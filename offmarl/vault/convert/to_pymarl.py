@@ -5,12 +5,12 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from offmarl.types import Episode
 from offmarl.vault.convert import common
+from offmarl.vault.convert.appending import Append, Column, npz, to_slices
 from offmarl.vault.convert.common import require, with_final
 from offmarl.vault.convert.pymarl import HDF5
 from offmarl.vault.layout import NumpyArray
@@ -40,40 +40,37 @@ def export_pymarl(vault: Vault, path: str | os.PathLike[str], progress: Progress
     agents = spec.num_agents
     rewards = 1 if spec.reward == "team" else agents
     columns = {
-        "obs": ((*lead, agents, spec.observation_size), "f4"),
-        "state": ((*lead, spec.state_size), "f4"),
-        "actions": ((*lead, agents, 1), "i8"),
-        "avail_actions": ((*lead, agents, spec.num_actions), "i4"),
-        "reward": ((*lead, rewards), "f4"),
-        "terminated": ((*lead, 1), "u1"),
-        "filled": ((*lead, 1), "i8"),
+        "obs": _column("f4", *lead, agents, spec.observation_size),
+        "state": _column("f4", *lead, spec.state_size),
+        "actions": _column("i8", *lead, agents, 1),
+        "avail_actions": _column("i4", *lead, agents, spec.num_actions),
+        "reward": _column("f4", *lead, rewards),
+        "terminated": _column("u1", *lead, 1),
+        "filled": _column("i8", *lead, 1),
     }
-    with common.whole(path) as part, _columns(part, path.suffix, columns) as arrays:
-        episodes = common.counted(vault.each_episode(), len(lengths), progress)
-        for number, episode in enumerate(episodes):
+    with common.whole(path) as beside, _open(beside, columns) as arrays:
+        for episode in common.counted(vault.each_episode(), len(lengths), progress):
             for name, values in _slots(episode, rewards).items():
-                arrays[name][number, : len(values)] = values
+                shape, dtype = columns[name]
+                slots: NumpyArray = np.zeros((1, *shape[1:]), dtype)
+                slots[0, : len(values)] = values
+                arrays[name](slots)
     return path
 
 
+def _column(dtype: str, *shape: int) -> Column:
+    return Column(shape, np.dtype(dtype))
+
+
 @contextmanager
-def _columns(
-    path: Path, suffix: str, columns: Mapping[str, tuple[tuple[int, ...], str]]
-) -> Iterator[dict[str, Any]]:
-    """Make a file of arrays of zeros, on disk, to be filled a piece at a time."""
-    if suffix in HDF5:
-        with require("h5py").File(path, "w") as file:
-            yield {name: file.create_dataset(name, *of) for name, of in columns.items()}
+def _open(path: Path, columns: Mapping[str, Column]) -> Iterator[Mapping[str, Append]]:
+    """Make a file, to be filled an episode at a time."""
+    if path.suffix not in HDF5:
+        with npz(path, columns, zipfile.ZIP_DEFLATED) as arrays:
+            yield arrays
         return
-    with common.scratch(path) as scratch:
-        files = {name: scratch / f"{name}.npy" for name in columns}
-        yield {
-            name: np.lib.format.open_memmap(files[name], "w+", dtype=kind, shape=shape)
-            for name, (shape, kind) in columns.items()
-        }
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            for file in files.values():
-                archive.write(file, file.name)
+    with require("h5py").File(path, "w") as file:
+        yield {name: to_slices(file.create_dataset(name, *of)) for name, of in columns.items()}
 
 
 def _slots(episode: Episode, rewards: int) -> dict[str, NumpyArray]:

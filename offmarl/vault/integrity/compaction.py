@@ -23,6 +23,7 @@ from offmarl.vault.storage import tree
 from offmarl.vault.storage.contents import Contents, ahead
 from offmarl.vault.storage.location import Location
 from offmarl.vault.storage.seal import OWN_PREFIX, unseal
+from offmarl.vault.storage.staging import sync
 from offmarl.vault.storage.store import (
     DATA,
     MANIFEST,
@@ -31,7 +32,6 @@ from offmarl.vault.storage.store import (
     WriterLock,
     errors_of,
     load_json,
-    sync,
 )
 
 REBUILT = ".rebuilt"

@@ -23,7 +23,8 @@ from offmarl.vault.storage import tree
 from offmarl.vault.storage.contents import Contents
 from offmarl.vault.storage.location import Location
 from offmarl.vault.storage.seal import OWN_PREFIX
-from offmarl.vault.storage.store import DATA, METADATA, Store, errors_of, sync
+from offmarl.vault.storage.staging import sync
+from offmarl.vault.storage.store import DATA, METADATA, Store, errors_of
 
 
 class Repair(NamedTuple):

@@ -10,7 +10,7 @@ import re
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any, cast
 
 import tensorstore as ts
@@ -271,29 +271,3 @@ class WriterLock:
             fcntl.flock(self._fd, fcntl.LOCK_UN)  # a forked process may have it open, too
             os.close(self._fd)
             self._fd = -1
-
-
-def make_directory(path: Path) -> None:
-    """Make a directory and those above it, unless they are there, so that they outlast a crash."""
-    if path.is_dir():
-        return
-    make_directory(path.parent)
-    path.mkdir(exist_ok=True)
-    sync(path.parent)
-
-
-def publish(source: Path, target: Path) -> None:
-    """Make a finished directory durable and move it to its place, the parent of which is."""
-    for path in (*source.rglob("*"), source):
-        sync(path)
-    source.rename(target)
-    sync(target.parent)
-
-
-def sync(path: Path) -> None:
-    """Make a file, or the names in a directory, durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

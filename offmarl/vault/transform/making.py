@@ -1,20 +1,19 @@
 """How transforms make vaults: examine the sources, choose, copy, and note the lineage."""
 
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from offmarl.errors import VaultError, VaultExistsError
+from offmarl.errors import VaultError
 from offmarl.vault.layout import Codec
 from offmarl.vault.listing import SUFFIX, open_source, open_vault
 from offmarl.vault.progress import Progress
 from offmarl.vault.reading.reader import Vault
 from offmarl.vault.storage.location import Location
-from offmarl.vault.storage.store import WriterLock, errors_of, make_directory, publish
+from offmarl.vault.storage.staging import whole
 from offmarl.vault.transform import lineage, origins, selection
 from offmarl.vault.transform.copying import copy_pieces, copy_rows
 from offmarl.vault.transform.lineage import Source
@@ -111,25 +110,8 @@ def together(path: StrPath) -> Iterator[Path]:
     final = location.directory
     if not final.name.endswith(SUFFIX):
         raise VaultError(f"{final} cannot hold several vaults: its name must end in {SUFFIX}.")
-    _refuse_existing(final)
-    stage = final.with_name(f".{final.name}.part")
-    with errors_of(final):
-        make_directory(stage)
-        lock = WriterLock(stage)
-    try:
-        shutil.rmtree(stage / final.name, ignore_errors=True)  # what a killed process left
-        yield stage / final.name
-        _refuse_existing(final)
-        with errors_of(final):
-            publish(stage / final.name, final)
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
-        lock.release()
-
-
-def _refuse_existing(path: Path) -> None:
-    if path.exists():
-        raise VaultExistsError(f"there is something at {path} already: choose another path.")
+    with whole(final) as beside:
+        yield beside
 
 
 def _create(

@@ -14,15 +14,14 @@ from offmarl.vault import documents, layout
 from offmarl.vault.layout import Codec, Head, Schema
 from offmarl.vault.listing import SUFFIX, is_vault, vaults_in
 from offmarl.vault.storage.location import Location, absolute
-from offmarl.vault.storage.store import (
-    LOCK,
-    METADATA,
-    Store,
-    WriterLock,
-    errors_of,
+from offmarl.vault.storage.staging import (
+    clear,
+    existing,
     make_directory,
     publish,
+    refuse_existing,
 )
+from offmarl.vault.storage.store import METADATA, Store, WriterLock, errors_of
 from offmarl.vault.writing.writer import Writer
 
 DEFAULT_UID = "main"
@@ -83,7 +82,7 @@ def _create_beside(location: Location, schema: Schema, provenance: Mapping[str, 
     lock = WriterLock(fresh)
     try:
         _refuse_existing(location)
-        _clear(fresh)
+        clear(fresh)
         _fill(Location(fresh), schema, provenance)
         publish(fresh, final)
         return Writer(final, lock)
@@ -166,11 +165,10 @@ def _destination(path: str | os.PathLike[str]) -> Location:
 
 
 def _refuse_existing(location: Location) -> None:
-    if location.directory.exists() if location.is_directory else is_vault(location):
-        raise VaultExistsError(
-            f"there is something at {location.path} already: choose another path, remove it, or "
-            "resume it."
-        )
+    if location.is_directory:
+        refuse_existing(location.directory)
+    elif is_vault(location):
+        raise existing(location.path)
 
 
 def _at_least_one(name: str, value: SupportsIndex) -> int:
@@ -178,15 +176,6 @@ def _at_least_one(name: str, value: SupportsIndex) -> int:
     if number < 1:
         raise VaultError(f"{name} must be a whole number of at least 1: got {number}.")
     return number
-
-
-def _clear(directory: Path) -> None:
-    """Remove the rests of a killed attempt."""
-    for rest in directory.iterdir():
-        if rest.is_dir():
-            shutil.rmtree(rest)
-        elif rest.name != LOCK:
-            rest.unlink()
 
 
 def _fill(location: Location, schema: Schema, provenance: Mapping[str, Any]) -> None:

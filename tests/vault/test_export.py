@@ -1,0 +1,133 @@
+"""Exports appear whole or not at all: killed, on a full disk, two at once, after a power cut."""
+
+import dataclasses
+import random
+from pathlib import Path
+
+import pytest
+
+from offmarl import vault
+from offmarl.errors import VaultExistsError, VaultFullError, VaultLockedError
+from offmarl.vault.convert import (
+    convert_minari,
+    convert_numpy,
+    convert_pymarl,
+    convert_zarr,
+    export_numpy,
+    export_pymarl,
+    export_zarr,
+)
+from offmarl.vault.storage import staging
+
+from .experience import SPEC, whole_episodes
+from .killed import PROGRAMS, Victims
+
+NAMES = {".npz": "data.npz", ".h5": "data.h5", ".zarr": "data.zarr", "": "data-v0"}
+READERS = {
+    ".npz": convert_numpy,
+    ".h5": convert_pymarl,
+    ".zarr": convert_zarr,
+    "": convert_minari,
+}
+NEEDS = {".h5": "h5py", "": "minari"}
+
+
+@pytest.fixture(scope="module")
+def victims():
+    with Victims() as process:
+        yield process
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "source.vlt"
+    with vault.create(path, SPEC, rows=2, chunk_steps=16) as writer:
+        writer.append(*whole_episodes(steps=40))
+    return vault.open_vault(path)
+
+
+def steps_in(path: Path, out: Path) -> int:
+    """Import what was exported, and return its steps."""
+    given = path.name if not path.suffix else path
+    return vault.open_vault(READERS[path.suffix](given, out)).num_steps
+
+
+def campaign(victims, source, tmp_path, monkeypatch, suffix, instants):
+    pytest.importorskip(NEEDS.get(suffix, "numpy"))
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    path = tmp_path / NAMES[suffix]
+    events = victims.run("export", path).events
+    assert steps_in(path, tmp_path / "whole.vlt") == source.num_steps
+    rng = random.Random(0)
+    unfinished = 0
+    for number in range(instants):
+        remove(path)
+        when = {"event": rng.randint(1, events)} if number % 2 else {"seconds": rng.uniform(0, 0.2)}
+        death = victims.run("export", path, **when)
+        if not path.exists():
+            assert not death.acknowledged
+            unfinished += 1
+            PROGRAMS["export"](path)
+        assert steps_in(path, tmp_path / f"{number}.vlt") == source.num_steps
+        assert not list(tmp_path.glob(".*.part"))
+    assert unfinished
+
+
+def remove(path: Path) -> None:
+    if path.is_dir():
+        staging.clear(path)
+        path.rmdir()
+    else:
+        path.unlink()
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".zarr"])
+def test_killed_at_some_instants(victims, source, tmp_path, monkeypatch, suffix):
+    campaign(victims, source, tmp_path, monkeypatch, suffix, instants=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", NAMES)
+def test_killed_at_many_instants(victims, source, tmp_path, monkeypatch, suffix):
+    campaign(victims, source, tmp_path, monkeypatch, suffix, instants=16)
+
+
+@pytest.mark.parametrize("export", [export_numpy, export_zarr])
+def test_all_is_durable_before_it_is_there(source, tmp_path, monkeypatch, export):
+    """Else a power cut could leave the name and not what it names."""
+    path = tmp_path / "out"
+    synced: list[Path] = []
+    sync = staging.sync
+
+    def noted(durable: Path) -> None:
+        if not path.exists():
+            synced.append(durable)
+        sync(durable)
+
+    monkeypatch.setattr(staging, "sync", noted)
+    export(source, path)
+    beside = tmp_path / ".out.part" / "out"
+    written = {beside / file.relative_to(path) for file in (path, *path.rglob("*"))}
+    assert written <= set(synced)
+
+
+@pytest.mark.parametrize("export", [export_numpy, export_pymarl, export_zarr])
+@pytest.mark.parametrize("room", [2**15, 2**19])
+def test_a_full_disk(small_disk, tmp_path, export, room):
+    """No crash, as a mapped file would bring about, and nothing left."""
+    wide = dataclasses.replace(SPEC, observation_size=600)
+    with vault.create(tmp_path / "a.vlt", wide, rows=1) as writer:
+        writer.append(*whole_episodes(wide, rows=1, steps=400))
+    (small_disk / "ballast").write_bytes(bytes(2**20 - room))
+    with pytest.raises(VaultFullError, match="no room on the disk"):
+        export(vault.open_vault(writer.path), small_disk / "a.npz")
+    assert [file.name for file in small_disk.iterdir()] == ["ballast"]
+
+
+def test_two_at_once_and_what_is_there(source, tmp_path):
+    path = tmp_path / "a.npz"
+    with staging.workspace(tmp_path / ".a.npz.part"), pytest.raises(VaultLockedError):
+        export_numpy(source, path)
+    path.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(VaultExistsError):
+        export_numpy(source, path)
