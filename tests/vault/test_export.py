@@ -68,8 +68,8 @@ def campaign(victims, source, tmp_path, monkeypatch, suffix, instants):
             assert not death.acknowledged
             unfinished += 1
             PROGRAMS["export"](path)
+            assert not list(tmp_path.glob(".*.part"))
         assert steps_in(path, tmp_path / f"{number}.vlt") == source.num_steps
-        assert not list(tmp_path.glob(".*.part"))
     assert unfinished
 
 
