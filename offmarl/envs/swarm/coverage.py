@@ -72,7 +72,7 @@ class Coverage(SwarmTask):
         return {"staleness": state.task.staleness.mean()}
 
     def _begin(self, key: PRNGKeyArray, state: SwarmState) -> CoverageTask:  # noqa: ARG002
-        return CoverageTask(jnp.where(watched(state.bodies.position, self.side), 0.0, 1.0))
+        return CoverageTask((~watched(state.bodies.position, self.side)).astype(jnp.float32))
 
     def _advance(
         self,
