@@ -9,7 +9,7 @@ from tyro.conf import Positional, arg
 
 from offmarl import vault
 from offmarl.cli.output import Report, as_is, number
-from offmarl.errors import VaultNotFoundError
+from offmarl.errors import OptionError, VaultNotFoundError
 from offmarl.tracking import progress
 
 _MOST_LINES = 50
@@ -51,7 +51,7 @@ def verify(path: Path, deep: bool = False) -> Report:
     return Report(data, Group(*_outcome(found)), found.sound)
 
 
-def repair(path: Path, dry_run: bool = False) -> Report:
+def repair(path: Path, dry_run: bool = False, salvage: str | None = None) -> Report:
     """Keep the longest sound stretch from a damaged vault's beginning, and say what is lost.
 
     What is kept is built beside the vault and takes its place in one instant. Nothing is changed
@@ -63,7 +63,13 @@ def repair(path: Path, dry_run: bool = False) -> Report:
         A vault; its manifest or metadata.json may be missing.
     dry_run
         Only say what would be kept.
+    salvage
+        Leave the vault as it is, and make one here of all its episodes that no damage touches.
     """
+    if salvage is not None:
+        if dry_run:
+            raise OptionError("--dry-run changes nothing, nor does --salvage: give one of them.")
+        return _salvaged(vault.salvage(path, salvage, progress=_in_bytes))
     done = vault.repair(path, dry_run=dry_run, progress=_in_bytes)
     data = {
         "path": done.path,
@@ -91,6 +97,25 @@ def repair(path: Path, dry_run: bool = False) -> Report:
     )
 
 
+def _salvaged(done: vault.Salvage) -> Report:
+    lost = [f"row {row}, steps {start} to {start + n - 1}" for row, start, n in done.lost]
+    if done.unknown_steps:
+        lost.append(f"{number(done.unknown_steps)} steps of episodes that nothing tells of now")
+    data = {
+        "path": done.path,
+        "episodes": done.episodes,
+        "steps": done.steps,
+        "lost": [episode._asdict() for episode in done.lost],
+        "unknown_steps": done.unknown_steps,
+        "faults": [fault._asdict() for fault in done.faults],
+    }
+    kept = f"{number(done.episodes)} episodes, {number(done.steps)} steps"
+    return Report(
+        data,
+        Group(f"{done.path}: {kept}.", "Left behind:", *_lines(lost or ["nothing"])),
+    )
+
+
 def compact(path: Path) -> Report:
     """Give back the room of what commits have replaced, and put data in the order of reading.
 
@@ -115,7 +140,10 @@ def _outcome(found: vault.Verification) -> list[RenderableType]:
         lines.append(f"{found.path} is sound: {looked}.")
     else:
         lines += [f"{found.path} is damaged ({looked}):", *_lines(found.faults)]
-        lines.append("`offmarl repair` keeps the longest sound stretch from the beginning.")
+        lines.append(
+            "`offmarl repair` keeps the longest sound stretch from the beginning; `offmarl repair "
+            "--salvage OUT` makes a vault of all episodes that no damage touches."
+        )
     if found.unchecked:
         lines += ["Without a checksum, so that damage there may go unnoticed:"]
         lines += _lines(found.unchecked)

@@ -19,7 +19,17 @@ if TYPE_CHECKING:
     from offmarl.vault.listing import Summary, list_vaults, open_vault
     from offmarl.vault.reading.reader import Vault
     from offmarl.vault.tables import Episodes
-    from offmarl.vault.transform import cat, dedup, filter, recode, sample, slice, split
+    from offmarl.vault.transform import (
+        Salvage,
+        cat,
+        dedup,
+        filter,
+        recode,
+        salvage,
+        sample,
+        slice,
+        split,
+    )
     from offmarl.vault.unpacking import unpack
     from offmarl.vault.writing.creation import create, create_whole
     from offmarl.vault.writing.shared import SharedWriter, join
@@ -30,6 +40,7 @@ __all__ = [
     "Episodes",
     "Fault",
     "Repair",
+    "Salvage",
     "SharedWriter",
     "Summary",
     "Vault",
@@ -48,6 +59,7 @@ __all__ = [
     "recode",
     "repair",
     "resume",
+    "salvage",
     "sample",
     "slice",
     "split",
@@ -64,7 +76,7 @@ _HOMES = {
     "listing": "Summary list_vaults open_vault",
     "reading.reader": "Vault",
     "tables": "Episodes",
-    "transform": "cat dedup filter recode sample slice split",
+    "transform": "Salvage cat dedup filter recode salvage sample slice split",
     "unpacking": "unpack",
     "writing.creation": "create create_whole",
     "writing.shared": "SharedWriter join",

@@ -21,6 +21,13 @@ def test_verify_then_repair_then_compact(offmarl, tmp_path):
     (fault,) = offmarl("verify", "v.vlt", "--deep", "--json").json["faults"]
     assert (fault["leaf"], fault["steps"]) == ("observations", [24, 32])
 
+    assert "`offmarl repair --salvage OUT` makes" in " ".join(found.out.split())
+    taken = offmarl("repair", "v.vlt", "--salvage", "out.vlt")
+    assert "Left behind:" in taken.out
+    assert "row 0, steps " in taken.out
+    assert offmarl("verify", "out.vlt", "--deep").code == 0
+    assert offmarl("repair", "v.vlt", "--salvage", "o.vlt", "--dry-run").code == 1
+
     planned = offmarl("repair", "v.vlt", "--dry-run")
     assert "would keep 24 of 52 steps of each row" in planned.out
     assert "steps 24 to 51 of every row" in planned.out

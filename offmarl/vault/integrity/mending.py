@@ -85,9 +85,9 @@ def sound_length(found: Verification) -> int:
     if found.length and not kept:
         raise VaultFormatError(
             f"{found.path} is damaged from its first steps on, so that no stretch from the "
-            "beginning can be kept, and nothing was changed. `offmarl verify --deep` tells what "
-            "lies behind the damage, and `offmarl slice --by steps` takes it out; or copy the "
-            "vault again from where it came from."
+            "beginning can be kept, and nothing was changed. `offmarl repair --salvage OUT` makes "
+            "a vault of the episodes that the damage does not touch; or copy the vault again from "
+            "where it came from."
         )
     return kept
 

@@ -146,12 +146,17 @@ class Vault:
             yield from self._scan(tables.none_running(self.rows, self.spec.num_agents))
             return
         head, running = self.own.head, self.own.running
-        dtype = tables.dtype(self.spec.num_agents)
-        yield read_table(self._store, layout.EPISODES_PREFIX, head.episodes, dtype)
+        yield from self._kept()
         yield running[running["length"] > 0]
         if head.length < self.length:
             nobody = tables.none_running(self.rows, self.spec.num_agents, head.length)
             yield from self._scan(nobody)
+
+    def _kept(self) -> Iterator[tables.Table]:
+        """Yield the table of our own of the episodes that ended."""
+        if self.own:
+            dtype = tables.dtype(self.spec.num_agents)
+            yield read_table(self._store, layout.EPISODES_PREFIX, self.own.head.episodes, dtype)
 
     def _scan(self, running: tables.Table) -> Iterator[tables.Table]:
         """Find the episodes of steps whose table nobody kept."""

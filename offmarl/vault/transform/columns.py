@@ -12,8 +12,6 @@ from offmarl.vault.transform.expression import POLICY_NAME, Columns, Expression,
 from offmarl.vault.transform.lineage import Source
 from offmarl.vault.transform.selection import Pieces
 
-_POLICY_IDS = "infos.policy_ids"
-
 OF_EPISODES: dict[str, Kind] = {
     "return": "number",  # mean over agents
     "length": "number",
@@ -132,7 +130,7 @@ def _check_told(source: Source, parsed: Expression, columns: Columns) -> None:
 def _stretches(source: Source, parsed: Expression, columns: Columns) -> Iterator[Pieces]:
     """Find the steps that a condition holds for, row by row."""
     vault, found = source.vault, source.vault.episodes
-    leaves = [name for name in ("rewards", _POLICY_IDS) if name in vault.leaves]
+    leaves = [name for name in ("rewards", origins.POLICY_IDS) if name in vault.leaves]
     yield selection.of_episodes(vault, np.zeros(len(found.row), bool))
     for row in range(vault.rows):
         mine = np.flatnonzero(found.row == row)
@@ -143,8 +141,8 @@ def _stretches(source: Source, parsed: Expression, columns: Columns) -> Iterator
             here = {name: column[episode] for name, column in columns.items()}
             here["reward"] = steps["rewards"][0].reshape(stop - begin, -1).mean(-1)
             here["step"] = time - found.start[episode]
-            if _POLICY_IDS in steps:
-                ids = steps[_POLICY_IDS][0]
+            if origins.POLICY_IDS in steps:
+                ids = steps[origins.POLICY_IDS][0]
                 here["policy"], here[POLICY_NAME] = ids, _policy_names(source, ids)
             yield _runs(episode, parsed.holds(here, stop - begin), begin)
 

@@ -20,6 +20,9 @@ _BLOCK_BYTES = 2**25
 Translate = Callable[[NumpyArray], NumpyArray]
 """From the ids of policies in a source to those in the vault that is made."""
 
+Copy = Callable[[Vault, Pieces, Writer, Translate, Advance], None]
+"""Appends pieces of a vault to another; `copy_pieces` does."""
+
 
 class _Window(NamedTuple):
     """A part of a vault that is read at once, and the pieces in it, cut to its time."""

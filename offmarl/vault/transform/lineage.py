@@ -8,6 +8,7 @@ from offmarl.errors import VaultError
 from offmarl.types import EnvSpec
 from offmarl.vault import layout
 from offmarl.vault.digest import digest
+from offmarl.vault.layout import NumpyArray
 from offmarl.vault.progress import Advance
 from offmarl.vault.reading.reader import Vault
 from offmarl.vault.transform import origins
@@ -50,16 +51,20 @@ def examine(vault: Vault, advance: Advance) -> Source:
     try:
         found = digest(vault, lambda steps: advance(steps * vault.rows))
     except VaultError:  # copying will say so if what is damaged is taken
-        found = _of_table(vault)
+        return of_damaged(vault, None)
     return Source(vault, found, origins.of_vault(vault, found))
 
 
-def _of_table(vault: Vault) -> str:
-    """Return what tells a damaged vault from others."""
+def of_damaged(vault: Vault, ids: Iterable[NumpyArray] | None) -> Source:
+    """Return a vault that cannot be read through, told from others by its episode table.
+
+    ``ids`` are those of its policies, as `offmarl.vault.transform.origins.of_vault` takes them.
+    """
     total = hashlib.sha256()
     for column in vault.episodes:
         total.update(column.tobytes())
-    return f"damaged, episode table {total.hexdigest()}"
+    found = f"damaged, episode table {total.hexdigest()}"
+    return Source(vault, found, origins.of_vault(vault, found, ids))
 
 
 def provenance(

@@ -15,7 +15,7 @@ from offmarl.vault.reading.reader import Vault
 from offmarl.vault.storage.location import Location
 from offmarl.vault.storage.staging import whole
 from offmarl.vault.transform import lineage, origins, selection
-from offmarl.vault.transform.copying import copy_pieces, copy_rows
+from offmarl.vault.transform.copying import Copy, copy_pieces, copy_rows
 from offmarl.vault.transform.lineage import Source
 from offmarl.vault.transform.selection import Pieces
 from offmarl.vault.writing.creation import create_whole
@@ -67,10 +67,11 @@ def write(
     path: StrPath,
     codec: Codec | None,
     progress: Progress,
+    copy: Copy = copy_pieces,
 ) -> None:
     """Make a vault of what is taken of one that was examined."""
     with _create([taken[0].vault], path, codec) as writer:
-        _fill(writer, operation, arguments, [taken], progress, {})
+        _fill(writer, operation, arguments, [taken], progress, {}, copy)
 
 
 def rewrite(
@@ -135,6 +136,7 @@ def _fill(
     taken: Sequence[tuple[Source, Pieces]],
     progress: Progress,
     provenance: Mapping[str, Any],
+    copy: Copy = copy_pieces,
 ) -> None:
     """Copy what is taken, and note the lineage."""
     steps = sum(pieces.steps for _, pieces in taken)
@@ -146,6 +148,6 @@ def _fill(
     with progress(operation, steps) as advance:
         for source, pieces in taken:
             translate = partial(origins.translate, source=source.origins, target=target)
-            copy_pieces(source.vault, pieces, writer, translate, advance)
+            copy(source.vault, pieces, writer, translate, advance)
     told = lineage.provenance(operation, arguments, taken, united)
     writer.annotate({**told, **provenance})

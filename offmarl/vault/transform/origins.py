@@ -5,7 +5,7 @@ of ids of its own, so that policies of different origins stay apart, and those o
 the same however often parts of it come together again.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from offmarl.vault.writing.creation import DEFAULT_UID
 KEY = "origins"
 """Where a vault's provenance keeps them."""
 
-_POLICY_IDS = "infos.policy_ids"
+POLICY_IDS = "infos.policy_ids"
 
 
 class Origin(NamedTuple):
@@ -54,9 +54,17 @@ class Named(NamedTuple):
     policies: list[dict[str, Any]]
 
 
-def of_vault(vault: Vault, digest: str) -> list[Named]:
-    """Return the origins of a vault; itself, if no transform made it."""
-    highest, lowest = _extremes(vault)
+def of_vault(vault: Vault, digest: str, ids: Iterable[NumpyArray] | None = None) -> list[Named]:
+    """Return the origins of a vault; itself, if no transform made it.
+
+    Parameters
+    ----------
+    vault, digest
+        Which, and what tells it from others.
+    ids
+        The ids of its policies, a block of steps at a time; read from it if None.
+    """
+    highest, lowest = _extremes(_ids(vault) if ids is None else ids)
     policies = [
         dict(policy)
         for policy in _list(vault.provenance.get("policies"))
@@ -110,13 +118,16 @@ def _root(vault: Vault, digest: str, count: int, unknown: bool) -> Origin:
     )
 
 
-def _extremes(vault: Vault) -> tuple[int, int]:
+def _ids(vault: Vault) -> Iterator[NumpyArray]:
+    if POLICY_IDS not in vault.leaves:
+        yield np.array([-1])
+        return
+    for block in vault.blocks([POLICY_IDS]):
+        yield vault.read(*block, leaves=[POLICY_IDS])[POLICY_IDS]
+
+
+def _extremes(blocks: Iterable[NumpyArray]) -> tuple[int, int]:
     """Return the highest and the lowest id of a policy."""
-    if _POLICY_IDS not in vault.leaves:
-        return -1, -1
-    blocks = (
-        vault.read(*b, leaves=[_POLICY_IDS])[_POLICY_IDS] for b in vault.blocks([_POLICY_IDS])
-    )
     found = [(int(ids.max()), int(ids.min())) for ids in blocks]
     return max((high for high, _ in found), default=-1), min((low for _, low in found), default=0)
 

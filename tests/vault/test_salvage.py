@@ -1,0 +1,129 @@
+"""Of a damaged vault, every episode that the damage does not touch."""
+
+from contextlib import suppress
+from shutil import copytree
+
+import numpy as np
+import pytest
+
+from offmarl import vault
+from offmarl.errors import OffmarlError, VaultError
+from offmarl.vault import layout
+
+from . import damage
+from .experience import SPEC, make
+from .test_integrity import flip, path, place_of, recorded
+
+__all__ = ["path", "recorded"]  # fixtures
+
+
+def check(done: vault.Salvage, whole: vault.Vault) -> None:
+    """Check that what was taken is in the original, in its order, and all else is named."""
+    made, table = vault.open_vault(done.path), whole.episodes
+    assert vault.verify(done.path, deep=True).sound
+    lost = {(row, start) for row, start, _ in done.lost}
+    rest = iter(
+        whole.episode(number)
+        for number, place in enumerate(zip(table.row, table.start, strict=True))
+        if place not in lost
+    )
+    for number, episode in enumerate(made.each_episode()):
+        # Of episodes whose table is gone too nothing is known: the original has them in between.
+        original = next(one for one in rest if done.unknown_steps == 0 or same(episode, one))
+        assert same(episode, original)
+        if original.final and made.episodes.cause[number] != "cut":
+            np.testing.assert_array_equal(episode.final.observation, original.final.observation)
+    assert done.episodes == len(made.episodes.row)
+    assert made.num_steps == done.steps
+    assert done.steps + sum(n for *_, n in done.lost) + done.unknown_steps == whole.num_steps
+
+
+def same(a, b) -> bool:
+    views = [(a.transition.view.observation, b.transition.view.observation)]
+    fields = [*views, (a.transition.reward, b.transition.reward)]
+    return all(np.array_equal(x, y) for x, y in fields)
+
+
+def test_damage_at_the_beginning_and_in_the_middle(path, tmp_path):
+    kept = vault.open_vault(copytree(path, tmp_path / "kept.vlt" / "a"))
+    table = kept.episodes
+    ends = table.start + table.length
+    hit = (table.start < 8) | ((table.start < 48) & (ends > 40))
+    flip(path, "rewards./0.0.0", 20)
+    flip(path, "observations./0.5.0.0", 20)
+    done = vault.salvage(path, tmp_path / "out.vlt")
+    expected = zip(table.row[hit], table.start[hit], table.length[hit], strict=True)
+    assert list(done.lost) == list(expected)
+    assert done.unknown_steps == 0
+    check(done, kept)
+    told = vault.open_vault(done.path).provenance["lineage"]
+    assert told["operation"] == "salvage"
+    assert told["arguments"]["lost"] == [list(episode) for episode in done.lost]
+    assert not vault.verify(path, deep=True).sound  # and left as it was
+
+
+def test_a_lost_data_file_takes_tables_and_views_with_it(path, tmp_path):
+    kept = vault.open_vault(copytree(path, tmp_path / "kept.vlt" / "a"))
+    file, _ = place_of(path, "observations./0.1.0.0")
+    file.unlink()
+    done = vault.salvage(path, tmp_path / "out.vlt")
+    assert done.steps
+    check(done, kept)
+
+
+def test_a_damaged_block_of_final_views(path, tmp_path):
+    kept = vault.open_vault(copytree(path, tmp_path / "kept.vlt" / "a"))
+    flip(path, layout.finals_key(0), 3)
+    done = vault.salvage(path, tmp_path / "out.vlt")
+    first = kept.episodes.final[np.argsort(kept.episodes.final)]
+    assert 0 < len(done.lost) < len(first)
+    check(done, kept)
+
+
+def test_nothing_wrong_and_nothing_left(path, tmp_path):
+    done = vault.salvage(path, tmp_path / "whole.vlt")
+    assert (done.faults, done.lost, done.unknown_steps) == ((), (), 0)
+    check(done, vault.open_vault(path))
+    for chunk in range(7):
+        flip(path, f"observations./0.{chunk}.0.0", 20)
+    with pytest.raises(VaultError, match="nothing is left"):
+        vault.salvage(path, tmp_path / "none.vlt")
+    assert not (tmp_path / "none.vlt").exists()
+
+
+def any_damage(path, tmp_path, count):
+    kept = vault.open_vault(copytree(path, tmp_path / "kept.vlt" / "a"))
+    salvaged = 0
+    for number, _ in enumerate(damage.damages(path, count, seed=7)):
+        out = tmp_path / f"{number}.vlt"
+        with suppress(OffmarlError):  # where what a vault says of itself is damaged
+            check(vault.salvage(path, out), kept)
+            salvaged += 1
+    assert salvaged > count / 3
+
+
+def test_any_damage(path, tmp_path):
+    any_damage(path, tmp_path, 12)
+
+
+@pytest.mark.slow
+def test_any_damage_often(path, tmp_path):
+    any_damage(path, tmp_path, 100)
+
+
+def test_policies_that_changed_are_told_apart(tmp_path):
+    """The ids of what is taken are known although others cannot be read."""
+    path = tmp_path / "a.vlt"
+    with vault.create(path, SPEC, rows=2, chunk_steps=16) as writer:
+        for policy in range(4):
+            steps, finals = make(steps=16, seed=policy, end_every=3.0)
+            ids = np.full_like(steps.policy_id, 3 - policy)
+            writer.append(steps._replace(policy_id=ids), finals)
+    before = vault.open_vault(path)
+    flip(path / "main", "infos.policy_ids./0.0", 3)  # the highest
+    done = vault.salvage(path, tmp_path / "out.vlt")
+    made = vault.open_vault(done.path)
+    place = list(zip(before.episodes.row, before.episodes.start, strict=True))
+    lost = [place.index((row, start)) for row, start, _ in done.lost]
+    left = np.delete(before.episodes.policy_id, lost)
+    np.testing.assert_array_equal(made.episodes.policy_id, left)
