@@ -12,9 +12,9 @@ from offmarl.cli.output import number
 from offmarl.report import dataset_figures as figures
 from offmarl.report import page
 from offmarl.report.actions import DiscreteActions
+from offmarl.report.contents import Survey
 from offmarl.report.findings import findings
 from offmarl.report.ranges import Ranges
-from offmarl.report.survey import Survey
 from offmarl.tracking import to_json
 
 _WINDOWS = (

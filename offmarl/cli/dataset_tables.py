@@ -7,7 +7,7 @@ import numpy as np
 
 from offmarl.cli.output import number, spread
 from offmarl.report.actions import ContinuousActions, DiscreteActions
-from offmarl.report.survey import LENGTHS, Survey
+from offmarl.report.contents import LENGTHS, Survey
 from offmarl.types import Discrete, EnvSpec
 
 Surveys = Mapping[str, Survey]
@@ -58,7 +58,8 @@ def actions(surveys: Surveys) -> Iterator[Section]:
 
 def coverage(surveys: Surveys) -> Section:
     """Return how much of what can be seen and done is there."""
-    most = max(one.coverage.pairs for one in surveys.values())
+    alike = len({(one.spec.name, one.spec.state_size) for one in surveys.values()}) == 1
+    most = max(one.coverage.pairs for one in surveys.values()) if alike else 0
     columns = ["dataset", "SACo", "distinct pairs", "relative", "distinct states"]
     columns += ["each agent's own", "pairs seen once"]
 
@@ -67,7 +68,7 @@ def coverage(surveys: Surveys) -> Section:
         pairs, once = told.pairs, int(told.repeats[told.repeats[:, 0] == 1, 1].sum())
         about = "" if told.exact else "about "
         return [
-            found.saco,
+            _saco(found),
             f"{about}{number(pairs)}",
             percent(pairs, most),
             f"{about}{number(told.states)}",
@@ -123,13 +124,17 @@ def _by_dataset(
 
 def _glance(found: Survey) -> list[Any]:
     returns, lengths = spread(found.returns), spread(found.lengths)
-    mean = (
-        "{mean:.4g}\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{std:.3g}".format(**returns)
-        if returns
-        else None
-    )
+    mean = _plus_minus(**returns) if returns else None
     extremes = [returns.get("min"), returns.get("max"), lengths.get("mean")]
-    return [len(found.whole), found.vault.num_steps, mean, *extremes, found.saco]
+    return [len(found.whole), found.vault.num_steps, mean, *extremes, _saco(found)]
+
+
+def _plus_minus(mean: float, std: float, **_: float) -> str:
+    return f"{mean:.4g}\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{std:.3g}"
+
+
+def _saco(found: Survey) -> str | None:
+    return None if found.saco is None else f"{found.saco:.4g}"
 
 
 def _facts(found: Survey) -> dict[str, str]:
@@ -144,7 +149,7 @@ def _facts(found: Survey) -> dict[str, str]:
         "observation, state": f"{spec.observation_size}, {spec.state_size} ({spec.state})",
         "rewards": "the same for all agents" if found.rewards.alike else "each agent its own",
         "episodes": ends(found),
-        "steps": f"{number(vault.num_steps)} in {number(vault.rows)} rows",
+        "steps": f"{number(vault.num_steps)} in {_rows(vault.rows)}",
         "size": "not told" if size is None else f"{number(size / 1e6)} MB",
         "agents alive": percent(acted, vault.num_steps * spec.num_agents),
         "policies": number(policies) if policies else "not told",
@@ -152,6 +157,10 @@ def _facts(found: Survey) -> dict[str, str]:
         "checked": _checked(found),
         "digest": found.digest,
     }
+
+
+def _rows(count: int) -> str:
+    return f"{number(count)} rows" if count > 1 else "one row"
 
 
 def _checked(found: Survey) -> str:

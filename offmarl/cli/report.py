@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from rich.console import Group
+from rich.text import Text
 from tyro.conf import Positional, arg
 
 from offmarl.cli import dataset_page, dataset_tables
@@ -13,8 +14,8 @@ from offmarl.cli.dataset_tables import Surveys
 from offmarl.cli.output import Report, spread, table
 from offmarl.errors import OffmarlError, OptionError, VaultError
 from offmarl.report import page
+from offmarl.report.contents import LENGTHS, Survey, survey
 from offmarl.report.findings import findings
-from offmarl.report.survey import LENGTHS, Survey, survey
 from offmarl.tracking import progress
 from offmarl.vault import Vault
 from offmarl.vault.listing import is_vault, open_source, vaults_in
@@ -39,6 +40,8 @@ def report(
     time_limit
         For vaults of other programs that flag the end of time as a termination: the limit.
     """
+    if html:
+        html.parent.mkdir(parents=True, exist_ok=True)
     found = [open_source(path, time_limit=time_limit) for path in dict.fromkeys(_each(vaults))]
     if not found:
         raise VaultError("there is nothing to report on: give the path of one vault or more.")
@@ -47,7 +50,6 @@ def report(
         surveys = dict(sorted(surveys.items(), key=lambda item: _mean_return(item[1])))
     if html:
         text = dataset_page.write(surveys, _films(surveys))
-        html.parent.mkdir(parents=True, exist_ok=True)
         html.write_text(text)
     return Report(
         {"vaults": {name: _data(one) for name, one in surveys.items()}, "page": html},
@@ -88,7 +90,8 @@ def _view(surveys: Surveys) -> Iterator[Any]:
     for title, columns, rows in sections:
         yield table(columns, rows, title)
     if known := dataset_page.notes(surveys):
-        yield table(["dataset", ""], known, "Worth knowing")
+        yield Text("Worth knowing", style="bold")
+        yield from (Text(f"  {name}: {text}" if name else f"  {text}") for name, text in known)
 
 
 def _films(surveys: Surveys) -> list[str]:

@@ -1,8 +1,14 @@
-"""Comparisons of runs, the figures of them and of datasets, and self-contained HTML pages.
+"""Comparisons of runs, surveys of datasets, the figures of both, and self-contained HTML pages.
 
 Drawing needs matplotlib, which is imported when a figure is drawn and not before.
+
+>>> found = report.survey(vault.open_vault("coverage-3.vlt/expert"))
+>>> found.returns.mean(), found.saco, found.windows(20)
 """
 
+from typing import TYPE_CHECKING
+
+from offmarl.facade import lazily
 from offmarl.report.comparison import (
     UNITS,
     Comparison,
@@ -16,10 +22,14 @@ from offmarl.report.comparison import (
 )
 from offmarl.report.figures import figure_comparison, figure_demo, save
 
+if TYPE_CHECKING:
+    from offmarl.report.contents import Survey, survey
+
 __all__ = [
     "UNITS",
     "Comparison",
     "Estimate",
+    "Survey",
     "compare",
     "estimate",
     "figure_comparison",
@@ -29,4 +39,10 @@ __all__ = [
     "metric_of",
     "read_runs",
     "save",
+    "survey",
 ]
+
+if not TYPE_CHECKING:  # vaults take a while to import, and runs are compared without
+    __getattr__ = lazily(
+        __name__, {name: f"offmarl.report.contents:{name}" for name in ("Survey", "survey")}
+    )

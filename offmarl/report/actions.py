@@ -78,7 +78,9 @@ class DiscreteActionsOver:
         self._steps = np.zeros(spec.num_agents, np.int64)
         self._illegal = np.zeros(spec.num_agents, np.int64)
         size = spec.num_agents * spec.num_actions
-        self._together = np.zeros((size, size), np.int64) if size <= _MOST_PAIRED else None
+        # The last place is for whoever does nothing.
+        pairs = np.zeros((size + 1, size + 1), np.int64)
+        self._together = pairs if size <= _MOST_PAIRED else None
 
     def add(self, steps: Transition) -> None:
         """Add steps ``(n, ...)``."""
@@ -94,20 +96,25 @@ class DiscreteActionsOver:
         safe = np.where(known, action, 0)
         allowed = known & np.take_along_axis(legal, safe[..., None], -1)[..., 0]
         took = alive & known
-        place = (np.arange(agents) * actions + safe)[took]
-        self._taken += np.bincount(place, minlength=agents * actions).reshape(self._shape)
+        size = agents * actions
+        place = np.where(took, np.arange(agents) * actions + safe, size)
+        counts = np.bincount(place.ravel(), minlength=size + 1)[:size]
+        self._taken += counts.reshape(self._shape)
         self._legal += (legal & alive[..., None]).sum(0)
         self._steps += alive.sum(0)
         self._illegal += (alive & ~allowed).sum(0)
         if self._together is not None:
-            one_hot = (safe[..., None] == np.arange(actions)) & took[..., None]
-            flat = one_hot.reshape(len(action), -1).astype(np.float32)
-            self._together += (flat.T @ flat).astype(np.int64)
+            for agent in range(agents):
+                pairs = place[:, agent, None] * (size + 1) + place
+                counts = np.bincount(pairs.ravel(), minlength=(size + 1) ** 2)
+                self._together += counts.reshape(size + 1, size + 1)
 
     @property
     def actions(self) -> DiscreteActions:
         """What was gathered so far."""
-        together = None if self._together is None else self._together.reshape(2 * self._shape)
+        together = None
+        if self._together is not None:
+            together = self._together[:-1, :-1].reshape(2 * self._shape)
         return DiscreteActions(self._taken, self._legal, self._steps, self._illegal, together)
 
 

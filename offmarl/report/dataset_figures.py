@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Float, Num
 
 from offmarl.report.actions import BINS, ContinuousActions, DiscreteActions
+from offmarl.report.contents import Survey
 from offmarl.report.figures import COLOURS, make_figure
 from offmarl.report.ranges import Ranges
-from offmarl.report.survey import Survey
 from offmarl.vault.tables import CAUSES
 
 if TYPE_CHECKING:
@@ -109,6 +109,8 @@ def figure_repeats(surveys: Surveys) -> Figure:
         axes.set_xlabel("occurrences of a pair")
         axes.set_ylabel("pairs")
         axes.set(xscale="log", yscale="log")
+        for axis in (axes.xaxis, axes.yaxis):
+            _label_counts(axis)
         for number, (label, found) in enumerate(surveys.items()):
             often, many = found.coverage.repeats.T
             colour = COLOURS[number % len(COLOURS)]
@@ -191,6 +193,15 @@ def _with_legend(figure: Figure, draw: Any) -> None:
 def _line(number: int) -> dict[str, Any]:
     style = _LINES[number // len(COLOURS) % len(_LINES)]
     return {"color": COLOURS[number % len(COLOURS)], "linestyle": style, "linewidth": 1.6}
+
+
+def _label_counts(axis: Any) -> None:
+    """Label a logarithmic axis with few enough numbers, also where it spans little."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=8))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _share(truths: Any) -> float:
@@ -314,7 +325,9 @@ def _draw_ranges(axes: Axes, ranges: Ranges) -> None:
     axes.bar(place, above - below, 0.8, below, color=COLOURS[0], label="mean ± std")
     if constant.any():
         axes.scatter(place[constant], low[constant], marker="_", color=COLOURS[1], label="constant")
-    if np.nanmax(np.abs([low, high])) > 100 * max(float(np.nanmedian(high - low)), 1e-6):
-        axes.set_yscale("symlog")
+    wide = (high - low)[high > low]
+    if len(wide) and np.nanmax(np.abs([low, high])) > 100 * np.median(wide):
+        axes.set_yscale("symlog", linthresh=float(np.median(wide)))
+    axes.margins(y=0.05)
     axes.locator_params(axis="x", integer=True)
     axes.legend(fontsize=8, loc="best", frameon=True, framealpha=0.8, edgecolor="none")

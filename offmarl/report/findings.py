@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from offmarl.report.actions import ContinuousActions, DiscreteActions
-from offmarl.report.survey import Survey
+from offmarl.report.contents import Survey
 from offmarl.vault.reading.quirks import MEANINGS
 
 _MOST_GROUPS = 6
@@ -68,7 +68,7 @@ def _of_episodes(found: Survey) -> Iterator[str]:
 def _of_rewards(found: Survey) -> Iterator[str]:
     rewards = found.rewards
     if rewards.ranges.not_finite.any():
-        yield f"{int(rewards.ranges.not_finite.sum()):,} rewards are not finite."
+        yield f"Rewards that are not finite: {int(rewards.ranges.not_finite.sum()):,}."
     if not rewards.nonzero_steps:
         yield "No reward was ever paid."
     elif rewards.nonzero_steps < 0.05 * found.vault.num_steps:
@@ -80,7 +80,8 @@ def _of_actions(found: Survey) -> Iterator[str]:
     actions, alive = found.actions, max(int(found.alive.sum()), 1)
     if isinstance(actions, ContinuousActions):
         if actions.ranges.not_finite.any():
-            yield f"{int(actions.ranges.not_finite.sum()):,} values of actions are not finite."
+            count = int(actions.ranges.not_finite.sum())
+            yield f"Values of actions that are not finite: {count:,}."
         if (np.fmax(actions.ranges.high, -actions.ranges.low) > 1).any():
             low, high = np.nanmin(actions.ranges.low), np.nanmax(actions.ranges.high)
             yield f"Values of actions are not all in [-1, 1], but from {low:.4g} to {high:.4g}."
@@ -89,7 +90,7 @@ def _of_actions(found: Survey) -> Iterator[str]:
             yield f"{share:.1%} of the values of actions are at a bound or beyond."
         return
     if illegal := int(actions.illegal.sum()):
-        yield f"{illegal:,} actions ({illegal / alive:.2%}) were taken although they were illegal."
+        yield f"Actions taken although they were illegal: {illegal:,} ({illegal / alive:.2%})."
     yield from _never_taken(actions)
 
 
@@ -106,10 +107,8 @@ def _of_views(found: Survey) -> Iterator[str]:
         used = np.arange(spec.observation_size) < np.array(spec.observation_sizes)[:, None]
     bad = observations.not_finite > 0
     if bad.any():
-        yield (
-            f"{int(observations.not_finite.sum()):,} values of observations are not finite, in "
-            f"features {_columns(bad)}."
-        )
+        count = int(observations.not_finite.sum())
+        yield f"Observations that are not finite: {count:,}, in features {_columns(bad)}."
     if (constant := observations.constant & used).any():
         yield f"Features of the observation that never change: {_columns(constant)}."
     if found.state.not_finite.any():

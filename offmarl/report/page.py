@@ -19,7 +19,7 @@ _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: var(--text); background: var(--page);
   max-width: 72rem; margin: 2rem auto; padding: 0 1.5rem; overflow-wrap: break-word; }
 h1 { font-size: 1.6rem; line-height: 1.25; } h2 { font-size: 1.15rem; margin-top: 2.5rem; }
-.scroll { overflow-x: auto; }
+.scroll { overflow-x: auto; margin: 1rem 0; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem 1.2rem .3rem 0; text-align: left; border-bottom: 1px solid var(--line);
   vertical-align: top; }
@@ -73,8 +73,12 @@ def paragraph(text: str) -> str:
 
 def notes(items: Iterable[tuple[str, str]]) -> str:
     """Return a list of things to know, each with the name of what it is about."""
-    lines = "".join(f"<li><b>{escape(name)}</b> {escape(text)}</li>" for name, text in items)
+    lines = "".join(f"<li>{_bold(name)}{escape(text)}</li>" for name, text in items)
     return f'<ul class="notes">{lines}</ul>'
+
+
+def _bold(name: str) -> str:
+    return f"<b>{escape(name)}</b> " if name else ""
 
 
 def folded(summary: str, text: str) -> str:

@@ -156,11 +156,10 @@ def survey(vault: Vault, progress: Progress = quiet) -> Survey:
         The vault cannot be read, or is damaged.
     """
     gathered = _Gathered(vault)
-    with progress(f"read {vault.uid}", vault.length) as advance:
+    with progress(f"read {vault.uid}", 2 * vault.length) as advance:
         for begin, stop in vault.blocks():
             gathered.add(begin, vault.transitions(begin, stop))
             advance(stop - begin)
-    with progress(f"digest {vault.uid}", vault.length) as advance:
         return gathered.survey(digest(vault, advance))
 
 

@@ -1,0 +1,196 @@
+"""``report``: one page for one dataset or several, of any program, whatever is in them."""
+
+import re
+import zipfile
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from offmarl import vault
+from offmarl.types import Continuous, Discrete, EnvSpec
+from tests.vault.experience import SPEC, make, whole_episodes
+from tests.vault.test_quirks import tree
+from tests.vault.test_stock import write_stock
+
+
+class _Page(HTMLParser):
+    """The headings, tables and images of a page; fails where a tag is not closed."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.text = path.read_text()
+        self.open: list[str] = []
+        self.titles: list[str] = []
+        self.cells: list[list[str]] = []
+        self.alts: list[str] = []
+        self.feed(self.text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        if tag == "img":
+            self.alts.append(dict(attrs)["alt"])
+        if tag == "tr":
+            self.cells.append([])
+        if tag not in ("img", "meta"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] == "h2":
+            self.titles.append(data)
+        if self.open and self.open[-1] in ("td", "th"):
+            self.cells[-1].append(data)
+
+    def row(self, name: str, columns: int) -> list[str]:
+        (found,) = (row for row in self.cells if row[0] == name and len(row) == columns)
+        return found
+
+
+@pytest.fixture
+def tiers(tmp_path):
+    """Two datasets of one name; the returns of ``good`` are higher by three a step."""
+    for seed, uid in enumerate(("good", "bad")):
+        steps, finals = whole_episodes(rows=2, steps=60, seed=seed)
+        reward = np.repeat(steps.reward[..., :1], 2, -1) + np.float32(3 * (uid == "good"))
+        with vault.create(tmp_path / "made.vlt" / uid, SPEC, rows=2) as writer:
+            writer.append(steps._replace(reward=reward), finals)
+    return tmp_path / "made.vlt"
+
+
+def test_tiers_stand_side_by_side(offmarl, tiers):
+    outcome = offmarl("report", "made.vlt", "--html", "new/page.html")
+    assert outcome.code == 0 and "wrote new/page.html" in outcome.out
+    page = _Page(Path("new/page.html"))
+    assert page.titles == [
+        "At a glance",
+        "Worth knowing",
+        "What they are",
+        "Episodes and rewards",
+        "Actions",
+        "Observations and states",
+        "Coverage",
+        "Windows to train on",
+        "Episodes to watch",
+        "How the numbers are made",
+    ]
+    assert "Dataset report: test/made-up" in page.text
+    assert page.row("vault", 3) == ["vault", "made.vlt/bad", "made.vlt/good"]  # the better, later
+    assert page.row("rewards", 3)[1:] == 2 * ["the same for all agents"]
+    assert page.row("checked", 3)[1:] == 2 * ["agrees with its checksums"]
+    data = vault.open_vault(tiers / "good")
+    returns = data.episodes.returns.mean(1)
+    told = next(row for row in page.cells if row[0] == "good")
+    assert told[1:3] == [str(len(returns)), "120"]
+    assert (
+        told[3] == f"{returns.mean():.4g}\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{returns.std():.3g}"
+    )
+    assert data.digest()[:12] in page.text
+    assert set(re.findall(r'(?:src|href)="([a-z]+:)', page.text)) == {"data:"}
+    assert all(page.alts) and len(set(page.alts)) == len(page.alts)
+    assert "test/made-up" in page.text.split("Episodes to watch")[1]  # there is no such environment
+    offmarl("report", "made.vlt", "--html", "again.html")
+    assert Path("again.html").read_bytes() == Path("new/page.html").read_bytes()
+
+
+def test_numbers_for_programs(offmarl, tiers):
+    found = offmarl("report", "made.vlt/good", "made.vlt/bad", "--json").json["vaults"]
+    assert list(found) == ["good", "bad"]  # as they were given
+    data = vault.open_vault(tiers / "bad")
+    bad = found["bad"]
+    assert bad["digest"] == data.digest()
+    assert bad["return"]["mean"] == data.episodes.returns.mean()
+    assert bad["ends"] == dict(
+        zip(*np.unique(data.episodes.cause, return_counts=True), strict=True)
+    )
+    assert np.array(bad["actions"]["taken"]).shape == (2, 4)
+    assert np.array(bad["observations"]["low"]).shape == (2, 3)
+    assert bad["coverage"]["saco"] == bad["coverage"]["pairs"] / 120
+    assert [told["length"] for told in bad["windows"]] == [5, 10, 20, 50, 100]
+
+
+def test_a_vault_of_another_program_in_an_archive(offmarl, tmp_path):
+    observations = np.random.default_rng(0).normal(size=(1, 18, 3, 4))
+    observations[0, 4, 1, 2] = np.inf
+    write_stock(tmp_path / "3m.vlt" / "Good", tree(1, [6, 12], observations=observations))
+    with zipfile.ZipFile(tmp_path / "3m.zip", "w") as archive:
+        for file in (tmp_path / "3m.vlt").rglob("*"):
+            archive.write(file, file.relative_to(tmp_path))
+    outcome = offmarl("report", "3m.zip", "--time-limit", "12", "--html", "page.html")
+    assert outcome.code == 0
+    page = _Page(Path("page.html"))
+    assert page.row("environment", 2)[1] == "not told"
+    assert page.row("size", 2)[1] == "not told"
+    assert page.row("episodes", 2)[1] == "1 terminated, 1 truncated"
+    for sentence in (
+        "It was written by another program",
+        "Time limit terminal: the time limit is flagged as termination",
+        "Observations that are not finite: 1, in features 2 (agent 1).",
+        "does not tell its environment",
+    ):
+        assert sentence in page.text
+
+
+def test_continuous_actions_and_rewards_of_each_agent(offmarl, tmp_path):
+    spec = EnvSpec("", 3, 2, 4, Continuous(2), reward="individual")
+    steps, finals = make(spec, 2, 50)
+    with vault.create(tmp_path / "a.vlt", spec, rows=2, codec="zstd") as writer:
+        writer.append(steps, finals)
+    assert offmarl("report", "a.vlt", "--html", "page.html").code == 0
+    page = _Page(Path("page.html"))
+    assert page.row("rewards", 2)[1] == "each agent its own"
+    assert any(alt.startswith("Returns of each agent: a/main: means ") for alt in page.alts)
+    assert "How the values of each dimension are distributed." in page.alts
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_as_good_as_nothing(offmarl, tmp_path, steps):
+    spec = EnvSpec("", 1, 1, 1, Discrete(1))
+    with vault.create(tmp_path / "a.vlt", spec, rows=1) as writer:
+        if steps:
+            writer.append(*make(spec, 1, 1, end_every=1.0))
+    outcome = offmarl("report", "a.vlt", "--html", "page.html")
+    assert outcome.code == 0
+    assert ("It holds no steps yet." in outcome.out) == (steps == 0)
+    _Page(Path("page.html"))
+
+
+def test_recorded_episodes_are_shown(offmarl, random_data):
+    path = random_data("swarm/coverage-2:time_limit=6")
+    outcome = offmarl("report", path, "--html", "page.html")
+    assert outcome.code == 0
+    page = _Page(Path("page.html"))
+    films = [alt for alt in page.alts if ", return" in alt]
+    assert [film.split(": ")[0] for film in films] == [
+        f"swarm-coverage-2:time_limit=6/random, {rank}" for rank in ("worst", "median", "best")
+    ]
+    assert page.text.count("data:image/gif;base64,") == 3
+
+
+def test_names_tell_datasets_apart(offmarl, tmp_path):
+    for name in ("x/a.vlt", "x/b.vlt", "y/a.vlt"):
+        with vault.create(tmp_path / name, SPEC, rows=2):
+            pass
+    assert list(offmarl("report", "x/a.vlt", "x/b.vlt", "--json").json["vaults"]) == [
+        "a/main",
+        "b/main",
+    ]
+    twice = offmarl("report", "x/a.vlt", "y/a.vlt", "x/a.vlt/main", "--json").json["vaults"]
+    assert [Path(name).relative_to(tmp_path).parts[0] for name in twice] == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give the path of one vault or more"),
+        (["missing.vlt"], "there is no vault at"),
+        (["made.vlt", "--time-limit", "5"], "open it without a time limit"),
+    ],
+)
+def test_mistakes_are_named(offmarl, tiers, arguments, message):
+    outcome = offmarl("report", *arguments, "--html", "page.html")
+    assert outcome.code == 1 and message in outcome.err and outcome.err.count("\n") == 1
+    assert not Path("page.html").exists()

@@ -1,0 +1,277 @@
+"""What a survey says of a dataset is what NumPy says of all of it at once."""
+
+import tracemalloc
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from offmarl import report, vault
+from offmarl.errors import VaultError
+from offmarl.replay import window_starts
+from offmarl.report.findings import findings
+from offmarl.report.ranges import RangesOver
+from offmarl.types import Continuous, Discrete, EnvSpec
+from offmarl.vault.listing import open_source
+from tests.vault.experience import make
+
+DISCRETE = EnvSpec("test/made-up", 3, 2, 2, Discrete(4), time_limit=9)
+CONTINUOUS = EnvSpec("", 2, 3, 4, Continuous(2), reward="individual")
+ROWS, STEPS = 3, 200
+
+
+def write(path, spec, transition, finals=None, rows=ROWS, **options):
+    with vault.create(path, spec, rows=rows, chunk_steps=16, **options) as writer:
+        writer.append(transition, finals)
+    return vault.open_vault(path, checked=True)
+
+
+@pytest.fixture(scope="module")
+def discrete(tmp_path_factory):
+    """A vault whose states, observations and actions recur, with rewards that are mostly zero."""
+    steps, finals = make(DISCRETE, ROWS, STEPS, seed=1, end_every=12.0)
+    rng = np.random.default_rng(0)
+    view = steps.view._replace(
+        observation=rng.integers(0, 2, steps.view.observation.shape).astype(np.float32),
+        state=rng.choice(np.float32([-0.0, 0.0, 1.5]), steps.view.state.shape),
+    )
+    reward = (steps.reward * (rng.random(steps.reward.shape) < 0.1)).astype(np.float32)
+    steps = steps._replace(view=view, reward=reward)
+    path = tmp_path_factory.mktemp("vaults") / "made.vlt" / "up"
+    return write(path, DISCRETE, steps, finals)
+
+
+@pytest.fixture(scope="module")
+def found(discrete, module_monkeypatch):
+    """Its survey, in blocks of 16 steps: episodes, and much else, go across their borders."""
+    module_monkeypatch.setattr("offmarl.vault.reading.reader._BLOCK_BYTES", 1)
+    assert len(list(discrete.blocks())) == -(-STEPS // 16)
+    return report.survey(discrete)
+
+
+@pytest.fixture(scope="module")
+def module_monkeypatch():
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def steps(discrete):
+    """All of it, ``(B * T, ...)``."""
+    whole = discrete.transitions()
+
+    def flat(x):
+        return x.reshape(-1, *x.shape[2:])
+
+    view = whole.view._replace(**{k: flat(v) for k, v in whole.view._asdict().items()})
+    rest = {k: flat(v) for k, v in whole._asdict().items() if k != "view"}
+    return whole._replace(view=view, **rest)
+
+
+def test_identity(discrete, found):
+    assert found.digest == discrete.digest()
+    assert found.alive.tolist() == discrete.transitions().view.alive.sum((0, 1)).tolist()
+    assert found.log_probs == found.alive.sum()
+
+
+def test_returns_and_lengths_are_of_whole_episodes(discrete, found):
+    episodes = discrete.episodes
+    whole = (episodes.cause == "terminated") | (episodes.cause == "truncated")
+    assert 0 < whole.sum() < len(whole)
+    np.testing.assert_array_equal(found.returns, episodes.returns[whole].mean(1))
+    np.testing.assert_array_equal(found.lengths, episodes.length[whole])
+
+
+def test_ranges_are_of_agents_that_are_alive(found, steps):
+    alive = steps.view.alive
+    assert 0 < alive.mean() < 1
+    for agent in range(3):
+        seen = steps.view.observation[alive[:, agent], agent]
+        ranges = found.observations
+        np.testing.assert_array_equal(ranges.low[agent], seen.min(0))
+        np.testing.assert_array_equal(ranges.high[agent], seen.max(0))
+        np.testing.assert_allclose(ranges.mean[agent], seen.mean(0, dtype=float))
+        np.testing.assert_allclose(ranges.std[agent], seen.std(0, dtype=float))
+        assert (ranges.finite[agent] == len(seen)).all()
+    np.testing.assert_allclose(found.state.mean, steps.view.state.mean(0, dtype=float))
+
+
+def test_actions(found, steps):
+    alive, action, legal = steps.view.alive, steps.action, steps.view.legal_actions
+    one_hot = (action[..., None] == np.arange(4)) & alive[..., None]
+    np.testing.assert_array_equal(found.actions.taken, one_hot.sum(0))
+    np.testing.assert_array_equal(found.actions.legal, (legal & alive[..., None]).sum(0))
+    illegal = ~np.take_along_axis(legal, action[..., None], -1)[..., 0] & alive
+    assert illegal.sum() > 0
+    np.testing.assert_array_equal(found.actions.illegal, illegal.sum(0))
+    together = np.einsum("tia,tjb->iajb", one_hot.astype(int), one_hot.astype(int))
+    np.testing.assert_array_equal(found.actions.together, together)
+
+
+def test_mutual_information_and_entropy(found, steps):
+    both = steps.view.alive[:, [0, 2]].all(1)
+    pairs = Counter(map(tuple, steps.action[both][:, [0, 2]].tolist()))
+    joint = np.array([[pairs[a, b] for b in range(4)] for a in range(4)]) / both.sum()
+    independent = joint.sum(1, keepdims=True) * joint.sum(0)
+    expected = (joint * np.log2(joint / independent)).sum()
+    np.testing.assert_allclose(found.actions.information[0, 2], expected)
+    np.testing.assert_allclose(found.actions.information, found.actions.information.T)
+    share = found.actions.taken[1] / found.actions.taken[1].sum()
+    np.testing.assert_allclose(found.actions.entropy[1], -(share * np.log2(share)).sum())
+
+
+def test_coverage(found, steps):
+    state, action, alive = steps.view.state, steps.action, steps.view.alive
+    pairs, counts = np.unique(np.concatenate([state, action], 1), axis=0, return_counts=True)
+    told = found.coverage
+    assert told.exact
+    assert (told.pairs, told.states) == (len(pairs), len(np.unique(state, axis=0)))
+    assert found.saco == len(pairs) / (ROWS * STEPS)
+    often, many = np.unique(counts, return_counts=True)
+    assert told.repeats.tolist() == np.stack([often, many], 1).tolist()
+    local = np.concatenate([steps.view.observation, action[..., None]], -1)[alive]
+    assert told.local_pairs == len(np.unique(local, axis=0))
+    assert told.local_steps == alive.sum()
+    joint, counts = np.unique(action, axis=0, return_counts=True)
+    share = counts / counts.sum()
+    assert told.joint_actions == len(joint)
+    np.testing.assert_allclose(told.joint_entropy, -(share * np.log2(share)).sum())
+
+
+def test_rewards(discrete, found, steps):
+    told = found.rewards
+    assert not told.alike
+    assert told.nonzero.tolist() == (steps.reward != 0).sum(0).tolist()
+    assert told.nonzero_steps == (steps.reward != 0).any(1).sum()
+    np.testing.assert_array_equal(told.ranges.high, steps.reward.max(0))
+    table, rewards = discrete.episodes, discrete.transitions().reward.mean(-1)
+    assert told.stretch == -(-table.length.max() // 60)
+    bins = [[] for _ in range(-(-int(table.length.max()) // told.stretch))]
+    for row, start, length in zip(table.row, table.start, table.length, strict=True):
+        for time in range(length):
+            bins[time // told.stretch].append(rewards[row, start + time])
+    np.testing.assert_allclose(told.curve, [np.mean(values) for values in bins], atol=1e-6)
+
+
+@pytest.mark.parametrize("length", [1, 7, 30, STEPS + 1])
+def test_windows(discrete, found, length):
+    table = discrete.episodes
+    starts = window_starts(table.row * STEPS + table.start, table.length, length)
+    told = found.windows(length)
+    assert told.total == len(starts)
+    assert told.short_episodes == (table.length < length).sum()
+    missing = sum(max(0, length - n) for n in table.length)
+    np.testing.assert_allclose(told.padded, missing / (len(starts) * length))
+    flat = [range(row * STEPS, (row + 1) * STEPS - length + 1) for row in range(ROWS)]
+    inside = set(starts[np.repeat(table.length >= length, _counts(table, length))].tolist())
+    across = [place not in inside for places in flat for place in places]
+    np.testing.assert_allclose(told.crossing, np.mean(across) if across else 0.0)
+
+
+def _counts(table, length):
+    return np.maximum(table.length - length, 0) + 1
+
+
+def test_continuous_actions(tmp_path):
+    steps, finals = make(CONTINUOUS, ROWS, 60)
+    steps.action[0, :, 0, 1] = 1.0
+    steps.action[1, 3, 1, 0] = -2.5
+    found = report.survey(write(tmp_path / "a.vlt", CONTINUOUS, steps, finals, codec="zstd"))
+    alive = steps.view.alive.reshape(-1, 2)
+    action = steps.action.reshape(-1, 2, 2)
+    for agent in range(2):
+        mine = action[alive[:, agent], agent]
+        expected = [np.histogram(np.clip(x, -1, 1 - 1e-9), 40, (-1, 1))[0] for x in mine.T]
+        # Values right at the border of two bins may be counted on either side of it.
+        assert np.abs(found.actions.histogram[agent] - expected).sum() <= 2
+        np.testing.assert_array_equal(found.actions.ranges.low[agent], mine.min(0))
+        assert found.actions.at_bounds[agent].tolist() == (np.abs(mine) >= 1).sum(0).tolist()
+    known = findings(found)
+    if alive.reshape(ROWS, 60, 2)[1, 3, 1]:
+        assert "Values of actions are not all in [-1, 1], but from -2.5 to 1." in known
+
+
+def test_an_empty_vault(tmp_path):
+    with vault.create(tmp_path / "a.vlt", DISCRETE, rows=2):
+        pass
+    found = report.survey(vault.open_vault(tmp_path / "a.vlt"))
+    assert found.saco is None and not len(found.returns)
+    assert found.windows(5)[1:] == (0, 0.0, 0, 0.0)
+    assert findings(found) == ["It holds no steps yet."]
+
+
+def test_what_is_unusual_is_said(tmp_path):
+    steps, _ = make(DISCRETE, 1, 8)
+    nobody = np.zeros_like(steps.terminated)
+    observation = np.random.default_rng(0).normal(size=(1, 8, 3, 2)).astype(np.float32)
+    observation[0, :, 1, 0] = 7.0
+    observation[0, 3:5, 2, 1] = np.nan
+    view = steps.view._replace(
+        observation=observation,
+        alive=np.ones_like(steps.view.alive),
+        legal_actions=np.ones_like(steps.view.legal_actions),
+    )
+    view.legal_actions[0, 0, 0, 2] = False
+    action = np.tile(np.int32([2, 0, 0]), (1, 8, 1))
+    steps = steps._replace(
+        view=view,
+        action=action,
+        reward=np.zeros_like(steps.reward),
+        terminated=nobody,
+        truncated=nobody,
+        last=np.zeros_like(steps.last),
+    )
+    found = report.survey(write(tmp_path / "a.vlt", DISCRETE, steps, rows=1))
+    known = findings(found)
+    for sentence in (
+        "All of its episodes run on at the end of the data: their returns are of what there is.",
+        "No reward was ever paid.",
+        "Actions taken although they were illegal: 1 (4.17%).",
+        "Actions that were legal and never taken: 0-1, 3 (agent 0), 1-3 (agents 1-2).",
+        "Observations that are not finite: 2, in features 1 (agent 2).",
+        "Features of the observation that never change: 0 (agent 1).",
+    ):
+        assert sentence in known
+    assert found.observations.finite[2].tolist() == [8, 6]
+
+
+def test_damage_does_not_go_unnoticed(tmp_path):
+    steps, finals = make(DISCRETE, ROWS, 64)
+    path = tmp_path / "a.vlt" / "main"
+    write(path, DISCRETE, steps, finals)
+    chunk = steps.view.observation[0, 16:32].tobytes()
+    (file,) = (file for file in path.rglob("*") if file.is_file() and chunk in file.read_bytes())
+    data = bytearray(file.read_bytes())
+    data[data.index(chunk)] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(VaultError, match="checksum"):
+        report.survey(open_source(path))
+
+
+def test_ranges_do_not_lose_digits():
+    values = 1e6 + np.random.default_rng(0).normal(size=(5000, 2)).astype(np.float32)
+    over = RangesOver(2)
+    for part in np.array_split(values, 7):
+        over.add(part)
+    np.testing.assert_allclose(over.ranges.mean, values.mean(0, dtype=float), rtol=1e-12)
+    np.testing.assert_allclose(over.ranges.std, values.std(0, dtype=float), rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_vault(tmp_path):
+    """Half a gigabyte, and an eighth of it, take as much memory: far less than either holds."""
+    spec = EnvSpec("", 8, 64, 200, Discrete(10))
+    steps, finals = make(spec, 8, 1024, end_every=50.0)
+    peaks = []
+    for appends in (3, 24):
+        path = tmp_path / f"{appends}.vlt"
+        with vault.create(path, spec, rows=8) as writer:
+            for _ in range(appends):
+                writer.append(steps, finals)
+        data = vault.open_vault(path, checked=True)
+        tracemalloc.start()
+        report.survey(data)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert data.num_bytes > 500e6
+    assert peaks[1] < 1.1 * peaks[0] < 200e6
