@@ -7,7 +7,6 @@ written, and nothing to clear up after one that died.
 """
 
 import os
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -133,12 +132,7 @@ class SharedWriter:
     def __enter__(self) -> "SharedWriter":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _check(self, transition: Transition, finals: Finals | None, cut: Cut) -> None:

@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import PurePath
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -183,12 +182,7 @@ class Writer:
     def __enter__(self) -> "Writer":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _accept(
