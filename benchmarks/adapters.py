@@ -5,10 +5,11 @@
 Both reset themselves, in 64 environments, with random actions drawn in the same way (among the
 legal ones where the raw environment says which), in a scan of 16 steps that keeps observations,
 rewards and ends; turns alternate and the median ratio counts. (In longer scans one side's arrays
-are above the 32 MB from which glibc fetches memory anew in each call, and the other's are not.) JaxMARL's own ``step`` and Jumanji's
-``AutoResetWrapper`` reset in every step, so the last column is what counts for the adapter alone:
-both without any reset. The second table is autoreset alone: a pool of 256 resets against fresh
-ones. Where other programs run, one core (``taskset -c 0``) gives the steadiest ratios.
+are above the 32 MB from which glibc fetches memory anew in each call, and the other's are not.)
+JaxMARL's own ``step`` and Jumanji's ``AutoResetWrapper`` reset in every step, so the last column is
+what counts for the adapter alone: both without any reset. The second table is autoreset alone: a
+pool of 256 resets against fresh ones. Where other programs run, one core (``taskset -c 0``) gives
+the steadiest ratios.
 """
 
 import argparse
