@@ -27,6 +27,7 @@ from offmarl.networks import (
     init_policy,
     stochastic_head,
 )
+from offmarl.settings import Count, Positive
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 # ---------------------------------------------------------------------------------- arguments
@@ -36,14 +37,14 @@ from offmarl.types import ArrayTree, EnvSpec, Sequence
 class Args(training.Args):
     """Behaviour cloning."""
 
-    learning_rate: float = 1e-3
+    learning_rate: Positive = 1e-3
     """Adam's step size."""
     anneal: bool = True
     """Let the step size fall to zero over the run, so that the clone settles on the frequencies of
     the data rather than on those of the last batches."""
     greedy: bool = False
     """Evaluate the clone's best actions only, rather than act as randomly as the data does."""
-    hidden: int = 64
+    hidden: Count = 64
     """Width of the policy's layers."""
     agent_id: bool = True
     """Tell the policy which agent it acts for."""

@@ -33,6 +33,7 @@ from offmarl.networks import (
     init_policy,
     mix,
 )
+from offmarl.settings import Count, Fraction, Positive
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 # ---------------------------------------------------------------------------------- arguments
@@ -42,21 +43,21 @@ from offmarl.types import ArrayTree, EnvSpec, Sequence
 class Args(training.Args):
     """Multi-agent implicit constraint Q-learning."""
 
-    learning_rate: float = 3e-4
+    learning_rate: Positive = 3e-4
     """Adam's step size, of actor and critic."""
-    gamma: float = 0.99
+    gamma: Fraction = 0.99
     """Discount γ."""
-    td_lambda: float = 0.8
+    td_lambda: Fraction = 0.8
     """λ of the critic's targets: 0.8 as first published, 0 for one-step targets."""
-    policy_temperature: float = 0.1
+    policy_temperature: Positive = 0.1
     """α_π: the smaller, the more the policy follows the best of the data."""
-    value_temperature: float = 1000.0
+    value_temperature: Positive = 1000.0
     """α_v: the smaller, the more the targets follow the best of the batch."""
-    target_every: int = 200
+    target_every: Count = 200
     """Updates between copies to the target networks."""
-    hidden: int = 64
+    hidden: Count = 64
     """Width of the agents' layers, and of the mixer's hypernetworks."""
-    mixer_embed: int = 32
+    mixer_embed: Count = 32
     """Width of the mixing function."""
     agent_id: bool = True
     """Tell the networks which agent they act for."""

@@ -30,6 +30,7 @@ from offmarl.losses import (
     td_targets,
 )
 from offmarl.networks import Mixer, PolicyConfig, QParams, agent_network, init_policy, mix
+from offmarl.settings import Count, Fraction, NonNegative, Positive
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 # ---------------------------------------------------------------------------------- arguments
@@ -39,19 +40,19 @@ from offmarl.types import ArrayTree, EnvSpec, Sequence
 class Args(training.Args):
     """QMIX with conservative Q-learning."""
 
-    learning_rate: float = 3e-4
+    learning_rate: Positive = 3e-4
     """Adam's step size."""
-    gamma: float = 0.99
+    gamma: Fraction = 0.99
     """Discount γ."""
-    cql_weight: float = 3.0
+    cql_weight: NonNegative = 3.0
     """Weight α of the conservative penalty; 0 gives plain offline QMIX."""
-    cql_samples: int = 20
+    cql_samples: Count = 20
     """Random legal joint actions K in the penalty."""
-    target_every: int = 200
+    target_every: Count = 200
     """Updates between copies to the target networks."""
-    hidden: int = 64
+    hidden: Count = 64
     """Width of the agents' layers, and of the mixer's hypernetworks."""
-    mixer_embed: int = 32
+    mixer_embed: Count = 32
     """Width of the mixing function."""
     agent_id: bool = True
     """Tell the network which agent it acts for."""

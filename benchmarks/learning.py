@@ -115,6 +115,7 @@ def compare_seeds(args: Args, path: Path, directory: Path) -> None:
             vault=path,
             out=directory / f"{seed}-{seeds}",
             env="none",
+            held_out=0.0,
             seed=seed,
             seeds=seeds,
             updates=args.updates,

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
 from offmarl import tracking
 from offmarl.checkpoint import Checkpoints
-from offmarl.envs.base import Environment, EnvState
+from offmarl.envs.base import Environment, EnvState, require_positive
 from offmarl.errors import RunError, ShapeError
 from offmarl.networks import (
     PolicyConfig,
@@ -60,9 +60,12 @@ def evaluate(
 
     Raises
     ------
+    OptionError
+        There is no episode to play.
     ShapeError
         The environment has no time limit, so that an episode has no largest length.
     """
+    require_positive(num_episodes=num_episodes)
     time_limit = env.spec.time_limit
     if time_limit is None:
         raise ShapeError(

@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from rich.console import Console
 
 from offmarl import envs
+from offmarl.errors import OptionError
 from offmarl.losses import masked_mean
 from offmarl.losses.policy_gradient import clipped_surrogate, generalised_advantages
 from offmarl.networks import (
@@ -42,6 +43,7 @@ from offmarl.recording import (
     record_online,
 )
 from offmarl.rollout import RolloutState, init_rollout, rollout
+from offmarl.settings import Count, Fraction, NonNegative, Positive
 from offmarl.types import ArrayTree, EnvSpec, Transition, View
 
 # ---------------------------------------------------------------------------------- arguments
@@ -51,25 +53,25 @@ from offmarl.types import ArrayTree, EnvSpec, Transition, View
 class Args(OnlineArgs):
     """Arguments of MAPPO."""
 
-    num_steps: int = 64
+    num_steps: Count = 64
     """Time steps in each environment between updates."""
-    epochs: int = 4
+    epochs: Count = 4
     """Passes over the steps of an update."""
-    minibatches: int = 4
+    minibatches: Count = 4
     """Parts that a pass is made in."""
-    learning_rate: float = 7e-4
+    learning_rate: Positive = 7e-4
     """Of Adam, for actor and critic."""
-    gamma: float = 0.99
+    gamma: Fraction = 0.99
     """Discount."""
-    gae_lambda: float = 0.95
+    gae_lambda: Fraction = 0.95
     """Trade-off of bias and variance in the advantages, λ."""
-    clip: float = 0.2
+    clip: Positive = 0.2
     """How far the probability of an action may move in an update, ε."""
-    entropy: float = 0.01
+    entropy: NonNegative = 0.01
     """Weight of the entropy bonus."""
-    max_grad_norm: float = 0.5
+    max_grad_norm: Positive = 0.5
     """Global norm that gradients are clipped to."""
-    hidden: int = 64
+    hidden: Count = 64
     """Width of the networks' layers."""
     agent_id: bool = True
     """Tell the networks which agent they act for."""
@@ -242,6 +244,11 @@ def learn(
 
 def make_program(args: Args, env: envs.Environment, config: PolicyConfig) -> OnlineProgram:
     """Tie the parts to an environment, given without autoreset."""
+    if args.minibatches > args.num_envs * args.num_steps:
+        raise OptionError(
+            f"{args.num_envs} environments of {args.num_steps} steps cannot be divided into "
+            f"{args.minibatches} minibatches: give fewer of those, or more steps."
+        )
     spec, env = env.spec, envs.autoreset(env)
     policy = make_policy(config, spec)
     networks = Networks(

@@ -43,6 +43,7 @@ from offmarl.recording import (
 )
 from offmarl.recording.sampling import as_sequence, warm_start
 from offmarl.rollout import RolloutState, init_rollout, rollout
+from offmarl.settings import Count, Fraction, Positive
 from offmarl.types import ArrayTree, Sequence
 from offmarl.vault import open_vault
 
@@ -53,34 +54,34 @@ from offmarl.vault import open_vault
 class Args(OnlineArgs):
     """Arguments of QMIX."""
 
-    num_steps: int = 32
+    num_steps: Count = 32
     """Time steps in each environment between rounds of updates."""
-    updates: int = 32
+    updates: Count = 32
     """Gradient updates a round."""
-    capacity: int = 4096
+    capacity: Count = 4096
     """Time steps that the replay holds of each environment."""
     warm_start: Path | None = None
     """Vault whose newest steps the replay starts out with."""
-    batch_size: int = 32
+    batch_size: Count = 32
     """Windows a batch."""
-    length: int = 10
+    length: Count = 10
     """Steps a window."""
-    learning_rate: float = 1e-3
+    learning_rate: Positive = 1e-3
     """Of Adam."""
-    gamma: float = 0.95
+    gamma: Fraction = 0.95
     """Discount; a swarm's rewards follow soon, and a short horizon learns them faster."""
-    epsilon: float = 0.05
+    epsilon: Fraction = 0.05
     """Probability of a random action, once exploration has come down from 1; recorded data has it
     too."""
-    exploration: float = 0.2
+    exploration: Fraction = 0.2
     """Part of the training in which it comes down."""
-    target_every: int = 200
+    target_every: Count = 200
     """Updates between copies to the target networks."""
-    max_grad_norm: float = 10.0
+    max_grad_norm: Positive = 10.0
     """Global norm that gradients are clipped to."""
-    hidden: int = 64
+    hidden: Count = 64
     """Width of the agents' layers, and of the mixer's hypernetworks."""
-    mixer_embed: int = 32
+    mixer_embed: Count = 32
     """Width of the mixing function."""
     agent_id: bool = True
     """Tell the network which agent it acts for."""

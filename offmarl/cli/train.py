@@ -23,7 +23,7 @@ def train(arguments: list[str]) -> Report:
     name, *rest = arguments
     run: Path = programs.run("baseline", name, rest)
     if not (run / MARL_EVAL_FILE).exists():
-        view = f"{name} is trained, and was not evaluated, for want of data to hold out: {run}"
+        view = f"{name} is trained, and not evaluated: no environment, nothing held out: {run}"
         return Report({"run": run}, view)
     metric = metric_of([run])
     title = f"{name}, trained and evaluated in {run}: {UNITS[metric]}"

@@ -32,11 +32,12 @@ from offmarl.recording.tiers import (
     parse_tiers,
 )
 from offmarl.recording.writer import ChunkWriter
+from offmarl.settings import Checked, Count, NonNegative, Seed
 from offmarl.types import ArrayTree, Policy
 
 
 @dataclass(frozen=True)
-class OnlineArgs:
+class OnlineArgs(Checked):
     """What every recorder is told."""
 
     env: str = "swarm/coverage-3"
@@ -46,19 +47,19 @@ class OnlineArgs:
     medium-replay (that up to the medium policy, cut from replay, which is recorded too)."""
     out: Path = Path("vaults")
     """Directory for the vaults, and for the run beside them."""
-    steps: int = 100_000
+    steps: Count = 100_000
     """Environment steps to record in each tier; replay has all steps of the training."""
-    total_steps: int = 300_000
+    total_steps: Count = 300_000
     """Environment steps to train for."""
-    num_envs: int = 32
+    num_envs: Count = 32
     """Environments side by side."""
-    evaluations: int = 40
+    evaluations: Count = 40
     """Versions of the policy to evaluate and keep during training; tiers are chosen from them."""
-    eval_episodes: int = 64
+    eval_episodes: Count = 64
     """Episodes in an evaluation."""
-    seed: int = 0
+    seed: Seed = 0
     """Decides everything random."""
-    checkpoint_seconds: float = 30.0
+    checkpoint_seconds: NonNegative = 30.0
     """Seconds of work that a kill may cost."""
 
 

@@ -13,6 +13,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from offmarl.checkpoint import Checkpoints
 from offmarl.envs import Environment, autoreset
+from offmarl.envs.base import require_positive
 from offmarl.recording.capture import Capture, add, init_capture, make_buffer
 from offmarl.recording.loop import OnlineProgram, collect, resume
 from offmarl.recording.provenance import fingerprint, is_complete, open_for_recording
@@ -74,11 +75,14 @@ def record_policy(
 
     Raises
     ------
+    OptionError
+        There is nothing to record, or no environment to record it in.
     RunError
         There is another recording at the path.
     VaultError
         The vault cannot be written.
     """
+    require_positive(steps=steps, num_envs=num_envs)
     path = Path(path)
     row = -(-steps // num_envs)
     num_chunks = -(-row // _CHUNK)

@@ -137,7 +137,7 @@ class Dataset(Vault):
             There are no episodes of such numbers.
         """
         longest = int(self.episodes.length.take(episodes, mode="clip").max(initial=1))
-        return WindowSource(self, 1, longest, episodes).beginnings().sequence()
+        return WindowSource(self, 1, longest, episodes).beginnings()
 
 
 def open_dataset(

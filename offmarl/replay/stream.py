@@ -101,10 +101,10 @@ class WindowSource:
         rows = rows.reshape(*windows.shape, *rows.shape[1:])
         return Batches(jax.device_put(rows), self._vault.spec)
 
-    def beginnings(self) -> Batches:
-        """Return one batch of the windows that the episodes begin with, on the device."""
+    def beginnings(self) -> Sequence:
+        """Return the windows that the episodes begin with, ``(M, T, ...)``, on the device."""
         rows = self._windows(self._table.beginnings)
-        return Batches(jax.device_put(rows), self._vault.spec)
+        return _sequence(Batches(jax.device_put(rows), self._vault.spec))
 
     def _windows(self, starts: NDArray[np.int64]) -> NDArray[np.uint32]:
         """Return the windows ``(n, T+1, W)`` that start at packed rows."""

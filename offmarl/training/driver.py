@@ -175,11 +175,13 @@ def _feed(
     job: _Job, dataset: Dataset, keys: Key[Array, "seeds"], steps: range
 ) -> AbstractContextManager[Feed]:
     args, memory = job.args, int(job.args.memory * 1e9)
+    # Whatever a window holds beyond the longest episode would be masked out.
+    length = min(args.length, int(dataset.episodes.length.max(initial=1)))
     return feeding(
         dataset,
         args.replay,
         args.batch_size,
-        args.length,
+        length,
         keys,
         steps,
         memory,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from offmarl import envs, tracking
 from offmarl.envs.base import Environment
-from offmarl.errors import OptionError, ShapeError
+from offmarl.errors import OptionError, ShapeError, UnknownNameError
 from offmarl.evaluation import agreement, evaluate, log_likelihood
 from offmarl.networks import make_policy
 from offmarl.replay import Dataset, open_dataset
@@ -76,7 +76,16 @@ def _environment(args: Args, dataset: Dataset) -> Environment | None:
     name = dataset.spec.name if args.env is None else args.env
     if name in ("", "none"):
         return None
-    env = envs.make(name)
+    try:
+        env = envs.make(name)
+    except UnknownNameError as error:
+        if args.env is not None:
+            raise
+        raise UnknownNameError(
+            f"{dataset.path} was recorded in {name!r}, which is no environment of ours: name one "
+            "of the same sizes with --env, or train with --env none, which holds episodes out and "
+            "tells how far the policy agrees with them."
+        ) from error
     if difference := dataset.spec.difference(env.spec):
         raise ShapeError(
             f"{dataset.path} and {name} differ in {difference}: name the environment it was "

@@ -9,6 +9,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from offmarl.errors import OptionError
 from offmarl.networks import PolicyConfig
+from offmarl.settings import Checked, Count, Fraction, Positive, Seed
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 LOG_EVERY = 500
@@ -19,7 +20,7 @@ FREE = ("out", "replay", "memory")
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(Checked):
     """Settings that all offline programs share."""
 
     vault: Path
@@ -30,31 +31,31 @@ class Args:
     validation: Path | None = None
     """Vault of held-out episodes, such as `offmarl split` makes: how far the policy agrees with
     their actions is evaluated too, which needs no environment."""
-    held_out: float | None = None
+    held_out: Fraction | None = None
     """Part of the vault's episodes to hold out instead: never learnt from, always the same ones.
     By default 0.1 where there is neither an environment nor --validation, and 0 otherwise."""
     out: Path | None = None
     """Directory of the run; by default runs/ENVIRONMENT/TIER/PROGRAM."""
-    seeds: int = 1
+    seeds: Count = 1
     """Independent runs, trained side by side in one program."""
-    seed: int = 0
+    seed: Seed = 0
     """The first of the seeds."""
-    updates: int | None = None
+    updates: Count | None = None
     """Gradient updates; by default 100,000, and 3,000 on classic/* and probe/* data."""
-    batch_size: int = 32
+    batch_size: Count = 32
     """Windows a batch."""
-    length: int = 20
+    length: Count = 20
     """Steps a window."""
     replay: Literal["auto", "device", "stream"] = "auto"
     """Where batches come from: the whole dataset on the device, or streamed from disk; the same
     batches either way. "auto": the device where the data fits into half of its free memory."""
-    memory: float = 1.0
+    memory: Positive = 1.0
     """GB that streamed batches may take at a time."""
-    evaluate_every: int | None = None
+    evaluate_every: Count | None = None
     """Updates between evaluations (and checkpoints); by default a twentieth of all."""
-    evaluate_episodes: int = 32
+    evaluate_episodes: Count = 32
     """Episodes an evaluation."""
-    final_episodes: int = 320
+    final_episodes: Count = 320
     """Episodes of the last evaluation, whose returns are the run's result."""
 
 
@@ -102,21 +103,14 @@ def schedule_of(args: Args, spec: EnvSpec) -> Schedule:
     Raises
     ------
     OptionError
-        A count is below one, or evaluations do not fall on updates.
+        Evaluations do not fall on updates.
     """
     small = spec.name.startswith(("classic/", "probe/"))
     updates = (3_000 if small else 100_000) if args.updates is None else args.updates
     every = max(updates // 20, 1) if args.evaluate_every is None else args.evaluate_every
-    schedule = Schedule(updates, every)
-    counts = ("seeds", "evaluate_episodes", "final_episodes")
-    for name, count in (
-        schedule._asdict() | {name: getattr(args, name) for name in counts}
-    ).items():
-        if count < 1:
-            raise OptionError(f"{name} must be at least 1, not {count}.")
     if updates % every:
         raise OptionError(
             f"updates ({updates}) must be a multiple of evaluate_every ({every}): "
             f"give --updates {updates - updates % every + every}, or another --evaluate-every."
         )
-    return schedule
+    return Schedule(updates, every)

@@ -17,7 +17,7 @@ import pytest
 from offmarl import envs, load_policy, tracking, vault
 from offmarl.checkpoint import Checkpoints
 from offmarl.envs.base import restart, transition
-from offmarl.errors import RunError, UnknownNameError
+from offmarl.errors import OptionError, RunError, UnknownNameError
 from offmarl.networks import PolicyConfig
 from offmarl.types import Continuous, EnvSpec, View
 from recorders import mappo
@@ -186,6 +186,21 @@ def test_an_unknown_tier_or_environment_is_named(tmp_path):
         mappo.main(small(tmp_path, tiers="exprt"))
     with pytest.raises(UnknownNameError, match="probe/match"):
         mappo.main(small(tmp_path, env="probe/mach"))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_envs": 0}, "num_envs must be at least 1, not 0"),
+        ({"gae_lambda": 1.5}, "gae_lambda must be from 0 to 1, not 1.5"),
+        ({"seed": -1}, "seed must be from 0 to 2,147,483,647, not -1"),
+        ({"minibatches": 129}, "8 environments of 16 steps cannot be divided into 129"),
+    ],
+)
+def test_settings_that_cannot_be(tmp_path, change, message):
+    with pytest.raises(OptionError, match=message):
+        mappo.main(small(tmp_path, **change))
     assert not list(tmp_path.iterdir())
 
 
