@@ -23,6 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from offmarl.envs.swarm.neighbours import find_points
+
 DYNAMICS = ("velocity", "acceleration", "unicycle")
 
 OBSTACLE_RADIUS = 1.0
@@ -194,13 +196,14 @@ def scatter(
 
 def keep_out(bodies: Bodies, obstacles: Float[Array, "M D"], side: float) -> Bodies:
     """Put drones that are inside an obstacle onto its surface; it takes away velocity into it."""
-    offset = bodies.position[:, None] - obstacles[None]
-    nearest = jnp.square(offset).sum(-1).argmin(-1)
-    offset = jnp.take_along_axis(offset, nearest[:, None, None], 1)[:, 0]
+    everywhere = jnp.ones(len(obstacles), bool)
+    near = find_points(bodies.position, obstacles, everywhere, 1, OBSTACLE_RADIUS, side)
+    nearest = obstacles[near.which[:, 0]]
+    offset = bodies.position - nearest
     distance = jnp.maximum(_norm(offset), 1e-6)
     normal = offset / distance
     hit = distance < OBSTACLE_RADIUS
-    surface = jnp.clip(obstacles[nearest] + OBSTACLE_RADIUS * normal, 0.0, side)
+    surface = jnp.clip(nearest + OBSTACLE_RADIUS * normal, 0.0, side)
     inward = jnp.minimum((bodies.velocity * normal).sum(-1, keepdims=True), 0.0)
     return Bodies(
         jnp.where(hit, surface, bodies.position),

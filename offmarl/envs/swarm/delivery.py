@@ -14,7 +14,9 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from offmarl.envs.base import require_positive
 from offmarl.envs.scene import MARKS
 from offmarl.envs.swarm import bodies as drones
+from offmarl.envs.swarm.neighbours import find_points
 from offmarl.envs.swarm.options import arena_side
+from offmarl.envs.swarm.pairs import Things, fold_near
 from offmarl.envs.swarm.state import Blocks, SwarmState
 from offmarl.envs.swarm.task import SwarmTask
 
@@ -105,7 +107,7 @@ class Delivery(SwarmTask):
         free = jnp.full(self.num_agents, -1, jnp.int32)
         delivered = jnp.zeros((), jnp.int32)
         task = DeliveryTask(sites, position, goal, heavy, nobody, free, delivered)
-        return self._grip(state, task)[0]
+        return self._grip(state, task)
 
     def _new_loads(
         self, key: PRNGKeyArray, sites: Float[Array, "S D"]
@@ -120,18 +122,36 @@ class Delivery(SwarmTask):
         position = jnp.clip(sites[source] + scatter, 0.0, self.side)
         return position, goal % self.num_sites, heavy
 
-    def _grip(
-        self, state: SwarmState, task: DeliveryTask
-    ) -> tuple[DeliveryTask, Bool[Array, "N M"]]:
+    def _grip(self, state: SwarmState, task: DeliveryTask) -> DeliveryTask:
         """Tell which drones grip which load, and which loads are carried."""
-        offset = state.bodies.position[:, None] - task.position[None]
-        squared = jnp.square(offset).sum(-1)
-        nearest = squared.argmin(-1)
-        carrying = jnp.where(squared.min(-1) <= _GRIP**2, nearest, -1)
-        grips = carrying[:, None] == jnp.arange(self.num_agents)
-        strength = jnp.where(grips, state.traits.strength[:, None], 0.0).sum(0)
+        position, everywhere = state.bodies.position, jnp.ones(self.num_agents, bool)
+        near = find_points(position, task.position, everywhere, 1, _GRIP, self.side)
+        carrying = jnp.where(jnp.isfinite(near.distance), near.which, -1)[:, 0]
+        (strength,) = self._sum_grips(
+            position, task._replace(carrying=carrying), state.traits.strength
+        )
         carried = strength >= jnp.where(task.heavy, _HEAVY, _LIGHT)
-        return task._replace(carried=carried, carrying=carrying.astype(jnp.int32)), grips
+        return task._replace(carried=carried, carrying=carrying)
+
+    def _sum_grips(
+        self, position: Float[Array, "N D"], task: DeliveryTask, *values: Float[Array, "N"]
+    ) -> Float[Array, "F M"]:
+        """Sum values over the drones that grip each load."""
+        load = jnp.arange(self.num_agents)
+
+        def add(
+            total: Float[Array, "F M"],
+            squared: Float[Array, "C M"],
+            carrying: Int[Array, "C M"],
+            *theirs: Float[Array, "C M"],
+        ) -> Float[Array, "F M"]:
+            grips = (carrying == load) & jnp.isfinite(squared)
+            return total + jnp.stack([jnp.where(grips, value, 0.0).sum(0) for value in theirs])
+
+        nothing = jnp.zeros((len(values), self.num_agents))
+        everybody = jnp.ones(self.num_agents, bool)
+        grippers = Things(position, everybody, (task.carrying, *values))
+        return fold_near(add, nothing, task.position, grippers, _GRIP, self.side)
 
     def _advance(
         self,
@@ -139,9 +159,11 @@ class Delivery(SwarmTask):
         before: SwarmState,
         moved: SwarmState,
     ) -> tuple[SwarmState, Float[Array, "N"], Bool[Array, ""]]:
-        task, grips = self._grip(before, before.task)
-        steps = moved.bodies.position - before.bodies.position
-        mean_step = (grips.T @ steps) / jnp.maximum(grips.sum(0), 1)[:, None]
+        task = self._grip(before, before.task)
+        start, end = before.bodies.position, moved.bodies.position
+        ones = jnp.ones(self.num_agents)
+        *steps, grips = self._sum_grips(start, task, *(end - start).T, ones)
+        mean_step = jnp.stack(steps, -1) / jnp.maximum(grips, 1)[:, None]
         position = task.position + jnp.where(task.carried[:, None], mean_step, 0.0)
         goal = task.sites[task.goal]
         left = _length(goal - position)
@@ -149,12 +171,9 @@ class Delivery(SwarmTask):
         gained = _CARRY_REWARD * (_length(goal - task.position) - left) + _DELIVER_REWARD * arrived
         reward = (jnp.where(task.heavy, 2.0, 1.0) * gained).mean()
         after = self._replace_loads(key, task._replace(position=position), arrived)
-        after, _ = self._grip(moved, after)
-        return (
-            moved._replace(task=after),
-            jnp.full(self.num_agents, reward),
-            jnp.zeros((), bool),
-        )
+        after = self._grip(moved, after)
+        rewards = jnp.full(self.num_agents, reward)
+        return moved._replace(task=after), rewards, jnp.zeros((), bool)
 
     def _replace_loads(
         self, key: PRNGKeyArray, task: DeliveryTask, arrived: Bool[Array, "M"]

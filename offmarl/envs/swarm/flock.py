@@ -11,7 +11,7 @@ from offmarl.envs.base import require_positive
 from offmarl.envs.scene import MARKS
 from offmarl.envs.swarm import bodies as drones
 from offmarl.envs.swarm.bodies import Bodies
-from offmarl.envs.swarm.neighbours import find_neighbours
+from offmarl.envs.swarm.neighbours import find_neighbours, find_points
 from offmarl.envs.swarm.state import Blocks, SwarmState
 from offmarl.envs.swarm.task import SwarmTask
 
@@ -150,8 +150,10 @@ class Flock(SwarmTask):
         """Tell which drones are at an obstacle, where flying into it leaves them."""
         if state.obstacles is None:
             return jnp.zeros(self.num_agents, bool)
-        distance = _length(state.bodies.position[:, None] - state.obstacles[None])
-        return distance.min(-1) <= drones.OBSTACLE_RADIUS + _TOUCH
+        everywhere = jnp.ones(len(state.obstacles), bool)
+        reach = drones.OBSTACLE_RADIUS + _TOUCH
+        near = find_points(state.bodies.position, state.obstacles, everywhere, 1, reach, self.side)
+        return jnp.isfinite(near.distance[:, 0])
 
     def _status(self, state: SwarmState) -> Float[Array, "N 1"]:
         return self._touching(state)[:, None].astype(jnp.float32)

@@ -132,6 +132,11 @@ class SwarmOptions(ABC):
         return tuple((drones.SCOUT, drones.LIFTER)[i % 2] for i in range(self._num_bodies))
 
     @property
+    def _farthest_sight(self) -> float:
+        """How far the drone sees that sees furthest."""
+        return self.sensing_range * max(kind.sight for kind in self._kinds)
+
+    @property
     def _labels(self) -> list[Float[np.ndarray, "P"]]:
         """What tells drones apart, as numbers: the kind, and the team."""
         labels = []

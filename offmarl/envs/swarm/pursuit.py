@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from offmarl.envs.base import require_positive
 from offmarl.envs.swarm import bodies as drones
 from offmarl.envs.swarm.bodies import Kind
-from offmarl.envs.swarm.neighbours import find_points
+from offmarl.envs.swarm.neighbours import find_distance, find_points
 from offmarl.envs.swarm.options import arena_side, require_one_of
 from offmarl.envs.swarm.sensing import describe
 from offmarl.envs.swarm.state import Blocks, SwarmState
@@ -108,8 +108,7 @@ class Pursuit(SwarmTask):
     def _closest(self, state: SwarmState) -> Float[Array, "M"]:
         """Return the distance from each evader to the nearest pursuer."""
         pursuers, evaders = jnp.split(state.bodies.position, [self.num_agents])
-        squared = jnp.square(pursuers[:, None] - evaders[None]).sum(-1)
-        return jnp.sqrt(squared.min(0))
+        return find_distance(evaders, pursuers, self.side)
 
     def _gap(self, state: SwarmState, closest: Float[Array, "M"]) -> Float[Array, ""]:
         at_large = state.alive[self.num_agents :]
@@ -139,7 +138,9 @@ class Pursuit(SwarmTask):
             return super()._drive_scripted(state)
         pursuers = state.bodies.position[: self.num_agents]
         position, velocity, heading = (part[self.num_agents :] for part in state.bodies)
-        near = find_points(position, pursuers, _THREATS, jnp.ones(self.num_agents, bool))
+        everybody = jnp.ones(self.num_agents, bool)
+        reach = self._farthest_sight
+        near = find_points(position, pursuers, everybody, _THREATS, reach, self.side)
         sight = state.traits.sight[self.num_agents :, None]
         offset = jnp.where((near.distance <= sight)[..., None], pursuers[near.which], jnp.inf)
         wish = flee(position, offset - position[:, None], self.side)
@@ -165,7 +166,8 @@ class Pursuit(SwarmTask):
         position, velocity, heading = (part[observers] for part in seen.bodies)
         theirs = seen.bodies.position[others]
         sight = seen.traits.sight[observers, None]
-        near = find_points(position, theirs, _OPPONENTS_SEEN, seen.alive[others])
+        at_large, reach = seen.alive[others], self._farthest_sight
+        near = find_points(position, theirs, at_large, _OPPONENTS_SEEN, reach, self.side)
         offset = (theirs[near.which] - position[:, None]) / sight[..., None]
         relative = seen.bodies.velocity[others][near.which] - velocity[:, None]
         offset, relative = (self._in_frame(heading, x) for x in (offset, relative))

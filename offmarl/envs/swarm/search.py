@@ -15,6 +15,7 @@ from offmarl.envs.base import require_positive
 from offmarl.envs.scene import MARKS
 from offmarl.envs.swarm.neighbours import find_points
 from offmarl.envs.swarm.options import arena_side
+from offmarl.envs.swarm.pairs import Things, fold_near
 from offmarl.envs.swarm.state import Blocks, SwarmState
 from offmarl.envs.swarm.task import SwarmTask
 
@@ -114,11 +115,11 @@ class Search(SwarmTask):
 
     def _watch(self, state: SwarmState, task: SearchTask) -> SearchTask:
         """Tell which targets are found, and how strong the drones next to each are."""
-        offset = state.bodies.position[:, None] - task.position[None]
-        squared = jnp.square(offset).sum(-1)
-        seen = (squared <= jnp.square(state.traits.sight)[:, None]).any(0)
-        near = squared <= _HOLD_RANGE**2
-        strength = jnp.where(near, state.traits.strength[:, None], 0.0).sum(0)
+        traits = state.traits
+        watchers = Things(state.bodies.position, state.alive, (traits.sight, traits.strength))
+        nobody = jnp.zeros(self.num_targets, bool), jnp.zeros(self.num_targets)
+        reach = max(self._farthest_sight, _HOLD_RANGE)
+        seen, strength = fold_near(_watch, nobody, task.position, watchers, reach, self.side)
         return task._replace(found=task.found | seen, strength=strength)
 
     def _sense(self, seen: SwarmState) -> Blocks:
@@ -133,10 +134,11 @@ class Search(SwarmTask):
     def _status(self, state: SwarmState) -> Float[Array, "N C"]:
         position = state.bodies.position
         everywhere = jnp.ones(self.num_targets, bool)
-        near = find_points(position, state.task.position, 1, everywhere)
+        targets, reach = state.task.position, self._farthest_sight
+        near = find_points(position, targets, everywhere, 1, reach, self.side)
         index = near.which[:, 0]
         lacks = state.task.strength[index] < _HOLD_STRENGTH
-        offset = (state.task.position[index] - position) / 10
+        offset = (targets[index] - position) / 10
         message = jnp.concatenate([offset, lacks[:, None], jnp.ones((len(position), 1))], -1)
         return jnp.where(near.distance <= state.traits.sight[:, None], message, 0.0)
 
@@ -173,6 +175,18 @@ class Search(SwarmTask):
         flat = around + 3 * (0.55 - radius) * outward
         wish = jnp.concatenate([flat, -position[:, 2:]], -1)
         return self._from_arena(see["own"], wish[:, None])[:, 0]
+
+
+def _watch(
+    so_far: tuple[Bool[Array, "M"], Float[Array, "M"]],
+    squared: Float[Array, "C M"],
+    sight: Float[Array, "C M"],
+    strength: Float[Array, "C M"],
+) -> tuple[Bool[Array, "M"], Float[Array, "M"]]:
+    """Count in who sees each target, and the strength of those next to it."""
+    seen = (squared <= jnp.square(sight)).any(0)
+    near = jnp.where(squared <= _HOLD_RANGE**2, strength, 0.0).sum(0)
+    return so_far[0] | seen, so_far[1] + near
 
 
 def _wander(

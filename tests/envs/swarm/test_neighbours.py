@@ -1,3 +1,8 @@
+"""The cell list against all pairs, and both against a search that sorts."""
+
+import functools
+from unittest import mock
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -6,28 +11,43 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from offmarl.envs.swarm import neighbours
+from offmarl import envs
+from offmarl.envs.swarm import neighbours, pairs
+
+from ..conformance import QUICKLY
 
 SIDE = 24
-RANGE = 3.0
+REACH = 3.0
 COUNT = 4
+BOTH = (pairs.fold_all_pairs, pairs.fold_cells)
+
+
+def searching_with(fold, find, *args):
+    with mock.patch.object(neighbours, "fold_near", fold):
+        return find(*args)
 
 
 @jax.jit
-def both(position, alive):
-    dense = neighbours.search_all_pairs(position, alive, COUNT)
-    cells = neighbours.search_cells(position, alive, COUNT, RANGE, SIDE)
-    return [neighbours._within(nearest, RANGE) for nearest in (dense, cells)]
+def neighbours_with_both(position, alive):
+    find, options = neighbours.find_neighbours, (COUNT, REACH, SIDE)
+    return [searching_with(fold, find, position, alive, *options) for fold in BOTH]
 
 
-def brute_force(position, alive, count, sensing_range):
-    """Sort all others by distance, lower index first where equal."""
+@jax.jit
+def points_with_both(position, points, there):
+    find, options = neighbours.find_points, (COUNT, REACH, SIDE)
+    return [searching_with(fold, find, position, points, there, *options) for fold in BOTH]
+
+
+def brute_force(position, points, there, itself=False):
+    """Sort all points by distance, lower index first where equal."""
     found = []
     for i, own in enumerate(position):
-        squared = ((position - own) ** 2).sum(-1, dtype=np.float32)
-        others = sorted((squared[j], j) for j in range(len(position)) if j != i and alive[j])
-        near = [j for distance, j in others if distance <= sensing_range**2]
-        found.append(near[:count])
+        squared = ((points - own) ** 2).sum(-1, dtype=np.float32)
+        others = sorted(
+            (d, j) for j, d in enumerate(squared) if there[j] and not (itself and i == j)
+        )
+        found.append([j for distance, j in others if distance <= REACH**2][:COUNT])
     return found
 
 
@@ -36,43 +56,102 @@ def listed(near):
     return [row[known].tolist() for row, known in zip(np.asarray(near.which), there, strict=True)]
 
 
+def drawn_places(data, shape, least=0, most=SIDE):
+    """Whole numbers make ties and distances equal to the reach; few places make crowds."""
+    most = data.draw(st.sampled_from([2, most]))
+    return data.draw(hnp.arrays(np.float32, shape, elements=st.integers(least, most)))
+
+
 @pytest.mark.parametrize("dims", [2, 3])
 @given(st.data())
 def test_both_searches_find_the_nearest_in_range(dims, data):
-    """Whole numbers make ties and distances equal to the range; few places make crowds."""
-    most = data.draw(st.sampled_from([2, SIDE]))
-    position = data.draw(hnp.arrays(np.float32, (30, dims), elements=st.integers(0, most)))
+    position = drawn_places(data, (30, dims))
     alive = data.draw(hnp.arrays(bool, 30))
-    dense, cells = both(position, alive)
-    assert listed(dense) == listed(cells) == brute_force(position, alive, COUNT, RANGE)
-    np.testing.assert_array_equal(dense.distance, cells.distance)
-    np.testing.assert_array_equal(dense.which, cells.which)
+    dense, cells = neighbours_with_both(position, alive)
+    assert listed(dense) == listed(cells) == brute_force(position, position, alive, itself=True)
+    jax.tree.map(np.testing.assert_array_equal, dense, cells)
+
+
+@given(st.data())
+def test_both_searches_find_the_nearest_points_also_outside_the_arena(data):
+    position, points = drawn_places(data, (20, 2)), drawn_places(data, (30, 2), -5, SIDE + 5)
+    there = data.draw(hnp.arrays(bool, 30))
+    dense, cells = points_with_both(position, points, there)
+    assert listed(dense) == listed(cells) == brute_force(position, points, there)
+    jax.tree.map(np.testing.assert_array_equal, dense, cells)
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([1.0, 5.0, SIDE]))
 def test_both_searches_give_the_same_bits_anywhere(seed, spread):
     place = np.random.default_rng(seed)
     position = place.uniform(0, spread, (30, 2)).astype(np.float32)
-    dense, cells = both(position, np.ones(30, bool))
+    dense, cells = neighbours_with_both(position, np.ones(30, bool))
     jax.tree.map(np.testing.assert_array_equal, dense, cells)
 
 
-def test_the_cell_list_serves_large_swarms_and_nobody_notices(monkeypatch):
-    def find(position):
-        return neighbours.find_neighbours(position, jnp.ones(300, bool), 4, 5.0, 98.0)
+@pytest.mark.parametrize("num_points", [3, 300])
+@pytest.mark.parametrize("spread", [4.0, 98.0])
+def test_the_nearest_is_found_however_far_it_is(num_points, spread):
+    """A crowd in a corner is far from most."""
+    points = jax.random.uniform(jax.random.key(0), (num_points, 2), maxval=spread)
+    position = jax.random.uniform(jax.random.key(1), (100, 2), maxval=98.0)
+    found = jax.jit(neighbours.find_distance, static_argnums=2)(position, points, 98.0)
+    expected = np.linalg.norm(np.asarray(position)[:, None] - np.asarray(points), axis=-1).min(-1)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
-    position = jax.random.uniform(jax.random.key(0), (300, 2), maxval=98.0)
-    cells, program = jax.jit(find)(position), str(jax.make_jaxpr(find)(position))
-    monkeypatch.setattr(neighbours, "DENSE_LIMIT", 300)
-    jax.clear_caches()
-    dense = jax.jit(find)(position)
-    assert "while" in program
-    assert "while" not in str(jax.make_jaxpr(find)(position))
-    jax.tree.map(np.testing.assert_array_equal, cells, dense)
+
+def test_the_cell_list_serves_large_swarms_and_all_pairs_small_or_crowded_ones():
+    def program(num_agents, side):
+        position = jnp.zeros((num_agents, 2))
+        find = functools.partial(neighbours.find_neighbours, count=4, reach=5.0, side=side)
+        return str(jax.make_jaxpr(find)(position, jnp.ones(num_agents, bool)))
+
+    assert "while" in program(300, 98.0)
+    assert "while" not in program(100, 57.0)
+    assert "while" not in program(300, 15.0)
 
 
 def test_points_that_are_not_there_are_not_found():
-    points = jnp.asarray([[1.0, 0.0], [3.0, 0.0], [2.0, 0.0]])
-    near = neighbours.find_points(jnp.zeros((1, 2)), points, 4, jnp.asarray([True, False, True]))
+    points, there = jnp.asarray([[1.0, 0.0], [3.0, 0.0], [2.0, 0.0]]), jnp.asarray([1, 0, 1], bool)
+    near = neighbours.find_points(jnp.zeros((1, 2)), points, there, 4, 9.0, 10.0)
     assert near.distance.tolist() == [[1.0, 2.0, np.inf, np.inf]]
     assert near.which[:, :2].tolist() == [[0, 2]]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "swarm/search-30:comm=status,obstacles=0.1",
+        pytest.param("swarm/coverage-30:obstacles=0.2,randomise=all", marks=pytest.mark.slow),
+        pytest.param("swarm/delivery-30", marks=pytest.mark.slow),
+        pytest.param("swarm/delivery-40:dims=3", marks=pytest.mark.slow),
+        pytest.param("swarm/pursuit-30-20", marks=pytest.mark.slow),
+        pytest.param("swarm/pursuit-20-30:evaders=learned,comm=status", marks=pytest.mark.slow),
+        pytest.param("swarm/flock-30:comm=status", marks=pytest.mark.slow),
+    ],
+)
+def test_no_task_can_tell_which_search_there_is(name, monkeypatch):
+    """Sums over several drones may differ by rounding; what is seen, and who is near, does not."""
+    env = envs.make(name)
+
+    def play(key):
+        def step(carry, key):
+            state, view = carry
+            legal = view.legal_actions
+            last = legal.shape[-1] - 1 - legal[:, ::-1].argmax(-1)
+            state, timestep = env.step(key, state, last)
+            return (state, timestep.view), timestep.reward
+
+        first_key, *keys = jax.random.split(key, 6)
+        state, timestep = env.reset(first_key)
+        (state, view), rewards = jax.lax.scan(step, (state, timestep.view), jnp.stack(keys))
+        return state.task, state.alive, view, rewards
+
+    seen = []
+    for limit in (10**9, -(10**9)):
+        monkeypatch.setattr(pairs, "DENSE_LIMIT", limit)
+        with mock.patch.object(pairs, "fold_cells", wraps=pairs.fold_cells) as fold_cells:
+            program = jax.jit(jax.vmap(play), compiler_options=QUICKLY)
+            seen.append(program(jax.random.split(jax.random.key(0), 4)))
+        assert fold_cells.called == (limit < 0)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), *seen)
