@@ -29,6 +29,11 @@ _COVERAGE = (
     "steps of all agents. Where every state is new, as with positions in space, all of these are "
     "near 1 and say little."
 )
+_ACTIONS = (
+    "“Illegal ones”: of the actions taken. “Bits each” and “jointly”: the entropy of an agent's "
+    "actions, and that of joint actions; what the former add up to, less the latter, is the total "
+    "correlation, told where all agents are alive throughout."
+)
 _METHOD = (
     "Returns are undiscounted sums, the mean over agents. Episodes that the end of the data or of "
     "the recording cut short count neither there nor among lengths, unless there are no others.",
@@ -39,9 +44,7 @@ _METHOD = (
     "Reinforcement Learning” (2022), who relate it to a reference dataset. Pairs are told apart by "
     "hashes of 64 bits. Beyond a million distinct ones a sample of them is counted (Flajolet, “On "
     "Adaptive Sampling”, 1990), right to about a thousandth.",
-    "Entropies, mutual information and total correlation (what the agents' entropies add up to, "
-    "less that of their joint actions) are plug-in estimates over all steps, whatever the state; "
-    "the last is told where all agents are alive throughout.",
+    "Entropies and mutual information are plug-in estimates over all steps, whatever the state.",
 )
 
 
@@ -152,29 +155,31 @@ def _by_agent(found: Survey) -> str:
 
 def _actions(surveys: Surveys) -> Iterator[str]:
     yield page.heading("Actions")
-    acting = (_acting(_of(name, surveys), one) for name, one in surveys.items())
-    told = (chart for name, one in surveys.items() for chart in _information(name, one))
+    acting = (_acting(name, surveys) for name in surveys)
+    told = (chart for name in surveys for chart in _information(name, surveys))
     yield page.charts([*acting, *told])
-    for section in tables.actions(surveys):
-        yield _bare(section)
+    yield from map(_bare, tables.actions(surveys))
+    if any(isinstance(one.actions, DiscreteActions) for one in surveys.values()):
+        yield page.paragraph(_ACTIONS)
 
 
-def _acting(whose: str, found: Survey) -> str:
-    if isinstance(found.actions, DiscreteActions):
-        text = "Shares of an agent's steps at which it took, and could take, each action"
+def _acting(name: str, surveys: Surveys) -> str:
+    if isinstance(surveys[name].actions, DiscreteActions):
+        text = "shares of an agent's steps at which it took, and could take, each action."
     else:
-        text = "How the values of each dimension are distributed"
-    return page.image(figures.figure_actions(found), f"{text}{whose}.")
+        text = "how the values of each dimension are distributed."
+    return page.image(figures.figure_actions(surveys[name]), _of(name, surveys, text))
 
 
-def _information(name: str, found: Survey) -> Iterator[str]:
+def _information(name: str, surveys: Surveys) -> Iterator[str]:
     """Draw how far agents' actions tell of one another's, where there are several and few."""
-    actions = found.actions
-    if isinstance(actions, DiscreteActions) and found.spec.num_agents > 1:
+    actions = surveys[name].actions
+    if isinstance(actions, DiscreteActions) and surveys[name].spec.num_agents > 1:
         information = actions.information
         if information is not None:
-            caption = f"{name}: at most {number(float(information.max()))} bits between two agents."
-            alt = f"Mutual information of actions, {caption}"
+            most = number(float(information.max()))
+            caption = _of(name, surveys, f"at most {most} bits between two agents.")
+            alt = _of(name, surveys, f"mutual information of actions, at most {most} bits.")
             yield page.image(figures.figure_information(information), caption, alt)
 
 
@@ -183,16 +188,16 @@ def _views(surveys: Surveys) -> Iterator[str]:
     observed = [
         page.image(
             figures.figure_features(one.observations, "Observation"),
-            f"Features of all agents{_of(name, surveys)}.",
-            f"Observation{_of(name, surveys)}: {_extremes(one.observations)}.",
+            _of(name, surveys, "features, over all agents."),
+            _of(name, surveys, f"observation, {_extremes(one.observations)}."),
         )
         for name, one in surveys.items()
     ]
     states = [
         page.image(
             figures.figure_features(one.state, "Global state"),
-            f"Features{_of(name, surveys)}.",
-            f"Global state{_of(name, surveys)}: {_extremes(one.state)}.",
+            _of(name, surveys, "features."),
+            _of(name, surveys, f"global state, {_extremes(one.state)}."),
         )
         for name, one in surveys.items()
         if one.spec.state == "native"
@@ -200,9 +205,9 @@ def _views(surveys: Surveys) -> Iterator[str]:
     yield page.charts([*observed, *states])
 
 
-def _of(name: str, surveys: Surveys) -> str:
-    """Tell whose a figure is where there are several."""
-    return f": {name}" if len(surveys) > 1 else ""
+def _of(name: str, surveys: Surveys, text: str) -> str:
+    """Return a caption that says whose it is, where there are several."""
+    return f"{name}: {text}" if len(surveys) > 1 else f"{text[0].upper()}{text[1:]}"
 
 
 def _extremes(ranges: Ranges) -> str:

@@ -47,8 +47,8 @@ def actions(surveys: Surveys) -> Iterator[Section]:
     """Return how the agents of each dataset acted, discrete and continuous ones apart."""
     discrete = {k: v for k, v in surveys.items() if isinstance(v.actions, DiscreteActions)}
     if discrete:
-        columns = ["dataset", "taken though illegal", "legal, of all", "entropy of an agent's"]
-        columns += ["of joint actions", "total correlation", "distinct joint actions"]
+        columns = ["dataset", "illegal ones", "legal on average", "bits each", "bits jointly"]
+        columns += ["total correlation", "joint actions"]
         yield _by_dataset("Actions", columns, discrete, _choices)
     continuous = {k: v for k, v in surveys.items() if isinstance(v.actions, ContinuousActions)}
     if continuous:
@@ -190,15 +190,11 @@ def _choices(found: Survey) -> list[Any]:
     return [
         percent(int(told.illegal.sum()), alive),
         percent(int(told.legal.sum()), alive * found.spec.num_actions),
-        _bits(float(told.entropy.mean())),
-        _bits(joint),
-        _bits(None if joint is None or not always else max(0.0, apart - joint)),
-        number(found.coverage.joint_actions),
+        float(told.entropy.mean()),
+        joint,
+        max(0.0, apart - joint) if joint is not None and always else None,
+        found.coverage.joint_actions,
     ]
-
-
-def _bits(value: float | None) -> str:
-    return "not told" if value is None else f"{number(value)} bits"
 
 
 def _values(found: Survey) -> list[Any]:

@@ -21,6 +21,8 @@ from offmarl.vault import Vault
 from offmarl.vault.listing import is_vault, open_source, vaults_in
 from offmarl.vault.storage.location import Location
 
+_MOST_FRAMES = 100
+
 
 def report(
     vaults: Annotated[tuple[str, ...], Positional, arg(metavar="VAULT")] = (),
@@ -127,7 +129,8 @@ def _watched(name: str, found: Survey) -> Iterator[tuple[bytes, str]]:
         for rank, number in chosen.items():
             watched = replaying.replay(env, found.vault, int(number))
             value = found.episodes.returns[number].mean()
-            yield animation.to_gif(watched), f"{name}, {rank}: episode {number}, return {value:.4g}"
+            gif = animation.to_gif(watched, -(-len(watched.scenes) // _MOST_FRAMES))
+            yield gif, f"{name}, {rank}: episode {number}, return {value:.4g}"
             advance(1)
 
 

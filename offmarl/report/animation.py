@@ -115,11 +115,11 @@ def save(playback: Playback, path: Path) -> None:
         frame(playback, middle).save(path)
 
 
-def to_gif(playback: Playback) -> bytes:
-    """Return an episode as a GIF that plays for ever."""
+def to_gif(playback: Playback, every: int = 1) -> bytes:
+    """Return an episode as a GIF that plays for ever; ``every`` leaves frames of a long one out."""
     from PIL.Image import Dither
 
-    images = list(frames(playback))
+    images = list(frames(playback, every))
     palette = images[len(images) // 2].quantize(64)  # one for all, so that frames differ in little
     first, *rest = [image.quantize(palette=palette, dither=Dither.NONE) for image in images]
     file = io.BytesIO()
@@ -128,9 +128,10 @@ def to_gif(playback: Playback) -> bytes:
     return file.getvalue()
 
 
-def frames(playback: Playback) -> Iterator[Picture]:
-    """Draw the scenes one after the other."""
-    return (frame(playback, time) for time in range(len(playback.scenes)))
+def frames(playback: Playback, every: int = 1) -> Iterator[Picture]:
+    """Draw the scenes one after the other, the last one always."""
+    last = len(playback.scenes) - 1
+    return (frame(playback, time) for time in (*range(0, last, every), last))
 
 
 def frame(playback: Playback, time: int) -> Picture:
