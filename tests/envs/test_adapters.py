@@ -1,4 +1,4 @@
-"""The adapters: the conformance class, names, sizes and ends."""
+"""The adapters: names, sizes and ends; that they keep the protocol is in `test_conformance`."""
 
 import subprocess
 import sys
@@ -13,46 +13,18 @@ from offmarl.envs import families
 from offmarl.errors import MissingExtraError, OptionError, ShapeError, UnknownNameError
 from offmarl.types import Discrete, EnvSpec
 
-from .conformance import EnvironmentConformance, compiled, record
-from .test_wrapped import NAMES, QUICK
+from .conformance import QUICKLY, record
 
 pytest.importorskip("jaxmarl", reason="needs pip install 'offmarl[envs]'")
 pytest.importorskip("jumanji", reason="needs pip install 'offmarl[envs]'")
+pytest.importorskip("matrax", reason="needs pip install 'offmarl[envs]'")
 
-ONE_OF_A_KIND = [
-    "jaxmarl/mpe/simple_speaker_listener_v4",
-    "matrax/climbing:time_limit=20",
-]
-
-IN_FULL = (
-    "jumanji/lbf:grid_size=6,fov=3",
-    "jaxmarl/mpe/simple_world_comm_v3",
-    "jaxmarl/jaxnav:act_type=Discrete,evaporating=true,num_agents=3,max_steps=60",
-    "jumanji/connector:grid_size=6,num_agents=3",
-)
-"""One of each kind of quirk; `test_wrapped` has all environments."""
-
-
-@pytest.mark.parametrize(
-    "env",
-    [*ONE_OF_A_KIND, *(pytest.param(name, marks=pytest.mark.slow) for name in IN_FULL)],
-    indirect=True,
-)
-class TestAdapters(EnvironmentConformance):
-    @pytest.fixture
-    def env(self, request):
-        return envs.make(request.param)
-
-
-def test_the_examples_cover_every_family():
-    adapted = {name for name, about in envs.describe().items() if about.extra == "envs"}
-    tested = {envs.family_of(name) for name in QUICK + NAMES if "mabrax" not in name}
-    assert tested == adapted
+SPEAKER = "jaxmarl/mpe/simple_speaker_listener_v4"
 
 
 def test_particles_are_cut_off_after_one_step_more_than_max_steps():
-    env = envs.make("jaxmarl/mpe/simple_speaker_listener_v4")
-    step = record(env)[1][3]
+    env = envs.make(SPEAKER)
+    step = record(env).timestep
     assert env.wrapped.max_steps == 25
     assert env.spec.time_limit == 26
     np.testing.assert_array_equal(np.flatnonzero(step.last[0])[:3], [25, 51, 77])
@@ -60,19 +32,19 @@ def test_particles_are_cut_off_after_one_step_more_than_max_steps():
 
 
 def test_agents_of_several_sizes_are_padded_and_masked():
-    spec = envs.make("jaxmarl/mpe/simple_speaker_listener_v4").spec
+    spec = envs.make(SPEAKER).spec
     assert spec.agents == ("speaker_0", "listener_0")
     assert (spec.observation_sizes, spec.action_sizes) == ((3, 11), (3, 5))
     assert EnvSpec.from_json(spec.to_json()) == spec
-    view = record(envs.make(spec.name))[0].view
-    assert not view.observation[:, 0, 3:].any()
+    view = record(envs.make(spec.name)).first.view
+    assert view.observation[:, 0, :3].any()
     assert view.legal_actions[0].tolist() == [[True] * 3 + [False] * 2, [True] * 5]
 
 
 def riddle(prisoner_tells, time):
     """Take one step of the riddle, in the room alone with a certain clock."""
     env = envs.make("jaxmarl/switch_riddle")
-    state, _ = compiled(env).reset(jax.random.key(0))
+    state, _ = jax.jit(env.reset, compiler_options=QUICKLY)(jax.random.key(0))
     inner = state.inner.replace(step=jnp.asarray(time), agent_in_room=jnp.asarray(1))
     action = jnp.asarray([2, 2 if prisoner_tells else 0, 2])
     return env.step(jax.random.key(1), state._replace(inner=inner, time=jnp.asarray(time)), action)[
@@ -119,6 +91,45 @@ def test_the_tables_know_every_map_and_layout():
     assert set(families.SMAX_MAPS) == set(MAP_NAME_TO_SCENARIO)
     assert set(families.OVERCOOKED_LAYOUTS) == set(overcooked_layouts)
     assert set(families.OVERCOOKED_V2_LAYOUTS) == set(overcooked_v2_layouts)
+
+
+def named(package):
+    return [family for family in families.FAMILIES if family.name.startswith(f"{package}/")]
+
+
+def test_all_that_jaxmarl_registers_has_a_name():
+    from jaxmarl.registration import registered_envs
+
+    with_a_network = {"LearnedPolicyEnemySMAX"}
+    in_no_package = {name for name in registered_envs if name.startswith("JaxRobotarium")}
+    ours = {family.fixed["env_id"] for family in named("jaxmarl")}
+    assert ours == set(registered_envs) - with_a_network - in_no_package
+
+
+PUZZLES = {
+    *("BinPack", "CVRP", "FlatPack", "Game2048", "GraphColoring", "JobShop", "Knapsack", "Maze"),
+    *("Minesweeper", "MMST", "PacMan", "RubiksCube", "SlidingTilePuzzle", "Snake", "Sokoban"),
+    *("Sudoku", "Tetris", "TSP"),
+}
+"""Of Jumanji, for one; and MMST, spanning trees, which has no name here."""
+
+
+def test_all_that_jumanji_and_matrax_register_for_several_has_a_name():
+    import jumanji
+    import matrax
+
+    registered = {name.partition("-")[0] for name in jumanji.registered_environments()}
+    games = {"Climbing", "Penalty", "NoConflict", "Conflict"}  # matrax registers them there too
+    assert games < registered
+    ours = {family.factory.partition(":")[2].lower() for family in named("jumanji")}
+    assert ours == {name.lower() for name in registered - games - PUZZLES}
+    assert {family.fixed["game"].replace("-", "") for family in named("matrax")} == {
+        name.lower() for name in games
+    }
+    for kind in ("penalty", "conflict", "no_conflict"):
+        for number, payoff in getattr(matrax, f"{kind}_games").items():
+            env = envs.make(f"matrax/{kind.replace('_', '-')}-{number}")
+            np.testing.assert_array_equal(env.wrapped.payoff_matrix, payoff)
 
 
 @pytest.mark.parametrize(
@@ -180,3 +191,29 @@ assert sys.stderr is sys.__stderr__ and sys.__stdout__ is not mine
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+@pytest.mark.slow
+def test_dead_soldiers_do_not_end_the_battle():
+    step = record(envs.make("jaxmarl/smax/3m")).timestep
+    dead = ~step.next_view.alive
+    assert (dead.any(-1) & ~step.last).any()
+    assert not (step.terminated & ~step.last[..., None]).any()
+    assert (step.next_view.legal_actions[dead].sum(-1) == 1).all()
+
+
+@pytest.mark.slow
+def test_storm_shows_the_last_observation_of_an_episode():
+    step = record(envs.make("jaxmarl/storm_np:num_inner_steps=40")).timestep
+    assert step.truncated[:, 39].all()
+    assert (step.next_view.observation[:, 39] != step.view.observation[:, 39]).any()
+
+
+@pytest.mark.slow
+def test_brax_bodies(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pytest.importorskip("brax", reason="needs pip install 'offmarl[mabrax]'")
+    cheetah = envs.make("jaxmarl/mabrax/halfcheetah_6x1:episode_length=20").spec
+    assert (cheetah.observation_sizes, cheetah.state) == ((9, 9, 8, 9, 9, 8), "native")
+    assert envs.make("jaxmarl/mabrax/humanoid_9_8").spec.action_sizes == (9, 8)
+    assert not list(tmp_path.iterdir())  # MuJoCo likes to leave a log of its warnings

@@ -1,3 +1,5 @@
+"""Every environment that has a name, every map and layout of it, and a few with other options."""
+
 import re
 
 import pytest
@@ -6,26 +8,102 @@ from offmarl import envs
 
 from .conformance import EnvironmentConformance
 
-EXAMPLES = [
-    re.sub(r"-[A-Z]\b", "-3", name) for name, about in envs.describe().items() if not about.extra
-]
-MANY = {
-    "probe/observation",
-    "probe/two-step",
-    "swarm/search-3",
-    "swarm/delivery-3",
-    "swarm/pursuit-3-3",
-    "swarm/flock-3",
+QUICK = {
+    "classic/xor",
+    "classic/bridge",
+    "probe/one-step",
+    "probe/match",
+    "probe/memory",
+    "swarm/coverage-N",
+    "jaxmarl/mpe/simple_speaker_listener_v4",
+    "matrax/climbing",
 }
-"""Like others of their suites, and it takes long to compile all of them."""
+"""The others are slow: it takes long to compile all of them."""
+
+NUMBERS = {"matrax/penalty-K": 25, "matrax/no-conflict-K": 2, "matrax/conflict-K": 5}
+"""Where not every number goes."""
+
+OPTIONS = {
+    "jaxmarl/overcooked/LAYOUT": "max_steps=50",
+    "jaxmarl/overcooked_v2/LAYOUT": "max_steps=50",
+    "jaxmarl/jaxnav": "max_steps=60",
+    "jaxmarl/coin_game": "num_inner_steps=40",
+    "jaxmarl/storm": "num_inner_steps=40,num_agents=3",
+    "jaxmarl/storm_2p": "num_inner_steps=40",
+    "jaxmarl/storm_np": "num_inner_steps=40",
+    "jaxmarl/mabrax/ant_4x2": "episode_length=20",
+    "jaxmarl/mabrax/halfcheetah_6x1": "episode_length=20",
+    "jaxmarl/mabrax/hopper_3x1": "episode_length=20",
+    "jaxmarl/mabrax/humanoid_9_8": "episode_length=20",
+    "jaxmarl/mabrax/walker2d_2x3": "episode_length=20",
+    "jumanji/robot_warehouse": "column_height=3,num_agents=2,time_limit=60",
+    "jumanji/lbf": "grid_size=6,fov=3",
+    "jumanji/search_and_rescue": "num_targets=5,num_vision=16,time_limit=60",
+    "jumanji/connector": "grid_size=6,num_agents=3",
+    "jumanji/cleaner": "num_rows=5,num_cols=5,time_limit=40",
+    "jumanji/multi_cvrp": "num_customers=6",
+    "matrax/climbing": "time_limit=20",
+    "matrax/penalty-K": "keep_state=true,time_limit=20",
+    "matrax/no-conflict-K": "time_limit=20",
+    "matrax/conflict-K": "time_limit=20",
+}
+"""Small, and with episodes that end within a few hundred steps."""
+
+VARIANTS = [
+    "jaxmarl/mpe/simple_spread_v3:action_type=Continuous",
+    "jaxmarl/overcooked_v2/cramped_room:max_steps=50,agent_view_size=1",
+    "jaxmarl/jaxnav:act_type=Discrete,evaporating=true,num_agents=3,max_steps=60",
+]
+"""Options that change what an adapter has to do."""
+
+
+def examples(name, about):
+    """Return all names that a registered one stands for; of those with numbers, one."""
+    options = f":{OPTIONS[name]}" if name in OPTIONS else ""
+    if about.choices:
+        stem = name.rpartition("/")[0]
+        return [f"{stem}/{choice}{options}" for choice in about.choices]
+    return [re.sub(r"-[A-Z]\b", f"-{NUMBERS.get(name, 3)}", name) + options]
+
+
+def cases(extras):
+    """Return the environments that need one of these extras, as parameters of tests."""
+    params = []
+    for name, about in envs.describe().items():
+        marks = [] if name in QUICK else [pytest.mark.slow]
+        if about.extra in extras:
+            params += [pytest.param(each, marks=marks) for each in examples(name, about)]
+    return params
+
+
+def make(name):
+    """Build an environment; skip the test where its package is not installed."""
+    package = name.partition("/")[0]
+    if package in ("jaxmarl", "jumanji", "matrax"):
+        pytest.importorskip(package, reason="needs pip install 'offmarl[envs]'")
+    return envs.make(name)
+
+
+slow = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
     "env",
-    [pytest.param(name, marks=[pytest.mark.slow] if name in MANY else []) for name in EXAMPLES],
+    [*cases({"", "envs"}), *(pytest.param(name, marks=slow) for name in VARIANTS)],
     indirect=True,
 )
 class TestRegistered(EnvironmentConformance):
     @pytest.fixture
     def env(self, request):
-        return envs.make(request.param)
+        return make(request.param)
+
+
+@pytest.mark.parametrize("env", cases({"mabrax"}), indirect=True)
+class TestBodies(EnvironmentConformance):
+    tolerance = 1e-3
+    """Contacts are stiff, and five steps of physics are one of ours."""
+
+    @pytest.fixture
+    def env(self, request):
+        pytest.importorskip("brax", reason="needs pip install 'offmarl[mabrax]'")
+        return make(request.param)

@@ -125,8 +125,9 @@ class _Wrapped(NamedTuple):
 @lru_cache(maxsize=256)
 def _wrap(env_id: str, arguments: tuple[tuple[str, Option], ...]) -> _Wrapped:
     """Build JaxMARL's environment; equal ones are one object, so that JAX compiles them once."""
-    with extras.quiet(*_WARNINGS), jax.ensure_compile_time_eval():
-        env = build(env_id, dict(arguments))
+    with extras.quiet(*_WARNINGS):
+        with jax.ensure_compile_time_eval():
+            env = build(env_id, dict(arguments))
         observations, _ = jax.eval_shape(env.reset, jax.random.key(0))
     quirks = quirks_of(env_id)
     each = jax.eval_shape(lambda seen: _split(env, quirks, seen), observations)
