@@ -96,10 +96,10 @@ def unknown_name(kind: str, name: str, known: Iterable[str], see: str = "") -> U
     """
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    some = names if len(names) <= 20 else [*names[:10], "..."]
+    some = f"{', '.join(names[:10])} ..." if len(names) > 20 else f"{', '.join(names)}."
     if near:
         hint = f"did you mean {' or '.join(near)}?"
     else:
-        hint = f"known: {', '.join(some)}." if names else "there are none at all."
+        hint = f"known: {some}" if names else "there are none at all."
     more = f" See `{see}`." if see else ""
     return UnknownNameError(f"there is no {kind} named {name!r}: {hint}{more}")

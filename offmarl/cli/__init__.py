@@ -4,8 +4,8 @@ The verb is looked up before anything heavy is imported, so that help is instant
 function of that name in one of this package's modules: tyro turns its parameters into options, and
 it returns a `Report`, shown as text, or as JSON with ``--json``.
 
-Exit codes: 0, 1 (it failed), 2 (something was asked for that does not exist); 130 in a
-shell after Ctrl-C.
+Exit codes: 0, 1 (it failed), 2 (what was typed cannot be: no such command, name or option); 130 in
+a shell after Ctrl-C.
 """
 
 import os
@@ -19,7 +19,7 @@ from offmarl import __version__
 from offmarl.cli import output
 from offmarl.cli.output import Report
 from offmarl.cli.parse import parse
-from offmarl.errors import OffmarlError, UnknownNameError, unknown_name
+from offmarl.errors import OffmarlError, OptionError, UnknownNameError, unknown_name
 
 
 class Verb(NamedTuple):
@@ -35,13 +35,33 @@ class Verb(NamedTuple):
 
 VERBS = {
     "demo": Verb("demo", "Record, learn offline and compare on a small swarm, in minutes"),
-    "envs": Verb("environments", "List the environments"),
+    "envs": Verb(
+        "environments",
+        "List the environments, or describe, measure and draw one",
+        example="swarm/flock-8 --picture flock.gif",
+    ),
     "record": Verb("record", "Train agents online and record them at several tiers", True),
     "train": Verb("train", "Train an offline baseline on a vault", True),
-    "evaluate": Verb("evaluate", "Play episodes with a trained policy"),
-    "compare": Verb("compare", "Compare runs: IQM with intervals, profiles, a figure, a page"),
-    "ls": Verb("data", "List the vaults in a directory"),
-    "show": Verb("data", "Show what a vault holds and where it comes from"),
+    "evaluate": Verb(
+        "evaluate",
+        "Play episodes with a trained policy",
+        example="runs/swarm/coverage-3/medium/bc --render episode.gif",
+    ),
+    "compare": Verb(
+        "compare",
+        "Compare runs: IQM with intervals, profiles, a figure, a page",
+        example="runs/*/*/medium/* --html report.html",
+    ),
+    "ls": Verb(
+        "data",
+        "List the vaults in a directory, or the datasets to be had",
+        example="--remote --env smac_v1 --agents 3",
+    ),
+    "show": Verb(
+        "data",
+        "Show what a vault holds and where it comes from",
+        example="vaults/swarm/coverage-3.vlt/medium",
+    ),
     "report": Verb(
         "report",
         "Look at what datasets hold: figures, coverage, episodes",
@@ -52,9 +72,19 @@ VERBS = {
         "Convert a dataset of another project into a vault, or back",
         example="bridge.npz bridge.vlt --from pymarl --env classic/bridge",
     ),
-    "pull": Verb("hub", "Bring a published dataset here"),
-    "push": Verb("hub", "Publish vaults as a dataset on the hub"),
-    "cache": Verb("hub", "List, remove or verify the datasets that were pulled"),
+    "pull": Verb(
+        "hub", "Bring a published dataset here", example="og_marl/smac_v1/3m/Good --dry-run"
+    ),
+    "push": Verb(
+        "hub",
+        "Publish vaults as a dataset on the hub",
+        example="vaults/swarm/coverage-3.vlt --to org/name --licence CC-BY-4.0",
+    ),
+    "cache": Verb(
+        "hub",
+        "List, remove or verify the datasets that were pulled",
+        example="rm og_marl/smac_v1/3m",
+    ),
     "doctor": Verb("doctor", "Say what is installed, and whether the hub can be reached"),
     "completion": Verb("doctor", "Print a script for a shell to complete commands with"),
     "verify": Verb("integrity", "Find out whether a vault is damaged", example="A.vlt --deep"),
@@ -101,7 +131,11 @@ def main() -> None:
         output.show(report, as_json)
     except (OffmarlError, OSError) as error:
         output.show_error(error, as_json)
-        sys.exit(2 if isinstance(error, UnknownNameError) else 1)
+        sys.exit(2 if isinstance(error, UnknownNameError | OptionError) else 1)
+    except SystemExit as stop:  # tyro has said what is wrong, on standard error
+        if as_json and stop.code:
+            output.show_error(OptionError("the arguments are not right: see `--help`."), as_json)
+        raise
     except KeyboardInterrupt:
         output.show_interrupt()
         _die_of_interrupt()

@@ -17,7 +17,7 @@ from offmarl.tracking import RETURN, read_run
 
 
 def compare(
-    runs: Annotated[tuple[Path, ...], Positional, arg(metavar="RUN")] = (),
+    runs: Annotated[tuple[Path, ...], Positional, arg(metavar="RUN...")] = (),
     html: Path | None = None,
     figure: Path | None = None,
 ) -> Report:

@@ -1,12 +1,12 @@
 """``offmarl ls`` and ``show``: vaults, without learning from them."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Float
-from rich.console import Group
+from rich.console import Group, RenderableType
 from tyro.conf import Positional, arg
 
 from offmarl import vault
@@ -20,7 +20,7 @@ _BINS = 40
 
 
 def ls(
-    directory: Annotated[str, Positional, arg(metavar="DIRECTORY")] = ".",
+    directory: Annotated[str, Positional, arg(metavar="[DIRECTORY]")] = ".",
     remote: bool = False,
     env: str | None = None,
     agents: int | None = None,
@@ -47,12 +47,19 @@ def ls(
         for path, summary in vault.list_vaults(directory)
         if env in (None, summary.env) and agents in (None, summary.num_agents)
     ]
-    columns = ["path", "env", "agents", "steps", "episodes", "mean return"]
-    fields = ["path", "env", "num_agents", "steps", "episodes", "mean_return"]
-    rows = [[entry[field] for field in fields] for entry in found]
     unread = [f"{entry['path']}: {entry['error']}" for entry in found if entry["error"]]
-    view = table(columns, rows) if rows else f"there are no vaults in {directory}."
+    view = _listed(found) if found else f"there are no vaults in {directory}."
     return Report({"vaults": found}, Group(view, *unread))
+
+
+def _listed(found: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """Arrange vaults as a table; what environment they are of only where a path does not tell."""
+    columns = {"path": "path", "env": "env", "num_agents": "agents", "steps": "steps"}
+    columns |= {"episodes": "episodes", "mean_return": "mean return"}
+    if all(f"{entry['env']}.vlt" in str(entry["path"]) for entry in found if entry["env"]):
+        del columns["env"]
+    rows = [[entry[field] for field in columns] for entry in found]
+    return table(list(columns.values()), rows)
 
 
 def show(

@@ -16,6 +16,7 @@ from tyro.extras import subcommand_cli_from_dict
 from offmarl import __version__
 from offmarl.cli import programs
 from offmarl.cli.output import Report, as_is, grid
+from offmarl.cli.parse import conventions, documented
 from offmarl.hub import cache, client
 
 _PACKAGES = (
@@ -28,6 +29,16 @@ _PACKAGES = (
     "numpy",
     "huggingface_hub",
 )
+
+_CORRECTIONS = (
+    # No value of an option means none.
+    (r"'None', |, 'None'|\{None\}\||(?<=\{)None,", ""),
+    # What is no option is a file or directory, which the shell knows best how to complete.
+    (r'\[\[ "\$completions" ==', '[[ -z "$completions" || "$completions" =='),
+    (r'COMPREPLY=\(\$\(compgen -f -- "\$cur"\)\)', "COMPREPLY=()"),
+    ("complete -F", "complete -o default -F"),
+)
+"""What tyro writes into a shell's script, and what it says in the end."""
 
 
 def doctor() -> Report:
@@ -111,8 +122,14 @@ def _script(shell: str) -> str:
     printed = io.StringIO()
     arguments = ["--tyro-print-completion", shell]
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-        subcommand_cli_from_dict(_commands(), prog="offmarl", args=arguments)
-    return printed.getvalue()
+        subcommand_cli_from_dict(_commands(), prog="offmarl", args=arguments, config=conventions())
+    # A completion is a line: what describes it must not have several.
+    script = re.sub(
+        "(?m)^COMPLETION_SPEC.*", lambda spec: spec[0].replace(r"\n", " "), printed.getvalue()
+    )
+    for theirs, ours in _CORRECTIONS:
+        script = re.sub(theirs, ours, script)
+    return script
 
 
 def _commands() -> dict[str, Callable[..., Any]]:
@@ -121,7 +138,9 @@ def _commands() -> dict[str, Callable[..., Any]]:
 
     kinds = {verb: kind for kind, verb in programs.VERBS.items()}
     return {
-        name: _any_program(kinds[name]) if verb.runs_programs else function_of(name, verb)
+        name: _any_program(kinds[name])
+        if verb.runs_programs
+        else documented(function_of(name, verb))
         for name, verb in VERBS.items()
     }
 

@@ -40,7 +40,7 @@ that `offmarl envs NAME` lists. Options follow a colon, as in swarm/coverage-8:t
 
 
 def envs(
-    name: Annotated[str, Positional, arg(metavar="NAME")] = "",
+    name: Annotated[str, Positional, arg(metavar="[NAME]")] = "",
     seconds: float = 1.0,
     picture: Path | None = None,
 ) -> Report:

@@ -7,6 +7,7 @@ from tyro.conf import Positional, arg
 
 from offmarl.cli.output import Report
 from offmarl.cli.returns import returns_report
+from offmarl.errors import OptionError
 from offmarl.tracking import read_run
 
 
@@ -36,6 +37,8 @@ def evaluate(
     render
         Write an episode of the first training seed here, as GIF or MP4, or its middle as PNG.
     """
+    if episodes < 1:
+        raise OptionError(f"--episodes must be at least 1: got {episodes}.")
     seeds = read_run(run)["seeds"]
     from offmarl.cli import policies  # brings in JAX, which --help does without
     from offmarl.evaluation import load_policy

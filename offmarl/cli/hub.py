@@ -67,7 +67,9 @@ def _planned(plan: hub.Plan) -> Report:
 
 
 def push(
-    vaults: Annotated[list[Path], Positional, arg(metavar="VAULT...")],
+    vaults: Annotated[
+        list[Path], Positional, arg(metavar="VAULT...", help_behavior_hint="(required)")
+    ],
     to: str,
     licence: str,
     name: str | None = None,
@@ -110,7 +112,7 @@ def push(
 
 def cache(
     action: Annotated[Literal["ls", "rm", "verify"], Positional],
-    names: Annotated[tuple[str, ...], Positional, arg(metavar="NAME[@COMMIT]")] = (),
+    names: Annotated[tuple[str, ...], Positional, arg(metavar="[NAME[@COMMIT]...]")] = (),
     everything: Annotated[bool, arg(name="all")] = False,
 ) -> Report:
     """List, remove or verify the datasets that were pulled.

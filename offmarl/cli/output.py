@@ -1,5 +1,6 @@
 """What the command line prints: reports on standard output, the rest on standard error."""
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -7,6 +8,7 @@ import numpy as np
 from jaxtyping import Num
 from rich import box
 from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -74,21 +76,33 @@ def table(columns: Sequence[str], rows: Iterable[Iterable[Any]], title: str = ""
     title
         Printed above.
     """
-    grid = Table(*columns, box=box.SIMPLE_HEAD)
-    for column in grid.columns:
-        column.overflow = "fold"  # a path cut short is of no use
+    grid = Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     longest = 0
     for row in rows:
         cells = list(row)
         for column, cell in zip(grid.columns, cells, strict=True):
             if isinstance(cell, int | float):
-                column.justify = "right"
+                column.justify, column.no_wrap = "right", True  # a number broken in two is another
         texts = [Text(number(cell)) for cell in cells]
         longest = max(longest, texts[0].cell_len)
         grid.add_row(*texts)
+    _fit(grid, longest)
+    return Group(Text(title, style="bold"), grid) if title else grid
+
+
+def _fit(grid: Table, longest: int) -> None:
+    """Settle what gives way where a table is wider than the terminal: headings, then text.
+
+    ``longest`` is the length of the longest cell in the first column.
+    """
+    unbounded = _out.options.update(max_width=sys.maxsize)
+    narrow = Measurement.get(_out, unbounded, grid).maximum > _out.width
+    for column in grid.columns:
+        column.overflow = "fold"  # a path cut short is of no use
+        if narrow and column.no_wrap:
+            column.header = str(column.header).replace(" ", "\n")
     # Names are copied from here: they are not broken into lines while there is room for the rest.
     grid.columns[0].no_wrap = longest <= _out.width // 2
-    return Group(Text(title, style="bold"), grid) if title else grid
 
 
 def grid(facts: Mapping[str, Any]) -> Table:

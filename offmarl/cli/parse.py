@@ -1,7 +1,10 @@
 """Options from function parameters and dataclass fields, the same way everywhere."""
 
+import functools
+import inspect
+import re
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 T = TypeVar("T")
 
@@ -25,9 +28,46 @@ def parse(target: Callable[..., T], command: str, description: str, arguments: l
     import tyro
 
     return tyro.cli(
-        target,
+        documented(target),
         prog=f"offmarl {command}",
         description=description,
         args=arguments,
-        config=(tyro.conf.DisallowNone,),
+        config=conventions(),
     )
+
+
+def conventions() -> tuple[Any, ...]:
+    """Return how options are made: no value that means none, and a flag says one thing only."""
+    from tyro.conf import DisallowNone, FlagCreatePairsOff
+
+    return DisallowNone, FlagCreatePairsOff
+
+
+def documented(target: Callable[..., T]) -> Callable[..., T]:
+    """Return a function as tyro's help shows it best; a dataclass is returned as it is.
+
+    The text of a parameter is in one piece, since tyro would keep its line breaks and add others,
+    and defaults that are nothing at all are not mentioned.
+    """
+    from tyro.conf import arg
+
+    if isinstance(target, type):
+        return target
+
+    @functools.wraps(target)
+    def shown(*args: Any, **options: Any) -> T:
+        return target(*args, **options)
+
+    del shown.__wrapped__  # tyro would look at that instead
+    shown.__signature__ = inspect.signature(target)  # type: ignore[attr-defined]
+    shown.__doc__ = re.sub(
+        r"(?m)^    .+(?:\n    .+)+",
+        lambda block: "    " + " ".join(block[0].split()),
+        inspect.getdoc(target) or "",
+    )
+    hints = get_type_hints(target, include_extras=True)
+    for name, parameter in inspect.signature(target).parameters.items():
+        if parameter.default is False or parameter.default in (None, "", ()):
+            hints[name] = Annotated[hints[name], arg(help_behavior_hint="")]
+    shown.__annotations__ = hints
+    return shown

@@ -4,13 +4,13 @@ from pathlib import Path
 
 from offmarl.cli import programs
 from offmarl.cli.data import show
-from offmarl.cli.output import Report
+from offmarl.cli.output import Report, table
 from offmarl.cli.parse import parse
 from offmarl.tracking import read_run
 
 _USAGE = """\
 offmarl record NAME ...           train agents online and record them
-offmarl record --policy RUN ...   record a trained policy; add --help for more
+offmarl record --policy RUN ...   record a trained policy, as `--policy --help` says
 """
 
 
@@ -19,10 +19,14 @@ def record(arguments: list[str]) -> Report:
     if not arguments or arguments[0] in ("-h", "--help"):
         return programs.overview("recorder", _USAGE)
     if arguments[0].startswith("-"):
-        return parse(record_policy, "record", "Record a policy that is trained.", arguments)
+        helped = {"-h", "--help"}.intersection(arguments)
+        asked = ["--help"] if helped else arguments  # `--policy --help` is no policy
+        return parse(record_policy, "record", "Record a policy that is trained.", asked)
     name, *rest = arguments
     recorded = programs.run("recorder", name, rest)
-    return Report(recorded.data, recorded.view)
+    title = "{run}: {outcome}".format(**recorded.data)
+    rows = recorded.data["vaults"]
+    return Report(recorded.data, table(list(rows[0]), [row.values() for row in rows], title))
 
 
 def record_policy(
@@ -43,7 +47,7 @@ def record_policy(
     policy
         Directory of the run that trained it.
     steps
-        Environment steps to record in all.
+        Environment steps to record in all, rounded up to whole steps of all environments.
     out
         Directory for the vault, which is put in ENV.vlt/NAME.
     name

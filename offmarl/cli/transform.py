@@ -16,7 +16,9 @@ Codec = Literal["raw", "zstd"]
 
 
 def cat(
-    sources: Annotated[tuple[str, ...], Positional, arg(metavar="VAULT...")],
+    sources: Annotated[
+        tuple[str, ...], Positional, arg(metavar="VAULT...", help_behavior_hint="(required)")
+    ],
     out: Out,
     codec: Codec | None = None,
 ) -> Report:

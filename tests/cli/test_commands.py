@@ -4,12 +4,14 @@ import json
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from offmarl import cli
-from offmarl.cli import programs
-from offmarl.errors import OffmarlError, UnknownNameError, VaultError
+from offmarl.cli import output, programs
+from offmarl.cli.parse import documented
+from offmarl.errors import OffmarlError, OptionError, UnknownNameError, VaultError
 from tests.runs import write_run
 
 
@@ -66,6 +68,7 @@ def test_wrong_options_are_refused(offmarl, arguments):
     [
         (VaultError("the vault [/] is locked"), 1),
         (UnknownNameError("no such tier"), 2),
+        (OptionError("no such number"), 2),
         (PermissionError(13, "Permission denied", "vaults"), 1),
     ],
 )
@@ -153,3 +156,51 @@ def test_compare_says_what_was_not_evaluated(offmarl, tmp_path):
     (tmp_path / "bc" / "run.json").write_text(json.dumps(record | {"complete": True}))
     outcome = offmarl("compare", "bc")
     assert outcome.code == 1 and "bc was trained without being evaluated" in outcome.err
+
+
+def test_what_cannot_be_typed_is_told_to_programs_too(offmarl):
+    for arguments in (["show"], ["recode", "a.vlt", "-o", "b.vlt", "--codec", "gzip"]):
+        refused = offmarl(*arguments, "--json")
+        assert refused.code == 2 and refused.json["error"]["type"] == "OptionError"
+        assert arguments[0] in refused.err
+    none = offmarl("evaluate", "run", "--episodes", 0)
+    assert (none.code, none.err) == (2, "error: --episodes must be at least 1: got 0.\n")
+
+
+def test_numbers_stay_whole_in_a_narrow_terminal(offmarl, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "60")
+    path, columns = "vaults/swarm/coverage-3.vlt/medium", ["path", "env", "steps", "mean return"]
+    view = output.table(columns, [[path, "swarm/coverage-3", 100_352, 15.23]])
+    output.show(output.Report({}, view), as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert any("100,352" in line and "15.23" in line for line in lines)
+    assert any(line.rstrip().endswith("mean") for line in lines)
+    assert max(map(len, lines)) <= 60
+
+
+def test_recorded_paths_can_be_copied_from_a_narrow_terminal(offmarl, monkeypatch):
+    path = "vaults/swarm/coverage-3.vlt/medium"
+    row = {"tier": "medium", "steps": 100_352, "episodes": 1, "mean return": 1.0, "path": path}
+    recorded = SimpleNamespace(data={"run": "r", "outcome": "recorded", "vaults": [row]})
+    monkeypatch.setattr(programs, "run", lambda *_: recorded)
+    monkeypatch.setenv("COLUMNS", "80")
+    outcome = offmarl("record", "mappo")
+    assert path in outcome.out and "100,352" in outcome.out
+
+
+def test_help_is_in_whole_sentences_and_without_defaults_that_are_none(offmarl):
+    def verb(name: str = "") -> None:
+        """Do it.
+
+        Parameters
+        ----------
+        name
+            What to look at, which is told
+            in several lines.
+        """
+
+    assert "What to look at, which is told in several lines." in documented(verb).__doc__
+    out = offmarl("ls", "--help").out
+    assert "[DIRECTORY]" in out and "--no-remote" not in out and "None" not in out
+    assert "(default: 0)" in offmarl("split", "--help").out
+    assert "--training-seed" in offmarl("record", "--policy", "--help").out

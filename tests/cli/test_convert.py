@@ -41,9 +41,9 @@ def test_options_that_do_not_belong(offmarl, tmp_path, batch):
         ["--from", "zarr", "--time-limit", "5"],
     ):
         result = offmarl("convert", str(batch), out, *options)
-        assert result.code == 1
+        assert result.code == 2
         assert "--to" in result.err or "--time-limit" in result.err
     offmarl("convert", str(batch), out)
     result = offmarl("convert", out, str(tmp_path / "out.npz"))
-    assert result.code == 1
+    assert result.code == 2
     assert "is a vault already: say --to" in result.err

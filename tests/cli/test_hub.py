@@ -38,7 +38,7 @@ def test_pull_look_verify_remove(offmarl):
         (["pull", "lab/suite/smalll"], 2, "did you mean lab/suite/small"),
         (["pull", f"{NAME}@v9"], 1, "no revision 'v9'"),
         (["cache", "rm", "lab"], 2, "no pulled dataset named 'lab'"),
-        (["cache", "rm"], 1, "name the datasets, or say --all"),
+        (["cache", "rm"], 2, "name the datasets, or say --all"),
         (["push", "nothing.vlt", "--to", "org/x", "--licence", "mit"], 1, "there is no vault at"),
         (["push", "nothing.vlt", "--to", "org/x"], 2, "licence"),
         (["push", "--to", "org/x", "--licence", "mit"], 1, "nothing to push"),
@@ -71,10 +71,16 @@ def test_completion(offmarl, tmp_path):
 
     def complete(*words):
         line = f"source {script}; COMP_WORDS=(offmarl {' '.join(words)}); "
-        line += f"COMP_CWORD={len(words)}; _tyro_offmarl; echo ${{COMPREPLY[*]}}"
+        line += f"COMP_CWORD={len(words)}; _tyro_offmarl; printf '%s\\n' ${{#COMPREPLY[*]}} "
+        line += '"${COMPREPLY[@]}"; complete -p offmarl | grep -q "o default"'
         ended = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
-        return ended.stdout.split()
+        count, *found = ended.stdout.split()
+        assert int(count) == len(found)
+        return found
 
     assert complete("pu") == ["pull", "push"]
     assert "--vault" in complete("train", "maicq", "--va")
-    assert offmarl("completion", "zsh").out.startswith("#compdef offmarl")
+    assert sorted(complete("recode", "A.vlt", "--codec", "''")) == ["raw", "zstd"]
+    assert complete("show", "vau") == complete("cat", "A.vlt", "-o", "vau") == []  # bash's own
+    zsh = offmarl("completion", "zsh").out
+    assert zsh.startswith("#compdef offmarl") and '[[ -z "$completions" ||' in zsh

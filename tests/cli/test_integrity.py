@@ -26,7 +26,7 @@ def test_verify_then_repair_then_compact(offmarl, tmp_path):
     assert "Left behind:" in taken.out
     assert "row 0, steps " in taken.out
     assert offmarl("verify", "out.vlt", "--deep").code == 0
-    assert offmarl("repair", "v.vlt", "--salvage", "o.vlt", "--dry-run").code == 1
+    assert offmarl("repair", "v.vlt", "--salvage", "o.vlt", "--dry-run").code == 2
 
     planned = offmarl("repair", "v.vlt", "--dry-run")
     assert "would keep 24 of 52 steps of each row" in planned.out

@@ -53,23 +53,23 @@ def test_show_tells_the_lineage(offmarl, pair):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "code", "message"),
     [
-        (("cat", "a.vlt", "-o", "a.vlt"), "a.vlt holds poor already"),
-        (("cat", "a.vlt", "-o", "a.vlt/poor"), "something at"),
-        (("cat", "no.vlt", "-o", "c.vlt"), "there is no vault at"),
-        (("filter", "a.vlt", "retrun > 1", "-o", "c.vlt"), "did you mean return"),
-        (("sample", "a.vlt", "-o", "c.vlt"), "how much"),
-        (("sample", "a.vlt", "--steps", "1.5", "-o", "c.vlt"), "whole number"),
-        (("sample", "a.vlt", "--top", "10", "-o", "c.vlt"), "in (0, 1]"),
-        (("sample", "a.vlt", "--top", "much", "-o", "c.vlt"), "percentage"),
-        (("split", "a.vlt", "--fractions", ".5", ".6", "-o", "c.vlt"), "sum to 1"),
-        (("split", "a.vlt", "-o", "c.vlt/x"), "must end in .vlt"),
-        (("slice", "a.vlt", "--start", "999", "-o", "c.vlt"), "there is nothing"),
+        (("cat", "a.vlt", "-o", "a.vlt"), 1, "a.vlt holds poor already"),
+        (("cat", "a.vlt", "-o", "a.vlt/poor"), 1, "something at"),
+        (("cat", "no.vlt", "-o", "c.vlt"), 1, "there is no vault at"),
+        (("filter", "a.vlt", "retrun > 1", "-o", "c.vlt"), 1, "did you mean return"),
+        (("sample", "a.vlt", "-o", "c.vlt"), 2, "how much"),
+        (("sample", "a.vlt", "--steps", "1.5", "-o", "c.vlt"), 2, "whole number"),
+        (("sample", "a.vlt", "--top", "10", "-o", "c.vlt"), 2, "in (0, 1]"),
+        (("sample", "a.vlt", "--top", "much", "-o", "c.vlt"), 2, "percentage"),
+        (("split", "a.vlt", "--fractions", ".5", ".6", "-o", "c.vlt"), 2, "sum to 1"),
+        (("split", "a.vlt", "-o", "c.vlt/x"), 1, "must end in .vlt"),
+        (("slice", "a.vlt", "--start", "999", "-o", "c.vlt"), 2, "there is nothing"),
     ],
 )
-def test_mistakes_are_told_and_leave_nothing(offmarl, pair, arguments, message):
+def test_mistakes_are_told_and_leave_nothing(offmarl, pair, arguments, code, message):
     outcome = offmarl(*arguments)
-    assert (outcome.code, outcome.out) == (1, "")
+    assert (outcome.code, outcome.out) == (code, "")
     assert message in outcome.err
     assert sorted(path.name for path in pair.iterdir()) == ["a.vlt", "b.vlt"]
