@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
+from numpy.typing import NDArray
 
 from offmarl.errors import RunError
 from offmarl.types import ArrayTree
@@ -176,17 +178,18 @@ def _without_keys(tree: ArrayTree) -> ArrayTree:
 
 
 def _with_keys(like: ArrayTree, tree: ArrayTree) -> ArrayTree:
-    def wrap(expected: Any, leaf: jax.Array) -> jax.Array:
-        return jax.random.wrap_key_data(leaf) if _is_key(expected) else leaf
+    def wrap(expected: Any, leaf: NDArray[Any]) -> jax.Array:
+        array = jax.device_put(leaf)
+        return jax.random.wrap_key_data(array) if _is_key(expected) else array
 
     return jax.tree.map(wrap, like, tree)
 
 
 def _abstract(tree: ArrayTree) -> ArrayTree:
-    """Describe the arrays to restore, and the device to put them on."""
-    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    """Describe the arrays to restore.
 
-    def describe(leaf: Any) -> Any:
-        return leaf.update(sharding=sharding)
-
-    return jax.tree.map(describe, jax.eval_shape(_without_keys, tree))
+    By NumPy's arrays: orbax would tie JAX's to a device, and a program that gets some arrays that
+    are and some that are not is compiled once more.
+    """
+    described = jax.eval_shape(_without_keys, tree)
+    return jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), described)

@@ -30,7 +30,7 @@ class Judges(NamedTuple):
     env: Environment | None
     """What episodes are played in."""
     held_out: Sequence | None
-    """Whole episodes, whose actions the policy should agree with."""
+    """Some whole episodes, whose actions the policy should agree with."""
     learnt_from: NDArray[np.int64] | None
     """Numbers of the episodes that are not held out; None for all."""
     fraction: float = 0.0
@@ -60,8 +60,14 @@ def judges_of(args: Args, dataset: Dataset) -> Judges:
     if not (fraction := _fraction(args, env, dataset)):
         return Judges(dataset.spec, env, None, None)
     rest, held_out = dataset.hold_out(fraction)
-    episodes = dataset.whole_episodes(held_out[: args.final_episodes])
+    episodes = dataset.whole_episodes(_some(held_out, args.final_episodes))
     return Judges(dataset.spec, env, episodes, rest, fraction)
+
+
+def _some(episodes: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    """Return at most so many episodes from everywhere: early ones may be those of worse agents."""
+    chosen = np.linspace(0, len(episodes) - 1, min(most, len(episodes)))
+    return episodes[chosen.round().astype(int)]
 
 
 def _fraction(args: Args, env: Environment | None, dataset: Dataset) -> float:
@@ -95,7 +101,7 @@ def _environment(args: Args, dataset: Dataset) -> Environment | None:
 
 
 def _validation(args: Args, path: Path, dataset: Dataset) -> Sequence:
-    """Return the first held-out episodes, as many as the last evaluation is to have."""
+    """Return held-out episodes, as many as the last evaluation is to have."""
     if args.held_out:
         raise OptionError("give --validation or --held-out, not both.")
     data = open_dataset(path)
@@ -104,7 +110,7 @@ def _validation(args: Args, path: Path, dataset: Dataset) -> Sequence:
             f"{dataset.path} and {data.path} differ in {difference}: hold out episodes of the data "
             "that is learnt from, with `offmarl split`."
         )
-    return data.whole_episodes(np.arange(len(data.episodes.length))[: args.final_episodes])
+    return data.whole_episodes(_some(np.arange(len(data.episodes.length)), args.final_episodes))
 
 
 def judge(
