@@ -1,65 +1,70 @@
-"""Speed of the swarm suite: environment steps a second, by the number of agents.
+"""Speed of the swarm suite, as Markdown tables.
 
-    taskset -c 0,1 python benchmarks/swarm.py [--task coverage] [--agents 10 100 1000 4096]
+    python benchmarks/swarm.py
 
-Random legal actions, autoreset, scans of 128 steps; compiled and run once before timing. For each
-number of agents several numbers of parallel environments are tried, and the fastest is printed with
-the median and range of its rounds. Dense is the same with all pairs of drones compared, where that
-ends in reasonable time.
+The whole sweep: every task, 10 to 4096 agents, in 1 to 16,384 environments side by side; random
+legal actions, autoreset, scans of 128 steps, compiled and run once before timing. Rows appear as
+they are measured. What would not fit into the device's memory is left out, and so is what would
+take more than half a minute a round, judged by the row before; the table says which. Choose less
+with ``--tasks``, ``--agents`` and ``--envs``.
 
-    taskset -c 0,1 python benchmarks/swarm.py --together 4000 --agents 100 200 400 1000 2000 4000
+    taskset -c 0,1 python benchmarks/swarm.py --together 4000 --agents 100 1000 4000
 
 How the cost grows: every number of agents in as many environments as make so many agents in all,
 in turns, so that nothing but the size of the swarm differs.
+
+Targets, loads and evaders are half as many as the agents, or as many (loads), as the tasks say;
+obstacles are as many as fit (flock). ``--dense`` compares all pairs whatever the size of the swarm.
 """
 
 import argparse
+import os
 import time
+from collections.abc import Iterator
 from statistics import median
-from typing import NamedTuple
+from typing import Any
 
 import jax
 
 from offmarl import envs
-from offmarl.envs.swarm import neighbours
+from offmarl.envs.swarm import pairs
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.rollout import init_rollout, rollout
 
-NUM_STEPS = 128
-MOST_AGENTS_AT_ONCE = 20_000
-NAMES = {"pursuit": "swarm/pursuit-{n}-{half}"}
+TASKS = ("coverage", "search", "delivery", "pursuit", "flock")
+AGENTS = (10, 100, 1000, 4096)
+ENVS = (1, 16, 256, 4096, 16_384)
+LONGEST_ROUND = 30.0
 
 
-class Speed(NamedTuple):
-    """Of one number of agents and of environments."""
-
-    num_envs: int
-    rounds: list[float]
-    """Environment steps a second."""
-
-    @property
-    def median(self) -> float:
-        return median(self.rounds)
+class DoesNotFitError(Exception):
+    """The program needs more memory than the device has."""
 
 
 class Runner:
     """A compiled scan in many environments, rewards summed and everything else dropped."""
 
-    def __init__(self, name: str, num_envs: int):
+    def __init__(self, name: str, num_envs: int, num_steps: int):
         env = envs.make(name)
         policy = make_policy(PolicyConfig("random"), env.spec)
         auto = envs.autoreset(env)
 
-        @jax.jit
-        def run(state, key):
-            def step(state, key):
+        def begin(key: jax.Array) -> Any:
+            return init_rollout(auto, policy, key, num_envs)
+
+        def run(state: Any, key: jax.Array) -> Any:
+            def step(state: Any, key: jax.Array) -> Any:
                 state, transition, _ = rollout(auto, policy, (), state, key, 1)
                 return state, transition.reward.sum()
 
-            return jax.lax.scan(step, state, jax.random.split(key, NUM_STEPS))
+            return jax.lax.scan(step, state, jax.random.split(key, num_steps))
 
-        self._run, self._steps = run, NUM_STEPS * num_envs
-        self._state = init_rollout(auto, policy, jax.random.key(0), num_envs)
+        key = jax.random.key(0)
+        shapes = jax.eval_shape(begin, key)
+        self._run = jax.jit(run, donate_argnums=0).lower(shapes, key).compile()
+        require_memory(self._run)
+        self._steps = num_steps * num_envs
+        self._state = jax.jit(begin)(key)
         self.speed(0)
 
     def speed(self, seed: int) -> float:
@@ -69,63 +74,104 @@ class Runner:
         return self._steps / (time.perf_counter() - start)
 
 
-def measure(name: str, num_envs: int, rounds: int) -> Speed:
-    """Time several rounds."""
-    runner = Runner(name, num_envs)
-    return Speed(num_envs, [runner.speed(i + 1) for i in range(rounds)])
+def require_memory(program: Any) -> None:
+    """Raise `DoesNotFitError` where the device has too little memory for a compiled program."""
+    plan = program.memory_analysis()
+    needed = plan.temp_size_in_bytes + plan.argument_size_in_bytes + plan.output_size_in_bytes
+    needed -= plan.alias_size_in_bytes
+    if needed > memory():
+        raise DoesNotFitError(f"needs {needed / 2**30:,.0f} GiB of {memory() / 2**30:,.0f}")
 
 
-def fastest(name: str, num_agents: int, rounds: int) -> Speed:
-    """Try numbers of environments, and return the best."""
-    most = max(1, min(64, MOST_AGENTS_AT_ONCE // num_agents))
-    tried = sorted({1, min(4, most), most})
-    return max((measure(name, num_envs, rounds) for num_envs in tried), key=lambda s: s.median)
+def memory() -> float:
+    """Return the bytes that JAX may use of an accelerator's memory, or half of the machine's."""
+    stats = jax.devices()[0].memory_stats() or {}
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return stats.get("bytes_limit", machine / 2)
 
 
 def full_name(task: str, num_agents: int) -> str:
-    return NAMES.get(task, f"swarm/{task}-{{n}}").format(n=num_agents, half=max(1, num_agents // 2))
+    """Return the name with the default numbers of everything else; half as many evaders."""
+    evaders = f"-{max(1, num_agents // 2)}" if task == "pursuit" else ""
+    return f"swarm/{task}-{num_agents}{evaders}"
 
 
-def compare(task: str, agents: list[int], together: int, rounds: int) -> None:
-    """Print the cost of an agent's step, by the size of the swarm."""
-    runners = {n: Runner(full_name(task, n), max(1, together // n)) for n in agents}
-    turns = [{n: 1e9 / n / runners[n].speed(turn + 1) for n in agents} for turn in range(rounds)]
-    print("agents  environments  ns per agent step (range)")
-    for n in agents:
-        costs = [turn[n] for turn in turns]
-        print(
-            f"{n:6}  {max(1, together // n):12}  {median(costs):9,.0f} "
-            f"({min(costs):,.0f} to {max(costs):,.0f})"
-        )
+def sweep(args: argparse.Namespace) -> None:
+    """Print the speed of every task, number of agents and number of environments."""
+    print("| task | agents | environments | env-steps/s (range) | agent-steps/s |")
+    print("|---|---:|---:|---:|---:|")
+    for task in args.tasks:
+        for num_agents in args.agents:
+            for num_envs, speed in sweep_envs(task, num_agents, args):
+                print(f"| {task} | {num_agents} | {num_envs:,} | {speed} |", flush=True)
+
+
+def sweep_envs(task: str, num_agents: int, args: argparse.Namespace) -> Iterator[tuple[int, str]]:
+    """Yield numbers of environments and cells of the table, up to the first that is too many."""
+    fastest = 0.0
+    for num_envs in sorted(args.envs):
+        expected = num_envs * args.steps / fastest if fastest else 0.0
+        if expected > LONGEST_ROUND:
+            yield num_envs, f"a round would take some {expected:,.0f} s | –"
+            return
+        try:
+            runner = Runner(full_name(task, num_agents), num_envs, args.steps)
+            rounds = [runner.speed(i + 1) for i in range(args.rounds)]
+        except DoesNotFitError as problem:
+            yield num_envs, f"{problem} | –"
+            return
+        except jax.errors.JaxRuntimeError as problem:
+            if "RESOURCE_EXHAUSTED" not in str(problem):
+                raise
+            yield num_envs, "out of memory | –"
+            return
+        fastest = max(fastest, *rounds)
+        middle, low, high = median(rounds), min(rounds), max(rounds)
+        agent_steps = f"{middle * num_agents:,.0f}"
+        yield num_envs, f"{middle:,.0f} ({low:,.0f} to {high:,.0f}) | {agent_steps}"
+
+
+def compare(args: argparse.Namespace) -> None:
+    """Print the cost of a step, by the size of the swarm."""
+    print(
+        "| task | agents | environments | env-steps/s | agent-steps/s | ns for one agent's step "
+        f"(range) | a step of all, {args.agents[0]} = 1 |"
+    )
+    print("|---|---:|---:|---:|---:|---:|---:|")
+    for task in args.tasks:
+        num_envs = {n: max(1, args.together // n) for n in args.agents}
+        runners = {
+            n: Runner(full_name(task, n), count, args.steps) for n, count in num_envs.items()
+        }
+        turns = [{n: runners[n].speed(i + 1) for n in args.agents} for i in range(args.rounds)]
+        for n, count in num_envs.items():
+            speed = median(turn[n] for turn in turns)
+            costs = [1e9 / n / turn[n] for turn in turns]
+            ratio = median(turn[args.agents[0]] / turn[n] for turn in turns)
+            print(
+                f"| {task} | {n} | {count} | {speed:,.0f} | {speed * n:,.0f} | {median(costs):,.0f}"
+                f" ({min(costs):,.0f} to {max(costs):,.0f}) | {ratio:.1f} |",
+                flush=True,
+            )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--task", default="coverage")
-    parser.add_argument("--agents", type=int, nargs="+", default=[10, 100, 1000, 4096])
+    """Read the arguments, and print a table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
+    parser.add_argument("--agents", type=int, nargs="+", default=AGENTS)
+    parser.add_argument("--envs", type=int, nargs="+", default=ENVS)
+    parser.add_argument("--steps", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--dense-up-to", type=int, default=1000)
     parser.add_argument("--together", type=int)
+    parser.add_argument("--dense", action="store_true")
     args = parser.parse_args()
-    print(f"jax {jax.__version__} on {jax.devices()[0].device_kind}, task {args.task}")
-    if args.together:
-        compare(args.task, args.agents, args.together, args.rounds)
-        return
-    print("agents  environments  env-steps/s (range)          agent-steps/s  dense env-steps/s")
-    for n in args.agents:
-        name = full_name(args.task, n)
-        speed = fastest(name, n, args.rounds)
-        dense = "-"
-        if n <= args.dense_up_to:
-            limit, neighbours.DENSE_LIMIT = neighbours.DENSE_LIMIT, n
-            dense = f"{measure(name, speed.num_envs, args.rounds).median:,.0f}"
-            neighbours.DENSE_LIMIT = limit
-        low, high = min(speed.rounds), max(speed.rounds)
-        print(
-            f"{n:6}  {speed.num_envs:12}  {speed.median:9,.0f} ({low:,.0f} to {high:,.0f})"
-            f"  {speed.median * n:16,.0f}  {dense:>12}",
-            flush=True,
-        )
+    if args.dense:
+        pairs.DENSE_LIMIT = max(args.agents) ** 2
+    print(f"jax {jax.__version__} on {jax.devices()[0].device_kind}\n")
+    compare(args) if args.together else sweep(args)
 
 
 if __name__ == "__main__":

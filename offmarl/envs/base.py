@@ -166,6 +166,8 @@ def _renew_few_by_few(
     begin: Callable[[PRNGKeyArray], ArrayTree],
 ) -> ArrayTree:
     size = over.shape[0]
+    if size == 1:  # nothing would change from turn to turn, so XLA would run it before the loop
+        return jax.lax.cond(over[0], lambda: jax.vmap(begin)(keys), lambda: old)
     few = -(-size // _PARTS)
     (who,) = jnp.nonzero(over, size=few * _PARTS, fill_value=size)
 

@@ -127,31 +127,31 @@ class Delivery(SwarmTask):
         position, everywhere = state.bodies.position, jnp.ones(self.num_agents, bool)
         near = find_points(position, task.position, everywhere, 1, _GRIP, self.side)
         carrying = jnp.where(jnp.isfinite(near.distance), near.which, -1)[:, 0]
-        (strength,) = self._sum_grips(
-            position, task._replace(carrying=carrying), state.traits.strength
-        )
+        strength = jax.ops.segment_sum(state.traits.strength, carrying, self.num_agents)
         carried = strength >= jnp.where(task.heavy, _HEAVY, _LIGHT)
         return task._replace(carried=carried, carrying=carrying)
 
-    def _sum_grips(
-        self, position: Float[Array, "N D"], task: DeliveryTask, *values: Float[Array, "N"]
-    ) -> Float[Array, "F M"]:
-        """Sum values over the drones that grip each load."""
+    def _haul(self, before: SwarmState, moved: SwarmState) -> Float[Array, "M D"]:
+        """Return how the drones that grip each load moved on average."""
         load = jnp.arange(self.num_agents)
 
         def add(
-            total: Float[Array, "F M"],
+            total: Float[Array, "S M"],
             squared: Float[Array, "C M"],
             carrying: Int[Array, "C M"],
-            *theirs: Float[Array, "C M"],
-        ) -> Float[Array, "F M"]:
+            *steps: Float[Array, "C M"],
+        ) -> Float[Array, "S M"]:
             grips = (carrying == load) & jnp.isfinite(squared)
-            return total + jnp.stack([jnp.where(grips, value, 0.0).sum(0) for value in theirs])
+            sums = [jnp.where(grips, step, 0.0).sum(0) for step in (*steps, 1.0)]
+            return total + jnp.stack(sums)
 
-        nothing = jnp.zeros((len(values), self.num_agents))
-        everybody = jnp.ones(self.num_agents, bool)
-        grippers = Things(position, everybody, (task.carrying, *values))
-        return fold_near(add, nothing, task.position, grippers, _GRIP, self.side)
+        # A sum by scattering would differ from run to run on a GPU.
+        start, task = before.bodies.position, before.task
+        values = (task.carrying, *(moved.bodies.position - start).T)
+        grippers = Things(start, before.alive, values)
+        nothing = jnp.zeros((self.dims + 1, self.num_agents))
+        total = fold_near(add, nothing, task.position, grippers, _GRIP, self.side)
+        return (total[:-1] / jnp.maximum(total[-1], 1)).T
 
     def _advance(
         self,
@@ -159,12 +159,9 @@ class Delivery(SwarmTask):
         before: SwarmState,
         moved: SwarmState,
     ) -> tuple[SwarmState, Float[Array, "N"], Bool[Array, ""]]:
-        task = self._grip(before, before.task)
-        start, end = before.bodies.position, moved.bodies.position
-        ones = jnp.ones(self.num_agents)
-        *steps, grips = self._sum_grips(start, task, *(end - start).T, ones)
-        mean_step = jnp.stack(steps, -1) / jnp.maximum(grips, 1)[:, None]
-        position = task.position + jnp.where(task.carried[:, None], mean_step, 0.0)
+        task = before.task
+        step = jnp.where(task.carried[:, None], self._haul(before, moved), 0.0)
+        position = task.position + step
         goal = task.sites[task.goal]
         left = _length(goal - position)
         arrived = left <= _ARRIVED

@@ -102,9 +102,15 @@ def delivery():
     return env, state._replace(task=task)
 
 
+def put(env, state, *positions):
+    """Place drones, and let them grip what is there."""
+    state = place(state, *positions)
+    return state._replace(task=env._grip(state, state.task))
+
+
 def test_a_light_load_goes_with_one_drone(delivery):
     env, state = delivery
-    state = place(state, [2, 2], [5, 5], [5, 5])
+    state = put(env, state, [2, 2], [5, 5], [5, 5])
     after, step = take_step(env, state, jnp.asarray([RIGHT, STAY, STAY]))
     moved = 0.5 / 0.8 * 1.2  # the lag of a scout, its mass and its speed
     np.testing.assert_allclose(after.task.position[0], [2 + moved, 1], rtol=1e-6)
@@ -114,14 +120,14 @@ def test_a_light_load_goes_with_one_drone(delivery):
 @pytest.mark.parametrize(("helper", "moves"), [([5.0, 5.0], False), ([2.0, 9.0], True)])
 def test_a_heavy_load_goes_with_two(delivery, helper, moves):
     env, state = delivery
-    state = place(state, helper, [2, 8], [5, 5])
+    state = put(env, state, helper, [2, 8], [5, 5])
     after, _ = take_step(env, state, jnp.asarray([DOWN, DOWN, STAY]))
     assert (after.task.position[1, 1] < 8) == moves
 
 
 def test_who_waits_at_a_heavy_load_calls(delivery):
     env, state = delivery
-    after, step = take_step(env, place(state, [2, 4], [2, 8], [5, 5]), jnp.zeros(3, int))
+    after, step = take_step(env, put(env, state, [2, 4], [2, 8], [5, 5]), jnp.zeros(3, int))
     assert after.message.tolist() == [[0, 0], [1, 1], [0, 0]]
     heard = env.read(step.view.observation)["neighbours"]
     assert heard[0, 1, -3:].tolist() == [1, 1, 1]
@@ -130,7 +136,8 @@ def test_who_waits_at_a_heavy_load_calls(delivery):
 def test_a_delivered_load_is_replaced(delivery):
     env, state = delivery
     near = state.task.position.at[0].set(jnp.asarray([7.2, 1.0]))
-    state = place(state._replace(task=state.task._replace(position=near)), [7, 1], [5, 5], [5, 5])
+    state = state._replace(task=state.task._replace(position=near))
+    state = put(env, state, [7, 1], [5, 5], [5, 5])
     after, step = take_step(env, state, jnp.asarray([RIGHT, STAY, STAY]))
     assert int(after.task.delivered) == 1
     assert step.reward[0] == pytest.approx((2 + 0.5 * 0.75) / 3)
