@@ -75,6 +75,12 @@ class Schema(NamedTuple):
     chunk_steps: int
     codec: Codec
 
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of the chunks of all arrays that stand side by side, uncompressed."""
+        step_bytes = sum(leaf.step_bytes for leaf in leaves(self.spec).values())
+        return self.chunk_rows * self.chunk_steps * step_bytes
+
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that `from_json` reads back."""
         return {"version": SCHEMA_VERSION, **self._asdict(), "spec": self.spec.to_json()}
@@ -105,9 +111,7 @@ class Schema(NamedTuple):
         counts = (self.rows, self.chunk_rows, self.chunk_steps, spec.num_agents)
         if any(type(size) is not int or size < 0 for size in (*sizes, *counts)):
             raise ValueError("sizes are not all natural numbers")
-        step_bytes = sum(leaf.step_bytes for leaf in leaves(spec).values())
-        chunk_bytes = self.chunk_rows * self.chunk_steps * step_bytes
-        if min(counts) < 1 or self.rows > MAX_ROWS or chunk_bytes > MAX_CHUNK_BYTES:
+        if min(counts) < 1 or self.rows > MAX_ROWS or self.chunk_bytes > MAX_CHUNK_BYTES:
             raise ValueError("sizes are out of all proportion")
         if self.rows % self.chunk_rows or self.codec not in get_args(Codec):
             raise ValueError("chunk_rows or codec is not one there is")

@@ -120,8 +120,10 @@ def vaults_in(path: PurePath) -> list[PurePath]:
     if not location.is_directory:
         return [location.path / found for found in vaults_among(_names_below(location))]
     directory = Path(path)
-    if not directory.is_dir():
-        return []
+    return _below(directory) if directory.is_dir() else []
+
+
+def _below(directory: Path) -> list[PurePath]:
     return sorted(
         below
         for below in directory.iterdir()
@@ -168,7 +170,7 @@ def _walk(root: Path) -> Iterator[PurePath]:
         below[:] = sorted(name for name in below if not name.startswith("."))
         if parent.endswith(SUFFIX):
             below.clear()
-            yield from vaults_in(Path(parent))
+            yield from _below(Path(parent))
 
 
 def summarise(path: PurePath) -> Summary:

@@ -7,7 +7,7 @@ others through TensorStore, a bounded number of bytes at a time.
 import resource
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -107,7 +107,7 @@ class Arrays:
         }
         others = [name for name in names if name not in maps]
         if others:
-            found |= self._fetch(others, rows, steps, agents)
+            found |= self._store.attempt(lambda: self._fetch(others, rows, steps, agents))
         return {name: found[name] for name in names}
 
     def windows(
@@ -127,7 +127,7 @@ class Arrays:
         found = {
             name: self._maps[name].windows(rows, starts, length)
             if name in self._maps
-            else self._gather(name, rows, starts, length)
+            else self._store.attempt(partial(self._gather, name, rows, starts, length))
             for name in names
         }
         has_read, has_waited = asked[0] > before[0], _usage()[1] > asked[1]
@@ -173,16 +173,15 @@ class Arrays:
         """Read through TensorStore, several pieces at once but not all."""
         pending: deque[tuple[NumpyArray, Any]] = deque()
         found = {}
-        with self._store.errors():
-            for name in names:
-                index = (slice(rows.start, rows.stop, rows.step), *_agents(agents.get(name)))
-                array = self.open(name)[(index[0], slice(steps.start, steps.stop), *index[1:])]
-                found[name] = np.empty(array.shape, array.dtype.numpy_dtype)
-                for span, inside in self._pieces(name, found[name], steps):
-                    target = found[name][:, inside]
-                    pending.append((target, array[:, span].read()))
-                    _settle(pending, _IN_FLIGHT_BYTES)
-            _settle(pending, 0)
+        for name in names:
+            index = (slice(rows.start, rows.stop, rows.step), *_agents(agents.get(name)))
+            array = self.open(name)[(index[0], slice(steps.start, steps.stop), *index[1:])]
+            found[name] = np.empty(array.shape, array.dtype.numpy_dtype)
+            for span, inside in self._pieces(name, found[name], steps):
+                target = found[name][:, inside]
+                pending.append((target, array[:, span].read()))
+                _settle(pending, _IN_FLIGHT_BYTES)
+        _settle(pending, 0)
         return found
 
     def _pieces(self, name: str, out: NumpyArray, steps: range) -> Iterator[tuple[slice, slice]]:
@@ -200,13 +199,10 @@ class Arrays:
         self, name: str, rows: NDArray[np.int64], starts: NDArray[np.int64], length: int
     ) -> NumpyArray:
         array, pairs = self.open(name), zip(rows.tolist(), starts.tolist(), strict=True)
-        with self._store.errors():
-            with ts.Batch() as batch:  # what shares a chunk is read and decoded once
-                reads = [
-                    array[row, start : start + length].read(batch=batch) for row, start in pairs
-                ]
-            shape = (length, *self._leaves[name].shape)
-            windows = [read.result() for read in reads]
+        with ts.Batch() as batch:  # what shares a chunk is read and decoded once
+            reads = [array[row, start : start + length].read(batch=batch) for row, start in pairs]
+        shape = (length, *self._leaves[name].shape)
+        windows = [read.result() for read in reads]
         return np.stack(windows) if windows else np.empty((0, *shape), self._leaves[name].dtype)
 
 

@@ -1,5 +1,6 @@
 """What may be asked of a vault, and errors that say what there is."""
 
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +23,8 @@ def check_steps(vault: "Vault", start: int, stop: int) -> None:
 
 def indices(part: slice, size: int, axis: str) -> range:
     """Return the indices that a slice picks; `VaultError` where they do not go up."""
+    if not isinstance(part, slice):
+        raise VaultError(f"{axis} are given by a slice, such as slice(0, 2): got {part!r}.")
     span = range(*part.indices(size))
     if span.step < 0:
         raise VaultError(f"{axis} are read in ascending order, not by a step of {span.step}.")
@@ -46,7 +49,7 @@ def windows(
     vault: "Vault", rows: NumpyArray, starts: NumpyArray, length: int
 ) -> tuple[NumpyArray, NumpyArray]:
     """Return the rows and starts of windows; `VaultError` where a vault does not have them."""
-    rows, starts = np.asarray(rows, np.int64), np.asarray(starts, np.int64)
+    rows, starts = _whole("rows", rows), _whole("starts", starts)
     if rows.ndim != 1 or rows.shape != starts.shape or length < 1:
         raise VaultError(
             f"windows of {length} steps were asked for with rows {rows.shape} and starts "
@@ -60,3 +63,19 @@ def windows(
                 f"{vault.rows - 1}."
             )
     return rows, starts
+
+
+def _whole(what: str, numbers: NumpyArray) -> NumpyArray:
+    found = np.asarray(numbers)
+    if found.size and found.dtype.kind not in "iu":
+        raise VaultError(f"the {what} of windows are whole numbers: got {found.dtype}.")
+    return found.astype(np.int64, copy=False)
+
+
+def check_finals(numbers: NumpyArray, count: int, path: PurePath) -> None:
+    """Raise `VaultError` where a vault does not have these final views."""
+    if len(numbers) and not 0 <= numbers.min() <= numbers.max() < count:
+        raise VaultError(
+            f"final views {numbers.min()} to {numbers.max()} were asked for, and {path} has "
+            f"{count}, from 0: an episode whose `final` is -1 has none."
+        )

@@ -48,8 +48,7 @@ def stock_length(store: Store) -> int:
     index = store.array(layout.INDEX_PREFIX)
     if index.shape != (1,) or index.dtype.numpy_dtype.kind != "i":
         raise VaultFormatError(f"{store.path}: the index is not one number.")
-    with store.errors():
-        length = int(index.read().result()[0])
+    length = int(store.attempt(lambda: index.read().result())[0])
     if length < 0:
         raise VaultFormatError(f"{store.path}: the index says that there are {length} steps.")
     return length

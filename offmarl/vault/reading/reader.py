@@ -60,6 +60,10 @@ class Vault:
         if self.own and time_limit is not None:
             raise VaultError(f"{path} tells how its episodes ended: open it without a time limit.")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Have other processes open it again, as it is then, and not be sent what is in memory."""
+        return type(self), (self.path, self._checked, self.time_limit)
+
     @property
     def native(self) -> bool:
         """Whether it has an episode table, final views and provenance of ours."""
@@ -178,8 +182,15 @@ class Vault:
         Parameters
         ----------
         numbers
-            Which, as `Episodes.final` counts them; none may be -1.
+            Which, as `Episodes.final` counts them.
+
+        Raises
+        ------
+        VaultError
+            There are no such views; -1 stands for none.
         """
+        numbers = np.asarray(numbers)
+        bounds.check_finals(numbers, self.own.head.finals if self.own else 0, self.path)
         return self._finals.read(numbers)
 
     @cached_property
@@ -344,6 +355,8 @@ class Vault:
 
     def __getitem__(self, steps: slice) -> Transition:
         """Return the transitions of a slice of time, with Python's rules for slices."""
+        if not isinstance(steps, slice):
+            raise VaultError(f"steps are taken by slices: ask for [{steps}:{steps} + 1], say.")
         start, stop, stride = steps.indices(self.length)
         if stride != 1:
             raise VaultError(f"steps are read one after the other, not every {stride}th.")

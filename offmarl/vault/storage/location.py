@@ -66,14 +66,17 @@ class Location:
         Raises
         ------
         VaultError
-            It is a URL of a kind that nothing is kept under.
+            It is a URL of a kind that nothing is kept under, or a path that cannot be one.
         """
         full = absolute(path)
-        if not isinstance(full, Url) and Path(full).is_dir():
-            return cls(full)
-        for part in (full, *full.parents):
-            if part.name.endswith(ARCHIVE_SUFFIX) and _is_file(part):
-                return cls(full, part)
+        try:
+            if not isinstance(full, Url) and Path(full).is_dir():
+                return cls(full)
+            for part in (full, *full.parents):
+                if part.name.endswith(ARCHIVE_SUFFIX) and _is_file(part):
+                    return cls(full, part)
+        except OSError as error:
+            raise VaultError(f"there can be nothing at {full}: {error.strerror}.") from error
         return cls(full)
 
     @property
@@ -188,13 +191,24 @@ def absolute(path: str | os.PathLike[str]) -> PurePath:
     text = os.fspath(path)
     scheme, mark, rest = text.partition("://")
     if not mark:
-        return Path(text).absolute()
+        return _checked(Path(text).absolute())
     if scheme not in _SCHEMES or not rest.strip("/"):
         raise VaultError(
             f"{text} is not a place that vaults are kept in: give a path, or a URL that begins "
             f"with {', '.join(f'{known}://' for known in _SCHEMES)} and a bucket or server."
         )
     return Url(text)
+
+
+def _checked(path: Path) -> Path:
+    """Raise `VaultError` where TensorStore would look for another path than we do."""
+    if "\\" in path.as_posix():
+        raise VaultError(f"{path} has a backslash in it, which TensorStore takes for a slash.")
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise VaultError(f"{str(path)!r} is not UTF-8, as the paths of vaults must be.") from error
+    return path
 
 
 def _is_file(path: PurePath) -> bool:

@@ -9,9 +9,9 @@ import random
 import re
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePath
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import tensorstore as ts
 
@@ -35,6 +35,8 @@ _NO_ROOM = ("No space left", "ENOSPC", "File too large", "EFBIG", "EDQUOT", "quo
 
 _LOST_CHUNK = re.compile(r'NOT_FOUND: chunk .* stored at "([^"]+)"')
 _MOST_TEXT = 1000
+
+T = TypeVar("T")
 
 
 class Store:
@@ -60,8 +62,7 @@ class Store:
 
     def get(self, key: str) -> bytes | None:
         """Return the value of a key, or None."""
-        with self.errors():
-            found = self._read(key).result()
+        found = self.attempt(lambda: self._read(key).result())
         return unseal(key, bytes(found.value), self.path) if found.state == "value" else None
 
     def _read(self, key: str) -> "ts.Future[ts.KvStore.ReadResult]":
@@ -74,14 +75,12 @@ class Store:
 
     def keys(self, prefix: str) -> list[str]:
         """Return the keys that begin with a prefix, sorted."""
-        with self.errors():
-            found = self._kv.list(ts.KvStore.KeyRange(prefix, prefix + "\xff")).result()
-        return sorted(key.decode() for key in found)
+        span = ts.KvStore.KeyRange(prefix, prefix + "\xff")
+        return sorted(key.decode() for key in self.attempt(lambda: self._kv.list(span).result()))
 
     def get_all(self, keys: list[str]) -> list[bytes]:
         """Return the values of keys that must be there."""
-        with self.errors():
-            found = [future.result() for future in [self._read(key) for key in keys]]
+        found = self.attempt(lambda: [read.result() for read in [self._read(k) for k in keys]])
         missing = [key for key, value in zip(keys, found, strict=True) if value.state != "value"]
         if missing:
             raise VaultFormatError(f"{self.path} has lost {missing[0]}: the vault is damaged.")
@@ -108,8 +107,8 @@ class Store:
             spec["fill_missing_data_reads"] = False
         if not self.location.is_writable:
             spec |= {"recheck_cached_metadata": False, "recheck_cached_data": False}
-        with self.errors():
-            return ts.open(spec, context=self._context, open=True, read=True, write=write).result()
+        options = {"open": True, "read": True, "write": write}
+        return self.attempt(lambda: ts.open(spec, context=self._context, **options).result())
 
     def commit(
         self, writes: Mapping[str, bytes | bytearray], fence: Mapping[str, bytes]
@@ -166,6 +165,21 @@ class Store:
             with contextlib.suppress(OSError), (data / name).open("rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         self._dropped = files
+
+    def attempt(self, read: Callable[[], T]) -> T:
+        """Return what ``read`` does; errors are ours.
+
+        It is called again where a compaction took files away between two reads of it: the new ones
+        say the same.
+        """
+        with self.errors():
+            try:
+                return read()
+            except ValueError as error:
+                if "NOT_FOUND" not in str(error):
+                    raise
+            # Not inside `except`, which would keep what was read the first time in memory.
+            return read()
 
     def errors(self) -> contextlib.AbstractContextManager[None]:
         """Turn what tensorstore raises into errors of ours."""

@@ -1,5 +1,6 @@
 """Creating vaults: built beside their place, made durable, and moved there whole."""
 
+import json
 import operator
 import os
 import shutil
@@ -63,6 +64,7 @@ def create(
         The path names no vault, an option makes no sense, or nothing can be written there.
     """
     location = _destination(path)
+    spec = _plain(spec)
     count = _at_least_one("rows", rows)
     if chunk_steps is None:
         chunk_steps = layout.default_chunk_steps(spec, count)
@@ -70,6 +72,7 @@ def create(
     if codec not in get_args(Codec):
         raise VaultError(f"there is no codec {codec!r}: it is {' or '.join(get_args(Codec))}.")
     schema = Schema(spec, count, layout.default_chunk_rows(count, steps), steps, codec)
+    _check_sizes(schema)
     make = _create_beside if location.is_directory else _create_in_place
     with errors_of(location.path):
         return make(location, schema, provenance or {})
@@ -171,11 +174,38 @@ def _refuse_existing(location: Location) -> None:
         raise existing(location.path)
 
 
+def _plain(spec: EnvSpec) -> EnvSpec:
+    """Return a spec as it will be read back, with Python's numbers where it has NumPy's."""
+    try:
+        written = json.dumps(spec.to_json(), default=operator.index)
+    except TypeError as error:
+        raise VaultError(f"{spec} cannot be written to a vault: {error}.") from error
+    plain = EnvSpec.from_json(json.loads(written))
+    for name in ("num_agents", "observation_size", "state_size", "action_size"):
+        _at_least_one(f"the spec's {name}", getattr(plain, name))
+    return plain
+
+
 def _at_least_one(name: str, value: SupportsIndex) -> int:
-    number = operator.index(value)
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = 0
     if number < 1:
-        raise VaultError(f"{name} must be a whole number of at least 1: got {number}.")
+        raise VaultError(f"{name} must be a whole number of at least 1: got {value!r}.")
     return number
+
+
+def _check_sizes(schema: Schema) -> None:
+    """Raise `VaultError` where a vault would be one that nobody opens."""
+    if schema.rows > layout.MAX_ROWS:
+        raise VaultError(f"a vault has {layout.MAX_ROWS} rows at most: got {schema.rows}.")
+    if schema.chunk_bytes > layout.MAX_CHUNK_BYTES:
+        raise VaultError(
+            f"chunks of {schema.chunk_rows} rows and {schema.chunk_steps} steps would take "
+            f"{schema.chunk_bytes} bytes, and {layout.MAX_CHUNK_BYTES} is the most: choose fewer "
+            "chunk_steps."
+        )
 
 
 def _fill(location: Location, schema: Schema, provenance: Mapping[str, Any]) -> None:

@@ -40,8 +40,13 @@ def is_there(path: object, run: str, chunk: int | None, done: int) -> bool:
     Raises
     ------
     VaultError
-        One before it is missing.
+        One before it is missing, or they are no name and no number of a record.
     """
+    if not isinstance(run, str) or (chunk is not None and chunk < 0):
+        raise VaultError(
+            f"{path} cannot take chunk {chunk!r} of run {run!r}: a run's name is text, and its "
+            "chunks are counted from 0."
+        )
     if chunk is not None and chunk > done:
         raise VaultError(
             f"chunk {chunk} of run {run!r} does not follow: {path} has the first {done}. Append "
@@ -160,8 +165,13 @@ def _check_last(transition: Transition, signals: Signals) -> None:
 
 def _cut_steps(cut: Cut, shape: tuple[int, int]) -> NumpyArray:
     """Return a flag for every step, ``(rows, T)``."""
-    if np.ndim(cut) == 2:
-        return np.broadcast_to(cut, shape)
+    if np.shape(cut) == shape:
+        return np.asarray(cut, bool)
+    if np.shape(cut) not in ((), shape[:1]):
+        raise ShapeError(
+            f"`cut` has shape {np.shape(cut)}: give one flag, one for each of {shape[0]} rows, or "
+            f"one for each step, {shape}."
+        )
     steps: NumpyArray = np.zeros(shape, bool)
     steps[:, -1] = cut
     return steps

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import tensorstore as ts
@@ -178,6 +178,12 @@ class Writer:
         if self._under_way is not None:
             self._under_way.done.exception()  # waits: nobody else may write before
         self._lock.release()
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be copied to a process that does not hold the lock."""
+        raise VaultError(
+            f"the writer of {self.path} cannot be sent elsewhere: have each process join the vault."
+        )
 
     def __enter__(self) -> "Writer":
         return self

@@ -1,0 +1,212 @@
+"""What is unusual and works, or cannot work and is said to: names, numbers, arrays, handles."""
+
+import os
+import pickle
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from offmarl import vault
+from offmarl.errors import ShapeError, VaultError, VaultLockedError
+from offmarl.types import Continuous, Discrete, EnvSpec
+from offmarl.vault.storage.store import Store
+
+from .experience import SPEC, assert_same, concatenate, make
+
+TRANSITION, FINALS = make()
+
+
+def record(path, spec=SPEC, **options):
+    with vault.create(path, spec, rows=2, **options) as writer:
+        writer.append(*make(spec))
+    return writer.path
+
+
+# ------------------------------------------------------------------------------------- names
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a b %41 c.vlt/m %2F", "völt-数据.vlt/ü", "q#?&;*.vlt/'", "s3:x.vlt/m:n", "d.zip/v.vlt/a"],
+)
+def test_names(tmp_path, name):
+    path = record(tmp_path / name)
+    vault.compact(path)
+    assert_same(vault.open_vault(path)[:], TRANSITION)
+    assert [found for found, _ in vault.list_vaults(tmp_path)] == [path]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("a\\b.vlt", "backslash"),
+        (os.fsdecode(b"b\xff.vlt"), "not UTF-8"),
+        ("x" * 300 + ".vlt", "name too long"),
+    ],
+)
+def test_names_that_cannot_be(tmp_path, name, message):
+    for function in (vault.open_vault, vault.resume, record, vault.verify):
+        with pytest.raises(VaultError, match=message):
+            function(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_that_cannot_be_keeps_no_others_from_being_listed(tmp_path):
+    path = record(tmp_path / "good.vlt")
+    (tmp_path / "good.vlt").rename(tmp_path / "ba\\d.vlt")
+    record(tmp_path / "good.vlt")
+    found = dict(vault.list_vaults(tmp_path))
+    assert found[path].error is None
+    assert len(found) == 2
+    assert "backslash" in found[tmp_path / "ba\\d.vlt" / "main"].error
+
+
+def test_links_and_relative_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    writer = vault.create("a.vlt", SPEC, rows=2)
+    writer.append(*make())
+    writer.flush()
+    found = vault.open_vault("a.vlt")
+    monkeypatch.chdir("/")
+    (tmp_path / "b.vlt").symlink_to(tmp_path / "a.vlt")
+    with pytest.raises(VaultLockedError):
+        vault.resume(tmp_path / "b.vlt")
+    writer.append(*make(seed=1))
+    writer.close()
+    assert_same(found[:], TRANSITION)
+    vault.compact(tmp_path / "b.vlt")
+    both = concatenate([TRANSITION, make(seed=1)[0]])
+    assert_same(vault.open_vault(tmp_path / "b.vlt")[:], both)
+    assert (tmp_path / "b.vlt").is_symlink()
+
+
+# ----------------------------------------------------------------------------------- numbers
+
+
+def test_the_numbers_of_a_spec_may_be_numpys(tmp_path):
+    spec = replace(SPEC)
+    for name, number in (("num_agents", np.int64(2)), ("state_size", np.prod([5]))):
+        object.__setattr__(spec, name, number)  # the tests would not let us otherwise
+    assert vault.open_vault(record(tmp_path / "a.vlt", spec)).spec == SPEC
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "message"),
+    [
+        (replace(SPEC, num_agents=0), {}, "num_agents must be a whole number of at least 1: got 0"),
+        (replace(SPEC, observation_size=-3), {}, "observation_size must be"),
+        (replace(SPEC, state_size=0), {}, "state_size must be"),
+        (replace(SPEC, action=Continuous(0)), {}, "action_size must be"),
+        (SPEC, {"rows": 10**9}, "16777216 rows at most"),
+        (SPEC, {"chunk_steps": 10**9}, "choose fewer chunk_steps"),
+    ],
+)
+def test_sizes_that_no_vault_has(tmp_path, spec, options, message):
+    with pytest.raises(VaultError, match=message):
+        vault.create(tmp_path / "a.vlt", spec, **{"rows": 1, **options})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("agents", [1, 100])
+def test_one_agent_and_many(tmp_path, agents):
+    spec = EnvSpec("", agents, 1, 1, Discrete(1))
+    path = record(tmp_path / "a.vlt", spec)
+    assert_same(vault.open_vault(path)[:], make(spec)[0])
+    assert vault.verify(path, deep=True).sound
+
+
+# ------------------------------------------------------------------------------------ arrays
+
+
+def unwritable(array):
+    array = array.copy()
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        unwritable,
+        np.asfortranarray,
+        lambda x: np.repeat(x, 2, -1)[..., ::2],
+        lambda x: x[:, ::-1][:, ::-1],
+        lambda x: x.astype(">f4"),
+        lambda x: x.astype(np.float16),
+        lambda x: jnp.asarray(x, jnp.bfloat16),
+        lambda x: (8 * x).astype(np.int8),
+        lambda x: np.full_like(x, np.nan),
+        lambda x: np.full_like(x, -np.inf),
+    ],
+)
+def test_arrays_of_any_kind_that_loses_nothing(tmp_path, odd):
+    reward = odd(TRANSITION.reward)
+    with vault.create(tmp_path / "a.vlt", SPEC, rows=2) as writer:
+        writer.append(TRANSITION._replace(reward=reward), FINALS)
+    found = vault.open_vault(tmp_path / "a.vlt").read(leaves=["rewards"])["rewards"]
+    np.testing.assert_array_equal(found, np.asarray(reward, np.float32))
+    assert vault.verify(tmp_path / "a.vlt", deep=True).sound
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"chunk": -1}, VaultError, "counted from 0"),
+        ({"cut": np.zeros((3, 3), bool)}, ShapeError, r"`cut` has shape \(3, 3\)"),
+        ({"cut": np.zeros(3, bool)}, ShapeError, r"one for each of 2 rows"),
+    ],
+)
+def test_what_an_append_does_not_take(tmp_path, options, error, message):
+    with vault.create(tmp_path / "a.vlt", SPEC, rows=2) as writer:
+        with pytest.raises(error, match=message):
+            writer.append(TRANSITION, FINALS, **options)
+        writer.append(TRANSITION, FINALS)
+    assert_same(vault.open_vault(tmp_path / "a.vlt")[:], TRANSITION)
+
+
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        (lambda data: data.windows([0.5], [0], 3), "the rows of windows are whole numbers"),
+        (lambda data: data.windows([0], [0.0], 3), "the starts of windows are whole numbers"),
+        (lambda data: data.final_views(np.array([-1])), "has none"),
+        (lambda data: data.final_views(np.array([99])), "final views 99 to 99 were asked for"),
+    ],
+)
+def test_what_is_not_there_to_read(tmp_path, read, message):
+    data = vault.open_vault(record(tmp_path / "a.vlt"))
+    with pytest.raises(VaultError, match=message):
+        read(data)
+
+
+# ----------------------------------------------------------------------------------- handles
+
+
+def test_a_vault_is_sent_to_another_process_without_its_data(tmp_path):
+    path = tmp_path / "a.vlt"
+    with vault.create(path, SPEC, rows=2) as writer:
+        writer.append(*make(steps=5000))
+        with pytest.raises(VaultError, match="have each process join"):
+            pickle.dumps(writer)
+    found = vault.open_vault(path, checked=True)
+    expected = found[:]
+    sent = pickle.dumps(found)
+    assert len(sent) < 1000
+    assert_same(pickle.loads(sent)[:], expected)
+
+
+def test_files_that_a_compaction_takes_away_are_looked_for_again(tmp_path):
+    store = Store(record(tmp_path / "a.vlt"))
+    answers = iter([ValueError("NOT_FOUND: Error reading x"), 5, *[ValueError("NOT_FOUND: y")] * 2])
+
+    def read():
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert store.attempt(read) == 5
+    with pytest.raises(VaultError, match="NOT_FOUND: y"):
+        store.attempt(read)
