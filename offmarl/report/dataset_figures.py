@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,8 +24,8 @@ Surveys = Mapping[str, Survey]
 _SIZE = (5.0, 3.1)
 _STRETCHES = 60
 _MOST_BINS = 40
-_MOST_CELLS = 80
-"""Cells of a map up to which each is labelled with its value."""
+_MOST_CELLS = 8
+"""Rows and columns of a map up to which each cell is labelled with its value."""
 _SOME_BITS = 0.1
 """Agents whose actions tell less of one another's than this are drawn as all but independent."""
 _CAUSE_COLOURS = dict(
@@ -60,9 +60,9 @@ def figure_order(surveys: Surveys) -> Figure:
             place = (np.arange(len(parts)) + 0.5) / len(parts)
             means = [part.mean() if len(part) else np.nan for part in parts]
             marker = "o" if len(parts) == 1 else ""
-            axes.plot(place, means, label=label, marker=marker, **_line(number))
+            axes.plot(place, means, label=_plain(label), marker=marker, **_line(number))
 
-    return _one(draw, surveys)
+    return _chart(draw, len(surveys) > 1)
 
 
 def figure_ends(surveys: Surveys) -> Figure:
@@ -77,13 +77,13 @@ def figure_ends(surveys: Surveys) -> Figure:
         for cause, colour in _CAUSE_COLOURS.items():
             share = np.array([_share(surveys[label].episodes.cause == cause) for label in labels])
             if share.any():
-                axes.barh(labels, share, 0.6, left, label=cause, color=colour)
+                axes.barh(list(map(_plain, labels)), share, 0.6, left, label=cause, color=colour)
                 left += share
         axes.set_xlim(0, 1)
         if len(labels) == 1:
             axes.set_yticks([])
 
-    return make_figure(lambda figure: _with_legend(figure, draw), _SIZE)
+    return _chart(draw, legend=True)
 
 
 def figure_curve(surveys: Surveys) -> Figure:
@@ -96,9 +96,9 @@ def figure_curve(surveys: Surveys) -> Figure:
         for number, (label, found) in enumerate(surveys.items()):
             rewards = found.rewards
             place = (np.arange(len(rewards.curve)) + 0.5) * rewards.stretch
-            axes.plot(place, rewards.curve, label=label, **_line(number))
+            axes.plot(place, rewards.curve, label=_plain(label), **_line(number))
 
-    return _one(draw, surveys)
+    return _chart(draw, len(surveys) > 1)
 
 
 def figure_repeats(surveys: Surveys) -> Figure:
@@ -114,9 +114,11 @@ def figure_repeats(surveys: Surveys) -> Figure:
         for number, (label, found) in enumerate(surveys.items()):
             often, many = found.coverage.repeats.T
             colour = COLOURS[number % len(COLOURS)]
-            axes.scatter(often, many, s=14, color=colour, alpha=0.7, linewidth=0, label=label)
+            axes.scatter(
+                often, many, s=14, color=colour, alpha=0.7, linewidth=0, label=_plain(label)
+            )
 
-    return _one(draw, surveys)
+    return _chart(draw, len(surveys) > 1)
 
 
 def figure_agents(surveys: Surveys) -> Figure:
@@ -128,16 +130,19 @@ def figure_agents(surveys: Surveys) -> Figure:
         axes.set_ylabel("episode return")
         for number, (label, found) in enumerate(surveys.items()):
             returns = found.episodes.returns[found.whole]
+            returns = returns[np.isfinite(returns).all(1)]
             if not len(returns):
                 continue
             low, middle, high = np.quantile(returns, (0.05, 0.5, 0.95), axis=0)
             place = np.arange(len(middle)) + 0.6 * ((number + 0.5) / len(surveys) - 0.5)
             spans = [middle - low, high - middle]
             colour = COLOURS[number % len(COLOURS)]
-            axes.errorbar(place, middle, spans, fmt="o", markersize=4, color=colour, label=label)
+            axes.errorbar(
+                place, middle, spans, fmt="o", markersize=4, color=colour, label=_plain(label)
+            )
         axes.locator_params(axis="x", integer=True)
 
-    return _one(draw, surveys)
+    return _chart(draw, len(surveys) > 1)
 
 
 def figure_actions(found: Survey) -> Figure:
@@ -172,21 +177,23 @@ def figure_features(ranges: Ranges, title: str) -> Figure:
     return make_figure(draw, _SIZE)
 
 
-def _one(draw: Any, surveys: Surveys) -> Figure:
+def _chart(draw: Callable[[Axes], None], legend: bool) -> Figure:
+    """Return a figure of one chart, with a legend below."""
+
     def whole(figure: Figure) -> None:
-        if len(surveys) > 1:
-            _with_legend(figure, draw)
-        else:
-            draw(figure.subplots())
+        axes = figure.subplots()
+        draw(axes)
+        if legend:
+            _add_legend(figure, *axes.get_legend_handles_labels())
 
     return make_figure(whole, _SIZE)
 
 
-def _with_legend(figure: Figure, draw: Any) -> None:
-    axes = figure.subplots()
-    draw(axes)
-    handles, labels = axes.get_legend_handles_labels()
+def _add_legend(figure: Figure, handles: list[Any], labels: list[str]) -> None:
+    """Write a legend in few lines; the figure grows with them, so that the chart keeps its size."""
     columns = max(1, min(len(labels), 48 // (max(map(len, labels), default=0) + 5)))
+    lines = -(-len(labels) // columns)
+    figure.set_size_inches(_SIZE[0], _SIZE[1] + 0.17 * max(lines - 1, 0))
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=9)
 
 
@@ -202,6 +209,12 @@ def _label_counts(axis: Any) -> None:
     axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=8))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axis.set_minor_formatter(NullFormatter())
+
+
+def _plain(label: str) -> str:
+    """Return a name as it is to be drawn: no formula, and no underscore that hides it."""
+    shown = label.replace("$", r"\$")
+    return f" {shown}" if shown.startswith("_") else shown
 
 
 def _share(truths: Any) -> float:
@@ -225,15 +238,9 @@ def _histograms(
                 shares = np.histogram(some, edges)[0] / len(some)
                 colour = COLOURS[number % len(COLOURS)]
                 axes.stairs(shares, edges, fill=True, color=colour, alpha=0.25)
-                axes.stairs(shares, edges, label=label, **_line(number))
+                axes.stairs(shares, edges, label=_plain(label), **_line(number))
 
-    def whole(figure: Figure) -> None:
-        if len(values) > 1:
-            _with_legend(figure, draw)
-        else:
-            draw(figure.subplots())
-
-    return make_figure(whole, _SIZE)
+    return _chart(draw, len(values) > 1)
 
 
 def bin_edges(
@@ -294,8 +301,9 @@ def _draw_map(figure: Figure, axes: Axes, values: Float[np.ndarray, "R C"], high
         return
     drawing = axes.imshow(values, cmap="Blues", vmin=0, vmax=highest, aspect="auto")
     axes.locator_params(integer=True)
-    if values.size > _MOST_CELLS:
-        figure.colorbar(drawing, ax=axes, fraction=0.08)
+    if len(values) > _MOST_CELLS or values.shape[1] > _MOST_CELLS:
+        bar = figure.colorbar(drawing, ax=axes, fraction=0.08)
+        bar.ax.set_ylim(0, float(values.max()) or 1.0)
         return
     for (row, column), value in np.ndenumerate(values):
         colour = "white" if value > 0.6 * highest else "#374151"
@@ -328,6 +336,7 @@ def _draw_ranges(axes: Axes, ranges: Ranges) -> None:
     wide = (high - low)[high > low]
     if len(wide) and np.nanmax(np.abs([low, high])) > 100 * np.median(wide):
         axes.set_yscale("symlog", linthresh=float(np.median(wide)))
+        axes.yaxis.get_major_locator().set_params(numticks=7)
     axes.margins(y=0.05)
     axes.locator_params(axis="x", integer=True)
     axes.legend(fontsize=8, loc="best", frameon=True, framealpha=0.8, edgecolor="none")

@@ -54,9 +54,9 @@ def document(title: str, body: Iterable[str]) -> str:
             '<html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
-            f"<h1>{escape(title)}</h1>",
+            f"<main><h1>{escape(title)}</h1>",
             *body,
-            "</body></html>\n",
+            "</main></body></html>\n",
         ]
     )
 

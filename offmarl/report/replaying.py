@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from offmarl.errors import OptionError
+from offmarl.errors import OptionError, ShapeError
 from offmarl.report.animation import Playback
 from offmarl.types import ArrayTree, Episode
 from offmarl.vault import Vault
@@ -49,6 +49,8 @@ def replay(env: Environment, vault: Vault, number: int) -> Playback:
 
     Raises
     ------
+    ShapeError
+        The environment has other sizes.
     OptionError
         The environment cannot be drawn, or what comes out is not what was recorded: its randomness
         is not known, or the environment is another by now.
@@ -57,6 +59,10 @@ def replay(env: Environment, vault: Vault, number: int) -> Playback:
 
     if not hasattr(env, "scene"):
         raise OptionError(f"episodes of {env.spec.name} cannot be drawn.")
+    if difference := vault.spec.difference(env.spec):
+        raise ShapeError(
+            f"{vault.path} and the environment {env.spec.name} differ in {difference}."
+        )
     episode = vault.episode(number)
     steps = episode.transition
     size = max(env.spec.time_limit or 0, len(steps.last))  # one program for episodes of all lengths
