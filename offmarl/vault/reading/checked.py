@@ -1,13 +1,13 @@
 """Reads that are compared with checksums: each chunk once, when it is first used."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from offmarl.errors import VaultFormatError
+from offmarl.errors import VaultError, VaultFormatError
 from offmarl.vault import layout
 from offmarl.vault.faults import damaged, of_chunk, with_episodes
 from offmarl.vault.grid import Chunk
@@ -16,6 +16,9 @@ from offmarl.vault.reading.mapped import MappedArray, Snapshot
 from offmarl.vault.storage.seal import unseal
 from offmarl.vault.storage.store import Store
 from offmarl.vault.tables import Episodes
+
+if TYPE_CHECKING:
+    from offmarl.vault.reading.reader import Vault
 
 
 class Checks:
@@ -96,6 +99,28 @@ class Checks:
         )
         fault = of_chunk(chunk, "its checksum is wrong")
         return damaged(self._store.path, with_episodes(fault, self._episodes()))
+
+
+def checks_of(store: Store, vault: "Vault") -> Checks | None:
+    """Return what to compare a vault's reads with; None where its codec does that by itself.
+
+    Raises
+    ------
+    VaultError
+        It has no checksums.
+    """
+    if vault.own is None:
+        raise VaultError(
+            f"{vault.path} was not written by offmarl, so there are no checksums to compare reads "
+            "with: open it without `checked`."
+        )
+    schema = vault.own.schema
+    if schema.codec != "raw":
+        return None
+    length = vault.own.head.length
+    if length < vault.length:  # a stock program wrote to the last chunk
+        length -= length % schema.chunk_steps
+    return Checks(store, schema, length, lambda: vault.episodes)
 
 
 def _crc(chunk: NDArray[Any]) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from offmarl.errors import VaultError, VaultFormatError
 from offmarl.vault import documents, layout, tables
 from offmarl.vault.layout import Head, NumpyArray, Schema
-from offmarl.vault.reading.mapped import Snapshot
+from offmarl.vault.reading.mapped import Snapshot, open_snapshot
 from offmarl.vault.storage.location import Location
 from offmarl.vault.storage.seal import unseal
 from offmarl.vault.storage.store import METADATA, Store, load_json
@@ -124,6 +124,28 @@ def check_documents(store: Store, schema: Schema) -> None:
                 f"{store.path} is damaged: {key} is not what the vault's schema says. `offmarl "
                 "repair` sets it right."
             )
+
+
+def snapshot_of(store: Store, own: Own | None) -> Snapshot | None:
+    """Map a vault's files; None where that cannot be, or is of no use.
+
+    Raises
+    ------
+    VaultError
+        They are not those of when it was opened.
+    """
+    if own and own.schema.codec != "raw":
+        return None
+    try:
+        snapshot = open_snapshot(store.location)
+    except (OSError, ValueError) as error:
+        raise VaultError(
+            f"{store.path} was changed, moved or damaged after it was opened ({error}): open it "
+            "again, and if that does not help, see what `offmarl verify` says."
+        ) from error
+    if own and snapshot:
+        check_same(own, snapshot, store.path)
+    return snapshot
 
 
 def check_same(own: Own, snapshot: Snapshot, path: PurePath) -> None:

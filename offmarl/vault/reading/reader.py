@@ -12,13 +12,13 @@ from offmarl.errors import VaultError
 from offmarl.types import Discrete, EnvSpec, Episode, Transition, View
 from offmarl.vault import encoding, layout, tables
 from offmarl.vault.layout import NumpyArray
-from offmarl.vault.reading import bounds, quirks
+from offmarl.vault.reading import bounds, finding, quirks
 from offmarl.vault.reading.arrays import Arrays
-from offmarl.vault.reading.checked import Checks
+from offmarl.vault.reading.checked import checks_of
 from offmarl.vault.reading.description import describe
 from offmarl.vault.reading.finals import FinalViews
-from offmarl.vault.reading.mapped import Snapshot, open_snapshot
-from offmarl.vault.reading.own import check_documents, check_same, read_table
+from offmarl.vault.reading.mapped import Snapshot
+from offmarl.vault.reading.own import check_documents, read_table, snapshot_of
 from offmarl.vault.storage.store import Store
 
 _BLOCK_BYTES = 2**25
@@ -99,7 +99,7 @@ class Vault:
             return self.own.schema.spec
         spec = encoding.spec_of(self.leaves)
         if spec.action == Discrete(0):
-            spec = dataclasses.replace(spec, action=Discrete(self._highest_action() + 1))
+            spec = dataclasses.replace(spec, action=Discrete(finding.highest_action(self) + 1))
         return dataclasses.replace(spec, time_limit=self.time_limit)
 
     @cached_property
@@ -110,18 +110,11 @@ class Vault:
         """
         if self.own:
             return ()
-        names = ["observations"]
-        _, stop = next(self.blocks(names), (0, 0))
-        padded = quirks.is_padded(self.read(0, stop, leaves=names)["observations"])
         return (
             *quirks.of_shapes(self.leaves, self.rows),
-            *(["padded observations"] if padded else []),
+            *(["padded observations"] if finding.is_padded(self) else []),
             *quirks.of_ends(self._table, self.time_limit),
         )
-
-    def _highest_action(self) -> int:
-        blocks = (self.read(*b, leaves=["actions"]) for b in self.blocks(["actions"]))
-        return max((int(block["actions"].max()) for block in blocks), default=0)
 
     @cached_property
     def episodes(self) -> tables.Episodes:
@@ -137,39 +130,23 @@ class Vault:
 
     @cached_property
     def _limited(self) -> NumpyArray:
-        """The steps, ``(B, T)``, at which a time limit is flagged as termination."""
-        if self.time_limit is None:
-            return np.broadcast_to(False, (self.rows, self.length))
-        steps: NumpyArray = np.zeros((self.rows, self.length), bool)
-        table = self._table[quirks.by_limit(self._table, self.time_limit)]
-        steps[table["row"], table["start"] + table["length"] - 1] = True
-        return steps
+        return finding.limited(self, self._table)
 
     def _tables(self) -> Iterator[tables.Table]:
         if self.own is None:
-            yield from self._scan(tables.none_running(self.rows, self.spec.num_agents))
+            yield from finding.episodes(self)
             return
         head, running = self.own.head, self.own.running
         yield from self._kept()
         yield running[running["length"] > 0]
         if head.length < self.length:
-            nobody = tables.none_running(self.rows, self.spec.num_agents, head.length)
-            yield from self._scan(nobody)
+            yield from finding.episodes(self, head.length)
 
     def _kept(self) -> Iterator[tables.Table]:
         """Yield the table of our own of the episodes that ended."""
         if self.own:
             dtype = tables.dtype(self.spec.num_agents)
             yield read_table(self._store, layout.EPISODES_PREFIX, self.own.head.episodes, dtype)
-
-    def _scan(self, running: tables.Table) -> Iterator[tables.Table]:
-        """Find the episodes of steps whose table nobody kept."""
-        found = [name for name in layout.SIGNALS if name in self.leaves]
-        for begin, stop in self.blocks(found, int(running["start"][0])):
-            signals = encoding.signals_of(self.read(begin, stop, leaves=found))
-            ended, running = tables.scan(running, begin, signals)
-            yield ended
-        yield running[running["length"] > 0]
 
     @property
     def finals(self) -> View:
@@ -382,39 +359,13 @@ class Vault:
     def _arrays(self) -> Arrays:
         if self.own:
             check_documents(self._store, self.own.schema)
-        checks = self._checks() if self._checked else None
+        checks = checks_of(self._store, self) if self._checked else None
         return Arrays(
             self._store, self.leaves, self.rows, self.length, self.native, self._snapshot, checks
         )
 
     def _snapshot(self) -> Snapshot | None:
-        """Map the vault's files; None where that cannot be, or is of no use."""
-        if self.own and self.own.schema.codec != "raw":
-            return None
-        try:
-            snapshot = open_snapshot(self._store.location)
-        except (OSError, ValueError) as error:
-            raise VaultError(
-                f"{self.path} was changed, moved or damaged after it was opened ({error}): open it "
-                "again, and if that does not help, see what `offmarl verify` says."
-            ) from error
-        if self.own and snapshot:
-            check_same(self.own, snapshot, self.path)
-        return snapshot
-
-    def _checks(self) -> Checks | None:
-        """Return what to compare reads with; None where the codec does that by itself."""
-        if self.own is None:
-            raise VaultError(
-                f"{self.path} was not written by offmarl, so there are no checksums to compare "
-                "reads with: open it without `checked`."
-            )
-        if self.own.schema.codec != "raw":
-            return None
-        length = self.own.head.length
-        if length < self.length:  # a stock program wrote to the last chunk
-            length -= length % self.own.schema.chunk_steps
-        return Checks(self._store, self.own.schema, length, lambda: self.episodes)
+        return snapshot_of(self._store, self.own)
 
     def digest(self) -> str:
         """Return the SHA-256 of the logical content; see `offmarl.vault.digest`."""

@@ -107,7 +107,7 @@ class Store:
             spec["fill_missing_data_reads"] = False
         if not self.location.is_writable:
             spec |= {"recheck_cached_metadata": False, "recheck_cached_data": False}
-        options = {"open": True, "read": True, "write": write}
+        options: dict[str, Any] = {"open": True, "read": True, "write": write}
         return self.attempt(lambda: ts.open(spec, context=self._context, **options).result())
 
     def commit(
