@@ -35,15 +35,27 @@ if TYPE_CHECKING:
     from offmarl.recording.processes import record_episodes
     from offmarl.recording.python import record
     from offmarl.replay import open_dataset as open
-    from offmarl.types import EnvSpec, Sequence, Timestep, Transition, View
+    from offmarl.types import (
+        Continuous,
+        Discrete,
+        EnvSpec,
+        Finals,
+        Sequence,
+        Timestep,
+        Transition,
+        View,
+    )
 
 __version__ = "0.1.0"
 
 __all__ = [
     "CardError",
     "ChecksumError",
+    "Continuous",
+    "Discrete",
     "EnvSpec",
     "ExpressionError",
+    "Finals",
     "HubError",
     "HubUnreachableError",
     "MissingExtraError",
@@ -85,7 +97,16 @@ _HOMES = {
     "record_episodes": "offmarl.recording.processes:record_episodes",
     **{
         name: f"offmarl.types:{name}"
-        for name in ("EnvSpec", "Sequence", "Timestep", "Transition", "View")
+        for name in (
+            "Continuous",
+            "Discrete",
+            "EnvSpec",
+            "Finals",
+            "Sequence",
+            "Timestep",
+            "Transition",
+            "View",
+        )
     },
 }
 

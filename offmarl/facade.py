@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 
 def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package.
+    """Return the ``__getattr__`` of a package: it finds what is named, and any of its modules.
 
     Parameters
     ----------
@@ -17,9 +18,12 @@ def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     """
 
     def load(name: str) -> Any:
-        if name not in homes:
+        if name in homes:
+            module, _, attribute = homes[name].partition(":")
+        elif not name.startswith("_") and find_spec(f"{package}.{name}"):
+            module, attribute = f"{package}.{name}", ""
+        else:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module, _, attribute = homes[name].partition(":")
         home = import_module(module)
         return getattr(home, attribute) if attribute else home
 

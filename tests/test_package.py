@@ -26,6 +26,11 @@ def test_other_names_are_not():
         _ = offmarl.load_polices
 
 
+def test_every_module_is_found_without_importing_it_first():
+    code = "import offmarl; offmarl.statistics; offmarl.vault.convert.READERS"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_importing_it_loads_nothing_heavy():
     code = "import sys, offmarl; sys.exit(bool({'jax', 'tensorstore', 'numpy'} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", code], check=True)

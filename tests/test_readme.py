@@ -1,10 +1,11 @@
-"""The README does what it says: its Python runs, and its commands exist."""
+"""The README and the documentation do what they say: Python runs, commands and links exist."""
 
 import contextlib
 import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import offmarl
@@ -12,15 +13,39 @@ from offmarl import cli, envs, recording
 from offmarl.cli import programs
 from offmarl.networks import PolicyConfig, make_policy
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
-COMMANDS = re.findall(r"^offmarl .*", README, re.MULTILINE)
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
 SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-LINKS = re.findall(r"\]\((?!https?:)([^)#]+)", README)
+READING, WRITING = (
+    re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+    for page in ("reading.md", "writing.md")
+)
+PAGES = {path: path.read_text() for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
+COMMANDS = sorted(
+    {
+        line
+        for page in PAGES.values()
+        for line in re.findall(r"^offmarl [^#\n]*", page, re.MULTILINE)
+    }
+)
 
 
-@pytest.mark.parametrize("link", LINKS)
-def test_links_lead_somewhere(link):
-    assert (Path(__file__).parents[1] / link).exists()
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_links_lead_somewhere(page):
+    for link, place in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)", PAGES[page]):
+        target = (page.parent / link) if link else page
+        assert target.exists(), link
+        if place:
+            headings = re.findall(r"^#+ (.*)", target.read_text(), re.MULTILINE)
+            places = {re.sub(r"[^\w -]", "", text).lower().replace(" ", "-") for text in headings}
+            assert place in places, place
+
+
+def test_every_page_and_every_command_is_in_the_documentation():
+    overview = (ROOT / "docs" / "README.md").read_text()
+    assert all(f"({page.name})" in overview for page in PAGES if page.name != "README.md")
+    commands = (ROOT / "docs" / "command-line.md").read_text()
+    assert set(re.findall(r"^\| `([a-z]+)` \|", commands, re.MULTILINE)) == cli.VERBS.keys()
 
 
 def test_every_program_is_in_the_table():
@@ -36,8 +61,15 @@ def test_commands_have_the_options_they_are_given(line, monkeypatch, capsys):
     with contextlib.suppress(SystemExit):
         cli.main()
     text = capsys.readouterr().out
-    for option in re.findall(r"--[a-z-]+", line):
+    for option in set(re.findall(r"--[a-z-]+", line)) - {"--json"}:  # which every command takes
         assert option in text
+
+
+def test_a_vault_is_written_as_documented(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(WRITING[0], {})
+    written = offmarl.vault.open_vault("own.vlt/first")
+    assert written.num_steps == 160 and set(written.episodes.cause) == {"truncated"}
 
 
 @pytest.mark.slow
@@ -60,3 +92,8 @@ def test_snippets_run(tmp_path, monkeypatch, capsys):
     for line, promised in zip(capsys.readouterr().out.splitlines(), shapes, strict=True):
         assert line.startswith(promised.removesuffix(", ...)").removesuffix(")"))
     assert namespace["team_return"] > 0
+    for snippet in READING:
+        exec(snippet, namespace)
+    params = np.zeros((58, 5), np.float32)
+    assert np.isfinite(namespace["loss"](params, params, namespace["batch"]))
+    assert (namespace["same"].action == namespace["batch"].action).all()
