@@ -25,7 +25,7 @@ _MOST_FRAMES = 100
 
 
 def report(
-    vaults: Annotated[tuple[str, ...], Positional, arg(metavar="VAULT")] = (),
+    vaults: Annotated[tuple[str, ...], Positional, arg(metavar="VAULT...")] = (),
     html: Path | None = None,
     time_limit: int | None = None,
 ) -> Report:
@@ -42,8 +42,8 @@ def report(
     time_limit
         For vaults of other programs that flag the end of time as a termination: the limit.
     """
-    if html:
-        html.parent.mkdir(parents=True, exist_ok=True)
+    if html and html.is_dir():
+        raise OptionError(f"{html} is a directory: give the page a name, as {html / 'page.html'}.")
     found = [open_source(path, time_limit=time_limit) for path in dict.fromkeys(_each(vaults))]
     if not found:
         raise VaultError("there is nothing to report on: give the path of one vault or more.")
@@ -51,6 +51,7 @@ def report(
     if len(vaults) == 1:  # all there is, in no order that anybody asked for
         surveys = dict(sorted(surveys.items(), key=lambda item: _mean_return(item[1])))
     if html:
+        html.parent.mkdir(parents=True, exist_ok=True)
         text = dataset_page.write(surveys, _films(surveys))
         html.write_text(text)
     return Report(

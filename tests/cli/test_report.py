@@ -170,6 +170,20 @@ def test_recorded_episodes_are_shown(offmarl, random_data):
     assert page.text.count("data:image/gif;base64,") == 3
 
 
+def test_odd_names_and_numbers(offmarl, tmp_path):
+    """Names that matplotlib would take for formulas or hide; numbers that spoil a linear axis."""
+    steps, finals = make(SPEC, 2, 40)
+    steps.reward[0, 3] = np.nan
+    steps.view.observation[..., 0] *= 1e9
+    for uid in ("_first $x^$", "<b>"):
+        with vault.create(tmp_path / "a.vlt" / uid, SPEC, rows=2) as writer:
+            writer.append(steps, finals)
+    outcome = offmarl("report", "a.vlt", "--html", "page.html")
+    assert outcome.code == 0 and "all: Rewards that are not finite: 2." in outcome.out
+    page = _Page(Path("page.html"))
+    assert page.row("vault", 3)[1:] == ["a.vlt/<b>", "a.vlt/_first $x^$"]
+
+
 def test_names_tell_datasets_apart(offmarl, tmp_path):
     for name in ("x/a.vlt", "x/b.vlt", "y/a.vlt"):
         with vault.create(tmp_path / name, SPEC, rows=2):
@@ -183,14 +197,15 @@ def test_names_tell_datasets_apart(offmarl, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "message", "code"),
     [
-        ([], "give the path of one vault or more"),
-        (["missing.vlt"], "there is no vault at"),
-        (["made.vlt", "--time-limit", "5"], "open it without a time limit"),
+        ([], "give the path of one vault or more", 1),
+        (["missing.vlt"], "there is no vault at", 1),
+        (["made.vlt", "--time-limit", "5"], "open it without a time limit", 1),
+        (["made.vlt", "--html", "."], "give the page a name", 2),
     ],
 )
-def test_mistakes_are_named(offmarl, tiers, arguments, message):
-    outcome = offmarl("report", *arguments, "--html", "page.html")
-    assert outcome.code == 1 and message in outcome.err and outcome.err.count("\n") == 1
+def test_mistakes_are_named(offmarl, tiers, arguments, message, code):
+    outcome = offmarl("report", "--html", "page.html", *arguments)
+    assert outcome.code == code and message in outcome.err and outcome.err.count("\n") == 1
     assert not Path("page.html").exists()
