@@ -11,7 +11,7 @@ from offmarl.tracking import AGREEMENT, GREEDY_RETURN, LOG_LIKELIHOOD, MARL_EVAL
 _MORE = {
     GREEDY_RETURN: "greedy mean",
     AGREEMENT: "agreement",
-    LOG_LIKELIHOOD: "log-likelihood",
+    LOG_LIKELIHOOD: "log prob",
 }
 """What is shown beside what a run is compared by: metric to heading."""
 
