@@ -175,7 +175,7 @@ def sample(
             order = sampling.matched(returns, wanted, seed)
         else:
             order = sampling.at_random(len(returns), seed)
-        return _first(source.vault, order, steps, episodes)
+        return sampling.take_first(source.vault, order, steps, episodes)
 
     return derive("sample", arguments, [(opened, select)], path, codec, progress)
 
@@ -345,16 +345,3 @@ def recode(
         return derive("recode", told, whole, path, codec, progress, chunk_steps=chunk_steps)
     rewrite(opened, told, path, codec, chunk_steps, progress)
     return open_vault(path)
-
-
-def _first(vault: Vault, order: sampling.Order, steps: int | None, episodes: int | None) -> Pieces:
-    """Take so many of ordered episodes; all, if nobody says how many."""
-    there = int(vault.episodes.length[order].sum())
-    for wanted, unit, count in ((steps, "steps", there), (episodes, "episodes", len(order))):
-        if wanted is not None and wanted > count:
-            raise OptionError(
-                f"{wanted:,} {unit} were asked for, and {vault.path} has {count:,} to choose from."
-            )
-    if steps is not None:
-        return selection.in_order(vault, order, steps)
-    return selection.of_episodes(vault, order[:episodes])

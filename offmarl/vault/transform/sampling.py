@@ -7,6 +7,8 @@ from jaxtyping import Float, Int
 
 from offmarl.errors import OptionError
 from offmarl.vault.layout import NumpyArray
+from offmarl.vault.reading.reader import Vault
+from offmarl.vault.transform import selection
 
 Order = Int[np.ndarray, "K"]
 """Numbers of episodes, in the order in which they would be taken: a prefix is a sample."""
@@ -108,3 +110,18 @@ def check_fractions(fractions: Sequence[float]) -> None:
             f"fractions are two (train, validation) or three (and test), above 0, and sum to 1: "
             f"got {' '.join(f'{fraction:g}' for fraction in fractions) or 'none'}."
         )
+
+
+def take_first(
+    vault: Vault, order: Order, steps: int | None, episodes: int | None
+) -> selection.Pieces:
+    """Take so many of ordered episodes; all, if nobody says how many."""
+    there = int(vault.episodes.length[order].sum())
+    for wanted, unit, count in ((steps, "steps", there), (episodes, "episodes", len(order))):
+        if wanted is not None and wanted > count:
+            raise OptionError(
+                f"{wanted:,} {unit} were asked for, and {vault.path} has {count:,} to choose from."
+            )
+    if steps is not None:
+        return selection.in_order(vault, order, steps)
+    return selection.of_episodes(vault, order[:episodes])
