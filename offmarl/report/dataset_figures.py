@@ -318,6 +318,8 @@ def _brief(value: float) -> str:
 
 def _draw_ranges(axes: Axes, ranges: Ranges) -> None:
     """Draw columns ``(..., O)``, those of all agents together where there are several."""
+    from matplotlib.ticker import SymmetricalLogLocator
+
     low, high, mean, std = (
         field.reshape(-1, field.shape[-1])
         for field in (ranges.low, ranges.high, ranges.mean, ranges.std)
@@ -336,7 +338,9 @@ def _draw_ranges(axes: Axes, ranges: Ranges) -> None:
     wide = (high - low)[high > low]
     if len(wide) and np.nanmax(np.abs([low, high])) > 100 * np.median(wide):
         axes.set_yscale("symlog", linthresh=float(np.median(wide)))
-        axes.yaxis.get_major_locator().set_params(numticks=7)
+        locator = SymmetricalLogLocator(axes.yaxis.get_transform())
+        locator.set_params(numticks=7)
+        axes.yaxis.set_major_locator(locator)
     axes.margins(y=0.05)
     axes.locator_params(axis="x", integer=True)
     axes.legend(fontsize=8, loc="best", frameon=True, framealpha=0.8, edgecolor="none")
