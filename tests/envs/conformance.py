@@ -1,8 +1,9 @@
 """What every environment must do: subclass, and give it an ``env``.
 
-To compile is nearly all that it costs, so there are two programs of an environment: two of it at
-random under vmap and scan, each begun anew where it ends, beside what it wraps, if anything; and
-one step and one reset alone. All checks are of what these return.
+To compile is nearly all that it costs, so there are three programs of an environment: one reset and
+one step alone, and a scan of steps of two under vmap, each begun anew where it ends. What is
+wrapped, if anything, takes the same steps in the same programs; XLA does twice only what differs.
+All checks are of what these return.
 """
 
 import functools
@@ -21,25 +22,35 @@ from .wrapped import Seen, close, wrapped_by
 
 NUM_ENVS = 2
 NUM_STEPS = 500
-QUICKLY = {"xla_backend_optimization_level": 0}
+CHUNK = 125
+"""Steps in one call of a program; the first call is made twice, to see that nothing differs."""
+QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 """How to compile what runs for a moment only."""
 
 
 class Steps(NamedTuple):
-    """Random steps of an environment that resets itself: ``(E, ...)`` and ``(E, T, ...)``."""
+    """Random steps of an environment that resets itself: ``(E, T, ...)``."""
 
-    first: Timestep
-    first_seen: Seen | None
-    """The first observations of the wrapped environment, where there is one."""
     state: Any
     """Before the step."""
     action: jax.Array
     key: jax.Array
     timestep: Timestep
     seen: Seen | None
-    """What the same step is in the wrapped environment."""
+    """What the same step is in the wrapped environment, where there is one."""
     same_state: jax.Array
     """Whether it leads to the same state there."""
+
+
+class Recording(NamedTuple):
+    """All that is checked of an environment."""
+
+    first: Timestep
+    """``(E, ...)``"""
+    first_seen: Seen | None
+    steps: Steps
+    again: Steps
+    """The first `CHUNK` of the steps, from another call with the same arguments."""
 
 
 def sample_actions(spec, legal_actions, key):
@@ -49,8 +60,8 @@ def sample_actions(spec, legal_actions, key):
     return jax.random.categorical(key, jnp.where(legal_actions, 0.0, -jnp.inf)).astype(jnp.int32)
 
 
-def rollout(env, key, tolerance):
-    """Act at random in one environment."""
+def rollout(env, tolerance, carry, key):
+    """Act at random in one environment, from a state and its view on."""
     wrapped, resetting = wrapped_by(env), autoreset(env)
 
     def step(carry, key):
@@ -60,53 +71,65 @@ def rollout(env, key, tolerance):
         after, timestep = resetting.step(step_key, state, action)
         seen, same = None, jnp.ones((), bool)
         if wrapped:
-            seen, theirs = wrapped.step(jax.random.split(step_key)[0], state, action)
+            own_key, _ = jax.random.split(step_key)
+            seen, theirs = wrapped.step(own_key, state, action)
             same = timestep.last | close(wrapped.inner(after), theirs, tolerance)
-        return (after, timestep.view), (state, action, step_key, timestep, seen, same)
+        return (after, timestep.view), Steps(state, action, step_key, timestep, seen, same)
 
-    reset_key, scan_key = jax.random.split(key)
-    state, first = env.reset(reset_key)
-    first_seen = wrapped.reset(reset_key) if wrapped else None
-    keys = jax.random.split(scan_key, NUM_STEPS)
-    return Steps(first, first_seen, *jax.lax.scan(step, (state, first.view), keys)[1])
+    return jax.lax.scan(step, carry, jax.random.split(key, CHUNK))
 
 
-class Alone(NamedTuple):
-    """One step and one reset, compiled without a batch."""
+class Programs(NamedTuple):
+    """All that is compiled of an environment."""
 
-    program: Callable
+    reset: Callable
+    """``env.reset``, and that of the wrapped environment."""
+    step: Callable
+    """``env.step``"""
+    run: Callable
+    """`rollout` under vmap."""
     traces: list
-    """One entry each time it was compiled."""
-
-    def __call__(self, key, state, action):
-        """Return ``env.step`` and ``env.reset``, under the keys that autoreset gives them."""
-        return self.program(key, state, action)
+    """One entry each time ``step`` was compiled."""
 
 
 @functools.lru_cache(maxsize=4)
-def alone(env):
-    traces = []
+def compiled(env, tolerance=1e-5):
+    wrapped, traces = wrapped_by(env), []
 
-    def program(key, state, action):
+    def reset(key):
+        return env.reset(key), wrapped.reset(key) if wrapped else None
+
+    def step(key, state, action):
         traces.append(key)
-        step_key, reset_key = jax.random.split(key)
-        return env.step(step_key, state, action), env.reset(reset_key)
+        return env.step(key, state, action)
 
-    return Alone(jax.jit(program, compiler_options=QUICKLY), traces)
-
-
-@functools.lru_cache(maxsize=4)
-def at_random(env, tolerance=1e-5):
-    """Return the program of `record`."""
-    many = jax.vmap(lambda key: rollout(env, key, tolerance))
-    return jax.jit(many, compiler_options=QUICKLY)
+    run = jax.vmap(functools.partial(rollout, env, tolerance))
+    programs = (jax.jit(program, compiler_options=QUICKLY) for program in (reset, step, run))
+    return Programs(*programs, traces)
 
 
 @functools.lru_cache(maxsize=2)
 def record(env, tolerance=1e-5):
-    """Take random steps."""
-    keys = jax.random.split(jax.random.key(7), NUM_ENVS)
-    return jax.device_get(at_random(env, tolerance)(keys))
+    """Take `NUM_STEPS` random steps in each of `NUM_ENVS` environments."""
+    program = compiled(env, tolerance)
+    reset_key, *keys = jax.random.split(jax.random.key(7), 1 + NUM_STEPS // CHUNK)
+    keys = [jax.random.split(key, NUM_ENVS) for key in keys]
+    begun = [program.reset(key) for key in jax.random.split(reset_key, NUM_ENVS)]
+    (state, first), seen = jax.tree.map(lambda *each: join("stack", each, 0), *begun)
+    carry = start = state, first.view
+    chunks = []
+    for key in keys:
+        carry, steps = program.run(carry, key)
+        chunks.append(jax.device_get(steps))
+    steps = jax.tree.map(lambda *each: join("concatenate", each, 1), *chunks)
+    again = program.run(start, keys[0])[1]
+    return jax.device_get(Recording(first, seen, steps, again))
+
+
+def join(how, arrays, axis):
+    """Stack or concatenate; in NumPy, where nothing compiles, unless they are keys."""
+    is_key = jnp.issubdtype(arrays[0].dtype, jax.dtypes.prng_key)
+    return getattr(jnp if is_key else np, how)(arrays, axis=axis)
 
 
 def assert_equal(left, right):
@@ -135,7 +158,7 @@ def ends(steps):
 
 def at(steps, t):
     """Return step ``t`` of the first environment."""
-    return jax.tree.map(lambda x: x[0, t], steps._replace(first=None, first_seen=None))
+    return jax.tree.map(lambda x: x[0, t], steps)
 
 
 class EnvironmentConformance:
@@ -150,17 +173,19 @@ class EnvironmentConformance:
 
     def test_it_keeps_the_protocol(self, env, subtests):
         """Run all checks on one recording: in parallel, a worker has an environment to itself."""
-        steps = record(env, self.tolerance)
+        recording = record(env, self.tolerance)
         for name in dir(self):
             if name.startswith("check_"):
                 with subtests.test(name.removeprefix("check_").replace("_", " ")):
-                    getattr(self, name)(env, steps)
+                    getattr(self, name)(env, recording)
 
-    def alone(self, env, steps, t=0):
-        step = at(steps, t)
-        return alone(env)(step.key, step.state, step.action)
+    def step_alone(self, env, steps, t):
+        """Take a recorded step again, by itself; return also the key of the reset after it."""
+        state, action, key = jax.tree.map(lambda x: x[0, t], steps[:3])
+        step_key, reset_key = jax.random.split(key)
+        return *compiled(env, self.tolerance).step(step_key, state, action), reset_key
 
-    def check_shapes_and_types_are_those_of_the_spec(self, env, steps):
+    def check_shapes_and_types_are_those_of_the_spec(self, env, recording):
         spec = env.spec
         agents = (spec.num_agents,)
         view = {
@@ -169,8 +194,8 @@ class EnvironmentConformance:
             "legal_actions": ((*agents, spec.action_size), "bool"),
             "alive": (agents, "bool"),
         }
-        (_, step), (_, fresh) = self.alone(env, steps)
-        for timestep, lead in ((step, 0), (fresh, 0), (steps.first, 1), (steps.timestep, 2)):
+        _, alone, _ = self.step_alone(env, recording.steps, 0)
+        for timestep, lead in ((alone, 0), (recording.first, 1), (recording.steps.timestep, 2)):
             assert shapes(timestep.view._asdict(), lead) == view
             assert shapes(timestep.next_view._asdict(), lead) == view
             assert shapes(timestep.reward, lead) == (agents, "float32")
@@ -178,59 +203,52 @@ class EnvironmentConformance:
                 assert shapes(ended, lead) == (agents, "bool")
             assert shapes(timestep.last, lead) == ((), "bool")
 
-    def check_a_step_changes_no_type(self, env, steps):
+    def check_a_step_changes_no_type(self, env, recording):
         """Else a program would be compiled for fresh states, and again for all others."""
-        (after, step), (state, first) = self.alone(env, steps)
+        program, action = compiled(env, self.tolerance), recording.steps.action[0, 0]
+        (state, first), _ = program.reset(jax.random.key(1))
+        after, step = program.step(jax.random.key(2), state, action)
         fresh, later = (state, first.view), (after, step.view)
         assert jax.tree.structure(later) == jax.tree.structure(fresh)
         assert types(later) == types(fresh)
-
-    def check_nothing_recompiles_when_only_data_changes(self, env, steps):
-        program, step = alone(env), at(steps, 0)
-        (after, _), (fresh, _) = program(step.key, step.state, step.action)
-        for state in (after, fresh):
-            program(jax.random.key(1), state, step.action)
+        program.step(jax.random.key(3), after, action)
         assert len(program.traces) == 1
 
-    def check_an_episode_begins_with_nothing_earned(self, env, steps):
-        for first in (steps.first, self.alone(env, steps)[1][1]):
-            assert_equal(first.view, first.next_view)
-            assert not np.any(first.reward)
-            assert not np.any(first.terminated | first.truncated)
-            assert not np.any(first.last)
+    def check_an_episode_begins_with_nothing_earned(self, env, recording):
+        first = recording.first
+        assert_equal(first.view, first.next_view)
+        assert not first.reward.any()
+        assert not (first.terminated.any() or first.truncated.any() or first.last.any())
 
-    def check_the_same_keys_give_the_same_bits(self, env, steps):
-        keys = jax.random.split(jax.random.key(7), NUM_ENVS)
-        again = jax.device_get(at_random(env, self.tolerance)(keys))
-        assert_equal((again.first, again.timestep), (steps.first, steps.timestep))
+    def check_the_same_keys_give_the_same_bits(self, env, recording):
+        once = jax.tree.map(lambda x: x[:, :CHUNK], recording.steps.timestep)
+        assert_equal(recording.again.timestep, once)
 
-    def check_a_batch_equals_its_members_and_keeps_what_the_action_led_to(self, env, steps):
+    def check_a_batch_equals_its_members_and_keeps_what_the_action_led_to(self, env, recording):
+        steps = recording.steps
         for t in [0, 1, *ends(steps)]:
-            (_, plain), _ = self.alone(env, steps, t)
-            kept = at(steps, t).timestep
-            assert_close(plain._replace(view=kept.view), kept, self.tolerance)
+            _, alone, _ = self.step_alone(env, steps, t)
+            kept = at(steps.timestep, t)
+            assert_close(alone._replace(view=kept.view), kept, self.tolerance)
 
-    def check_another_episode_begins_where_one_ends(self, env, steps):
+    def check_another_episode_begins_where_one_ends(self, env, recording):
+        steps, reset = recording.steps, compiled(env, self.tolerance).reset
         for t in ends(steps):
-            _, (_, fresh) = self.alone(env, steps, t)
-            assert_close(fresh.view, at(steps, t).timestep.view, self.tolerance)
+            *_, key = self.step_alone(env, steps, t)
+            (_, fresh), _ = reset(key)
+            assert_close(fresh.view, at(steps.timestep, t).view, self.tolerance)
         going_on = ~steps.timestep.last
         views = (steps.timestep.view, steps.timestep.next_view)
         assert_equal(*jax.tree.map(lambda x: x[going_on], views))
 
-    def check_one_alone_can_begin_anew_too(self, env, steps):
-        """The two branches of the condition must be of the same types."""
-        step = at(steps, 0)
-        after, _ = jax.eval_shape(autoreset(env).step, step.key, step.state, step.action)
-        assert jax.tree.structure(after) == jax.tree.structure(step.state)
-
-    def check_everything_is_finite(self, env, steps):
-        finite = jax.tree.map(lambda x: bool(np.isfinite(x).all()), (steps.first, steps.timestep))
+    def check_everything_is_finite(self, env, recording):
+        seen = recording.first, recording.steps.timestep
+        finite = jax.tree.map(lambda x: bool(np.isfinite(x).all()), seen)
         assert all(jax.tree.leaves(finite))
 
-    def check_masks(self, env, steps):
+    def check_masks(self, env, recording):
         """Living agents can act; what an agent has not is never legal, nor seen."""
-        num_agents, spec = env.spec.num_agents, env.spec
+        num_agents, spec, steps = env.spec.num_agents, env.spec, recording.steps
         sizes = spec.observation_sizes or (spec.observation_size,) * num_agents
         action_sizes = spec.action_sizes or (spec.action_size,) * num_agents
         for view in (steps.timestep.view, steps.timestep.next_view):
@@ -241,12 +259,12 @@ class EnvironmentConformance:
         if isinstance(spec.action, Discrete):
             assert 0 <= steps.action.min() <= steps.action.max() < spec.num_actions
 
-    def check_team_rewards_are_equal(self, env, steps):
-        reward = steps.timestep.reward
+    def check_team_rewards_are_equal(self, env, recording):
+        reward = recording.steps.timestep.reward
         assert env.spec.reward == "individual" or (reward == reward[..., :1]).all()
 
-    def check_ends_are_either_termination_or_truncation(self, env, steps):
-        step, limit = steps.timestep, env.spec.time_limit
+    def check_ends_are_either_termination_or_truncation(self, env, recording):
+        step, limit = recording.steps.timestep, env.spec.time_limit
         assert not (step.terminated & step.truncated).any()
         assert_equal(step.last, (step.terminated | step.truncated).all(-1))
         for truncated, last in zip(step.truncated, step.last, strict=True):
@@ -256,11 +274,12 @@ class EnvironmentConformance:
             assert limit is None or (lengths <= limit).all()
             assert (lengths[truncated[over].any(-1)] == limit).all()
 
-    def check_every_step_is_that_of_what_is_wrapped(self, env, steps):
+    def check_every_step_is_that_of_what_is_wrapped(self, env, recording):
+        steps = recording.steps
         if steps.seen is None:
             return
         assert steps.same_state.all()
-        self.compare_seen(steps.first, steps.first_seen)
+        self.compare_seen(recording.first, recording.first_seen)
         self.compare_seen(steps.timestep, steps.seen)
         ours, theirs = steps.timestep, steps.seen
         assert_close(ours.reward, theirs.reward, self.tolerance)

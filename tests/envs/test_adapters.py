@@ -13,7 +13,7 @@ from offmarl.envs import families
 from offmarl.errors import MissingExtraError, OptionError, ShapeError, UnknownNameError
 from offmarl.types import Discrete, EnvSpec
 
-from .conformance import QUICKLY, record
+from .conformance import compiled, record
 
 pytest.importorskip("jaxmarl", reason="needs pip install 'offmarl[envs]'")
 pytest.importorskip("jumanji", reason="needs pip install 'offmarl[envs]'")
@@ -24,7 +24,7 @@ SPEAKER = "jaxmarl/mpe/simple_speaker_listener_v4"
 
 def test_particles_are_cut_off_after_one_step_more_than_max_steps():
     env = envs.make(SPEAKER)
-    step = record(env).timestep
+    step = record(env).steps.timestep
     assert env.wrapped.max_steps == 25
     assert env.spec.time_limit == 26
     np.testing.assert_array_equal(np.flatnonzero(step.last[0])[:3], [25, 51, 77])
@@ -44,7 +44,7 @@ def test_agents_of_several_sizes_are_padded_and_masked():
 def riddle(prisoner_tells, time):
     """Take one step of the riddle, in the room alone with a certain clock."""
     env = envs.make("jaxmarl/switch_riddle")
-    state, _ = jax.jit(env.reset, compiler_options=QUICKLY)(jax.random.key(0))
+    state, _ = compiled(env).reset(jax.random.key(0))[0]
     inner = state.inner.replace(step=jnp.asarray(time), agent_in_room=jnp.asarray(1))
     action = jnp.asarray([2, 2 if prisoner_tells else 0, 2])
     return env.step(jax.random.key(1), state._replace(inner=inner, time=jnp.asarray(time)), action)[
@@ -195,7 +195,7 @@ assert sys.stderr is sys.__stderr__ and sys.__stdout__ is not mine
 
 @pytest.mark.slow
 def test_dead_soldiers_do_not_end_the_battle():
-    step = record(envs.make("jaxmarl/smax/3m")).timestep
+    step = record(envs.make("jaxmarl/smax/3m")).steps.timestep
     dead = ~step.next_view.alive
     assert (dead.any(-1) & ~step.last).any()
     assert not (step.terminated & ~step.last[..., None]).any()
@@ -204,7 +204,7 @@ def test_dead_soldiers_do_not_end_the_battle():
 
 @pytest.mark.slow
 def test_storm_shows_the_last_observation_of_an_episode():
-    step = record(envs.make("jaxmarl/storm_np:num_inner_steps=40")).timestep
+    step = record(envs.make("jaxmarl/storm_np:num_inner_steps=40")).steps.timestep
     assert step.truncated[:, 39].all()
     assert (step.next_view.observation[:, 39] != step.view.observation[:, 39]).any()
 

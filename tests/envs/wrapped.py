@@ -82,7 +82,7 @@ def jaxmarl(env):
             return seen(*raw.reset(key))
 
     def step(key, state, action):
-        given = list(action)
+        given = [action[i] for i in range(len(raw.agents))]
         if isinstance(env.spec.action, Continuous):
             spaces = [raw.action_space(agent) for agent in raw.agents]
             given = [stretched(space, own) for space, own in zip(spaces, given, strict=True)]
