@@ -103,7 +103,7 @@ def push(
     """
     pushed = hub.push(vaults, to, licence, name, summary, citation, private, message)
     rows = [[uid, one.digest, len(one.files)] for uid, one in pushed.card.uids.items()]
-    facts = {"repository": pushed.url, "commit": pushed.commit, "sent": _size(pushed.sent)}
+    facts = {"repository": pushed.url, "commit": pushed.commit, "size": _size(pushed.sent)}
     view = Group(
         table(["uid", "digest", "shards"], rows), grid(facts), as_is(f"\nNext: offmarl pull {to}")
     )

@@ -2,7 +2,9 @@
 
 import hashlib
 import os
+import re
 import shutil
+import sys
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +17,7 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
 from offmarl import tracking
-from offmarl.errors import CardError, HubError
+from offmarl.errors import CardError, HubError, OptionError
 from offmarl.hub import cache, client
 from offmarl.hub.card import readme
 from offmarl.hub.catalogue import Card, File, Licence, Uid, check, to_toml
@@ -82,9 +84,13 @@ def push(
         The hub refuses it, or somebody else pushed at the same time.
     HubUnreachableError
         No hub answers.
+    OptionError
+        That cannot be the name of a repository.
     CardError, VaultError
         The vaults do not belong together, or cannot be read.
     """
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
+        raise OptionError(f"a repository is named as org/name, not {repository!r}.")
     data = _open_all(vaults)
     endpoint = client.answering()[0]
     url = f"{endpoint}/datasets/{repository}"
@@ -159,12 +165,14 @@ def _shards(one: Vault, directory: Path) -> tuple[File, ...]:
             f"to pack {one.path} takes {2 * needed} bytes in {directory}, and {free} are free: "
             "make room there, or set HF_HOME."
         )
-    with zipfile.ZipFile(archive, "w") as packed:
+    packing = tracking.progress(f"pack {one.uid}", needed, unit="bytes")
+    with packing as advance, zipfile.ZipFile(archive, "w") as packed:
         for file in _files(one):
             inside = f"{one.name}{SUFFIX}/{one.uid}/{file.relative_to(one.path).as_posix()}"
             member = zipfile.ZipInfo(inside, _EPOCH)
             with file.open("rb") as source, packed.open(member, "w", force_zip64=True) as target:
                 shutil.copyfileobj(source, target, _BLOCK)
+            advance(member.file_size)
     return tuple(
         File(path.relative_to(directory).as_posix(), path.stat().st_size, _sha256(path))
         for path in _cut(archive)
@@ -244,7 +252,8 @@ def _commit(
 ) -> str:
     """Upload what the hub does not have, and commit all of it or nothing."""
     try:
-        with client.bars(shown=not tracking.is_quiet()):
+        # The client redraws its bars all the time, which fills a file with them.
+        with client.bars(shown=sys.stderr.isatty() and not tracking.is_quiet()):
             done = api.create_commit(
                 repository,
                 operations,

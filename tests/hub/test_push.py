@@ -13,6 +13,7 @@ from offmarl.errors import (
     ChecksumError,
     HubError,
     HubUnreachableError,
+    OptionError,
     VaultNotFoundError,
 )
 from offmarl.hub import cache, catalogue
@@ -159,3 +160,13 @@ def test_what_cannot_be_pushed(hub, vaults, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(HubUnreachableError):
         library.push(vaults, "org/made-up", "CC-BY-4.0")
+
+
+def test_a_push_says_how_far_it_is_in_lines_and_wants_a_whole_name(hub, vaults, capfd, monkeypatch):
+    monkeypatch.delenv("OFFMARL_QUIET", raising=False)
+    for name in ("made-up", "a/b/c", "org/made up"):
+        with pytest.raises(OptionError, match=f"named as org/name, not '{name}'"):
+            library.push(vaults, name, "CC-BY-4.0")
+    library.push(vaults, "org/told", "CC-BY-4.0")
+    told = capfd.readouterr().err
+    assert "pack good: " in told and "\r" not in told
