@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from offmarl import vault
-from offmarl.errors import OffmarlError, VaultError
+from offmarl.errors import OffmarlError, VaultError, VaultExistsError, VaultFormatError
 from offmarl.vault import layout
 
 from . import damage
@@ -84,11 +84,19 @@ def test_nothing_wrong_and_nothing_left(path, tmp_path):
     done = vault.salvage(path, tmp_path / "whole.vlt")
     assert (done.faults, done.lost, done.unknown_steps) == ((), (), 0)
     check(done, vault.open_vault(path))
+    with pytest.raises(VaultExistsError):
+        vault.salvage(path, tmp_path / "whole.vlt")
     for chunk in range(7):
         flip(path, f"observations./0.{chunk}.0.0", 20)
     with pytest.raises(VaultError, match="nothing is left"):
         vault.salvage(path, tmp_path / "none.vlt")
     assert not (tmp_path / "none.vlt").exists()
+
+
+def test_where_nothing_tells_of_episodes(path, tmp_path):
+    flip(path, layout.HEAD_KEY, 3)
+    with pytest.raises(VaultFormatError, match=r"head is wrong.* repair --dry-run` tells"):
+        vault.salvage(path, tmp_path / "out.vlt")
 
 
 def any_damage(path, tmp_path, count):

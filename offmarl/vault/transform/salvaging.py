@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool
 
+from offmarl.errors import VaultError, VaultFormatError
 from offmarl.vault import layout, tables
 from offmarl.vault.faults import Fault, with_episodes
 from offmarl.vault.integrity import books
@@ -27,6 +28,7 @@ from offmarl.vault.transform.copying import Translate, copy_pieces
 from offmarl.vault.transform.making import write
 from offmarl.vault.transform.origins import POLICY_IDS
 from offmarl.vault.transform.selection import Pieces
+from offmarl.vault.writing.creation import free_place
 from offmarl.vault.writing.writer import Writer
 
 _MOST_NAMED = 1000
@@ -79,13 +81,16 @@ def salvage(
 
     Raises
     ------
+    VaultExistsError
+        There is something at the path.
     VaultFormatError
         What the vault says of itself is damaged.
     VaultError
         No episode is sound, or nothing can be written.
     """
+    free_place(path)  # before anything long
     found = verify(source, deep=True, progress=progress)
-    left = _Remains(found.path)
+    left = _open(found)
     sound = _sound(left, found)
     pieces = selection.of_episodes(left, sound)
     runs = partial(_runs, faults=found.faults)
@@ -130,6 +135,19 @@ class _Remains(Vault):
     @cached_property
     def _finals(self) -> FinalViews:
         return FinalViews(self._store, self.spec, self.own.head.finals if self.own else 0, 0)
+
+
+def _open(found: Verification) -> Vault:
+    """Open what is left of a vault that was verified."""
+    try:
+        return _Remains(found.path)
+    except VaultError as error:
+        if found.sound:
+            raise
+        raise VaultFormatError(
+            f"{found.path} is damaged where it says what it holds ({found.faults[0]}), so that its "
+            "episodes cannot be told apart: `offmarl repair --dry-run` tells what it could keep."
+        ) from error
 
 
 def _sound(left: Vault, found: Verification) -> Bool[np.ndarray, "M"]:

@@ -110,8 +110,7 @@ def create_whole(path: str | os.PathLike[str], spec: EnvSpec, **options: Any) ->
 
     Takes the parameters of `create`.
     """
-    location = _destination(path)
-    _refuse_existing(location)
+    location = free_place(path)
     whole = _whole_beside if location.is_directory else _whole_in_place
     with whole(location, spec, options) as writer:
         yield writer
@@ -151,6 +150,13 @@ def _whole_in_place(location: Location, spec: EnvSpec, options: dict[str, Any]) 
         raise
     finally:
         writer.release()
+
+
+def free_place(path: str | os.PathLike[str]) -> Location:
+    """Return where a vault of this path will be; `VaultError` where it cannot be created."""
+    location = _destination(path)
+    _refuse_existing(location)
+    return location
 
 
 def _destination(path: str | os.PathLike[str]) -> Location:
