@@ -7,12 +7,13 @@ import numpy as np
 
 from offmarl import __version__
 from offmarl.cli import dataset_tables as tables
-from offmarl.cli.dataset_tables import Section, Surveys
+from offmarl.cli.dataset_tables import Section
 from offmarl.cli.output import number
 from offmarl.report import dataset_figures as figures
 from offmarl.report import page
 from offmarl.report.actions import DiscreteActions
 from offmarl.report.contents import Survey
+from offmarl.report.dataset_figures import Surveys
 from offmarl.report.findings import findings
 from offmarl.report.ranges import Ranges
 from offmarl.tracking import to_json

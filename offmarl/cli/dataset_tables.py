@@ -1,6 +1,6 @@
 """What ``offmarl report`` says of datasets in tables, on the terminal and on the page."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,10 +8,8 @@ import numpy as np
 from offmarl.cli.output import number, spread
 from offmarl.report.actions import ContinuousActions, DiscreteActions
 from offmarl.report.contents import LENGTHS, Survey
+from offmarl.report.dataset_figures import Surveys
 from offmarl.types import Discrete, EnvSpec
-
-Surveys = Mapping[str, Survey]
-"""What to call each dataset, and what it holds."""
 
 
 class Section(NamedTuple):

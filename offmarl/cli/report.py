@@ -10,16 +10,17 @@ from rich.text import Text
 from tyro.conf import Positional, arg
 
 from offmarl.cli import dataset_page, dataset_tables
-from offmarl.cli.dataset_tables import Surveys
 from offmarl.cli.output import Report, spread, table
 from offmarl.errors import OffmarlError, OptionError, VaultError
 from offmarl.report import page
 from offmarl.report.contents import LENGTHS, Survey, survey
+from offmarl.report.dataset_figures import Surveys
 from offmarl.report.findings import findings
 from offmarl.tracking import progress
 from offmarl.vault import Vault
 from offmarl.vault.listing import is_vault, open_source, vaults_in
 from offmarl.vault.storage.location import Location
+from offmarl.vault.storage.store import errors_of
 
 _MOST_FRAMES = 100
 
@@ -64,7 +65,8 @@ def _each(paths: Iterable[str]) -> Iterator[Any]:
     """Return paths, for one of several datasets theirs."""
     for path in paths:
         location = Location.of(path)
-        inside = [] if is_vault(location) else vaults_in(location.path)
+        with errors_of(location.path):
+            inside = [] if is_vault(location) else vaults_in(location.path)
         yield from inside or [location.path]
 
 
