@@ -117,11 +117,13 @@ def save(playback: Playback, path: Path) -> None:
 
 def to_gif(playback: Playback, every: int = 1) -> bytes:
     """Return an episode as a GIF that plays for ever; ``every`` leaves frames of a long one out."""
-    from PIL.Image import Dither
+    from PIL import Image
 
     images = list(frames(playback, every))
-    palette = images[len(images) // 2].quantize(64)  # one for all, so that frames differ in little
-    first, *rest = [image.quantize(palette=palette, dither=Dither.NONE) for image in images]
+    # One palette for all, so that frames differ in little; of several, for things come and go.
+    some = np.concatenate([np.asarray(images[at]) for at in (0, len(images) // 2, -1)])
+    palette = Image.fromarray(some).quantize(64, method=Image.Quantize.MAXCOVERAGE)
+    first, *rest = [one.quantize(palette=palette, dither=Image.Dither.NONE) for one in images]
     file = io.BytesIO()
     pause = [1000 // _FRAMES_PER_SECOND] * len(rest) + [1500]
     first.save(file, "gif", save_all=True, append_images=rest, duration=pause, loop=0)

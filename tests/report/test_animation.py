@@ -34,11 +34,18 @@ def test_a_gif_has_a_frame_for_every_instant(bridge, tmp_path: Path):
     with Image.open(tmp_path / "new" / "bridge.gif") as film:
         assert film.n_frames == 7
         assert film.info["duration"] == 100
+        for number in range(film.n_frames):  # the agents' colours are not lost among the others
+            film.seek(number)
+            _assert_shows_both_agents(film.convert("RGB"))
 
 
 def test_a_picture_shows_both_agents(bridge, tmp_path: Path):
     animation.save(bridge, tmp_path / "bridge.png")
-    pixels = np.asarray(Image.open(tmp_path / "bridge.png")).reshape(-1, 3)
+    _assert_shows_both_agents(Image.open(tmp_path / "bridge.png"))
+
+
+def _assert_shows_both_agents(picture) -> None:
+    pixels = np.asarray(picture).reshape(-1, 3)
     for colour in ((0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)):
         assert (np.abs(pixels - np.array(colour)).max(-1) <= 2).sum() > 50
 
