@@ -34,7 +34,7 @@ Carry = TypeVar("Carry")
 Add = Callable[..., Carry]
 """``add(carry, squared, *values)``: count in more pairs, ``(C, N)`` squared distances and values.
 
-C is any number. Where there is no pair the squared distance is infinite.
+C is any number. Where there is no pair the squared distance is infinite, and values are anything.
 """
 
 
