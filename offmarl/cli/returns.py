@@ -27,8 +27,7 @@ def returns_report(
         for trained, values in returns.items()
     ]
     iqm = estimate(np.array([values.mean() for values in returns.values()]))
-    view = Group(
-        table(list(rows[0]), [row.values() for row in rows], title),
-        f"IQM over seeds [95% interval]: {interval(*iqm)}",
-    )
-    return Report({**about, "seeds": rows, "iqm": iqm._asdict()}, view)
+    parts = [table(list(rows[0]), [row.values() for row in rows], title)]
+    if len(rows) > 1:  # one seed tells nothing of the spread over seeds
+        parts.append(f"IQM over seeds [95% interval]: {interval(*iqm)}")
+    return Report({**about, "seeds": rows, "iqm": iqm._asdict()}, Group(*parts))

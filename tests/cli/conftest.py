@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from offmarl import cli
+from offmarl.cli import output
 
 
 class Outcome(NamedTuple):
@@ -27,6 +28,7 @@ def offmarl(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OFFMARL_QUIET", "1")
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(output._out, "width", 200)  # whatever it was when this was imported
 
     def run(*arguments: object) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["offmarl", *map(str, arguments)])

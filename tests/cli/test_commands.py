@@ -168,7 +168,7 @@ def test_what_cannot_be_typed_is_told_to_programs_too(offmarl):
 
 
 def test_numbers_stay_whole_in_a_narrow_terminal(offmarl, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(output._out, "width", 60)
     path, columns = "vaults/swarm/coverage-3.vlt/medium", ["path", "env", "steps", "mean return"]
     view = output.table(columns, [[path, "swarm/coverage-3", 100_352, 15.23]])
     output.show(output.Report({}, view), as_json=False)
@@ -183,7 +183,7 @@ def test_recorded_paths_can_be_copied_from_a_narrow_terminal(offmarl, monkeypatc
     row = {"tier": "medium", "steps": 100_352, "episodes": 1, "mean return": 1.0, "path": path}
     recorded = SimpleNamespace(data={"run": "r", "outcome": "recorded", "vaults": [row]})
     monkeypatch.setattr(programs, "run", lambda *_: recorded)
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(output._out, "width", 80)
     outcome = offmarl("record", "mappo")
     assert path in outcome.out and "100,352" in outcome.out
 
