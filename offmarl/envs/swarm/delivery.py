@@ -142,7 +142,7 @@ class Delivery(SwarmTask):
             *steps: Float[Array, "C M"],
         ) -> Float[Array, "S M"]:
             grips = (carrying == load) & jnp.isfinite(squared)
-            sums = [jnp.where(grips, step, 0.0).sum(0) for step in (*steps, 1.0)]
+            sums = [jnp.where(grips, step, 0.0).sum(0) for step in (*steps, jnp.ones(()))]
             return total + jnp.stack(sums)
 
         # A sum by scattering would differ from run to run on a GPU.

@@ -122,7 +122,7 @@ def _find(
 def _take(squared: Float[Array, "C N"], index: Int[Array, "C N"], count: int) -> _Nearest:
     """Take the ``count`` least of each column; of equal ones that with the lower index."""
     # Computed again in another pass, rounded otherwise, a least one would equal none.
-    squared = jax.lax.optimization_barrier(squared)
+    squared = jax.lax.optimization_barrier(squared)  # type: ignore[no-untyped-call]
     best = []
     # A few passes of elementwise minima down the columns vectorise; top_k and argmin do not.
     for _ in range(count):
