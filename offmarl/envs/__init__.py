@@ -41,3 +41,7 @@ def __getattr__(name: str) -> Any:
     from offmarl.envs import base
 
     return getattr(base, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

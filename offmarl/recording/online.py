@@ -374,12 +374,18 @@ def _load(run: _Run, version: Version) -> ArrayTree:
 
 def _summary(run: _Run, tiers: Sequence[str], title: str) -> Recorded:
     rows = [_describe(run.vault(tier), tier) for tier in tiers]
-    view = Table(*rows[0], title=f"{run.directory}: {title}", box=box.SIMPLE_HEAD)
+    view = Table(title=f"{run.directory}: {title}", box=box.SIMPLE_HEAD)
+    for column in rows[0]:
+        view.add_column(column, overflow="fold", no_wrap=column != "path")
     for row in rows:
-        view.add_row(
-            *(f"{cell:,.4g}" if isinstance(cell, float) else str(cell) for cell in row.values())
-        )
+        view.add_row(*map(_cell, row.values()))
     return Recorded({"run": str(run.directory), "outcome": title, "vaults": rows}, view)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, int | float):
+        return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+    return str(value)
 
 
 def _describe(path: Path, tier: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from offmarl.vault import Vault
     data_fields=["rows", "starts"],
     meta_fields=["spec", "batch_size", "length"],
 )
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Replay:
     """A dataset on the device, and the shape of the batches drawn from it.
 
@@ -57,6 +57,11 @@ class Replay:
         size = (self.length + 1, self.rows.shape[1])
         rows = jax.vmap(lambda start: jax.lax.dynamic_slice(self.rows, (start, 0), size))(starts)
         return packing.to_sequence(rows, self.spec)
+
+    def __repr__(self) -> str:
+        """Say what is drawn, and not what from."""
+        name = self.spec.name or "a dataset"
+        return f"<Replay of {name}: batches of {self.batch_size} windows of {self.length} steps>"
 
     @property
     def nbytes(self) -> int:

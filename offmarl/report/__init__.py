@@ -46,3 +46,7 @@ if not TYPE_CHECKING:  # vaults take a while to import, and runs are compared wi
     __getattr__ = lazily(
         __name__, {name: f"offmarl.report.contents:{name}" for name in ("Survey", "survey")}
     )
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -176,10 +176,16 @@ def last_metrics(directory: Path) -> dict[str, float]:
 
 def _final(directory: Path) -> dict[int, Mapping[str, Any]]:
     """Return the metrics of a run's final evaluation, by training seed."""
-    if read_run(directory).get("complete") and not (directory / MARL_EVAL_FILE).exists():
+    run = read_run(directory)
+    if run.get("complete") and not (directory / MARL_EVAL_FILE).exists():
         raise RunError(
             f"{directory} was trained without being evaluated, so there is nothing to compare: "
-            "train it anew, with --env where its environment can be made, or with --held-out."
+            + (
+                "it was recorded by an older offmarl; record it anew."
+                if run.get("kind") == "recorder"
+                else "train it anew, with --env where its environment can be made, or with "
+                "--held-out."
+            )
         )
     document = read_json(directory, MARL_EVAL_FILE)
     try:

@@ -182,3 +182,12 @@ def test_nothing_to_sample_from(tmp_path: Path) -> None:
     write(tmp_path / "data.vlt", np.ones((1, 3), bool))
     with pytest.raises(ShapeError, match="at least 1"):
         open_dataset(tmp_path / "data.vlt").replay(batch=0)
+
+
+def test_what_a_session_shows_of_a_dataset(tmp_path: Path) -> None:
+    write(tmp_path / "data.vlt", np.ones((2, 600), bool))
+    dataset = open_dataset(tmp_path / "data.vlt")
+    path = str(tmp_path / "data.vlt" / "main")
+    assert repr(dataset) == f"<Dataset {path!r}: test, 2 agents, 1,200 steps in 2 rows>"
+    assert repr(dataset.replay(4, 1)) == "<Replay of test: batches of 4 windows of 1 steps>"
+    assert repr(jax.tree.map(lambda _: None, dataset.replay(4, 1))).startswith("<Replay of test")

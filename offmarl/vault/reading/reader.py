@@ -64,6 +64,14 @@ class Vault:
         """Have other processes open it again, as it is then, and not be sent what is in memory."""
         return type(self), (self.path, self._checked, self.time_limit)
 
+    def __repr__(self) -> str:
+        """Say what is known of it without reading any data."""
+        told = f"{self.num_steps:,} steps in {self.rows} rows"
+        if self.own:
+            spec = self.own.schema.spec
+            told = f"{spec.name}, {spec.num_agents} agents, {told}"
+        return f"<{type(self).__name__} {str(self.path)!r}: {told}>"
+
     @property
     def native(self) -> bool:
         """Whether it has an episode table, final views and provenance of ours."""

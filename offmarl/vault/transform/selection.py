@@ -68,8 +68,9 @@ def interval(start: int | None, stop: int | None, count: int) -> tuple[int, int]
     """Return an interval by Python's rules for slices; `OptionError` where it is empty."""
     begin, end, _ = slice(start, stop).indices(count)
     if begin >= end:
+        asked = f"from {start or 0:,} to {count if stop is None else stop:,}"
         raise OptionError(
-            f"from {start} to {stop} there is nothing: there are {count:,}, counted from 0, and "
-            "negative numbers count from the end."
+            f"{asked} there is nothing: there are {count:,}, counted from 0, and negative numbers "
+            "count from the end."
         )
     return begin, end
