@@ -15,7 +15,7 @@ from offmarl.types import ArrayTree, EnvSpec, Timestep, View
 EnvState = Any
 """The state of an environment: a pytree of arrays that only the environment looks into."""
 
-_PARTS = 16
+_PARTS = 8
 """A batch is reset by at most so many parts of it, one after the other; see `_renew_if`."""
 
 
