@@ -1,4 +1,4 @@
-"""Every environment that has a name, every map and layout of it, and a few with other options."""
+"""Every environment that has a name, its maps and layouts, and a few with other options."""
 
 import re
 
@@ -49,6 +49,9 @@ OPTIONS = {
 }
 """Small, and with episodes that end within a few hundred steps."""
 
+SELF_PLAY = ("3m", "3s5z_vs_3s6z", "smacv2_5_units")
+"""The maps of SMAX that are played by both sides too: all are run against its own opponent."""
+
 VARIANTS = [
     "jaxmarl/mpe/simple_spread_v3:action_type=Continuous",
     "jaxmarl/overcooked_v2/cramped_room:max_steps=50,agent_view_size=1",
@@ -62,7 +65,8 @@ def examples(name, about):
     options = f":{OPTIONS[name]}" if name in OPTIONS else ""
     if about.choices:
         stem = name.rpartition("/")[0]
-        return [f"{stem}/{choice}{options}" for choice in about.choices]
+        choices = SELF_PLAY if "self_play" in name else about.choices
+        return [f"{stem}/{choice}{options}" for choice in choices]
     return [re.sub(r"-[A-Z]\b", f"-{NUMBERS.get(name, 3)}", name) + options]
 
 
