@@ -196,8 +196,7 @@ def scatter(
 
 def keep_out(bodies: Bodies, obstacles: Float[Array, "M D"], side: float) -> Bodies:
     """Put drones that are inside an obstacle onto its surface; it takes away velocity into it."""
-    everywhere = jnp.ones(len(obstacles), bool)
-    near = find_points(bodies.position, obstacles, everywhere, 1, OBSTACLE_RADIUS, side)
+    near = find_points(bodies.position, obstacles, None, 1, OBSTACLE_RADIUS, side)
     nearest = obstacles[near.which[:, 0]]
     offset = bodies.position - nearest
     distance = jnp.maximum(_norm(offset), 1e-6)

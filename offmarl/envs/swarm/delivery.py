@@ -124,8 +124,7 @@ class Delivery(SwarmTask):
 
     def _grip(self, state: SwarmState, task: DeliveryTask) -> DeliveryTask:
         """Tell which drones grip which load, and which loads are carried."""
-        position, everywhere = state.bodies.position, jnp.ones(self.num_agents, bool)
-        near = find_points(position, task.position, everywhere, 1, _GRIP, self.side)
+        near = find_points(state.bodies.position, task.position, None, 1, _GRIP, self.side)
         carrying = jnp.where(jnp.isfinite(near.distance), near.which, -1)[:, 0]
         strength = jax.ops.segment_sum(state.traits.strength, carrying, self.num_agents)
         carried = strength >= jnp.where(task.heavy, _HEAVY, _LIGHT)

@@ -150,9 +150,8 @@ class Flock(SwarmTask):
         """Tell which drones are at an obstacle, where flying into it leaves them."""
         if state.obstacles is None:
             return jnp.zeros(self.num_agents, bool)
-        everywhere = jnp.ones(len(state.obstacles), bool)
         reach = drones.OBSTACLE_RADIUS + _TOUCH
-        near = find_points(state.bodies.position, state.obstacles, everywhere, 1, reach, self.side)
+        near = find_points(state.bodies.position, state.obstacles, None, 1, reach, self.side)
         return jnp.isfinite(near.distance[:, 0])
 
     def _status(self, state: SwarmState) -> Float[Array, "N 1"]:

@@ -60,12 +60,16 @@ def find_neighbours(
 def find_points(
     position: Float[Array, "N D"],
     points: Float[Array, "M D"],
-    there: Bool[Array, "M"],
+    there: Bool[Array, "M"] | None,
     count: int,
     reach: float,
     side: float,
 ) -> Neighbours:
-    """Find the ``count`` nearest of some other points within reach, of those that are ``there``."""
+    """Find the ``count`` nearest of some other points within reach.
+
+    Of those that are ``there``; None for all.
+    """
+    there = jnp.ones(points.shape[0], bool) if there is None else there
     return _find(position, Things(points, there), None, count, reach, side)
 
 

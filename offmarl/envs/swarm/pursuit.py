@@ -138,9 +138,8 @@ class Pursuit(SwarmTask):
             return super()._drive_scripted(state)
         pursuers = state.bodies.position[: self.num_agents]
         position, velocity, heading = (part[self.num_agents :] for part in state.bodies)
-        everybody = jnp.ones(self.num_agents, bool)
         reach = self._farthest_sight
-        near = find_points(position, pursuers, everybody, _THREATS, reach, self.side)
+        near = find_points(position, pursuers, None, _THREATS, reach, self.side)
         sight = state.traits.sight[self.num_agents :, None]
         offset = jnp.where((near.distance <= sight)[..., None], pursuers[near.which], jnp.inf)
         wish = flee(position, offset - position[:, None], self.side)

@@ -133,9 +133,8 @@ class Search(SwarmTask):
 
     def _status(self, state: SwarmState) -> Float[Array, "N C"]:
         position = state.bodies.position
-        everywhere = jnp.ones(self.num_targets, bool)
         targets, reach = state.task.position, self._farthest_sight
-        near = find_points(position, targets, everywhere, 1, reach, self.side)
+        near = find_points(position, targets, None, 1, reach, self.side)
         index = near.which[:, 0]
         lacks = state.task.strength[index] < _HOLD_STRENGTH
         offset = (targets[index] - position) / 10

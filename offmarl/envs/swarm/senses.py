@@ -104,8 +104,7 @@ class SwarmSenses(SwarmOptions):
         """Describe the nearest points in sight of each agent: relative position, features, 1."""
         position, _, heading = (part[: self._num_acting] for part in seen.bodies)
         sight = seen.traits.sight[: self._num_acting]
-        everywhere = jnp.ones(len(points), bool)
-        near = find_points(position, points, everywhere, count, self._farthest_sight, self.side)
+        near = find_points(position, points, None, count, self._farthest_sight, self.side)
         offset = self._in_frame(heading, points[near.which] - position[:, None])
         features = jnp.zeros((len(points), 0)) if features is None else features
         known = near.distance <= sight[:, None]
