@@ -187,23 +187,21 @@ def _information(name: str, surveys: Surveys) -> Iterator[str]:
 def _views(surveys: Surveys) -> Iterator[str]:
     yield page.heading("Observations and states")
     observed = [
-        page.image(
-            figures.figure_features(one.observations, "Observation"),
-            _of(name, surveys, "features, over all agents."),
-            _of(name, surveys, f"observation, {_extremes(one.observations)}."),
-        )
+        _features(name, surveys, one.observations, "Observation", "features, over all agents.")
         for name, one in surveys.items()
     ]
     states = [
-        page.image(
-            figures.figure_features(one.state, "Global state"),
-            _of(name, surveys, "features."),
-            _of(name, surveys, f"global state, {_extremes(one.state)}."),
-        )
+        _features(name, surveys, one.state, "Global state", "features.")
         for name, one in surveys.items()
         if one.spec.state == "native"
     ]
     yield page.charts([*observed, *states])
+
+
+def _features(name: str, surveys: Surveys, ranges: Ranges, what: str, text: str) -> str:
+    alt = f"{what.lower()}, {_extremes(ranges)}."
+    figure = figures.figure_features(ranges, what)
+    return page.image(figure, _of(name, surveys, text), _of(name, surveys, alt))
 
 
 def _of(name: str, surveys: Surveys, text: str) -> str:
