@@ -28,13 +28,48 @@ hypothesis.settings.load_profile("offmarl")
 ROOT = Path(__file__).parents[1]
 
 
+PUBLISHED = ROOT.parent / "shared" / "data"
+
+
 @pytest.fixture(scope="session")
-def shared_data() -> Path:
-    """The directory of published datasets beside the checkout; the test is skipped without it."""
-    directory = ROOT.parent / "shared" / "data"
-    if not directory.is_dir():
-        pytest.skip("needs the published datasets in ../shared/data")
-    return directory
+def published_data() -> Path:
+    """Return the directory of published datasets beside the checkout.
+
+    Without it the test is skipped, or fails where OFFMARL_REQUIRE_DATA is 1.
+    """
+    if not PUBLISHED.is_dir():
+        missing = pytest.fail if _data_is_required() else pytest.skip
+        missing("needs the published datasets in ../shared/data")
+    return PUBLISHED
+
+
+@pytest.fixture(scope="session")
+def shared_data(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the published datasets, or generated ones of the same layout and counts."""
+    if PUBLISHED.is_dir() or _data_is_required():
+        path: Path = request.getfixturevalue("published_data")
+        return path
+    from tests.published import write_published
+
+    return write_published(tmp_path_factory.mktemp("published"))
+
+
+def _data_is_required() -> bool:
+    return os.environ.get("OFFMARL_REQUIRE_DATA") == "1"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which data the tests read, and how many tests had none."""
+    if PUBLISHED.is_dir():
+        return
+    skipped = sum(
+        "needs the published datasets" in str(report.longrepr)
+        for report in terminalreporter.stats.get("skipped", [])
+    )
+    terminalreporter.write_line(
+        f"../shared/data is missing: generated data of its layout took its place; {skipped} tests "
+        "that need the published files were skipped."
+    )
 
 
 @pytest.fixture(scope="session")

@@ -146,8 +146,8 @@ def test_bridge_is_best_solved_in_eight_steps():
         ("xor_random", "classic/xor"),
     ],
 )
-def test_every_published_transition_is_reproduced(shared_data, file, name):
-    data = dict(np.load(shared_data / "alberdice" / f"{file}.npz"))
+def test_every_published_transition_is_reproduced(published_data, file, name):
+    data = dict(np.load(published_data / "alberdice" / f"{file}.npz"))
     filled = data["filled"][..., 0].astype(bool)
     longest = filled.sum(1).max() - 1
     env = envs.make(name)
