@@ -12,6 +12,9 @@ import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["OFFMARL_QUIET"] = "1"
+# Compilation is most of what the tests cost. Nightly runs set this to 0, so that optimised code is
+# tested too.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     # Workers, and the commands that tests start, compile the same programs: each once a run.
@@ -52,6 +55,14 @@ def shared_data(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     from tests.published import write_published
 
     return write_published(tmp_path_factory.mktemp("published"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark nightly tests as slow too, so that ``-m "not slow"`` leaves both out."""
+    for item in items:
+        if item.get_closest_marker("nightly"):
+            item.add_marker("slow")
 
 
 def _data_is_required() -> bool:

@@ -14,8 +14,6 @@ from offmarl.cli import programs
 from offmarl.networks import PolicyConfig, agent_network
 from offmarl.recording import record_policy
 
-pytestmark = pytest.mark.slow
-
 BASELINES = ("bc", "maicq", "qmix_cql")
 
 
@@ -37,12 +35,14 @@ def xor(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BASELINES)
 def test_xor_with_one_good_joint_action(name: str, xor: Path, tmp_path: Path) -> None:
     returns = train(name, xor, tmp_path / name, updates=600, evaluate_every=600, length=5)
     np.testing.assert_array_equal(returns, 50.0)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["maicq", "qmix_cql"])
 @pytest.mark.parametrize("probe", ["two-step", "match", "memory"])
 def test_probes_from_random_data(
@@ -56,6 +56,7 @@ def test_probes_from_random_data(
     np.testing.assert_allclose(returns, 1.0, atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_cloning_random_data_stays_random(
     random_data: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -65,6 +66,7 @@ def test_cloning_random_data_stays_random(
     assert returns.mean() < 0.9
 
 
+@pytest.mark.nightly
 def test_the_clone_of_two_joint_modes_is_their_independent_mixture(
     shared_data: Path, tmp_path: Path
 ) -> None:
@@ -85,6 +87,7 @@ def test_the_clone_of_two_joint_modes_is_their_independent_mixture(
         np.testing.assert_allclose(jax.nn.softmax(logits)[:, 4], 0.482, atol=0.03)
 
 
+@pytest.mark.nightly
 def test_the_clone_of_a_continuous_controller(tmp_path: Path) -> None:
     # Most of its commands are at an end of the range. It gets 20.1, a uniform policy 7.9.
     env = envs.make("swarm/coverage-3", action="continuous")

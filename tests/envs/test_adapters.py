@@ -193,7 +193,7 @@ assert sys.stderr is sys.__stderr__ and sys.__stdout__ is not mine
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_dead_soldiers_do_not_end_the_battle():
     step = record(envs.make("jaxmarl/smax/3m")).steps.timestep
     dead = ~step.next_view.alive
@@ -202,14 +202,14 @@ def test_dead_soldiers_do_not_end_the_battle():
     assert (step.next_view.legal_actions[dead].sum(-1) == 1).all()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_storm_shows_the_last_observation_of_an_episode():
     step = record(envs.make("jaxmarl/storm_np:num_inner_steps=40")).steps.timestep
     assert step.truncated[:, 39].all()
     assert (step.next_view.observation[:, 39] != step.view.observation[:, 39]).any()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_brax_bodies(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pytest.importorskip("brax", reason="needs pip install 'offmarl[mabrax]'")

@@ -18,7 +18,21 @@ QUICK = {
     "jaxmarl/mpe/simple_speaker_listener_v4",
     "matrax/climbing",
 }
-"""The others are slow: it takes long to compile all of them."""
+"""Environments that compile in seconds."""
+
+DAILY = {
+    "swarm/search-3",
+    "jaxmarl/mpe/simple_spread_v3",
+    "jaxmarl/mpe/simple_tag_v3",
+    "jaxmarl/smax/3m",
+    "jaxmarl/smax/2s3z",
+    "jaxmarl/smax/5m_vs_6m",
+    "jaxmarl/smax/smacv2_5_units",
+    "jaxmarl/overcooked/cramped_room:max_steps=50",
+    "jumanji/lbf:grid_size=6,fov=3",
+    "jumanji/connector:grid_size=6,num_agents=3",
+}
+"""Slow environments that CI runs every time, at least one of each adapter. The rest run nightly."""
 
 NUMBERS = {"matrax/penalty-K": 25, "matrax/no-conflict-K": 2, "matrax/conflict-K": 5}
 """Where not every number goes."""
@@ -74,9 +88,11 @@ def cases(extras):
     """Return the environments that need one of these extras, as parameters of tests."""
     params = []
     for name, about in envs.describe().items():
-        marks = [] if name in QUICK else [pytest.mark.slow]
-        if about.extra in extras:
-            params += [pytest.param(each, marks=marks) for each in examples(name, about)]
+        if about.extra not in extras:
+            continue
+        for each in examples(name, about):
+            slow = pytest.mark.slow if each in DAILY else pytest.mark.nightly
+            params.append(pytest.param(each, marks=[] if name in QUICK else slow))
     return params
 
 
@@ -88,12 +104,9 @@ def make(name):
     return envs.make(name)
 
 
-slow = pytest.mark.slow
-
-
 @pytest.mark.parametrize(
     "env",
-    [*cases({"", "envs"}), *(pytest.param(name, marks=slow) for name in VARIANTS)],
+    [*cases({"", "envs"}), *(pytest.param(name, marks=pytest.mark.nightly) for name in VARIANTS)],
     indirect=True,
 )
 class TestRegistered(EnvironmentConformance):

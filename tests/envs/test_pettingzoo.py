@@ -24,9 +24,9 @@ from ..recording.pettingzoo import Duel
     [
         "classic/bridge",
         "swarm/coverage-3:time_limit=9",
-        pytest.param("jaxmarl/smax/3m", marks=pytest.mark.slow),
-        pytest.param("jaxmarl/mpe/simple_world_comm_v3", marks=pytest.mark.slow),
-        pytest.param("jumanji/connector:grid_size=6,num_agents=3", marks=pytest.mark.slow),
+        pytest.param("jaxmarl/smax/3m", marks=pytest.mark.nightly),
+        pytest.param("jaxmarl/mpe/simple_world_comm_v3", marks=pytest.mark.nightly),
+        pytest.param("jumanji/connector:grid_size=6,num_agents=3", marks=pytest.mark.nightly),
     ],
 )
 def test_the_api_test_passes(name):

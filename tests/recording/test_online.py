@@ -28,7 +28,15 @@ ROOT = Path(__file__).parents[2]
 CONFIG = PolicyConfig("feedforward")
 
 
-@pytest.mark.parametrize("probe", ["one-step", "two-step", "observation", "match"])
+@pytest.mark.parametrize(
+    "probe",
+    [
+        "two-step",
+        pytest.param("match", marks=pytest.mark.slow),
+        pytest.param("one-step", marks=pytest.mark.nightly),
+        pytest.param("observation", marks=pytest.mark.nightly),
+    ],
+)
 def test_mappo_finds_the_optimum_of_a_probe(probe):
     env = envs.make(f"probe/{probe}")
     args = mappo.Args(
@@ -66,7 +74,7 @@ def test_mappo_turns_dials():
     assert sampled > 0.9
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_mappo_learns_to_cover():
     """Seeds 0 to 3 came to 17.9 or more; a uniform policy to 9.3."""
     assert learn(mappo, mappo.Args(total_steps=100_000, seed=1), CONFIG)[1] > 16

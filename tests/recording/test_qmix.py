@@ -94,7 +94,7 @@ def test_rounds_shorter_than_a_window_are_refused():
         qmix.make_program(args, envs.make("probe/match"), CONFIG)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("probe", ["two-step", "observation", "match", "memory"])
 def test_qmix_finds_the_optimum_of_a_probe(probe):
     env = envs.make(f"probe/{probe}")
@@ -119,7 +119,7 @@ def test_recorded_replay_warms_up_another_run(tmp_path):
     assert recorded.num_steps == 512  # its own steps alone
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_qmix_learns_to_cover():
     """Seeds 0 and 2 came to 15.1 and 16.9 from a random 9.3."""
     args = qmix.Args(total_steps=100_000, seed=2)

@@ -275,7 +275,7 @@ def test_published_data(shared_data, tmp_path):
     assert abs(mutual - (np.log2(3) - 4 / 3)) < 0.01  # what exact thirds would give
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_memory_is_bounded(tmp_path):
     """Of a vault of 700 MB no more than 130 are ever held: blocks, and a million keys at most."""
     spec = EnvSpec("", 8, 64, 200, Discrete(10))

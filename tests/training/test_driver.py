@@ -224,7 +224,7 @@ def test_continuous_data_is_refused_before_anything_is_written(name: str, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("replay", ["device", "stream"])
+@pytest.mark.parametrize("replay", ["device", pytest.param("stream", marks=pytest.mark.nightly)])
 def test_kill_9_and_the_same_command_again(args: bc.Args, tmp_path: Path, replay: str) -> None:
     options = {"seeds": 2, "updates": 2000, "evaluate-every": 100, "final-episodes": 8}
     options |= {"replay": replay}

@@ -197,7 +197,7 @@ def test_killed_at_some_instants(victims, tmp_path, program):
     campaign(victims, program, damaged(path) if program == "repair" else path, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("program", ["compact", "repair"])
 def test_killed_at_60_instants(victims, tmp_path, program):
     path = damage.record(tmp_path / "v.vlt" / "a")

@@ -86,7 +86,7 @@ def test_killed_at_some_instants(victims, source, tmp_path, monkeypatch, suffix)
     campaign(victims, source, tmp_path, monkeypatch, suffix, instants=4)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("suffix", NAMES)
 def test_killed_at_many_instants(victims, source, tmp_path, monkeypatch, suffix):
     campaign(victims, source, tmp_path, monkeypatch, suffix, instants=16)

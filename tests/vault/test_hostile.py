@@ -143,7 +143,7 @@ def test_some_mutations(path):
     mutate_own_keys(path, 20, seed=2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_1000_mutated_metadata(path, tmp_path):
     other = shutil.copytree(path, tmp_path / "w.vlt" / "a")
     foreign(other)
@@ -151,7 +151,7 @@ def test_1000_mutated_metadata(path, tmp_path):
     mutate_metadata(other, 700, seed=2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_500_mutated_own_keys(path, tmp_path):
     other = shutil.copytree(path, tmp_path / "w.vlt" / "a")
     foreign(other)

@@ -369,7 +369,7 @@ def test_any_damage(path):
     assert sum(campaign(path, 5, seed=0).values()) == 5
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("state", ["recorded", "compacted", "repaired"])
 def test_any_damage_500_times(path, state):
     if state == "compacted":

@@ -82,7 +82,7 @@ def test_killed_at_some_instants_and_run_again(victims, tmp_path, program):
     campaign(victims, program, tmp_path, instants=3)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("program", WRITERS)
 def test_killed_at_200_instants_and_run_again(victims, tmp_path, program):
     campaign(victims, program, tmp_path, instants=34)

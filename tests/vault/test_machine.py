@@ -162,7 +162,7 @@ class VaultMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize(
-    "examples", [5, pytest.param(40, marks=pytest.mark.slow)], ids=["some", "many"]
+    "examples", [5, pytest.param(40, marks=pytest.mark.nightly)], ids=["some", "many"]
 )
 def test_anything_in_any_order(monkeypatch, examples):
     monkeypatch.setattr(writer_module, "_COMMIT_BYTES", 1)

@@ -114,7 +114,7 @@ def test_any_damage(path, tmp_path):
     any_damage(path, tmp_path, 12)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_any_damage_often(path, tmp_path):
     any_damage(path, tmp_path, 100)
 

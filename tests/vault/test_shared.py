@@ -87,7 +87,7 @@ def test_four_writers_and_one_dies(path):
     check_stock_reads(path, check_all_there(path, run_together(path, 1.5, kill=True)))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("kill", [False, True])
 def test_four_writers_for_30_seconds(path, kill):
     check_stock_reads(path, check_all_there(path, run_together(path, 30, kill)))

@@ -19,7 +19,7 @@ print("done", flush=True)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("call", ["cat([sys.argv[1]] * 2, sys.argv[2])", "split(*sys.argv[1:3])"])
 def test_killed_at_any_instant(tmp_path, call):
     source = tmp_path / "a.vlt"

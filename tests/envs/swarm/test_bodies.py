@@ -110,7 +110,7 @@ def test_an_obstacle_pushes_out_and_takes_the_velocity_into_it():
 
 
 @pytest.mark.parametrize(
-    ("count", "side", "dims"), [pytest.param(6, 12, 2, marks=pytest.mark.slow), (12, 20, 3)]
+    ("count", "side", "dims"), [pytest.param(6, 12, 2, marks=pytest.mark.nightly), (12, 20, 3)]
 )
 def test_what_is_scattered_leaves_room_to_pass(count, side, dims):
     gap = 2 * drones.OBSTACLE_RADIUS + 1

@@ -7,7 +7,7 @@ from offmarl import envs
 from ..conformance import EnvironmentConformance
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "env",
     [

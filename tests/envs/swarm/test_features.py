@@ -56,7 +56,7 @@ def test_a_continuous_action_is_the_command():
 
 
 @pytest.mark.parametrize(
-    "task", [TASKS[0], *(pytest.param(task, marks=pytest.mark.slow) for task in TASKS[1:])]
+    "task", [TASKS[0], *(pytest.param(task, marks=pytest.mark.nightly) for task in TASKS[1:])]
 )
 def test_partial_observability(task):
     """What is far away can change and not be seen."""
@@ -91,7 +91,7 @@ def test_noise_is_of_the_size_drawn():
 
 
 @pytest.mark.parametrize(
-    "task", ["coverage-1001", pytest.param("pursuit-900-150", marks=pytest.mark.slow)]
+    "task", ["coverage-1001", pytest.param("pursuit-900-150", marks=pytest.mark.nightly)]
 )
 def test_more_than_a_thousand_agents(task):
     env = envs.make(f"swarm/{task}", **({"evaders": "learned"} if "pursuit" in task else {}))
@@ -143,7 +143,7 @@ def test_communication_has_a_range():
     assert say(0.0, 7.5) == (silence, 0)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_communication_has_losses():
     assert say(1.0, 3.0) == ([0, 0, 0, 0], 1)  # seen, and not heard
 
@@ -154,7 +154,7 @@ def test_messages_are_part_of_the_action():
     assert continuous.spec.action == Continuous(2 + 3)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_vectorised_and_stateless():
     """A step is a function of its arguments: the same in a batch and alone, again and again."""
     env, states, first = rich()

@@ -122,12 +122,12 @@ def test_points_that_are_not_there_are_not_found():
     "name",
     [
         "swarm/search-30:comm=status,obstacles=0.1",
-        pytest.param("swarm/coverage-30:obstacles=0.2,randomise=all", marks=pytest.mark.slow),
-        pytest.param("swarm/delivery-30", marks=pytest.mark.slow),
-        pytest.param("swarm/delivery-40:dims=3", marks=pytest.mark.slow),
-        pytest.param("swarm/pursuit-30-20", marks=pytest.mark.slow),
-        pytest.param("swarm/pursuit-20-30:evaders=learned,comm=status", marks=pytest.mark.slow),
-        pytest.param("swarm/flock-30:comm=status", marks=pytest.mark.slow),
+        pytest.param("swarm/coverage-30:obstacles=0.2,randomise=all", marks=pytest.mark.nightly),
+        pytest.param("swarm/delivery-30", marks=pytest.mark.nightly),
+        pytest.param("swarm/delivery-40:dims=3", marks=pytest.mark.nightly),
+        pytest.param("swarm/pursuit-30-20", marks=pytest.mark.nightly),
+        pytest.param("swarm/pursuit-20-30:evaders=learned,comm=status", marks=pytest.mark.nightly),
+        pytest.param("swarm/flock-30:comm=status", marks=pytest.mark.nightly),
     ],
 )
 def test_no_task_can_tell_which_search_there_is(name, monkeypatch):

@@ -18,7 +18,7 @@ def mean_return(env, policy):
     return float(play(KEY).returns.mean())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "random", "scripted"),
     [
@@ -37,7 +37,7 @@ def test_there_is_much_to_gain_by_looking(name, random, scripted):
     assert mean_return(env, env.scripted()) == pytest.approx(scripted, abs=1.5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("dynamics", ["acceleration", "unicycle"])
 @pytest.mark.parametrize("task", ["coverage-4", "delivery-4", "flock-4"])
 def test_other_dynamics_are_mastered_too(task, dynamics):
@@ -49,7 +49,7 @@ def test_other_dynamics_are_mastered_too(task, dynamics):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("swarm/search-3:dims=3,comm=learned", marks=pytest.mark.slow),
+        pytest.param("swarm/search-3:dims=3,comm=learned", marks=pytest.mark.nightly),
         "swarm/pursuit-3-2:evaders=learned,dynamics=unicycle,action=continuous,comm=learned",
     ],
 )

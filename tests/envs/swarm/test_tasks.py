@@ -232,7 +232,7 @@ def test_the_flock_is_paid_for_progress_together(flock, positions, reward):
     assert step.reward.tolist() == pytest.approx([reward] * 3, rel=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_beacon_is_across_the_arena():
     env = envs.make("swarm/flock-8")
     states, first = quickly(lambda env, keys: jax.vmap(env.reset)(keys))(
