@@ -69,7 +69,7 @@ def test_environments_differ_and_a_key_decides_everything():
 
 
 def test_behaviour_log_probs_are_those_of_the_policy():
-    env = envs.autoreset(envs.make("swarm/coverage-2"))
+    env = envs.autoreset(envs.make("probe/match"))
     config = PolicyConfig("feedforward")
     policy = make_policy(config, env.spec)
     params = init_policy(config, env.spec, jax.random.key(0))

@@ -35,7 +35,7 @@ def xor(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", BASELINES)
 def test_xor_with_one_good_joint_action(name: str, xor: Path, tmp_path: Path) -> None:
     returns = train(name, xor, tmp_path / name, updates=600, evaluate_every=600, length=5)

@@ -73,7 +73,7 @@ class Memory(vault.Writer):
         self.closed = True
 
 
-@settings(max_examples=25)
+@settings(max_examples=8)
 @given(
     st.integers(1, 4),
     st.lists(st.integers(1, 4), min_size=1, max_size=6),

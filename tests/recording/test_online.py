@@ -32,7 +32,7 @@ CONFIG = PolicyConfig("feedforward")
     "probe",
     [
         "two-step",
-        pytest.param("match", marks=pytest.mark.slow),
+        pytest.param("match", marks=pytest.mark.nightly),
         pytest.param("one-step", marks=pytest.mark.nightly),
         pytest.param("observation", marks=pytest.mark.nightly),
     ],
@@ -66,6 +66,7 @@ class Dial:
         return View(jnp.eye(2) * cue, cue, jnp.ones((2, 2), bool), jnp.ones(2, bool))
 
 
+@pytest.mark.nightly
 def test_mappo_turns_dials():
     """A value inside and one at the end of the range; doing nothing gets 0.25."""
     args = mappo.Args(num_envs=16, num_steps=16, total_steps=20_000, learning_rate=3e-3)
@@ -221,7 +222,7 @@ mappo.main(mappo.Args(**settings | {"out": Path(settings["out"])}))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_and_called_again_it_is_the_run_that_never_stopped(recorded, tmp_path):
     whole, _ = recorded
     args = small(tmp_path, checkpoint_seconds=0.0)

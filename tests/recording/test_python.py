@@ -164,7 +164,7 @@ def steps_in(path):
     return 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_processes_record_side_by_side(path):
     assert offmarl.record_episodes(Duel, path, 21, processes=3, seed=100) == 21
     assert seeds_in(path) == list(range(100, 121))
@@ -178,7 +178,9 @@ class SlowDuel(Duel):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "how", [pytest.param(signal.SIGINT, marks=pytest.mark.nightly), signal.SIGKILL]
+)
 def test_a_recording_in_processes_goes_on_after_it_was_stopped(path, how):
     code = (
         "import signal, sys, offmarl, offmarl.recording.python; sys.path.insert(0, sys.argv[2])\n"

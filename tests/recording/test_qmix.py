@@ -106,7 +106,7 @@ def test_qmix_finds_the_optimum_of_a_probe(probe):
     assert sampled > 0.8 * env.optimal_return
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_recorded_replay_warms_up_another_run(tmp_path):
     args = {"env": "probe/observation", "eval_episodes": 32, "evaluations": 2, **SMALL}
     first = qmix.Args(tiers="replay", out=tmp_path / "a", total_steps=2_048, **args)

@@ -268,6 +268,7 @@ for _ in range(50):
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs to give up cores")
 def test_seeds_start_on_two_cores() -> None:
     """Under vmap their orthogonal matrices waited for one another for ever."""
