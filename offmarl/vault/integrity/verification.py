@@ -104,6 +104,8 @@ def examine(path: PurePath, *, deep: bool, progress: Progress = quiet) -> Verifi
     location = Location.of(path)
     try:
         contents = Contents(location, tree.current(location))
+    except VaultFormatError as error:
+        return Verification(path, deep, False, 0, 0, 0, (Fault(str(error)),), ())
     except (ValueError, OSError) as error:
         what = f"the manifest cannot be read: {str(error).partition(' [tensorstore_spec')[0]}"
         return Verification(path, deep, False, 0, 0, 0, (Fault(what, MANIFEST),), ())

@@ -52,7 +52,7 @@ class Snapshot:
         self._values = {k: v for k, v in found.values.items() if isinstance(v, bytes)}
         placed = {k: v for k, v in found.values.items() if isinstance(v, Place)}
         files = sorted({place.file for place in placed.values()})
-        self.region = Region([location.directory / file for file in files])
+        self.region = Region(location.directory, files)
         starts = dict(zip(files, self.region.starts.tolist(), strict=True))
         ends = dict(zip(files, (self.region.starts + self.region.sizes).tolist(), strict=True))
         self._extents: dict[str, tuple[int, int]] = {}

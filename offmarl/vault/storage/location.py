@@ -8,6 +8,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from offmarl.errors import VaultError
+from offmarl.vault.storage import inside
 
 if TYPE_CHECKING:
     import tensorstore as ts
@@ -150,7 +151,8 @@ class Location:
         """
         if self.is_directory:
             try:
-                return (self.directory / name).read_bytes()
+                with open(inside.open_file(self.directory, name), "rb") as file:
+                    return file.read()
             except (FileNotFoundError, NotADirectoryError):
                 return None
         found = self.files.read(name, staleness_bound=self.staleness).result()
