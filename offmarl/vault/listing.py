@@ -41,7 +41,7 @@ class Summary(NamedTuple):
 
 
 def open_vault(
-    path: str | os.PathLike[str], *, checked: bool = False, time_limit: int | None = None
+    path: str | os.PathLike[str], *, checked: bool = True, time_limit: int | None = None
 ) -> Vault:
     """Open a vault for reading, as it is now.
 
@@ -52,8 +52,10 @@ def open_vault(
         directory may be a zip archive (``3m.zip/3m.vlt/Good``), a bucket (``s3://...``,
         ``gs://...``) or a web address, of an archive too.
     checked
-        Compare every uncompressed chunk with its checksum before it is first used; compressed ones
-        always are.
+        Compare every chunk of an uncompressed vault of ours with its checksum before it is first
+        used. ``False`` skips that: damage then goes unnoticed. Compressed chunks of ours are always
+        compared. Other programs keep no checksums that offmarl could compare;
+        `Vault.unchecked` says what is read without.
     time_limit
         For vaults of other programs, many of which flag the end of time as a termination: the steps
         after which an episode was cut off, so that those of this length are truncated instead.
@@ -69,9 +71,8 @@ def open_vault(
 
 
 def open_source(path: str | os.PathLike[str], *, time_limit: int | None = None) -> Vault:
-    """Open a vault to copy from it: checked if it is ours, or damage would get new checksums."""
-    found = open_vault(path, time_limit=time_limit)
-    return Vault(found.path, checked=True) if found.native else found
+    """Open a vault to copy from it: checked, or damage would get new checksums."""
+    return open_vault(path, checked=True, time_limit=time_limit)
 
 
 def locate(path: str | os.PathLike[str]) -> PurePath:

@@ -121,7 +121,7 @@ def examine(path: PurePath, *, deep: bool, progress: Progress = quiet) -> Verifi
         _check_content(contents, layers, found, progress)
     if deep and layers.books and not any(f.steps or f.key == METADATA for f in found.faults):
         with noting(found.faults):
-            found.faults += recount.differences(Vault(path), layers.books)
+            found.faults += recount.differences(Vault(path, checked=False), layers.books)
     faults = tuple(_told(fault, layers.books) for fault in merged(found.faults))
     unchecked = tuple(dict.fromkeys(found.unchecked))
     return Verification(

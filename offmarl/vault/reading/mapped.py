@@ -6,7 +6,7 @@ larger than memory are gathered as fast as from an array in memory.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,13 +131,25 @@ class MappedArray:
         data = self.region.bytes.data
         return np.ndarray(shape, self.leaf.dtype, data, int(self.addresses[block, number]))
 
-    def read(self, rows: range, steps: range, agents: slice | None) -> NumpyArray:
-        """Return ``(B, T, *leaf)``: a read-only view where one chunk holds all, or else a copy."""
+    def read(
+        self,
+        rows: range,
+        steps: range,
+        agents: slice | None,
+        check: Callable[[int, int, NumpyArray], None] | None = None,
+    ) -> NumpyArray:
+        """Return ``(B, T, *leaf)``: a read-only view where one chunk holds all, or else a copy.
+
+        ``check`` is called with the block and number of each chunk, and the chunk.
+        """
         select = () if agents is None else (agents,)
         by_rows, by_steps = list(cut(rows, self.chunk_rows)), list(cut(steps, self.chunk_steps))
         if len(by_rows) == len(by_steps) == 1:
             ((block, inside, _),), ((number, times, _),) = by_rows, by_steps
-            return self.chunk(block, number)[(inside, times, *select)]
+            chunk = self.chunk(block, number)
+            if check:
+                check(block, number, chunk)
+            return chunk[(inside, times, *select)]
         shape = np.empty((0, *self.leaf.shape))[(slice(None), *select)].shape[1:]
         out: NumpyArray = np.empty((len(rows), len(steps), *shape), self.leaf.dtype)
         unreleased = 0
@@ -145,6 +157,8 @@ class MappedArray:
             for block, inside, to_rows in by_rows:
                 chunk = self.chunk(block, number)
                 out[to_rows, to_steps] = chunk[(inside, times, *select)]
+                if check:  # a copy brings memory into the cache faster than a checksum does
+                    check(block, number, chunk)
                 unreleased += self.chunk_bytes
                 if unreleased > _RELEASE_BYTES:
                     self.region.release()
@@ -178,6 +192,11 @@ class MappedArray:
             self.region.will_need(self._locate(rows, starts), sizes)
             goes_on = ends < stops
             rows, starts, stops = rows[goes_on], ends[goes_on], stops[goes_on]
+
+    def prefetch_chunks(self, places: Sequence[tuple[int, int]]) -> None:
+        """Have the disk begin to read whole chunks, of these blocks and numbers."""
+        begins = self.addresses[tuple(np.array(places).T)]
+        self.region.will_need(begins, np.full_like(begins, self.chunk_bytes))
 
     def _locate(self, rows: NDArray[np.int64], times: NDArray[np.int64]) -> NDArray[np.int64]:
         block, row = np.divmod(rows, self.chunk_rows)

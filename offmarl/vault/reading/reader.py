@@ -48,7 +48,7 @@ class Vault:
         The one that a foreign vault was opened with.
     """
 
-    def __init__(self, path: PurePath, checked: bool = False, time_limit: int | None = None):
+    def __init__(self, path: PurePath, checked: bool = True, time_limit: int | None = None):
         self.path = path
         self.time_limit = time_limit
         self._store = Store(path)
@@ -99,6 +99,22 @@ class Vault:
         if not location.is_directory:
             return None
         return sum(file.stat().st_size for file in location.directory.rglob("*") if file.is_file())
+
+    @property
+    def unchecked(self) -> tuple[str, ...]:
+        """What is read without being compared with a checksum, in words."""
+        if self.own is None:
+            return (
+                "all arrays: a program other than offmarl wrote them, so at most their codec has "
+                "checksums",
+            )
+        if self.own.schema.codec == "raw" and not self._checked:
+            return ("all arrays: the vault was opened with checked=False",)
+        begin = self.own.head.length
+        if begin == self.length:
+            return ()
+        begin -= begin % self.own.schema.chunk_steps
+        return (f"steps {begin} to {self.length - 1}: another program appended to them",)
 
     @cached_property
     def spec(self) -> EnvSpec:

@@ -151,7 +151,7 @@ class Location:
         """
         if self.is_directory:
             try:
-                with open(inside.open_file(self.directory, name), "rb") as file:
+                with os.fdopen(inside.open_file(self.directory, name), "rb") as file:
                     return file.read()
             except (FileNotFoundError, NotADirectoryError):
                 return None
