@@ -75,14 +75,19 @@ class Arrays:
 
     def open(self, name: str) -> Any:
         """Return an array as TensorStore has it."""
-        if name not in self._leaves:
-            raise VaultError(
-                f"{self._store.path} has no array named {name!r}: it has {', '.join(self._leaves)}."
-            )
+        self._check_names([name])
         if name not in self._opened:
             prefix = layout.prefix_of(name)
             self._opened[name] = self._store.array(prefix, complete=self._complete)
         return self._opened[name]
+
+    def _check_names(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self._leaves:
+                raise VaultError(
+                    f"{self._store.path} has no array named {name!r}: it has "
+                    f"{', '.join(self._leaves)}."
+                )
 
     def chunk(self, name: str) -> tuple[int, int]:
         """Return the rows and the steps of an array's chunks."""
@@ -103,6 +108,7 @@ class Arrays:
     ) -> dict[str, NumpyArray]:
         """Read ``(B, T, ...)`` of some arrays; of those in ``agents`` so much of the third axis."""
         names = list(names)
+        self._check_names(names)
         maps = self._maps if self._map_pays(names, rows, steps) else {}
         fresh = self._checks.in_steps(names, rows, steps) if self._checks else None
         checks = fresh.checks if fresh else {}
@@ -169,6 +175,7 @@ class Arrays:
         self, names: list[str], rows: NDArray[np.int64], starts: NDArray[np.int64], length: int
     ) -> Fresh | None:
         """Return which chunks of windows have yet to be compared, if any."""
+        self._check_names(names)
         # The maps come first: what was read before they were made is compared again.
         if self._maps or self._checks:
             return self._checks.in_windows(names, rows, starts, length) if self._checks else None

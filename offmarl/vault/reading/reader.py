@@ -24,6 +24,9 @@ from offmarl.vault.storage.store import Store
 _BLOCK_BYTES = 2**25
 """About how much is in memory at once where a whole vault is gone through."""
 
+_MOST_UNBACKED = 2**20
+"""Steps that are read of another program's vault before its index is compared with its chunks."""
+
 _ALL = slice(None)
 
 
@@ -53,6 +56,7 @@ class Vault:
         self.time_limit = time_limit
         self._store = Store(path)
         self._checked = checked
+        self._has_length = False
         described = describe(self._store)
         self.own = described.own
         self.leaves, self.rows, self.length = described.leaves, described.rows, described.length
@@ -232,6 +236,8 @@ class Vault:
         """
         stop = self.length if stop is None else stop
         bounds.check_steps(self, start, stop)
+        if stop - start > _MOST_UNBACKED:
+            self._check_length()
         names = list(self.leaves if leaves is None else leaves)
         span = bounds.indices(rows, self.rows, "rows")
         some = {} if agents == _ALL else bounds.agents(self, agents)
@@ -370,6 +376,7 @@ class Vault:
 
         ``rows`` is how many will be read at once; all by default.
         """
+        self._check_length()
         names = list(self.leaves if leaves is None else leaves)
         step_bytes = (rows or self.rows) * sum(self.leaves[name].step_bytes for name in names)
         chunk = max(self._arrays.chunk(name)[1] for name in names)
@@ -378,6 +385,13 @@ class Vault:
             stop = min(self.length, (start // size + 1) * size)
             yield start, stop
             start = stop
+
+    def _check_length(self) -> None:
+        """Raise `VaultFormatError` where another program's index says more than can be."""
+        if self.own is None and not self._has_length:
+            chunk_steps = {name: self._arrays.chunk(name)[1] for name in self.leaves}
+            finding.check_length(self, self._store, chunk_steps)
+            self._has_length = True
 
     @cached_property
     def _arrays(self) -> Arrays:
