@@ -18,6 +18,7 @@ from offmarl.vault.storage.store import MANIFEST, METADATA, Store, errors_of, lo
 
 SUFFIX = ".vlt"
 
+_MOST_NAMED = 20
 _READERS = 4
 """Vaults looked at together: to open one is mostly to wait."""
 
@@ -86,7 +87,9 @@ def locate(path: str | os.PathLike[str]) -> PurePath:
     if len(inside) == 1:
         return inside[0]
     if inside:
-        names = ", ".join(str(vault.relative_to(given)) for vault in inside)
+        names = ", ".join(str(vault.relative_to(given)) for vault in inside[:_MOST_NAMED])
+        if len(inside) > _MOST_NAMED:
+            names += f", ... ({len(inside)} in all)"
         raise VaultError(f"{given} holds several vaults: add one of {names} to the path.")
     if location.is_directory and location.directory.exists():
         raise VaultFormatError(
@@ -98,7 +101,7 @@ def locate(path: str | os.PathLike[str]) -> PurePath:
 def _beside(path: PurePath) -> str:
     with suppress(OffmarlError, OSError, ValueError):
         if near := vaults_in(path.parent):
-            return f" Beside it: {', '.join(vault.name for vault in near)}."
+            return f" Beside it: {', '.join(vault.name for vault in near[:_MOST_NAMED])}."
     return ""
 
 
@@ -134,7 +137,8 @@ def _below(directory: Path) -> list[PurePath]:
 
 def vaults_among(names: Iterable[str]) -> list[PurePosixPath]:
     """Return the directories of vaults that files of these names belong to, sorted."""
-    paths = {PurePosixPath(name) for name in names}
+    ends = f"/{METADATA}", f"/{MANIFEST}"
+    paths = {PurePosixPath(name) for name in names if name.endswith(ends)}
     found = {path.parent for path in paths if path.name == METADATA}
     whole = [path for path in found if path / MANIFEST in paths and path.parts]
     return sorted(path for path in whole if not path.name.startswith("."))
@@ -145,9 +149,10 @@ def _names_below(location: Location) -> list[str]:
     if location.archive is None:
         with errors_of(location.path):
             return location.names()
-    inside = location.path.relative_to(location.archive)
-    paths = (PurePosixPath(member.filename) for member in members_of(location))
-    return [str(path.relative_to(inside)) for path in paths if path.is_relative_to(inside)]
+    inside = location.path.relative_to(location.archive).as_posix()
+    prefix = "" if inside == "." else f"{inside}/"
+    names = (member.filename for member in members_of(location))
+    return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
 
 
 def list_vaults(directory: str | os.PathLike[str]) -> Iterator[tuple[PurePath, Summary]]:
