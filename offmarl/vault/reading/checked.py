@@ -156,7 +156,7 @@ class Checks:
     def _fresh(self, names: tuple[str, ...], places: Int[np.ndarray, "P"]) -> Fresh | None:
         rows = [self._index[name] for name in names]
         if names not in self._sound_in_all:
-            self._sound_in_all[names] = self._sound[rows].all(0)
+            self._sound_in_all[names] = np.logical_and.reduce(self._sound[rows], axis=0)
         if self._sound_in_all[names][places].all():
             return None
         places = np.unique(places)
@@ -174,7 +174,7 @@ class Checks:
 
     def note(self, fresh: Fresh) -> None:
         """Remember that these chunks were compared, so that later reads see it at one look."""
-        rows = [self._index[name] for name in fresh.names]
+        rows = np.array([self._index[name] for name in fresh.names])
         sound = self._sound_in_all[fresh.names]
         sound[fresh.touched] = self._sound[np.ix_(rows, fresh.touched)].all(0)
         if sound.all():
