@@ -195,7 +195,7 @@ class Arrays:
                 if self._cold:
                     mapped.prefetch_chunks(some)
                 for place in some:
-                    fresh.checks[name](*place, mapped.chunk(*place))
+                    fresh.checks[name].compare(*place, mapped.chunk(*place))
                 mapped.region.release()
         self._checks.note(fresh)
 

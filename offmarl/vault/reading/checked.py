@@ -5,6 +5,7 @@ what was compared before costs a look at the second.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import google_crc32c
@@ -16,7 +17,7 @@ from offmarl.vault import layout
 from offmarl.vault.faults import damaged, of_chunk, with_episodes
 from offmarl.vault.grid import Chunk
 from offmarl.vault.layout import Head, Leaf, NumpyArray, Schema
-from offmarl.vault.reading.mapped import Snapshot
+from offmarl.vault.reading.mapped import Check, Snapshot
 from offmarl.vault.storage.seal import unseal
 from offmarl.vault.storage.store import Store, load_json
 from offmarl.vault.tables import Episodes
@@ -33,11 +34,6 @@ class Place(NamedTuple):
 
     block: int
     number: int
-
-
-Check = Callable[[int, int, NumpyArray], None]
-"""Takes the block and the number of a chunk of a snapshot, and the chunk, compares it if that was
-not done, and raises `VaultChecksumError` where it is damaged."""
 
 
 class Fresh(NamedTuple):
@@ -184,19 +180,12 @@ class Checks:
         """Whether a chunk has yet to be compared."""
         return not self._sound[self._index[name], place.block * self._chunks + place.number]
 
-    def _check_of(self, name: str) -> Check:
-        sound, chunks = self._sound[self._index[name]], self._chunks
-        expected, column = self._expected, self._index[name] * self._blocks
-
-        def check(block: int, number: int, chunk: NumpyArray) -> None:
-            place = block * chunks + number
-            if sound[place]:
-                return
-            if google_crc32c.value(chunk) != expected[number, column + block]:
-                self._prove(name, Place(block, number), chunk)
-            sound[place] = True
-
-        return check
+    def _check_of(self, name: str) -> "_Check":
+        index = self._index[name]
+        columns = slice(index * self._blocks, (index + 1) * self._blocks)
+        shape = self._blocks, self._chunks
+        prove = partial(self._prove, name)
+        return _Check(self._sound[index].reshape(shape), self._expected[:, columns], prove)
 
     def _prove(self, name: str, place: Place, chunk: NumpyArray) -> None:
         if not self._agrees(name, place, chunk):
@@ -236,6 +225,27 @@ class Checks:
         )
         fault = with_episodes(of_chunk(chunk, "its checksum is wrong"), self._episodes())
         return damaged(self._store.path, fault, VaultChecksumError)
+
+
+class _Check(NamedTuple):
+    """What compares the mapped chunks of an array; see `offmarl.vault.reading.mapped.Check`."""
+
+    sound: Bool[np.ndarray, "B T"]
+    expected: Int[np.ndarray, "T B"]
+    prove: Callable[[Place, NumpyArray], None]
+    """Looks closer at what has another checksum."""
+
+    def is_fresh(self, block: int, number: int) -> bool:
+        return not self.sound[block, number]
+
+    def compare(
+        self, block: int, number: int, chunk: NumpyArray, checksum: int | None = None
+    ) -> None:
+        if checksum is None:
+            checksum = google_crc32c.value(chunk)
+        if checksum != self.expected[number, block]:
+            self.prove(Place(block, number), chunk)
+        self.sound[block, number] = True
 
 
 def checks_of(store: Store, vault: "Vault") -> Checks | None:

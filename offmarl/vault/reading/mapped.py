@@ -6,10 +6,11 @@ larger than memory are gathered as fast as from an array in memory.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
+import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,7 +25,21 @@ from offmarl.vault.storage.tree import Place
 _ABSENT = -1
 _RELEASE_BYTES = 2**22
 """Read this much, and the mapped pages are let go of: they would count as the process's memory."""
+_PIECE_BYTES = 2**17
 _CHUNK = re.compile(r"(.+)\./(\d+)\.(\d+)(?:\.0)*")
+
+
+@runtime_checkable
+class Check(Protocol):
+    """Compares the chunks of an array with their checksums, each once."""
+
+    def is_fresh(self, block: int, number: int) -> bool:
+        """Whether a chunk has yet to be compared."""
+
+    def compare(
+        self, block: int, number: int, chunk: NumpyArray, checksum: int | None = None
+    ) -> None:
+        """Compare a chunk, whose CRC32C may be known; `VaultChecksumError` where it is damaged."""
 
 
 class Snapshot:
@@ -136,19 +151,19 @@ class MappedArray:
         rows: range,
         steps: range,
         agents: slice | None,
-        check: Callable[[int, int, NumpyArray], None] | None = None,
+        check: Check | None = None,
     ) -> NumpyArray:
         """Return ``(B, T, *leaf)``: a read-only view where one chunk holds all, or else a copy.
 
-        ``check`` is called with the block and number of each chunk, and the chunk.
+        ``check`` is called with each chunk.
         """
         select = () if agents is None else (agents,)
         by_rows, by_steps = list(cut(rows, self.chunk_rows)), list(cut(steps, self.chunk_steps))
         if len(by_rows) == len(by_steps) == 1:
             ((block, inside, _),), ((number, times, _),) = by_rows, by_steps
             chunk = self.chunk(block, number)
-            if check:
-                check(block, number, chunk)
+            if check and check.is_fresh(block, number):
+                check.compare(block, number, chunk)
             return chunk[(inside, times, *select)]
         shape = np.empty((0, *self.leaf.shape))[(slice(None), *select)].shape[1:]
         out: NumpyArray = np.empty((len(rows), len(steps), *shape), self.leaf.dtype)
@@ -156,9 +171,14 @@ class MappedArray:
         for number, times, to_steps in by_steps:
             for block, inside, to_rows in by_rows:
                 chunk = self.chunk(block, number)
-                out[to_rows, to_steps] = chunk[(inside, times, *select)]
-                if check:  # a copy brings memory into the cache faster than a checksum does
-                    check(block, number, chunk)
+                part, target = chunk[(inside, times, *select)], out[to_rows, to_steps]
+                if check is None or not check.is_fresh(block, number):
+                    target[...] = part
+                elif part.shape == chunk.shape:
+                    check.compare(block, number, chunk, copy(chunk, target))
+                else:
+                    target[...] = part
+                    check.compare(block, number, chunk)
                 unreleased += self.chunk_bytes
                 if unreleased > _RELEASE_BYTES:
                     self.region.release()
@@ -208,6 +228,21 @@ class MappedArray:
     def _gather(self, addresses: NDArray[np.int64], steps: int) -> NumpyArray:
         found = self.region.items(steps * self.leaf.step_bytes)[addresses]
         return found.view(self.leaf.dtype).reshape(-1, steps, *self.leaf.shape)
+
+
+def copy(chunk: NumpyArray, target: NumpyArray) -> int:
+    """Copy a chunk ``(rows, steps, ...)``, and return its CRC32C.
+
+    That goes piece by piece, because what was just copied is still in the processor's cache.
+    """
+    checksum = 0
+    steps = max(1, _PIECE_BYTES // max(1, chunk[:1, :1].nbytes))
+    for row, to_row in zip(chunk, target, strict=True):
+        for start in range(0, len(row), steps):
+            piece = row[start : start + steps]
+            to_row[start : start + steps] = piece
+            checksum = google_crc32c.extend(checksum, piece)
+    return checksum
 
 
 def cut(span: range, size: int) -> Iterator[tuple[int, slice, slice]]:
