@@ -90,8 +90,11 @@ def train(path: Path, run: Path, updates: int = UPDATES) -> str:
     baseline = programs.load("baseline", "bc")
     options = {"seeds": 1, "updates": updates, "evaluate_every": UPDATES // 2, "batch_size": 8}
     args = baseline.Args(vault=path, out=run, env="none", length=5, hidden=8, **options)
-    with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-        return digest_of(offmarl.load_policy(baseline.main(args), 0).params)
+    try:
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            return digest_of(offmarl.load_policy(baseline.main(args), 0).params)
+    finally:
+        jax.clear_caches()  # the programs of hundreds of runs would fill the memory
 
 
 def train_anew(path: Path) -> str:
