@@ -1,6 +1,8 @@
 """Reading vaults: against stock flashbax, against NumPy in memory, against the disk itself.
 
-    python benchmarks/reading.py [--size 8] [--directory DIR]
+    python benchmarks/reading.py [--size 8] [--directory DIR] [--only stock|large|checked]
+
+"checked" compares reads that are compared with checksums, as they are by default, with others.
 
 Eight agents, 1360 bytes of observations, actions, rewards and ends a step, one row. Each
 measurement is a process of its own; `--size` is that of the large vault in GB, deleted afterwards.
@@ -19,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,7 @@ WINDOW = 20
 BATCH = 256
 BATCHES = 40
 COLD_BATCHES = 8
+ROUNDS = 11
 DATA_LIMIT = 2 * 10**9
 LEAVES = ["observations", "actions", "rewards", "terminals", "truncations"]
 LEAVES += ["infos.state", "infos.legals"]  # what stock has too
@@ -195,6 +199,49 @@ def disk(path: Path) -> dict[str, float]:
         }
 
 
+def checked(path: Path) -> dict[str, float]:
+    """Seconds of reads with checksums and without, taken in turns; all is in the page cache."""
+    found: dict[str, list[float]] = {}
+    batches = starts_in(vault.open_vault(path).length, 4)
+    row = np.zeros(BATCH, np.int64)
+
+    def timed(name: str, function: Callable[[], object]) -> None:
+        start = time.perf_counter()
+        function()
+        found.setdefault(name, []).append(time.perf_counter() - start)
+
+    def opened_as(name: str) -> vault.Vault:
+        """Open it anew, its files mapped, because making the map is another matter."""
+        opened = vault.open_vault(path, checked=name == "checked")
+        opened.prefetch(row[:1], row[:1], 1, ["rewards"])
+        return opened
+
+    def sequential(opened: vault.Vault) -> None:
+        for start, stop in opened.blocks(LEAVES):
+            opened.read(start, stop, leaves=LEAVES)
+
+    def draw(opened: vault.Vault) -> None:
+        for starts in batches:
+            opened.windows(row, starts, WINDOW, LEAVES)
+
+    sequential(vault.open_vault(path, checked=False))
+    for number in range(ROUNDS):
+        order = ("plain", "checked") if number % 2 else ("checked", "plain")
+        opened = {name: opened_as(name) for name in order}
+        for name in order:
+            timed(f"{name} sequential", partial(sequential, opened[name]))
+        for name in order:
+            draw(opened[name])
+        for name in (*order, *order[::-1]):
+            timed(f"{name} windows", partial(draw, opened[name]))
+        for name in order:
+            fresh = opened_as(name)
+            timed(f"{name} first", partial(fresh.windows, row, batches[0], WINDOW, LEAVES))
+            fresh, start = opened_as(name), batches[1][:1]
+            timed(f"{name} single", partial(fresh.windows, row[:1], start, WINDOW, LEAVES))
+    return {name: float(np.median(times)) for name, times in found.items()}
+
+
 def replays(path: Path) -> dict[str, float]:
     """Seconds a batch of 32 windows, from the device and from the disk."""
     import jax
@@ -214,7 +261,7 @@ def replays(path: Path) -> dict[str, float]:
         }
 
 
-MEASUREMENTS = {f.__name__: f for f in (ours, stock, warm, memory, cold, disk, replays)}
+MEASUREMENTS = {f.__name__: f for f in (ours, stock, warm, memory, cold, disk, replays, checked)}
 
 
 def measure(name: str, path: Path) -> dict[str, float]:
@@ -273,19 +320,40 @@ def report_large(path: Path, size: float) -> None:
     print(f"the disk, 32 at a time           {1e6 * raw['many']:10.1f}")
 
 
+def report_checked(path: Path, size: float) -> None:
+    write_large(path, size)
+    took = measure("checked", path)
+    print(f"\nreads of {size:g} GB compared with checksums, and not, page cache warm")
+    print(f"{'':38} checked    plain   ratio")
+    for name, title, unit in (
+        ("sequential", "first sequential read, ms", 1e3),
+        ("windows", f"{BATCHES} batches of {BATCH} windows, warm, ms", 1e3),
+        ("first", f"first batch of {BATCH} windows, ms", 1e3),
+        ("single", "first single window, ms", 1e3),
+    ):
+        mine, plain = took[f"checked {name}"], took[f"plain {name}"]
+        print(f"{title:36} {mine * unit:9.2f} {plain * unit:8.2f} {mine / plain:7.2f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--directory", type=Path, help="where to write; a temporary one by default")
     parser.add_argument("--size", type=float, default=8, help="of the large vault, in GB")
     parser.add_argument("--measure", choices=MEASUREMENTS, help=argparse.SUPPRESS)
     parser.add_argument("--path", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--only", choices=("stock", "large", "checked"), help="of the reports")
     args = parser.parse_args()
     if args.measure:
         print(json.dumps(MEASUREMENTS[args.measure](args.path)))
         return
     with tempfile.TemporaryDirectory(dir=args.directory) as name:
-        report_stock(Path(name))
-        report_large(Path(name) / "large.vlt" / "main", args.size)
+        path = Path(name) / "large.vlt" / "main"
+        if args.only in (None, "stock"):
+            report_stock(Path(name))
+        if args.only in (None, "large"):
+            report_large(path, args.size)
+        if args.only in (None, "checked"):
+            report_checked(path.with_name("checked"), min(args.size, 1.0))
 
 
 if __name__ == "__main__":

@@ -28,6 +28,14 @@ class VaultFormatError(VaultError):
     """What is there is not a vault, or its parts contradict one another."""
 
 
+class ChecksumError(OffmarlError):
+    """Data is not what was written or published: its checksum is wrong."""
+
+
+class VaultChecksumError(VaultFormatError, ChecksumError):
+    """A part of a vault is not what was written: its checksum is wrong."""
+
+
 class VaultLockedError(VaultError):
     """Another process is writing to the vault."""
 
@@ -64,7 +72,7 @@ class HubUnreachableError(HubError):
     """No hub answers, or offline mode is on."""
 
 
-class ChecksumError(HubError):
+class HubChecksumError(HubError, ChecksumError):
     """What arrived is not what was published."""
 
 

@@ -47,6 +47,7 @@ def verify(path: Path, deep: bool = False) -> Report:
         "read_bytes": found.read_bytes,
         "faults": [fault._asdict() for fault in found.faults],
         "unchecked": found.unchecked,
+        "skipped": found.skipped,
     }
     return Report(data, Group(*_outcome(found)), found.sound)
 
@@ -137,13 +138,17 @@ def _outcome(found: vault.Verification) -> list[RenderableType]:
     looked = f"{number(found.length)} steps of each row, {number(found.chunks)} chunks{read}"
     lines: list[RenderableType] = []
     if found.sound:
-        lines.append(f"{found.path} is sound: {looked}.")
+        extent = "is sound" if not found.skipped else "is sound as far as was checked"
+        lines.append(f"{found.path} {extent}: {looked}.")
     else:
         lines += [f"{found.path} is damaged ({looked}):", *_lines(found.faults)]
         lines.append(
             "`offmarl repair` keeps the longest sound stretch from the beginning; `offmarl repair "
             "--salvage OUT` makes a vault of all episodes that no damage touches."
         )
+    if found.skipped:
+        lines.append("Not checked, so that damage there goes unnoticed; --deep checks it:")
+        lines += _lines(found.skipped)
     if found.unchecked:
         lines += ["Without a checksum, so that damage there may go unnoticed:"]
         lines += _lines(found.unchecked)

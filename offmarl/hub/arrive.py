@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from offmarl import tracking, vault
-from offmarl.errors import ChecksumError, HubError
+from offmarl.errors import HubChecksumError, HubError
 from offmarl.hub.archive import Contents, contents, read_contents
 from offmarl.hub.cache import Entry
 from offmarl.hub.catalogue import Card
@@ -127,7 +127,7 @@ def _check_whole(name: str, download: Download, wanted: str | None, published: s
         return "CRC-32 of every file (no hash is published)"
     if found != wanted:
         download.forget()
-        raise ChecksumError(
+        raise HubChecksumError(
             f"{name} arrived with SHA-256 {found}, and {wanted} was published: it was damaged or "
             "exchanged on its way. Nothing was unpacked; pull it again, from another mirror if "
             "this repeats."
@@ -145,7 +145,7 @@ def _place(entry: Entry, card: Card, uid: str, archive: Path, found: Contents, c
     (path,) = vault.unpack(archive, scratch, str(found.roots[uid]))
     digest = card.uids[uid].digest if uid in card.uids else None
     if digest and vault.open_vault(path).digest() != digest:
-        raise ChecksumError(
+        raise HubChecksumError(
             f"{card.name}/{uid} has another digest than its card says: it is not what was "
             "published. Nothing was put in place."
         )

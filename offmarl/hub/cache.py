@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from huggingface_hub import cached_assets_path, constants
 
 from offmarl import tracking
-from offmarl.errors import ChecksumError, HubError, RunError
+from offmarl.errors import HubChecksumError, HubError, RunError
 from offmarl.vault.listing import SUFFIX, vaults_in
 
 ARRIVING = ".arriving"
@@ -136,7 +136,7 @@ def verify(one: Entry) -> int:
 
     Raises
     ------
-    ChecksumError
+    HubChecksumError
         Some are missing or different; it names them.
     """
     files = [
@@ -149,7 +149,7 @@ def verify(one: Entry) -> int:
     damaged = [path for path, size, crc in files if not _is_intact(path, size, crc)]
     if damaged:
         names = ", ".join(str(path.relative_to(one.path)) for path in damaged[:3])
-        raise ChecksumError(
+        raise HubChecksumError(
             f"{len(damaged)} of {len(files)} files of {one.path} are not as they were published "
             f"({names}): remove it with `offmarl cache rm` and pull it again."
         )

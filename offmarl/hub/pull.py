@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from offmarl.errors import (
-    ChecksumError,
+    HubChecksumError,
     HubError,
     HubUnreachableError,
     UnknownNameError,
@@ -82,7 +82,7 @@ def pull(name: str, out: str | os.PathLike[str] | None = None) -> Pulled:
         There is no such dataset or uid.
     HubUnreachableError
         No hub answers, or offline mode is on; it says what is here already.
-    ChecksumError
+    HubChecksumError
         What arrived is not what was published; nothing is put in place.
     HubError, VaultError
         Anything else that stands in the way: no such revision, no room, no zip archive.
@@ -211,7 +211,7 @@ def _find(target: Target) -> _Source:
     if published and archive.sha256 not in (None, published):
         pinned = revision == archive.commit
         advice = "" if pinned else f" To take it as it is: {card.name}@{archive.commit}."
-        raise ChecksumError(
+        raise HubChecksumError(
             f"{card.hub.path} of {card.hub.repository} has another SHA-256 at {revision} than its "
             f"card says ({archive.sha256}, not {published}): it was replaced, or the mirror is not "
             f"to be trusted.{advice}"

@@ -141,7 +141,7 @@ class Dataset(Vault):
 
 
 def open_dataset(
-    path: str | os.PathLike[str], *, checked: bool = False, time_limit: int | None = None
+    path: str | os.PathLike[str], *, checked: bool = True, time_limit: int | None = None
 ) -> Dataset:
     """Open a vault to learn from.
 

@@ -146,7 +146,7 @@ def survey(vault: Vault, progress: Progress = quiet) -> Survey:
     Parameters
     ----------
     vault
-        Of any program; best opened with ``checked=True``, so that damage does not go unnoticed.
+        Of any program.
     progress
         Shows how far it is.
 

@@ -39,11 +39,13 @@ def of_chunk(chunk: Chunk, what: str) -> Fault:
     return Fault(what, chunk.key, chunk.leaf, chunk.rows, chunk.steps)
 
 
-def damaged(path: PurePath, what: object) -> VaultFormatError:
+def damaged(
+    path: PurePath, what: object, kind: type[VaultFormatError] = VaultFormatError
+) -> VaultFormatError:
     """Return the error for a vault in which something is wrong, such as a `Fault`."""
-    return VaultFormatError(
-        f"{path} is damaged: {what}. Copy the vault again from where it came from, or keep what is "
-        "sound with `offmarl repair`."
+    return kind(
+        f"{path} is damaged: {what}. `offmarl verify --deep` lists all damage. Copy the vault "
+        "again from where it came from, or keep what is sound with `offmarl repair`."
     )
 
 

@@ -18,6 +18,7 @@ from offmarl.vault.storage.store import MANIFEST, METADATA, Store, errors_of, lo
 
 SUFFIX = ".vlt"
 
+_MOST_NAMED = 20
 _READERS = 4
 """Vaults looked at together: to open one is mostly to wait."""
 
@@ -41,7 +42,7 @@ class Summary(NamedTuple):
 
 
 def open_vault(
-    path: str | os.PathLike[str], *, checked: bool = False, time_limit: int | None = None
+    path: str | os.PathLike[str], *, checked: bool = True, time_limit: int | None = None
 ) -> Vault:
     """Open a vault for reading, as it is now.
 
@@ -52,8 +53,10 @@ def open_vault(
         directory may be a zip archive (``3m.zip/3m.vlt/Good``), a bucket (``s3://...``,
         ``gs://...``) or a web address, of an archive too.
     checked
-        Compare every uncompressed chunk with its checksum before it is first used; compressed ones
-        always are.
+        Compare every chunk of an uncompressed vault of ours with its checksum before it is first
+        used. ``False`` skips that: damage then goes unnoticed. Compressed chunks of ours are always
+        compared. Other programs keep no checksums that offmarl could compare;
+        `Vault.unchecked` says what is read without.
     time_limit
         For vaults of other programs, many of which flag the end of time as a termination: the steps
         after which an episode was cut off, so that those of this length are truncated instead.
@@ -69,9 +72,8 @@ def open_vault(
 
 
 def open_source(path: str | os.PathLike[str], *, time_limit: int | None = None) -> Vault:
-    """Open a vault to copy from it: checked if it is ours, or damage would get new checksums."""
-    found = open_vault(path, time_limit=time_limit)
-    return Vault(found.path, checked=True) if found.native else found
+    """Open a vault to copy from it: checked, or damage would get new checksums."""
+    return open_vault(path, checked=True, time_limit=time_limit)
 
 
 def locate(path: str | os.PathLike[str]) -> PurePath:
@@ -85,7 +87,9 @@ def locate(path: str | os.PathLike[str]) -> PurePath:
     if len(inside) == 1:
         return inside[0]
     if inside:
-        names = ", ".join(str(vault.relative_to(given)) for vault in inside)
+        names = ", ".join(str(vault.relative_to(given)) for vault in inside[:_MOST_NAMED])
+        if len(inside) > _MOST_NAMED:
+            names += f", ... ({len(inside)} in all)"
         raise VaultError(f"{given} holds several vaults: add one of {names} to the path.")
     if location.is_directory and location.directory.exists():
         raise VaultFormatError(
@@ -97,7 +101,7 @@ def locate(path: str | os.PathLike[str]) -> PurePath:
 def _beside(path: PurePath) -> str:
     with suppress(OffmarlError, OSError, ValueError):
         if near := vaults_in(path.parent):
-            return f" Beside it: {', '.join(vault.name for vault in near)}."
+            return f" Beside it: {', '.join(vault.name for vault in near[:_MOST_NAMED])}."
     return ""
 
 
@@ -133,7 +137,8 @@ def _below(directory: Path) -> list[PurePath]:
 
 def vaults_among(names: Iterable[str]) -> list[PurePosixPath]:
     """Return the directories of vaults that files of these names belong to, sorted."""
-    paths = {PurePosixPath(name) for name in names}
+    ends = f"/{METADATA}", f"/{MANIFEST}"
+    paths = {PurePosixPath(name) for name in names if name.endswith(ends)}
     found = {path.parent for path in paths if path.name == METADATA}
     whole = [path for path in found if path / MANIFEST in paths and path.parts]
     return sorted(path for path in whole if not path.name.startswith("."))
@@ -144,9 +149,10 @@ def _names_below(location: Location) -> list[str]:
     if location.archive is None:
         with errors_of(location.path):
             return location.names()
-    inside = location.path.relative_to(location.archive)
-    paths = (PurePosixPath(member.filename) for member in members_of(location))
-    return [str(path.relative_to(inside)) for path in paths if path.is_relative_to(inside)]
+    inside = location.path.relative_to(location.archive).as_posix()
+    prefix = "" if inside == "." else f"{inside}/"
+    names = (member.filename for member in members_of(location))
+    return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
 
 
 def list_vaults(directory: str | os.PathLike[str]) -> Iterator[tuple[PurePath, Summary]]:

@@ -56,7 +56,8 @@ def unpack(archive: Path, destination: Path, members: str | None = None) -> list
     vaults = [path for path in vaults_among(found) if _below(path, members)]
     if not vaults:
         raise VaultFormatError(f"there is no vault in {inside.path}.")
-    wanted = [one for one in found.values() if any(_below(one.filename, path) for path in vaults)]
+    roots = {*vaults}
+    wanted = [one for one in found.values() if roots & {*PurePosixPath(one.filename).parents}]
     for path in vaults:
         refuse_existing(destination / path)
     with errors_of(destination), workspace(destination / f".{archive.name}.part") as part:

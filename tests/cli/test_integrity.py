@@ -9,7 +9,12 @@ from tests.vault import damage
 
 def test_verify_then_repair_then_compact(offmarl, tmp_path):
     path = damage.record(tmp_path / "v.vlt" / "a")
-    assert "is sound: 52 steps of each row, 70 chunks" in offmarl("verify", "v.vlt").out
+    quick, whole = offmarl("verify", "v.vlt"), offmarl("verify", "v.vlt", "--deep").out
+    assert "is sound as far as was checked: 52 steps of each row, 70 chunks" in quick.out
+    assert "Not checked, so that damage there goes unnoticed; --deep checks it:" in quick.out
+    assert "the content of 70 chunks (" in quick.out
+    assert "is sound: 52 steps" in whole
+    assert "Not checked" not in whole
     place = tree.current(Location(path)).values["observations./0.3.0.0"]
     data = bytearray((path / place.file).read_bytes())
     data[place.offset] ^= 1

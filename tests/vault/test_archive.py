@@ -1,7 +1,9 @@
 """Zip archives of vaults: read where they lie, unpacked, and refused if not to be believed."""
 
+import contextlib
 import io
 import struct
+import time
 import zipfile
 
 import pytest
@@ -15,11 +17,14 @@ from offmarl.errors import (
     VaultNotFoundError,
 )
 from offmarl.vault import unpacking
+from offmarl.vault.storage import archive
+from offmarl.vault.storage.location import Location
 
 from .experience import SPEC, assert_same, make, steps
 from .loopback import serve
 
 STEPS = 12000
+FILES = ("metadata.json", "manifest.ocdbt")
 
 
 @pytest.fixture(scope="module")
@@ -183,3 +188,42 @@ def test_no_room(tmp_path, folder, monkeypatch):
     with pytest.raises(VaultFullError, match="has room for 1000"):
         vault.unpack(folder / "stored.zip", tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_20_000_members_are_looked_through_once(tmp_path, monkeypatch):
+    path = tmp_path / "many.zip"
+    with zipfile.ZipFile(path, "w") as opened:
+        opened.writestr("a.vlt/b/metadata.json", b"{}")
+        opened.writestr("a.vlt/b/manifest.ocdbt", b"")
+        for number in range(20_000):
+            opened.writestr(f"a.vlt/b/d/{number:032x}", b"")
+    read = []
+    monkeypatch.setattr(archive, "_check", lambda *_: read.append(1))
+    for attempt in (vault.open_vault, vault.verify, lambda p: list(vault.list_vaults(p))):
+        with contextlib.suppress(VaultError):
+            attempt(path)
+    assert len(read) == 1
+    monkeypatch.undo()
+    archive._unchanged_members.cache_clear()
+    begin = time.process_time()
+    assert len(archive.members_of(Location.of(path))) == 20_002
+    assert time.process_time() - begin < 2  # 0.3 s on a quiet machine
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_an_absurd_directory_is_refused_before_it_is_read(tmp_path, wide):
+    path, size = tmp_path / "a.zip", 2**26 + 1
+    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, 2**32 - 1 if wide else size, 0, 0)
+    far = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, 1, 1, size, 0) if wide else b""
+    path.write_bytes(far + end)
+    with pytest.raises(VaultFormatError, match=f"directory takes {size} bytes"):
+        vault.open_vault(path)
+
+
+def test_an_error_names_some_of_many_vaults(tmp_path):
+    path = tmp_path / "many.zip"
+    with zipfile.ZipFile(path, "w") as opened:
+        for name in (f"a.vlt/{n:03}/{file}" for n in range(100) for file in FILES):
+            opened.writestr(name, b"{}")
+    with pytest.raises(VaultError, match=r"a\.vlt/019, \.\.\. \(100 in all\)"):
+        vault.open_vault(path)

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from offmarl import vault
-from offmarl.errors import OffmarlError
+from offmarl.errors import OffmarlError, VaultFormatError
 from offmarl.vault import layout
 from offmarl.vault.storage.store import METADATA, Store
 
@@ -227,3 +227,15 @@ def test_an_index_that_speaks_of_billions(path):
     assert found.length == 2**31 - 1
     Store(path).commit({"vault_index/0": b"\xff\xff\xff\xff"}, {}).result()
     assert "-1 steps" in str(vault.verify(path).faults[0])
+
+
+def test_the_episodes_of_an_index_that_speaks_of_billions(path):
+    foreign(path)
+    Store(path).commit({"vault_index/0": b"\xff\xff\xff\x7f"}, {}).result()
+    found = vault.open_vault(path)
+    begin = time.monotonic()
+    for read in (lambda: found.episodes, found.digest, found.read, lambda: found.quirks):
+        with pytest.raises(VaultFormatError, match=r"2,147,483,647 steps, .* data for 56 at most"):
+            read()
+    assert time.monotonic() - begin < 2
+    assert found.read(0, 3)["rewards"].shape[1] == 3

@@ -4,14 +4,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import google_crc32c
 import numpy as np
 import pytest
 
 from offmarl import vault
-from offmarl.errors import VaultError, VaultFormatError
-from offmarl.vault.reading import arrays
+from offmarl.errors import VaultChecksumError, VaultError
+from offmarl.vault.reading import arrays, checked
 from offmarl.vault.reading.mapped import MappedArray
 from offmarl.vault.reading.region import Region
+from offmarl.vault.storage.store import Store
 
 from .experience import SPEC, assert_same, concatenate, make, steps
 
@@ -25,7 +27,7 @@ def record(path: Path, count: int = 40, chunk_steps: int = 32) -> Path:
 def test_a_vault_is_as_it_was_when_it_was_opened(tmp_path: Path) -> None:
     path = record(tmp_path / "data.vlt")
     first, more = make(rows=2, steps=40)[0], make(rows=2, steps=50, seed=1)
-    early, late = vault.open_vault(path, checked=True), vault.open_vault(path, checked=True)
+    early, late = vault.open_vault(path), vault.open_vault(path)
     early.read()  # mapped now
     with vault.resume(path) as writer:  # the unfinished chunk and its checksum are replaced
         writer.append(*more)
@@ -87,15 +89,17 @@ def test_checked_reads_name_what_is_damaged(
     data[data.index(needle) + 5] ^= 16
     file.write_bytes(data)
 
-    found = vault.open_vault(path, checked=True)
+    found = vault.open_vault(path)
     found.read(0, 32)
     found.read(leaves=["observations"])
     hit = np.flatnonzero(found.episodes.start + found.episodes.length > 32)
     place = rf"rewards, rows 0 to 1, steps 32 to 63: its checksum is wrong \(.*{hit[0]}.*\)"
     for read in (lambda: found.read(60, 64), lambda: found.windows([0], [30], 5)):
-        with pytest.raises(VaultFormatError, match=place):
+        with pytest.raises(VaultChecksumError, match=place):
             read()
-    vault.open_vault(path).read()  # not asked to look
+    unchecked = vault.open_vault(path, checked=False)
+    unchecked.read()
+    assert unchecked.unchecked == ("all arrays: the vault was opened with checked=False",)
 
 
 def test_checks_of_vaults_without_checksums(tmp_path: Path) -> None:
@@ -104,7 +108,8 @@ def test_checks_of_vaults_without_checksums(tmp_path: Path) -> None:
     path = record(tmp_path / "data.vlt") / "main"
     transition = make(rows=2, steps=12, seed=1)[0]
     append_with_stock(open_stock(path), transition)  # the chunk's checksum is no longer right
-    found = vault.open_vault(path, checked=True)
+    found = vault.open_vault(path)
+    assert found.unchecked == ("steps 32 to 51: another program appended to them",)
     np.testing.assert_array_equal(
         found.read(leaves=["rewards"])["rewards"][:, 40:], transition.reward
     )
@@ -113,8 +118,9 @@ def test_checks_of_vaults_without_checksums(tmp_path: Path) -> None:
 
     foreign = StockVault("foreign.vlt", to_stock(steps(transition, 0, 1)), str(tmp_path), "a")
     append_with_stock(foreign, transition)
-    with pytest.raises(VaultError, match="no checksums to compare"):
-        vault.open_vault(tmp_path / "foreign.vlt", checked=True).read()
+    read = vault.open_vault(tmp_path / "foreign.vlt")
+    np.testing.assert_array_equal(read.read()["rewards"], transition.reward[:, : read.length])
+    assert "a program other than offmarl wrote them" in read.unchecked[0]
 
 
 def test_the_disk_is_asked_for_windows_as_long_as_it_has_to_read(
@@ -145,7 +151,7 @@ def test_the_disk_is_asked_for_windows_as_long_as_it_has_to_read(
 def test_the_disk_is_asked_for_every_byte_of_a_window(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: int, length: int
 ) -> None:
-    found = vault.open_vault(record(tmp_path / "data.vlt"))
+    found = vault.open_vault(record(tmp_path / "data.vlt"), checked=False)
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(
         Region, "will_need", lambda _, *spans: asked.extend(zip(*spans, strict=True))
@@ -155,6 +161,93 @@ def test_the_disk_is_asked_for_every_byte_of_a_window(
     data = b"".join(region[begin : begin + size].tobytes() for begin, size in asked)
     expected = make(rows=2, steps=40)[0].view.observation[1, start : start + length]
     assert data == expected.tobytes()
+
+
+def test_the_disk_is_asked_for_chunks_that_must_be_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = vault.open_vault(record(tmp_path / "data.vlt"))
+    asked: list[int] = []
+    monkeypatch.setattr(Region, "will_need", lambda _, begins, sizes: asked.extend(sizes.tolist()))
+    chunk = 2 * 32 * found.leaves["rewards"].step_bytes
+    found.prefetch([0, 0, 1], [3, 30, 5], 5, ["rewards"])
+    assert asked == [chunk, chunk]
+    found.windows([0], [3], 5, ["rewards"])
+    asked.clear()
+    found.prefetch([0], [3], 5, ["rewards"])
+    assert asked == [5 * found.leaves["rewards"].step_bytes]
+
+
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Note the bytes that are compared with a checksum from now on."""
+    sizes: list[int] = []
+    value, extend = google_crc32c.value, google_crc32c.extend
+
+    def noted(data: bytes | np.ndarray) -> int:
+        sizes.extend([data.nbytes] if isinstance(data, np.ndarray) else [])
+        return value(data)
+
+    def extended(before: int, data: np.ndarray) -> int:
+        sizes.append(data.nbytes)
+        return extend(before, data)
+
+    monkeypatch.setattr(checked.google_crc32c, "value", noted)
+    monkeypatch.setattr(checked.google_crc32c, "extend", extended)
+    return sizes
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_each_chunk_is_compared_once(
+    tmp_path: Path, mapped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = record(tmp_path / "data.vlt", count=96)
+    found = vault.open_vault(path)
+    if not mapped:
+        monkeypatch.setattr(vault.Vault, "_snapshot", lambda self: None)
+    sizes = compared(monkeypatch)
+    rewards = 2 * 32 * found.leaves["rewards"].step_bytes
+    found.windows([0, 1, 1], [3, 3, 20], 5, ["rewards", "actions"])
+    assert sizes == [rewards, 2 * 32 * found.leaves["actions"].step_bytes]
+    found.read(0, 40, leaves=["rewards"])
+    assert sizes[2:] == [rewards]
+    expected = vault.open_vault(path, checked=False).read()
+    for _ in range(2):
+        for name, array in found.read().items():
+            np.testing.assert_array_equal(array, expected[name])
+    found.windows([0], [0], 96)
+    found.episode(0), found.transitions(5, 7), found[:]
+    assert sum(sizes) == sum(2 * 96 * leaf.step_bytes for leaf in found.leaves.values())
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_what_a_dead_stock_program_left_past_the_end_is_not_compared(
+    tmp_path: Path, mapped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = record(tmp_path / "data.vlt") / "main"
+    store = Store(path)
+    chunk = bytearray(store.get("rewards./0.1.0"))
+    chunk[-4:] = b"left"
+    store.commit({"rewards./0.1.0": chunk}, fence={}).result()
+    if not mapped:
+        monkeypatch.setattr(vault.Vault, "_snapshot", lambda self: None)
+    assert_same(vault.open_vault(path)[:], make(rows=2, steps=40)[0])
+    assert vault.verify(path, deep=True).sound
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_a_writer_while_a_checked_reader_reads(
+    tmp_path: Path, mapped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last chunk and its checksum are replaced between two reads of it."""
+    path = record(tmp_path / "data.vlt")
+    if not mapped:
+        monkeypatch.setattr(vault.Vault, "_snapshot", lambda self: None)
+    found = vault.open_vault(path)
+    first = make(rows=2, steps=40)[0]
+    for seed in range(1, 4):
+        assert_same(found[:], first)
+        with vault.resume(path) as writer:
+            writer.append(*make(rows=2, steps=3, seed=seed))
 
 
 LITTLE_MEMORY = """

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
-import google_crc32c
 import numpy as np
 
 from offmarl.errors import VaultError
@@ -12,6 +11,7 @@ from offmarl.vault.faults import Fault, noting, of_chunk
 from offmarl.vault.grid import Chunk, Grid
 from offmarl.vault.integrity.books import Books
 from offmarl.vault.layout import NumpyArray
+from offmarl.vault.reading.checked import agrees
 from offmarl.vault.storage.contents import Contents, ahead
 from offmarl.vault.storage.store import Store
 
@@ -116,16 +116,6 @@ def _compare(contents: Contents, number: int, reads: _Reads, own: Books) -> Iter
 
 
 def _agrees(value: bytes, expected: int, chunk: Chunk, own: Books) -> bool:
-    """Whether a chunk has a checksum, or has it without what follows the vault's end.
-
-    A stock program that died may have left something there; it is nobody's data.
-    """
-    if google_crc32c.value(value) == expected:
-        return True
-    filled = chunk.steps[1] - chunk.steps[0]
-    if filled == own.schema.chunk_steps:
-        return False
     shape = own.schema.chunk_rows, own.schema.chunk_steps, -1
-    steps = np.frombuffer(value, np.uint8).reshape(shape).copy()
-    steps[:, filled:] = 0
-    return bool(google_crc32c.value(steps.tobytes()) == expected)
+    steps = np.frombuffer(value, np.uint8).reshape(shape)
+    return agrees(steps, expected, chunk.steps[1] - chunk.steps[0])

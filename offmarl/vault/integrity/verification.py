@@ -53,10 +53,12 @@ class Verification(NamedTuple):
     faults: tuple[Fault, ...]
     unchecked: tuple[str, ...]
     """What no checksum protects, so that damage there may go unnoticed."""
+    skipped: tuple[str, ...] = ()
+    """What could be checked and was not, because that takes ``deep``."""
 
     @property
     def sound(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether nothing is wrong with what was checked."""
         return not self.faults
 
 
@@ -104,6 +106,8 @@ def examine(path: PurePath, *, deep: bool, progress: Progress = quiet) -> Verifi
     location = Location.of(path)
     try:
         contents = Contents(location, tree.current(location))
+    except VaultFormatError as error:
+        return Verification(path, deep, False, 0, 0, 0, (Fault(str(error)),), ())
     except (ValueError, OSError) as error:
         what = f"the manifest cannot be read: {str(error).partition(' [tensorstore_spec')[0]}"
         return Verification(path, deep, False, 0, 0, 0, (Fault(what, MANIFEST),), ())
@@ -119,11 +123,19 @@ def examine(path: PurePath, *, deep: bool, progress: Progress = quiet) -> Verifi
         _check_content(contents, layers, found, progress)
     if deep and layers.books and not any(f.steps or f.key == METADATA for f in found.faults):
         with noting(found.faults):
-            found.faults += recount.differences(Vault(path), layers.books)
+            found.faults += recount.differences(Vault(path, checked=False), layers.books)
     faults = tuple(_told(fault, layers.books) for fault in merged(found.faults))
     unchecked = tuple(dict.fromkeys(found.unchecked))
     return Verification(
-        path, deep, native, layers.length, found.chunks, found.read_bytes, faults, unchecked
+        path=path,
+        deep=deep,
+        native=native,
+        length=layers.length,
+        chunks=found.chunks,
+        read_bytes=found.read_bytes,
+        faults=faults,
+        unchecked=unchecked,
+        skipped=() if deep else _skipped(contents, layers, found),
     )
 
 
@@ -248,3 +260,14 @@ def _told(fault: Fault, own: Books | None) -> Fault:
     if table is None or not own or own.length > own.own_length:
         return fault
     return with_episodes(fault, tables.to_episodes(table))
+
+
+def _skipped(contents: Contents, layers: _Layers, found: _Found) -> tuple[str, ...]:
+    """Say what only a deep verification looks at."""
+    if not found.chunks:
+        return ()
+    sizes = (checks.stored_bytes(contents, grid, layers.length) for grid in layers.grids)
+    content = f"the content of {found.chunks} chunks ({sum(sizes)} bytes)"
+    return (
+        (content, "whether the episode table is what the steps say") if layers.books else (content,)
+    )

@@ -17,12 +17,15 @@ from numpy.typing import NDArray
 from offmarl.errors import VaultError
 from offmarl.vault import layout
 from offmarl.vault.layout import Leaf, NumpyArray
-from offmarl.vault.reading.checked import Checks
-from offmarl.vault.reading.mapped import MappedArray, Snapshot, map_arrays
+from offmarl.vault.reading.checked import Checks, Fresh, Place
+from offmarl.vault.reading.mapped import MappedArray, Snapshot, cut, map_arrays
+from offmarl.vault.storage.contents import ahead
 from offmarl.vault.storage.store import Store
 
 _IN_FLIGHT_BYTES = 2**26
 """What TensorStore may be reading at once; that much is held beside the result."""
+_RELEASE_BYTES = 2**24
+"""Compare this much of mapped files, and their pages are released."""
 _KEYS_A_CHUNK = 64
 """Reading a chunk through TensorStore takes about as long as finding this many for the map."""
 
@@ -72,14 +75,19 @@ class Arrays:
 
     def open(self, name: str) -> Any:
         """Return an array as TensorStore has it."""
-        if name not in self._leaves:
-            raise VaultError(
-                f"{self._store.path} has no array named {name!r}: it has {', '.join(self._leaves)}."
-            )
+        self._check_names([name])
         if name not in self._opened:
             prefix = layout.prefix_of(name)
             self._opened[name] = self._store.array(prefix, complete=self._complete)
         return self._opened[name]
+
+    def _check_names(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self._leaves:
+                raise VaultError(
+                    f"{self._store.path} has no array named {name!r}: it has "
+                    f"{', '.join(self._leaves)}."
+                )
 
     def chunk(self, name: str) -> tuple[int, int]:
         """Return the rows and the steps of an array's chunks."""
@@ -92,7 +100,7 @@ class Arrays:
         if snapshot is None:
             return {}
         if self._checks:
-            self._checks.snapshot = snapshot
+            self._checks.use(snapshot)
         return map_arrays(snapshot, self._leaves, self._rows, self._length)
 
     def read(
@@ -100,14 +108,23 @@ class Arrays:
     ) -> dict[str, NumpyArray]:
         """Read ``(B, T, ...)`` of some arrays; of those in ``agents`` so much of the third axis."""
         names = list(names)
-        self._check(names, np.array(rows)[:, None], np.array(steps))
+        self._check_names(names)
         maps = self._maps if self._map_pays(names, rows, steps) else {}
+        fresh = self._checks.in_steps(names, rows, steps) if self._checks else None
+        checks = fresh.checks if fresh else {}
         found = {
-            name: maps[name].read(rows, steps, agents.get(name)) for name in names if name in maps
+            name: maps[name].read(rows, steps, agents.get(name), checks.get(name))
+            for name in names
+            if name in maps
         }
         others = [name for name in names if name not in maps]
-        if others:
+        for name in [name for name in others if name in checks]:
+            fetch = partial(self._fetch_whole, name, rows, steps, agents.get(name))
+            found[name] = self._store.attempt(fetch)
+        if others := [name for name in others if name not in checks]:
             found |= self._store.attempt(lambda: self._fetch(others, rows, steps, agents))
+        if self._checks and fresh:
+            self._checks.note(fresh)
         return {name: found[name] for name in names}
 
     def windows(
@@ -119,7 +136,8 @@ class Arrays:
     ) -> dict[str, NumpyArray]:
         """Gather ``(W, length, ...)`` of some arrays: the steps from each start on."""
         names = list(names)
-        self._check(names, rows[:, None], starts[:, None] + np.arange(length))
+        if fresh := self._fresh(names, rows, starts, length):
+            self._prove(fresh)
         before = _usage()
         if self._cold:
             self.prefetch(names, rows, starts, length)
@@ -141,17 +159,45 @@ class Arrays:
         starts: NDArray[np.int64],
         length: int,
     ) -> None:
-        """Have the disk begin to read windows; without effect on what is not mapped."""
+        """Have the disk begin to read windows; without effect on what is not mapped.
+
+        Of chunks that must yet be compared with their checksums, all is read.
+        """
+        names = list(names)
+        fresh = self._fresh(names, rows, starts, length)
         for name in names:
-            if name in self._maps:
+            if fresh and name in self._maps and name in fresh.chunks:
+                self._maps[name].prefetch_chunks(fresh.chunks[name])
+            elif name in self._maps:
                 self._maps[name].prefetch(rows, starts, length)
 
-    def _check(self, names: Iterable[str], rows: NDArray[Any], times: NDArray[Any]) -> None:
-        if self._checks:
-            for name in names:
-                chunk_rows, chunk_steps = self.chunk(name)
-                mapped = self._maps.get(name)
-                self._checks.touch(name, rows // chunk_rows, times // chunk_steps, mapped)
+    def _fresh(
+        self, names: list[str], rows: NDArray[np.int64], starts: NDArray[np.int64], length: int
+    ) -> Fresh | None:
+        """Return which chunks of windows have yet to be compared, if any."""
+        self._check_names(names)
+        # The maps come first: what was read before they were made is compared again.
+        if self._maps or self._checks:
+            return self._checks.in_windows(names, rows, starts, length) if self._checks else None
+        return None
+
+    def _prove(self, fresh: Fresh) -> None:
+        """Compare chunks; from a cold disk many are read at once."""
+        assert self._checks is not None
+        for name, places in fresh.chunks.items():
+            if name not in self._maps:
+                self._store.attempt(partial(self._prove_fetched, name, places))
+                continue
+            mapped = self._maps[name]
+            step = max(1, _RELEASE_BYTES // mapped.chunk_bytes)
+            for begin in range(0, len(places), step):
+                some = places[begin : begin + step]
+                if self._cold:
+                    mapped.prefetch_chunks(some)
+                for place in some:
+                    fresh.checks[name].compare(*place, mapped.chunk(*place))
+                mapped.region.release()
+        self._checks.note(fresh)
 
     def _map_pays(self, names: Iterable[str], rows: range, steps: range) -> bool:
         """Whether the map is there, or reads so far have cost as much as making it would."""
@@ -184,6 +230,46 @@ class Arrays:
         _settle(pending, 0)
         return found
 
+    def _fetch_whole(
+        self, name: str, rows: range, steps: range, agents: slice | None
+    ) -> NumpyArray:
+        """Read through TensorStore whole chunks, and compare them with their checksums."""
+        select = _agents(agents)
+        shape = np.empty((0, *self._leaves[name].shape))[(slice(None), *select)].shape[1:]
+        out: NumpyArray = np.empty((len(rows), len(steps), *shape), self._leaves[name].dtype)
+        chunk_rows, chunk_steps = self.chunk(name)
+        parts = {
+            Place(block, number): ((inside, times, *select), (to_rows, to_steps))
+            for number, times, to_steps in cut(steps, chunk_steps)
+            for block, inside, to_rows in cut(rows, chunk_rows)
+        }
+        for place, chunk in self._chunks(name, parts):
+            source, target = parts[place]
+            out[target] = chunk[source]
+        return out
+
+    def _prove_fetched(self, name: str, places: Iterable[Place]) -> None:
+        for _ in self._chunks(name, places):
+            pass
+
+    def _chunks(self, name: str, places: Iterable[Place]) -> Iterator[tuple[Place, NumpyArray]]:
+        """Read whole chunks through TensorStore, several at once, each compared if need be."""
+        assert self._checks is not None
+        array, (rows, steps) = self.open(name), self.chunk(name)
+
+        def read(place: Place) -> Any:
+            block, number = place
+            here = array[block * rows : (block + 1) * rows, number * steps : (number + 1) * steps]
+            return here.read().result
+
+        chunk_bytes = rows * steps * self._leaves[name].step_bytes
+        for place, result in ahead(places, read, chunk_bytes):
+            chunk = np.ascontiguousarray(result())
+            if self._checks.is_fresh(name, place):
+                again = partial(_again, read, place)
+                chunk = self._checks.proved(name, place, chunk, again)
+            yield place, chunk
+
     def _pieces(self, name: str, out: NumpyArray, steps: range) -> Iterator[tuple[slice, slice]]:
         """Cut steps where chunks end: the absolute interval, and that of the result."""
         _, chunk = self.chunk(name)
@@ -204,6 +290,10 @@ class Arrays:
         shape = (length, *self._leaves[name].shape)
         windows = [read.result() for read in reads]
         return np.stack(windows) if windows else np.empty((0, *shape), self._leaves[name].dtype)
+
+
+def _again(read: Callable[[Place], Any], place: Place) -> NumpyArray:
+    return np.ascontiguousarray(read(place)())
 
 
 def _usage() -> tuple[int, int]:

@@ -1,24 +1,52 @@
-"""Reads that are compared with checksums: each chunk once, when it is first used."""
+"""Comparing the chunks of a vault of ours with their checksums, each once, when it is first used.
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+The checksums of all chunks are one vector, and which chunks have proved sound is another. Reading
+what was compared before costs a look at the second.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import google_crc32c
 import numpy as np
-from numpy.typing import NDArray
+from jaxtyping import Bool, Int
 
-from offmarl.errors import VaultError, VaultFormatError
+from offmarl.errors import VaultChecksumError, VaultFormatError
 from offmarl.vault import layout
 from offmarl.vault.faults import damaged, of_chunk, with_episodes
 from offmarl.vault.grid import Chunk
-from offmarl.vault.layout import Schema
-from offmarl.vault.reading.mapped import MappedArray, Snapshot
+from offmarl.vault.layout import Head, Leaf, NumpyArray, Schema
+from offmarl.vault.reading.mapped import Check, Snapshot
 from offmarl.vault.storage.seal import unseal
-from offmarl.vault.storage.store import Store
+from offmarl.vault.storage.store import Store, load_json
 from offmarl.vault.tables import Episodes
 
 if TYPE_CHECKING:
     from offmarl.vault.reading.reader import Vault
+
+
+_UNKNOWN = -1
+
+
+class Place(NamedTuple):
+    """Where a chunk of an array is: which block of rows, and which chunk of time."""
+
+    block: int
+    number: int
+
+
+class Fresh(NamedTuple):
+    """Chunks that are about to be read for the first time."""
+
+    names: tuple[str, ...]
+    """The arrays that are read."""
+    touched: Int[np.ndarray, "P"]
+    """Numbers of the chunks that are read of each."""
+    chunks: dict[str, list[Place]]
+    """Those that were not compared, in the order of time; arrays without such are left out."""
+    checks: dict[str, Check]
+    """What compares them, where they are mapped."""
 
 
 class Checks:
@@ -26,108 +54,231 @@ class Checks:
 
     Parameters
     ----------
-    store, schema
-        The vault's.
+    store, schema, leaves
+        The vault's; the arrays in the order in which their checksums are stored.
     length
-        Steps of a row that we wrote. A chunk that a stock program wrote to has no checksum.
+        Steps of a row.
+    covered
+        Steps of a row that have checksums. A chunk that a stock program wrote to has none.
     episodes
         Returns the vault's episodes, of which a fault names those that it hits.
-
-    Attributes
-    ----------
-    snapshot
-        The commit that mapped chunks are of; None where nothing is mapped.
     """
 
     def __init__(
         self,
         store: Store,
         schema: Schema,
+        leaves: Mapping[str, Leaf],
         length: int,
+        covered: int,
         episodes: Callable[[], Episodes],
     ):
-        self.snapshot: Snapshot | None = None
-        self._store = store
-        self._schema = schema
-        self._length = length
+        self._store, self._schema, self._leaves = store, schema, leaves
+        self._covered = self._written = covered
         self._episodes = episodes
-        self._leaves = layout.leaves(schema.spec)
+        self._index = {name: index for index, name in enumerate(leaves)}
         self._blocks = schema.rows // schema.chunk_rows
-        chunks = -(-length // schema.chunk_steps)
-        self._sound = {name: np.zeros((self._blocks, chunks), bool) for name in self._leaves}
+        self._numbers = -(-covered // schema.chunk_steps)
+        self._chunks = -(-length // schema.chunk_steps)
+        columns = len(leaves) * self._blocks
+        self._expected: Int[np.ndarray, "T columns"] = np.full((self._numbers, columns), _UNKNOWN)
+        self._loaded: Bool[np.ndarray, "T"] = np.zeros(self._numbers, bool)
+        self._forget()
 
-    def touch(
+    def _forget(self) -> None:
+        shape = len(self._leaves), self._blocks, self._chunks
+        sound: Bool[np.ndarray, "L B T"] = np.zeros(shape, bool)
+        sound[:, :, self._numbers :] = True  # nothing to compare them with
+        self._sound: Bool[np.ndarray, "L places"] = sound.reshape(len(self._leaves), -1)
+        self._sound_in_all: dict[tuple[str, ...], Bool[np.ndarray, "places"]] = {}
+        self._done: set[tuple[str, ...]] = set()
+
+    def use(self, snapshot: Snapshot) -> None:
+        """Go on with mapped files: all their checksums are loaded, and nothing is sound yet."""
+        self._forget()
+        head = unseal(layout.HEAD_KEY, snapshot.value(layout.HEAD_KEY) or b"", self._store.path)
+        self._written = Head.from_json(load_json(head, layout.HEAD_KEY)).length
+        for number in range(self._numbers):
+            key = layout.checksums_key(number)
+            try:
+                self._enter(number, unseal(key, snapshot.value(key) or b"", self._store.path))
+            except VaultFormatError:
+                self._enter(number, b"")  # only who reads these chunks need know
+
+    def _load(self, numbers: Iterable[int]) -> None:
+        """Load the checksums of some chunks of time, and how far the last one goes, in one go."""
+        wanted = list(numbers)
+        keys = [layout.HEAD_KEY, *map(layout.checksums_key, wanted)]
+        head, *found = self._store.get_all(keys)
+        self._written = Head.from_json(load_json(head, layout.HEAD_KEY)).length
+        for number, value in zip(wanted, found, strict=True):
+            self._enter(number, value)
+
+    def _enter(self, number: int, stored: bytes) -> None:
+        found = layout.decode_checksums(stored)[: self._expected.shape[1]]
+        self._expected[number] = _UNKNOWN
+        self._expected[number, : len(found)] = found
+        self._loaded[number] = True
+
+    def in_steps(self, names: Iterable[str], rows: range, steps: range) -> Fresh | None:
+        """Return which chunks that steps of some arrays are in have yet to be compared, if any."""
+        key = tuple(names)
+        if key in self._done or not (key and rows and steps):
+            return None
+        size, time = self._schema.chunk_rows, self._schema.chunk_steps
+        blocks = np.unique(np.arange(rows.start, rows.stop, rows.step) // size)
+        numbers = np.arange(steps.start // time, (steps.stop - 1) // time + 1)
+        return self._fresh(key, (blocks[:, None] * self._chunks + numbers).ravel())
+
+    def in_windows(
         self,
-        name: str,
-        blocks: NDArray[np.int64],
-        numbers: NDArray[np.int64],
-        mapped: MappedArray | None,
-    ) -> None:
-        """Compare chunks that have not been; `VaultFormatError` where one is damaged."""
-        sound = self._sound[name]
-        blocks, numbers = np.broadcast_arrays(blocks, numbers)
-        ours = numbers < sound.shape[1]
-        blocks, numbers = blocks[ours], numbers[ours]
-        fresh = ~sound[blocks, numbers]
-        for block, number in {*zip(blocks[fresh].tolist(), numbers[fresh].tolist(), strict=True)}:
-            if not self._agrees(name, block, number, mapped):
-                raise self._damaged(name, block, number)
-            sound[block, number] = True
+        names: Iterable[str],
+        rows: Int[np.ndarray, "W"],
+        starts: Int[np.ndarray, "W"],
+        length: int,
+    ) -> Fresh | None:
+        """Return which chunks that windows of some arrays are in have yet to be compared."""
+        key = tuple(names)
+        if key in self._done or not (key and len(rows) and length):
+            return None
+        time = self._schema.chunk_steps
+        row = rows // self._schema.chunk_rows * self._chunks
+        first, last = row + starts // time, row + (starts + length - 1) // time
+        if length <= time + 1:
+            return self._fresh(key, np.concatenate([first, last]))
+        between = np.arange(-(-length // time) + 1)
+        return self._fresh(key, np.minimum(first[:, None] + between, last[:, None]).ravel())
 
-    def _agrees(self, name: str, block: int, number: int, mapped: MappedArray | None) -> bool:
-        key = layout.checksums_key(number)
-        place = list(self._leaves).index(name) * self._blocks + block
-        if mapped and self.snapshot:
-            expected = unseal(key, self.snapshot.value(key) or b"", self._store.path)
-            return _crc(mapped.chunk(block, number)) == _entry(expected, place)
-        chunk_key = self._leaves[name].chunk_key(name, block, number)
-        while True:
-            expected, value = self._store.get_all([key, chunk_key])
-            if google_crc32c.value(value) == _entry(expected, place):
-                return True
-            # A writer may have committed between the two.
-            if self._store.get_all([key]) == [expected]:
-                return False
+    def _fresh(self, names: tuple[str, ...], places: Int[np.ndarray, "P"]) -> Fresh | None:
+        rows = [self._index[name] for name in names]
+        if names not in self._sound_in_all:
+            self._sound_in_all[names] = np.logical_and.reduce(self._sound[rows], axis=0)
+        if self._sound_in_all[names][places].all():
+            return None
+        places = np.unique(places)
+        order = np.argsort(places % self._chunks, kind="stable")  # as they lie in the files
+        touched = places[order]
+        chunks = {}
+        for name, row in zip(names, rows, strict=True):
+            new = touched[~self._sound[row, touched]].tolist()
+            if new:
+                chunks[name] = [Place(*divmod(place, self._chunks)) for place in new]
+        numbers = {place.number for places in chunks.values() for place in places}
+        if missing := sorted(number for number in numbers if not self._loaded[number]):
+            self._load(missing)
+        return Fresh(names, touched, chunks, {name: self._check_of(name) for name in chunks})
 
-    def _damaged(self, name: str, block: int, number: int) -> VaultFormatError:
+    def note(self, fresh: Fresh) -> None:
+        """Remember that these chunks were compared, so that later reads see it at one look."""
+        rows = np.array([self._index[name] for name in fresh.names])
+        sound = self._sound_in_all[fresh.names]
+        sound[fresh.touched] = self._sound[np.ix_(rows, fresh.touched)].all(0)
+        if sound.all():
+            self._done.add(fresh.names)
+
+    def is_fresh(self, name: str, place: Place) -> bool:
+        """Whether a chunk has yet to be compared."""
+        return not self._sound[self._index[name], place.block * self._chunks + place.number]
+
+    def _check_of(self, name: str) -> "_Check":
+        index = self._index[name]
+        columns = slice(index * self._blocks, (index + 1) * self._blocks)
+        shape = self._blocks, self._chunks
+        prove = partial(self._prove, name)
+        return _Check(self._sound[index].reshape(shape), self._expected[:, columns], prove)
+
+    def _prove(self, name: str, place: Place, chunk: NumpyArray) -> None:
+        if not self._agrees(name, place, chunk):
+            raise self._damaged(name, place)
+
+    def proved(
+        self, name: str, place: Place, chunk: NumpyArray, again: Callable[[], NumpyArray]
+    ) -> NumpyArray:
+        """Compare a chunk that is read from the store, and return it.
+
+        ``again`` reads it once more: a writer may have committed between chunk and checksum.
+        """
+        while not self._agrees(name, place, chunk):
+            before = self._expected[place.number].copy(), self._written
+            self._load([place.number])
+            same = np.array_equal(before[0], self._expected[place.number])
+            chunk = again()
+            if same and before[1] == self._written and not self._agrees(name, place, chunk):
+                raise self._damaged(name, place)
+        # A writer may yet replace the last chunk; a snapshot stays as it is.
+        if (place.number + 1) * self._schema.chunk_steps <= self._covered:
+            self._sound[self._index[name], place.block * self._chunks + place.number] = True
+        return chunk
+
+    def _agrees(self, name: str, place: Place, chunk: NumpyArray) -> bool:
+        expected = self._expected[place.number, self._index[name] * self._blocks + place.block]
+        filled = self._written - place.number * self._schema.chunk_steps
+        return agrees(chunk, int(expected), filled)
+
+    def _damaged(self, name: str, place: Place) -> VaultFormatError:
         size, steps = self._schema.chunk_rows, self._schema.chunk_steps
         chunk = Chunk(
-            key=self._leaves[name].chunk_key(name, block, number),
+            key=self._leaves[name].chunk_key(name, *place),
             leaf=name,
-            rows=(block * size, (block + 1) * size),
-            steps=(number * steps, min((number + 1) * steps, self._length)),
+            rows=(place.block * size, (place.block + 1) * size),
+            steps=(place.number * steps, min((place.number + 1) * steps, self._covered)),
         )
-        fault = of_chunk(chunk, "its checksum is wrong")
-        return damaged(self._store.path, with_episodes(fault, self._episodes()))
+        fault = with_episodes(of_chunk(chunk, "its checksum is wrong"), self._episodes())
+        return damaged(self._store.path, fault, VaultChecksumError)
+
+
+class _Check(NamedTuple):
+    """What compares the mapped chunks of an array; see `offmarl.vault.reading.mapped.Check`."""
+
+    sound: Bool[np.ndarray, "B T"]
+    expected: Int[np.ndarray, "T B"]
+    prove: Callable[[Place, NumpyArray], None]
+    """Looks closer at what has another checksum."""
+
+    def is_fresh(self, block: int, number: int) -> bool:
+        return not self.sound[block, number]
+
+    def compare(
+        self, block: int, number: int, chunk: NumpyArray, checksum: int | None = None
+    ) -> None:
+        if checksum is None:
+            checksum = google_crc32c.value(chunk)
+        if checksum != self.expected[number, block]:
+            self.prove(Place(block, number), chunk)
+        self.sound[block, number] = True
 
 
 def checks_of(store: Store, vault: "Vault") -> Checks | None:
-    """Return what to compare a vault's reads with; None where its codec does that by itself.
+    """Return what to compare a vault's reads with.
 
-    Raises
-    ------
-    VaultError
-        It has no checksums.
+    None where its codec does that by itself, and where others wrote it, who keep no checksums.
     """
-    if vault.own is None:
-        raise VaultError(
-            f"{vault.path} was not written by offmarl, so there are no checksums to compare reads "
-            "with: open it without `checked`."
-        )
-    schema = vault.own.schema
-    if schema.codec != "raw":
+    if vault.own is None or vault.own.schema.codec != "raw":
         return None
-    length = vault.own.head.length
+    schema, length = vault.own.schema, vault.own.head.length
     if length < vault.length:  # a stock program wrote to the last chunk
         length -= length % schema.chunk_steps
-    return Checks(store, schema, length, lambda: vault.episodes)
+    return Checks(store, schema, vault.leaves, vault.length, length, lambda: vault.episodes)
 
 
-def _crc(chunk: NDArray[Any]) -> int:
-    return int(google_crc32c.value(chunk.reshape(-1).view(np.uint8)))
+def agrees(chunk: NumpyArray, expected: int, filled: int) -> bool:
+    """Whether a chunk has a checksum, or has it without what follows the vault's end.
 
+    A stock program that died may have left something there, which is no data.
 
-def _entry(checksums: bytes, place: int) -> int | None:
-    """Return one of the checksums stored for a chunk of time, None where it is not there."""
-    found = layout.decode_checksums(checksums)
-    return int(found[place]) if place < len(found) else None
+    Parameters
+    ----------
+    chunk
+        ``(rows, steps, ...)``, contiguous.
+    expected
+        The CRC32C.
+    filled
+        Steps of the chunk that the vault has.
+    """
+    if google_crc32c.value(chunk) == expected:
+        return True
+    if filled >= chunk.shape[1]:
+        return False
+    whole = chunk.copy()
+    whole[:, filled:] = 0
+    return bool(google_crc32c.value(whole) == expected)

@@ -1,16 +1,23 @@
 """Finding out from a vault's steps what nobody noted of them."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from offmarl.errors import VaultFormatError
 from offmarl.vault import encoding, layout, tables
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.reading import quirks
+from offmarl.vault.storage.store import Store
 
 if TYPE_CHECKING:
     from offmarl.vault.reading.reader import Vault
+
+_ALWAYS_ALLOWED = 2**20
+"""Steps of zeros that a vault of another program may have without a chunk."""
+_NUMBER = re.compile(r"\d+[./](\d+)")
 
 
 def episodes(vault: "Vault", start: int = 0) -> Iterator[tables.Table]:
@@ -22,6 +29,34 @@ def episodes(vault: "Vault", start: int = 0) -> Iterator[tables.Table]:
         ended, running = tables.scan(running, begin, signals)
         yield ended
     yield running[running["length"] > 0]
+
+
+def check_length(vault: "Vault", store: Store, chunk_steps: Mapping[str, int]) -> None:
+    """Raise `VaultFormatError` where a vault has far fewer chunks than its length needs.
+
+    Chunks that other programs left out are read as zeros, so a forged index of a few bytes could
+    stand for billions of steps. What is really there bounds the work.
+
+    Parameters
+    ----------
+    vault, store
+        One that others wrote.
+    chunk_steps
+        Array name to the steps of its chunks.
+    """
+    backed = 0
+    for name, steps in chunk_steps.items():
+        prefix = layout.prefix_of(name)
+        found = (_NUMBER.match(key.removeprefix(prefix)) for key in store.keys(prefix))
+        count = len({match[1] for match in found if match})
+        backed = max(backed, count * steps)
+        if vault.length <= 2 * backed + _ALWAYS_ALLOWED:
+            return
+    raise VaultFormatError(
+        f"{vault.path} says that each row has {vault.length:,} steps, and there is data for "
+        f"{backed:,} at most: its index is damaged or forged. `offmarl repair` keeps what is "
+        "sound; or copy the vault again from where it came from."
+    )
 
 
 def highest_action(vault: "Vault") -> int:

@@ -6,10 +6,11 @@ larger than memory are gathered as fast as from an array in memory.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
+import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,7 +25,21 @@ from offmarl.vault.storage.tree import Place
 _ABSENT = -1
 _RELEASE_BYTES = 2**22
 """Read this much, and the mapped pages are let go of: they would count as the process's memory."""
+_PIECE_BYTES = 2**17
 _CHUNK = re.compile(r"(.+)\./(\d+)\.(\d+)(?:\.0)*")
+
+
+@runtime_checkable
+class Check(Protocol):
+    """Compares the chunks of an array with their checksums, each once."""
+
+    def is_fresh(self, block: int, number: int) -> bool:
+        """Whether a chunk has yet to be compared."""
+
+    def compare(
+        self, block: int, number: int, chunk: NumpyArray, checksum: int | None = None
+    ) -> None:
+        """Compare a chunk, whose CRC32C may be known; `VaultChecksumError` where it is damaged."""
 
 
 class Snapshot:
@@ -52,7 +67,7 @@ class Snapshot:
         self._values = {k: v for k, v in found.values.items() if isinstance(v, bytes)}
         placed = {k: v for k, v in found.values.items() if isinstance(v, Place)}
         files = sorted({place.file for place in placed.values()})
-        self.region = Region([location.directory / file for file in files])
+        self.region = Region(location.directory, files)
         starts = dict(zip(files, self.region.starts.tolist(), strict=True))
         ends = dict(zip(files, (self.region.starts + self.region.sizes).tolist(), strict=True))
         self._extents: dict[str, tuple[int, int]] = {}
@@ -131,20 +146,39 @@ class MappedArray:
         data = self.region.bytes.data
         return np.ndarray(shape, self.leaf.dtype, data, int(self.addresses[block, number]))
 
-    def read(self, rows: range, steps: range, agents: slice | None) -> NumpyArray:
-        """Return ``(B, T, *leaf)``: a read-only view where one chunk holds all, or else a copy."""
+    def read(
+        self,
+        rows: range,
+        steps: range,
+        agents: slice | None,
+        check: Check | None = None,
+    ) -> NumpyArray:
+        """Return ``(B, T, *leaf)``: a read-only view where one chunk holds all, or else a copy.
+
+        ``check`` is called with each chunk.
+        """
         select = () if agents is None else (agents,)
         by_rows, by_steps = list(cut(rows, self.chunk_rows)), list(cut(steps, self.chunk_steps))
         if len(by_rows) == len(by_steps) == 1:
             ((block, inside, _),), ((number, times, _),) = by_rows, by_steps
-            return self.chunk(block, number)[(inside, times, *select)]
+            chunk = self.chunk(block, number)
+            if check and check.is_fresh(block, number):
+                check.compare(block, number, chunk)
+            return chunk[(inside, times, *select)]
         shape = np.empty((0, *self.leaf.shape))[(slice(None), *select)].shape[1:]
         out: NumpyArray = np.empty((len(rows), len(steps), *shape), self.leaf.dtype)
         unreleased = 0
         for number, times, to_steps in by_steps:
             for block, inside, to_rows in by_rows:
                 chunk = self.chunk(block, number)
-                out[to_rows, to_steps] = chunk[(inside, times, *select)]
+                part, target = chunk[(inside, times, *select)], out[to_rows, to_steps]
+                if check is None or not check.is_fresh(block, number):
+                    target[...] = part
+                elif part.shape == chunk.shape:
+                    check.compare(block, number, chunk, copy(chunk, target))
+                else:
+                    target[...] = part
+                    check.compare(block, number, chunk)
                 unreleased += self.chunk_bytes
                 if unreleased > _RELEASE_BYTES:
                     self.region.release()
@@ -179,6 +213,11 @@ class MappedArray:
             goes_on = ends < stops
             rows, starts, stops = rows[goes_on], ends[goes_on], stops[goes_on]
 
+    def prefetch_chunks(self, places: Sequence[tuple[int, int]]) -> None:
+        """Have the disk begin to read whole chunks, of these blocks and numbers."""
+        begins = self.addresses[tuple(np.array(places).T)]
+        self.region.will_need(begins, np.full_like(begins, self.chunk_bytes))
+
     def _locate(self, rows: NDArray[np.int64], times: NDArray[np.int64]) -> NDArray[np.int64]:
         block, row = np.divmod(rows, self.chunk_rows)
         number, time = np.divmod(times, self.chunk_steps)
@@ -189,6 +228,21 @@ class MappedArray:
     def _gather(self, addresses: NDArray[np.int64], steps: int) -> NumpyArray:
         found = self.region.items(steps * self.leaf.step_bytes)[addresses]
         return found.view(self.leaf.dtype).reshape(-1, steps, *self.leaf.shape)
+
+
+def copy(chunk: NumpyArray, target: NumpyArray) -> int:
+    """Copy a chunk ``(rows, steps, ...)``, and return its CRC32C.
+
+    That goes piece by piece, because what was just copied is still in the processor's cache.
+    """
+    checksum = 0
+    steps = max(1, _PIECE_BYTES // max(1, chunk[:1, :1].nbytes))
+    for row, to_row in zip(chunk, target, strict=True):
+        for start in range(0, len(row), steps):
+            piece = row[start : start + steps]
+            to_row[start : start + steps] = piece
+            checksum = google_crc32c.extend(checksum, piece)
+    return checksum
 
 
 def cut(span: range, size: int) -> Iterator[tuple[int, slice, slice]]:

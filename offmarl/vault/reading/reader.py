@@ -24,6 +24,9 @@ from offmarl.vault.storage.store import Store
 _BLOCK_BYTES = 2**25
 """About how much is in memory at once where a whole vault is gone through."""
 
+_MOST_UNBACKED = 2**20
+"""Steps that are read of another program's vault before its index is compared with its chunks."""
+
 _ALL = slice(None)
 
 
@@ -48,11 +51,12 @@ class Vault:
         The one that a foreign vault was opened with.
     """
 
-    def __init__(self, path: PurePath, checked: bool = False, time_limit: int | None = None):
+    def __init__(self, path: PurePath, checked: bool = True, time_limit: int | None = None):
         self.path = path
         self.time_limit = time_limit
         self._store = Store(path)
         self._checked = checked
+        self._has_length = False
         described = describe(self._store)
         self.own = described.own
         self.leaves, self.rows, self.length = described.leaves, described.rows, described.length
@@ -99,6 +103,22 @@ class Vault:
         if not location.is_directory:
             return None
         return sum(file.stat().st_size for file in location.directory.rglob("*") if file.is_file())
+
+    @property
+    def unchecked(self) -> tuple[str, ...]:
+        """What is read without being compared with a checksum, in words."""
+        if self.own is None:
+            return (
+                "all arrays: a program other than offmarl wrote them, so at most their codec has "
+                "checksums",
+            )
+        if self.own.schema.codec == "raw" and not self._checked:
+            return ("all arrays: the vault was opened with checked=False",)
+        begin = self.own.head.length
+        if begin == self.length:
+            return ()
+        begin -= begin % self.own.schema.chunk_steps
+        return (f"steps {begin} to {self.length - 1}: another program appended to them",)
 
     @cached_property
     def spec(self) -> EnvSpec:
@@ -216,6 +236,8 @@ class Vault:
         """
         stop = self.length if stop is None else stop
         bounds.check_steps(self, start, stop)
+        if stop - start > _MOST_UNBACKED:
+            self._check_length()
         names = list(self.leaves if leaves is None else leaves)
         span = bounds.indices(rows, self.rows, "rows")
         some = {} if agents == _ALL else bounds.agents(self, agents)
@@ -354,6 +376,7 @@ class Vault:
 
         ``rows`` is how many will be read at once; all by default.
         """
+        self._check_length()
         names = list(self.leaves if leaves is None else leaves)
         step_bytes = (rows or self.rows) * sum(self.leaves[name].step_bytes for name in names)
         chunk = max(self._arrays.chunk(name)[1] for name in names)
@@ -362,6 +385,13 @@ class Vault:
             stop = min(self.length, (start // size + 1) * size)
             yield start, stop
             start = stop
+
+    def _check_length(self) -> None:
+        """Raise `VaultFormatError` where another program's index says more than can be."""
+        if self.own is None and not self._has_length:
+            chunk_steps = {name: self._arrays.chunk(name)[1] for name in self.leaves}
+            finding.check_length(self, self._store, chunk_steps)
+            self._has_length = True
 
     @cached_property
     def _arrays(self) -> Arrays:

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from offmarl.vault.storage import inside
+
 _PROT_NONE = 0
 _MAP_FIXED = 0x10  # on Linux and macOS; Python does not name these two
 
@@ -25,6 +27,11 @@ class Region:
     """Files mapped side by side; unmapped when the last view of them is gone.
 
     What was mapped stays readable when the files are deleted.
+
+    Parameters
+    ----------
+    directory, names
+        Of a vault, and of its files; no link is followed.
 
     Attributes
     ----------
@@ -37,14 +44,14 @@ class Region:
 
     Raises
     ------
-    OSError
-        A file cannot be opened.
+    OSError, ValueError
+        A file cannot be opened, or is not a regular file inside the directory.
     MemoryError
         The system grants no more memory maps, or none so large.
     """
 
-    def __init__(self, paths: Sequence[Path]):
-        self.sizes = np.array([path.stat().st_size for path in paths], np.int64)
+    def __init__(self, directory: Path, names: Sequence[str]):
+        self.sizes = np.array([_size(directory, name) for name in names], np.int64)
         spans = -(-self.sizes // mmap.PAGESIZE) * mmap.PAGESIZE
         self.starts = np.cumsum(spans) - spans
         total = max(int(spans.sum()), mmap.PAGESIZE)
@@ -52,14 +59,14 @@ class Region:
         self._base = _map(None, total, _PROT_NONE, anonymous, -1)
         memory = (ctypes.c_ubyte * total).from_address(self._base)
         weakref.finalize(memory, _libc().munmap, self._base, total)
-        for path, start, size in zip(paths, self.starts.tolist(), self.sizes.tolist(), strict=True):
+        for name, start, size in zip(names, self.starts.tolist(), self.sizes.tolist(), strict=True):
             if size:
-                self._map_file(path, start, size)
+                self._map_file(directory, name, start, size)
         self.bytes: NDArray[np.uint8] = np.frombuffer(memoryview(memory), np.uint8)
         self.bytes.flags.writeable = False
 
-    def _map_file(self, path: Path, start: int, size: int) -> None:
-        descriptor = os.open(path, os.O_RDONLY)
+    def _map_file(self, directory: Path, name: str, start: int, size: int) -> None:
+        descriptor = inside.open_file(directory, name)
         try:
             shared = mmap.MAP_SHARED | _MAP_FIXED
             _map(self._base + start, size, mmap.PROT_READ, shared, descriptor)
@@ -84,6 +91,14 @@ class Region:
     def release(self) -> None:
         """Stop counting what was read as memory of this process; it stays in the page cache."""
         _libc().madvise(self._base, len(self.bytes), mmap.MADV_DONTNEED)
+
+
+def _size(directory: Path, name: str) -> int:
+    descriptor = inside.open_file(directory, name)
+    try:
+        return os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)
 
 
 def _map(address: int | None, size: int, protection: int, flags: int, descriptor: int) -> int:

@@ -1,11 +1,15 @@
 """Zip archives: looked through before anything in them is believed."""
 
 import math
+import os
+import re
 import stat
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from io import BytesIO
 from pathlib import Path, PurePath, PurePosixPath
 
@@ -16,6 +20,13 @@ from offmarl.vault.storage.store import MANIFEST, METADATA, errors_of
 _TAIL = 2**16
 """Bytes at an archive's end in which its directory lies, but for archives of very many files."""
 _LARGEST_DIRECTORY = 2**28
+_MOST_DIRECTORY = 2**26
+"""Bytes of an archive's directory: that of half a million files, or more."""
+_END = struct.Struct("<4x4xHHI")
+_END64 = struct.Struct("<4x8x2x2x4x4x8xQQ")
+_IN_ZIP64 = 2**32 - 1
+"""What a field says that is too small for its number."""
+_LEADS_OUT = re.compile(r"[\\:]|(^|/)\.\.(/|$)")
 _LARGEST_DOCUMENT = 2**26
 """Files that are read whole to open a vault are not as large in any honest one."""
 _MOST_DEFLATED = 200
@@ -34,20 +45,34 @@ def members_of(location: Location) -> list[zipfile.ZipInfo]:
     archive = location.archive
     if archive is None:
         raise VaultError(f"{location.path} does not lie in an archive.")
+    if not isinstance(archive, Path):
+        return list(_trusted_members(archive))
+    with errors_of(archive), readable(archive):
+        about = archive.stat()
+    return list(_unchanged_members(archive, (about.st_ino, about.st_size, about.st_mtime_ns)))
+
+
+@lru_cache(maxsize=4)
+def _unchanged_members(archive: Path, _: tuple[int, ...]) -> tuple[zipfile.ZipInfo, ...]:
+    """Return the files of an archive, whose directory is read once while nobody changes it."""
+    return _trusted_members(archive)
+
+
+def _trusted_members(archive: PurePath) -> tuple[zipfile.ZipInfo, ...]:
     with errors_of(archive), readable(archive), _opened(archive) as opened:
         members = opened.infolist()
     _check(archive, members)
-    return [member for member in members if not member.is_dir()]
+    return tuple(member for member in members if not member.is_dir())
 
 
 def _check(archive: PurePath, members: Iterable[zipfile.ZipInfo]) -> None:
     """Raise `VaultFormatError` where an archive's directory is not to be trusted."""
     packed = unpacked = 0
     stop = -math.inf  # places count from the archive's tail where only that was read
-    names: set[PurePosixPath] = set()
+    names: set[str] = set()
     for member in sorted(members, key=lambda one: one.header_offset):
-        name = PurePosixPath(member.filename)
-        if fault := _fault(member) or ("is there twice" if name in names else ""):
+        name = _plain(member.filename)
+        if fault := _fault(member, name) or ("is there twice" if name in names else ""):
             raise _distrust(archive, f"its file {member.filename!r:.200} {fault}")
         if member.header_offset < stop:
             raise _distrust(archive, f"its file {member.filename!r:.200} lies inside another")
@@ -58,11 +83,17 @@ def _check(archive: PurePath, members: Iterable[zipfile.ZipInfo]) -> None:
         raise _distrust(archive, f"its {packed} bytes would inflate to {unpacked}")
 
 
-def _fault(member: zipfile.ZipInfo) -> str:
+def _plain(name: str) -> str:
+    """Write a name as `PurePosixPath` does, which costs more than all other checks together."""
+    if "//" in name or "./" in f"{name}/" or name.endswith("/"):
+        return str(PurePosixPath(name))
+    return name or "."
+
+
+def _fault(member: zipfile.ZipInfo, name: str) -> str:
     """Return what is wrong with a file of an archive, if anything."""
-    name = PurePosixPath(member.filename)
     kind = stat.S_IFMT(member.external_attr >> 16)
-    if not name.parts or name.is_absolute() or {"..", "\\", ":"} & {*name.parts, *member.filename}:
+    if name in (".", "/") or name.startswith("/") or _LEADS_OUT.search(member.filename):
         return "has a name that leads out of it"
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
         return "is a link or a device"
@@ -70,7 +101,7 @@ def _fault(member: zipfile.ZipInfo) -> str:
         return "is encrypted"
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         return "is compressed in another way than deflate"
-    if name.name in (METADATA, MANIFEST) and member.file_size > _LARGEST_DOCUMENT:
+    if name.rpartition("/")[2] in (METADATA, MANIFEST) and member.file_size > _LARGEST_DOCUMENT:
         return f"has {member.file_size} bytes, which no vault's has"
     return ""
 
@@ -95,16 +126,36 @@ def readable(archive: PurePath) -> Iterator[None]:
 def _opened(archive: PurePath) -> zipfile.ZipFile:
     """Open an archive, elsewhere than on this machine for its directory alone."""
     if isinstance(archive, Path):
+        with archive.open("rb") as file:
+            file.seek(-min(_TAIL, archive.stat().st_size), os.SEEK_END)
+            _check_count(archive, file.read())
         return zipfile.ZipFile(archive)
     size = _TAIL
     while True:
         tail = _read_tail(archive, size)
+        _check_count(archive, tail)
         try:
             return zipfile.ZipFile(BytesIO(tail))
         except (zipfile.BadZipFile, ValueError):
             if len(tail) < size or size >= _LARGEST_DIRECTORY:
                 raise
             size *= 16
+
+
+def _check_count(archive: PurePath, tail: bytes) -> None:
+    """Raise `VaultFormatError` where an archive's directory takes more than that of any dataset.
+
+    Python reads a directory as a whole, and takes seconds for a hundred thousand files.
+    """
+    end = tail.rfind(b"PK\5\6")
+    wide = tail.rfind(b"PK\6\6", 0, end)
+    size = 0
+    if 0 <= end <= len(tail) - _END.size:
+        size = _END.unpack_from(tail, end)[-1]
+    if size == _IN_ZIP64 and 0 <= wide <= len(tail) - _END64.size:
+        size = _END64.unpack_from(tail, wide)[-1]
+    if size != _IN_ZIP64 and size > _MOST_DIRECTORY:
+        raise _distrust(archive, f"its directory takes {size} bytes, and a dataset's far less")
 
 
 def _read_tail(archive: PurePath, size: int) -> bytes:

@@ -52,7 +52,7 @@ class Contents:
     @cached_property
     def _sizes(self) -> dict[str, int]:
         files = {name: Path(self.location.directory, name) for name in self.tree.files}
-        return {name: file.stat().st_size for name, file in files.items() if file.is_file()}
+        return {name: file.lstat().st_size for name, file in files.items() if file.is_file()}
 
     def fetch(self, key: str) -> Callable[[], bytes]:
         """Start to read what is stored under a key that is there; call the result for it."""

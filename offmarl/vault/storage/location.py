@@ -2,12 +2,14 @@
 
 import math
 import os
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from offmarl.errors import VaultError
+from offmarl.vault.storage import inside
 
 if TYPE_CHECKING:
     import tensorstore as ts
@@ -122,8 +124,13 @@ class Location:
 
         if self.is_directory:
             return ts.Context()
-        retries = {f"{kind}_request_retries": {"max_retries": _RETRIES} for kind in _SERVICES}
-        return ts.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}, **retries})
+        if isinstance(self.archive, Path):
+            with suppress(OSError):
+                about = self.archive.stat()
+                return _archive_context(
+                    self.archive, (about.st_ino, about.st_size, about.st_mtime_ns)
+                )
+        return _caching_context()
 
     @property
     def staleness(self) -> float | None:
@@ -150,7 +157,8 @@ class Location:
         """
         if self.is_directory:
             try:
-                return (self.directory / name).read_bytes()
+                with os.fdopen(inside.open_file(self.directory, name), "rb") as file:
+                    return file.read()
             except (FileNotFoundError, NotADirectoryError):
                 return None
         found = self.files.read(name, staleness_bound=self.staleness).result()
@@ -184,6 +192,22 @@ class Location:
             They cannot be listed.
         """
         return [name.decode() for name in self.files.list().result()]
+
+
+@lru_cache(maxsize=4)
+def _archive_context(_: Path, __: tuple[int, ...]) -> "ts.Context":
+    """Share a cache between all vaults of an archive while it stays the same.
+
+    Otherwise its directory would be read for each of them.
+    """
+    return _caching_context()
+
+
+def _caching_context() -> "ts.Context":
+    import tensorstore as ts
+
+    retries = {f"{kind}_request_retries": {"max_retries": _RETRIES} for kind in _SERVICES}
+    return ts.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}, **retries})
 
 
 def absolute(path: str | os.PathLike[str]) -> PurePath:

@@ -22,6 +22,7 @@ from offmarl.errors import (
     VaultFullError,
     VaultLockedError,
 )
+from offmarl.vault.storage import inside
 from offmarl.vault.storage.location import Location
 from offmarl.vault.storage.seal import seal, unseal
 
@@ -48,11 +49,18 @@ class Store:
         Where it is, or will be.
     config
         OCDBT's settings for a new one.
+
+    Raises
+    ------
+    VaultFormatError
+        Its directory holds links, which may lead out of it.
     """
 
     def __init__(self, path: PurePath, config: Mapping[str, Any] | None = None):
         self.path = path
         self.location = Location.of(path)
+        if self.location.is_directory:
+            inside.check_directory(self.location.directory)
         self._dropped: set[str] = set()
         self._context = self.location.context
         self._spec = {"driver": "ocdbt", "base": self.location.kvstore()}
@@ -251,8 +259,9 @@ class WriterLock:
         if not location.is_directory:
             return
         directory = location.directory
+        inside.check_directory(directory)
         try:
-            self._fd = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+            self._fd = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         except OSError as error:
             if error.errno == errno.ENOSPC:
                 raise _full(path) from error

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import tensorstore as ts
 
+from offmarl.vault.storage import inside
 from offmarl.vault.storage.location import Location
 from offmarl.vault.storage.store import DATA, MANIFEST
 
@@ -92,7 +93,13 @@ def earlier(location: Location) -> Iterator[Tree]:
 
 
 def _manifest(location: Location) -> Any:
+    _check_directory(location)
     return ts.ocdbt.dump(location.files).result()
+
+
+def _check_directory(location: Location) -> None:
+    if location.is_directory:
+        inside.check_directory(location.directory)
 
 
 def _history(location: Location, node: Any) -> Iterator[tuple[str, str]]:
@@ -110,6 +117,7 @@ def _history(location: Location, node: Any) -> Iterator[tuple[str, str]]:
 
 def _scattered(location: Location) -> Iterator[str]:
     """Yield what may be roots of trees: every node in the data files."""
+    _check_directory(location)
     for name in location.files.list().result():
         file = name.decode()
         if file == MANIFEST or not file.startswith(f"{DATA}/"):
@@ -131,8 +139,8 @@ def _read(location: Location, root: str | None) -> Tree:
     waiting: list[tuple[str, bytes, int | None]] = [(root, b"", None)] if root else []
     while waiting:
         node, prefix, above = waiting.pop()
-        files.add(_place(node).file)
         try:
+            files.add(_place(node).file)
             found = ts.ocdbt.dump(location.files, node).result()
         except (ValueError, OSError) as error:
             lost.append(str(error).partition(" [")[0])
@@ -146,16 +154,25 @@ def _read(location: Location, root: str | None) -> Tree:
             if "location" in entry:
                 below = prefix + bytes(entry["subtree_common_prefix"])
                 waiting.append((entry["location"], below, height))
-            elif "inline_value" in entry:
-                values[key.decode(errors="replace")] = bytes(entry["inline_value"])
-            else:
-                place = _place(entry["indirect_value"])
-                values[key.decode(errors="replace")] = place
-                files.add(place.file)
+                continue
+            try:
+                value = _value(entry)
+            except ValueError as error:
+                lost.append(f"the place of {key.decode(errors='replace')!r:.200}: {error}")
+                continue
+            values[key.decode(errors="replace")] = value
+            if isinstance(value, Place):
+                files.add(value.file)
     return Tree(values, frozenset(files), tuple(lost))
 
 
+def _value(entry: Any) -> Place | bytes:
+    if "inline_value" in entry:
+        return bytes(entry["inline_value"])
+    return _place(entry["indirect_value"])
+
+
 def _place(location: str) -> Place:
-    """Take apart ``kind:base:file:offset:length``."""
+    """Take apart ``kind:base:file:offset:length``; `ValueError` where it leads out of the store."""
     _, base, file, offset, length = location.split(":")
-    return Place(base + file, int(offset), int(length))
+    return Place(inside.check_name(base + file), int(offset), int(length))

@@ -140,7 +140,7 @@ class _Remains(Vault):
 def _open(found: Verification) -> Vault:
     """Open what is left of a vault that was verified."""
     try:
-        return _Remains(found.path)
+        return _Remains(found.path, checked=False)  # the verification was deep
     except VaultError as error:
         if found.sound:
             raise

@@ -1,0 +1,315 @@
+"""Kills and flipped bits: does anything wrong ever come back without an error?
+
+    python benchmarks/robustness.py [--kills 100] [--flips 200] [--directory DIR] [--seed 0]
+
+Kills (SIGKILL, at random instants) of the programs that write: creating and appending, several
+writers of one vault, `offmarl record` and `offmarl train`. After each the vault must be absent or
+hold a prefix of what an undisturbed program writes; programs that are started again must end with
+the same content, and a training run with the same parameters.
+
+Flips, one bit at a time, in every file in turn of a raw vault, of a zstd vault and of a run's
+checkpoints. Vaults are read by training itself, and checkpoints by loading the policy and by going
+on with the run. Each flip must raise an error of offmarl's, or leave the result identical: many
+bytes of a vault are dead, because later commits replaced them. Everything else counts as wrong, is
+listed, and makes the exit status 1.
+"""
+
+import argparse
+import hashlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import offmarl  # noqa: E402
+from offmarl import vault  # noqa: E402
+from offmarl.cli import programs  # noqa: E402
+from offmarl.errors import OffmarlError, VaultNotFoundError  # noqa: E402
+from offmarl.vault.storage.store import LOCK  # noqa: E402
+from tests.vault.experience import SPEC, make  # noqa: E402
+from tests.vault.killed import Victims  # noqa: E402
+
+CHAIN = 5
+"""Kills of a command before it may end and is compared."""
+UPDATES = 8
+WRITERS = ("record", "create_whole", "share")
+RECORD = "--env probe/observation --steps 4096 --total-steps 8192 --num-envs 16 --evaluations 4"
+
+
+class Outcome(NamedTuple):
+    """What became of some damage."""
+
+    target: str
+    detected: int
+    """Errors of offmarl."""
+    identical: int
+    wrong: tuple[str, ...]
+    """Other content without an error, or an error that is not one of offmarl's."""
+    seconds: float
+
+
+# ------------------------------------------------------------------- flips
+
+
+def write_vault(path: Path, codec: str) -> Path:
+    """Several commits, and so bytes that are dead, final views, and an unfinished chunk."""
+    options = {"chunk_steps": 32, "codec": codec, "provenance": {"recorder": "x" * 200}}
+    with vault.create(path, SPEC, rows=2, **options) as writer:
+        for commit in range(6):
+            writer.append(*make(rows=2, steps=37, seed=commit))
+            writer.flush()
+    return path
+
+
+def digest_of(tree: object) -> str:
+    """Return the SHA-256 of the arrays of a pytree."""
+    found = hashlib.sha256()
+    for leaf in jax.tree.leaves(tree):
+        found.update(np.ascontiguousarray(leaf).tobytes())
+    return found.hexdigest()
+
+
+def train(path: Path, run: Path, updates: int = UPDATES) -> str:
+    """Train on a vault as the command line does, and return what the parameters are known by."""
+    baseline = programs.load("baseline", "bc")
+    options = {"seeds": 1, "updates": updates, "evaluate_every": UPDATES // 2, "batch_size": 8}
+    args = baseline.Args(vault=path, out=run, env="none", length=5, hidden=8, **options)
+    try:
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            return digest_of(offmarl.load_policy(baseline.main(args), 0).params)
+    finally:
+        jax.clear_caches()  # the programs of hundreds of runs would fill the memory
+
+
+def train_anew(path: Path) -> str:
+    """Train on a vault in a directory of its own."""
+    with tempfile.TemporaryDirectory() as name:
+        return train(path, Path(name) / "run")
+
+
+def go_on(path: Path, run: Path) -> str:
+    """Load the policy of a stopped run, and go on with a copy of it."""
+    policy = digest_of(offmarl.load_policy(run, 0).params)
+    with tempfile.TemporaryDirectory() as name:
+        copy = shutil.copytree(run, Path(name) / "run")
+        return policy + train(path, copy)
+
+
+def flips(
+    title: str, directory: Path, read: Callable[[], str], count: int, rng: random.Random
+) -> Outcome:
+    """Flip bits in every file below a directory in turn, and read."""
+    expected, began = read(), time.monotonic()
+    files = sorted(f for f in directory.rglob("*") if f.is_file() and f.stat().st_size)
+    files = [file for file in files if file.name != LOCK]
+    found: Counter[str] = Counter()
+    wrong = []
+    for number in range(count):
+        file = files[number % len(files)]
+        what = outcome_of_flip(file, rng.randrange(8 * file.stat().st_size), read, expected)
+        found[what] += 1
+        if what not in ("detected", "identical"):
+            wrong.append(f"{file.relative_to(directory)}: {what}")
+    seconds = time.monotonic() - began
+    return Outcome(title, found["detected"], found["identical"], tuple(wrong), seconds)
+
+
+def outcome_of_flip(file: Path, bit: int, read: Callable[[], str], expected: str) -> str:
+    """Flip one bit of a file, read, and put the bit back."""
+    data = file.read_bytes()
+    flipped = bytearray(data)
+    flipped[bit // 8] ^= 1 << bit % 8
+    file.write_bytes(flipped)
+    try:
+        same = read() == expected
+    except OffmarlError:
+        return "detected"
+    except Exception as error:
+        return f"raw error, bit {bit}: {type(error).__name__}: {str(error)[:80]!r}"
+    finally:
+        file.write_bytes(data)
+    return "identical" if same else f"silent, bit {bit}: other parameters"
+
+
+def all_flips(root: Path, count: int, seed: int) -> Iterator[Outcome]:
+    """Flip bits of both kinds of vaults and of the checkpoints of a run that was stopped."""
+    for codec in ("raw", "zstd"):
+        path = write_vault(root / f"{codec}.vlt" / "a", codec)
+        rng = random.Random(f"{seed} {codec}")
+        yield flips(f"{codec} vault", path, lambda path=path: train_anew(path), count, rng)
+    path, run = root / "raw.vlt" / "a", stopped_run(root)
+    rng = random.Random(f"{seed} checkpoints")
+    yield flips("checkpoints", run / "checkpoints", lambda: go_on(path, run), count, rng)
+
+
+def stopped_run(root: Path) -> Path:
+    """Return a run that was killed after its first checkpoint."""
+    path, run = root / "raw.vlt" / "a", root / "stopped"
+    from offmarl.checkpoint import Checkpoints
+
+    save, saved = Checkpoints.save, []
+
+    def stop(self: Checkpoints, *args: object) -> None:
+        if saved:
+            raise KeyboardInterrupt
+        saved.append(save(self, *args))
+
+    Checkpoints.save = stop
+    try:
+        train(path, run)
+    except (KeyboardInterrupt, SystemExit):
+        pass
+    finally:
+        Checkpoints.save = save
+    return run
+
+
+# ------------------------------------------------------------------- kills
+
+
+def kill_writers(root: Path, count: int, rng: random.Random) -> Outcome:
+    """Kill programs that append, at random instants, and run each again to its end."""
+    began, wrong = time.monotonic(), []
+    with Victims() as victims:
+        for number in range(count):
+            program = WRITERS[number % len(WRITERS)]
+            path = root / f"kill{number}" / "v.vlt" / "a"
+            whole = root / f"whole-{program}" / "v.vlt" / "a"
+            for place in (path, whole):
+                if program == "share" and not place.exists():
+                    vault.create(place, SPEC, rows=2, chunk_steps=16).close()
+            if number < len(WRITERS):
+                victims.run(program, whole)
+            seconds = rng.uniform(0.001, 0.15)
+            death = victims.run(program, path, seconds=seconds)
+            if fault := is_wrong(path, whole, death.acknowledged * 7):
+                wrong.append(f"{program} after {seconds:.3f} s: {fault}")
+            victims.run(program, path)
+            if vault.open_vault(path).digest() != vault.open_vault(whole).digest():
+                wrong.append(f"{program} after {seconds:.3f} s: run again it has other content")
+            shutil.rmtree(root / f"kill{number}")
+    return Outcome("writers", 0, count - len(wrong), tuple(wrong), time.monotonic() - began)
+
+
+def is_wrong(path: Path, whole: Path, acknowledged: int = 0) -> str:
+    """Say what is wrong with the vault of a killed program; empty where it holds a prefix."""
+    try:
+        found = vault.open_vault(path)
+    except VaultNotFoundError:
+        return "what was acknowledged is gone" if acknowledged else ""
+    if found.length < acknowledged:
+        return f"{acknowledged} steps were acknowledged, and {found.length} are there"
+    expected = vault.open_vault(whole).read(0, found.length)
+    same = (np.array_equal(a, expected[n], equal_nan=True) for n, a in found.read().items())
+    return "" if all(same) else "its steps are others"
+
+
+def kill_command(
+    title: str,
+    command: Callable[[Path], str],
+    root: Path,
+    result: Callable[[Path], str],
+    count: int,
+    rng: random.Random,
+) -> Outcome:
+    """Kill a command some times in a row, let it end, and compare with one that was not killed."""
+    began, wrong = time.monotonic(), []
+    run_command(command(root / "whole"), None)
+    seconds, expected = time.monotonic() - began, result(root / "whole")
+    for chain in range(-(-count // CHAIN)):
+        place = root / f"chain{chain}"
+        for _ in range(min(CHAIN, count - chain * CHAIN)):
+            run_command(command(place), rng.uniform(0.3, 1.1) * seconds)
+        run_command(command(place), None)
+        if result(place) != expected:
+            wrong.append(f"{title}, chain {chain}: another result")
+    lasted = time.monotonic() - began
+    return Outcome(title, 0, count - len(wrong), tuple(wrong), lasted)
+
+
+def run_command(command: str, seconds: float | None) -> None:
+    """Run the command line, and kill it after some seconds; otherwise it must succeed."""
+    arguments = [sys.executable, "-m", "offmarl", *command.split()]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, text=True
+    )
+    try:
+        _, errors = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        return
+    if process.returncode:
+        raise RuntimeError(f"{command} failed: {errors}")
+
+
+def recorded(place: Path) -> str:
+    """Return what all vaults that a recorder made are known by."""
+    paths = sorted(path for path, _ in vault.list_vaults(place))
+    return "".join(f"{path.name} {vault.open_vault(path).digest()}" for path in paths)
+
+
+def all_kills(root: Path, count: int, seed: int) -> Iterator[Outcome]:
+    """Kill writers, recorders and training: three fifths, a fifth and a fifth of the kills."""
+    rng = random.Random(f"{seed} kills")
+    few = count // 5
+    yield kill_writers(root / "writers", count - 2 * few, rng)
+    record = f"record qmix {RECORD} --tiers random --out "
+    yield kill_command(
+        "offmarl record", lambda to: f"{record}{to}", root / "records", recorded, few, rng
+    )
+    data = write_vault(root / "data.vlt" / "a", "raw")
+    options = "--env none --seeds 1 --updates 200 --evaluate-every 20 --batch-size 8 --length 5"
+    train_it = f"train bc --vault {data} {options} --hidden 8 --out "
+    yield kill_command(
+        "offmarl train",
+        lambda to: f"{train_it}{to}",
+        root / "runs",
+        lambda run: digest_of(offmarl.load_policy(run, 0).params),
+        few,
+        rng,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=100, help="in all")
+    parser.add_argument("--flips", type=int, default=200, help="of each target")
+    parser.add_argument("--seed", type=int, default=0, help="decides where and when")
+    parser.add_argument("--directory", type=Path, help="where to write; a temporary one by default")
+    args = parser.parse_args()
+    wrong: list[str] = []
+    with tempfile.TemporaryDirectory(dir=args.directory) as name:
+        root = Path(name)
+        print(f"{'':16} {'detected':>9} {'identical':>9} {'wrong':>7} {'seconds':>8}")
+        for outcomes in (
+            all_kills(root / "kills", args.kills, args.seed) if args.kills else (),
+            all_flips(root / "flips", args.flips, args.seed) if args.flips else (),
+        ):
+            for one in outcomes:
+                numbers = f"{one.detected:9} {one.identical:9} {len(one.wrong):7}"
+                print(f"{one.target:16} {numbers} {one.seconds:8.0f}", flush=True)
+                wrong += [f"{one.target}: {what}" for what in one.wrong]
+    print(*wrong, sep="\n")
+    raise SystemExit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""Forged vaults that name files outside themselves, and links that lead there."""
+
+import os
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+import tensorstore as ts
+
+from offmarl import vault
+from offmarl.errors import OffmarlError, VaultFormatError
+from offmarl.vault.storage import tree
+from offmarl.vault.storage.contents import Contents
+from offmarl.vault.storage.inside import open_file
+from offmarl.vault.storage.location import Location
+from offmarl.vault.storage.seal import OWN_PREFIX
+from offmarl.vault.storage.store import DATA, LOCK, MANIFEST, METADATA
+
+from .experience import SPEC, make
+
+STEPS = 64
+
+
+def record(path: Path, seed: int = 0) -> Path:
+    with vault.create(path, SPEC, rows=2, chunk_steps=8) as writer:
+        writer.append(*make(rows=2, steps=STEPS, seed=seed))
+    return path
+
+
+def forge(source: Path, target: Path, prefix: str = "d/") -> Path:
+    """Copy a vault, with an index that has the chunks in a file of another prefix than ``d/``.
+
+    Returns
+    -------
+    Where that file is, with the bytes that the index means: they would pass for the vault's own.
+    """
+    location = Location(source)
+    contents = Contents(location, tree.current(location))
+    values = {key: contents.fetch(key)() for key in contents.tree.values}
+    chunks = {k for k in values if k[-1].isdigit() and not k.startswith((OWN_PREFIX, "vault_i"))}
+    context = ts.Context()  # what TensorStore keeps in memory may have any name
+    spec = {"driver": "ocdbt", "base": "memory://", "config": tree.config_of(location)}
+    for keys, one in ((values.keys() - chunks, "d/"), (chunks, prefix)):
+        store = ts.KvStore.open({**spec, "value_data_prefix": one}, context=context).result()
+        with ts.Transaction(atomic=True) as transaction:
+            for key in keys:
+                store.with_transaction(transaction)[key] = values[key]
+    memory = ts.KvStore.open("memory://", context=context).result()
+    for name in memory.list().result():
+        file = Path(os.path.normpath(target / name.decode()))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(memory[name])
+    (target / METADATA).write_bytes((source / METADATA).read_bytes())
+    place = tree.Place(*_place_of(memory, chunks))
+    return Path(os.path.normpath(target / place.file))
+
+
+def _place_of(memory: ts.KvStore, chunks: set[str]) -> tuple[str, int, int]:
+    """Return the place that an index gives the largest chunk."""
+    root = ts.ocdbt.dump(memory).result()["versions"][-1]["root"]["location"]
+    entries = ts.ocdbt.dump(memory, root).result()["entries"]
+    places = [
+        entry["indirect_value"].split(":")
+        for entry in entries
+        if "indirect_value" in entry and entry["key"].decode() in chunks
+    ]
+    return next((base + file, int(start), int(size)) for _, base, file, start, size in places)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A vault, written in such a way that it can be forged."""
+    root = tmp_path_factory.mktemp("made")
+    source = record(root / "v.vlt" / "a")
+    chunks = forge(source, root / "w.vlt" / "a")
+    return root / "w.vlt" / "a", chunks.relative_to(root / "w.vlt" / "a"), vault.open_vault(source)
+
+
+USES = {
+    "read": lambda p: vault.open_vault(p, checked=False).read(),
+    "windows": lambda p: vault.open_vault(p, checked=False).windows([0], [0], 5),
+    "episode": lambda p: vault.open_vault(p).episode(0),
+    "digest": lambda p: vault.open_vault(p).digest(),
+    "compact": vault.compact,
+    "repair": vault.repair,
+    "salvage": lambda p: vault.salvage(p, p.parents[1] / "salvaged.vlt"),
+}
+
+
+@pytest.mark.parametrize("prefix", ["../../s", "/", "d/../../../s", "d/./x/../../../../s"])
+def test_an_index_that_names_a_file_outside(made, tmp_path, prefix):
+    source, _, original = made
+    path = tmp_path / "w.vlt" / "a"
+    secret = forge(source, path, f"{tmp_path}/s" if prefix == "/" else prefix)
+    assert secret.parent == tmp_path
+    assert secret.is_file()
+    kept = {file: file.read_bytes() for file in (path / DATA).iterdir()}
+    for what, use in USES.items():
+        with pytest.raises(OffmarlError):
+            use(path)
+            pytest.fail(what)
+    for deep in (False, True):
+        found = vault.verify(path, deep=deep)
+        assert any("is not the name of a file inside" in str(one) for one in found.faults)
+    assert kept == {file: file.read_bytes() for file in (path / DATA).iterdir()}
+    assert secret.is_file()
+    with zipfile.ZipFile(tmp_path / "w.zip", "w") as archive:
+        for file in path.rglob("*"):
+            archive.write(file, file.relative_to(tmp_path))
+    zipped = tmp_path / "w.zip" / "w.vlt" / "a"
+    for what in ("read", "windows", "digest"):
+        with pytest.raises(OffmarlError):
+            USES[what](zipped)
+    assert not vault.verify(zipped).sound
+    assert vault.open_vault(source).digest() == original.digest()
+
+
+def into_link(path: Path, target: Path) -> None:
+    path.rename(target)
+    path.symlink_to(target)
+
+
+def into_pipe(path: Path, target: Path) -> None:
+    path.rename(target)
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("change", [into_link, into_pipe])
+@pytest.mark.parametrize("what", [METADATA, MANIFEST, DATA, "chunks", LOCK])
+def test_links_and_pipes_in_a_vault(made, tmp_path, change, what):
+    source, chunks, _ = made
+    path = shutil.copytree(source, tmp_path / "w.vlt" / "a")
+    (path / LOCK).touch()
+    target = tmp_path / "outside"
+    change(path / (chunks if what == "chunks" else what), target)
+    kept = target.read_bytes() if target.is_file() else sorted(p.name for p in target.iterdir())
+    (path / ".rebuilt").mkdir()  # what is there would have files of `d` deleted
+    uses = {**USES, "resume": vault.resume, "join": lambda p: vault.join(p, "run")}
+    for name, use in uses.items():
+        with pytest.raises(VaultFormatError):
+            use(path)
+            pytest.fail(name)
+    found = vault.verify(path) if what not in (METADATA, MANIFEST) or change is into_link else None
+    assert found is None or not found.sound
+    assert kept == (
+        target.read_bytes() if target.is_file() else sorted(p.name for p in target.iterdir())
+    )
+
+
+def test_a_link_to_a_vault_is_no_link_in_it(made, tmp_path):
+    source, _, original = made
+    (tmp_path / "other.vlt").symlink_to(source.parent)
+    assert vault.open_vault(tmp_path / "other.vlt").digest() == original.digest()
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "/x", "a/../x", "", "a//x", "./x", "a\\x", "x\0", "a/./x"]
+)
+def test_names_that_are_refused(tmp_path, name):
+    with pytest.raises(ValueError, match="not the name of a file inside"):
+        open_file(tmp_path, name)
+
+
+def test_links_are_refused_where_files_are_opened(tmp_path):
+    """Also one that is made after the directory was looked through."""
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "x").write_text("inside")
+    os.close(open_file(tmp_path, "d/x"))
+    (tmp_path / "d" / "y").symlink_to(tmp_path / "d" / "x")
+    (tmp_path / "e").symlink_to(tmp_path / "d")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("d/y", "e/x"):
+        with pytest.raises(OSError):
+            open_file(tmp_path, name)
+    for name in ("d", "pipe"):
+        with pytest.raises(ValueError, match="not a regular file"):
+            open_file(tmp_path, name)
