@@ -44,6 +44,10 @@ class ShapeError(OffmarlError):
     """Data and program do not fit: other shapes, other numbers of agents, other kinds of action."""
 
 
+class InvalidValueError(OffmarlError):
+    """Experience holds a value that no environment or policy can produce, such as NaN."""
+
+
 class UnknownNameError(OffmarlError):
     """A name that nothing is registered under: an environment, a tier, a baseline."""
 

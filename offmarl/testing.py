@@ -47,8 +47,10 @@ def experience(
         "terminated": np.broadcast_to((last & ~by_limit)[..., None], agents),
         "truncated": np.broadcast_to((last & by_limit)[..., None], agents),
         "last": last,
-        "behaviour_log_prob": rng.normal(size=agents).astype(np.float32),
-        "policy_id": rng.integers(0, 3, lead).astype(np.int32),
+        "behaviour_log_prob": -np.abs(rng.normal(size=agents)).astype(np.float32),
+        "policy_id": np.repeat(rng.integers(0, 3, (*lead, 1)), spec.num_agents, -1).astype(
+            np.int32
+        ),
     }
     row, time = np.nonzero(last)
     order = rng.permutation(len(row))
@@ -118,7 +120,7 @@ def _episode(transition: Transition, row: int, start: int, end: int) -> Episode:
     returns = np.zeros(transition.reward.shape[-1])
     for step in range(start, end + 1):
         returns = returns + np.asarray(transition.reward[row, step], np.float64)
-    policy = int(transition.policy_id[row, start])
+    policy = int(transition.policy_id[row, start, 0])
     return row, start, end + 1 - start, cause, policy, returns.tolist()
 
 

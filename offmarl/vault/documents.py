@@ -25,7 +25,6 @@ from offmarl.vault.layout import (
     Schema,
     dump_json,
     encode_index,
-    leaves,
     prefix_of,
 )
 
@@ -40,7 +39,7 @@ _DTYPES = frozenset(np.dtype(code).name for code in "?bBhHiIlLqQefd")
 
 def metadata(schema: Schema) -> dict[str, Any]:
     """Return the content of ``metadata.json`` that stock programs open the vault by."""
-    found = leaves(schema.spec)
+    found = schema.leaves
     lead = (schema.rows, schema.chunk_steps)
     return {
         "version": STOCK_VERSION,
@@ -139,8 +138,7 @@ def index_zarray() -> bytes:
 def zarrays(schema: Schema) -> dict[str, bytes]:
     """Return the keys and values of all ``.zarray`` documents of a vault of ours."""
     found = {
-        prefix_of(name) + ".zarray": zarray(leaf, schema)
-        for name, leaf in leaves(schema.spec).items()
+        prefix_of(name) + ".zarray": zarray(leaf, schema) for name, leaf in schema.leaves.items()
     }
     return found | {INDEX_PREFIX + ".zarray": index_zarray()}
 

@@ -164,7 +164,7 @@ def _native(contents: Contents, found: _Found) -> _Layers:
 
 def own_grids(schema: Schema) -> list[Grid]:
     """Return the arrays that a vault of ours has."""
-    found = layout.leaves(schema.spec).items()
+    found = schema.leaves.items()
     return [Grid.of(name, json.loads(documents.zarray(leaf, schema))) for name, leaf in found]
 
 

@@ -51,7 +51,7 @@ class Checks:
         self._schema = schema
         self._length = length
         self._episodes = episodes
-        self._leaves = layout.leaves(schema.spec)
+        self._leaves = schema.leaves
         self._blocks = schema.rows // schema.chunk_rows
         chunks = -(-length // schema.chunk_steps)
         self._sound = {name: np.zeros((self._blocks, chunks), bool) for name in self._leaves}
