@@ -28,6 +28,13 @@ class VaultFormatError(VaultError):
     """What is there is not a vault, or its parts contradict one another."""
 
 
+class VaultLayoutError(VaultFormatError):
+    """A vault that need not be damaged, but whose arrays are not those of multi-agent experience.
+
+    `offmarl.vault.Vault.read` may still read them.
+    """
+
+
 class VaultLockedError(VaultError):
     """Another process is writing to the vault."""
 

@@ -47,6 +47,7 @@ def verify(path: Path, deep: bool = False) -> Report:
         "read_bytes": found.read_bytes,
         "faults": [fault._asdict() for fault in found.faults],
         "unchecked": found.unchecked,
+        "other_layout": found.other_layout or None,
     }
     return Report(data, Group(*_outcome(found)), found.sound)
 
@@ -144,6 +145,8 @@ def _outcome(found: vault.Verification) -> list[RenderableType]:
             "`offmarl repair` keeps the longest sound stretch from the beginning; `offmarl repair "
             "--salvage OUT` makes a vault of all episodes that no damage touches."
         )
+    if found.other_layout:
+        lines.append(f"It is not of offmarl's or OG-MARL's layout: {found.other_layout}")
     if found.unchecked:
         lines += ["Without a checksum, so that damage there may go unnoticed:"]
         lines += _lines(found.unchecked)

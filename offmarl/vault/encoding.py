@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from offmarl.errors import ShapeError, VaultFormatError
+from offmarl.errors import ShapeError, VaultLayoutError
 from offmarl.types import Continuous, Discrete, EnvSpec, Transition, View
 from offmarl.vault.layout import POLICY_IDS, Leaf, NumpyArray, Schema, leaves
 from offmarl.vault.tables import Signals
@@ -76,6 +76,8 @@ def from_disk(arrays: Mapping[str, NumpyArray], spec: EnvSpec) -> Transition:
 def signals_of(arrays: Mapping[str, NumpyArray]) -> Signals:
     """Return what episodes are told by; ends and policies that no array names are unknown."""
     reward = arrays["rewards"]
+    if reward.dtype.kind not in "biuf":  # bfloat16 and its like do not mix with others
+        reward = reward.astype(np.float32)
     reward = reward.reshape(*reward.shape[:2], -1)
     ends = [arrays.get(name, np.zeros_like(reward)) for name in ("terminals", "truncations")]
     terminated, truncated = (end.reshape(reward.shape) != 0 for end in ends)
@@ -96,14 +98,19 @@ def spec_of(found: Mapping[str, Leaf]) -> EnvSpec:
 
     The number of discrete actions is that of the legal-action mask, or 0 where there is none and
     the data must tell.
+
+    Raises
+    ------
+    VaultLayoutError
+        The arrays are not those of OG-MARL's layout.
     """
     needed = ("observations", "actions", "rewards")
     lacking = [name for name in needed if name not in found or not found[name].shape]
     if lacking:
-        raise VaultFormatError(
-            f"no multi-agent data: the vault's arrays are {', '.join(found) or 'none'}, and "
-            f"{', '.join(lacking)} with an axis of agents must be among them. Its arrays can still "
-            "be read one by one with read()."
+        raise VaultLayoutError(
+            f"no multi-agent data in OG-MARL's layout: the vault's arrays are "
+            f"{', '.join(map(repr, found)) or 'none'}, and {', '.join(lacking)} with an axis of "
+            "agents must be among them. Its arrays can still be read one by one with read()."
         )
     num_agents, *observation = found["observations"].shape
     observation_size = math.prod(observation)
@@ -121,7 +128,7 @@ def spec_of(found: Mapping[str, Leaf]) -> EnvSpec:
 
 def _action_of(found: Mapping[str, Leaf]) -> Discrete | Continuous:
     dtype, (_, *action) = found["actions"]
-    if dtype.kind == "f":
+    if dtype.kind not in "biu":
         return Continuous(math.prod(action))
     legals = found.get("infos.legals")
     return Discrete(legals.shape[-1] if legals else 0)

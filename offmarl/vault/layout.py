@@ -33,6 +33,8 @@ MAX_CHUNK_BYTES = 2**32
 SIGNALS = ("rewards", "terminals", "truncations")
 """The arrays that episodes are told by in any vault."""
 
+BARE = "/"
+"""What the array of a vault is called that holds nothing but one array, and so has no name."""
 POLICY_IDS = "infos.policy_ids"
 
 INDEX_PREFIX = "vault_index/"
@@ -182,7 +184,7 @@ class Head(NamedTuple):
 
 def prefix_of(name: str) -> str:
     """Return what the keys of a leaf begin with."""
-    return f"{name}./"
+    return "" if name == BARE else f"{name}./"
 
 
 def leaves(spec: EnvSpec, agent_policies: bool = True) -> dict[str, Leaf]:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-from offmarl.errors import VaultFormatError
-from offmarl.vault import documents, layout, tables
+from offmarl.errors import VaultFormatError, VaultLayoutError
+from offmarl.vault import documents, encoding, layout, tables
 from offmarl.vault.faults import Fault, merged, noting, of_chunk, with_episodes
 from offmarl.vault.grid import Grid
 from offmarl.vault.integrity import books, checks, recount
@@ -53,6 +53,8 @@ class Verification(NamedTuple):
     faults: tuple[Fault, ...]
     unchecked: tuple[str, ...]
     """What no checksum protects, so that damage there may go unnoticed."""
+    other_layout: str = ""
+    """Why it cannot be used as multi-agent experience although it may be sound, if so."""
 
     @property
     def sound(self) -> bool:
@@ -123,7 +125,15 @@ def examine(path: PurePath, *, deep: bool, progress: Progress = quiet) -> Verifi
     faults = tuple(_told(fault, layers.books) for fault in merged(found.faults))
     unchecked = tuple(dict.fromkeys(found.unchecked))
     return Verification(
-        path, deep, native, layers.length, found.chunks, found.read_bytes, faults, unchecked
+        path,
+        deep,
+        native,
+        layers.length,
+        found.chunks,
+        found.read_bytes,
+        faults,
+        unchecked,
+        found.other_layout,
     )
 
 
@@ -133,6 +143,7 @@ class _Found:
 
     faults: list[Fault]
     unchecked: list[str] = field(default_factory=list)
+    other_layout: str = ""
     chunks: int = 0
     read_bytes: int = 0
 
@@ -180,7 +191,9 @@ def _foreign(contents: Contents, found: _Found) -> _Layers:
     grids: list[Grid] = []
     length = 0
     with noting(found.faults, METADATA):
-        grids = foreign_grids(contents, read_metadata(contents.location), found.faults)
+        metadata = read_metadata(contents.location)
+        grids = foreign_grids(contents, metadata, found.faults)
+        found.other_layout = _other_layout(metadata)
     with noting(found.faults, layout.INDEX_KEY):
         length = stock_length(Store(contents.location.path))
     found.unchecked.append(f"{METADATA}: programs other than offmarl keep no digest of it.")
@@ -190,6 +203,16 @@ def _foreign(contents: Contents, found: _Found) -> _Layers:
         if grid.compressor in _WITHOUT_CHECKSUM
     ]
     return _Layers(grids, length)
+
+
+def _other_layout(metadata: Mapping[str, Any]) -> str:
+    """Say why the arrays of a vault that others wrote are not multi-agent experience, if so."""
+    leaves, _ = documents.parse_metadata(metadata)
+    try:
+        encoding.spec_of(leaves)
+    except VaultLayoutError as error:
+        return str(error)
+    return ""
 
 
 def foreign_grids(

@@ -46,7 +46,7 @@ def of_shapes(leaves: Mapping[str, Leaf], rows: int) -> list[str]:
     found = {
         "several rows": rows > 1,
         "state per agent": state is not None and len(state.shape) > 1,
-        "action axis": actions.dtype.kind != "f" and len(actions.shape) > 1,
+        "action axis": actions.dtype.kind in "biu" and len(actions.shape) > 1,
     }
     absent = [quirk for name, quirk in _ABSENT.items() if name not in leaves]
     return [quirk for quirk, there in found.items() if there] + absent

@@ -108,7 +108,7 @@ def _find_in_finals(finals: Finals, spec: EnvSpec, place: Place) -> Iterator[Inv
             yield Invalid(rule.quirk, _message(rule, values, wrong, spec, place, where))
 
 
-def warn(found: Iterable[Invalid], path: object, known: Iterable[str]) -> list[str]:
+def warn(found: Iterable[Invalid], known: Iterable[str]) -> list[str]:
     """Warn of values that are kept, once for each quirk that is not known; return these quirks."""
     fresh: dict[str, str] = {}
     for one in found:
@@ -116,7 +116,7 @@ def warn(found: Iterable[Invalid], path: object, known: Iterable[str]) -> list[s
             fresh.setdefault(one.quirk, one.message)
     for quirk, message in fresh.items():
         warnings.warn(
-            f"{path}: {message} It is kept, and the vault says so: {MEANINGS[quirk]}.",
+            f"{message} It is kept, and the new vault notes: {MEANINGS[quirk]}.",
             stacklevel=5,
         )
     return list(fresh)

@@ -26,8 +26,8 @@ from offmarl.vault.reading import quirks
 from offmarl.vault.reading.own import Own
 from offmarl.vault.reading.reader import Vault
 from offmarl.vault.storage.store import Store, WriterLock, conflict
-from offmarl.vault.writing.chunks import ChunkBuffer, Value
 from offmarl.vault.writing import values
+from offmarl.vault.writing.chunks import ChunkBuffer, Value
 from offmarl.vault.writing.records import Cut, Record, account, is_there, tables_of, warn_of_length
 from offmarl.vault.writing.values import OnInvalid, Place
 
@@ -228,7 +228,7 @@ class Writer:
         else:
             known = quirks.recorded(self._provenance)
             found = values.find(arrays, self.spec, finals, place)
-            if fresh := values.warn(found, self.path, known):
+            if fresh := values.warn(found, known):
                 self.annotate({"quirks": [*known, *fresh]})
         return values.cast(arrays, self._schema.leaves)
 
