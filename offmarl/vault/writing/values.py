@@ -163,10 +163,8 @@ def _rules(spec: EnvSpec, alive: NumpyArray | None) -> dict[str, _Rule]:
 def _not_finite(values: NumpyArray) -> _Wrong:
     with np.errstate(all="ignore"):
         kept = values if values.dtype.itemsize <= 4 else values.astype(np.float32)
-        # A sum is several times faster than a mask, and NaN and infinity pass through it.
-        if np.isfinite(kept.sum(dtype=np.float32)):
-            return None
-        return _some(~np.isfinite(kept))
+    finite = np.isfinite(kept)
+    return None if finite.all() else ~finite
 
 
 def _not_flag(values: NumpyArray) -> _Wrong:
