@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from offmarl import vault
-from offmarl.errors import OffmarlError, ShapeError, VaultError, VaultExistsError
+from offmarl.errors import InvalidValueError, OffmarlError, ShapeError, VaultError, VaultExistsError
 from offmarl.types import Discrete, EnvSpec, Finals, Transition, View
 
 Episode = tuple[int, int, int, str, int, list[float]]
@@ -281,9 +281,11 @@ class StoreConformance:
         narrow = transition._replace(reward=transition.reward[..., :1])
         never: Any = np.zeros_like(transition.last)
         endless = transition._replace(last=never)
+        unheard_of = transition._replace(action=transition.action + self.spec.num_actions)
+        refused = ((narrow, ShapeError), (endless, ShapeError), (unheard_of, InvalidValueError))
         with store.create(self.spec, self.rows) as writer:
-            for wrong in (narrow, endless):
-                with np.testing.assert_raises(ShapeError):
+            for wrong, error in refused:
+                with np.testing.assert_raises(error):
                     writer.append(wrong, finals)
             writer.append(transition, finals)
         self.check(store, [(transition, finals)])
