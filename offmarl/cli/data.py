@@ -131,7 +131,7 @@ def _described(
         + _size(facts["bytes"]),
         "episodes": f"{number(facts['episodes'])}: {ends}",
         "length": _spread_line(facts["length"]),
-        "return": _spread_line(facts["return"]) + _left_out(facts),
+        "return": f"{_spread_line(facts['return'])} {_left_out(facts)}".strip(),
         "  in order": _sparkline(returns),
         "  distribution": _histogram(returns),
         "policies": number(len(facts["policies"])) if facts["policies"] else "not told",
@@ -153,13 +153,13 @@ def _spread_line(values: Mapping[str, float]) -> str:
 
 
 def _left_out(facts: Mapping[str, Any]) -> str:
-    """Say which episodes the returns are not of."""
+    """Return which episodes are not among the returns."""
     reasons = {
         "incomplete_episodes": "that the environment did not end",
         "episodes_without_return": "with rewards that are not finite",
     }
     told = [f"{number(facts[name])} {why}" for name, why in reasons.items() if facts[name]]
-    return f" (without {' and '.join(told)})".lstrip() if told else ""
+    return f"(without {' and '.join(told)})" if told else ""
 
 
 def _sparkline(values: Float[np.ndarray, "episodes"]) -> str:

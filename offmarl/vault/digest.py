@@ -57,6 +57,7 @@ def _of_episodes(vault: Vault, policies: bool, advance: Advance) -> Iterator[tup
     for begin, stop in vault.blocks():
         read = vault.transitions(begin, stop)
         steps, mixed = _pack_steps(read, policies), _mixed_steps(read, policies)
+        some_mixed = bool(mixed.any())
         here = np.flatnonzero((found.start < stop) & (ends > begin))
         finals = _finals(vault, here[(ends[here] <= stop) & (found.final[here] >= 0)])
         for episode in here.tolist():
@@ -64,7 +65,7 @@ def _of_episodes(vault: Vault, policies: bool, advance: Advance) -> Iterator[tup
             hasher = running.setdefault(row, hashlib.sha256())
             span = slice(max(start, begin) - begin, min(end, stop) - begin)
             hasher.update(steps[row, span])
-            if (time := np.flatnonzero(mixed[row, span]) + span.start).size:
+            if some_mixed and (time := np.flatnonzero(mixed[row, span]) + span.start).size:
                 ids = np.column_stack([time + begin - start, read.policy_id[row, time]])
                 teams.setdefault(row, hashlib.sha256()).update(ids.astype("<i8").tobytes())
             if end <= stop:

@@ -59,7 +59,7 @@ def told_by_show(path, offmarl):
     found = offmarl("show", path, "--json").json
     assert (found["episodes"], found["incomplete_episodes"]) == (5, 2)
     assert (found["return"]["min"], found["return"]["max"]) == (1.0, 6.0)
-    assert "(without 2 that the environment did not end)" in offmarl("show", path).out
+    assert "to 6 (without 2 that the environment did not end)" in offmarl("show", path).out
     return found["return"]["mean"]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from offmarl import vault
-from offmarl.errors import ShapeError
+from offmarl.errors import InvalidValueError, ShapeError
 from offmarl.vault import layout
 from offmarl.vault.convert import export_numpy
 from offmarl.vault.convert.columns import convert_numpy
@@ -70,6 +70,9 @@ def test_appending_to_an_old_vault_keeps_its_form(old, tmp_path):
         writer.append(*parts[0], run="me", chunk=0)  # is there
         with pytest.raises(ShapeError, match="keeps one for all of them: record to another"):
             writer.append(mixed(parts[1][0]), parts[1][1], run="me")
+        nonsense = parts[1][0]._replace(policy_id=parts[1][0].policy_id - 3)
+        with pytest.raises(InvalidValueError, match="the policy id in row 0, step 2"):
+            writer.append(nonsense, parts[1][1], run="me")
         writer.append(*parts[1], run="me", chunk=1)
     store = Store(old)
     assert store.get_json(layout.SCHEMA_KEY)["version"] == 2

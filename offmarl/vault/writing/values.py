@@ -33,6 +33,10 @@ class Place(NamedTuple):
     of: str = "of the record"
 
 
+IN_RECORD = Place()
+"""Steps are counted from the first of the record."""
+
+
 class Invalid(NamedTuple):
     """Values of one array that cannot be."""
 
@@ -58,7 +62,7 @@ def check(
     arrays: Mapping[str, NumpyArray],
     spec: EnvSpec,
     finals: Finals | None = None,
-    place: Place = Place(),  # noqa: B008 - immutable
+    place: Place = IN_RECORD,
 ) -> None:
     """Refuse values that cannot be.
 
@@ -88,7 +92,7 @@ def find(
     arrays: Mapping[str, NumpyArray],
     spec: EnvSpec,
     finals: Finals | None = None,
-    place: Place = Place(),  # noqa: B008 - immutable
+    place: Place = IN_RECORD,
 ) -> Iterator[Invalid]:
     """Yield what `check` refuses, at most once for each array."""
     for name, rule in _rules(spec, arrays.get("infos.alive")).items():
@@ -222,7 +226,7 @@ def _message(
     at = np.argwhere(wrong)[0].tolist()
     value = values[tuple(at)].item()
     (row, step), rest = (finals[at[0]], at[1:]) if finals else (at[:2], at[2:])
-    whose = f" of {_agent(spec, rest.pop(0))}" if rule.agents else ""
+    whose = f" of {_agent(spec, rest.pop(0))}" if rule.agents and rest else ""
     entry = f", entry {rest[0]}," if rest else ""
     where = f"in row {row}, step {place.step + step} {place.of}"
     count = int(np.count_nonzero(wrong))
