@@ -1,6 +1,7 @@
 """The mean return of a vault is one number, whoever tells it: that of its complete episodes."""
 
 import importlib
+import warnings
 
 import numpy as np
 import pytest
@@ -193,15 +194,16 @@ def test_an_episode_without_a_return_is_told_and_left_out(offmarl, path, tmp_pat
     assert page.code == 0 and "1 complete episodes have no finite return" in page.out
 
 
-def test_warnings_are_printed_as_the_command_lines_own(offmarl, monkeypatch, path):
-    import warnings
-
+def test_warnings_are_printed_as_the_command_lines_own(offmarl, path):
+    transition = vault.open_vault(path)[:]
+    reward = np.full_like(transition.reward, np.inf)
+    with (
+        pytest.warns(UserWarning),
+        vault.create("a.vlt", SPEC, rows=1, on_invalid="keep") as writer,
+    ):
+        writer.append(transition._replace(reward=reward))
     with warnings.catch_warnings():
         warnings.simplefilter("default")
-        transition = vault.open_vault(path)[:]
-        reward = np.full_like(transition.reward, np.inf)
-        with vault.create("a.vlt", SPEC, rows=1, on_invalid="keep") as writer:
-            writer.append(transition._replace(reward=reward))
         outcome = offmarl("recode", "a.vlt", "-o", "b.vlt")
     assert outcome.code == 0
     assert outcome.err.startswith("warning: the reward of agent 0 in row 0, step 0 of the vault")
