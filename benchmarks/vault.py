@@ -50,7 +50,7 @@ def experience(steps: int) -> Transition:
         terminated=ends,
         truncated=np.zeros_like(ends),
         last=last,
-        behaviour_log_prob=rng.normal(size=agents).astype(np.float32),
+        behaviour_log_prob=-rng.random(agents).astype(np.float32),
         policy_id=np.zeros((1, steps), np.int32),
     )
 

@@ -36,6 +36,13 @@ class VaultChecksumError(VaultFormatError, ChecksumError):
     """A part of a vault is not what was written: its checksum is wrong."""
 
 
+class VaultLayoutError(VaultFormatError):
+    """A vault that need not be damaged, but whose arrays are not those of multi-agent experience.
+
+    `offmarl.vault.Vault.read` may still read them.
+    """
+
+
 class VaultLockedError(VaultError):
     """Another process is writing to the vault."""
 
@@ -50,6 +57,10 @@ class VaultFullError(VaultError):
 
 class ShapeError(OffmarlError):
     """Data and program do not fit: other shapes, other numbers of agents, other kinds of action."""
+
+
+class InvalidValueError(OffmarlError):
+    """Experience holds a value that no environment or policy can produce, such as NaN."""
 
 
 class UnknownNameError(OffmarlError):

@@ -36,7 +36,7 @@ def rollout(
     state: RolloutState,
     key: PRNGKeyArray,
     num_steps: int,
-    policy_id: Int[Array, ""] | int = -1,
+    policy_id: Int[Array, ""] | Int[Array, "N"] | int = -1,
 ) -> tuple[RolloutState, Transition, View]:
     """Take ``num_steps`` in each environment.
 
@@ -53,7 +53,8 @@ def rollout(
     num_steps
         T; static.
     policy_id
-        What to record as the policy's id. It is data: another one does not recompile.
+        What to record as the policy's id, for all agents or each. It is data: another one does not
+        recompile.
 
     Returns
     -------
@@ -63,7 +64,8 @@ def rollout(
     """
     num_envs = state.view.alive.shape[0]
     fresh_carry = _initial_carry(policy, num_envs)
-    policy_ids = jnp.full(num_envs, policy_id, jnp.int32)
+    policy_ids = jnp.asarray(policy_id, jnp.int32)
+    policy_ids = jnp.broadcast_to(policy_ids, (num_envs, *policy_ids.shape))
 
     def step(
         state: RolloutState, keys: Key[Array, "2 num_envs"]

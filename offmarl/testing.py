@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from offmarl import vault
-from offmarl.errors import OffmarlError, ShapeError, VaultError, VaultExistsError
+from offmarl.errors import InvalidValueError, OffmarlError, ShapeError, VaultError, VaultExistsError
 from offmarl.types import Discrete, EnvSpec, Finals, Transition, View
 
 Episode = tuple[int, int, int, str, int, list[float]]
@@ -47,8 +47,10 @@ def experience(
         "terminated": np.broadcast_to((last & ~by_limit)[..., None], agents),
         "truncated": np.broadcast_to((last & by_limit)[..., None], agents),
         "last": last,
-        "behaviour_log_prob": rng.normal(size=agents).astype(np.float32),
-        "policy_id": rng.integers(0, 3, lead).astype(np.int32),
+        "behaviour_log_prob": -np.abs(rng.normal(size=agents)).astype(np.float32),
+        "policy_id": np.repeat(rng.integers(0, 3, (*lead, 1)), spec.num_agents, -1).astype(
+            np.int32
+        ),
     }
     row, time = np.nonzero(last)
     order = rng.permutation(len(row))
@@ -118,7 +120,7 @@ def _episode(transition: Transition, row: int, start: int, end: int) -> Episode:
     returns = np.zeros(transition.reward.shape[-1])
     for step in range(start, end + 1):
         returns = returns + np.asarray(transition.reward[row, step], np.float64)
-    policy = int(transition.policy_id[row, start])
+    policy = int(transition.policy_id[row, start, 0])
     return row, start, end + 1 - start, cause, policy, returns.tolist()
 
 
@@ -279,9 +281,11 @@ class StoreConformance:
         narrow = transition._replace(reward=transition.reward[..., :1])
         never: Any = np.zeros_like(transition.last)
         endless = transition._replace(last=never)
+        unheard_of = transition._replace(action=transition.action + self.spec.num_actions)
+        refused = ((narrow, ShapeError), (endless, ShapeError), (unheard_of, InvalidValueError))
         with store.create(self.spec, self.rows) as writer:
-            for wrong in (narrow, endless):
-                with np.testing.assert_raises(ShapeError):
+            for wrong, error in refused:
+                with np.testing.assert_raises(error):
                     writer.append(wrong, finals)
             writer.append(transition, finals)
         self.check(store, [(transition, finals)])

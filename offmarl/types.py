@@ -173,8 +173,10 @@ class Transition(NamedTuple):
     behaviour_log_prob: Float[Array, "*b N"]
     """Log-probability (density) of each agent's action under the policy that took it; NaN where
     the dataset does not tell."""
-    policy_id: Int[Array, "*b"]
-    """Index into the dataset's table of policies; -1 where it does not tell."""
+    policy_id: Int[Array, "*b N"] | Int[Array, "*b"]
+    """Index of the policy that chose each agent's action in the dataset's table of policies; -1
+    where the dataset does not tell. What is read from a vault has one for each agent; what is
+    written may have one for all of them."""
 
 
 class Finals(NamedTuple):

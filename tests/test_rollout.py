@@ -88,3 +88,12 @@ def test_other_data_recompile_nothing():
     for policy_id in range(3):
         state, *_ = play(state, jax.random.key(policy_id), policy_id)
     assert play._cache_size() == 1
+
+
+def test_agents_may_have_policies_of_their_own():
+    env = envs.autoreset(envs.make("probe/match"))
+    policy = make_policy(PolicyConfig("random"), env.spec)
+    state = init_rollout(env, policy, jax.random.key(0), 3)
+    ids = jax.numpy.array([7, 2])
+    _, transitions, _ = rollout(env, policy, (), state, jax.random.key(0), 4, ids)
+    np.testing.assert_array_equal(transitions.policy_id, np.broadcast_to([7, 2], (4, 3, 2)))

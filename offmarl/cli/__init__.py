@@ -11,6 +11,7 @@ a shell after Ctrl-C.
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from importlib import import_module
 from typing import NamedTuple
@@ -126,6 +127,7 @@ def main() -> None:
     as_json = len(arguments) < len(sys.argv) - 1
     if as_json:
         os.environ["OFFMARL_QUIET"] = "1"
+    warnings.showwarning = output.show_warning
     try:
         report = _run(arguments)
         output.show(report, as_json)

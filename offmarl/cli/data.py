@@ -55,7 +55,10 @@ def ls(
 def _listed(found: Sequence[Mapping[str, Any]]) -> RenderableType:
     """Arrange vaults as a table; what environment they are of only where a path does not tell."""
     columns = {"path": "path", "env": "env", "num_agents": "agents", "steps": "steps"}
-    columns |= {"episodes": "episodes", "mean_return": "mean return"}
+    columns |= {"episodes": "episodes"}
+    if any(entry["incomplete"] for entry in found):
+        columns |= {"incomplete": "incomplete"}
+    columns |= {"mean_return": "mean return"}
     if all(f"{entry['env']}.vlt" in str(entry["path"]) for entry in found if entry["env"]):
         del columns["env"]
     rows = [[entry[field] for field in columns] for entry in found]
@@ -78,9 +81,8 @@ def show(
     data = vault.open_vault(path, time_limit=time_limit)
     facts = _facts(data)
     leaves = {name: (str(leaf.dtype), leaf.shape) for name, leaf in data.leaves.items()}
-    returns = data.episodes.returns.mean(axis=1)
     view = Group(
-        grid(_described(facts, data, returns)),
+        grid(_described(facts, data, data.episodes.complete_returns)),
         table(["array", "type", "shape of a step"], [[k, *v] for k, v in leaves.items()]),
         grid(lineage.others(data.provenance)),
         lineage.view(data.provenance),
@@ -91,7 +93,6 @@ def show(
 
 def _facts(data: vault.Vault) -> dict[str, Any]:
     episodes = data.episodes
-    returns = episodes.returns.mean(axis=1)
     return {
         "path": data.path,
         "env": data.spec.name,
@@ -100,9 +101,11 @@ def _facts(data: vault.Vault) -> dict[str, Any]:
         "quirks": data.quirks,
         "rows": data.rows,
         "steps": data.num_steps,
-        "episodes": len(returns),
+        "episodes": len(episodes.row),
+        "incomplete_episodes": episodes.incomplete,
+        "episodes_without_return": episodes.without_return,
         "ends": dict(Counter(episodes.cause.tolist())),
-        "return": spread(returns),
+        "return": spread(episodes.complete_returns),
         "length": spread(episodes.length),
         "policies": sorted(set(episodes.policy_id.tolist()) - {-1}),
         "bytes": data.num_bytes,
@@ -128,7 +131,7 @@ def _described(
         + _size(facts["bytes"]),
         "episodes": f"{number(facts['episodes'])}: {ends}",
         "length": _spread_line(facts["length"]),
-        "return": _spread_line(facts["return"]),
+        "return": f"{_spread_line(facts['return'])} {_left_out(facts)}".strip(),
         "  in order": _sparkline(returns),
         "  distribution": _histogram(returns),
         "policies": number(len(facts["policies"])) if facts["policies"] else "not told",
@@ -147,6 +150,16 @@ def _spread_line(values: Mapping[str, float]) -> str:
         if values
         else ""
     )
+
+
+def _left_out(facts: Mapping[str, Any]) -> str:
+    """Return which episodes are not among the returns."""
+    reasons = {
+        "incomplete_episodes": "that the environment did not end",
+        "episodes_without_return": "with rewards that are not finite",
+    }
+    told = [f"{number(facts[name])} {why}" for name, why in reasons.items() if facts[name]]
+    return f"(without {' and '.join(told)})" if told else ""
 
 
 def _sparkline(values: Float[np.ndarray, "episodes"]) -> str:

@@ -37,7 +37,7 @@ _ACTIONS = (
 )
 _METHOD = (
     "Returns are undiscounted sums, the mean over agents. Episodes that the end of the data or of "
-    "the recording cut short count neither there nor among lengths, unless there are no others.",
+    "the recording cut short count neither there nor among lengths.",
     "Actions and observations count while their agent is alive. Where there is no global state, it "
     "is all observations.",
     "SACo is as in Formanek et al., “Putting Data at the Centre of Offline Multi-Agent "
@@ -115,7 +115,7 @@ def _episodes(surveys: Surveys) -> Iterator[str]:
     returns = _each(surveys, lambda one: tables.spread_line(one.returns))
     lengths = _each(surveys, lambda one: tables.spread_line(one.lengths))
     paid = _each(surveys, lambda one: f"{one.rewards.nonzero_steps:,} steps pay")
-    whole = "Of whole episodes." if all(map(_some_whole, surveys.values())) else "As far as known."
+    whole = "Of complete episodes."
     charts = [
         page.image(figures.figure_returns(surveys), whole, f"Returns: {returns}."),
         page.image(
@@ -144,12 +144,9 @@ def _episodes(surveys: Surveys) -> Iterator[str]:
     yield _bare(tables.rewards(surveys))
 
 
-def _some_whole(found: Survey) -> bool:
-    return bool(np.isin(found.episodes.cause, ("terminated", "truncated")).any())
-
-
 def _by_agent(found: Survey) -> str:
-    means = found.episodes.returns[found.whole].mean(0) if found.whole.any() else np.zeros(0)
+    returns = found.episodes.returns[found.episodes.scored]
+    means = returns.mean(0) if len(returns) else np.zeros(0)
     some = ", ".join(f"{mean:.3g}" for mean in means[:8])
     return f"means {some}{' and more' if len(means) > 8 else ''}"
 

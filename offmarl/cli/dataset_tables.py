@@ -83,7 +83,10 @@ def windows(surveys: Surveys) -> Section:
     rows = []
     for name, found in surveys.items():
         for told in map(found.windows, LENGTHS):
-            shares = [percent(told.padded, 1), percent(told.short_episodes, len(found.whole))]
+            shares = [
+                percent(told.padded, 1),
+                percent(told.short_episodes, len(found.episodes.row)),
+            ]
             rows.append([name, told.length, told.total, *shares, percent(told.crossing, 1)])
     return Section("Windows to train on", columns, rows)
 
@@ -124,7 +127,7 @@ def _glance(found: Survey) -> list[Any]:
     returns, lengths = spread(found.returns), spread(found.lengths)
     mean = _plus_minus(**returns) if returns else None
     extremes = [returns.get("min"), returns.get("max"), lengths.get("mean")]
-    return [len(found.whole), found.vault.num_steps, mean, *extremes, _saco(found)]
+    return [len(found.episodes.row), found.vault.num_steps, mean, *extremes, _saco(found)]
 
 
 def _plus_minus(mean: float, std: float, **_: float) -> str:

@@ -73,12 +73,11 @@ def _train(name: str, tier: str, out: Path, seeds: int, seed: int) -> Path:
 
 
 def _returns(path: Path) -> list[float]:
-    """Return the returns of a vault's whole episodes, the mean over agents."""
+    """Return the returns of a vault's complete episodes, the mean over agents."""
     from offmarl.vault import open_vault
 
-    episodes = open_vault(path).episodes
-    whole = np.isin(episodes.cause, ("terminated", "truncated"))
-    return [float(value) for value in episodes.returns[whole].mean(1)]
+    returns: list[float] = open_vault(path).episodes.complete_returns.tolist()
+    return returns
 
 
 def _score(run: Path) -> np.ndarray:

@@ -48,6 +48,7 @@ def verify(path: Path, deep: bool = False) -> Report:
         "faults": [fault._asdict() for fault in found.faults],
         "unchecked": found.unchecked,
         "skipped": found.skipped,
+        "other_layout": found.other_layout or None,
     }
     return Report(data, Group(*_outcome(found)), found.sound)
 
@@ -149,6 +150,8 @@ def _outcome(found: vault.Verification) -> list[RenderableType]:
     if found.skipped:
         lines.append("Not checked, so that damage there goes unnoticed; --deep checks it:")
         lines += _lines(found.skipped)
+    if found.other_layout:
+        lines.append(f"It is not of offmarl's or OG-MARL's layout: {found.other_layout}")
     if found.unchecked:
         lines += ["Without a checksum, so that damage there may go unnoticed:"]
         lines += _lines(found.unchecked)

@@ -44,6 +44,13 @@ def show_error(error: Exception, as_json: bool) -> None:
         _err.print(Text.assemble(("error: ", "bold red"), (str(error), "red")), soft_wrap=True)
 
 
+def show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """Print a warning on standard error; takes the place of ``warnings.showwarning``."""
+    _err.print(
+        Text.assemble(("warning: ", "bold yellow"), (str(message), "yellow")), soft_wrap=True
+    )
+
+
 def show_interrupt() -> None:
     """Say that nothing is lost."""
     _err.print("stopped. The same command goes on from here.", style="yellow")

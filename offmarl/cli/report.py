@@ -82,7 +82,8 @@ def _named(vaults: Sequence[Vault]) -> dict[str, Vault]:
 
 
 def _mean_return(found: Survey) -> float:
-    return float(found.returns.mean()) if len(found.returns) else -np.inf
+    mean = found.episodes.mean_return
+    return -np.inf if mean is None else mean
 
 
 def _view(surveys: Surveys) -> Iterator[Any]:
@@ -119,9 +120,9 @@ def _watched(name: str, found: Survey) -> Iterator[tuple[bytes, str]]:
     """Draw a few episodes; `OffmarlError` where the environment is not known, or does not do it."""
     if not found.spec.name:
         raise OptionError("the dataset does not tell its environment, so no episode can be drawn.")
-    whole = np.flatnonzero(found.whole)
+    whole = np.flatnonzero(found.episodes.scored)
     if not len(whole):
-        raise OptionError("there is no episode to draw.")
+        raise OptionError("there is no complete episode to draw.")
     from offmarl import envs  # brings in JAX
     from offmarl.report import animation, replaying
 
@@ -131,7 +132,7 @@ def _watched(name: str, found: Survey) -> Iterator[tuple[bytes, str]]:
     with progress(f"draw {name}", len(chosen)) as advance:
         for rank, number in chosen.items():
             watched = replaying.replay(env, found.vault, int(number))
-            value = found.episodes.returns[number].mean()
+            value = found.episodes.episode_returns[number]
             gif = animation.to_gif(watched, -(-len(watched.scenes) // _MOST_FRAMES))
             yield gif, f"{name}, {rank}: episode {number}, return {value:.4g}"
             advance(1)
@@ -152,8 +153,9 @@ def _data(found: Survey) -> Mapping[str, Any]:
         "digest": found.digest,
         "unverified": vault.unverified,
         "findings": findings(found),
-        "episodes": len(found.whole),
-        "whole_episodes": found.whole.sum(),
+        "episodes": len(found.episodes.row),
+        "whole_episodes": found.episodes.complete.sum(),
+        "episodes_without_return": found.episodes.without_return,
         "ends": dict(zip(causes.tolist(), counts.tolist(), strict=True)),
         "return": spread(found.returns),
         "length": spread(found.lengths),

@@ -51,8 +51,9 @@ def filter(
         A vault.
     condition
         Made of and, or, not, parentheses, comparisons (< <= > >= == != in), arithmetic and p90 (the
-        90th percentile), over return (mean over agents), length, policy, program, tier, source,
-        seed, cause, terminated, truncated, row and index.
+        90th percentile over complete episodes), over return (mean over agents), length, policy,
+        program, tier, source, seed, cause, terminated, truncated, complete (the environment ended
+        it, not the recording), row and index.
     out
         The vault to make.
     by
@@ -88,7 +89,7 @@ def sample(
     episodes
         How many episodes.
     top
-        The best of all episodes by return, such as 10%.
+        The best of the complete episodes by return, such as 10%.
     match_returns
         Draw from each tenth of the returns alike, so that their distribution stays.
     like
@@ -238,9 +239,13 @@ def _fraction(text: str | None) -> float | None:
 def _report(made: Iterable[vault.Vault]) -> Report:
     """Say what the new vaults hold, and of what they were made."""
     facts = [_facts(one) for one in made]
-    columns = ["path", "steps", "episodes", "mean return", "of"]
+    columns = ["path", "steps", "episodes", "incomplete", "mean return", "of"]
     rows = [
-        [f["path"], f["steps"], f["episodes"], f["return"].get("mean"), _of(f["lineage"])]
+        [
+            *(f[name] for name in columns[:4]),
+            f["return"].get("mean"),
+            _of(f["lineage"]),
+        ]
         for f in facts
     ]
     return Report({"vaults": facts}, table(columns, rows))
@@ -251,7 +256,8 @@ def _facts(made: vault.Vault) -> dict[str, Any]:
         "path": made.path,
         "steps": made.num_steps,
         "episodes": len(made.episodes.row),
-        "return": spread(made.episodes.returns.mean(axis=1)),
+        "incomplete": made.episodes.incomplete,
+        "return": spread(made.episodes.complete_returns),
         "length": spread(made.episodes.length),
         "lineage": made.provenance["lineage"],
     }

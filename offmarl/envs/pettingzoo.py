@@ -18,7 +18,7 @@ from pettingzoo import ParallelEnv
 from offmarl.envs.base import Environment
 from offmarl.envs.registry import family_of, make
 from offmarl.envs.spaces import Actions, ActionSpace, Box, unequal
-from offmarl.errors import OptionError, ShapeError, UnknownNameError
+from offmarl.errors import InvalidValueError, OptionError, ShapeError, UnknownNameError
 from offmarl.types import Discrete, EnvSpec, Timestep, View
 
 Observations = Mapping[str, Any]
@@ -249,13 +249,31 @@ class Translator:
         return View(*leaves)
 
     def joint(self, actions: Mapping[str, Any]) -> np.ndarray:
-        """Return the agents' actions as one array; those of absent agents are zero."""
+        """Return the agents' actions as one array; those of absent agents are zero.
+
+        Raises
+        ------
+        InvalidValueError
+            An action is none of its agent's.
+        """
         if self.actions.discrete:
-            starts = zip(self._keys, self._starts, strict=True)
-            return self.actions.join([int(actions.get(a, start)) - start for a, start in starts])
+            numbers = range(len(self._keys))
+            return self.actions.join([self._number(i, actions) for i in numbers])
         centre = [np.add(s.low, s.high) / 2 for s in self.actions.spaces if isinstance(s, Box)]
         pairs = zip(self._keys, centre, strict=True)
         return self.actions.join([actions.get(agent, middle) for agent, middle in pairs])
+
+    def _number(self, i: int, actions: Mapping[str, Any]) -> int:
+        """Return the number of an agent's discrete action, counted from 0."""
+        agent, start = self._keys[i], self._starts[i]
+        action = np.asarray(actions.get(agent, start))
+        number = action.item() if action.size == 1 else action.tolist()
+        stop = start + self.actions.sizes[i]
+        if number not in range(start, stop):
+            raise InvalidValueError(
+                f"the action of {agent} is {number!r}, and it must be from {start} to {stop - 1}."
+            )
+        return int(number) - start
 
     def by_agent(self, action: np.ndarray, agents: Sequence[str]) -> dict[str, Any]:
         """Return the actions of some agents, out of one array, as the environment takes them."""

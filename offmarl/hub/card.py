@@ -2,7 +2,7 @@
 
 from huggingface_hub import DatasetCard, DatasetCardData
 
-from offmarl.hub.catalogue import Card
+from offmarl.hub.catalogue import Card, Uid
 
 _TAGS = ("multi-agent", "offline-rl", "reinforcement-learning", "jax", "flashbax", "offmarl")
 _SIZES = (
@@ -37,7 +37,7 @@ def _text(card: Card, repository: str) -> str:
     """Write what people read."""
     action = ", ".join(f"{size} {kind}" for kind, size in (card.action or {}).items())
     rows = "\n".join(
-        f"| {uid} | {one.steps:,} | {one.episodes:,} | {_mean(one.return_mean, one.return_std)} "
+        f"| {uid} | {one.steps:,} | {_episodes(one)} | {_mean(one.return_mean, one.return_std)} "
         f"| `{one.digest}` |"
         for uid, one in card.uids.items()
     )
@@ -55,6 +55,9 @@ of size {card.observation_size}, global state of size {card.state_size}.
 | uid | steps | episodes | return | digest |
 |---|---|---|---|---|
 {rows}
+
+Returns are undiscounted sums, the mean over agents, of complete episodes: those that the
+environment ended.
 
 ## Use
 
@@ -75,6 +78,11 @@ Each uid is one zip archive in `data/`; join the shards of a larger one first
 [flashbax](https://github.com/instadeepai/flashbax) opens. `offmarl.toml` holds the SHA-256 of every
 file and the digest of every vault's content; `pull` checks both.
 {citation}"""
+
+
+def _episodes(one: Uid) -> str:
+    """Count episodes, and those whose returns are not among the mean."""
+    return f"{one.episodes:,}" + (f" ({one.incomplete:,} incomplete)" if one.incomplete else "")
 
 
 def _mean(mean: float | None, std: float | None) -> str:

@@ -37,7 +37,7 @@ class Uid:
     steps: int | None = None
     episodes: int | None = None
     return_mean: float | None = None
-    """Mean over episodes (and agents) of the return."""
+    """Mean over complete episodes (and agents) of the return."""
     return_std: float | None = None
     return_min: float | None = None
     return_max: float | None = None
@@ -47,6 +47,8 @@ class Uid:
     """Of its logical content; see `offmarl.vault.digest`."""
     files: tuple[File, ...] = ()
     """Its own archive on the hub, cut into shards; none where one archive holds all uids."""
+    incomplete: int | None = None
+    """Episodes that the recording cut off, or that run on at the end of the data; None: none."""
 
 
 @dataclass(frozen=True)

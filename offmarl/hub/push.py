@@ -236,11 +236,18 @@ def _card(
 
 
 def _describe(one: Vault, files: tuple[File, ...]) -> Uid:
-    returns = one.episodes.returns.mean(axis=1)
+    episodes, returns = one.episodes, one.episodes.complete_returns
     spread = (float(getattr(returns, f)()) for f in ("mean", "std", "min", "max"))
     names = ("return_mean", "return_std", "return_min", "return_max")
     known = dict(zip(names, spread, strict=True)) if len(returns) else {}
-    return Uid(one.num_steps, len(returns), digest=one.digest(), files=files, **known)
+    return Uid(
+        one.num_steps,
+        len(episodes.row),
+        incomplete=episodes.incomplete or None,
+        digest=one.digest(),
+        files=files,
+        **known,
+    )
 
 
 def _commit(

@@ -390,11 +390,11 @@ def _cell(value: object) -> str:
 
 def _describe(path: Path, tier: str) -> dict[str, Any]:
     found = vault.open_vault(path)
-    whole = np.isin(found.episodes.cause, ("terminated", "truncated"))
     return {
         "tier": tier,
         "steps": found.num_steps,
-        "episodes": int(whole.sum()),
-        "mean return": float(found.episodes.returns[whole].mean()) if whole.any() else None,
+        "episodes": len(found.episodes.row),
+        "cut": found.episodes.incomplete,
+        "mean return": found.episodes.mean_return,
         "path": str(path),
     }

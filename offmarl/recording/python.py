@@ -13,6 +13,7 @@ import numpy as np
 from offmarl import vault
 from offmarl.envs import extras
 from offmarl.errors import (
+    InvalidValueError,
     OptionError,
     ShapeError,
     VaultError,
@@ -22,6 +23,8 @@ from offmarl.errors import (
     VaultNotFoundError,
 )
 from offmarl.types import EnvSpec, Finals, Transition, View
+from offmarl.vault.writing.values import Place
+from offmarl.vault.writing.values import check as check_values
 
 if TYPE_CHECKING:
     from offmarl.envs.pettingzoo import Translator
@@ -31,6 +34,13 @@ _CREATION_SECONDS = 10.0
 
 _FLUSH_SECONDS = 30.0
 """How much of a slow environment's work a kill may cost."""
+
+_DISK_NAMES = {
+    "action": "actions",
+    "reward": "rewards",
+    "behaviour_log_prob": "infos.behaviour_log_probs",
+}
+"""What of a step may be invalid, by the names that the rules for values go by."""
 
 
 class Recorder:
@@ -73,7 +83,7 @@ class Recorder:
         self,
         actions: Mapping[str, Any],
         log_prob: Mapping[str, float] | None = None,
-        policy_id: int = -1,
+        policy_id: int | Mapping[str, int] = -1,
     ) -> tuple[Mapping[str, Any], ...]:
         """Take a step, and return what ``env.step`` does.
 
@@ -84,18 +94,23 @@ class Recorder:
         log_prob
             Log-probability of each action under the policy that chose it, if known.
         policy_id
-            Which policy that was, if there are several.
+            Which policy that was, if there are several: one number, or one for each agent.
 
         Raises
         ------
         OptionError
             No episode is under way.
+        InvalidValueError
+            An action is none of its agent's: then the environment did not take the step. Or the
+            environment returned NaN or infinity, or ``log_prob`` is infinite or above 0: then the
+            episode ends before the step, cut off, and the next one begins with `reset`.
         """
         episode = self._episode
-        if episode is None:
+        if episode is None or episode.broken:
             raise OptionError("no episode is under way: call reset before step.")
+        joint = episode.joint(actions)
         outcome = self.env.step(actions)
-        episode.add(actions, log_prob or {}, policy_id, outcome)
+        episode.add(joint, log_prob or {}, policy_id, outcome)
         self.steps += 1
         if not self.env.agents:
             self._store(episode, cut=False)
@@ -227,7 +242,13 @@ def record(
 
 
 class _Episode:
-    """The steps of the episode under way."""
+    """The steps of the episode under way.
+
+    Attributes
+    ----------
+    broken
+        Whether a step was refused that the environment has taken: no further one can follow.
+    """
 
     def __init__(self, translator: "Translator", env: Any, observations: Any, infos: Any):
         self._translator, self._env = translator, env
@@ -235,38 +256,70 @@ class _Episode:
         present = np.array([agent in env.agents for agent in self._agents])
         self._terminated = ~present  # who is not there from the start has no episode to go on
         self._truncated = np.zeros_like(present)
-        self._views = [self._see(observations, infos, present)]
         self._steps: list[dict[str, Any]] = []
+        self.broken = False
+        view = self._see(observations, infos, present)
+        self._check({}, view)
+        self._views = [view]
 
     def __len__(self) -> int:
         return len(self._steps)
 
+    def joint(self, actions: Mapping[str, Any]) -> Any:
+        """Return the agents' actions as an array; `InvalidValueError` where one cannot be."""
+        try:
+            return self._translator.joint(actions)
+        except InvalidValueError as error:
+            raise InvalidValueError(
+                f"step {len(self)} of the episode: {error} The step was not taken."
+            ) from None
+
     def add(
         self,
-        actions: Mapping[str, Any],
+        joint: Any,
         log_prob: Mapping[str, float],
-        policy_id: int,
+        policy_id: int | Mapping[str, int],
         outcome: tuple[Any, ...],
     ) -> None:
-        """Take in what a step of the environment returned."""
+        """Take in what a step of the environment returned; `InvalidValueError` takes nothing."""
         observations, rewards, terminations, truncations, infos = outcome
         ended = self._of(terminations, False, bool)
         cut_off = self._of(truncations, False, bool) & ~ended
         present = np.array([agent in self._env.agents for agent in self._agents])
-        self._terminated = (self._terminated | ended) & ~present
-        self._truncated = ((self._truncated | cut_off) & ~present) & ~self._terminated
-        self._truncated |= ~present & ~self._terminated  # gone, and nothing was said of it
-        self._steps.append(
-            {
-                "action": self._translator.joint(actions),
-                "reward": self._of(rewards, 0, np.float32),
-                "terminated": self._terminated,
-                "truncated": self._truncated,
-                "behaviour_log_prob": self._of(log_prob, np.nan, np.float32),
-                "policy_id": np.int32(policy_id),
-            }
+        terminated = (self._terminated | ended) & ~present
+        truncated = ((self._truncated | cut_off) & ~present) & ~terminated
+        truncated |= ~present & ~terminated  # gone, and nothing was said of it
+        everybody = dict.fromkeys(self._agents, policy_id)
+        step = {
+            "action": joint,
+            "reward": self._of(rewards, 0, float),
+            "terminated": terminated,
+            "truncated": truncated,
+            "behaviour_log_prob": self._of(log_prob, np.nan, float),
+            "policy_id": self._of(
+                policy_id if isinstance(policy_id, Mapping) else everybody, -1, np.int32
+            ),
+        }
+        view = self._see(observations, infos, present | cut_off)
+        self.broken = True
+        self._check(step, view)
+        self.broken = False
+        self._terminated, self._truncated = terminated, truncated
+        self._steps.append(step)
+        self._views.append(view)
+
+    def _check(self, step: Mapping[str, Any], view: View) -> None:
+        """Refuse a step's values at once, and not only when its episode is appended.
+
+        The view is the one that the step led to, or the first.
+        """
+        arrays = {_DISK_NAMES[name]: value for name, value in step.items() if name in _DISK_NAMES}
+        arrays |= {"observations": view.observation, "infos.state": view.state}
+        check_values(
+            {name: np.asarray(array)[None, None] for name, array in arrays.items()},
+            self._translator.spec,
+            place=Place(len(self), "of the episode"),
         )
-        self._views.append(self._see(observations, infos, present | cut_off))
 
     def record(self, cut: bool) -> tuple[Transition, Finals]:
         """Return the episode, ``(1, T, ...)``, and the view that it ended with.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from offmarl.report.actions import Actions, actions_over
 from offmarl.report.counting import Distinct, entropy, hash_rows
@@ -83,8 +83,6 @@ class Survey(NamedTuple):
     vault: Vault
     digest: str
     episodes: Episodes
-    whole: Bool[np.ndarray, "M"]
-    """Episodes that came to their end, by termination or by a limit; all, where none did."""
     observations: Ranges
     """``(N, O)``, while the agent was alive."""
     state: Ranges
@@ -103,14 +101,14 @@ class Survey(NamedTuple):
         return self.vault.spec
 
     @property
-    def returns(self) -> Float[np.ndarray, "W"]:
-        """Returns of the whole episodes, the mean over agents."""
-        return self.episodes.returns[self.whole].mean(1)
+    def returns(self) -> Float[np.ndarray, "K"]:
+        """Returns of the complete episodes that have one, the mean over agents."""
+        return self.episodes.complete_returns
 
     @property
-    def lengths(self) -> Int[np.ndarray, "W"]:
-        """Steps of the whole episodes."""
-        return self.episodes.length[self.whole]
+    def lengths(self) -> Int[np.ndarray, "C"]:
+        """Steps of the complete episodes."""
+        return self.episodes.length[self.episodes.complete]
 
     @property
     def saco(self) -> float | None:
@@ -200,13 +198,10 @@ class _Gathered:
 
     def survey(self, digest: str) -> Survey:
         """Return all of it."""
-        episodes = self._vault.episodes
-        whole = np.isin(episodes.cause, ("terminated", "truncated"))
         return Survey(
             self._vault,
             digest,
-            episodes,
-            whole if whole.any() else np.ones_like(whole),
+            self._vault.episodes,
             self._observations.ranges,
             self._state.ranges,
             self._actions.actions,

@@ -54,7 +54,7 @@ def figure_order(surveys: Surveys) -> Figure:
         axes.set_xlabel("share of the recording")
         axes.set_ylabel("mean return")
         for number, (label, found) in enumerate(surveys.items()):
-            order = np.argsort(found.episodes.start[found.whole], kind="stable")
+            order = np.argsort(found.episodes.start[found.episodes.scored], kind="stable")
             returns = found.returns[order]
             parts = np.array_split(returns, min(_STRETCHES, max(len(returns), 1)))
             place = (np.arange(len(parts)) + 0.5) / len(parts)
@@ -129,8 +129,7 @@ def figure_agents(surveys: Surveys) -> Figure:
         axes.set_xlabel("agent")
         axes.set_ylabel("episode return")
         for number, (label, found) in enumerate(surveys.items()):
-            returns = found.episodes.returns[found.whole]
-            returns = returns[np.isfinite(returns).all(1)]
+            returns = found.episodes.returns[found.episodes.scored]
             if not len(returns):
                 continue
             low, middle, high = np.quantile(returns, (0.05, 0.5, 0.95), axis=0)

@@ -52,7 +52,7 @@ def _of_episodes(found: Survey) -> Iterator[str]:
     ):
         count = int((episodes.cause == cause).sum())
         if count == len(episodes.cause):
-            yield f"All of its episodes {words}: their returns are of what there is."
+            yield f"All of its episodes {words}: none of them has a whole return."
         elif count:
             yield f"{count:,} of {len(episodes.cause):,} episodes {words}: not among the returns."
     unknown = int((episodes.truncated & (episodes.final < 0)).sum())
@@ -60,6 +60,11 @@ def _of_episodes(found: Survey) -> Iterator[str]:
         yield (
             f"What {unknown:,} truncated episodes led to is not known, so that their last step has "
             "nothing to bootstrap from."
+        )
+    if episodes.without_return:
+        yield (
+            f"{episodes.without_return:,} complete episodes have no finite return: not among the "
+            "returns."
         )
     if len(found.returns) > 1 and np.ptp(found.returns) == 0:
         yield f"Every episode returned the same, {found.returns[0]:.4g}."

@@ -19,9 +19,12 @@ def digest(vault: Vault, advance: Advance = silent) -> str:
 
     It is over every episode's steps, way of ending and final view, in no particular order: the same
     for the same experience whatever the codec, the chunks, the rows, the order of the episodes and
-    the program that wrote them.
+    the program that wrote them. Policy ids that are equal over agents count as one, so that vaults
+    which keep one for a step have the same digest as those which keep one for each agent.
     """
-    shapes = [[name, *leaf.shape] for name, leaf in layout.leaves(vault.spec).items()]
+    # Policy ids without an axis of agents: older vaults have none, and their digests stay.
+    leaves = layout.leaves(vault.spec, agent_policies=False)
+    shapes = [[name, *leaf.shape] for name, leaf in leaves.items()]
     total = hashlib.sha256(layout.dump_json(shapes))
     for one in sorted(episode_digests(vault, advance=advance)):
         total.update(one)
@@ -50,19 +53,35 @@ def _of_episodes(vault: Vault, policies: bool, advance: Advance) -> Iterator[tup
     found = vault.episodes
     ends = found.start + found.length
     running: dict[int, Any] = {}
+    teams: dict[int, Any] = {}
     for begin, stop in vault.blocks():
-        steps = _pack_steps(vault.transitions(begin, stop), policies)
+        read = vault.transitions(begin, stop)
+        steps, mixed = _pack_steps(read, policies), _mixed_steps(read, policies)
+        some_mixed = bool(mixed.any())
         here = np.flatnonzero((found.start < stop) & (ends > begin))
         finals = _finals(vault, here[(ends[here] <= stop) & (found.final[here] >= 0)])
         for episode in here.tolist():
             row, start, end = found.row[episode], found.start[episode], ends[episode]
             hasher = running.setdefault(row, hashlib.sha256())
-            hasher.update(steps[row, max(start, begin) - begin : min(end, stop) - begin])
+            span = slice(max(start, begin) - begin, min(end, stop) - begin)
+            hasher.update(steps[row, span])
+            if some_mixed and (time := np.flatnonzero(mixed[row, span]) + span.start).size:
+                ids = np.column_stack([time + begin - start, read.policy_id[row, time]])
+                teams.setdefault(row, hashlib.sha256()).update(ids.astype("<i8").tobytes())
             if end <= stop:
                 hasher.update(found.cause[episode].encode())
                 hasher.update(finals.get(episode, b""))
+                hasher.update(teams.pop(row).digest() if row in teams else b"")
                 yield episode, running.pop(row).digest()
         advance(stop - begin)
+
+
+def _mixed_steps(steps: Transition, policies: bool) -> NumpyArray:
+    """Return the steps ``(B, T)`` at which agents have different policies."""
+    ids = np.asarray(steps.policy_id)
+    if not policies:
+        return np.zeros(ids.shape[:2], bool)
+    return (ids != ids[..., :1]).any(-1)
 
 
 def _finals(vault: Vault, episodes: NumpyArray) -> dict[int, NumpyArray]:
@@ -73,8 +92,9 @@ def _finals(vault: Vault, episodes: NumpyArray) -> dict[int, NumpyArray]:
 
 def _pack_steps(transition: Transition, policies: bool) -> NumpyArray:
     arrays = encoding.to_disk(transition)
-    if not policies:
-        del arrays["infos.policy_ids"]
+    ids = arrays.pop(layout.POLICY_IDS)
+    if policies:
+        arrays[layout.POLICY_IDS] = encoding.first_agents(ids)
     return _pack(list(arrays.values()), 2)
 
 

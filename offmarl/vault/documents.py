@@ -11,6 +11,7 @@ import numpy as np
 from offmarl.errors import VaultFormatError
 from offmarl.vault import tables
 from offmarl.vault.layout import (
+    BARE,
     HEAD_KEY,
     INDEX_KEY,
     INDEX_PREFIX,
@@ -25,7 +26,6 @@ from offmarl.vault.layout import (
     Schema,
     dump_json,
     encode_index,
-    leaves,
     prefix_of,
 )
 
@@ -34,13 +34,18 @@ STOCK_KEYS = ("version", "structure_shape", "structure_dtype")
 """The keys of ``metadata.json`` that are not the user's own."""
 
 _MAX_DEPTH = 32
-_DTYPES = frozenset(np.dtype(code).name for code in "?bBhHiIlLqQefd")
+_DTYPES = frozenset(np.dtype(code).name for code in "?bBhHiIlLqQefdFD")
 """The types of arrays that flashbax and JAX have and NumPy too."""
+_EXTENSION_TYPES = frozenset(
+    {"bfloat16", "float8_e3m4", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e4m3b11fnuz"}
+    | {"float8_e5m2", "float8_e5m2fnuz", "int2", "int4"}
+)
+"""Those that TensorStore and JAX add to NumPy's."""
 
 
 def metadata(schema: Schema) -> dict[str, Any]:
     """Return the content of ``metadata.json`` that stock programs open the vault by."""
-    found = leaves(schema.spec)
+    found = schema.leaves
     lead = (schema.rows, schema.chunk_steps)
     return {
         "version": STOCK_VERSION,
@@ -95,8 +100,11 @@ def _parse_shape(name: str, text: Any) -> tuple[int, ...]:
 
 
 def _parse_dtype(name: str, text: Any) -> np.dtype[Any]:
-    if str(text) not in _DTYPES:
-        raise VaultFormatError(f"metadata.json gives {name} the type {text!r:.80}.")
+    if str(text) not in _DTYPES | _EXTENSION_TYPES:
+        raise VaultFormatError(
+            f"metadata.json gives {name or 'the array'} the type {text!r:.80}, which offmarl does "
+            "not read. If it is a type of the flashbax that wrote the vault, read it with that."
+        )
     return np.dtype(text)
 
 
@@ -112,10 +120,15 @@ def _nest(flat: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(tree, Mapping):
-        return {prefix.removesuffix("."): tree}
+    if not isinstance(tree, Mapping | list):
+        return {prefix.removesuffix(".") if prefix else BARE: tree}
     if prefix.count(".") > _MAX_DEPTH:
         raise VaultFormatError("metadata.json nests its arrays too deeply to be a vault's.")
+    if isinstance(tree, list):
+        # Stock gives the entries of a list no names, so that it can only store lists of one.
+        if len(tree) != 1:
+            raise VaultFormatError(f"metadata.json has a list of {len(tree)} arrays, not of one.")
+        tree = {"": tree[0]}
     parts = [_flatten(value, f"{prefix}{name}.") for name, value in tree.items()]
     return {name: value for part in parts for name, value in part.items()}
 
@@ -139,8 +152,7 @@ def index_zarray() -> bytes:
 def zarrays(schema: Schema) -> dict[str, bytes]:
     """Return the keys and values of all ``.zarray`` documents of a vault of ours."""
     found = {
-        prefix_of(name) + ".zarray": zarray(leaf, schema)
-        for name, leaf in leaves(schema.spec).items()
+        prefix_of(name) + ".zarray": zarray(leaf, schema) for name, leaf in schema.leaves.items()
     }
     return found | {INDEX_PREFIX + ".zarray": index_zarray()}
 

@@ -6,14 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from offmarl.errors import ShapeError, VaultFormatError
+from offmarl.errors import ShapeError, VaultLayoutError
 from offmarl.types import Continuous, Discrete, EnvSpec, Transition, View
-from offmarl.vault.layout import Leaf, NumpyArray, Schema, leaves
+from offmarl.vault.layout import POLICY_IDS, Leaf, NumpyArray, Schema, leaves
 from offmarl.vault.tables import Signals
 
 
 def to_disk(transition: Transition) -> dict[str, NumpyArray]:
-    """Name the arrays of a record as they are on disk; nothing is copied or converted."""
+    """Name the arrays of a record as they are on disk; nothing is copied or converted.
+
+    `fit` makes of them what a vault takes.
+    """
     view = transition.view
     return {
         "observations": np.asarray(view.observation),
@@ -25,7 +28,7 @@ def to_disk(transition: Transition) -> dict[str, NumpyArray]:
         "infos.legals": np.asarray(view.legal_actions),
         "infos.alive": np.asarray(view.alive),
         "infos.behaviour_log_probs": np.asarray(transition.behaviour_log_prob),
-        "infos.policy_ids": np.asarray(transition.policy_id),
+        POLICY_IDS: np.asarray(transition.policy_id),
     }
 
 
@@ -47,7 +50,10 @@ def from_disk(arrays: Mapping[str, NumpyArray], spec: EnvSpec) -> Transition:
         dtype, shape = wanted[name]
         if name not in arrays:
             return np.full((*lead, *shape), missing, dtype)
-        return arrays[name].reshape(*lead, *shape).astype(dtype, copy=False)
+        array = arrays[name]
+        if name == POLICY_IDS and array.ndim == len(lead):  # of all agents, as older vaults have it
+            array = np.broadcast_to(array[..., None], (*lead, *shape))
+        return array.reshape(*lead, *shape).astype(dtype, copy=False)
 
     def mask(name: str, missing: float = 0.0) -> NumpyArray:
         return field(name, missing) != 0
@@ -63,18 +69,28 @@ def from_disk(arrays: Mapping[str, NumpyArray], spec: EnvSpec) -> Transition:
         truncated=truncated,
         last=(terminated | truncated).all(-1),
         behaviour_log_prob=field("infos.behaviour_log_probs", np.nan),
-        policy_id=field("infos.policy_ids", -1),
+        policy_id=field(POLICY_IDS, -1),
     )
 
 
 def signals_of(arrays: Mapping[str, NumpyArray]) -> Signals:
     """Return what episodes are told by; ends and policies that no array names are unknown."""
     reward = arrays["rewards"]
+    if reward.dtype.kind not in "biuf":  # bfloat16 and its like do not mix with others
+        reward = reward.astype(np.float32)
     reward = reward.reshape(*reward.shape[:2], -1)
     ends = [arrays.get(name, np.zeros_like(reward)) for name in ("terminals", "truncations")]
     terminated, truncated = (end.reshape(reward.shape) != 0 for end in ends)
-    unknown = np.full(reward.shape[:2], -1)
-    return Signals(reward, terminated, truncated, arrays.get("infos.policy_ids", unknown))
+    ids = arrays.get(POLICY_IDS, np.full(reward.shape[:2], -1))
+    return Signals(reward, terminated, truncated, first_agents(ids))
+
+
+def first_agents(policy_ids: NumpyArray) -> NumpyArray:
+    """Return the ``(*b, T)`` policy ids of the first agent, of ids ``(*b, T)`` or ``(*b, T, N)``.
+
+    They stand for a whole team where one number must: agents of most teams have the same policy.
+    """
+    return policy_ids if policy_ids.ndim < 3 else policy_ids[..., 0]
 
 
 def spec_of(found: Mapping[str, Leaf]) -> EnvSpec:
@@ -82,14 +98,19 @@ def spec_of(found: Mapping[str, Leaf]) -> EnvSpec:
 
     The number of discrete actions is that of the legal-action mask, or 0 where there is none and
     the data must tell.
+
+    Raises
+    ------
+    VaultLayoutError
+        The arrays are not those of OG-MARL's layout.
     """
     needed = ("observations", "actions", "rewards")
     lacking = [name for name in needed if name not in found or not found[name].shape]
     if lacking:
-        raise VaultFormatError(
-            f"no multi-agent data: the vault's arrays are {', '.join(found) or 'none'}, and "
-            f"{', '.join(lacking)} with an axis of agents must be among them. Its arrays can still "
-            "be read one by one with read()."
+        raise VaultLayoutError(
+            f"no multi-agent data in OG-MARL's layout: the vault's arrays are "
+            f"{', '.join(map(repr, found)) or 'none'}, and {', '.join(lacking)} with an axis of "
+            "agents must be among them. Its arrays can still be read one by one with read()."
         )
     num_agents, *observation = found["observations"].shape
     observation_size = math.prod(observation)
@@ -107,7 +128,7 @@ def spec_of(found: Mapping[str, Leaf]) -> EnvSpec:
 
 def _action_of(found: Mapping[str, Leaf]) -> Discrete | Continuous:
     dtype, (_, *action) = found["actions"]
-    if dtype.kind == "f":
+    if dtype.kind not in "biu":
         return Continuous(math.prod(action))
     legals = found.get("infos.legals")
     return Discrete(legals.shape[-1] if legals else 0)
@@ -133,7 +154,8 @@ def pack_view(view: View, spec: EnvSpec) -> NumpyArray:
     for name in dtype.names or ():
         source = np.asarray(getattr(view, name))
         _check(f"the final views' {name}", source, packed[name].shape, dtype[name].base)
-        packed[name] = source
+        with np.errstate(over="ignore"):
+            packed[name] = source
     return packed
 
 
@@ -142,21 +164,47 @@ def unpack_view(packed: NumpyArray) -> View:
     return View(*(packed[name] for name in View._fields))
 
 
-def check_transition(arrays: Mapping[str, NumpyArray], schema: Schema) -> int:
-    """Return T, the steps in a record; `ShapeError` where it does not fit the vault."""
+def fit(transition: Transition, schema: Schema) -> dict[str, NumpyArray]:
+    """Return the arrays of a record by their names on disk, as a vault takes them.
+
+    Nothing is copied that need not be. Wider numbers of the same kind, such as float64, may still
+    have to be cast: what is too large for the vault's type is for `offmarl.vault.writing.values`.
+
+    Raises
+    ------
+    ShapeError
+        The record is of other shapes or kinds than the vault.
+    """
+    arrays = to_disk(transition)
     shape = arrays["rewards"].shape
     steps = shape[1] if len(shape) > 1 else 0
     if not steps:
         raise ShapeError(
             f"rewards: got shape {shape}, and the vault takes (rows, T, N) with T > 0."
         )
-    for name, leaf in leaves(schema.spec).items():
-        _check(name, arrays[name], (schema.rows, steps, *leaf.shape), leaf.dtype)
-    return steps
+    lead = (schema.rows, steps)
+    arrays[POLICY_IDS] = _fit_policies(arrays[POLICY_IDS], lead, schema)
+    for name, leaf in schema.leaves.items():
+        _check(name, arrays[name], (*lead, *leaf.shape), leaf.dtype)
+    return arrays
+
+
+def _fit_policies(ids: NumpyArray, lead: tuple[int, int], schema: Schema) -> NumpyArray:
+    """Give ids the axis of agents, or take it away, where the vault has them the other way."""
+    if schema.agent_policies and ids.shape == lead:
+        return np.broadcast_to(ids[..., None], (*lead, schema.spec.num_agents))
+    if schema.agent_policies or ids.shape != (*lead, schema.spec.num_agents):
+        return ids
+    if (ids != ids[..., :1]).any():
+        raise ShapeError(
+            f"{POLICY_IDS}: agents have different policies, and this vault, which an older offmarl "
+            "made, keeps one for all of them: record to another vault."
+        )
+    return ids[..., 0]
 
 
 def _check(what: str, array: NumpyArray, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    if array.shape != shape or not np.can_cast(array.dtype, dtype, "safe"):
+    if array.shape != shape or not np.can_cast(array.dtype, dtype, "same_kind"):
         raise ShapeError(
             f"{what}: got {array.dtype} of shape {array.shape}, and the vault takes {dtype} of "
             f"shape {shape}. Convert the array first, or create another vault."

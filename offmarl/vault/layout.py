@@ -17,9 +17,11 @@ import numpy as np
 from offmarl.errors import VaultError, VaultFormatError
 from offmarl.types import Continuous, EnvSpec
 
-SCHEMA_VERSION = 2
-READABLE_VERSIONS = (1, 2)
-"""Version 1 had no checksums on the values of our own keys."""
+SCHEMA_VERSION = 3
+SEALED_VERSION = 2
+"""The first version with checksums on the values of our own keys."""
+READABLE_VERSIONS = (1, 2, 3)
+"""Up to version 2 a step had one policy id for all agents."""
 TIME_AXIS = 10**13
 """Length of the time axis of every array; stock appends to no other."""
 MAX_STOCK_LENGTH = 2**31 - 1
@@ -30,6 +32,10 @@ MAX_CHUNK_BYTES = 2**32
 
 SIGNALS = ("rewards", "terminals", "truncations")
 """The arrays that episodes are told by in any vault."""
+
+BARE = "/"
+"""What the array of a vault is called that holds nothing but one array, and so has no name."""
+POLICY_IDS = "infos.policy_ids"
 
 INDEX_PREFIX = "vault_index/"
 INDEX_KEY = "vault_index/0"
@@ -74,16 +80,26 @@ class Schema(NamedTuple):
     """Rows that are stored together; divides ``rows``."""
     chunk_steps: int
     codec: Codec
+    agent_policies: bool = True
+    """Whether each agent has a policy id of its own: from version 3 on. It follows from the
+    version, and is not stored beside it."""
+
+    @property
+    def leaves(self) -> dict[str, Leaf]:
+        """The vault's arrays, in their canonical order."""
+        return leaves(self.spec, self.agent_policies)
 
     @property
     def chunk_bytes(self) -> int:
         """Bytes of the chunks of all arrays that stand side by side, uncompressed."""
-        step_bytes = sum(leaf.step_bytes for leaf in leaves(self.spec).values())
+        step_bytes = sum(leaf.step_bytes for leaf in self.leaves.values())
         return self.chunk_rows * self.chunk_steps * step_bytes
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that `from_json` reads back."""
-        return {"version": SCHEMA_VERSION, **self._asdict(), "spec": self.spec.to_json()}
+        version = SCHEMA_VERSION if self.agent_policies else SEALED_VERSION
+        fields = {name: getattr(self, name) for name in self._stored()}
+        return {"version": version, **fields, "spec": self.spec.to_json()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Schema":
@@ -94,8 +110,9 @@ class Schema(NamedTuple):
                 f"up to {SCHEMA_VERSION}: install a newer offmarl."
             )
         try:
-            fields = {name: data[name] for name in cls._fields}
-            schema = cls(**{**fields, "spec": EnvSpec.from_json(data["spec"])})
+            fields = {name: data[name] for name in cls._stored()}
+            fields |= {"spec": EnvSpec.from_json(data["spec"])}
+            schema = cls(**fields, agent_policies=data["version"] > SEALED_VERSION)
             schema._check()
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise VaultFormatError(
@@ -103,6 +120,10 @@ class Schema(NamedTuple):
                 "`offmarl repair` may find it in metadata.json; or copy the vault again."
             ) from error
         return schema
+
+    @classmethod
+    def _stored(cls) -> tuple[str, ...]:
+        return cls._fields[:-1]
 
     def _check(self) -> None:
         """Raise `ValueError` where sizes make no sense, before anybody allocates so much."""
@@ -163,11 +184,14 @@ class Head(NamedTuple):
 
 def prefix_of(name: str) -> str:
     """Return what the keys of a leaf begin with."""
-    return f"{name}./"
+    return "" if name == BARE else f"{name}./"
 
 
-def leaves(spec: EnvSpec) -> dict[str, Leaf]:
-    """Name the arrays of a vault of ours, in their canonical order."""
+def leaves(spec: EnvSpec, agent_policies: bool = True) -> dict[str, Leaf]:
+    """Name the arrays of a vault of ours, in their canonical order.
+
+    ``agent_policies`` is that of its `Schema`.
+    """
     agents = (spec.num_agents,)
     float32, int32 = np.dtype("<f4"), np.dtype("<i4")
     continuous = isinstance(spec.action, Continuous)
@@ -183,7 +207,7 @@ def leaves(spec: EnvSpec) -> dict[str, Leaf]:
         "infos.legals": Leaf(float32, (*agents, spec.action_size)),
         "infos.alive": Leaf(float32, agents),
         "infos.behaviour_log_probs": Leaf(float32, agents),
-        "infos.policy_ids": Leaf(int32, ()),
+        POLICY_IDS: Leaf(int32, agents if agent_policies else ()),
     }
 
 

@@ -8,13 +8,12 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import NamedTuple
 
 from offmarl.errors import OffmarlError, VaultError, VaultFormatError, VaultNotFoundError
-from offmarl.vault import documents, layout
-from offmarl.vault.layout import Head, Schema
-from offmarl.vault.reading.own import read_metadata, stock_length
+from offmarl.vault import documents, tables
+from offmarl.vault.reading.own import read_episodes, read_metadata, read_own, stock_length
 from offmarl.vault.reading.reader import Vault
 from offmarl.vault.storage.archive import members_of
 from offmarl.vault.storage.location import Location
-from offmarl.vault.storage.store import MANIFEST, METADATA, Store, errors_of, load_json
+from offmarl.vault.storage.store import MANIFEST, METADATA, Store, errors_of
 
 SUFFIX = ".vlt"
 
@@ -33,12 +32,14 @@ class Summary(NamedTuple):
     steps: int | None = None
     """Recorded transitions in all rows."""
     episodes: int | None = None
-    """Episodes, without those that run on at the end of the data."""
+    """Episodes, as far as we wrote them: without those that another program appended."""
     mean_return: float | None = None
-    """Mean over these, and over agents."""
+    """Mean over those that are complete, and over agents; see `offmarl.vault.Episodes`."""
     native: bool = False
     error: str | None = None
     """Why the vault cannot be read, if it cannot."""
+    incomplete: int | None = None
+    """How many of the episodes are not complete."""
 
 
 def open_vault(
@@ -190,21 +191,20 @@ def summarise(path: PurePath) -> Summary:
 
 def _summarise(summary: Summary, path: PurePath) -> Summary:
     store = Store(path)
-    schema = store.get_json(layout.SCHEMA_KEY)
-    if schema is None:
+    own = read_own(store)
+    if own is None:
         leaves, rows = documents.parse_metadata(read_metadata(store.location))
         length = stock_length(store)
         observation = leaves.get("observations")
         num_agents = observation.shape[0] if observation and observation.shape else None
         return summary._replace(num_agents=num_agents, steps=rows * length)
-    spec, rows, *_ = Schema.from_json(schema)
-    head_bytes, index = store.get_all([layout.HEAD_KEY, layout.INDEX_KEY])
-    head = Head.from_json(load_json(head_bytes, layout.HEAD_KEY))
+    episodes = tables.to_episodes(read_episodes(store, own))
     return summary._replace(
-        env=spec.name or None,
-        num_agents=spec.num_agents,
-        steps=rows * head.whole_length(layout.decode_index(index)),
-        episodes=head.episodes,
-        mean_return=head.total_return / head.episodes if head.episodes else None,
+        env=own.schema.spec.name or None,
+        num_agents=own.schema.spec.num_agents,
+        steps=own.schema.rows * own.length,
+        episodes=len(episodes.row),
+        mean_return=episodes.mean_return,
         native=True,
+        incomplete=episodes.incomplete,
     )

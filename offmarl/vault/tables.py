@@ -22,7 +22,14 @@ Table = np.ndarray
 
 
 class Episodes(NamedTuple):
-    """All M episodes of a vault, ordered by row and start."""
+    """All M episodes of a vault, ordered by row and start.
+
+    An episode is complete where the environment ended it: it terminated, or a limit of the
+    environment's truncated it. One that the recording cut off, or that runs on at the end of the
+    data, is incomplete, and its return is a part of one. So whatever tells a mean return, a
+    percentile or a distribution takes it over `complete_returns`, and says beside it how many
+    episodes are incomplete.
+    """
 
     row: Int[np.ndarray, "M"]
     start: Int[np.ndarray, "M"]
@@ -40,6 +47,42 @@ class Episodes(NamedTuple):
     """The policy of the first step; -1 where unknown."""
     final: Int[np.ndarray, "M"]
     """Index into the vault's final views, or -1."""
+
+    @property
+    def complete(self) -> Bool[np.ndarray, "M"]:
+        """Episodes that the environment ended."""
+        return np.isin(self.cause, CAUSES[[TERMINATED, TRUNCATED]])
+
+    @property
+    def episode_returns(self) -> Float[np.ndarray, "M"]:
+        """The mean over agents of each episode's return."""
+        return self.returns.mean(axis=1)
+
+    @property
+    def scored(self) -> Bool[np.ndarray, "M"]:
+        """Complete episodes with a return; one with a reward of NaN or infinity has none."""
+        return self.complete & np.isfinite(self.episode_returns)
+
+    @property
+    def complete_returns(self) -> Float[np.ndarray, "K"]:
+        """The `episode_returns` of those that are `scored`."""
+        return self.episode_returns[self.scored]
+
+    @property
+    def mean_return(self) -> float | None:
+        """Mean of the `complete_returns`; None where there are none."""
+        returns = self.complete_returns
+        return float(returns.mean()) if len(returns) else None
+
+    @property
+    def incomplete(self) -> int:
+        """How many episodes the recording cut off, or run on at the end of the data."""
+        return int((~self.complete).sum())
+
+    @property
+    def without_return(self) -> int:
+        """How many complete episodes have no finite return."""
+        return int((self.complete & ~self.scored).sum())
 
 
 class Signals(NamedTuple):

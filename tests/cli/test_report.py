@@ -176,7 +176,11 @@ def test_odd_names_and_numbers(offmarl, tmp_path):
     steps.reward[0, 3] = np.nan
     steps.view.observation[..., 0] *= 1e9
     for uid in ("_first $x^$", "<b>"):
-        with vault.create(tmp_path / "a.vlt" / uid, SPEC, rows=2) as writer:
+        path = tmp_path / "a.vlt" / uid
+        with (
+            pytest.warns(UserWarning, match="is nan"),
+            vault.create(path, SPEC, rows=2, on_invalid="keep") as writer,
+        ):
             writer.append(steps, finals)
     outcome = offmarl("report", "a.vlt", "--html", "page.html")
     assert outcome.code == 0 and "all: Rewards that are not finite: 2." in outcome.out

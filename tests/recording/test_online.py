@@ -128,7 +128,7 @@ def test_tiers_are_recorded_with_what_they_come_from(recorded):
     assert [row["mean return"] for row in report.data["vaults"]] == [
         pytest.approx(means[row["tier"]]) for row in report.data["vaults"]
     ]
-    ids = tiers["replay"].transitions().policy_id
+    ids = tiers["replay"].transitions().policy_id[..., 0]
     np.testing.assert_array_equal(ids, np.tile(np.repeat(np.arange(32), 16), (8, 1)))
     versions = tiers["replay"].provenance["policies"]
     assert [version["policy_id"] for version in versions] == [4, 8, 12, 16, 20, 24, 28, 32]

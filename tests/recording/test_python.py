@@ -14,6 +14,7 @@ import pytest
 import offmarl
 from offmarl import envs, vault
 from offmarl.errors import (
+    InvalidValueError,
     OptionError,
     RunError,
     ShapeError,
@@ -133,6 +134,84 @@ def test_misuse_is_explained(path):
     ):
         recorder.reset()
     assert vault.open_vault(path).num_steps == 5
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        ({"knight": 99}, "step 1 of the episode: the action of knight is 99, .* from 0 to 3"),
+        ({"knight": -1}, "the action of knight is -1"),
+        ({"knight": 1.5}, "the action of knight is 1.5"),
+        ({"squire": 1}, "the action of squire is 1, and it must be from 10 to 11"),
+        ({"squire": 12}, "the action of squire is 12"),
+    ],
+)
+def test_an_action_that_there_is_not_is_refused_before_the_step(path, actions, message):
+    with offmarl.record(Duel(), path) as recorder:
+        recorder.reset()
+        recorder.step(LONG)
+        with pytest.raises(InvalidValueError, match=message):
+            recorder.step(LONG | actions)
+        assert recorder.env.time == 1
+        while recorder.env.agents:  # nothing is lost
+            recorder.step({agent: LONG[agent] for agent in recorder.env.agents})
+    assert vault.open_vault(path).episodes.length.tolist() == [5]
+
+
+class Faulty(Duel):
+    """Returns something that cannot be at step 2."""
+
+    def __init__(self, what):
+        super().__init__()
+        self._what = what
+
+    def step(self, actions):
+        observations, rewards, *ends, infos = super().step(actions)
+        if self.time == 2 and self._what == "reward":
+            rewards["squire"] = float("nan")
+        return observations, rewards, *ends, infos
+
+    def state(self):
+        wrong = {"state": 2, "reset": 0}.get(self._what) == self.time
+        return np.array([np.inf if wrong else self.time, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("reward", r"reward of agent 1 \(squire\) in row 0, step 1 of the episode is nan"),
+        ("state", "the state, entry 0, in row 0, step 1 of the episode is inf"),
+    ],
+)
+def test_an_episode_ends_before_a_step_that_cannot_be(path, what, message):
+    with offmarl.record(Faulty(what), path) as recorder:
+        recorder.reset()
+        recorder.step(LONG)
+        with pytest.raises(InvalidValueError, match=message):
+            recorder.step(LONG)
+        with pytest.raises(OptionError, match="call reset"):
+            recorder.step(LONG)
+    data = vault.open_vault(path)
+    assert (data.episodes.cause.tolist(), data.episodes.length.tolist()) == (["cut"], [1])
+    assert data.finals.state.tolist() == [[1.0, 0.0]]
+
+
+def test_an_episode_that_begins_with_what_cannot_be_is_not_begun(path):
+    with offmarl.record(Faulty("reset"), path) as recorder:
+        with pytest.raises(InvalidValueError, match="step 0 of the episode is inf"):
+            recorder.reset()
+        with pytest.raises(OptionError, match="call reset"):
+            recorder.step(LONG)
+
+
+def test_agents_may_have_policies_of_their_own(path):
+    with offmarl.record(Duel(), path) as recorder:
+        recorder.reset()
+        recorder.step(LONG, policy_id={"knight": 3, "squire": 5})
+        recorder.step(LONG, log_prob={"knight": -0.5}, policy_id={"knight": 4})
+        with pytest.raises(InvalidValueError, match=r"log-probability of agent 0 \(knight\)"):
+            recorder.step({"knight": 0}, log_prob={"knight": 0.5})
+    assert vault.open_vault(path)[:].policy_id.tolist() == [[[3, 5], [4, -1]]]
 
 
 def test_an_environment_of_ours_is_recorded_as_it_is_by_jax(tmp_path):

@@ -10,6 +10,8 @@ from offmarl.networks import PolicyConfig, init_policy, make_policy
 from offmarl.recording import policy as recording
 from offmarl.recording import record_policy
 from offmarl.rollout import init_rollout, rollout
+from offmarl.vault.layout import POLICY_IDS
+from offmarl.vault.writing import creation
 
 CONFIG = PolicyConfig("recurrent")
 
@@ -64,6 +66,7 @@ def test_what_is_recorded_is_what_was_played(arguments):
         jax.tree.map(lambda *parts: np.concatenate(parts).swapaxes(0, 1), *parts)
         for parts in (played, led_to)
     )
+    played = played._replace(policy_id=np.repeat(played.policy_id[..., None], 2, -1))
     played.truncated[:, -1] = played.last[:, -1] = True
     same = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
     jax.tree.map(same, found.transitions(), played)
@@ -118,6 +121,29 @@ def test_stopped_and_called_again_it_is_the_recording_that_never_stopped(
     assert record_policy(**arguments)
     digests = [vault.open_vault(run["path"]).digest() for run in (whole, arguments)]
     assert digests[0] == digests[1]
+
+
+def test_a_recording_that_an_older_version_began_goes_on(arguments, tmp_path, monkeypatch):
+    """In the form it has: a step of its vault has one policy id for all agents."""
+    whole = arguments | {"path": tmp_path / "whole.vlt" / "expert"}
+    record_policy(**whole)
+    collect = recording.collect
+
+    def stopping(*args):
+        for index, step in enumerate(collect(*args), start=1):
+            yield step
+            if index == 2:
+                raise Killed
+
+    with monkeypatch.context() as older:
+        older.setattr(creation, "Schema", partial(creation.Schema, agent_policies=False))
+        older.setattr(recording, "collect", stopping)
+        with pytest.raises(Killed):
+            record_policy(**arguments, checkpoint_seconds=0.0)
+    assert record_policy(**arguments)
+    begun, new = (vault.open_vault(run["path"]) for run in (arguments, whole))
+    assert begun.digest() == new.digest()
+    assert (begun.leaves[POLICY_IDS].shape, new.leaves[POLICY_IDS].shape) == ((), (2,))
 
 
 def test_a_full_disk_is_an_error_and_what_was_committed_stays(arguments, monkeypatch):

@@ -46,12 +46,12 @@ def write(
         view=random_view(rng, ends.shape, spec),
         action=rng.integers(0, spec.action_size, action_shape).astype(np.int32)
         if discrete
-        else rng.normal(size=action_shape).astype(np.float32),
+        else rng.uniform(-1, 1, action_shape).astype(np.float32),
         reward=rng.normal(size=everyone).astype(np.float32),
         terminated=np.broadcast_to(terminated[..., None], everyone),
         truncated=np.broadcast_to((ends & ~terminated)[..., None], everyone),
         last=ends,
-        behaviour_log_prob=rng.normal(size=everyone).astype(np.float32),
+        behaviour_log_prob=-rng.random(everyone).astype(np.float32),
         policy_id=np.zeros((rows, steps), np.int32),
     )
     row, time = np.nonzero(ends)

@@ -176,7 +176,9 @@ def test_continuous_actions(tmp_path):
     steps, finals = make(CONTINUOUS, ROWS, 60)
     steps.action[0, :, 0, 1] = 1.0
     steps.action[1, 3, 1, 0] = -2.5
-    found = report.survey(write(tmp_path / "a.vlt", CONTINUOUS, steps, finals, codec="zstd"))
+    with pytest.warns(UserWarning, match=r"is -2\.5"):
+        data = write(tmp_path / "a.vlt", CONTINUOUS, steps, finals, codec="zstd", on_invalid="keep")
+    found = report.survey(data)
     alive = steps.view.alive.reshape(-1, 2)
     action = steps.action.reshape(-1, 2, 2)
     for agent in range(2):
@@ -221,10 +223,12 @@ def test_what_is_unusual_is_said(tmp_path):
         truncated=nobody,
         last=np.zeros_like(steps.last),
     )
-    found = report.survey(write(tmp_path / "a.vlt", DISCRETE, steps, rows=1))
+    with pytest.warns(UserWarning, match="is nan"):
+        data = write(tmp_path / "a.vlt", DISCRETE, steps, rows=1, on_invalid="keep")
+    found = report.survey(data)
     known = findings(found)
     for sentence in (
-        "All of its episodes run on at the end of the data: their returns are of what there is.",
+        "All of its episodes run on at the end of the data: none of them has a whole return.",
         "No reward was ever paid.",
         "Actions taken although they were illegal: 1 (4.17%).",
         "Actions that were legal and never taken: 0-1, 3 (agent 0), 1-3 (agents 1-2).",

@@ -66,7 +66,8 @@ def check_against(found, arrays, lengths):
     """Every step and every final view is the one in the batch, in order."""
     transition, episodes = found.transitions(), found.episodes
     assert episodes.length.tolist() == list(lengths)
-    assert transition.policy_id.tolist() == [[-1] * sum(lengths)]
+    assert transition.policy_id.shape == transition.reward.shape
+    assert (transition.policy_id == -1).all()
     assert np.isnan(transition.behaviour_log_prob).all()
     for episode, start in enumerate(episodes.start):
         count = lengths[episode]

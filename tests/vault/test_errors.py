@@ -102,8 +102,8 @@ def test_creating_nonsense(tmp_path, place, options, message):
     ("change", "message"),
     [
         ({"reward": np.zeros((2, 10, 3), np.float32)}, r"rewards: got float32 .*\(2, 10, 3\)"),
-        ({"reward": np.zeros((2, 10, 2))}, "rewards: got float64"),
-        ({"action": np.zeros((2, 10, 2), np.int64)}, "actions: got int64 .* takes int32"),
+        ({"reward": np.zeros((2, 10, 2), complex)}, "rewards: got complex128"),
+        ({"action": np.zeros((2, 10, 2))}, "actions: got float64 .* takes int32"),
         ({"action": np.zeros((3, 10, 2), np.int32)}, "actions: got int32"),
         ({"policy_id": np.zeros((2, 9), np.int32)}, "infos.policy_ids"),
         ({"last": np.ones((2, 10), bool)}, "`last` must be true exactly"),

@@ -18,7 +18,7 @@ from offmarl.vault.storage.location import Location
 from offmarl.vault.storage.store import METADATA, Store
 
 from . import damage
-from .experience import assert_same, make, steps
+from .experience import assert_same, make, steps, unpack_version_2
 from .test_stock import append_with_stock, open_stock, to_stock, write_stock
 
 CODECS = ("raw", "zstd")
@@ -263,8 +263,9 @@ def test_a_stock_tail_is_unchecked_and_kept(path):
     assert vault.verify(path, deep=True).unchecked == ()
 
 
-def test_version_1_opens_and_is_brought_up_to_date(path):
-    """As the version before wrote it: no checksums on our own keys, no schema in metadata.json."""
+def test_version_1_opens_and_is_brought_up_to_date(tmp_path):
+    """As it was written: no checksums on our own keys, no schema in metadata.json."""
+    path = unpack_version_2(tmp_path)
     before = damage.content(path)
     store = Store(path)
     old = {key: store.get(key) for key in store.keys("offmarl/")}

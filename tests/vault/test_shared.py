@@ -63,7 +63,7 @@ def check_all_there(path, acknowledged):
     for start, length, final in zip(
         found.episodes.start, found.episodes.length, found.episodes.final, strict=True
     ):
-        writer, number = int(steps.action[0, start, 0]), int(steps.policy_id[0, start])
+        writer, number = int(steps.action[0, start, 0]), int(steps.policy_id[0, start, 0])
         expected, finals = episode(writer, number)
         assert_same(cut(steps, int(start), int(start + length)), expected)
         assert found.finals.state[final] == pytest.approx(finals.view.state[0])

@@ -1,5 +1,7 @@
 """Stock flashbax opens, reads, samples and appends what we write, and we read what it writes."""
 
+from typing import NamedTuple
+
 import flashbax
 import jax
 import jax.numpy as jnp
@@ -8,7 +10,7 @@ import pytest
 from flashbax.vault import Vault as StockVault
 
 from offmarl import vault
-from offmarl.errors import VaultConflictError, VaultFormatError
+from offmarl.errors import VaultConflictError, VaultFormatError, VaultLayoutError
 from offmarl.types import Discrete
 from offmarl.vault import encoding
 
@@ -231,3 +233,70 @@ def test_the_same_content_has_the_same_digest_whoever_wrote_it(tmp_path):
     found = write_stock(tmp_path / "s.vlt" / "a", to_stock(transition))
     record(tmp_path / "ours.vlt" / "a", [(transition, None)])
     assert found.digest() == vault.open_vault(tmp_path / "ours.vlt").digest()
+
+
+# ---------------------------------------------------------------------------- other layouts
+
+
+class Pair(NamedTuple):
+    obs: jax.Array
+    reward: jax.Array
+
+
+OBS, REWARD = jnp.arange(80.0).reshape(2, 10, 4), jnp.arange(20.0).reshape(2, 10)
+
+
+@pytest.mark.parametrize(
+    ("tree", "arrays"),
+    [
+        (Pair(OBS, REWARD), {"obs": OBS, "reward": REWARD}),
+        ({"a": {"b": OBS}, "rewards": REWARD}, {"a.b": OBS, "rewards": REWARD}),
+        ({"obs": [OBS], "reward": REWARD}, {"obs.": OBS, "reward": REWARD}),
+        ((OBS,), {"": OBS}),
+        (OBS, {"/": OBS}),
+        ({"obs": OBS.astype(jnp.bfloat16)}, {"obs": OBS.astype(jnp.bfloat16)}),
+        ({"x": OBS.astype(jnp.int4)}, {"x": OBS.astype(jnp.int4)}),
+        ({"x": OBS.astype(jnp.complex64)}, {"x": OBS.astype(jnp.complex64)}),
+    ],
+)
+def test_a_vault_of_another_layout_is_sound_and_read(tmp_path, tree, arrays):
+    found = write_stock(tmp_path / "other.vlt" / "a", tree)
+    read = found.read(2, 7)
+    windows = found.windows(np.array([1]), np.array([3]), 4)
+    assert list(read) == list(arrays)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(read[name], np.asarray(array)[:, 2:7])
+        np.testing.assert_array_equal(windows[name], np.asarray(array)[1:2, 3:7])
+        assert read[name].dtype == array.dtype
+    checked = vault.verify(found.path, deep=True)
+    assert checked.sound
+    assert "no multi-agent data in OG-MARL's layout" in checked.other_layout
+    with pytest.raises(VaultLayoutError, match="can still be read one by one with read"):
+        found.episodes  # noqa: B018
+    ((_, summary),) = vault.list_vaults(tmp_path)
+    assert summary.error is None
+
+
+def test_half_precision_becomes_single(tmp_path):
+    transition, _ = make(rows=2, steps=20)
+    tree = to_stock(transition)
+    narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16) if x.dtype == jnp.float32 else x, tree)
+    found = write_stock(tmp_path / "half.vlt" / "a", narrow)
+    checked = vault.verify(found.path, deep=True)
+    assert checked.sound and not checked.other_layout
+    steps = found.transitions()
+    assert steps.reward.dtype == np.float32
+    np.testing.assert_array_equal(steps.reward, np.asarray(narrow["rewards"], np.float32))
+    np.testing.assert_allclose(
+        found.episodes.returns, [row[5] for row in episodes_of(steps)], rtol=1e-6
+    )
+    assert found.spec.action == Discrete(4)
+
+
+def test_a_type_that_nobody_knows_is_a_fault(tmp_path):
+    found = write_stock(tmp_path / "s.vlt" / "a", {"obs": OBS})
+    file = found.path / "metadata.json"
+    file.write_text(file.read_text().replace("float32", "floaf32"))
+    assert "the type 'floaf32', which offmarl does not read" in str(vault.verify(found.path).faults)
+    with pytest.raises(VaultFormatError, match="'floaf32'"):
+        vault.open_vault(found.path)

@@ -178,7 +178,8 @@ def test_intervals_of_episodes(a, tmp_path):
     [
         ("return > 0 and length < 5", lambda e, r: (r > 0) & (e.length < 5)),
         ("not terminated or row == 1", lambda e, r: ~e.terminated | (e.row == 1)),
-        ("return >= p75", lambda e, r: r >= np.percentile(r, 75)),
+        ("return >= p75", lambda e, r: r >= np.percentile(r[e.complete], 75)),
+        ("complete", lambda e, r: (e.cause == "terminated") | (e.cause == "truncated")),
         ("2 <= length <= 4", lambda e, r: (e.length >= 2) & (e.length <= 4)),
         ("policy in (0, 2) and index % 2 == 0", lambda e, r: (e.policy_id != 1) & even(e)),
         ("cause not in ('truncated', 'open')", lambda e, r: e.cause == "terminated"),
@@ -205,7 +206,7 @@ def test_steps_that_a_condition_holds_for(a, tmp_path):
     step = np.zeros(read.last.shape, int)
     for row, start, length, *_ in episodes_of(read):
         step[row, start : start + length] = np.arange(length)
-    wanted = (read.reward.mean(-1) > 0) & (step < 4) & (read.policy_id != 1)
+    wanted = (read.reward.mean(-1) > 0) & (step < 4) & (read.policy_id[..., 0] != 1)
     np.testing.assert_array_equal(made.transitions().reward[0], read.reward[wanted])
     np.testing.assert_array_equal(made.transitions().view.state[0], read.view.state[wanted])
     # Every next view is known, but for those that the source does not know.
@@ -239,7 +240,7 @@ def test_a_sample_of_steps_ends_in_a_cut_episode(a, tmp_path):
 
 def test_the_top_are_the_best(a, tmp_path):
     made = vault.sample(a, tmp_path / "v.vlt", top=0.2)
-    returns = np.sort(a.episodes.returns.mean(-1))[::-1]
+    returns = np.sort(a.episodes.complete_returns)[::-1]
     best = returns[: round(0.2 * len(returns))]
     assert np.sort(made.episodes.returns.mean(-1))[::-1].tolist() == best.tolist()
 
@@ -311,7 +312,9 @@ def test_policies_of_different_sources_stay_apart(a, tmp_path):
     ids = made.transitions().policy_id[0]
     first, second = b.num_steps, b.num_steps + a.num_steps
     np.testing.assert_array_equal(ids[:first], ids[-first:])
-    np.testing.assert_array_equal(ids[first:second], a.transitions().policy_id.reshape(-1) + 5)
+    np.testing.assert_array_equal(
+        ids[first:second, 0], a.transitions().policy_id[..., 0].ravel() + 5
+    )
     assert (ids[second:-first] == 8).all()
     assert made.provenance["policies"] == [{"policy_id": 4, "origin": "b.vlt/poor"}]
 
@@ -336,7 +339,7 @@ def test_policies_have_names(tmp_path):
     others = vault.filter(found, "policy == 'mappo' and program == 'mappo'", tmp_path / "c.vlt")
     assert set(others.episodes.policy_id) == {0, 2}
     steps_of = vault.filter(found, "policy == 'late'", tmp_path / "d.vlt", by="steps")
-    assert steps_of.num_steps == (found.transitions().policy_id == 1).sum()
+    assert steps_of.num_steps == (found.transitions().policy_id[..., 0] == 1).sum()
 
 
 # ---------------------------------------------------------------------------------- sources

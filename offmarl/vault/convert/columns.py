@@ -240,7 +240,10 @@ def _write(
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise VaultError(f"{source} does not tell its spec ({error!r}).") from error
     origin = {"format": kind, "file": source.name, "provenance": columns.about.get("provenance")}
-    with create_whole(path, spec, rows=1, provenance={"source": origin}, codec=codec) as writer:
+    about = {"source": origin}
+    with create_whole(
+        path, spec, rows=1, provenance=about, codec=codec, on_invalid="keep"
+    ) as writer:
         for record in _records(columns, spec, progress):
             writer.append(record.steps, record.finals, cut=record.cut)
         writer.flush()

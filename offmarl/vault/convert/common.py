@@ -49,7 +49,10 @@ def write_vault(
     codec: Codec,
 ) -> PurePath:
     """Write records end to end to a vault of one row that appears whole or not at all."""
-    with create_whole(path, spec, rows=1, provenance={"source": source}, codec=codec) as writer:
+    about = {"source": source}
+    with create_whole(
+        path, spec, rows=1, provenance=about, codec=codec, on_invalid="keep"
+    ) as writer:
         for record in records:
             writer.append(record.steps, record.finals, cut=record.cut)
     return writer.path

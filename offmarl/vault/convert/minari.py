@@ -255,7 +255,7 @@ def _record(episode: Any, infos: dict[str, NumpyArray], spec: EnvSpec) -> Record
         "terminals": infos["terminated"],
         "truncations": infos["truncated"],
         "infos.behaviour_log_probs": infos["behaviour_log_prob"],
-        "infos.policy_ids": infos["policy_id"],
+        layout.POLICY_IDS: infos["policy_id"],
     }
     steps = encoding.from_disk({key: x[None, :length] for key, x in arrays.items()}, spec)
     truncated = steps.truncated.copy()

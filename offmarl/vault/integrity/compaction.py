@@ -109,7 +109,7 @@ def rebuilding(directory: Path) -> Iterator[Path]:
 
 
 def copy(contents: Contents, keys: Iterable[str], target: Store, *, strict: bool = True) -> None:
-    """Copy keys and values, in the order in which they are read; our own keys in today's format.
+    """Copy keys and values, in the order in which they are read; our own keys with checksums.
 
     Where not ``strict``, what cannot be read is left out.
 
@@ -130,7 +130,7 @@ def _values(contents: Contents, keys: list[str], strict: bool) -> Iterator[tuple
             if strict:
                 raise
         else:
-            yield key, _in_todays_format(key, value)
+            yield key, _sealed(key, value)
 
 
 def _batches(values: Iterable[tuple[str, bytes]]) -> Iterator[dict[str, bytes]]:
@@ -162,10 +162,13 @@ def _order(key: str) -> tuple[bool, str, int, int, str]:
     return key.startswith(OWN_PREFIX), leaf, int(number), int(block), rest
 
 
-def _in_todays_format(key: str, value: bytes) -> bytes:
+def _sealed(key: str, value: bytes) -> bytes:
     if key != layout.SCHEMA_KEY:
         return value
-    return layout.dump_json(load_json(value, key) | {"version": layout.SCHEMA_VERSION})
+    schema = load_json(value, key)
+    if schema.get("version") in range(layout.SEALED_VERSION):
+        schema |= {"version": layout.SEALED_VERSION}
+    return layout.dump_json(schema)
 
 
 def switch(directory: Path, fresh: Path, expected: bytes | None) -> None:
@@ -210,7 +213,7 @@ def tidy(directory: Path) -> None:
 
 
 def prepare(path: PurePath) -> None:
-    """Clear what a killed rebuilding left, and bring our own keys to today's format.
+    """Clear what a killed rebuilding left, and give our own keys checksums if they have none.
 
     Only who holds the right to write may do so.
     """
@@ -219,13 +222,15 @@ def prepare(path: PurePath) -> None:
         tidy(location.directory)
     store = Store(path)
     schema = store.get_json(layout.SCHEMA_KEY)
-    if schema is None or schema.get("version") == layout.SCHEMA_VERSION:
+    if schema is None:
         return
     layout.Schema.from_json(schema)
+    if schema["version"] >= layout.SEALED_VERSION:
+        return
     keys = store.keys(OWN_PREFIX)
     values = zip(keys, store.get_all(keys), strict=True)
     with store.errors():
-        store.commit({k: _in_todays_format(k, value) for k, value in values}, fence={}).result()
+        store.commit({k: _sealed(k, value) for k, value in values}, fence={}).result()
 
 
 def _usage(directory: Path) -> tuple[int, int]:

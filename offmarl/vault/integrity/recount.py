@@ -34,7 +34,7 @@ def recount(vault: Vault, stop: int, known: Table) -> tuple[Table, Table]:
     given_up = known[(known["cause"] == tables.OPEN) & (_ends(known) < stop)]
     running = tables.none_running(vault.rows, vault.spec.num_agents)
     found = [known[:0]]
-    names = [name for name in (*layout.SIGNALS, "infos.policy_ids") if name in vault.leaves]
+    names = [name for name in (*layout.SIGNALS, layout.POLICY_IDS) if name in vault.leaves]
     for begin, end in vault.blocks(names):
         if begin < stop:
             arrays = vault.read(begin, min(end, stop), leaves=names)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-from offmarl.errors import VaultFormatError
-from offmarl.vault import documents, layout, tables
+from offmarl.errors import VaultFormatError, VaultLayoutError
+from offmarl.vault import documents, encoding, layout, tables
 from offmarl.vault.faults import Fault, merged, noting, of_chunk, with_episodes
 from offmarl.vault.grid import Grid
 from offmarl.vault.integrity import books, checks, recount
@@ -55,6 +55,8 @@ class Verification(NamedTuple):
     """What no checksum protects, so that damage there may go unnoticed."""
     skipped: tuple[str, ...] = ()
     """What could be checked and was not, because that takes ``deep``."""
+    other_layout: str = ""
+    """Why it cannot be used as multi-agent experience although it may be sound, if so."""
 
     @property
     def sound(self) -> bool:
@@ -136,6 +138,7 @@ def examine(path: PurePath, *, deep: bool, progress: Progress = quiet) -> Verifi
         faults=faults,
         unchecked=unchecked,
         skipped=() if deep else _skipped(contents, layers, found),
+        other_layout=found.other_layout,
     )
 
 
@@ -145,6 +148,7 @@ class _Found:
 
     faults: list[Fault]
     unchecked: list[str] = field(default_factory=list)
+    other_layout: str = ""
     chunks: int = 0
     read_bytes: int = 0
 
@@ -176,7 +180,7 @@ def _native(contents: Contents, found: _Found) -> _Layers:
 
 def own_grids(schema: Schema) -> list[Grid]:
     """Return the arrays that a vault of ours has."""
-    found = layout.leaves(schema.spec).items()
+    found = schema.leaves.items()
     return [Grid.of(name, json.loads(documents.zarray(leaf, schema))) for name, leaf in found]
 
 
@@ -192,7 +196,9 @@ def _foreign(contents: Contents, found: _Found) -> _Layers:
     grids: list[Grid] = []
     length = 0
     with noting(found.faults, METADATA):
-        grids = foreign_grids(contents, read_metadata(contents.location), found.faults)
+        metadata = read_metadata(contents.location)
+        grids = foreign_grids(contents, metadata, found.faults)
+        found.other_layout = _other_layout(metadata)
     with noting(found.faults, layout.INDEX_KEY):
         length = stock_length(Store(contents.location.path))
     found.unchecked.append(f"{METADATA}: programs other than offmarl keep no digest of it.")
@@ -202,6 +208,16 @@ def _foreign(contents: Contents, found: _Found) -> _Layers:
         if grid.compressor in _WITHOUT_CHECKSUM
     ]
     return _Layers(grids, length)
+
+
+def _other_layout(metadata: Mapping[str, Any]) -> str:
+    """Say why the arrays of a vault that others wrote are not multi-agent experience, if so."""
+    leaves, _ = documents.parse_metadata(metadata)
+    try:
+        encoding.spec_of(leaves)
+    except VaultLayoutError as error:
+        return str(error)
+    return ""
 
 
 def foreign_grids(

@@ -37,7 +37,7 @@ def _of_ours(store: Store, own: Own, metadata: Mapping[str, Any]) -> Description
             "changed or damaged: copy the vault again from where it came from, or see what "
             "`offmarl repair` makes of it."
         )
-    leaves = layout.leaves(own.schema.spec)
+    leaves = own.schema.leaves
     return Description(own, leaves, own.schema.rows, own.length, own.provenance, own.unverified)
 
 

@@ -113,6 +113,13 @@ def read_table(store: Store, prefix: str, count: int, dtype: np.dtype[Any]) -> N
     return np.frombuffer(data, dtype)
 
 
+def read_episodes(store: Store, own: Own) -> tables.Table:
+    """Return the episodes that we wrote: those that ended, and those that run on."""
+    dtype = tables.dtype(own.schema.spec.num_agents)
+    ended = read_table(store, layout.EPISODES_PREFIX, own.head.episodes, dtype)
+    return np.concatenate([ended, own.running[own.running["length"] > 0]])
+
+
 def check_documents(store: Store, schema: Schema) -> None:
     """Raise `VaultFormatError` where an array is described otherwise than the schema says.
 

@@ -1,6 +1,7 @@
 """What published vaults do differently, told by name and put right where they are read."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,13 @@ MEANINGS = {
     "time limit terminal": "the time limit is flagged as termination: as truncation instead",
     "time limit unknown": "all episodes of the greatest length are flagged as terminated: if that "
     "is a time limit, open the vault with it",
+    "not finite": "some observations, states or rewards are NaN or infinite: they are left so, and "
+    "episodes without a finite return count in no mean",
+    "impossible actions": "some actions are none that there are: they are left as they are",
+    "flags other than 0 and 1": "some flags are neither 0 nor 1: they count as 1",
+    "impossible log-probabilities": "some log-probabilities are infinite, or above 0: they are "
+    "left as they are",
+    "negative policies": "some policy ids are below -1, which means unknown",
 }
 """The quirks there are, and what is made of them."""
 
@@ -38,15 +46,26 @@ def of_shapes(leaves: Mapping[str, Leaf], rows: int) -> list[str]:
     found = {
         "several rows": rows > 1,
         "state per agent": state is not None and len(state.shape) > 1,
-        "action axis": actions.dtype.kind != "f" and len(actions.shape) > 1,
+        "action axis": actions.dtype.kind in "biu" and len(actions.shape) > 1,
     }
     absent = [quirk for name, quirk in _ABSENT.items() if name not in leaves]
     return [quirk for quirk, there in found.items() if there] + absent
 
 
+def recorded(provenance: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the quirks that a vault of ours notes of itself: what an import has kept."""
+    noted = provenance.get("quirks")
+    return tuple(quirk for quirk in MEANINGS if isinstance(noted, list) and quirk in noted)
+
+
 def is_padded(observations: NumpyArray) -> bool:
     """Whether observations are padded with minus infinity."""
     return bool(np.isneginf(observations).any())
+
+
+def of_returns(episodes: Table) -> list[str]:
+    """Return the quirks that the returns of an episode table tell."""
+    return [] if np.isfinite(episodes["returns"]).all() else ["not finite"]
 
 
 def of_ends(episodes: Table, time_limit: int | None) -> list[str]:

@@ -134,14 +134,16 @@ class Vault:
     def quirks(self) -> tuple[str, ...]:
         """What a foreign vault does differently, and `transitions` and `episodes` put right.
 
-        `offmarl.vault.reading.quirks.MEANINGS` says what they mean; `read` leaves all as it is.
+        Of a vault of ours, impossible values that it was imported with. `read` leaves all as it is.
+        `offmarl.vault.reading.quirks.MEANINGS` says what quirks mean.
         """
         if self.own:
-            return ()
+            return quirks.recorded(self.provenance)
         return (
             *quirks.of_shapes(self.leaves, self.rows),
             *(["padded observations"] if finding.is_padded(self) else []),
             *quirks.of_ends(self._table, self.time_limit),
+            *quirks.of_returns(self._table),
         )
 
     @cached_property

@@ -1,14 +1,16 @@
 """What a condition can ask of episodes and of steps."""
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from offmarl.errors import ExpressionError
-from offmarl.vault.layout import NumpyArray
+from offmarl.vault import encoding
+from offmarl.vault.layout import POLICY_IDS, NumpyArray
 from offmarl.vault.transform import expression, origins, selection
-from offmarl.vault.transform.expression import POLICY_NAME, Columns, Expression, Kind
+from offmarl.vault.transform.expression import COMPLETE, POLICY_NAME, Columns, Expression, Kind
 from offmarl.vault.transform.lineage import Source
 from offmarl.vault.transform.selection import Pieces
 
@@ -23,6 +25,7 @@ OF_EPISODES: dict[str, Kind] = {
     "cause": "text",
     "terminated": "truth",
     "truncated": "truth",
+    COMPLETE: "truth",
     "row": "number",
     "index": "number",  # in `Vault.episodes`
 }
@@ -53,6 +56,8 @@ def select(source: Source, condition: str, by: selection.Unit) -> Pieces:
     parsed = parse(condition, by)
     columns = of_episodes(source)
     _check_told(source, parsed, columns)
+    if "return" in parsed.names:
+        _warn_of_missing_returns(source)
     if by == "episodes":
         holds = parsed.holds(columns, len(source.vault.episodes.row))
         pieces = selection.of_episodes(source.vault, holds)
@@ -64,13 +69,24 @@ def select(source: Source, condition: str, by: selection.Unit) -> Pieces:
     return pieces
 
 
+def _warn_of_missing_returns(source: Source) -> None:
+    returns = source.vault.episodes.episode_returns
+    if missing := int((~np.isfinite(returns)).sum()):
+        warnings.warn(
+            f"{missing:,} of the {len(returns):,} episodes of {source.vault.path} have a reward of "
+            "NaN or infinity, and so no return: they meet no condition on it, and percentiles are "
+            "those of the others.",
+            stacklevel=2,
+        )
+
+
 def _nothing(
     source: Source, parsed: Expression, columns: Columns, by: selection.Unit
 ) -> ExpressionError:
     told = [
-        f"{name} from {columns[name].min():g} to {columns[name].max():g}"
+        f"{name} from {np.nanmin(columns[name]):g} to {np.nanmax(columns[name]):g}"
         for name in sorted(parsed.names & columns.keys())
-        if columns[name].dtype.kind in "if" and len(columns[name])
+        if columns[name].dtype.kind in "if" and not np.isnan(columns[name]).all()
     ]
     there = f" The data has {' and '.join(told)}." if told else ""
     return ExpressionError(
@@ -88,7 +104,7 @@ def of_episodes(source: Source) -> Columns:
         return np.array([getattr(origin, field) for origin in source.origins])[number]
 
     columns: dict[str, Any] = {
-        "return": found.returns.mean(-1),
+        "return": found.episode_returns,
         "length": found.length,
         "policy": found.policy_id,
         POLICY_NAME: _policy_names(source, found.policy_id),
@@ -97,6 +113,7 @@ def of_episodes(source: Source) -> Columns:
         "cause": found.cause,
         "terminated": found.terminated,
         "truncated": found.truncated,
+        COMPLETE: found.complete,
         "row": found.row,
         "index": np.arange(len(found.row)),
     }
@@ -130,7 +147,7 @@ def _check_told(source: Source, parsed: Expression, columns: Columns) -> None:
 def _stretches(source: Source, parsed: Expression, columns: Columns) -> Iterator[Pieces]:
     """Find the steps that a condition holds for, row by row."""
     vault, found = source.vault, source.vault.episodes
-    leaves = [name for name in ("rewards", origins.POLICY_IDS) if name in vault.leaves]
+    leaves = [name for name in ("rewards", POLICY_IDS) if name in vault.leaves]
     yield selection.of_episodes(vault, np.zeros(len(found.row), bool))
     for row in range(vault.rows):
         mine = np.flatnonzero(found.row == row)
@@ -141,8 +158,8 @@ def _stretches(source: Source, parsed: Expression, columns: Columns) -> Iterator
             here = {name: column[episode] for name, column in columns.items()}
             here["reward"] = steps["rewards"][0].reshape(stop - begin, -1).mean(-1)
             here["step"] = time - found.start[episode]
-            if origins.POLICY_IDS in steps:
-                ids = steps[origins.POLICY_IDS][0]
+            if POLICY_IDS in steps:
+                (ids,) = encoding.first_agents(steps[POLICY_IDS])
                 here["policy"], here[POLICY_NAME] = ids, _policy_names(source, ids)
             yield _runs(episode, parsed.holds(here, stop - begin), begin)
 

@@ -11,8 +11,8 @@
     product    = factor, { ( "*" | "/" | "%" ), factor } ;
     factor     = "-", factor | number | text | name | percentile | "(", condition, ")" ;
 
-Comparisons chain as Python's do. ``p90`` is the 90th percentile of what it is compared with. Text
-is evaluated by nothing but this grammar.
+Comparisons chain as Python's do. ``p90`` is the 90th percentile, over complete episodes, of what it
+is compared with. Text is evaluated by nothing but this grammar.
 """
 
 import difflib
@@ -33,6 +33,9 @@ Columns = Mapping[str, NumpyArray]
 """Name to one value for each episode (or step); the names of policies are under ``policy name``."""
 
 POLICY_NAME = "policy name"
+
+COMPLETE = "complete"
+"""The column of the episodes that percentiles are taken over."""
 
 _LONGEST = 2000
 _DEEPEST = 20
@@ -344,8 +347,22 @@ def _resolve_percentile(term: _Term, other: _Term) -> _Term:
     if term.kind != "percentile" or other.kind != "number":
         return term
     return _Term(
-        "number", term.at, lambda columns: np.percentile(other.value(columns), term.value(columns))
+        "number", term.at, lambda columns: _percentile(columns, other.value(columns), term)
     )
+
+
+def _percentile(columns: Columns, values: Any, term: _Term) -> Any:
+    """Return a percentile of the values of complete episodes, as far as they are numbers."""
+    complete = columns[COMPLETE]
+    values = np.broadcast_to(values, complete.shape)[complete]
+    values = values[np.isfinite(values)]
+    percentile = term.value(columns)
+    if not len(values):
+        raise ExpressionError(
+            f"p{percentile:g} is a percentile of complete episodes, those that the environment "
+            "ended, and the data has none with a value to compare: compare with a number."
+        )
+    return np.percentile(values, percentile)
 
 
 def _advice(text: str) -> str:

@@ -126,7 +126,10 @@ def _create(
     if codec is None:
         codec = first.schema.codec if first else "raw"
     spec = lineage.common_spec(vaults)
-    return create_whole(path, spec, rows=rows, codec=codec, chunk_steps=chunk_steps)
+    # What the sources hold was let in, or imported as it was: it is kept.
+    return create_whole(
+        path, spec, rows=rows, codec=codec, chunk_steps=chunk_steps, on_invalid="keep"
+    )
 
 
 def _fill(

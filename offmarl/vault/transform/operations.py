@@ -142,11 +142,13 @@ def sample(
     episodes
         Take so many episodes, at random.
     top
-        Take this fraction of all episodes, in (0, 1]: those with the highest returns.
+        Take this fraction, in (0, 1], of the complete episodes, those that the environment ended:
+        those with the highest returns.
     match_returns
         Whose distribution of returns the sample shall have: the source's own (True), or another
-        vault's. Deciles of these returns bound ten strata, and each gives episodes in proportion
-        to its share, to within one. Without ``steps`` and ``episodes``, as many as can be matched.
+        vault's. Both are of complete episodes, and so is the sample. Deciles of these returns bound
+        ten strata, and each gives episodes in proportion to its share, to within one. Without
+        ``steps`` and ``episodes``, as many as can be matched.
     seed
         Decides everything random.
 
@@ -166,15 +168,16 @@ def sample(
         arguments["match_returns"] = {"vault": name_of(matched), "digest": matched.digest()}
 
     def select(source: Source) -> Pieces:
-        returns = source.vault.episodes.returns.mean(-1)
+        table = source.vault.episodes
+        if top is None and not match_returns:
+            order = sampling.at_random(len(table.row), seed)
+            return sampling.take_first(source.vault, order, steps, episodes)
+        scored, returns = np.flatnonzero(table.scored), sampling.returns_of(source.vault)
         if top is not None:
-            best = sampling.best_first(returns)
+            best = scored[sampling.best_first(returns)]
             return selection.of_episodes(source.vault, best[: max(1, round(top * len(best)))])
-        if match_returns:
-            wanted = like.episodes.returns.mean(-1) if like else returns
-            order = sampling.matched(returns, wanted, seed)
-        else:
-            order = sampling.at_random(len(returns), seed)
+        wanted = sampling.returns_of(like) if like else returns
+        order = scored[sampling.matched(returns, wanted, seed)]
         return sampling.take_first(source.vault, order, steps, episodes)
 
     return derive("sample", arguments, [(opened, select)], path, codec, progress)

@@ -11,14 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from offmarl.vault.layout import NumpyArray
+from offmarl.vault.layout import POLICY_IDS, NumpyArray
 from offmarl.vault.reading.reader import Vault
 from offmarl.vault.writing.creation import DEFAULT_UID
 
 KEY = "origins"
 """Where a vault's provenance keeps them."""
-
-POLICY_IDS = "infos.policy_ids"
 
 
 class Origin(NamedTuple):

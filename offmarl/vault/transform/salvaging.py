@@ -14,7 +14,7 @@ from offmarl.vault import layout, tables
 from offmarl.vault.faults import Fault, with_episodes
 from offmarl.vault.integrity import books
 from offmarl.vault.integrity.verification import Verification, verify
-from offmarl.vault.layout import Codec, NumpyArray
+from offmarl.vault.layout import POLICY_IDS, Codec, NumpyArray
 from offmarl.vault.listing import locate
 from offmarl.vault.progress import Advance, Progress, quiet, silent
 from offmarl.vault.reading.finals import FinalViews
@@ -26,7 +26,6 @@ from offmarl.vault.storage.location import Location
 from offmarl.vault.transform import lineage, selection
 from offmarl.vault.transform.copying import Translate, copy_pieces
 from offmarl.vault.transform.making import write
-from offmarl.vault.transform.origins import POLICY_IDS
 from offmarl.vault.transform.selection import Pieces
 from offmarl.vault.writing.creation import free_place
 from offmarl.vault.writing.writer import Writer

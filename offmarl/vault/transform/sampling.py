@@ -24,6 +24,17 @@ def at_random(count: int, seed: int) -> Order:
     return np.random.default_rng(seed).permutation(count)
 
 
+def returns_of(vault: Vault) -> Float[np.ndarray, "K"]:
+    """Return the returns of a vault's complete episodes; `OptionError` where there are none."""
+    returns = vault.episodes.complete_returns
+    if not len(returns):
+        raise OptionError(
+            f"{vault.path} has no complete episode, one that the environment ended, to go by the "
+            "returns of: sample by --steps or --episodes."
+        )
+    return returns
+
+
 def best_first(returns: Float[np.ndarray, "M"]) -> Order:
     """Return all episodes by return, the highest first; of equals, the first."""
     return np.argsort(-returns, kind="stable")

@@ -27,7 +27,7 @@ class _Chunk:
     def __init__(self, schema: layout.Schema):
         self.values: list[bytearray] = []
         self.arrays: list[tuple[str, slice, NumpyArray]] = []
-        for name, leaf in layout.leaves(schema.spec).items():
+        for name, leaf in schema.leaves.items():
             shape = (schema.chunk_rows, schema.chunk_steps, *leaf.shape)
             for start in range(0, schema.rows, schema.chunk_rows):
                 value = bytearray(schema.chunk_rows * schema.chunk_steps * leaf.step_bytes)
@@ -49,7 +49,7 @@ class ChunkBuffer:
     def __init__(self, schema: layout.Schema, start: int):
         self.staged: dict[str, Value] = {}
         self._schema = schema
-        self._leaves = layout.leaves(schema.spec)
+        self._leaves = schema.leaves
         self._number, self._filled = divmod(start, schema.chunk_steps)
         self._chunk = _Chunk(schema)
         self._lent: dict[int, _Chunk] = {}

@@ -23,6 +23,7 @@ from offmarl.vault.storage.staging import (
     refuse_existing,
 )
 from offmarl.vault.storage.store import METADATA, Store, WriterLock, errors_of
+from offmarl.vault.writing.values import OnInvalid
 from offmarl.vault.writing.writer import Writer
 
 DEFAULT_UID = "main"
@@ -36,6 +37,7 @@ def create(
     provenance: Mapping[str, Any] | None = None,
     chunk_steps: SupportsIndex | None = None,
     codec: Codec = "raw",
+    on_invalid: OnInvalid = "raise",
 ) -> Writer:
     """Create an empty vault and open it for writing.
 
@@ -55,6 +57,10 @@ def create(
         far are a multiple: flush at multiples where you flush often.
     codec
         "raw": uncompressed, with CRC32C beside each chunk. "zstd": compressed frames with checksum.
+    on_invalid
+        What the writer does with values that cannot be, such as NaN: "raise" refuses them, as
+        `Writer.append` says. "keep", for data that is imported as it is, stores them with a warning
+        and notes them in the provenance, under "quirks".
 
     Raises
     ------
@@ -75,10 +81,12 @@ def create(
     _check_sizes(schema)
     make = _create_beside if location.is_directory else _create_in_place
     with errors_of(location.path):
-        return make(location, schema, provenance or {})
+        return make(location, schema, provenance or {}, on_invalid)
 
 
-def _create_beside(location: Location, schema: Schema, provenance: Mapping[str, Any]) -> Writer:
+def _create_beside(
+    location: Location, schema: Schema, provenance: Mapping[str, Any], on_invalid: OnInvalid
+) -> Writer:
     final = location.directory
     fresh = final.with_name(f".{final.name}.new")
     make_directory(fresh)
@@ -88,20 +96,22 @@ def _create_beside(location: Location, schema: Schema, provenance: Mapping[str, 
         clear(fresh)
         _fill(Location(fresh), schema, provenance)
         publish(fresh, final)
-        return Writer(final, lock)
+        return Writer(final, lock, on_invalid)
     except BaseException:
         _remove(fresh)  # before others may build there
         lock.release()
         raise
 
 
-def _create_in_place(location: Location, schema: Schema, provenance: Mapping[str, Any]) -> Writer:
+def _create_in_place(
+    location: Location, schema: Schema, provenance: Mapping[str, Any], on_invalid: OnInvalid
+) -> Writer:
     """Create where nothing can be renamed: what a vault is known by comes last."""
     lock = WriterLock(location.path)
     _refuse_existing(location)
     location.clear()
     _fill(location, schema, provenance)
-    return Writer(location.path, lock)
+    return Writer(location.path, lock, on_invalid)
 
 
 @contextmanager

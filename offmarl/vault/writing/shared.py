@@ -18,6 +18,7 @@ from offmarl.vault.layout import Head
 from offmarl.vault.listing import locate
 from offmarl.vault.reading.reader import Vault
 from offmarl.vault.storage.location import Location
+from offmarl.vault.writing import values
 from offmarl.vault.writing.records import Cut, account, is_there
 from offmarl.vault.writing.writer import own_of, resume
 
@@ -91,6 +92,8 @@ class SharedWriter:
         ------
         ShapeError
             It does not fit the vault, contradicts itself, or an episode goes on at the end.
+        InvalidValueError
+            A value cannot be, as in `Writer.append`.
         VaultLockedError
             Another process kept the vault locked for too long.
         VaultError
@@ -137,8 +140,9 @@ class SharedWriter:
 
     def _check(self, transition: Transition, finals: Finals | None, cut: Cut) -> None:
         """Find now what is wrong with a record, not when others wait for it."""
-        arrays = encoding.to_disk(transition)
-        encoding.check_transition(arrays, self._schema)
+        arrays = encoding.fit(transition, self._schema)
+        values.check(arrays, self.spec, finals)
+        arrays = values.cast(arrays, self._schema.leaves)
         none = tables.none_running(self.rows, self.spec.num_agents)
         found = account(transition, arrays, finals, Head(), none, self.spec, fresh=True, cut=cut)
         if found.running["length"].any():

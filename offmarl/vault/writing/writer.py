@@ -22,11 +22,14 @@ from offmarl.vault import encoding, layout
 from offmarl.vault.integrity.compaction import prepare
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.listing import locate
+from offmarl.vault.reading import quirks
 from offmarl.vault.reading.own import Own
 from offmarl.vault.reading.reader import Vault
 from offmarl.vault.storage.store import Store, WriterLock, conflict
+from offmarl.vault.writing import values
 from offmarl.vault.writing.chunks import ChunkBuffer, Value
 from offmarl.vault.writing.records import Cut, Record, account, is_there, tables_of, warn_of_length
+from offmarl.vault.writing.values import OnInvalid, Place
 
 _COMMIT_BYTES = 2**27
 """Full chunks that wait for a commit: with fewer, the disk would do little but sync."""
@@ -51,11 +54,12 @@ class Writer:
     Any thread may use it, inside a running event loop too, but only one at a time.
     """
 
-    def __init__(self, path: PurePath, lock: WriterLock):
+    def __init__(self, path: PurePath, lock: WriterLock, on_invalid: OnInvalid = "raise"):
         vault = Vault(path)
         own = own_of(vault)
         self.path = path
         self._lock = lock
+        self._on_invalid = on_invalid
         self._store = Store(path)
         self._schema = own.schema
         self._head = self._tip = own.head
@@ -124,7 +128,12 @@ class Writer:
         Raises
         ------
         ShapeError
-            The arrays have other shapes or types than the vault's, or contradict one another.
+            The arrays have other shapes or kinds than the vault's, or contradict one another.
+            Wider numbers, such as float64 and int64, are cast.
+        InvalidValueError
+            A value cannot be: NaN or infinity where there must be a number (an unknown
+            log-probability is NaN), an action that there is not, a flag other than 0 and 1, a
+            positive log-probability of a discrete action. The message names the first.
         VaultError
             An earlier record of the run is missing, the writer is closed, or a commit failed.
         """
@@ -201,8 +210,7 @@ class Writer:
         cut: Cut = False,
     ) -> None:
         """Take steps into the buffer, and what follows from them into the books."""
-        arrays = encoding.to_disk(transition)
-        encoding.check_transition(arrays, self._schema)
+        arrays = self._checked(transition, finals)
         record = account(
             transition, arrays, finals, tip, self._running, self.spec, fresh=fresh, cut=cut
         )
@@ -211,8 +219,25 @@ class Writer:
         self._pending.append(record)
         self._buffer.put(arrays)
 
+    def _checked(self, transition: Transition, finals: Finals | None) -> dict[str, NumpyArray]:
+        """Return the arrays to store, once their shapes and values have been looked at."""
+        arrays = encoding.fit(transition, self._schema)
+        place = Place(self._tip.length, "of the vault")
+        if self._on_invalid == "raise":
+            values.check(arrays, self.spec, finals, place)
+        else:
+            known = quirks.recorded(self._provenance)
+            found = values.find(arrays, self.spec, finals, place)
+            if fresh := values.warn(found, known):
+                self.annotate({"quirks": [*known, *fresh]})
+        return values.cast(arrays, self._schema.leaves)
+
     def _adopt(self, vault: Vault) -> None:
-        """Take in what a stock program appended, as episodes of unknown policies."""
+        """Take in what a stock program appended, as episodes of unknown policies.
+
+        It is there already, so that values which cannot be are kept.
+        """
+        self._on_invalid, on_invalid = "keep", self._on_invalid
         start = self._head.length
         unverified = (*self._head.unverified, (start, vault.length))
         for begin, stop in vault.blocks(start=start):
@@ -222,6 +247,7 @@ class Writer:
             tip = self._tip._replace(run=None, unverified=unverified)
             self._accept(steps, None, tip, fresh=begin == start)
         self.flush()
+        self._on_invalid = on_invalid
 
     def _commit(self, tail: bool = False) -> None:
         """Start to write full chunks, and the tables up to the last record that is in them whole.

@@ -1,0 +1,210 @@
+"""The mean return of a vault is one number, whoever tells it: that of its complete episodes."""
+
+import importlib
+import warnings
+
+import numpy as np
+import pytest
+
+import offmarl as library
+from offmarl import vault
+from offmarl.cli import demo
+from offmarl.recording import online
+from offmarl.report.contents import survey
+from offmarl.types import Finals
+from offmarl.vault.transform import sampling
+from tests.vault.experience import SPEC, make
+
+push = importlib.import_module("offmarl.hub.push")  # the package has a function of this name
+
+RETURNS = [1.0, 2.0, 6.0]
+"""Of the complete episodes; the one that is cut returned 100 so far, the one that runs on 200."""
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """Five episodes of two steps and one of one: the fourth is cut, the fifth and last run on."""
+    whole, _ = make(rows=1, steps=9)
+    ends = np.array([0, 1, 0, 1, 0, 1, 0, 1, 0], bool)[None]
+    reward = np.zeros((1, 9, 2), np.float32)
+    reward[0, ::2, 0] = 2 * np.array([*RETURNS, 100, 200])  # all of it is agent 0's
+    flags = np.repeat(ends[..., None], 2, -1)
+    terminated = flags & (np.arange(9) < 4)[None, :, None]
+    transition = whole._replace(
+        reward=reward, last=ends, terminated=terminated, truncated=flags & ~terminated
+    )
+    path = tmp_path_factory.mktemp("returns") / "vaults" / "a.vlt" / "main"
+    cut = np.zeros((1, 9), bool)
+    cut[0, 7] = True
+    final = type(whole.view)(*(x[:, 7] for x in whole.view))
+    finals = Finals(np.zeros(1, int), np.full(1, 7), final)
+    with vault.create(path, SPEC, rows=1) as writer:
+        writer.append(transition, finals, cut=cut)
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(path):
+    return vault.open_vault(path)
+
+
+def test_the_table_of_episodes_tells_it(data):
+    episodes = data.episodes
+    assert episodes.cause.tolist() == ["terminated", "terminated", "truncated", "cut", "open"]
+    assert episodes.complete.tolist() == [True, True, True, False, False]
+    assert episodes.complete_returns.tolist() == RETURNS
+    assert (episodes.mean_return, episodes.incomplete, episodes.without_return) == (3.0, 2, 0)
+
+
+def told_by_show(path, offmarl):
+    found = offmarl("show", path, "--json").json
+    assert (found["episodes"], found["incomplete_episodes"]) == (5, 2)
+    assert (found["return"]["min"], found["return"]["max"]) == (1.0, 6.0)
+    assert "to 6 (without 2 that the environment did not end)" in offmarl("show", path).out
+    return found["return"]["mean"]
+
+
+def told_by_ls(path, offmarl):
+    directory = path.parents[1]
+    (found,) = offmarl("ls", directory, "--json").json["vaults"]
+    assert (found["episodes"], found["incomplete"]) == (5, 2)
+    assert "incomplete" in offmarl("ls", directory).out
+    return found["mean_return"]
+
+
+def told_by_a_transform(path, offmarl):
+    (found,) = offmarl("recode", path, "-o", "b.vlt", "--json").json["vaults"]
+    assert (found["episodes"], found["incomplete"]) == (5, 2)
+    return found["return"]["mean"]
+
+
+def told_by_the_report(path, offmarl):
+    (found,) = offmarl("report", path, "--json").json["vaults"].values()
+    assert (found["episodes"], found["whole_episodes"]) == (5, 3)
+    return found["return"]["mean"]
+
+
+def told_by_the_card(path, offmarl):
+    card = push._describe(vault.open_vault(path), ())
+    assert (card.episodes, card.incomplete) == (5, 2)
+    assert (card.return_min, card.return_max) == (1.0, 6.0)
+    return card.return_mean
+
+
+def told_by_record(path, offmarl):
+    found = online._describe(path, "medium")
+    assert (found["episodes"], found["cut"]) == (5, 2)
+    return found["mean return"]
+
+
+def told_by_the_demo(path, offmarl):
+    return np.mean(demo._returns(path))
+
+
+def told_by_the_dataset(path, offmarl):
+    return library.open(path).episodes.mean_return
+
+
+def told_by_the_survey(path, offmarl):
+    return survey(vault.open_vault(path)).returns.mean()
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        told_by_show,
+        told_by_ls,
+        told_by_a_transform,
+        told_by_the_report,
+        told_by_the_card,
+        told_by_record,
+        told_by_the_demo,
+        told_by_the_dataset,
+        told_by_the_survey,
+    ],
+)
+def test_all_tell_the_same(path, offmarl, told):
+    assert told(path, offmarl) == pytest.approx(3.0)
+
+
+def test_percentiles_are_of_complete_episodes(data, tmp_path):
+    """The median of all would be 6, and that of the complete ones is 2."""
+    made = vault.filter(data, "return >= p50", tmp_path / "a.vlt")
+    assert made.episodes.episode_returns.tolist() == [2.0, 6.0, 100.0, 200.0]
+    only = vault.filter(data, "complete and return >= p50", tmp_path / "b.vlt")
+    assert only.episodes.episode_returns.tolist() == [2.0, 6.0]
+
+
+def test_samples_by_return_are_of_complete_episodes(data, tmp_path):
+    best = vault.sample(data, tmp_path / "a.vlt", top=0.34)
+    assert best.episodes.episode_returns.tolist() == [6.0]
+    like = vault.sample(data, tmp_path / "b.vlt", match_returns=True, episodes=3)
+    assert like.episodes.complete.all()
+    np.testing.assert_array_equal(sampling.returns_of(data), RETURNS)
+
+
+def record_an_open_episode(path):
+    with vault.create(path, SPEC, rows=1) as writer:
+        writer.append(*make(rows=1, steps=3, end_every=1e9))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("sample", "--top", "10%"), "has no complete episode"),
+        (("sample", "--match-returns", "--episodes", 1), "has no complete episode"),
+        (("filter", "return >= p50"), "p50 is a percentile of complete episodes"),
+    ],
+)
+def test_without_complete_episodes_nothing_goes_by_returns(offmarl, arguments, message, tmp_path):
+    record_an_open_episode(tmp_path / "a.vlt")
+    verb, *options = arguments
+    outcome = offmarl(verb, "a.vlt", *options, "-o", "b.vlt")
+    assert outcome.code in (1, 2) and message in outcome.err
+
+
+def test_without_complete_episodes_there_is_no_return(offmarl, tmp_path):
+    record_an_open_episode(tmp_path / "a.vlt")
+    for command in (("show", "a.vlt"), ("ls",), ("report", "a.vlt", "--html", "page.html")):
+        assert offmarl(*command).code == 0
+    found = offmarl("show", "a.vlt", "--json").json
+    assert (found["return"], found["incomplete_episodes"]) == ({}, 1)
+    assert offmarl("ls", "--json").json["vaults"][0]["mean_return"] is None
+
+
+def test_an_episode_without_a_return_is_told_and_left_out(offmarl, path, tmp_path):
+    """As an older version recorded it: the reward is NaN, and nothing notes it."""
+    data = vault.open_vault(path)
+    transition = data[:]
+    reward = transition.reward.copy()
+    reward[0, 0, 1] = np.nan
+    with (
+        pytest.warns(UserWarning),
+        vault.create(tmp_path / "a.vlt", SPEC, rows=1, on_invalid="keep") as writer,
+    ):
+        cut = np.arange(9)[None] == 7
+        writer.append(transition._replace(reward=reward), cut=cut)
+    found = offmarl("show", "a.vlt", "--json").json
+    assert (found["return"]["mean"], found["episodes_without_return"]) == (4.0, 1)
+    shown = offmarl("show", "a.vlt")
+    assert shown.code == 0
+    assert "1 with rewards that are not finite" in shown.out
+    assert offmarl("ls", "--json").json["vaults"][0]["mean_return"] == 4.0
+    page = offmarl("report", "a.vlt")
+    assert page.code == 0 and "1 complete episodes have no finite return" in page.out
+
+
+def test_warnings_are_printed_as_the_command_lines_own(offmarl, path):
+    transition = vault.open_vault(path)[:]
+    reward = np.full_like(transition.reward, np.inf)
+    with (
+        pytest.warns(UserWarning),
+        vault.create("a.vlt", SPEC, rows=1, on_invalid="keep") as writer,
+    ):
+        writer.append(transition._replace(reward=reward))
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        outcome = offmarl("recode", "a.vlt", "-o", "b.vlt")
+    assert outcome.code == 0
+    assert outcome.err.startswith("warning: the reward of agent 0 in row 0, step 0 of the vault")
+    assert "UserWarning" not in outcome.err
