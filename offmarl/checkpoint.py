@@ -98,8 +98,13 @@ class Checkpoints:
             }
         )
         self._directory.mkdir(parents=True, exist_ok=True)
+        self._remove_leftovers()  # orbax warns of its own
         self._checkpointer.save(path, args.Composite(**parts, **{_ABOUT: args.JsonSave(about)}))
-        self._tidy()
+        self._remove_old()
+
+    def exists(self) -> bool:
+        """Whether there is a directory of checkpoints, be it empty."""
+        return self._directory.is_dir()
 
     def steps(self) -> list[int]:
         """Return the numbers of all whole checkpoints, in order."""
@@ -183,12 +188,16 @@ class Checkpoints:
         """Let go of what saving and restoring needed."""
         self._checkpointer.close()
 
-    def _tidy(self) -> None:
-        """Delete old checkpoints, each as a whole, and what a killed process left half done."""
+    def _remove_old(self) -> None:
+        """Delete checkpoints that are not to be kept, each as a whole."""
         if self._keep is not None:
             for step in self.steps()[: -self._keep]:
                 path = self._directory / str(step)
                 path.rename(path.with_name(f"{step}.deleted"))
+        self._remove_leftovers()
+
+    def _remove_leftovers(self) -> None:
+        """Delete what a killed process left half written or half deleted."""
         for path in self._directory.iterdir():
             if _OWN_LEFTOVER.fullmatch(path.name) and _is_directory(path):
                 shutil.rmtree(path)

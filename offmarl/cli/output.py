@@ -44,9 +44,10 @@ def show_error(error: Exception, as_json: bool) -> None:
         _err.print(Text.assemble(("error: ", "bold red"), (str(error), "red")), soft_wrap=True)
 
 
-def show_interrupt() -> None:
-    """Say that nothing is lost."""
-    _err.print("stopped. The same command goes on from here.", style="yellow")
+def show_interrupt(interrupt: KeyboardInterrupt) -> None:
+    """Say where a stopped command goes on, where it knows."""
+    message = str(interrupt) or "stopped: give the same command again to finish it."
+    _err.print(message, style="yellow", markup=False, soft_wrap=True)
 
 
 def overview(summaries: Mapping[str, str]) -> Report:
