@@ -18,7 +18,7 @@ import optax
 import tyro
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from offmarl import training
+from offmarl import cli, training
 from offmarl.losses import masked_mean
 from offmarl.networks import (
     PolicyConfig,
@@ -97,4 +97,5 @@ def main(args: Args) -> Path:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args, description=__doc__))
+    with cli.exit_codes():
+        main(tyro.cli(Args, description=__doc__))

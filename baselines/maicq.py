@@ -22,7 +22,7 @@ import optax
 import tyro
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from offmarl import categorical, training
+from offmarl import categorical, cli, training
 from offmarl.losses import cross_entropy, lambda_targets, masked_mean, softmax_weights
 from offmarl.networks import (
     Mixer,
@@ -175,4 +175,5 @@ def main(args: Args) -> Path:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args, description=__doc__))
+    with cli.exit_codes():
+        main(tyro.cli(Args, description=__doc__))

@@ -21,7 +21,7 @@ import optax
 import tyro
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from offmarl import categorical, training
+from offmarl import categorical, cli, training
 from offmarl.losses import (
     conservative_gap,
     double_q_values,
@@ -159,4 +159,5 @@ def main(args: Args) -> Path:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args, description=__doc__))
+    with cli.exit_codes():
+        main(tyro.cli(Args, description=__doc__))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from offmarl.errors import (
     CardError,
+    CheckpointError,
     ChecksumError,
     ExpressionError,
     HubError,
@@ -52,6 +53,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CardError",
+    "CheckpointError",
     "ChecksumError",
     "Continuous",
     "Discrete",

@@ -9,18 +9,36 @@ A run's checkpoint is a mapping of named pytrees, at least these two:
     Whatever the program needs to go on with the same bits.
 """
 
+import json
+import re
 import shutil
+import warnings
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import google_crc32c
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from offmarl.errors import RunError
+from offmarl.errors import CheckpointError, RunError
 from offmarl.types import ArrayTree
+
+_ABOUT = "about"
+"""The JSON part of a checkpoint: ``info``, and a description and a checksum of each array."""
+
+_OWN_LEFTOVER = re.compile(r"\d+\.(deleted|orbax-checkpoint-tmp(-\d+)?)")
+"""Directories that a killed process leaves: ours on the way out, orbax's on the way in."""
+
+
+class Resumed(NamedTuple):
+    """The checkpoint to go on from."""
+
+    step: int
+    tree: dict[str, ArrayTree]
+    info: dict[str, Any]
 
 
 class Checkpoints:
@@ -28,6 +46,9 @@ class Checkpoints:
 
     Saves are atomic and have ended when `save` returns: killed in the middle, what was there
     before is still there. Typed PRNG keys, NamedTuples, optax states and empty nodes are welcome.
+    Each array is stored with the CRC32C of its type, shape and bytes, which is compared when it is
+    read; checkpoints of earlier versions have none and are read as they are. Other files and
+    directories in the directory are left alone.
 
     Parameters
     ----------
@@ -52,26 +73,44 @@ class Checkpoints:
             Named pytrees of arrays. Each can be restored without the others.
         info
             A JSON object.
+
+        Raises
+        ------
+        RunError
+            Something else has the name that the checkpoint would have.
         """
         from orbax.checkpoint import args
 
+        path = self._directory / str(step)
+        if path.exists() or path.is_symlink():
+            raise RunError(f"{path} is in the way of a checkpoint: move it to another place.")
+        host = {name: jax.device_get(_without_keys(part)) for name, part in tree.items()}
         parts = {
-            name: args.StandardSave(_wrap(_without_keys(part)))
-            for name, part in tree.items()
+            name: args.StandardSave(_wrap(part))
+            for name, part in host.items()
             if jax.tree.leaves(part)  # orbax knows no empty trees
         }
-        about = {"info": dict(info), "leaves": {name: _leaves(part) for name, part in tree.items()}}
-        self._directory.mkdir(parents=True, exist_ok=True)
-        self._checkpointer.save(
-            self._directory / str(step), args.Composite(**parts, about=args.JsonSave(about))
+        about = _sealed(
+            {
+                "info": dict(info),
+                "leaves": {name: _leaves(part) for name, part in tree.items()},
+                "checksums": {name: _checksums(part) for name, part in host.items()},
+            }
         )
-        self._tidy()
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._remove_leftovers()  # orbax warns of its own
+        self._checkpointer.save(path, args.Composite(**parts, **{_ABOUT: args.JsonSave(about)}))
+        self._remove_old()
+
+    def exists(self) -> bool:
+        """Whether there is a directory of checkpoints, be it empty."""
+        return self._directory.is_dir()
 
     def steps(self) -> list[int]:
         """Return the numbers of all whole checkpoints, in order."""
         if not self._directory.is_dir():
             return []
-        return sorted(int(path.name) for path in self._directory.iterdir() if path.name.isdigit())
+        return sorted(int(path.name) for path in self._directory.iterdir() if _is_whole(path))
 
     def latest(self) -> int | None:
         """Return the number of the newest checkpoint, None where there is none."""
@@ -98,6 +137,8 @@ class Checkpoints:
         ------
         RunError
             There is no such checkpoint, or it holds something other than ``like``.
+        CheckpointError
+            It is damaged.
         """
         from orbax.checkpoint import args
 
@@ -107,7 +148,7 @@ class Checkpoints:
                 f"{self._directory} has no checkpoint{'' if step is None else f' {step}'}: "
                 "give the directory of a run that has saved one."
             )
-        about = self._restore(step, about=args.JsonRestore())["about"]
+        about = self._read_about(step)
         for name, part in like.items():
             self._check(step, name, _leaves(part), about["leaves"].get(name, {}))
         parts = {name: part for name, part in like.items() if jax.tree.leaves(part)}
@@ -115,27 +156,100 @@ class Checkpoints:
             step,
             **{name: args.StandardRestore(_wrap(_abstract(part))) for name, part in parts.items()},
         )
-        tree = {name: _with_keys(part, *found[name].values()) for name, part in parts.items()}
+        for name in parts:
+            self._compare(step, name, _unwrap(found[name]), about.get("checksums"))
+        tree = {name: _with_keys(part, _unwrap(found[name])) for name, part in parts.items()}
         return dict(like) | tree, about["info"]
+
+    def resume(self, like: Mapping[str, ArrayTree]) -> Resumed | None:
+        """Read the newest checkpoint that is intact; None where there is none.
+
+        A damaged one is renamed to ``<step>.damaged``, with a warning: the run repeats the work
+        since the one before it and ends with the same result.
+
+        Parameters
+        ----------
+        like
+            As for `restore`.
+
+        Raises
+        ------
+        RunError
+            The checkpoint holds something other than ``like``.
+        """
+        for step in reversed(self.steps()):
+            try:
+                return Resumed(step, *self.restore(like, step))
+            except CheckpointError as error:
+                self._set_aside(step, error)
+        return None
 
     def close(self) -> None:
         """Let go of what saving and restoring needed."""
         self._checkpointer.close()
 
-    def _tidy(self) -> None:
-        """Delete old checkpoints, each as a whole, and what a killed process left half done."""
+    def _remove_old(self) -> None:
+        """Delete checkpoints that are not to be kept, each as a whole."""
         if self._keep is not None:
             for step in self.steps()[: -self._keep]:
                 path = self._directory / str(step)
                 path.rename(path.with_name(f"{step}.deleted"))
-        for path in self._directory.glob("*.*"):
-            shutil.rmtree(path)
+        self._remove_leftovers()
+
+    def _remove_leftovers(self) -> None:
+        """Delete what a killed process left half written or half deleted."""
+        for path in self._directory.iterdir():
+            if _OWN_LEFTOVER.fullmatch(path.name) and _is_directory(path):
+                shutil.rmtree(path)
+
+    def _set_aside(self, step: int, error: CheckpointError) -> None:
+        path = self._directory / str(step)
+        aside = path.with_name(f"{step}.damaged")
+        if _is_directory(aside):
+            shutil.rmtree(aside)
+        path.rename(aside)
+        before = self.latest()
+        on = "starts from the beginning" if before is None else f"goes on from checkpoint {before}"
+        warnings.warn(
+            f"checkpoint {path} is damaged ({error.reason}): it was renamed to {aside.name}, and "
+            f"the run {on}.",
+            stacklevel=3,
+        )
 
     def _restore(self, step: int, **parts: Any) -> Any:
         from orbax.checkpoint import args
 
         path = self._directory / str(step)
-        return self._checkpointer.restore(path, args.Composite(**parts)) if parts else {}
+        try:
+            for name in parts.keys() - {_ABOUT}:
+                _read_once(path / name)
+            return self._checkpointer.restore(path, args.Composite(**parts)) if parts else {}
+        except (MemoryError, PermissionError):
+            raise
+        except Exception as error:  # orbax raises all kinds where its own files are damaged
+            reason = re.split(r"\n|: Error| \[tensorstore_spec", str(error))[0]
+            raise self._damaged(step, f"{type(error).__name__}: {reason}") from None
+
+    def _read_about(self, step: int) -> dict[str, Any]:
+        from orbax.checkpoint import args
+
+        about: Any = self._restore(step, **{_ABOUT: args.JsonRestore()})[_ABOUT]
+        if not isinstance(about, dict) or not (_is_unsealed(about) or _is_intact(about)):
+            raise self._damaged(step, "the checksum of its JSON part is wrong")
+        return about
+
+    def _compare(
+        self, step: int, name: str, part: ArrayTree, expected: Mapping[str, Any] | None
+    ) -> None:
+        """Compare the checksums of what was read; None where an earlier version saved it."""
+        if expected is None:
+            return
+        for leaf, checksum in _checksums(part).items():
+            if checksum != expected[name][leaf]:
+                raise self._damaged(step, f"the checksum of {name}{leaf} is wrong")
+
+    def _damaged(self, step: int, reason: str) -> CheckpointError:
+        return CheckpointError(self._directory / str(step), reason)
 
     def _check(self, step: int, name: str, wanted: dict[str, Any], found: dict[str, Any]) -> None:
         different = [
@@ -156,9 +270,42 @@ class Checkpoints:
         return ocp.Checkpointer(ocp.CompositeCheckpointHandler())
 
 
+def _read_once(directory: Path) -> None:
+    """Read each array that a part holds, one after the other.
+
+    Orbax reads them side by side; where one fails it abandons the others, which then print
+    tracebacks from threads of their own.
+    """
+    import tensorstore
+
+    store = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{directory}/"}}
+    found = [key.decode() for key in tensorstore.KvStore.open(store).result().list().result()]
+    arrays = [key.removesuffix(".zarray") for key in found if key.endswith("/.zarray")]
+    if not arrays:
+        raise FileNotFoundError(f"{directory.name} holds no arrays")
+    for path in arrays:
+        spec = {"driver": "zarr", "kvstore": {**store, "path": path}}
+        tensorstore.open(spec, read=True).result().read().result()
+
+
 def _wrap(part: ArrayTree) -> dict[str, ArrayTree]:
     """Make a container of what may be a single array, which orbax would not take."""
     return {"tree": part}
+
+
+def _unwrap(wrapped: Mapping[str, ArrayTree]) -> ArrayTree:
+    (part,) = wrapped.values()
+    return part
+
+
+def _is_directory(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether orbax put a checkpoint of ours there; users may keep files of any name beside."""
+    number = path.name.isascii() and path.name.isdigit() and path.name == str(int(path.name))
+    return number and _is_directory(path) and (path / _ABOUT).is_dir()
 
 
 def _is_key(leaf: Any) -> bool:
@@ -171,6 +318,34 @@ def _leaves(tree: ArrayTree) -> dict[str, str]:
         jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}"
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
+
+
+def _checksums(tree: ArrayTree) -> dict[str, str]:
+    """Return the CRC32C of each array on the host: of its type and shape, and of its bytes."""
+
+    def checksum(array: NDArray[Any]) -> str:
+        crc = google_crc32c.value(f"{array.dtype}{list(array.shape)}".encode())
+        return f"{google_crc32c.extend(crc, np.asarray(array).tobytes()):08x}"
+
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): checksum(leaf) for path, leaf in leaves}
+
+
+def _sealed(about: dict[str, Any]) -> dict[str, Any]:
+    """Return a JSON object with its own checksum, of its canonical text."""
+    about = json.loads(json.dumps(about))  # keys become text, tuples lists
+    text = json.dumps(about, sort_keys=True, separators=(",", ":"))
+    return {**about, "crc32c": f"{google_crc32c.value(text.encode()):08x}"}
+
+
+def _is_intact(about: dict[str, Any]) -> bool:
+    rest = {key: value for key, value in about.items() if key != "crc32c"}
+    return bool(_sealed(rest)["crc32c"] == about.get("crc32c"))
+
+
+def _is_unsealed(about: dict[str, Any]) -> bool:
+    """Whether an earlier version wrote it; no flip of a few bits makes that of a sealed one."""
+    return about.keys() == {"info", "leaves"}
 
 
 def _without_keys(tree: ArrayTree) -> ArrayTree:
@@ -191,5 +366,10 @@ def _abstract(tree: ArrayTree) -> ArrayTree:
     By NumPy's arrays: orbax would tie JAX's to a device, and a program that gets some arrays that
     are and some that are not is compiled once more.
     """
-    described = jax.eval_shape(_without_keys, tree)
-    return jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), described)
+
+    def describe(leaf: Any) -> NDArray[Any]:
+        if _is_key(leaf):
+            leaf = jax.eval_shape(jax.random.key_data, leaf)
+        return np.empty(leaf.shape, leaf.dtype)
+
+    return jax.tree.map(describe, tree)

@@ -6,6 +6,7 @@ message alone; a traceback means a defect of ours.
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class OffmarlError(Exception):
@@ -97,6 +98,38 @@ class ExpressionError(OffmarlError):
 
 class RunError(OffmarlError):
     """A training run cannot be started, resumed or loaded as asked."""
+
+
+class CheckpointError(RunError):
+    """A checkpoint is damaged: it does not hold what was saved.
+
+    Attributes
+    ----------
+    reason
+        What was found.
+    """
+
+    def __init__(self, path: Path, reason: str, advice: str = ""):
+        advice = advice or (
+            "delete it and repeat the command of its run, which goes on from the checkpoint before "
+            "it, or from the beginning where there is none."
+        )
+        super().__init__(f"checkpoint {path} is damaged ({reason}): {advice}")
+        self.reason = reason
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal stopped a program that saves its work; no `OffmarlError`, as Ctrl-C is none.
+
+    Attributes
+    ----------
+    signum
+        The signal: SIGINT (Ctrl-C) or SIGTERM.
+    """
+
+    def __init__(self, message: str, signum: int):
+        super().__init__(message)
+        self.signum = signum
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], see: str = "") -> UnknownNameError:

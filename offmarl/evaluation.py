@@ -1,6 +1,8 @@
 """How good a policy is: the returns of whole episodes; and loading one from its run."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,11 +14,12 @@ from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 from offmarl import tracking
 from offmarl.checkpoint import Checkpoints
 from offmarl.envs.base import Environment, EnvState, require_positive
-from offmarl.errors import RunError, ShapeError
+from offmarl.errors import OptionError, RunError, ShapeError
 from offmarl.networks import (
     PolicyConfig,
     agent_head,
     agent_network,
+    draws_actions,
     init_policy,
     make_policy,
 )
@@ -174,11 +177,12 @@ def _likeness(action: Array, recorded: Array) -> Array:
 class LoadedPolicy:
     """A policy from a run, ready to act.
 
-    Call it in a loop of your own, with NumPy or JAX arrays and a batch of one environment::
+    Call it in a loop of your own, with NumPy or JAX arrays of a single environment::
 
         carry = None
         while not done:
-            action, carry = policy(observation, legal_actions, carry)
+            key, act_key = jax.random.split(key)
+            action, carry = policy(observation, legal_actions, carry, act_key)
     """
 
     policy: Policy
@@ -186,6 +190,8 @@ class LoadedPolicy:
     spec: EnvSpec
     name: str
     """The program that trained it."""
+    stochastic: bool
+    """Whether it draws its actions at random, so that each call needs a key."""
 
     def __call__(
         self,
@@ -205,12 +211,19 @@ class LoadedPolicy:
         carry
             What the last call returned; None at the start of an episode.
         key
-            Needed only where the policy draws its actions at random.
+            A new one for each call of a stochastic policy; others do without.
 
         Returns
         -------
         tuple
             The actions, ``(N,)`` or ``(N, A)`` if continuous, and the carry for the next call.
+
+        Raises
+        ------
+        ShapeError
+            The observation is not that of the agents the policy was trained for.
+        OptionError
+            The policy is stochastic, and there is no key.
         """
         expected = (self.spec.num_agents, self.spec.observation_size)
         if np.shape(observation) != expected:
@@ -218,15 +231,31 @@ class LoadedPolicy:
                 f"the policy of {self.name} acts on observations of shape {expected} (agents, "
                 f"observation size), and was given {np.shape(observation)}."
             )
+        if key is None and self.stochastic:
+            raise OptionError(
+                f"the policy of {self.name} draws its actions at random and was called without a "
+                "key: give each call a key of its own, policy(observation, legal_actions, carry, "
+                "key=key), or load it with greedy=True for its best actions."
+            )
         every_action = np.ones((self.spec.num_agents, self.spec.action_size), bool)
-        action, _, carry = jax.jit(self.policy.act)(
+        action, _, carry = self._act(
             self.params,
             self.policy.initial_carry() if carry is None else carry,
             observation,
             every_action if legal_actions is None else legal_actions,
-            jax.random.key(0) if key is None else key,
+            _unused_key() if key is None else key,
         )
         return np.asarray(action), carry
+
+    @cached_property
+    def _act(self) -> Callable[..., tuple[Array, Array, ArrayTree]]:
+        return jax.jit(self.policy.act)
+
+
+@cache
+def _unused_key() -> PRNGKeyArray:
+    """Return what a policy that draws nothing is given for a key."""
+    return jax.random.key(0)
 
 
 def load_policy(
@@ -241,12 +270,15 @@ def load_policy(
     seed
         Which of the run's seeds; the first by default.
     greedy
-        Whether to take the best action always; by default as the run was evaluated.
+        Whether to take the best action always; by default as the run was evaluated, which its
+        ``run.json`` says: recorders and ``bc`` draw their actions, and need a key for each call.
 
     Raises
     ------
     RunError
         It is not a run's directory, has no checkpoint yet or no such seed.
+    CheckpointError
+        Its checkpoint is damaged.
     """
     run_dir = Path(run_dir)
     run = tracking.read_run(run_dir)
@@ -264,4 +296,5 @@ def load_policy(
     checkpoints.close()
     params = jax.tree.map(lambda leaf: leaf[seeds.index(seed)], tree["policy"])
     greedy = run.get("greedy", True) if greedy is None else greedy
-    return LoadedPolicy(make_policy(config, spec, greedy), params, spec, run["program"])
+    policy, stochastic = make_policy(config, spec, greedy), draws_actions(config, params, greedy)
+    return LoadedPolicy(policy, params, spec, run["program"], stochastic)

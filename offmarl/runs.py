@@ -51,6 +51,11 @@ class Run:
         """Return the run's checkpoints."""
         return checkpoint.Checkpoints(self.directory / tracking.CHECKPOINTS, keep=keep)
 
+    def lacks_checkpoint(self, last: int) -> bool:
+        """Whether the last checkpoint is gone, as a user deletes a damaged one."""
+        checkpoints = self.checkpoints()
+        return checkpoints.exists() and checkpoints.latest() != last
+
     def write_marl_eval(self, env: str) -> None:
         """Arrange the evaluations logged, those before a resume included, for comparison.
 

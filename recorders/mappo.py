@@ -17,7 +17,7 @@ import tyro
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from rich.console import Console
 
-from offmarl import envs
+from offmarl import cli, envs
 from offmarl.errors import OptionError
 from offmarl.losses import masked_mean
 from offmarl.losses.policy_gradient import clipped_surrogate, generalised_advantages
@@ -318,4 +318,5 @@ def main(args: Args) -> Recorded:
 
 
 if __name__ == "__main__":
-    Console().print(main(tyro.cli(Args, description=__doc__)).view)
+    with cli.exit_codes():
+        Console().print(main(tyro.cli(Args, description=__doc__)).view)

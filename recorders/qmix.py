@@ -17,7 +17,7 @@ import tyro
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 from rich.console import Console
 
-from offmarl import categorical, envs
+from offmarl import categorical, cli, envs
 from offmarl.errors import OptionError
 from offmarl.losses import double_q_values, masked_mean, td_targets
 from offmarl.networks import (
@@ -232,4 +232,5 @@ def main(args: Args) -> Recorded:
 
 
 if __name__ == "__main__":
-    Console().print(main(tyro.cli(Args, description=__doc__)).view)
+    with cli.exit_codes():
+        Console().print(main(tyro.cli(Args, description=__doc__)).view)

@@ -1,14 +1,17 @@
-"""Directories of runs, as training would leave them, with returns of one's choice."""
+"""Directories of runs, as training would leave them, with returns or policies of one's choice."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from offmarl import tracking
-from offmarl.networks import PolicyConfig
-from offmarl.types import Discrete, EnvSpec
+from offmarl.checkpoint import Checkpoints
+from offmarl.networks import PolicyConfig, init_policy
+from offmarl.types import ArrayTree, Discrete, EnvSpec
 
 
 def write_run(directory: Path, program: str, vault: str | None, returns: Sequence) -> Path:
@@ -33,3 +36,21 @@ def write_run(directory: Path, program: str, vault: str | None, returns: Sequenc
     tracking.write_json(directory / tracking.RUN_FILE, run)
     tracking.write_json(directory / tracking.MARL_EVAL_FILE, evaluations)
     return directory
+
+
+def write_policy(
+    directory: Path, config: PolicyConfig, spec: EnvSpec, seeds: list[int], **record: object
+) -> ArrayTree:
+    """Write a run with policies fresh from their seeds; return their parameters, ``(seeds, ...)``.
+
+    ``record`` is added to what ``run.json`` says.
+    """
+    directory.mkdir(parents=True)
+    keys = jax.vmap(jax.random.key)(jnp.array(seeds))
+    params = jax.jit(jax.vmap(lambda key: init_policy(config, spec, key)))(keys)
+    run = {"program": "test", "spec": spec.to_json(), "policy": asdict(config), "seeds": seeds}
+    tracking.write_json(directory / tracking.RUN_FILE, run | record)
+    checkpoints = Checkpoints(directory / tracking.CHECKPOINTS)
+    checkpoints.save(1, {"policy": params, "state": jnp.zeros(2)}, {})
+    checkpoints.close()
+    return params

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from offmarl.checkpoint import Checkpoints
-from offmarl.errors import RunError
+from offmarl.errors import CheckpointError, RunError
 
 
 class State(NamedTuple):
@@ -109,6 +109,136 @@ def test_a_checkpoint_of_another_program_is_refused(tmp_path, like, says):
     checkpoints.save(0, {"policy": {"w": jnp.zeros((3, 2))}}, {})
     with pytest.raises(RunError, match=says):
         checkpoints.restore(like)
+    checkpoints.close()
+
+
+# ---------------------------------------------------------------------------------- other files
+
+
+def test_files_of_the_user_are_left_alone(tmp_path):
+    """Only whole checkpoints count, and saving removes only what a killed save left."""
+    directory, elsewhere = tmp_path / "c", tmp_path / "elsewhere"
+    for name in ("my.backup", "7.backup", "12", "3.orbax-checkpoint-tmp-old"):
+        (directory / name).mkdir(parents=True)
+        (directory / name / "note").write_text("mine")
+    for name in (".DS_Store", "notes.txt", "13", "5.deleted", "p.orbax-checkpoint-tmp"):
+        (directory / name).write_text("mine")
+    elsewhere.mkdir()
+    (elsewhere / "note").write_text("mine")
+    (directory / "6.deleted").symlink_to(elsewhere)
+    (directory / "99").symlink_to(elsewhere)
+    users = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
+    for name in ("1.deleted", "2.orbax-checkpoint-tmp", "2.orbax-checkpoint-tmp-1700000000"):
+        (directory / name / "policy").mkdir(parents=True)
+    checkpoints = Checkpoints(directory, keep=1)
+    assert checkpoints.latest() is None
+    for step in (1, 2):
+        checkpoints.save(step, {"policy": jnp.full(2, step)}, {})
+    assert checkpoints.steps() == [2]
+    left = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
+    assert {path: text for path, text in left.items() if directory / "2" not in path.parents} == {
+        **users,
+        directory / "2": False,
+    }
+    with pytest.raises(RunError, match="12 is in the way of a checkpoint"):
+        checkpoints.save(12, {"policy": jnp.ones(2)}, {})
+    checkpoints.close()
+
+
+# ---------------------------------------------------------------------------------- damage
+
+
+def flip(path, bit):
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << (bit % 8)
+    path.write_bytes(content)
+
+
+@pytest.fixture(scope="module")
+def random_state():
+    """Arrays that do not compress, so that a file holds their bytes as they are."""
+    generator = np.random.default_rng(0)
+    params = {"w": np.frombuffer(generator.bytes(4800), np.float32).reshape(40, 30)}
+    return make_state(1.0)._replace(params=params, count=jnp.ones(3, jnp.bfloat16))
+
+
+def test_a_flip_in_any_file_is_found_or_changes_nothing(tmp_path, random_state):
+    wanted = {"policy": random_state.params, "state": random_state}
+    info, outcomes = {"note": "x", "sums": [0.1, float("nan")]}, {True: 0, False: 0}
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, wanted, info)
+    generator = np.random.default_rng(0)
+    for path in sorted(path for path in tmp_path.rglob("*") if path.is_file()):
+        for bit in generator.integers(path.stat().st_size * 8, size=2):
+            flip(path, int(bit))
+            try:
+                tree, found = checkpoints.restore(wanted)
+                assert_equal(tree["state"], random_state)
+                assert_equal(tree["policy"], random_state.params)
+                assert str(found) == str(info)
+                outcomes[False] += 1
+            except CheckpointError:
+                outcomes[True] += 1
+            flip(path, int(bit))
+    assert_equal(checkpoints.restore(wanted)[0]["state"], random_state)
+    assert min(outcomes.values()) > 15
+    checkpoints.close()
+
+
+def test_flips_in_the_bytes_of_an_array_name_it(tmp_path, random_state):
+    """The storage below checks its own tables and not the arrays: all of these were silent."""
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, {"policy": random_state.params}, {})
+    held = random_state.params["w"].tobytes()[1000:1008]
+    (path,) = (p for p in tmp_path.rglob("*") if p.is_file() and held in p.read_bytes())
+    start = path.read_bytes().index(held) * 8
+    for bit in range(start, start + 64, 5):
+        flip(path, bit)
+        with pytest.raises(
+            CheckpointError,
+            match=r"1 is damaged \(the checksum of policy\['w'\] is wrong\): delete it and repeat",
+        ):
+            checkpoints.restore({"policy": random_state.params})
+        flip(path, bit)
+    checkpoints.close()
+
+
+def test_a_run_goes_on_from_the_newest_intact_checkpoint(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    like = {"policy": jnp.zeros(2)}
+    assert checkpoints.resume(like) is None
+    for step in (1, 2, 3):
+        checkpoints.save(step, {"policy": jnp.full(2, float(step))}, {"step": step})
+    for step in (2, 3):
+        (tmp_path / str(step) / "about" / "metadata").write_text("{}")
+    with (
+        pytest.warns(UserWarning, match="renamed to 3.damaged, and the run goes on from .* 2"),
+        pytest.warns(UserWarning, match="renamed to 2.damaged, and the run goes on from .* 1"),
+    ):
+        step, tree, info = checkpoints.resume(like)
+    assert (step, tree["policy"].tolist(), info) == (1, [1.0, 1.0], {"step": 1})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2.damaged", "3.damaged"]
+    (tmp_path / "1" / "policy" / "manifest.ocdbt").unlink()
+    with pytest.warns(UserWarning, match="starts from the beginning"):
+        assert checkpoints.resume(like) is None
+    with pytest.raises(RunError, match="float32"):  # whole, and of another program
+        checkpoints.save(4, {"policy": jnp.zeros(3)}, {})
+        checkpoints.resume(like)
+    assert checkpoints.latest() == 4
+    checkpoints.close()
+
+
+def test_a_checkpoint_without_checksums_is_read(tmp_path):
+    """As version 0.1 wrote it."""
+    from orbax.checkpoint import Checkpointer, CompositeCheckpointHandler, args
+
+    about = {"info": {"a": 1}, "leaves": {"policy": {"": "float32[2]"}}}
+    parts = {"policy": args.StandardSave({"tree": jnp.ones(2)}), "about": args.JsonSave(about)}
+    with Checkpointer(CompositeCheckpointHandler()) as checkpointer:
+        checkpointer.save(tmp_path / "1", args.Composite(**parts))
+    checkpoints = Checkpoints(tmp_path)
+    tree, info = checkpoints.restore({"policy": jnp.zeros(2)})
+    assert (tree["policy"].tolist(), info) == ([1.0, 1.0], {"a": 1})
     checkpoints.close()
 
 

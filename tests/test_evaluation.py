@@ -1,4 +1,4 @@
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -6,12 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from offmarl import envs, load_policy, tracking
-from offmarl.checkpoint import Checkpoints
-from offmarl.errors import RunError, ShapeError
-from offmarl.evaluation import agreement, evaluate, log_likelihood
-from offmarl.networks import PolicyConfig, init_policy, make_policy
+from offmarl import envs, load_policy
+from offmarl.errors import CheckpointError, OptionError, RunError, ShapeError
+from offmarl.evaluation import LoadedPolicy, agreement, evaluate, log_likelihood
+from offmarl.networks import PolicyConfig, QParams, draws_actions, init_policy, make_policy
 from offmarl.types import Discrete, EnvSpec, Policy, Sequence, View
+from tests.runs import write_policy
 
 
 def constant_policy(num_agents):
@@ -76,24 +76,11 @@ def test_without_a_time_limit_episodes_cannot_be_played_side_by_side():
 # ---------------------------------------------------------------------------------- runs
 
 
-def write_run(directory, config, spec, seeds):
-    directory.mkdir()
-    params = jax.vmap(lambda key: init_policy(config, spec, key))(
-        jax.vmap(jax.random.key)(jnp.array(seeds))
-    )
-    run = {"program": "test", "spec": spec.to_json(), "policy": asdict(config), "seeds": seeds}
-    tracking.write_json(directory / tracking.RUN_FILE, run)
-    checkpoints = Checkpoints(directory / "checkpoints")
-    checkpoints.save(1, {"policy": params, "state": jnp.zeros(2)}, {})
-    checkpoints.close()
-    return params
-
-
 @pytest.mark.parametrize(("kind", "head"), [("feedforward", "softmax"), ("recurrent", "q")])
 def test_a_policy_is_loaded_from_its_run_alone(tmp_path, kind, head):
     spec = envs.make("swarm/coverage-2").spec
     config = PolicyConfig(kind, head)
-    params = write_run(tmp_path / "run", config, spec, [3, 5])
+    params = write_policy(tmp_path / "run", config, spec, [3, 5])
     loaded = load_policy(tmp_path / "run", seed=5)
     jax.tree.map(
         lambda mine, all_: np.testing.assert_array_equal(mine, all_[1]), loaded.params, params
@@ -113,11 +100,74 @@ def test_a_policy_is_loaded_from_its_run_alone(tmp_path, kind, head):
 
 def test_the_first_seed_is_the_default_and_others_are_named(tmp_path):
     spec = envs.make("probe/match").spec
-    params = write_run(tmp_path / "run", PolicyConfig("feedforward"), spec, [3, 5])
+    params = write_policy(tmp_path / "run", PolicyConfig("feedforward"), spec, [3, 5])
     loaded = load_policy(tmp_path / "run")
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[0]), loaded.params, params)
     with pytest.raises(RunError, match=r"no seed 4: its seeds are \[3, 5\]"):
         load_policy(tmp_path / "run", seed=4)
+
+
+@pytest.mark.parametrize(
+    ("config", "greedy", "epsilon", "draws"),
+    [
+        (PolicyConfig("random"), False, None, True),
+        (PolicyConfig("random"), True, None, True),
+        (PolicyConfig("feedforward"), False, None, True),
+        (PolicyConfig("recurrent"), True, None, False),
+        (PolicyConfig("feedforward", "gaussian"), False, None, True),
+        (PolicyConfig("feedforward", "gaussian"), True, None, False),
+        (PolicyConfig("recurrent", "q"), False, 0.0, False),
+        (PolicyConfig("recurrent", "q"), False, 0.1, True),
+        (PolicyConfig("recurrent", "q"), True, 0.1, False),
+    ],
+)
+def test_which_policies_draw_their_actions(config, greedy, epsilon, draws):
+    params = () if epsilon is None else QParams((), jnp.array(epsilon))
+    assert draws_actions(config, params, greedy) is draws
+
+
+def test_a_policy_acts_as_its_run_was_evaluated_and_draws_by_a_key(tmp_path):
+    spec = EnvSpec("", 200, 3, 1, Discrete(4))
+    write_policy(tmp_path / "drawn", PolicyConfig("feedforward"), spec, [0], greedy=False)
+    write_policy(tmp_path / "best", PolicyConfig("feedforward"), spec, [0], greedy=True)
+    drawn, best = load_policy(tmp_path / "drawn"), load_policy(tmp_path / "best")
+    seen = np.random.default_rng(0).normal(size=(200, 3)).astype(np.float32)
+    with pytest.raises(OptionError, match=r"without a key: .* key=key.* or .* greedy=True"):
+        drawn(seen)
+    one, again, other = (drawn(seen, key=jax.random.key(seed))[0] for seed in (0, 0, 1))
+    np.testing.assert_array_equal(one, again)
+    assert 100 < (one != other).sum() < 190  # 3 of 4, were it uniform
+    np.testing.assert_array_equal(best(seen)[0], best(seen, key=jax.random.key(7))[0])
+    np.testing.assert_array_equal(
+        best(seen)[0], load_policy(tmp_path / "drawn", greedy=True)(seen)[0]
+    )
+    assert not np.array_equal(one, best(seen)[0])
+    assert load_policy(tmp_path / "best", greedy=False).stochastic
+
+
+def test_a_policy_is_compiled_once(tmp_path):
+    spec = EnvSpec("", 2, 3, 1, Discrete(4))
+    traces = []
+
+    def act(params, carry, observation, legal_actions, key):
+        traces.append(None)
+        return jnp.zeros(2, jnp.int32), jnp.zeros(2), carry
+
+    loaded = LoadedPolicy(Policy(lambda: jnp.zeros(1), act), (), spec, "test", stochastic=False)
+    seen, carry = np.zeros((2, 3), np.float32), None
+    for _ in range(3):
+        _, carry = loaded(seen, carry=carry)
+    assert len(traces) == 1
+    assert loaded._act is loaded._act
+
+
+def test_a_damaged_checkpoint_is_no_policy(tmp_path):
+    write_policy(
+        tmp_path / "run", PolicyConfig("feedforward"), EnvSpec("", 2, 3, 1, Discrete(4)), [0]
+    )
+    (tmp_path / "run" / "checkpoints" / "1" / "about" / "metadata").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"checkpoints/1 is damaged .*: delete it and repeat"):
+        load_policy(tmp_path / "run")
 
 
 def test_a_directory_that_is_no_run(tmp_path):

@@ -5,13 +5,16 @@ import re
 import shlex
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 import offmarl
 from offmarl import cli, envs, recording
 from offmarl.cli import programs
+from offmarl.evaluation import evaluate
 from offmarl.networks import PolicyConfig, make_policy
+from tests.runs import write_policy
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -70,6 +73,25 @@ def test_a_vault_is_written_as_documented(tmp_path, monkeypatch):
     exec(WRITING[0], {})
     written = offmarl.vault.open_vault("own.vlt/first")
     assert written.num_steps == 160 and set(written.episodes.cause) == {"truncated"}
+
+
+def test_the_loop_returns_what_evaluation_does(tmp_path, monkeypatch):
+    """Were a key used twice, agents would repeat their actions: 3.2 for the 9.3 of this policy."""
+    monkeypatch.chdir(tmp_path)
+    env = envs.make("swarm/coverage-3")
+    run, config = Path("runs/swarm/coverage-3/medium/bc"), PolicyConfig("feedforward", hidden=8)
+    write_policy(run, config, env.spec, [0], greedy=False)
+    policy = offmarl.load_policy(run)
+    play = jax.jit(lambda key: evaluate(env, policy.policy, policy.params, key, 256).returns)
+    (snippet,) = (snippet for snippet in SNIPPETS if "load_policy" in snippet)
+    setup, begin, loop = snippet.partition("key, reset_key = ")
+    namespace, returns = {"offmarl": offmarl, "jax": jax}, []
+    exec(setup, namespace)
+    for seed in range(8):
+        exec((begin + loop).replace("key(0)", f"key({seed})"), namespace)
+        returns.append(float(namespace["team_return"]))
+    assert np.std(returns) > 0
+    np.testing.assert_allclose(np.mean(returns), play(jax.random.key(1)).mean(), atol=1.5)
 
 
 @pytest.mark.slow

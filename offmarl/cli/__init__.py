@@ -5,14 +5,15 @@ function of that name in one of this package's modules: tyro turns its parameter
 it returns a `Report`, shown as text, or as JSON with ``--json``.
 
 Exit codes: 0, 1 (it failed), 2 (what was typed cannot be: no such command, name or option); 130 in
-a shell after Ctrl-C.
+a shell after Ctrl-C, 143 after SIGTERM.
 """
 
 import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from offmarl import __version__
 from offmarl.cli import output
 from offmarl.cli.output import Report
 from offmarl.cli.parse import parse
-from offmarl.errors import OffmarlError, OptionError, UnknownNameError, unknown_name
+from offmarl.errors import OffmarlError, OptionError, Stopped, UnknownNameError, unknown_name
 
 
 class Verb(NamedTuple):
@@ -128,31 +129,40 @@ def main() -> None:
     if as_json:
         os.environ["OFFMARL_QUIET"] = "1"
     warnings.showwarning = output.show_warning
-    try:
+    with exit_codes(as_json):
         report = _run(arguments)
         output.show(report, as_json)
+        sys.exit(0 if report.sound else 1)
+
+
+@contextmanager
+def exit_codes(as_json: bool = False) -> Iterator[None]:
+    """Print what a user can put right as one line, and end the process as the command line does.
+
+    The programs in ``baselines/`` and ``recorders/`` use it when they run as scripts.
+    """
+    try:
+        yield
     except (OffmarlError, OSError) as error:
         output.show_error(error, as_json)
         sys.exit(2 if isinstance(error, UnknownNameError | OptionError) else 1)
     except SystemExit as stop:  # tyro has said what is wrong, on standard error
-        if as_json and stop.code:
+        if as_json and stop.code == 2:
             output.show_error(OptionError("the arguments are not right: see `--help`."), as_json)
         raise
-    except KeyboardInterrupt:
-        output.show_interrupt()
-        _die_of_interrupt()
-    else:
-        sys.exit(0 if report.sound else 1)
+    except KeyboardInterrupt as interrupt:
+        output.show_interrupt(interrupt)
+        _die_of(interrupt.signum if isinstance(interrupt, Stopped) else signal.SIGINT)
 
 
-def _die_of_interrupt() -> None:
-    """End as other programs do on Ctrl-C, so that a shell's loop around this one ends too.
+def _die_of(signum: int) -> None:
+    """End as other programs do of a signal, so that a shell's loop around this one ends too.
 
     It also spares JAX from being taken down in the middle of a computation, which it does not
     survive.
     """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.raise_signal(signal.SIGINT)
+    signal.signal(signum, signal.SIG_DFL)
+    signal.raise_signal(signum)
 
 
 def _run(arguments: list[str]) -> Report:

@@ -51,9 +51,10 @@ def show_warning(message: Warning | str, *_: object, **__: object) -> None:
     )
 
 
-def show_interrupt() -> None:
-    """Say that nothing is lost."""
-    _err.print("stopped. The same command goes on from here.", style="yellow")
+def show_interrupt(interrupt: KeyboardInterrupt) -> None:
+    """Say where a stopped command goes on, where it knows."""
+    message = str(interrupt) or "stopped: give the same command again to finish it."
+    _err.print(message, style="yellow", markup=False, soft_wrap=True)
 
 
 def overview(summaries: Mapping[str, str]) -> Report:

@@ -138,6 +138,21 @@ def make_policy(config: PolicyConfig, spec: EnvSpec, greedy: bool = False) -> Po
     return Policy(lambda: network.initial_carry(spec.num_agents), act)
 
 
+def draws_actions(config: PolicyConfig, params: ArrayTree, greedy: bool) -> bool:
+    """Whether the policy that `make_policy` builds draws its actions at random.
+
+    Parameters
+    ----------
+    config, greedy
+        As for `make_policy`.
+    params
+        Its parameters: a policy with a "q" head draws only where it explores.
+    """
+    if config.kind == "random":
+        return True
+    return not greedy and (config.head != "q" or bool(params.epsilon > 0))
+
+
 def _act_uniformly(
     _params: ArrayTree,
     carry: ArrayTree,

@@ -33,12 +33,11 @@ def resume(
     program: OnlineProgram, checkpoints: Checkpoints, key: PRNGKeyArray
 ) -> tuple[int, State, dict[str, Any]]:
     """Return where to go on: iterations done, the state after them, the checkpoint's info."""
-    iteration = checkpoints.latest()
     init = jax.jit(program.init)
-    if iteration is None:
+    found = checkpoints.resume({"state": jax.eval_shape(init, key)})
+    if found is None:
         return 0, program.prepare(init(key)), {}
-    tree, info = checkpoints.restore({"state": jax.eval_shape(init, key)}, iteration)
-    return iteration, tree["state"], info
+    return found.step, found.tree["state"], found.info
 
 
 def collect(

@@ -1,6 +1,5 @@
 """Train online, evaluate, and record the tiers: the driver that all recorders share."""
 
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
@@ -18,7 +17,9 @@ import offmarl
 from offmarl import runs, tracking, vault
 from offmarl.checkpoint import Checkpoints
 from offmarl.envs import Environment
+from offmarl.errors import CheckpointError
 from offmarl.evaluation import Evaluation, evaluate
+from offmarl.interruption import CheckpointTimer, checkpoint_timer
 from offmarl.networks import PolicyConfig, init_policy, make_policy
 from offmarl.recording.loop import OnlineProgram, State, collect, resume
 from offmarl.recording.policy import record_policy
@@ -60,7 +61,7 @@ class OnlineArgs(Checked):
     seed: Seed = 0
     """Decides everything random."""
     checkpoint_seconds: NonNegative = 30.0
-    """Seconds of work that a kill may cost."""
+    """Seconds of work that a kill may cost; Ctrl-C and SIGTERM save before they stop."""
 
 
 class _Run(NamedTuple):
@@ -135,6 +136,8 @@ def record_online(
     ------
     RunError
         The directory holds a run of other arguments.
+    Stopped
+        A signal stopped the run; the message says where it goes on.
     UnknownNameError
         There is no such tier.
     VaultError
@@ -143,9 +146,10 @@ def record_online(
     tiers = parse_tiers(args.tiers)
     run = _Run(name, args, env, config, make_policy(config, env.spec), program)
     opened = runs.open_run(run.directory, _record(run))
-    if opened.complete:
+    if opened.complete and not opened.lacks_checkpoint(run.iterations):
         return _summary(run, tiers, "complete already, nothing was changed")
-    versions = _train(run, opened, keep=not set(REPLAY_TIERS).isdisjoint(tiers))
+    with checkpoint_timer(args.checkpoint_seconds, "step") as timer:
+        versions = _train(run, opened, timer, keep=not set(REPLAY_TIERS).isdisjoint(tiers))
     _record_tiers(run, versions, [tier for tier in tiers if tier != "replay"])
     opened.write_marl_eval(env.spec.name)
     opened.finish()
@@ -182,24 +186,27 @@ class Version(NamedTuple):
         return float(np.mean(self.returns))
 
 
-def _train(run: _Run, opened: runs.Run, keep: bool) -> list[Version]:
+def _train(run: _Run, opened: runs.Run, timer: CheckpointTimer, keep: bool) -> list[Version]:
     """Train to the end and return the versions evaluated on the way."""
     journal = _Journal(run, opened)
     start, begin, info = resume(run.program, journal.checkpoints, run.key(_INIT))
     journal.go_on(start, info)
+    timer.begin(start * run.iteration_steps)
     every = -(-run.iterations // run.args.evaluations)
     todo = range(start, run.iterations)
     replay = _open_replay(run, start) if keep else nullcontext()
     with replay as chunks, _progress(run, start) as advance:
         for done, state, metrics in collect(run.program, begin, run.key(_TRAIN), todo, chunks):
+            timer.work_done()
             journal.log(done, metrics)
             if done % every == 0 or done == run.iterations:
                 journal.evaluate(done, run.program.acting(state))
-            if journal.is_due() or done == run.iterations:
+            advance(run.iteration_steps, journal.note)
+            if timer.is_due() or done == run.iterations:
                 if chunks is not None:
                     chunks.flush()
                 journal.save(done, state)
-            advance(run.iteration_steps, journal.note)
+                timer.saved(done * run.iteration_steps)
         if chunks is not None:
             chunks.complete(policies=[_about(run, version) for version in journal.versions])
     journal.close()
@@ -241,7 +248,6 @@ class _Journal:
         self._policies = _policies(run)
         self.checkpoints = opened.checkpoints(keep=2)
         self.versions: list[Version] = []
-        self._saved = time.monotonic()
 
     def go_on(self, start: int, info: Mapping[str, Any]) -> None:
         """Forget what was written after the checkpoint that training goes on from."""
@@ -262,10 +268,6 @@ class _Journal:
         if done not in self._policies.steps():
             self._policies.save(done, {"policy": params}, {})
 
-    def is_due(self) -> bool:
-        """Say whether a kill now would cost too much work."""
-        return time.monotonic() - self._saved > self._run.args.checkpoint_seconds
-
     def save(self, done: int, state: State) -> None:
         """Write metrics, and a checkpoint to go on from."""
         tracking.append(self._metrics, *self._unwritten)
@@ -273,7 +275,6 @@ class _Journal:
         policy = jax.tree.map(lambda leaf: leaf[None], self._run.program.acting(state))
         versions = [list(version) for version in self.versions]
         self.checkpoints.save(done, {"policy": policy, "state": state}, {"versions": versions})
-        self._saved = time.monotonic()
 
     @property
     def note(self) -> str:
@@ -367,7 +368,15 @@ def _record_tier(
 def _load(run: _Run, version: Version) -> ArrayTree:
     policies = _policies(run)
     like = jax.eval_shape(lambda key: init_policy(run.config, run.env.spec, key), run.key(_INIT))
-    tree, _ = policies.restore({"policy": like}, version.iteration)
+    try:
+        tree, _ = policies.restore({"policy": like}, version.iteration)
+    except CheckpointError as error:
+        raise CheckpointError(
+            run.directory / "policies" / str(version.iteration),
+            error.reason,
+            f"delete {run.directory} and repeat the command: what was recorded is kept, and the "
+            "training is repeated.",
+        ) from error
     policies.close()
     return tree["policy"]
 

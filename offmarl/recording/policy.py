@@ -1,7 +1,6 @@
 """Recording a policy that does not learn."""
 
 import shutil
-import time
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -14,6 +13,7 @@ from jaxtyping import Array, PRNGKeyArray
 from offmarl.checkpoint import Checkpoints
 from offmarl.envs import Environment, autoreset
 from offmarl.envs.base import require_positive
+from offmarl.interruption import CheckpointTimer, checkpoint_timer
 from offmarl.recording.capture import Capture, add, init_capture, make_buffer
 from offmarl.recording.loop import OnlineProgram, collect, resume
 from offmarl.recording.provenance import fingerprint, is_complete, open_for_recording
@@ -66,7 +66,7 @@ def record_policy(
     provenance
         A JSON object to keep with the data, such as where the policy comes from.
     checkpoint_seconds
-        How much work a kill may cost, in seconds.
+        How much work a kill may cost, in seconds; SIGINT and SIGTERM save before they stop.
 
     Returns
     -------
@@ -79,6 +79,8 @@ def record_policy(
         There is nothing to record, or no environment to record it in.
     RunError
         There is another recording at the path.
+    Stopped
+        A signal stopped the recording; the message says where it goes on.
     VaultError
         The vault cannot be written.
     """
@@ -96,7 +98,8 @@ def record_policy(
     }
     if is_complete(path, recipe):
         return False
-    _record(program, params, path, env.spec, recipe, provenance or {}, checkpoint_seconds)
+    with checkpoint_timer(checkpoint_seconds, "step") as timer:
+        _record(program, params, path, env.spec, recipe, provenance or {}, timer)
     return True
 
 
@@ -131,26 +134,27 @@ def _record(
     spec: EnvSpec,
     recipe: Mapping[str, Any],
     provenance: Mapping[str, Any],
-    checkpoint_seconds: float,
+    timer: CheckpointTimer,
 ) -> None:
     directory = path.parent / f".{path.name}.recording"
     checkpoints = Checkpoints(directory, keep=1)
     init_key, key = jax.random.split(jax.random.key(recipe["seed"]))
     start, begin, _ = resume(program, checkpoints, init_key)
+    timer.begin(start * recipe["num_envs"] * recipe["chunks"][1])
     begin = begin._replace(params=jax.tree.map(jnp.copy, params))  # the state will be donated
     num_chunks, num_steps = recipe["chunks"]
     writer = open_for_recording(path, spec, recipe["num_envs"], recipe, provenance)
-    saved = time.monotonic()
     with (
         ChunkWriter(writer, "policy", start, start * num_steps) as chunks,
         progress(f"record {path.name}", num_chunks * num_steps, start * num_steps) as advance,
     ):
         for done, state, _ in collect(program, begin, key, range(start, num_chunks), chunks):
+            timer.work_done()
             advance(num_steps)
-            if time.monotonic() - saved > checkpoint_seconds:
+            if timer.is_due():
                 chunks.flush()
                 checkpoints.save(done, {"state": state._replace(params=())}, {})
-                saved = time.monotonic()
+                timer.saved(done * num_steps * recipe["num_envs"])
         chunks.complete()
     checkpoints.close()
     shutil.rmtree(directory, ignore_errors=True)

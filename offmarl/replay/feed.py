@@ -60,7 +60,8 @@ def feeding(
     keys
         One for each seed.
     steps
-        The first update of each block.
+        The first update of each block. One that begins inside of a block begins in the middle of
+        a piece: pieces start at multiples of their size.
     memory
         Bytes that streamed batches may take at a time.
     episodes
@@ -84,7 +85,7 @@ def feeding(
     def gather(first: int) -> Batches:
         return source.batches(_sample_keys(host_keys, first + jnp.arange(updates)))
 
-    firsts = range(steps.start, steps.stop, updates)
+    firsts = range(steps.start - steps.start % updates, steps.stop, updates)
     with closing(ahead(gather, firsts, most)) as data:
         yield Feed(updates, data)
 

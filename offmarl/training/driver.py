@@ -1,6 +1,7 @@
 """The one driver that every offline program shares."""
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from functools import partial
@@ -14,6 +15,8 @@ from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 from numpy.typing import NDArray
 
 from offmarl import __version__, runs, tracking
+from offmarl.checkpoint import Checkpoints
+from offmarl.interruption import CheckpointTimer, checkpoint_timer
 from offmarl.replay import Batches, Dataset, Feed, Replay, feeding, open_dataset, split_key
 from offmarl.training.evaluating import Judges, in_words, judge, judges_of
 from offmarl.training.program import FREE, Args, Program, Schedule, schedule_of
@@ -21,12 +24,15 @@ from offmarl.types import ArrayTree, EnvSpec
 
 _ArgsT = TypeVar("_ArgsT", bound=Args)
 
+_SECONDS_AT_ONCE = 1.0
+"""How long a call of the jitted loop may take: a signal is answered when it returns."""
+
 
 def train(name: str, make: Callable[[EnvSpec, _ArgsT], Program], args: _ArgsT) -> Path:
     """Train a program on a vault, evaluate it, and write the run.
 
     The same call again goes on where a stopped run's last checkpoint was, to the same bits; a
-    finished run is left as it is.
+    finished run is left as it is. SIGINT and SIGTERM save a checkpoint and then stop the run.
 
     Parameters
     ----------
@@ -48,15 +54,24 @@ def train(name: str, make: Callable[[EnvSpec, _ArgsT], Program], args: _ArgsT) -
         cannot be.
     RunError
         The directory holds a run with other settings.
+    Stopped
+        A signal stopped the run; the message says where it goes on.
     """
+    with checkpoint_timer(args.checkpoint_seconds, "update") as timer:
+        return _train(name, make, args, timer)
+
+
+def _train(
+    name: str, make: Callable[[EnvSpec, _ArgsT], Program], args: _ArgsT, timer: CheckpointTimer
+) -> Path:
     dataset = open_dataset(args.vault)
     schedule = schedule_of(args, dataset.spec)
     judges = judges_of(args, dataset)
     args = replace(args, **schedule._asdict(), held_out=judges.fraction)
     program = make(dataset.spec, args)
     run = runs.open_run(_directory(name, args, dataset), _record(name, args, dataset, program))
-    if not run.complete:
-        _learn(_Job(run, program, judges, args, schedule), dataset)
+    if not run.complete or run.lacks_checkpoint(schedule.updates):
+        _learn(_Job(run, program, judges, args, schedule), dataset, timer)
         run.finish()
     return run.directory
 
@@ -100,35 +115,76 @@ class _Job(NamedTuple):
         return keys[:, 0], keys[:, 1], keys[:, 2]
 
 
-def _learn(job: _Job, dataset: Dataset) -> None:
+def _learn(job: _Job, dataset: Dataset, timer: CheckpointTimer) -> None:
     """Update, log, evaluate and checkpoint until the run is complete."""
     run, program, schedule = job.run, job.program, job.schedule
-    init_keys, update_keys, evaluate_keys = job.keys()
+    _, update_keys, evaluate_keys = job.keys()
     checkpoints = run.checkpoints(keep=2)
-    states = start(program, init_keys)
-    done = checkpoints.latest() or 0
-    if done:
-        tree, _ = checkpoints.restore(_tree(program, states))
-        states = tree["state"]
+    done, begun, means = _begin(job, checkpoints)
     tracking.cut(run.metrics, done)
-    block, note = schedule.block, ""
+    timer.begin(done)
+    note = ""
     with (
-        _feed(job, dataset, update_keys, range(done, schedule.updates, block)) as feed,
+        _feed(job, dataset, update_keys, range(done, schedule.updates, schedule.block)) as feed,
         tracking.progress(run.record["program"], schedule.updates, done) as advance,
     ):
-        for step in range(done + block, schedule.updates + 1, block):
-            parts = []
-            for begin in range(step - block, step, feed.updates):
-                data = next(feed.data)
-                states, part = _update(program, feed.updates, states, update_keys, begin, data)
-                parts.append(part)
-            _log(job, step, _mean(parts))
+        left = range(done, schedule.updates)
+        for step, states, metrics in _updates(program, feed, begun, update_keys, left):
+            timer.work_done()
+            means.add(metrics, step - done)
+            if step % schedule.block == 0:
+                _log(job, step, means.take())
             if step % schedule.evaluate_every == 0:
                 note = _evaluate(job, program.policy_params(states), evaluate_keys, step)
-                checkpoints.save(step, _tree(program, states), {})
-            advance(block, note)
+            advance(step - done, note)
+            done = step
+            if timer.is_due() or step == schedule.updates:
+                checkpoints.save(step, _tree(program, states), {"sums": means.sums})
+                timer.saved(step)
     checkpoints.close()
     run.write_marl_eval(job.judges.environment)
+
+
+def _begin(job: _Job, checkpoints: Checkpoints) -> tuple[int, ArrayTree, "_Means"]:
+    """Return the updates done, the states after them, and the metrics since the last line."""
+    states = start(job.program, job.keys()[0])
+    found = checkpoints.resume(_tree(job.program, states))
+    if found is None:
+        return 0, states, _Means()
+    pending = found.step % job.schedule.block
+    return found.step, found.tree["state"], _Means(found.info.get("sums", {}), pending)
+
+
+class _Means:
+    """Means of metrics over the updates of a block, however the block is divided.
+
+    Parameters
+    ----------
+    sums
+        For each metric one sum for each seed; JSON.
+    count
+        Updates that they are over.
+    """
+
+    def __init__(self, sums: Mapping[str, list[float]] | None = None, count: int = 0):
+        self.sums = dict(sums or {})
+        self._count = count
+
+    def add(self, metrics: Mapping[str, Float[np.ndarray, "seeds n"]], count: int) -> None:
+        """Add the metrics of ``count`` updates, one after the other."""
+        for name, values in metrics.items():
+            before = np.array(self.sums.get(name, [0.0] * len(values)))[:, None]
+            # Unlike a sum's, the order of a cumulative sum's additions does not depend on how many
+            # there are, so that a run that was stopped within a block has the same bits.
+            self.sums[name] = np.cumsum(np.hstack([before, values]), axis=1)[:, -1].tolist()
+        self._count += count
+
+    def take(self) -> dict[str, Float[np.ndarray, "seeds"]]:
+        """Return the means, and begin anew."""
+        sums = {name: np.array(values) for name, values in self.sums.items()}
+        means = {name: (value / self._count).astype(np.float32) for name, value in sums.items()}
+        self.sums, self._count = {}, 0
+        return means
 
 
 @partial(jax.jit, static_argnums=0)
@@ -142,30 +198,72 @@ def start(program: Program, keys: Key[Array, "seeds"]) -> ArrayTree:
     return jax.lax.map(program.init, keys)
 
 
+def _updates(
+    program: Program,
+    feed: Feed,
+    states: ArrayTree,
+    keys: Key[Array, "seeds"],
+    updates: range,
+) -> Iterator[tuple[int, ArrayTree, dict[str, Float[np.ndarray, "seeds n"]]]]:
+    """Update, about `_SECONDS_AT_ONCE` at a time.
+
+    Yields
+    ------
+    The updates done in all, the states after them (donated once the next are asked for), and the
+    metrics of each update since the last time.
+    """
+    done, size, data = updates.start, 1, None
+    while done < updates.stop:
+        offset = done % feed.updates
+        data = next(feed.data) if data is None or offset == 0 else data
+        count = min(size, feed.updates - offset)
+        begun = time.monotonic()
+        states, metrics = _update(program, feed.updates, states, keys, done, offset, count, data)
+        metrics = {name: value[:, :count] for name, value in jax.device_get(metrics).items()}
+        seconds = (time.monotonic() - begun) / count
+        done += count
+        size = max(1, min(2 * size, int(_SECONDS_AT_ONCE / max(seconds, 1e-9)), feed.updates))
+        yield done, states, metrics
+
+
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
 def _update(
     program: Program,
-    count: int,
+    most: int,
     states: ArrayTree,
     keys: Key[Array, "seeds"],
-    start: Int[Array, ""] | int,
+    first: Int[Array, ""] | int,
+    offset: Int[Array, ""] | int,
+    count: Int[Array, ""] | int,
     data: Replay | Batches,
-) -> tuple[ArrayTree, dict[str, Float[Array, "seeds"]]]:
-    """Sample and update ``count`` times, for all seeds at once; metrics are means.
+) -> tuple[ArrayTree, dict[str, Float[Array, "seeds most"]]]:
+    """Sample and update ``count`` times, at most ``most``, for all seeds at once.
 
-    All seeds sample one replay; batches drawn beforehand are ``(seeds, count, ...)``.
+    One compiled loop serves every ``count``, so that an update gives the same bits wherever a run
+    was stopped. All seeds sample one replay; batches drawn beforehand are ``(seeds, most, ...)``
+    and used from ``offset`` on. Metrics beyond ``count`` are zero.
     """
 
     def seed_updates(
         state: ArrayTree, key: PRNGKeyArray, data: Replay | Batches
     ) -> tuple[ArrayTree, dict[str, Array]]:
         def update(state: ArrayTree, index: Array) -> tuple[ArrayTree, dict[str, Array]]:
-            sample_key, update_key = split_key(key, start + index)
-            batch = data[index].sequence() if isinstance(data, Batches) else data.sample(sample_key)
+            sample_key, update_key = split_key(key, first + index)
+            if isinstance(data, Batches):
+                batch = data[offset + index].sequence()
+            else:
+                batch = data.sample(sample_key)
             return program.update(state, batch, update_key)
 
-        state, metrics = jax.lax.scan(update, state, jnp.arange(count))
-        return state, jax.tree.map(jnp.mean, metrics)
+        def logged_update(
+            index: Array, carry: tuple[ArrayTree, dict[str, Array]]
+        ) -> tuple[ArrayTree, dict[str, Array]]:
+            state, found = update(carry[0], index)
+            return state, {name: log.at[index].set(found[name]) for name, log in carry[1].items()}
+
+        _, metrics = jax.eval_shape(update, state, jnp.zeros((), jnp.int32))
+        logs = {name: jnp.zeros(most, value.dtype) for name, value in metrics.items()}
+        return jax.lax.fori_loop(0, count, logged_update, (state, logs))
 
     shared = None if isinstance(data, Replay) else 0
     return jax.vmap(seed_updates, in_axes=(0, 0, shared))(states, keys, data)
@@ -187,11 +285,6 @@ def _feed(
         memory,
         job.judges.learnt_from,
     )
-
-
-def _mean(parts: list[dict[str, Array]]) -> dict[str, NDArray[Any]]:
-    """Return the means of metrics over parts of equal size."""
-    return jax.tree.map(lambda *x: np.mean(x, axis=0), *jax.device_get(parts))
 
 
 def _tree(program: Program, states: ArrayTree) -> dict[str, ArrayTree]:

@@ -9,13 +9,13 @@ from jaxtyping import Array, PRNGKeyArray
 
 from offmarl.errors import OptionError
 from offmarl.networks import PolicyConfig
-from offmarl.settings import Checked, Count, Fraction, Positive, Seed
+from offmarl.settings import Checked, Count, Fraction, NonNegative, Positive, Seed
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 LOG_EVERY = 500
-"""Most updates between two lines of metrics, and between two signs of life."""
+"""Most updates between two lines of metrics."""
 
-FREE = ("out", "replay", "memory")
+FREE = ("out", "replay", "memory", "checkpoint_seconds")
 """Settings that a run may be resumed with others of, because they do not change its result."""
 
 
@@ -53,11 +53,13 @@ class Args(Checked):
     memory: Positive = 1.0
     """GB that streamed batches may take at a time."""
     evaluate_every: Count | None = None
-    """Updates between evaluations (and checkpoints); by default a twentieth of all."""
+    """Updates between evaluations; by default a twentieth of all."""
     evaluate_episodes: Count = 32
     """Episodes an evaluation."""
     final_episodes: Count = 320
     """Episodes of the last evaluation, whose returns are the run's result."""
+    checkpoint_seconds: NonNegative = 30.0
+    """Seconds of work that a kill may cost; Ctrl-C and SIGTERM save before they stop."""
 
 
 class Program(NamedTuple):
@@ -93,7 +95,7 @@ class Schedule(NamedTuple):
 
     @property
     def block(self) -> int:
-        """Updates in one call of the jitted scan; they divide an evaluation's."""
+        """Updates between two lines of metrics; they divide an evaluation's."""
         most = min(self.evaluate_every, LOG_EVERY)
         return max(size for size in range(1, most + 1) if self.evaluate_every % size == 0)
 

@@ -97,7 +97,7 @@ def test_ctrl_c_ends_as_other_programs_do():
         [sys.executable, "-c", code], check=False, capture_output=True, text=True
     )
     assert ended.returncode == -signal.SIGINT
-    assert ended.stderr == "stopped. The same command goes on from here.\n"
+    assert ended.stderr == "stopped: give the same command again to finish it.\n"
 
 
 def test_defects_are_not_hidden(offmarl, monkeypatch):

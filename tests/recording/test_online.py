@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 from offmarl import envs, load_policy, tracking, vault
 from offmarl.checkpoint import Checkpoints
 from offmarl.envs.base import restart, transition
-from offmarl.errors import OptionError, RunError, UnknownNameError
+from offmarl.errors import CheckpointError, OptionError, RunError, UnknownNameError
 from offmarl.networks import PolicyConfig
 from offmarl.types import Continuous, EnvSpec, View
 from recorders import mappo
@@ -213,6 +214,30 @@ def test_settings_that_cannot_be(tmp_path, change, message):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
+def test_damaged_checkpoints_are_made_anew_as_the_errors_advise(recorded, tmp_path):
+    out = tmp_path / "copy"
+    shutil.copytree(recorded[0], out)
+    run = out / "probe" / "observation.run-mappo"
+    shutil.rmtree(run / "checkpoints" / "32")  # of a finished run
+    mappo.main(small(out))
+    assert content(out) == content(recorded[0])
+    for version in (run / "policies").iterdir():
+        (version / "about" / "metadata").write_text("{}")
+    (run / "checkpoints" / "32" / "about" / "metadata").write_text("{}")
+    shutil.rmtree(out / "probe" / "observation.vlt" / "medium")
+    record = tracking.read_run(run)
+    tracking.write_json(run / tracking.RUN_FILE, {**record, "complete": False})
+    with (
+        pytest.warns(UserWarning, match="renamed to 32.damaged, and the run starts from the begin"),
+        pytest.raises(CheckpointError, match=r"policies/\d+ is damaged .* delete .*run-mappo and"),
+    ):
+        mappo.main(small(out))
+    shutil.rmtree(run)
+    mappo.main(small(out))
+    assert content(out) == content(recorded[0])
+
+
 KILLED = """
 import json, sys
 from pathlib import Path
@@ -231,15 +256,21 @@ def test_killed_and_called_again_it_is_the_run_that_never_stopped(recorded, tmp_
     run = tmp_path / "probe" / "observation.run-mappo"
     vaults = tmp_path / "probe" / "observation.vlt"
     stages = [  # in training, and in the recording of a tier
-        lambda: (Checkpoints(run / "checkpoints").latest() or 0) >= 5,
-        lambda: (Checkpoints(run / "checkpoints").latest() or 0) >= 20,
-        (vaults / "medium").exists,
+        (lambda: (Checkpoints(run / "checkpoints").latest() or 0) >= 5, signal.SIGKILL),
+        (lambda: (Checkpoints(run / "checkpoints").latest() or 0) >= 15, signal.SIGTERM),
+        ((vaults / "medium").exists, signal.SIGKILL),
     ]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    for reached in stages:
-        with subprocess.Popen(command, env=environment) as process:
+    for reached, signum in stages:
+        with subprocess.Popen(
+            command, env=environment, stderr=subprocess.PIPE, text=True
+        ) as process:
             while process.poll() is None and not reached():
                 time.sleep(0.02)
-            process.send_signal(signal.SIGKILL)
+            process.send_signal(signum)
+            said = process.stderr.read()
+        if signum == signal.SIGTERM:
+            step = 128 * Checkpoints(run / "checkpoints").latest()
+            assert f"Stopped: stopped at step {step:,}: the same command goes on" in said
     subprocess.run(command, env=environment, check=True)
     assert content(tmp_path) == content(whole)

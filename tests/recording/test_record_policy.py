@@ -1,3 +1,4 @@
+import signal
 from functools import partial
 
 import jax
@@ -5,7 +6,7 @@ import numpy as np
 import pytest
 
 from offmarl import envs, vault
-from offmarl.errors import OffmarlError, RunError
+from offmarl.errors import OffmarlError, RunError, Stopped
 from offmarl.networks import PolicyConfig, init_policy, make_policy
 from offmarl.recording import policy as recording
 from offmarl.recording import record_policy
@@ -94,6 +95,29 @@ def test_another_recording_at_the_same_place_is_refused(arguments, name, value):
         value = jax.tree.map(lambda leaf: leaf + 1, arguments["params"])
     with pytest.raises(RunError, match="was begun with"):
         record_policy(**arguments | {name: value})
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_the_same_call_goes_on(arguments, tmp_path, monkeypatch, signum):
+    whole = arguments | {"path": tmp_path / "whole.vlt" / "expert"}
+    record_policy(**whole)
+    collect = recording.collect
+
+    def signalling(*args):
+        for index, step in enumerate(collect(*args), start=1):
+            if index == 2:
+                signal.raise_signal(signum)
+            yield step
+
+    # As of a process in the foreground, whatever started the tests.
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_DFL)
+    with monkeypatch.context() as patch, pytest.raises(Stopped, match="at step 352: the same"):
+        patch.setattr(recording, "collect", signalling)
+        record_policy(**arguments)
+    assert vault.open_vault(arguments["path"]).num_steps == 352  # two chunks of 44 by 4
+    assert record_policy(**arguments)
+    digests = [vault.open_vault(run["path"]).digest() for run in (whole, arguments)]
+    assert digests[0] == digests[1]
 
 
 class Killed(BaseException):

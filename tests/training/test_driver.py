@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,19 +19,26 @@ import offmarl
 from offmarl import tracking, vault
 from offmarl.checkpoint import Checkpoints
 from offmarl.cli import programs
-from offmarl.errors import OptionError, RunError, ShapeError, UnknownNameError
+from offmarl.errors import OptionError, RunError, ShapeError, Stopped, UnknownNameError
+from offmarl.training import driver
 from offmarl.types import Continuous, EnvSpec
 
 bc = programs.load("baseline", "bc")
 
 ENV = "probe/observation"
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OFFMARL_QUIET": "1"}
 
 
 @pytest.fixture
 def args(random_data: Callable[[str], Path], tmp_path: Path) -> bc.Args:
+    return settings(random_data(ENV), tmp_path / "run")
+
+
+def settings(data: Path, out: Path) -> bc.Args:
     return bc.Args(
-        vault=random_data(ENV),
-        out=tmp_path / "run",
+        vault=data,
+        out=out,
         seeds=2,
         updates=40,
         evaluate_every=10,
@@ -47,12 +55,25 @@ def content(run: Path) -> dict[str, str]:
     return {name: (run / name).read_text() for name in names}
 
 
+def same_run(run: Path, other: Path) -> None:
+    assert content(run) == content(other)
+    for seed in (0, 1):
+        for mine, theirs in zip(params(run, seed), params(other, seed), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.fixture(scope="module")
+def whole(random_data: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was never stopped."""
+    return bc.main(settings(random_data(ENV), tmp_path_factory.mktemp("whole") / "run"))
+
+
 def params(run: Path, seed: int) -> list[np.ndarray]:
     return jax.tree.leaves(offmarl.load_policy(run, seed).params)
 
 
-def test_what_a_run_leaves_behind(args: bc.Args) -> None:
-    run = bc.main(args)
+def test_what_a_run_leaves_behind(args: bc.Args, whole: Path) -> None:
+    run = whole
     record = json.loads((run / tracking.RUN_FILE).read_text())
     assert record["program"] == "bc"
     assert record["vault_digest"] == vault.open_vault(args.vault).digest()
@@ -73,28 +94,51 @@ def test_what_a_run_leaves_behind(args: bc.Args) -> None:
     assert runs["seed_1"]["absolute_metrics"][tracking.RETURN] == evaluations[-1][tracking.RETURN]
 
 
+@pytest.mark.parametrize(
+    ("replay", "calls", "signum", "says"),
+    [
+        ("device", 1, signal.SIGINT, "before the first checkpoint: the same .* starts at update 0"),
+        ("device", 13, signal.SIGTERM, "at update 13: the same command goes on from there"),
+        ("stream", 13, signal.SIGINT, "at update 13: the same command goes on from there"),
+    ],
+)
 def test_a_stopped_run_goes_on_to_the_same_bits(
-    args: bc.Args, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    args: bc.Args,
+    whole: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    replay: str,
+    calls: int,
+    signum: int,
+    says: str,
 ) -> None:
-    whole = bc.main(args)
-    stopped = dataclasses.replace(args, out=tmp_path / "stopped")
-    append, count = tracking.append, [0]
+    """Stopped in its first update; and after an evaluation, within a block and a streamed piece."""
+    stopped = dataclasses.replace(args, replay=replay, memory=1e-4)
+    update, called = driver._update, []
 
-    def stop_after_a_while(path: Path, *records: dict) -> None:
-        append(path, *records)
-        count[0] += 1
-        if count[0] == 6:  # after the third block, beyond the second checkpoint
-            raise KeyboardInterrupt
+    def interrupted(*arguments: object) -> object:
+        called.append(None)
+        if len(called) == calls:
+            signal.raise_signal(signum)
+        return update(*arguments)
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(tracking, "append", stop_after_a_while)
+    # As of a process in the foreground, whatever started the tests.
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_DFL)
+    with monkeypatch.context() as patch, pytest.raises(Stopped, match=says):
+        patch.setattr(driver, "_update", interrupted)
+        patch.setattr(driver, "_SECONDS_AT_ONCE", 0.0)  # one update a call
         bc.main(stopped)
+    assert Checkpoints(stopped.out / "checkpoints").latest() == (13 if calls == 13 else None)
     assert not json.loads((stopped.out / tracking.RUN_FILE).read_text())["complete"]
     bc.main(stopped)
-    assert content(stopped.out) == content(whole)
-    for seed in (0, 1):
-        for mine, theirs in zip(params(stopped.out, seed), params(whole, seed), strict=True):
-            np.testing.assert_array_equal(mine, theirs)
+    same_run(stopped.out, whole)
+
+
+def test_a_checkpoint_that_was_deleted_is_made_anew(args: bc.Args, whole: Path) -> None:
+    """As the error of a damaged one advises, also where it is the last of a finished run."""
+    run = bc.main(args)
+    shutil.rmtree(run / "checkpoints" / "40")
+    bc.main(args)
+    same_run(run, whole)
 
 
 def test_seeds_side_by_side_are_the_seeds_alone(args: bc.Args, tmp_path: Path) -> None:
@@ -109,8 +153,10 @@ def test_a_stream_trains_to_the_bits_of_the_device(
     args: bc.Args, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     args = dataclasses.replace(args, env="none")
-    whole = bc.main(args)
-    streamed = dataclasses.replace(args, out=tmp_path / "streamed", replay="stream", memory=1e-4)
+    device = bc.main(args)
+    streamed = dataclasses.replace(
+        args, out=tmp_path / "streamed", replay="stream", memory=1e-4, checkpoint_seconds=0
+    )
     save, count = Checkpoints.save, [0]
 
     def stop_after_the_second(self: Checkpoints, *record: object) -> None:
@@ -122,10 +168,8 @@ def test_a_stream_trains_to_the_bits_of_the_device(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Checkpoints, "save", stop_after_the_second)
         bc.main(streamed)
-    bc.main(dataclasses.replace(streamed, memory=2e-4))
-    for seed in (0, 1):
-        for mine, theirs in zip(params(streamed.out, seed), params(whole, seed), strict=True):
-            np.testing.assert_array_equal(mine, theirs)
+    bc.main(dataclasses.replace(streamed, memory=2e-4, checkpoint_seconds=30))
+    same_run(streamed.out, device)
 
 
 def test_a_finished_run_is_left_alone(args: bc.Args) -> None:
@@ -223,34 +267,60 @@ def test_continuous_data_is_refused_before_anything_is_written(name: str, tmp_pa
     assert not args.out.exists()
 
 
+COMMAND = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background ignores it
+from offmarl.cli import main
+main()
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("replay", ["device", pytest.param("stream", marks=pytest.mark.nightly)])
-def test_kill_9_and_the_same_command_again(args: bc.Args, tmp_path: Path, replay: str) -> None:
-    options = {"seeds": 2, "updates": 2000, "evaluate-every": 100, "final-episodes": 8}
-    options |= {"replay": replay}
-    flags = [f"--{name}={value}" for name, value in options.items()]
-
-    def command(out: Path) -> list[str]:
-        small = ["--hidden=8", "--batch-size=4", "--length=2", "--evaluate-episodes=4"]
-        where = ["--vault", str(args.vault), "--out", str(out)]
-        return [sys.executable, "-m", "offmarl", "train", "bc", *where, *flags, *small]
-
+@pytest.mark.parametrize(
+    ("replay", "program", "signum"),
+    [
+        ("device", ["-c", COMMAND, "train", "bc"], signal.SIGINT),
+        pytest.param(
+            "stream",
+            [str(ROOT / "baselines" / "bc.py")],
+            signal.SIGTERM,
+            marks=pytest.mark.nightly,
+        ),
+    ],
+)
+def test_kill_9_or_a_signal_and_the_same_command_again(
+    args: bc.Args, tmp_path: Path, replay: str, program: list[str], signum: int
+) -> None:
+    options = {"seeds": 2, "updates": 4000, "evaluate-every": 400, "final-episodes": 8}
+    options |= {"replay": replay, "checkpoint-seconds": 0}
+    small = ["--hidden=8", "--batch-size=4", "--length=2", "--evaluate-episodes=4"]
+    flags = [*(f"--{name}={value}" for name, value in options.items()), *small]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    subprocess.run(command(whole), check=True, capture_output=True)
-    for _ in range(2):
-        process = subprocess.Popen(command(killed), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        seen = len(list(killed.glob("checkpoints/*")))
-        while process.poll() is None and len(list(killed.glob("checkpoints/*"))) <= seen:
-            time.sleep(0.02)
-        time.sleep(0.2)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        if process.returncode == 0:
-            break
-    subprocess.run(command(killed), check=True, capture_output=True)
-    assert content(killed) == content(whole)
-    for mine, theirs in zip(params(killed, 1), params(whole, 1), strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+
+    def command(program: list[str], out: Path) -> list[str]:
+        return [sys.executable, *program, "--vault", str(args.vault), "--out", str(out), *flags]
+
+    def stop(program: list[str], signum: int) -> tuple[int, str]:
+        """Send a signal once there is a checkpoint more than before; return what was said."""
+        checkpoints = Checkpoints(killed / "checkpoints")
+        seen = checkpoints.latest() or 0
+        with subprocess.Popen(
+            command(program, killed), stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+        ) as process:
+            while process.poll() is None and (checkpoints.latest() or 0) <= seen:
+                time.sleep(0.01)
+            process.send_signal(signum)
+            said = process.stderr.read()
+        assert process.returncode == -signum, said
+        return checkpoints.latest(), said
+
+    subprocess.run(command(program, whole), check=True, capture_output=True, env=ENVIRONMENT)
+    killed_at, _ = stop(program, signal.SIGKILL)
+    stopped_at, said = stop(program, signum)
+    assert 0 < killed_at < stopped_at < 4000
+    assert said == f"stopped at update {stopped_at:,}: the same command goes on from there.\n"
+    subprocess.run(command(program, killed), check=True, capture_output=True, env=ENVIRONMENT)
+    same_run(killed, whole)
 
 
 FEW_CORES = """
