@@ -31,10 +31,54 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from mutation_targets import TARGETS
-
 ROOT = Path(__file__).parents[1]
-NOT_SLOW = ["-m", "not slow and not nightly"]
+
+VAULT = {
+    "storage/location": "test_odd test_errors test_archive test_object_store",
+    "storage/tree": "test_integrity test_compaction test_hostile",
+    "storage/store": "test_roundtrip test_errors test_full test_shared test_object_store",
+    "storage/staging": "test_durability test_errors test_kill test_export",
+    "reading/mapped": "test_bounds test_reading test_mapped",
+    "reading/checked": "test_mapped test_integrity",
+    "reading/bounds": "test_bounds test_reading",
+    "reading/reader": "test_bounds test_reading test_roundtrip test_quirks",
+    "writing/creation": "test_durability test_errors test_roundtrip test_object_store",
+    "writing/records": "test_roundtrip test_errors test_shared",
+    "integrity/mending": "test_repairing test_integrity test_salvage",
+    "integrity/repairing": "test_repairing test_integrity test_salvage",
+    "transform/expression": "test_transform_expression test_precedence",
+}
+"""Files below ``offmarl/vault``, and the files in ``tests/vault`` that run first; then all run."""
+
+SWARM = ("tests/envs/swarm",)
+
+TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
+    f"offmarl/vault/{file}.py": (
+        tuple(f"tests/vault/{test}.py" for test in tests.split()),
+        ("tests/vault",),
+    )
+    for file, tests in VAULT.items()
+} | {
+    "offmarl/checkpoint.py": (("tests/test_checkpoint.py",), ("tests/training",)),
+    "offmarl/evaluation.py": (("tests/test_evaluation.py",), ("tests/training",)),
+    "offmarl/training/driver.py": (("tests/training",), ("tests/baselines",)),
+    "offmarl/recording/capture.py": (
+        ("tests/recording/test_capture.py",),
+        ("tests/recording",),
+    ),
+    "offmarl/hub/fetch.py": (("tests/hub",),),
+    "offmarl/networks/torso.py": (("tests/networks",), ("tests/test_evaluation.py",)),
+    "offmarl/networks/mixer.py": (("tests/networks",), ("tests/baselines/test_updates.py",)),
+    "recorders/qmix.py": (("tests/recording/test_qmix_by_hand.py",), ("tests/recording",)),
+    "recorders/mappo.py": (("tests/recording/test_mappo.py",), ("tests/recording",)),
+    "baselines/bc.py": (("tests/baselines",),),
+    "offmarl/envs/swarm/search.py": (SWARM,),
+    "offmarl/envs/swarm/delivery.py": (SWARM,),
+    "offmarl/envs/swarm/flock.py": (SWARM,),
+}
+"""The files to change, and the tests to run for each, in stages: the nearest first."""
+
+_NOT_SLOW = ["-m", "not slow and not nightly"]
 _QUIETLY = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--no-header", "--tb=line"]
 _PATIENCE = 4.0
 _LEAST_SECONDS = 120.0
@@ -299,15 +343,18 @@ class Bench:
         self._seconds[tests] = time.monotonic() - begin
         print(f"{self._seconds[tests]:6.0f} s without a mutant: {' '.join(tests)}", flush=True)
 
-    def judge(self, mutant: Mutant, tests: tuple[str, ...]) -> str:
+    def judge(self, mutant: Mutant) -> str:
         """Return what killed a mutant; nothing where it survived."""
         tree = self._free.get()
         file = tree / mutant.file
         original = file.read_text()
         try:
             _write(file, mutant.source)
-            limit = max(_LEAST_SECONDS, _PATIENCE * self._seconds[tests])
-            return self._run(tree, tests, limit)
+            for tests in TARGETS[mutant.file]:
+                limit = max(_LEAST_SECONDS, _PATIENCE * self._seconds[tests])
+                if killer := self._run(tree, tests, limit):
+                    return killer
+            return ""
         finally:
             _write(file, original)
             self._free.put(tree)
@@ -319,7 +366,7 @@ class Bench:
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
             "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
         }
-        command = [sys.executable, "-m", "pytest", *_QUIETLY, *NOT_SLOW, *tests]
+        command = [sys.executable, "-m", "pytest", *_QUIETLY, *_NOT_SLOW, *tests]
         with tempfile.TemporaryFile("w+") as output:
             process = subprocess.Popen(
                 command,
@@ -368,9 +415,9 @@ def main(seed: int, count: int, jobs: int, results: Path, only: str) -> None:
     ):
         bench = Bench(Path(directory), jobs)
         fresh = [mutant for mutant in mutants if mutant.key not in known]
-        for tests in sorted({TARGETS[mutant.file] for mutant in fresh}):
-            bench.time(tests)
-        judged = pool.map(lambda mutant: bench.judge(mutant, TARGETS[mutant.file]), fresh)
+        stages = {tests for mutant in fresh for tests in TARGETS[mutant.file]}
+        list(pool.map(bench.time, sorted(stages)))
+        judged = pool.map(bench.judge, fresh)
         for number, (mutant, killer) in enumerate(zip(fresh, judged, strict=True), 1):
             known[mutant.key] = {
                 **mutant._asdict(),
