@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -78,7 +79,8 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 """The files to change, and the tests to run for each, in stages: the nearest first."""
 
-_NOT_SLOW = ["-m", "not slow and not nightly"]
+_LEFT_OUT = ("slow", "nightly")
+"""The marks of tests that do not run, as far as there are such marks."""
 _QUIETLY = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--no-header", "--tb=line"]
 _PATIENCE = 4.0
 _LEAST_SECONDS = 120.0
@@ -319,6 +321,9 @@ class Bench:
         self._free: queue.Queue[Path] = queue.Queue()
         self._cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(directory / "programs"))
         self._seconds: dict[tuple[str, ...], float] = {}
+        options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]
+        marks = {mark.partition(":")[0] for mark in options["ini_options"]["markers"]}
+        self._chosen = " and ".join(f"not {mark}" for mark in _LEFT_OUT if mark in marks)
         names = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True)
         for job in range(jobs):
             tree = directory / str(job) / "project"
@@ -366,7 +371,7 @@ class Bench:
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
             "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
         }
-        command = [sys.executable, "-m", "pytest", *_QUIETLY, *_NOT_SLOW, *tests]
+        command = [sys.executable, "-m", "pytest", *_QUIETLY, "-m", self._chosen, *tests]
         with tempfile.TemporaryFile("w+") as output:
             process = subprocess.Popen(
                 command,
