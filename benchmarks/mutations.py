@@ -51,7 +51,10 @@ VAULT = {
 }
 """Files below ``offmarl/vault``, and the files in ``tests/vault`` that run first; then all run."""
 
-SWARM = ("tests/envs/swarm",)
+SWARM = (
+    ("tests/envs/swarm/test_rules.py", "tests/envs/swarm/test_tasks.py"),
+    ("tests/envs/swarm",),
+)
 
 TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     f"offmarl/vault/{file}.py": (
@@ -67,15 +70,15 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("tests/recording/test_capture.py",),
         ("tests/recording",),
     ),
-    "offmarl/hub/fetch.py": (("tests/hub",),),
+    "offmarl/hub/fetch.py": (("tests/hub/test_fetch.py",), ("tests/hub",)),
     "offmarl/networks/torso.py": (("tests/networks",), ("tests/test_evaluation.py",)),
     "offmarl/networks/mixer.py": (("tests/networks",), ("tests/baselines/test_updates.py",)),
     "recorders/qmix.py": (("tests/recording/test_qmix_by_hand.py",), ("tests/recording",)),
     "recorders/mappo.py": (("tests/recording/test_mappo.py",), ("tests/recording",)),
     "baselines/bc.py": (("tests/baselines",),),
-    "offmarl/envs/swarm/search.py": (SWARM,),
-    "offmarl/envs/swarm/delivery.py": (SWARM,),
-    "offmarl/envs/swarm/flock.py": (SWARM,),
+    "offmarl/envs/swarm/search.py": SWARM,
+    "offmarl/envs/swarm/delivery.py": SWARM,
+    "offmarl/envs/swarm/flock.py": SWARM,
 }
 """The files to change, and the tests to run for each, in stages: the nearest first."""
 
