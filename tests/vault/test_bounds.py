@@ -146,3 +146,27 @@ def test_one_vault_of_a_time_limit_and_without(tmp_path):
     with pytest.raises(VaultError, match="open it without a time limit"):
         vault.open_vault(path, time_limit=5)
     assert (vault.open_vault(path).name, vault.open_vault(path).uid) == ("a", "main")
+
+
+def test_windows_as_records_are_slices_of_the_whole(found):
+    rows, starts = np.array([1, 0]), np.array([17, 6])
+    windows = found.window_transitions(rows, starts, 3)
+    whole = found.transitions()
+    for window, (row, start) in enumerate(zip(rows, starts, strict=True)):
+        span = (row, slice(start, start + 3))
+        np.testing.assert_array_equal(windows.reward[window], whole.reward[span])
+        np.testing.assert_array_equal(windows.last[window], whole.last[span])
+        np.testing.assert_array_equal(windows.view.state[window], whole.view.state[span])
+
+
+def test_facts_without_reading(found):
+    files = [file for file in found.path.rglob("*") if file.is_file()]
+    assert found.num_bytes == sum(file.stat().st_size for file in files) > 0
+    assert repr(found) == (f"<Vault '{found.path}': test/made-up, 2 agents, 40 steps in 2 rows>")
+
+
+def test_an_archive_is_not_read_to_learn_its_size(found, tmp_path):
+    import shutil
+
+    archive = shutil.make_archive(str(tmp_path / "b"), "zip", found.path.parents[1], "a.vlt")
+    assert vault.open_vault(f"{archive}/a.vlt").num_bytes is None

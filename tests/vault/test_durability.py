@@ -182,3 +182,27 @@ def test_a_failed_creation_leaves_nothing_and_frees_the_place(monkeypatch, tmp_p
             vault.create(tmp_path / "a.vlt" / "b", SPEC, rows=2)
     assert list(tmp_path.iterdir()) == []
     vault.create(tmp_path / "a.vlt" / "b", SPEC, rows=2).close()
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system takes no such advice")
+def test_the_pages_of_each_data_file_are_dropped_once(monkeypatch, tmp_path):
+    dropped = []
+    monkeypatch.setattr(
+        os, "posix_fadvise", lambda fd, *about: dropped.append((os.fstat(fd).st_ino, about))
+    )
+    store = Store(tmp_path)
+
+    def written(value):
+        before = {file.stat().st_ino for file in tmp_path.glob("d/*")}
+        store.commit({"key": value}, fence={}).result()
+        return {file.stat().st_ino for file in tmp_path.glob("d/*")} - before
+
+    for value in (b"a" * 2000, b"b" * 2000):
+        fresh = written(value)
+        store.drop_pages()
+        assert {inode for inode, _ in dropped} == fresh
+        assert {about for _, about in dropped} == {(0, 0, os.POSIX_FADV_DONTNEED)}
+        assert len(dropped) == len(fresh) > 0
+        dropped.clear()
+    store.drop_pages()
+    assert dropped == []
