@@ -428,8 +428,10 @@ def main(seed: int, count: int, jobs: int, results: Path, only: str) -> None:
         judged = pool.map(bench.judge, fresh)
         for number, (mutant, killer) in enumerate(zip(fresh, judged, strict=True), 1):
             known[mutant.key] = {
-                **mutant._asdict(),
-                "source": None,
+                "file": mutant.file,
+                "line": mutant.line,
+                "change": mutant.change,
+                "diff": mutant.diff,
                 "seed": seed,
                 "killed_by": killer,
             }
