@@ -1,5 +1,8 @@
 """Torsos, the mixer, and policies described by data."""
 
+from typing import Any
+
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,9 +12,12 @@ from offmarl import gaussian
 from offmarl.errors import ShapeError
 from offmarl.networks import (
     GAUSSIAN,
+    FeedForward,
     Mixer,
+    MixerWeights,
     PolicyConfig,
     QParams,
+    Recurrent,
     agent_network,
     credit,
     init_policy,
@@ -167,3 +173,107 @@ def test_credit_sums_to_one_and_carries_no_gradient() -> None:
     assert (shares >= 0).all()
     gradient = jax.grad(lambda p: (credit(mixer.apply(p, state)) ** 2).sum())(params)
     assert all((leaf == 0).all() for leaf in jax.tree.leaves(gradient))
+
+
+def numbers(*shape: int, seed: int = 0) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def params_of(network: nn.Module, *inputs: Any) -> Any:
+    """Parameters of the shapes that a network asks for, none of them zero."""
+    shapes = jax.eval_shape(network.init, jax.random.key(0), *inputs)["params"]
+    leaves, tree = jax.tree.flatten(shapes)
+    drawn = [numbers(*leaf.shape, seed=seed) for seed, leaf in enumerate(leaves, 1)]
+    return jax.tree.unflatten(tree, drawn)
+
+
+def test_the_recurrent_torso_is_a_gru_as_flax_has_it() -> None:
+    torso, cell = Recurrent(outputs=2, hidden=4, agent_id=False), nn.GRUCell(features=4)
+    seen, carry = numbers(2, 3, 4)
+    params = params_of(torso, carry, seen)
+    kernels = zip(
+        "rzn",
+        np.split(params["input_gates"]["kernel"], 3, 1),
+        np.split(params["input_gates"]["bias"], 3),
+        np.split(params["recurrent_kernel"], 3, 1),
+        strict=True,
+    )
+    gates: dict[str, dict[str, Any]] = {}
+    for gate, kernel, bias, recurrent in kernels:
+        gates[f"i{gate}"] = {"kernel": kernel, "bias": bias}
+        gates[f"h{gate}"] = {"kernel": recurrent}
+    gates["hn"]["bias"] = params["recurrent_bias"]
+    embedded = jnp.maximum(seen @ params["embed"]["kernel"] + params["embed"]["bias"], 0)
+    expected, _ = cell.apply({"params": gates}, carry, embedded)
+    outputs, found = torso.apply({"params": params}, carry, seen)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    head = params["head"]
+    wanted = np.maximum(expected, 0) @ head["kernel"] + head["bias"]
+    np.testing.assert_allclose(outputs, wanted, atol=1e-5)
+
+
+def test_the_feed_forward_torso_by_hand() -> None:
+    torso = FeedForward(outputs=2, hidden=4, constants=3)
+    seen = numbers(2, 3)
+    params = params_of(torso, (), seen)
+    x = np.concatenate([seen, np.eye(2)], 1)  # and which agent it is
+    for layer in ("Dense_0", "Dense_1"):
+        x = np.maximum(x @ params[layer]["kernel"] + params[layer]["bias"], 0)
+    x = x @ params["Dense_2"]["kernel"] + params["Dense_2"]["bias"]
+    wanted = np.concatenate([x, np.tile(params["_Constants_0"]["constants"], (2, 1))], 1)
+    np.testing.assert_allclose(torso.apply({"params": params}, (), seen)[0], wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [FeedForward, Recurrent])
+def test_layers_start_orthogonal_with_their_gains_and_constants_at_zero(kind: type) -> None:
+    torso = kind(outputs=4, hidden=4, agent_id=False, output_scale=0.01, constants=2)
+    init = jax.jit(lambda key: torso.init(key, torso.initial_carry(2), jnp.zeros((2, 4))))
+    params = init(jax.random.key(0))["params"]
+    constants = params["_Constants_0" if kind is FeedForward else "append"]["constants"]
+    assert constants.tolist() == [0, 0]
+    first, last = ("Dense_0", "Dense_2") if kind is FeedForward else ("embed", "head")
+    for layer, scale in ((first, 2**0.5), (last, 0.01)):
+        kernel = params[layer]["kernel"]
+        np.testing.assert_allclose(kernel @ kernel.T, scale**2 * np.eye(4), atol=1e-5 * scale)
+
+
+def test_mixing_is_an_elu_between_two_sums() -> None:
+    weights = MixerWeights(
+        w1=jnp.array([[1.0, 2.0], [3.0, 0.0]]),
+        b1=jnp.array([0.5, -5.0]),
+        w2=jnp.array([2.0, 10.0]),
+        b2=jnp.array(7.0),
+    )
+    # Hidden units 1 + 3·2 + ½ and 2 - 5, of which the second is below zero.
+    np.testing.assert_allclose(
+        mix(weights, jnp.array([1.0, 2.0])), 2 * 7.5 + 10 * (np.exp(-3) - 1) + 7, rtol=1e-6
+    )
+
+
+def test_the_hypernetworks_by_hand() -> None:
+    mixer = Mixer(num_agents=2, embed=3, hidden=4)
+    state = numbers(6, 5)
+    params = params_of(mixer, state)
+
+    def dense(layer: int, x: np.ndarray) -> np.ndarray:
+        found = params[f"Dense_{layer}"]
+        return np.asarray(x @ found["kernel"] + found["bias"])
+
+    def hypernet(layer: int) -> np.ndarray:
+        return dense(layer, np.maximum(dense(layer + 1, state), 0))
+
+    assert params["Dense_1"]["kernel"].shape == params["Dense_4"]["kernel"].shape == (5, 4)
+    assert params["Dense_6"]["kernel"].shape == (5, 3)
+    weights = mixer.apply({"params": params}, state)
+    np.testing.assert_allclose(weights.w1, abs(hypernet(0)).reshape(6, 2, 3), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(weights.b1, dense(2, state), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(weights.w2, abs(hypernet(3)), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(weights.b2, hypernet(5)[:, 0], rtol=1e-4, atol=1e-5)
+
+
+def test_credit_is_each_agents_part_of_the_weights() -> None:
+    w1, w2 = jnp.array([[1.0, 2.0], [3.0, 1.0]]), jnp.array([1.0, 3.0])
+    found = credit(MixerWeights(w1, jnp.zeros(2), w2, jnp.zeros(())))
+    np.testing.assert_allclose(found, [7 / 13, 6 / 13], rtol=1e-6)
+    nothing = credit(MixerWeights(0 * w1, jnp.zeros(2), w2, jnp.zeros(())))
+    np.testing.assert_array_equal(nothing, [0, 0])

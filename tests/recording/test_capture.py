@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from offmarl import vault
 from offmarl.errors import ShapeError, VaultError, VaultFullError
 from offmarl.recording import ChunkWriter, add, init_capture, make_buffer
-from offmarl.types import Discrete, EnvSpec, Transition, View
+from offmarl.recording.capture import take, whole
+from offmarl.types import Continuous, Discrete, EnvSpec, Transition, View
 
 E, N = 2, 2
 SPEC = EnvSpec("", N, 1, 1, Discrete(2))
@@ -205,3 +206,71 @@ def test_an_interrupt_loses_nothing_that_was_handed_over(tmp_path):
     assert found.length == 15
     expected = np.arange(15) * E + np.arange(E)[:, None]
     np.testing.assert_array_equal(found.transitions().view.state[..., 0], expected)
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+def test_a_cut_truncates_the_living_alone(sampled):
+    # In environment 0 agent 0 is dead for good; environment 1's episode ends in the last step.
+    transition, next_view = stretch(0, 3, np.random.default_rng(0))
+    no = np.zeros((3, E, N), bool)
+    terminated, truncated, last = no.copy(), no.copy(), np.zeros((3, E), bool)
+    terminated[1:, 0, 0] = True
+    truncated[2, 1], last[2, 1] = [True, False], True
+    terminated[2, 1, 1] = True
+    transition = transition._replace(
+        terminated=jnp.asarray(terminated), truncated=jnp.asarray(truncated), last=jnp.asarray(last)
+    )
+    buffer = make_buffer(E, 3)
+    capture = add(buffer, init_capture(buffer, SPEC, sampled), transition, next_view)
+    uncut, cut = take(capture, 3), take(capture, 3, cut=True)
+    np.testing.assert_array_equal(uncut.transition.last.T, last)
+    np.testing.assert_array_equal(uncut.transition.truncated.swapaxes(0, 1), truncated)
+    truncated[2, 0], last[2, 0] = [False, True], True
+    np.testing.assert_array_equal(cut.transition.last.T, last)
+    np.testing.assert_array_equal(cut.transition.truncated.swapaxes(0, 1), truncated)
+    np.testing.assert_array_equal(cut.transition.terminated.swapaxes(0, 1), terminated)
+    # The episode that is cut has a final view too, and both are those of the last step.
+    for chunk, rows in ((uncut, [1]), (cut, [0, 1])):
+        assert chunk.finals.row.tolist() == rows
+        assert chunk.finals.time.tolist() == [2] * len(rows)
+        marks = [-(2 * E + row) - 1 for row in rows]
+        assert chunk.finals.view.state[: len(rows), 0].tolist() == marks
+        assert len(chunk.finals.view.state) == len(rows)  # padded to a power of two
+    assert (uncut.stop, cut.stop) == (3, 3)
+
+
+def test_all_of_a_full_buffer_is_taken_in_the_order_of_time():
+    """Uncopied where it was filled from its beginning, copied where it wraps."""
+    buffer = make_buffer(E, 4)
+    capture = init_capture(buffer, SPEC, sampled=True)
+    for start, steps in ((0, 4), (4, 2)):
+        capture = add(buffer, capture, *stretch(start, steps, np.random.default_rng(start)))
+        chunk = whole(capture)
+        times = np.arange(chunk.stop - 4, chunk.stop)
+        marks = times[None] * E + np.arange(E)[:, None]
+        np.testing.assert_array_equal(chunk.transition.view.state[..., 0], marks)
+        count = len(chunk.finals.row)
+        ends = (times[0] + chunk.finals.time) * E + chunk.finals.row
+        np.testing.assert_array_equal(chunk.finals.view.state[:count, 0], -ends - 1)
+        uncopied = chunk.transition is capture.buffer.experience.transition
+        assert uncopied == (start == 0)
+    assert chunk.stop == 6
+
+
+@pytest.mark.parametrize("action", [Discrete(2), Continuous(3)])
+@pytest.mark.parametrize("sampled", [True, False])
+def test_an_empty_buffer_has_the_shapes_of_the_spec(action, sampled):
+    spec = EnvSpec("", 2, 5, 7, action)
+    capture = init_capture(make_buffer(3, 4), spec, sampled)
+    step = capture.buffer.experience
+    assert (capture.capacity, int(capture.total)) == (4, 0)
+    width = spec.action_size
+    discrete = isinstance(action, Discrete)
+    assert step.transition.action.shape == ((3, 4, 2) if discrete else (3, 4, 2, width))
+    assert step.transition.action.dtype == (jnp.int32 if discrete else jnp.float32)
+    view = step.next_view if sampled else capture.next_views
+    lead = (3, 4) if sampled else (4, 3)
+    shapes = [(2, 5), (7,), (2, width), (2,)]
+    assert [leaf.shape for leaf in view] == [(*lead, *shape) for shape in shapes]
+    assert [leaf.dtype for leaf in view] == [jnp.float32, jnp.float32, bool, bool]
+    assert (step.next_view is None) != sampled

@@ -8,6 +8,8 @@ import pytest
 
 from offmarl import vault
 from offmarl.errors import VaultConflictError, VaultError, VaultExistsError, VaultNotFoundError
+from offmarl.vault import layout
+from offmarl.vault.storage.location import Location
 from offmarl.vault.storage.store import Store
 
 from .experience import SPEC, assert_same, concatenate, make
@@ -117,3 +119,19 @@ def test_an_archive_in_a_bucket(bucket, endpoint, tmp_path):
 def test_a_bucket_that_is_not_there(bucket):
     with pytest.raises(VaultError):
         vault.create("s3://nowhere/a.vlt", SPEC, rows=2)
+
+
+def test_the_metadata_of_a_new_vault_comes_last(bucket, monkeypatch):
+    """Files without it are no vault, so a killed creation leaves none."""
+    path, seen = f"{bucket}/a.vlt/b", []
+    write = Location.write
+
+    def written(self, name, content):
+        store = Store(self.path)
+        seen.append((name, store.get(layout.HEAD_KEY) is not None, list(vault.list_vaults(bucket))))
+        write(self, name, content)
+
+    monkeypatch.setattr(Location, "write", written)
+    vault.create(path, SPEC, rows=2).close()
+    assert seen == [("metadata.json", True, [])]
+    assert len(list(vault.list_vaults(bucket))) == 1

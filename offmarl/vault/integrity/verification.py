@@ -94,6 +94,8 @@ def find(path: str | os.PathLike[str]) -> PurePath:
     except VaultFormatError:
         given = Location.of(path).directory
         near = [place for place in (given, *given.iterdir()) if _was_vault(place)]
+        if given in near:
+            return given  # a killed rebuild leaves what looks like a vault below it
         if len(near) != 1:
             raise
         return near[0]

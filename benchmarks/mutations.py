@@ -1,0 +1,468 @@
+"""Mutation testing: change one expression or statement at a time, and run the tests of that file.
+
+    python benchmarks/mutations.py --seed 0 --mutations 60 [--jobs N] [--results FILE]
+
+The nodes to change are drawn uniformly, without replacement, from all nodes of the listed files
+that one of the rules below applies to; then one of the changes of that node is drawn. A smaller
+``--mutations`` takes the first of the same order. The rules leave out type annotations, decorators,
+blocks under ``TYPE_CHECKING``, strings (docstrings and the texts of errors with them) and the
+arguments of raised errors. A mutant is killed where the tests that are not slow fail or take more
+than four times as long as without it. The tests run in copies of the tracked files: the
+checkout is not touched. Mutants that the results file knows already are not run again.
+"""
+
+import argparse
+import ast
+import copy
+import difflib
+import hashlib
+import json
+import os
+import queue
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+
+VAULT = {
+    "storage/location": "test_odd test_errors test_archive test_object_store",
+    "storage/tree": "test_integrity test_compaction test_hostile",
+    "storage/store": "test_roundtrip test_errors test_full test_shared test_object_store",
+    "storage/staging": "test_durability test_errors test_kill test_export",
+    "reading/mapped": "test_bounds test_reading test_mapped",
+    "reading/checked": "test_mapped test_integrity",
+    "reading/bounds": "test_bounds test_reading",
+    "reading/reader": "test_bounds test_reading test_roundtrip test_quirks",
+    "writing/creation": "test_durability test_errors test_roundtrip test_object_store",
+    "writing/records": "test_roundtrip test_errors test_shared",
+    "integrity/mending": "test_repairing test_integrity test_salvage",
+    "integrity/repairing": "test_repairing test_integrity test_salvage",
+    "transform/expression": "test_transform_expression test_precedence",
+}
+"""Files below ``offmarl/vault``, and the files in ``tests/vault`` that run first; then all run."""
+
+SWARM = (
+    ("tests/envs/swarm/test_rules.py", "tests/envs/swarm/test_tasks.py"),
+    ("tests/envs/swarm",),
+)
+
+TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
+    f"offmarl/vault/{file}.py": (
+        tuple(f"tests/vault/{test}.py" for test in tests.split()),
+        ("tests/vault",),
+    )
+    for file, tests in VAULT.items()
+} | {
+    "offmarl/checkpoint.py": (("tests/test_checkpoint.py",), ("tests/training",)),
+    "offmarl/evaluation.py": (("tests/test_evaluation.py",), ("tests/training",)),
+    "offmarl/training/driver.py": (("tests/training",), ("tests/baselines",)),
+    "offmarl/recording/capture.py": (
+        ("tests/recording/test_capture.py",),
+        ("tests/recording",),
+    ),
+    "offmarl/hub/fetch.py": (("tests/hub/test_fetch.py",), ("tests/hub",)),
+    "offmarl/networks/torso.py": (("tests/networks",), ("tests/test_evaluation.py",)),
+    "offmarl/networks/mixer.py": (("tests/networks",), ("tests/baselines/test_updates.py",)),
+    "recorders/qmix.py": (("tests/recording/test_qmix_by_hand.py",), ("tests/recording",)),
+    "recorders/mappo.py": (("tests/recording/test_mappo.py",), ("tests/recording",)),
+    "baselines/bc.py": (("tests/baselines",),),
+    "offmarl/envs/swarm/search.py": SWARM,
+    "offmarl/envs/swarm/delivery.py": SWARM,
+    "offmarl/envs/swarm/flock.py": SWARM,
+}
+"""The files to change, and the tests to run for each, in stages: the nearest first."""
+
+_LEFT_OUT = ("slow", "nightly")
+"""The marks of tests that do not run, as far as there are such marks."""
+_QUIETLY = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--no-header", "--tb=line"]
+_PATIENCE = 4.0
+_LEAST_SECONDS = 120.0
+
+# ---------------------------------------------------------------------------------- rules
+
+_OPERATORS: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
+    ast.Lt: (ast.LtE, ast.GtE),
+    ast.LtE: (ast.Lt, ast.Gt),
+    ast.Gt: (ast.GtE, ast.LtE),
+    ast.GtE: (ast.Gt, ast.Lt),
+    ast.Eq: (ast.NotEq,),
+    ast.NotEq: (ast.Eq,),
+    ast.In: (ast.NotIn,),
+    ast.NotIn: (ast.In,),
+    ast.Is: (ast.IsNot,),
+    ast.IsNot: (ast.Is,),
+    ast.Add: (ast.Sub,),
+    ast.Sub: (ast.Add,),
+    ast.Mult: (ast.Div,),
+    ast.Div: (ast.Mult,),
+    ast.FloorDiv: (ast.Mult,),
+    ast.Mod: (ast.FloorDiv,),
+    ast.Pow: (ast.Mult,),
+    ast.LShift: (ast.RShift,),
+    ast.RShift: (ast.LShift,),
+    ast.BitAnd: (ast.BitOr,),
+    ast.BitOr: (ast.BitAnd,),
+    ast.BitXor: (ast.BitAnd,),
+    ast.And: (ast.Or,),
+    ast.Or: (ast.And,),
+}
+_NAMES = {
+    "min": "max",
+    "minimum": "maximum",
+    "argmin": "argmax",
+    "any": "all",
+    "logical_and": "logical_or",
+    "floor": "ceil",
+    "startswith": "endswith",
+    "removeprefix": "removesuffix",
+}
+_NAMES |= {new: old for old, new in _NAMES.items()}
+
+Change = tuple[str, ast.AST]
+"""What a change does, and the node in place of the old one."""
+
+
+def changes(node: ast.AST) -> list[Change]:
+    """Return all that may be done to a node."""
+    found = [change for rule in _RULES for change in rule(node)]
+    before = ast.dump(node)
+    return [change for change in found if ast.dump(change[1]) != before]
+
+
+def _with(node: ast.AST, **fields: object) -> ast.AST:
+    other = copy.deepcopy(node)
+    for name, value in fields.items():
+        setattr(other, name, value)
+    return other
+
+
+def _operators(node: ast.AST) -> Iterator[Change]:
+    if isinstance(node, ast.Compare):
+        for place, operator in enumerate(node.ops):
+            for other in _OPERATORS[type(operator)]:
+                ops = [*node.ops[:place], other(), *node.ops[place + 1 :]]
+                yield f"{type(operator).__name__} to {other.__name__}", _with(node, ops=ops)
+    elif isinstance(node, ast.BinOp | ast.BoolOp | ast.AugAssign):
+        for other in _OPERATORS.get(type(node.op), ()):
+            yield f"{type(node.op).__name__} to {other.__name__}", _with(node, op=other())
+    elif isinstance(node, ast.UnaryOp):
+        yield f"drop {type(node.op).__name__}", node.operand
+    if isinstance(node, ast.BoolOp):
+        for place in range(len(node.values)):
+            rest = [*node.values[:place], *node.values[place + 1 :]]
+            whole = rest[0] if len(rest) == 1 else _with(node, values=rest)
+            yield "drop an operand", whole
+
+
+def _constants(node: ast.AST) -> Iterator[Change]:
+    if not isinstance(node, ast.Constant):
+        return
+    if isinstance(node.value, bool):
+        yield f"{node.value} to {not node.value}", ast.Constant(not node.value)
+    elif isinstance(node.value, int | float):
+        yield "one more", ast.Constant(node.value + 1)
+        yield "one less", ast.Constant(node.value - 1)
+
+
+def _conditions(node: ast.AST) -> Iterator[Change]:
+    if isinstance(node, ast.IfExp):
+        yield "swap the branches", _with(node, body=node.orelse, orelse=node.body)
+    elif isinstance(node, ast.expr) and getattr(node, "is_test", False):
+        yield "negate the condition", ast.UnaryOp(ast.Not(), node)
+
+
+def _calls(node: ast.AST) -> Iterator[Change]:
+    if not isinstance(node, ast.Call):
+        return
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+    name = name or (node.func.id if isinstance(node.func, ast.Name) else "")
+    if name in _NAMES:
+        field = "attr" if isinstance(node.func, ast.Attribute) else "id"
+        func = _with(node.func, **{field: _NAMES[name]})
+        yield f"{name} to {_NAMES[name]}", _with(node, func=func)
+    plain = [not isinstance(argument, ast.Starred) for argument in node.args]
+    if plain[:2] == [True, True]:
+        first, second, *rest = node.args
+        yield "swap two arguments", _with(node, args=[second, first, *rest])
+    if plain == [True] and not isinstance(node.args[0], ast.GeneratorExp):
+        yield "drop the call", node.args[0]
+    for place, keyword in enumerate(node.keywords):
+        if keyword.arg:
+            rest = [*node.keywords[:place], *node.keywords[place + 1 :]]
+            yield f"drop {keyword.arg}", _with(node, keywords=rest)
+
+
+def _statements(node: ast.AST) -> Iterator[Change]:
+    removable = isinstance(node, ast.Expr | ast.AugAssign | ast.Raise | ast.Delete)
+    if isinstance(node, ast.Assign):
+        removable = any(isinstance(t, ast.Attribute | ast.Subscript) for t in node.targets)
+    if removable:
+        yield "remove the statement", ast.Pass()
+    if isinstance(node, ast.Continue | ast.Break):
+        yield "remove the statement", ast.Pass()
+    if isinstance(node, ast.Return) and node.value is not None:
+        yield "return None", ast.Return(ast.Constant(None))
+
+
+_RULES: tuple[Callable[[ast.AST], Iterator[Change]], ...] = (
+    _operators,
+    _constants,
+    _conditions,
+    _calls,
+    _statements,
+)
+
+
+# ---------------------------------------------------------------------------------- drawing
+
+
+class Mutant(NamedTuple):
+    """One change of one file."""
+
+    file: str
+    line: int
+    change: str
+    source: str
+    """The whole file with it."""
+    diff: str
+
+    @property
+    def key(self) -> str:
+        """What tells it from others; it depends on the file's content."""
+        return hashlib.sha256(f"{self.file}\n{self.source}".encode()).hexdigest()[:16]
+
+
+def mutable(file: str) -> list[tuple[str, ast.AST]]:
+    """Return the nodes of a file that may be changed, in order."""
+    return [(file, node) for node in _nodes(ast.parse((ROOT / file).read_text())) if changes(node)]
+
+
+def _nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield a node and those below it, but for what is never changed."""
+    if isinstance(node, ast.JoinedStr) or _is_text(node) or _is_for_types(node):
+        return
+    for test in (getattr(node, "test", None), *getattr(node, "ifs", ())):
+        if isinstance(test, ast.expr):
+            test.is_test = True  # type: ignore[attr-defined]
+    yield node
+    skipped = {"annotation", "returns", "decorator_list"}
+    if isinstance(node, ast.Raise):
+        skipped |= {"exc", "cause"}
+    for name, value in ast.iter_fields(node):
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST) and name not in skipped:
+                yield from _nodes(child)
+
+
+def _is_text(node: ast.AST) -> bool:
+    """Whether a statement is nothing but text: a docstring."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def draw(seed: int, count: int) -> list[Mutant]:
+    """Draw mutants, none of the same node as another."""
+    rng = random.Random(seed)
+    nodes = [place for file in TARGETS for place in mutable(file)]
+    rng.shuffle(nodes)
+    found: list[Mutant] = []
+    for file, node in nodes:
+        mutant = _mutant(file, node, rng)
+        if mutant:
+            found.append(mutant)
+        if len(found) == count:
+            break
+    return found
+
+
+def _mutant(file: str, node: ast.AST, rng: random.Random) -> Mutant | None:
+    """Change a node; None where Python cannot compile the result."""
+    change, new = rng.choice(changes(node))
+    original = (ROOT / file).read_text()
+    text = ast.unparse(ast.fix_missing_locations(new))
+    if isinstance(new, ast.expr):
+        text = f"({text})"
+    source = _splice(original, node, text)
+    try:
+        compile(source, file, "exec")
+    except SyntaxError:
+        return None
+    lines = (original.splitlines(), source.splitlines())
+    diff = "\n".join(list(difflib.unified_diff(*lines, lineterm="", n=1))[2:])
+    return Mutant(file, node.lineno, change, source, diff)  # type: ignore[attr-defined]
+
+
+def _splice(source: str, node: ast.AST, text: str) -> str:
+    """Put text in the place of a node; columns count bytes."""
+    lines = [line.encode() for line in source.splitlines(keepends=True)]
+    first, last = node.lineno - 1, node.end_lineno - 1  # type: ignore[attr-defined]
+    head = lines[first][: node.col_offset]  # type: ignore[attr-defined]
+    tail = lines[last][node.end_col_offset :]  # type: ignore[attr-defined]
+    return b"".join([*lines[:first], head, text.encode(), tail, *lines[last + 1 :]]).decode()
+
+
+# ---------------------------------------------------------------------------------- running
+
+
+class Bench:
+    """Copies of the project that tests run in, and how long they take without a mutant."""
+
+    def __init__(self, directory: Path, jobs: int):
+        self._free: queue.Queue[Path] = queue.Queue()
+        self._cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(directory / "programs"))
+        self._seconds: dict[tuple[str, ...], float] = {}
+        options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]
+        marks = {mark.partition(":")[0] for mark in options["ini_options"]["markers"]}
+        self._chosen = " and ".join(f"not {mark}" for mark in _LEFT_OUT if mark in marks)
+        names = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True)
+        for job in range(jobs):
+            tree = directory / str(job) / "project"
+            for name in names.split("\0"):
+                if name and (ROOT / name).is_file():
+                    (tree / name).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy2(ROOT / name, tree / name)
+            if (data := ROOT.parent / "shared").is_dir():
+                (tree.parent / "shared").symlink_to(data)
+            self._free.put(tree)
+
+    def time(self, tests: tuple[str, ...]) -> None:
+        """Run tests without a mutant, which must pass."""
+        if tests in self._seconds:
+            return
+        begin = time.monotonic()
+        tree = self._free.get()
+        failed = self._run(tree, tests, 3600.0)
+        self._free.put(tree)
+        if failed:
+            sys.exit(f"tests fail without a mutant: {failed}")
+        self._seconds[tests] = time.monotonic() - begin
+        print(f"{self._seconds[tests]:6.0f} s without a mutant: {' '.join(tests)}", flush=True)
+
+    def judge(self, mutant: Mutant) -> str:
+        """Return what killed a mutant; nothing where it survived."""
+        tree = self._free.get()
+        file = tree / mutant.file
+        original = file.read_text()
+        try:
+            _write(file, mutant.source)
+            for tests in TARGETS[mutant.file]:
+                limit = max(_LEAST_SECONDS, _PATIENCE * self._seconds[tests])
+                if killer := self._run(tree, tests, limit):
+                    return killer
+            return ""
+        finally:
+            _write(file, original)
+            self._free.put(tree)
+
+    def _run(self, tree: Path, tests: tuple[str, ...], limit: float) -> str:
+        environment = os.environ | {
+            "PYTHONPATH": str(tree),
+            "JAX_COMPILATION_CACHE_DIR": self._cache,
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+            "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+        }
+        command = [sys.executable, "-m", "pytest", *_QUIETLY, "-m", self._chosen, *tests]
+        with tempfile.TemporaryFile("w+") as output:
+            process = subprocess.Popen(
+                command,
+                cwd=tree,
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                status = process.wait(limit)
+            except subprocess.TimeoutExpired:
+                return f"no end in {limit:.0f} s"
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+            if status == 0:
+                return ""
+            output.seek(0)
+            return _failure(output.read().splitlines()) or f"pytest ended with {status}"
+
+
+def _write(file: Path, source: str) -> None:
+    """Write a module, and drop what Python compiled of it before."""
+    file.write_text(source)
+    for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
+        compiled.unlink()
+
+
+def _failure(lines: list[str]) -> str:
+    """Return the line of pytest's summary that names what failed."""
+    named = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+    return named[0][:160] if named else ""
+
+
+# ---------------------------------------------------------------------------------- main
+
+
+def main(seed: int, count: int, jobs: int, results: Path, only: str) -> None:
+    mutants = [mutant for mutant in draw(seed, count) if only in mutant.file]
+    known = json.loads(results.read_text()) if results.is_file() else {}
+    with (
+        tempfile.TemporaryDirectory(prefix="offmarl-mutations-") as directory,
+        ThreadPoolExecutor(jobs) as pool,
+    ):
+        bench = Bench(Path(directory), jobs)
+        fresh = [mutant for mutant in mutants if mutant.key not in known]
+        stages = {tests for mutant in fresh for tests in TARGETS[mutant.file]}
+        list(pool.map(bench.time, sorted(stages)))
+        judged = pool.map(bench.judge, fresh)
+        for number, (mutant, killer) in enumerate(zip(fresh, judged, strict=True), 1):
+            known[mutant.key] = {
+                "file": mutant.file,
+                "line": mutant.line,
+                "change": mutant.change,
+                "diff": mutant.diff,
+                "seed": seed,
+                "killed_by": killer,
+            }
+            results.write_text(json.dumps(known, indent=1))
+            verdict = killer or "SURVIVED"
+            place = f"{mutant.file}:{mutant.line}"
+            print(f"{number}/{len(fresh)} {place} {mutant.change}: {verdict}", flush=True)
+    report(mutants, known, seed)
+
+
+def report(mutants: list[Mutant], known: dict[str, dict[str, str]], seed: int) -> None:
+    """Print the share that was killed, by file, and the survivors."""
+    survivors = [mutant for mutant in mutants if not known[mutant.key]["killed_by"]]
+    print(f"\n{'file':48} killed")
+    for file in dict.fromkeys(mutant.file for mutant in mutants):
+        total = sum(mutant.file == file for mutant in mutants)
+        alive = sum(mutant.file == file for mutant in survivors)
+        print(f"{file:48} {total - alive} of {total}")
+    for mutant in survivors:
+        print(f"\nsurvived: {mutant.file}:{mutant.line} ({mutant.change})\n{mutant.diff}")
+    killed = len(mutants) - len(survivors)
+    share = killed / max(len(mutants), 1)
+    print(f"\n{killed} of {len(mutants)} mutants killed ({share:.0%}), seed {seed}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--mutations", type=int, default=60)
+    parser.add_argument("--jobs", type=int, default=2, help="copies that tests run in at once")
+    parser.add_argument("--results", type=Path, default=Path("mutations.json"))
+    parser.add_argument("--only", default="", help="draw as ever, and run only files named so")
+    given = parser.parse_args()
+    main(given.seed, given.mutations, given.jobs, given.results, given.only)

@@ -1,0 +1,140 @@
+"""QMIX's own parts, against numbers worked out by hand."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from offmarl import envs
+from offmarl.networks import MixerWeights, PolicyConfig
+from offmarl.types import Sequence, View
+from recorders import qmix
+
+# An agent values action a in the slot that shows the number n at n times entry a of its
+# parameters. The mixer adds the agents' values and its parameter times the state.
+NETWORKS = qmix.Networks(
+    agent=SimpleNamespace(apply=lambda params, seen, method: seen * params),
+    mixer=SimpleNamespace(
+        apply=lambda scale, state: MixerWeights(
+            jnp.ones((*state.shape[:-1], 2, 1)),
+            jnp.zeros((*state.shape[:-1], 1)),
+            jnp.ones((*state.shape[:-1], 1)),
+            scale * state[..., 0],
+        )
+    ),
+)
+ONLINE = qmix.Params(jnp.array([1.0, 2.0, 4.0]), jnp.array(1.0))
+TARGET = qmix.Params(jnp.array([3.0, 1.0, 2.0]), jnp.array(10.0))
+
+
+def batch() -> Sequence:
+    """Two windows of three steps: one is truncated in the second, the other ends in the first."""
+    number = jnp.array([[1.0, 2.0, 3.0, 9.0], [1.0, 5.0, 5.0, 5.0]])
+    return Sequence(
+        view=View(
+            observation=jnp.broadcast_to(number[..., None, None], (2, 4, 2, 1)),
+            state=number[..., None],
+            legal_actions=jnp.ones((2, 4, 2, 3), bool).at[0, 2, 0, 2].set(False),
+            alive=jnp.ones((2, 4, 2), bool).at[0, 2, 1].set(False).at[1, 0, 1].set(False),
+        ),
+        action=jnp.array([[[0, 1], [2, 2], [0, 0]], [[1, 1], [0, 0], [0, 0]]]),
+        reward=jnp.array([[[1.0, 1], [2, 4], [99, 99]], [[4, 0], [99, 99], [99, 99]]]),
+        terminated=jnp.zeros((2, 3, 2), bool).at[0, 1, 1].set(True).at[1, 0].set(True),
+        truncated=jnp.zeros((2, 3, 2), bool).at[0, 1, 0].set(True),
+        behaviour_log_prob=jnp.zeros((2, 3, 2)),
+        mask=jnp.array([[True, True, False], [True, False, False]]),
+        next_known=jnp.ones((2, 3), bool),
+    )
+
+
+def test_the_loss_by_hand_at_a_truncation_and_at_a_termination():
+    args = qmix.Args(gamma=0.5)
+    learn = jax.grad(lambda *params: qmix.loss(*params, NETWORKS, args, batch()), has_aux=True)
+    gradient, metrics = jax.jit(learn)(ONLINE, TARGET)
+    # First window. Values 1 and 2, and 1 for the state: 4. The other network values the online
+    # network's best actions of the next slot at 2·2 each, and the state at 20: 1 + ½ 28.
+    # Then 8 + 8 + 2 = 18. The truncated step leads to slot 3, where agent 1 may not do its best
+    # action, so 3·1, and agent 2 is dead: 3 + ½ (3 + 30).
+    # Second window. Agent 2 is dead, so 2 + 1 = 3, and all that follows the step is its reward, 2.
+    errors = np.array([4 - 15, 18 - 19.5, 3 - 2])
+    np.testing.assert_allclose(metrics["td_loss"], 0.5 * (errors**2).sum() / 3)
+    np.testing.assert_allclose(metrics["q_tot"], (4 + 18 + 3) / 3)
+    # No gradient flows through the targets: Q_tot grows with the mixer's parameter by the state,
+    # and with the agents' by their numbers.
+    np.testing.assert_allclose(gradient.mixer, (errors * [1, 2, 1]).sum() / 3)
+    by_action = np.array([[1, 1, 0], [0, 0, 4], [0, 1, 0]])
+    np.testing.assert_allclose(gradient.agent, errors @ by_action / 3)
+
+
+@pytest.fixture(scope="module")
+def rounds():
+    """The states before and after each of four rounds of two updates, and their metrics.
+
+    ε falls over three rounds, and every third update is copied to the target networks.
+    """
+    args = qmix.Args(
+        num_envs=4,
+        num_steps=2,
+        length=2,
+        batch_size=2,
+        capacity=4,
+        hidden=4,
+        total_steps=4 * 2 * 6,
+        exploration=0.5,
+        epsilon=0.1,
+        updates=2,
+        target_every=3,
+        max_grad_norm=1e-3,
+        mixer_embed=2,
+    )
+    config = PolicyConfig("recurrent", "q", hidden=4)
+    program = qmix.make_program(args, envs.make("probe/match"), config)
+    state = jax.jit(program.init)(jax.random.key(0))
+    states, metrics = [state], []
+    iterate = jax.jit(program.iterate)
+    for number in range(4):
+        state, found = iterate(state, jax.random.key(number))
+        states.append(state)
+        metrics.append(found)
+    return program, states, metrics
+
+
+def test_exploration_comes_down_linearly_and_stays(rounds):
+    _, states, metrics = rounds
+    np.testing.assert_allclose([m["epsilon"] for m in metrics], [1.0, 0.7, 0.4, 0.1], rtol=1e-6)
+    chosen = states[1].capture.buffer.experience.transition.behaviour_log_prob[:, :2]
+    np.testing.assert_allclose(chosen, np.log(0.5), rtol=1e-6)  # all of the first round is chance
+
+
+def test_recorded_data_has_the_final_epsilon_and_the_newest_parameters(rounds):
+    program, states, _ = rounds
+    for state in (states[0], states[-1]):
+        acting = program.acting(state)
+        assert float(acting.epsilon) == pytest.approx(0.1)
+        assert acting.network is state.params.agent
+
+
+def same(one, other):
+    equal = jax.tree.map(lambda a, b: bool((a == b).all()), one, other)
+    return all(jax.tree.leaves(equal))
+
+
+def test_the_target_networks_are_copies_of_every_third_update(rounds):
+    _, states, _ = rounds
+    assert same(states[0].target, states[0].params)
+    assert same(states[1].target, states[0].params)  # after 2 updates
+    assert not same(states[1].params, states[0].params)
+    third = states[2].target  # after 4: of the third, neither the second nor the fourth
+    assert not same(third, states[1].params)
+    assert not same(third, states[2].params)
+    assert same(states[3].target, states[3].params)  # after 6
+
+
+def test_gradients_are_clipped(rounds):
+    """Adam's mean of two gradients; Adam itself takes steps of any gradient alike."""
+    _, states, _ = rounds
+    mean = optax.tree_utils.tree_get(states[1].optimiser, "mu")
+    assert 0 < float(optax.tree.norm(mean)) <= (0.1 + 0.9 * 0.1) * 1e-3 * 1.001

@@ -1,0 +1,172 @@
+"""The edges of what may be asked for: numbers of more than 32 bits, and the last episode."""
+
+import numpy as np
+import pytest
+
+from offmarl import vault
+from offmarl.errors import VaultError
+
+from .experience import SPEC, make, whole_episodes
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    path = tmp_path_factory.mktemp("bounds") / "a.vlt"
+    with vault.create(path, SPEC, rows=2, chunk_steps=8) as writer:
+        writer.append(*whole_episodes(steps=20))
+    return vault.open_vault(path)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64, object])
+@pytest.mark.parametrize("number", [2**31, 2**32, 2**32 + 5, 2**40])
+def test_windows_past_32_bits_do_not_wrap(found, number, dtype):
+    here, there = np.array([0]), np.array([number], dtype)
+    if dtype is object:
+        there = [number]  # as Python has it
+    with pytest.raises(VaultError, match=f"steps {number} to {number + 3} were asked for"):
+        found.windows(here, there, 3)
+    with pytest.raises(VaultError, match=f"rows {number} to {number} were asked for"):
+        found.windows(there, here, 3)
+    with pytest.raises(VaultError, match=f"steps {number} to {number + 3} were asked for"):
+        found.prefetch(here, there, 3)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.uint32])
+def test_the_end_of_a_window_is_not_counted_in_small_integers(found, dtype):
+    most = int(np.iinfo(dtype).max)
+    with pytest.raises(VaultError, match=f"steps {most} to {most + 3} were asked for"):
+        found.windows(np.zeros(1, dtype), np.array([most], dtype), 3)
+    window = found.windows(np.ones(1, dtype), np.array([17], dtype), 3, ["rewards"])["rewards"]
+    np.testing.assert_array_equal(window[0], found.read(17, 20, leaves=["rewards"])["rewards"][1])
+
+
+@pytest.mark.parametrize(
+    ("rows", "starts", "message"),
+    [
+        ([0.0], [0], "the rows of windows are whole numbers: got float64"),
+        ([0], [0.5], "the starts of windows are whole numbers: got float64"),
+        ([True], [0], "the rows of windows are whole numbers: got bool"),
+        ([[0]], [[0]], r"with rows \(1, 1\) and starts \(1, 1\)"),
+        ([0, 0], [0], r"with rows \(2,\) and starts \(1,\)"),
+        ([0, -1], [0, 0], "rows -1 to 0 were asked for, and .* has rows 0 to 1"),
+        ([0, 2], [0, 0], "rows 0 to 2 were asked for"),
+        ([0, 0], [-1, 3], "steps -1 to 6 were asked for"),
+        ([0, 0], [0, 18], "steps 0 to 21 were asked for"),
+    ],
+)
+def test_windows_that_cannot_be(found, rows, starts, message):
+    with pytest.raises(VaultError, match=message):
+        found.windows(rows, starts, 3)
+
+
+def test_the_first_and_the_last_window(found):
+    rewards = found.read(leaves=["rewards"])["rewards"]
+    windows = found.windows([0, 1], [0, 17], 3, ["rewards"])["rewards"]
+    np.testing.assert_array_equal(windows, [rewards[0, :3], rewards[1, 17:]])
+    assert found.windows([1], [0], 20, ["rewards"])["rewards"].shape == (1, 20, 2)
+    assert found.read(20, 20, leaves=["rewards"])["rewards"].shape == (2, 0, 2)
+
+
+def test_every_episode_keeps_its_final_view_from_either_end(found):
+    table, finals = found.episodes, found.finals
+    count = len(table.row)
+    assert count > 4
+    for number in range(count):
+        for place in (number, number - count):
+            episode = found.episode(place)
+            assert episode.final is not None
+            np.testing.assert_array_equal(episode.final.state, finals.state[table.final[number]])
+            start = int(table.start[number])
+            span = slice(start, start + int(table.length[number]))
+            expected = found[span].reward[table.row[number]]
+            np.testing.assert_array_equal(episode.transition.reward, expected)
+    for place in (count, -count - 1):
+        with pytest.raises(VaultError, match=f"episode {place} was asked for"):
+            found.episode(place)
+
+
+@pytest.mark.parametrize("numbers", [[-1], [0, 10_000], [2**32]])
+def test_final_views_that_are_not_there(found, numbers):
+    with pytest.raises(VaultError, match=r"final views .* were asked for"):
+        found.final_views(np.array(numbers))
+
+
+def test_final_views_in_the_order_they_are_asked_for(found):
+    last = len(found.finals.state) - 1
+    views = found.final_views(np.array([last, 0, last]))
+    np.testing.assert_array_equal(views.state, found.finals.state[[last, 0, last]])
+    assert found.final_views(np.zeros(0, int)).state.shape == (0, 5)
+
+
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [
+        (slice(None), range(20)),
+        (slice(3, 9), range(3, 9)),
+        (slice(-5, None), range(15, 20)),
+        (slice(9, 3), range(0)),
+        (slice(100, 200), range(0)),
+    ],
+)
+def test_slices_of_time_are_pythons(found, part, expected):
+    np.testing.assert_array_equal(found[part].reward, found[:].reward[:, expected])
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda v: v[::2], "not every 2th"),
+        (lambda v: v[::-1], "not every -1th"),
+    ],
+)
+def test_steps_are_read_one_after_the_other(found, ask, message):
+    with pytest.raises(VaultError, match=message):
+        ask(found)
+
+
+def test_blocks_cover_time_and_end_where_chunks_do(found, monkeypatch):
+    assert list(found.blocks()) == [(0, 20)]
+    step = 2 * found.leaves["rewards"].step_bytes
+    for limit, expected in (
+        (1, [(0, 8), (8, 16), (16, 20)]),
+        (16 * step, [(0, 16), (16, 20)]),
+        (16 * step - 1, [(0, 8), (8, 16), (16, 20)]),
+    ):
+        monkeypatch.setattr("offmarl.vault.reading.reader._BLOCK_BYTES", limit)
+        assert list(found.blocks(["rewards"])) == expected
+    assert list(found.blocks(["rewards"], start=10)) == [(10, 16), (16, 20)]
+    monkeypatch.setattr("offmarl.vault.reading.reader._BLOCK_BYTES", 16 * step)
+    assert list(found.blocks(["rewards"], rows=1)) == [(0, 20)]
+
+
+def test_one_vault_of_a_time_limit_and_without(tmp_path):
+    path = tmp_path / "a.vlt"
+    with vault.create(path, SPEC, rows=2) as writer:
+        writer.append(*make())
+    with pytest.raises(VaultError, match="open it without a time limit"):
+        vault.open_vault(path, time_limit=5)
+    assert (vault.open_vault(path).name, vault.open_vault(path).uid) == ("a", "main")
+
+
+def test_windows_as_records_are_slices_of_the_whole(found):
+    rows, starts = np.array([1, 0]), np.array([17, 6])
+    windows = found.window_transitions(rows, starts, 3)
+    whole = found.transitions()
+    for window, (row, start) in enumerate(zip(rows, starts, strict=True)):
+        span = (row, slice(start, start + 3))
+        np.testing.assert_array_equal(windows.reward[window], whole.reward[span])
+        np.testing.assert_array_equal(windows.last[window], whole.last[span])
+        np.testing.assert_array_equal(windows.view.state[window], whole.view.state[span])
+
+
+def test_facts_without_reading(found):
+    files = [file for file in found.path.rglob("*") if file.is_file()]
+    assert found.num_bytes == sum(file.stat().st_size for file in files) > 0
+    assert repr(found) == (f"<Vault '{found.path}': test/made-up, 2 agents, 40 steps in 2 rows>")
+
+
+def test_an_archive_is_not_read_to_learn_its_size(found, tmp_path):
+    import shutil
+
+    archive = shutil.make_archive(str(tmp_path / "b"), "zip", found.path.parents[1], "a.vlt")
+    assert vault.open_vault(f"{archive}/a.vlt").num_bytes is None

@@ -1,0 +1,208 @@
+"""In which order what is built becomes durable, appears at its place, and is complete."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from offmarl import vault
+from offmarl.errors import VaultExistsError, VaultLockedError
+from offmarl.vault import layout
+from offmarl.vault.storage import staging
+from offmarl.vault.storage.location import Location
+from offmarl.vault.storage.store import METADATA, Store, WriterLock
+
+from .experience import SPEC, make
+
+
+@pytest.fixture
+def events(monkeypatch):
+    """What is synced, by inode, and what is renamed to which path, in order."""
+    noted = []
+    fsync, rename, replace = os.fsync, Path.rename, Path.replace
+
+    def synced(descriptor):
+        noted.append(("sync", os.fstat(descriptor).st_ino))
+        fsync(descriptor)
+
+    def renamed(self, target):
+        noted.append(("rename", str(target)))
+        return rename(self, target)
+
+    def replaced(self, target):
+        noted.append(("rename", str(target)))
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "rename", renamed)
+    monkeypatch.setattr(Path, "replace", replaced)
+    return noted
+
+
+def assert_durable(events, path):
+    """All of it was synced before it was renamed to its place, and the place's directory after."""
+    assert path.exists()
+    place = events.index(("rename", str(path)))
+    below = [path, *path.rglob("*")] if path.is_dir() else [path]
+    for part in below:
+        if part.name != "writer.lock":
+            assert ("sync", part.stat().st_ino) in events[:place], part
+    assert ("sync", path.parent.stat().st_ino) in events[place + 1 :]
+
+
+def test_a_new_vault_is_durable_before_it_is_there(events, tmp_path):
+    path = tmp_path / "data" / "a.vlt" / "b"
+    vault.create(path, SPEC, rows=2).close()
+    assert_durable(events, path)
+    # The directories made for it are durable too: the names of each are in the one above.
+    for directory in (tmp_path, tmp_path / "data", tmp_path / "data" / "a.vlt"):
+        assert ("sync", directory.stat().st_ino) in events
+    assert [entry.name for entry in path.parent.iterdir()] == ["b"]
+
+
+def test_a_whole_vault_is_durable_before_it_is_there(events, tmp_path):
+    path = tmp_path / "a.vlt" / "b"
+    from offmarl.vault.writing.creation import create_whole
+
+    with create_whole(path, SPEC, rows=2) as writer:
+        writer.append(*make())
+        assert not path.exists()
+    assert_durable(events, path)
+    assert vault.open_vault(path).length == 10
+    assert [entry.name for entry in path.parent.iterdir()] == ["b"]
+
+
+def test_a_whole_vault_that_fails_leaves_nothing(tmp_path):
+    from offmarl.vault.writing.creation import create_whole
+
+    def fail():
+        with create_whole(tmp_path / "a.vlt" / "b", SPEC, rows=2) as writer:
+            writer.append(*make())
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["file", "directory"])
+def test_what_is_staged_is_durable_before_it_is_there(events, tmp_path, kind):
+    place = tmp_path / "out"
+    with staging.whole(place) as beside:
+        if kind == "file":
+            beside.write_text("content")
+        else:
+            (beside / "inner").mkdir(parents=True)
+            (beside / "inner" / "file").write_text("content")
+        assert not place.exists()
+    assert_durable(events, place)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_fails_in_staging_leaves_nothing(tmp_path):
+    def fail():
+        with staging.whole(tmp_path / "out") as beside:
+            beside.write_text("half")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_came_to_the_place_meanwhile_stays(tmp_path):
+    def run():
+        with staging.whole(tmp_path / "out") as beside:
+            beside.write_text("mine")
+            (tmp_path / "out").write_text("theirs")
+
+    with pytest.raises(VaultExistsError, match="there is something at"):
+        run()
+    assert (tmp_path / "out").read_text() == "theirs"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("there", ["file", "directory", "dangling link"])
+def test_a_place_that_is_taken_is_refused_at_once(tmp_path, there):
+    place = tmp_path / "out"
+    if there == "file":
+        place.write_text("")
+    elif there == "directory":
+        place.mkdir()
+    else:
+        place.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(VaultExistsError):
+        staging.refuse_existing(place)
+    with pytest.raises(VaultExistsError), staging.whole(place):
+        pytest.fail("it was begun")
+
+
+def test_a_workspace_is_cleared_and_nobody_elses(tmp_path):
+    directory = tmp_path / "beside"
+    (directory / "old").mkdir(parents=True)
+    (directory / "old" / "file").write_text("")
+    (directory / "link").symlink_to(tmp_path)
+    with staging.workspace(directory) as fresh:
+        assert [entry.name for entry in fresh.iterdir()] == ["writer.lock"]
+        with pytest.raises(VaultLockedError), staging.workspace(directory):
+            pytest.fail("two build there")
+        assert directory.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_clearing_keeps_the_lock(tmp_path):
+    lock = WriterLock(tmp_path)
+    (tmp_path / "file").write_text("")
+    staging.clear(tmp_path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["writer.lock"]
+    with pytest.raises(VaultLockedError):
+        WriterLock(tmp_path)
+    lock.release()
+    WriterLock(tmp_path).release()
+
+
+def test_metadata_is_written_last(monkeypatch, tmp_path):
+    """Where nothing can be renamed, as in an object store, it alone makes files a vault."""
+    write, noted = Location.write, []
+
+    def written(self, name, content):
+        head = Store(self.path).get(layout.HEAD_KEY)
+        noted.append((name, head is not None))
+        write(self, name, content)
+
+    monkeypatch.setattr(Location, "write", written)
+    vault.create(tmp_path / "a.vlt" / "b", SPEC, rows=2).close()
+    assert noted == [(METADATA, True)]
+
+
+def test_a_failed_creation_leaves_nothing_and_frees_the_place(monkeypatch, tmp_path):
+    with monkeypatch.context() as patch:
+        patch.setattr(Location, "write", lambda *_: (_ for _ in ()).throw(KeyError()))
+        with pytest.raises(KeyError):
+            vault.create(tmp_path / "a.vlt" / "b", SPEC, rows=2)
+    assert list(tmp_path.iterdir()) == []
+    vault.create(tmp_path / "a.vlt" / "b", SPEC, rows=2).close()
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system takes no such advice")
+def test_the_pages_of_each_data_file_are_dropped_once(monkeypatch, tmp_path):
+    dropped = []
+    monkeypatch.setattr(
+        os, "posix_fadvise", lambda fd, *about: dropped.append((os.fstat(fd).st_ino, about))
+    )
+    store = Store(tmp_path)
+
+    def written(value):
+        before = {file.stat().st_ino for file in tmp_path.glob("d/*")}
+        store.commit({"key": value}, fence={}).result()
+        return {file.stat().st_ino for file in tmp_path.glob("d/*")} - before
+
+    for value in (b"a" * 2000, b"b" * 2000):
+        fresh = written(value)
+        store.drop_pages()
+        assert {inode for inode, _ in dropped} == fresh
+        assert {about for _, about in dropped} == {(0, 0, os.POSIX_FADV_DONTNEED)}
+        assert len(dropped) == len(fresh) > 0
+        dropped.clear()
+    store.drop_pages()
+    assert dropped == []
