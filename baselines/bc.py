@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import jax
 import optax
-import tyro
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from offmarl import training
+from offmarl.cli.parse import parse_script
 from offmarl.losses import masked_mean
 from offmarl.networks import (
     PolicyConfig,
@@ -97,4 +97,4 @@ def main(args: Args) -> Path:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args, description=__doc__))
+    main(parse_script(Args, __doc__))

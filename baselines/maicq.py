@@ -19,10 +19,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-import tyro
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from offmarl import categorical, training
+from offmarl.cli.parse import parse_script
 from offmarl.losses import cross_entropy, lambda_targets, masked_mean, softmax_weights
 from offmarl.networks import (
     Mixer,
@@ -175,4 +175,4 @@ def main(args: Args) -> Path:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args, description=__doc__))
+    main(parse_script(Args, __doc__))

@@ -18,10 +18,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-import tyro
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from offmarl import categorical, training
+from offmarl.cli.parse import parse_script
 from offmarl.losses import (
     conservative_gap,
     double_q_values,
@@ -159,4 +159,4 @@ def main(args: Args) -> Path:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args, description=__doc__))
+    main(parse_script(Args, __doc__))

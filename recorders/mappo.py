@@ -13,11 +13,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-import tyro
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from rich.console import Console
 
 from offmarl import envs
+from offmarl.cli.parse import parse_script
 from offmarl.errors import OptionError
 from offmarl.losses import masked_mean
 from offmarl.losses.policy_gradient import clipped_surrogate, generalised_advantages
@@ -318,4 +318,4 @@ def main(args: Args) -> Recorded:
 
 
 if __name__ == "__main__":
-    Console().print(main(tyro.cli(Args, description=__doc__)).view)
+    Console().print(main(parse_script(Args, __doc__)).view)

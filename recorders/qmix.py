@@ -13,11 +13,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-import tyro
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 from rich.console import Console
 
 from offmarl import categorical, envs
+from offmarl.cli.parse import parse_script
 from offmarl.errors import OptionError
 from offmarl.losses import double_q_values, masked_mean, td_targets
 from offmarl.networks import (
@@ -232,4 +232,4 @@ def main(args: Args) -> Recorded:
 
 
 if __name__ == "__main__":
-    Console().print(main(tyro.cli(Args, description=__doc__)).view)
+    Console().print(main(parse_script(Args, __doc__)).view)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from offmarl import __version__
 from offmarl.cli import output
 from offmarl.cli.output import Report
-from offmarl.cli.parse import parse
+from offmarl.cli.parse import UsageExit, parse
 from offmarl.errors import OffmarlError, OptionError, UnknownNameError, unknown_name
 
 
@@ -132,9 +132,9 @@ def main() -> None:
     except (OffmarlError, OSError) as error:
         output.show_error(error, as_json)
         sys.exit(2 if isinstance(error, UnknownNameError | OptionError) else 1)
-    except SystemExit as stop:  # tyro has said what is wrong, on standard error
-        if as_json and stop.code:
-            output.show_error(OptionError("the arguments are not right: see `--help`."), as_json)
+    except UsageExit as wrong:  # which is explained on standard error already
+        if as_json:
+            output.show_error(OptionError(wrong.reason), as_json)
         raise
     except KeyboardInterrupt:
         output.show_interrupt()

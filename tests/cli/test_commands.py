@@ -1,5 +1,6 @@
 """Help, errors, exit codes, JSON: what all commands share, and those that need no training."""
 
+import inspect
 import json
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 
 from offmarl import cli
 from offmarl.cli import output, programs
-from offmarl.cli.parse import documented
+from offmarl.cli.parse import documented, parse_script
 from offmarl.errors import OffmarlError, OptionError, UnknownNameError, VaultError
 from tests.runs import write_run
 
@@ -159,12 +160,113 @@ def test_compare_says_what_was_not_evaluated(offmarl, tmp_path):
 
 
 def test_what_cannot_be_typed_is_told_to_programs_too(offmarl):
-    for arguments in (["show"], ["recode", "a.vlt", "-o", "b.vlt", "--codec", "gzip"]):
-        refused = offmarl(*arguments, "--json")
-        assert refused.code == 2 and refused.json["error"]["type"] == "OptionError"
-        assert arguments[0] in refused.err
     none = offmarl("evaluate", "run", "--episodes", 0)
     assert (none.code, none.err) == (2, "error: --episodes must be at least 1: got 0.\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["show"], "Missing from offmarl show: VAULT. See `offmarl show --help`."),
+        (
+            ["train", "bc", "--vaul", "x"],
+            "Missing from offmarl train bc: --vault PATH; Unrecognized options: --vaul x. See "
+            "`offmarl train bc --help`.",
+        ),
+        (
+            ["sample", "a.vlt", "-o", "b.vlt", "--seed", "one"],
+            "Error parsing --seed: invalid literal for int() with base 10: 'one'. See `offmarl "
+            "sample --help`.",
+        ),
+    ],
+)
+@pytest.mark.parametrize("width", [60, 200])
+def test_json_holds_the_reason_of_a_usage_error(offmarl, monkeypatch, arguments, reason, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    refused = offmarl(*arguments, "--json")
+    assert refused.code == 2 and arguments[0] in refused.err
+    assert refused.json == {"error": {"type": "OptionError", "message": reason}}
+
+
+def test_json_offers_the_values_of_an_option(offmarl):
+    refused = offmarl("recode", "a.vlt", "-o", "b.vlt", "--codec", "gzip", "--json")
+    message = refused.json["error"]["message"]
+    assert "'gzip'" in message and "'raw'" in message and "None" not in message
+
+
+COMMANDS = [
+    *([name] for name, verb in cli.VERBS.items() if not verb.runs_programs),
+    *([programs.VERBS[kind]] for kind in programs.VERBS),
+    *([programs.VERBS[kind], name] for kind in programs.VERBS for name in programs.find(kind)),
+    ["record", "--policy"],
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_lists_json_and_describes_each_flag_as_it_is_named(offmarl, command):
+    out = offmarl(*command, "--help").out
+    assert "--json" in out
+    # A flag that is on by default is shown with its positive form, which its text describes.
+    negated = [word.strip(",") for word in out.split() if word.startswith("--no-")]
+    assert all(f"{flag.replace('--no-', '--')}, {flag}" in out for flag in negated)
+
+
+def test_flags_that_are_on_can_be_turned_off_and_on(monkeypatch):
+    bc = programs.load("baseline", "bc")
+    for given, agent_id in (["--no-agent-id"], False), (["--agent-id"], True), ([], True):
+        monkeypatch.setattr(sys, "argv", ["bc.py", "--vault", "x", *given])
+        args = parse_script(bc.Args, bc.__doc__)
+        assert (args.agent_id, args.anneal, args.greedy) == (agent_id, True, False)
+
+
+def test_a_script_has_the_help_of_the_command(offmarl, monkeypatch, capsys):
+    bc = programs.load("baseline", "bc")
+    monkeypatch.setattr(sys, "argv", ["bc.py", "--help"])
+    with pytest.raises(SystemExit):
+        parse_script(bc.Args, bc.__doc__)
+    script, command = (text.split() for text in (capsys.readouterr().out, _help_of_bc(offmarl)))
+    options = [[word for word in text if word.startswith("--")] for text in (script, command)]
+    assert options[0] == [word for word in options[1] if word != "--json"]
+    assert "--anneal," in script and "None)" not in script
+
+
+def _help_of_bc(offmarl) -> str:
+    return offmarl("train", "bc", "--help").out
+
+
+ON_FILES = [
+    *(
+        ["verify", "FILE"],
+        ["repair", "FILE"],
+        ["compact", "FILE"],
+        ["show", "FILE"],
+        ["ls", "FILE"],
+    ),
+    *(
+        ["report", "FILE"],
+        ["evaluate", "FILE"],
+        ["compare", "FILE"],
+        ["cat", "FILE", "-o", "o.vlt"],
+    ),
+    *(["recode", "FILE", "-o", "o.vlt"], ["convert", "FILE", "out", "--to", "numpy"]),
+    *(["train", "bc", "--vault", "FILE"], ["push", "FILE", "--to", "org/name", "--licence", "MIT"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        *((command, "data.npz") for command in ON_FILES),
+        *((command, "data.zip") for command in ON_FILES[:2]),
+    ],
+)
+def test_an_ordinary_file_is_no_vault_and_no_run(offmarl, tmp_path, command, name):
+    (tmp_path / name).write_bytes(b"something else")
+    outcome = offmarl(*(name if word == "FILE" else word for word in command))
+    assert outcome.code == 1 and outcome.err.count("\n") == 1
+    assert name in outcome.err and "Errno" not in outcome.err
+    wanted = ("is a file, and a vault is", "not a zip archive", "not the directory of a", "no dir")
+    assert any(words in outcome.err for words in wanted)
 
 
 def test_numbers_stay_whole_in_a_narrow_terminal(offmarl, monkeypatch, capsys):
@@ -199,7 +301,10 @@ def test_help_is_in_whole_sentences_and_without_defaults_that_are_none(offmarl):
             in several lines.
         """
 
-    assert "What to look at, which is told in several lines." in documented(verb).__doc__
+    (name, json) = inspect.signature(documented(verb)).parameters.values()
+    told = name.annotation.__metadata__[-1].help
+    assert told == "What to look at, which is told in several lines."
+    assert json.name == "json"
     out = offmarl("ls", "--help").out
     assert "[DIRECTORY]" in out and "--no-remote" not in out and "None" not in out
     assert "(default: 0)" in offmarl("split", "--help").out
