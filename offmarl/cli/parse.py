@@ -157,8 +157,9 @@ def _annotated(hint: Any, default: Any, text: str) -> Any:
     options: dict[str, Any] = {"help": text} if text else {}
     if default is False or default in (None, "", ()):
         options["help_behavior_hint"] = ""
+    single_flag: Any = FlagCreatePairsOff
     annotated = Annotated[hint, arg(**options)] if options else hint
-    return FlagCreatePairsOff[annotated] if default is False else annotated
+    return single_flag[annotated] if default is False else annotated
 
 
 def _reason(printed: str) -> str:

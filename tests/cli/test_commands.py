@@ -130,16 +130,58 @@ def test_a_program_says_what_its_options_are(offmarl):
 
 
 def test_compare(offmarl, tmp_path):
-    write_run(tmp_path / "bc", "bc", "coverage-3/medium", [[1, 2], [2, 3], [3, 4]])
-    write_run(tmp_path / "maicq", "maicq", "coverage-3/medium", [[4, 4], [5, 5], [6, 6]])
+    name, digest = "coverage-3/medium", {"vault_digest": "a" * 64}
+    sampled, greedy = [[1, 2], [2, 3], [3, 4]], [[7, 7], [8, 8], [9, 9]]
+    write_run(tmp_path / "bc", "bc", name, sampled, greedy, **digest)
+    write_run(tmp_path / "maicq", "maicq", name, [[4, 4], [5, 5], [6, 6]], **digest)
     text = offmarl("compare", "bc", "maicq", "--html", "out/page.html", "--figure", "figure.png")
     assert text.code == 0
-    assert "coverage-3/medium" in text.out and "1.00 [1.00, 1.00]" in text.out
-    assert "Comparison of runs" in (tmp_path / "out" / "page.html").read_text()
-    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "out" / "page.html").read_text()
+    assert "Comparison of runs" in page and (tmp_path / "figure.png").stat().st_size > 10_000
+    for shown in (text.out, page):
+        assert name in shown and "1.00 [1.00, 1.00]" in shown
+        assert all(f"{one}" in shown for one in ("bc (greedy)", "bc (sampled)", "maicq (greedy)"))
+        assert "Normalised for swarm/coverage-3: 0 is random play (9.256)" in shown
     data = offmarl("compare", "bc", "maicq", "--json").json
-    assert data["datasets"]["coverage-3/medium"]["maicq"]["iqm"]["value"] == 5.0
-    assert data["probability_of_improvement"]["bc"]["maicq"]["value"] == 0.0
+    rows = data["datasets"][name]
+    assert {label: row["iqm"]["value"] for label, row in rows.items()} == {
+        "bc (greedy)": 8.0,
+        "maicq (greedy)": 5.0,
+        "bc (sampled)": 2.5,
+    }
+    assert (rows["bc (sampled)"]["algorithm"], rows["bc (sampled)"]["acting"]) == ("bc", "sampled")
+    normalised = rows["bc (greedy)"]["normalised"]["value"]
+    assert normalised == pytest.approx((8 - 9.2561) / (19.6055 - 9.2561))
+    improvement = data["probability_of_improvement"]
+    assert improvement["bc (greedy)"]["maicq (greedy)"]["value"] == 1.0
+    assert "bc (sampled)" not in improvement  # nothing else was sampled
+    assert data["data"][name]["digest"] == "a" * 64
+
+
+def test_compare_takes_references_and_says_where_there_are_none(offmarl, tmp_path):
+    write_run(tmp_path / "bc", "bc", "3m/Good", [[1], [2]], env="smac_v1/3m")
+    outcome = offmarl("compare", "bc", "--json")
+    assert outcome.json["datasets"]["3m/Good"]["bc (greedy)"]["normalised"] is None
+    raw, few = outcome.json["notes"]
+    assert "No reference returns are known for smac_v1/3m" in raw
+    assert "--references smac_v1/3m RANDOM EXPERT" in raw and "no interval below 3" in few
+    given = offmarl("compare", "bc", "--references", "smac_v1/3m", -1, 4, "--json").json
+    row = given["datasets"]["3m/Good"]["bc (greedy)"]
+    assert row["normalised"] == {"value": 0.5, "low": None, "high": None}
+    assert row["iqm"] == {"value": 1.5, "low": None, "high": None}
+    assert given["data"]["3m/Good"]["references"] == {"random": -1.0, "expert": 4.0}
+    text = offmarl("compare", "bc").out
+    assert "1.500" in text and "[" not in text
+    refused = offmarl("compare", "bc", "--references", "smac_v1/3m", 1, 1)
+    assert refused.code == 2 and "cannot be normalised" in refused.err
+
+
+def test_compare_says_where_names_of_datasets_coincide(offmarl, tmp_path):
+    for program, digest in (("bc", "1" * 64), ("maicq", "2" * 64)):
+        write_run(tmp_path / program, program, "a/b", [[1]], vault_digest=digest)
+    text = offmarl("compare", "bc", "maicq").out
+    assert "a/b (data 11111111)" in text and "a/b (data 22222222)" in text
+    assert "Several datasets or environments go by the name a/b" in text
 
 
 @pytest.mark.parametrize(
