@@ -114,7 +114,8 @@ def _summary(title: str, rows: Sequence[Row]) -> _Section:
             row.entry.label,
             row.runs,
             interval(*row.iqm),
-            *([interval(*row.normalised) if row.normalised else None] if normalised else []),
+            # Its interval is that of the IQM on another scale: the JSON has it.
+            *([row.normalised and row.normalised.value] if normalised else []),
             row.mean,
             row.median,
         ]
@@ -137,8 +138,8 @@ def _probability(estimate: Estimate | None) -> str:
 
 def _notes(comparison: Comparison, found: Runs, metric: str) -> Iterator[str]:
     """Say what the numbers are relative to, and what could not be given."""
-    for name, reference in comparison.references.items():
-        env = found.data[name].environment
+    scales = {found.data[name].environment: one for name, one in comparison.references.items()}
+    for env, reference in scales.items():
         yield (
             f"Normalised for {env}: 0 is random play ({number(reference.random)}), 1 the expert "
             f"({number(reference.expert)})."

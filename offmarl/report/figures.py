@@ -231,7 +231,11 @@ def _draw_profiles(axes: Axes, comparison: Comparison) -> None:
     axes.set_ylabel("fraction of runs above τ")
     axes.set_ylim(-0.02, 1.05)
     if not comparison.common or not comparison.pooled:
-        why = "no entry ran on all" if comparison.pooled else "no reference returns:\nno one scale"
+        why = (
+            "no algorithm ran on\nevery dataset"
+            if comparison.pooled
+            else "no reference returns:\nno one scale"
+        )
         axes.text(0.5, 0.5, why, ha="center", va="center", color=_DATA, transform=axes.transAxes)
         return
     everything = np.concatenate([runs.ravel() for runs in comparison.common.values()])
