@@ -261,6 +261,13 @@ def test_flags_that_are_on_can_be_turned_off_and_on(monkeypatch):
         assert (args.agent_id, args.anneal, args.greedy) == (agent_id, True, False)
 
 
+@pytest.mark.parametrize("kind", programs.VERBS)
+def test_every_program_parses_its_options_as_the_command_line_does(kind):
+    for path in programs.find(kind).values():
+        text = path.read_text()
+        assert "parse_script(Args, __doc__)" in text and "tyro" not in text
+
+
 def test_a_script_has_the_help_of_the_command(offmarl, monkeypatch, capsys):
     bc = programs.load("baseline", "bc")
     monkeypatch.setattr(sys, "argv", ["bc.py", "--help"])
