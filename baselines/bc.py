@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import jax
 import optax
-import tyro
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from offmarl import cli, training
@@ -98,4 +97,4 @@ def main(args: Args) -> Path:
 
 if __name__ == "__main__":
     with cli.exit_codes():
-        main(tyro.cli(Args, description=__doc__))
+        main(cli.parse_script(Args, __doc__))

@@ -19,7 +19,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-import tyro
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from offmarl import categorical, cli, training
@@ -176,4 +175,4 @@ def main(args: Args) -> Path:
 
 if __name__ == "__main__":
     with cli.exit_codes():
-        main(tyro.cli(Args, description=__doc__))
+        main(cli.parse_script(Args, __doc__))

@@ -59,6 +59,9 @@ class Run:
     def write_marl_eval(self, env: str) -> None:
         """Arrange the evaluations logged, those before a resume included, for comparison.
 
+        An algorithm is named with how it acted. One that draws its actions is there twice: its
+        best actions were evaluated too, at the end.
+
         Parameters
         ----------
         env
@@ -68,19 +71,28 @@ class Run:
         found = {name: steps for name in _EVALUATED if (steps := _by_step(rows, name, seeds))}
         if not found:
             return
-        main = next(iter(found))
         dataset, _, uid = (self.record["vault"] or "").rpartition("/")
         environment, _, task = (env or f"unknown/{dataset}").partition("/")
-        data = tracking.marl_eval(
-            environment,
-            "/".join(part for part in (task or environment, uid) if part),
-            self.record["program"],
-            seeds,
-            found[main],
-            {name: steps[-1][1] for name, steps in found.items()},
-            main,
-        )
-        tracking.write_json(self.directory / tracking.MARL_EVAL_FILE, data)
+        where = environment, "/".join(part for part in (task or environment, uid) if part)
+        algorithms: dict[str, Any] = {}
+        for name, metrics in self._by_acting(found).items():
+            main = next(iter(metrics))
+            final = {metric: steps[-1][1] for metric, steps in metrics.items()}
+            data = tracking.marl_eval(*where, name, seeds, metrics[main], final, main)
+            algorithms |= data[where[0]][where[1]]
+        document = {where[0]: {where[1]: algorithms}}
+        tracking.write_json(self.directory / tracking.MARL_EVAL_FILE, document)
+
+    def _by_acting(self, found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Return metrics by the name of the algorithm, which says how it acted to be evaluated."""
+        program, metrics = self.record["program"], dict(found)
+        if tracking.RETURN not in metrics:
+            return {program: metrics}
+        greedy = metrics.pop(tracking.GREEDY_RETURN, None)
+        entries = {tracking.labelled(program, tracking.acting_of(self.record)): metrics}
+        if greedy is not None:
+            entries[tracking.labelled(program, "greedy")] = {tracking.RETURN: greedy}
+        return entries
 
     def finish(self) -> None:
         """Note that the run has ended, so that the same call does nothing next time."""

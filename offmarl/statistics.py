@@ -11,16 +11,45 @@ vectorised call.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-from offmarl.errors import ShapeError
+from offmarl.errors import OptionError, ShapeError
 
 Scores = Float[np.ndarray, "*b runs tasks"]
 Estimate = Callable[..., Any]
 """From one or more arrays of scores ``(*b, runs, tasks)`` to an array ``(*b, ...)``."""
+
+MIN_RUNS = 3
+"""Runs that an interval needs at least: resamples of fewer say nothing of the spread."""
+
+
+class Reference(NamedTuple):
+    """Mean returns of an environment that scores are normalised by."""
+
+    random: float
+    """Of uniform legal actions; normalised to 0."""
+    expert: float
+    """Of an expert; normalised to 1."""
+
+
+def normalise(scores: Float[np.ndarray, "*s"], reference: Reference) -> Float[np.ndarray, "*s"]:
+    """Return scores on the scale from random (0) to expert (1); they may lie beyond both.
+
+    Raises
+    ------
+    OptionError
+        The references are equal, or not finite.
+    """
+    random, expert = reference
+    if not np.isfinite(reference).all() or random == expert:
+        raise OptionError(
+            f"returns cannot be normalised from {random} (random) to {expert} (expert): give two "
+            "different, finite numbers."
+        )
+    return np.asarray((scores - random) / (expert - random))
 
 
 def mean(scores: Scores) -> Float[np.ndarray, "*b"]:
@@ -100,10 +129,15 @@ def bootstrap_interval(
     Raises
     ------
     ShapeError
-        Scores are not ``(runs, tasks)``, are empty, or hold a NaN.
+        Scores are not ``(runs, tasks)``, are of fewer than `MIN_RUNS` runs, or hold a NaN.
     """
+    for array in map(checked, scores):
+        if len(array) < MIN_RUNS:
+            raise ShapeError(
+                f"an interval needs at least {MIN_RUNS} runs, not {len(array)}: train more seeds."
+            )
     generator = np.random.default_rng(seed)
-    drawn = [_resample(generator, checked(array), resamples) for array in scores]
+    drawn = [_resample(generator, array, resamples) for array in scores]
     tail = (1 - confidence) / 2
     low, high = np.quantile(estimate(*drawn), [tail, 1 - tail], axis=0)
     return np.asarray(low), np.asarray(high)

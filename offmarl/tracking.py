@@ -36,6 +36,9 @@ METRICS_FILE = "metrics.jsonl"
 MARL_EVAL_FILE = "marl_eval.json"
 CHECKPOINTS = "checkpoints"
 
+Acting = Literal["greedy", "sampled"]
+"""How a policy acts: by its best actions, or by actions drawn from its distribution."""
+
 RETURN = "episode_return"
 """The name of the main metric: returns of the policy as it acts."""
 
@@ -90,6 +93,17 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise RunError(f"{directory / name} holds no JSON object: it is another program's file.")
     return data
+
+
+def acting_of(run: Mapping[str, Any]) -> Acting:
+    """Return how the policies of a run act, from its ``run.json``."""
+    return "greedy" if run.get("greedy", True) else "sampled"
+
+
+def labelled(algorithm: str, *details: str | None) -> str:
+    """Return an algorithm's name with what tells it apart, such as "bc (greedy)"."""
+    given = ", ".join(filter(None, details))
+    return f"{algorithm} ({given})" if given else algorithm
 
 
 def append(path: Path, *records: Mapping[str, Any]) -> None:
@@ -157,7 +171,7 @@ def marl_eval(
     Parameters
     ----------
     environment, task, algorithm
-        Such as "swarm", "coverage-8" and "bc".
+        Such as "swarm", "coverage-8" and "bc (greedy)".
     seeds
         The training seed of each run.
     evaluations

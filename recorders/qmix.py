@@ -13,7 +13,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-import tyro
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 from rich.console import Console
 
@@ -233,4 +232,4 @@ def main(args: Args) -> Recorded:
 
 if __name__ == "__main__":
     with cli.exit_codes():
-        Console().print(main(tyro.cli(Args, description=__doc__)).view)
+        Console().print(main(cli.parse_script(Args, __doc__)).view)

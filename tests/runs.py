@@ -3,38 +3,54 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from offmarl import tracking
+from offmarl import runs, tracking
 from offmarl.checkpoint import Checkpoints
 from offmarl.networks import PolicyConfig, init_policy
 from offmarl.types import ArrayTree, Discrete, EnvSpec
 
 
-def write_run(directory: Path, program: str, vault: str | None, returns: Sequence) -> Path:
-    """Write a finished run with the final returns given, ``(seeds, episodes)``."""
-    directory.mkdir(parents=True)
+def write_run(
+    directory: Path,
+    program: str,
+    vault: str | None,
+    returns: Sequence,
+    greedy_returns: Sequence | None = None,
+    *,
+    env: str = "swarm/coverage-3",
+    **record: Any,
+) -> Path:
+    """Write a finished run with the final returns given, ``(seeds, episodes)``.
+
+    A run with ``greedy_returns`` is one of a policy that draws its actions, as
+    ``greedy=False`` is; ``record`` is added to what ``run.json`` says.
+    """
     seeds = list(range(len(returns)))
-    run = {
-        "offmarl": "0.1.0",
-        "kind": "baseline",
-        "program": program,
-        "args": {"learning_rate": 3e-4},
-        "spec": EnvSpec("swarm/coverage-3", 3, 58, 112, Discrete(5)).to_json(),
-        "policy": asdict(PolicyConfig("feedforward")),
-        "vault": vault,
-        "seeds": seeds,
-        "complete": True,
-    }
-    final = np.asarray(returns, float)
-    evaluations = tracking.marl_eval(
-        "swarm", "coverage-3", program, seeds, [], {tracking.RETURN: final}
+    run = runs.open_run(
+        directory,
+        {
+            "offmarl": "0.1.0",
+            "kind": "baseline",
+            "program": program,
+            "args": {"learning_rate": 3e-4},
+            "spec": EnvSpec(env, 3, 58, 112, Discrete(5)).to_json(),
+            "policy": asdict(PolicyConfig("feedforward")),
+            "greedy": greedy_returns is None,
+            "vault": vault,
+            "seeds": seeds,
+        }
+        | record,
     )
-    tracking.write_json(directory / tracking.RUN_FILE, run)
-    tracking.write_json(directory / tracking.MARL_EVAL_FILE, evaluations)
+    evaluated = {tracking.RETURN: returns, tracking.GREEDY_RETURN: greedy_returns}
+    for name, found in evaluated.items():
+        for seed, values in zip(seeds, found or (), strict=bool(found)):
+            tracking.append(run.metrics, {"seed": seed, "step": 10, name: list(map(float, values))})
+    run.write_marl_eval(env)
+    run.finish()
     return directory
 
 

@@ -1,11 +1,30 @@
 """The facade: what ``import offmarl`` offers, and what it does not load."""
 
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
 import offmarl
+
+ROOT = Path(__file__).parents[1]
+
+
+def _extras() -> dict[str, list[str]]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return {k: v for k, v in project["optional-dependencies"].items() if k != "dev"}
+
+
+@pytest.mark.parametrize(
+    "requirement", sorted({one for wanted in _extras().values() for one in wanted})
+)
+def test_every_extra_brings_what_the_library_uses(requirement):
+    module = re.match(r"[\w-]+", requirement)[0].replace("-", "_")
+    used = re.compile(rf"(import |from |[\"]){module}\b")
+    assert any(used.search(path.read_text()) for path in (ROOT / "offmarl").rglob("*.py"))
 
 
 @pytest.mark.parametrize("name", offmarl.__all__)

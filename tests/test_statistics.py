@@ -116,6 +116,23 @@ def test_bootstrap_of_a_profile_is_pointwise():
     assert low[1] < 6 / 8 < high[1]
 
 
+def test_there_is_no_interval_below_three_runs():
+    statistics.bootstrap_interval(statistics.iqm, np.zeros((3, 2)), seed=0, resamples=10)
+    for few in (np.zeros((2, 2)), np.zeros((1, 2))):
+        with pytest.raises(ShapeError, match=f"at least 3 runs, not {len(few)}"):
+            statistics.bootstrap_interval(statistics.iqm, few, seed=0)
+        with pytest.raises(ShapeError, match="at least 3 runs"):
+            statistics.bootstrap_interval(
+                statistics.probability_of_improvement, np.zeros((3, 2)), few, seed=0
+            )
+
+
+def test_scores_are_normalised_from_random_to_expert():
+    reference = statistics.Reference(random=-2.0, expert=8.0)
+    scores = np.array([[-2.0, 8.0], [3.0, 10.0]])
+    np.testing.assert_allclose(statistics.normalise(scores, reference), [[0, 1], [0.5, 1.2]])
+
+
 @pytest.mark.parametrize(
     ("scores", "message"),
     [

@@ -20,7 +20,8 @@ from typing import NamedTuple
 from offmarl import __version__
 from offmarl.cli import output
 from offmarl.cli.output import Report
-from offmarl.cli.parse import parse
+from offmarl.cli.parse import UsageExit, parse
+from offmarl.cli.parse import parse_script as parse_script
 from offmarl.errors import OffmarlError, OptionError, Stopped, UnknownNameError, unknown_name
 
 
@@ -56,7 +57,7 @@ VERBS = {
     ),
     "ls": Verb(
         "data",
-        "List the vaults in a directory, or the datasets to be had",
+        "List local vaults or available datasets",
         example="--remote --env smac_v1 --agents 3",
     ),
     "show": Verb(
@@ -66,7 +67,7 @@ VERBS = {
     ),
     "report": Verb(
         "report",
-        "Look at what datasets hold: figures, coverage, episodes",
+        "Describe the contents of datasets: figures, coverage, episodes",
         example="vaults/swarm/coverage-3.vlt --html page.html",
     ),
     "convert": Verb(
@@ -75,7 +76,7 @@ VERBS = {
         example="bridge.npz bridge.vlt --from pymarl --env classic/bridge",
     ),
     "pull": Verb(
-        "hub", "Bring a published dataset here", example="og_marl/smac_v1/3m/Good --dry-run"
+        "hub", "Download a published dataset", example="og_marl/smac_v1/3m/Good --dry-run"
     ),
     "push": Verb(
         "hub",
@@ -84,18 +85,20 @@ VERBS = {
     ),
     "cache": Verb(
         "hub",
-        "List, remove or verify the datasets that were pulled",
+        "List, remove or verify pulled datasets",
         example="rm og_marl/smac_v1/3m",
     ),
-    "doctor": Verb("doctor", "Say what is installed, and whether the hub can be reached"),
-    "completion": Verb("doctor", "Print a script for a shell to complete commands with"),
-    "verify": Verb("integrity", "Find out whether a vault is damaged", example="A.vlt --deep"),
-    "repair": Verb("integrity", "Keep what is sound of a damaged vault", example="A.vlt --dry-run"),
-    "compact": Verb("integrity", "Drop what a vault's files hold in vain", example="A.vlt"),
+    "doctor": Verb("doctor", "Check the installation and the connection to the hub"),
+    "completion": Verb("doctor", "Print a shell completion script"),
+    "verify": Verb("integrity", "Check a vault for damage", example="A.vlt --deep"),
+    "repair": Verb(
+        "integrity", "Recover the intact data of a damaged vault", example="A.vlt --dry-run"
+    ),
+    "compact": Verb("integrity", "Reclaim unused space", example="A.vlt"),
     "cat": Verb("transform", "Join vaults into one", example="A.vlt B.vlt -o C.vlt"),
     "filter": Verb(
         "transform",
-        "Take the episodes or steps of a vault that a condition holds for",
+        "Select the episodes or steps of a vault that meet a condition",
         example='A.vlt "return > 10 and length < 50" -o B.vlt',
     ),
     "sample": Verb(
@@ -105,7 +108,7 @@ VERBS = {
     ),
     "split": Verb(
         "transform",
-        "Deal a vault's episodes out for training, validation and test",
+        "Split episodes into training, validation and test sets",
         example="A.vlt --fractions .8 .1 .1 --seed 0 -o B.vlt",
     ),
     "slice": Verb(
@@ -113,7 +116,7 @@ VERBS = {
         "Take an interval of a vault's episodes, or of its time",
         example="A.vlt --start 100 --stop 200 -o B.vlt",
     ),
-    "dedup": Verb("transform", "Take each episode of a vault once", example="A.vlt -o B.vlt"),
+    "dedup": Verb("transform", "Remove duplicate episodes", example="A.vlt -o B.vlt"),
     "recode": Verb(
         "transform",
         "Store a vault with another codec, other chunks, or in one row",
@@ -146,9 +149,9 @@ def exit_codes(as_json: bool = False) -> Iterator[None]:
     except (OffmarlError, OSError) as error:
         output.show_error(error, as_json)
         sys.exit(2 if isinstance(error, UnknownNameError | OptionError) else 1)
-    except SystemExit as stop:  # tyro has said what is wrong, on standard error
-        if as_json and stop.code == 2:
-            output.show_error(OptionError("the arguments are not right: see `--help`."), as_json)
+    except UsageExit as wrong:  # which is explained on standard error already
+        if as_json:
+            output.show_error(OptionError(wrong.reason), as_json)
         raise
     except KeyboardInterrupt as interrupt:
         output.show_interrupt(interrupt)

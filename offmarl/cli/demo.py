@@ -2,15 +2,18 @@
 
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 from rich.console import Group
 
 from offmarl.cli import programs
 from offmarl.cli.output import Report, interval, table
-from offmarl.report import estimate, figure_demo, final_returns
+from offmarl.report import Entry, estimate, figure_demo, scores_of
+from offmarl.statistics import MIN_RUNS
 
 _ENV = "swarm/coverage-3"
 _TIERS = ("random", "medium", "expert", "replay")
@@ -48,7 +51,7 @@ def demo(out: Path = Path("demo"), seeds: int = 3, seed: int = 0) -> Report:
             for tier in _LEARN_FROM
         }
     tiers = {tier: _returns(_vault(out, tier)) for tier in _TIERS}
-    scores = {tier: {name: _score(run) for name, run in runs[tier].items()} for tier in runs}
+    scores = {tier: _scores(runs[tier].values()) for tier in runs}
     figure = out / "demo.png"
     figure_demo(tiers, scores, figure)
     return _report(tiers, scores, out, figure)
@@ -80,13 +83,15 @@ def _returns(path: Path) -> list[float]:
     return returns
 
 
-def _score(run: Path) -> np.ndarray:
-    return np.array([returns.mean() for returns in final_returns(run).values()])
+def _scores(runs: Iterable[Path]) -> dict[Entry, Float[np.ndarray, "seeds"]]:
+    """Return the scores of what the runs learnt: those of best actions, then of sampled ones."""
+    found = [item for run in runs for item in scores_of(run).items()]
+    return dict(sorted(found, key=lambda item: item[0].acting == "sampled"))
 
 
 def _report(
     tiers: dict[str, list[float]],
-    scores: dict[str, dict[str, np.ndarray]],
+    scores: dict[str, dict[Entry, Float[np.ndarray, "seeds"]]],
     out: Path,
     figure: Path,
 ) -> Report:
@@ -95,9 +100,10 @@ def _report(
         for tier, returns in tiers.items()
     }
     learnt = {
-        tier: {name: estimate(values) for name, values in by_name.items()}
-        for tier, by_name in scores.items()
+        tier: {entry.label: estimate(values) for entry, values in found.items()}
+        for tier, found in scores.items()
     }
+    enough = any(iqm.low is not None for found in learnt.values() for iqm in found.values())
     data = {
         "recorded": recorded,
         "learnt": {
@@ -112,7 +118,7 @@ def _report(
             f"What was recorded: {_ENV}, MAPPO",
         ),
         table(
-            ["learnt from", "data", *_BASELINES],
+            ["learnt from", "data", *next(iter(learnt.values()))],
             [
                 [
                     tier,
@@ -121,7 +127,8 @@ def _report(
                 ]
                 for tier in learnt
             ],
-            "What was learnt offline: IQM of the return over seeds [95% interval]",
+            "What was learnt offline: IQM of the return over seeds"
+            + (" [95% interval]" if enough else f"; no interval below {MIN_RUNS} seeds"),
         ),
         f"Figure: {figure}   Vaults: {out / 'vaults'}   Runs: {out / 'runs'}",
     )

@@ -147,8 +147,8 @@ def _commands() -> dict[str, Callable[..., Any]]:
 
 def _any_program(kind: programs.Kind) -> Callable[..., Any]:
     """Return a function that takes any program's options, after its name."""
-    args = {name: programs.load(kind, name).Args for name in programs.find(kind)}
-    choices = tuple(Annotated[one, subcommand(name)] for name, one in args.items())
+    args = {name: documented(programs.load(kind, name).Args) for name in programs.find(kind)}
+    choices = tuple(Annotated[Any, subcommand(name, constructor=one)] for name, one in args.items())
 
     def run(program: Any) -> Any:
         return program

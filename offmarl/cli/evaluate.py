@@ -8,7 +8,7 @@ from tyro.conf import Positional, arg
 from offmarl.cli.output import Report
 from offmarl.cli.returns import returns_report
 from offmarl.errors import OptionError
-from offmarl.tracking import read_run
+from offmarl.tracking import acting_of, labelled, read_run
 
 
 def evaluate(
@@ -39,7 +39,8 @@ def evaluate(
     """
     if episodes < 1:
         raise OptionError(f"--episodes must be at least 1: got {episodes}.")
-    seeds = read_run(run)["seeds"]
+    record = read_run(run)
+    seeds = record["seeds"]
     from offmarl.cli import policies  # brings in JAX, which --help does without
     from offmarl.evaluation import load_policy
     from offmarl.report import animation
@@ -51,5 +52,7 @@ def evaluate(
     if render:
         animation.save(policies.watch(environment, first, seed), render)
     returns = policies.play(environment, loaded, episodes, seed)
-    title = f"{first.name} of {run} in {environment.spec.name}: returns"
-    return returns_report(title, {"run": run, "env": environment.spec.name}, returns)
+    acting = acting_of(record if greedy is None else {"greedy": greedy})
+    title = f"{labelled(first.name, acting)} of {run} in {environment.spec.name}: returns"
+    about = {"run": run, "env": environment.spec.name, "acting": acting}
+    return returns_report(title, about, returns)

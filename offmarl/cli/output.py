@@ -146,6 +146,6 @@ def number(cell: Any) -> str:
             return str(cell)
 
 
-def interval(value: float, low: float, high: float) -> str:
-    """Return an estimate with its confidence interval."""
-    return f"{number(value)} [{number(low)}, {number(high)}]"
+def interval(value: float, low: float | None, high: float | None) -> str:
+    """Return an estimate with its confidence interval, where it has one."""
+    return number(value) if low is None else f"{number(value)} [{number(low)}, {number(high)}]"

@@ -1,18 +1,35 @@
 """Options from function parameters and dataclass fields, the same way everywhere."""
 
+import contextlib
 import functools
 import inspect
+import io
 import re
+import sys
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 T = TypeVar("T")
 
+_JSON = "Print the outcome as one JSON object, for programs."
+
+
+class UsageExit(SystemExit):
+    """Ends the process because of wrong arguments, which were explained on standard error.
+
+    Attributes
+    ----------
+    reason
+        The explanation, in one line.
+    """
+
+    def __init__(self, reason: str):
+        super().__init__(2)
+        self.reason = reason
+
 
 def parse(target: Callable[..., T], command: str, description: str, arguments: list[str]) -> T:
     """Call a function, or build a dataclass, with arguments from the command line.
-
-    Ends the process with exit code 0 after ``--help``, and 2 where the arguments are not right.
 
     Parameters
     ----------
@@ -23,51 +40,145 @@ def parse(target: Callable[..., T], command: str, description: str, arguments: l
     description
         Printed by ``--help``.
     arguments
-        As they were typed.
+        As they were typed, without ``--json``.
+
+    Raises
+    ------
+    SystemExit
+        With code 0, after ``--help``.
+    UsageExit
+        The arguments are wrong.
     """
+    return _parse(documented(target), f"offmarl {command}", description, arguments)
+
+
+def parse_script(target: Callable[..., T], description: str | None) -> T:
+    """Return a program's settings from `sys.argv`, for a program that is run as a script.
+
+    Parameters
+    ----------
+    target
+        The program's dataclass of settings.
+    description
+        Printed by ``--help``.
+
+    Raises
+    ------
+    SystemExit, UsageExit
+        As `parse`.
+    """
+    return _parse(documented(target, json=False), None, description or "", None)
+
+
+def _parse(
+    target: Callable[..., Callable[[], T]],
+    prog: str | None,
+    description: str,
+    arguments: list[str] | None,
+) -> T:
     import tyro
 
-    return tyro.cli(
-        documented(target),
-        prog=f"offmarl {command}",
-        description=description,
-        args=arguments,
-        config=conventions(),
-    )
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(printed):
+            call = tyro.cli(
+                target, prog=prog, description=description, args=arguments, config=conventions()
+            )
+    except SystemExit as stop:
+        sys.stderr.write(printed.getvalue())
+        if not stop.code:
+            raise
+        raise UsageExit(_reason(printed.getvalue())) from None
+    return call()
 
 
 def conventions() -> tuple[Any, ...]:
-    """Return how options are made: no value that means none, and a flag says one thing only."""
-    from tyro.conf import DisallowNone, FlagCreatePairsOff
+    """Return how options are made: no value of an option means none."""
+    from tyro.conf import DisallowNone
 
-    return DisallowNone, FlagCreatePairsOff
+    return (DisallowNone,)
 
 
-def documented(target: Callable[..., T]) -> Callable[..., T]:
-    """Return a function as tyro's help shows it best; a dataclass is returned as it is.
+def documented(target: Callable[..., T], json: bool = True) -> Callable[..., Callable[[], T]]:
+    """Return a function with the parameters of ``target`` as tyro's help shows them best.
 
-    The text of a parameter is in one piece, since tyro would keep its line breaks and add others,
-    and defaults that are nothing at all are not mentioned.
+    Each parameter's text is one paragraph. Defaults that stand for nothing are not shown. A flag
+    that is off by default has one form, ``--greedy``; one that is on by default has two,
+    ``--anneal`` and ``--no-anneal``, since its text describes the first.
+
+    Parameters
+    ----------
+    target
+        A function, or a dataclass.
+    json
+        Whether to list ``--json``, which the command line takes out before it parses.
+
+    Returns
+    -------
+    A function that returns ``target`` bound to its arguments, to be called later.
     """
-    from tyro.conf import arg
 
-    if isinstance(target, type):
-        return target
+    def shown(*args: Any, **options: Any) -> Any:
+        options.pop("json", None)
+        return functools.partial(target, *args, **options)
 
-    @functools.wraps(target)
-    def shown(*args: Any, **options: Any) -> T:
-        return target(*args, **options)
-
-    del shown.__wrapped__  # tyro would look at that instead
-    shown.__signature__ = inspect.signature(target)  # type: ignore[attr-defined]
-    shown.__doc__ = re.sub(
-        r"(?m)^    .+(?:\n    .+)+",
-        lambda block: "    " + " ".join(block[0].split()),
-        inspect.getdoc(target) or "",
-    )
-    hints = get_type_hints(target, include_extras=True)
-    for name, parameter in inspect.signature(target).parameters.items():
-        if parameter.default is False or parameter.default in (None, "", ()):
-            hints[name] = Annotated[hints[name], arg(help_behavior_hint="")]
-    shown.__annotations__ = hints
+    vars(shown).pop("__wrapped__", None)  # of a type checker's decorator; tyro would look at it
+    # For a class, the hints of its fields; those of its `__init__` would be the same.
+    hints, texts = get_type_hints(target, include_extras=True), _texts(target)
+    parameters = [
+        parameter.replace(
+            annotation=_annotated(hints[name], parameter.default, texts.get(name, ""))
+        )
+        for name, parameter in inspect.signature(target).parameters.items()
+    ]
+    if json:
+        flag = inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False)
+        parameters.append(flag.replace(annotation=_annotated(bool, False, _JSON)))
+    shown.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    shown.__annotations__ = {one.name: one.annotation for one in parameters}
     return shown
+
+
+def _texts(target: Callable[..., Any]) -> dict[str, str]:
+    """Return the text of each parameter, or of each field of a class and its bases."""
+    import docstring_parser
+
+    sources = reversed(target.__mro__[:-1]) if isinstance(target, type) else (target,)
+    return {
+        one.arg_name: " ".join((one.description or "").split())
+        for source in sources
+        for one in docstring_parser.parse_from_object(source).params
+    }
+
+
+def _annotated(hint: Any, default: Any, text: str) -> Any:
+    from tyro.conf import FlagCreatePairsOff, arg
+
+    options: dict[str, Any] = {"help": text} if text else {}
+    if default is False or default in (None, "", ()):
+        options["help_behavior_hint"] = ""
+    single_flag: Any = FlagCreatePairsOff
+    annotated = Annotated[hint, arg(**options)] if options else hint
+    return single_flag[annotated] if default is False else annotated
+
+
+def _reason(printed: str) -> str:
+    """Return what tyro printed in a box, as one line without the help texts in it.
+
+    The first line is the title. The box is drawn in lines, or in dashes where the output is not
+    UTF-8.
+    """
+    inside = (re.sub("[│╰╯]", " ", line)[2:].rstrip() for line in _plain(printed).splitlines()[1:])
+    text = " ".join(line.strip() for line in inside if not line.startswith(" " * 8))
+    parts = [part.strip() for part in re.split("[─-]{4,}", text)]
+    see = re.search(r"For full helptext, (?:run|see):? (.+? --help)", text)
+    tail = f" See `{see[1]}`." if see else ""
+    helps = ("For full helptext", "Argument helptext")
+    reasons = [one.rstrip(".:") for one in parts if one and not one.startswith(helps)]
+    # No value of an option means none, though tyro lists it.
+    return re.sub(r"'None', |, 'None'", "", "; ".join(reasons)) + "." + tail
+
+
+def _plain(text: str) -> str:
+    """Return text without the codes that colour it."""
+    return re.sub(r"\x1b\[[\d;]*m", "", text)

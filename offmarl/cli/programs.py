@@ -41,7 +41,10 @@ def overview(kind: Kind, usage: str) -> Report:
     """Return the list of programs, as help."""
     summaries = {name: summary(path) for name, path in find(kind).items()}
     rows = table([kind, ""], summaries.items())
-    more = f"`offmarl {VERBS[kind]} NAME --help` lists a {kind}'s options."
+    more = (
+        f"`offmarl {VERBS[kind]} NAME --help` lists a {kind}'s options. With --json the outcome is "
+        "printed as one JSON object."
+    )
     return Report({f"{kind}s": summaries}, Group(usage, rows, more))
 
 

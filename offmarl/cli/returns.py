@@ -9,6 +9,7 @@ from rich.console import Group
 
 from offmarl.cli.output import Report, interval, spread, table
 from offmarl.report import estimate
+from offmarl.statistics import MIN_RUNS
 
 
 def returns_report(
@@ -28,6 +29,9 @@ def returns_report(
     ]
     iqm = estimate(np.array([values.mean() for values in returns.values()]))
     parts = [table(list(rows[0]), [row.values() for row in rows], title)]
-    if len(rows) > 1:  # one seed tells nothing of the spread over seeds
+    if len(rows) >= MIN_RUNS:
         parts.append(f"IQM over seeds [95% interval]: {interval(*iqm)}")
+    elif len(rows) > 1:
+        few = f"no interval below {MIN_RUNS} seeds"
+        parts.append(f"IQM over seeds: {interval(*iqm)} ({few})")
     return Report({**about, "seeds": rows, "iqm": iqm._asdict()}, Group(*parts))

@@ -6,7 +6,16 @@ from offmarl.cli import programs
 from offmarl.cli.output import Report
 from offmarl.cli.returns import returns_report
 from offmarl.report import UNITS, final_returns, metric_of
-from offmarl.tracking import AGREEMENT, GREEDY_RETURN, LOG_LIKELIHOOD, MARL_EVAL_FILE
+from offmarl.tracking import (
+    AGREEMENT,
+    GREEDY_RETURN,
+    LOG_LIKELIHOOD,
+    MARL_EVAL_FILE,
+    RETURN,
+    acting_of,
+    labelled,
+    read_run,
+)
 
 _MORE = {
     GREEDY_RETURN: "greedy mean",
@@ -26,6 +35,9 @@ def train(arguments: list[str]) -> Report:
         view = f"{name} is trained, and not evaluated: no environment, nothing held out: {run}"
         return Report({"run": run}, view)
     metric = metric_of([run])
-    title = f"{name}, trained and evaluated in {run}: {UNITS[metric]}"
+    unit = UNITS[metric]
+    if metric == RETURN:
+        unit = labelled(unit, acting_of(read_run(run)))
+    title = f"{name}, trained and evaluated in {run}: {unit}"
     more = {head: final_returns(run, other) for other, head in _MORE.items() if other != metric}
     return returns_report(title, {"run": run}, final_returns(run, metric), more)

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from gymnasium.spaces import flatdim, flatten
 from jaxtyping import Bool, Float
-from pettingzoo import ParallelEnv
+from pettingzoo import AECEnv, ParallelEnv
 
 from offmarl.envs.base import Environment
 from offmarl.envs.registry import family_of, make
@@ -171,6 +171,22 @@ def _spaces(spec: EnvSpec, agent: int) -> tuple[gymnasium.Space, gymnasium.Space
     return both, gymnasium.spaces.Discrete(size)
 
 
+def check_parallel(env: Any) -> None:
+    """Raise `ShapeError` where an environment does not have the parallel API."""
+    parts = ("possible_agents", "reset", "step", "observation_space", "action_space")
+    missing = [part for part in parts if not hasattr(env, part)]
+    if missing:
+        raise ShapeError(
+            f"{env!r} does not have PettingZoo's parallel API (no {', '.join(missing)}): give a "
+            "pettingzoo.ParallelEnv, whose agents act at the same time."
+        )
+    if isinstance(env, AECEnv):
+        raise ShapeError(
+            f"{env!r} has PettingZoo's AEC API, where agents take turns, and not the parallel one: "
+            "wrap it with pettingzoo.utils.aec_to_parallel, if its agents can act at the same time."
+        )
+
+
 class Translator:
     """Reads a PettingZoo environment as arrays of agents, in the order of ``possible_agents``.
 
@@ -190,10 +206,12 @@ class Translator:
     Raises
     ------
     ShapeError
-        Some agents' actions are discrete and others continuous, or of a kind we have not.
+        It does not have the parallel API, its actions are neither Discrete nor Boxes with finite
+        bounds, or some agents' are of the one kind and others' of the other.
     """
 
     def __init__(self, env: Any, name: str | None = None, time_limit: int | None = None):
+        check_parallel(env)
         self.agents = tuple(map(str, env.possible_agents))
         self._spaces = [_without_mask(env.observation_space(a)) for a in env.possible_agents]
         self._keys = list(env.possible_agents)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from offmarl.errors import CardError, unknown_name
+from offmarl.statistics import Reference
 
 SUFFIX = ".toml"
 
@@ -161,6 +162,19 @@ def load(name: str) -> Card:
         raise unknown_name("dataset", name, names(), see="offmarl ls --remote")
     path = directory() / f"{name}{SUFFIX}"
     return parse(path.read_text(), str(path))
+
+
+def references() -> dict[str, Reference]:
+    """Return the mean returns of random and of expert play, by environment.
+
+    The recipes of the datasets that can be recorded again hold them: this is the one place where
+    scores get what they are normalised by.
+    """
+    return {
+        f"{card.environment}/{card.scenario}": Reference(card.recipe.random, card.recipe.expert)
+        for card in cards()
+        if card.recipe
+    }
 
 
 # ---------------------------------------------------------------------------------- reading

@@ -222,13 +222,9 @@ def record(
         array, or they do not fit the vault.
     """
     extras.load("pettingzoo", "pettingzoo")
-    missing = [part for part in ("possible_agents", "reset", "step") if not hasattr(env, part)]
-    if missing or hasattr(env, "agent_selection"):
-        raise ShapeError(
-            f"{env!r} does not have PettingZoo's parallel API"
-            + (f" (no {', '.join(missing)})" if missing else "")
-            + ": for an AEC environment use pettingzoo.utils.aec_to_parallel."
-        )
+    from offmarl.envs.pettingzoo import check_parallel
+
+    check_parallel(env)
     if Path(path).exists() and not resume:
         raise VaultExistsError(
             f"there is a vault at {path} already: choose another path, or add to it by resume=True."

@@ -12,13 +12,18 @@ from offmarl.facade import lazily
 from offmarl.report.comparison import (
     UNITS,
     Comparison,
+    Data,
+    Entry,
     Estimate,
+    Row,
+    Runs,
     compare,
     estimate,
     final_returns,
     last_metrics,
     metric_of,
     read_runs,
+    scores_of,
 )
 from offmarl.report.figures import figure_comparison, figure_demo, save
 
@@ -28,7 +33,11 @@ if TYPE_CHECKING:
 __all__ = [
     "UNITS",
     "Comparison",
+    "Data",
+    "Entry",
     "Estimate",
+    "Row",
+    "Runs",
     "Survey",
     "compare",
     "estimate",
@@ -39,6 +48,7 @@ __all__ = [
     "metric_of",
     "read_runs",
     "save",
+    "scores_of",
     "survey",
 ]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,6 +32,8 @@ KINDS = ("gif", "mp4", "png")
 _FRAMES_PER_SECOND = 10
 _PIXELS = 420
 _TRAIL = 6
+_COLOURS = 64
+"""Of a GIF; few make a small file."""
 
 
 class Playback(NamedTuple):
@@ -120,14 +122,31 @@ def to_gif(playback: Playback, every: int = 1) -> bytes:
     from PIL import Image
 
     images = list(frames(playback, every))
-    # One palette for all, so that frames differ in little; of several, for things come and go.
-    some = np.concatenate([np.asarray(images[at]) for at in (0, len(images) // 2, -1)])
-    palette = Image.fromarray(some).quantize(64, method=Image.Quantize.MAXCOVERAGE)
+    palette = _palette(playback, images)
     first, *rest = [one.quantize(palette=palette, dither=Image.Dither.NONE) for one in images]
     file = io.BytesIO()
     pause = [1000 // _FRAMES_PER_SECOND] * len(rest) + [1500]
     first.save(file, "gif", save_all=True, append_images=rest, duration=pause, loop=0)
     return file.getvalue()
+
+
+def _palette(playback: Playback, images: Sequence[Picture]) -> Picture:
+    """Return one palette for all frames, so that a frame differs in little from the one before.
+
+    It has the exact colours of whatever the legend names, in any frame; the rest come from three
+    frames.
+    """
+    from matplotlib.colors import to_rgb
+    from PIL import Image
+
+    entries = [entry for scene in playback.scenes for entry in legend(scene)]
+    named = sorted({to_rgb(entry.get_color()) for entry in entries})
+    kept = [round(255 * part) for colour in named for part in colour]
+    some = np.concatenate([np.asarray(images[at]) for at in (0, len(images) // 2, -1)])
+    rest = Image.fromarray(some).quantize(_COLOURS - len(named), method=Image.Quantize.MAXCOVERAGE)
+    palette = Image.new("P", (1, 1))
+    palette.putpalette(kept + (rest.getpalette() or []))
+    return palette
 
 
 def frames(playback: Playback, every: int = 1) -> Iterator[Picture]:

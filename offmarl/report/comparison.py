@@ -1,6 +1,6 @@
 """Which algorithm is better, on what data, and how sure that is."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,11 +9,16 @@ from jaxtyping import Float
 
 from offmarl import statistics
 from offmarl.errors import RunError
+from offmarl.statistics import MIN_RUNS, Reference
 from offmarl.tracking import (
     AGREEMENT,
+    GREEDY_RETURN,
     MARL_EVAL_FILE,
     METRICS_FILE,
     RETURN,
+    Acting,
+    acting_of,
+    labelled,
     read,
     read_json,
     read_run,
@@ -22,8 +27,24 @@ from offmarl.tracking import (
 RunScores = Float[np.ndarray, "runs"]
 """One number per training seed: the mean return of its final evaluation."""
 
-Scores = Mapping[str, Mapping[str, RunScores]]
-"""Dataset to algorithm to scores."""
+
+class Entry(NamedTuple):
+    """What is compared: an algorithm that acted in one way."""
+
+    algorithm: str
+    acting: Acting | None = None
+    """None where nothing was acted, as in the agreement with held-out actions."""
+    run: str = ""
+    """The end of the run's path, where several runs are of one algorithm and dataset."""
+
+    @property
+    def label(self) -> str:
+        """The entry's name in tables and figures, such as "bc (greedy)"."""
+        return labelled(self.algorithm, self.run, self.acting)
+
+
+Scores = Mapping[str, Mapping[Entry, RunScores]]
+"""Dataset to entry to scores."""
 
 UNITS = {RETURN: "episode return", AGREEMENT: "agreement with held-out actions"}
 """What runs can be compared by: metric to words."""
@@ -31,23 +52,45 @@ UNITS = {RETURN: "episode return", AGREEMENT: "agreement with held-out actions"}
 _SEED = 0  # of all bootstrap draws: the same runs always give the same intervals
 
 
+class Data(NamedTuple):
+    """What runs must have in common to be compared."""
+
+    name: str
+    """Of the dataset, ``name/uid``; of the environment for runs that learnt online."""
+    digest: str
+    """Of the dataset's content; empty where the run does not say."""
+    environment: str
+    """Where the policies were evaluated."""
+
+
+class Runs(NamedTuple):
+    """Final scores of runs, and what they learnt from."""
+
+    scores: Scores
+    data: dict[str, Data]
+    """By the names of the datasets in ``scores``."""
+
+
 class Estimate(NamedTuple):
     """A point estimate and its stratified bootstrap 95% interval."""
 
     value: float
-    low: float
-    high: float
+    low: float | None = None
+    """None below `statistics.MIN_RUNS` runs, and so is ``high``."""
+    high: float | None = None
 
 
 class Row(NamedTuple):
-    """How one algorithm did on one dataset, or on all of them."""
+    """How one entry did on one dataset, or on all of them."""
 
-    algorithm: str
+    entry: Entry
     runs: int
     iqm: Estimate
     mean: float
     median: float
     """Over the runs of one dataset; over the datasets' means where there are several."""
+    normalised: Estimate | None = None
+    """IQM on the scale from random (0) to expert (1), where the references are known."""
 
 
 class Comparison(NamedTuple):
@@ -55,21 +98,23 @@ class Comparison(NamedTuple):
 
     scores: Scores
     datasets: dict[str, list[Row]]
-    """For each dataset, its algorithms, in the unit of the return."""
-    common: dict[str, Float[np.ndarray, "runs datasets"]]
-    """Scores of the algorithms that ran on every dataset, with the same number of seeds:
-    normalised if there are several datasets, else returns."""
+    """For each dataset, its entries, in the unit of the metric."""
+    references: Mapping[str, Reference]
+    """By dataset, as far as they are known."""
+    common: dict[Entry, Float[np.ndarray, "runs datasets"]]
+    """Scores of the entries that ran on every dataset, with the same number of seeds: normalised
+    if ``normalised``, else in the unit of the metric."""
     overall: list[Row]
-    """Of these, over all datasets; empty if there is only one dataset."""
-    improvement: dict[str, dict[str, Estimate]]
-    """Of these, the probability that a run of the first beats a run of the second."""
-    unit: str = "episode return"
+    """Of these, over all datasets; empty if there is one dataset, or no common scale."""
+    improvement: dict[Entry, dict[Entry, Estimate]]
+    """Of these, the probability that a run of the first beats a run of the second; only between
+    entries that acted alike."""
+    unit: str
     """What the scores are."""
-
-    @property
-    def normalised(self) -> bool:
-        """Whether the common scores are normalised."""
-        return len(self.scores) > 1
+    normalised: bool
+    """Whether the common scores are."""
+    pooled: bool
+    """Whether the datasets' scores have one scale."""
 
 
 def estimate(scores: RunScores) -> Estimate:
@@ -77,28 +122,46 @@ def estimate(scores: RunScores) -> Estimate:
     return _estimate(statistics.iqm, scores[:, None])
 
 
-def compare(scores: Scores, unit: str = UNITS[RETURN]) -> Comparison:
-    """Compare algorithms on one or several datasets.
+def compare(
+    scores: Scores, references: Mapping[str, Reference] | None = None, metric: str = RETURN
+) -> Comparison:
+    """Compare entries on one or several datasets.
 
-    Returns of different datasets are made comparable by putting the worst run compared on each at
-    0 and the best at 1.
+    Parameters
+    ----------
+    scores
+        As `read_runs` returns them.
+    references
+        Returns to normalise by, of each dataset's environment. Returns of several datasets are
+        summed up only where all have them.
+    metric
+        What the scores are, of `UNITS`; agreement has one scale everywhere and is not normalised.
+
+    Raises
+    ------
+    OptionError
+        The references are no scale.
     """
-    common = _common(scores)
-    datasets = {
-        dataset: [_row(name, runs[:, None], np.median(runs)) for name, runs in entries.items()]
-        for dataset, entries in scores.items()
-    }
-    overall = [_row(name, runs, statistics.median(runs)) for name, runs in common.items()]
-    improvement = {
-        first: {
-            second: _estimate(statistics.probability_of_improvement, x, y)
-            for second, y in common.items()
-            if second != first
-        }
-        for first, x in common.items()
-    }
+    known = references if references and metric == RETURN else {}
+    normalised = all(dataset in known for dataset in scores)
+    pooled = normalised or len(scores) == 1 or metric != RETURN
+    common = _common(scores, known if normalised else {})
+    overall = [_row(entry, runs, statistics.median(runs)) for entry, runs in common.items()]
     return Comparison(
-        scores, datasets, common, overall if len(scores) > 1 else [], improvement, unit
+        scores,
+        {
+            dataset: [
+                _dataset_row(entry, runs, known.get(dataset)) for entry, runs in found.items()
+            ]
+            for dataset, found in scores.items()
+        },
+        known,
+        common,
+        overall if pooled and len(scores) > 1 else [],
+        _improvement(common),
+        UNITS[metric],
+        normalised,
+        pooled,
     )
 
 
@@ -120,25 +183,54 @@ def metric_of(directories: Iterable[Path]) -> str:
     )
 
 
-def read_runs(directories: Iterable[Path], metric: str = RETURN) -> dict[str, dict[str, RunScores]]:
-    """Return the final scores of runs, by dataset and algorithm.
+def read_runs(directories: Iterable[Path], metric: str = RETURN) -> Runs:
+    """Return the final scores of runs, by dataset and entry, greedy entries first.
 
-    Runs of one program on one dataset are told apart by the name of their directory.
+    Runs belong together if they learnt from the same content, whatever its name, and were
+    evaluated in the same environment. Runs of one program on one dataset are told apart by their
+    directories.
 
     Raises
     ------
     RunError
         A directory is not that of a run, or its run has not been evaluated.
     """
-    runs = [(path, read_run(path)) for path in dict.fromkeys(map(Path, directories))]
-    labels = [(_dataset(run), run["program"]) for _, run in runs]
-    scores: dict[str, dict[str, RunScores]] = {}
-    for (path, _), (dataset, program) in zip(runs, labels, strict=True):
-        alone = labels.count((dataset, program)) == 1
-        name = program if alone else f"{program} ({path.resolve().name})"
-        means = [values.mean() for values in final_returns(path, metric).values()]
-        scores.setdefault(dataset, {})[name] = np.array(means)
-    return scores
+    runs = {path: read_run(path) for path in dict.fromkeys(map(Path, directories))}
+    data = {path: _data(run) for path, run in runs.items()}
+    labels = _labels(data.values())
+    scores: dict[str, dict[Entry, RunScores]] = {}
+    groups = _grouped(runs, lambda path: labels[_key(data[path])])
+    for label, alike in groups.items():
+        found: dict[Entry, RunScores] = {}
+        for same in _grouped(alike, lambda path: runs[path]["program"]).values():
+            for path, name in _told_apart(same).items():
+                found |= scores_of(path, metric, name)
+        scores[label] = dict(sorted(found.items(), key=lambda item: item[0].acting == "sampled"))
+    return Runs(scores, {label: data[alike[0]] for label, alike in groups.items()})
+
+
+def scores_of(directory: Path, metric: str = RETURN, run: str = "") -> dict[Entry, RunScores]:
+    """Return the final scores of one run, by how it acted; errors as `final_returns`.
+
+    Parameters
+    ----------
+    directory
+        Of the run.
+    metric
+        Of `UNITS`.
+    run
+        What to tell its entries apart by.
+    """
+    record = read_run(directory)
+    found: dict[Acting | None, dict[int, Float[np.ndarray, "episodes"]]] = {}
+    if metric == RETURN and (greedy := final_returns(directory, GREEDY_RETURN)):
+        found["greedy"] = greedy
+    acting = acting_of(record) if metric == RETURN else None
+    found[acting] = final_returns(directory, metric)
+    return {
+        Entry(record["program"], how, run): np.array([one.mean() for one in returns.values()])
+        for how, returns in found.items()
+    }
 
 
 def final_returns(
@@ -174,7 +266,10 @@ def last_metrics(directory: Path) -> dict[str, float]:
     return {name: float(np.mean(value)) for name, value in values.items() if value}
 
 
-def _final(directory: Path) -> dict[int, Mapping[str, Any]]:
+# ---------------------------------------------------------------------------------- reading
+
+
+def _final(directory: Path) -> dict[int, dict[str, Any]]:
     """Return the metrics of a run's final evaluation, by training seed."""
     run = read_run(directory)
     if run.get("complete") and not (directory / MARL_EVAL_FILE).exists():
@@ -189,13 +284,7 @@ def _final(directory: Path) -> dict[int, Mapping[str, Any]]:
         )
     document = read_json(directory, MARL_EVAL_FILE)
     try:
-        (tasks,) = document.values()
-        (algorithms,) = tasks.values()
-        (runs,) = algorithms.values()
-        found: dict[int, Mapping[str, Any]] = {
-            int(name.removeprefix("seed_")): dict(run["absolute_metrics"])
-            for name, run in runs.items()
-        }
+        found = _absolute_metrics(document, run)
     except (ValueError, KeyError, AttributeError, TypeError):
         found = {}
     if not any(found.values()):
@@ -206,32 +295,122 @@ def _final(directory: Path) -> dict[int, Mapping[str, Any]]:
     return found
 
 
-def _dataset(run: Mapping[str, Any]) -> str:
-    return str(run.get("vault") or run["spec"]["name"])
+def _absolute_metrics(
+    document: Mapping[str, Any], run: Mapping[str, Any]
+) -> dict[int, dict[str, Any]]:
+    """Return the final metrics of all algorithms in a run's document: one, or one a way of acting.
+
+    Older runs have one, without how it acted, and its greedy returns as another metric.
+    """
+    (tasks,) = document.values()
+    (algorithms,) = tasks.values()
+    second = labelled(run["program"], "greedy") if acting_of(run) == "sampled" else None
+    found: dict[int, dict[str, Any]] = {}
+    for name, seeds in algorithms.items():
+        for seed, record in seeds.items():
+            metrics = record["absolute_metrics"]
+            if name == second:
+                metrics = {GREEDY_RETURN: metrics[RETURN]}
+            found.setdefault(int(seed.removeprefix("seed_")), {}).update(metrics)
+    return found
 
 
-def _common(scores: Scores) -> dict[str, Float[np.ndarray, "runs datasets"]]:
-    columns = [_normalised(entries) if len(scores) > 1 else entries for entries in scores.values()]
-    names = [name for name in columns[0] if all(name in column for column in columns)]
-    stacks = {name: [column[name] for column in columns] for name in names}
+def _data(run: Mapping[str, Any]) -> Data:
+    spec = run["spec"]["name"]
+    environment = run.get("args", {}).get("env") or spec
+    return Data(str(run.get("vault") or spec), run.get("vault_digest") or "", environment)
+
+
+def _key(data: Data) -> tuple[str, str]:
+    """Return what runs are grouped by; a name stands for content that is not known."""
+    return data.digest or data.name, data.environment
+
+
+def _labels(data: Iterable[Data]) -> dict[tuple[str, str], str]:
+    """Name the groups: by their data, and where names coincide by what differs."""
+    groups = _grouped(dict.fromkeys(data), _key)
+    names = {key: " = ".join(dict.fromkeys(d.name for d in one)) for key, one in groups.items()}
+    labels = {}
+    for key, name in names.items():
+        alike = [groups[other][0] for other in groups if names[other] == name]
+        one, details = groups[key][0], []
+        if len({other.digest for other in alike}) > 1:
+            details.append(f"data {one.digest[:8] or 'unknown'}")
+        if len({other.environment for other in alike}) > 1:
+            details.append(f"evaluated in {one.environment}")
+        labels[key] = labelled(name, *details)
+    return labels
+
+
+def _grouped(items: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
+    groups: dict[Any, list[Any]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def _told_apart(paths: Sequence[Path]) -> dict[Path, str]:
+    """Return the shortest ends of paths that differ; nothing of a single one."""
+    if len(paths) == 1:
+        return {paths[0]: ""}
+    parts = [path.resolve().parts for path in paths]
+    for count in range(1, max(map(len, parts)) + 1):
+        ends = ["/".join(part[-count:]) for part in parts]
+        if len(set(ends)) == len(ends):
+            break
+    return dict(zip(paths, ends, strict=True))
+
+
+# ---------------------------------------------------------------------------------- estimates
+
+
+def _common(
+    scores: Scores, references: Mapping[str, Reference]
+) -> dict[Entry, Float[np.ndarray, "runs datasets"]]:
+    columns = [
+        {
+            entry: statistics.normalise(runs, references[dataset]) if references else runs
+            for entry, runs in found.items()
+        }
+        for dataset, found in scores.items()
+    ]
+    entries = [entry for entry in columns[0] if all(entry in column for column in columns)]
+    stacks = {entry: [column[entry] for column in columns] for entry in entries}
     return {
-        name: np.stack(runs, axis=1)
-        for name, runs in stacks.items()
+        entry: np.stack(runs, axis=1)
+        for entry, runs in stacks.items()
         if len({len(column) for column in runs}) == 1
     }
 
 
-def _normalised(entries: Mapping[str, RunScores]) -> dict[str, RunScores]:
-    everything = np.concatenate(list(entries.values()))
-    span = np.ptp(everything) or 1.0
-    return {name: (runs - everything.min()) / span for name, runs in entries.items()}
+def _improvement(
+    common: Mapping[Entry, Float[np.ndarray, "_ datasets"]],
+) -> dict[Entry, dict[Entry, Estimate]]:
+    """Compare every two entries that acted alike; returns need no common scale for it."""
+    found = {
+        first: {
+            second: _estimate(statistics.probability_of_improvement, x, y)
+            for second, y in common.items()
+            if second != first and second.acting == first.acting
+        }
+        for first, x in common.items()
+    }
+    return {entry: others for entry, others in found.items() if others}
 
 
-def _row(name: str, scores: Float[np.ndarray, "runs tasks"], median: Any) -> Row:
+def _dataset_row(entry: Entry, runs: RunScores, reference: Reference | None) -> Row:
+    normalised = estimate(statistics.normalise(runs, reference)) if reference else None
+    return _row(entry, runs[:, None], np.median(runs))._replace(normalised=normalised)
+
+
+def _row(entry: Entry, scores: Float[np.ndarray, "runs tasks"], median: Any) -> Row:
     mean = float(statistics.mean(scores))
-    return Row(name, len(scores), _estimate(statistics.iqm, scores), mean, float(median))
+    return Row(entry, len(scores), _estimate(statistics.iqm, scores), mean, float(median))
 
 
 def _estimate(function: statistics.Estimate, *scores: Float[np.ndarray, "_ tasks"]) -> Estimate:
+    value = float(function(*map(statistics.checked, scores)))
+    if min(map(len, scores)) < MIN_RUNS:
+        return Estimate(value)
     low, high = statistics.bootstrap_interval(function, *scores, seed=_SEED)
-    return Estimate(float(function(*scores)), float(low), float(high))
+    return Estimate(value, float(low), float(high))

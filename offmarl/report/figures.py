@@ -1,22 +1,23 @@
 """The figures: what the tiers hold, and what was learnt from them.
 
 Colours are those of Okabe and Ito, which people of all kinds of colour vision tell apart; each
-algorithm has a marker of its own too.
+algorithm has a marker of its own too, hollow where its actions were sampled.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from offmarl.errors import OptionError
-from offmarl.report.comparison import Comparison, RunScores, Scores, estimate
-from offmarl.statistics import bootstrap_interval, performance_profile
+from offmarl.report.comparison import Comparison, Entry, RunScores, Scores, estimate
+from offmarl.statistics import MIN_RUNS, bootstrap_interval, performance_profile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,7 +56,7 @@ def figure_demo(tiers: Mapping[str, Sequence[float]], scores: Scores, path: Path
     tiers
         For each quality tier, the returns of its episodes.
     scores
-        For each tier that was trained on, each algorithm's mean return by training seed.
+        For each tier that was trained on, each entry's mean return by training seed.
     path
         Where to write it; the suffix says in what format.
     """
@@ -68,7 +69,7 @@ def figure_demo(tiers: Mapping[str, Sequence[float]], scores: Scores, path: Path
         _draw_scores(figure, right, scores, means)
         left.set_title("What was recorded")
         left.set_ylabel("episode return")
-        right.set_title("What was learnt offline: IQM over seeds, 95% interval")
+        right.set_title(f"What was learnt offline: {_iqm_title(scores)}")
 
     save(make_figure(draw, (11, 4.4)), path)
 
@@ -79,7 +80,7 @@ def figure_comparison(comparison: Comparison) -> Figure:
     def draw(figure: Figure) -> None:
         left, middle, right = figure.subplots(1, 3, width_ratios=[1.25, 1, 1])
         _draw_scores(figure, left, comparison.scores, {})
-        left.set_title("IQM over seeds, 95% interval")
+        left.set_title(_iqm_title(comparison.scores))
         left.set_ylabel(comparison.unit)
         _draw_profiles(middle, comparison)
         _draw_improvement(right, comparison)
@@ -148,36 +149,74 @@ def _draw_returns(axes: Axes, returns: Mapping[str, Float[np.ndarray, "episodes"
     axes.set_xlim(-0.6, len(returns) - 0.25)
 
 
+def _iqm_title(scores: Scores) -> str:
+    """Say what is drawn; intervals are, where there are seeds enough for one."""
+    seeds = max(len(runs) for entries in scores.values() for runs in entries.values())
+    return "IQM over seeds" + (", 95% interval" if seeds >= MIN_RUNS else "")
+
+
+class _Look(NamedTuple):
+    """How an entry is drawn: an algorithm has one colour and marker, however it acted."""
+
+    colour: str
+    marker: str
+    sampled: bool
+
+    @property
+    def face(self) -> str:
+        return "white" if self.sampled else self.colour
+
+    @property
+    def line(self) -> Literal["-", "--"]:
+        return "--" if self.sampled else "-"
+
+
+def _looks(scores: Scores) -> dict[Entry, _Look]:
+    entries = list(dict.fromkeys(entry for found in scores.values() for entry in found))
+    names = list(dict.fromkeys((entry.algorithm, entry.run) for entry in entries))
+    numbers = {entry: names.index((entry.algorithm, entry.run)) for entry in entries}
+    return {
+        entry: _Look(
+            COLOURS[number % len(COLOURS)],
+            _MARKERS[number % len(_MARKERS)],
+            entry.acting == "sampled",
+        )
+        for entry, number in numbers.items()
+    }
+
+
 def _draw_scores(
     figure: Figure, axes: Axes, scores: Scores, data_means: Mapping[str, float]
 ) -> None:
-    """Draw the IQM of each algorithm with its interval, dataset by dataset, and the legend."""
-    names = list(dict.fromkeys(name for entries in scores.values() for name in entries))
-    spacing = 0.6 / max(len(names), 3)
-    offsets = {name: spacing * (i - (len(names) - 1) / 2) for i, name in enumerate(names)}
+    """Draw the IQM of each entry with its interval, dataset by dataset, and the legend."""
+    looks = _looks(scores)
+    spacing = 0.6 / max(len(looks), 3)
+    offsets = {entry: spacing * (i - (len(looks) - 1) / 2) for i, entry in enumerate(looks)}
     for x, dataset in enumerate(scores):
-        for name, runs in scores[dataset].items():
-            _draw_estimate(axes, x + offsets[name], runs, names.index(name), 0.3 * spacing)
+        for entry, runs in scores[dataset].items():
+            _draw_estimate(axes, x + offsets[entry], runs, looks[entry], 0.3 * spacing)
         if dataset in data_means:
             axes.hlines(data_means[dataset], x - 0.42, x + 0.42, color=_DATA, linestyle="--")
-    handles = [_handle(index, name) for index, name in enumerate(names)]
+    handles = [_handle(entry.label, look) for entry, look in looks.items()]
     if data_means:
         handles.append(_line("mean of the data"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 6))
     axes.set_xticks(range(len(scores)), [_wrapped(dataset) for dataset in scores])
     axes.set_xlim(-0.6, len(scores) - 0.4)
 
 
-def _draw_estimate(axes: Axes, x: float, runs: RunScores, index: int, aside: float) -> None:
+def _draw_estimate(axes: Axes, x: float, runs: RunScores, look: _Look, aside: float) -> None:
     value, low, high = estimate(runs)
-    colour = COLOURS[index % len(COLOURS)]
-    axes.scatter(np.full(len(runs), x + aside), runs, s=14, color=colour, alpha=0.35, linewidth=0)
+    axes.scatter(
+        np.full(len(runs), x + aside), runs, s=14, color=look.colour, alpha=0.35, linewidth=0
+    )
     axes.errorbar(
         x,
         value,
-        yerr=[[value - low], [high - value]],
-        color=colour,
-        marker=_MARKERS[index % len(_MARKERS)],
+        yerr=None if low is None or high is None else [[value - low], [high - value]],
+        color=look.colour,
+        marker=look.marker,
+        markerfacecolor=look.face,
         markersize=7,
         capsize=3,
         linewidth=1.8,
@@ -187,49 +226,69 @@ def _draw_estimate(axes: Axes, x: float, runs: RunScores, index: int, aside: flo
 def _draw_profiles(axes: Axes, comparison: Comparison) -> None:
     """Draw, for each score, the fraction of runs above it, with pointwise intervals."""
     axes.set_title("Performance profile")
-    axes.set_xlabel(
-        f"normalised {comparison.unit} τ" if comparison.normalised else f"{comparison.unit} τ"
-    )
+    scale = "normalised " if comparison.normalised else ""
+    axes.set_xlabel(f"{scale}{comparison.unit} τ")
     axes.set_ylabel("fraction of runs above τ")
     axes.set_ylim(-0.02, 1.05)
-    if not comparison.common:
+    if not comparison.common or not comparison.pooled:
+        why = (
+            "no algorithm ran on\nevery dataset"
+            if comparison.pooled
+            else "no reference returns:\nno one scale"
+        )
+        axes.text(0.5, 0.5, why, ha="center", va="center", color=_DATA, transform=axes.transAxes)
         return
     everything = np.concatenate([runs.ravel() for runs in comparison.common.values()])
     margin = 0.05 * (np.ptp(everything) or 1.0)
     taus = np.linspace(everything.min() - margin, everything.max() + margin, 101)
-    order = list(dict.fromkeys(name for entries in comparison.scores.values() for name in entries))
-    for name, runs in comparison.common.items():
-        colour = COLOURS[order.index(name) % len(COLOURS)]
-        low, high = bootstrap_interval(
-            lambda drawn: performance_profile(drawn, taus), runs, seed=0, resamples=1000
-        )
-        axes.step(taus, performance_profile(runs, taus), where="post", color=colour, label=name)
-        axes.fill_between(taus, low, high, step="post", color=colour, alpha=0.15, linewidth=0)
+    looks = _looks(comparison.scores)
+    for entry, runs in comparison.common.items():
+        colour, line = looks[entry].colour, looks[entry].line
+        profile = performance_profile(runs, taus)
+        axes.step(taus, profile, line, where="post", color=colour, label=entry.label)
+        if len(runs) >= MIN_RUNS:
+            low, high = bootstrap_interval(
+                partial(performance_profile, thresholds=taus), runs, seed=0, resamples=1000
+            )
+            axes.fill_between(taus, low, high, step="post", color=colour, alpha=0.15, linewidth=0)
 
 
 def _draw_improvement(axes: Axes, comparison: Comparison) -> None:
-    """Draw the matrix of the probabilities that the row's algorithm beats the column's."""
-    names = list(comparison.improvement)
-    matrix = np.full((len(names), len(names)), np.nan)
-    for row, first in enumerate(names):
-        for column, second in enumerate(names):
-            if first != second:
+    """Draw the matrix of the probabilities that the row's entry beats the column's.
+
+    Cells of entries that did not act alike stay empty.
+    """
+    entries = list(comparison.improvement)
+    matrix = np.full((len(entries), len(entries)), np.nan)
+    for row, first in enumerate(entries):
+        for column, second in enumerate(entries):
+            if second in comparison.improvement[first]:
                 matrix[row, column] = comparison.improvement[first][second].value
                 axes.text(column, row, f"{matrix[row, column]:.2f}", ha="center", va="center")
     axes.set_title("P(row beats column)")
     axes.grid(visible=False)
-    if names:
+    if entries:
         axes.imshow(matrix, cmap="PuOr_r", vmin=-0.3, vmax=1.3)
+    names = [entry.label for entry in entries]
     slanted: dict[str, Any] = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
-    axes.set_xticks(range(len(names)), names, **(slanted if len(names) > 3 else {}))
+    axes.set_xticks(range(len(names)), names, **(slanted if len(names) > 2 else {}))
     axes.set_yticks(range(len(names)), names)
 
 
-def _handle(index: int, name: str) -> Any:
+def _handle(label: str, look: _Look) -> Any:
     from matplotlib.lines import Line2D
 
-    colour, marker = COLOURS[index % len(COLOURS)], _MARKERS[index % len(_MARKERS)]
-    return Line2D([], [], color=colour, marker=marker, markersize=7, linewidth=1.8, label=name)
+    return Line2D(
+        [],
+        [],
+        color=look.colour,
+        linestyle=look.line,
+        marker=look.marker,
+        markerfacecolor=look.face,
+        markersize=7,
+        linewidth=1.8,
+        label=label,
+    )
 
 
 def _line(label: str) -> Any:

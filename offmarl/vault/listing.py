@@ -92,6 +92,11 @@ def locate(path: str | os.PathLike[str]) -> PurePath:
         if len(inside) > _MOST_NAMED:
             names += f", ... ({len(inside)} in all)"
         raise VaultError(f"{given} holds several vaults: add one of {names} to the path.")
+    if location.is_directory and location.directory.is_file():
+        raise VaultFormatError(
+            f"{given} is a file, and a vault is a directory: give a vault, or make one of a file "
+            "of another project with `offmarl convert`."
+        )
     if location.is_directory and location.directory.exists():
         raise VaultFormatError(
             f"{given} is not a vault: a vault is a directory with {METADATA} and {MANIFEST} in it."

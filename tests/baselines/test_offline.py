@@ -1,6 +1,5 @@
 """What the offline baselines learn, from data whose best policy is known."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from offmarl import envs, tracking, vault
 from offmarl.cli import programs
 from offmarl.networks import PolicyConfig, agent_network
 from offmarl.recording import record_policy
+from offmarl.report import final_returns
 
 BASELINES = ("bc", "maicq", "qmix_cql")
 
@@ -21,11 +21,8 @@ def train(name: str, data: Path, out: Path, **options: object) -> np.ndarray:
     """Train a baseline and return the final returns of its best actions, ``(seeds, episodes)``."""
     program = programs.load("baseline", name)
     run = program.main(program.Args(vault=data, out=out, final_episodes=64, **options))
-    (environment,) = json.loads((run / tracking.MARL_EVAL_FILE).read_text()).values()
-    (task,) = environment.values()
-    (seeds,) = task.values()
-    metrics = [seed["absolute_metrics"] for seed in seeds.values()]
-    return np.array([m.get(tracking.GREEDY_RETURN, m[tracking.RETURN]) for m in metrics])
+    returns = final_returns(run, tracking.GREEDY_RETURN) or final_returns(run)
+    return np.array(list(returns.values()))
 
 
 @pytest.fixture(scope="session")

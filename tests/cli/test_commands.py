@@ -1,5 +1,6 @@
 """Help, errors, exit codes, JSON: what all commands share, and those that need no training."""
 
+import inspect
 import json
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 
 from offmarl import cli
 from offmarl.cli import output, programs
-from offmarl.cli.parse import documented
+from offmarl.cli.parse import documented, parse_script
 from offmarl.errors import OffmarlError, OptionError, UnknownNameError, VaultError
 from tests.runs import write_run
 
@@ -129,16 +130,58 @@ def test_a_program_says_what_its_options_are(offmarl):
 
 
 def test_compare(offmarl, tmp_path):
-    write_run(tmp_path / "bc", "bc", "coverage-3/medium", [[1, 2], [2, 3], [3, 4]])
-    write_run(tmp_path / "maicq", "maicq", "coverage-3/medium", [[4, 4], [5, 5], [6, 6]])
+    name, digest = "coverage-3/medium", {"vault_digest": "a" * 64}
+    sampled, greedy = [[1, 2], [2, 3], [3, 4]], [[7, 7], [8, 8], [9, 9]]
+    write_run(tmp_path / "bc", "bc", name, sampled, greedy, **digest)
+    write_run(tmp_path / "maicq", "maicq", name, [[4, 4], [5, 5], [6, 6]], **digest)
     text = offmarl("compare", "bc", "maicq", "--html", "out/page.html", "--figure", "figure.png")
     assert text.code == 0
-    assert "coverage-3/medium" in text.out and "1.00 [1.00, 1.00]" in text.out
-    assert "Comparison of runs" in (tmp_path / "out" / "page.html").read_text()
-    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "out" / "page.html").read_text()
+    assert "Comparison of runs" in page and (tmp_path / "figure.png").stat().st_size > 10_000
+    for shown in (text.out, page):
+        assert name in shown and "1.00 [1.00, 1.00]" in shown
+        assert all(f"{one}" in shown for one in ("bc (greedy)", "bc (sampled)", "maicq (greedy)"))
+        assert "Normalised for swarm/coverage-3: 0 is random play (9.256)" in shown
     data = offmarl("compare", "bc", "maicq", "--json").json
-    assert data["datasets"]["coverage-3/medium"]["maicq"]["iqm"]["value"] == 5.0
-    assert data["probability_of_improvement"]["bc"]["maicq"]["value"] == 0.0
+    rows = data["datasets"][name]
+    assert {label: row["iqm"]["value"] for label, row in rows.items()} == {
+        "bc (greedy)": 8.0,
+        "maicq (greedy)": 5.0,
+        "bc (sampled)": 2.5,
+    }
+    assert (rows["bc (sampled)"]["algorithm"], rows["bc (sampled)"]["acting"]) == ("bc", "sampled")
+    normalised = rows["bc (greedy)"]["normalised"]["value"]
+    assert normalised == pytest.approx((8 - 9.2561) / (19.6055 - 9.2561))
+    improvement = data["probability_of_improvement"]
+    assert improvement["bc (greedy)"]["maicq (greedy)"]["value"] == 1.0
+    assert "bc (sampled)" not in improvement  # nothing else was sampled
+    assert data["data"][name]["digest"] == "a" * 64
+
+
+def test_compare_takes_references_and_says_where_there_are_none(offmarl, tmp_path):
+    write_run(tmp_path / "bc", "bc", "3m/Good", [[1], [2]], env="smac_v1/3m")
+    outcome = offmarl("compare", "bc", "--json")
+    assert outcome.json["datasets"]["3m/Good"]["bc (greedy)"]["normalised"] is None
+    raw, few = outcome.json["notes"]
+    assert "No reference returns are known for smac_v1/3m" in raw
+    assert "--references smac_v1/3m RANDOM EXPERT" in raw and "no interval below 3" in few
+    given = offmarl("compare", "bc", "--references", "smac_v1/3m", -1, 4, "--json").json
+    row = given["datasets"]["3m/Good"]["bc (greedy)"]
+    assert row["normalised"] == {"value": 0.5, "low": None, "high": None}
+    assert row["iqm"] == {"value": 1.5, "low": None, "high": None}
+    assert given["data"]["3m/Good"]["references"] == {"random": -1.0, "expert": 4.0}
+    text = offmarl("compare", "bc").out
+    assert "1.500" in text and "[" not in text
+    refused = offmarl("compare", "bc", "--references", "smac_v1/3m", 1, 1)
+    assert refused.code == 2 and "cannot be normalised" in refused.err
+
+
+def test_compare_says_where_names_of_datasets_coincide(offmarl, tmp_path):
+    for program, digest in (("bc", "1" * 64), ("maicq", "2" * 64)):
+        write_run(tmp_path / program, program, "a/b", [[1]], vault_digest=digest)
+    text = offmarl("compare", "bc", "maicq").out
+    assert "a/b (data 11111111)" in text and "a/b (data 22222222)" in text
+    assert "Several datasets or environments go by the name a/b" in text
 
 
 @pytest.mark.parametrize(
@@ -159,12 +202,120 @@ def test_compare_says_what_was_not_evaluated(offmarl, tmp_path):
 
 
 def test_what_cannot_be_typed_is_told_to_programs_too(offmarl):
-    for arguments in (["show"], ["recode", "a.vlt", "-o", "b.vlt", "--codec", "gzip"]):
-        refused = offmarl(*arguments, "--json")
-        assert refused.code == 2 and refused.json["error"]["type"] == "OptionError"
-        assert arguments[0] in refused.err
     none = offmarl("evaluate", "run", "--episodes", 0)
     assert (none.code, none.err) == (2, "error: --episodes must be at least 1: got 0.\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["show"], "Missing from offmarl show: VAULT. See `offmarl show --help`."),
+        (
+            ["train", "bc", "--vaul", "x"],
+            "Missing from offmarl train bc: --vault PATH; Unrecognized options: --vaul x. See "
+            "`offmarl train bc --help`.",
+        ),
+        (
+            ["sample", "a.vlt", "-o", "b.vlt", "--seed", "one"],
+            "Error parsing --seed: invalid literal for int() with base 10: 'one'. See `offmarl "
+            "sample --help`.",
+        ),
+    ],
+)
+@pytest.mark.parametrize("width", [60, 200])
+def test_json_holds_the_reason_of_a_usage_error(offmarl, monkeypatch, arguments, reason, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    refused = offmarl(*arguments, "--json")
+    assert refused.code == 2 and arguments[0] in refused.err
+    assert refused.json == {"error": {"type": "OptionError", "message": reason}}
+
+
+def test_json_offers_the_values_of_an_option(offmarl):
+    refused = offmarl("recode", "a.vlt", "-o", "b.vlt", "--codec", "gzip", "--json")
+    message = refused.json["error"]["message"]
+    assert "'gzip'" in message and "'raw'" in message and "None" not in message
+
+
+COMMANDS = [
+    *([name] for name, verb in cli.VERBS.items() if not verb.runs_programs),
+    *([programs.VERBS[kind]] for kind in programs.VERBS),
+    *([programs.VERBS[kind], name] for kind in programs.VERBS for name in programs.find(kind)),
+    ["record", "--policy"],
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_lists_json_and_describes_each_flag_as_it_is_named(offmarl, command):
+    out = offmarl(*command, "--help").out
+    assert "--json" in out
+    # A flag that is on by default is shown with its positive form, which its text describes.
+    negated = [word.strip(",") for word in out.split() if word.startswith("--no-")]
+    assert all(f"{flag.replace('--no-', '--')}, {flag}" in out for flag in negated)
+
+
+def test_flags_that_are_on_can_be_turned_off_and_on(monkeypatch):
+    bc = programs.load("baseline", "bc")
+    for given, agent_id in (["--no-agent-id"], False), (["--agent-id"], True), ([], True):
+        monkeypatch.setattr(sys, "argv", ["bc.py", "--vault", "x", *given])
+        args = parse_script(bc.Args, bc.__doc__)
+        assert (args.agent_id, args.anneal, args.greedy) == (agent_id, True, False)
+
+
+@pytest.mark.parametrize("kind", programs.VERBS)
+def test_every_program_parses_its_options_as_the_command_line_does(kind):
+    for path in programs.find(kind).values():
+        text = path.read_text()
+        assert "parse_script(Args, __doc__)" in text and "tyro" not in text
+
+
+def test_a_script_has_the_help_of_the_command(offmarl, monkeypatch, capsys):
+    bc = programs.load("baseline", "bc")
+    monkeypatch.setattr(sys, "argv", ["bc.py", "--help"])
+    with pytest.raises(SystemExit):
+        parse_script(bc.Args, bc.__doc__)
+    script, command = (text.split() for text in (capsys.readouterr().out, _help_of_bc(offmarl)))
+    options = [[word for word in text if word.startswith("--")] for text in (script, command)]
+    assert options[0] == [word for word in options[1] if word != "--json"]
+    assert "--anneal," in script and "None)" not in script
+
+
+def _help_of_bc(offmarl) -> str:
+    return offmarl("train", "bc", "--help").out
+
+
+ON_FILES = [
+    *(
+        ["verify", "FILE"],
+        ["repair", "FILE"],
+        ["compact", "FILE"],
+        ["show", "FILE"],
+        ["ls", "FILE"],
+    ),
+    *(
+        ["report", "FILE"],
+        ["evaluate", "FILE"],
+        ["compare", "FILE"],
+        ["cat", "FILE", "-o", "o.vlt"],
+    ),
+    *(["recode", "FILE", "-o", "o.vlt"], ["convert", "FILE", "out", "--to", "numpy"]),
+    *(["train", "bc", "--vault", "FILE"], ["push", "FILE", "--to", "org/name", "--licence", "MIT"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        *((command, "data.npz") for command in ON_FILES),
+        *((command, "data.zip") for command in ON_FILES[:2]),
+    ],
+)
+def test_an_ordinary_file_is_no_vault_and_no_run(offmarl, tmp_path, command, name):
+    (tmp_path / name).write_bytes(b"something else")
+    outcome = offmarl(*(name if word == "FILE" else word for word in command))
+    assert outcome.code == 1 and outcome.err.count("\n") == 1
+    assert name in outcome.err and "Errno" not in outcome.err
+    wanted = ("is a file, and a vault is", "not a zip archive", "not the directory of a", "no dir")
+    assert any(words in outcome.err for words in wanted)
 
 
 def test_numbers_stay_whole_in_a_narrow_terminal(offmarl, monkeypatch, capsys):
@@ -199,7 +350,10 @@ def test_help_is_in_whole_sentences_and_without_defaults_that_are_none(offmarl):
             in several lines.
         """
 
-    assert "What to look at, which is told in several lines." in documented(verb).__doc__
+    (name, json) = inspect.signature(documented(verb)).parameters.values()
+    told = name.annotation.__metadata__[-1].help
+    assert told == "What to look at, which is told in several lines."
+    assert json.name == "json"
     out = offmarl("ls", "--help").out
     assert "[DIRECTORY]" in out and "--no-remote" not in out and "None" not in out
     assert "(default: 0)" in offmarl("split", "--help").out

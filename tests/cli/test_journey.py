@@ -31,7 +31,7 @@ def test_from_recording_to_comparison(offmarl):
     assert refused.code == 1 and "num_agents (2, not 3)" in refused.err
 
     compared = offmarl("compare", run, "--json").json
-    assert compared["datasets"]["xor/random"]["bc"]["mean"] == pytest.approx(
+    assert compared["datasets"]["xor/random"]["bc (sampled)"]["mean"] == pytest.approx(
         sum(row["mean"] for row in trained["seeds"]) / 2
     )
 

@@ -168,7 +168,7 @@ def test_evaluations_are_kept_for_comparison(recorded):
     out, _ = recorded
     run = out / "probe" / "observation.run-mappo"
     found = json.loads((run / tracking.MARL_EVAL_FILE).read_text())
-    (steps,) = found["probe"]["observation"]["mappo"].values()
+    (steps,) = found["probe"]["observation"]["mappo (sampled)"].values()
     last = steps.pop("absolute_metrics")[tracking.RETURN]
     assert [step["step_count"] for step in steps.values()] == list(range(512, 4097, 512))
     assert steps["step_7"][tracking.RETURN] == last and len(last) == 32

@@ -7,9 +7,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import ClassVar
 
+import gymnasium
 import numpy as np
 import pytest
+from pettingzoo import AECEnv
+from pettingzoo.utils import OrderEnforcingWrapper
 
 import offmarl
 from offmarl import envs, vault
@@ -26,6 +30,18 @@ from offmarl.errors import (
 from .pettingzoo import Duel
 
 LONG = {"knight": 0, "squire": 10}
+
+
+class Turns(AECEnv):
+    """Agents take turns; before its first reset it has no ``agent_selection`` yet."""
+
+    metadata: ClassVar[dict] = {"name": "turns"}
+    possible_agents: ClassVar[list] = ["knight", "squire"]
+
+    def observation_space(self, agent):
+        return gymnasium.spaces.Discrete(2)
+
+    action_space = observation_space
 
 
 def play(recorder, knight=0, seed=None, log_prob=None):
@@ -121,6 +137,10 @@ def test_two_recorders_share_a_vault(path):
 def test_misuse_is_explained(path):
     with pytest.raises(ShapeError, match=r"does not have PettingZoo.s parallel API.*step"):
         offmarl.record(object(), path)
+    for turns in (Turns(), OrderEnforcingWrapper(Turns())):
+        with pytest.raises(ShapeError, match=r"AEC API.*aec_to_parallel"):
+            offmarl.record(turns, path)
+    assert not path.exists()
     with offmarl.record(Duel(), path) as recorder:
         with pytest.raises(OptionError, match="call reset before step"):
             recorder.step(LONG)

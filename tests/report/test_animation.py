@@ -1,5 +1,6 @@
 """Episodes as pictures: what is drawn is what was played."""
 
+import io
 from pathlib import Path
 
 import jax
@@ -11,6 +12,9 @@ from offmarl import envs
 from offmarl.errors import OptionError
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.report import animation
+
+BLUE, ORANGE = (0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +43,42 @@ def test_a_gif_has_a_frame_for_every_instant(bridge, tmp_path: Path):
             _assert_shows_both_agents(film.convert("RGB"))
 
 
+def test_one_palette_keeps_the_colours_of_whatever_comes_and_goes():
+    """A crowd of drones that flies over a floor of many shades, and one target at the end."""
+    env = envs.make("swarm/coverage-8:time_limit=4")
+    found = jax.jit(env.reset)(jax.random.key(0))[0]
+    scene = jax.tree.map(np.asarray, env.scene(found))
+    side = scene.cells.shape
+    rng = np.random.default_rng(0)
+    places = rng.uniform(1, side[0] - 1, (1, 2))
+    scenes = []
+    for time in range(4):
+        marks = places if time == 1 else np.zeros((0, 2))
+        cells = rng.uniform(size=side)
+        mark = np.zeros(len(marks), int)
+        scenes.append(scene._replace(cells=cells, marks=marks, mark=mark))
+    used: set = set()
+    playback = animation.Playback("crowd", scenes, np.zeros(4))
+    with Image.open(io.BytesIO(animation.to_gif(playback))) as film:
+        for number in range(film.n_frames):
+            film.seek(number)
+            pixels = np.asarray(film.convert("RGB")).reshape(-1, 3).astype(int)
+            for colour, there in ((BLUE, True), (ORANGE, number == 1)):
+                near = (np.abs(pixels - np.array(colour)).max(-1) <= 2).sum()
+                assert (near > 20) == there, (number, colour, near)
+            used |= set(map(tuple, np.unique(pixels, axis=0).tolist()))
+    assert len(used) <= 64
+
+
+@pytest.mark.parametrize("path", sorted(IMAGES.glob("swarm-*.gif")), ids=lambda path: path.stem)
+def test_the_documentation_shows_drones_in_blue(path):
+    with Image.open(path) as film:
+        for number in range(0, film.n_frames, 5):
+            film.seek(number)
+            pixels = np.asarray(film.convert("RGB")).reshape(-1, 3).astype(int)
+            assert (np.abs(pixels - np.array(BLUE)).max(-1) <= 16).sum() > 50, number
+
+
 def test_a_picture_shows_both_agents(bridge, tmp_path: Path):
     animation.save(bridge, tmp_path / "bridge.png")
     _assert_shows_both_agents(Image.open(tmp_path / "bridge.png"))
@@ -46,7 +86,7 @@ def test_a_picture_shows_both_agents(bridge, tmp_path: Path):
 
 def _assert_shows_both_agents(picture) -> None:
     pixels = np.asarray(picture).reshape(-1, 3)
-    for colour in ((0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)):
+    for colour in (BLUE, ORANGE):
         assert (np.abs(pixels - np.array(colour)).max(-1) <= 2).sum() > 50
 
 

@@ -5,25 +5,96 @@ import json
 import numpy as np
 import pytest
 
-from offmarl import report
-from offmarl.errors import RunError
+from offmarl import report, tracking
+from offmarl.errors import OptionError, RunError
+from offmarl.hub.catalogue import references
+from offmarl.report import Entry
+from offmarl.statistics import Reference
 from tests.runs import write_run
 
 LOW, HIGH = np.array([0.0, 1.0, 2.0, 3.0]), np.array([2.0, 3.0, 4.0, 5.0])
+BC, MAICQ = Entry("bc", "greedy"), Entry("maicq", "greedy")
+SAMPLED = Entry("bc", "sampled")
 
 
-def test_runs_are_read_by_dataset_and_algorithm(tmp_path):
-    bc = write_run(tmp_path / "bc", "bc", "coverage-3/medium", [[1, 2], [3, 4]])
-    online = write_run(tmp_path / "mappo", "mappo", None, [[5, 7]])
-    scores = report.read_runs([bc, online, bc])
-    assert list(scores) == ["coverage-3/medium", "swarm/coverage-3"]
-    np.testing.assert_array_equal(scores["coverage-3/medium"]["bc"], [1.5, 3.5])
-    np.testing.assert_array_equal(scores["swarm/coverage-3"]["mappo"], [6.0])
+def test_runs_are_read_by_dataset_and_entry(tmp_path):
+    maicq = write_run(tmp_path / "maicq", "maicq", "coverage-3/medium", [[1, 2], [3, 4]])
+    online = write_run(tmp_path / "mappo", "mappo", None, [[5, 7]], greedy=False)
+    found = report.read_runs([maicq, online, maicq])
+    assert list(found.scores) == ["coverage-3/medium", "swarm/coverage-3"]
+    np.testing.assert_array_equal(found.scores["coverage-3/medium"][MAICQ], [1.5, 3.5])
+    (entry,) = found.scores["swarm/coverage-3"]
+    assert entry == Entry("mappo", "sampled") and entry.label == "mappo (sampled)"
+
+
+def test_a_policy_that_draws_its_actions_has_two_entries(tmp_path):
+    bc = write_run(tmp_path / "bc", "bc", "a/b", [[1, 2], [3, 4]], [[5, 6], [7, 8]])
+    maicq = write_run(tmp_path / "maicq", "maicq", "a/b", [[0, 0], [9, 9]])
+    scores = report.read_runs([bc, maicq]).scores["a/b"]
+    assert list(scores) == [BC, MAICQ, SAMPLED]  # like with like, the sampled ones last
+    np.testing.assert_array_equal(scores[SAMPLED], [1.5, 3.5])
+    np.testing.assert_array_equal(scores[BC], [5.5, 7.5])
+
+
+def test_runs_from_before_algorithms_were_labelled_are_read(tmp_path):
+    bc = write_run(tmp_path / "bc", "bc", "a/b", [[1, 2]], [[5, 6]])
+    final = {
+        tracking.RETURN: np.array([[1.0, 2.0]]),
+        tracking.GREEDY_RETURN: np.array([[5.0, 6.0]]),
+    }
+    old = tracking.marl_eval("swarm", "coverage-3", "bc", [0], [], final)
+    new = report.read_runs([bc])
+    tracking.write_json(bc / tracking.MARL_EVAL_FILE, old)
+    assert report.read_runs([bc]) == new
+    del final[tracking.GREEDY_RETURN]  # still older ones
+    old = tracking.marl_eval("swarm", "coverage-3", "bc", [0], [], final)
+    tracking.write_json(bc / tracking.MARL_EVAL_FILE, old)
+    assert list(report.read_runs([bc]).scores["a/b"]) == [SAMPLED]
 
 
 def test_runs_of_one_program_on_one_dataset_are_told_apart(tmp_path):
-    runs = [write_run(tmp_path / name, "bc", "a/b", [[1]]) for name in ("small", "large")]
-    assert list(report.read_runs(runs)["a/b"]) == ["bc (small)", "bc (large)"]
+    places = ("lr1/bc", "lr2/bc", "bc")
+    runs = [write_run(tmp_path / place, "bc", "a/b", [[i]]) for i, place in enumerate(places)]
+    scores = report.read_runs(runs[:2]).scores["a/b"]
+    assert [(entry.label, score) for entry, (score,) in scores.items()] == [
+        ("bc (lr1/bc, greedy)", 0.0),
+        ("bc (lr2/bc, greedy)", 1.0),
+    ]
+    assert len(report.read_runs(runs).scores["a/b"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "labels"),
+    [
+        (("a/b", "1" * 64), ("a/b", "1" * 64), ["a/b"]),
+        (("a/b", "1" * 64), ("copy/b", "1" * 64), ["a/b = copy/b"]),
+        (
+            ("a/b", "1" * 64),
+            ("a/b", "2" * 64),
+            ["a/b (data 11111111)", "a/b (data 22222222)"],
+        ),
+        (("a/b", "1" * 64), ("a/b", None), ["a/b (data 11111111)", "a/b (data unknown)"]),
+        (("a/b", None), ("a/b", None), ["a/b"]),
+    ],
+)
+def test_runs_are_grouped_by_the_content_that_they_learnt_from(tmp_path, first, second, labels):
+    runs = [
+        write_run(tmp_path / program, program, name, [[1]], vault_digest=digest)
+        for program, (name, digest) in (("bc", first), ("maicq", second))
+    ]
+    assert list(report.read_runs(runs).scores) == labels
+
+
+def test_runs_evaluated_in_different_environments_are_kept_apart(tmp_path):
+    args = {"env": "swarm/coverage-3:time_limit=9"}
+    runs = [
+        write_run(tmp_path / "bc", "bc", "a/b", [[1]], vault_digest="1" * 64),
+        write_run(tmp_path / "maicq", "maicq", "a/b", [[1]], vault_digest="1" * 64, args=args),
+    ]
+    assert list(report.read_runs(runs).scores) == [
+        "a/b (evaluated in swarm/coverage-3)",
+        "a/b (evaluated in swarm/coverage-3:time_limit=9)",
+    ]
 
 
 @pytest.mark.parametrize("content", ["{}", '{"e": {"t": {"bc": {"seed_0": {"step_0": {}}}}}}'])
@@ -35,45 +106,103 @@ def test_a_run_without_final_evaluation_is_refused(tmp_path, content):
 
 
 def test_one_dataset_is_compared_in_its_own_unit():
-    comparison = report.compare({"a": {"low": LOW, "high": HIGH}})
+    comparison = report.compare({"a": {BC: LOW, MAICQ: HIGH}})
     low, high = comparison.datasets["a"]
-    assert (low.algorithm, low.runs, low.iqm.value, low.mean, low.median) == (
-        "low",
-        4,
-        1.5,
-        1.5,
-        1.5,
-    )
+    assert (low.entry, low.runs, low.iqm.value, low.mean, low.median) == (BC, 4, 1.5, 1.5, 1.5)
     assert high.iqm.low < high.iqm.value == 3.5 < high.iqm.high
-    assert comparison.overall == [] and not comparison.normalised
+    assert low.normalised is None and not comparison.normalised
+    assert comparison.overall == []
     # Of the 16 pairs, high wins 13, two tie and it loses one.
-    assert comparison.improvement["high"]["low"].value == (13 + 0.5 * 2) / 16
+    assert comparison.improvement[MAICQ][BC].value == (13 + 0.5 * 2) / 16
 
 
-def test_several_datasets_are_put_on_one_scale():
+def test_scores_are_normalised_by_references_whatever_the_runs():
+    reference = Reference(random=-1.0, expert=9.0)
+    for runs in ({BC: LOW}, {BC: LOW, MAICQ: HIGH}):
+        comparison = report.compare({"a": runs}, {"a": reference})
+        row = comparison.datasets["a"][0]
+        assert row.iqm.value == 1.5
+        assert row.normalised.value == pytest.approx((1.5 + 1) / 10)
+        np.testing.assert_allclose(comparison.common[BC][:, 0], (LOW + 1) / 10)
+
+
+def test_several_datasets_are_put_on_one_scale_by_their_references():
     scores = {
-        "a": {"low": LOW, "high": HIGH, "only here": LOW},
-        "b": {"low": 10 * LOW, "high": 10 * HIGH},
+        "a": {BC: LOW, MAICQ: HIGH, Entry("only here"): LOW},
+        "b": {BC: 10 * LOW, MAICQ: 10 * HIGH},
     }
-    comparison = report.compare(scores)
+    comparison = report.compare(scores, {"a": Reference(-5.0, 5.0), "b": Reference(0.0, 100.0)})
     low, high = comparison.overall
-    assert (low.algorithm, high.algorithm) == ("low", "high")
-    assert low.iqm.value == pytest.approx(1.5 / 5) and high.iqm.value == pytest.approx(3.5 / 5)
-    assert comparison.common["high"].shape == (4, 2)
+    assert (low.entry, high.entry) == (BC, MAICQ) and comparison.normalised
+    assert (low.mean, high.mean) == pytest.approx(((0.65 + 0.15) / 2, (0.85 + 0.35) / 2))
+    assert comparison.common[MAICQ].shape == (4, 2)
+
+
+def test_without_a_reference_returns_are_raw_and_not_summed_up():
+    scores = {"a": {BC: LOW, MAICQ: HIGH}, "b": {BC: 10 * LOW, MAICQ: 10 * HIGH}}
+    comparison = report.compare(scores, {"a": Reference(0.0, 5.0)})
+    assert comparison.overall == [] and not comparison.normalised and not comparison.pooled
+    assert comparison.datasets["a"][0].normalised.value == pytest.approx(0.3)
+    assert comparison.datasets["b"][0].normalised is None
+    assert comparison.improvement[MAICQ][BC].value == 14 / 16  # ranks need no scale
+
+
+def test_agreement_has_one_scale_everywhere():
+    scores = {"a": {Entry("bc"): LOW / 5}, "b": {Entry("bc"): HIGH / 5}}
+    comparison = report.compare(
+        scores, {"a": Reference(0, 9), "b": Reference(0, 9)}, "action_agreement"
+    )
+    assert comparison.overall[0].mean == pytest.approx(0.5) and not comparison.normalised
+
+
+@pytest.mark.parametrize("reference", [Reference(1.0, 1.0), Reference(0.0, float("nan"))])
+def test_references_that_are_no_scale_are_refused(reference):
+    with pytest.raises(OptionError, match="cannot be normalised"):
+        report.compare({"a": {BC: LOW}}, {"a": reference})
+
+
+def test_only_what_acted_alike_is_compared_in_pairs():
+    mappo = Entry("mappo", "sampled")
+    scores = {"a": {BC: LOW, MAICQ: HIGH, SAMPLED: LOW, mappo: HIGH}}
+    found = report.compare(scores).improvement
+    assert {first: set(others) for first, others in found.items()} == {
+        BC: {MAICQ},
+        MAICQ: {BC},
+        SAMPLED: {mappo},
+        mappo: {SAMPLED},
+    }
+    assert report.compare({"a": {BC: LOW, SAMPLED: LOW}}).improvement == {}
+
+
+@pytest.mark.parametrize(("seeds", "there"), [(1, False), (2, False), (3, True)])
+def test_there_is_no_interval_below_three_seeds(seeds, there):
+    comparison = report.compare({"a": {BC: LOW[:seeds], MAICQ: HIGH}}, {"a": Reference(0.0, 5.0)})
+    row, other = comparison.datasets["a"]
+    for one in (row.iqm, row.normalised, comparison.improvement[MAICQ][BC]):
+        assert (one.low is not None, one.high is not None) == (there, there)
+    assert other.iqm.low is not None
 
 
 def test_algorithms_with_other_numbers_of_seeds_are_left_out_of_what_is_common():
-    scores = {"a": {"low": LOW, "high": HIGH}, "b": {"low": LOW[:2], "high": HIGH}}
-    assert list(report.compare(scores).common) == ["high"]
+    scores = {"a": {BC: LOW, MAICQ: HIGH}, "b": {BC: LOW[:2], MAICQ: HIGH}}
+    assert list(report.compare(scores).common) == [MAICQ]
 
 
 def test_equal_scores_do_not_divide_by_zero():
-    same = {"bc": np.ones(3), "maicq": np.ones(3)}
-    comparison = report.compare({"a": same, "b": same})
-    assert [row.iqm for row in comparison.overall] == [(0.0, 0.0, 0.0)] * 2
-    assert comparison.improvement["bc"]["maicq"] == (0.5, 0.5, 0.5)
+    same = {BC: np.ones(3), MAICQ: np.ones(3)}
+    reference = Reference(0.0, 2.0)
+    comparison = report.compare({"a": same, "b": same}, {"a": reference, "b": reference})
+    assert [row.iqm for row in comparison.overall] == [(0.5, 0.5, 0.5)] * 2
+    assert comparison.improvement[BC][MAICQ] == (0.5, 0.5, 0.5)
 
 
 def test_the_same_runs_give_the_same_numbers():
-    first, second = (report.compare({"a": {"low": LOW, "high": HIGH}}) for _ in range(2))
+    first, second = (report.compare({"a": {BC: LOW, MAICQ: HIGH}}) for _ in range(2))
     assert json.dumps(first.datasets) == json.dumps(second.datasets)
+
+
+def test_references_are_those_of_the_recipes():
+    known = references()
+    assert known["swarm/coverage-3"] == (9.2561, 19.6055)
+    assert known["classic/bridge"] == (-17.7362, -1.2606)
+    assert len(known) == 2  # no card of another's data holds returns of random and expert play

@@ -7,12 +7,18 @@ import pytest
 
 from offmarl import report
 from offmarl.errors import OptionError
-from offmarl.report import page
+from offmarl.report import Entry, page
 
+BC, SAMPLED, MAICQ = Entry("bc", "greedy"), Entry("bc", "sampled"), Entry("maicq", "greedy")
 SCORES = {
-    "medium": {"bc": np.array([1.0, 1.2, 1.1]), "maicq": np.array([1.5, 1.4, 1.8])},
-    "expert": {"bc": np.array([2.0, 2.1, 2.0])},
+    "medium": {
+        BC: np.array([1.0, 1.2, 1.1]),
+        MAICQ: np.array([1.5, 1.4, 1.8]),
+        SAMPLED: np.array([0.9, 1.1, 1.0]),
+    },
+    "expert": {BC: np.array([2.0, 2.1, 2.0])},
 }
+LABELS = ("bc (greedy)", "bc (sampled)", "maicq (greedy)")
 TIERS = {"random": [0.1, 0.2, 0.15], "medium": [1.0, 1.2], "expert": [2.0, 2.0]}
 
 
@@ -32,7 +38,7 @@ def test_demo_figure_names_tiers_and_algorithms(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("matplotlib").rcParams, "svg.fonttype", "none")
     report.figure_demo(TIERS, SCORES, tmp_path / "demo.svg")
     text = (tmp_path / "demo.svg").read_text()
-    for label in ("random", "medium", "expert", "bc", "maicq", "episode return"):
+    for label in ("random", "medium", "expert", "episode return", *LABELS):
         assert f">{label}</text>" in text
 
 
@@ -41,13 +47,31 @@ def test_demo_figure_names_tiers_and_algorithms(tmp_path, monkeypatch):
     [
         SCORES,
         {"medium": SCORES["medium"]},
-        {"medium": {"bc": np.array([1.0])}},
-        {"medium": {"bc": np.array([1.0])}, "expert": {"maicq": np.array([1.0])}},
+        {"medium": {BC: np.array([1.0])}},
+        {"medium": {BC: np.array([1.0])}, "expert": {MAICQ: np.array([1.0])}},
     ],
 )
 def test_comparison_is_drawn_whatever_there_is_to_compare(tmp_path, scores):
     report.save(report.figure_comparison(report.compare(scores)), tmp_path / "comparison.svg")
     assert (tmp_path / "comparison.svg").stat().st_size > 5000
+
+
+def test_intervals_are_drawn_from_three_seeds_on():
+    for seeds, bars in ((2, 0), (3, 1)):
+        scores = {"medium": {BC: np.arange(float(seeds))}}
+        left, middle, _ = report.figure_comparison(report.compare(scores)).axes
+        assert sum(one.has_yerr for one in left.containers) == bars
+        assert len(middle.collections) == bars  # the band of the performance profile
+        assert ("interval" in left.get_title("left")) == bool(bars)
+
+
+def test_sampled_entries_are_hollow_and_dashed_in_their_algorithms_colour():
+    figure = report.figure_comparison(report.compare({"medium": SCORES["medium"]}))
+    handles = {line.get_label(): line for line in figure.legends[0].get_lines()}
+    greedy, sampled = handles["bc (greedy)"], handles["bc (sampled)"]
+    assert greedy.get_color() == sampled.get_color() != handles["maicq (greedy)"].get_color()
+    assert (greedy.get_linestyle(), sampled.get_linestyle()) == ("-", "--")
+    assert (greedy.get_markerfacecolor(), sampled.get_markerfacecolor()) == ("#0072B2", "white")
 
 
 def test_page_is_self_contained_and_reproducible():

@@ -92,8 +92,9 @@ def find(path: str | os.PathLike[str]) -> PurePath:
     try:
         return locate(path)
     except VaultFormatError:
-        given = Location.of(path).directory
-        near = [place for place in (given, *given.iterdir()) if _was_vault(place)]
+        given = Path(Location.of(path).path)
+        places = (given, *given.iterdir()) if given.is_dir() else ()
+        near = [place for place in places if _was_vault(place)]
         if given in near:
             return given  # a killed rebuild leaves what looks like a vault below it
         if len(near) != 1:
