@@ -20,6 +20,7 @@ from offmarl.networks import (
     init_policy,
     make_policy,
 )
+from offmarl.paths import local
 from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence, View
 
 
@@ -248,7 +249,7 @@ def load_policy(
     RunError
         It is not a run's directory, has no checkpoint yet or no such seed.
     """
-    run_dir = Path(run_dir)
+    run_dir = local(run_dir)
     run = tracking.read_run(run_dir)
     spec, config = EnvSpec.from_json(run["spec"]), PolicyConfig(**run["policy"])
     seeds = run["seeds"]

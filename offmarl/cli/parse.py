@@ -4,7 +4,10 @@ import functools
 import inspect
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
+
+from offmarl.paths import expanded
 
 T = TypeVar("T")
 
@@ -27,13 +30,39 @@ def parse(target: Callable[..., T], command: str, description: str, arguments: l
     """
     import tyro
 
-    return tyro.cli(
-        documented(target),
-        prog=f"offmarl {command}",
-        description=description,
-        args=arguments,
-        config=conventions(),
+    with _constructors():
+        return tyro.cli(
+            documented(target),
+            prog=f"offmarl {command}",
+            description=description,
+            args=arguments,
+            config=conventions(),
+        )
+
+
+def _constructors() -> Any:
+    """Return how values are made of text: ``~`` is expanded, which shells leave in --out=~/runs."""
+    from tyro.constructors import (
+        ConstructorRegistry,
+        PrimitiveConstructorSpec,
+        PrimitiveTypeInfo,
     )
+
+    registry = ConstructorRegistry()
+
+    @registry.primitive_rule
+    def path_rule(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Path] | None:
+        if kind.type is not Path:
+            return None
+        return PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="PATH",
+            instance_from_str=lambda texts: expanded(texts[0]),
+            is_instance=lambda value: isinstance(value, Path),
+            str_from_instance=lambda path: [str(path)],
+        )
+
+    return registry
 
 
 def conventions() -> tuple[Any, ...]:

@@ -21,6 +21,7 @@ from offmarl.errors import (
     VaultLockedError,
     VaultNotFoundError,
 )
+from offmarl.paths import local
 from offmarl.types import EnvSpec, Finals, Transition, View
 
 if TYPE_CHECKING:
@@ -214,7 +215,8 @@ def record(
             + (f" (no {', '.join(missing)})" if missing else "")
             + ": for an AEC environment use pettingzoo.utils.aec_to_parallel."
         )
-    if Path(path).exists() and not resume:
+    path = local(path)
+    if path.exists() and not resume:
         raise VaultExistsError(
             f"there is a vault at {path} already: choose another path, or add to it by resume=True."
         )
@@ -223,7 +225,7 @@ def record(
         "time_limit": time_limit,
         "provenance": {"recorded": "in Python", **(provenance or {})},
     }
-    return Recorder(env, Path(path), run or f"python-{uuid.uuid4().hex[:12]}", resume, about)
+    return Recorder(env, path, run or f"python-{uuid.uuid4().hex[:12]}", resume, about)
 
 
 class _Episode:

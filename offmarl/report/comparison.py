@@ -9,6 +9,7 @@ from jaxtyping import Float
 
 from offmarl import statistics
 from offmarl.errors import RunError
+from offmarl.paths import local
 from offmarl.tracking import (
     AGREEMENT,
     MARL_EVAL_FILE,
@@ -130,12 +131,12 @@ def read_runs(directories: Iterable[Path], metric: str = RETURN) -> dict[str, di
     RunError
         A directory is not that of a run, or its run has not been evaluated.
     """
-    runs = [(path, read_run(path)) for path in dict.fromkeys(map(Path, directories))]
+    runs = [(path, read_run(path)) for path in dict.fromkeys(map(local, directories))]
     labels = [(_dataset(run), run["program"]) for _, run in runs]
     scores: dict[str, dict[str, RunScores]] = {}
     for (path, _), (dataset, program) in zip(runs, labels, strict=True):
         alone = labels.count((dataset, program)) == 1
-        name = program if alone else f"{program} ({path.resolve().name})"
+        name = program if alone else f"{program} ({path.name})"
         means = [values.mean() for values in final_returns(path, metric).values()]
         scores.setdefault(dataset, {})[name] = np.array(means)
     return scores

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 from numpy.typing import NDArray
 
 from offmarl import __version__, runs, tracking
+from offmarl.paths import local
 from offmarl.replay import Batches, Dataset, Feed, Replay, feeding, open_dataset, split_key
 from offmarl.training.evaluating import Judges, in_words, judge, judges_of
 from offmarl.training.program import FREE, Args, Program, Schedule, schedule_of
@@ -62,7 +63,9 @@ def train(name: str, make: Callable[[EnvSpec, _ArgsT], Program], args: _ArgsT) -
 
 
 def _directory(name: str, args: Args, dataset: Dataset) -> Path:
-    return args.out or Path("runs") / (dataset.spec.name or dataset.name) / dataset.uid / name
+    if args.out:
+        return local(args.out)
+    return Path("runs") / (dataset.spec.name or dataset.name) / dataset.uid / name
 
 
 def _record(name: str, args: Args, dataset: Dataset, program: Program) -> dict[str, Any]:

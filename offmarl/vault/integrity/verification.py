@@ -20,7 +20,7 @@ from offmarl.vault.grid import Grid
 from offmarl.vault.integrity import books, checks, recount
 from offmarl.vault.integrity.books import Books
 from offmarl.vault.layout import Leaf, Schema
-from offmarl.vault.listing import locate
+from offmarl.vault.listing import locate, place_of
 from offmarl.vault.progress import Progress, quiet
 from offmarl.vault.reading.own import read_metadata, stock_length
 from offmarl.vault.reading.reader import Vault
@@ -88,7 +88,7 @@ def find(path: str | os.PathLike[str]) -> PurePath:
     try:
         return locate(path)
     except VaultFormatError:
-        given = Location.of(path).directory
+        given = place_of(path).directory
         near = [place for place in (given, *given.iterdir()) if _was_vault(place)]
         if len(near) != 1:
             raise

@@ -2,12 +2,15 @@
 
 import math
 import os
+import posixpath
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from offmarl.errors import VaultError
+from offmarl.paths import local
 
 if TYPE_CHECKING:
     import tensorstore as ts
@@ -19,13 +22,18 @@ _RETRIES = 6
 """About half a minute, as the pauses double from a second."""
 _WRITABLE = ("s3", "gs")
 _SCHEMES = (*_WRITABLE, "http", "https")
+_COLLAPSED = re.compile(rf"({'|'.join(_SCHEMES)}):/(?=[^/])")
+"""How `pathlib` writes the beginning of a URL."""
 
 
 class Url(PurePosixPath):
-    """An address such as ``s3://bucket/coverage.vlt/expert``, taken apart as paths are."""
+    """An address such as ``s3://bucket/coverage.vlt/expert``, taken apart as paths are.
+
+    Its text hides a user name and password: it ends up on terminals, in logs and in provenance.
+    """
 
     def __str__(self) -> str:
-        return super().__str__().replace(":/", "://", 1)
+        return hide_credentials(super().__str__().replace(":/", "://", 1))
 
     @property
     def scheme(self) -> str:
@@ -187,17 +195,48 @@ class Location:
 
 
 def absolute(path: str | os.PathLike[str]) -> PurePath:
-    """Return an absolute `Path`, or a `Url` where one is given."""
+    """Return an absolute `Path`, or a `Url` where one is given; see `offmarl.paths.local`.
+
+    A `pathlib.Path` made of a URL is taken for that URL.
+
+    Raises
+    ------
+    VaultError
+        It is a URL of a kind that nothing is kept under, or a path that cannot be one.
+    OptionError
+        It is empty.
+    """
+    if isinstance(path, Url):
+        return path
     text = os.fspath(path)
-    scheme, mark, rest = text.partition("://")
-    if not mark:
-        return _checked(Path(text).absolute())
+    if isinstance(path, PurePath):
+        text = _COLLAPSED.sub(r"\1://", text, count=1) if _COLLAPSED.match(text) else text
+    return _url(text) if "://" in text else _checked(local(text))
+
+
+def _url(text: str) -> Url:
+    scheme, _, rest = text.partition("://")
+    shown = hide_credentials(text)
     if scheme not in _SCHEMES or not rest.strip("/"):
         raise VaultError(
-            f"{text} is not a place that vaults are kept in: give a path, or a URL that begins "
+            f"{shown} is not a place that vaults are kept in: give a path, or a URL that begins "
             f"with {', '.join(f'{known}://' for known in _SCHEMES)} and a bucket or server."
         )
-    return Url(text)
+    host, _, key = rest.lstrip("/").partition("/")
+    if scheme in _WRITABLE and "@" in host:
+        raise VaultError(
+            f"{shown} has a user name or password in it, which buckets do not take: set "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or log in with the provider's tools."
+        )
+    key = posixpath.normpath(key or ".")
+    if key.split("/")[0] == "..":
+        raise VaultError(f"{shown} leads out of its bucket or server.")
+    return Url(f"{scheme}://{host}", key)
+
+
+def hide_credentials(text: str) -> str:
+    """Return a URL without the user name and password in it."""
+    return re.sub(r"(?<=://)[^/]*@", "***@", text)
 
 
 def _checked(path: Path) -> Path:
