@@ -1,6 +1,7 @@
 """Every verb and every library function takes a path however it is written."""
 
 import os
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -45,8 +46,10 @@ def _write_run(directory):
 
     write_run(directory, "bc", "v/main", [[1.0, 2.0]])
     spec = EnvSpec("x", 3, 58, 112, Discrete(5))
-    params = init_policy(PolicyConfig("feedforward"), spec, jax.random.key(0))
-    params = jax.tree.map(lambda leaf: np.asarray(leaf)[None], params)
+    shapes = jax.eval_shape(
+        partial(init_policy, PolicyConfig("feedforward"), spec), jax.random.key(0)
+    )
+    params = jax.tree.map(lambda leaf: np.zeros((1, *leaf.shape), leaf.dtype), shapes)
     checkpoints = Checkpoints(directory / tracking.CHECKPOINTS)
     checkpoints.save(1, {"policy": params}, {})
     checkpoints.close()
