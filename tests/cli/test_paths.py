@@ -46,9 +46,8 @@ def _write_run(directory):
 
     write_run(directory, "bc", "v/main", [[1.0, 2.0]])
     spec = EnvSpec("x", 3, 58, 112, Discrete(5))
-    shapes = jax.eval_shape(
-        partial(init_policy, PolicyConfig("feedforward"), spec), jax.random.key(0)
-    )
+    init = partial(init_policy, PolicyConfig("feedforward"), spec)
+    shapes = jax.eval_shape(init, jax.random.key(0))
     params = jax.tree.map(lambda leaf: np.zeros((1, *leaf.shape), leaf.dtype), shapes)
     checkpoints = Checkpoints(directory / tracking.CHECKPOINTS)
     checkpoints.save(1, {"policy": params}, {})
@@ -72,7 +71,7 @@ SPELLINGS = {
     "slash": lambda place, name: (place.home, f"{name}/"),
     "dot": lambda place, name: (place.home / name, "."),
 }
-TO_MAKE = [name for name in SPELLINGS if name not in ("absolute", "dot", "dots at the end")]
+TO_MAKE = ["dots after a link", "home", "link", "slash"]
 
 
 @pytest.fixture
@@ -120,9 +119,8 @@ READING = {
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-@pytest.mark.parametrize("target", ["v.vlt", "v.vlt/main"])
-def test_verbs_that_read_a_vault(offmarl, place, spelled, spelling, target):
-    text = spelled(target, spelling)
+def test_verbs_that_read_a_vault(offmarl, place, spelled, spelling):
+    text = spelled("v.vlt/main", spelling)
     for verb, path_in in READING.items():
         outcome = offmarl(verb, text, "--json")
         assert outcome.code == 0, (verb, outcome)

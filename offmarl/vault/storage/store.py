@@ -268,8 +268,8 @@ class WriterLock:
         except OSError as error:
             self._close()
             raise VaultError(
-                f"{directory} cannot be locked ({error.strerror}): its file system does not support "
-                "flock, or was mounted without it. Write to a local disk and move the vault there."
+                f"{directory} cannot be locked ({error.strerror}): its file system lacks flock, or "
+                "was mounted without it. Write to a local disk, and move the vault afterwards."
             ) from error
         if not locked:
             holder = os.pread(self._fd, 1000, 0).decode(errors="replace") or "another process"
