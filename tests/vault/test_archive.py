@@ -1,6 +1,8 @@
 """Zip archives of vaults: read where they lie, unpacked, and refused if not to be believed."""
 
 import io
+import json
+import pickle
 import struct
 import zipfile
 
@@ -73,6 +75,30 @@ def test_few_ranges_of_an_archive_on_a_web_server(folder):
         with pytest.raises(VaultError, match="there is no archive"):
             vault.open_vault(f"{server.url}/other.zip/3m.vlt/Good")
         assert vault.open_vault(f"{server.url}/3m.vlt/Good").length == STEPS
+
+
+@pytest.mark.parametrize("place", ["stored.zip/3m.vlt/Good", "3m.vlt/Good"])
+def test_credentials_are_sent_and_never_shown(folder, tmp_path, place):
+    with serve(folder) as server:
+        url = f"{server.url.replace('//', '//me:secret@')}/{place}"
+        found = vault.open_vault(url)
+        few = vault.slice(found, tmp_path / "few.vlt", stop=1)
+        again = pickle.loads(pickle.dumps(found))
+        assert_same(again[:10], steps(make(steps=STEPS)[0], 0, 10))
+        assert set(server.users) == {"me:secret"}
+        told = [str(found.path), repr(found), json.dumps(few.provenance, default=str)]
+        with pytest.raises(VaultNotFoundError) as missing:
+            vault.open_vault(url.replace("Good", "Godo"))
+        told.append(str(missing.value))
+    assert "secret" not in "".join(told) and "://***@" in told[0]
+
+
+@pytest.mark.parametrize("path", ["3m.vlt", "3m.vlt/Goof", ""])
+def test_a_web_server_lists_nothing(folder, path):
+    with serve(folder) as server:
+        for function in (vault.open_vault, vault.verify, lambda url: list(vault.list_vaults(url))):
+            with pytest.raises(VaultNotFoundError, match="web servers do not list"):
+                function(f"{server.url}/{path}")
 
 
 @pytest.mark.parametrize("name", ["stored.zip", "deflated.zip"])

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from offmarl.errors import VaultError
+from offmarl.errors import VaultError, VaultNotFoundError
 from offmarl.paths import local
 
 if TYPE_CHECKING:
@@ -188,10 +188,18 @@ class Location:
 
         Raises
         ------
+        VaultNotFoundError
+            It is on a web server.
         OSError, ValueError
             They cannot be listed.
         """
-        return [name.decode() for name in self.files.list().result()]
+        try:
+            return [name.decode() for name in self.files.list().result()]
+        except NotImplementedError as error:
+            raise VaultNotFoundError(
+                f"there is no vault at {self.path}, and web servers do not list what is below it: "
+                "give the whole path of a vault, such as https://host/name.vlt/uid."
+            ) from error
 
 
 def absolute(path: str | os.PathLike[str]) -> PurePath:
