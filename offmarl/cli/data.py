@@ -81,7 +81,8 @@ def show(
     ----------
     path
         A vault, such as vaults/swarm/coverage-8.vlt/expert; it may stop at .vlt where that holds
-        one dataset, and lie in a zip archive (3m.zip/3m.vlt/Good) or a bucket (s3://...).
+        one dataset, and lie in a zip archive (3m.zip/3m.vlt/Good) or a bucket (s3://...). Or the
+        name of a dataset that was pulled, such as og_marl/smac_v1/3m/Good.
     time_limit
         For a vault of another program that flags the end of time as a termination: the limit.
     """

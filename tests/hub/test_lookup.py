@@ -173,6 +173,25 @@ def test_a_pull_of_what_is_here_in_part(offline, published):
             library.hub.pull(name)
 
 
+@pytest.mark.parametrize("place", ["a.zip/made.vlt/main", "s3://bucket/made.vlt/main"])
+def test_what_is_no_directory_is_not_pushed(hub, tmp_path, place, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = record(tmp_path / "made.vlt" / "main")
+    with zipfile.ZipFile("a.zip", "w") as archive:
+        for file in path.rglob("*"):
+            archive.write(file, file.relative_to(tmp_path))
+    with pytest.raises(library.VaultError, match="is not a directory of this machine"):
+        library.hub.push([place], "org/made-up", "CC-BY-4.0")
+    assert hub.requests == []
+
+
+@pushes
+def test_a_pushed_name_is_the_data_that_was_pulled(published, tmp_path):
+    digest = library.vault.open_vault(library.hub.pull(GOOD).paths["Good"]).digest()
+    pushed = library.hub.push([GOOD], "org/again", "CC-BY-4.0")
+    assert pushed.card.uids["Good"].digest == digest
+
+
 @pushes
 def test_a_pull_of_what_was_pushed(offline, published, tmp_path):
     paths = [record(tmp_path / "made-up.vlt" / uid, seed) for seed, uid in enumerate(("a", "b"))]
