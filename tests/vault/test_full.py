@@ -164,7 +164,7 @@ def test_a_block_that_ends_without_room_says_what_is_lost(full, error):
 def test_shared_writers_keep_their_steps_too(full):
     path, fill, empty = full
     begin(path, lambda: None).close()
-    shared = vault.join(path, "other")
+    shared = vault.join(path, "other", gather=100)
     fill()
     append_on(shared, 2)
     for _ in range(2):
