@@ -1,7 +1,6 @@
 """Zip archives of vaults: read where they lie, unpacked, and refused if not to be believed."""
 
 import io
-import json
 import pickle
 import struct
 import zipfile
@@ -87,11 +86,10 @@ def test_credentials_are_sent_and_never_shown(tmp_path, place):
     with serve(tmp_path) as server:
         url = f"{server.url.replace('//', '//me:secret@')}/{place}"
         found = vault.open_vault(url)
-        few = vault.slice(found, tmp_path / "few.vlt", stop=1)
         again = pickle.loads(pickle.dumps(found))
         assert_same(again[:], make()[0])
         assert set(server.users) == {"me:secret"}
-        told = [str(found.path), repr(found), json.dumps(few.provenance, default=str)]
+        told = [str(found.path), repr(found)]
         with pytest.raises(VaultNotFoundError) as missing:
             vault.open_vault(url.replace("Good", "Godo"))
         told.append(str(missing.value))
