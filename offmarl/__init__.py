@@ -30,8 +30,11 @@ from offmarl.errors import (
     VaultNotFoundError,
 )
 from offmarl.facade import lazily
+from offmarl.paths import register_names
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from offmarl import envs, hub, vault
     from offmarl.evaluation import load_policy
     from offmarl.hub import load_dataset
@@ -118,6 +121,15 @@ _HOMES = {
 
 if not TYPE_CHECKING:  # type checkers take any name from a module that has this
     __getattr__ = lazily(__name__, _HOMES)
+
+
+def _find_dataset(name: str) -> "Path | None":
+    from offmarl.hub.lookup import find  # it brings in the hub's client
+
+    return find(name)
+
+
+register_names(_find_dataset)
 
 
 def __dir__() -> list[str]:

@@ -23,6 +23,7 @@ from offmarl.networks import (
     init_policy,
     make_policy,
 )
+from offmarl.paths import local
 from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence, View
 
 
@@ -280,7 +281,7 @@ def load_policy(
     CheckpointError
         Its checkpoint is damaged.
     """
-    run_dir = Path(run_dir)
+    run_dir = local(run_dir)
     run = tracking.read_run(run_dir)
     spec, config = EnvSpec.from_json(run["spec"]), PolicyConfig(**run["policy"])
     seeds = run["seeds"]

@@ -23,6 +23,10 @@ _EVALUATED = (
 )
 """What metrics may hold a list of for each evaluation and seed; the first one there is the main."""
 
+_MAY_DIFFER = ("offmarl", "args.vault")
+"""What may be another when a run is resumed: our version, and how the vault's path is written, as
+the vault is known by its digest."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -145,9 +149,7 @@ def _differences(found: Any, wanted: Any, path: str = "") -> list[tuple[str, Any
         return [
             difference
             for key in sorted(found.keys() | wanted.keys())
-            if key != "offmarl"  # a newer version of ours may go on with a run
-            for difference in _differences(
-                found.get(key), wanted.get(key), f"{path}.{key}" if path else key
-            )
+            if (full := f"{path}.{key}" if path else key) not in _MAY_DIFFER
+            for difference in _differences(found.get(key), wanted.get(key), full)
         ]
     return [] if found == wanted else [(path, found, wanted)]

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
 from typing import Annotated, Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from tyro.conf import Positional, arg
 from offmarl import vault
 from offmarl.cli import lineage
 from offmarl.cli.output import Report, grid, number, spread, table
+from offmarl.paths import local
 from offmarl.types import Discrete
 from offmarl.vault.reading.quirks import MEANINGS
 
@@ -43,13 +45,21 @@ def ls(
 
         return catalogue(env, agents)
     found = [
-        {"path": path, **summary._asdict()}
+        {"path": _as_given(path, directory), **summary._asdict()}
         for path, summary in vault.list_vaults(directory)
         if env in (None, summary.env) and agents in (None, summary.num_agents)
     ]
     unread = [f"{entry['path']}: {entry['error']}" for entry in found if entry["error"]]
     view = _listed(found) if found else f"there are no vaults in {directory}."
     return Report({"vaults": found}, Group(view, *unread))
+
+
+def _as_given(path: PurePath, directory: str) -> PurePath:
+    """Return a path below a directory as briefly as its user wrote that."""
+    given = Path(directory)
+    if given.is_absolute() or not given.is_dir():  # a dataset's name, a URL, or inside an archive
+        return path
+    return given / path.relative_to(local(given))
 
 
 def _listed(found: Sequence[Mapping[str, Any]]) -> RenderableType:
@@ -74,7 +84,8 @@ def show(
     ----------
     path
         A vault, such as vaults/swarm/coverage-8.vlt/expert; it may stop at .vlt where that holds
-        one dataset, and lie in a zip archive (3m.zip/3m.vlt/Good) or a bucket (s3://...).
+        one dataset, and lie in a zip archive (3m.zip/3m.vlt/Good) or a bucket (s3://...). Or the
+        name of a dataset that was pulled, such as og_marl/smac_v1/3m/Good.
     time_limit
         For a vault of another program that flags the end of time as a termination: the limit.
     """

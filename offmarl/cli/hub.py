@@ -10,9 +10,10 @@ from tyro.conf import Positional, arg
 
 from offmarl import hub
 from offmarl.cli.output import Report, as_is, grid, number, table
-from offmarl.errors import OptionError, unknown_name
+from offmarl.errors import OptionError, UnknownNameError, unknown_name
 from offmarl.hub import Card
 from offmarl.hub import cache as pulled_datasets
+from offmarl.hub.lookup import parse
 
 _NOTHING = "nothing was pulled yet."
 
@@ -40,6 +41,8 @@ def pull(
     pulled = hub.pull(name, out)
     facts = _about(pulled.card) | {"commit": pulled.commit, "fetched": _size(pulled.fetched)}
     checks = {f"{uid} checked by": check for uid, check in pulled.checks.items()}
+    if not pulled.asked:
+        facts["note"] = "the hub could not be asked whether there is anything newer."
     view = Group(
         *map(as_is, pulled.paths.values()),
         grid(facts | checks),
@@ -145,12 +148,22 @@ def verify_pulled(name: str) -> Report | None:
 
     None where nothing of that name was pulled.
     """
-    chosen = {full: one for full, one in _here().items() if _is_named(full, name)}
-    return _verified(chosen) if chosen else None
+    try:
+        target = parse(name)
+    except UnknownNameError:
+        return None
+    chosen = {
+        full: one
+        for full, one in _here().items()
+        if one.record["name"] == target.name
+        and target.uid in (None, *one.uids)
+        and (target.revision is None or one.record["commit"].startswith(target.commit))
+    }
+    return _verified(chosen, target.uid) if chosen else None
 
 
-def _verified(chosen: Mapping[str, pulled_datasets.Entry]) -> Report:
-    counts = {name: pulled_datasets.verify(entry) for name, entry in chosen.items()}
+def _verified(chosen: Mapping[str, pulled_datasets.Entry], uid: str | None = None) -> Report:
+    counts = {name: pulled_datasets.verify(entry, uid) for name, entry in chosen.items()}
     lines = [f"{name}: {count} files are as published." for name, count in counts.items()]
     return Report({"verified": counts}, Group(*lines or [_NOTHING]))
 

@@ -9,7 +9,8 @@ from tyro.conf import Positional, arg
 
 from offmarl import vault
 from offmarl.cli.output import Report, as_is, number
-from offmarl.errors import OptionError, VaultNotFoundError
+from offmarl.errors import OptionError
+from offmarl.paths import may_be_name
 from offmarl.tracking import progress
 
 _MOST_LINES = 50
@@ -29,14 +30,12 @@ def verify(path: Path, deep: bool = False) -> Report:
     deep
         Read every chunk, too, and find the episodes anew.
     """
-    try:
-        found = vault.verify(path, deep=deep, progress=_in_bytes)
-    except VaultNotFoundError:
+    if may_be_name(path):
         from offmarl.cli.hub import verify_pulled  # the hub's client takes a while to import
 
         if report := verify_pulled(path):
             return report
-        raise
+    found = vault.verify(path, deep=deep, progress=_in_bytes)
     data = {
         "path": found.path,
         "deep": deep,

@@ -7,7 +7,10 @@ import io
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
+
+from offmarl.paths import expanded
 
 T = TypeVar("T")
 
@@ -80,7 +83,7 @@ def _parse(
 
     printed = io.StringIO()
     try:
-        with contextlib.redirect_stderr(printed):
+        with contextlib.redirect_stderr(printed), _constructors():
             call = tyro.cli(
                 target, prog=prog, description=description, args=arguments, config=conventions()
             )
@@ -90,6 +93,31 @@ def _parse(
             raise
         raise UsageExit(_reason(printed.getvalue())) from None
     return call()
+
+
+def _constructors() -> Any:
+    """Return how values are made of text: ``~`` is expanded, which shells leave in --out=~/runs."""
+    from tyro.constructors import (
+        ConstructorRegistry,
+        PrimitiveConstructorSpec,
+        PrimitiveTypeInfo,
+    )
+
+    registry = ConstructorRegistry()
+
+    @registry.primitive_rule
+    def path_rule(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Path] | None:
+        if kind.type is not Path:
+            return None
+        return PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="PATH",
+            instance_from_str=lambda texts: expanded(texts[0]),
+            is_instance=lambda value: isinstance(value, Path),
+            str_from_instance=lambda path: [str(path)],
+        )
+
+    return registry
 
 
 def conventions() -> tuple[Any, ...]:

@@ -18,8 +18,7 @@ from offmarl.report.dataset_figures import Surveys
 from offmarl.report.findings import findings
 from offmarl.tracking import progress
 from offmarl.vault import Vault
-from offmarl.vault.listing import is_vault, open_source, vaults_in
-from offmarl.vault.storage.location import Location
+from offmarl.vault.listing import is_vault, open_source, place_of, vaults_in
 from offmarl.vault.storage.store import errors_of
 
 _MOST_FRAMES = 100
@@ -64,7 +63,7 @@ def report(
 def _each(paths: Iterable[str]) -> Iterator[Any]:
     """Return paths, for one of several datasets theirs."""
     for path in paths:
-        location = Location.of(path)
+        location = place_of(path)
         with errors_of(location.path):
             inside = [] if is_vault(location) else vaults_in(location.path)
         yield from inside or [location.path]

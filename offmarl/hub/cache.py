@@ -131,8 +131,10 @@ def remove(one: Entry) -> int:
     return freed
 
 
-def verify(one: Entry) -> int:
+def verify(one: Entry, uid: str | None = None) -> int:
     """Compare every file with the CRC-32 that its archive gave, and return how many there are.
+
+    Of one vault only where a uid is given.
 
     Raises
     ------
@@ -141,8 +143,9 @@ def verify(one: Entry) -> int:
     """
     files = [
         (path, size, crc)
-        for uid, facts in one.record.get("uids", {}).items()
-        for path, size, crc in ((one.path / uid / name, *f) for name, f in facts["files"].items())
+        for name, facts in one.record.get("uids", {}).items()
+        if uid in (None, name)
+        for path, size, crc in ((one.path / name / file, *f) for file, f in facts["files"].items())
     ]
     if not files:
         raise HubError(f"{one.path} was not pulled as a whole: pull it again.")

@@ -17,8 +17,10 @@ from offmarl.errors import (
 )
 from offmarl.hub import arrive, cache, catalogue, client
 from offmarl.hub.cache import Entry
-from offmarl.hub.catalogue import Card
+from offmarl.hub.catalogue import Card, to_toml
 from offmarl.hub.client import Remote
+from offmarl.hub.lookup import Target, kept, parse, pulled
+from offmarl.paths import local
 from offmarl.vault.listing import SUFFIX
 
 if TYPE_CHECKING:  # it brings in JAX, which pulling does without
@@ -59,10 +61,12 @@ class Pulled(NamedTuple):
     """What each was checked by."""
     fetched: int
     """Bytes that came over the wire."""
+    asked: bool = True
+    """Whether the hub was asked; if not, its revision may mean a newer commit by now."""
 
 
 def pull(name: str, out: str | os.PathLike[str] | None = None) -> Pulled:
-    """Bring a dataset here, unless it is.
+    """Bring a dataset here, unless it is; then no hub is needed.
 
     An interrupted pull goes on where it was when the same is asked for again; of two at once the
     second waits, and uses what the first brought.
@@ -81,20 +85,29 @@ def pull(name: str, out: str | os.PathLike[str] | None = None) -> Pulled:
     UnknownNameError
         There is no such dataset or uid.
     HubUnreachableError
-        No hub answers, or offline mode is on; it says what is here already.
+        No hub answers, or offline mode is on, and not all of it is here; it says what is.
     HubChecksumError
         What arrived is not what was published; nothing is put in place.
     HubError, VaultError
         Anything else that stands in the way: no such revision, no room, no zip archive.
     """
     target = parse(name)
-    with _telling_what_is_here():
-        source = _find(target)
+    try:
+        with _telling_what_is_here():
+            source = _find(target)
+    except HubUnreachableError:
+        if here := kept(target, out):
+            return _pulled(*here, target, 0, asked=False)
+        raise
     with _opened(source, out) as entry:
         fetched = _bring(entry, source, target.uid)
-        paths = entry.uids if target.uid is None else {target.uid: entry.uids[target.uid]}
-        checks = {uid: entry.record["uids"][uid]["check"] for uid in paths}
-    return Pulled(source.card, source.commit, paths, checks, fetched)
+        return _pulled(entry, source.card, target, fetched)
+
+
+def _pulled(entry: Entry, card: Card, target: Target, fetched: int, asked: bool = True) -> Pulled:
+    paths = entry.uids if target.uid is None else {target.uid: entry.uids[target.uid]}
+    checks = {uid: entry.record["uids"][uid]["check"] for uid in paths}
+    return Pulled(card, entry.record["commit"], paths, checks, fetched, asked)
 
 
 def plan(name: str, out: str | os.PathLike[str] | None = None) -> Plan:
@@ -135,7 +148,7 @@ def load_dataset(name: str) -> "Dataset":
     target = parse(name)
     if target.uid is None and target.name in catalogue.names():
         _only_one(target.name, catalogue.load(target.name).uids)
-    paths = _here(target) or pull(name).paths
+    paths = pulled(target) or pull(name).paths
     return open_dataset(paths[_only_one(target.name, paths)])
 
 
@@ -144,40 +157,6 @@ def _only_one(name: str, uids: Collection[str]) -> str:
     if len(uids) > 1:
         raise UnknownNameError(f"{name} has several vaults: add one of {', '.join(uids)} to it.")
     return next(iter(uids), "")
-
-
-# ---------------------------------------------------------------------------------- names
-
-
-class Target(NamedTuple):
-    """What is asked for.
-
-    Attributes
-    ----------
-    name
-        The dataset's name in the catalogue, or a repository on the hub.
-    uid
-        One of its vaults; None for all.
-    revision
-        The revision asked for; None for the one that the card names.
-    """
-
-    name: str
-    uid: str | None
-    revision: str | None
-
-
-def parse(name: str) -> Target:
-    """Take apart ``NAME[/UID][@REVISION]``; `UnknownNameError` where it can be no dataset's."""
-    path, _, revision = name.partition("@")
-    parts = path.strip("/").split("/")
-    known = catalogue.names()
-    ours = parts[0] in {one.split("/")[0] for one in known}
-    length = 3 if ours else 2
-    target = "/".join(parts[:length])
-    if len(parts) not in (length, length + 1) or (ours and target not in known):
-        raise unknown_name("dataset", path, known, see="offmarl ls --remote")
-    return Target(target, parts[length] if len(parts) > length else None, revision or None)
 
 
 # ---------------------------------------------------------------------------------- finding
@@ -238,24 +217,13 @@ def _find_pushed(target: Target) -> _Source:
     return _Source(target.name, card, target.name, commit, None, None)
 
 
-def _here(target: Target) -> dict[str, Path]:
-    """Return the vaults of a target that are here, without asking anybody."""
-    revision = target.revision or "main"
-    if target.revision is None and target.name in catalogue.names():
-        hub = catalogue.load(target.name).hub
-        revision = hub.revision if hub else revision
-    commit = cache.root() / target.name / cache.recall(target.name, revision)
-    found = {uid: path for entry in cache.entries(commit) for uid, path in entry.uids.items()}
-    return {uid: path for uid, path in found.items() if target.uid in (None, uid)}
-
-
 # ---------------------------------------------------------------------------------- bringing
 
 
 def _place_of(source: _Source, out: str | os.PathLike[str] | None) -> Entry:
     if out is None:
         return cache.entry(source.name, source.commit, source.card.scenario)
-    return Entry(Path(out).absolute() / f"{source.card.scenario}{SUFFIX}")
+    return Entry(local(out) / f"{source.card.scenario}{SUFFIX}")
 
 
 @contextmanager
@@ -286,8 +254,9 @@ def _claim(entry: Entry, source: _Source) -> None:
             f"{entry.path} holds {found.get('name')} at commit {found.get('commit')}, not "
             f"{source.name} at {source.commit}: give another --out."
         )
-    if not found:
-        entry.note(about)
+    card = to_toml(source.card)  # what is here can then be used without asking the hub
+    if found.get("card") != card:
+        entry.note(about | {"card": card})
 
 
 def _bring(entry: Entry, source: _Source, uid: str | None) -> int:

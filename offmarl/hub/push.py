@@ -25,7 +25,7 @@ from offmarl.hub.croissant import croissant
 from offmarl.hub.pull import CARD
 from offmarl.types import Discrete
 from offmarl.vault import Vault
-from offmarl.vault.listing import SUFFIX, open_source, vaults_in
+from offmarl.vault.listing import SUFFIX, open_source, place_of, vaults_in
 from offmarl.vault.storage.store import LOCK
 
 SHARD = 50_000_000
@@ -116,7 +116,7 @@ def push(
 
 def _open_all(paths: Sequence[str | os.PathLike[str]]) -> dict[str, Vault]:
     """Open vaults, by uid; `CardError` where there are none, or not all of one environment."""
-    places = [place for path in paths for place in _expand(Path(path))]
+    places = [place for path in paths for place in _expand(place_of(path).directory)]
     if not places:
         raise CardError("there is nothing to push: name a vault at least.")
     found = {(one := open_source(place)).uid: one for place in places}

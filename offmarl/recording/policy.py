@@ -14,6 +14,7 @@ from offmarl.checkpoint import Checkpoints
 from offmarl.envs import Environment, autoreset
 from offmarl.envs.base import require_positive
 from offmarl.interruption import CheckpointTimer, checkpoint_timer
+from offmarl.paths import local
 from offmarl.recording.capture import Capture, add, init_capture, make_buffer
 from offmarl.recording.loop import OnlineProgram, collect, resume
 from offmarl.recording.provenance import fingerprint, is_complete, open_for_recording
@@ -85,7 +86,7 @@ def record_policy(
         The vault cannot be written.
     """
     require_positive(steps=steps, num_envs=num_envs)
-    path = Path(path)
+    path = local(path)
     row = -(-steps // num_envs)
     num_chunks = -(-row // _CHUNK)
     program = _fixed(env, policy, num_envs, -(-row // num_chunks))  # type: ignore[arg-type]

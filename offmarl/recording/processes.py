@@ -11,6 +11,7 @@ import numpy as np
 
 from offmarl import vault
 from offmarl.errors import OptionError, RunError, VaultFormatError, VaultNotFoundError
+from offmarl.paths import local
 from offmarl.recording.python import Recorder, record
 from offmarl.tracking import progress
 
@@ -129,7 +130,7 @@ def record_episodes(
         raise OptionError(
             f"episodes and processes must be above 0, not {episodes} and {processes}."
         )
-    path = Path(path)
+    path = local(path)
     recipe = {"seed": seed, "processes": processes}
     _check_recipe(path, recipe)
     about = {**(provenance or {}), "recipe": recipe}

@@ -22,6 +22,7 @@ from offmarl.errors import (
     VaultLockedError,
     VaultNotFoundError,
 )
+from offmarl.paths import local
 from offmarl.types import EnvSpec, Finals, Transition, View
 from offmarl.vault.writing.values import Place
 from offmarl.vault.writing.values import check as check_values
@@ -225,7 +226,8 @@ def record(
     from offmarl.envs.pettingzoo import check_parallel
 
     check_parallel(env)
-    if Path(path).exists() and not resume:
+    path = local(path)
+    if path.exists() and not resume:
         raise VaultExistsError(
             f"there is a vault at {path} already: choose another path, or add to it by resume=True."
         )
@@ -234,7 +236,7 @@ def record(
         "time_limit": time_limit,
         "provenance": {"recorded": "in Python", **(provenance or {})},
     }
-    return Recorder(env, Path(path), run or f"python-{uuid.uuid4().hex[:12]}", resume, about)
+    return Recorder(env, path, run or f"python-{uuid.uuid4().hex[:12]}", resume, about)
 
 
 class _Episode:

@@ -9,6 +9,7 @@ from jaxtyping import Float
 
 from offmarl import statistics
 from offmarl.errors import RunError
+from offmarl.paths import local
 from offmarl.statistics import MIN_RUNS, Reference
 from offmarl.tracking import (
     AGREEMENT,
@@ -195,7 +196,7 @@ def read_runs(directories: Iterable[Path], metric: str = RETURN) -> Runs:
     RunError
         A directory is not that of a run, or its run has not been evaluated.
     """
-    runs = {path: read_run(path) for path in dict.fromkeys(map(Path, directories))}
+    runs = {path: read_run(path) for path in dict.fromkeys(map(local, directories))}
     data = {path: _data(run) for path, run in runs.items()}
     labels = _labels(data.values())
     scores: dict[str, dict[Entry, RunScores]] = {}

@@ -24,8 +24,8 @@ class Args(Checked):
     """Settings that all offline programs share."""
 
     vault: Path
-    """Dataset to learn from, such as vaults/swarm/coverage-3.vlt/medium; `offmarl cat` makes one of
-    several."""
+    """Dataset to learn from, such as vaults/swarm/coverage-3.vlt/medium, or the name of one that
+    was pulled; `offmarl cat` makes one of several."""
     env: str | None = None
     """Environment to evaluate in; by default the one the dataset was recorded in. "none": train
     without one."""

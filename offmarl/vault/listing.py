@@ -8,6 +8,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import NamedTuple
 
 from offmarl.errors import OffmarlError, VaultError, VaultFormatError, VaultNotFoundError
+from offmarl.paths import named
 from offmarl.vault import documents, tables
 from offmarl.vault.reading.own import read_episodes, read_metadata, read_own, stock_length
 from offmarl.vault.reading.reader import Vault
@@ -52,7 +53,8 @@ def open_vault(
     path
         ``<directory>/<name>.vlt/<uid>``, or ``<directory>/<name>.vlt`` where it holds one uid. The
         directory may be a zip archive (``3m.zip/3m.vlt/Good``), a bucket (``s3://...``,
-        ``gs://...``) or a web address, of an archive too.
+        ``gs://...``) or a web address, of an archive too. Or the name of a dataset that was pulled,
+        such as ``og_marl/smac_v1/3m/Good``; whatever is at a path of that name comes first.
     checked
         Compare every chunk of an uncompressed vault of ours with its checksum before it is first
         used. ``False`` skips that: damage then goes unnoticed. Compressed chunks of ours are always
@@ -77,9 +79,20 @@ def open_source(path: str | os.PathLike[str], *, time_limit: int | None = None) 
     return open_vault(path, checked=True, time_limit=time_limit)
 
 
+def place_of(path: str | os.PathLike[str]) -> Location:
+    """Return where data is that a path leads to, or that has this name; see `open_vault`.
+
+    Raises
+    ------
+    VaultNotFoundError
+        It is the name of a dataset that was not pulled.
+    """
+    return Location.of(named(os.fspath(path)) or path)
+
+
 def locate(path: str | os.PathLike[str]) -> PurePath:
     """Return the directory of the vault that a path means; see `open_vault`."""
-    location = Location.of(path)
+    location = place_of(path)
     given = location.path
     with errors_of(given):
         if is_vault(location):
@@ -162,14 +175,14 @@ def _names_below(location: Location) -> list[str]:
 
 
 def list_vaults(directory: str | os.PathLike[str]) -> Iterator[tuple[PurePath, Summary]]:
-    """Walk a directory tree and yield every vault's path and summary, by path.
+    """Walk a directory tree and yield every vault's absolute path and summary, by path.
 
-    A vault that cannot be read is listed with its error. An archive and a bucket are looked
-    through in the same way.
+    A vault that cannot be read is listed with its error. Symbolic links are followed, but not in
+    circles. An archive and a bucket are looked through in the same way.
     """
-    location = Location.of(directory)
+    location = place_of(directory)
     with errors_of(location.path):
-        found = _walk(Path(directory)) if location.is_directory else vaults_in(location.path)
+        found = _walk(location.directory) if location.is_directory else vaults_in(location.path)
     with ThreadPoolExecutor(_READERS) as readers:
         paths = list(found)
         yield from zip(paths, readers.map(summarise, paths), strict=True)
@@ -178,11 +191,30 @@ def list_vaults(directory: str | os.PathLike[str]) -> Iterator[tuple[PurePath, S
 def _walk(root: Path) -> Iterator[PurePath]:
     if not root.is_dir():
         raise VaultNotFoundError(f"there is no directory {root} to list vaults in.")
-    for parent, below, _ in os.walk(root):
-        below[:] = sorted(name for name in below if not name.startswith("."))
+    if is_vault(Location(root)):
+        yield root
+        return
+    linked = [root.resolve()]
+    for parent, below, _ in os.walk(root, followlinks=True):
         if parent.endswith(SUFFIX):
             below.clear()
             yield from _below(Path(parent))
+        inside = (Path(parent, name) for name in sorted(below) if not name.startswith("."))
+        below[:] = [path.name for path in inside if _leads_on(path, linked)]
+
+
+def _leads_on(path: Path, linked: list[Path]) -> bool:
+    """Whether a walk goes on to a directory; ``linked`` are its root and the targets of links.
+
+    A link into one of them, or to a directory above the root, would repeat what is found there.
+    """
+    if not path.is_symlink() or path.name.endswith(SUFFIX):
+        return True
+    target = Path(os.path.realpath(path))
+    if linked[0].is_relative_to(target) or any(target.is_relative_to(one) for one in linked):
+        return False
+    linked.append(target)
+    return True
 
 
 def summarise(path: PurePath) -> Summary:

@@ -5,6 +5,7 @@ import zipfile
 from pathlib import Path, PurePosixPath
 
 from offmarl.errors import VaultFormatError, VaultFullError
+from offmarl.paths import local
 from offmarl.vault.listing import vaults_among
 from offmarl.vault.storage.archive import members_of, readable
 from offmarl.vault.storage.location import Location
@@ -50,7 +51,7 @@ def unpack(archive: Path, destination: Path, members: str | None = None) -> list
     VaultFormatError
         The archive is damaged or not to be trusted, or there is no such vault in it.
     """
-    archive, destination = Path(archive), Path(destination)
+    archive, destination = local(archive), local(destination)
     inside = Location(archive / (members or ""), archive)
     found = {member.filename: member for member in members_of(inside)}
     vaults = [path for path in vaults_among(found) if _below(path, members)]

@@ -28,7 +28,7 @@ def test_pull_look_verify_remove(offmarl):
     assert "1 removed" in offmarl("cache", "rm", name).out
     assert "nothing was pulled yet" in offmarl("cache", "ls").out
     assert "nothing was pulled yet" in offmarl("cache", "verify", "--all").out
-    assert "there is no vault at" in offmarl("verify", NAME).err
+    assert f"run `offmarl pull {NAME}`" in offmarl("verify", NAME).err
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """A web server on this machine that serves files by ranges and keeps count."""
 
+import base64
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,11 +13,14 @@ class Server(NamedTuple):
     url: str
     sent: list[tuple[str, int]]
     """Path and number of bytes of each answer."""
+    users: list[str]
+    """The user name and password of each question, "" without."""
 
 
 @contextmanager
 def serve(directory: Path) -> Iterator[Server]:
     sent: list[tuple[str, int]] = []
+    users: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -25,6 +29,8 @@ def serve(directory: Path) -> Iterator[Server]:
             pass
 
         def do_GET(self):
+            _, _, user = self.headers.get("Authorization", "").partition("Basic ")
+            users.append(base64.b64decode(user).decode())
             path = directory / self.path.removeprefix("/")
             if not path.is_file():
                 self.answer(404, b"")
@@ -53,7 +59,7 @@ def serve(directory: Path) -> Iterator[Server]:
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield Server(f"http://127.0.0.1:{server.server_port}", sent)
+        yield Server(f"http://127.0.0.1:{server.server_port}", sent, users)
     finally:
         server.shutdown()
         server.server_close()

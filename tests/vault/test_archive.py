@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import pickle
 import struct
 import time
 import zipfile
@@ -78,6 +79,34 @@ def test_few_ranges_of_an_archive_on_a_web_server(folder):
         with pytest.raises(VaultError, match="there is no archive"):
             vault.open_vault(f"{server.url}/other.zip/3m.vlt/Good")
         assert vault.open_vault(f"{server.url}/3m.vlt/Good").length == STEPS
+
+
+@pytest.mark.parametrize("place", ["a.zip/a.vlt/Good", "a.vlt/Good"])
+def test_credentials_are_sent_and_never_shown(tmp_path, place):
+    with vault.create(tmp_path / "a.vlt" / "Good", SPEC, rows=2) as writer:
+        writer.append(*make())
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for file in writer.path.rglob("*"):
+            archive.write(file, file.relative_to(tmp_path))
+    with serve(tmp_path) as server:
+        url = f"{server.url.replace('//', '//me:secret@')}/{place}"
+        found = vault.open_vault(url)
+        again = pickle.loads(pickle.dumps(found))
+        assert_same(again[:], make()[0])
+        assert set(server.users) == {"me:secret"}
+        told = [str(found.path), repr(found)]
+        with pytest.raises(VaultNotFoundError) as missing:
+            vault.open_vault(url.replace("Good", "Godo"))
+        told.append(str(missing.value))
+    assert "secret" not in "".join(told) and "://***@" in told[0]
+
+
+@pytest.mark.parametrize("path", ["3m.vlt", "3m.vlt/Goof", ""])
+def test_a_web_server_lists_nothing(folder, path):
+    with serve(folder) as server:
+        for function in (vault.open_vault, vault.verify, lambda url: list(vault.list_vaults(url))):
+            with pytest.raises(VaultNotFoundError, match="web servers do not list"):
+                function(f"{server.url}/{path}")
 
 
 @pytest.mark.parametrize("name", ["stored.zip", "deflated.zip"])

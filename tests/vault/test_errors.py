@@ -1,5 +1,7 @@
 """What can be wrong with a vault, or with what is put into it, and what is said about it."""
 
+import errno
+import fcntl
 import json
 import os
 import resource
@@ -73,6 +75,41 @@ def test_what_a_killed_commit_left_is_not_written_over(path):
         writer.append(*make())
     assert vault.open_vault(path).length > 10
     assert vault.verify(path, deep=True).sound
+
+
+def test_a_vault_that_is_moved_away_under_a_writer(path):
+    writer = vault.resume(path)
+    writer.append(*make(seed=1))
+    moved = path.with_name("b")
+    path.rename(moved)
+    for _ in range(2):
+        with pytest.raises(VaultNotFoundError, match=r"moved or removed .* Move it back"):
+            writer.flush()
+    assert not path.exists()
+    moved.rename(path)
+    writer.close()
+    assert vault.open_vault(path).length == 20
+    with vault.resume(path) as writer:
+        writer.append(*make(seed=2))
+        path.rename(moved)
+        with pytest.raises(VaultNotFoundError):
+            writer.close()
+        vault.resume(moved).close()
+    assert vault.open_vault(moved).length == 20
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks(path, tmp_path, monkeypatch, code):
+    def flock(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    fresh = tmp_path / "w.vlt"
+    for attempt in (vault.resume, vault.compact, lambda _: vault.create(fresh, SPEC, rows=1)):
+        with pytest.raises(VaultError, match=r"cannot be locked .* lacks flock"):
+            attempt(path)
+    assert not fresh.exists()
+    assert vault.open_vault(path)[:].reward.shape[1] == 10, "what is there can be read"
 
 
 def test_a_forked_process_keeps_no_lock(path):

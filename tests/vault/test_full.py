@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from offmarl import vault
-from offmarl.errors import VaultFullError, VaultNotFoundError
+from offmarl.errors import ShapeError, VaultFullError, VaultLockedError, VaultNotFoundError
 
 from .experience import SPEC, assert_same, concatenate, whole_episodes
 
@@ -80,6 +80,99 @@ def test_full_at_every_write(small_disk, step):
     assert not enough[0]
     assert enough[-1]
     assert len(set(reached)) > 2
+
+
+@pytest.fixture
+def full(small_disk):
+    """A vault of one part and no room for more: its path, a way to fill the disk and one to empty.
+
+    They are given as ``(path, fill, empty)``.
+    """
+    ballast = small_disk / "ballast"
+
+    def fill():
+        with ballast.open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(PAGE))
+
+    return small_disk / "v.vlt" / "a", fill, ballast.unlink
+
+
+def begin(path, fill):
+    """Commit a part, append another, and fill the disk."""
+    writer = vault.create(path, SPEC, rows=2, chunk_steps=16)
+    append_on(writer, 0)
+    writer.flush()
+    fill()
+    append_on(writer, 1)
+    return writer
+
+
+def test_close_without_room_keeps_the_steps_until_there_is_some(full):
+    path, fill, empty = full
+    writer = begin(path, fill)
+    for _ in range(2):
+        with pytest.raises(VaultFullError, match="no room on the disk"):
+            writer.close()
+        assert length(path) == 40
+        with pytest.raises(VaultLockedError):
+            vault.resume(path)
+    empty()
+    writer.close()
+    assert length(path) == 80
+    writer.close()
+    vault.resume(path).close()
+
+
+def test_a_writer_that_is_given_up_lets_others_write(full):
+    path, fill, empty = full
+    writer = begin(path, fill)
+    with pytest.raises(VaultFullError):
+        writer.close()
+    writer.release()
+    writer.close()
+    empty()
+    vault.resume(path).close()
+    writer = begin(path.with_name("b"), fill)
+    with suppress(VaultFullError):
+        writer.close()
+    del writer
+    gc.collect()
+    empty()
+    vault.resume(path.with_name("b")).close()
+    assert length(path) == length(path.with_name("b")) == 40
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt, ShapeError])
+def test_a_block_that_ends_without_room_says_what_is_lost(full, error):
+    path, fill, empty = full
+    with pytest.raises(VaultFullError, match="the last 40 steps of each row were not") as raised:  # noqa: SIM117
+        with begin(path, fill):
+            if error:
+                raise error
+    chain = [raised.value]
+    while chain[-1] is not None:
+        chain.append(chain[-1].__cause__ or chain[-1].__context__)
+    assert error is None or error in map(type, chain), "what ended the block is told too"
+    empty()
+    with vault.resume(path) as writer:
+        assert writer.length == 40
+        append_on(writer, 1)
+    assert length(path) == 80
+
+
+def test_shared_writers_keep_their_steps_too(full):
+    path, fill, empty = full
+    begin(path, lambda: None).close()
+    shared = vault.join(path, "other", gather=100)
+    fill()
+    append_on(shared, 2)
+    for _ in range(2):
+        with pytest.raises(VaultFullError):
+            shared.close()
+    empty()
+    shared.close()
+    assert length(path) == 120
 
 
 def test_a_writer_goes_on_when_there_is_room(small_disk):

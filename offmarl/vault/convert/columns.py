@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from offmarl.errors import VaultError, VaultFormatError
+from offmarl.paths import local
 from offmarl.types import EnvSpec, Finals, View
 from offmarl.vault import encoding, layout
 from offmarl.vault.convert import common
@@ -59,7 +60,7 @@ def export_numpy(vault: Vault, path: StrPath, progress: Progress = quiet) -> Pat
 
     ``np.load`` reads it; the entry "about" is JSON.
     """
-    path = Path(path)
+    path = local(path)
     tables = _tables(vault) | {_ABOUT: np.array(json.dumps(_about(vault)))}
     columns = {name: Column(array.shape, array.dtype) for name, array in tables.items()}
     for name, leaf in layout.leaves(vault.spec).items():
@@ -79,7 +80,7 @@ def export_zarr(vault: Vault, path: StrPath, progress: Progress = quiet) -> Path
     import zarr
     from zarr.codecs import Crc32cCodec, ZstdCodec
 
-    path = Path(path)
+    path = local(path)
     with common.whole(path) as beside, zarr.config.set({"array.write_empty_chunks": True}):
         group = zarr.create_group(beside, zarr_format=3, attributes={_ABOUT: _about(vault)})
 
@@ -121,7 +122,7 @@ def convert_numpy(
     VaultError
         It is not of this layout, or its content is not what its digest says.
     """
-    source = Path(source)
+    source = local(source)
     with readable(source), np.load(source, allow_pickle=False) as file:
         common.check_layout(source, "plain NumPy's", file.files, _needed())
         arrays = {name: file[name] for name in file.files}
@@ -144,7 +145,7 @@ def convert_zarr(
     """
     import zarr
 
-    source = Path(source)
+    source = local(source)
     with readable(source):
         group = zarr.open_group(source, mode="r")
         arrays: dict[str, Any] = dict(group.arrays())

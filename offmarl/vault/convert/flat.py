@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from offmarl.errors import VaultError
+from offmarl.paths import local
 from offmarl.types import Discrete, EnvSpec, Finals, Transition, View
 from offmarl.vault import encoding
 from offmarl.vault.convert import common
@@ -59,7 +60,7 @@ def convert_omiga(
         Its sizes are not those of ``env_spec``.
     """
     h5py = require("h5py")
-    source = Path(source)
+    source = local(source)
     with ExitStack() as stack:
         with readable(source):
             file = stack.enter_context(h5py.File(source, "r"))
@@ -116,7 +117,7 @@ def convert_omar(
     ShapeError
         Its sizes are not those of ``env_spec``.
     """
-    source = Path(source)
+    source = local(source)
     if not source.is_dir():
         raise VaultError(f"{source} is not a folder: OMAR's datasets are folders of .npy files.")
     names = {file.name for file in source.glob("*.npy")}

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from offmarl.errors import ShapeError, VaultError, VaultNotFoundError
+from offmarl.paths import local
 from offmarl.types import Discrete, EnvSpec, Finals, Transition, View
 from offmarl.vault.convert import common
 from offmarl.vault.convert.common import Record, check_layout, readable, require, write_vault
@@ -66,7 +67,7 @@ def convert_pymarl(
     ShapeError
         Its sizes are not those of ``env_spec``.
     """
-    source = Path(source)
+    source = local(source)
     with ExitStack() as stack:
         members = _open(source, stack)
         spec = _spec(members, env_spec, time_limit)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from offmarl.paths import local
 from offmarl.types import Episode
 from offmarl.vault.convert import common
 from offmarl.vault.convert.appending import Append, Column, npz, to_slices
@@ -32,7 +33,7 @@ def export_pymarl(vault: Vault, path: str | os.PathLike[str], progress: Progress
     VaultExistsError
         There is something at the path.
     """
-    path = Path(path)
+    path = local(path)
     spec = vault.spec
     spec.num_actions  # noqa: B018 - raises where actions are continuous
     lengths = vault.episodes.length

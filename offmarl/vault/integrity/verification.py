@@ -20,7 +20,7 @@ from offmarl.vault.grid import Grid
 from offmarl.vault.integrity import books, checks, recount
 from offmarl.vault.integrity.books import Books
 from offmarl.vault.layout import Leaf, Schema
-from offmarl.vault.listing import locate
+from offmarl.vault.listing import locate, place_of
 from offmarl.vault.progress import Progress, quiet
 from offmarl.vault.reading.own import read_metadata, stock_length
 from offmarl.vault.reading.reader import Vault
@@ -92,7 +92,7 @@ def find(path: str | os.PathLike[str]) -> PurePath:
     try:
         return locate(path)
     except VaultFormatError:
-        given = Path(Location.of(path).path)
+        given = Path(place_of(path).path)
         places = (given, *given.iterdir()) if given.is_dir() else ()
         near = [place for place in places if _was_vault(place)]
         if given in near:

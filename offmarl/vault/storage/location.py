@@ -2,13 +2,16 @@
 
 import math
 import os
+import posixpath
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from offmarl.errors import VaultError
+from offmarl.errors import VaultError, VaultNotFoundError
+from offmarl.paths import local
 from offmarl.vault.storage import inside
 
 if TYPE_CHECKING:
@@ -21,13 +24,18 @@ _RETRIES = 6
 """About half a minute, as the pauses double from a second."""
 _WRITABLE = ("s3", "gs")
 _SCHEMES = (*_WRITABLE, "http", "https")
+_COLLAPSED = re.compile(rf"({'|'.join(_SCHEMES)}):/(?=[^/])")
+"""How `pathlib` writes the beginning of a URL."""
 
 
 class Url(PurePosixPath):
-    """An address such as ``s3://bucket/coverage.vlt/expert``, taken apart as paths are."""
+    """An address such as ``s3://bucket/coverage.vlt/expert``, taken apart as paths are.
+
+    Its text hides a user name and password: it ends up on terminals, in logs and in provenance.
+    """
 
     def __str__(self) -> str:
-        return super().__str__().replace(":/", "://", 1)
+        return hide_credentials(super().__str__().replace(":/", "://", 1))
 
     @property
     def scheme(self) -> str:
@@ -188,10 +196,18 @@ class Location:
 
         Raises
         ------
+        VaultNotFoundError
+            It is on a web server.
         OSError, ValueError
             They cannot be listed.
         """
-        return [name.decode() for name in self.files.list().result()]
+        try:
+            return [name.decode() for name in self.files.list().result()]
+        except NotImplementedError as error:
+            raise VaultNotFoundError(
+                f"there is no vault at {self.path}, and web servers do not list what is below it: "
+                "give the whole path of a vault, such as https://host/name.vlt/uid."
+            ) from error
 
 
 @lru_cache(maxsize=4)
@@ -211,17 +227,48 @@ def _caching_context() -> "ts.Context":
 
 
 def absolute(path: str | os.PathLike[str]) -> PurePath:
-    """Return an absolute `Path`, or a `Url` where one is given."""
+    """Return an absolute `Path`, or a `Url` where one is given; see `offmarl.paths.local`.
+
+    A `pathlib.Path` made of a URL is taken for that URL.
+
+    Raises
+    ------
+    VaultError
+        It is a URL of a kind that nothing is kept under, or a path that cannot be one.
+    OptionError
+        It is empty.
+    """
+    if isinstance(path, Url):
+        return path
     text = os.fspath(path)
-    scheme, mark, rest = text.partition("://")
-    if not mark:
-        return _checked(Path(text).absolute())
+    if isinstance(path, PurePath):
+        text = _COLLAPSED.sub(r"\1://", text, count=1) if _COLLAPSED.match(text) else text
+    return _url(text) if "://" in text else _checked(local(text))
+
+
+def _url(text: str) -> Url:
+    scheme, _, rest = text.partition("://")
+    shown = hide_credentials(text)
     if scheme not in _SCHEMES or not rest.strip("/"):
         raise VaultError(
-            f"{text} is not a place that vaults are kept in: give a path, or a URL that begins "
+            f"{shown} is not a place that vaults are kept in: give a path, or a URL that begins "
             f"with {', '.join(f'{known}://' for known in _SCHEMES)} and a bucket or server."
         )
-    return Url(text)
+    host, _, key = rest.lstrip("/").partition("/")
+    if scheme in _WRITABLE and "@" in host:
+        raise VaultError(
+            f"{shown} has a user name or password in it, which buckets do not take: set "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or log in with the provider's tools."
+        )
+    key = posixpath.normpath(key or ".")
+    if key.split("/")[0] == "..":
+        raise VaultError(f"{shown} leads out of its bucket or server.")
+    return Url(f"{scheme}://{host}", key)
+
+
+def hide_credentials(text: str) -> str:
+    """Return a URL without the user name and password in it."""
+    return re.sub(r"(?<=://)[^/]*@", "***@", text)
 
 
 def _checked(path: Path) -> Path:

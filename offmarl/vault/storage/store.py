@@ -10,7 +10,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, TypeVar, cast
 
 import tensorstore as ts
@@ -21,6 +21,7 @@ from offmarl.errors import (
     VaultFormatError,
     VaultFullError,
     VaultLockedError,
+    VaultNotFoundError,
 )
 from offmarl.vault.storage import inside
 from offmarl.vault.storage.location import Location
@@ -236,8 +237,13 @@ def _full(path: PurePath) -> VaultFullError:
     )
 
 
-def conflict(path: PurePath) -> VaultConflictError:
-    """Return the error for a vault that somebody changed under an open writer."""
+def conflict(path: PurePath) -> VaultError:
+    """Return the error for a vault that was changed, or taken away, under an open writer."""
+    if isinstance(path, Path) and not path.exists():
+        return VaultNotFoundError(
+            f"there is no vault at {path} any more: it was moved or removed while it was open for "
+            "writing. Move it back and flush the writer again, or resume it where it is now."
+        )
     return VaultConflictError(
         f"{path} was changed by a program that does not know our lock; nothing was written over "
         "it. Stop that program and open the vault again: the steps it appended will be adopted."
@@ -266,9 +272,17 @@ class WriterLock:
             if error.errno == errno.ENOSPC:
                 raise _full(path) from error
             raise VaultError(f"{directory} cannot be written to: {error.strerror}.") from error
-        if not self._wait(timeout):
+        try:
+            locked = self._wait(timeout)
+        except OSError as error:
+            self._close()
+            raise VaultError(
+                f"{directory} cannot be locked ({error.strerror}): its file system lacks flock, or "
+                "was mounted without it. Write to a local disk, and move the vault afterwards."
+            ) from error
+        if not locked:
             holder = os.pread(self._fd, 1000, 0).decode(errors="replace") or "another process"
-            self.release()
+            self._close()
             raise VaultLockedError(
                 f"{directory} is being written by {holder}: wait until it is done, or stop it."
             )
@@ -292,5 +306,13 @@ class WriterLock:
         """Let others write; again does nothing."""
         if self._fd >= 0:
             fcntl.flock(self._fd, fcntl.LOCK_UN)  # a forked process may have it open, too
-            os.close(self._fd)
-            self._fd = -1
+            self._close()
+
+    def _close(self) -> None:
+        os.close(self._fd)
+        self._fd = -1
+
+    def __del__(self) -> None:
+        # Only closed: to unlock would take the lock from the process that this one was forked from.
+        if self._fd >= 0:
+            self._close()

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, SupportsIndex, get_args
 
-from offmarl.errors import VaultError, VaultExistsError
+from offmarl.errors import VaultError, VaultExistsError, VaultLockedError
 from offmarl.types import EnvSpec
 from offmarl.vault import documents, layout
 from offmarl.vault.layout import Codec, Head, Schema
@@ -90,7 +90,13 @@ def _create_beside(
     final = location.directory
     fresh = final.with_name(f".{final.name}.new")
     make_directory(fresh)
-    lock = WriterLock(fresh)
+    try:
+        lock = WriterLock(fresh)
+    except VaultLockedError:
+        raise
+    except VaultError:
+        _remove(fresh)
+        raise
     try:
         _refuse_existing(location)
         clear(fresh)

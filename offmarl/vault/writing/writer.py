@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import tensorstore as ts
 
-from offmarl.errors import VaultError, VaultFormatError
+from offmarl.errors import VaultError, VaultFormatError, VaultFullError
 from offmarl.types import EnvSpec, Finals, Transition
 from offmarl.vault import encoding, layout
 from offmarl.vault.integrity.compaction import prepare
@@ -173,13 +173,26 @@ class Writer:
         self._store.drop_pages()
 
     def close(self) -> None:
-        """Flush, and let others write; again does nothing."""
+        """Flush, and let others write; again does nothing.
+
+        Raises
+        ------
+        VaultFullError
+            The disk has no room: the writer stays open, with the steps in memory. Make room and
+            close it again, or `release` it to give them up.
+        VaultError
+            Anything else that stands in the way of a commit; the writer is closed.
+        """
         if self._closed:
             return
         try:
             self.flush()
-        finally:
+        except VaultFullError:
+            raise
+        except BaseException:
             self.release()
+            raise
+        self.release()
 
     def release(self) -> None:
         """Let others write; what is not flushed is given up."""
@@ -198,7 +211,16 @@ class Writer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        try:
+            self.close()
+        except VaultFullError as error:
+            steps = self._tip.length - self._head.length
+            lost = f"the last {steps} steps of each row were" if steps else "the annotation was"
+            raise VaultFullError(
+                f"{error} The writer's block has ended, so {lost} not written."
+            ) from error
+        finally:
+            self.release()
 
     def _accept(
         self,

@@ -1,0 +1,79 @@
+"""Paths as users write them, made absolute in one place."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from offmarl.errors import OptionError
+
+_OF_FILES = (".vlt", ".zip")
+"""Ends of what is never a name, so that no names are looked up for it."""
+
+
+def local(path: str | os.PathLike[str]) -> Path:
+    """Return the absolute path of a file or directory on this machine, which need not exist.
+
+    ``~`` and ``~user`` are expanded. ``..`` means what it means to the operating system: after a
+    symbolic link it leads to the parent of the directory that the link points to. Other links are
+    kept, so that a vault has the name that its user gave it.
+
+    Raises
+    ------
+    OptionError
+        The path is empty, or relative to a working directory that was removed.
+    """
+    text = os.fspath(path)
+    if not text:
+        raise OptionError("the path is empty: give the path of a file or directory.")
+    try:
+        full = expanded(text).absolute()
+    except FileNotFoundError as error:
+        raise OptionError(
+            f"{text} is relative to a working directory that was removed: change to another "
+            "directory, or give an absolute path."
+        ) from error
+    return _without_parents(full)
+
+
+def expanded(text: str) -> Path:
+    """Return a path with ``~`` and ``~user`` expanded, where there is such a user."""
+    return Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises for others
+
+
+def _without_parents(path: Path) -> Path:
+    """Resolve a path as far as its last ``..``, and leave the rest as it is."""
+    if ".." not in path.parts:
+        return path
+    last = len(path.parts) - path.parts[::-1].index("..")
+    # Unlike Path.resolve, this raises nothing where links lead in a circle.
+    return Path(os.path.realpath(Path(*path.parts[:last])), *path.parts[last:])
+
+
+Finder = Callable[[str], Path | None]
+"""Returns the path that a name stands for, None where it is no name."""
+
+_finders: list[Finder] = []
+
+
+def register_names(finder: Finder) -> None:
+    """Let names stand for paths, wherever data that exists is asked for.
+
+    Layers above the vault know what names there are; `offmarl` registers those of datasets.
+    """
+    _finders.append(finder)
+
+
+def named(text: str) -> Path | None:
+    """Return the path of the data that a text names, None where it is a path itself."""
+    found = (finder(text) for finder in _finders) if may_be_name(text) else ()
+    return next((path for path in found if path), None)
+
+
+def may_be_name(text: str) -> bool:
+    """Whether a text looks like a dataset's name; whatever is at a path of that name comes first.
+
+    Absolute paths, those with ``..`` or a ``.vlt`` in them, and URLs never do.
+    """
+    parts = text.rstrip("/").split("/")
+    odd = {"", ".", "..", "~"} & {*parts} or any(part.endswith(_OF_FILES) for part in parts)
+    return len(parts) > 1 and not odd and not os.path.lexists(local(text))

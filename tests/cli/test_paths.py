@@ -1,0 +1,315 @@
+"""Every verb and every library function takes a path however it is written."""
+
+import os
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from huggingface_hub import constants
+
+import offmarl as library
+from offmarl import recording, runs, tracking, vault
+from offmarl.checkpoint import Checkpoints
+from offmarl.cli import dataset_page, policies
+from offmarl.errors import OptionError, VaultError
+from offmarl.networks import PolicyConfig, init_policy
+from offmarl.paths import local
+from offmarl.replay import Dataset
+from offmarl.training import driver
+from offmarl.types import Discrete, EnvSpec
+from tests.runs import write_run
+from tests.vault.experience import SPEC, make, whole_episodes
+
+HOME = "home"
+
+
+class Place:
+    """A directory with a vault, a run and a converted dataset in it, and ways that lead there."""
+
+    def __init__(self, root: Path):
+        self.root = root
+        self.home = root / "with spaces" / "dönées-数据"
+        self.home.mkdir(parents=True)
+        with vault.create(self.home / "v.vlt" / "main", SPEC, rows=2) as writer:
+            writer.append(*make(steps=40))
+        _write_run(self.home / "run")
+        self.home.joinpath("sub").mkdir()
+        (root / "link").symlink_to(self.home)
+        (root / "deep").symlink_to(self.home / "sub")
+        data = vault.open_vault(self.home / "v.vlt")
+        library.vault.convert.export_numpy(data, self.home / "n.npz")
+
+
+def _write_run(directory):
+    import jax
+
+    write_run(directory, "bc", "v/main", [[1.0, 2.0]])
+    spec = EnvSpec("x", 3, 58, 112, Discrete(5))
+    init = partial(init_policy, PolicyConfig("feedforward"), spec)
+    shapes = jax.eval_shape(init, jax.random.key(0))
+    params = jax.tree.map(lambda leaf: np.zeros((1, *leaf.shape), leaf.dtype), shapes)
+    checkpoints = Checkpoints(directory / tracking.CHECKPOINTS)
+    checkpoints.save(1, {"policy": params}, {})
+    checkpoints.close()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return Place(tmp_path_factory.mktemp("places"))
+
+
+# Each spelling: the directory to be in, and how the path of something in the home is written there.
+SPELLINGS = {
+    "absolute": lambda place, name: (place.root, f"{place.home}/{name}"),
+    "relative": lambda place, name: (place.root, f"with spaces/dönées-数据/{name}"),
+    "dots": lambda place, name: (place.home / "sub", f"../{name}"),
+    "dots after a link": lambda place, name: (place.root, f"deep/../{name}"),
+    "dots at the end": lambda place, name: (place.home, f"{name}/../{Path(name).name}"),
+    "home": lambda place, name: (place.root, f"~/{name}"),
+    "link": lambda place, name: (place.root, f"link/{name}"),
+    "slash": lambda place, name: (place.home, f"{name}/"),
+    "dot": lambda place, name: (place.home / name, "."),
+}
+TO_MAKE = ["dots after a link", "home", "link", "slash"]
+
+
+@pytest.fixture
+def spelled(place, monkeypatch, request):
+    """Return how to write the path of something in the home, after going where that is meant."""
+
+    def spell(name, spelling):
+        directory, text = SPELLINGS[spelling](place, name)
+        monkeypatch.setenv("HOME", str(place.home))
+        monkeypatch.chdir(directory)
+        return text
+
+    return spell
+
+
+@pytest.fixture
+def light(monkeypatch):
+    """Take out of the verbs what takes long: learning, acting, and the network."""
+    monkeypatch.setattr(driver, "_learn", lambda job, dataset: None)
+    monkeypatch.setattr(policies, "make_environment", lambda env, loaded: loaded)
+    monkeypatch.setattr(policies, "play", lambda _, loaded, *__: dict.fromkeys(loaded, np.zeros(2)))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+    def record(environment, policy, params, path, *_):
+        with vault.create(path, SPEC, rows=2) as writer:
+            writer.append(*make())
+
+    monkeypatch.setattr(recording, "record_policy", record)
+
+
+def same(found, wanted):
+    return os.path.realpath(found) == os.path.realpath(wanted)
+
+
+# ------------------------------------------------------------------------------ what is there
+
+READING = {
+    "show": lambda out: out.json["path"],
+    "verify": lambda out: out.json["path"],
+    "repair": lambda out: out.json["path"],
+    "compact": lambda out: out.json["path"],
+    "report": lambda out: next(iter(out.json["vaults"].values()))["path"],
+    "ls": lambda out: out.json["vaults"][0]["path"],
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_verbs_that_read_a_vault(offmarl, place, spelled, spelling):
+    text = spelled("v.vlt/main", spelling)
+    for verb, path_in in READING.items():
+        outcome = offmarl(verb, text, "--json")
+        assert outcome.code == 0, (verb, outcome)
+        assert same(path_in(outcome), place.home / "v.vlt" / "main"), verb
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_push(offmarl, spelled, light, spelling):
+    outcome = offmarl("push", spelled("v.vlt", spelling), "--to", "org/x", "--licence", "CC0-1.0")
+    assert "offline mode" in outcome.err  # after it has opened the vaults
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_verbs_that_read_a_run(offmarl, place, spelled, light, spelling):
+    text = spelled("run", spelling)
+    assert same(offmarl("evaluate", text, "--json").json["run"], place.home / "run")
+    assert offmarl("compare", text, "--json").json["datasets"]
+    assert library.load_policy(text).name == library.load_policy(Path(text)).name == "bc"
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("target", ["v.vlt", "v.vlt/main"])
+def test_library(place, spelled, spelling, target):
+    text = spelled(target, spelling)
+    for given in (text, Path(text)):
+        data = library.open(given)
+        assert isinstance(data, Dataset)
+        assert (data.name, data.uid) == ("v", "main")
+        assert same(data.path, place.home / "v.vlt" / "main")
+        assert vault.verify(given).sound
+        assert [one.name for _, one in vault.list_vaults(given)] == ["v"]
+        vault.resume(given).close()
+        vault.join(given, "me").close()
+        assert not vault.repair(given, dry_run=True).faults
+
+
+# ---------------------------------------------------------------------------- what is made
+
+MAKING = {
+    "cat": ["{in}", "{in}", "-o", "{out}"],
+    "filter": ["{in}", "index < 3", "-o", "{out}"],
+    "sample": ["{in}", "--episodes", "2", "--like", "{in}", "-o", "{out}"],
+    "split": ["{in}", "-o", "{out}"],
+    "slice": ["{in}", "--stop", "2", "-o", "{out}"],
+    "dedup": ["{in}", "-o", "{out}"],
+    "recode": ["{in}", "-o", "{out}"],
+    "repair": ["{in}", "--salvage", "{out}"],
+    "convert": ["{npz}", "{out}", "--from", "numpy"],
+    "record": ["--policy", "{run}", "--steps", "9", "--out", "{out}"],
+    "train": ["bc", "--vault", "{in}", "--validation", "{in}", "--env", "none", "--out", "{out}"],
+}
+
+
+@pytest.mark.parametrize("spelling", TO_MAKE)
+@pytest.mark.parametrize("verb", MAKING)
+def test_verbs_that_make_something(offmarl, place, spelled, light, verb, spelling):
+    name = f"{verb} {spelling}.vlt".replace("record", "made")
+    named = {"in": "v.vlt/main", "npz": "n.npz", "run": "run", "out": name}
+    texts = {f"{{{key}}}": spelled(value, spelling) for key, value in named.items()}
+    outcome = offmarl(verb, *(texts.get(word, word) for word in MAKING[verb]), "--json")
+    assert outcome.code == 0, outcome
+    assert (place.home / name).is_dir()
+
+
+@pytest.mark.parametrize("spelling", TO_MAKE)
+def test_files_that_verbs_write(offmarl, place, spelled, spelling, monkeypatch):
+    monkeypatch.setattr(dataset_page, "write", lambda *_: "a page")
+    source = spelled("v.vlt", spelling)
+    for number, (verb, *words) in enumerate((("report", "--html"), ("convert", "--to", "numpy"))):
+        name = f"{number} {spelling}.npz"
+        out = spelled(name, spelling)
+        assert offmarl(verb, source, *words, out).code == 0
+        assert (place.home / name).is_file()
+
+
+@pytest.mark.parametrize("spelling", TO_MAKE)
+def test_vaults_that_the_library_makes(place, spelled, spelling):
+    for kind in (str, Path):
+        name = f"made {spelling} {kind.__name__}.vlt"
+        with vault.create(kind(spelled(name, spelling)), SPEC, rows=2) as writer:
+            writer.append(*whole_episodes())
+        assert (place.home / name / "main").is_dir()
+
+
+def test_a_home_in_an_option_as_shells_leave_it(offmarl, place, spelled, light):
+    data = spelled("v.vlt", "home")
+    words = ["train", "bc", f"--vault={data}", "--env=none", "--out=~/option", "--json"]
+    assert offmarl(*words).json["run"] == str(place.home / "option")
+
+
+# ------------------------------------------------------------------------ after a change of place
+
+
+def test_what_was_opened_by_a_relative_path_goes_on_elsewhere(tmp_path, monkeypatch):
+    pytest.importorskip("pettingzoo")
+    from tests.recording.pettingzoo import Duel
+
+    monkeypatch.chdir(tmp_path)
+    recorder = library.record(Duel(), "recorded.vlt")
+    with vault.create("a.vlt", SPEC, rows=2) as writer:
+        writer.append(*whole_episodes(steps=40))
+    data, shared = library.open("a.vlt"), vault.join("a.vlt", "me")
+    resumed = Path("a.vlt")
+    monkeypatch.chdir("/")
+    assert len(data[:].reward[0]) == 40 and data.digest()
+    shared.append(*whole_episodes())
+    shared.close()
+    recorder.reset()
+    recorder.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.vlt", "recorded.vlt"]
+    with pytest.raises(VaultError, match=r"there is no vault at /a\.vlt"):
+        vault.open_vault(resumed)
+
+
+def test_a_run_goes_on_with_its_vault_written_in_another_way(tmp_path):
+    record = {"args": {"vault": "a.vlt", "updates": 3}, "vault_digest": "x"}
+    runs.open_run(tmp_path / "run", record)
+    again = {**record, "args": {"vault": "../a.vlt/main", "updates": 3}}
+    assert not runs.open_run(tmp_path / "run", again).complete
+
+
+# ---------------------------------------------------------------------------------- what is odd
+
+
+def test_dots_after_a_link_mean_what_they_mean_to_the_system(place, monkeypatch):
+    monkeypatch.chdir(place.root)
+    assert local("deep/../v.vlt") == place.home / "v.vlt"
+    assert local("link/v.vlt") == place.root / "link" / "v.vlt", "the name that was given stays"
+    (place.root / "circle").symlink_to(place.root / "circle")
+    assert local("circle/../x").name == "x"
+    assert local("~nobody-has-this-name/x") == place.root / "~nobody-has-this-name" / "x"
+
+
+def test_no_path_at_all(tmp_path, monkeypatch):
+    with pytest.raises(OptionError, match="path is empty"):
+        library.open("")
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(OptionError, match="was removed"):
+        library.open("v.vlt")
+
+
+def test_ls_follows_links_but_not_in_circles(offmarl, place, tmp_path):
+    (tmp_path / "data").symlink_to(place.home)
+    (tmp_path / "data2").symlink_to(place.home)
+    (tmp_path / "up").symlink_to(tmp_path.parent)
+    (tmp_path / "v2.vlt").symlink_to(place.home / "v.vlt")
+    found = [one["path"] for one in offmarl("ls", "--json").json["vaults"]]
+    assert "data/v.vlt/main" in found and "v2.vlt/main" in found
+    assert not any(path.startswith(("up/", "data2/")) for path in found)
+
+
+@pytest.mark.parametrize(
+    ("url", "wanted"),
+    [
+        ("s3://bucket/a/../b.vlt/main/", "s3://bucket/b.vlt/main"),
+        (Path("s3://bucket/b.vlt"), "s3://bucket/b.vlt"),
+        ("https://me:secret@host/x.zip/x.vlt", "https://***@host/x.zip/x.vlt"),
+    ],
+)
+def test_urls(url, wanted):
+    from offmarl.vault.storage.location import absolute
+
+    found = absolute(url)
+    assert str(found) == wanted
+    assert absolute(found) is found
+
+
+def test_credentials_reach_the_server_and_no_message():
+    from offmarl.vault.storage.location import Location
+
+    location = Location.of("http://me:secret@host/x.vlt/main")
+    assert location.kvstore()["base_url"] == "http://me:secret@host/"
+    assert "secret" not in f"{location.path} {location.path / 'y'} {location.path!r}"
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("s3://me:secret@bucket/x.vlt", "AWS_ACCESS_KEY_ID"),
+        ("S3://me:secret@bucket/x.vlt", "not a place that vaults are kept in"),
+        ("gs://secret@bucket/x.vlt", "which buckets do not take"),
+        ("s3://bucket/../other/x.vlt", "leads out of its bucket"),
+    ],
+)
+def test_urls_that_cannot_be(offmarl, url, message):
+    for verb in ("show", "ls", "verify", "repair"):
+        outcome = offmarl(verb, url)
+        assert outcome.code == 1 and message in outcome.err
+        assert "secret" not in outcome.err + outcome.out

@@ -1,0 +1,206 @@
+"""Names of datasets where a vault's path is expected, and pulling what is here without a hub."""
+
+import io
+import zipfile
+
+import pytest
+from huggingface_hub import constants
+
+import offmarl as library
+from offmarl import vault
+from offmarl.errors import HubUnreachableError, VaultNotFoundError
+from offmarl.hub import cache
+from offmarl.replay import Dataset
+from offmarl.training import driver
+from tests.cli.conftest import offmarl  # noqa: F401  (a fixture)
+from tests.vault.experience import SPEC, make
+
+from .conftest import NAME, PATH, REPOSITORY
+
+GOOD = f"{NAME}/Good"
+pushes = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+
+
+def record(path, seed=0):
+    with vault.create(path, SPEC, rows=2) as writer:
+        writer.append(*make(steps=40, seed=seed))
+    return path
+
+
+@pytest.fixture
+def published(hub, tmp_path):
+    """The hub, with readable vaults on it."""
+    path = record(tmp_path / "made" / "small.vlt" / "Good")
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for file in sorted(path.rglob("*")):
+            if file.is_file() and file.name != "writer.lock":
+                for uid in ("Good", "Poor"):
+                    archive.write(file, f"small.vlt/{uid}/{file.relative_to(path)}")
+    hub.commit(REPOSITORY, {PATH: buffer.getvalue()})
+    return hub
+
+
+@pytest.fixture(params=["offline mode", "no answer"])
+def offline(request, monkeypatch, published):
+    """Call it to have the hub out of reach."""
+
+    def cut():
+        if request.param == "offline mode":
+            monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+        else:
+            published.close()
+
+    return cut
+
+
+VERBS = {
+    "show": [GOOD],
+    "verify": [GOOD],
+    "repair": [GOOD],
+    "ls": [GOOD],
+    "report": [NAME],
+    "cat": [GOOD, f"{NAME}/Poor", "-o", "cat.vlt"],
+    "filter": [GOOD, "index < 3", "-o", "filter.vlt"],
+    "sample": [GOOD, "--like", f"{NAME}/Poor", "-o", "sample.vlt"],
+    "split": [GOOD, "-o", "split.vlt"],
+    "slice": [GOOD, "--stop", "2", "-o", "slice.vlt"],
+    "dedup": [GOOD, "-o", "dedup.vlt"],
+    "recode": [GOOD, "-o", "recode.vlt"],
+    "convert": [GOOD, "out.npz", "--to", "numpy"],
+    "train": ["bc", "--vault", GOOD, "--validation", f"{NAME}/Poor", "--env", "none"],
+}
+
+
+def test_every_verb_takes_the_name_of_what_was_pulled(
+    offmarl,  # noqa: F811
+    published,
+    monkeypatch,
+):
+    monkeypatch.setattr(driver, "_learn", lambda job, dataset: None)
+    paths = library.hub.pull(NAME).paths
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    for verb, arguments in VERBS.items():
+        outcome = offmarl(verb, *arguments, "--json")
+        assert outcome.code == 0, (verb, outcome)
+        if verb in ("show", "repair"):
+            assert outcome.json["path"] == str(paths["Good"])
+    assert list(offmarl("verify", GOOD, "--json").json["verified"].values()) == [4]
+    (paths["Good"] / "metadata.json").write_text("{}")
+    damaged = offmarl("verify", GOOD)
+    assert damaged.code == 1 and "1 of 4 files" in damaged.err
+    assert offmarl("verify", f"{NAME}/Poor").code == 0
+
+
+def test_the_library_takes_it_too(published, monkeypatch):
+    paths = library.hub.pull(NAME).paths
+    commit = paths["Good"].parents[1].name
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    for name in (GOOD, f"{GOOD}/", f"{GOOD}@main", f"{GOOD}@{commit}"):
+        data = library.open(name)
+        assert isinstance(data, Dataset) and data.path == paths["Good"]
+    assert vault.filter(GOOD, "index < 3", paths["Good"].parents[1] / "few.vlt").num_steps > 0
+    assert len(list(vault.list_vaults(NAME))) == 2
+    with pytest.raises(library.VaultError, match="several vaults: add one of Good, Poor"):
+        library.open(NAME)
+
+
+def test_what_is_at_a_path_comes_first(published, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    library.hub.pull(GOOD)
+    (tmp_path / NAME).mkdir(parents=True)
+    mine = record(tmp_path / "mine.vlt" / "main", seed=1)
+    mine.rename(tmp_path / GOOD)
+    assert library.open(GOOD).path == tmp_path / GOOD
+    assert library.open(f"./{GOOD}").path == tmp_path / GOOD
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (GOOD, f"run `offmarl pull {GOOD}` first"),
+        (f"{NAME}/Godo", "no uid named 'Godo': did you mean Good"),
+        ("lab/suite/smal/Good", "nothing at the path .* did you mean lab/suite/small"),
+        ("lab/suite/bridge", "not published: record it with `offmarl record mappo`"),
+        ("org/unknown", "there is no vault at"),
+        ("lab/suite/x.vlt", "there is no vault at"),
+        (f"./{GOOD}", "there is no vault at"),
+    ],
+)
+def test_what_was_not_pulled_is_not_fetched(hub, name, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for function in (library.open, vault.verify, vault.open_vault):
+        with pytest.raises(VaultNotFoundError, match=message):
+            function(name)
+    assert hub.requests == []
+
+
+def test_another_commit_that_is_here_is_told(published, tmp_path, monkeypatch):
+    commit = library.hub.pull(GOOD).commit
+    published.commit(REPOSITORY, {"another": b"file"})
+    library.hub.plan(NAME)  # asks what main means now
+    with pytest.raises(VaultNotFoundError, match=f"Pulled before: {GOOD}@{commit[:12]}"):
+        library.open(GOOD)
+
+
+# ------------------------------------------------------------------------------ without a hub
+
+
+@pytest.mark.parametrize("out", [None, "~/data", "sub/../data"])
+def test_a_pull_of_what_is_here(offmarl, offline, published, out, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    place = ["--out", out] if out else []
+    first = offmarl("pull", NAME, *place, "--json").json
+    if out:
+        assert first["paths"]["Good"] == str(tmp_path / "data" / "small.vlt" / "Good")
+    offline()
+    for name in (NAME, GOOD, f"{GOOD}@main"):
+        again = offmarl("pull", name, *place, "--json")
+        assert again.code == 0, again
+        assert again.json["paths"]["Good"] == first["paths"]["Good"]
+        assert again.json["commit"] == first["commit"]
+        assert (again.json["fetched"], again.json["asked"]) == (0, False)
+    assert "the hub could not be asked" in offmarl("pull", GOOD, *place).out
+
+
+def test_a_pull_of_what_is_here_in_part(offline, published):
+    library.hub.pull(GOOD)
+    offline()
+    assert list(library.hub.pull(GOOD).paths) == ["Good"]
+    for name in (NAME, f"{NAME}/Poor", f"{GOOD}@v2"):
+        with pytest.raises(HubUnreachableError, match=f"Here already: {GOOD}"):
+            library.hub.pull(name)
+
+
+@pytest.mark.parametrize("place", ["a.zip/made.vlt/main", "s3://bucket/made.vlt/main"])
+def test_what_is_no_directory_is_not_pushed(hub, tmp_path, place, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = record(tmp_path / "made.vlt" / "main")
+    with zipfile.ZipFile("a.zip", "w") as archive:
+        for file in path.rglob("*"):
+            archive.write(file, file.relative_to(tmp_path))
+    with pytest.raises(library.VaultError, match="is not a directory of this machine"):
+        library.hub.push([place], "org/made-up", "CC-BY-4.0")
+    assert hub.requests == []
+
+
+@pushes
+def test_a_pushed_name_is_the_data_that_was_pulled(published, tmp_path):
+    digest = library.vault.open_vault(library.hub.pull(GOOD).paths["Good"]).digest()
+    pushed = library.hub.push([GOOD], "org/again", "CC-BY-4.0")
+    assert pushed.card.uids["Good"].digest == digest
+
+
+@pushes
+def test_a_pull_of_what_was_pushed(offline, published, tmp_path):
+    paths = [record(tmp_path / "made-up.vlt" / uid, seed) for seed, uid in enumerate(("a", "b"))]
+    library.hub.push(paths, "org/made-up", "CC-BY-4.0")
+    pulled = library.hub.pull("org/made-up")
+    offline()
+    assert library.hub.pull("org/made-up") == pulled._replace(fetched=0, asked=False)
+    assert library.open("org/made-up/b").path == pulled.paths["b"]
+    for entry in cache.entries():  # as it was pulled before cards were kept
+        entry.note({"card": None})
+    with pytest.raises(HubUnreachableError):
+        library.hub.pull("org/made-up")
