@@ -19,6 +19,7 @@ from offmarl.hub import arrive, cache, catalogue, client
 from offmarl.hub.cache import Entry
 from offmarl.hub.catalogue import Card
 from offmarl.hub.client import Remote
+from offmarl.hub.small import small_file
 from offmarl.vault.listing import SUFFIX
 
 if TYPE_CHECKING:  # it brings in JAX, which pulling does without
@@ -223,7 +224,7 @@ def _find(target: Target) -> _Source:
 def _find_pushed(target: Target) -> _Source:
     revision = target.revision or "main"
     try:
-        commit, text = client.small_file(target.name, CARD, revision)
+        commit, text = small_file(target.name, CARD, revision)
     except HubUnreachableError:
         raise
     except HubError as error:

@@ -76,6 +76,19 @@ def test_every_name_is_where_its_card_stands():
         (MINIMAL + "[uids.A]\nsteps = 'many'", r"uids\.A\.steps must be of type int"),
         (MINIMAL + "uids = []", "uids must be of type mapping"),
         (MINIMAL.replace("a/b/c", "c"), "name must be source/environment/scenario"),
+        ("x = " + "[" * 100_000, "card is nested too deep"),
+        ("x = " + "{a = " * 5_000, "card is nested too deep"),
+        (
+            MINIMAL + "action" + ".a" * 20_000 + " = 1",
+            r"action\.a must be of type int, not {.a.: {",
+        ),
+        (
+            MINIMAL + "uids.a.steps = '" + "x" * 10_000 + "'",
+            "must be of type int, not 'xxxxx.{0,40}$",
+        ),
+        (MINIMAL.replace("2", "9" * 5_000), "is not TOML: Exceeds the limit"),
+        (MINIMAL.replace("2", "0x1" + "0" * 5_000), "must be of type int, not a number beyond 64"),
+        (MINIMAL.replace("a/b/c", "a/b/c\\u001b[2J"), "cannot be the name of a dataset"),
     ],
 )
 def test_a_wrong_card_is_refused_by_name(text, message):
