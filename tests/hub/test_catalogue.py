@@ -78,8 +78,9 @@ def test_every_name_is_where_its_card_stands():
         (MINIMAL.replace("a/b/c", "c"), "name must be source/environment/scenario"),
         ("x = " + "[" * 100_000, "card is nested too deep"),
         ("x = " + "{a = " * 5_000, "card is nested too deep"),
+        (MINIMAL + "action" + ".a" * 20_000 + " = 1", "card is nested too deep"),
         (
-            MINIMAL + "action" + ".a" * 20_000 + " = 1",
+            MINIMAL + "action" + ".a" * 100 + " = 1",
             r"action\.a must be of type int, not {.a.: {",
         ),
         (

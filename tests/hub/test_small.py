@@ -3,8 +3,9 @@
 import pytest
 from huggingface_hub import constants
 
+from offmarl import hub as library
 from offmarl.errors import CardError, HubError, HubUnreachableError
-from offmarl.hub import cache, client, fetch, pull, small
+from offmarl.hub import cache, client, fetch, small
 from offmarl.hub.pull import CARD
 from offmarl.hub.small import small_file
 
@@ -100,4 +101,4 @@ def test_what_is_not_text_or_nested_too_deep_is_refused(hub):
         small_file(REPOSITORY, CARD, "main")
     hub.commit(REPOSITORY, {CARD: b"x = " + b"[" * 5000})
     with pytest.raises(CardError, match="nested too deep"):
-        pull.pull(REPOSITORY)
+        library.pull(REPOSITORY)
