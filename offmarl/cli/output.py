@@ -58,6 +58,15 @@ def show_error(error: Exception, as_json: bool) -> None:
         _err.print(Text.assemble(("error: ", "bold red"), (message, "red")), soft_wrap=True)
 
 
+def ask(question: str) -> bool:
+    """Ask on standard error, and return whether the answer is yes; the end of input is none."""
+    _err.print(Text(f"{printable(question)} [y/N] "), end="", soft_wrap=True)
+    try:
+        return input().strip().lower() in ("y", "yes")
+    except EOFError:
+        return False
+
+
 def show_interrupt() -> None:
     """Say that nothing is lost."""
     _err.print("stopped. The same command goes on from here.", style="yellow")

@@ -49,6 +49,8 @@ class Uid:
     """Distinct joint state-action pairs per step, in [0, 1]."""
     digest: str | None = None
     """Of its logical content; see `offmarl.vault.digest`."""
+    origin: str | None = None
+    """Where its data comes from, in a sentence or two."""
     files: tuple[File, ...] = ()
     """Its own archive on the hub, cut into shards; none where one archive holds all uids."""
 
@@ -83,10 +85,15 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Licence:
-    """SPDX names."""
+    """What may be done with a dataset, as SPDX identifiers."""
 
     data: str
+    """Or "unknown" where the source states none, or "other"."""
     code: str | None = None
+    link: str | None = None
+    """The text of one that is "other"."""
+    note: str | None = None
+    """Who states it, where that is not the source."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +101,8 @@ class Card:
     """What is known of a dataset before it is here.
 
     ``name`` is ``source/environment/scenario``; ``action`` is ``{"discrete": 9}`` or
-    ``{"continuous": 3}``.
+    ``{"continuous": 3}``; ``time_limit`` is the number of steps after which the environment cut
+    episodes off, where that is known.
     """
 
     name: str
@@ -106,6 +114,7 @@ class Card:
     action: Mapping[str, int] | None = None
     observation_size: int | None = None
     state_size: int | None = None
+    time_limit: int | None = None
     quirks: tuple[str, ...] = ()
     hub: Hub | None = None
     recipe: Recipe | None = None
@@ -201,6 +210,8 @@ def check(card: Card, where: str) -> Card:
     for name in (*card.name.split("/"), *card.uids):
         if not _PLAIN.fullmatch(name):
             raise CardError(f"{where}: {name!r} cannot be the name of a dataset or a uid.")
+    if card.time_limit is not None and card.time_limit < 1:
+        raise CardError(f"{where}: time_limit must be positive, not {card.time_limit}.")
     return card
 
 

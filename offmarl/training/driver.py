@@ -49,7 +49,7 @@ def train(name: str, make: Callable[[EnvSpec, _ArgsT], Program], args: _ArgsT) -
     RunError
         The directory holds a run with other settings.
     """
-    dataset = open_dataset(args.vault)
+    dataset = open_dataset(args.vault, time_limit=args.time_limit)
     schedule = schedule_of(args, dataset.spec)
     judges = judges_of(args, dataset)
     args = replace(args, **schedule._asdict(), held_out=judges.fraction)

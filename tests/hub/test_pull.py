@@ -48,7 +48,7 @@ def test_all_uids_then_again(hub):
         "SHA-256 of the archive, the hub's own: the card has none"
     }
     assert pulled.fetched <= len(hub.archive) + 2 * fetch.PART
-    assert library.pull(NAME)[2:] == (pulled.paths, pulled.checks, 0)
+    assert library.pull(NAME)[2:] == (pulled.paths, pulled.checks, 0, None)
     (entry,) = cache.entries()
     assert entry.path == cache.root() / NAME / pulled.commit / "small.vlt"
     assert cache.verify(entry) == 20
