@@ -85,14 +85,18 @@ def test_a_limit_that_is_given_is_kept(published):
             library.load_dataset(f"{NAME}/Good", time_limit=limit)
 
 
-def test_data_without_a_limit_keeps_its_warning(hub, packed):
+def test_data_without_a_limit_keeps_its_warning(hub, packed, tmp_path):
     hub.commit(REPOSITORY, {PATH: packed})
     pulled = library.pull(f"{NAME}/Good")
     found = vault.open_vault(pulled.paths["Good"])
     assert pulled.time_limit is None and "time limit unknown" in found.quirks
     assert any(told.startswith("Time limit unknown") for told in findings(survey(found)))
-    made = library.load_dataset(f"{NAME}/Good", time_limit=6)
-    assert "time limit unknown" not in made.quirks
+    made = vault.filter(vault.recode(found, tmp_path / "a.vlt"), "length > 0", tmp_path / "b.vlt")
+    assert any(told.startswith("Time limit unknown") for told in findings(survey(made)))
+    known = library.load_dataset(f"{NAME}/Good", time_limit=6)
+    assert "time limit unknown" not in known.quirks
+    made = vault.recode(known, tmp_path / "c.vlt")
+    assert not any("ime limit unknown" in told for told in findings(survey(made)))
 
 
 def test_what_an_older_pull_brought_has_the_limit_of_the_catalogue(published):
