@@ -47,7 +47,7 @@ def _of_recording(found: Survey) -> Iterator[str]:
     if vault.spec.time_limit is None and _limit_was_unknown(vault.provenance):
         yield (
             f"{_sentence(LIMIT_UNKNOWN)}: it was made of data whose longest episodes are all "
-            "flagged as terminated; if that is a time limit, make it again from its sources with it."
+            "flagged as terminated; if that is a time limit, make it from its sources with it."
         )
 
 
