@@ -30,6 +30,7 @@ from rich.progress import (
 from rich.text import Text
 
 from offmarl.errors import RunError
+from offmarl.terminal import one_line
 
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
@@ -238,6 +239,7 @@ def progress(
     unit
         What a step is.
     """
+    description = one_line(description)
     if is_quiet():
         yield _silent
     elif _console.is_terminal:
@@ -262,7 +264,7 @@ def _bar(unit: str) -> Progress:
     if unit == "steps":
         counts = (TextColumn("{task.completed:,}/{task.total:,}"), _RateColumn())
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         *counts,
         TimeRemainingColumn(),

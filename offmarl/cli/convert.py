@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
+from offmarl import vault
 from offmarl.cli.data import show
 from offmarl.cli.output import Report
 from offmarl.errors import OptionError, VaultError
@@ -24,6 +25,8 @@ def convert(
     to: Literal["pymarl", "minari", "numpy", "zarr"] | None = None,
     env: str | None = None,
     time_limit: int | None = None,
+    licence: Annotated[str | None, arg(metavar="SPDX")] = None,
+    citation: str | None = None,
 ) -> Report:
     """Convert a dataset of another project into a vault, or a vault into such a dataset.
 
@@ -46,15 +49,28 @@ def convert(
     time_limit
         Steps after which episodes were cut off, so that their ends are not taken for terminations;
         by default the environment's.
+    licence
+        SPDX identifier of the licence that the dataset comes with, such as CC-BY-4.0: kept with the
+        vault, and stated by `offmarl push`.
+    citation
+        What the dataset asks to cite, as BibTeX: kept and stated in the same way.
     """
+    terms = _terms(licence, citation)
     if to is None:
         _check_source(source)
         spec = _spec(env) if env else None
         read = READERS[layout or "pymarl"]
-        return show(str(read(source, out, progress=progress, **_taken(read, spec, time_limit))))
-    if layout or env:
+        made = read(source, out, progress=progress, **_taken(read, spec, time_limit))
+        if terms:
+            with vault.resume(made) as writer:
+                writer.annotate(
+                    {"source": {**vault.open_vault(made).provenance["source"], **terms}}
+                )
+        return show(str(made))
+    if layout or env or terms:
         raise OptionError(
-            "--to writes a vault in another layout: it goes without --from and --env."
+            "--to writes a vault in another layout: it goes without --from, --env, --licence and "
+            "--citation."
         )
     data = open_source(source, time_limit=time_limit)
     path = WRITERS[to](data, out, progress=progress)
@@ -65,6 +81,18 @@ def convert(
         "steps": data.num_steps,
     }
     return Report(facts, f"{data.num_steps:,} steps of {source} are in {path}.")
+
+
+def _terms(licence: str | None, citation: str | None) -> dict[str, str]:
+    """Return what a dataset's source states; `UnknownNameError` where there is no such licence."""
+    terms = {"citation": citation} if citation else {}
+    if licence is None:
+        return terms
+    from offmarl.hub.licences import OTHER, licence_named
+
+    if (name := licence_named(licence)) == OTHER:
+        raise OptionError("'other' names no licence: give it, and its link, to `offmarl push`.")
+    return terms | {"licence": name}
 
 
 def _check_source(source: str) -> None:

@@ -34,7 +34,7 @@ _SHORT = {
 _HINT = """\
 sees, acts: vectors, or grids flattened; discrete or continuous actions. P: partial observability, \
 A: adversarial, H: heterogeneous agents, C: communication, M: action mask. state: the \
-environment's own, or all observations jointly. needs: pip install 'offmarl\\[envs]' or \\[mabrax].
+environment's own, or all observations jointly. needs: pip install 'offmarl[envs]' or [mabrax].
 A capital letter in a name stands for a number of your choice, a word in capitals for one of those \
 that `offmarl envs NAME` lists. Options follow a colon, as in swarm/coverage-8:time_limit=20."""
 

@@ -1,7 +1,8 @@
 """``offmarl pull``, ``push`` and ``cache``: datasets on the hub, and those that came from there."""
 
+import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,7 +10,7 @@ from rich.console import Group
 from tyro.conf import Positional, arg
 
 from offmarl import hub
-from offmarl.cli.output import Report, as_is, grid, number, table
+from offmarl.cli.output import Report, as_is, ask, grid, number, table
 from offmarl.errors import OptionError, UnknownNameError, unknown_name
 from offmarl.hub import Card
 from offmarl.hub import cache as pulled_datasets
@@ -22,6 +23,7 @@ def pull(
     name: Annotated[str, Positional, arg(metavar="NAME[/UID][@REVISION]")],
     out: Path | None = None,
     dry_run: bool = False,
+    time_limit: Annotated[int | None, arg(metavar="STEPS")] = None,
 ) -> Report:
     """Bring a published dataset here.
 
@@ -35,11 +37,16 @@ def pull(
         Directory to put it in; by default one that `offmarl cache ls` lists.
     dry_run
         Say how large it is, and stop there.
+    time_limit
+        For data that flags the end of time as a termination: the steps after which episodes were
+        cut off, by default as its card says. It is noted, and used whenever the data is opened.
     """
     if dry_run:
         return _planned(hub.plan(name, out))
-    pulled = hub.pull(name, out)
-    facts = _about(pulled.card) | {"commit": pulled.commit, "fetched": _size(pulled.fetched)}
+    pulled = hub.pull(name, out, time_limit)
+    limit = {"time limit": f"{pulled.time_limit} steps"} if pulled.time_limit else {}
+    about = {"commit": pulled.commit, "fetched": _size(pulled.fetched)}
+    facts = _about(pulled.card) | limit | about
     checks = {f"{uid} checked by": check for uid, check in pulled.checks.items()}
     if not pulled.asked:
         facts["note"] = "the hub could not be asked whether there is anything newer."
@@ -74,7 +81,8 @@ def push(
         list[Path], Positional, arg(metavar="VAULT...", help_behavior_hint="(required)")
     ],
     to: str,
-    licence: str,
+    licence: Annotated[str | None, arg(metavar="SPDX")] = None,
+    licence_link: Annotated[str | None, arg(metavar="URL")] = None,
     name: str | None = None,
     summary: str = "",
     citation: str = "",
@@ -91,22 +99,26 @@ def push(
     to
         The repository, such as org/name; made where there is none.
     licence
-        SPDX name of the data's licence, such as CC-BY-4.0.
+        SPDX identifier of the data's licence, such as CC-BY-4.0; "other", with --licence-link; or
+        "unknown". May be left out where all sources of the data state the same one.
+    licence_link
+        Address of the text of a licence that is "other".
     name
         The dataset's name, source/environment/scenario; by default from the repository and the
         environment.
     summary
-        How it was made, in a sentence.
+        How it was made, in a sentence; by default what its provenance tells.
     citation
-        What to cite, as BibTeX.
+        What to cite, as BibTeX; by default what the sources of the data ask for.
     private
         Make the repository a private one.
     message
         Of the commit.
     """
-    pushed = hub.push(vaults, to, licence, name, summary, citation, private, message)
+    pushed = hub.push(vaults, to, licence, name, summary, citation, private, message, licence_link)
     rows = [[uid, one.digest, len(one.files)] for uid, one in pushed.card.uids.items()]
     facts = {"repository": pushed.url, "commit": pushed.commit, "size": _size(pushed.sent)}
+    facts |= {"summary": pushed.card.summary, "licence": _licence(pushed.card)}
     view = Group(
         table(["uid", "digest", "shards"], rows), grid(facts), as_is(f"\nNext: offmarl pull {to}")
     )
@@ -117,6 +129,7 @@ def cache(
     action: Annotated[Literal["ls", "rm", "verify"], Positional],
     names: Annotated[tuple[str, ...], Positional, arg(metavar="[NAME[@COMMIT]...]")] = (),
     everything: Annotated[bool, arg(name="all")] = False,
+    yes: bool = False,
 ) -> Report:
     """List, remove or verify the datasets that were pulled.
 
@@ -127,7 +140,9 @@ def cache(
     names
         Datasets, as "ls" names them.
     everything
-        All of them.
+        All of them; names are not given then.
+    yes
+        Remove without asking.
     """
     found = _here()
     chosen = found if action == "ls" and not names else _choose(found, names, everything)
@@ -135,12 +150,27 @@ def cache(
         case "ls":
             return _listed(chosen)
         case "rm":
+            _confirm(chosen, yes)
             freed = {name: pulled_datasets.remove(entry) for name, entry in chosen.items()}
             return Report(
                 {"removed": freed}, f"{len(freed)} removed, {_size(sum(freed.values()))} freed."
             )
         case "verify":
             return _verified(chosen)
+
+
+def _confirm(chosen: Mapping[str, pulled_datasets.Entry], yes: bool) -> None:
+    """Ask before datasets are removed; `OptionError` where there is nobody to ask."""
+    if yes or not chosen:
+        return
+    if not sys.stdin.isatty():
+        raise OptionError(
+            f"{len(chosen)} pulled datasets would be removed ({', '.join(chosen)}), and this is no "
+            "terminal to ask on: say --yes."
+        )
+    listed = "\n".join(f"{name}  {_size(one.size)}" for name, one in chosen.items())
+    if not ask(f"{listed}\nRemove?"):
+        raise OptionError("nothing was removed.")
 
 
 def verify_pulled(name: str) -> Report | None:
@@ -185,6 +215,8 @@ def _choose(
     found: dict[str, pulled_datasets.Entry], names: Iterable[str], everything: bool
 ) -> dict[str, pulled_datasets.Entry]:
     """Return the datasets that are named, with or without their commit."""
+    if everything and names:
+        raise OptionError(f"give names ({', '.join(names)}) or --all, not both.")
     if everything:
         return found
     chosen: dict[str, pulled_datasets.Entry] = {}
@@ -235,14 +267,20 @@ def _uids(card: Card) -> str:
 
 
 def _about(card: Card) -> dict[str, Any]:
-    code = f"; code {card.licence.code}" if card.licence.code else ""
     about = {
         "dataset": f"{card.name}: {card.summary}",
         "agents": f"{card.num_agents}, {_actions(card)}".rstrip(", "),
-        "licence": f"data {card.licence.data}{code}",
+        "licence": _licence(card),
         "note": " ".join(card.quirks),
     }
     return {name: text for name, text in about.items() if text}
+
+
+def _licence(card: Card) -> str:
+    """Say what may be done with a dataset, and who says so."""
+    _, code, link, note = astuple(card.licence)
+    data = f"data {card.licence.data}" + (f" ({link})" if link else "")
+    return data + (f"; code {code}" if code else "") + (f". {note}" if note else "")
 
 
 def _plain(card: Card) -> dict[str, Any]:

@@ -1,17 +1,19 @@
 """What the command line prints: reports on standard output, the rest on standard error."""
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Num
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.measure import Measurement
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from offmarl.terminal import one_line, printable
 from offmarl.tracking import to_json
 
 _out = Console(highlight=False)
@@ -32,7 +34,18 @@ def show(report: Report, as_json: bool) -> None:
     if as_json:
         _out.out(to_json(report.data, indent=2))
     else:
-        _out.print(report.view, crop=False)
+        _out.print(_Printable(report.view), crop=False, markup=False)
+
+
+class _Printable:
+    """What a view shows, its control characters escaped, whatever part of it they are in."""
+
+    def __init__(self, view: RenderableType):
+        self._view = view
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for text, style, control in console.render(self._view, options):
+            yield Segment(text if control else printable(text), style, control)
 
 
 def show_error(error: Exception, as_json: bool) -> None:
@@ -41,7 +54,17 @@ def show_error(error: Exception, as_json: bool) -> None:
         data = {"error": {"type": type(error).__name__, "message": str(error)}}
         _out.out(to_json(data, indent=2))
     else:
-        _err.print(Text.assemble(("error: ", "bold red"), (str(error), "red")), soft_wrap=True)
+        message = printable(str(error))
+        _err.print(Text.assemble(("error: ", "bold red"), (message, "red")), soft_wrap=True)
+
+
+def ask(question: str) -> bool:
+    """Ask on standard error, and return whether the answer is yes; the end of input is none."""
+    _err.print(Text(f"{printable(question)} [y/N] "), end="", soft_wrap=True)
+    try:
+        return input().strip().lower() in ("y", "yes")
+    except EOFError:
+        return False
 
 
 def show_warning(message: Warning | str, *_: object, **__: object) -> None:
@@ -61,11 +84,14 @@ def overview(summaries: Mapping[str, str]) -> Report:
     """Return the help of the command line as a whole."""
     verbs = Table.grid(padding=(0, 2))
     for name, summary in summaries.items():
-        verbs.add_row(f"  [bold]{name}[/]", summary)
+        verbs.add_row(Text(f"  {name}", "bold"), summary)
     return Report(
         {"commands": summaries},
         Group(
-            "[bold]offmarl[/] COMMAND ...: offline multi-agent RL datasets and replay in JAX\n",
+            Text.assemble(
+                ("offmarl", "bold"),
+                " COMMAND ...: offline multi-agent RL datasets and replay in JAX\n",
+            ),
             verbs,
             "\n`offmarl COMMAND --help` says more. Every command takes --json.",
         ),
@@ -91,7 +117,7 @@ def table(columns: Sequence[str], rows: Iterable[Iterable[Any]], title: str = ""
         for column, cell in zip(grid.columns, cells, strict=True):
             if isinstance(cell, int | float):
                 column.justify, column.no_wrap = "right", True  # a number broken in two is another
-        texts = [Text(number(cell)) for cell in cells]
+        texts = [Text(one_line(number(cell))) for cell in cells]
         longest = max(longest, texts[0].cell_len)
         grid.add_row(*texts)
     _fit(grid, longest)
@@ -118,13 +144,14 @@ def grid(facts: Mapping[str, Any]) -> Table:
     rows = Table.grid(padding=(0, 2))
     for name, value in facts.items():
         text = value if isinstance(value, str) else to_json(value)
-        rows.add_row(Text(name, style="bold"), Text(text, overflow="fold"))
+        rows.add_row(Text(one_line(name), style="bold"), Text(printable(text), overflow="fold"))
     return rows
 
 
 def as_is(text: Any) -> RenderableType:
     """Return text that is not broken into lines, so that it can be copied from the terminal."""
-    return Group(Text(str(text), no_wrap=True, overflow="ignore"))  # a bare Text would be wrapped
+    text = printable(str(text))
+    return Group(Text(text, no_wrap=True, overflow="ignore"))  # a bare Text would be wrapped
 
 
 def spread(values: Num[np.ndarray, "count"]) -> dict[str, float]:

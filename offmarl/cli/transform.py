@@ -13,6 +13,7 @@ from offmarl.tracking import progress
 Source = Annotated[str, Positional, arg(metavar="VAULT")]
 Out = Annotated[str, arg(aliases=["-o"], metavar="VAULT")]
 Codec = Literal["raw", "zstd"]
+TimeLimit = Annotated[int | None, arg(metavar="STEPS")]
 
 
 def cat(
@@ -21,6 +22,7 @@ def cat(
     ],
     out: Out,
     codec: Codec | None = None,
+    time_limit: TimeLimit = None,
 ) -> Report:
     """Join vaults of one environment, one after the other.
 
@@ -32,8 +34,11 @@ def cat(
         The vault to make.
     codec
         raw or zstd; by default that of the first source.
+    time_limit
+        For vaults of other programs that flag the end of time as a termination: the limit.
     """
-    return _report([vault.cat(sources, out, codec=codec, progress=progress)])
+    made = vault.cat(sources, out, codec=codec, time_limit=time_limit, progress=progress)
+    return _report([made])
 
 
 def filter(
@@ -196,6 +201,7 @@ def recode(
     codec: Codec | None = None,
     chunk_steps: int | None = None,
     layout: Literal["rows", "stream"] = "rows",
+    time_limit: TimeLimit = None,
 ) -> Report:
     """Store the same content in another way.
 
@@ -212,9 +218,17 @@ def recode(
     layout
         rows keeps those of the source; stream puts all episodes end to end in one, as programs for
         OG-MARL's vaults expect.
+    time_limit
+        For a vault of another program that flags the end of time as a termination: the limit.
     """
     made = vault.recode(
-        source, out, codec=codec, chunk_steps=chunk_steps, layout=layout, progress=progress
+        source,
+        out,
+        codec=codec,
+        chunk_steps=chunk_steps,
+        layout=layout,
+        time_limit=time_limit,
+        progress=progress,
     )
     return _report([made])
 

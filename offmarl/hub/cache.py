@@ -19,10 +19,10 @@ from huggingface_hub import cached_assets_path, constants
 from offmarl import tracking
 from offmarl.errors import HubChecksumError, HubError, RunError
 from offmarl.vault.listing import SUFFIX, vaults_in
+from offmarl.vault.reading.beside import RECORD
 
 ARRIVING = ".arriving"
 """Directory, in that of a dataset, for what is not complete."""
-_RECORD = "pulled.json"
 _LOCK = ".lock"
 _REFS = "refs"
 
@@ -46,13 +46,13 @@ class Entry(NamedTuple):
     def record(self) -> dict[str, Any]:
         """What was noted when it was pulled: name, repository, commit, and the files of uids."""
         try:
-            return tracking.read_json(self.path, _RECORD)
+            return tracking.read_json(self.path, RECORD)
         except RunError:
             return {}
 
     def note(self, facts: Mapping[str, Any]) -> None:
         """Replace some of the facts in the record."""
-        tracking.write_json(self.path / _RECORD, {**self.record, **facts})
+        tracking.write_json(self.path / RECORD, {**self.record, **facts})
 
     @property
     def size(self) -> int:
@@ -93,7 +93,7 @@ def entries(commit: Path | None = None) -> list[Entry]:
     """Return the datasets that are here or began to arrive: all, or those of a commit."""
     depths = ("*",) if commit else ("*/*/*/*", "*/*/*/*/*")
     found = (path for depth in depths for path in (commit or root()).glob(f"{depth}{SUFFIX}"))
-    return sorted(Entry(path) for path in found if (path / _RECORD).is_file())
+    return sorted(Entry(path) for path in found if (path / RECORD).is_file())
 
 
 def remember(name: str, revision: str, commit: str) -> None:

@@ -1,8 +1,11 @@
 """The page of a dataset on the hub: metadata that the hub reads, and text for people."""
 
+from typing import Any
+
 from huggingface_hub import DatasetCard, DatasetCardData
 
 from offmarl.hub.catalogue import Card, Uid
+from offmarl.hub.licences import HUGGING_FACE, OTHER, UNKNOWN
 
 _TAGS = ("multi-agent", "offline-rl", "reinforcement-learning", "jax", "flashbax", "offmarl")
 _SIZES = (
@@ -18,8 +21,11 @@ _SIZES = (
 
 def readme(card: Card, repository: str) -> str:
     """Return a repository's README.md; the hub checks its metadata when it is committed."""
+    licence: dict[str, Any] = {"license": HUGGING_FACE[card.licence.data]}
+    if card.licence.data == OTHER:
+        licence |= {"license_name": "other", "license_link": card.licence.link or ""}
     metadata = DatasetCardData(
-        license=card.licence.data.lower(),
+        **licence,
         pretty_name=card.name,
         task_categories=["reinforcement-learning"],
         size_categories=[_size_category(card)],
@@ -41,6 +47,7 @@ def _text(card: Card, repository: str) -> str:
         f"| `{one.digest}` |"
         for uid, one in card.uids.items()
     )
+    origins = "\n".join(f"- {uid}: {one.origin}" for uid, one in card.uids.items() if one.origin)
     first = next(iter(card.uids))
     citation = (
         f"\n## Citation\n\n```bibtex\n{card.citation.strip()}\n```\n" if card.citation else ""
@@ -77,12 +84,28 @@ Each uid is one zip archive in `data/`; join the shards of a larger one first
 (`cat data/NAME.zip.* > NAME.zip`). Unpacked it is a vault that stock
 [flashbax](https://github.com/instadeepai/flashbax) opens. `offmarl.toml` holds the SHA-256 of every
 file and the digest of every vault's content; `pull` checks both.
+
+## Origin
+
+{origins}
+
+## Licence
+
+{_licence(card)}
 {citation}"""
 
 
 def _episodes(one: Uid) -> str:
     """Count episodes, and those whose returns are not among the mean."""
     return f"{one.episodes:,}" + (f" ({one.incomplete:,} incomplete)" if one.incomplete else "")
+
+
+def _licence(card: Card) -> str:
+    if card.licence.data == UNKNOWN:
+        return "Unknown: no licence is stated for this data."
+    if card.licence.data == OTHER:
+        return f"See {card.licence.link}."
+    return f"{card.licence.data} (SPDX)."
 
 
 def _mean(mean: float | None, std: float | None) -> str:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import re
+import reprlib
 import tomllib
 import types
 import typing
@@ -17,6 +18,9 @@ from offmarl.errors import CardError, unknown_name
 from offmarl.statistics import Reference
 
 SUFFIX = ".toml"
+
+_MOST_DOTS = 200
+"""Dots in a key, or in a line of text: the parser takes quadratic time for those of a key."""
 
 _PLAIN = re.compile(r"\w[\w .+=-]*")
 
@@ -46,6 +50,8 @@ class Uid:
     """Distinct joint state-action pairs per step, in [0, 1]."""
     digest: str | None = None
     """Of its logical content; see `offmarl.vault.digest`."""
+    origin: str | None = None
+    """Where its data comes from, in a sentence or two."""
     files: tuple[File, ...] = ()
     """Its own archive on the hub, cut into shards; none where one archive holds all uids."""
     incomplete: int | None = None
@@ -82,10 +88,15 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Licence:
-    """SPDX names."""
+    """What may be done with a dataset, as SPDX identifiers."""
 
     data: str
+    """Or "unknown" where the source states none, or "other"."""
     code: str | None = None
+    link: str | None = None
+    """The text of one that is "other"."""
+    note: str | None = None
+    """Who states it, where that is not the source."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +104,8 @@ class Card:
     """What is known of a dataset before it is here.
 
     ``name`` is ``source/environment/scenario``; ``action`` is ``{"discrete": 9}`` or
-    ``{"continuous": 3}``.
+    ``{"continuous": 3}``; ``time_limit`` is the number of steps after which the environment cut
+    episodes off, where that is known.
     """
 
     name: str
@@ -105,6 +117,7 @@ class Card:
     action: Mapping[str, int] | None = None
     observation_size: int | None = None
     state_size: int | None = None
+    time_limit: int | None = None
     quirks: tuple[str, ...] = ()
     hub: Hub | None = None
     recipe: Recipe | None = None
@@ -195,10 +208,14 @@ def parse(text: str, where: str) -> Card:
     CardError
         It is no TOML; a field is missing, unknown, or of another type than it must be.
     """
+    if any(part.count(".") > _MOST_DOTS for part in re.split(r"[=\n]", text)):
+        raise CardError(f"{where} is nested too deep: no card is.")
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # that of TOML, and that of a number with too many digits
         raise CardError(f"{where} is not TOML: {error}.") from error
+    except RecursionError as error:
+        raise CardError(f"{where} is nested too deep: no card is.") from error
     return check(_build(Card, data, where, ""), where)
 
 
@@ -209,6 +226,8 @@ def check(card: Card, where: str) -> Card:
     for name in (*card.name.split("/"), *card.uids):
         if not _PLAIN.fullmatch(name):
             raise CardError(f"{where}: {name!r} cannot be the name of a dataset or a uid.")
+    if card.time_limit is not None and card.time_limit < 1:
+        raise CardError(f"{where}: time_limit must be positive, not {card.time_limit}.")
     return card
 
 
@@ -246,7 +265,7 @@ def _key(name: str) -> str:
 def _build(cls: Any, data: Any, where: str, prefix: str) -> Any:
     """Make a dataclass of a table, checking every field."""
     if not isinstance(data, dict):
-        raise CardError(f"{where}: {prefix.rstrip('.')} must be a table, not {data!r}.")
+        raise CardError(f"{where}: {prefix.rstrip('.')} must be a table, not {_brief(data)}.")
     hints = typing.get_type_hints(cls)
     needed = [
         one.name
@@ -257,7 +276,7 @@ def _build(cls: Any, data: Any, where: str, prefix: str) -> Any:
     unknown = [name for name in data if name not in hints]
     for problem, found in (("lacks", missing), ("has unknown", unknown)):
         if found:
-            fields = ", ".join(prefix + name for name in found)
+            fields = ", ".join(f"{prefix}{name:.80}" for name in found[:10])
             raise CardError(f"{where} {problem} {fields}: datasets/README.md lists the fields.")
     return cls(**{k: _convert(hints[k], v, where, f"{prefix}{k}") for k, v in data.items()})
 
@@ -275,7 +294,17 @@ def _convert(hint: Any, value: Any, where: str, name: str) -> Any:
         return {k: _convert(inner[1], one, where, f"{name}.{k}") for k, one in value.items()}
     if hint is float and type(value) is int:
         return float(value)
-    if origin is None and type(value) is hint:
+    if origin is None and type(value) is hint and _is_sane(value):
         return value
     wanted = getattr(origin or hint, "__name__", str(hint))
-    raise CardError(f"{where}: {name} must be of type {wanted.lower()}, not {value!r}.")
+    raise CardError(f"{where}: {name} must be of type {wanted.lower()}, not {_brief(value)}.")
+
+
+def _is_sane(value: Any) -> bool:
+    """Whether a number is one that is counted in 64 bits; true of all else."""
+    return type(value) is not int or -(2**63) <= value < 2**63
+
+
+def _brief(value: Any) -> str:
+    """Return a value of any size and depth in a few words."""
+    return reprlib.repr(value) if _is_sane(value) else "a number beyond 64 bits"

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple, NoReturn
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -16,7 +15,6 @@ from huggingface_hub import (
     constants,
     get_hf_file_metadata,
     get_token,
-    hf_hub_download,
     hf_hub_url,
 )
 from huggingface_hub.errors import (
@@ -152,7 +150,8 @@ def _ask(endpoint: str, mirrors: list[str], repository: str, path: str, revision
         found = get_hf_file_metadata(
             url, token=token_for(url) or False, timeout=_TIMEOUT, endpoint=endpoint
         )
-    if not _COMMIT.fullmatch(commit := found.commit_hash or "") or (size := found.size or 0) <= 0:
+    commit, size = found.commit_hash or "", found.size or 0
+    if not _COMMIT.fullmatch(commit) or not 0 < size < 2**63:
         raise HubError(
             f"the hub's answer about {path} of {repository} makes no sense (commit "
             f"{found.commit_hash!r}, size {found.size!r}): a proxy or a mirror may have changed it."
@@ -167,21 +166,6 @@ def _url(endpoint: str, repository: str, path: str, revision: str) -> str:
         return hf_hub_url(
             repository, path, repo_type="dataset", revision=revision, endpoint=endpoint
         )
-
-
-def small_file(repository: str, path: str, revision: str) -> tuple[str, str]:
-    """Return the commit of a revision and the text of a small file in it; errors as `find`."""
-    remote = find(repository, path, revision)
-    with errors_of(repository, revision, path), bars(shown=False):
-        local = hf_hub_download(
-            repository,
-            path,
-            repo_type="dataset",
-            revision=remote.commit,
-            endpoint=remote.urls[0].partition("/datasets/")[0],
-            token=token_for(remote.urls[0]) or False,
-        )
-    return remote.commit, Path(local).read_text()
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from offmarl.hub.catalogue import Card, File
+from offmarl.hub.licences import OTHER, UNKNOWN
 
 _CONTEXT = {
     "@language": "en",
@@ -63,7 +64,7 @@ def croissant(card: Card, repository: str, url: str, published: str) -> str:
         "conformsTo": "http://mlcommons.org/croissant/1.0",
         "name": repository.replace("/", "_"),
         "description": f"{card.summary} {card.num_agents} agents; uids {', '.join(card.uids)}.",
-        "license": f"https://spdx.org/licenses/{card.licence.data}.html",
+        "license": _licence(card),
         "url": url,
         "version": "1.0.0",
         "datePublished": published,
@@ -75,6 +76,12 @@ def croissant(card: Card, repository: str, url: str, published: str) -> str:
         ],
     }
     return json.dumps(data, indent=2) + "\n"
+
+
+def _licence(card: Card) -> str:
+    if card.licence.data in (UNKNOWN, OTHER):
+        return card.licence.link or UNKNOWN
+    return f"https://spdx.org/licenses/{card.licence.data}.html"
 
 
 def _file_object(file: File, uid: str, url: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from offmarl.errors import (
     HubChecksumError,
     HubError,
     HubUnreachableError,
+    OptionError,
     UnknownNameError,
     unknown_name,
 )
@@ -20,8 +21,10 @@ from offmarl.hub.cache import Entry
 from offmarl.hub.catalogue import Card, to_toml
 from offmarl.hub.client import Remote
 from offmarl.hub.lookup import Target, kept, parse, pulled
+from offmarl.hub.small import small_file
 from offmarl.paths import local
 from offmarl.vault.listing import SUFFIX
+from offmarl.vault.reading.beside import PUBLISHED, TIME_LIMIT
 
 if TYPE_CHECKING:  # it brings in JAX, which pulling does without
     from offmarl.replay import Dataset
@@ -63,9 +66,13 @@ class Pulled(NamedTuple):
     """Bytes that came over the wire."""
     asked: bool = True
     """Whether the hub was asked; if not, its revision may mean a newer commit by now."""
+    time_limit: int | None = None
+    """Steps after which episodes were cut off: what was asked for, or else what the card says."""
 
 
-def pull(name: str, out: str | os.PathLike[str] | None = None) -> Pulled:
+def pull(
+    name: str, out: str | os.PathLike[str] | None = None, time_limit: int | None = None
+) -> Pulled:
     """Bring a dataset here, unless it is; then no hub is needed.
 
     An interrupted pull goes on where it was when the same is asked for again; of two at once the
@@ -79,11 +86,16 @@ def pull(name: str, out: str | os.PathLike[str] | None = None) -> Pulled:
         or a repository that `push` filled, such as "org/name".
     out
         Directory to put ``<scenario>.vlt`` in; by default one of `offmarl.hub.cache`.
+    time_limit
+        Steps after which episodes were cut off, in vaults that flag this as a termination; that of
+        the card by default. It is noted beside the vaults, and whatever opens them uses it.
 
     Raises
     ------
     UnknownNameError
         There is no such dataset or uid.
+    OptionError
+        The time limit is not positive.
     HubUnreachableError
         No hub answers, or offline mode is on, and not all of it is here; it says what is.
     HubChecksumError
@@ -92,14 +104,19 @@ def pull(name: str, out: str | os.PathLike[str] | None = None) -> Pulled:
         Anything else that stands in the way: no such revision, no room, no zip archive.
     """
     target = parse(name)
+    _check_limit(time_limit)
     try:
         with _telling_what_is_here():
             source = _find(target)
     except HubUnreachableError:
         if here := kept(target, out):
-            return _pulled(*here, target, 0, asked=False)
+            entry, card = here
+            if time_limit is not None:
+                entry.note({TIME_LIMIT: time_limit})
+            return _pulled(entry, card, target, 0, asked=False)
         raise
     with _opened(source, out) as entry:
+        _note(entry, source, time_limit)
         fetched = _bring(entry, source, target.uid)
         return _pulled(entry, source.card, target, fetched)
 
@@ -107,7 +124,8 @@ def pull(name: str, out: str | os.PathLike[str] | None = None) -> Pulled:
 def _pulled(entry: Entry, card: Card, target: Target, fetched: int, asked: bool = True) -> Pulled:
     paths = entry.uids if target.uid is None else {target.uid: entry.uids[target.uid]}
     checks = {uid: entry.record["uids"][uid]["check"] for uid in paths}
-    return Pulled(card, entry.record["commit"], paths, checks, fetched, asked)
+    limit = entry.record.get(TIME_LIMIT)
+    return Pulled(card, entry.record["commit"], paths, checks, fetched, asked, limit)
 
 
 def plan(name: str, out: str | os.PathLike[str] | None = None) -> Plan:
@@ -124,7 +142,29 @@ def plan(name: str, out: str | os.PathLike[str] | None = None) -> Plan:
     return Plan(source.card, source.commit, sizes, free)
 
 
-def load_dataset(name: str) -> "Dataset":
+def _check_limit(time_limit: int | None) -> None:
+    if time_limit is not None and time_limit < 1:
+        raise OptionError(f"a time limit is a positive number of steps, not {time_limit}.")
+
+
+def _note(entry: Entry, source: "_Source", time_limit: int | None) -> None:
+    """Note beside the vaults what their card says and they do not."""
+    card, known = source.card, entry.record.get(TIME_LIMIT)
+    limit = next((one for one in (time_limit, known, card.time_limit) if one is not None), None)
+    published = {
+        "dataset": card.name,
+        "repository": source.repository,
+        "commit": source.commit,
+        "licence": card.licence.data,
+        "licence_link": card.licence.link,
+        "citation": card.citation.strip(),
+    }
+    facts = {TIME_LIMIT: limit, PUBLISHED: {k: v for k, v in published.items() if v}}
+    if any(entry.record.get(name) != fact for name, fact in facts.items()):
+        entry.note(facts)
+
+
+def load_dataset(name: str, time_limit: int | None = None) -> "Dataset":
     """Open a published dataset to learn from; it is pulled if it is not here.
 
     Parameters
@@ -132,6 +172,8 @@ def load_dataset(name: str) -> "Dataset":
     name
         ``NAME/UID[@REVISION]``, such as "og_marl/smac_v1/3m/Good"; UID may be left out where there
         is only one.
+    time_limit
+        As for `pull`; by default the one that was noted then, or else the catalogue's.
 
     Raises
     ------
@@ -143,13 +185,17 @@ def load_dataset(name: str) -> "Dataset":
     >>> dataset = offmarl.load_dataset("og_marl/smac_v1/3m/Good")
     >>> replay = dataset.replay(batch=32, length=20)
     """
-    from offmarl.replay import open_dataset
+    from offmarl.replay import Dataset
 
     target = parse(name)
-    if target.uid is None and target.name in catalogue.names():
-        _only_one(target.name, catalogue.load(target.name).uids)
-    paths = pulled(target) or pull(name).paths
-    return open_dataset(paths[_only_one(target.name, paths)])
+    _check_limit(time_limit)
+    known = target.card
+    if target.uid is None and known:
+        _only_one(target.name, known.uids)
+    paths = pulled(target) or pull(name, time_limit=time_limit).paths
+    found = Dataset(paths[_only_one(target.name, paths)])
+    limit = time_limit or found.time_limit or (known.time_limit if known else None)
+    return arrive.open_limited(Dataset, found.path, limit)
 
 
 def _only_one(name: str, uids: Collection[str]) -> str:
@@ -202,7 +248,7 @@ def _find(target: Target) -> _Source:
 def _find_pushed(target: Target) -> _Source:
     revision = target.revision or "main"
     try:
-        commit, text = client.small_file(target.name, CARD, revision)
+        commit, text = small_file(target.name, CARD, revision)
     except HubUnreachableError:
         raise
     except HubError as error:

@@ -22,7 +22,9 @@ from offmarl.hub import cache, client
 from offmarl.hub.card import readme
 from offmarl.hub.catalogue import Card, File, Licence, Uid, check, to_toml
 from offmarl.hub.croissant import croissant
+from offmarl.hub.origin import citation_of, in_words, licence_of
 from offmarl.hub.pull import CARD
+from offmarl.hub.small import LARGEST
 from offmarl.types import Discrete
 from offmarl.vault import Vault
 from offmarl.vault.listing import SUFFIX, open_source, place_of, vaults_in
@@ -48,12 +50,13 @@ class Pushed(NamedTuple):
 def push(
     vaults: Sequence[str | os.PathLike[str]],
     repository: str,
-    licence: str,
+    licence: str | None = None,
     name: str | None = None,
     summary: str = "",
     citation: str = "",
     private: bool = False,
     message: str = "Upload with offmarl",
+    licence_link: str | None = None,
 ) -> Pushed:
     """Publish vaults of one environment as a dataset, which `pull` brings back.
 
@@ -68,15 +71,20 @@ def push(
     repository
         Such as "org/name"; made where there is none.
     licence
-        SPDX name of the data's licence.
+        SPDX identifier of the data's licence, in any case; "other" with ``licence_link``; or
+        "unknown". By default the one that the data's sources state, if they all state the same.
     name
         ``source/environment/scenario``; by default of the repository's owner and the environment.
-    summary, citation
-        For the card.
+    summary
+        For the card; by default where the data comes from.
+    citation
+        For the card; by default what the data's sources ask to cite.
     private
         Make the repository a private one.
     message
         The commit's.
+    licence_link
+        Address of the text of a licence that is "other".
 
     Raises
     ------
@@ -85,22 +93,26 @@ def push(
     HubUnreachableError
         No hub answers.
     OptionError
-        That cannot be the name of a repository.
+        That cannot be the name of a repository; no licence is stated and none was given, or
+        another one than the sources state.
+    UnknownNameError
+        There is no such licence.
     CardError, VaultError
         The vaults do not belong together, or cannot be read.
     """
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
         raise OptionError(f"a repository is named as org/name, not {repository!r}.")
     data = _open_all(vaults)
+    terms = licence_of([*data.values()], licence, licence_link)
     endpoint = client.answering()[0]
     url = f"{endpoint}/datasets/{repository}"
     api = HfApi(endpoint=endpoint)
     with _staging(repository) as directory, client.errors_of(repository):
         parent = _repository(api, repository, private)
         files = {uid: _shards(one, directory) for uid, one in data.items()}
-        card = _card(data, files, repository, licence, name, summary, citation)
+        card = _card(data, files, repository, terms, name, summary, citation)
         texts = {
-            CARD: to_toml(card),
+            CARD: _bounded(to_toml(card), repository),
             "README.md": readme(card, repository),
             "croissant.json": croissant(card, repository, url, str(date.today())),
         }
@@ -209,7 +221,7 @@ def _card(
     data: dict[str, Vault],
     files: dict[str, tuple[File, ...]],
     repository: str,
-    licence: str,
+    licence: Licence,
     name: str | None,
     summary: str,
     citation: str,
@@ -218,21 +230,32 @@ def _card(
     owner, _, called = repository.rpartition("/")
     environment = first.spec.name if first.spec.name.count("/") == 1 else f"unknown/{called}"
     kind = "discrete" if isinstance(first.spec.action, Discrete) else "continuous"
-    how = "Recorded with offmarl." if first.native else "Written by a program other than offmarl."
+    origins = " ".join(dict.fromkeys(map(in_words, data.values())))
     return check(
         Card(
             name=name or f"{owner}/{environment}",
-            summary=summary or how,
+            summary=summary or origins,
             num_agents=first.spec.num_agents,
-            citation=citation,
-            licence=Licence(licence),
+            citation=citation or citation_of([*data.values()]),
+            licence=licence,
             uids={uid: _describe(one, files[uid]) for uid, one in data.items()},
             action={kind: first.spec.action_size},
             observation_size=first.spec.observation_size,
             state_size=first.spec.state_size,
+            time_limit=first.spec.time_limit,
         ),
         f"the card of {repository}",
     )
+
+
+def _bounded(text: str, repository: str) -> str:
+    """Return a card's text, unless it is larger than what `pull` reads."""
+    if len(text.encode()) > LARGEST:
+        raise CardError(
+            f"the card of {repository} would be larger than {LARGEST:,} bytes, which no pull "
+            "reads: push fewer vaults together."
+        )
+    return text
 
 
 def _describe(one: Vault, files: tuple[File, ...]) -> Uid:
@@ -245,6 +268,7 @@ def _describe(one: Vault, files: tuple[File, ...]) -> Uid:
         len(episodes.row),
         incomplete=episodes.incomplete or None,
         digest=one.digest(),
+        origin=in_words(one),
         files=files,
         **known,
     )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool
 
 from offmarl.report.actions import ContinuousActions, DiscreteActions
 from offmarl.report.contents import Survey
-from offmarl.vault.reading.quirks import MEANINGS
+from offmarl.vault.reading.quirks import LIMIT_UNKNOWN, MEANINGS
+from offmarl.vault.transform.lineage import sources_of
 
 _MOST_GROUPS = 6
 """Groups of agents that are told apart; the rest is summed up."""
@@ -42,6 +44,19 @@ def _of_recording(found: Survey) -> Iterator[str]:
         yield "Its recording was stopped before it was whole."
     for quirk in vault.quirks:
         yield f"{_sentence(quirk)}: {MEANINGS[quirk]}."
+    if vault.spec.time_limit is None and _limit_was_unknown(vault.provenance):
+        yield (
+            f"{_sentence(LIMIT_UNKNOWN)}: it was made of data whose longest episodes are all "
+            "flagged as terminated; if that is a time limit, make it from its sources with it."
+        )
+
+
+def _limit_was_unknown(provenance: Mapping[str, Any]) -> bool:
+    """Whether a vault was made of data that needs a time limit and was read without."""
+    return any(
+        LIMIT_UNKNOWN in one.get("quirks", ()) or _limit_was_unknown(one.get("provenance", {}))
+        for one in sources_of(provenance)
+    )
 
 
 def _of_episodes(found: Survey) -> Iterator[str]:

@@ -65,7 +65,7 @@ def train(name: str, make: Callable[[EnvSpec, _ArgsT], Program], args: _ArgsT) -
 def _train(
     name: str, make: Callable[[EnvSpec, _ArgsT], Program], args: _ArgsT, timer: CheckpointTimer
 ) -> Path:
-    dataset = open_dataset(args.vault)
+    dataset = open_dataset(args.vault, time_limit=args.time_limit)
     schedule = schedule_of(args, dataset.spec)
     judges = judges_of(args, dataset)
     args = replace(args, **schedule._asdict(), held_out=judges.fraction)

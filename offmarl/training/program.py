@@ -26,6 +26,9 @@ class Args(Checked):
     vault: Path
     """Dataset to learn from, such as vaults/swarm/coverage-3.vlt/medium, or the name of one that
     was pulled; `offmarl cat` makes one of several."""
+    time_limit: Count | None = None
+    """For a vault of another program that flags the end of time as a termination: the steps after
+    which episodes were cut off; by default what `offmarl pull` noted of it."""
     env: str | None = None
     """Environment to evaluate in; by default the one the dataset was recorded in. "none": train
     without one."""

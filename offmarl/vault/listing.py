@@ -62,7 +62,8 @@ def open_vault(
         `Vault.unchecked` says what is read without.
     time_limit
         For vaults of other programs, many of which flag the end of time as a termination: the steps
-        after which an episode was cut off, so that those of this length are truncated instead.
+        after which an episode was cut off, so that those of this length are truncated instead. By
+        default the one that `offmarl pull` noted beside the vault, if it is known.
 
     Raises
     ------
@@ -75,7 +76,10 @@ def open_vault(
 
 
 def open_source(path: str | os.PathLike[str], *, time_limit: int | None = None) -> Vault:
-    """Open a vault to copy from it: checked, or damage would get new checksums."""
+    """Open a vault to copy from it: checked, or damage would get new checksums.
+
+    ``time_limit`` is as for `open_vault`.
+    """
     return open_vault(path, checked=True, time_limit=time_limit)
 
 

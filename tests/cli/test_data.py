@@ -1,5 +1,7 @@
 """``ls``, ``show`` and ``convert``."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -27,6 +29,18 @@ def xor_file(tmp_path):
         filled=np.ones((EPISODES, STEPS + 1, 1), int),
     )
     return path
+
+
+def test_the_licence_of_a_source_is_kept(offmarl, xor_file):
+    terms = ("--licence", "cc-by-4.0", "--citation", "@misc{them}")
+    found = offmarl("convert", xor_file, "a.vlt", "--env", "classic/xor", *terms, "--json").json
+    source = found["provenance"]["source"]
+    assert (source["licence"], source["citation"]) == ("CC-BY-4.0", "@misc{them}")
+    assert (source["format"], source["file"]) == ("pymarl", "xor.npz")
+    for wrong in (["mine"], ["other"]):
+        outcome = offmarl("convert", xor_file, "b.vlt", "--licence", *wrong)
+        assert outcome.code == 2 and "Traceback" not in outcome.err
+    assert not Path("b.vlt").exists()
 
 
 def test_convert_then_show_then_list(offmarl, xor_file):

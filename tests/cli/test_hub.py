@@ -1,11 +1,14 @@
 """The verbs that have to do with the hub."""
 
+import io
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.hub.conftest import NAME, UIDS, hub  # noqa: F401  (a fixture)
+from offmarl import vault
+from tests.hub.conftest import NAME, UIDS, hub, write_card  # noqa: F401  (a fixture)
+from tests.vault.experience import SPEC, make
 
 pytestmark = pytest.mark.usefixtures("hub")
 
@@ -25,7 +28,7 @@ def test_pull_look_verify_remove(offmarl):
     (Path(listed[name]["uids"]["Good"]) / "d" / "0").write_bytes(b"other")
     damaged = offmarl("verify", NAME)
     assert damaged.code == 1 and "1 of 4 files" in damaged.err
-    assert "1 removed" in offmarl("cache", "rm", name).out
+    assert "1 removed" in offmarl("cache", "rm", name, "--yes").out
     assert "nothing was pulled yet" in offmarl("cache", "ls").out
     assert "nothing was pulled yet" in offmarl("cache", "verify", "--all").out
     assert f"run `offmarl pull {NAME}`" in offmarl("verify", NAME).err
@@ -39,8 +42,10 @@ def test_pull_look_verify_remove(offmarl):
         (["pull", f"{NAME}@v9"], 1, "no revision 'v9'"),
         (["cache", "rm", "lab"], 2, "no pulled dataset named 'lab'"),
         (["cache", "rm"], 2, "name the datasets, or say --all"),
+        (["cache", "rm", "lab", "--all"], 2, "give names (lab) or --all, not both"),
+        (["cache", "verify", "lab", "--all"], 2, "give names (lab) or --all, not both"),
+        (["pull", NAME, "--time-limit", "0"], 2, "a positive number of steps, not 0"),
         (["push", "nothing.vlt", "--to", "org/x", "--licence", "mit"], 1, "there is no vault at"),
-        (["push", "nothing.vlt", "--to", "org/x"], 2, "licence"),
         (["push", "--to", "org/x", "--licence", "mit"], 1, "nothing to push"),
     ],
 )
@@ -48,6 +53,81 @@ def test_mistakes(offmarl, arguments, code, message):
     outcome = offmarl(*arguments)
     assert outcome.code == code and message in outcome.err and "Traceback" not in outcome.err
     assert code == 2 or outcome.err.count("\n") == 1
+
+
+@pytest.fixture
+def two_pulled(offmarl, tmp_path):
+    """Two datasets that were pulled."""
+    write_card(tmp_path / "cards", name="lab/suite/other")
+    for name in (NAME, "lab/suite/other"):
+        assert offmarl("pull", f"{name}/Good").code == 0
+    return lambda: len(offmarl("cache", "ls", "--json").json["datasets"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer", "code", "left"),
+    [
+        ([NAME, "--all", "--yes"], None, 2, 2),
+        ([NAME], None, 2, 2),
+        (["--all"], None, 2, 2),
+        ([NAME], "n", 2, 2),
+        ([NAME], "", 2, 2),
+        ([NAME], "y", 0, 1),
+        (["--all"], "yes", 0, 0),
+        ([NAME, "--yes"], None, 0, 1),
+        (["--all", "--yes"], None, 0, 0),
+    ],
+)
+def test_nothing_is_removed_without_a_yes(
+    offmarl, two_pulled, monkeypatch, arguments, answer, code, left
+):
+    terminal = io.StringIO(f"{answer}\n" if answer else "")
+    terminal.isatty = lambda: answer is not None
+    monkeypatch.setattr("sys.stdin", terminal)
+    outcome = offmarl("cache", "rm", *arguments)
+    assert (outcome.code, two_pulled()) == (code, left)
+    assert ("Remove? [y/N]" in outcome.err) == (answer is not None)
+    if answer is not None:
+        assert f"{NAME}@" in outcome.err
+
+
+HOSTILE = "\x1b[2J\x1b]0;owned\x07\r\u202e[bold]"
+
+
+def test_hostile_text_of_a_card_is_shown_and_not_obeyed(offmarl, hub):  # noqa: F811
+    card = hub.cards / f"{NAME}.toml"
+    shown = "".join(f"\\u{ord(one):04x}" if one < " " or one > "~" else one for one in HOSTILE)
+    card.write_text(card.read_text().replace("Made up.", shown).replace("nobody", shown))
+    for command in (["pull", f"{NAME}/Good"], ["pull", NAME, "--dry-run"], ["ls", "--remote"]):
+        outcome = offmarl(*command)
+        assert outcome.code == 0 and not {*"\x1b\x07\r\u202e"} & {*outcome.out}
+        assert command[0] == "ls" or r"\x1b[2J\x1b]0;owned\x07\r\u202e[bold]" in outcome.out
+        assert offmarl(*command, "--json").code == 0
+
+
+def test_hostile_names_are_shown_and_not_obeyed(offmarl, tmp_path):
+    name = f"{HOSTILE}.vlt"
+    path = tmp_path / "found" / name / "a"
+    with vault.create(path, SPEC, rows=1, provenance={HOSTILE: HOSTILE}) as writer:
+        writer.append(*make(SPEC, rows=1))
+    commands = (
+        ["ls", "found"],
+        ["ls", str(path)],
+        ["show", path],
+        ["show", path.with_name("b")],
+        ["report", path],
+        ["verify", path],
+        ["cat", path, "-o", "other.vlt"],
+        ["show", "other.vlt"],
+        ["pull", HOSTILE],
+        ["cache", "rm", HOSTILE],
+        ["push", path, "--to", HOSTILE],
+    )
+    for command in commands:
+        outcome = offmarl(*command)
+        for stream in (outcome.out, outcome.err):
+            assert not {*"\x1b\x07\r\u202e\x9b"} & {*stream}, command
+        assert "Traceback" not in outcome.err
 
 
 def test_ls_remote(offmarl):

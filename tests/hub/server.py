@@ -35,6 +35,8 @@ class Faults:
     """Seconds between blocks of 64 kB."""
     etag: str | None = None
     """What to claim that every file's hash is."""
+    extra: int = 0
+    """Bytes that small files are longer than the server says."""
     ranges: bool = True
     uploads: int = 1000
     """Uploads that are taken; the others are refused."""
@@ -110,7 +112,8 @@ class _Handler(BaseHTTPRequestHandler):
             data = json.dumps(data).encode()
         self.send_response(status)
         for name, value in ({"Content_Length": len(data)} | headers).items():
-            self.send_header(name.replace("_", "-"), str(value))
+            if value is not None:
+                self.send_header(name.replace("_", "-"), str(value))
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(data)
@@ -149,7 +152,8 @@ class _Front(_Handler):
         data = files[path]
         if len(data) < LARGE:
             tag = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
-            return self.answer(200, data, X_Repo_Commit=commit, ETag=f'"{tag}"')
+            claimed = tag if self.hub.faults.etag is None else self.hub.faults.etag
+            return self.small(data, X_Repo_Commit=commit, ETag=f'"{claimed}"')
         oid = hashlib.sha256(data).hexdigest()
         claimed = oid if self.hub.faults.etag is None else self.hub.faults.etag
         self.hub.uploaded[oid] = data
@@ -161,6 +165,17 @@ class _Front(_Handler):
             X_Linked_Size=len(data),
             Location=where,
         )
+
+    def small(self, data, **headers):
+        faults = self.hub.faults
+        with self.hub.lock:
+            unavailable, faults.unavailable = faults.unavailable, max(0, faults.unavailable - 1)
+        if unavailable and self.command == "GET":
+            return self.answer(503, Retry_After=0)
+        if faults.extra and self.command == "GET":
+            self.close_connection = True  # the body ends where the connection does
+            return self.answer(200, data + b"#" * faults.extra, Content_Length=None, **headers)
+        return self.answer(200, data, **headers)
 
     def info(self, repository, revision):
         if found := self.known(repository, revision):

@@ -3,7 +3,7 @@
 import pytest
 
 from offmarl.errors import CardError, UnknownNameError
-from offmarl.hub import catalogue
+from offmarl.hub import catalogue, licences
 
 # The names in OG-MARL's own list of downloads (VAULT_INFO of its vault_utils), and where under
 # the repository's root each source is kept.
@@ -47,8 +47,11 @@ def test_the_published_cards_are_og_marls_list():
 def test_every_card_makes_sense(card):
     assert (card.hub is None) != (card.recipe is None)
     assert card.num_agents > 0 and card.citation.strip() and card.licence.data
+    assert card.licence.data in licences.HUGGING_FACE
     assert card.action is None or set(card.action) <= {"discrete", "continuous"}
     for uid in card.uids.values():
+        if card.time_limit and uid.steps:
+            assert uid.steps / uid.episodes <= card.time_limit + 1  # OMIGA's keep one step more
         if uid.return_mean is not None:
             assert uid.return_min <= uid.return_mean <= uid.return_max
             assert uid.steps >= uid.episodes > 0
@@ -58,6 +61,22 @@ def test_every_card_makes_sense(card):
         assert all(uid.digest and len(uid.digest) == 64 for uid in card.uids.values())
         assert card.recipe.random < card.recipe.expert
     assert catalogue.parse(catalogue.to_toml(card), "written again") == card
+
+
+def test_no_card_claims_a_licence_that_its_source_does_not_state():
+    stated = {card.name: card.licence for card in CARDS}
+    for name, licence in stated.items():
+        theirs = name.startswith(("alberdice/", "cfcql/", "omar/", "omiga/"))
+        assert licence.data == ("unknown" if theirs else "Apache-2.0"), name
+        assert theirs == bool(licence.note and "The source states no licence" in licence.note)
+
+
+def test_known_time_limits():
+    limits = {card.name: card.time_limit for card in CARDS}
+    assert limits["og_marl/smac_v1/3m"] == 60 and limits["cfcql/smac_v1/3s_vs_5z"] == 250
+    assert limits["omar/mpe/simple_tag"] == 25 and limits["alberdice/rware/tiny-2ag"] == 500
+    assert limits["og_marl/mamujoco/2halfcheetah"] == 1000
+    assert limits["og_marl/smac_v2/terran_5_vs_5"] is None, "public sources differ"
 
 
 def test_every_name_is_where_its_card_stands():
@@ -71,11 +90,26 @@ def test_every_name_is_where_its_card_stands():
         (MINIMAL.replace('summary = "s"\n', ""), "card lacks summary"),
         (MINIMAL + "[hub]\npath = 'x.zip'", r"card lacks hub\.repository"),
         (MINIMAL + "colour = 'red'", "card has unknown colour"),
+        (MINIMAL + "time_limit = 0", "time_limit must be positive, not 0"),
         (MINIMAL.replace("2", '"2"'), "num_agents must be of type int, not '2'"),
         (MINIMAL.replace("2", "true"), "num_agents must be of type int, not True"),
         (MINIMAL + "[uids.A]\nsteps = 'many'", r"uids\.A\.steps must be of type int"),
         (MINIMAL + "uids = []", "uids must be of type mapping"),
         (MINIMAL.replace("a/b/c", "c"), "name must be source/environment/scenario"),
+        ("x = " + "[" * 100_000, "card is nested too deep"),
+        ("x = " + "{a = " * 5_000, "card is nested too deep"),
+        (MINIMAL + "action" + ".a" * 20_000 + " = 1", "card is nested too deep"),
+        (
+            MINIMAL + "action" + ".a" * 100 + " = 1",
+            r"action\.a must be of type int, not {.a.: {",
+        ),
+        (
+            MINIMAL + "uids.a.steps = '" + "x" * 10_000 + "'",
+            "must be of type int, not 'xxxxx.{0,40}$",
+        ),
+        (MINIMAL.replace("2", "9" * 5_000), "is not TOML: Exceeds the limit"),
+        (MINIMAL.replace("2", "0x1" + "0" * 5_000), "must be of type int, not a number beyond 64"),
+        (MINIMAL.replace("a/b/c", "a/b/c\\u001b[2J"), "cannot be the name of a dataset"),
     ],
 )
 def test_a_wrong_card_is_refused_by_name(text, message):

@@ -25,6 +25,7 @@ from offmarl.vault import encoding, layout
 from offmarl.vault.convert import common
 from offmarl.vault.convert.appending import Append, Column, npz, to_slices
 from offmarl.vault.convert.common import Record, StrPath, readable
+from offmarl.vault.convert.contained import check_directory
 from offmarl.vault.layout import Codec, NumpyArray
 from offmarl.vault.progress import Progress, quiet
 from offmarl.vault.reading.reader import Vault
@@ -127,6 +128,7 @@ def convert_numpy(
         common.check_layout(source, "plain NumPy's", file.files, _needed())
         arrays = {name: file[name] for name in file.files}
         about = json.loads(str(arrays.pop(_ABOUT)))
+        arrays = {name: common.plain(array, name) for name, array in arrays.items()}
     return _write(_Columns(arrays, about), source, "numpy", path, codec, progress)
 
 
@@ -146,11 +148,15 @@ def convert_zarr(
     import zarr
 
     source = local(source)
+    check_directory(source)
+    if (source / ".zgroup").exists():
+        raise VaultError(f"{source} is a zarr v2 group, and v3 is read: write it as v3.")
     with readable(source):
-        group = zarr.open_group(source, mode="r")
+        group = zarr.open_group(source, mode="r", zarr_format=3)
         arrays: dict[str, Any] = dict(group.arrays())
         common.check_layout(source, "plain zarr's", {*arrays, *group.attrs}, _needed())
         for name, array in arrays.items():
+            common.plain(array, name)
             if array.nchunks_initialized != array.nchunks:
                 raise VaultFormatError(f"{source} has lost chunks of {name}: copy it again.")
         about: Any = group.attrs[_ABOUT]
@@ -266,7 +272,7 @@ def _records(columns: _Columns, spec: EnvSpec, progress: Progress) -> Iterator[R
     step_bytes = sum(leaf.step_bytes for leaf in layout.leaves(spec).values())
     spans = common.blocks(steps, step_bytes)
     for start, stop in common.counted(spans, len(spans), progress):
-        block = {name: common.plain(np.asarray(arrays[name][start:stop]), name) for name in names}
+        block = {name: np.asarray(arrays[name][start:stop]) for name in names}
         here = np.flatnonzero((ends > start) & (ends <= stop) & (cause != OPEN))
         last = ends[here] - 1 - start
         cut: NumpyArray = np.zeros((1, stop - start), bool)

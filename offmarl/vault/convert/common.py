@@ -84,7 +84,14 @@ def readable(what: object) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise VaultNotFoundError(f"there is no {error.filename or what} to convert.") from error
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, OSError) as error:
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        EOFError,
+        ValueError,
+        OSError,
+        RuntimeError,  # of HDF5's library; and documents nested too deep for the parser
+    ) as error:
         raise VaultError(f"{what} is damaged, incomplete or of another format: {error}") from error
 
 

@@ -14,7 +14,8 @@ from offmarl.paths import local
 from offmarl.types import Discrete, EnvSpec, Finals, Transition, View
 from offmarl.vault import encoding
 from offmarl.vault.convert import common
-from offmarl.vault.convert.common import Record, StrPath, readable, require
+from offmarl.vault.convert.common import Record, StrPath, readable
+from offmarl.vault.convert.contained import check_directory, open_datasets
 from offmarl.vault.layout import Codec, Leaf, NumpyArray
 from offmarl.vault.progress import Progress, quiet
 
@@ -59,13 +60,11 @@ def convert_omiga(
     ShapeError
         Its sizes are not those of ``env_spec``.
     """
-    h5py = require("h5py")
     source = local(source)
     with ExitStack() as stack:
-        with readable(source):
-            file = stack.enter_context(h5py.File(source, "r"))
-        common.check_layout(source, "OMIGA's", file, _OMIGA)
-        arrays = {name: common.plain(file[name], name) for name in _OMIGA}
+        found = open_datasets(source, stack)
+        common.check_layout(source, "OMIGA's", found, _OMIGA)
+        arrays = {name: common.plain(found[name], name) for name in _OMIGA}
         _check_lengths(source, {name: array.shape[0] for name, array in arrays.items()})
         num_agents = arrays["o"].shape[1] if arrays["o"].ndim == 3 else 0
         if not num_agents:
@@ -120,6 +119,7 @@ def convert_omar(
     source = local(source)
     if not source.is_dir():
         raise VaultError(f"{source} is not a folder: OMAR's datasets are folders of .npy files.")
+    check_directory(source)
     names = {file.name for file in source.glob("*.npy")}
     num_agents = sum(bool(re.fullmatch(r"obs_\d+\.npy", name)) for name in names)
     kinds = (*_OMAR, *(("states", "next_states") if "states_0.npy" in names else ()))

@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -23,6 +24,7 @@ from offmarl.vault.convert.common import (
     with_final,
     write_vault,
 )
+from offmarl.vault.convert.contained import HDF5, check_directory, open_datasets
 from offmarl.vault.layout import Codec, NumpyArray
 from offmarl.vault.progress import Progress, quiet
 from offmarl.vault.reading.reader import Vault
@@ -64,7 +66,7 @@ def export_minari(vault: Vault, dataset: StrPath, progress: Progress = quiet) ->
     """
     storage = require("minari.dataset.minari_storage").MinariStorage
     name = PurePath(dataset).as_posix()
-    home = Path(os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets")
+    home = _home()
     _check_name(name)
     _name_space(PurePath(name).parent.as_posix())
     with whole(home / name) as beside:
@@ -81,6 +83,11 @@ def export_minari(vault: Vault, dataset: StrPath, progress: Progress = quiet) ->
         )
         made.update_episodes(_buffers(vault, progress))
     return home / name
+
+
+def _home() -> Path:
+    """Return the directory of Minari's local datasets."""
+    return Path(os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets")
 
 
 def _buffers(vault: Vault, progress: Progress) -> Iterator[Any]:
@@ -135,12 +142,30 @@ def convert_minari(
     """
     minari = require("minari")
     name = PurePath(source).as_posix()
+    _check_contained(_home() / name)
     with readable(f"the Minari dataset {name}"):
         dataset = minari.load_dataset(name)
     found = _spec_of(dataset, name)
     spec = check_spec(found, env_spec)
     origin = {"format": "minari", "dataset": name}
     return write_vault(path, spec, origin, _records(dataset, spec, progress), codec)
+
+
+def _check_contained(directory: Path) -> None:
+    """Raise `VaultError` where Minari would read other files for a dataset, or run its code."""
+    check_directory(directory)
+    with readable(directory), ExitStack() as stack:
+        for path in sorted(directory.rglob("*")):
+            if path.suffix in HDF5:
+                open_datasets(path, stack)
+        metadata = directory / "data" / "metadata.json"
+        told = json.loads(metadata.read_text()) if metadata.exists() else {}
+    if metadata.exists() and not {"observation_space", "action_space"} <= {*told}:
+        raise VaultError(
+            f"{metadata} does not tell the observation and action spaces: Minari would import and "
+            "run what it names as the environment to find them. Load and save it with Minari "
+            "where you trust it, and convert what was saved."
+        )
 
 
 def _spaces(spec: EnvSpec) -> tuple[Any, Any]:

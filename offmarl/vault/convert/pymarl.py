@@ -15,13 +15,13 @@ from offmarl.errors import ShapeError, VaultError, VaultNotFoundError
 from offmarl.paths import local
 from offmarl.types import Discrete, EnvSpec, Finals, Transition, View
 from offmarl.vault.convert import common
-from offmarl.vault.convert.common import Record, check_layout, readable, require, write_vault
+from offmarl.vault.convert.common import Record, check_layout, readable, write_vault
+from offmarl.vault.convert.contained import HDF5, open_datasets
 from offmarl.vault.layout import Codec, NumpyArray
 from offmarl.vault.progress import Progress, quiet
 
 _REQUIRED = ("obs", "actions", "reward", "terminated", "filled")
 _OPTIONAL = ("state", "avail_actions")
-HDF5 = (".h5", ".hdf5")
 
 
 def convert_pymarl(
@@ -124,12 +124,7 @@ def _open(source: Path, stack: ExitStack) -> dict[str, _Member | _Dataset]:
 
 
 def _open_hdf5(source: Path, stack: ExitStack) -> dict[str, _Member | _Dataset]:
-    h5py = require("h5py")
-    if not source.is_file():
-        raise VaultNotFoundError(f"there is no file {source} to convert.")
-    with readable(source):
-        file = stack.enter_context(h5py.File(source, "r"))
-    found = {name: item for name, item in file.items() if isinstance(item, h5py.Dataset)}
+    found = open_datasets(source, stack)
     check_layout(source, "PyMARL's", found, _REQUIRED)
     return {
         name: _Dataset(name, common.plain(found[name], name))

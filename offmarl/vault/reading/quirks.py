@@ -10,6 +10,8 @@ from offmarl.vault import tables
 from offmarl.vault.layout import Leaf, NumpyArray
 from offmarl.vault.tables import Table
 
+LIMIT_UNKNOWN = "time limit unknown"
+
 MEANINGS = {
     "several rows": "episodes lie in several rows, each on its own time axis",
     "state per agent": "each agent has a state of its own: they are concatenated",
@@ -20,7 +22,7 @@ MEANINGS = {
     "no truncations": "truncations are not told",
     "padded observations": "observations are padded with -inf: with 0 instead",
     "time limit terminal": "the time limit is flagged as termination: as truncation instead",
-    "time limit unknown": "all episodes of the greatest length are flagged as terminated: if that "
+    LIMIT_UNKNOWN: "all episodes of the greatest length are flagged as terminated: if that "
     "is a time limit, open the vault with it",
     "not finite": "some observations, states or rewards are NaN or infinite: they are left so, and "
     "episodes without a finite return count in no mean",
@@ -75,7 +77,7 @@ def of_ends(episodes: Table, time_limit: int | None) -> list[str]:
     ended = episodes[episodes["cause"] != tables.OPEN]
     longest = ended["cause"][ended["length"] == ended["length"].max(initial=0)]
     alike = len(longest) > 1 and (longest == tables.TERMINATED).all()
-    return ["time limit unknown"] if alike else []
+    return [LIMIT_UNKNOWN] if alike else []
 
 
 def by_limit(ended: Table, time_limit: int | None) -> NumpyArray:

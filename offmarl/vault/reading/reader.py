@@ -14,6 +14,7 @@ from offmarl.vault import encoding, layout, tables
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.reading import bounds, finding, quirks
 from offmarl.vault.reading.arrays import Arrays
+from offmarl.vault.reading.beside import read_beside
 from offmarl.vault.reading.checked import checks_of
 from offmarl.vault.reading.description import describe
 from offmarl.vault.reading.finals import FinalViews
@@ -44,25 +45,29 @@ class Vault:
     rows, length
         The first two axes of every array: environments, and time steps of each.
     provenance
-        Where the data comes from; JSON.
+        Where the data comes from; JSON. Of a dataset that was pulled, what it was published as,
+        too.
     unverified
         Intervals of steps, ``((start, stop), ...)``, that a stock program appended.
     time_limit
-        The one that a foreign vault was opened with.
+        The one that a foreign vault was opened with, or else the one that `offmarl pull` noted.
     """
 
     def __init__(self, path: PurePath, checked: bool = True, time_limit: int | None = None):
         self.path = path
-        self.time_limit = time_limit
         self._store = Store(path)
         self._checked = checked
         self._has_length = False
         described = describe(self._store)
         self.own = described.own
         self.leaves, self.rows, self.length = described.leaves, described.rows, described.length
-        self.provenance, self.unverified = described.provenance, described.unverified
+        self.unverified = described.unverified
         if self.own and time_limit is not None:
             raise VaultError(f"{path} tells how its episodes ended: open it without a time limit.")
+        beside = read_beside(self._store.location)
+        known = None if self.own else beside.time_limit
+        self.time_limit = known if time_limit is None else time_limit
+        self.provenance = {**described.provenance, **beside.provenance}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Have other processes open it again, as it is then, and not be sent what is in memory."""

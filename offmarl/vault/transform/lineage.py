@@ -154,6 +154,9 @@ def common_spec(vaults: Sequence[Vault]) -> EnvSpec:
     from offmarl.errors import ShapeError
 
     first = next((vault for vault in vaults if vault.spec.name), vaults[0])
+    limits = {vault.time_limit for vault in vaults} - {None}
+    if len(limits) > 1:
+        raise ShapeError(f"the vaults have different time limits: {', '.join(map(str, limits))}.")
     for vault in vaults:
         difference = vault.spec.difference(first.spec)
         if vault.spec.name and not difference:

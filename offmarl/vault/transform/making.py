@@ -34,6 +34,25 @@ def as_vault(vault: AnyVault) -> Vault:
     return vault if isinstance(vault, Vault) else open_source(vault)
 
 
+def with_limit(vaults: Sequence[AnyVault], time_limit: int | None) -> list[Vault]:
+    """Open vaults; those that do not tell how their episodes ended with a time limit.
+
+    Raises
+    ------
+    VaultError
+        All of them tell.
+    """
+    found = [as_vault(vault) for vault in vaults]
+    if time_limit is None:
+        return found
+    if all(vault.native for vault in found):
+        names = ", ".join(str(vault.path) for vault in found)
+        raise VaultError(f"{names} tell how their episodes ended: leave the time limit out.")
+    return [
+        vault if vault.native else open_source(vault.path, time_limit=time_limit) for vault in found
+    ]
+
+
 def derive(
     operation: str,
     arguments: Mapping[str, Any],

@@ -34,6 +34,7 @@ from offmarl.vault.transform.making import (
     examine,
     rewrite,
     together,
+    with_limit,
     write,
 )
 from offmarl.vault.transform.selection import Pieces, Unit
@@ -43,6 +44,7 @@ def cat(
     sources: Sequence[AnyVault],
     path: StrPath,
     *,
+    time_limit: int | None = None,
     codec: Codec | None = None,
     progress: Progress = quiet,
 ) -> Vault:
@@ -57,6 +59,9 @@ def cat(
         Vaults of one environment.
     path
         The vault to make, as for `offmarl.vault.create`.
+    time_limit
+        Of sources that other programs wrote, as for `offmarl.vault.open_vault`: what is made tells
+        truncations from terminations by it, and keeps it in its spec.
     codec
         As for `create`; that of the first source by default.
     progress
@@ -73,7 +78,7 @@ def cat(
     """
     if not sources:
         raise VaultError("there is nothing to join: name one vault at least.")
-    chosen = [(as_vault(source), _everything) for source in sources]
+    chosen = [(source, _everything) for source in with_limit(sources, time_limit)]
     return derive("cat", {}, chosen, path, codec, progress)
 
 
@@ -321,13 +326,14 @@ def recode(
     codec: Codec | None = None,
     chunk_steps: int | None = None,
     layout: Literal["rows", "stream"] = "rows",
+    time_limit: int | None = None,
     progress: Progress = quiet,
 ) -> Vault:
     """Store the same content in another way.
 
     Parameters
     ----------
-    source, path, codec, progress
+    source, path, codec, time_limit, progress
         As for `cat`.
     chunk_steps
         As for `offmarl.vault.create`.
@@ -341,7 +347,7 @@ def recode(
     VaultError
         As for `cat`.
     """
-    opened = as_vault(source)
+    (opened,) = with_limit([source], time_limit)
     told = {"codec": codec, "chunk_steps": chunk_steps, "layout": layout}
     if layout == "stream":
         whole = [(opened, _everything)]

@@ -1,0 +1,71 @@
+"""The licences that a published dataset can have."""
+
+from offmarl.errors import OptionError, unknown_name
+
+UNKNOWN = "unknown"
+"""Nobody states what may be done with the data."""
+OTHER = "other"
+"""A licence that is told by a link to its text."""
+
+_SAME = """
+    Apache-2.0 MIT AFL-3.0 Artistic-2.0 BSL-1.0 BSD-2-Clause BSD-3-Clause BSD-3-Clause-Clear CC0-1.0
+    CC-BY-2.0 CC-BY-2.5 CC-BY-3.0 CC-BY-4.0 CC-BY-SA-3.0 CC-BY-SA-4.0
+    CC-BY-NC-2.0 CC-BY-NC-3.0 CC-BY-NC-4.0 CC-BY-ND-4.0 CC-BY-NC-ND-3.0 CC-BY-NC-ND-4.0
+    CC-BY-NC-SA-2.0 CC-BY-NC-SA-3.0 CC-BY-NC-SA-4.0
+    CDLA-Sharing-1.0 CDLA-Permissive-1.0 CDLA-Permissive-2.0 WTFPL ECL-2.0 EPL-1.0 EPL-2.0
+    etalab-2.0 EUPL-1.1 AGPL-3.0 GPL-2.0 GPL-3.0 LGPL-2.1 LGPL-3.0 ISC LPPL-1.3c MS-PL MPL-2.0
+    OSL-3.0 PostgreSQL OFL-1.1 NCSA Unlicense Zlib
+"""
+"""SPDX identifiers that Hugging Face knows by the same name in small letters."""
+_RENAMED = {
+    "C-UDA-1.0": "c-uda",
+    "ODC-By-1.0": "odc-by",
+    "ODbL-1.0": "odbl",
+    "PDDL-1.0": "pddl",
+    "LGPLLR": "lgpl-lr",
+    **{
+        f"{name}-{kind}": name.lower()
+        for name in ("AGPL-3.0", "GPL-2.0", "GPL-3.0", "LGPL-2.1", "LGPL-3.0")
+        for kind in ("only", "or-later")
+    },
+}
+
+HUGGING_FACE = {
+    **{name: name.lower() for name in _SAME.split()},
+    **_RENAMED,
+    UNKNOWN: UNKNOWN,
+    OTHER: OTHER,
+}
+"""From SPDX identifier to that of Hugging Face, in which a licence family has one name.
+
+After huggingface.co/docs/hub/repositories-licenses; names there that are not SPDX's are left out.
+"""
+
+
+def licence_named(name: str) -> str:
+    """Return an SPDX identifier, "unknown" or "other" as it is properly written.
+
+    Raises
+    ------
+    UnknownNameError
+        It is none of these.
+    """
+    proper = {known.lower(): known for known in HUGGING_FACE}
+    if name.lower() not in proper:
+        raise unknown_name(
+            "licence",
+            name,
+            HUGGING_FACE,
+            see="https://huggingface.co/docs/hub/repositories-licenses",
+        )
+    return proper[name.lower()]
+
+
+def check_link(licence: str, link: str | None) -> None:
+    """Raise `OptionError` unless there is a web address of a licence that is told by one."""
+    if licence != OTHER and link:
+        raise OptionError(f"{licence} needs no link: leave --licence-link out, or say 'other'.")
+    if licence == OTHER and not (link or "").startswith(("https://", "http://")):
+        raise OptionError(
+            "'other' needs the address of the licence's text: give --licence-link URL."
+        )

@@ -1,0 +1,180 @@
+"""What a pushed card says of where its data comes from, and of its licence."""
+
+import dataclasses
+import json
+
+import pytest
+import yaml
+
+from offmarl import hub as library
+from offmarl import vault
+from offmarl.errors import CardError, OptionError, UnknownNameError
+from offmarl.hub import catalogue, licences, origin
+from offmarl.hub.card import readme
+from offmarl.hub.catalogue import Licence
+from offmarl.hub.croissant import croissant
+from tests.vault.experience import SPEC, make
+from tests.vault.test_convert import batch, save
+
+# The client deprecates what it does itself.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+
+RECORDED = {"program": "mappo", "tier": "expert", "recipe": {"seed": 3}}
+PUBLISHED = {
+    "dataset": "lab/env/x",
+    "repository": "org/data",
+    "commit": "c" * 40,
+    "licence": "CC-BY-4.0",
+    "citation": "@misc{them}",
+}
+SOURCE = {"format": "pymarl", "file": "data.npz", "sha256": "0" * 64}
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """Make a vault of some provenance."""
+
+    def record(name="a", **provenance):
+        path = tmp_path / f"{name}.vlt" / name
+        with vault.create(path, SPEC, rows=1, provenance=provenance) as writer:
+            writer.append(*make(SPEC, rows=1, seed=len(name)))
+        return vault.open_vault(path)
+
+    return record
+
+
+@pytest.mark.parametrize(
+    ("provenance", "words"),
+    [
+        (RECORDED, "Recorded with offmarl (program mappo, tier expert, seed 3)."),
+        ({"recorded": "in Python"}, "Recorded with offmarl."),
+        (
+            {"source": SOURCE},
+            f"Converted with offmarl from pymarl, data.npz (SHA-256 {'0' * 64}).",
+        ),
+        ({"published": PUBLISHED}, "Published as lab/env/x of org/data at commit cccccccccccc."),
+        ({"source": {"format": "zarr", "provenance": RECORDED}}, "Recorded with offmarl (program"),
+        ({}, "Written with offmarl; where the data comes from is not stated."),
+        ({"source": "x", "published": 1, "lineage": []}, "Written with offmarl; where the data"),
+    ],
+)
+def test_where_data_comes_from_is_told_truly(recorded, provenance, words):
+    assert origin.in_words(recorded(**provenance)).startswith(words)
+
+
+def test_a_transform_tells_of_all_its_sources(recorded, tmp_path):
+    parts = [recorded("a", **RECORDED), recorded("bb", published=PUBLISHED)]
+    joined = vault.cat(parts, tmp_path / "c.vlt")
+    made = vault.filter(joined, "length > 0", tmp_path / "d.vlt")
+    assert origin.in_words(made) == (
+        "Made with `offmarl filter`. Its sources: Recorded with offmarl (program mappo, tier "
+        "expert, seed 3); Published as lab/env/x of org/data at commit cccccccccccc."
+    )
+    assert origin.citation_of([made]) == "@misc{them}"
+    with pytest.raises(OptionError, match=r"published under CC-BY-4\.0, not MIT"):
+        origin.licence_of([made], "MIT", None)
+    assert origin.licence_of([made], "cc-by-4.0", None) == Licence("CC-BY-4.0")
+    with pytest.raises(OptionError, match=r"no licence is stated .*Recorded with offmarl"):
+        origin.licence_of([made], None, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "link", "wanted"),
+    [
+        ("apache-2.0", None, Licence("Apache-2.0")),
+        ("ODBL-1.0", None, Licence("ODbL-1.0")),
+        ("Unknown", None, Licence("unknown")),
+        ("OTHER", "https://here/terms", Licence("other", link="https://here/terms")),
+        ("other", None, "needs the address"),
+        ("other", "terms.txt", "needs the address"),
+        ("MIT", "https://here/terms", "needs no link"),
+        ("mine", None, "no licence named 'mine'"),
+        ("CC-BY", None, "did you mean CC-BY-"),
+        ("", None, "no licence named ''"),
+        (None, None, "no licence is stated for this data"),
+    ],
+)
+def test_licences_are_those_of_spdx_or_have_a_link(recorded, name, link, wanted):
+    vaults = [recorded(**RECORDED)]
+    if isinstance(wanted, Licence):
+        assert origin.licence_of(vaults, name, link) == wanted
+    else:
+        with pytest.raises((OptionError, UnknownNameError), match=wanted):
+            origin.licence_of(vaults, name, link)
+
+
+def test_what_the_sources_state_is_taken_over(recorded):
+    one = recorded("a", published=PUBLISHED)
+    other = recorded("bb", published={**PUBLISHED, "licence": "MIT"})
+    linked = {"licence": "other", "licence_link": "https://theirs/terms"}
+    far = recorded("ccc", published={**PUBLISHED, **linked})
+    unknown = recorded("dddd", published={**PUBLISHED, "licence": "unknown"})
+    forged = recorded("eeeee", published={**PUBLISHED, "licence": ["MIT"], "citation": {}})
+    assert origin.licence_of([one, one], None, None) == Licence("CC-BY-4.0")
+    assert origin.licence_of([far], None, None) == Licence("other", link="https://theirs/terms")
+    with pytest.raises(CardError, match=r"different licences \(CC-BY-4\.0, MIT\)"):
+        origin.licence_of([one, other], None, None)
+    terms = Licence("other", link="https://both")
+    assert origin.licence_of([one, other], "other", "https://both") == terms
+    for untold in (unknown, forged):
+        with pytest.raises(OptionError, match="no licence is stated"):
+            origin.licence_of([one, untold], None, None)
+        assert origin.licence_of([untold], "unknown", None) == Licence("unknown")
+    assert origin.citation_of([forged]) == ""
+    with pytest.raises(OptionError, match=r"published under CC-BY-4\.0, not unknown"):
+        origin.licence_of([one], "unknown", None)
+
+
+def test_the_licence_of_a_pulled_dataset_goes_with_what_is_made_of_it(hub, recorded, tmp_path):
+    first = recorded(**RECORDED)
+    library.push([first.path], "org/first", "cc-by-nc-4.0", citation="@misc{first}")
+    pulled = library.pull("org/first").paths["a"]
+    made = vault.filter(pulled, "length > 0", tmp_path / "part.vlt")
+    again = library.push([made.path], "org/second").card
+    assert again.licence.data == "CC-BY-NC-4.0" and again.citation == "@misc{first}"
+    assert again.summary.startswith("Made with `offmarl filter`. Its sources: Published as org/")
+    assert "of org/first at commit" in again.uids["main"].origin
+    with pytest.raises(OptionError, match="not MIT"):
+        library.push([made.path], "org/third", "MIT")
+    assert "org/third" not in hub.repositories, "nothing is made before the licence is known"
+
+
+def test_converted_data_is_not_called_recorded(hub, tmp_path):
+    path = vault.convert_pymarl(save(tmp_path / "data.npz", batch()), tmp_path / "out.vlt")
+    with pytest.raises(OptionError, match=r"no licence is stated .*from pymarl, data\.npz"):
+        library.push([path], "org/converted")
+    card = library.push([path], "org/converted", "unknown").card
+    assert card.summary.startswith("Converted with offmarl from pymarl, data.npz (SHA-256")
+    page = hub.files("org/converted", "main")[1]["README.md"].decode()
+    assert "no licence is stated" in page and "Recorded with offmarl" not in page
+    assert "- main: Converted with offmarl from pymarl" in page
+    written = catalogue.parse(hub.files("org/converted", "main")[1]["offmarl.toml"].decode(), "x")
+    assert written == card
+
+
+@pytest.mark.parametrize(
+    ("licence", "front", "url"),
+    [
+        (Licence("CC0-1.0"), {"license": "cc0-1.0"}, "https://spdx.org/licenses/CC0-1.0.html"),
+        (Licence("ODbL-1.0"), {"license": "odbl"}, "https://spdx.org/licenses/ODbL-1.0.html"),
+        (Licence("unknown"), {"license": "unknown"}, "unknown"),
+        (
+            Licence("other", link="https://x/y"),
+            {"license": "other", "license_name": "other", "license_link": "https://x/y"},
+            "https://x/y",
+        ),
+    ],
+)
+def test_pages_state_the_licence(licence, front, url):
+    uids = {"a": catalogue.Uid(1, 1, digest="d")}
+    card = catalogue.Card("a/b/c", "s", 2, "", licence, uids)
+    found = yaml.safe_load(readme(card, "org/x").split("---")[1])
+    assert {key: found[key] for key in front} == front
+    assert json.loads(croissant(card, "org/x", "https://hub", "2026-01-31"))["license"] == url
+
+
+def test_every_licence_has_a_name_that_hugging_face_knows():
+    assert all(name == name.lower() for name in licences.HUGGING_FACE.values())
+    for name in licences.HUGGING_FACE:
+        assert licences.licence_named(name.upper()) == licences.licence_named(name) == name
+    assert dataclasses.replace(Licence("MIT")).link is None

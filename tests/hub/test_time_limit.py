@@ -1,0 +1,186 @@
+"""The time limit of published data: on its card, noted by a pull, used by all that opens it."""
+
+import dataclasses
+import importlib
+import io
+import json
+import zipfile
+
+import numpy as np
+import pytest
+
+from baselines import bc
+from offmarl import hub as library
+from offmarl import vault
+from offmarl.errors import OptionError, ShapeError, VaultError
+from offmarl.hub import cache, catalogue
+from offmarl.replay import open_dataset
+from offmarl.report.contents import survey
+from offmarl.report.findings import findings
+from offmarl.vault.reading.beside import RECORD
+from tests.vault.experience import SPEC, make
+from tests.vault.test_quirks import tree
+from tests.vault.test_stock import write_stock
+
+from .conftest import NAME, PATH, REPOSITORY, write_card
+
+# The client deprecates what it does itself.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+
+LENGTHS = [6, 3, 6, 4]
+LIMITED = ["truncated", "terminated", "truncated", "terminated"]
+UNLIMITED = ["terminated"] * 4
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    """An archive of a vault of another program, which flags the end of time as a termination."""
+    root = tmp_path_factory.mktemp("foreign")
+    actions = np.random.default_rng(0).integers(0, 3, (1, sum(LENGTHS), 3))
+    write_stock(root / "small.vlt" / "Good", tree(1, LENGTHS, actions=actions))
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for file in sorted(path for path in root.rglob("*") if path.is_file()):
+            archive.write(file, file.relative_to(root))
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def published(hub, packed):
+    """The hub with this archive on it, whose card tells the time limit."""
+    hub.commit(REPOSITORY, {PATH: packed})
+    card = hub.cards / f"{NAME}.toml"
+    card.write_text(card.read_text().replace("num_agents", "time_limit = 6\nnum_agents"))
+    return hub
+
+
+def causes(path, **options):
+    return vault.open_vault(path, **options).episodes.cause.tolist()
+
+
+def test_a_pull_notes_the_limit_of_the_card_and_all_that_opens_it_uses_it(published):
+    pulled = library.pull(f"{NAME}/Good")
+    path = pulled.paths["Good"]
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    assert pulled.time_limit == 6 and causes(path) == LIMITED
+    found = open_dataset(path)
+    assert (found.time_limit, found.spec.time_limit) == (6, 6)
+    assert found.quirks[-1] == "time limit terminal"
+    assert library.load_dataset(f"{NAME}/Good").episodes.cause.tolist() == LIMITED
+    assert causes(path, time_limit=7) == UNLIMITED, "a limit that is given goes before"
+    (entry,) = cache.entries()
+    assert cache.verify(entry) == len(before), "no file of the vault is touched"
+    assert before == {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def test_a_limit_that_is_given_is_kept(published):
+    assert library.pull(f"{NAME}/Good", time_limit=7).time_limit == 7
+    again = library.pull(f"{NAME}/Good")
+    assert again.time_limit == 7 and causes(again.paths["Good"]) == UNLIMITED
+    assert library.load_dataset(f"{NAME}/Good", time_limit=6).episodes.cause.tolist() == LIMITED
+    assert library.pull(f"{NAME}/Good", time_limit=6).time_limit == 6
+    assert causes(again.paths["Good"]) == LIMITED
+    for limit in (0, -1):
+        with pytest.raises(OptionError, match="positive number of steps"):
+            library.load_dataset(f"{NAME}/Good", time_limit=limit)
+
+
+def test_data_without_a_limit_keeps_its_warning(hub, packed, tmp_path):
+    hub.commit(REPOSITORY, {PATH: packed})
+    pulled = library.pull(f"{NAME}/Good")
+    found = vault.open_vault(pulled.paths["Good"])
+    assert pulled.time_limit is None and "time limit unknown" in found.quirks
+    assert any(told.startswith("Time limit unknown") for told in findings(survey(found)))
+    made = vault.filter(vault.recode(found, tmp_path / "a.vlt"), "length > 0", tmp_path / "b.vlt")
+    assert any(told.startswith("Time limit unknown") for told in findings(survey(made)))
+    known = library.load_dataset(f"{NAME}/Good", time_limit=6)
+    assert "time limit unknown" not in known.quirks
+    made = vault.recode(known, tmp_path / "c.vlt")
+    assert not any("ime limit unknown" in told for told in findings(survey(made)))
+
+
+def test_what_an_older_pull_brought_has_the_limit_of_the_catalogue(published):
+    path = library.pull(f"{NAME}/Good").paths["Good"]
+    record = json.loads((path.parent / RECORD).read_text())
+    old = {key: fact for key, fact in record.items() if key not in ("time_limit", "published")}
+    (path.parent / RECORD).write_text(json.dumps(old))
+    assert causes(path) == UNLIMITED
+    assert library.load_dataset(f"{NAME}/Good").episodes.cause.tolist() == LIMITED
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"time_limit": "6"}', '{"time_limit": -1}', "{" * 9]
+)
+def test_a_note_that_makes_no_sense_is_no_limit(published, content):
+    path = library.pull(f"{NAME}/Good").paths["Good"]
+    (path.parent / RECORD).write_text(content)
+    found = vault.open_vault(path)
+    assert found.time_limit is None and "published" not in found.provenance
+
+
+def test_transforms_keep_the_limit(published, tmp_path):
+    path = library.pull(f"{NAME}/Good").paths["Good"]
+    for made in (
+        vault.recode(path, tmp_path / "a.vlt"),
+        vault.cat([path], tmp_path / "b.vlt"),
+        vault.filter(path, "length > 0", tmp_path / "c.vlt"),
+        vault.cat([path, tmp_path / "a.vlt" / "main"], tmp_path / "d.vlt", time_limit=6),
+    ):
+        assert made.spec.time_limit == 6
+        assert made.episodes.cause.tolist()[:4] == LIMITED
+
+
+def test_recode_and_cat_take_a_limit(hub, packed, tmp_path):
+    hub.commit(REPOSITORY, {PATH: packed})
+    path = library.pull(f"{NAME}/Good").paths["Good"]
+    for name, make_one in (
+        ("a", vault.recode),
+        ("b", lambda one, *a, **b: vault.cat([one], *a, **b)),
+    ):
+        made = make_one(path, tmp_path / f"{name}.vlt", time_limit=6)
+        assert made.spec.time_limit == 6 and made.episodes.cause.tolist() == LIMITED
+        with pytest.raises(VaultError, match="leave the time limit out"):
+            make_one(made, tmp_path / "c.vlt", time_limit=6)
+    limited = vault.open_vault(path, time_limit=6), vault.open_vault(path, time_limit=7)
+    with pytest.raises(ShapeError, match="different time limits: 6, 7"):
+        vault.cat(limited, tmp_path / "c.vlt")
+
+
+def test_train_takes_the_limit_and_notes_it(hub, packed, tmp_path, monkeypatch):
+    hub.commit(REPOSITORY, {PATH: packed})
+    path = library.pull(f"{NAME}/Good").paths["Good"]
+    driver = importlib.import_module("offmarl.training.driver")
+    learnt = []
+    monkeypatch.setattr(driver, "_learn", lambda _, dataset: learnt.append(dataset))
+    args = bc.Args(vault=path, env="none", held_out=0.25, out=tmp_path / "run", time_limit=6)
+    run = driver.train("bc", bc.make, args) / "run.json"
+    assert learnt[0].episodes.cause.tolist() == LIMITED
+    record = json.loads(run.read_text())
+    assert record["args"]["time_limit"] == record["spec"]["time_limit"] == 6
+    untold = dataclasses.replace(args, out=tmp_path / "old", time_limit=None)
+    old = driver.train("bc", bc.make, untold) / "run.json"
+    record = json.loads(old.read_text())
+    del record["args"]["time_limit"]  # as a run has it that is from before there was the option
+    old.write_text(json.dumps(record))
+    assert driver.train("bc", bc.make, untold) == tmp_path / "old" and len(learnt) == 2
+
+
+def test_a_card_keeps_the_limit_of_what_is_pushed(published, tmp_path):
+    path = library.pull(f"{NAME}/Good").paths["Good"]
+    pushed = library.push([path], "org/again")
+    assert pushed.card.time_limit == 6
+    again = library.pull("org/again/Good", tmp_path / "again", time_limit=7)
+    assert "digest of its content" in again.checks["Good"], "the digest is of the card's limit"
+    assert library.pull("org/again/Good").time_limit == 6
+
+
+def test_vaults_that_tell_how_episodes_ended_take_no_limit(hub, tmp_path):
+    path = tmp_path / "own.vlt" / "a"
+    with vault.create(path, SPEC, rows=2) as writer:
+        writer.append(*make())
+    library.push([path], "org/own", "MIT")
+    pulled = library.pull("org/own/a", time_limit=3).paths["a"]
+    assert vault.open_vault(pulled).episodes.cause.tolist() == causes(path)
+    assert library.load_dataset("org/own/a", time_limit=3).time_limit is None
+    write_card(hub.cards)
+    assert catalogue.load(NAME).time_limit is None

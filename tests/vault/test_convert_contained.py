@@ -1,0 +1,235 @@
+"""Forged foreign datasets that would have other files of the machine read."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+from offmarl import vault
+from offmarl.errors import VaultError
+from offmarl.vault.convert import (
+    convert_minari,
+    convert_numpy,
+    convert_omar,
+    convert_omiga,
+    convert_pymarl,
+    convert_zarr,
+    export_minari,
+    export_numpy,
+    export_zarr,
+)
+
+from .experience import SPEC, make
+
+h5py = pytest.importorskip("h5py")
+
+STEPS = 8
+
+
+def batch():
+    """One episode in PyMARL's layout."""
+    return {
+        "obs": np.ones((1, STEPS, 2, 3), np.float32),
+        "actions": np.zeros((1, STEPS, 2, 1), int),
+        "avail_actions": np.ones((1, STEPS, 2, 3), int),
+        "reward": np.ones((1, STEPS, 1), np.float32),
+        "terminated": (np.arange(STEPS) == STEPS - 2).astype(int).reshape(1, STEPS, 1),
+        "filled": np.ones((1, STEPS, 1), int),
+    }
+
+
+def flat():
+    """Steps in OMIGA's layout."""
+    shapes = {"s": (STEPS, 2, 5), "o": (STEPS, 2, 3), "a": (STEPS, 2, 2), "r": (STEPS, 1)}
+    return {name: np.ones(shape, np.float32) for name, shape in shapes.items()} | {
+        "d": (np.arange(STEPS) == STEPS - 1).astype(float)[:, None]
+    }
+
+
+def external_storage(group, name, data, secret):
+    del group[name]
+    storage = [(str(secret), 0, data.nbytes)]
+    group.create_dataset(name, data.shape, data.dtype, external=storage)
+
+
+def external_link(group, name, data, secret):
+    del group[name]
+    group[name] = h5py.ExternalLink(str(secret.with_suffix(".h5")), "/data")
+
+
+def virtual(group, name, data, secret):
+    del group[name]
+    layout = h5py.VirtualLayout(data.shape, data.dtype)
+    layout[...] = h5py.VirtualSource(str(secret.with_suffix(".h5")), "data", data.shape)
+    group.create_virtual_dataset(name, layout)
+
+
+def soft_to_external(group, name, data, secret):
+    external_link(group, name, data, secret)
+    group.file.move(f"{group.name}/{name}", "/elsewhere")
+    group[name] = h5py.SoftLink("/elsewhere")
+
+
+FORGERIES = {
+    external_storage: "has external storage",
+    external_link: "is an external link",
+    virtual: "is virtual",
+    soft_to_external: "/elsewhere in .* is an external link",
+}
+
+
+@pytest.fixture
+def secret(tmp_path):
+    """A file that no conversion may read, as it is and as HDF5."""
+    path = tmp_path / "secret"
+    path.write_bytes(b"PRIVATE " * 4096)
+    with h5py.File(path.with_suffix(".h5"), "w") as file:
+        file["data"] = np.full((1, STEPS, 2, 3), 7.0)
+    return path
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory):
+    """A vault of ours, to export."""
+    path = tmp_path_factory.mktemp("ours") / "a.vlt"
+    with vault.create(path, SPEC, rows=1) as writer:
+        writer.append(*make(SPEC, rows=1, steps=STEPS))
+    return vault.open_vault(path)
+
+
+@pytest.mark.parametrize("forge", FORGERIES, ids=lambda forge: forge.__name__)
+@pytest.mark.parametrize(
+    ("convert", "arrays", "name"),
+    [(convert_pymarl, batch, "obs"), (convert_omiga, flat, "o")],
+)
+def test_hdf5_files_that_refer_to_others_are_refused(
+    tmp_path, secret, convert, arrays, name, forge
+):
+    source, out = tmp_path / "data.h5", tmp_path / "out.vlt"
+    with h5py.File(source, "w") as file:
+        for key, array in arrays().items():
+            file[key] = array
+        forge(file, name, arrays()[name], secret)
+    with pytest.raises(VaultError, match=FORGERIES[forge]):
+        convert(source, out)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("forge", FORGERIES, ids=lambda forge: forge.__name__)
+def test_what_a_reader_would_not_use_is_looked_at_too(tmp_path, secret, forge):
+    source = tmp_path / "data.h5"
+    with h5py.File(source, "w") as file:
+        for key, array in batch().items():
+            file[key] = array
+        file["below/this/x"] = array
+        forge(file["below/this"], "x", array, secret)
+    with pytest.raises(VaultError, match=FORGERIES[forge]):
+        convert_pymarl(source, tmp_path / "out.vlt")
+
+
+def test_links_inside_the_file_are_followed_and_cycles_end(tmp_path):
+    source = tmp_path / "data.h5"
+    with h5py.File(source, "w") as file:
+        for key, array in batch().items():
+            file[f"kept/{key}"] = array
+            file[key] = h5py.SoftLink(f"/kept/{key}")
+        file["kept/around"] = file["/"]
+        file["nothing"] = h5py.SoftLink("/nowhere")
+        file["type"] = np.dtype(np.float32)
+    found = vault.open_vault(convert_pymarl(source, tmp_path / "out.vlt"))
+    assert found.num_steps == STEPS - 1
+    with h5py.File(source, "a") as file:
+        file["loop"] = h5py.SoftLink("/loop")
+    with pytest.raises(VaultError, match="too many links"):
+        convert_pymarl(source, tmp_path / "other.vlt")
+
+
+def forge_link(path, secret):
+    path.unlink()
+    path.symlink_to(secret)
+
+
+def test_a_folder_with_links_out_of_it_is_refused(tmp_path, secret):
+    folder = tmp_path / "seed_0_data"
+    folder.mkdir()
+    values = {"obs": 3, "acs": 2, "rews": 1, "next_obs": 3, "dones": 1}
+    for name, size in values.items():
+        np.save(folder / f"{name}_0.npy", np.ones((STEPS, size)))
+    (folder / "again.npy").symlink_to("obs_0.npy")
+    assert convert_omar(folder, tmp_path / "a.vlt")
+    forge_link(folder / "obs_0.npy", secret)
+    with pytest.raises(VaultError, match=r"obs_0\.npy is a link that leads out"):
+        convert_omar(folder, tmp_path / "b.vlt")
+
+
+def test_a_zarr_group_with_links_pipes_or_objects_is_refused(tmp_path, secret, ours):
+    import zarr
+
+    source = export_zarr(ours, tmp_path / "a.zarr")
+    chunk = next(path for path in (source / "observations" / "c").rglob("*") if path.is_file())
+    forge_link(chunk, secret)
+    with pytest.raises(VaultError, match="is a link that leads out"):
+        convert_zarr(source, tmp_path / "b.vlt")
+    chunk.unlink()
+    os.mkfifo(chunk)
+    with pytest.raises(VaultError, match="neither a file nor a directory"):
+        convert_zarr(source, tmp_path / "b.vlt")
+    zarr.create_group(tmp_path / "old.zarr", zarr_format=2)
+    with pytest.raises(VaultError, match="is a zarr v2 group"):
+        convert_zarr(tmp_path / "old.zarr", tmp_path / "b.vlt")
+
+
+def test_pickles_and_deep_documents_in_npz_files_are_refused(tmp_path, ours):
+    source = export_numpy(ours, tmp_path / "a.npz")
+    arrays = dict(np.load(source))
+    ran = tmp_path / "ran"
+
+    class Forged:
+        def __reduce__(self):
+            return os.mkdir, (str(ran),)
+
+    np.savez(source, **arrays | {"episodes.cause": np.array([Forged()])})
+    with pytest.raises(VaultError, match="Object arrays cannot be loaded"):
+        convert_numpy(source, tmp_path / "b.vlt")
+    assert not ran.exists()
+    np.savez(source, **arrays | {"about": np.array("[" * 100_000)})
+    with pytest.raises(VaultError, match="recursion"):
+        convert_numpy(source, tmp_path / "b.vlt")
+    np.savez(source, **arrays | {"episodes.cause": np.array(["x"] * len(arrays["episodes.cause"]))})
+    with pytest.raises(VaultError, match=r"'episodes\.cause' holds <U1, not numbers"):
+        convert_numpy(source, tmp_path / "b.vlt")
+
+
+@pytest.fixture
+def dataset(tmp_path, monkeypatch, ours):
+    """The directory of a Minari dataset's files."""
+    pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    return export_minari(ours, "forged/b-v0") / "data"
+
+
+@pytest.mark.parametrize("forge", FORGERIES, ids=lambda forge: forge.__name__)
+def test_a_minari_dataset_that_refers_to_others_is_refused(tmp_path, secret, dataset, forge):
+    with h5py.File(dataset / "main_data.hdf5", "a") as file:
+        episode = file["episode_0"]
+        forge(episode, "observations", episode["observations"][:], secret)
+    with pytest.raises(VaultError, match=FORGERIES[forge]):
+        convert_minari("forged/b-v0", tmp_path / "b.vlt")
+
+
+def test_a_minari_dataset_runs_no_code_and_has_no_links(tmp_path, secret, dataset):
+    metadata = json.loads((dataset / "metadata.json").read_text())
+    del metadata["action_space"]
+    ran = tmp_path / "ran"
+    forged = {"id": "x-v0", "entry_point": "os:mkdir", "kwargs": {"path": str(ran)}}
+    metadata["env_spec"] = json.dumps(forged)
+    (dataset / "metadata.json").write_text(json.dumps(metadata))
+    with pytest.raises(VaultError, match="does not tell the observation and action spaces"):
+        convert_minari("forged/b-v0", tmp_path / "b.vlt")
+    assert not ran.exists()
+    shutil.copy(dataset / "main_data.hdf5", secret)
+    forge_link(dataset / "main_data.hdf5", secret)
+    with pytest.raises(VaultError, match="is a link that leads out"):
+        convert_minari("forged/b-v0", tmp_path / "b.vlt")
