@@ -27,7 +27,7 @@ def random_rollout(name, num_envs=3, num_steps=60, seed=0):
     return play(state, jax.random.key(seed + 1))
 
 
-@pytest.mark.parametrize("name", ["classic/xor", "swarm/coverage-2"])
+@pytest.mark.parametrize("name", ["classic/xor", "probe/match"])
 def test_next_views_are_the_following_views_but_at_the_end_of_an_episode(name):
     _, transitions, next_views = random_rollout(name)
     last = np.asarray(transitions.last)
@@ -60,11 +60,11 @@ def test_memory_is_reset_with_the_episode_and_carried_between_rollouts():
 
 
 def test_environments_differ_and_a_key_decides_everything():
-    one, again = random_rollout("swarm/coverage-2"), random_rollout("swarm/coverage-2")
+    one, again = random_rollout("probe/match"), random_rollout("probe/match")
     jax.tree.map(np.testing.assert_array_equal, one[1], again[1])
     action = np.asarray(one[1].action)
     assert (action[:, 0] != action[:, 1]).any()
-    other = random_rollout("swarm/coverage-2", seed=1)
+    other = random_rollout("probe/match", seed=1)
     assert (action != np.asarray(other[1].action)).any()
 
 

@@ -118,7 +118,7 @@ def pull(
     with _opened(source, out) as entry:
         _note(entry, source, time_limit)
         fetched = _bring(entry, source, target.uid)
-        return _pulled(entry, source.card, target, fetched)
+        return _pulled(entry, source.card, target, fetched, source.asked)
 
 
 def _pulled(entry: Entry, card: Card, target: Target, fetched: int, asked: bool = True) -> Pulled:
@@ -218,6 +218,8 @@ class _Source(NamedTuple):
     archive: Remote | None
     published: str | None
     """The archive's SHA-256 that the card promises for this revision."""
+    asked: bool = True
+    """Whether the hub was asked."""
 
 
 def _find(target: Target) -> _Source:
@@ -248,7 +250,7 @@ def _find(target: Target) -> _Source:
 def _find_pushed(target: Target) -> _Source:
     revision = target.revision or "main"
     try:
-        commit, text = small_file(target.name, CARD, revision)
+        commit, text, asked = small_file(target.name, CARD, revision)
     except HubUnreachableError:
         raise
     except HubError as error:
@@ -260,7 +262,7 @@ def _find_pushed(target: Target) -> _Source:
     if target.uid is not None and target.uid not in card.uids:
         raise unknown_name("uid", target.uid, card.uids)
     cache.remember(target.name, revision, commit)
-    return _Source(target.name, card, target.name, commit, None, None)
+    return _Source(target.name, card, target.name, commit, None, None, asked)
 
 
 # ---------------------------------------------------------------------------------- bringing

@@ -24,6 +24,8 @@ class SmallFile(NamedTuple):
 
     commit: str
     text: str
+    asked: bool = True
+    """Whether the hub was asked; if not, this is the copy that was fetched last."""
 
 
 def small_file(repository: str, path: str, revision: str) -> SmallFile:
@@ -60,7 +62,7 @@ def small_file(repository: str, path: str, revision: str) -> SmallFile:
         text = _kept(repository, path, commit)
         if text is None:
             raise
-        return SmallFile(commit, text)
+        return SmallFile(commit, text, asked=False)
     return SmallFile(remote.commit, text)
 
 

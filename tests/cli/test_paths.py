@@ -90,7 +90,7 @@ def spelled(place, monkeypatch, request):
 @pytest.fixture
 def light(monkeypatch):
     """Take out of the verbs what takes long: learning, acting, and the network."""
-    monkeypatch.setattr(driver, "_learn", lambda job, dataset: None)
+    monkeypatch.setattr(driver, "_learn", lambda *_: None)
     monkeypatch.setattr(policies, "make_environment", lambda env, loaded: loaded)
     monkeypatch.setattr(policies, "play", lambda _, loaded, *__: dict.fromkeys(loaded, np.zeros(2)))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)

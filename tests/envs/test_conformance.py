@@ -23,16 +23,13 @@ QUICK = {
 DAILY = {
     "swarm/search-3",
     "jaxmarl/mpe/simple_spread_v3",
-    "jaxmarl/mpe/simple_tag_v3",
     "jaxmarl/smax/3m",
     "jaxmarl/smax/2s3z",
     "jaxmarl/smax/5m_vs_6m",
     "jaxmarl/smax/smacv2_5_units",
-    "jaxmarl/overcooked/cramped_room:max_steps=50",
     "jumanji/lbf:grid_size=6,fov=3",
-    "jumanji/connector:grid_size=6,num_agents=3",
 }
-"""Slow environments that CI runs every time, at least one of each adapter. The rest run nightly."""
+"""Slow environments that CI runs every time. The rest run nightly."""
 
 NUMBERS = {"matrax/penalty-K": 25, "matrax/no-conflict-K": 2, "matrax/conflict-K": 5}
 """Where not every number goes."""

@@ -40,6 +40,7 @@ def test_every_flipped_bit_is_caught(hub):
     assert not any(entry.uids for entry in cache.entries())
 
 
+@pytest.mark.nightly
 def test_kill_at_20_instants_loses_a_part_at_most(hub, tmp_path):
     archive = make_archive(300_000)
     hub.commit(REPOSITORY, {PATH: archive})

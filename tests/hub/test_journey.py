@@ -43,7 +43,7 @@ def _first_row(field):
     return type(field)(*(x[:1] for x in field)) if isinstance(field, tuple) else field[:1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_pull_train_compare(offmarl, published):  # noqa: F811
     pulled = offmarl("pull", f"{NAME}/Random", "--json").json
     path = pulled["paths"]["Random"]

@@ -38,7 +38,7 @@ def test_nothing_that_a_server_sends_names_a_file(hub, commit, etag, tmp_path):
     hub.faults.etag = etag
     cards = cache.root().parent / "cards"
     before = files_in(tmp_path)
-    assert small_file(REPOSITORY, CARD, "main") == (commit, TEXT)
+    assert small_file(REPOSITORY, CARD, "main") == (commit, TEXT, True)
     (written,) = files_in(tmp_path) - before
     assert written == small._place(REPOSITORY, CARD, commit) and written.parent == cards
 
@@ -73,7 +73,8 @@ def test_what_was_fetched_is_there_without_a_hub(hub, commit, monkeypatch, offli
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     else:
         monkeypatch.setattr(client, "problems", lambda: {hub.url: "no answer"})
-    assert small_file(REPOSITORY, CARD, "main") == found == small_file(REPOSITORY, CARD, commit)
+    kept = found._replace(asked=False)
+    assert small_file(REPOSITORY, CARD, "main") == kept == small_file(REPOSITORY, CARD, commit)
     for repository, revision in ((REPOSITORY, "other"), ("org/else", "main")):
         with pytest.raises(HubUnreachableError):
             small_file(repository, CARD, revision)

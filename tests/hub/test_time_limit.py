@@ -151,7 +151,7 @@ def test_train_takes_the_limit_and_notes_it(hub, packed, tmp_path, monkeypatch):
     path = library.pull(f"{NAME}/Good").paths["Good"]
     driver = importlib.import_module("offmarl.training.driver")
     learnt = []
-    monkeypatch.setattr(driver, "_learn", lambda _, dataset: learnt.append(dataset))
+    monkeypatch.setattr(driver, "_learn", lambda _, dataset, __: learnt.append(dataset))
     args = bc.Args(vault=path, env="none", held_out=0.25, out=tmp_path / "run", time_limit=6)
     run = driver.train("bc", bc.make, args) / "run.json"
     assert learnt[0].episodes.cause.tolist() == LIMITED

@@ -74,7 +74,7 @@ class Memory(vault.Writer):
         self.closed = True
 
 
-@settings(max_examples=8)
+@settings(max_examples=3)
 @given(
     st.integers(1, 4),
     st.lists(st.integers(1, 4), min_size=1, max_size=6),

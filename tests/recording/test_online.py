@@ -214,7 +214,7 @@ def test_settings_that_cannot_be(tmp_path, change, message):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_damaged_checkpoints_are_made_anew_as_the_errors_advise(recorded, tmp_path):
     out = tmp_path / "copy"
     shutil.copytree(recorded[0], out)

@@ -95,7 +95,7 @@ def check_window(window, transition: Transition, finals: Finals | None, length: 
     assert bool(window.next_known[left - 1]) == bool(over or inside or has_final)
 
 
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(
     ends=st.integers(0, 2**31 - 1),
     rows=st.integers(1, 3),

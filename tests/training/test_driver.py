@@ -220,6 +220,7 @@ def evaluated(run: Path) -> list[dict]:
     return [seed["absolute_metrics"] for seed in algorithms["bc"].values()]
 
 
+@pytest.mark.nightly
 def test_values_tell_no_likelihood(args: bc.Args) -> None:
     qmix_cql = programs.load("baseline", "qmix_cql")
     shared = {name: value for name, value in vars(args).items() if name not in ("anneal", "greedy")}

@@ -11,6 +11,7 @@ from offmarl.vault.transform.expression import parse
 
 NUMBERS = np.array([1.0, 2.0, 3.0, 4.0, 5.0])
 COLUMNS = {
+    "complete": np.ones(5, bool),
     "length": NUMBERS,
     "return": NUMBERS * 10,
     "terminated": np.array([True, True, False, False, True]),

@@ -81,7 +81,8 @@ class Checks:
         self._numbers = -(-covered // schema.chunk_steps)
         self._chunks = -(-length // schema.chunk_steps)
         columns = len(leaves) * self._blocks
-        self._expected: Int[np.ndarray, "T columns"] = np.full((self._numbers, columns), _UNKNOWN)
+        # Zeros take no memory until they are written: those that are not loaded are never read.
+        self._expected: Int[np.ndarray, "T columns"] = np.zeros((self._numbers, columns), int)
         self._loaded: Bool[np.ndarray, "T"] = np.zeros(self._numbers, bool)
         self._forget()
 
