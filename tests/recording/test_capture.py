@@ -74,18 +74,32 @@ class Memory(vault.Writer):
         self.closed = True
 
 
-@settings(max_examples=3)
-@given(
-    st.integers(1, 4),
-    st.lists(st.integers(1, 4), min_size=1, max_size=6),
-    st.booleans(),
-    st.integers(0, 99),
+RECORDINGS = given(
+    capacity=st.integers(1, 4),
+    sizes=st.lists(st.integers(1, 4), min_size=1, max_size=6),
+    sampled=st.booleans(),
+    seed=st.integers(0, 99),
 )
+
+
+@settings(max_examples=3)
+@RECORDINGS
 @example(capacity=3, sizes=[3, 3, 3], sampled=True, seed=0)  # exactly full, each time
 @example(capacity=3, sizes=[3, 3, 3], sampled=False, seed=0)
 @example(capacity=4, sizes=[3, 3, 3, 1], sampled=True, seed=1)  # wraps; ends within a chunk
 @example(capacity=2, sizes=[3], sampled=True, seed=0)  # more than it holds
 def test_what_comes_out_is_what_went_in(capacity, sizes, sampled, seed):
+    check_recording(capacity, sizes, sampled, seed)
+
+
+@pytest.mark.nightly
+@settings(max_examples=50)
+@RECORDINGS
+def test_what_comes_out_of_many_recordings(capacity, sizes, sampled, seed):
+    check_recording(capacity, sizes, sampled, seed)
+
+
+def check_recording(capacity, sizes, sampled, seed):
     rng = np.random.default_rng(seed)
     sizes = [min(size, capacity) if sampled else capacity for size in sizes]
     buffer = make_buffer(E, capacity)

@@ -1,6 +1,7 @@
 """Replay on the device, against the vault it was loaded from."""
 
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -95,15 +96,29 @@ def check_window(window, transition: Transition, finals: Finals | None, length: 
     assert bool(window.next_known[left - 1]) == bool(over or inside or has_final)
 
 
-@settings(max_examples=3)
-@given(
+DATA = given(
     ends=st.integers(0, 2**31 - 1),
     rows=st.integers(1, 3),
     steps=st.integers(1, 40),
     length=st.integers(1, 7),
     with_finals=st.booleans(),
 )
-def test_every_window_is_the_data(
+
+
+@settings(max_examples=3)
+@DATA
+def test_every_window_is_the_data(tmp_path_factory: pytest.TempPathFactory, **data: Any) -> None:
+    check_every_window(tmp_path_factory, **data)
+
+
+@pytest.mark.nightly
+@settings(max_examples=40)
+@DATA
+def test_every_window_of_much_data(tmp_path_factory: pytest.TempPathFactory, **data: Any) -> None:
+    check_every_window(tmp_path_factory, **data)
+
+
+def check_every_window(
     tmp_path_factory: pytest.TempPathFactory,
     ends: int,
     rows: int,
