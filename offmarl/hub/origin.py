@@ -54,7 +54,7 @@ def _statements(told: Mapping[str, Any], native: bool) -> Iterator[Statement]:
                 below if isinstance(below, Mapping) else {}, bool(one.get("native"))
             )
     elif isinstance(source, Mapping) and isinstance(source.get("provenance"), Mapping):
-        yield from _statements(source["provenance"], native)  # an export of a vault, brought back
+        yield from _of_export(source, native)
     elif isinstance(source, Mapping):
         yield _of_converted(source)
     elif any(key in told for key in _RECORDED):
@@ -78,6 +78,18 @@ def _of_converted(told: Mapping[str, Any]) -> Statement:
     words = f"Converted with offmarl from {_text(told, 'format') or 'another format'}"
     words += (f", {file}" if file else "") + (f" (SHA-256 {sha256})" if sha256 else "")
     return Statement(False, words, *_terms(told))
+
+
+def _of_export(told: Mapping[str, Any], native: bool) -> Iterator[Statement]:
+    """Yield what is said of a vault that was exported and converted back.
+
+    What the conversion states holds for the sources that state nothing themselves.
+    """
+    licence, link, citation = _terms(told)
+    stated: dict[str, Any] = {"ours": False, "licence": licence, "link": link} if licence else {}
+    for one in _statements(told["provenance"], native):
+        known = {} if one.licence else stated
+        yield one._replace(citation=one.citation or citation, **known)
 
 
 def _terms(told: Mapping[str, Any]) -> tuple[str | None, str | None, str]:

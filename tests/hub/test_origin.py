@@ -160,6 +160,17 @@ def test_converted_data_is_not_called_recorded(hub, tmp_path):
     assert written == card
 
 
+def test_what_a_conversion_of_an_export_states_is_kept(recorded):
+    terms = {"licence": "CC0-1.0", "citation": "@misc{export}"}
+    back = {"format": "zarr", "file": "a.zarr", **terms}
+    plain = recorded("a", source={**back, "provenance": RECORDED})
+    assert origin.licence_of([plain], None, None) == Licence("CC0-1.0")
+    assert origin.citation_of([plain]) == "@misc{export}"
+    stated = recorded("bb", source={**back, "provenance": {"published": PUBLISHED}})
+    assert origin.licence_of([stated], None, None) == Licence("CC-BY-4.0")
+    assert origin.citation_of([stated]) == "@misc{them}"
+
+
 def test_recordings_beside_converted_data_need_a_choice(hub, recorded, tmp_path):
     source, terms = save(tmp_path / "data.npz", batch()), {"licence": "mit", "citation": "@misc{a}"}
     converted = vault.open_vault(vault.convert_pymarl(source, tmp_path / "c.vlt", terms=terms))
