@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from offmarl import vault
 from offmarl.cli.data import show
 from offmarl.cli.output import Report
 from offmarl.errors import OptionError, VaultError
@@ -50,8 +49,8 @@ def convert(
         Steps after which episodes were cut off, so that their ends are not taken for terminations;
         by default the environment's.
     licence
-        SPDX identifier of the licence that the dataset comes with, such as CC-BY-4.0: kept with the
-        vault, and stated by `offmarl push`.
+        SPDX identifier of the licence that the dataset comes with, such as CC-BY-4.0, or an
+        expression of them: kept with the vault, and stated by `offmarl push`.
     citation
         What the dataset asks to cite, as BibTeX: kept and stated in the same way.
     """
@@ -60,13 +59,8 @@ def convert(
         _check_source(source)
         spec = _spec(env) if env else None
         read = READERS[layout or "pymarl"]
-        made = read(source, out, progress=progress, **_taken(read, spec, time_limit))
-        if terms:
-            with vault.resume(made) as writer:
-                writer.annotate(
-                    {"source": {**vault.open_vault(made).provenance["source"], **terms}}
-                )
-        return show(str(made))
+        options = _taken(read, spec, time_limit)
+        return show(str(read(source, out, progress=progress, terms=terms, **options)))
     if layout or env or terms:
         raise OptionError(
             "--to writes a vault in another layout: it goes without --from, --env, --licence and "

@@ -99,8 +99,9 @@ def push(
     to
         The repository, such as org/name; made where there is none.
     licence
-        SPDX identifier of the data's licence, such as CC-BY-4.0; "other", with --licence-link; or
-        "unknown". May be left out where all sources of the data state the same one.
+        SPDX identifier of the data's licence, such as CC-BY-4.0, or an expression of them; "other",
+        with --licence-link; or "unknown". May be left out where all sources of the data state the
+        same one; your own recordings have none until you choose it.
     licence_link
         Address of the text of a licence that is "other".
     name

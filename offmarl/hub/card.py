@@ -5,7 +5,7 @@ from typing import Any
 from huggingface_hub import DatasetCard, DatasetCardData
 
 from offmarl.hub.catalogue import Card, Uid
-from offmarl.hub.licences import HUGGING_FACE, OTHER, UNKNOWN
+from offmarl.hub.licences import OTHER, UNKNOWN, hub_metadata
 
 _TAGS = ("multi-agent", "offline-rl", "reinforcement-learning", "jax", "flashbax", "offmarl")
 _SIZES = (
@@ -21,9 +21,7 @@ _SIZES = (
 
 def readme(card: Card, repository: str) -> str:
     """Return a repository's README.md; the hub checks its metadata when it is committed."""
-    licence: dict[str, Any] = {"license": HUGGING_FACE[card.licence.data]}
-    if card.licence.data == OTHER:
-        licence |= {"license_name": "other", "license_link": card.licence.link or ""}
+    licence: dict[str, Any] = {**hub_metadata(card.licence.data, card.licence.link)}
     metadata = DatasetCardData(
         **licence,
         pretty_name=card.name,

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from offmarl.hub.catalogue import Card, File
-from offmarl.hub.licences import OTHER, UNKNOWN
+from offmarl.hub.licences import OTHER, SPDX, UNKNOWN, page_of
 
 _CONTEXT = {
     "@language": "en",
@@ -81,7 +81,8 @@ def croissant(card: Card, repository: str, url: str, published: str) -> str:
 def _licence(card: Card) -> str:
     if card.licence.data in (UNKNOWN, OTHER):
         return card.licence.link or UNKNOWN
-    return f"https://spdx.org/licenses/{card.licence.data}.html"
+    page = page_of(card.licence.data)
+    return card.licence.data if page == SPDX else page  # an expression has no page of its own
 
 
 def _file_object(file: File, uid: str, url: str) -> dict[str, Any]:

@@ -1,11 +1,18 @@
 """The licences that a published dataset can have."""
 
+import re
+
+from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
+
 from offmarl.errors import OptionError, unknown_name
 
 UNKNOWN = "unknown"
 """Nobody states what may be done with the data."""
 OTHER = "other"
 """A licence that is told by a link to its text."""
+
+SPDX = "https://spdx.org/licenses/"
+"""SPDX's list of licences, which has a page for each."""
 
 _SAME = """
     Apache-2.0 MIT AFL-3.0 Artistic-2.0 BSL-1.0 BSD-2-Clause BSD-3-Clause BSD-3-Clause-Clear CC0-1.0
@@ -43,22 +50,57 @@ After huggingface.co/docs/hub/repositories-licenses; names there that are not SP
 
 
 def licence_named(name: str) -> str:
-    """Return an SPDX identifier, "unknown" or "other" as it is properly written.
+    """Return a licence in its canonical spelling.
+
+    Parameters
+    ----------
+    name
+        An SPDX identifier or an expression of them, such as "MIT OR Apache-2.0"; "unknown" or
+        "other". Case is ignored.
 
     Raises
     ------
     UnknownNameError
-        It is none of these.
+        It is none of these. A ``LicenseRef-`` is not: only its author knows what it refers to.
     """
-    proper = {known.lower(): known for known in HUGGING_FACE}
-    if name.lower() not in proper:
-        raise unknown_name(
-            "licence",
-            name,
-            HUGGING_FACE,
-            see="https://huggingface.co/docs/hub/repositories-licenses",
-        )
-    return proper[name.lower()]
+    if name.lower() in (UNKNOWN, OTHER):
+        return name.lower()
+    try:
+        proper = canonicalize_license_expression(name)
+    except InvalidLicenseExpression:
+        proper = None
+    if not proper or "LicenseRef-" in proper:
+        raise unknown_name("licence", name, HUGGING_FACE, see=SPDX)
+    return proper
+
+
+def page_of(licence: str) -> str:
+    """Return the address of an SPDX identifier's page; for an expression, of SPDX's list."""
+    if re.fullmatch(r"[\w.+-]+", licence):
+        return f"{SPDX}{licence.removesuffix('+')}.html"
+    return SPDX
+
+
+def hub_metadata(licence: str, link: str | None) -> dict[str, str]:
+    """Return a licence as a dataset's page states it to the hub.
+
+    Parameters
+    ----------
+    licence
+        In its canonical spelling.
+    link
+        The text of one that is "other".
+
+    Returns
+    -------
+    dict
+        ``license``; where Hugging Face has no identifier, also ``license_name`` and
+        ``license_link``.
+    """
+    if licence != OTHER and licence in HUGGING_FACE:
+        return {"license": HUGGING_FACE[licence]}
+    name = re.sub(r"[^a-z0-9.]+", "-", licence.lower()).strip("-")
+    return {"license": OTHER, "license_name": name, "license_link": link or page_of(licence)}
 
 
 def check_link(licence: str, link: str | None) -> None:

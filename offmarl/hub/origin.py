@@ -54,7 +54,7 @@ def _statements(told: Mapping[str, Any], native: bool) -> Iterator[Statement]:
                 below if isinstance(below, Mapping) else {}, bool(one.get("native"))
             )
     elif isinstance(source, Mapping) and isinstance(source.get("provenance"), Mapping):
-        yield from _statements(source["provenance"], native)  # an export of a vault, brought back
+        yield from _of_export(source, native)
     elif isinstance(source, Mapping):
         yield _of_converted(source)
     elif any(key in told for key in _RECORDED):
@@ -78,6 +78,18 @@ def _of_converted(told: Mapping[str, Any]) -> Statement:
     words = f"Converted with offmarl from {_text(told, 'format') or 'another format'}"
     words += (f", {file}" if file else "") + (f" (SHA-256 {sha256})" if sha256 else "")
     return Statement(False, words, *_terms(told))
+
+
+def _of_export(told: Mapping[str, Any], native: bool) -> Iterator[Statement]:
+    """Yield what is said of a vault that was exported and converted back.
+
+    What the conversion states holds for the sources that state nothing themselves.
+    """
+    licence, link, citation = _terms(told)
+    stated: dict[str, Any] = {"ours": False, "licence": licence, "link": link} if licence else {}
+    for one in _statements(told["provenance"], native):
+        known = {} if one.licence else stated
+        yield one._replace(citation=one.citation or citation, **known)
 
 
 def _terms(told: Mapping[str, Any]) -> tuple[str | None, str | None, str]:
@@ -155,9 +167,9 @@ def licence_of(vaults: Sequence[Vault], name: str | None, link: str | None) -> L
 
 
 def _taken_over(found: list[Statement], stated: set[tuple[str | None, str | None]]) -> Licence:
-    """Return the licence that all sources agree on."""
-    unstated = sorted({one.words for one in found if not one.licence})
-    if unstated or not stated:
+    """Return the licence that all sources agree on; recordings of ours need a choice."""
+    unstated = sorted({one.words for one in found if not (one.licence or one.ours)})
+    if unstated:
         raise OptionError(
             f"no licence is stated for this data ({'; '.join(unstated)}): give --licence and its "
             "SPDX identifier, such as CC-BY-4.0, or --licence unknown if you do not know it."
@@ -169,7 +181,22 @@ def _taken_over(found: list[Statement], stated: set[tuple[str | None, str | None
             "repositories of their own, or give --licence other with a --licence-link that names "
             "them all."
         )
+    if recorded := sorted({one.words for one in found if one.ours}):
+        raise OptionError(_choice(recorded, stated))
     ((licence, link),) = stated
     proper = licence_named(str(licence))
     check_link(proper, link)
     return Licence(proper, link=link)
+
+
+def _choice(recorded: list[str], stated: set[tuple[str | None, str | None]]) -> str:
+    """Ask for the licence of recordings of ours, which must be that of what they are beside."""
+    asked = f"choose a licence for your own recordings ({'; '.join(recorded)})"
+    if not stated:
+        return f"{asked}: give --licence and its SPDX identifier, such as CC-BY-4.0."
+    ((licence, link),) = stated
+    terms = f"--licence {licence}" + (f" --licence-link {link}" if link else "")
+    return (
+        f"{asked}: give {terms}, under which the other sources of this data were published, or "
+        "push your own recordings to another repository."
+    )

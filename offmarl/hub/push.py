@@ -71,8 +71,9 @@ def push(
     repository
         Such as "org/name"; made where there is none.
     licence
-        SPDX identifier of the data's licence, in any case; "other" with ``licence_link``; or
-        "unknown". By default the one that the data's sources state, if they all state the same.
+        SPDX identifier of the data's licence, or an expression of them, in any case; "other" with
+        ``licence_link``; or "unknown". By default the one that the data's sources state, if they
+        all state the same; recordings of your own have none until you choose it.
     name
         ``source/environment/scenario``; by default of the repository's owner and the environment.
     summary
@@ -230,6 +231,7 @@ def _card(
     owner, _, called = repository.rpartition("/")
     environment = first.spec.name if first.spec.name.count("/") == 1 else f"unknown/{called}"
     kind = "discrete" if isinstance(first.spec.action, Discrete) else "continuous"
+    time_limit, quirks = _time_limit(data)
     origins = " ".join(dict.fromkeys(map(in_words, data.values())))
     return check(
         Card(
@@ -242,10 +244,29 @@ def _card(
             action={kind: first.spec.action_size},
             observation_size=first.spec.observation_size,
             state_size=first.spec.state_size,
-            time_limit=first.spec.time_limit,
+            time_limit=time_limit,
+            quirks=quirks,
         ),
         f"the card of {repository}",
     )
+
+
+def _time_limit(data: dict[str, Vault]) -> tuple[int | None, tuple[str, ...]]:
+    """Return the time limit of all vaults, or the sentence that says how their limits differ.
+
+    Vaults of ours keep their own limits. Others know theirs from the card alone, which holds one:
+    `CardError` where they would get another.
+    """
+    limits = {uid: one.spec.time_limit for uid, one in data.items()}
+    if len(set(limits.values())) == 1:
+        return next(iter(limits.values())), ()
+    listed = ", ".join(f"{uid} {limit or 'unknown'}" for uid, limit in limits.items())
+    if not all(one.native for one in data.values()):
+        raise CardError(
+            f"these vaults have different time limits ({listed}), and a card holds one for all: "
+            "push them to repositories of their own."
+        )
+    return None, (f"The time limits of the uids differ: {listed}.",)
 
 
 def _bounded(text: str, repository: str) -> str:

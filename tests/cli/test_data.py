@@ -5,6 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from offmarl import vault
+from offmarl.cli.convert import convert
+from offmarl.vault.storage import staging
+from offmarl.vault.writing import creation
+
 EPISODES, STEPS = 3, 50
 
 
@@ -41,6 +46,19 @@ def test_the_licence_of_a_source_is_kept(offmarl, xor_file):
         outcome = offmarl("convert", xor_file, "b.vlt", "--licence", *wrong)
         assert outcome.code == 2 and "Traceback" not in outcome.err
     assert not Path("b.vlt").exists()
+
+
+def test_a_kill_after_publication_leaves_the_terms(xor_file, tmp_path, monkeypatch):
+    def publish_and_die(part, final):
+        staging.publish(part, final)
+        if final.name == "main":  # the whole vault, not the empty one to write to
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(creation, "publish", publish_and_die)
+    with pytest.raises(KeyboardInterrupt):
+        convert(str(xor_file), tmp_path / "a.vlt", licence="mit or 0bsd", citation="@misc{them}")
+    source = vault.open_vault(tmp_path / "a.vlt").provenance["source"]
+    assert (source["licence"], source["citation"]) == ("MIT OR 0BSD", "@misc{them}")
 
 
 def test_convert_then_show_then_list(offmarl, xor_file):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from offmarl import envs
 from offmarl.errors import CardError, UnknownNameError
 from offmarl.hub import catalogue, licences
 
@@ -77,6 +78,14 @@ def test_known_time_limits():
     assert limits["omar/mpe/simple_tag"] == 25 and limits["alberdice/rware/tiny-2ag"] == 500
     assert limits["og_marl/mamujoco/2halfcheetah"] == 1000
     assert limits["og_marl/smac_v2/terran_5_vs_5"] is None, "public sources differ"
+    assert limits["og_marl/gymnasium_mamujoco/4ant"] == 1000
+    for card in CARDS:
+        if card.recipe:
+            name = f"{card.environment}/{card.scenario}"
+            assert card.time_limit == envs.make(name).spec.time_limit
+        else:
+            told = any("--time-limit" in sentence for sentence in card.quirks)
+            assert told == (card.time_limit is None), card.name
 
 
 def test_every_name_is_where_its_card_stands():

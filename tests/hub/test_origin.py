@@ -74,7 +74,7 @@ def test_a_transform_tells_of_all_its_sources(recorded, tmp_path):
     with pytest.raises(OptionError, match=r"published under CC-BY-4\.0, not MIT"):
         origin.licence_of([made], "MIT", None)
     assert origin.licence_of([made], "cc-by-4.0", None) == Licence("CC-BY-4.0")
-    with pytest.raises(OptionError, match=r"no licence is stated .*Recorded with offmarl"):
+    with pytest.raises(OptionError, match=r"your own recordings .*: give --licence CC-BY-4\.0, un"):
         origin.licence_of([made], None, None)
 
 
@@ -89,9 +89,17 @@ def test_a_transform_tells_of_all_its_sources(recorded, tmp_path):
         ("other", "terms.txt", "needs the address"),
         ("MIT", "https://here/terms", "needs no link"),
         ("mine", None, "no licence named 'mine'"),
+        ("0bsd", None, Licence("0BSD")),
+        ("cc-by-nd-3.0", None, Licence("CC-BY-ND-3.0")),
+        ("gfdl-1.3-ONLY", None, Licence("GFDL-1.3-only")),
+        ("mit or (apache-2.0)", None, Licence("MIT OR (Apache-2.0)")),
+        ("apache-2.0 with llvm-exception", None, Licence("Apache-2.0 WITH LLVM-exception")),
         ("CC-BY", None, "did you mean CC-BY-"),
         ("", None, "no licence named ''"),
-        (None, None, "no licence is stated for this data"),
+        ("MIT OR", None, "no licence named 'MIT OR'"),
+        ("MIT OR mine", None, "no licence named 'MIT OR mine'"),
+        ("LicenseRef-mine", None, "no licence named 'LicenseRef-mine'"),
+        (None, None, "choose a licence for your own recordings .*such as CC-BY-4.0"),
     ],
 )
 def test_licences_are_those_of_spdx_or_have_a_link(recorded, name, link, wanted):
@@ -152,6 +160,36 @@ def test_converted_data_is_not_called_recorded(hub, tmp_path):
     assert written == card
 
 
+def test_what_a_conversion_of_an_export_states_is_kept(recorded):
+    terms = {"licence": "CC0-1.0", "citation": "@misc{export}"}
+    back = {"format": "zarr", "file": "a.zarr", **terms}
+    plain = recorded("a", source={**back, "provenance": RECORDED})
+    assert origin.licence_of([plain], None, None) == Licence("CC0-1.0")
+    assert origin.citation_of([plain]) == "@misc{export}"
+    stated = recorded("bb", source={**back, "provenance": {"published": PUBLISHED}})
+    assert origin.licence_of([stated], None, None) == Licence("CC-BY-4.0")
+    assert origin.citation_of([stated]) == "@misc{them}"
+
+
+def test_recordings_beside_converted_data_need_a_choice(hub, recorded, tmp_path):
+    source, terms = save(tmp_path / "data.npz", batch()), {"licence": "mit", "citation": "@misc{a}"}
+    converted = vault.open_vault(vault.convert_pymarl(source, tmp_path / "c.vlt", terms=terms))
+    with vault.create(tmp_path / "o.vlt", converted.spec, rows=1, provenance=RECORDED) as writer:
+        writer.append(*make(converted.spec, rows=1))
+    both = [converted.path, tmp_path / "o.vlt"]
+    joined = vault.cat([vault.open_vault(path) for path in both], tmp_path / "both.vlt/all")
+    with pytest.raises(OptionError, match=r"choose a licence for your own .*--licence mit, under"):
+        library.push([joined.path], "org/both")
+    with pytest.raises(OptionError, match=r"published under mit, not CC-BY-4\.0"):
+        library.push([joined.path], "org/both", "CC-BY-4.0")
+    assert "org/both" not in hub.repositories
+    card = library.push([joined.path], "org/both", "MIT").card
+    assert (card.licence, card.citation) == (Licence("MIT"), "@misc{a}")
+    linked = recorded("x", published={**PUBLISHED, "licence": "other", "licence_link": "https://t"})
+    with pytest.raises(OptionError, match="give --licence other --licence-link https://t, under"):
+        origin.licence_of([linked, recorded("yy", **RECORDED)], None, None)
+
+
 @pytest.mark.parametrize(
     ("licence", "front", "url"),
     [
@@ -162,6 +200,24 @@ def test_converted_data_is_not_called_recorded(hub, tmp_path):
             Licence("other", link="https://x/y"),
             {"license": "other", "license_name": "other", "license_link": "https://x/y"},
             "https://x/y",
+        ),
+        (
+            Licence("EUPL-1.2"),
+            {
+                "license": "other",
+                "license_name": "eupl-1.2",
+                "license_link": "https://spdx.org/licenses/EUPL-1.2.html",
+            },
+            "https://spdx.org/licenses/EUPL-1.2.html",
+        ),
+        (
+            Licence("MIT OR Apache-2.0+"),
+            {
+                "license": "other",
+                "license_name": "mit-or-apache-2.0",
+                "license_link": "https://spdx.org/licenses/",
+            },
+            "MIT OR Apache-2.0+",
         ),
     ],
 )

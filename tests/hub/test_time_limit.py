@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import io
 import json
+import shutil
 import zipfile
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from baselines import bc
 from offmarl import hub as library
 from offmarl import vault
-from offmarl.errors import OptionError, ShapeError, VaultError
+from offmarl.errors import CardError, OptionError, ShapeError, VaultError
 from offmarl.hub import cache, catalogue
 from offmarl.replay import open_dataset
 from offmarl.report.contents import survey
@@ -172,6 +173,23 @@ def test_a_card_keeps_the_limit_of_what_is_pushed(published, tmp_path):
     again = library.pull("org/again/Good", tmp_path / "again", time_limit=7)
     assert "digest of its content" in again.checks["Good"], "the digest is of the card's limit"
     assert library.pull("org/again/Good").time_limit == 6
+
+
+def test_a_card_of_vaults_with_different_limits(published, tmp_path):
+    path = library.pull(f"{NAME}/Good").paths["Good"]
+    bare = tmp_path / "bare.vlt" / "Bare"
+    shutil.copytree(path, bare)
+    with pytest.raises(CardError, match=r"time limits \(Good 6, Bare unknown\), and a card holds"):
+        library.push([path, bare], "org/mixed", "CC0-1.0")
+    for uid, limit in (("a", 9), ("b", 20)):
+        spec = dataclasses.replace(SPEC, time_limit=limit)
+        with vault.create(tmp_path / "own.vlt" / uid, spec, rows=2) as writer:
+            writer.append(*make(spec))
+    card = library.push([tmp_path / "own.vlt"], "org/own", "MIT").card
+    assert card.time_limit is None
+    assert card.quirks == ("The time limits of the uids differ: a 9, b 20.",)
+    pulled = library.pull("org/own").paths
+    assert [vault.open_vault(pulled[uid]).spec.time_limit for uid in "ab"] == [9, 20]
 
 
 def test_vaults_that_tell_how_episodes_ended_take_no_limit(hub, tmp_path):

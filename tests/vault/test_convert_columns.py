@@ -40,10 +40,11 @@ def test_there_and_back(tmp_path, found, kind, size, monkeypatch):
     monkeypatch.setattr(columns, "_SHARD_BYTES", size)
     export, convert = FORMATS[kind]
     out = export(found, tmp_path / f"out.{kind}")
-    again = vault.open_vault(convert(out, tmp_path / "b.vlt"))
+    again = vault.open_vault(convert(out, tmp_path / "b.vlt", terms={"licence": "MIT"}))
     assert again.digest() == found.digest()
     assert again.spec == found.spec
-    assert again.provenance["source"]["provenance"] == {"seed": 1}
+    about = {"format": "numpy" if kind == "npz" else kind, "file": out.name, "licence": "MIT"}
+    assert again.provenance["source"] == {**about, "provenance": {"seed": 1}}
     with pytest.raises(VaultExistsError):
         export(found, out)
     assert {path.name for path in tmp_path.iterdir()} == {out.name, "b.vlt"}

@@ -38,7 +38,8 @@ def save_hdf5(path, arrays):
 def test_omiga(tmp_path, arrays, monkeypatch, block):
     monkeypatch.setattr(common, "BLOCK_BYTES", block)
     source = save_hdf5(tmp_path / "ant.hdf5", arrays)
-    found = vault.open_vault(convert.convert_omiga(source, tmp_path / "a.vlt", None, 6))
+    made = convert.convert_omiga(source, tmp_path / "a.vlt", None, 6, terms={"licence": "MIT"})
+    found = vault.open_vault(made)
     assert found.spec == EnvSpec("", 2, 3, 10, Continuous(2), 6, "individual")
     assert found.episodes.length.tolist() == LENGTHS
     causes = ["truncated", "terminated", "truncated", "terminated"]
@@ -49,7 +50,8 @@ def test_omiga(tmp_path, arrays, monkeypatch, block):
     np.testing.assert_array_equal(steps.view.state[0], arrays["s"].reshape(-1, 10).astype("f4"))
     np.testing.assert_array_equal(steps.action[0], arrays["a"].astype("f4"))
     np.testing.assert_array_equal(steps.reward[0], arrays["r"].repeat(2, 1).astype("f4"))
-    assert found.provenance["source"]["format"] == "omiga"
+    about = found.provenance["source"]
+    assert (about["format"], about["file"], about["licence"]) == ("omiga", "ant.hdf5", "MIT")
 
 
 @pytest.fixture
@@ -77,7 +79,9 @@ def folder(tmp_path, arrays):
 @pytest.mark.parametrize("block", [1, 10**6])
 def test_omar(tmp_path, folder, arrays, monkeypatch, block):
     monkeypatch.setattr(common, "BLOCK_BYTES", block)
-    found = vault.open_vault(convert.convert_omar(folder, tmp_path / "a.vlt", None, 6))
+    made = convert.convert_omar(folder, tmp_path / "a.vlt", None, 6, terms={"licence": "MIT"})
+    found = vault.open_vault(made)
+    assert found.provenance["source"]["licence"] == "MIT"
     assert found.spec == EnvSpec("", 2, 3, 10, Continuous(2), 6, "individual")
     assert found.episodes.length.tolist() == LENGTHS
     causes = ["truncated", "terminated", "truncated", "terminated"]

@@ -38,7 +38,10 @@ def test_there_and_back(tmp_path, home, spec):
         spec.num_agents,
         spec.observation_size,
     )
-    again = vault.open_vault(convert_minari("swarm/test/expert-v0", tmp_path / "b.vlt"))
+    made = convert_minari("swarm/test/expert-v0", tmp_path / "b.vlt", terms={"licence": "MIT"})
+    again = vault.open_vault(made)
+    about = {"format": "minari", "dataset": "swarm/test/expert-v0", "licence": "MIT"}
+    assert again.provenance["source"] == about
     assert again.spec == found.spec
     assert again.digest() == found.digest()
     with pytest.raises(VaultExistsError):

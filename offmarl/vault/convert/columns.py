@@ -115,8 +115,16 @@ def convert_numpy(
     path: StrPath,
     codec: Codec = "raw",
     progress: Progress = quiet,
+    terms: Mapping[str, str] | None = None,
 ) -> PurePath:
     """Import a file that `export_numpy` wrote, or any other of its layout.
+
+    Parameters
+    ----------
+    source
+        The file.
+    path, codec, progress, terms
+        As for `convert_pymarl`.
 
     Raises
     ------
@@ -129,7 +137,8 @@ def convert_numpy(
         arrays = {name: file[name] for name in file.files}
         about = json.loads(str(arrays.pop(_ABOUT)))
         arrays = {name: common.plain(array, name) for name, array in arrays.items()}
-    return _write(_Columns(arrays, about), source, "numpy", path, codec, progress)
+    told = {"format": "numpy", "file": source.name} | dict(terms or {})
+    return _write(_Columns(arrays, about), source, told, path, codec, progress)
 
 
 def convert_zarr(
@@ -137,8 +146,16 @@ def convert_zarr(
     path: StrPath,
     codec: Codec = "raw",
     progress: Progress = quiet,
+    terms: Mapping[str, str] | None = None,
 ) -> PurePath:
     """Import a group that `export_zarr` wrote; a chunk that is lost is an error, not zeros.
+
+    Parameters
+    ----------
+    source
+        The group's directory.
+    path, codec, progress, terms
+        As for `convert_pymarl`.
 
     Raises
     ------
@@ -160,7 +177,8 @@ def convert_zarr(
             if array.nchunks_initialized != array.nchunks:
                 raise VaultFormatError(f"{source} has lost chunks of {name}: copy it again.")
         about: Any = group.attrs[_ABOUT]
-        return _write(_Columns(arrays, about), source, "zarr", path, codec, progress)
+        told = {"format": "zarr", "file": source.name} | dict(terms or {})
+        return _write(_Columns(arrays, about), source, told, path, codec, progress)
 
 
 def _needed() -> tuple[str, ...]:
@@ -239,15 +257,19 @@ def _blocks(vault: Vault, progress: Progress) -> Iterator[dict[str, NumpyArray]]
 
 
 def _write(
-    columns: _Columns, source: Path, kind: str, path: StrPath, codec: Codec, progress: Progress
+    columns: _Columns,
+    source: Path,
+    told: dict[str, Any],
+    path: StrPath,
+    codec: Codec,
+    progress: Progress,
 ) -> PurePath:
     try:
         spec = EnvSpec.from_json(columns.about["spec"])
         digest = columns.about.get("digest")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise VaultError(f"{source} does not tell its spec ({error!r}).") from error
-    origin = {"format": kind, "file": source.name, "provenance": columns.about.get("provenance")}
-    about = {"source": origin}
+    about = {"source": told | {"provenance": columns.about.get("provenance")}}
     with create_whole(
         path, spec, rows=1, provenance=about, codec=codec, on_invalid="keep"
     ) as writer:

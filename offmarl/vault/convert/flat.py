@@ -39,6 +39,7 @@ def convert_omiga(
     time_limit: int | None = None,
     codec: Codec = "raw",
     progress: Progress = quiet,
+    terms: Mapping[str, str] | None = None,
 ) -> PurePath:
     """Import an HDF5 file as OMIGA and ComaDICE ship multi-agent MuJoCo.
 
@@ -50,7 +51,7 @@ def convert_omiga(
     source
         Arrays ``o (T, N, O)``, ``s (T, N, S)``, ``a (T, N, A)``, and ``r`` and ``d``, ``(T, 1)`` or
         one for each agent: rewards, and 1 at the last step of an episode.
-    path, env_spec, time_limit, codec, progress
+    path, env_spec, time_limit, codec, progress, terms
         As for `convert_pymarl`.
 
     Raises
@@ -82,7 +83,8 @@ def convert_omiga(
                 "terminals": np.broadcast_to(d.reshape(len(o), -1), each),
             }
 
-        origin = {"format": "omiga", "file": source.name, "sha256": common.sha256(source)}
+        about = {"format": "omiga", "file": source.name, "sha256": common.sha256(source)}
+        origin = about | dict(terms or {})
         steps = _Steps(len(arrays["o"]), read)
         return _write(steps, path, origin, env_spec, time_limit, codec, progress)
 
@@ -94,6 +96,7 @@ def convert_omar(
     time_limit: int | None = None,
     codec: Codec = "raw",
     progress: Progress = quiet,
+    terms: Mapping[str, str] | None = None,
 ) -> PurePath:
     """Import a folder of ``.npy`` files as OMAR ships particle environments and MuJoCo.
 
@@ -103,7 +106,7 @@ def convert_omar(
         A folder with files ``obs_i``, ``acs_i``, ``rews_i``, ``next_obs_i`` and ``dones_i`` for
         each agent i from 0, and where there are states ``states_i`` and ``next_states_i``. Shorter
         observations and states are padded with zeros.
-    path, env_spec, codec, progress
+    path, env_spec, codec, progress, terms
         As for `convert_pymarl`.
     time_limit
         Steps after which the environment truncates: episodes end there whether ``dones`` says so or
@@ -145,7 +148,8 @@ def convert_omar(
             renamed |= {"infos.state": found["states"], "next_states": found["next_states"]}
         return renamed
 
-    origin = {"format": "omar", "file": source.name, "sha256": common.sha256(source)}
+    about = {"format": "omar", "file": source.name, "sha256": common.sha256(source)}
+    origin = about | dict(terms or {})
     steps = _Steps(len(arrays["obs"][0]), read)
     return _write(steps, path, origin, env_spec, time_limit, codec, progress)
 

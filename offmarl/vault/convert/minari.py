@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path, PurePath
 from typing import Any
@@ -121,6 +121,7 @@ def convert_minari(
     env_spec: EnvSpec | None = None,
     codec: Codec = "raw",
     progress: Progress = quiet,
+    terms: Mapping[str, str] | None = None,
 ) -> PurePath:
     """Import a local Minari dataset: one that `export_minari` wrote, or one of a single agent.
 
@@ -130,7 +131,7 @@ def convert_minari(
     ----------
     source
         The name that Minari knows it by.
-    path, env_spec, codec, progress
+    path, env_spec, codec, progress, terms
         As for `convert_pymarl`.
 
     Raises
@@ -147,7 +148,7 @@ def convert_minari(
         dataset = minari.load_dataset(name)
     found = _spec_of(dataset, name)
     spec = check_spec(found, env_spec)
-    origin = {"format": "minari", "dataset": name}
+    origin = {"format": "minari", "dataset": name} | dict(terms or {})
     return write_vault(path, spec, origin, _records(dataset, spec, progress), codec)
 
 

@@ -31,6 +31,7 @@ def convert_pymarl(
     time_limit: int | None = None,
     codec: Codec = "raw",
     progress: Progress = quiet,
+    terms: Mapping[str, str] | None = None,
 ) -> PurePath:
     """Import an ``.npz`` or HDF5 file of PyMARL's episode batches, as CFCQL and others ship them.
 
@@ -54,6 +55,9 @@ def convert_pymarl(
         As for `offmarl.vault.create`.
     progress
         Shows how far it is; `offmarl.tracking.progress` does.
+    terms
+        What the dataset states of itself, kept with where it is from in the vault's provenance:
+        ``licence``, an SPDX identifier, and ``citation``.
 
     Returns
     -------
@@ -71,9 +75,9 @@ def convert_pymarl(
     with ExitStack() as stack:
         members = _open(source, stack)
         spec = _spec(members, env_spec, time_limit)
-        origin = {"format": "pymarl", "file": source.name, "sha256": common.sha256(source)}
+        about = {"format": "pymarl", "file": source.name, "sha256": common.sha256(source)}
         records = (Record(*_records(batch, spec)) for batch in _batches(members, progress))
-        return write_vault(path, spec, origin, records, codec)
+        return write_vault(path, spec, about | dict(terms or {}), records, codec)
 
 
 class _Member(NamedTuple):
