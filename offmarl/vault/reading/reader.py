@@ -1,9 +1,10 @@
 """Reading vaults: ours, and those that stock flashbax wrote."""
 
 import dataclasses
+import stat
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from threading import Lock
 from typing import Any
 
@@ -107,7 +108,7 @@ class Vault:
         location = self._store.location
         if not location.is_directory:
             return None
-        return sum(file.stat().st_size for file in location.directory.rglob("*") if file.is_file())
+        return sum(_size(file) for file in location.directory.rglob("*"))
 
     @property
     def unchecked(self) -> tuple[str, ...]:
@@ -431,6 +432,14 @@ class Vault:
         from offmarl.vault.digest import digest
 
         return digest(self)
+
+
+def _size(file: Path) -> int:
+    try:
+        about = file.stat()
+    except FileNotFoundError:  # compaction removed it
+        return 0
+    return about.st_size if stat.S_ISREG(about.st_mode) else 0
 
 
 def _first(record: Any) -> Any:
