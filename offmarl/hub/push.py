@@ -27,7 +27,14 @@ from offmarl.hub.pull import CARD
 from offmarl.hub.small import LARGEST
 from offmarl.types import Discrete
 from offmarl.vault import Vault
-from offmarl.vault.listing import SUFFIX, open_source, place_of, vaults_in
+from offmarl.vault.listing import (
+    SUFFIX,
+    linked_vaults_in,
+    open_source,
+    place_of,
+    refused_link,
+    vaults_in,
+)
 from offmarl.vault.storage.store import LOCK
 
 SHARD = 50_000_000
@@ -146,7 +153,14 @@ def _open_all(paths: Sequence[str | os.PathLike[str]]) -> dict[str, Vault]:
 
 
 def _expand(path: Path) -> list[Path]:
-    inside = [Path(one) for one in vaults_in(path)] if path.name.endswith(SUFFIX) else []
+    """Return the vaults of a path; `VaultFormatError` where one is a link below a dataset."""
+    is_dataset = path.name.endswith(SUFFIX)
+    linked = linked_vaults_in(path) if is_dataset else []
+    if path.is_symlink() and path.parent.name.endswith(SUFFIX):
+        linked = [path]
+    if linked:
+        raise refused_link(linked[0])
+    inside = vaults_in(path) if is_dataset else []
     return [path / one.name for one in inside] or [path]
 
 

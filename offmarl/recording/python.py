@@ -24,7 +24,7 @@ from offmarl.errors import (
 )
 from offmarl.paths import local
 from offmarl.types import EnvSpec, Finals, Transition, View
-from offmarl.vault.writing.values import Place
+from offmarl.vault.writing.values import RecordPosition
 from offmarl.vault.writing.values import check as check_values
 
 if TYPE_CHECKING:
@@ -316,7 +316,7 @@ class _Episode:
         check_values(
             {name: np.asarray(array)[None, None] for name, array in arrays.items()},
             self._translator.spec,
-            place=Place(len(self), "of the episode"),
+            place=RecordPosition(len(self), "of the episode"),
         )
 
     def record(self, cut: bool) -> tuple[Transition, Finals]:

@@ -101,9 +101,11 @@ def locate(path: str | os.PathLike[str]) -> PurePath:
     with errors_of(given):
         if is_vault(location):
             return given
-        inside = vaults_in(given)
+        inside, linked = vaults_in(given), linked_vaults_in(given)
     if len(inside) == 1:
         return inside[0]
+    if linked and not inside:
+        raise refused_link(linked[0])
     if inside:
         names = ", ".join(str(vault.relative_to(given)) for vault in inside[:_MOST_NAMED])
         if len(inside) > _MOST_NAMED:
@@ -141,16 +143,34 @@ def is_vault(location: Location) -> bool:
 def vaults_in(path: PurePath) -> list[PurePath]:
     """Return the vaults right below a directory; in an archive or a bucket, at any depth.
 
-    Those being created are not there yet.
+    Those being created are not there yet. Links to vaults are left out: in a directory that comes
+    from somebody else they may lead to data that is private.
     """
     location = Location.of(path)
     if not location.is_directory:
         return [location.path / found for found in vaults_among(_names_below(location))]
-    directory = Path(path)
-    return _below(directory) if directory.is_dir() else []
+    return [below for below in _below(Path(path)) if not below.is_symlink()]
 
 
-def _below(directory: Path) -> list[PurePath]:
+def linked_vaults_in(path: PurePath) -> list[Path]:
+    """Return the symbolic links to vaults right below a directory of this machine."""
+    location = Location.of(path)
+    below = _below(Path(path)) if location.is_directory else []
+    return [one for one in below if one.is_symlink()]
+
+
+def refused_link(path: Path) -> VaultFormatError:
+    """Return the error for a link to a vault that was found below a directory."""
+    return VaultFormatError(
+        f"{path} is a symbolic link to {os.path.realpath(path)}: links below a dataset's directory "
+        "are not followed. Give the path of the vault itself, or replace the link by a copy."
+    )
+
+
+def _below(directory: Path) -> list[Path]:
+    """Return what looks like a vault right below a directory, links included."""
+    if not directory.is_dir():
+        return []
     return sorted(
         below
         for below in directory.iterdir()
@@ -181,15 +201,25 @@ def _names_below(location: Location) -> list[str]:
 def list_vaults(directory: str | os.PathLike[str]) -> Iterator[tuple[PurePath, Summary]]:
     """Walk a directory tree and yield every vault's absolute path and summary, by path.
 
-    A vault that cannot be read is listed with its error. Symbolic links are followed, but not in
-    circles. An archive and a bucket are looked through in the same way.
+    A vault that cannot be read is listed with its error. Symbolic links to directories of datasets
+    are followed, but not in circles; one to a vault, below such a directory, is listed with an
+    error. An archive and a bucket are looked through in the same way.
     """
     location = place_of(directory)
     with errors_of(location.path):
         found = _walk(location.directory) if location.is_directory else vaults_in(location.path)
     with ThreadPoolExecutor(_READERS) as readers:
         paths = list(found)
-        yield from zip(paths, readers.map(summarise, paths), strict=True)
+        summaries = readers.map(lambda one: _summarise_found(one, location.path), paths)
+        yield from zip(paths, summaries, strict=True)
+
+
+def _summarise_found(path: PurePath, root: PurePath) -> Summary:
+    """Return the summary of a vault that was found below ``root``, or is there."""
+    if path != root and isinstance(path, Path) and path.is_symlink():
+        empty = Summary(path.parent.name.removesuffix(SUFFIX), path.name)
+        return empty._replace(error=str(refused_link(path)))
+    return summarise(path)
 
 
 def _walk(root: Path) -> Iterator[PurePath]:

@@ -14,6 +14,7 @@ from offmarl.errors import (
     HubError,
     HubUnreachableError,
     OptionError,
+    VaultFormatError,
     VaultNotFoundError,
 )
 from offmarl.hub import cache, catalogue
@@ -160,6 +161,15 @@ def test_what_cannot_be_pushed(hub, vaults, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(HubUnreachableError):
         library.push(vaults, "org/made-up", "CC-BY-4.0")
+
+
+@pytest.mark.parametrize("spelled", ["got.vlt", "got.vlt/expert"])
+def test_a_link_below_a_dataset_is_not_pushed(hub, vaults, tmp_path, spelled):
+    private = record(tmp_path / "private.vlt" / "secret", 0)
+    record(tmp_path / "got.vlt" / "own", 1)
+    (tmp_path / "got.vlt" / "expert").symlink_to(private)
+    with pytest.raises(VaultFormatError, match="expert is a symbolic link to"):
+        library.push([tmp_path / spelled], "org/made-up", "CC-BY-4.0")
 
 
 def test_a_push_says_how_far_it_is_in_lines_and_wants_a_whole_name(hub, vaults, capfd, monkeypatch):

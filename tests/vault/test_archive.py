@@ -243,9 +243,34 @@ def test_20_000_members_are_looked_through_once(tmp_path, monkeypatch):
 def test_an_absurd_directory_is_refused_before_it_is_read(tmp_path, wide):
     path, size = tmp_path / "a.zip", 2**26 + 1
     end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, 2**32 - 1 if wide else size, 0, 0)
-    far = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, 1, 1, size, 0) if wide else b""
-    path.write_bytes(far + end)
+    path.write_bytes((wide_end(size, 1) if wide else b"") + end)
     with pytest.raises(VaultFormatError, match=f"directory takes {size} bytes"):
+        vault.open_vault(path)
+
+
+def wide_end(size, count):
+    """Return the wide end record (ZIP64), and what leads to it."""
+    record = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, count, count, size, 0)
+    return record + struct.pack("<4sLQL", b"PK\6\7", 0, size, 1)
+
+
+@pytest.mark.parametrize("comment", [0, 2**16 - 1])
+@pytest.mark.parametrize(
+    ("count", "size", "message"),
+    [
+        (1, 100, "two end records contradict each other"),
+        (2**16 - 1, 2**32 - 1, "has 131073 files"),
+    ],
+)
+def test_an_end_record_that_lies(tmp_path, monkeypatch, comment, count, size, message):
+    """Python believes the wide end record wherever it is there, and reads what lies there."""
+    monkeypatch.setattr(zipfile, "ZipFile", lambda *_: pytest.fail("the directory was read"))
+    path, files = tmp_path / "a.zip", 2**17 + 1
+    entry = struct.pack("<4s4B4HL2L5H2L", b"PK\1\2", 20, 3, 20, *[0] * 15)
+    directory = entry.ljust(60) * files
+    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, count, count, size, 0, comment)
+    path.write_bytes(directory + wide_end(len(directory), 1) + end + bytes(comment))
+    with pytest.raises(VaultFormatError, match=message):
         vault.open_vault(path)
 
 

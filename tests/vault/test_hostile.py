@@ -5,6 +5,7 @@ import random
 import resource
 import shutil
 import time
+import zipfile
 
 import pytest
 
@@ -14,6 +15,7 @@ from offmarl.vault import layout
 from offmarl.vault.storage.store import METADATA, Store
 
 from . import damage
+from .experience import SPEC, make
 
 HUGE = 10**18
 NONSENSE = (
@@ -217,6 +219,32 @@ def test_arrays_whose_chunks_would_fill_the_memory(path):
     use(path)
     faults = vault.verify(path).faults
     assert any("which no vault has" in str(fault) for fault in faults)
+
+
+@pytest.mark.parametrize("length", [2**20, 2**31 - 1])
+def test_a_head_that_speaks_of_billions(tmp_path, length):
+    """What is remembered of each chunk would take 160 GiB."""
+    path = tmp_path / "v.vlt" / "a"
+    with vault.create(path, SPEC, rows=1, chunk_steps=1) as writer:
+        writer.append(*make(rows=1, steps=20))
+    store = Store(path)
+    head = store.get_json(layout.HEAD_KEY) | {"length": length}
+    forged = {
+        layout.HEAD_KEY: layout.dump_json(head),
+        layout.INDEX_KEY: layout.encode_index(length),
+    }
+    store.commit(forged, {}).result()
+    found = vault.open_vault(path)
+    uses = [lambda: found.read(0, 1), lambda: found.windows([0], [0], 1), found.digest]
+    with zipfile.ZipFile(tmp_path / "v.zip", "w") as archive:
+        for file in path.rglob("*"):
+            archive.write(file, file.relative_to(tmp_path))
+    zipped = vault.open_vault(tmp_path / "v.zip" / "v.vlt" / "a")
+    for use in (*uses, lambda: zipped.read(0, 1)):
+        with pytest.raises(VaultFormatError, match="lost data, or its length is damaged or forged"):
+            use()
+    unchecked = vault.open_vault(path, checked=False)  # there is no map of billions of chunks
+    assert unchecked.windows([0], [0], 1)["rewards"].shape == (1, 1, 2)
 
 
 def test_an_index_that_speaks_of_billions(path):

@@ -1,5 +1,6 @@
 """Forged vaults that name files outside themselves, and links that lead there."""
 
+import errno
 import os
 import shutil
 import zipfile
@@ -9,7 +10,7 @@ import pytest
 import tensorstore as ts
 
 from offmarl import vault
-from offmarl.errors import OffmarlError, VaultFormatError
+from offmarl.errors import OffmarlError, VaultError, VaultExistsError, VaultFormatError
 from offmarl.vault.storage import tree
 from offmarl.vault.storage.contents import Contents
 from offmarl.vault.storage.inside import open_file
@@ -52,7 +53,7 @@ def forge(source: Path, target: Path, prefix: str = "d/") -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(memory[name])
     (target / METADATA).write_bytes((source / METADATA).read_bytes())
-    place = tree.Place(*_place_of(memory, chunks))
+    place = tree.ValueLocation(*_place_of(memory, chunks))
     return Path(os.path.normpath(target / place.file))
 
 
@@ -146,6 +147,45 @@ def test_links_and_pipes_in_a_vault(made, tmp_path, change, what):
     assert kept == (
         target.read_bytes() if target.is_file() else sorted(p.name for p in target.iterdir())
     )
+
+
+def test_a_link_in_place_of_a_vault_is_not_followed(made, tmp_path):
+    """Only who spells it out follows it: a dataset may come from anyone."""
+    source, _, original = made
+    link = tmp_path / "got.vlt" / "expert"
+    link.parent.mkdir()
+    link.symlink_to(source)
+    uses = {**USES, "open": vault.open_vault, "verify": vault.verify, "resume": vault.resume}
+    for name, use in uses.items():
+        with pytest.raises(VaultFormatError, match="is a symbolic link to"):
+            use(link.parent)
+            pytest.fail(name)
+    for root in (tmp_path, link.parent):
+        ((path, summary),) = vault.list_vaults(root)
+        assert path == link and summary.steps is None
+        assert "is a symbolic link to" in summary.error
+    ((_, summary),) = vault.list_vaults(link)
+    assert summary.error is None
+    assert vault.open_vault(link).digest() == original.digest()
+    with pytest.raises(VaultExistsError, match="holds expert already"):
+        vault.create(link.parent, SPEC, rows=1)
+    record(link.parent / "mine")
+    assert vault.open_vault(link.parent).uid == "mine"
+
+
+def test_a_directory_that_may_not_be_listed(tmp_path, monkeypatch):
+    path = record(tmp_path / "v.vlt" / "a")
+    scandir = os.scandir
+
+    def refused(directory):
+        if str(directory).endswith(f"/{DATA}"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), directory)
+        return scandir(directory)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    for use in (vault.open_vault, vault.resume):
+        with pytest.raises(VaultError, match=r"a/d cannot be read: Permission denied"):
+            use(path)
 
 
 def test_a_link_to_a_vault_is_no_link_in_it(made, tmp_path):

@@ -2,6 +2,9 @@
 
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import google_crc32c
@@ -11,7 +14,7 @@ import pytest
 from offmarl import vault
 from offmarl.errors import VaultChecksumError, VaultError
 from offmarl.vault.reading import arrays, checked
-from offmarl.vault.reading.mapped import MappedArray
+from offmarl.vault.reading.mapped import MappedArray, map_arrays
 from offmarl.vault.reading.region import Region
 from offmarl.vault.storage.store import Store
 
@@ -273,6 +276,52 @@ except MemoryError:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
+def test_threads_that_map_while_others_read(tmp_path: Path, monkeypatch) -> None:
+    """A read goes on with what it knew when it began, while another thread maps the files."""
+    path = record(tmp_path / "data.vlt", count=640, chunk_steps=8)
+    found, whole = vault.open_vault(path), make(rows=2, steps=640)[0].reward
+    fetch = arrays.Arrays._fetch_whole
+
+    def interrupted(*args):
+        fetched = fetch(*args)
+        with ThreadPoolExecutor() as pool:
+            pool.submit(found.windows, [0, 1], [0, 8], 6).result()
+        return fetched
+
+    monkeypatch.setattr(arrays.Arrays, "_fetch_whole", interrupted)
+    read = found.read(0, 8, leaves=["rewards"])["rewards"]
+    assert found._arrays._mapped is not None
+    np.testing.assert_array_equal(read, whole[:, :8])
+
+
+def test_threads_share_a_map(tmp_path: Path, monkeypatch) -> None:
+    """Whatever thread comes first: the files are mapped once, and all read what is there."""
+    path = record(tmp_path / "data.vlt", count=64, chunk_steps=8)
+    whole, mapped = make(rows=2, steps=64)[0].reward, []
+
+    def slowly(*args):
+        mapped.append(args)
+        time.sleep(0.02)  # the others come now
+        return map_arrays(*args)
+
+    monkeypatch.setattr(arrays, "map_arrays", slowly)
+    found, together = vault.open_vault(path), threading.Barrier(8)
+    starts = np.arange(0, 56, 8)
+
+    def read(number: int) -> None:
+        together.wait()
+        if number % 2:
+            windows = found.windows(starts * 0 + 1, starts, 8, ["rewards"])["rewards"]
+            np.testing.assert_array_equal(windows, whole[1, :56].reshape(-1, 8, 2))
+        else:
+            np.testing.assert_array_equal(found.read(leaves=["rewards"])["rewards"], whole)
+
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(read, number) for number in range(8)]:
+            done.result()
+    assert len(mapped) == 1
+
+
 def test_windows_of_more_than_memory(tmp_path: Path) -> None:
     """Windows of 96 MB with 32 MB to spare, in which reading all of it fails."""
     from offmarl.types import Discrete, EnvSpec

@@ -148,6 +148,6 @@ def test_many_chunks_before_the_map_pays(tmp_path: Path) -> None:
         writer.append(transition)
     found = vault.open_vault(path)
     np.testing.assert_array_equal(found[:5].reward, transition.reward[:, :5])
-    assert "_maps" not in vars(found._arrays)
+    assert found._arrays._mapped is None
     np.testing.assert_array_equal(found[:].reward, transition.reward)
-    assert "_maps" in vars(found._arrays)
+    assert found._arrays._mapped is not None

@@ -25,7 +25,7 @@ from offmarl.vault import encoding, layout
 from offmarl.vault.convert import common
 from offmarl.vault.convert.appending import Append, Column, npz, to_slices
 from offmarl.vault.convert.common import Record, StrPath, readable
-from offmarl.vault.convert.contained import check_directory
+from offmarl.vault.convert.contained import check_links_stay_inside
 from offmarl.vault.layout import Codec, NumpyArray
 from offmarl.vault.progress import Progress, quiet
 from offmarl.vault.reading.reader import Vault
@@ -165,7 +165,7 @@ def convert_zarr(
     import zarr
 
     source = local(source)
-    check_directory(source)
+    check_links_stay_inside(source)
     if (source / ".zgroup").exists():
         raise VaultError(f"{source} is a zarr v2 group, and v3 is read: write it as v3.")
     with readable(source):

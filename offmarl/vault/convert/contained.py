@@ -90,7 +90,7 @@ def _check_dataset(found: Any, name: str) -> None:
         raise _refused(f"the dataset {name} has external storage: its bytes are in other files")
 
 
-def check_directory(directory: Path) -> None:
+def check_links_stay_inside(directory: Path) -> None:
     """Raise `VaultError` where a directory holds links out of it, or anything but files."""
     root = directory.resolve()
     for path in _below(directory):

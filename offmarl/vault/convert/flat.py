@@ -15,7 +15,7 @@ from offmarl.types import Discrete, EnvSpec, Finals, Transition, View
 from offmarl.vault import encoding
 from offmarl.vault.convert import common
 from offmarl.vault.convert.common import Record, StrPath, readable
-from offmarl.vault.convert.contained import check_directory, open_datasets
+from offmarl.vault.convert.contained import check_links_stay_inside, open_datasets
 from offmarl.vault.layout import Codec, Leaf, NumpyArray
 from offmarl.vault.progress import Progress, quiet
 
@@ -122,7 +122,7 @@ def convert_omar(
     source = local(source)
     if not source.is_dir():
         raise VaultError(f"{source} is not a folder: OMAR's datasets are folders of .npy files.")
-    check_directory(source)
+    check_links_stay_inside(source)
     names = {file.name for file in source.glob("*.npy")}
     num_agents = sum(bool(re.fullmatch(r"obs_\d+\.npy", name)) for name in names)
     kinds = (*_OMAR, *(("states", "next_states") if "states_0.npy" in names else ()))

@@ -24,7 +24,7 @@ from offmarl.vault.convert.common import (
     with_final,
     write_vault,
 )
-from offmarl.vault.convert.contained import HDF5, check_directory, open_datasets
+from offmarl.vault.convert.contained import HDF5, check_links_stay_inside, open_datasets
 from offmarl.vault.layout import Codec, NumpyArray
 from offmarl.vault.progress import Progress, quiet
 from offmarl.vault.reading.reader import Vault
@@ -154,7 +154,7 @@ def convert_minari(
 
 def _check_contained(directory: Path) -> None:
     """Raise `VaultError` where Minari would read other files for a dataset, or run its code."""
-    check_directory(directory)
+    check_links_stay_inside(directory)
     with readable(directory), ExitStack() as stack:
         for path in sorted(directory.rglob("*")):
             if path.suffix in HDF5:

@@ -93,7 +93,8 @@ def find(path: str | os.PathLike[str]) -> PurePath:
         return locate(path)
     except VaultFormatError:
         given = Path(place_of(path).path)
-        places = (given, *given.iterdir()) if given.is_dir() else ()
+        below = (place for place in given.iterdir() if not place.is_symlink())
+        places = (given, *below) if given.is_dir() else ()
         near = [place for place in places if _was_vault(place)]
         if given in near:
             return given  # a killed rebuild leaves what looks like a vault below it

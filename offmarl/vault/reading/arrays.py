@@ -7,8 +7,9 @@ others through TensorStore, a bounded number of bytes at a time.
 import resource
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property, partial
-from typing import Any
+from functools import partial
+from threading import Lock
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorstore as ts
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from offmarl.errors import VaultError
 from offmarl.vault import layout
 from offmarl.vault.layout import Leaf, NumpyArray
-from offmarl.vault.reading.checked import Checks, Fresh, Place
+from offmarl.vault.reading.checked import Checks, ChunkPlace, Fresh
 from offmarl.vault.reading.mapped import MappedArray, Snapshot, cut, map_arrays
 from offmarl.vault.storage.contents import ahead
 from offmarl.vault.storage.store import Store
@@ -30,6 +31,14 @@ _KEYS_A_CHUNK = 64
 """Reading a chunk through TensorStore takes about as long as finding this many for the map."""
 
 _THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # macOS counts by process only
+
+
+class _View(NamedTuple):
+    """A way to read arrays, and what is known of the chunks that are read in this way."""
+
+    maps: Mapping[str, MappedArray]
+    """The arrays that are mapped; all others are read through TensorStore."""
+    checks: Checks | None
 
 
 class Arrays:
@@ -66,7 +75,9 @@ class Arrays:
         self._rows, self._length = rows, length
         self._complete = complete
         self._snapshot = snapshot
-        self._checks = checks
+        self._fetched = _View({}, checks)
+        self._mapping = Lock()
+        self._mapped: _View | None = None
         self._opened: dict[str, Any] = {}
         self._chunks_read = 0
         # Where windows are in memory already, asking for them costs more than gathering them; where
@@ -94,14 +105,20 @@ class Arrays:
         rows, steps, *_ = self.open(name).chunk_layout.read_chunk.shape
         return rows, steps
 
-    @cached_property
-    def _maps(self) -> Mapping[str, MappedArray]:
-        snapshot = self._snapshot()
+    def _view(self) -> "_View":
+        """Return the mapped files, which are mapped first if need be; threads share them."""
+        if self._mapped is None:
+            with self._mapping:
+                if self._mapped is None:
+                    self._mapped = self._map()
+        return self._mapped
+
+    def _map(self) -> "_View":
+        snapshot, checks = self._snapshot(), self._fetched.checks
         if snapshot is None:
-            return {}
-        if self._checks:
-            self._checks.use(snapshot)
-        return map_arrays(snapshot, self._leaves, self._rows, self._length)
+            return self._fetched
+        maps = map_arrays(snapshot, self._leaves, self._rows, self._length)
+        return _View(maps, checks.of(snapshot) if checks else None)
 
     def read(
         self, names: Iterable[str], rows: range, steps: range, agents: Mapping[str, slice]
@@ -109,8 +126,8 @@ class Arrays:
         """Read ``(B, T, ...)`` of some arrays; of those in ``agents`` so much of the third axis."""
         names = list(names)
         self._check_names(names)
-        maps = self._maps if self._map_pays(names, rows, steps) else {}
-        fresh = self._checks.in_steps(names, rows, steps) if self._checks else None
+        maps, known = self._view() if self._map_pays(names, rows, steps) else self._fetched
+        fresh = known.in_steps(names, rows, steps) if known else None
         checks = fresh.checks if fresh else {}
         found = {
             name: maps[name].read(rows, steps, agents.get(name), checks.get(name))
@@ -119,12 +136,13 @@ class Arrays:
         }
         others = [name for name in names if name not in maps]
         for name in [name for name in others if name in checks]:
-            fetch = partial(self._fetch_whole, name, rows, steps, agents.get(name))
+            assert known is not None
+            fetch = partial(self._fetch_whole, known, name, rows, steps, agents.get(name))
             found[name] = self._store.attempt(fetch)
         if others := [name for name in others if name not in checks]:
             found |= self._store.attempt(lambda: self._fetch(others, rows, steps, agents))
-        if self._checks and fresh:
-            self._checks.note(fresh)
+        if known and fresh:
+            known.note(fresh)
         return {name: found[name] for name in names}
 
     def windows(
@@ -136,15 +154,17 @@ class Arrays:
     ) -> dict[str, NumpyArray]:
         """Gather ``(W, length, ...)`` of some arrays: the steps from each start on."""
         names = list(names)
-        if fresh := self._fresh(names, rows, starts, length):
-            self._prove(fresh)
+        self._check_names(names)
+        maps, checks = self._view()
+        if checks and (fresh := checks.in_windows(names, rows, starts, length)):
+            self._prove(maps, checks, fresh)
         before = _usage()
         if self._cold:
             self.prefetch(names, rows, starts, length)
         asked = _usage()
         found = {
-            name: self._maps[name].windows(rows, starts, length)
-            if name in self._maps
+            name: maps[name].windows(rows, starts, length)
+            if name in maps
             else self._store.attempt(partial(self._gather, name, rows, starts, length))
             for name in names
         }
@@ -164,31 +184,22 @@ class Arrays:
         Of chunks that must yet be compared with their checksums, all is read.
         """
         names = list(names)
-        fresh = self._fresh(names, rows, starts, length)
-        for name in names:
-            if fresh and name in self._maps and name in fresh.chunks:
-                self._maps[name].prefetch_chunks(fresh.chunks[name])
-            elif name in self._maps:
-                self._maps[name].prefetch(rows, starts, length)
-
-    def _fresh(
-        self, names: list[str], rows: NDArray[np.int64], starts: NDArray[np.int64], length: int
-    ) -> Fresh | None:
-        """Return which chunks of windows have yet to be compared, if any."""
         self._check_names(names)
-        # The maps come first: what was read before they were made is compared again.
-        if self._maps or self._checks:
-            return self._checks.in_windows(names, rows, starts, length) if self._checks else None
-        return None
+        maps, checks = self._view()
+        fresh = checks.in_windows(names, rows, starts, length) if checks else None
+        for name in names:
+            if fresh and name in maps and name in fresh.chunks:
+                maps[name].prefetch_chunks(fresh.chunks[name])
+            elif name in maps:
+                maps[name].prefetch(rows, starts, length)
 
-    def _prove(self, fresh: Fresh) -> None:
+    def _prove(self, maps: Mapping[str, MappedArray], checks: Checks, fresh: Fresh) -> None:
         """Compare chunks; from a cold disk many are read at once."""
-        assert self._checks is not None
         for name, places in fresh.chunks.items():
-            if name not in self._maps:
-                self._store.attempt(partial(self._prove_fetched, name, places))
+            if name not in maps:
+                self._store.attempt(partial(self._prove_fetched, checks, name, places))
                 continue
-            mapped = self._maps[name]
+            mapped = maps[name]
             step = max(1, _RELEASE_BYTES // mapped.chunk_bytes)
             for begin in range(0, len(places), step):
                 some = places[begin : begin + step]
@@ -197,11 +208,11 @@ class Arrays:
                 for place in some:
                     fresh.checks[name].compare(*place, mapped.chunk(*place))
                 mapped.region.release()
-        self._checks.note(fresh)
+        checks.note(fresh)
 
     def _map_pays(self, names: Iterable[str], rows: range, steps: range) -> bool:
         """Whether the map is there, or reads so far have cost as much as making it would."""
-        if "_maps" in self.__dict__:
+        if self._mapped is not None:
             return True
         self._chunks_read += self._count(names, len(rows), len(steps))
         return self._chunks_read * _KEYS_A_CHUNK >= self._count(
@@ -231,7 +242,7 @@ class Arrays:
         return found
 
     def _fetch_whole(
-        self, name: str, rows: range, steps: range, agents: slice | None
+        self, checks: Checks, name: str, rows: range, steps: range, agents: slice | None
     ) -> NumpyArray:
         """Read through TensorStore whole chunks, and compare them with their checksums."""
         select = _agents(agents)
@@ -239,25 +250,26 @@ class Arrays:
         out: NumpyArray = np.empty((len(rows), len(steps), *shape), self._leaves[name].dtype)
         chunk_rows, chunk_steps = self.chunk(name)
         parts = {
-            Place(block, number): ((inside, times, *select), (to_rows, to_steps))
+            ChunkPlace(block, number): ((inside, times, *select), (to_rows, to_steps))
             for number, times, to_steps in cut(steps, chunk_steps)
             for block, inside, to_rows in cut(rows, chunk_rows)
         }
-        for place, chunk in self._chunks(name, parts):
+        for place, chunk in self._chunks(checks, name, parts):
             source, target = parts[place]
             out[target] = chunk[source]
         return out
 
-    def _prove_fetched(self, name: str, places: Iterable[Place]) -> None:
-        for _ in self._chunks(name, places):
+    def _prove_fetched(self, checks: Checks, name: str, places: Iterable[ChunkPlace]) -> None:
+        for _ in self._chunks(checks, name, places):
             pass
 
-    def _chunks(self, name: str, places: Iterable[Place]) -> Iterator[tuple[Place, NumpyArray]]:
+    def _chunks(
+        self, checks: Checks, name: str, places: Iterable[ChunkPlace]
+    ) -> Iterator[tuple[ChunkPlace, NumpyArray]]:
         """Read whole chunks through TensorStore, several at once, each compared if need be."""
-        assert self._checks is not None
         array, (rows, steps) = self.open(name), self.chunk(name)
 
-        def read(place: Place) -> Any:
+        def read(place: ChunkPlace) -> Any:
             block, number = place
             here = array[block * rows : (block + 1) * rows, number * steps : (number + 1) * steps]
             return here.read().result
@@ -265,9 +277,9 @@ class Arrays:
         chunk_bytes = rows * steps * self._leaves[name].step_bytes
         for place, result in ahead(places, read, chunk_bytes):
             chunk = np.ascontiguousarray(result())
-            if self._checks.is_fresh(name, place):
+            if checks.is_fresh(name, place):
                 again = partial(_again, read, place)
-                chunk = self._checks.proved(name, place, chunk, again)
+                chunk = checks.proved(name, place, chunk, again)
             yield place, chunk
 
     def _pieces(self, name: str, out: NumpyArray, steps: range) -> Iterator[tuple[slice, slice]]:
@@ -292,7 +304,7 @@ class Arrays:
         return np.stack(windows) if windows else np.empty((0, *shape), self._leaves[name].dtype)
 
 
-def _again(read: Callable[[Place], Any], place: Place) -> NumpyArray:
+def _again(read: Callable[[ChunkPlace], Any], place: ChunkPlace) -> NumpyArray:
     return np.ascontiguousarray(read(place)())
 
 

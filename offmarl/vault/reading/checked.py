@@ -6,6 +6,7 @@ what was compared before costs a look at the second.
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
 import google_crc32c
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 _UNKNOWN = -1
 
 
-class Place(NamedTuple):
+class ChunkPlace(NamedTuple):
     """Where a chunk of an array is: which block of rows, and which chunk of time."""
 
     block: int
@@ -43,14 +44,18 @@ class Fresh(NamedTuple):
     """The arrays that are read."""
     touched: Int[np.ndarray, "P"]
     """Numbers of the chunks that are read of each."""
-    chunks: dict[str, list[Place]]
+    chunks: dict[str, list[ChunkPlace]]
     """Those that were not compared, in the order of time; arrays without such are left out."""
     checks: dict[str, Check]
     """What compares them, where they are mapped."""
 
 
 class Checks:
-    """Which chunks of a vault of ours have proved sound.
+    """Which chunks of a vault of ours have proved sound, as they are read in one way.
+
+    Chunks read through TensorStore and chunks of mapped files are noted in objects of their own, as
+    a chunk that was sound in one commit tells nothing of another. Threads may share an object: a
+    lock guards everything but a look at what is known to be sound.
 
     Parameters
     ----------
@@ -74,7 +79,8 @@ class Checks:
         episodes: Callable[[], Episodes],
     ):
         self._store, self._schema, self._leaves = store, schema, leaves
-        self._covered = self._written = covered
+        self._length, self._covered = length, covered
+        self._written = covered
         self._episodes = episodes
         self._index = {name: index for index, name in enumerate(leaves)}
         self._blocks = schema.rows // schema.chunk_rows
@@ -84,27 +90,28 @@ class Checks:
         # Zeros take no memory until they are written: those that are not loaded are never read.
         self._expected: Int[np.ndarray, "T columns"] = np.zeros((self._numbers, columns), int)
         self._loaded: Bool[np.ndarray, "T"] = np.zeros(self._numbers, bool)
-        self._forget()
-
-    def _forget(self) -> None:
-        shape = len(self._leaves), self._blocks, self._chunks
+        shape = len(leaves), self._blocks, self._chunks
         sound: Bool[np.ndarray, "L B T"] = np.zeros(shape, bool)
         sound[:, :, self._numbers :] = True  # nothing to compare them with
-        self._sound: Bool[np.ndarray, "L places"] = sound.reshape(len(self._leaves), -1)
+        self._sound: Bool[np.ndarray, "L places"] = sound.reshape(len(leaves), -1)
         self._sound_in_all: dict[tuple[str, ...], Bool[np.ndarray, "places"]] = {}
         self._done: set[tuple[str, ...]] = set()
+        self._lock = Lock()
 
-    def use(self, snapshot: Snapshot) -> None:
-        """Go on with mapped files: all their checksums are loaded, and nothing is sound yet."""
-        self._forget()
+    def of(self, snapshot: Snapshot) -> "Checks":
+        """Return the checks of mapped files: nothing of them is sound yet."""
+        found = Checks(
+            self._store, self._schema, self._leaves, self._length, self._covered, self._episodes
+        )
         head = unseal(layout.HEAD_KEY, snapshot.value(layout.HEAD_KEY) or b"", self._store.path)
-        self._written = Head.from_json(load_json(head, layout.HEAD_KEY)).length
-        for number in range(self._numbers):
+        found._written = Head.from_json(load_json(head, layout.HEAD_KEY)).length
+        for number in range(found._numbers):
             key = layout.checksums_key(number)
             try:
-                self._enter(number, unseal(key, snapshot.value(key) or b"", self._store.path))
+                found._enter(number, unseal(key, snapshot.value(key) or b"", self._store.path))
             except VaultFormatError:
-                self._enter(number, b"")  # only who reads these chunks need know
+                found._enter(number, b"")  # only who reads these chunks need know
+        return found
 
     def _load(self, numbers: Iterable[int]) -> None:
         """Load the checksums of some chunks of time, and how far the last one goes, in one go."""
@@ -117,8 +124,9 @@ class Checks:
 
     def _enter(self, number: int, stored: bytes) -> None:
         found = layout.decode_checksums(stored)[: self._expected.shape[1]]
-        self._expected[number] = _UNKNOWN
-        self._expected[number, : len(found)] = found
+        checksums = np.full(self._expected.shape[1], _UNKNOWN)
+        checksums[: len(found)] = found
+        self._expected[number] = checksums  # at once: other threads compare with them
         self._loaded[number] = True
 
     def in_steps(self, names: Iterable[str], rows: range, steps: range) -> Fresh | None:
@@ -151,19 +159,25 @@ class Checks:
         return self._fresh(key, np.minimum(first[:, None] + between, last[:, None]).ravel())
 
     def _fresh(self, names: tuple[str, ...], places: Int[np.ndarray, "P"]) -> Fresh | None:
+        sound = self._sound_in_all.get(names)
+        if sound is not None and sound[places].all():
+            return None
+        with self._lock:
+            return self._look_closer(names, np.unique(places))
+
+    def _look_closer(self, names: tuple[str, ...], places: Int[np.ndarray, "P"]) -> Fresh | None:
         rows = [self._index[name] for name in names]
         if names not in self._sound_in_all:
             self._sound_in_all[names] = np.logical_and.reduce(self._sound[rows], axis=0)
         if self._sound_in_all[names][places].all():
             return None
-        places = np.unique(places)
         order = np.argsort(places % self._chunks, kind="stable")  # as they lie in the files
         touched = places[order]
         chunks = {}
         for name, row in zip(names, rows, strict=True):
             new = touched[~self._sound[row, touched]].tolist()
             if new:
-                chunks[name] = [Place(*divmod(place, self._chunks)) for place in new]
+                chunks[name] = [ChunkPlace(*divmod(place, self._chunks)) for place in new]
         numbers = {place.number for places in chunks.values() for place in places}
         if missing := sorted(number for number in numbers if not self._loaded[number]):
             self._load(missing)
@@ -172,12 +186,13 @@ class Checks:
     def note(self, fresh: Fresh) -> None:
         """Remember that these chunks were compared, so that later reads see it at one look."""
         rows = np.array([self._index[name] for name in fresh.names])
-        sound = self._sound_in_all[fresh.names]
-        sound[fresh.touched] = self._sound[np.ix_(rows, fresh.touched)].all(0)
-        if sound.all():
-            self._done.add(fresh.names)
+        with self._lock:
+            sound = self._sound_in_all[fresh.names]
+            sound[fresh.touched] = self._sound[np.ix_(rows, fresh.touched)].all(0)
+            if sound.all():
+                self._done.add(fresh.names)
 
-    def is_fresh(self, name: str, place: Place) -> bool:
+    def is_fresh(self, name: str, place: ChunkPlace) -> bool:
         """Whether a chunk has yet to be compared."""
         return not self._sound[self._index[name], place.block * self._chunks + place.number]
 
@@ -188,35 +203,38 @@ class Checks:
         prove = partial(self._prove, name)
         return _Check(self._sound[index].reshape(shape), self._expected[:, columns], prove)
 
-    def _prove(self, name: str, place: Place, chunk: NumpyArray) -> None:
+    def _prove(self, name: str, place: ChunkPlace, chunk: NumpyArray) -> None:
         if not self._agrees(name, place, chunk):
             raise self._damaged(name, place)
 
     def proved(
-        self, name: str, place: Place, chunk: NumpyArray, again: Callable[[], NumpyArray]
+        self, name: str, place: ChunkPlace, chunk: NumpyArray, again: Callable[[], NumpyArray]
     ) -> NumpyArray:
         """Compare a chunk that is read from the store, and return it.
 
         ``again`` reads it once more: a writer may have committed between chunk and checksum.
         """
         while not self._agrees(name, place, chunk):
-            before = self._expected[place.number].copy(), self._written
-            self._load([place.number])
-            same = np.array_equal(before[0], self._expected[place.number])
+            with self._lock:
+                before = self._expected[place.number].copy(), self._written
             chunk = again()
-            if same and before[1] == self._written and not self._agrees(name, place, chunk):
+            with self._lock:
+                self._load([place.number])
+                same = np.array_equal(before[0], self._expected[place.number])
+                same = same and before[1] == self._written
+            if same and not self._agrees(name, place, chunk):
                 raise self._damaged(name, place)
         # A writer may yet replace the last chunk; a snapshot stays as it is.
         if (place.number + 1) * self._schema.chunk_steps <= self._covered:
             self._sound[self._index[name], place.block * self._chunks + place.number] = True
         return chunk
 
-    def _agrees(self, name: str, place: Place, chunk: NumpyArray) -> bool:
+    def _agrees(self, name: str, place: ChunkPlace, chunk: NumpyArray) -> bool:
         expected = self._expected[place.number, self._index[name] * self._blocks + place.block]
         filled = self._written - place.number * self._schema.chunk_steps
         return agrees(chunk, int(expected), filled)
 
-    def _damaged(self, name: str, place: Place) -> VaultFormatError:
+    def _damaged(self, name: str, place: ChunkPlace) -> VaultFormatError:
         size, steps = self._schema.chunk_rows, self._schema.chunk_steps
         chunk = Chunk(
             key=self._leaves[name].chunk_key(name, *place),
@@ -233,7 +251,7 @@ class _Check(NamedTuple):
 
     sound: Bool[np.ndarray, "B T"]
     expected: Int[np.ndarray, "T B"]
-    prove: Callable[[Place, NumpyArray], None]
+    prove: Callable[[ChunkPlace, NumpyArray], None]
     """Looks closer at what has another checksum."""
 
     def is_fresh(self, block: int, number: int) -> bool:
@@ -245,7 +263,7 @@ class _Check(NamedTuple):
         if checksum is None:
             checksum = google_crc32c.value(chunk)
         if checksum != self.expected[number, block]:
-            self.prove(Place(block, number), chunk)
+            self.prove(ChunkPlace(block, number), chunk)
         self.sound[block, number] = True
 
 

@@ -8,15 +8,20 @@ import numpy as np
 
 from offmarl.errors import VaultFormatError
 from offmarl.vault import encoding, layout, tables
-from offmarl.vault.layout import NumpyArray
+from offmarl.vault.layout import NumpyArray, Schema
 from offmarl.vault.reading import quirks
 from offmarl.vault.storage.store import Store
 
 if TYPE_CHECKING:
     from offmarl.vault.reading.reader import Vault
 
-_ALWAYS_ALLOWED = 2**20
-"""Steps of zeros that a vault of another program may have without a chunk."""
+UNBACKED_STEPS = 2**20
+"""Steps that may be read before a vault's length is compared with its chunks.
+
+A vault of another program may have so many steps of zeros without a chunk.
+"""
+_UNCOUNTED_CHUNKS = 2**20
+"""A vault of ours with more chunks has its length compared with its files, or with its keys."""
 _NUMBER = re.compile(r"\d+[./](\d+)")
 
 
@@ -50,11 +55,49 @@ def check_length(vault: "Vault", store: Store, chunk_steps: Mapping[str, int]) -
         found = (_NUMBER.match(key.removeprefix(prefix)) for key in store.keys(prefix))
         count = len({match[1] for match in found if match})
         backed = max(backed, count * steps)
-        if vault.length <= 2 * backed + _ALWAYS_ALLOWED:
+        if vault.length <= 2 * backed + UNBACKED_STEPS:
             return
     raise VaultFormatError(
         f"{vault.path} says that each row has {vault.length:,} steps, and there is data for "
         f"{backed:,} at most: its index is damaged or forged. `offmarl repair` keeps what is "
+        "sound; or copy the vault again from where it came from."
+    )
+
+
+def check_own_length(vault: "Vault", store: Store, schema: Schema) -> None:
+    """Raise `VaultFormatError` where a vault of ours has less data than its length needs.
+
+    What is remembered of each chunk takes memory, so a forged length of a few bytes could take all
+    that there is.
+
+    Parameters
+    ----------
+    vault, store
+        One of ours.
+    schema
+        Its schema.
+    """
+    blocks, numbers = schema.rows // schema.chunk_rows, -(-vault.length // schema.chunk_steps)
+    if blocks * numbers * len(vault.leaves) <= _UNCOUNTED_CHUNKS:
+        return
+    files = vault.num_bytes if schema.codec == "raw" else None
+    if files is not None:
+        step_bytes = sum(leaf.step_bytes for leaf in vault.leaves.values())
+        needed = schema.rows * numbers * schema.chunk_steps * step_bytes
+        if files >= needed:
+            return
+        there = f"that takes {needed:,} bytes, and its files have {files:,}"
+    else:
+        prefix = layout.prefix_of(next(iter(vault.leaves)))
+        count = sum(
+            _NUMBER.match(key.removeprefix(prefix)) is not None for key in store.keys(prefix)
+        )
+        if count >= blocks * numbers:
+            return
+        there = f"that takes {blocks * numbers:,} chunks of each array, and there are {count:,}"
+    raise VaultFormatError(
+        f"{vault.path} says that it has {schema.rows:,} rows of {vault.length:,} steps: {there}. "
+        "It has lost data, or its length is damaged or forged. `offmarl repair` keeps what is "
         "sound; or copy the vault again from where it came from."
     )
 

@@ -20,7 +20,7 @@ from offmarl.vault.reading.region import Region
 from offmarl.vault.storage import tree
 from offmarl.vault.storage.location import Location
 from offmarl.vault.storage.store import load_json
-from offmarl.vault.storage.tree import Place
+from offmarl.vault.storage.tree import ValueLocation
 
 _ABSENT = -1
 _RELEASE_BYTES = 2**22
@@ -65,7 +65,7 @@ class Snapshot:
         if found.lost:
             raise ValueError(found.lost[0])
         self._values = {k: v for k, v in found.values.items() if isinstance(v, bytes)}
-        placed = {k: v for k, v in found.values.items() if isinstance(v, Place)}
+        placed = {k: v for k, v in found.values.items() if isinstance(v, ValueLocation)}
         files = sorted({place.file for place in placed.values()})
         self.region = Region(location.directory, files)
         starts = dict(zip(files, self.region.starts.tolist(), strict=True))
@@ -88,6 +88,10 @@ class Snapshot:
             return self._values.get(key)
         start, length = self._extents[key]
         return self.region.bytes[start : start + length].tobytes()
+
+    def count(self, name: str) -> int:
+        """Return how many chunks of an array there are."""
+        return len(self._chunks.get(name, {}))
 
     def chunks(self, name: str, shape: tuple[int, int], size: int) -> NDArray[np.int64]:
         """Return the indices in the region's bytes at which an array's chunks begin.
@@ -286,6 +290,8 @@ def map_arrays(
             continue
         chunk_rows, chunk_steps, *_ = document["chunks"]
         shape = -(-rows // chunk_rows), -(-length // chunk_steps)
+        if snapshot.count(name) < shape[0] * shape[1]:
+            continue  # before memory is taken for as many as a forged length asks for
         addresses = snapshot.chunks(name, shape, chunk_rows * chunk_steps * leaf.step_bytes)
         if (addresses != _ABSENT).all():
             region = snapshot.region

@@ -1,9 +1,11 @@
 """Reading vaults: ours, and those that stock flashbax wrote."""
 
 import dataclasses
+import stat
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from pathlib import PurePath
+from pathlib import Path, PurePath
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -24,9 +26,6 @@ from offmarl.vault.storage.store import Store
 
 _BLOCK_BYTES = 2**25
 """About how much is in memory at once where a whole vault is gone through."""
-
-_MOST_UNBACKED = 2**20
-"""Steps that are read of another program's vault before its index is compared with its chunks."""
 
 _ALL = slice(None)
 
@@ -58,6 +57,8 @@ class Vault:
         self._store = Store(path)
         self._checked = checked
         self._has_length = False
+        self._read_through: Arrays | None = None
+        self._opening = Lock()
         described = describe(self._store)
         self.own = described.own
         self.leaves, self.rows, self.length = described.leaves, described.rows, described.length
@@ -107,7 +108,7 @@ class Vault:
         location = self._store.location
         if not location.is_directory:
             return None
-        return sum(file.stat().st_size for file in location.directory.rglob("*") if file.is_file())
+        return sum(_size(file) for file in location.directory.rglob("*"))
 
     @property
     def unchecked(self) -> tuple[str, ...]:
@@ -243,7 +244,7 @@ class Vault:
         """
         stop = self.length if stop is None else stop
         bounds.check_steps(self, start, stop)
-        if stop - start > _MOST_UNBACKED:
+        if stop - start > finding.UNBACKED_STEPS:
             self._check_length()
         names = list(self.leaves if leaves is None else leaves)
         span = bounds.indices(rows, self.rows, "rows")
@@ -394,17 +395,31 @@ class Vault:
             start = stop
 
     def _check_length(self) -> None:
-        """Raise `VaultFormatError` where another program's index says more than can be."""
-        if self.own is None and not self._has_length:
+        """Raise `VaultFormatError` where the vault says that it has more steps than can be."""
+        if self._has_length:
+            return
+        if self.own:
+            finding.check_own_length(self, self._store, self.own.schema)
+        else:
             chunk_steps = {name: self._arrays.chunk(name)[1] for name in self.leaves}
             finding.check_length(self, self._store, chunk_steps)
-            self._has_length = True
+        self._has_length = True
 
-    @cached_property
+    @property
     def _arrays(self) -> Arrays:
+        if self._read_through is None:
+            with self._opening:  # threads share it, and what it maps
+                if self._read_through is None:
+                    self._read_through = self._open_arrays()
+        return self._read_through
+
+    def _open_arrays(self) -> Arrays:
         if self.own:
             check_documents(self._store, self.own.schema)
-        checks = checks_of(self._store, self) if self._checked else None
+        checks = None
+        if self._checked and self.own and self.own.schema.codec == "raw":
+            self._check_length()  # what is remembered of each chunk takes memory
+            checks = checks_of(self._store, self)
         return Arrays(
             self._store, self.leaves, self.rows, self.length, self.native, self._snapshot, checks
         )
@@ -417,6 +432,14 @@ class Vault:
         from offmarl.vault.digest import digest
 
         return digest(self)
+
+
+def _size(file: Path) -> int:
+    try:
+        about = file.stat()
+    except FileNotFoundError:  # compaction removed it
+        return 0
+    return about.st_size if stat.S_ISREG(about.st_mode) else 0
 
 
 def _first(record: Any) -> Any:

@@ -17,15 +17,19 @@ from offmarl.errors import VaultError, VaultFormatError
 from offmarl.vault.storage.location import Location
 from offmarl.vault.storage.store import MANIFEST, METADATA, errors_of
 
-_TAIL = 2**16
-"""Bytes at an archive's end in which its directory lies, but for archives of very many files."""
-_LARGEST_DIRECTORY = 2**28
-_MOST_DIRECTORY = 2**26
-"""Bytes of an archive's directory: that of half a million files, or more."""
-_END = struct.Struct("<4x4xHHI")
-_END64 = struct.Struct("<4x8x2x2x4x4x8xQQ")
+_TAIL = 2**16 + 2**10
+"""Bytes at an archive's end: its end records with the longest comment, most directories too."""
+_MOST_DIRECTORY = 2**24
+"""Bytes of an archive's directory."""
+_MOST_FILES = 2**17
+"""Files of an archive: to look through so many takes about two seconds."""
+_END = struct.Struct("<4x4xHHI4x2x")
+_END64 = struct.Struct("<4x8x2x2x4x4x8xQQ8x")
+_LOCATOR = 20
+"""Bytes between the wide end record (ZIP64) and the other one."""
 _IN_ZIP64 = 2**32 - 1
 """What a field says that is too small for its number."""
+_IN_ZIP64_COUNT = 2**16 - 1
 _LEADS_OUT = re.compile(r"[\\:]|(^|/)\.\.(/|$)")
 _LARGEST_DOCUMENT = 2**26
 """Files that are read whole to open a vault are not as large in any honest one."""
@@ -127,35 +131,69 @@ def _opened(archive: PurePath) -> zipfile.ZipFile:
     """Open an archive, elsewhere than on this machine for its directory alone."""
     if isinstance(archive, Path):
         with archive.open("rb") as file:
-            file.seek(-min(_TAIL, archive.stat().st_size), os.SEEK_END)
-            _check_count(archive, file.read())
+            size = os.fstat(file.fileno()).st_size
+            needed = _TAIL
+            for _ in range(2):  # the end, and then the whole directory
+                file.seek(-min(needed, size), os.SEEK_END)
+                needed = _check_directory(archive, file.read())
         return zipfile.ZipFile(archive)
     size = _TAIL
     while True:
         tail = _read_tail(archive, size)
-        _check_count(archive, tail)
+        _check_directory(archive, tail)
         try:
             return zipfile.ZipFile(BytesIO(tail))
         except (zipfile.BadZipFile, ValueError):
-            if len(tail) < size or size >= _LARGEST_DIRECTORY:
+            if len(tail) < size or size > _MOST_DIRECTORY:
                 raise
             size *= 16
 
 
-def _check_count(archive: PurePath, tail: bytes) -> None:
-    """Raise `VaultFormatError` where an archive's directory takes more than that of any dataset.
+def _check_directory(archive: PurePath, tail: bytes) -> int:
+    """Return the bytes of an archive's directory and of what follows it.
 
-    Python reads a directory as a whole, and takes seconds for a hundred thousand files.
+    Python reads a directory as a whole, and takes seconds for a hundred thousand files. It believes
+    the wide end record (ZIP64) wherever that is there, so the two must agree.
+
+    Parameters
+    ----------
+    archive
+        For messages.
+    tail
+        Its last bytes.
+
+    Raises
+    ------
+    VaultFormatError
+        The directory takes more than that of any dataset, or its end records contradict each other.
     """
-    end = tail.rfind(b"PK\5\6")
-    wide = tail.rfind(b"PK\6\6", 0, end)
-    size = 0
-    if 0 <= end <= len(tail) - _END.size:
-        size = _END.unpack_from(tail, end)[-1]
-    if size == _IN_ZIP64 and 0 <= wide <= len(tail) - _END64.size:
-        size = _END64.unpack_from(tail, wide)[-1]
-    if size != _IN_ZIP64 and size > _MOST_DIRECTORY:
+    end = _find_end(tail)
+    if end < 0:
+        return 0
+    *_, files, size = _END.unpack_from(tail, end)
+    if tail[max(0, end - _LOCATOR) :].startswith(b"PK\6\7"):
+        wide = end - _LOCATOR - _END64.size
+        if wide < 0 or not tail.startswith(b"PK\6\6", wide):
+            raise _distrust(archive, "its end record is not where it must be")
+        *_, files64, size64 = _END64.unpack_from(tail, wide)
+        if size not in (size64, _IN_ZIP64) or files not in (files64, _IN_ZIP64_COUNT):
+            raise _distrust(archive, "its two end records contradict each other")
+        end, files, size = wide, files64, size64
+    if size > _MOST_DIRECTORY:
         raise _distrust(archive, f"its directory takes {size} bytes, and a dataset's far less")
+    # What is read is what lies there, whatever the count of the end record.
+    if (count := max(files, tail.count(b"PK\1\2", max(0, end - size), end))) > _MOST_FILES:
+        raise _distrust(archive, f"it has {count} files, and a dataset far fewer")
+    return len(tail) - end + size
+
+
+def _find_end(tail: bytes) -> int:
+    """Return where the end record begins, as `zipfile` looks for it; -1 where there is none."""
+    last = len(tail) - _END.size
+    if last >= 0 and tail.startswith(b"PK\5\6", last) and tail.endswith(b"\0\0"):
+        return last
+    found = tail.rfind(b"PK\5\6", max(0, last - 2**16))
+    return found if found <= last else -1
 
 
 def _read_tail(archive: PurePath, size: int) -> bytes:

@@ -11,7 +11,7 @@ from offmarl.errors import VaultFormatError
 from offmarl.vault.storage.location import Location
 from offmarl.vault.storage.seal import OWN_PREFIX, is_sealed, unseal
 from offmarl.vault.storage.store import load_json
-from offmarl.vault.storage.tree import Place, Tree
+from offmarl.vault.storage.tree import Tree, ValueLocation
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class Contents:
     def size(self, key: str) -> int:
         """Return the bytes stored under a key that is there."""
         value = self.tree.values[key]
-        return value.length if isinstance(value, Place) else len(value)
+        return value.length if isinstance(value, ValueLocation) else len(value)
 
     def keys(self, prefix: str) -> list[str]:
         """Return the keys that begin with a prefix, sorted."""
@@ -45,7 +45,7 @@ class Contents:
     def is_cut_off(self, key: str) -> bool:
         """Whether a value reaches past the end of its file; looked at on this machine only."""
         place = self.tree.values[key]
-        if not isinstance(place, Place) or not self.location.is_directory:
+        if not isinstance(place, ValueLocation) or not self.location.is_directory:
             return False
         return place.offset + place.length > self._sizes.get(place.file, 0)
 
@@ -57,7 +57,7 @@ class Contents:
     def fetch(self, key: str) -> Callable[[], bytes]:
         """Start to read what is stored under a key that is there; call the result for it."""
         place = self.tree.values[key]
-        if not isinstance(place, Place):
+        if not isinstance(place, ValueLocation):
             return lambda: place
         span = slice(place.offset, place.offset + place.length)
         read = self.location.files.read(place.file, byte_range=span)

@@ -8,10 +8,9 @@ therefore be plain relative paths, and what they name must be regular files that
 import os
 import re
 import stat
-from contextlib import suppress
 from pathlib import Path
 
-from offmarl.errors import VaultFormatError
+from offmarl.errors import VaultError, VaultFormatError
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -24,19 +23,29 @@ def check_name(name: str) -> str:
     return name
 
 
-def check_directory(directory: Path) -> None:
+def check_regular_files(directory: Path) -> None:
     """Raise `VaultFormatError` where a vault's directory holds links or special files.
 
-    TensorStore follows links, so this comes before it opens anything.
+    TensorStore follows links, so this comes before it opens anything. A directory that cannot be
+    listed raises `VaultError`.
     """
     waiting = [os.fspath(directory)]
     while waiting:
-        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(waiting.pop()) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    waiting.append(entry.path)
-                elif not entry.is_file(follow_symlinks=False):
-                    raise _refused(directory, Path(entry.path))
+        below = waiting.pop()
+        try:
+            with os.scandir(below) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+                    elif not entry.is_file(follow_symlinks=False):
+                        raise _refused(directory, Path(entry.path))
+        except (FileNotFoundError, NotADirectoryError):
+            pass  # nothing is there, or a writer removed it
+        except OSError as error:
+            raise VaultError(
+                f"{below} cannot be read: {error.strerror}. Who reads a vault needs the right to "
+                "list all of its directories."
+            ) from error
 
 
 def _refused(directory: Path, path: Path) -> VaultFormatError:

@@ -61,7 +61,7 @@ class Store:
         self.path = path
         self.location = Location.of(path)
         if self.location.is_directory:
-            inside.check_directory(self.location.directory)
+            inside.check_regular_files(self.location.directory)
         self._dropped: set[str] = set()
         self._context = self.location.context
         self._spec = {"driver": "ocdbt", "base": self.location.kvstore()}
@@ -265,7 +265,7 @@ class WriterLock:
         if not location.is_directory:
             return
         directory = location.directory
-        inside.check_directory(directory)
+        inside.check_regular_files(directory)
         try:
             self._fd = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         except OSError as error:

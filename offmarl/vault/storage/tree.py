@@ -19,7 +19,7 @@ _NODE_MAGIC = bytes.fromhex("0cdb20de")
 _HEADER = 12
 
 
-class Place(NamedTuple):
+class ValueLocation(NamedTuple):
     """Where a value lies."""
 
     file: str
@@ -30,7 +30,7 @@ class Place(NamedTuple):
 class Tree(NamedTuple):
     """What one commit of a store holds."""
 
-    values: dict[str, Place | bytes]
+    values: dict[str, ValueLocation | bytes]
     """Where the value of each key lies; short values are in the nodes themselves."""
     files: frozenset[str]
     """The data files that values and nodes are in."""
@@ -93,13 +93,13 @@ def earlier(location: Location) -> Iterator[Tree]:
 
 
 def _manifest(location: Location) -> Any:
-    _check_directory(location)
+    _check_regular_files(location)
     return ts.ocdbt.dump(location.files).result()
 
 
-def _check_directory(location: Location) -> None:
+def _check_regular_files(location: Location) -> None:
     if location.is_directory:
-        inside.check_directory(location.directory)
+        inside.check_regular_files(location.directory)
 
 
 def _history(location: Location, node: Any) -> Iterator[tuple[str, str]]:
@@ -117,7 +117,7 @@ def _history(location: Location, node: Any) -> Iterator[tuple[str, str]]:
 
 def _scattered(location: Location) -> Iterator[str]:
     """Yield what may be roots of trees: every node in the data files."""
-    _check_directory(location)
+    _check_regular_files(location)
     for name in location.files.list().result():
         file = name.decode()
         if file == MANIFEST or not file.startswith(f"{DATA}/"):
@@ -132,7 +132,7 @@ def _scattered(location: Location) -> Iterator[str]:
 
 
 def _read(location: Location, root: str | None) -> Tree:
-    values: dict[str, Place | bytes] = {}
+    values: dict[str, ValueLocation | bytes] = {}
     files: set[str] = set()
     lost: list[str] = []
     # The height of every node is less than its parent's, or a forged tree might have no end.
@@ -161,18 +161,18 @@ def _read(location: Location, root: str | None) -> Tree:
                 lost.append(f"the place of {key.decode(errors='replace')!r:.200}: {error}")
                 continue
             values[key.decode(errors="replace")] = value
-            if isinstance(value, Place):
+            if isinstance(value, ValueLocation):
                 files.add(value.file)
     return Tree(values, frozenset(files), tuple(lost))
 
 
-def _value(entry: Any) -> Place | bytes:
+def _value(entry: Any) -> ValueLocation | bytes:
     if "inline_value" in entry:
         return bytes(entry["inline_value"])
     return _place(entry["indirect_value"])
 
 
-def _place(location: str) -> Place:
+def _place(location: str) -> ValueLocation:
     """Take apart ``kind:base:file:offset:length``; `ValueError` where it leads out of the store."""
     _, base, file, offset, length = location.split(":")
-    return Place(inside.check_name(base + file), int(offset), int(length))
+    return ValueLocation(inside.check_name(base + file), int(offset), int(length))

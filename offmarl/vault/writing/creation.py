@@ -13,7 +13,7 @@ from offmarl.errors import VaultError, VaultExistsError, VaultLockedError
 from offmarl.types import EnvSpec
 from offmarl.vault import documents, layout
 from offmarl.vault.layout import Codec, Head, Schema
-from offmarl.vault.listing import SUFFIX, is_vault, vaults_in
+from offmarl.vault.listing import SUFFIX, is_vault, linked_vaults_in, vaults_in
 from offmarl.vault.storage.location import Location, absolute
 from offmarl.vault.storage.staging import (
     clear,
@@ -178,7 +178,7 @@ def free_place(path: str | os.PathLike[str]) -> Location:
 def _destination(path: str | os.PathLike[str]) -> Location:
     given = absolute(path)
     if given.name.endswith(SUFFIX):
-        for found in vaults_in(given):
+        for found in (*vaults_in(given), *linked_vaults_in(given)):
             raise VaultExistsError(f"{given} holds {found.name} already: choose another name.")
         return Location.of(given / DEFAULT_UID)
     if not given.parent.name.endswith(SUFFIX):

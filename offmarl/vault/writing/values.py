@@ -26,14 +26,14 @@ _Wrong = NumpyArray | None
 """A mask of the values that cannot be; None where there are none."""
 
 
-class Place(NamedTuple):
+class RecordPosition(NamedTuple):
     """Where the first of some steps is, for messages: "row 0, step 5 of the vault"."""
 
     step: int = 0
     of: str = "of the record"
 
 
-IN_RECORD = Place()
+IN_RECORD = RecordPosition()
 """Steps are counted from the first of the record."""
 
 
@@ -62,7 +62,7 @@ def check(
     arrays: Mapping[str, NumpyArray],
     spec: EnvSpec,
     finals: Finals | None = None,
-    place: Place = IN_RECORD,
+    place: RecordPosition = IN_RECORD,
 ) -> None:
     """Refuse values that cannot be.
 
@@ -92,7 +92,7 @@ def find(
     arrays: Mapping[str, NumpyArray],
     spec: EnvSpec,
     finals: Finals | None = None,
-    place: Place = IN_RECORD,
+    place: RecordPosition = IN_RECORD,
 ) -> Iterator[Invalid]:
     """Yield what `check` refuses, at most once for each array."""
     for name, rule in _rules(spec, arrays.get("infos.alive")).items():
@@ -102,7 +102,7 @@ def find(
         yield from _find_in_finals(finals, spec, place)
 
 
-def _find_in_finals(finals: Finals, spec: EnvSpec, place: Place) -> Iterator[Invalid]:
+def _find_in_finals(finals: Finals, spec: EnvSpec, place: RecordPosition) -> Iterator[Invalid]:
     where = list(zip(np.ravel(finals.row).tolist(), np.ravel(finals.time).tolist(), strict=False))
     for name, agents in (("observation", True), ("state", False)):
         values = np.asarray(getattr(finals.view, name))
@@ -219,7 +219,7 @@ def _message(
     values: NumpyArray,
     wrong: NumpyArray,
     spec: EnvSpec,
-    place: Place,
+    place: RecordPosition,
     finals: Sequence[tuple[int, int]] | None = None,
 ) -> str:
     """Say which value is wrong; ``finals`` are the rows and steps of final views ``(M, ...)``."""

@@ -29,7 +29,7 @@ from offmarl.vault.storage.store import Store, WriterLock, conflict
 from offmarl.vault.writing import values
 from offmarl.vault.writing.chunks import ChunkBuffer, Value
 from offmarl.vault.writing.records import Cut, Record, account, is_there, tables_of, warn_of_length
-from offmarl.vault.writing.values import OnInvalid, Place
+from offmarl.vault.writing.values import OnInvalid, RecordPosition
 
 _COMMIT_BYTES = 2**27
 """Full chunks that wait for a commit: with fewer, the disk would do little but sync."""
@@ -244,7 +244,7 @@ class Writer:
     def _checked(self, transition: Transition, finals: Finals | None) -> dict[str, NumpyArray]:
         """Return the arrays to store, once their shapes and values have been looked at."""
         arrays = encoding.fit(transition, self._schema)
-        place = Place(self._tip.length, "of the vault")
+        place = RecordPosition(self._tip.length, "of the vault")
         if self._on_invalid == "raise":
             values.check(arrays, self.spec, finals, place)
         else:
