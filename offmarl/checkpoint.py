@@ -43,8 +43,8 @@ _OF_ORBAX = "_CHECKPOINT_METADATA"
 _MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 """Errors of the operating system that say that a part of a checkpoint is not there."""
 
-_OS_ERROR = re.compile(r"\[OS error (\d+)")
-"""How TensorStore tells, in a ValueError, of an error of the operating system."""
+_OS_ERROR = re.compile(r"(?:\[OS error |os_error_code=')(\d+)")
+"""How versions of TensorStore tell, in a ValueError, of an error of the operating system."""
 
 
 class Resumed(NamedTuple):
