@@ -9,12 +9,16 @@ A run's checkpoint is a mapping of named pytrees, at least these two:
     Whatever the program needs to go on with the same bits.
 """
 
+import errno
 import json
+import os
 import re
 import shutil
+import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +35,16 @@ _ABOUT = "about"
 
 _OWN_LEFTOVER = re.compile(r"\d+\.(deleted|orbax-checkpoint-tmp(-\d+)?)")
 """Directories that a killed process leaves: ours on the way out, orbax's on the way in."""
+
+
+_OF_ORBAX = "_CHECKPOINT_METADATA"
+"""The file that orbax puts into each of its checkpoints."""
+
+_MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+"""Errors of the operating system that say that a part of a checkpoint is not there."""
+
+_OS_ERROR = re.compile(r"(?:\[OS error |os_error_code=')(\d+)")
+"""How versions of TensorStore tell, in a ValueError, of an error of the operating system."""
 
 
 class Resumed(NamedTuple):
@@ -77,11 +91,19 @@ class Checkpoints:
         Raises
         ------
         RunError
-            Something else has the name that the checkpoint would have.
+            Something else has the name that the checkpoint would have. A checkpoint of ours that
+            lost a part is renamed to ``<step>.damaged`` instead, with a warning.
         """
         from orbax.checkpoint import args
 
         path = self._directory / str(step)
+        if _is_remnant(path):
+            aside = _rename_damaged(path)
+            warnings.warn(
+                f"checkpoint {path} has lost a part: it was renamed to {aside.name}, and a new one "
+                "takes its place.",
+                stacklevel=2,
+            )
         if path.exists() or path.is_symlink():
             raise RunError(f"{path} is in the way of a checkpoint: move it to another place.")
         host = {name: jax.device_get(_without_keys(part)) for name, part in tree.items()}
@@ -136,9 +158,12 @@ class Checkpoints:
         Raises
         ------
         RunError
-            There is no such checkpoint, or it holds something other than ``like``.
+            There is no such checkpoint, it holds something other than ``like``, or it cannot be
+            read for a reason that need not be damage.
         CheckpointError
             It is damaged.
+        OSError
+            The operating system cannot read it now.
         """
         from orbax.checkpoint import args
 
@@ -165,7 +190,8 @@ class Checkpoints:
         """Read the newest checkpoint that is intact; None where there is none.
 
         A damaged one is renamed to ``<step>.damaged``, with a warning: the run repeats the work
-        since the one before it and ends with the same result.
+        since the one before it and ends with the same result. Nothing is renamed unless two reads
+        find the same damage, nor where the operating system or a library fails.
 
         Parameters
         ----------
@@ -175,13 +201,22 @@ class Checkpoints:
         Raises
         ------
         RunError
-            The checkpoint holds something other than ``like``.
+            The checkpoint holds something other than ``like``, or it cannot be read for a reason
+            that need not be damage.
+        OSError
+            The operating system cannot read it now.
         """
         for step in reversed(self.steps()):
             try:
                 return Resumed(step, *self.restore(like, step))
             except CheckpointError as error:
-                self._set_aside(step, error)
+                first = error.reason
+            try:
+                return Resumed(step, *self.restore(like, step))
+            except CheckpointError as error:
+                if error.reason != first:
+                    raise self._unreadable(step, f"{first}, and then {error.reason}") from error
+            self._set_aside(step, first)
         return None
 
     def close(self) -> None:
@@ -202,17 +237,14 @@ class Checkpoints:
             if _OWN_LEFTOVER.fullmatch(path.name) and _is_directory(path):
                 shutil.rmtree(path)
 
-    def _set_aside(self, step: int, error: CheckpointError) -> None:
+    def _set_aside(self, step: int, reason: str) -> None:
         path = self._directory / str(step)
-        aside = path.with_name(f"{step}.damaged")
-        if _is_directory(aside):
-            shutil.rmtree(aside)
-        path.rename(aside)
+        aside = _rename_damaged(path)
         before = self.latest()
         on = "starts from the beginning" if before is None else f"goes on from checkpoint {before}"
         warnings.warn(
-            f"checkpoint {path} is damaged ({error.reason}): it was renamed to {aside.name}, and "
-            f"the run {on}.",
+            f"checkpoint {path} is damaged ({reason}): it was renamed to {aside.name}, and the run "
+            f"{on}.",
             stacklevel=3,
         )
 
@@ -221,19 +253,41 @@ class Checkpoints:
 
         path = self._directory / str(step)
         try:
-            for name in parts.keys() - {_ABOUT}:
+            for name in parts:
                 _read_once(path / name)
             return self._checkpointer.restore(path, args.Composite(**parts)) if parts else {}
-        except (MemoryError, PermissionError):
-            raise
         except Exception as error:  # orbax raises all kinds where its own files are damaged
-            reason = re.split(r"\n|: Error| \[tensorstore_spec", str(error))[0]
-            raise self._damaged(step, f"{type(error).__name__}: {reason}") from None
+            if _is_of_system(error) and isinstance(error, OSError | MemoryError | ImportError):
+                raise
+            if _is_of_system(error) or not self._is_readable_anew(parts):
+                raise self._unreadable(step, _in_words(error)) from error
+            raise self._damaged(step, _in_words(error)) from None
 
-    def _read_about(self, step: int) -> dict[str, Any]:
+    def _is_readable_anew(self, parts: Mapping[str, Any]) -> bool:
+        """Whether the like of a checkpoint can be saved and read here; if so, its files are bad.
+
+        What orbax raises does not tell damage from libraries that are missing or do not fit.
+        """
         from orbax.checkpoint import args
 
-        about: Any = self._restore(step, **{_ABOUT: args.JsonRestore()})[_ABOUT]
+        saved = {name: args.StandardSave(part.item) for name, part in parts.items()}
+        try:
+            with tempfile.TemporaryDirectory() as directory:
+                path = Path(directory) / "0"
+                self._checkpointer.save(path, args.Composite(**saved))
+                for name in parts:
+                    _read_once(path / name)
+                self._checkpointer.restore(path, args.Composite(**parts))
+        except Exception:
+            return False
+        return True
+
+    def _read_about(self, step: int) -> dict[str, Any]:
+        try:
+            text = (self._directory / str(step) / _ABOUT / "metadata").read_bytes()
+            about: Any = json.loads(text)
+        except (ValueError, RecursionError, *_MISSING) as error:
+            raise self._damaged(step, _in_words(error)) from None
         if not isinstance(about, dict) or not (_is_unsealed(about) or _is_intact(about)):
             raise self._damaged(step, "the checksum of its JSON part is wrong")
         return about
@@ -250,6 +304,13 @@ class Checkpoints:
 
     def _damaged(self, step: int, reason: str) -> CheckpointError:
         return CheckpointError(self._directory / str(step), reason)
+
+    def _unreadable(self, step: int, reason: str) -> RunError:
+        return RunError(
+            f"checkpoint {self._directory / str(step)} cannot be read ({reason}). It need not be "
+            "damaged and was left as it is: repeat the command, and if that fails too, check the "
+            "disk and the installation with `offmarl doctor`."
+        )
 
     def _check(self, step: int, name: str, wanted: dict[str, Any], found: dict[str, Any]) -> None:
         different = [
@@ -288,6 +349,28 @@ def _read_once(directory: Path) -> None:
         tensorstore.open(spec, read=True).result().read().result()
 
 
+def _in_words(error: BaseException) -> str:
+    text = re.split(r"\n|: Error| \[tensorstore_spec", str(error))[0]
+    return f"{type(error).__name__}: {text}"
+
+
+def _is_of_system(error: BaseException) -> bool:
+    """Whether the system failed, and not the files: it lacks memory, descriptors or a library."""
+    return any(
+        isinstance(one, MemoryError | ImportError)
+        or (isinstance(one, OSError) and not isinstance(one, _MISSING))
+        or any(int(number) != errno.ENOENT for number in _OS_ERROR.findall(str(one)))
+        for one in _chain(error)
+    )
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and those that it came from."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
 def _wrap(part: ArrayTree) -> dict[str, ArrayTree]:
     """Make a container of what may be a single array, which orbax would not take."""
     return {"tree": part}
@@ -306,6 +389,20 @@ def _is_whole(path: Path) -> bool:
     """Whether orbax put a checkpoint of ours there; users may keep files of any name beside."""
     number = path.name.isascii() and path.name.isdigit() and path.name == str(int(path.name))
     return number and _is_directory(path) and (path / _ABOUT).is_dir()
+
+
+def _is_remnant(path: Path) -> bool:
+    """Whether there is what is left of a checkpoint of ours, and no whole one."""
+    number = path.name.isascii() and path.name.isdigit()
+    ours = _is_directory(path) and (path / _OF_ORBAX).is_file()
+    return number and ours and not _is_whole(path)
+
+
+def _rename_damaged(path: Path) -> Path:
+    """Rename a checkpoint to the first free name of ``<step>.damaged``, ``<step>.damaged.2`` ..."""
+    names = (f"{path.name}.damaged{f'.{n}' if n > 1 else ''}" for n in count(1))
+    aside = next(free for name in names if not os.path.lexists(free := path.with_name(name)))
+    return path.rename(aside)
 
 
 def _is_key(leaf: Any) -> bool:

@@ -6,12 +6,15 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from types import FrameType
 
 from offmarl import tracking
 from offmarl.errors import Stopped
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+_more = ContextVar("more to come", default=False)
 
 
 class CheckpointTimer:
@@ -60,8 +63,15 @@ class CheckpointTimer:
             raise self._stopped(self._signal)
 
     def end(self) -> None:
-        """Note that there is nothing left to save; `Stopped` where a signal came since."""
-        if self._signal is not None:
+        """Note that the work is complete.
+
+        Raises
+        ------
+        Stopped
+            A signal came since the last checkpoint, and `more_to_come` says that other work
+            follows. Otherwise nothing is left to stop.
+        """
+        if self._signal is not None and _more.get():
             raise Stopped("stopped: the same command goes on from there.", self._signal)
 
     def on_signal(self, signum: int, _frame: FrameType | None) -> None:
@@ -80,6 +90,24 @@ class CheckpointTimer:
         else:
             where = f"before the first {self._unit}: the same command starts where this one did."
         return Stopped(f"stopped {where}", signum)
+
+
+@contextmanager
+def more_to_come(more: bool = True) -> Iterator[None]:
+    """Say that the same command has other work to do after that of the block.
+
+    A signal that came too late to stop the work of the block then stops the command after it.
+
+    Parameters
+    ----------
+    more
+        False leaves it as it is outside.
+    """
+    token = _more.set(more or _more.get())
+    try:
+        yield
+    finally:
+        _more.reset(token)
 
 
 @contextmanager

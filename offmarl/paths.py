@@ -1,6 +1,7 @@
 """Paths as users write them, made absolute in one place."""
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,6 +48,39 @@ def _without_parents(path: Path) -> Path:
     last = len(path.parts) - path.parts[::-1].index("..")
     # Unlike Path.resolve, this raises nothing where links lead in a circle.
     return Path(os.path.realpath(Path(*path.parts[:last])), *path.parts[last:])
+
+
+_UNUSUAL = re.compile(r"[^\w .,:;=+@%()\[\]!-]")
+"""Characters that no file that data names is to have."""
+
+
+def below(*names: str, option: str) -> Path:
+    """Return the relative path that names from data stand for; it never leads upward.
+
+    Slashes divide a name into directories. Empty parts, leading dots and unusual characters are
+    left out or replaced, since whoever made the data decides what its names are.
+
+    Parameters
+    ----------
+    names
+        Such as an environment's name and a vault's uid.
+    option
+        What the user can give instead of a name that cannot be used, such as "--out".
+
+    Raises
+    ------
+    OptionError
+        Nothing is left of a name.
+    """
+    found = [[_tame(part) for part in name.split("/")] for name in names]
+    for name, parts in zip(names, found, strict=True):
+        if not any(parts):
+            raise OptionError(f"the data's name {name!r} can name no directory: give {option}.")
+    return Path(*(part for parts in found for part in parts if part))
+
+
+def _tame(part: str) -> str:
+    return _UNUSUAL.sub("-", part).strip().lstrip(".-")[:100]
 
 
 Finder = Callable[[str], Path | None]

@@ -23,9 +23,9 @@ _EVALUATED = (
 )
 """What metrics may hold a list of for each evaluation and seed; the first one there is the main."""
 
-_MAY_DIFFER = ("offmarl", "args.vault")
-"""What may be another when a run is resumed: our version, and how the vault's path is written, as
-the vault is known by its digest."""
+_MAY_DIFFER = ("offmarl", "args.vault", "args.time_limit")
+"""What may be another when a run is resumed: our version, how the vault's path is written, as the
+vault is known by its digest, and where its time limit is from, as ``spec`` has the one in use."""
 
 
 @dataclass(frozen=True)

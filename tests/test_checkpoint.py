@@ -1,7 +1,12 @@
+import errno
+import os
+import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -9,7 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from orbax.checkpoint import args
 
+from offmarl import checkpoint
 from offmarl.checkpoint import Checkpoints
 from offmarl.errors import CheckpointError, RunError
 
@@ -230,7 +237,7 @@ def test_a_run_goes_on_from_the_newest_intact_checkpoint(tmp_path):
 
 def test_a_checkpoint_without_checksums_is_read(tmp_path):
     """As version 0.1 wrote it."""
-    from orbax.checkpoint import Checkpointer, CompositeCheckpointHandler, args
+    from orbax.checkpoint import Checkpointer, CompositeCheckpointHandler
 
     about = {"info": {"a": 1}, "leaves": {"policy": {"": "float32[2]"}}}
     parts = {"policy": args.StandardSave({"tree": jnp.ones(2)}), "about": args.JsonSave(about)}
@@ -240,6 +247,122 @@ def test_a_checkpoint_without_checksums_is_read(tmp_path):
     tree, info = checkpoints.restore({"policy": jnp.zeros(2)})
     assert (tree["policy"].tolist(), info) == ([1.0, 1.0], {"a": 1})
     checkpoints.close()
+
+
+# ---------------------------------------------------------------------------- no damage
+
+PART, ABOUT = "policy", "about"
+
+
+def fail(monkeypatch, error, calls=None, where=PART):
+    """Let reading the arrays, or the JSON part, fail in the calls numbered, by default in all."""
+    owner, name = (checkpoint, "_read_once") if where == PART else (Path, "read_bytes")
+    read, count = getattr(owner, name), []
+
+    def failing(path):
+        if where in (path.name, path.parent.name):
+            count.append(path)
+            if calls is None or len(count) in calls:
+                raise error
+        return read(path)
+
+    monkeypatch.setattr(owner, name, failing)
+
+
+@pytest.fixture
+def two_saved(tmp_path):
+    """Two intact checkpoints, and what is to be restored of them."""
+    checkpoints, like = Checkpoints(tmp_path), {PART: jnp.zeros(2)}
+    for step in (1, 2):
+        checkpoints.save(step, {PART: jnp.full(2, float(step))}, {})
+    yield checkpoints, like
+    checkpoints.close()
+
+
+NUMBERS = "EMFILE ENFILE EIO ESTALE ENOMEM ENOSPC EACCES EPERM EDQUOT EROFS ETIMEDOUT ENAMETOOLONG"
+
+
+@pytest.mark.parametrize("name", NUMBERS.split())
+def test_errors_of_the_system_rename_nothing(two_saved, monkeypatch, name):
+    checkpoints, like = two_saved
+    number = getattr(errno, name)
+    for where in (PART, ABOUT):
+        with monkeypatch.context() as patch, pytest.raises(OSError, match=rf"Errno {number}\b"):
+            fail(patch, OSError(number, os.strerror(number)), where=where)
+            checkpoints.resume(like)
+    assert checkpoints.resume(like).step == 2
+
+
+OF_TENSORSTORE = (
+    "RESOURCE_EXHAUSTED: Error opening file [OS error 24: EMFILE Too many open files]",
+    "RESOURCE_EXHAUSTED: Failed to open: Too many open files [os_error_code='24']",
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ImportError("libtensorstore is missing"), ImportError),
+        (MemoryError(), MemoryError),
+        *((ValueError(text), RunError) for text in OF_TENSORSTORE),
+        (KeyError("version"), RunError),
+        (Exception("unknown"), RunError),
+    ],
+)
+def test_errors_of_libraries_rename_nothing(two_saved, monkeypatch, error, expected):
+    """Those that an error of the system is behind, and those that come with any checkpoint."""
+    checkpoints, like = two_saved
+    with monkeypatch.context() as patch, pytest.raises(expected) as raised:
+        fail(patch, error)
+        checkpoints.resume(like)
+    assert raised.type is expected
+    if expected is RunError:
+        assert "need not be damaged and was left as it is" in str(raised.value)
+    assert checkpoints.resume(like).step == 2
+
+
+def test_a_lack_of_file_descriptors_renames_nothing(two_saved):
+    """With the errors that the libraries themselves make of it."""
+    checkpoints, like = two_saved
+    assert checkpoints.resume(like).step == 2  # what is loaded the first time is loaded
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        with pytest.raises((OSError, RunError)) as raised:
+            checkpoints.resume(like)
+        with pytest.raises((OSError, RunError)) as inner:
+            checkpoints._restore(2, policy=args.StandardRestore({"tree": np.zeros(2, np.float32)}))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert CheckpointError not in (raised.type, inner.type)
+    assert checkpoints.resume(like).step == 2
+
+
+def test_damage_that_a_second_read_does_not_find_renames_nothing(two_saved, monkeypatch):
+    checkpoints, like = two_saved
+    with monkeypatch.context() as patch:
+        fail(patch, FileNotFoundError("stale"), calls=[1])
+        assert checkpoints.resume(like).step == 2
+    with monkeypatch.context() as patch, pytest.raises(RunError, match="and then") as raised:
+        patch.setattr(checkpoint, "_checksums", lambda _: {"": "other"})
+        fail(patch, FileNotFoundError("stale"), calls=[2])
+        checkpoints.resume(like)
+    assert raised.type is RunError
+    assert checkpoints.resume(like).step == 2
+
+
+@pytest.mark.parametrize("lost", ["about", "policy"])
+def test_what_is_left_of_a_checkpoint_is_moved_aside(two_saved, tmp_path, lost):
+    """By the save that needs its name; what the user has under the other name stays."""
+    checkpoints, like = two_saved
+    shutil.rmtree(tmp_path / "2" / lost)
+    (tmp_path / "2.damaged").mkdir()
+    (tmp_path / "2.damaged" / "note").write_text("mine")
+    with pytest.warns(UserWarning, match=r"renamed to 2\.damaged\.2, and"):
+        assert checkpoints.resume(like).step == 1
+        checkpoints.save(2, {PART: jnp.ones(2)}, {})
+    assert checkpoints.resume(like).step == 2
+    assert (tmp_path / "2.damaged" / "note").read_text() == "mine"
 
 
 SAVE_FOREVER = """

@@ -12,6 +12,7 @@ from rich.console import Group
 
 from offmarl.cli import programs
 from offmarl.cli.output import Report, interval, table
+from offmarl.interruption import more_to_come
 from offmarl.report import Entry, estimate, figure_demo, scores_of
 from offmarl.statistics import MIN_RUNS
 
@@ -45,11 +46,12 @@ def demo(out: Path = Path("demo"), seeds: int = 3, seed: int = 0) -> Report:
         # Each program is built anew for each dataset; this way it is compiled once. JAX reads it
         # when it is imported, which no module of the command line does by itself.
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache)
-        _record(out, seed)
-        runs = {
-            tier: {name: _train(name, tier, out, seeds, seed) for name in _BASELINES}
-            for tier in _LEARN_FROM
-        }
+        with more_to_come():
+            _record(out, seed)
+            runs = {
+                tier: {name: _train(name, tier, out, seeds, seed) for name in _BASELINES}
+                for tier in _LEARN_FROM
+            }
     tiers = {tier: _returns(_vault(out, tier)) for tier in _TIERS}
     scores = {tier: _scores(runs[tier].values()) for tier in runs}
     figure = out / "demo.png"

@@ -6,6 +6,7 @@ from offmarl.cli import programs
 from offmarl.cli.data import show
 from offmarl.cli.output import Report, table
 from offmarl.cli.parse import parse
+from offmarl.paths import below
 from offmarl.tracking import read_run
 
 _USAGE = """\
@@ -69,7 +70,8 @@ def record_policy(
     trained = read_run(policy)["seeds"][0] if training_seed is None else training_seed
     loaded = evaluation.load_policy(policy, trained, greedy)
     environment = make_environment(env, loaded)
-    path = out / f"{environment.spec.name}.vlt" / (name or loaded.name)
+    named = below(f"{environment.spec.name}.vlt", option="--env")
+    path = out / named / (name or below(loaded.name, option="--name"))
     origin = {"program": loaded.name, "run": str(policy), "training_seed": trained}
     recording.record_policy(
         environment, loaded.policy, loaded.params, path, steps, num_envs, seed, {"policy": origin}

@@ -19,7 +19,7 @@ from offmarl.checkpoint import Checkpoints
 from offmarl.envs import Environment
 from offmarl.errors import CheckpointError
 from offmarl.evaluation import Evaluation, evaluate
-from offmarl.interruption import CheckpointTimer, checkpoint_timer
+from offmarl.interruption import CheckpointTimer, checkpoint_timer, more_to_come
 from offmarl.networks import PolicyConfig, init_policy, make_policy
 from offmarl.recording.loop import OnlineProgram, State, collect, resume
 from offmarl.recording.policy import record_policy
@@ -319,7 +319,7 @@ def _record_tiers(run: _Run, versions: Sequence[Version], tiers: Sequence[str]) 
     def reached(tier: str) -> Version:
         return versions[first_to_reach(FRACTIONS[tier], means, random, expert)]
 
-    for tier in tiers:
+    def record(tier: str) -> None:
         if tier == "random":
             _record_tier(run, tier, uniform, (), {"return": random})
         elif tier == "expert":
@@ -330,6 +330,10 @@ def _record_tiers(run: _Run, versions: Sequence[Version], tiers: Sequence[str]) 
         else:
             version = reached(tier)
             _record_tier(run, tier, run.policy, _load(run, version), _about(run, version))
+
+    for tier in tiers:
+        with more_to_come(tier != tiers[-1]):
+            record(tier)
 
 
 def _cut_replay(run: _Run, tier: str, until: Version, versions: Sequence[Version]) -> None:

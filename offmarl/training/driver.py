@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from offmarl import __version__, runs, tracking
 from offmarl.checkpoint import Checkpoints
 from offmarl.interruption import CheckpointTimer, checkpoint_timer
-from offmarl.paths import local
+from offmarl.paths import below, local
 from offmarl.replay import Batches, Dataset, Feed, Replay, feeding, open_dataset, split_key
 from offmarl.training.evaluating import Judges, in_words, judge, judges_of
 from offmarl.training.program import FREE, Args, Program, Schedule, schedule_of
@@ -80,7 +80,8 @@ def _train(
 def _directory(name: str, args: Args, dataset: Dataset) -> Path:
     if args.out:
         return local(args.out)
-    return Path("runs") / (dataset.spec.name or dataset.name) / dataset.uid / name
+    parts = dataset.spec.name or dataset.name, dataset.uid
+    return Path("runs") / below(*parts, option="--out") / name
 
 
 def _record(name: str, args: Args, dataset: Dataset, program: Program) -> dict[str, Any]:

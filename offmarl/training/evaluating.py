@@ -105,8 +105,8 @@ def _validation(args: Args, path: Path, dataset: Dataset) -> Sequence:
     if args.held_out:
         raise OptionError("give --validation or --held-out, not both.")
     data = open_dataset(path)
-    if not data.native and args.time_limit is not None:
-        data = open_dataset(path, time_limit=args.time_limit)
+    if not data.native and dataset.time_limit is not None:
+        data = open_dataset(path, time_limit=dataset.time_limit)
     if difference := dataset.spec.difference(data.spec):
         raise ShapeError(
             f"{dataset.path} and {data.path} differ in {difference}: hold out episodes of the data "

@@ -13,7 +13,7 @@ import pytest
 from baselines import bc
 from offmarl import hub as library
 from offmarl import vault
-from offmarl.errors import CardError, OptionError, ShapeError, VaultError
+from offmarl.errors import CardError, OptionError, RunError, ShapeError, VaultError
 from offmarl.hub import cache, catalogue
 from offmarl.replay import open_dataset
 from offmarl.report.contents import survey
@@ -164,6 +164,22 @@ def test_train_takes_the_limit_and_notes_it(hub, packed, tmp_path, monkeypatch):
     del record["args"]["time_limit"]  # as a run has it that is from before there was the option
     old.write_text(json.dumps(record))
     assert driver.train("bc", bc.make, untold) == tmp_path / "old" and len(learnt) == 2
+
+
+def test_another_limit_makes_another_run_wherever_it_is_from(published, tmp_path, monkeypatch):
+    path = library.pull(f"{NAME}/Good").paths["Good"]
+    driver = importlib.import_module("offmarl.training.driver")
+    monkeypatch.setattr(driver, "_learn", lambda *_: None)
+    args = bc.Args(vault=path, env="none", held_out=0.25, out=tmp_path / "run")
+    run = driver.train("bc", bc.make, args)
+    driver.train("bc", bc.make, dataclasses.replace(args, time_limit=6))
+    with pytest.raises(RunError, match=r"spec\.time_limit 6, not 7"):
+        driver.train("bc", bc.make, dataclasses.replace(args, time_limit=7))
+    noted = json.loads((path.parent / RECORD).read_text())
+    (path.parent / RECORD).write_text(json.dumps(noted | {"time_limit": 7}))
+    with pytest.raises(RunError, match=r"spec\.time_limit 6, not 7"):
+        driver.train("bc", bc.make, args)
+    assert driver.train("bc", bc.make, dataclasses.replace(args, time_limit=6)) == run
 
 
 def test_a_card_keeps_the_limit_of_what_is_pushed(published, tmp_path):

@@ -7,6 +7,7 @@ import pytest
 
 from offmarl import envs, vault
 from offmarl.errors import OffmarlError, RunError, Stopped
+from offmarl.interruption import more_to_come
 from offmarl.networks import PolicyConfig, init_policy, make_policy
 from offmarl.recording import policy as recording
 from offmarl.recording import record_policy
@@ -118,6 +119,23 @@ def test_a_signal_saves_and_the_same_call_goes_on(arguments, tmp_path, monkeypat
     assert record_policy(**arguments)
     digests = [vault.open_vault(run["path"]).digest() for run in (whole, arguments)]
     assert digests[0] == digests[1]
+
+
+def test_a_signal_at_the_end_leaves_a_complete_recording(arguments, monkeypatch):
+    complete = recording.ChunkWriter.complete
+
+    def signalling(self, *args, **kwargs):
+        signal.raise_signal(signal.SIGINT)
+        complete(self, *args, **kwargs)
+
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_DFL)
+    monkeypatch.setattr(recording.ChunkWriter, "complete", signalling)
+    assert record_policy(**arguments)
+    assert not record_policy(**arguments), "it is complete"
+    arguments["path"] = arguments["path"].with_name("another")
+    with pytest.raises(Stopped), more_to_come():
+        record_policy(**arguments)
+    assert not record_policy(**arguments)
 
 
 class Killed(BaseException):

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,6 +21,7 @@ from offmarl import tracking, vault
 from offmarl.checkpoint import Checkpoints
 from offmarl.cli import programs
 from offmarl.errors import OptionError, RunError, ShapeError, Stopped, UnknownNameError
+from offmarl.replay import open_dataset
 from offmarl.training import driver
 from offmarl.types import Continuous, EnvSpec
 
@@ -117,11 +119,11 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
 ) -> None:
     """Stopped in its first update; and after an evaluation, within a block and a streamed piece."""
     stopped = dataclasses.replace(args, replay=replay, memory=1e-4)
-    update, called = driver._update, []
+    update, offsets = driver._update, []
 
-    def interrupted(*arguments: object) -> object:
-        called.append(None)
-        if len(called) == calls:
+    def interrupted(*arguments: Any) -> object:
+        offsets.append(arguments[5])
+        if len(offsets) == calls:
             signal.raise_signal(signum)
         return update(*arguments)
 
@@ -132,9 +134,62 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
         patch.setattr(driver, "_SECONDS_AT_ONCE", 0.0)  # one update a call
         bc.main(stopped)
     assert Checkpoints(stopped.out / "checkpoints").latest() == (13 if calls == 13 else None)
+    assert calls == 1 or offsets[-1] == 2 < max(offsets), "in the middle of a piece"
     assert not json.loads((stopped.out / tracking.RUN_FILE).read_text())["complete"]
     bc.main(stopped)
     same_run(stopped.out, whole)
+
+
+BIT_IDENTITY = (
+    "training/test_driver.py::test_a_stopped_run_goes_on_to_the_same_bits",
+    "training/test_driver.py::test_a_stream_trains_to_the_bits_of_the_device",
+    "training/test_driver.py::test_a_checkpoint_that_was_deleted_is_made_anew",
+    "recording/test_record_policy.py::test_a_signal_saves_and_the_same_call_goes_on",
+    "recording/test_record_policy.py::"
+    "test_stopped_and_called_again_it_is_the_recording_that_never_stopped",
+)
+
+
+@pytest.mark.nightly
+def test_optimised_code_goes_on_to_the_same_bits() -> None:
+    """The tests of this that every run has, on the code that users run."""
+    tests = [str(ROOT / "tests" / test) for test in BIT_IDENTITY]
+    ours = ("PYTEST_", "JAX_DISABLE_MOST_OPTIMIZATIONS")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", *tests],
+        check=False,
+        env=environment | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("swarm/coverage-8:time_limit=20", "swarm/coverage-8:time_limit=20"),
+        ("/tmp/evil", "tmp/evil"),
+        ("../../../evil", "evil"),
+        ("a/../b/./.hidden//..", "a/b/hidden"),
+        ("~/x\\y\x1b[2J", "x-y-[2J"),
+        ("", "probe-observation"),
+        ("../.. ", None),
+    ],
+)
+def test_a_name_in_the_data_never_leads_elsewhere(
+    name: str, expected: str | None, args: bc.Args
+) -> None:
+    dataset = open_dataset(args.vault)
+    vars(dataset)["spec"] = dataclasses.replace(dataset.spec, name=name)
+    args = dataclasses.replace(args, out=None)
+    if expected is None:
+        with pytest.raises(OptionError, match=r"'../.. ' can name no directory: give --out"):
+            driver._directory("bc", args, dataset)
+    else:
+        assert driver._directory("bc", args, dataset) == Path("runs") / expected / "random" / "bc"
 
 
 def test_a_checkpoint_that_was_deleted_is_made_anew(args: bc.Args, whole: Path) -> None:
@@ -142,6 +197,10 @@ def test_a_checkpoint_that_was_deleted_is_made_anew(args: bc.Args, whole: Path) 
     run = bc.main(args)
     shutil.rmtree(run / "checkpoints" / "40")
     bc.main(args)
+    same_run(run, whole)
+    shutil.rmtree(run / "checkpoints" / "40" / "about")  # no whole one, though in its place
+    with pytest.warns(UserWarning, match="40 has lost a part: it was renamed to 40.damaged"):
+        bc.main(args)
     same_run(run, whole)
 
 
