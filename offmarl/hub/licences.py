@@ -3,9 +3,9 @@
 from offmarl.errors import OptionError, unknown_name
 
 UNKNOWN = "unknown"
-"""Nobody states what may be done with the data."""
+"""The source states no licence."""
 OTHER = "other"
-"""A licence that is told by a link to its text."""
+"""A licence given by a link to its text."""
 
 _SAME = """
     Apache-2.0 MIT AFL-3.0 Artistic-2.0 BSL-1.0 BSD-2-Clause BSD-3-Clause BSD-3-Clause-Clear CC0-1.0

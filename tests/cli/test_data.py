@@ -43,7 +43,7 @@ def test_the_licence_of_a_source_is_kept(offmarl, xor_file):
     assert not Path("b.vlt").exists()
 
 
-def test_convert_then_show_then_list(offmarl, xor_file):
+def test_convert_then_show_then_list(offmarl, xor_file, tmp_path):
     command = (
         "convert",
         xor_file,
@@ -74,7 +74,7 @@ def test_convert_then_show_then_list(offmarl, xor_file):
         assert part in text
 
     (listed,) = offmarl("ls", "data", "--json").json["vaults"]
-    assert listed["path"] == "data/xor.vlt/mixed"
+    assert listed["path"] == str(tmp_path / "data/xor.vlt/mixed")
     assert (listed["num_agents"], listed["episodes"], listed["mean_return"]) == (2, 3, 25.0)
     assert "data/xor.vlt/mixed" in offmarl("ls").out
 

@@ -65,7 +65,7 @@ def test_show_tells_the_lineage(offmarl, pair):
         (("sample", "a.vlt", "--top", "much", "-o", "c.vlt"), 2, "percentage"),
         (("split", "a.vlt", "--fractions", ".5", ".6", "-o", "c.vlt"), 2, "sum to 1"),
         (("split", "a.vlt", "-o", "c.vlt/x"), 1, "must end in .vlt"),
-        (("slice", "a.vlt", "--start", "999", "-o", "c.vlt"), 2, "there is nothing"),
+        (("slice", "a.vlt", "--start", "999", "-o", "c.vlt"), 2, "empty range: 999 to "),
     ],
 )
 def test_mistakes_are_told_and_leave_nothing(offmarl, pair, arguments, code, message):
