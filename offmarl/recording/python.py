@@ -47,9 +47,9 @@ _DISK_NAMES = {
 class Recorder:
     """Steps an environment and writes what happens to a vault; made by `record`.
 
-    Every episode goes to the vault whole, when it has ended. One that is left unfinished, by a
-    reset, the end of the block, or an exception such as Ctrl-C, is cut off there, with what was
-    seen last.
+    Each episode is written to the vault when it has ended. One that is left unfinished, by a reset,
+    the end of the block, or an exception such as Ctrl-C, is cut off there, with its last
+    observations.
 
     Attributes
     ----------

@@ -129,7 +129,7 @@ def test_a_vault_of_another_program_in_an_archive(offmarl, tmp_path):
         "It was written by another program",
         "Time limit terminal: the time limit is flagged as termination",
         "Observations that are not finite: 1, in features 2 (agent 1).",
-        "does not tell its environment",
+        "the environment of the dataset is unknown",
     ):
         assert sentence in page.text
 

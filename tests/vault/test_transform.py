@@ -433,7 +433,7 @@ def test_nothing_is_written_over(a, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "how much"),
+        ({}, "give --steps, --episodes or --top"),
         ({"steps": 5, "episodes": 5}, "one of them"),
         ({"top": 0.1, "match_returns": True}, "cannot be matched"),
         ({"top": 1.5}, r"in \(0, 1\]: got 1.5"),
