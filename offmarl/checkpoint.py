@@ -125,7 +125,7 @@ class Checkpoints:
         self._remove_old()
 
     def exists(self) -> bool:
-        """Whether there is a directory of checkpoints, be it empty."""
+        """Whether the checkpoint directory exists."""
         return self._directory.is_dir()
 
     def steps(self) -> list[int]:

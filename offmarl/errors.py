@@ -38,7 +38,7 @@ class VaultChecksumError(VaultFormatError, ChecksumError):
 
 
 class VaultLayoutError(VaultFormatError):
-    """A vault that need not be damaged, but whose arrays are not those of multi-agent experience.
+    """A vault, perhaps undamaged, whose arrays are not those of multi-agent experience.
 
     `offmarl.vault.Vault.read` may still read them.
     """
@@ -61,7 +61,7 @@ class ShapeError(OffmarlError):
 
 
 class InvalidValueError(OffmarlError):
-    """Experience holds a value that no environment or policy can produce, such as NaN."""
+    """A record contains a value that no environment or policy can produce, such as NaN."""
 
 
 class UnknownNameError(OffmarlError):
@@ -133,7 +133,7 @@ class Stopped(KeyboardInterrupt):
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], see: str = "") -> UnknownNameError:
-    """Build the error for a name nobody knows, with the nearest known ones.
+    """Build the error for an unknown name, with the nearest known ones.
 
     Parameters
     ----------

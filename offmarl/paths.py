@@ -8,7 +8,7 @@ from pathlib import Path
 from offmarl.errors import OptionError
 
 _OF_FILES = (".vlt", ".zip")
-"""Ends of what is never a name, so that no names are looked up for it."""
+"""Suffixes of paths, which are never looked up as names."""
 
 
 def local(path: str | os.PathLike[str]) -> Path:
@@ -37,12 +37,12 @@ def local(path: str | os.PathLike[str]) -> Path:
 
 
 def expanded(text: str) -> Path:
-    """Return a path with ``~`` and ``~user`` expanded, where there is such a user."""
+    """Return a path with ``~`` and ``~user`` expanded, if the user exists."""
     return Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises for others
 
 
 def _without_parents(path: Path) -> Path:
-    """Resolve a path as far as its last ``..``, and leave the rest as it is."""
+    """Resolve a path up to its last ``..``; the rest is unchanged."""
     if ".." not in path.parts:
         return path
     last = len(path.parts) - path.parts[::-1].index("..")
@@ -84,29 +84,29 @@ def _tame(part: str) -> str:
 
 
 Finder = Callable[[str], Path | None]
-"""Returns the path that a name stands for, None where it is no name."""
+"""Returns the path of a name, or None if the text is no name."""
 
 _finders: list[Finder] = []
 
 
 def register_names(finder: Finder) -> None:
-    """Let names stand for paths, wherever data that exists is asked for.
+    """Register a finder of names that can be given in place of paths of existing data.
 
-    Layers above the vault know what names there are; `offmarl` registers those of datasets.
+    The names belong to layers above the vault; `offmarl` registers those of datasets.
     """
     _finders.append(finder)
 
 
 def named(text: str) -> Path | None:
-    """Return the path of the data that a text names, None where it is a path itself."""
+    """Return the path of the data of a name, or None if the text is a path."""
     found = (finder(text) for finder in _finders) if may_be_name(text) else ()
     return next((path for path in found if path), None)
 
 
 def may_be_name(text: str) -> bool:
-    """Whether a text looks like a dataset's name; whatever is at a path of that name comes first.
+    """Whether a text looks like a dataset's name and no path of that name exists.
 
-    Absolute paths, those with ``..`` or a ``.vlt`` in them, and URLs never do.
+    Absolute paths, paths with ``..`` or ``.vlt`` in them, and URLs are never names.
     """
     parts = text.rstrip("/").split("/")
     odd = {"", ".", "..", "~"} & {*parts} or any(part.endswith(_OF_FILES) for part in parts)

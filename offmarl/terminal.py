@@ -1,4 +1,4 @@
-"""Text on a terminal: what comes from data is shown, and never obeyed.
+"""Escape control characters before printing text from data.
 
 Names and sentences in vaults, cards, archives and answers of a hub are written by others. Escape
 sequences in them could move the cursor, rewrite what is on the screen or set the window's title,

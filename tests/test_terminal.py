@@ -1,7 +1,12 @@
-"""What others wrote is shown on a terminal, and never obeyed."""
+"""Control characters are escaped before text from data is printed."""
+
+import io
 
 import pytest
+from rich.table import Table
 
+from offmarl.cli import output
+from offmarl.errors import OffmarlError
 from offmarl.terminal import one_line, printable
 
 HOSTILE = {
@@ -19,6 +24,41 @@ HOSTILE = {
 def test_control_characters_are_escaped(text, shown):
     assert printable(f"<{text}>") == f"<{shown}>"
     assert one_line(f"{text}\n\t") == rf"{shown}\n\t"
+
+
+def _table_of(text):
+    view = Table(text, title=text)
+    view.add_row(text)
+    return view
+
+
+PRINTING = {
+    "a warning": lambda text: output.show_warning(UserWarning(text)),
+    "an interrupt": lambda text: output.show_interrupt(KeyboardInterrupt(text)),
+    "an error": lambda text: output.show_error(OffmarlError(text), as_json=False),
+    "a question": output.ask,
+    "text": lambda text: output.show(output.Report({}, text), as_json=False),
+    "a view": lambda text: output.show(output.Report({}, _table_of(text)), as_json=False),
+    "facts": lambda text: output.show(output.Report({}, output.grid({text: text})), as_json=False),
+    "lines": lambda text: output.show(output.Report({}, output.as_is(text)), as_json=False),
+    "cells": lambda text: output.show(
+        output.Report({}, output.table([text], [[text]], text)), as_json=False
+    ),
+    "JSON": lambda text: output.show(output.Report({text: text}, ""), as_json=True),
+    "an error as JSON": lambda text: output.show_error(OffmarlError(text), as_json=True),
+    "the overview": lambda text: output.show(output.overview({text: text}), as_json=False),
+}
+
+
+@pytest.mark.parametrize("printed", PRINTING.values(), ids=PRINTING)
+def test_every_output_function_escapes_control_characters(printed, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    hostile = "[x]" + "".join(text for text in HOSTILE if text != "\udc80")
+    printed(hostile)
+    out, err = capsys.readouterr()
+    text = out + err
+    assert "[x]" in text
+    assert printable(text) == text
 
 
 def test_what_people_write_stays():

@@ -4,7 +4,7 @@ The verb is looked up before anything heavy is imported, so that help is instant
 function of that name in one of this package's modules: tyro turns its parameters into options, and
 it returns a `Report`, shown as text, or as JSON with ``--json``.
 
-Exit codes: 0, 1 (it failed), 2 (what was typed cannot be: no such command, name or option); 130 in
+Exit codes: 0, 1 (it failed), 2 (wrong arguments: no such command, name or option); 130 in
 a shell after Ctrl-C, 143 after SIGTERM.
 """
 
@@ -140,7 +140,7 @@ def main() -> None:
 
 @contextmanager
 def exit_codes(as_json: bool = False) -> Iterator[None]:
-    """Print what a user can put right as one line, and end the process as the command line does.
+    """Print errors that a user can fix as one line, and set the command line's exit code.
 
     The programs in ``baselines/`` and ``recorders/`` use it when they run as scripts.
     """
@@ -159,10 +159,9 @@ def exit_codes(as_json: bool = False) -> Iterator[None]:
 
 
 def _die_of(signum: int) -> None:
-    """End as other programs do of a signal, so that a shell's loop around this one ends too.
+    """End the process by the signal, so that a shell's loop around the command ends, too.
 
-    It also spares JAX from being taken down in the middle of a computation, which it does not
-    survive.
+    This also avoids shutting down JAX in the middle of a computation, which crashes.
     """
     signal.signal(signum, signal.SIG_DFL)
     signal.raise_signal(signum)

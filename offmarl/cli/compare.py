@@ -25,7 +25,10 @@ def compare(
         tuple[tuple[str, float, float], ...], arg(metavar="[ENV RANDOM EXPERT ...]")
     ] = (),
 ) -> Report:
-    """Compare the final evaluations of runs: greedy policies with greedy, sampled with sampled.
+    """Compare runs: IQM with intervals, profiles, a figure, a page.
+
+    Final evaluations are compared, those of greedy policies with greedy ones and those of sampled
+    policies with sampled ones.
 
     Parameters
     ----------
@@ -64,7 +67,7 @@ def compare(
 
 
 def _known(given: Iterable[tuple[str, float, float]]) -> dict[str, Reference]:
-    """Return the reference returns by environment; those given count before those on record."""
+    """Return the reference returns by environment; ``given`` ones override known ones."""
     from offmarl.hub.catalogue import references  # takes a while to import
 
     return references() | {env: Reference(random, expert) for env, random, expert in given}
@@ -137,7 +140,7 @@ def _probability(estimate: Estimate | None) -> str:
 
 
 def _notes(comparison: Comparison, found: Runs, metric: str) -> Iterator[str]:
-    """Say what the numbers are relative to, and what could not be given."""
+    """Describe the normalisation and what is missing."""
     scales = {found.data[name].environment: one for name, one in comparison.references.items()}
     for env, reference in scales.items():
         yield (
@@ -150,31 +153,31 @@ def _notes(comparison: Comparison, found: Runs, metric: str) -> Iterator[str]:
     if metric == RETURN and raw:
         given = " ".join(f"{env} RANDOM EXPERT" for env in raw)
         yield (
-            f"No reference returns are known for {', '.join(raw)}, so its returns are not "
+            f"No reference returns are known for {', '.join(raw)}, so returns there are not "
             f"normalised: give them with --references {given}."
-            + ("" if comparison.pooled else " Until then nothing is summed up over all datasets.")
+            + ("" if comparison.pooled else " Without them there is no summary of all datasets.")
         )
     yield from _doubts(comparison, found)
 
 
 def _doubts(comparison: Comparison, found: Runs) -> Iterator[str]:
-    """Say where names coincide, where best actions were not evaluated, and where seeds are few."""
+    """Point out equal names, missing greedy evaluations and too few seeds."""
     names = [data.name for data in found.data.values()]
     for name in dict.fromkeys(name for name in names if names.count(name) > 1):
-        yield f"Several datasets or environments go by the name {name}: each is compared by itself."
+        yield f"Several datasets or environments are named {name}: each is compared separately."
     entries = dict.fromkeys(entry for one in comparison.scores.values() for entry in one)
     for entry in entries:
         if entry.acting == "sampled" and entry._replace(acting="greedy") not in entries:
             yield (
                 f"{entry.label}: its best actions were not evaluated, so it is compared only with "
-                "others that were sampled."
+                "other sampled policies."
             )
     if any(len(runs) < MIN_RUNS for one in comparison.scores.values() for runs in one.values()):
         yield f"There is no interval below {MIN_RUNS} seeds."
 
 
 def _losses(runs: Iterable[Path]) -> _Section:
-    """Say what was trained to, where no environment tells what it is good for."""
+    """Return the final training metrics of runs that no environment evaluated."""
     rows = [
         [str(path), ", ".join(f"{name} {number(value)}" for name, value in last.items())]
         for path, last in ((path, report.last_metrics(path)) for path in runs)

@@ -27,7 +27,7 @@ def convert(
     licence: Annotated[str | None, arg(metavar="SPDX")] = None,
     citation: str | None = None,
 ) -> Report:
-    """Convert a dataset of another project into a vault, or a vault into such a dataset.
+    """Convert a dataset of another project into a vault, or back.
 
     Parameters
     ----------
@@ -49,10 +49,10 @@ def convert(
         Steps after which episodes were cut off, so that their ends are not taken for terminations;
         by default the environment's.
     licence
-        SPDX identifier of the licence that the dataset comes with, such as CC-BY-4.0, or an
-        expression of them: kept with the vault, and stated by `offmarl push`.
+        SPDX identifier of the dataset's licence, such as CC-BY-4.0, or an expression of them. It is
+        stored with the vault and published by `offmarl push`.
     citation
-        What the dataset asks to cite, as BibTeX: kept and stated in the same way.
+        What the dataset asks to cite, as BibTeX. It is stored and published in the same way.
     """
     terms = _terms(licence, citation)
     if to is None:
@@ -63,8 +63,8 @@ def convert(
         return show(str(read(source, out, progress=progress, terms=terms, **options)))
     if layout or env or terms:
         raise OptionError(
-            "--to writes a vault in another layout: it goes without --from, --env, --licence and "
-            "--citation."
+            "--to writes a vault in another layout and cannot be combined with --from, --env, "
+            "--licence and --citation."
         )
     data = open_source(source, time_limit=time_limit)
     path = WRITERS[to](data, out, progress=progress)
@@ -78,7 +78,7 @@ def convert(
 
 
 def _terms(licence: str | None, citation: str | None) -> dict[str, str]:
-    """Return what a dataset's source states; `UnknownNameError` where there is no such licence."""
+    """Return the licence and citation; `UnknownNameError` if there is no such licence."""
     terms = {"citation": citation} if citation else {}
     if licence is None:
         return terms

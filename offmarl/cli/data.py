@@ -1,4 +1,4 @@
-"""``offmarl ls`` and ``show``: vaults, without learning from them."""
+"""``offmarl ls`` and ``show``: list vaults and describe one."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,6 +16,7 @@ from offmarl.cli.output import Report, grid, number, spread, table
 from offmarl.paths import local
 from offmarl.types import Discrete
 from offmarl.vault.reading.quirks import MEANINGS
+from offmarl.vault.storage.location import hide_credentials
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _BINS = 40
@@ -27,35 +28,36 @@ def ls(
     env: str | None = None,
     agents: int | None = None,
 ) -> Report:
-    """List the vaults in a directory and below, or those to be had elsewhere.
+    """List local vaults or available datasets.
 
     Parameters
     ----------
     directory
         Where to look: a directory, a zip archive, or a bucket such as s3://bucket/data.
     remote
-        List the datasets of the catalogue instead, which `offmarl pull` brings.
+        List the datasets of the catalogue instead, which `offmarl pull` downloads.
     env
         Only those of this environment, such as swarm/coverage-3, or smac_v1 with --remote.
     agents
-        Only those with so many agents.
+        Only those with this number of agents.
     """
     if remote:
         from offmarl.cli.hub import catalogue
 
         return catalogue(env, agents)
     found = [
-        {"path": _as_given(path, directory), **summary._asdict()}
+        {"path": path, **summary._asdict()}
         for path, summary in vault.list_vaults(directory)
         if env in (None, summary.env) and agents in (None, summary.num_agents)
     ]
-    unread = [f"{entry['path']}: {entry['error']}" for entry in found if entry["error"]]
-    view = _listed(found) if found else f"there are no vaults in {directory}."
+    short = [{**entry, "path": _as_given(entry["path"], directory)} for entry in found]
+    unread = [f"{entry['path']}: {entry['error']}" for entry in short if entry["error"]]
+    view = _listed(short) if short else f"there are no vaults in {hide_credentials(directory)}."
     return Report({"vaults": found}, Group(view, *unread))
 
 
 def _as_given(path: PurePath, directory: str) -> PurePath:
-    """Return a path below a directory as briefly as its user wrote that."""
+    """Return a path for the terminal: relative if the user gave a relative directory."""
     given = Path(directory)
     if given.is_absolute() or not given.is_dir():  # a dataset's name, a URL, or inside an archive
         return path
@@ -63,7 +65,7 @@ def _as_given(path: PurePath, directory: str) -> PurePath:
 
 
 def _listed(found: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Arrange vaults as a table; what environment they are of only where a path does not tell."""
+    """Arrange vaults as a table, with their environments only if a path does not name it."""
     columns = {"path": "path", "env": "env", "num_agents": "agents", "steps": "steps"}
     columns |= {"episodes": "episodes"}
     if any(entry["incomplete"] for entry in found):
@@ -87,7 +89,7 @@ def show(
         one dataset, and lie in a zip archive (3m.zip/3m.vlt/Good) or a bucket (s3://...). Or the
         name of a dataset that was pulled, such as og_marl/smac_v1/3m/Good.
     time_limit
-        For a vault of another program that flags the end of time as a termination: the limit.
+        For a vault of another program that flags the time limit as a termination: the limit.
     """
     data = vault.open_vault(path, time_limit=time_limit)
     facts = _facts(data)
@@ -113,7 +115,7 @@ def _facts(data: vault.Vault) -> dict[str, Any]:
         "rows": data.rows,
         "steps": data.num_steps,
         "episodes": len(episodes.row),
-        "incomplete_episodes": episodes.incomplete,
+        "incomplete": episodes.incomplete,
         "episodes_without_return": episodes.without_return,
         "ends": dict(Counter(episodes.cause.tolist())),
         "return": spread(episodes.complete_returns),
@@ -127,7 +129,7 @@ def _facts(data: vault.Vault) -> dict[str, Any]:
 def _described(
     facts: Mapping[str, Any], data: vault.Vault, returns: Float[np.ndarray, "episodes"]
 ) -> dict[str, str]:
-    """Put the facts in words."""
+    """Format the facts as text."""
     spec = data.spec
     actions = (
         "actions" if isinstance(spec.action, Discrete) else "dimensions of a continuous action"
@@ -136,7 +138,7 @@ def _described(
     ends = ", ".join(f"{number(count)} {cause}" for cause, count in facts["ends"].items())
     return {
         "vault": str(data.path) + ("" if data.native else " (not ours: no episode table)"),
-        "environment": spec.name or "not told",
+        "environment": spec.name or "unknown",
         "agents": f"{spec.num_agents}, each with {spec.action_size} {actions}; {sizes}",
         "steps": f"{number(data.num_steps)} = {number(data.length)} x {data.rows} environments; "
         + _size(facts["bytes"]),
@@ -145,14 +147,14 @@ def _described(
         "return": f"{_spread_line(facts['return'])} {_left_out(facts)}".strip(),
         "  in order": _sparkline(returns),
         "  distribution": _histogram(returns),
-        "policies": number(len(facts["policies"])) if facts["policies"] else "not told",
+        "policies": number(len(facts["policies"])) if facts["policies"] else "unknown",
         "digest": facts["digest"],
         **({"quirks": "; ".join(MEANINGS[quirk] for quirk in data.quirks)} if data.quirks else {}),
     }
 
 
 def _size(num_bytes: int | None) -> str:
-    return "size not told" if num_bytes is None else f"{number(num_bytes / 1e6)} MB"
+    return "size unknown" if num_bytes is None else f"{number(num_bytes / 1e6)} MB"
 
 
 def _spread_line(values: Mapping[str, float]) -> str:
@@ -164,23 +166,23 @@ def _spread_line(values: Mapping[str, float]) -> str:
 
 
 def _left_out(facts: Mapping[str, Any]) -> str:
-    """Return which episodes are not among the returns."""
+    """Return which episodes the returns leave out."""
     reasons = {
-        "incomplete_episodes": "that the environment did not end",
+        "incomplete": "that the environment did not end",
         "episodes_without_return": "with rewards that are not finite",
     }
-    told = [f"{number(facts[name])} {why}" for name, why in reasons.items() if facts[name]]
-    return f"(without {' and '.join(told)})" if told else ""
+    parts = [f"{number(facts[name])} {why}" for name, why in reasons.items() if facts[name]]
+    return f"(without {' and '.join(parts)})" if parts else ""
 
 
 def _sparkline(values: Float[np.ndarray, "episodes"]) -> str:
-    """Draw how values change along the recording: the means of stretches of equal length."""
+    """Draw how values change along the recording, as means over intervals of equal length."""
     stretches = np.array_split(values, min(_BINS, len(values)) or 1)
     return _bars(np.array([stretch.mean() for stretch in stretches if len(stretch)]))
 
 
 def _histogram(values: Float[np.ndarray, "episodes"]) -> str:
-    """Draw how many values lie in each of as many equal intervals from the least to the most."""
+    """Draw a histogram with equal bins from the smallest to the largest value."""
     counts, _ = np.histogram(values, bins=_BINS)
     return _bars(counts.astype(float)) if len(values) else ""
 

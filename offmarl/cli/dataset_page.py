@@ -33,11 +33,11 @@ _COVERAGE = (
 _ACTIONS = (
     "“Illegal ones”: of the actions taken. “Bits each” and “jointly”: the entropy of an agent's "
     "actions, and that of joint actions; what the former add up to, less the latter, is the total "
-    "correlation, told where all agents are alive throughout."
+    "correlation, given if all agents are alive throughout."
 )
 _METHOD = (
     "Returns are undiscounted sums, the mean over agents. Episodes that the end of the data or of "
-    "the recording cut short count neither there nor among lengths.",
+    "the recording cut short are excluded from returns and lengths.",
     "Actions and observations count while their agent is alive. Where there is no global state, it "
     "is all observations.",
     "SACo is as in Formanek et al., “Putting Data at the Centre of Offline Multi-Agent "

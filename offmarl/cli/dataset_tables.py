@@ -145,16 +145,16 @@ def _facts(found: Survey) -> dict[str, str]:
     acted = int(found.alive.sum())
     return {
         "vault": f"{vault.name}.vlt/{vault.uid}",
-        "environment": spec.name or "not told",
+        "environment": spec.name or "unknown",
         "agents": in_words(spec),
         "observation, state": f"{spec.observation_size}, {spec.state_size} ({spec.state})",
         "rewards": "the same for all agents" if found.rewards.alike else "each agent its own",
         "episodes": ends(found),
         "steps": f"{number(vault.num_steps)} in {_rows(vault.rows)}",
-        "size": "not told" if size is None else f"{number(size / 1e6)} MB",
+        "size": "unknown" if size is None else f"{number(size / 1e6)} MB",
         "agents alive": percent(acted, vault.num_steps * spec.num_agents),
-        "policies": number(policies) if policies else "not told",
-        "log-probabilities": percent(found.log_probs, acted) if found.log_probs else "not told",
+        "policies": number(policies) if policies else "unknown",
+        "log-probabilities": percent(found.log_probs, acted) if found.log_probs else "unknown",
         "checked": _checked(found),
         "digest": found.digest,
     }

@@ -29,7 +29,10 @@ _BASELINES: dict[str, dict[str, Any]] = {
 
 
 def demo(out: Path = Path("demo"), seeds: int = 3, seed: int = 0) -> Report:
-    """Train a swarm online, record it at four tiers, learn from two of them offline, and compare.
+    """Record, learn offline and compare on a small swarm, in minutes.
+
+    A swarm is trained online and recorded at four tiers; policies are trained offline on two of
+    them and compared.
 
     Stopped, the same command goes on where it was.
 

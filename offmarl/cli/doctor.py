@@ -42,7 +42,7 @@ _CORRECTIONS = (
 
 
 def doctor() -> Report:
-    """Say what is installed, which devices there are, and whether the hub can be reached."""
+    """Check the installation and the connection to the hub."""
     missing = _missing_by_extra()
     facts: dict[str, Any] = {
         "offmarl": __version__,
@@ -106,7 +106,7 @@ def _cache() -> str:
 
 
 def completion(shell: Annotated[Literal["bash", "zsh"], Positional]) -> Report:
-    """Print a script that makes a shell complete commands and options.
+    """Print a shell completion script.
 
     Parameters
     ----------

@@ -44,7 +44,7 @@ def envs(
     seconds: float = 1.0,
     picture: Path | None = None,
 ) -> Report:
-    """List the environments, or build one, describe it, measure its speed and draw it.
+    """List the environments, or describe, measure and draw one.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def _describe(name: str, seconds: float, picture: Path | None) -> Report:
 
 
 def _draw(env: Any, picture: Path | None) -> Path | None:
-    """Draw an environment if it can be; where nobody asked for it, that it cannot is no error."""
+    """Draw an environment if it can be drawn; raise an error only if a picture was asked for."""
     import jax
 
     from offmarl.networks import PolicyConfig, make_policy

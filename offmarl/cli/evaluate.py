@@ -19,7 +19,7 @@ def evaluate(
     act: Literal["as-trained", "greedy", "sample"] = "as-trained",
     render: Path | None = None,
 ) -> Report:
-    """Play episodes with the policy of each training seed.
+    """Play episodes with a trained policy, for each of its training seeds.
 
     Parameters
     ----------

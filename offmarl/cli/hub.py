@@ -25,7 +25,7 @@ def pull(
     dry_run: bool = False,
     time_limit: Annotated[int | None, arg(metavar="STEPS")] = None,
 ) -> Report:
-    """Bring a published dataset here.
+    """Download a published dataset.
 
     Parameters
     ----------
@@ -34,12 +34,13 @@ def pull(
         `offmarl push` filled, such as org/name. /UID: one of its vaults, without fetching the
         others. @REVISION: a branch, tag or commit.
     out
-        Directory to put it in; by default one that `offmarl cache ls` lists.
+        Directory to put it in; by default the cache that `offmarl cache ls` lists.
     dry_run
-        Say how large it is, and stop there.
+        Only print how large it is.
     time_limit
-        For data that flags the end of time as a termination: the steps after which episodes were
-        cut off, by default as its card says. It is noted, and used whenever the data is opened.
+        For data that flags the time limit as a termination: the number of steps after which
+        episodes were cut off, by default that of its card. It is stored beside the data and used
+        whenever the data is opened.
     """
     if dry_run:
         return _planned(hub.plan(name, out))
@@ -49,7 +50,7 @@ def pull(
     facts = _about(pulled.card) | limit | about
     checks = {f"{uid} checked by": check for uid, check in pulled.checks.items()}
     if not pulled.asked:
-        facts["note"] = "the hub could not be asked whether there is anything newer."
+        facts["note"] = "the hub could not be reached, so there may be a newer version."
     view = Group(
         *map(as_is, pulled.paths.values()),
         grid(facts | checks),
@@ -89,7 +90,9 @@ def push(
     private: bool = False,
     message: str = "Upload with offmarl",
 ) -> Report:
-    """Publish vaults as a dataset on the hub: shards, a card, checksums, Croissant.
+    """Publish vaults as a dataset on the hub.
+
+    It consists of shards, a card, checksums and Croissant metadata.
 
     Parameters
     ----------
@@ -97,7 +100,7 @@ def push(
         Vaults of one environment, such as vaults/swarm/coverage-3.vlt/expert, or the .vlt directory
         for all of its uids.
     to
-        The repository, such as org/name; made where there is none.
+        The repository, such as org/name; it is created if it does not exist.
     licence
         SPDX identifier of the data's licence, such as CC-BY-4.0, or an expression of them; "other",
         with --licence-link; or "unknown". May be left out where all sources of the data state the
@@ -108,13 +111,13 @@ def push(
         The dataset's name, source/environment/scenario; by default from the repository and the
         environment.
     summary
-        How it was made, in a sentence; by default what its provenance tells.
+        How it was made, in a sentence; by default from its provenance.
     citation
         What to cite, as BibTeX; by default what the sources of the data ask for.
     private
-        Make the repository a private one.
+        Make the repository private.
     message
-        Of the commit.
+        The commit message.
     """
     pushed = hub.push(vaults, to, licence, name, summary, citation, private, message, licence_link)
     rows = [[uid, one.digest, len(one.files)] for uid, one in pushed.card.uids.items()]
@@ -132,7 +135,7 @@ def cache(
     everything: Annotated[bool, arg(name="all")] = False,
     yes: bool = False,
 ) -> Report:
-    """List, remove or verify the datasets that were pulled.
+    """List, remove or verify pulled datasets.
 
     Parameters
     ----------
@@ -141,7 +144,7 @@ def cache(
     names
         Datasets, as "ls" names them.
     everything
-        All of them; names are not given then.
+        All of them, instead of names.
     yes
         Remove without asking.
     """
@@ -161,13 +164,13 @@ def cache(
 
 
 def _confirm(chosen: Mapping[str, pulled_datasets.Entry], yes: bool) -> None:
-    """Ask before datasets are removed; `OptionError` where there is nobody to ask."""
+    """Ask before datasets are removed; `OptionError` if standard input is no terminal."""
     if yes or not chosen:
         return
     if not sys.stdin.isatty():
         raise OptionError(
-            f"{len(chosen)} pulled datasets would be removed ({', '.join(chosen)}), and this is no "
-            "terminal to ask on: say --yes."
+            f"{len(chosen)} pulled datasets would be removed ({', '.join(chosen)}), and standard "
+            "input is no terminal to ask on: give --yes."
         )
     listed = "\n".join(f"{name}  {_size(one.size)}" for name, one in chosen.items())
     if not ask(f"{listed}\nRemove?"):
@@ -177,7 +180,7 @@ def _confirm(chosen: Mapping[str, pulled_datasets.Entry], yes: bool) -> None:
 def verify_pulled(name: str) -> Report | None:
     """Verify a pulled dataset for `offmarl verify`, which is given a path or a name.
 
-    None where nothing of that name was pulled.
+    Returns None if nothing of that name was pulled.
     """
     try:
         target = parse(name)
@@ -208,7 +211,7 @@ def _here() -> dict[str, pulled_datasets.Entry]:
 
 
 def _is_named(full: str, name: str) -> bool:
-    """Whether a dataset is meant by a name, which may leave its commit out."""
+    """Whether a name, with or without its commit, is that of a dataset."""
     return full == name or full.startswith(f"{name}@")
 
 
@@ -227,7 +230,7 @@ def _choose(
             raise unknown_name("pulled dataset", name, found, see="offmarl cache ls")
         chosen |= matching
     if not chosen:
-        raise OptionError("name the datasets, or say --all; `offmarl cache ls` lists them.")
+        raise OptionError("name the datasets, or give --all; `offmarl cache ls` lists them.")
     return chosen
 
 
@@ -251,7 +254,7 @@ def catalogue(env: str | None, agents: int | None) -> Report:
     ]
     columns = ["name", "agents", "actions", "uids (mean return)"]
     rows = [[card.name, card.num_agents, _actions(card), _uids(card)] for card in cards]
-    view = table(columns, rows) if rows else "no dataset of the catalogue is like that."
+    view = table(columns, rows) if rows else "no dataset matches."
     return Report({"datasets": [_plain(card) for card in cards]}, view)
 
 
@@ -278,7 +281,7 @@ def _about(card: Card) -> dict[str, Any]:
 
 
 def _licence(card: Card) -> str:
-    """Say what may be done with a dataset, and who says so."""
+    """Format the licence and its source."""
     _, code, link, note = astuple(card.licence)
     data = f"data {card.licence.data}" + (f" ({link})" if link else "")
     return data + (f"; code {code}" if code else "") + (f". {note}" if note else "")

@@ -20,7 +20,9 @@ _in_bytes = partial(progress, unit="bytes")
 
 
 def verify(path: Path, deep: bool = False) -> Report:
-    """Find out whether a vault is as it was written; the exit code is 1 where it is not.
+    """Check a vault for damage.
+
+    The exit code is 1 if it is damaged.
 
     Parameters
     ----------
@@ -28,7 +30,7 @@ def verify(path: Path, deep: bool = False) -> Report:
         A vault of any program, in a directory, an archive or an object store; or the name of a
         dataset that was pulled, every file of which is compared with what was published.
     deep
-        Read every chunk, too, and find the episodes anew.
+        Also read every chunk and compute the episodes again.
     """
     if may_be_name(path):
         from offmarl.cli.hub import verify_pulled  # the hub's client takes a while to import
@@ -53,19 +55,19 @@ def verify(path: Path, deep: bool = False) -> Report:
 
 
 def repair(path: Path, dry_run: bool = False, salvage: str | None = None) -> Report:
-    """Keep the longest sound stretch from a damaged vault's beginning, and say what is lost.
+    """Recover the intact data of a damaged vault.
 
-    What is kept is built beside the vault and takes its place in one instant. Nothing is changed
-    where nothing is damaged.
+    The longest undamaged part from the beginning is kept, and what is lost is listed. The repaired
+    vault is built beside the old one and replaces it atomically. An undamaged vault is not changed.
 
     Parameters
     ----------
     path
         A vault; its manifest or metadata.json may be missing.
     dry_run
-        Only say what would be kept.
+        Only print what would be kept.
     salvage
-        Leave the vault as it is, and make one here of all its episodes that no damage touches.
+        Leave the vault as it is, and write all its undamaged episodes to a new vault at this path.
     """
     if salvage is not None:
         if dry_run:
@@ -101,7 +103,7 @@ def repair(path: Path, dry_run: bool = False, salvage: str | None = None) -> Rep
 def _salvaged(done: vault.Salvage) -> Report:
     lost = [f"row {row}, steps {start} to {start + n - 1}" for row, start, n in done.lost]
     if done.unknown_steps:
-        lost.append(f"{number(done.unknown_steps)} steps of episodes that nothing tells of now")
+        lost.append(f"{number(done.unknown_steps)} steps of unknown episodes")
     data = {
         "path": done.path,
         "episodes": done.episodes,
@@ -118,12 +120,14 @@ def _salvaged(done: vault.Salvage) -> Report:
 
 
 def compact(path: Path) -> Report:
-    """Give back the room of what commits have replaced, and put data in the order of reading.
+    """Reclaim unused space.
+
+    Data that later commits replaced is removed, and the rest is put in reading order.
 
     Parameters
     ----------
     path
-        A vault of any program, which nobody writes to meanwhile.
+        A vault of any program; no process may write to it meanwhile.
     """
     done = vault.compact(path)
     line = (
@@ -143,16 +147,16 @@ def _outcome(found: vault.Verification) -> list[RenderableType]:
     else:
         lines += [f"{found.path} is damaged ({looked}):", *_lines(found.faults)]
         lines.append(
-            "`offmarl repair` keeps the longest sound stretch from the beginning; `offmarl repair "
-            "--salvage OUT` makes a vault of all episodes that no damage touches."
+            "`offmarl repair` keeps the longest undamaged part from the beginning; `offmarl repair "
+            "--salvage OUT` writes all undamaged episodes to a new vault."
         )
     if found.skipped:
-        lines.append("Not checked, so that damage there goes unnoticed; --deep checks it:")
+        lines.append("Not checked, so damage there goes unnoticed; --deep checks it:")
         lines += _lines(found.skipped)
     if found.other_layout:
-        lines.append(f"It is not of offmarl's or OG-MARL's layout: {found.other_layout}")
+        lines.append(f"It has neither offmarl's nor OG-MARL's layout: {found.other_layout}")
     if found.unchecked:
-        lines += ["Without a checksum, so that damage there may go unnoticed:"]
+        lines += ["Without a checksum, so damage there may go unnoticed:"]
         lines += _lines(found.unchecked)
     return lines
 

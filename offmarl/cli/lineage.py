@@ -74,5 +74,5 @@ def _ids(origin: Mapping[str, Any], origins: int) -> str:
     """Return the ids that an origin's policies have in the vault."""
     last = origin["first"] + origin["num_policies"] - 1 + (origin["unknown"] and origins > 1)
     if last < origin["first"]:
-        return "not told"
+        return "unknown"
     return f"{origin['first']} to {last}" if last > origin["first"] else str(last)

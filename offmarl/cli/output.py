@@ -38,7 +38,7 @@ def show(report: Report, as_json: bool) -> None:
 
 
 class _Printable:
-    """What a view shows, its control characters escaped, whatever part of it they are in."""
+    """A view with the control characters in all of its parts escaped."""
 
     def __init__(self, view: RenderableType):
         self._view = view
@@ -59,7 +59,7 @@ def show_error(error: Exception, as_json: bool) -> None:
 
 
 def ask(question: str) -> bool:
-    """Ask on standard error, and return whether the answer is yes; the end of input is none."""
+    """Ask on standard error, and return whether the answer is yes; end of input counts as no."""
     _err.print(Text(f"{printable(question)} [y/N] "), end="", soft_wrap=True)
     try:
         return input().strip().lower() in ("y", "yes")
@@ -68,16 +68,15 @@ def ask(question: str) -> bool:
 
 
 def show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    """Print a warning on standard error; takes the place of ``warnings.showwarning``."""
-    _err.print(
-        Text.assemble(("warning: ", "bold yellow"), (str(message), "yellow")), soft_wrap=True
-    )
+    """Print a warning on standard error; replaces ``warnings.showwarning``."""
+    text = printable(str(message))
+    _err.print(Text.assemble(("warning: ", "bold yellow"), (text, "yellow")), soft_wrap=True)
 
 
 def show_interrupt(interrupt: KeyboardInterrupt) -> None:
-    """Say where a stopped command goes on, where it knows."""
+    """Say where a stopped command goes on, if it knows."""
     message = str(interrupt) or "stopped: give the same command again to finish it."
-    _err.print(message, style="yellow", markup=False, soft_wrap=True)
+    _err.print(printable(message), style="yellow", markup=False, soft_wrap=True)
 
 
 def overview(summaries: Mapping[str, str]) -> Report:
@@ -155,7 +154,7 @@ def as_is(text: Any) -> RenderableType:
 
 
 def spread(values: Num[np.ndarray, "count"]) -> dict[str, float]:
-    """Return what to say of a set of numbers; nothing of an empty one."""
+    """Return the mean, standard deviation and range of numbers; empty if there are none."""
     names = ("mean", "std", "min", "max") if len(values) else ()
     return {name: float(getattr(values, name)()) for name in names}
 

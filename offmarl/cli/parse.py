@@ -121,7 +121,7 @@ def _constructors() -> Any:
 
 
 def conventions() -> tuple[Any, ...]:
-    """Return how options are made: no value of an option means none."""
+    """Return tyro's configuration; an option without a value means none."""
     from tyro.conf import DisallowNone
 
     return (DisallowNone,)
@@ -130,7 +130,7 @@ def conventions() -> tuple[Any, ...]:
 def documented(target: Callable[..., T], json: bool = True) -> Callable[..., Callable[[], T]]:
     """Return a function with the parameters of ``target`` as tyro's help shows them best.
 
-    Each parameter's text is one paragraph. Defaults that stand for nothing are not shown. A flag
+    Each parameter's text is one paragraph. Defaults that mean "none" are not shown. A flag
     that is off by default has one form, ``--greedy``; one that is on by default has two,
     ``--anneal`` and ``--no-anneal``, since its text describes the first.
 

@@ -16,13 +16,13 @@ offmarl record --policy RUN ...   record a trained policy, as `--policy --help` 
 
 
 def record(arguments: list[str]) -> Report:
-    """Run a recorder by name, or record a trained policy."""
+    """Train agents online and record them at several tiers, or record a trained policy."""
     if not arguments or arguments[0] in ("-h", "--help"):
         return programs.overview("recorder", _USAGE)
     if arguments[0].startswith("-"):
         helped = {"-h", "--help"}.intersection(arguments)
         asked = ["--help"] if helped else arguments  # `--policy --help` is no policy
-        return parse(record_policy, "record", "Record a policy that is trained.", asked)
+        return parse(record_policy, "record", "Record a trained policy.", asked)
     name, *rest = arguments
     recorded = programs.run("recorder", name, rest)
     title = "{run}: {outcome}".format(**recorded.data)
@@ -41,7 +41,7 @@ def record_policy(
     training_seed: int | None = None,
     greedy: bool = False,
 ) -> Report:
-    """Record a policy that is trained; a recording that was stopped goes on.
+    """Record a trained policy; the same command resumes a recording that was stopped.
 
     Parameters
     ----------

@@ -29,7 +29,7 @@ def report(
     html: Path | None = None,
     time_limit: int | None = None,
 ) -> Report:
-    """Look at what datasets hold, side by side.
+    """Describe the contents of datasets: figures, coverage, episodes.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ def report(
         Write a self-contained page here, with figures, and with episodes where they can be played
         again.
     time_limit
-        For vaults of other programs that flag the end of time as a termination: the limit.
+        For vaults of other programs that flag the time limit as a termination: the limit.
     """
     if html and html.is_dir():
         raise OptionError(f"{html} is a directory: give the page a name, as {html / 'page.html'}.")
@@ -70,7 +70,7 @@ def _each(paths: Iterable[str]) -> Iterator[Any]:
 
 
 def _named(vaults: Sequence[Vault]) -> dict[str, Vault]:
-    """Name vaults as briefly as tells them apart."""
+    """Give each vault its shortest distinguishing name."""
     if len(vaults) > 1 and len({one.name for one in vaults}) == 1:
         names = [one.uid for one in vaults]
     else:
@@ -116,9 +116,9 @@ def _films(surveys: Surveys) -> list[str]:
 
 
 def _watched(name: str, found: Survey) -> Iterator[tuple[bytes, str]]:
-    """Draw a few episodes; `OffmarlError` where the environment is not known, or does not do it."""
+    """Draw a few episodes; `OffmarlError` if the environment is unknown or cannot be drawn."""
     if not found.spec.name:
-        raise OptionError("the dataset does not tell its environment, so no episode can be drawn.")
+        raise OptionError("the environment of the dataset is unknown, so no episode can be drawn.")
     whole = np.flatnonzero(found.episodes.scored)
     if not len(whole):
         raise OptionError("there is no complete episode to draw.")
@@ -153,7 +153,7 @@ def _data(found: Survey) -> Mapping[str, Any]:
         "unverified": vault.unverified,
         "findings": findings(found),
         "episodes": len(found.episodes.row),
-        "whole_episodes": found.episodes.complete.sum(),
+        "incomplete": found.episodes.incomplete,
         "episodes_without_return": found.episodes.without_return,
         "ends": dict(zip(causes.tolist(), counts.tolist(), strict=True)),
         "return": spread(found.returns),

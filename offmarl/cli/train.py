@@ -26,13 +26,13 @@ _MORE = {
 
 
 def train(arguments: list[str]) -> Report:
-    """Train an offline baseline by name."""
+    """Train an offline baseline on a vault."""
     if not arguments or arguments[0] in ("-h", "--help"):
         return programs.overview("baseline", "offmarl train NAME --vault PATH ...")
     name, *rest = arguments
     run: Path = programs.run("baseline", name, rest)
     if not (run / MARL_EVAL_FILE).exists():
-        view = f"{name} is trained, and not evaluated: no environment, nothing held out: {run}"
+        view = f"{name} is trained but not evaluated (no environment, no held-out data): {run}"
         return Report({"run": run}, view)
     metric = metric_of([run])
     unit = UNITS[metric]

@@ -24,7 +24,9 @@ def cat(
     codec: Codec | None = None,
     time_limit: TimeLimit = None,
 ) -> Report:
-    """Join vaults of one environment, one after the other.
+    """Join vaults into one.
+
+    They must be of one environment, and are joined in the order given.
 
     Parameters
     ----------
@@ -35,7 +37,7 @@ def cat(
     codec
         raw or zstd; by default that of the first source.
     time_limit
-        For vaults of other programs that flag the end of time as a termination: the limit.
+        For vaults of other programs that flag the time limit as a termination: the limit.
     """
     made = vault.cat(sources, out, codec=codec, time_limit=time_limit, progress=progress)
     return _report([made])
@@ -48,7 +50,7 @@ def filter(
     by: Literal["episodes", "steps"] = "episodes",
     codec: Codec | None = None,
 ) -> Report:
-    """Take the episodes, or the steps, that a condition holds for.
+    """Select the episodes or steps of a vault that meet a condition.
 
     Parameters
     ----------
@@ -81,7 +83,7 @@ def sample(
     seed: int = 0,
     codec: Codec | None = None,
 ) -> Report:
-    """Take a sample of episodes.
+    """Draw some of a vault's episodes, or take the best.
 
     Parameters
     ----------
@@ -96,9 +98,9 @@ def sample(
     top
         The best of the complete episodes by return, such as 10%.
     match_returns
-        Draw from each tenth of the returns alike, so that their distribution stays.
+        Draw equally from each tenth of the returns, which keeps their distribution.
     like
-        Match the returns of this vault instead; as many episodes as can be, unless told how many.
+        Match the returns of this vault instead; without a number, draw as many as can be matched.
     seed
         Decides everything random.
     codec
@@ -126,7 +128,7 @@ def split(
     seed: int = 0,
     codec: Codec | None = None,
 ) -> Report:
-    """Deal episodes out to vaults for training, validation and test.
+    """Split episodes into training, validation and test sets.
 
     Parameters
     ----------
@@ -159,7 +161,7 @@ def slice(
     by: Literal["episodes", "steps"] = "episodes",
     codec: Codec | None = None,
 ) -> Report:
-    """Take an interval of the episodes, or of time.
+    """Take an interval of a vault's episodes, or of its time.
 
     Parameters
     ----------
@@ -181,7 +183,7 @@ def slice(
 
 
 def dedup(source: Source, out: Out, codec: Codec | None = None) -> Report:
-    """Take each episode once.
+    """Remove duplicate episodes.
 
     Parameters
     ----------
@@ -203,7 +205,7 @@ def recode(
     layout: Literal["rows", "stream"] = "rows",
     time_limit: TimeLimit = None,
 ) -> Report:
-    """Store the same content in another way.
+    """Store a vault with another codec, other chunks, or in one row.
 
     Parameters
     ----------
@@ -219,7 +221,7 @@ def recode(
         rows keeps those of the source; stream puts all episodes end to end in one, as programs for
         OG-MARL's vaults expect.
     time_limit
-        For a vault of another program that flags the end of time as a termination: the limit.
+        For a vault of another program that flags the time limit as a termination: the limit.
     """
     made = vault.recode(
         source,
@@ -251,7 +253,7 @@ def _fraction(text: str | None) -> float | None:
 
 
 def _report(made: Iterable[vault.Vault]) -> Report:
-    """Say what the new vaults hold, and of what they were made."""
+    """Describe the new vaults and their sources."""
     facts = [_facts(one) for one in made]
     columns = ["path", "steps", "episodes", "incomplete", "mean return", "of"]
     rows = [

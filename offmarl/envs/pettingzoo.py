@@ -28,6 +28,8 @@ Actor = Callable[..., tuple[Any, Any]]
 """A policy of ours: see `offmarl.evaluation.LoadedPolicy`."""
 
 _MASK = "action_mask"
+_TOLERANCE = 1e-5
+"""By how much of its range rounding may take a continuous action past its bounds."""
 
 
 def to_pettingzoo(env: Environment | str, seed: int | None = None) -> "OffmarlParallelEnv":
@@ -272,14 +274,40 @@ class Translator:
         Raises
         ------
         InvalidValueError
-            An action is none of its agent's.
+            An action is outside its agent's action space.
         """
-        if self.actions.discrete:
-            numbers = range(len(self._keys))
-            return self.actions.join([self._number(i, actions) for i in numbers])
-        centre = [np.add(s.low, s.high) / 2 for s in self.actions.spaces if isinstance(s, Box)]
-        pairs = zip(self._keys, centre, strict=True)
-        return self.actions.join([actions.get(agent, middle) for agent, middle in pairs])
+        return self.actions.join(
+            [
+                self._vector(agent, space, actions)
+                if isinstance(space, Box)
+                else self._number(i, actions)
+                for i, (agent, space) in enumerate(
+                    zip(self._keys, self.actions.spaces, strict=True)
+                )
+            ]
+        )
+
+    def _vector(self, agent: Any, space: Box, actions: Mapping[str, Any]) -> np.ndarray:
+        """Return an agent's continuous action in its own bounds; their centre if it is absent."""
+        low, high = np.array(space.low), np.array(space.high)
+        action = actions.get(agent, (low + high) / 2)
+        try:
+            vector = np.ravel(np.asarray(action, np.float64))
+        except (TypeError, ValueError):
+            vector = np.empty(0)
+        if vector.size != space.size:
+            raise InvalidValueError(
+                f"the action of {agent} is {action!r}, and it must be {space.size} numbers."
+            )
+        slack = _TOLERANCE * (high - low)
+        inside = (vector >= low - slack) & (vector <= high + slack)
+        if not inside.all():
+            i = int(np.argmin(inside))
+            raise InvalidValueError(
+                f"the action of {agent}, entry {i}, is {vector[i]!s}, and it must be from "
+                f"{low[i]:g} to {high[i]:g}."
+            )
+        return vector
 
     def _number(self, i: int, actions: Mapping[str, Any]) -> int:
         """Return the number of an agent's discrete action, counted from 0."""

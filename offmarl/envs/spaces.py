@@ -106,7 +106,7 @@ class Actions:
     def join(self, actions: Sequence[Any]) -> np.ndarray:
         """Return the agents' own actions as one array: what `split` takes apart.
 
-        Numbers outside of their bounds are put onto them.
+        Continuous actions are clipped to their bounds.
         """
         if self.discrete:
             return np.array(actions, np.int32)
@@ -132,7 +132,8 @@ def _stretch(action: Any, space: Box) -> Any:
 
 def _unstretch(action: Any, space: Box) -> Any:
     low, high = np.array(space.low), np.array(space.high)
-    return 2 * (action - low) / (high - low) - 1
+    width = np.where(high > low, high - low, 1)  # an entry may have a single value
+    return 2 * (action - low) / width - 1
 
 
 def pad(vectors: Sequence[Any], size: int) -> Array:

@@ -42,7 +42,7 @@ Received = Callable[[int], None]
 
 
 def _nobody(_: int) -> None:
-    """Is told, and does nothing."""
+    """No-op callback."""
 
 
 class _TryAgainError(Exception):

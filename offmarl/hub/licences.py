@@ -7,9 +7,9 @@ from packaging.licenses import InvalidLicenseExpression, canonicalize_license_ex
 from offmarl.errors import OptionError, unknown_name
 
 UNKNOWN = "unknown"
-"""Nobody states what may be done with the data."""
+"""The source states no licence."""
 OTHER = "other"
-"""A licence that is told by a link to its text."""
+"""A licence given by a link to its text."""
 
 SPDX = "https://spdx.org/licenses/"
 """SPDX's list of licences, which has a page for each."""

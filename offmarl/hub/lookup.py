@@ -1,4 +1,4 @@
-"""Datasets that were pulled, found by name without asking the hub."""
+"""Find pulled datasets by name without contacting the hub."""
 
 import os
 from pathlib import Path
@@ -43,7 +43,7 @@ class Target(NamedTuple):
 
 
 def parse(name: str) -> Target:
-    """Take apart ``NAME[/UID][@REVISION]``; `UnknownNameError` where it can be no dataset's."""
+    """Parse ``NAME[/UID][@REVISION]``; `UnknownNameError` if no dataset can have that name."""
     path, _, revision = name.partition("@")
     parts = path.strip("/").split("/")
     known = catalogue.names()
@@ -61,7 +61,7 @@ def _is_source(name: str) -> bool:
 
 
 def pulled(target: Target) -> dict[str, Path]:
-    """Return the vaults of a target that are here, by uid."""
+    """Return the local vaults of a target, by uid."""
     commit = cache.root() / target.name / target.commit
     found = {uid: path for entry in cache.entries(commit) for uid, path in entry.uids.items()}
     return {uid: path for uid, path in found.items() if target.uid in (None, uid)}
@@ -70,12 +70,12 @@ def pulled(target: Target) -> dict[str, Path]:
 def find(name: str) -> Path | None:
     """Return where the pulled dataset of a name is: a vault, or the directory of several.
 
-    None where it is no dataset's name, and so a path that nothing is at.
+    None if it is not the name of a dataset, and so a path that does not exist.
 
     Raises
     ------
     VaultNotFoundError
-        It begins as the names of the catalogue do, and nothing of this name was pulled.
+        It is a name of the catalogue, or begins like one, and was not pulled.
     """
     try:
         target = parse(name)
@@ -83,7 +83,7 @@ def find(name: str) -> Path | None:
         source = name.partition("/")[0]
         if not _is_source(source) or Path(source).exists():
             return None
-        raise VaultNotFoundError(f"there is nothing at the path {name}, and {error}") from error
+        raise VaultNotFoundError(f"the path {name} does not exist, and {error}") from error
     if paths := pulled(target):
         return paths[target.uid] if target.uid else next(iter(paths.values())).parent
     if target.card is None:
@@ -112,7 +112,7 @@ def _not_pulled(name: str, target: Target) -> str:
 
 
 def kept(target: Target, out: str | os.PathLike[str] | None) -> tuple[Entry, catalogue.Card] | None:
-    """Return a dataset that a pull would bring nothing of, and its card; None if some is missing.
+    """Return the local dataset and its card, or None if it is not complete.
 
     ``out`` is as for `offmarl.hub.pull`.
     """

@@ -94,7 +94,7 @@ def _about(repository: str, path: str, commit: str) -> dict[str, Any]:
 
 def _keep(repository: str, path: str, commit: str, text: str) -> None:
     place = _place(repository, path, commit)
-    with suppress(OSError):  # another process writes the same; a full disk is told of elsewhere
+    with suppress(OSError):  # the download reports disk-full errors
         place.parent.mkdir(parents=True, exist_ok=True)
         tracking.write_json(place, {**_about(repository, path, commit), "text": text})
 

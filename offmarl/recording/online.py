@@ -407,7 +407,7 @@ def _describe(path: Path, tier: str) -> dict[str, Any]:
         "tier": tier,
         "steps": found.num_steps,
         "episodes": len(found.episodes.row),
-        "cut": found.episodes.incomplete,
+        "incomplete": found.episodes.incomplete,
         "mean return": found.episodes.mean_return,
         "path": str(path),
     }

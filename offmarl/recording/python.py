@@ -41,15 +41,15 @@ _DISK_NAMES = {
     "reward": "rewards",
     "behaviour_log_prob": "infos.behaviour_log_probs",
 }
-"""What of a step may be invalid, by the names that the rules for values go by."""
+"""The fields of a step that are checked, and their names on disk."""
 
 
 class Recorder:
     """Steps an environment and writes what happens to a vault; made by `record`.
 
-    Every episode goes to the vault whole, when it has ended. One that is left unfinished, by a
-    reset, the end of the block, or an exception such as Ctrl-C, is cut off there, with what was
-    seen last.
+    Each episode is written to the vault when it has ended. One that is left unfinished, by a reset,
+    the end of the block, or an exception such as Ctrl-C, is cut off there, with its last
+    observations.
 
     Attributes
     ----------
@@ -102,9 +102,9 @@ class Recorder:
         OptionError
             No episode is under way.
         InvalidValueError
-            An action is none of its agent's: then the environment did not take the step. Or the
-            environment returned NaN or infinity, or ``log_prob`` is infinite or above 0: then the
-            episode ends before the step, cut off, and the next one begins with `reset`.
+            An action is outside its agent's action space: then the environment did not take the
+            step. Or the environment returned NaN or infinity, or ``log_prob`` is infinite or above
+            0: then the episode is cut off before the step, and `reset` begins the next one.
         """
         episode = self._episode
         if episode is None or episode.broken:
@@ -245,7 +245,7 @@ class _Episode:
     Attributes
     ----------
     broken
-        Whether a step was refused that the environment has taken: no further one can follow.
+        Whether the environment took a step whose outcome was refused: no further step can follow.
     """
 
     def __init__(self, translator: "Translator", env: Any, observations: Any, infos: Any):
@@ -264,7 +264,7 @@ class _Episode:
         return len(self._steps)
 
     def joint(self, actions: Mapping[str, Any]) -> Any:
-        """Return the agents' actions as an array; `InvalidValueError` where one cannot be."""
+        """Return the agents' actions as an array; `InvalidValueError` if one is invalid."""
         try:
             return self._translator.joint(actions)
         except InvalidValueError as error:
@@ -279,14 +279,14 @@ class _Episode:
         policy_id: int | Mapping[str, int],
         outcome: tuple[Any, ...],
     ) -> None:
-        """Take in what a step of the environment returned; `InvalidValueError` takes nothing."""
+        """Add what a step of the environment returned, unless it raises `InvalidValueError`."""
         observations, rewards, terminations, truncations, infos = outcome
         ended = self._of(terminations, False, bool)
         cut_off = self._of(truncations, False, bool) & ~ended
         present = np.array([agent in self._env.agents for agent in self._agents])
         terminated = (self._terminated | ended) & ~present
         truncated = ((self._truncated | cut_off) & ~present) & ~terminated
-        truncated |= ~present & ~terminated  # gone, and nothing was said of it
+        truncated |= ~present & ~terminated  # gone without a flag
         everybody = dict.fromkeys(self._agents, policy_id)
         step = {
             "action": joint,
@@ -307,9 +307,9 @@ class _Episode:
         self._views.append(view)
 
     def _check(self, step: Mapping[str, Any], view: View) -> None:
-        """Refuse a step's values at once, and not only when its episode is appended.
+        """Raise `InvalidValueError` for a step's values now, before its episode is appended.
 
-        The view is the one that the step led to, or the first.
+        ``view`` is the one that the step led to, or the first view of the episode.
         """
         arrays = {_DISK_NAMES[name]: value for name, value in step.items() if name in _DISK_NAMES}
         arrays |= {"observations": view.observation, "infos.state": view.state}

@@ -351,7 +351,7 @@ def _grouped(items: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[
 
 
 def _told_apart(paths: Sequence[Path]) -> dict[Path, str]:
-    """Return the shortest ends of paths that differ; nothing of a single one."""
+    """Return the shortest distinguishing suffix of each path; empty for a single path."""
     if len(paths) == 1:
         return {paths[0]: ""}
     parts = [path.resolve().parts for path in paths]

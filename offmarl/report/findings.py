@@ -1,4 +1,4 @@
-"""What somebody who is about to learn from a dataset had better know of it."""
+"""Data-quality warnings."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def _of_recording(found: Survey) -> Iterator[str]:
             "final observations."
         )
     if vault.provenance.get("complete") is False:
-        yield "Its recording was stopped before it was whole."
+        yield "Its recording was stopped before it was complete."
     for quirk in vault.quirks:
         yield f"{_sentence(quirk)}: {MEANINGS[quirk]}."
     if vault.spec.time_limit is None and _limit_was_unknown(vault.provenance):
         yield (
-            f"{_sentence(LIMIT_UNKNOWN)}: it was made of data whose longest episodes are all "
-            "flagged as terminated; if that is a time limit, make it from its sources with it."
+            f"{_sentence(LIMIT_UNKNOWN)}: the longest episodes of its source data are all "
+            "flagged as terminated; if that is a time limit, make it again with --time-limit."
         )
 
 
@@ -67,14 +67,14 @@ def _of_episodes(found: Survey) -> Iterator[str]:
     ):
         count = int((episodes.cause == cause).sum())
         if count == len(episodes.cause):
-            yield f"All of its episodes {words}: none of them has a whole return."
+            yield f"All of its episodes {words}. No episode is complete, so no return is reported."
         elif count:
             yield f"{count:,} of {len(episodes.cause):,} episodes {words}: not among the returns."
     unknown = int((episodes.truncated & (episodes.final < 0)).sum())
     if unknown:
         yield (
-            f"What {unknown:,} truncated episodes led to is not known, so that their last step has "
-            "nothing to bootstrap from."
+            f"{unknown:,} truncated episodes have no final observation, so their last step cannot "
+            "be bootstrapped."
         )
     if episodes.without_return:
         yield (

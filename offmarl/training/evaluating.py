@@ -123,7 +123,7 @@ def judge(
     episodes: int,
     last: bool,
 ) -> dict[str, Float[np.ndarray, "seeds episodes"]]:
-    """Judge the policies of all seeds by all that there is.
+    """Evaluate every seed with every evaluator.
 
     Parameters
     ----------

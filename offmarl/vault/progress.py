@@ -12,7 +12,7 @@ many more are done. `offmarl.tracking.progress` is one."""
 
 
 def silent(steps: int) -> None:
-    """Tell nobody."""
+    """No-op callback."""
 
 
 @contextmanager

@@ -26,9 +26,8 @@ class Episodes(NamedTuple):
 
     An episode is complete where the environment ended it: it terminated, or a limit of the
     environment's truncated it. One that the recording cut off, or that runs on at the end of the
-    data, is incomplete, and its return is a part of one. So whatever tells a mean return, a
-    percentile or a distribution takes it over `complete_returns`, and says beside it how many
-    episodes are incomplete.
+    data, is incomplete, and its return is partial. Mean returns, percentiles and distributions use
+    `complete_returns`; report `incomplete` next to them.
     """
 
     row: Int[np.ndarray, "M"]

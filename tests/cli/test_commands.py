@@ -181,7 +181,7 @@ def test_compare_says_where_names_of_datasets_coincide(offmarl, tmp_path):
         write_run(tmp_path / program, program, "a/b", [[1]], vault_digest=digest)
     text = offmarl("compare", "bc", "maicq").out
     assert "a/b (data 11111111)" in text and "a/b (data 22222222)" in text
-    assert "Several datasets or environments go by the name a/b" in text
+    assert "Several datasets or environments are named a/b" in text
 
 
 @pytest.mark.parametrize(
@@ -337,6 +337,11 @@ def test_recorded_paths_can_be_copied_from_a_narrow_terminal(offmarl, monkeypatc
     monkeypatch.setattr(output._out, "width", 80)
     outcome = offmarl("record", "mappo")
     assert path in outcome.out and "100,352" in outcome.out
+
+
+@pytest.mark.parametrize(("name", "verb"), cli.VERBS.items(), ids=cli.VERBS)
+def test_summary_and_docstring_of_a_verb_agree(name, verb):
+    assert cli.function_of(name, verb).__doc__.startswith(verb.summary)
 
 
 def test_help_is_in_whole_sentences_and_without_defaults_that_are_none(offmarl):

@@ -61,7 +61,7 @@ def test_a_kill_after_publication_leaves_the_terms(xor_file, tmp_path, monkeypat
     assert (source["licence"], source["citation"]) == ("MIT OR 0BSD", "@misc{them}")
 
 
-def test_convert_then_show_then_list(offmarl, xor_file):
+def test_convert_then_show_then_list(offmarl, xor_file, tmp_path):
     command = (
         "convert",
         xor_file,
@@ -92,7 +92,7 @@ def test_convert_then_show_then_list(offmarl, xor_file):
         assert part in text
 
     (listed,) = offmarl("ls", "data", "--json").json["vaults"]
-    assert listed["path"] == "data/xor.vlt/mixed"
+    assert listed["path"] == str(tmp_path / "data/xor.vlt/mixed")
     assert (listed["num_agents"], listed["episodes"], listed["mean_return"]) == (2, 3, 25.0)
     assert "data/xor.vlt/mixed" in offmarl("ls").out
 

@@ -41,7 +41,7 @@ def test_pull_look_verify_remove(offmarl):
         (["pull", "lab/suite/smalll"], 2, "did you mean lab/suite/small"),
         (["pull", f"{NAME}@v9"], 1, "no revision 'v9'"),
         (["cache", "rm", "lab"], 2, "no pulled dataset named 'lab'"),
-        (["cache", "rm"], 2, "name the datasets, or say --all"),
+        (["cache", "rm"], 2, "name the datasets, or give --all"),
         (["cache", "rm", "lab", "--all"], 2, "give names (lab) or --all, not both"),
         (["cache", "verify", "lab", "--all"], 2, "give names (lab) or --all, not both"),
         (["pull", NAME, "--time-limit", "0"], 2, "a positive number of steps, not 0"),
@@ -135,7 +135,7 @@ def test_ls_remote(offmarl):
         "datasets"
     ]
     assert [one["name"] for one in found] == [NAME] and tuple(found[0]["uids"]) == UIDS
-    assert "no dataset of the catalogue" in offmarl("ls", "--remote", "--agents", 3).out
+    assert "no dataset matches" in offmarl("ls", "--remote", "--agents", 3).out
 
 
 def test_doctor(offmarl, hub):  # noqa: F811

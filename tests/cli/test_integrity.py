@@ -11,7 +11,7 @@ def test_verify_then_repair_then_compact(offmarl, tmp_path):
     path = damage.record(tmp_path / "v.vlt" / "a")
     quick, whole = offmarl("verify", "v.vlt"), offmarl("verify", "v.vlt", "--deep").out
     assert "is sound as far as was checked: 52 steps of each row, 70 chunks" in quick.out
-    assert "Not checked, so that damage there goes unnoticed; --deep checks it:" in quick.out
+    assert "Not checked, so damage there goes unnoticed; --deep checks it:" in quick.out
     assert "the content of 70 chunks (" in quick.out
     assert "is sound: 52 steps" in whole
     assert "Not checked" not in whole
@@ -26,7 +26,7 @@ def test_verify_then_repair_then_compact(offmarl, tmp_path):
     (fault,) = offmarl("verify", "v.vlt", "--deep", "--json").json["faults"]
     assert (fault["leaf"], fault["steps"]) == ("observations", [24, 32])
 
-    assert "`offmarl repair --salvage OUT` makes" in " ".join(found.out.split())
+    assert "`offmarl repair --salvage OUT` writes" in " ".join(found.out.split())
     taken = offmarl("repair", "v.vlt", "--salvage", "out.vlt")
     assert "Left behind:" in taken.out
     assert "row 0, steps " in taken.out

@@ -1,5 +1,7 @@
 """The whole way: record, train, evaluate, compare, and record what was learnt."""
 
+from pathlib import Path
+
 import pytest
 
 TRAIN = ("--updates", 4, "--evaluate-every", 2, "--evaluate-episodes", 2, "--final-episodes", 3)
@@ -15,7 +17,7 @@ def test_from_recording_to_comparison(offmarl):
     assert recorded.code == 0, recorded.err
     assert [tier["tier"] for tier in recorded.json["vaults"]] == ["random", "expert"]
     (_, listed) = offmarl("ls", "--json").json["vaults"]
-    assert listed["path"] == "vaults/classic/xor.vlt/random"
+    assert listed["path"] == str(Path("vaults/classic/xor.vlt/random").absolute())
 
     vault = "vaults/classic/xor.vlt/random"
     trained = offmarl("train", "bc", "--vault", vault, "--seeds", 2, *TRAIN, "--json").json

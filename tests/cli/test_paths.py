@@ -1,5 +1,6 @@
 """Every verb and every library function takes a path however it is written."""
 
+import importlib
 import os
 from functools import partial
 from pathlib import Path
@@ -128,9 +129,21 @@ def test_verbs_that_read_a_vault(offmarl, place, spelled, spelling):
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-def test_push(offmarl, spelled, light, spelling):
+def test_push(offmarl, place, spelled, light, spelling, monkeypatch):
+    push = importlib.import_module("offmarl.hub.push")  # the function has the same name
+    opened = []
+
+    def open_all(paths, real=push._open_all):
+        found = real(paths)
+        opened.extend(found.values())
+        return found
+
+    monkeypatch.setattr(push, "_open_all", open_all)
     outcome = offmarl("push", spelled("v.vlt", spelling), "--to", "org/x", "--licence", "CC0-1.0")
-    assert "offline mode" in outcome.err  # after it has opened the vaults
+    assert "offline mode" in outcome.err
+    (data,) = opened
+    assert (data.name, data.uid, data.num_steps) == ("v", "main", 80)
+    assert same(data.path, place.home / "v.vlt" / "main")
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
@@ -271,8 +284,9 @@ def test_ls_follows_links_but_not_in_circles(offmarl, place, tmp_path):
     (tmp_path / "up").symlink_to(tmp_path.parent)
     (tmp_path / "v2.vlt").symlink_to(place.home / "v.vlt")
     found = [one["path"] for one in offmarl("ls", "--json").json["vaults"]]
-    assert "data/v.vlt/main" in found and "v2.vlt/main" in found
-    assert not any(path.startswith(("up/", "data2/")) for path in found)
+    assert str(tmp_path / "data/v.vlt/main") in found and str(tmp_path / "v2.vlt/main") in found
+    assert not any({"up", "data2"} & {*Path(path).parts} for path in found)
+    assert "data/v.vlt/main" in (out := offmarl("ls").out) and str(tmp_path) not in out
 
 
 @pytest.mark.parametrize(
@@ -280,7 +294,12 @@ def test_ls_follows_links_but_not_in_circles(offmarl, place, tmp_path):
     [
         ("s3://bucket/a/../b.vlt/main/", "s3://bucket/b.vlt/main"),
         (Path("s3://bucket/b.vlt"), "s3://bucket/b.vlt"),
+        ("s3:/bucket/b.vlt", "s3://bucket/b.vlt"),
+        ("s3://bucket/tag@1/b.vlt", "s3://bucket/tag@1/b.vlt"),
         ("https://me:secret@host/x.zip/x.vlt", "https://***@host/x.zip/x.vlt"),
+        ("http:/me:secret@host:80/x.vlt", "http://***@host:80/x.vlt"),
+        ("http://localhost:80/tag@1/x.vlt", "http://localhost:80/tag@1/x.vlt"),
+        ("http://[::1]:80/tag@1/x.vlt", "http://[::1]:80/tag@1/x.vlt"),
     ],
 )
 def test_urls(url, wanted):
@@ -305,6 +324,12 @@ def test_credentials_reach_the_server_and_no_message():
         ("s3://me:secret@bucket/x.vlt", "AWS_ACCESS_KEY_ID"),
         ("S3://me:secret@bucket/x.vlt", "not a place that vaults are kept in"),
         ("gs://secret@bucket/x.vlt", "which buckets do not take"),
+        ("s3:/me:secret@bucket/x.vlt", "s3://***@bucket/x.vlt has a user name or password"),
+        ("S3:/me:secret@bucket/x.vlt", "not a place that vaults are kept in"),
+        ("s3:///me:secret@bucket/x.vlt", "s3://***@bucket/x.vlt has a user name or password"),
+        ("s3://me:sec/secret@bucket/x.vlt", "s3://***@bucket/x.vlt has a user name or password"),
+        ("http://me:sec/secret@host/x.vlt", r"http://***@host/x.vlt names no server: write / in"),
+        ("http://me:p@secret/secret@host/../../x.vlt", "http://***@host/../../x.vlt leads out of"),
         ("s3://bucket/../other/x.vlt", "leads out of its bucket"),
     ],
 )

@@ -122,14 +122,14 @@ def test_a_vault_of_another_program_in_an_archive(offmarl, tmp_path):
     outcome = offmarl("report", "3m.zip", "--time-limit", "12", "--html", "page.html")
     assert outcome.code == 0
     page = _Page(Path("page.html"))
-    assert page.row("environment", 2)[1] == "not told"
-    assert page.row("size", 2)[1] == "not told"
+    assert page.row("environment", 2)[1] == "unknown"
+    assert page.row("size", 2)[1] == "unknown"
     assert page.row("episodes", 2)[1] == "1 terminated, 1 truncated"
     for sentence in (
         "It was written by another program",
         "Time limit terminal: the time limit is flagged as termination",
         "Observations that are not finite: 1, in features 2 (agent 1).",
-        "does not tell its environment",
+        "the environment of the dataset is unknown",
     ):
         assert sentence in page.text
 

@@ -58,7 +58,7 @@ def test_the_table_of_episodes_tells_it(data):
 
 def told_by_show(path, offmarl):
     found = offmarl("show", path, "--json").json
-    assert (found["episodes"], found["incomplete_episodes"]) == (5, 2)
+    assert (found["episodes"], found["incomplete"]) == (5, 2)
     assert (found["return"]["min"], found["return"]["max"]) == (1.0, 6.0)
     assert "to 6 (without 2 that the environment did not end)" in offmarl("show", path).out
     return found["return"]["mean"]
@@ -80,7 +80,7 @@ def told_by_a_transform(path, offmarl):
 
 def told_by_the_report(path, offmarl):
     (found,) = offmarl("report", path, "--json").json["vaults"].values()
-    assert (found["episodes"], found["whole_episodes"]) == (5, 3)
+    assert (found["episodes"], found["incomplete"]) == (5, 2)
     return found["return"]["mean"]
 
 
@@ -93,7 +93,7 @@ def told_by_the_card(path, offmarl):
 
 def told_by_record(path, offmarl):
     found = online._describe(path, "medium")
-    assert (found["episodes"], found["cut"]) == (5, 2)
+    assert (found["episodes"], found["incomplete"]) == (5, 2)
     return found["mean return"]
 
 
@@ -168,7 +168,7 @@ def test_without_complete_episodes_there_is_no_return(offmarl, tmp_path):
     for command in (("show", "a.vlt"), ("ls",), ("report", "a.vlt", "--html", "page.html")):
         assert offmarl(*command).code == 0
     found = offmarl("show", "a.vlt", "--json").json
-    assert (found["return"], found["incomplete_episodes"]) == ({}, 1)
+    assert (found["return"], found["incomplete"]) == ({}, 1)
     assert offmarl("ls", "--json").json["vaults"][0]["mean_return"] is None
 
 

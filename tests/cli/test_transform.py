@@ -59,13 +59,13 @@ def test_show_tells_the_lineage(offmarl, pair):
         (("cat", "a.vlt", "-o", "a.vlt/poor"), 1, "something at"),
         (("cat", "no.vlt", "-o", "c.vlt"), 1, "there is no vault at"),
         (("filter", "a.vlt", "retrun > 1", "-o", "c.vlt"), 1, "did you mean return"),
-        (("sample", "a.vlt", "-o", "c.vlt"), 2, "how much"),
+        (("sample", "a.vlt", "-o", "c.vlt"), 2, "give --steps, --episodes or --top"),
         (("sample", "a.vlt", "--steps", "1.5", "-o", "c.vlt"), 2, "whole number"),
         (("sample", "a.vlt", "--top", "10", "-o", "c.vlt"), 2, "in (0, 1]"),
         (("sample", "a.vlt", "--top", "much", "-o", "c.vlt"), 2, "percentage"),
         (("split", "a.vlt", "--fractions", ".5", ".6", "-o", "c.vlt"), 2, "sum to 1"),
         (("split", "a.vlt", "-o", "c.vlt/x"), 1, "must end in .vlt"),
-        (("slice", "a.vlt", "--start", "999", "-o", "c.vlt"), 2, "there is nothing"),
+        (("slice", "a.vlt", "--start", "999", "-o", "c.vlt"), 2, "empty range: 999 to "),
     ],
 )
 def test_mistakes_are_told_and_leave_nothing(offmarl, pair, arguments, code, message):

@@ -12,6 +12,7 @@ from typing import ClassVar
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 from pettingzoo import AECEnv
 from pettingzoo.utils import OrderEnforcingWrapper
 
@@ -176,6 +177,53 @@ def test_an_action_that_there_is_not_is_refused_before_the_step(path, actions, m
         while recorder.env.agents:  # nothing is lost
             recorder.step({agent: LONG[agent] for agent in recorder.env.agents})
     assert vault.open_vault(path).episodes.length.tolist() == [5]
+
+
+class Thrusters(Duel):
+    """Takes vectors: the knight's has two entries in [-2, 2], the squire's one in [0, 1]."""
+
+    def __init__(self):
+        super().__init__()
+        self._actions = {"knight": spaces.Box(-2, 2, (2,)), "squire": spaces.Box(0, 1, (1,))}
+
+    def step(self, actions):
+        return super().step(dict.fromkeys(actions, 0))
+
+    def _tell(self, agents):
+        return {agent: {} for agent in agents}
+
+
+STILL = {"knight": np.zeros(2, np.float32), "squire": np.array([0.5])}
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        (
+            {"knight": [0, 99]},
+            "step 1 of the episode: the action of knight, entry 1, is 99.0, .* from -2 to 2",
+        ),
+        ({"knight": [-2.01, 0]}, "the action of knight, entry 0, is -2.01"),
+        ({"squire": [np.nan]}, "the action of squire, entry 0, is nan, .* from 0 to 1"),
+        ({"knight": [np.inf, 0]}, "the action of knight, entry 0, is inf"),
+        ({"knight": [0, 0, 0]}, r"the action of knight is \[0, 0, 0\], and it must be 2 numbers"),
+        ({"squire": None}, "the action of squire, entry 0, is nan"),
+        ({"squire": "up"}, "the action of squire is 'up', and it must be 1 numbers"),
+    ],
+)
+def test_a_vector_outside_of_its_bounds_is_refused_before_the_step(path, actions, message):
+    with offmarl.record(Thrusters(), path) as recorder:
+        recorder.reset()
+        recorder.step(STILL)
+        with pytest.raises(InvalidValueError, match=message):
+            recorder.step(STILL | actions)
+        assert recorder.env.time == 1
+        nearly = {"knight": np.nextafter(np.float32([2, -2]), np.float32([3, -3]))}
+        recorder.step(STILL | nearly)  # rounding is no fault
+        while recorder.env.agents:
+            recorder.step({agent: STILL[agent] for agent in recorder.env.agents})
+    steps = vault.open_vault(path)[:]
+    assert steps.action[0, :2].tolist() == [[[0, 0], [0, 0]], [[1, -1], [0, 0]]]
 
 
 class Faulty(Duel):

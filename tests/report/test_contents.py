@@ -228,7 +228,8 @@ def test_what_is_unusual_is_said(tmp_path):
     found = report.survey(data)
     known = findings(found)
     for sentence in (
-        "All of its episodes run on at the end of the data: none of them has a whole return.",
+        "All of its episodes run on at the end of the data. "
+        "No episode is complete, so no return is reported.",
         "No reward was ever paid.",
         "Actions taken although they were illegal: 1 (4.17%).",
         "Actions that were legal and never taken: 0-1, 3 (agent 0), 1-3 (agents 1-2).",

@@ -20,16 +20,16 @@ PUBLISHED = "published"
 
 
 class Beside(NamedTuple):
-    """What is noted of a vault; nothing where it was not pulled."""
+    """Facts recorded by `offmarl pull`; empty for other vaults."""
 
     time_limit: int | None = None
     provenance: Mapping[str, Any] = {}
 
 
 def read_beside(location: Location) -> Beside:
-    """Return what is noted beside a vault in a directory of this machine.
+    """Return the facts recorded beside a vault in a local directory.
 
-    What is not as it should be is left out, since the vault can be read without.
+    Invalid fields are ignored; the vault is readable without them.
     """
     if not location.is_directory:
         return Beside()

@@ -1,7 +1,7 @@
 """Comparing the chunks of a vault of ours with their checksums, each once, when it is first used.
 
-The checksums of all chunks are one vector, and which chunks have proved sound is another. Reading
-what was compared before costs a look at the second.
+The checksums of all chunks are one vector, and which chunks have proved sound is another. Later
+reads only check the second vector.
 """
 
 from collections.abc import Callable, Iterable, Mapping

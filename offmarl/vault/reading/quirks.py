@@ -1,4 +1,4 @@
-"""What published vaults do differently, told by name and put right where they are read."""
+"""Deviations of published vaults, reported by name and corrected on reading."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,23 +16,23 @@ MEANINGS = {
     "several rows": "episodes lie in several rows, each on its own time axis",
     "state per agent": "each agent has a state of its own: they are concatenated",
     "action axis": "actions have one more axis, of length one: it is dropped",
-    "no legal actions": "which actions were legal is not told: all of them",
-    "no state": "there is no global state: it is all observations",
-    "no terminals": "terminations are not told: no episode terminates",
-    "no truncations": "truncations are not told",
-    "padded observations": "observations are padded with -inf: with 0 instead",
-    "time limit terminal": "the time limit is flagged as termination: as truncation instead",
+    "no legal actions": "legal actions are unknown: all actions count as legal",
+    "no state": "there is no global state: all observations are used as the state",
+    "no terminals": "terminations are unknown: no episode terminates",
+    "no truncations": "truncations are unknown",
+    "padded observations": "observations are padded with -inf, which is read as 0",
+    "time limit terminal": "the time limit is flagged as termination and read as truncation",
     LIMIT_UNKNOWN: "all episodes of the greatest length are flagged as terminated: if that "
     "is a time limit, open the vault with it",
-    "not finite": "some observations, states or rewards are NaN or infinite: they are left so, and "
-    "episodes without a finite return count in no mean",
-    "impossible actions": "some actions are none that there are: they are left as they are",
-    "flags other than 0 and 1": "some flags are neither 0 nor 1: they count as 1",
-    "impossible log-probabilities": "some log-probabilities are infinite, or above 0: they are "
-    "left as they are",
+    "not finite": "some observations, states or rewards are NaN or infinite and are kept "
+    "unchanged; episodes without a finite return are excluded from mean returns",
+    "impossible actions": "some actions are outside the action space and are kept unchanged",
+    "flags other than 0 and 1": "some flags are neither 0 nor 1 and count as 1",
+    "impossible log-probabilities": "some log-probabilities are infinite or above 0 and are "
+    "kept unchanged",
     "negative policies": "some policy ids are below -1, which means unknown",
 }
-"""The quirks there are, and what is made of them."""
+"""All quirks, and how they are handled."""
 
 _ABSENT = {
     "infos.legals": "no legal actions",

@@ -24,8 +24,10 @@ _RETRIES = 6
 """About half a minute, as the pauses double from a second."""
 _WRITABLE = ("s3", "gs")
 _SCHEMES = (*_WRITABLE, "http", "https")
-_COLLAPSED = re.compile(rf"({'|'.join(_SCHEMES)}):/(?=[^/])")
+_COLLAPSED = re.compile(rf"({'|'.join(_SCHEMES)}):/(?=[^/])", re.IGNORECASE)
 """How `pathlib` writes the beginning of a URL."""
+_SERVER = re.compile(r"(\[[^\]/@]*\]|[^\[\]/:@]+)(:\d+)?(?=/|$)")
+"""A host and perhaps a port, without a user name or password."""
 
 
 class Url(PurePosixPath):
@@ -229,7 +231,7 @@ def _caching_context() -> "ts.Context":
 def absolute(path: str | os.PathLike[str]) -> PurePath:
     """Return an absolute `Path`, or a `Url` where one is given; see `offmarl.paths.local`.
 
-    A `pathlib.Path` made of a URL is taken for that URL.
+    A URL with a single slash, as `pathlib` writes it, is taken for that URL.
 
     Raises
     ------
@@ -241,8 +243,8 @@ def absolute(path: str | os.PathLike[str]) -> PurePath:
     if isinstance(path, Url):
         return path
     text = os.fspath(path)
-    if isinstance(path, PurePath):
-        text = _COLLAPSED.sub(r"\1://", text, count=1) if _COLLAPSED.match(text) else text
+    if _COLLAPSED.match(text):
+        text = text.replace(":/", "://", 1)
     return _url(text) if "://" in text else _checked(local(text))
 
 
@@ -255,10 +257,14 @@ def _url(text: str) -> Url:
             f"with {', '.join(f'{known}://' for known in _SCHEMES)} and a bucket or server."
         )
     host, _, key = rest.lstrip("/").partition("/")
-    if scheme in _WRITABLE and "@" in host:
+    if scheme in _WRITABLE and ("@" in host or ":" in host):
         raise VaultError(
             f"{shown} has a user name or password in it, which buckets do not take: set "
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or log in with the provider's tools."
+        )
+    if not _SERVER.match(host.rpartition("@")[2]):
+        raise VaultError(
+            f"{shown} names no server: write / in a user name or password as %2F, and @ as %40."
         )
     key = posixpath.normpath(key or ".")
     if key.split("/")[0] == "..":
@@ -267,8 +273,16 @@ def _url(text: str) -> Url:
 
 
 def hide_credentials(text: str) -> str:
-    """Return a URL without the user name and password in it."""
-    return re.sub(r"(?<=://)[^/]*@", "***@", text)
+    """Return a URL with its user name and password replaced by ``***``.
+
+    A password may contain ``/`` or ``@`` that should have been percent-encoded. So unless the URL
+    begins with a server, all that stands before its last ``@`` is hidden.
+    """
+    scheme, separator, rest = text.partition("://")
+    server = rest.lstrip("/")
+    if not separator or "@" not in server or _SERVER.match(server):
+        return text
+    return f"{scheme}://***@{server.rpartition('@')[2]}"
 
 
 def _checked(path: Path) -> Path:

@@ -106,7 +106,7 @@ def check_amount(
             "of them. The top has returns of its own, so they cannot be matched."
         )
     if not amounts and isinstance(match_returns, bool):
-        raise OptionError("how much shall be sampled? Give steps, episodes, or a top fraction.")
+        raise OptionError("give --steps, --episodes or --top (in Python: steps, episodes or top).")
     if any(amount <= 0 for amount in amounts) or (top is not None and top > 1):
         raise OptionError(
             f"a sample has at least one step or episode, and the top fraction is in (0, 1]: got "

@@ -68,9 +68,9 @@ def interval(start: int | None, stop: int | None, count: int) -> tuple[int, int]
     """Return an interval by Python's rules for slices; `OptionError` where it is empty."""
     begin, end, _ = slice(start, stop).indices(count)
     if begin >= end:
-        asked = f"from {start or 0:,} to {count if stop is None else stop:,}"
+        asked = f"{start or 0:,} to {count if stop is None else stop:,}"
         raise OptionError(
-            f"{asked} there is nothing: there are {count:,}, counted from 0, and negative numbers "
-            "count from the end."
+            f"empty range: {asked}. There are {count:,}, counted from 0; negative numbers count "
+            "from the end."
         )
     return begin, end

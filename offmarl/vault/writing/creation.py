@@ -58,7 +58,7 @@ def create(
     codec
         "raw": uncompressed, with CRC32C beside each chunk. "zstd": compressed frames with checksum.
     on_invalid
-        What the writer does with values that cannot be, such as NaN: "raise" refuses them, as
+        What the writer does with invalid values, such as NaN: "raise" refuses them, as
         `Writer.append` says. "keep", for data that is imported as it is, stores them with a warning
         and notes them in the provenance, under "quirks".
 

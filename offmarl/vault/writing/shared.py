@@ -93,7 +93,7 @@ class SharedWriter:
         ShapeError
             It does not fit the vault, contradicts itself, or an episode goes on at the end.
         InvalidValueError
-            A value cannot be, as in `Writer.append`.
+            A value is invalid, as in `Writer.append`.
         VaultLockedError
             Another process kept the vault locked for too long.
         VaultError

@@ -17,13 +17,13 @@ from offmarl.vault.layout import POLICY_IDS, NumpyArray
 from offmarl.vault.reading.quirks import MEANINGS
 
 OnInvalid = Literal["raise", "keep"]
-"""What to do with values that cannot be: refuse them, or keep them with a warning and a quirk."""
+"""What to do with invalid values: refuse them, or keep them with a warning and a quirk."""
 
 _TOLERANCE = 1e-5
 """By how much rounding may take an action or a log-probability past its bound."""
 
 _Wrong = NumpyArray | None
-"""A mask of the values that cannot be; None where there are none."""
+"""A mask of the invalid values; None if there are none."""
 
 
 class RecordPosition(NamedTuple):
@@ -38,7 +38,7 @@ IN_RECORD = RecordPosition()
 
 
 class Invalid(NamedTuple):
-    """Values of one array that cannot be."""
+    """Invalid values of one array."""
 
     quirk: str
     """One of `offmarl.vault.reading.quirks.MEANINGS`."""
@@ -53,7 +53,7 @@ class _Rule(NamedTuple):
     """What it must be."""
     quirk: str
     wrong: Callable[[NumpyArray], _Wrong]
-    """Finds the values that cannot be."""
+    """Finds the invalid values."""
     agents: bool = True
     """Whether the third axis is that of agents."""
 
@@ -64,7 +64,7 @@ def check(
     finals: Finals | None = None,
     place: RecordPosition = IN_RECORD,
 ) -> None:
-    """Refuse values that cannot be.
+    """Refuse invalid values.
 
     Parameters
     ----------
@@ -81,8 +81,9 @@ def check(
     ------
     InvalidValueError
         An observation, a state or a reward is NaN or infinite, or too large for float32; an action
-        is none that there is; a mask is neither 0 nor 1; a log-probability is infinite, or above 0
-        where actions are discrete; a policy id is below -1. The message names the first of them.
+        is outside the action space; a mask is neither 0 nor 1; a log-probability is infinite, or
+        above 0 where actions are discrete; a policy id is below -1. The message names the first of
+        them.
     """
     for found in find(arrays, spec, finals, place):
         raise InvalidValueError(f"{found.message} Nothing of the record was appended.")
@@ -186,10 +187,10 @@ def _out_of_bounds(values: NumpyArray) -> _Wrong:
 
 
 def _not_among(values: NumpyArray, spec: EnvSpec, alive: NumpyArray | None) -> _Wrong:
-    """Find discrete actions that there are not.
+    """Find discrete actions outside the action space.
 
     An agent with fewer actions than others has only its own, but one that is not alive may be
-    recorded with any that there is.
+    recorded with any action of the joint space.
     """
     if values.min(initial=0) < 0 or values.max(initial=0) >= spec.num_actions:
         return _some((values < 0) | (values >= spec.num_actions))

@@ -131,9 +131,9 @@ class Writer:
             The arrays have other shapes or kinds than the vault's, or contradict one another.
             Wider numbers, such as float64 and int64, are cast.
         InvalidValueError
-            A value cannot be: NaN or infinity where there must be a number (an unknown
-            log-probability is NaN), an action that there is not, a flag other than 0 and 1, a
-            positive log-probability of a discrete action. The message names the first.
+            A value is invalid: NaN or infinity (but an unknown log-probability is NaN), an action
+            outside the action space, a flag other than 0 and 1, a positive log-probability of a
+            discrete action. The message names the first.
         VaultError
             An earlier record of the run is missing, the writer is closed, or a commit failed.
         """
@@ -257,7 +257,7 @@ class Writer:
     def _adopt(self, vault: Vault) -> None:
         """Take in what a stock program appended, as episodes of unknown policies.
 
-        It is there already, so that values which cannot be are kept.
+        The data is already on disk, so invalid values are kept.
         """
         self._on_invalid, on_invalid = "keep", self._on_invalid
         start = self._head.length
