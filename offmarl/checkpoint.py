@@ -264,20 +264,25 @@ class Checkpoints:
             raise self._damaged(step, _in_words(error)) from None
 
     def _is_readable_anew(self, parts: Mapping[str, Any]) -> bool:
-        """Whether the like of a checkpoint can be saved and read here; if so, its files are bad.
+        """Whether a small one of the same structure can be saved and read; then the files are bad.
 
         What orbax raises does not tell damage from libraries that are missing or do not fit.
         """
         from orbax.checkpoint import args
 
-        saved = {name: args.StandardSave(part.item) for name, part in parts.items()}
+        def small(leaf: NDArray[Any]) -> NDArray[Any]:
+            return np.zeros([min(size, 1) for size in leaf.shape], leaf.dtype)
+
+        trees = {name: jax.tree.map(small, part.item) for name, part in parts.items()}
+        saved = {name: args.StandardSave(tree) for name, tree in trees.items()}
+        wanted = {name: args.StandardRestore(tree) for name, tree in trees.items()}
         try:
             with tempfile.TemporaryDirectory() as directory:
                 path = Path(directory) / "0"
                 self._checkpointer.save(path, args.Composite(**saved))
                 for name in parts:
                     _read_once(path / name)
-                self._checkpointer.restore(path, args.Composite(**parts))
+                self._checkpointer.restore(path, args.Composite(**wanted))
         except Exception:
             return False
         return True
