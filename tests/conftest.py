@@ -6,7 +6,6 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,6 @@ os.environ["OFFMARL_QUIET"] = "1"
 # Compilation is most of what the tests cost. Nightly runs set this to 0, so that optimised code is
 # tested too.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1" and version("jax").startswith("0.10."):
-    # Takes 40% less time to compile. Later releases do not know the flag, and stop at unknown ones.
-    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
 
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     # Workers, and the commands that tests start, compile the same programs: each once a run.

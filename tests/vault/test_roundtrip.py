@@ -289,10 +289,17 @@ def test_a_reader_beside_a_writer_sees_whole_commits(tmp_path, eager):
     whole = concatenate([transition for transition, _ in parts])
     writer = vault.create(path, SPEC, rows=2, chunk_steps=4)
 
+    looked = threading.Event()
+
     def record():
         with writer:
-            for part in parts:
+            for number, part in enumerate(parts):
                 writer.append(*part)
+                if number in (3, 7, 11, 15):  # let a slow reader see this length, too
+                    writer.flush()
+                    for _ in range(2):  # a look may have begun before
+                        looked.clear()
+                        looked.wait(10)
 
     thread = threading.Thread(target=record)
     thread.start()
@@ -305,5 +312,6 @@ def test_a_reader_beside_a_writer_sees_whole_commits(tmp_path, eager):
             assert_same(found.transitions(), seen)
             assert table_of(found.episodes) == episodes_of(seen)
             assert len(found.finals.alive) == (found.episodes.final >= 0).sum()
+        looked.set()
     thread.join()
     assert len(set(lengths)) > 3
