@@ -142,12 +142,8 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize(("when", "checkpoint_seconds"), [(1, 1e9), (2, 0.0), (3, 0.0), (3, 1e9)])
-def test_stopped_and_called_again_it_is_the_recording_that_never_stopped(
-    arguments, tmp_path, monkeypatch, when, checkpoint_seconds
-):
-    whole = arguments | {"path": tmp_path / "whole.vlt" / "expert"}
-    record_policy(**whole)
+def killed_after(when):
+    """Return a `collect` that dies after so many chunks."""
     collect = recording.collect
 
     def stopping(*args):
@@ -156,10 +152,18 @@ def test_stopped_and_called_again_it_is_the_recording_that_never_stopped(
             if index == when:
                 raise Killed
 
-    monkeypatch.setattr(recording, "collect", stopping)
-    with pytest.raises(Killed):
+    return stopping
+
+
+@pytest.mark.parametrize(("when", "checkpoint_seconds"), [(1, 1e9), (2, 0.0), (3, 0.0), (3, 1e9)])
+def test_stopped_and_called_again_it_is_the_recording_that_never_stopped(
+    arguments, tmp_path, monkeypatch, when, checkpoint_seconds
+):
+    whole = arguments | {"path": tmp_path / "whole.vlt" / "expert"}
+    record_policy(**whole)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(recording, "collect", killed_after(when))
         record_policy(**arguments, checkpoint_seconds=checkpoint_seconds)
-    monkeypatch.setattr(recording, "collect", collect)
     assert record_policy(**arguments)
     digests = [vault.open_vault(run["path"]).digest() for run in (whole, arguments)]
     assert digests[0] == digests[1]
@@ -169,17 +173,9 @@ def test_a_recording_that_an_older_version_began_goes_on(arguments, tmp_path, mo
     """In the form it has: a step of its vault has one policy id for all agents."""
     whole = arguments | {"path": tmp_path / "whole.vlt" / "expert"}
     record_policy(**whole)
-    collect = recording.collect
-
-    def stopping(*args):
-        for index, step in enumerate(collect(*args), start=1):
-            yield step
-            if index == 2:
-                raise Killed
-
     with monkeypatch.context() as older:
         older.setattr(creation, "Schema", partial(creation.Schema, agent_policies=False))
-        older.setattr(recording, "collect", stopping)
+        older.setattr(recording, "collect", killed_after(2))
         with pytest.raises(Killed):
             record_policy(**arguments, checkpoint_seconds=0.0)
     assert record_policy(**arguments)

@@ -1,8 +1,11 @@
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 
 import pytest
+
+from . import damage
 
 _GUARD = 'cat; umount --lazy "$0"; rmdir "$0"'
 
@@ -27,3 +30,15 @@ def small_disk():
     yield place
     guard.communicate()
     assert not place.exists()
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """The vault that `damage.record` writes; copy it before changing it."""
+    return damage.record(tmp_path_factory.mktemp("recorded") / "v.vlt" / "a")
+
+
+@pytest.fixture
+def path(recorded, tmp_path):
+    """A copy of the recorded vault, to damage."""
+    return shutil.copytree(recorded, tmp_path / "v.vlt" / "a")

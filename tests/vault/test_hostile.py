@@ -14,7 +14,6 @@ from offmarl.errors import OffmarlError, VaultFormatError
 from offmarl.vault import layout
 from offmarl.vault.storage.store import METADATA, Store
 
-from . import damage
 from .experience import SPEC, make
 
 HUGE = 10**18
@@ -42,16 +41,6 @@ NONSENSE = (
     {"": {"": {"": ""}}},
     ["(2, 8, 2)"] * 9,
 )
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
-    return damage.record(tmp_path_factory.mktemp("recorded") / "v.vlt" / "a")
-
-
-@pytest.fixture
-def path(recorded, tmp_path):
-    return shutil.copytree(recorded, tmp_path / "v.vlt" / "a")
 
 
 def foreign(path):

@@ -1,7 +1,6 @@
 """What a repair keeps beside the steps, what it drops and says so, and killed rebuildings."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -17,17 +16,6 @@ from . import damage
 from .experience import assert_same, make
 from .test_integrity import flip, overwrite
 from .test_stock import append_with_stock, open_stock
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
-    return damage.record(tmp_path_factory.mktemp("recorded") / "v.vlt" / "a")
-
-
-@pytest.fixture
-def path(recorded, tmp_path):
-    return shutil.copytree(recorded, tmp_path / "v.vlt" / "a")
-
 
 # ------------------------------------------------------------------ runs
 
