@@ -17,7 +17,7 @@ import jax
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from offmarl import cli, training
+from offmarl import cli, programs
 from offmarl.losses import masked_mean
 from offmarl.networks import (
     PolicyConfig,
@@ -33,7 +33,7 @@ from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 
 @dataclass(frozen=True)
-class Args(training.Args):
+class Args(programs.Args):
     """Behaviour cloning."""
 
     learning_rate: Positive = 1e-3
@@ -62,7 +62,7 @@ class State(NamedTuple):
 # ---------------------------------------------------------------------------------- program
 
 
-def make(spec: EnvSpec, args: Args) -> training.Program:
+def make(spec: EnvSpec, args: Args) -> programs.Program:
     """Build the program for one kind of data."""
     config = PolicyConfig("recurrent", stochastic_head(spec), args.hidden, args.agent_id)
     network, head = agent_network(config, spec), agent_head(config)
@@ -84,7 +84,7 @@ def make(spec: EnvSpec, args: Args) -> training.Program:
         step, optimiser = adam.update(gradient, state.optimiser)
         return State(optax.apply_updates(state.params, step), optimiser), {"policy_loss": value}
 
-    return training.Program(config, init, update, lambda state: state.params, args.greedy)
+    return programs.Program(config, init, update, lambda state: state.params, args.greedy)
 
 
 # ---------------------------------------------------------------------------------- main
@@ -92,7 +92,7 @@ def make(spec: EnvSpec, args: Args) -> training.Program:
 
 def main(args: Args) -> Path:
     """Train, evaluate and write the run; return its directory."""
-    return training.train("bc", make, args)
+    return programs.train("bc", make, args)
 
 
 if __name__ == "__main__":

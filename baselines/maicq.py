@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from offmarl import categorical, cli, training
+from offmarl import categorical, cli, programs
 from offmarl.losses import cross_entropy, lambda_targets, masked_mean, softmax_weights
 from offmarl.networks import (
     Mixer,
@@ -39,7 +39,7 @@ from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 
 @dataclass(frozen=True)
-class Args(training.Args):
+class Args(programs.Args):
     """Multi-agent implicit constraint Q-learning."""
 
     learning_rate: Positive = 3e-4
@@ -86,7 +86,7 @@ class State(NamedTuple):
 # ---------------------------------------------------------------------------------- program
 
 
-def make(spec: EnvSpec, args: Args) -> training.Program:
+def make(spec: EnvSpec, args: Args) -> programs.Program:
     """Build the program for one kind of data."""
     config = PolicyConfig("recurrent", "softmax", args.hidden, args.agent_id)
     values_config = replace(config, head="q")
@@ -162,7 +162,7 @@ def make(spec: EnvSpec, args: Args) -> training.Program:
             updates=updates,
         ), metrics
 
-    return training.Program(config, init, update, lambda state: state.actor)
+    return programs.Program(config, init, update, lambda state: state.actor)
 
 
 # ---------------------------------------------------------------------------------- main
@@ -170,7 +170,7 @@ def make(spec: EnvSpec, args: Args) -> training.Program:
 
 def main(args: Args) -> Path:
     """Train, evaluate and write the run; return its directory."""
-    return training.train("maicq", make, args)
+    return programs.train("maicq", make, args)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from offmarl import categorical, cli, training
+from offmarl import categorical, cli, programs
 from offmarl.losses import (
     conservative_gap,
     double_q_values,
@@ -36,7 +36,7 @@ from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 
 @dataclass(frozen=True)
-class Args(training.Args):
+class Args(programs.Args):
     """QMIX with conservative Q-learning."""
 
     learning_rate: Positive = 3e-4
@@ -79,7 +79,7 @@ class State(NamedTuple):
 # ---------------------------------------------------------------------------------- program
 
 
-def make(spec: EnvSpec, args: Args) -> training.Program:
+def make(spec: EnvSpec, args: Args) -> programs.Program:
     """Build the program for one kind of data."""
     config = PolicyConfig("recurrent", "q", args.hidden, args.agent_id)
     network = agent_network(config, spec)
@@ -136,7 +136,7 @@ def make(spec: EnvSpec, args: Args) -> training.Program:
     def policy_params(state: State) -> QParams:
         return QParams(state.params.agent, jnp.zeros_like(state.updates, jnp.float32))
 
-    return training.Program(config, init, update, policy_params)
+    return programs.Program(config, init, update, policy_params)
 
 
 def _before(tree: ArrayTree) -> ArrayTree:
@@ -154,7 +154,7 @@ def _after(tree: ArrayTree) -> ArrayTree:
 
 def main(args: Args) -> Path:
     """Train, evaluate and write the run; return its directory."""
-    return training.train("qmix_cql", make, args)
+    return programs.train("qmix_cql", make, args)
 
 
 if __name__ == "__main__":

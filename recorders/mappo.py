@@ -31,7 +31,7 @@ from offmarl.networks import (
     stochastic_head,
 )
 from offmarl.networks.normalisation import Moments
-from offmarl.recording import (
+from offmarl.programs import (
     Capture,
     OnlineArgs,
     OnlineProgram,

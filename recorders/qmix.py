@@ -30,7 +30,7 @@ from offmarl.networks import (
     make_policy,
     mix,
 )
-from offmarl.recording import (
+from offmarl.programs import (
     Capture,
     OnlineArgs,
     OnlineProgram,
@@ -40,7 +40,7 @@ from offmarl.recording import (
     make_buffer,
     record_online,
 )
-from offmarl.recording.sampling import as_sequence, warm_start
+from offmarl.programs.sampling import as_sequence, warm_start
 from offmarl.rollout import RolloutState, init_rollout, rollout
 from offmarl.settings import Count, Fraction, Positive
 from offmarl.types import ArrayTree, Sequence

@@ -21,8 +21,8 @@ from offmarl import tracking, vault
 from offmarl.checkpoint import Checkpoints
 from offmarl.cli import programs
 from offmarl.errors import OptionError, RunError, ShapeError, Stopped, UnknownNameError
+from offmarl.programs import loop as driver
 from offmarl.replay import open_dataset
-from offmarl.training import driver
 from offmarl.types import Continuous, EnvSpec
 
 bc = programs.load("baseline", "bc")
@@ -141,11 +141,11 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
 
 
 BIT_IDENTITY = (
-    "training/test_driver.py::test_a_stopped_run_goes_on_to_the_same_bits",
-    "training/test_driver.py::test_a_stream_trains_to_the_bits_of_the_device",
-    "training/test_driver.py::test_a_checkpoint_that_was_deleted_is_made_anew",
-    "recording/test_record_policy.py::test_a_signal_saves_and_the_same_call_goes_on",
-    "recording/test_record_policy.py::"
+    "programs/test_loop.py::test_a_stopped_run_goes_on_to_the_same_bits",
+    "programs/test_loop.py::test_a_stream_trains_to_the_bits_of_the_device",
+    "programs/test_loop.py::test_a_checkpoint_that_was_deleted_is_made_anew",
+    "programs/test_record_policy.py::test_a_signal_saves_and_the_same_call_goes_on",
+    "programs/test_record_policy.py::"
     "test_stopped_and_called_again_it_is_the_recording_that_never_stopped",
 )
 
@@ -391,14 +391,14 @@ FEW_CORES = """
 import os
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
 import jax
-from offmarl import training
+from offmarl import programs as offline
 from offmarl.cli import programs
 from offmarl.types import Discrete, EnvSpec
 maicq = programs.load("baseline", "maicq")
 program = maicq.make(EnvSpec("", 3, 30, 40, Discrete(5)), maicq.Args(vault=""))
 keys = jax.random.split(jax.random.key(0), 3)
 for _ in range(50):
-    jax.block_until_ready(training.start(program, keys))
+    jax.block_until_ready(programs.start(program, keys))
 """
 
 

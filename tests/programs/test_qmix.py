@@ -8,8 +8,8 @@ import pytest
 from offmarl import envs, vault
 from offmarl.errors import OptionError, ShapeError
 from offmarl.networks import PolicyConfig
-from offmarl.recording import Step, make_buffer
-from offmarl.recording.sampling import as_sequence, warm_start
+from offmarl.programs import Step, make_buffer
+from offmarl.programs.sampling import as_sequence, warm_start
 from offmarl.replay import load
 from offmarl.types import Transition, View
 from recorders import qmix

@@ -13,12 +13,12 @@ from jaxtyping import Array, PRNGKeyArray
 from offmarl.checkpoint import Checkpoints
 from offmarl.envs import Environment, autoreset
 from offmarl.envs.base import require_positive
-from offmarl.interruption import CheckpointTimer, checkpoint_timer
 from offmarl.paths import local
-from offmarl.recording.capture import Capture, add, init_capture, make_buffer
-from offmarl.recording.loop import OnlineProgram, collect, resume
-from offmarl.recording.provenance import fingerprint, is_complete, open_for_recording
-from offmarl.recording.writer import ChunkWriter
+from offmarl.programs.buffer import Capture, add, init_capture, make_buffer
+from offmarl.programs.collect import OnlineProgram, collect, resume
+from offmarl.programs.interruption import CheckpointTimer, checkpoint_timer
+from offmarl.programs.provenance import fingerprint, is_complete, open_for_recording
+from offmarl.programs.writer import ChunkWriter
 from offmarl.rollout import RolloutState, init_rollout, rollout
 from offmarl.tracking import progress
 from offmarl.types import ArrayTree, EnvSpec, Policy

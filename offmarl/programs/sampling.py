@@ -6,7 +6,7 @@ import numpy as np
 from flashbax.buffers.trajectory_buffer import TrajectoryBuffer
 
 from offmarl.errors import ShapeError
-from offmarl.recording.capture import Capture, Step, add, init_capture
+from offmarl.programs.buffer import Capture, Step, add, init_capture
 from offmarl.replay import load
 from offmarl.types import EnvSpec, Sequence, Transition, View
 from offmarl.vault import Vault

@@ -12,7 +12,7 @@ import numpy as np
 from offmarl import vault
 from offmarl.errors import OptionError, RunError, VaultFormatError, VaultNotFoundError
 from offmarl.paths import local
-from offmarl.recording.python import Recorder, record
+from offmarl.programs.python import Recorder, record
 from offmarl.tracking import progress
 
 _STARTUP = multiprocessing.get_context("spawn")  # a fork of a process that runs JAX may hang

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from offmarl.errors import VaultError
-from offmarl.recording.capture import Capture, Chunk, take, whole
+from offmarl.programs.buffer import Capture, Chunk, take, whole
 from offmarl.types import Finals
 from offmarl.vault import Writer
 

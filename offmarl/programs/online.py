@@ -14,17 +14,18 @@ from rich import box
 from rich.table import Table
 
 import offmarl
-from offmarl import runs, tracking, vault
+from offmarl import tracking, vault
 from offmarl.checkpoint import Checkpoints
 from offmarl.envs import Environment
 from offmarl.errors import CheckpointError
 from offmarl.evaluation import Evaluation, evaluate
-from offmarl.interruption import CheckpointTimer, checkpoint_timer, more_to_come
 from offmarl.networks import PolicyConfig, init_policy, make_policy
-from offmarl.recording.loop import OnlineProgram, State, collect, resume
-from offmarl.recording.policy import record_policy
-from offmarl.recording.provenance import is_complete, open_for_recording
-from offmarl.recording.tiers import (
+from offmarl.programs import run as runs
+from offmarl.programs.collect import OnlineProgram, State, collect, resume
+from offmarl.programs.interruption import CheckpointTimer, checkpoint_timer, more_to_come
+from offmarl.programs.provenance import is_complete, open_for_recording
+from offmarl.programs.record import record_policy
+from offmarl.programs.tiers import (
     FRACTIONS,
     REPLAY_TIERS,
     TIERS,
@@ -32,7 +33,7 @@ from offmarl.recording.tiers import (
     first_to_reach,
     parse_tiers,
 )
-from offmarl.recording.writer import ChunkWriter
+from offmarl.programs.writer import ChunkWriter
 from offmarl.settings import Checked, Count, NonNegative, Seed
 from offmarl.types import ArrayTree, Policy
 

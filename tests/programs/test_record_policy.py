@@ -7,10 +7,10 @@ import pytest
 
 from offmarl import envs, vault
 from offmarl.errors import OffmarlError, RunError, Stopped
-from offmarl.interruption import more_to_come
 from offmarl.networks import PolicyConfig, init_policy, make_policy
-from offmarl.recording import policy as recording
-from offmarl.recording import record_policy
+from offmarl.programs import record as recording
+from offmarl.programs import record_policy
+from offmarl.programs.interruption import more_to_come
 from offmarl.rollout import init_rollout, rollout
 from offmarl.vault.layout import POLICY_IDS
 from offmarl.vault.writing import creation

@@ -7,7 +7,7 @@ import pytest
 
 from offmarl import interruption
 from offmarl.errors import OffmarlError, Stopped
-from offmarl.interruption import checkpoint_timer, more_to_come
+from offmarl.programs.interruption import checkpoint_timer, more_to_come
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 

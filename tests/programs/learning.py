@@ -7,7 +7,7 @@ import jax
 from offmarl import envs
 from offmarl.evaluation import evaluate
 from offmarl.networks import make_policy
-from offmarl.recording.loop import collect
+from offmarl.programs.collect import collect
 
 
 def learn(recorder, args, config, env=None):

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from offmarl import vault
 from offmarl.errors import ShapeError, VaultError, VaultFullError
-from offmarl.recording import ChunkWriter, add, init_capture, make_buffer
-from offmarl.recording.capture import take, whole
+from offmarl.programs import ChunkWriter, add, init_capture, make_buffer
+from offmarl.programs.buffer import take, whole
 from offmarl.types import Continuous, Discrete, EnvSpec, Transition, View
 
 E, N = 2, 2

@@ -1,7 +1,7 @@
 import pytest
 
 from offmarl.errors import UnknownNameError
-from offmarl.recording.tiers import FRACTIONS, best, first_to_reach, parse_tiers
+from offmarl.programs.tiers import FRACTIONS, best, first_to_reach, parse_tiers
 
 RETURNS = [1.0, 2.9, 3.1, 2.0, 5.2, 7.7, 9.6, 9.0]
 

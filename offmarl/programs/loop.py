@@ -14,13 +14,14 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 from numpy.typing import NDArray
 
-from offmarl import __version__, runs, tracking
+from offmarl import __version__, tracking
 from offmarl.checkpoint import Checkpoints
-from offmarl.interruption import CheckpointTimer, checkpoint_timer
 from offmarl.paths import below, local
+from offmarl.programs import run as runs
+from offmarl.programs.evaluate import Judges, in_words, judge, judges_of
+from offmarl.programs.interruption import CheckpointTimer, checkpoint_timer
+from offmarl.programs.program import FREE, Args, Program, Schedule, schedule_of
 from offmarl.replay import Batches, Dataset, Feed, Replay, feeding, open_dataset, split_key
-from offmarl.training.evaluating import Judges, in_words, judge, judges_of
-from offmarl.training.program import FREE, Args, Program, Schedule, schedule_of
 from offmarl.types import ArrayTree, EnvSpec
 
 _ArgsT = TypeVar("_ArgsT", bound=Args)

@@ -14,8 +14,8 @@ from offmarl.envs.base import Environment
 from offmarl.errors import OptionError, ShapeError, UnknownNameError
 from offmarl.evaluation import agreement, evaluate, log_likelihood
 from offmarl.networks import make_policy
+from offmarl.programs.program import Args, Program
 from offmarl.replay import Dataset, open_dataset
-from offmarl.training.program import Args, Program
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 HELD_OUT = 0.1

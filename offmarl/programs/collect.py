@@ -7,7 +7,7 @@ import jax
 from jaxtyping import Array, PRNGKeyArray
 
 from offmarl.checkpoint import Checkpoints
-from offmarl.recording.writer import ChunkWriter
+from offmarl.programs.writer import ChunkWriter
 from offmarl.types import ArrayTree
 
 State = Any
