@@ -18,6 +18,7 @@ import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from offmarl import cli, programs
+from offmarl.config import Positive, PositiveInt
 from offmarl.losses import masked_mean
 from offmarl.networks import (
     PolicyConfig,
@@ -26,7 +27,6 @@ from offmarl.networks import (
     init_policy,
     stochastic_head,
 )
-from offmarl.settings import Count, Positive
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 # ---------------------------------------------------------------------------------- arguments
@@ -43,7 +43,7 @@ class Args(programs.Args):
     the data rather than on those of the last batches."""
     greedy: bool = False
     """Evaluate the clone's best actions only, rather than act as randomly as the data does."""
-    hidden: Count = 64
+    hidden: PositiveInt = 64
     """Width of the policy's layers."""
     agent_id: bool = True
     """Tell the policy which agent it acts for."""
@@ -76,7 +76,7 @@ def make(spec: EnvSpec, args: Args) -> programs.Program:
     def loss(params: ArrayTree, batch: Sequence) -> Float[Array, ""]:
         view = batch.view_tm1
         outputs = jax.vmap(lambda o: network.apply(params, o, method="unroll"))(view.observation)
-        losses = -head.log_prob(outputs, view.legal_actions, batch.action)
+        losses = -head(outputs, view.legal_actions).log_prob(batch.action)
         return masked_mean(losses, batch.mask[..., None] & view.alive)
 
     def update(state: State, batch: Sequence, _key: PRNGKeyArray) -> tuple[State, dict[str, Array]]:

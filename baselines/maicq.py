@@ -21,18 +21,19 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from offmarl import categorical, cli, programs
+from offmarl import cli, programs
+from offmarl.config import Fraction, Positive, PositiveInt
+from offmarl.distributions import categorical, select
 from offmarl.losses import cross_entropy, lambda_targets, masked_mean, softmax_weights
 from offmarl.networks import (
     Mixer,
     MixerWeights,
     PolicyConfig,
     agent_network,
-    credit,
     init_policy,
     mix,
+    mixing_coefficients,
 )
-from offmarl.settings import Count, Fraction, Positive
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 # ---------------------------------------------------------------------------------- arguments
@@ -52,11 +53,11 @@ class Args(programs.Args):
     """α_π: the smaller, the more the policy follows the best of the data."""
     value_temperature: Positive = 1000.0
     """α_v: the smaller, the more the targets follow the best of the batch."""
-    target_every: Count = 200
+    target_every: PositiveInt = 200
     """Updates between copies to the target networks."""
-    hidden: Count = 64
+    hidden: PositiveInt = 64
     """Width of the agents' layers, and of the mixer's hypernetworks."""
-    mixer_embed: Count = 32
+    mixer_embed: PositiveInt = 32
     """Width of the mixing function."""
     agent_id: bool = True
     """Tell the networks which agent they act for."""
@@ -109,7 +110,7 @@ def make(spec: EnvSpec, args: Args) -> programs.Program:
         view = batch.view_tm1
         q = jax.vmap(lambda o: values.apply(critic.agent, o, method="unroll"))(view.observation)
         weights = mixer.apply(critic.mixer, view.state)
-        q_tot = mix(weights, categorical.select(q, batch.action) * view.alive)
+        q_tot = mix(weights, select(q, batch.action) * view.alive)
         return q, q_tot, weights
 
     def critic_loss(
@@ -133,11 +134,11 @@ def make(spec: EnvSpec, args: Args) -> programs.Program:
         view = batch.view_tm1
         logits = jax.vmap(lambda o: policy.apply(actor, o, method="unroll"))(view.observation)
         log_loss = jax.vmap(cross_entropy)(logits, batch.action, view.legal_actions)
-        probs = jax.nn.softmax(categorical.mask_illegal(logits, view.legal_actions))
-        advantage = categorical.select(q, batch.action) - (probs * q).sum(-1)
+        probs = jax.nn.softmax(categorical(logits, view.legal_actions).logits)
+        advantage = select(q, batch.action) - (probs * q).sum(-1)
         mask = batch.mask[..., None] & view.alive
         imitate = softmax_weights(advantage, mask, args.policy_temperature)
-        return masked_mean(credit(weights) * imitate * log_loss, mask)
+        return masked_mean(mixing_coefficients(weights) * imitate * log_loss, mask)
 
     def update(state: State, batch: Sequence, _key: PRNGKeyArray) -> tuple[State, dict[str, Array]]:
         (value_loss, (q, q_tot, weights)), critic_gradient = jax.value_and_grad(

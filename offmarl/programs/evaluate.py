@@ -157,12 +157,12 @@ def judge(
 def _imitation(
     program: Program, spec: EnvSpec, params: ArrayTree, episodes: Sequence
 ) -> dict[str, Float[Array, "seeds episodes"]]:
-    config, policy = program.config, make_policy(program.config, spec, greedy=True)
+    policy = make_policy(program.config, spec, greedy=True)
 
     def judge_one(params: ArrayTree) -> dict[str, Array]:
         found = {tracking.AGREEMENT: agreement(policy, params, episodes)}
-        if config.head != "q":  # which makes no action more or less likely
-            found[tracking.LOG_LIKELIHOOD] = log_likelihood(config, spec, params, episodes)
+        if policy.log_prob is not None:
+            found[tracking.LOG_LIKELIHOOD] = log_likelihood(policy, params, episodes)
         return found
 
     return jax.vmap(judge_one)(params)

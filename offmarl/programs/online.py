@@ -16,6 +16,7 @@ from rich.table import Table
 import offmarl
 from offmarl import tracking, vault
 from offmarl.checkpoint import Checkpoints
+from offmarl.config import NonNegative, PositiveInt, Seed, Validated
 from offmarl.envs import Environment
 from offmarl.errors import CheckpointError
 from offmarl.evaluation import Evaluation, evaluate
@@ -34,12 +35,11 @@ from offmarl.programs.tiers import (
     parse_tiers,
 )
 from offmarl.programs.writer import ChunkWriter
-from offmarl.settings import Checked, Count, NonNegative, Seed
 from offmarl.types import ArrayTree, Policy
 
 
 @dataclass(frozen=True)
-class OnlineArgs(Checked):
+class OnlineArgs(Validated):
     """What every recorder is told."""
 
     env: str = "swarm/coverage-3"
@@ -49,15 +49,15 @@ class OnlineArgs(Checked):
     medium-replay (that up to the medium policy, cut from replay, which is recorded too)."""
     out: Path = Path("vaults")
     """Directory for the vaults, and for the run beside them."""
-    steps: Count = 100_000
+    steps: PositiveInt = 100_000
     """Environment steps to record in each tier; replay has all steps of the training."""
-    total_steps: Count = 300_000
+    total_steps: PositiveInt = 300_000
     """Environment steps to train for."""
-    num_envs: Count = 32
+    num_envs: PositiveInt = 32
     """Environments side by side."""
-    evaluations: Count = 40
+    evaluations: PositiveInt = 40
     """Versions of the policy to evaluate and keep during training; tiers are chosen from them."""
-    eval_episodes: Count = 64
+    eval_episodes: PositiveInt = 64
     """Episodes in an evaluation."""
     seed: Seed = 0
     """Decides everything random."""

@@ -7,9 +7,9 @@ from typing import Literal, NamedTuple
 
 from jaxtyping import Array, PRNGKeyArray
 
+from offmarl.config import Fraction, NonNegative, Positive, PositiveInt, Seed, Validated
 from offmarl.errors import OptionError
 from offmarl.networks import PolicyConfig
-from offmarl.settings import Checked, Count, Fraction, NonNegative, Positive, Seed
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 LOG_EVERY = 500
@@ -20,13 +20,13 @@ FREE = ("out", "replay", "memory", "checkpoint_seconds")
 
 
 @dataclass(frozen=True)
-class Args(Checked):
+class Args(Validated):
     """Settings that all offline programs share."""
 
     vault: Path
     """Dataset to learn from, such as vaults/swarm/coverage-3.vlt/medium, or the name of one that
     was pulled; `offmarl cat` makes one of several."""
-    time_limit: Count | None = None
+    time_limit: PositiveInt | None = None
     """For a vault of another program that flags the end of time as a termination: the steps after
     which episodes were cut off; by default what `offmarl pull` noted of it."""
     env: str | None = None
@@ -40,26 +40,26 @@ class Args(Checked):
     By default 0.1 where there is neither an environment nor --validation, and 0 otherwise."""
     out: Path | None = None
     """Directory of the run; by default runs/ENVIRONMENT/TIER/PROGRAM."""
-    seeds: Count = 1
+    seeds: PositiveInt = 1
     """Independent runs, trained side by side in one program."""
     seed: Seed = 0
     """The first of the seeds."""
-    updates: Count | None = None
+    updates: PositiveInt | None = None
     """Gradient updates; by default 100,000, and 3,000 on classic/* and probe/* data."""
-    batch_size: Count = 32
+    batch_size: PositiveInt = 32
     """Windows a batch."""
-    length: Count = 20
+    length: PositiveInt = 20
     """Steps a window."""
     replay: Literal["auto", "device", "stream"] = "auto"
     """Where batches come from: the whole dataset on the device, or streamed from disk; the same
     batches either way. "auto": the device where the data fits into half of its free memory."""
     memory: Positive = 1.0
     """GB that streamed batches may take at a time."""
-    evaluate_every: Count | None = None
+    evaluate_every: PositiveInt | None = None
     """Updates between evaluations; by default a twentieth of all."""
-    evaluate_episodes: Count = 32
+    evaluate_episodes: PositiveInt = 32
     """Episodes an evaluation."""
-    final_episodes: Count = 320
+    final_episodes: PositiveInt = 320
     """Episodes of the last evaluation, whose returns are the run's result."""
     checkpoint_seconds: NonNegative = 30.0
     """Seconds of work that a kill may cost; Ctrl-C and SIGTERM save before they stop."""

@@ -10,9 +10,9 @@ import optax
 import pytest
 
 from offmarl import envs
+from offmarl.distributions import categorical
 from offmarl.errors import OptionError
-from offmarl.networks import SOFTMAX, PolicyConfig
-from offmarl.networks.normalisation import Moments
+from offmarl.networks import Moments, PolicyConfig
 from offmarl.types import Discrete, EnvSpec, Transition, View
 from recorders import mappo
 
@@ -57,7 +57,7 @@ def test_the_loss_of_a_minibatch_by_hand():
     outputs = jnp.zeros((2, 2, 2))
     networks = mappo.Networks(
         actor=SimpleNamespace(apply=lambda *_: (outputs, ())),
-        head=SOFTMAX,
+        head=categorical,
         critic=SimpleNamespace(apply=lambda *_: (jnp.ones((2, 2, 1)), ())),
     )
     alive = jnp.array([[True, True], [True, False]])

@@ -4,14 +4,14 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from offmarl.config import Fraction, NonNegative, Positive, PositiveInt, Seed, Validated
 from offmarl.errors import OptionError
-from offmarl.settings import Checked, Count, Fraction, NonNegative, Positive, Seed
 
 
 @dataclass(frozen=True)
-class Base(Checked):
-    steps: Count = 1
-    every: Count | None = None
+class Base(Validated):
+    steps: PositiveInt = 1
+    every: PositiveInt | None = None
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def mix(weights: MixerWeights, q: Float[Array, "*b N"]) -> Float[Array, "*b"]:
     return (hidden * weights.w2).sum(-1) + weights.b2
 
 
-def credit(weights: MixerWeights) -> Float[Array, "*b N"]:
+def mixing_coefficients(weights: MixerWeights) -> Float[Array, "*b N"]:
     """Each agent's share of the mixing weights; the shares of a state sum to one.
 
     This is MAICQ's k_i(s) without the nonlinearity (Yang et al. 2021, arXiv 2106.03400, eq. 12).
