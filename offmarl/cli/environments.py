@@ -16,7 +16,7 @@ from tyro.conf import Positional, arg
 from offmarl import envs as registry
 from offmarl.cli.output import Report, number
 from offmarl.cli.output import grid as facts
-from offmarl.envs.families import About
+from offmarl.envs.catalogue import EnvInfo
 from offmarl.types import Discrete, EnvSpec
 
 _NUM_ENVS = 64
@@ -64,7 +64,7 @@ def envs(
     return _describe(name, seconds, picture)
 
 
-def _list(listed: Mapping[str, About]) -> Report:
+def _list(listed: Mapping[str, EnvInfo]) -> Report:
     columns = ["name", "agents", "sees", "acts", *(t[0].upper() for t in _TRAITS), "state", "needs"]
     grid = Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     grid.columns[0].min_width = max(map(len, listed))
