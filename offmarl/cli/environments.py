@@ -23,7 +23,8 @@ _NUM_ENVS = 64
 
 _TRAITS = ("partial", "adversarial", "heterogeneous", "communication", "mask")
 
-_SHORT = {
+_SHORT: dict[str | None, str] = {
+    None: "?",
     "vector": "vec",
     "discrete": "disc",
     "continuous": "cont",
@@ -70,8 +71,10 @@ def _list(listed: Mapping[str, EnvInfo]) -> Report:
     grid.columns[0].min_width = max(map(len, listed))
     for name, about in listed.items():
         marks = ["✓" if trait in about.traits else "" for trait in _TRAITS]
-        kinds = [_SHORT.get(word, word) for word in (about.observation, about.action, about.state)]
-        grid.add_row(name, about.agents, *kinds[:2], *marks, kinds[2], about.extra)
+        kinds = [
+            _SHORT.get(word, str(word)) for word in (about.observation, about.action, about.state)
+        ]
+        grid.add_row(name, about.agents or "?", *kinds[:2], *marks, kinds[2], about.extra)
     (only, *others) = listed.values()
     tail = _HINT if others or not only.choices else f"one of: {', '.join(only.choices)}"
     described = {name: asdict(about) for name, about in listed.items()}
