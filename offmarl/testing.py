@@ -16,7 +16,7 @@ import numpy as np
 
 from offmarl import vault
 from offmarl.errors import InvalidValueError, OffmarlError, ShapeError, VaultError, VaultExistsError
-from offmarl.types import Discrete, EnvSpec, Finals, Transition, View
+from offmarl.types import Discrete, EnvSpec, FinalObservations, Transition, View
 
 Episode = tuple[int, int, int, str, int, list[float]]
 """Row, start, length, cause, policy and returns."""
@@ -24,7 +24,7 @@ Episode = tuple[int, int, int, str, int, list[float]]
 
 def experience(
     spec: EnvSpec, rows: int, steps: int, seed: int = 0, end_every: float = 5.0
-) -> tuple[Transition, Finals]:
+) -> tuple[Transition, FinalObservations]:
     """Make random steps ``(rows, steps, ...)`` and the final views of the episodes in them.
 
     An episode ends about every ``end_every``, half of them truncated. The final views are in no
@@ -55,7 +55,7 @@ def experience(
     row, time = np.nonzero(last)
     order = rng.permutation(len(row))
     final: Any = (row[order], time[order], views(spec, (len(row),), rng))
-    return Transition(**steps_made), Finals(*final)
+    return Transition(**steps_made), FinalObservations(*final)
 
 
 def views(spec: EnvSpec, lead: tuple[int, ...], rng: np.random.Generator) -> View:
@@ -170,11 +170,11 @@ class StoreConformance:
     spec = EnvSpec("", num_agents=2, observation_size=3, state_size=5, action=Discrete(4))
     rows = 2
 
-    def parts(self, *lengths: int) -> list[tuple[Transition, Finals]]:
+    def parts(self, *lengths: int) -> list[tuple[Transition, FinalObservations]]:
         """Make records of so many steps."""
         return [experience(self.spec, self.rows, n, seed) for seed, n in enumerate(lengths)]
 
-    def check(self, store: Store, parts: list[tuple[Transition, Finals]]) -> None:
+    def check(self, store: Store, parts: list[tuple[Transition, FinalObservations]]) -> None:
         """Check that the store holds just these."""
         found = store.open()
         whole = concatenate([transition for transition, _ in parts])
@@ -183,7 +183,7 @@ class StoreConformance:
         assert table_of(found.episodes) == episodes_of(whole)
         self._check_finals(found, parts)
 
-    def _check_finals(self, found: Any, parts: list[tuple[Transition, Finals]]) -> None:
+    def _check_finals(self, found: Any, parts: list[tuple[Transition, FinalObservations]]) -> None:
         ends = zip(found.episodes.row, found.episodes.start + found.episodes.length, strict=True)
         number = dict(zip(ends, found.episodes.final, strict=True))
         begin = 0

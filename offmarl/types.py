@@ -179,7 +179,7 @@ class Transition(NamedTuple):
     written may have one for all of them."""
 
 
-class Finals(NamedTuple):
+class FinalObservations(NamedTuple):
     """The views that M episodes of a recorded chunk ended with.
 
     Transitions hold the view before each action only; with the finals the next view of every step

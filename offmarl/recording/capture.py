@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Int
 from numpy.typing import NDArray
 
 from offmarl.errors import ShapeError
-from offmarl.types import Continuous, EnvSpec, Finals, Transition, View
+from offmarl.types import Continuous, EnvSpec, FinalObservations, Transition, View
 
 
 class Step(NamedTuple):
@@ -45,7 +45,7 @@ class Chunk(NamedTuple):
 
     transition: Transition
     """``(E, T, ...)``"""
-    finals: Finals
+    finals: FinalObservations
     """The views that the episodes which ended here ended with; the views are padded."""
     stop: int
     """Time steps that had been added when this was taken: the chunk ends there."""
@@ -158,7 +158,7 @@ def whole(capture: Capture) -> Chunk:
     return Chunk(transition, finals, int(capture.total))
 
 
-def _copy_finals(capture: Capture, last: NDArray[np.bool_], start: int) -> Finals:
+def _copy_finals(capture: Capture, last: NDArray[np.bool_], start: int) -> FinalObservations:
     """Copy the views that the steps marked in ``last`` led to; their place begins at ``start``."""
     row, time = np.nonzero(last)
     size = 1 << max(len(row) - 1, 0).bit_length()  # few sizes, so that little is compiled
@@ -168,7 +168,7 @@ def _copy_finals(capture: Capture, last: NDArray[np.bool_], start: int) -> Final
         view = _copy_views(capture.buffer.experience.next_view, *where)
     else:
         view = _copy_views(capture.next_views, *where[::-1])
-    return Finals(jnp.asarray(row, jnp.int32), jnp.asarray(time, jnp.int32), view)
+    return FinalObservations(jnp.asarray(row, jnp.int32), jnp.asarray(time, jnp.int32), view)
 
 
 @partial(jax.jit, static_argnames=("num_steps", "wraps"))

@@ -23,7 +23,7 @@ from offmarl.errors import (
     VaultNotFoundError,
 )
 from offmarl.paths import local
-from offmarl.types import EnvSpec, Finals, Transition, View
+from offmarl.types import EnvSpec, FinalObservations, Transition, View
 from offmarl.vault.writing.values import RecordPosition
 from offmarl.vault.writing.values import check as check_values
 
@@ -319,7 +319,7 @@ class _Episode:
             place=RecordPosition(len(self), "of the episode"),
         )
 
-    def record(self, cut: bool) -> tuple[Transition, Finals]:
+    def record(self, cut: bool) -> tuple[Transition, FinalObservations]:
         """Return the episode, ``(1, T, ...)``, and the view that it ended with.
 
         Parameters
@@ -337,7 +337,7 @@ class _Episode:
         transition = Transition(view=View(*(leaf[:, :-1] for leaf in views)), last=last, **fields)
         final = View(*(leaf[:, -1] for leaf in views))
         row: Any = np.zeros(1, np.int32)
-        return transition, Finals(row, row + len(self._steps) - 1, final)
+        return transition, FinalObservations(row, row + len(self._steps) - 1, final)
 
     def _see(self, observations: Any, infos: Any, alive: Any) -> View:
         from offmarl.envs.pettingzoo import state_of

@@ -12,7 +12,7 @@ import numpy as np
 
 from offmarl.errors import VaultError
 from offmarl.recording.capture import Capture, Chunk, take, whole
-from offmarl.types import Finals
+from offmarl.types import FinalObservations
 from offmarl.vault import Writer
 
 _WAITING_BYTES = 256 * 2**20
@@ -145,7 +145,7 @@ class ChunkWriter:
         self._written = chunk.stop
 
 
-def _unpad(finals: Finals) -> Finals:
+def _unpad(finals: FinalObservations) -> FinalObservations:
     count = len(finals.row)
     return finals._replace(view=jax.tree.map(lambda leaf: np.asarray(leaf)[:count], finals.view))
 

@@ -11,7 +11,7 @@ from offmarl import vault
 from offmarl.cli import demo
 from offmarl.recording import online
 from offmarl.report.contents import survey
-from offmarl.types import Finals
+from offmarl.types import FinalObservations
 from offmarl.vault.transform import selection
 from tests.vault.experience import SPEC, make
 
@@ -37,7 +37,7 @@ def path(tmp_path_factory):
     cut = np.zeros((1, 9), bool)
     cut[0, 7] = True
     final = type(whole.view)(*(x[:, 7] for x in whole.view))
-    finals = Finals(np.zeros(1, int), np.full(1, 7), final)
+    finals = FinalObservations(np.zeros(1, int), np.full(1, 7), final)
     with vault.create(path, SPEC, rows=1) as writer:
         writer.append(transition, finals, cut=cut)
     return path

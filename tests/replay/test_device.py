@@ -14,7 +14,7 @@ import offmarl
 from offmarl import vault
 from offmarl.errors import ShapeError
 from offmarl.replay import load, open_dataset
-from offmarl.types import Continuous, Discrete, EnvSpec, Finals, Transition, View
+from offmarl.types import Continuous, Discrete, EnvSpec, FinalObservations, Transition, View
 
 SPEC = EnvSpec("test", num_agents=2, observation_size=3, state_size=2, action=Discrete(3))
 
@@ -35,7 +35,7 @@ def write(
     spec: EnvSpec = SPEC,
     terminates: float = 0.5,
     with_finals: bool = True,
-) -> tuple[Transition, Finals]:
+) -> tuple[Transition, FinalObservations]:
     """Write random steps ``ends.shape``; an episode ends where ``ends`` is true."""
     rng = np.random.default_rng(0)
     rows, steps = ends.shape
@@ -56,13 +56,15 @@ def write(
         policy_id=np.zeros((rows, steps), np.int32),
     )
     row, time = np.nonzero(ends)
-    finals = Finals(row, time, random_view(rng, (len(row),), spec))
+    finals = FinalObservations(row, time, random_view(rng, (len(row),), spec))
     with vault.create(path, spec, rows=rows, chunk_steps=16) as writer:
         writer.append(transition, finals if with_finals else None)
     return transition, finals
 
 
-def check_window(window, transition: Transition, finals: Finals | None, length: int) -> None:
+def check_window(
+    window, transition: Transition, finals: FinalObservations | None, length: int
+) -> None:
     """Find the window's first step in the data, and compare all of it with what is there."""
     first = np.asarray(window.behaviour_log_prob[0])
     row, start = np.argwhere((transition.behaviour_log_prob == first).all(-1))[0]

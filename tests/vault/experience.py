@@ -14,7 +14,7 @@ from offmarl.testing import (
 )
 from offmarl.testing import steps_of as steps
 from offmarl.testing import views as view
-from offmarl.types import Continuous, Discrete, EnvSpec, Finals, Transition
+from offmarl.types import Continuous, Discrete, EnvSpec, FinalObservations, Transition
 
 __all__ = [
     "CONTINUOUS",
@@ -36,7 +36,7 @@ CONTINUOUS = EnvSpec("", 3, 2, 4, Continuous(2), reward="individual")
 
 def make(
     spec: EnvSpec = SPEC, rows: int = 2, steps: int = 10, seed: int = 0, end_every: float = 5.0
-) -> tuple[Transition, Finals]:
+) -> tuple[Transition, FinalObservations]:
     """Random steps; an episode ends about every ``end_every``, half of them truncated."""
     return experience(spec, rows, steps, seed, end_every)
 
@@ -50,7 +50,7 @@ def unpack_version_2(directory: Path) -> Path:
 
 def whole_episodes(
     spec: EnvSpec = SPEC, rows: int = 2, steps: int = 10, seed: int = 0, end_every: float = 5.0
-) -> tuple[Transition, Finals]:
+) -> tuple[Transition, FinalObservations]:
     """The same, and every row's last step ends an episode."""
     transition, finals = make(spec, rows, steps, seed, end_every)
     transition.last[:, -1] = True
@@ -59,5 +59,5 @@ def whole_episodes(
     terminated[:, -1] |= ~ends[:, -1]
     rng = np.random.default_rng(seed)
     row, time = np.nonzero(transition.last)
-    finals = Finals(row, time, view(spec, (len(row),), rng))
+    finals = FinalObservations(row, time, view(spec, (len(row),), rng))
     return transition._replace(terminated=terminated), finals

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 
 from offmarl import vault
-from offmarl.types import Finals, Transition, View
+from offmarl.types import FinalObservations, Transition, View
 from tests.vault.experience import SPEC, make
 from tests.vault.killed import say
 
 
-def episode(writer: int, number: int) -> tuple[Transition, Finals]:
+def episode(writer: int, number: int) -> tuple[Transition, FinalObservations]:
     """An episode that tells in every leaf of every step whose it is."""
     length = 1 + (7 * number + writer) % 40
     transition, _ = make(rows=1, steps=length, seed=0, end_every=1e9)
@@ -35,7 +35,7 @@ def episode(writer: int, number: int) -> tuple[Transition, Finals]:
         last=last,
         policy_id=np.full_like(transition.policy_id, number),
     )
-    return transition, Finals(
+    return transition, FinalObservations(
         np.zeros(1, int), np.full(1, length - 1), View(*(x[:, 0] for x in view))
     )
 

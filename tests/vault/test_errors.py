@@ -20,7 +20,7 @@ from offmarl.errors import (
     VaultFullError,
     VaultNotFoundError,
 )
-from offmarl.types import Finals
+from offmarl.types import FinalObservations
 from offmarl.vault import layout
 from offmarl.vault.storage.store import UNFINISHED, Store
 
@@ -163,7 +163,7 @@ def test_final_views_that_do_not_fit(path):
     misplaced = finals._replace(row=np.full_like(finals.row, row), time=np.full_like(time, time))
     wrong = [
         (misplaced._replace(time=np.full_like(finals.time, time)), "there is none"),
-        (Finals(finals.row * 0 + 7, finals.time, finals.view), "there is none"),
+        (FinalObservations(finals.row * 0 + 7, finals.time, finals.view), "there is none"),
         (finals._replace(row=finals.row[:-1]), "one of each for every view"),
         (finals._replace(view=finals.view._replace(state=finals.view.state[:, 1:])), "state"),
     ]

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from offmarl import vault
-from offmarl.types import Finals, View
+from offmarl.types import FinalObservations, View
 
 from .experience import (
     CONTINUOUS,
@@ -214,7 +214,7 @@ def test_digest_is_of_the_content_alone(tmp_path):
     row = np.concatenate([np.full(len(f.row), number) for number, f in enumerate(finals)])
     time = np.concatenate([f.time for f in finals])
     views = View(*(np.concatenate(x) for x in zip(*(f.view for f in finals), strict=True)))
-    stacked = write(tmp_path / "c.vlt", [(wide, Finals(row, time, views))])
+    stacked = write(tmp_path / "c.vlt", [(wide, FinalObservations(row, time, views))])
     assert stacked.digest() == one.digest()
 
     changed = parts[0][0]._replace(reward=parts[0][0].reward + np.float32(1))

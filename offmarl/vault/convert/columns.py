@@ -20,7 +20,7 @@ import numpy as np
 
 from offmarl.errors import VaultError, VaultFormatError
 from offmarl.paths import local
-from offmarl.types import EnvSpec, Finals, View
+from offmarl.types import EnvSpec, FinalObservations, View
 from offmarl.vault import encoding, layout
 from offmarl.vault.convert import common
 from offmarl.vault.convert.appending import Append, Column, npz, to_slices
@@ -307,4 +307,4 @@ def _records(columns: _Columns, spec: EnvSpec, progress: Progress) -> Iterator[R
         views = View(*(np.asarray(arrays[name])[final[here][known]] for name in _FINALS))
         time: NumpyArray = last[known]
         row: NumpyArray = np.zeros_like(time)
-        yield Record(found, Finals(row, time, views), cut)
+        yield Record(found, FinalObservations(row, time, views), cut)

@@ -18,7 +18,7 @@ from offmarl.errors import (
     VaultError,
     VaultNotFoundError,
 )
-from offmarl.types import EnvSpec, Finals, Transition, View
+from offmarl.types import EnvSpec, FinalObservations, Transition, View
 from offmarl.vault.layout import Codec, NumpyArray
 from offmarl.vault.progress import Progress
 from offmarl.vault.storage import staging
@@ -36,7 +36,7 @@ class Record(NamedTuple):
     """Some steps of one row, the final views in them, and where the recording cut them off."""
 
     steps: Transition
-    finals: Finals | None = None
+    finals: FinalObservations | None = None
     cut: NumpyArray | bool = False
     """``(1, T)``"""
 

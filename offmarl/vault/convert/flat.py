@@ -11,7 +11,7 @@ import numpy as np
 
 from offmarl.errors import VaultError
 from offmarl.paths import local
-from offmarl.types import Discrete, EnvSpec, Finals, Transition, View
+from offmarl.types import Discrete, EnvSpec, FinalObservations, Transition, View
 from offmarl.vault import encoding
 from offmarl.vault.convert import common
 from offmarl.vault.convert.common import Record, StrPath, readable
@@ -241,7 +241,9 @@ def _truncate(steps: Transition, limits: NumpyArray) -> Transition:
     )
 
 
-def _finals(arrays: Mapping[str, NumpyArray], steps: Transition, spec: EnvSpec) -> Finals | None:
+def _finals(
+    arrays: Mapping[str, NumpyArray], steps: Transition, spec: EnvSpec
+) -> FinalObservations | None:
     """Return what the last actions of episodes led to, where the data tells."""
     if not {"next_obs", *(["next_states"] if spec.state == "native" else [])} <= arrays.keys():
         return None
@@ -253,4 +255,4 @@ def _finals(arrays: Mapping[str, NumpyArray], steps: Transition, spec: EnvSpec) 
     seen = arrays["next_obs"][time].astype(np.float32)
     state = arrays["next_states"][time].astype(np.float32) if spec.state == "native" else seen
     view = View(seen, state.reshape(len(time), spec.state_size), legal, alive)
-    return Finals(row, time, view)
+    return FinalObservations(row, time, view)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from offmarl.errors import OptionError, VaultError
-from offmarl.types import Continuous, Discrete, EnvSpec, Episode, Finals, View
+from offmarl.types import Continuous, Discrete, EnvSpec, Episode, FinalObservations, View
 from offmarl.vault import encoding, layout
 from offmarl.vault.convert.common import (
     Record,
@@ -293,7 +293,7 @@ def _record(episode: Any, infos: dict[str, NumpyArray], spec: EnvSpec) -> Record
     return Record(steps, finals, cut)
 
 
-def _final(arrays: dict[str, NumpyArray], length: int, spec: EnvSpec) -> Finals:
+def _final(arrays: dict[str, NumpyArray], length: int, spec: EnvSpec) -> FinalObservations:
     agents = (1, spec.num_agents)
     names = ("observations", "infos.state", "infos.legals", "infos.alive")
     seen, state, legal, alive = (np.asarray(arrays[name][-1]) for name in names)
@@ -304,4 +304,4 @@ def _final(arrays: dict[str, NumpyArray], length: int, spec: EnvSpec) -> Finals:
         alive.reshape(agents).astype(bool),
     ]
     row: NumpyArray = np.zeros(1, np.int64)
-    return Finals(row, row + length - 1, View(*fields))
+    return FinalObservations(row, row + length - 1, View(*fields))

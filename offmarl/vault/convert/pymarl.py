@@ -13,7 +13,7 @@ import numpy as np
 
 from offmarl.errors import ShapeError, VaultError, VaultNotFoundError
 from offmarl.paths import local
-from offmarl.types import Discrete, EnvSpec, Finals, Transition, View
+from offmarl.types import Discrete, EnvSpec, FinalObservations, Transition, View
 from offmarl.vault.convert import common
 from offmarl.vault.convert.common import Record, check_layout, readable, write_vault
 from offmarl.vault.convert.contained import HDF5, open_datasets
@@ -226,7 +226,9 @@ def _batches(
         yield {name: member.read(count) for name, member in members.items()}
 
 
-def _records(batch: Mapping[str, NumpyArray], spec: EnvSpec) -> tuple[Transition, Finals]:
+def _records(
+    batch: Mapping[str, NumpyArray], spec: EnvSpec
+) -> tuple[Transition, FinalObservations]:
     """Put the executed steps of a batch of episodes end to end, in one row."""
     lengths, executed, last = _extent(batch)
     ended = batch["terminated"][..., 0] != 0
@@ -255,7 +257,7 @@ def _records(batch: Mapping[str, NumpyArray], spec: EnvSpec) -> tuple[Transition
     final = _view(batch, spec, (episodes, lengths[episodes]))
     time: NumpyArray = np.cumsum(lengths[episodes]) - 1
     row: NumpyArray = np.zeros_like(time)
-    return whole, Finals(row, time, final)
+    return whole, FinalObservations(row, time, final)
 
 
 def _extent(batch: Mapping[str, NumpyArray]) -> tuple[NumpyArray, NumpyArray, NumpyArray]:

@@ -5,8 +5,8 @@ with values in parentheses, arithmetic, names, numbers, text in quotes, and perc
 the 90th percentile, over complete episodes, of what it is compared with.
 
 Python's parser finds the structure; nothing runs as Python. Before, placeholders of the same length
-replace words and numbers, so Python's keywords are ordinary names (``return``), text has no escapes,
-and positions stay.
+replace words and numbers. So Python's keywords are ordinary names (``return``), text has no
+escapes, and positions stay.
 """
 
 import ast

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from offmarl.errors import ShapeError, VaultError
-from offmarl.types import EnvSpec, Finals, Transition, View
+from offmarl.types import EnvSpec, FinalObservations, Transition, View
 from offmarl.vault import layout
 from offmarl.vault.layout import Codec, NumpyArray
 from offmarl.vault.listing import SUFFIX, open_source, open_vault
@@ -296,7 +296,9 @@ def copy_rows(vault: Vault, writer: Writer, advance: Advance) -> None:
         cut: NumpyArray = np.zeros(steps.last.shape, bool)
         cut[row, time] = found.cause[here] == CAUSES[CUT]
         known = found.final[here] >= 0
-        finals = Finals(row[known], time[known], vault.final_views(found.final[here][known]))
+        finals = FinalObservations(
+            row[known], time[known], vault.final_views(found.final[here][known])
+        )
         number = np.searchsorted(breaks, begin, side="right") % 2
         writer.append(steps, finals, run=f"copy {number}", cut=cut)
         advance(steps.last.size)
@@ -336,7 +338,7 @@ def _window(vault: Vault, pieces: Pieces, begin: int, stop: int) -> _Window:
     )
 
 
-def _gather(vault: Vault, window: _Window) -> tuple[Transition, Finals, NumpyArray]:
+def _gather(vault: Vault, window: _Window) -> tuple[Transition, FinalObservations, NumpyArray]:
     """Return a window's pieces end to end ``(1, T, ...)``, their final views, and where cut."""
     pieces, ends, found = window.pieces, window.ends, vault.episodes
     episode = pieces.episode[ends]
@@ -364,7 +366,7 @@ def _gather(vault: Vault, window: _Window) -> tuple[Transition, Finals, NumpyArr
     seen = View(*(_flat(field)[after] for field in read.view))
     time: NumpyArray = np.concatenate([last[known], last[goes_on]])
     row: NumpyArray = np.zeros_like(time)
-    finals = Finals(row, time, _join(stored, seen))
+    finals = FinalObservations(row, time, _join(stored, seen))
     return steps._replace(truncated=truncated, last=is_last), finals, cut
 
 

@@ -53,7 +53,7 @@ def cat(
     path
         The vault to write.
     codec
-        raw or zstd; by default that of the first source.
+        raw or zstd; by default that of the (first) source.
     time_limit
         For vaults of other programs that flag the time limit as a termination: the limit. The new
         vault then distinguishes truncation from termination, and its spec has the limit.

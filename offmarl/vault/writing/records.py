@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from offmarl.errors import ShapeError, VaultError
-from offmarl.types import EnvSpec, Finals, Transition
+from offmarl.types import EnvSpec, FinalObservations, Transition
 from offmarl.vault import encoding, layout, tables
 from offmarl.vault.layout import Head, NumpyArray
 from offmarl.vault.tables import Signals
@@ -58,7 +58,7 @@ def is_there(path: object, run: str, chunk: int | None, done: int) -> bool:
 def account(
     transition: Transition,
     arrays: Mapping[str, NumpyArray],
-    finals: Finals | None,
+    finals: FinalObservations | None,
     tip: Head,
     running: tables.Table,
     spec: EnvSpec,
@@ -140,7 +140,7 @@ def warn_of_length(path: object, begin: int, stop: int) -> None:
 
 
 def _with_finals(
-    ended: tables.Table, finals: Finals | None, tip: Head, spec: EnvSpec
+    ended: tables.Table, finals: FinalObservations | None, tip: Head, spec: EnvSpec
 ) -> tuple[tables.Table, NumpyArray]:
     """Return the ended episodes with their final views' numbers, and the views packed."""
     if finals is None:

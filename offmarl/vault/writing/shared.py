@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from offmarl.errors import ShapeError, VaultConflictError, VaultError
-from offmarl.types import EnvSpec, Finals, Transition
+from offmarl.types import EnvSpec, FinalObservations, Transition
 from offmarl.vault import encoding, tables
 from offmarl.vault.layout import Head
 from offmarl.vault.listing import locate
@@ -25,7 +25,7 @@ from offmarl.vault.writing.writer import own_of, resume
 
 class _Waiting(NamedTuple):
     transition: Transition
-    finals: Finals | None
+    finals: FinalObservations | None
     cut: Cut
 
 
@@ -65,7 +65,7 @@ class SharedWriter:
     def append(
         self,
         transition: Transition,
-        finals: Finals | None = None,
+        finals: FinalObservations | None = None,
         *,
         chunk: int | None = None,
         cut: Cut = False,
@@ -138,7 +138,7 @@ class SharedWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _check(self, transition: Transition, finals: Finals | None, cut: Cut) -> None:
+    def _check(self, transition: Transition, finals: FinalObservations | None, cut: Cut) -> None:
         """Find now what is wrong with a record, not when others wait for it."""
         arrays = encoding.fit(transition, self._schema)
         values.check(arrays, self.spec, finals)

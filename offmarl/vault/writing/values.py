@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from offmarl.errors import InvalidValueError
-from offmarl.types import Continuous, EnvSpec, Finals
+from offmarl.types import Continuous, EnvSpec, FinalObservations
 from offmarl.vault.layout import POLICY_IDS, NumpyArray
 from offmarl.vault.reading.quirks import MEANINGS
 
@@ -61,7 +61,7 @@ class _Rule(NamedTuple):
 def check(
     arrays: Mapping[str, NumpyArray],
     spec: EnvSpec,
-    finals: Finals | None = None,
+    finals: FinalObservations | None = None,
     place: RecordPosition = IN_RECORD,
 ) -> None:
     """Refuse invalid values.
@@ -92,7 +92,7 @@ def check(
 def find(
     arrays: Mapping[str, NumpyArray],
     spec: EnvSpec,
-    finals: Finals | None = None,
+    finals: FinalObservations | None = None,
     place: RecordPosition = IN_RECORD,
 ) -> Iterator[Invalid]:
     """Yield what `check` refuses, at most once for each array."""
@@ -103,7 +103,9 @@ def find(
         yield from _find_in_finals(finals, spec, place)
 
 
-def _find_in_finals(finals: Finals, spec: EnvSpec, place: RecordPosition) -> Iterator[Invalid]:
+def _find_in_finals(
+    finals: FinalObservations, spec: EnvSpec, place: RecordPosition
+) -> Iterator[Invalid]:
     where = list(zip(np.ravel(finals.row).tolist(), np.ravel(finals.time).tolist(), strict=False))
     for name, agents in (("observation", True), ("state", False)):
         values = np.asarray(getattr(finals.view, name))

@@ -17,7 +17,7 @@ import numpy as np
 import tensorstore as ts
 
 from offmarl.errors import VaultError, VaultFormatError, VaultFullError
-from offmarl.types import EnvSpec, Finals, Transition
+from offmarl.types import EnvSpec, FinalObservations, Transition
 from offmarl.vault import encoding, layout
 from offmarl.vault.integrity.compaction import prepare
 from offmarl.vault.layout import NumpyArray
@@ -98,7 +98,7 @@ class Writer:
     def append(
         self,
         transition: Transition,
-        finals: Finals | None = None,
+        finals: FinalObservations | None = None,
         *,
         run: str = "",
         chunk: int | None = None,
@@ -225,7 +225,7 @@ class Writer:
     def _accept(
         self,
         transition: Transition,
-        finals: Finals | None,
+        finals: FinalObservations | None,
         tip: layout.Head,
         *,
         fresh: bool,
@@ -241,7 +241,9 @@ class Writer:
         self._pending.append(record)
         self._buffer.put(arrays)
 
-    def _checked(self, transition: Transition, finals: Finals | None) -> dict[str, NumpyArray]:
+    def _checked(
+        self, transition: Transition, finals: FinalObservations | None
+    ) -> dict[str, NumpyArray]:
         """Return the arrays to store, once their shapes and values have been looked at."""
         arrays = encoding.fit(transition, self._schema)
         place = RecordPosition(self._tip.length, "of the vault")
