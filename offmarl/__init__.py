@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from offmarl import envs, hub, vault
-    from offmarl.evaluation import load_policy
+    from offmarl.programs.policy import load_policy
     from offmarl.hub import load_dataset
     from offmarl.programs.processes import record_episodes
     from offmarl.programs.python import record
@@ -105,7 +105,7 @@ _HOMES = {
     "vault": "offmarl.vault",
     "load_dataset": "offmarl.hub:load_dataset",
     "open": "offmarl.replay:open_dataset",
-    "load_policy": "offmarl.evaluation:load_policy",
+    "load_policy": "offmarl.programs.policy:load_policy",
     "record": "offmarl.programs.python:record",
     "record_episodes": "offmarl.programs.processes:record_episodes",
     **{
