@@ -204,7 +204,9 @@ def build(out: Path, with_extras: bool = True) -> Path:
     )
     said = _plain(result.stdout + result.stderr)
     # Zensical counts its own warnings only; those of mkdocstrings and of griffe are logged.
-    logged = re.search(r"^(griffe|mkdocstrings|mkdocs_autorefs|WARNING|ERROR)\b", said, re.MULTILINE)
+    logged = re.search(
+        r"^(griffe|mkdocstrings|mkdocs_autorefs|WARNING|ERROR)\b", said, re.MULTILINE
+    )
     if result.returncode or logged:
         raise SiteError(f"the site has warnings:\n{said}")
     broken = broken_links(out / "site")

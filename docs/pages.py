@@ -21,16 +21,17 @@ from offmarl.cli import programs
 from offmarl.cli.parse import parameter_texts
 from offmarl.errors import MissingExtraError, OptionError, UnknownNameError
 from offmarl.hub import catalogue
+from offmarl.types import Discrete
 
 Pages = dict[str, str]
 """The Markdown of each page, by its path; the first is the section's index."""
 
 TRAITS = {
-    "partial": "agents see less than the state",
-    "adversarial": "some rewards oppose others, or scripted opponents act",
-    "heterogeneous": "agents differ in what they observe, can do, or are",
-    "communication": "agents can send messages",
-    "mask": "some actions are illegal at times",
+    "partial": "Partial observability: agents see less than the state.",
+    "adversarial": "Adversarial: some rewards oppose others, or scripted opponents act.",
+    "heterogeneous": "Heterogeneous: agents differ in what they observe, can do, or are.",
+    "communication": "Communication: agents can send messages.",
+    "mask": "Action mask: some actions are illegal at times.",
 }
 
 
@@ -110,13 +111,13 @@ def _environment(name: str, about: Any, picture: str | None, build: bool) -> str
         "actions": about.action,
         "global state": about.state,
         "needs": f"`pip install 'offmarl[{about.extra}]'`" if about.extra else "nothing more",
-        **{trait: TRAITS.get(trait, "") for trait in about.traits},
     }
     parts = [f"# {name}\n\n{about.summary[:1].upper()}{about.summary[1:]}.\n"]
     if picture:
         parts.append(f"![{about.summary}]({picture}){{ width=420 }}\n")
     parts.append(_usage(name))
     parts.append(table(["", ""], facts.items()))
+    parts.append("\n".join(f"- {TRAITS[trait]}" for trait in about.traits) + "\n")
     if about.choices:
         parts.append("## Choices\n\n" + ", ".join(f"`{one}`" for one in about.choices) + "\n")
     if env is not None:
@@ -147,7 +148,7 @@ def _build(name: str) -> Any:
 
 def _sizes(env: Any) -> str:
     spec = env.spec
-    kind = "actions" if hasattr(spec.action, "num") else "numbers in [-1, 1]"
+    kind = "actions" if isinstance(spec.action, Discrete) else "numbers in [-1, 1]"
     limit = "none" if spec.time_limit is None else f"{spec.time_limit} steps"
     rows = [
         ("agents", spec.num_agents),
@@ -162,14 +163,24 @@ def _sizes(env: Any) -> str:
 
 def _options(kind: type) -> str:
     texts = parameter_texts(kind)
-    rows = [
-        (f"`{one.name}`", f"`{one.default!r}`", texts.get(one.name, "").replace("``", "`"))
+    fields = [
+        one
         for one in dataclasses.fields(kind)
         if one.default is not dataclasses.MISSING and one.name not in ("name", "num_agents")
     ]
-    if not rows:
-        return ""
-    return "## Options\n\n" + table(["option", "default", ""], rows)
+    return f"## Options\n\n{_definitions(fields, texts)}" if fields else ""
+
+
+def _definitions(
+    fields: "Iterable[dataclasses.Field[Any]]", texts: Mapping[str, str], flags: bool = False
+) -> str:
+    """Return a list of options with their defaults, which reads well on a narrow screen, too."""
+    lines = []
+    for one in fields:
+        name = f"--{one.name.replace('_', '-')}" if flags else one.name
+        text = texts.get(one.name, "").replace("``", "`")
+        lines.append(f"`{name}` {_default(one)}\n:   {text or 'See the source.'}\n")
+    return "\n".join(lines)
 
 
 # ---------------------------------------------------------------------------------- datasets
@@ -289,16 +300,12 @@ def _program(kind: programs.Kind, name: str, path: Path) -> str:
     where = "--env swarm/coverage-3" if kind == "recorder" else "--vault DATA"
     own = vars(module.Args).get("__annotations__", {})
     fields = sorted(dataclasses.fields(module.Args), key=lambda one: one.name not in own)
-    rows = [
-        (f"`--{one.name.replace('_', '-')}`", _default(one), texts.get(one.name, ""))
-        for one in fields
-    ]
     return "\n".join(
         [
             f"# {name}\n\n{prose(module.__doc__)}",
             f"```bash\noffmarl {verb} {name} {where}\n```\n",
             "## Arguments\n",
-            table(["argument", "default", ""], rows),
+            _definitions(fields, texts, flags=True),
             f"## Source\n\n`{path.parent.name}/{path.name}`\n",
             f'```python linenums="1"\n{path.read_text().rstrip()}\n```\n',
         ]
@@ -307,9 +314,9 @@ def _program(kind: programs.Kind, name: str, path: Path) -> str:
 
 def _default(one: "dataclasses.Field[Any]") -> str:
     if one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING:
-        return "required"
+        return "(required)"
     value = one.default if one.default is not dataclasses.MISSING else one.default_factory()  # type: ignore[misc]
-    return "" if value in (None, "") else f"`{value}`"
+    return "" if value in (None, "") else f"(default `{value}`)"
 
 
 # ---------------------------------------------------------------------------------- the API
@@ -359,9 +366,7 @@ def public_names(module: ModuleType) -> list[str]:
     ]
 
 
-def _module(
-    title: str, module: ModuleType, names: Sequence[str], within: str | None = None
-) -> str:
+def _module(title: str, module: ModuleType, names: Sequence[str], within: str | None = None) -> str:
     blocks = [f"::: {within or title}.{name}\n" for name in names if not name.startswith("_")]
     text = prose(module.__doc__) if within is None else "Exceptions that users can handle or fix.\n"
     return f"# {title}\n\n{text}\n" + "\n".join(blocks)

@@ -34,6 +34,7 @@ class MeetState(NamedTuple):
 # evaluation do that. `transition` builds the record of a step; the arrays of agents have the
 # agents' axis first.
 
+
 # %%
 @dataclass(frozen=True, kw_only=True)
 class Meet:
@@ -107,6 +108,7 @@ for step in range(3):
 # ## Record and train
 #
 # The same commands work as for the environments that offmarl ships. In Python:
+
 
 # %%
 def main(out: Path = Path("meet")) -> None:

@@ -26,6 +26,7 @@ import offmarl
 # python published_data.py vaults/swarm/coverage-3.vlt/medium
 # ```
 
+
 # %%
 def open_data(name: str) -> offmarl.Dataset:
     """Open a vault by its path, or a published dataset by its name."""
@@ -37,6 +38,7 @@ def open_data(name: str) -> offmarl.Dataset:
 #
 # A window never crosses the end of an episode. An episode can be shorter than a window, so
 # `batch.mask` marks the steps that exist, and `alive` marks the agents that take part.
+
 
 # %%
 def loss(params, batch):
@@ -53,6 +55,7 @@ def loss(params, batch):
 #
 # The replay is on the device and is an argument of the compiled function. Sampling and updating
 # are one program: nothing is copied from the host.
+
 
 # %%
 def train(dataset: offmarl.Dataset, updates: int = 500):
@@ -78,6 +81,7 @@ def train(dataset: offmarl.Dataset, updates: int = 500):
 
 # %% [markdown]
 # ## Run it
+
 
 # %%
 def main(name: str) -> None:
