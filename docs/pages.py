@@ -200,9 +200,9 @@ def datasets() -> Pages:
     ]
     index = (
         "# Datasets\n\n"
-        "`offmarl ls --remote` prints this list, `offmarl pull NAME` downloads a published dataset, "
-        "and a recipe records one again. See [datasets on the hub](../../datasets.md); the format of "
-        "a card is described in [cards](../../project/cards.md).\n\n"
+        "`offmarl ls --remote` prints this list, `offmarl pull NAME` downloads a published "
+        "dataset, and a recipe records one again. See [datasets on the hub](../../datasets.md), "
+        "and [cards](../../project/cards.md) for the format of a card.\n\n"
     )
     pages = {"index.md": index + table(["name", "agents", "vaults", ""], rows)}
     pages |= {f"{slug(card.name)}.md": _dataset(card) for card in cards}
@@ -355,7 +355,7 @@ def api() -> Pages:
 
 
 def public_names(module: ModuleType) -> list[str]:
-    """Return the names of a module's ``__all__``, or those that it defines without an underscore."""
+    """Return the names of a module's ``__all__``, or else the public ones that it defines."""
     listed = getattr(module, "__all__", None)
     if listed is not None:
         return [name for name in listed if not inspect.ismodule(getattr(module, name))]

@@ -24,7 +24,9 @@ READING, WRITING = (
     re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
     for page in ("reading.md", "writing.md")
 )
-PAGES = {path: path.read_text() for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")))}
+PAGES = {
+    path: path.read_text() for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")))
+}
 COMMANDS = sorted(
     {
         line
