@@ -6,6 +6,7 @@ brings in neither JAX nor TensorStore.
 
 from typing import TYPE_CHECKING
 
+from offmarl._lazy import lazy_getattr
 from offmarl.errors import (
     CardError,
     CheckpointError,
@@ -18,6 +19,7 @@ from offmarl.errors import (
     MissingExtraError,
     OffmarlError,
     OptionError,
+    PluginError,
     RunError,
     ShapeError,
     UnknownNameError,
@@ -31,7 +33,6 @@ from offmarl.errors import (
     VaultLockedError,
     VaultNotFoundError,
 )
-from offmarl._lazy import lazy_getattr
 from offmarl.paths import register_names
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ __all__ = [
     "MissingExtraError",
     "OffmarlError",
     "OptionError",
+    "PluginError",
     "RunError",
     "Sequence",
     "ShapeError",
