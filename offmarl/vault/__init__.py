@@ -18,18 +18,9 @@ if TYPE_CHECKING:
     from offmarl.vault.integrity.verification import Verification, verify
     from offmarl.vault.listing import Summary, list_vaults, open_vault
     from offmarl.vault.reading.reader import Vault
+    from offmarl.vault.salvaging import Salvage, salvage
     from offmarl.vault.tables import Episodes
-    from offmarl.vault.transform import (
-        Salvage,
-        cat,
-        dedup,
-        filter,
-        recode,
-        salvage,
-        sample,
-        slice,
-        split,
-    )
+    from offmarl.vault.transform import cat, dedup, filter, recode, sample, slice, split
     from offmarl.vault.unpacking import unpack
     from offmarl.vault.writing.creation import create, create_whole
     from offmarl.vault.writing.shared import SharedWriter, join
@@ -75,8 +66,9 @@ _HOMES = {
     "integrity.verification": "Verification verify",
     "listing": "Summary list_vaults open_vault",
     "reading.reader": "Vault",
+    "salvaging": "Salvage salvage",
     "tables": "Episodes",
-    "transform": "Salvage cat dedup filter recode salvage sample slice split",
+    "transform": "cat dedup filter recode sample slice split",
     "unpacking": "unpack",
     "writing.creation": "create create_whole",
     "writing.shared": "SharedWriter join",
