@@ -31,7 +31,7 @@ from offmarl.errors import (
     VaultLockedError,
     VaultNotFoundError,
 )
-from offmarl.facade import lazily
+from offmarl._lazy import lazy_getattr
 from offmarl.paths import register_names
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ _HOMES = {
 }
 
 if not TYPE_CHECKING:  # type checkers take any name from a module that has this
-    __getattr__ = lazily(__name__, _HOMES)
+    __getattr__ = lazy_getattr(__name__, _HOMES)
 
 
 def _find_dataset(name: str) -> "Path | None":

@@ -8,7 +8,7 @@ Drawing needs matplotlib, which is imported when a figure is drawn and not befor
 
 from typing import TYPE_CHECKING
 
-from offmarl.facade import lazily
+from offmarl._lazy import lazy_getattr
 from offmarl.report.comparison import (
     UNITS,
     Comparison,
@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # vaults take a while to import, and runs are compared without
-    __getattr__ = lazily(
+    __getattr__ = lazy_getattr(
         __name__, {name: f"offmarl.report.contents:{name}" for name in ("Survey", "survey")}
     )
 

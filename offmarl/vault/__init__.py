@@ -8,7 +8,7 @@
 
 from typing import TYPE_CHECKING
 
-from offmarl.facade import lazily
+from offmarl._lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from offmarl.vault.convert import convert_pymarl
@@ -84,7 +84,7 @@ _HOMES = {
 }
 
 if not TYPE_CHECKING:  # type checkers take any name from a module that has this
-    __getattr__ = lazily(
+    __getattr__ = lazy_getattr(
         __name__,
         {
             name: f"{__name__}.{module}:{name}"

@@ -1,4 +1,4 @@
-"""Packages that load what they name when it is first used, so that importing them costs nothing."""
+"""Packages whose names are imported on first use, so that importing the package costs nothing."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -6,15 +6,15 @@ from importlib.util import find_spec
 from typing import Any
 
 
-def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package: it finds what is named, and any of its modules.
+def lazy_getattr(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a package's ``__getattr__``, which imports public names and submodules on first use.
 
     Parameters
     ----------
     package
-        Its name.
+        The package's name.
     homes
-        Where each of its names is found: "module", or "module:attribute".
+        The public names and where each one lives: "module", or "module:attribute".
     """
 
     def load(name: str) -> Any:
