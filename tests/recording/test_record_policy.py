@@ -12,8 +12,8 @@ from offmarl.networks import PolicyConfig, init_policy, make_policy
 from offmarl.recording import policy as recording
 from offmarl.recording import record_policy
 from offmarl.rollout import init_rollout, rollout
+from offmarl.vault import creation
 from offmarl.vault.layout import POLICY_IDS
-from offmarl.vault.writing import creation
 
 CONFIG = PolicyConfig("recurrent")
 

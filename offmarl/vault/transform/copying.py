@@ -7,12 +7,12 @@ from typing import NamedTuple
 import numpy as np
 
 from offmarl.types import FinalObservations, Transition, View
+from offmarl.vault.dataset import Vault
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.progress import Advance
-from offmarl.vault.reading.reader import Vault
 from offmarl.vault.tables import CAUSES, CUT, OPEN
 from offmarl.vault.transform.selection import Pieces
-from offmarl.vault.writing.writer import Writer
+from offmarl.vault.writer import Writer
 
 _BLOCK_BYTES = 2**25
 """About how much is read at once."""

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 from offmarl.errors import VaultError
 from offmarl.types import EnvSpec
 from offmarl.vault import layout
+from offmarl.vault.dataset import Vault
 from offmarl.vault.digest import digest
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.progress import Advance
-from offmarl.vault.reading.reader import Vault
 from offmarl.vault.transform import origins
 from offmarl.vault.transform.origins import Named, Origin
 from offmarl.vault.transform.selection import Pieces

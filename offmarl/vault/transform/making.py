@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from offmarl.errors import VaultError
+from offmarl.vault.atomic import whole
+from offmarl.vault.creation import create_whole
+from offmarl.vault.dataset import Vault
 from offmarl.vault.layout import Codec
-from offmarl.vault.listing import SUFFIX, open_source, open_vault
+from offmarl.vault.location import Location
+from offmarl.vault.open import SUFFIX, open_source, open_vault
 from offmarl.vault.progress import Progress
-from offmarl.vault.reading.reader import Vault
-from offmarl.vault.storage.location import Location
-from offmarl.vault.storage.staging import whole
 from offmarl.vault.transform import lineage, origins, selection
 from offmarl.vault.transform.copying import Copy, copy_pieces, copy_rows
 from offmarl.vault.transform.lineage import Source
 from offmarl.vault.transform.selection import Pieces
-from offmarl.vault.writing.creation import create_whole
-from offmarl.vault.writing.writer import Writer
+from offmarl.vault.writer import Writer
 
 StrPath = str | os.PathLike[str]
 AnyVault = StrPath | Vault
@@ -141,7 +141,7 @@ def _create(
     chunk_steps: int | None = None,
     rows: int = 1,
 ) -> AbstractContextManager[Writer]:
-    first = vaults[0].own
+    first = vaults[0].manifest
     if codec is None:
         codec = first.schema.codec if first else "raw"
     spec = lineage.common_spec(vaults)

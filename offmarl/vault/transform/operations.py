@@ -19,11 +19,11 @@ from typing import Any, Literal
 import numpy as np
 
 from offmarl.errors import OptionError, VaultError
+from offmarl.vault.dataset import Vault
 from offmarl.vault.digest import episode_digests
 from offmarl.vault.layout import Codec
-from offmarl.vault.listing import open_vault
+from offmarl.vault.open import open_vault
 from offmarl.vault.progress import Progress, quiet
-from offmarl.vault.reading.reader import Vault
 from offmarl.vault.transform import columns, sampling, selection
 from offmarl.vault.transform.lineage import Source, name_of
 from offmarl.vault.transform.making import (

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
+from offmarl.vault.creation import DEFAULT_UID
+from offmarl.vault.dataset import Vault
 from offmarl.vault.layout import POLICY_IDS, NumpyArray
-from offmarl.vault.reading.reader import Vault
-from offmarl.vault.writing.creation import DEFAULT_UID
 
 KEY = "origins"
 """Where a vault's provenance keeps them."""

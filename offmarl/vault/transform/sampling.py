@@ -6,8 +6,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from offmarl.errors import OptionError
+from offmarl.vault.dataset import Vault
 from offmarl.vault.layout import NumpyArray
-from offmarl.vault.reading.reader import Vault
 from offmarl.vault.transform import selection
 
 Order = Int[np.ndarray, "K"]

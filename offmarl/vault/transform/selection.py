@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from offmarl.errors import OptionError
-from offmarl.vault.reading.reader import Vault
+from offmarl.vault.dataset import Vault
 
 Unit = Literal["episodes", "steps"]
 
