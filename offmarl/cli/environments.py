@@ -16,14 +16,15 @@ from tyro.conf import Positional, arg
 from offmarl import envs as registry
 from offmarl.cli.output import Report, number
 from offmarl.cli.output import grid as facts
-from offmarl.envs.families import About
+from offmarl.envs.catalogue import EnvInfo
 from offmarl.types import Discrete, EnvSpec
 
 _NUM_ENVS = 64
 
 _TRAITS = ("partial", "adversarial", "heterogeneous", "communication", "mask")
 
-_SHORT = {
+_SHORT: dict[str | None, str] = {
+    None: "?",
     "vector": "vec",
     "discrete": "disc",
     "continuous": "cont",
@@ -64,14 +65,16 @@ def envs(
     return _describe(name, seconds, picture)
 
 
-def _list(listed: Mapping[str, About]) -> Report:
+def _list(listed: Mapping[str, EnvInfo]) -> Report:
     columns = ["name", "agents", "sees", "acts", *(t[0].upper() for t in _TRAITS), "state", "needs"]
     grid = Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     grid.columns[0].min_width = max(map(len, listed))
     for name, about in listed.items():
         marks = ["✓" if trait in about.traits else "" for trait in _TRAITS]
-        kinds = [_SHORT.get(word, word) for word in (about.observation, about.action, about.state)]
-        grid.add_row(name, about.agents, *kinds[:2], *marks, kinds[2], about.extra)
+        kinds = [
+            _SHORT.get(word, str(word)) for word in (about.observation, about.action, about.state)
+        ]
+        grid.add_row(name, about.agents or "?", *kinds[:2], *marks, kinds[2], about.extra)
     (only, *others) = listed.values()
     tail = _HINT if others or not only.choices else f"one of: {', '.join(only.choices)}"
     described = {name: asdict(about) for name, about in listed.items()}

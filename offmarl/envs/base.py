@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Key, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
 from offmarl.errors import OptionError
 from offmarl.types import ArrayTree, EnvSpec, Timestep, View
@@ -56,6 +56,35 @@ def transition(
 ) -> Timestep:
     """Build the timestep of a step taken; the episode is over when every agent's is."""
     return Timestep(view, view, reward, terminated, truncated, (terminated | truncated).all())
+
+
+MARKS = ("target", "held target", "load", "heavy load", "site", "beacon")
+"""What the numbers in `Scene.mark` mean."""
+
+
+class Scene(NamedTuple):
+    """Things and where they are, in arena coordinates: ``[0, side]`` along each of D axes."""
+
+    side: int
+    drones: Float[Array, "P D"]
+    """Of all teams, scripted ones too."""
+    alive: Bool[Array, "P"]
+    team: Int[Array, "P"]
+    kind: Int[Array, "P"]
+    """Index into `offmarl.envs.swarm.dynamics.KINDS`."""
+    velocity: Float[Array, "P D"]
+    heading: Float[Array, "P"]
+    """Angle from the first axis to the second: a unicycle's heading, of others the course."""
+    links: Int[Array, "N K"]
+    """Whom each agent hears, -1 for nobody; K = 0 where drones do not communicate."""
+    obstacles: Float[Array, "M D"]
+    """Centres of discs (balls) of radius `offmarl.envs.swarm.dynamics.OBSTACLE_RADIUS`."""
+    marks: Float[Array, "Q D"]
+    """Other points of interest."""
+    mark: Int[Array, "Q"]
+    """What each mark is: index into `MARKS`."""
+    cells: Float[Array, "*G"]
+    """A map of the arena with values in [0, 1]; of size 0 where the task has none."""
 
 
 @dataclass(frozen=True)

@@ -12,20 +12,20 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from offmarl.envs.families import FAMILIES, About, Family, Option
+from offmarl.envs.catalogue import BUILT_IN, EnvInfo, Family, Option
 from offmarl.errors import OptionError, UnknownNameError, unknown_name
 
 if TYPE_CHECKING:
     from offmarl.envs.base import Environment
 
 
-def describe() -> dict[str, About]:
+def describe() -> dict[str, EnvInfo]:
     """Return what there is: names, and what is known of each without building it.
 
     In a name, single capital letters stand for numbers of your choice, and a word in capitals for
-    one of ``About.choices``.
+    one of ``EnvInfo.choices``.
     """
-    return {family.name: family.about for family in FAMILIES}
+    return {family.name: family.about for family in BUILT_IN}
 
 
 def names() -> list[str]:
@@ -79,28 +79,30 @@ def make(name: str, **options: Option) -> "Environment":
 
 def _load(family: Family) -> Any:
     """Import the factory: a class with the options as fields, or with ``options`` and ``build``."""
+    if not isinstance(family.factory, str):
+        return family.factory
     module, _, attribute = family.factory.partition(":")
-    return getattr(importlib.import_module(f"offmarl.envs.{module}"), attribute)
+    return getattr(importlib.import_module(module), attribute)
 
 
 def _defaults(family: Family, factory: Any) -> dict[str, Any]:
     if hasattr(factory, "options"):
         defaults: dict[str, Any] = factory.options(**family.fixed)
         return defaults
-    hidden = {"name", *family.sizes, *family.fixed}
+    hidden = {"name", *(family.sizes or ()), *family.fixed}
     return {field.name: field.default for field in fields(factory) if field.name not in hidden}
 
 
 def _find(base: str) -> tuple[Family, dict[str, Option]]:
-    for family in FAMILIES:
+    for family in BUILT_IN:
         sizes = family.match(base)
         if sizes is not None:
-            return family, sizes
+            return family, dict(zip(family.sizes or (), sizes, strict=True))
     raise _not_found(base)
 
 
 def _not_found(base: str) -> UnknownNameError:
-    for family in FAMILIES:
+    for family in BUILT_IN:
         if re.sub(r"(-[A-Z])+$", "", family.name) == re.sub(r"-[^/]*$", "", base):
             return UnknownNameError(
                 f"there is no environment named {base!r}: write it {family.name}, with a whole "

@@ -8,7 +8,7 @@ from offmarl.hub.catalogue import Licence
 from offmarl.hub.licences import OTHER, UNKNOWN, check_link, licence_named
 from offmarl.vault import Vault
 from offmarl.vault.published import PUBLISHED
-from offmarl.vault.transform.lineage import sources_of
+from offmarl.vault.transform.policy_ids import sources_of
 
 _RECORDED = ("recipe", "recorded", "program")
 """Any of these in a provenance says that a recorder of ours wrote it."""

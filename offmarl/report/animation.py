@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from jaxtyping import Array, PRNGKeyArray
     from PIL.Image import Image as Picture
 
-    from offmarl.envs.base import Environment
-    from offmarl.envs.scene import Scene
+    from offmarl.envs.base import Environment, Scene
     from offmarl.types import ArrayTree, Policy
 
 KINDS = ("gif", "mp4", "png")

@@ -11,7 +11,7 @@ from jaxtyping import Bool
 from offmarl.report.actions import ContinuousActions, DiscreteActions
 from offmarl.report.contents import Survey
 from offmarl.vault.compat import LIMIT_UNKNOWN, MEANINGS
-from offmarl.vault.transform.lineage import sources_of
+from offmarl.vault.transform.policy_ids import sources_of
 
 _MOST_GROUPS = 6
 """Groups of agents that are told apart; the rest is summed up."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from offmarl.envs.scene import MARKS, Scene
-from offmarl.envs.swarm.bodies import KINDS, OBSTACLE_RADIUS
+from offmarl.envs.base import MARKS, Scene
+from offmarl.envs.swarm.dynamics import KINDS, OBSTACLE_RADIUS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

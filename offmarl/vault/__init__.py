@@ -18,19 +18,10 @@ if TYPE_CHECKING:
     from offmarl.vault.faults import Fault
     from offmarl.vault.open import Summary, list_vaults, open_vault
     from offmarl.vault.repairing import Repair, repair
+    from offmarl.vault.salvaging import Salvage, salvage
     from offmarl.vault.shared import SharedWriter, join
     from offmarl.vault.tables import Episodes
-    from offmarl.vault.transform import (
-        Salvage,
-        cat,
-        dedup,
-        filter,
-        recode,
-        salvage,
-        sample,
-        slice,
-        split,
-    )
+    from offmarl.vault.transform import cat, dedup, filter, recode, sample, slice, split
     from offmarl.vault.unpacking import unpack
     from offmarl.vault.verification import Verification, verify
     from offmarl.vault.writer import Writer, resume
@@ -75,8 +66,9 @@ _HOMES = {
     "verification": "Verification verify",
     "open": "Summary list_vaults open_vault",
     "dataset": "Vault",
+    "salvaging": "Salvage salvage",
     "tables": "Episodes",
-    "transform": "Salvage cat dedup filter recode salvage sample slice split",
+    "transform": "cat dedup filter recode sample slice split",
     "unpacking": "unpack",
     "creation": "create create_whole",
     "shared": "SharedWriter join",

@@ -1,25 +1,48 @@
 """What the agents of a swarm task get to see: their observations and the global state."""
 
+import functools
+import itertools
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from offmarl.envs.swarm import bodies as drones
-from offmarl.envs.swarm.bodies import Bodies
+from offmarl.envs.swarm import dynamics
+from offmarl.envs.swarm.dynamics import Disturbance, DroneParams, DroneState
 from offmarl.envs.swarm.neighbours import Neighbours, find_neighbours, find_points
 from offmarl.envs.swarm.options import SwarmOptions
-from offmarl.envs.swarm.sensing import describe
-from offmarl.envs.swarm.state import Blocks, SwarmState
-from offmarl.types import Continuous, View
+from offmarl.types import ArrayTree, Continuous, View
 
 _NUM_OBSTACLES_SEEN = 2
 
 
+class SwarmState(NamedTuple):
+    """All that a task depends on. P counts all drones: the agents, then scripted ones."""
+
+    drones: DroneState
+    """``(P, ...)``"""
+    alive: Bool[Array, "P"]
+    params: DroneParams
+    """``(P,)``"""
+    disturbance: Disturbance
+    obstacles: Float[Array, "M D"] | None
+    """Their centres."""
+    message: Float[Array, "N C"] | None
+    """What each agent broadcasts."""
+    task: ArrayTree
+    """The task's own."""
+    time: Int[Array, ""]
+
+
+Blocks = dict[str, Float[Array, "N ..."]]
+"""The parts of the observations by name."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class SwarmSenses(SwarmOptions):
+class SwarmObservations(SwarmOptions):
     """How views are made of states."""
 
     @abstractmethod
@@ -54,13 +77,13 @@ class SwarmSenses(SwarmOptions):
         """Return the state with drones where they are thought to be."""
         if "noise" not in self._randomised:
             return state
-        error = state.weather.noise * jax.random.normal(key, (2, *state.bodies.position.shape))
-        position = jnp.clip(state.bodies.position + error[0], 0.0, self.side)
-        velocity = state.bodies.velocity + error[1]
-        return state._replace(bodies=Bodies(position, velocity, state.bodies.heading))
+        error = state.disturbance.noise * jax.random.normal(key, (2, *state.drones.position.shape))
+        position = jnp.clip(state.drones.position + error[0], 0.0, self.side)
+        velocity = state.drones.velocity + error[1]
+        return state._replace(drones=DroneState(position, velocity, state.drones.heading))
 
     def _sense_self(self, seen: SwarmState) -> Float[Array, "N F"]:
-        position, velocity, heading = (part[: self._num_acting] for part in seen.bodies)
+        position, velocity, heading = (part[: self._num_acting] for part in seen.drones)
         parts = [2 * position / self.side - 1, self._in_frame(heading, velocity[:, None])[:, 0]]
         if self.dynamics == "unicycle":
             parts += [jnp.cos(heading)[:, None], jnp.sin(heading)[:, None]]
@@ -71,7 +94,7 @@ class SwarmSenses(SwarmOptions):
         agents = self._num_acting
         farthest = self.sensing_range * max(kind.sight for kind in self._kinds[:agents])
         return find_neighbours(
-            seen.bodies.position[:agents],
+            seen.drones.position[:agents],
             seen.alive[:agents],
             self.num_neighbours,
             farthest if self.comm == "none" else max(farthest, self.comm_range),
@@ -81,10 +104,10 @@ class SwarmSenses(SwarmOptions):
     def _sense_neighbours(self, key: PRNGKeyArray, seen: SwarmState) -> Float[Array, "N K F"]:
         agents = self._num_acting
         near = self._near(seen)
-        position, velocity, heading = (part[:agents] for part in seen.bodies)
+        position, velocity, heading = (part[:agents] for part in seen.drones)
         features = [self._in_frame(heading, velocity[near.which] - velocity[:, None])]
         features += [jnp.asarray(labels)[near.which][..., None] for labels in self._labels]
-        sight = seen.traits.sight[:agents]
+        sight = seen.params.sight[:agents]
         known = near.distance <= sight[:, None]
         if seen.message is not None:
             arrives = jax.random.bernoulli(key, 1 - self.comm_dropout, known.shape)
@@ -102,8 +125,8 @@ class SwarmSenses(SwarmOptions):
         features: Float[Array, "M F"] | None = None,
     ) -> Float[Array, "N K _"]:
         """Describe the nearest points in sight of each agent: relative position, features, 1."""
-        position, _, heading = (part[: self._num_acting] for part in seen.bodies)
-        sight = seen.traits.sight[: self._num_acting]
+        position, _, heading = (part[: self._num_acting] for part in seen.drones)
+        sight = seen.params.sight[: self._num_acting]
         near = find_points(position, points, None, count, self._farthest_sight, self.side)
         offset = self._in_frame(heading, points[near.which] - position[:, None])
         features = jnp.zeros((len(points), 0)) if features is None else features
@@ -113,7 +136,7 @@ class SwarmSenses(SwarmOptions):
     def _in_frame(
         self, heading: Float[Array, "N"], vectors: Float[Array, "N K D"]
     ) -> Float[Array, "N K D"]:
-        return drones.to_frame(heading, vectors) if self.dynamics == "unicycle" else vectors
+        return dynamics.to_frame(heading, vectors) if self.dynamics == "unicycle" else vectors
 
     def _offsets(self, things: Float[Array, "N K F"]) -> Float[Array, "N K D"]:
         """Return where observed things are relative to the observer, in cells."""
@@ -144,15 +167,15 @@ class SwarmSenses(SwarmOptions):
 
     def _global_state(self, state: SwarmState) -> Float[Array, "S"]:
         """Join positions, velocities and all that is not constant."""
-        position, velocity, heading = state.bodies
+        position, velocity, heading = state.drones
         motion = [2 * position / self.side - 1, velocity]
         if self.dynamics == "unicycle":
             motion += [jnp.cos(heading)[:, None], jnp.sin(heading)[:, None]]
         parts = [jnp.concatenate(motion, -1), self._summary(state)]
         if "wind" in self._randomised:
-            parts.append(state.weather.wind)
+            parts.append(state.disturbance.wind)
         if "speed" in self._randomised:
-            parts.append(state.traits.top_speed)
+            parts.append(state.params.top_speed)
         if self.comm == "learned" and state.message is not None:
             parts.append(state.message)
         if state.obstacles is not None:
@@ -167,7 +190,58 @@ class SwarmSenses(SwarmOptions):
             return jnp.broadcast_to(alive, (agents, self._action_space.size))
         legal = jnp.ones((agents, len(self._motions)), bool)
         if self.dynamics == "velocity":
-            steps = state.traits.top_speed[:agents, None, None] * self._motions
-            legal = drones.stays_inside(state.bodies.position[:agents], steps, self.side)
+            steps = state.params.top_speed[:agents, None, None] * self._motions
+            legal = dynamics.stays_inside(state.drones.position[:agents], steps, self.side)
         legal = legal & (alive | ~self._motions.any(-1))
         return jnp.repeat(legal, self.comm_size, axis=-1) if self.comm == "learned" else legal
+
+
+def describe(
+    known: Bool[Array, "N K"], offset: Float[Array, "N K D"], features: Float[Array, "N K F"]
+) -> Float[Array, "N K D+F+1"]:
+    """Describe things around each drone: offset, features, and 1; zeros for what is not known."""
+    described = jnp.concatenate([offset, features, jnp.ones((*known.shape, 1))], -1)
+    return jnp.where(known[..., None], described, 0.0)
+
+
+def sense_map(
+    cells: Float[Array, "*G"], position: Float[Array, "N D"], size: int
+) -> Float[Array, "N F"]:
+    """Look at a map around each drone, sharp nearby and blurred further out.
+
+    F = size**D + 3**D: the block of ``size`` cells a side around the drone's own (``size`` is odd),
+    then the means of the 3**D blocks of that size around it. Outside the map there are zeros.
+    """
+    dims = position.shape[1]
+    padded = jnp.pad(cells, size + size // 2)
+    own = jnp.minimum(position.astype(jnp.int32), cells.shape[0] - 1)
+    sharp = _cut(padded, own + size, size)
+    coarse = (slice(None), *(slice(None, None, size),) * dims)
+    blurred = _cut(_blur(padded, size), own, 2 * size + 1)[coarse]
+    return jnp.concatenate([sharp.reshape(len(own), -1), blurred.reshape(len(own), -1)], -1)
+
+
+def _cut(cells: Float[Array, "*P"], corner: Int[Array, "N D"], size: int) -> Array:
+    """Cut a block of ``size`` cells a side for each drone: ``(N, size, ...)``."""
+    shape = (size,) * cells.ndim
+    return jax.vmap(lambda at: jax.lax.dynamic_slice(cells, at, shape))(corner)
+
+
+def _blur(cells: Float[Array, "*P"], size: int) -> Float[Array, "*Q"]:
+    """Take the mean of every block of ``size`` cells a side; Q = P - size + 1."""
+    length = cells.shape[0] - size + 1
+    for axis in range(cells.ndim):
+        shifted = [jax.lax.slice_in_dim(cells, i, i + length, axis=axis) for i in range(size)]
+        cells = functools.reduce(jnp.add, shifted)
+    return cells / size**cells.ndim
+
+
+def watched(position: Float[Array, "N D"], side: int) -> Bool[Array, "*G"]:
+    """Tell which cells are under a camera: those whose centres are the 2**D nearest to a drone."""
+    dims = position.shape[1]
+    corner = jnp.floor(position - 0.5).astype(jnp.int32)
+    camera = jnp.asarray(list(itertools.product((0, 1), repeat=dims)))
+    cell = corner[:, None] + camera[None] + 1  # within a rim of one cell around the arena
+    with_rim = jnp.zeros((side + 2,) * dims, bool)
+    at = tuple(cell[..., axis] for axis in range(dims))
+    return with_rim.at[at].set(True)[(slice(1, -1),) * dims]

@@ -5,15 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from offmarl.envs.swarm import sensing
+from offmarl.envs.swarm import observations
 
 SIDE = 8
 
-sense_map = jax.jit(sensing.sense_map, static_argnums=2)
+sense_map = jax.jit(observations.sense_map, static_argnums=2)
 
 
 def look(cells, position, size):
-    """See `sensing.sense_map`, a cell at a time."""
+    """See `observations.sense_map`, a cell at a time."""
     side, half, dims = len(cells), size // 2, cells.ndim
 
     def at(cell):
@@ -41,7 +41,7 @@ def test_the_map_is_sharp_nearby_and_blurred_further_out(size, position):
 
 
 def test_a_camera_watches_the_nearest_cells_in_any_dimension():
-    watched = jax.jit(sensing.watched, static_argnums=1)
+    watched = jax.jit(observations.watched, static_argnums=1)
     flat = watched(jnp.asarray([[2.25, 3.75]]), SIDE)
     assert np.argwhere(flat).tolist() == [[1, 3], [1, 4], [2, 3], [2, 4]]
     assert watched(jnp.full((1, 3), 4.0), SIDE).sum() == 8
@@ -49,7 +49,7 @@ def test_a_camera_watches_the_nearest_cells_in_any_dimension():
 
 
 def test_what_is_not_known_is_zero():
-    seen = sensing.describe(
+    seen = observations.describe(
         jnp.asarray([[True, False]]), jnp.ones((1, 2, 2)), jnp.full((1, 2, 1), 3.0)
     )
     assert seen.tolist() == [[[1, 1, 3, 1], [0, 0, 0, 0]]]

@@ -10,13 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from offmarl.envs.base import restart, transition
-from offmarl.envs.scene import Scene
-from offmarl.envs.swarm import bodies as drones
-from offmarl.envs.swarm.bodies import Bodies, Traits
+from offmarl.envs.base import Scene, restart, transition
+from offmarl.envs.swarm import dynamics
+from offmarl.envs.swarm.dynamics import Disturbance, DroneParams, DroneState
+from offmarl.envs.swarm.observations import Blocks, SwarmObservations, SwarmState
 from offmarl.envs.swarm.options import GAP
-from offmarl.envs.swarm.senses import SwarmSenses
-from offmarl.envs.swarm.state import Blocks, SwarmState, Weather
 from offmarl.types import ArrayTree, EnvSpec, Policy, Timestep, View
 
 _WIND = 0.25
@@ -25,7 +23,7 @@ _SPEED_SPREAD = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
-class SwarmTask(SwarmSenses):
+class SwarmEnv(SwarmObservations):
     """An environment of the suite, but for what the task itself says."""
 
     @abstractmethod
@@ -53,8 +51,8 @@ class SwarmTask(SwarmSenses):
     def metrics(self, state: SwarmState) -> dict[str, Float[Array, ""]]:
         """Return how the task stands, by name; see the class for what each means."""
 
-    def _spawn(self, key: PRNGKeyArray) -> Bodies:
-        return drones.spawn(key, self._num_bodies, self.side, self.dims)
+    def _spawn(self, key: PRNGKeyArray) -> DroneState:
+        return dynamics.spawn(key, self._num_drones, self.side, self.dims)
 
     def _drive_scripted(self, state: SwarmState) -> Float[Array, "Q D"]:  # noqa: ARG002
         """Return the commands of the drones that are no agents."""
@@ -88,15 +86,15 @@ class SwarmTask(SwarmSenses):
     def reset(self, key: PRNGKeyArray) -> tuple[SwarmState, Timestep]:
         """Start an episode."""
         spawn_key, world_key, task_key, view_key = jax.random.split(key, 4)
-        weather, traits, obstacles = self._draw_world(world_key)
-        bodies = self._spawn(spawn_key)
+        disturbance, params, obstacles = self._draw_world(world_key)
+        drones = self._spawn(spawn_key)
         if obstacles is not None:
-            bodies = drones.keep_out(bodies, obstacles, self.side)
+            drones = dynamics.keep_out(drones, obstacles, self.side)
         state = SwarmState(
-            bodies=bodies,
-            alive=jnp.ones(self._num_bodies, bool),
-            traits=traits,
-            weather=weather,
+            drones=drones,
+            alive=jnp.ones(self._num_drones, bool),
+            params=params,
+            disturbance=disturbance,
             obstacles=obstacles,
             message=None,
             task=(),
@@ -152,16 +150,16 @@ class SwarmTask(SwarmSenses):
     def scene(self, state: SwarmState) -> Scene:
         """Return what there is to draw."""
         marks, mark = self._marks(state)
-        x, y = state.bodies.velocity[:, 0], state.bodies.velocity[:, 1]
+        x, y = state.drones.velocity[:, 0], state.drones.velocity[:, 1]
         turning = self.dynamics == "unicycle"
         return Scene(
             side=self.side,
-            drones=state.bodies.position,
+            drones=state.drones.position,
             alive=state.alive,
             team=jnp.asarray(self._teams, jnp.int32),
-            kind=jnp.asarray([drones.KINDS.index(kind) for kind in self._kinds], jnp.int32),
-            velocity=state.bodies.velocity,
-            heading=state.bodies.heading if turning else jnp.arctan2(y, x),
+            kind=jnp.asarray([dynamics.KINDS.index(kind) for kind in self._kinds], jnp.int32),
+            velocity=state.drones.velocity,
+            heading=state.drones.heading if turning else jnp.arctan2(y, x),
             links=self._links(state),
             obstacles=jnp.zeros((0, self.dims)) if state.obstacles is None else state.obstacles,
             marks=marks,
@@ -169,37 +167,41 @@ class SwarmTask(SwarmSenses):
             cells=self._cells(state),
         )
 
-    def _draw_world(self, key: PRNGKeyArray) -> tuple[Weather, Traits, Float[Array, "M D"] | None]:
+    def _draw_world(
+        self, key: PRNGKeyArray
+    ) -> tuple[Disturbance, DroneParams, Float[Array, "M D"] | None]:
         wind_key, noise_key, speed_key, obstacle_key = jax.random.split(key, 4)
         wind, noise = jnp.zeros(self.dims), jnp.zeros(())
-        traits = drones.traits_of(self._kinds, self.sensing_range)
+        params = dynamics.params_of(self._kinds, self.sensing_range)
         if "wind" in self._randomised:
             wind = _draw_wind(wind_key, self.dims)
         if "noise" in self._randomised:
             noise = jax.random.uniform(noise_key, maxval=_NOISE)
         if "speed" in self._randomised:
             low, high = 1 - _SPEED_SPREAD, 1 + _SPEED_SPREAD
-            factor = jax.random.uniform(speed_key, (self._num_bodies,), minval=low, maxval=high)
-            traits = traits._replace(top_speed=factor * traits.top_speed)
+            factor = jax.random.uniform(speed_key, (self._num_drones,), minval=low, maxval=high)
+            params = params._replace(top_speed=factor * params.top_speed)
         obstacles = None
         if self._num_obstacles:
-            gap = 2 * drones.OBSTACLE_RADIUS + GAP
-            obstacles = drones.scatter(obstacle_key, self._num_obstacles, self.side, self.dims, gap)
-        return Weather(wind, noise), traits, obstacles
+            gap = 2 * dynamics.OBSTACLE_RADIUS + GAP
+            obstacles = dynamics.scatter(
+                obstacle_key, self._num_obstacles, self.side, self.dims, gap
+            )
+        return Disturbance(wind, noise), params, obstacles
 
     def _fly(self, state: SwarmState, command: Float[Array, "N D"]) -> SwarmState:
         """Move all that live."""
         command = jnp.concatenate([command, self._drive_scripted(state)])
-        wind = state.weather.wind
-        bodies = drones.move(state.bodies, command, state.traits, wind, self.side, self.dynamics)
+        wind = state.disturbance.wind
+        drones = dynamics.move(state.drones, command, state.params, wind, self.side, self.dynamics)
         if state.obstacles is not None:
-            bodies = drones.keep_out(bodies, state.obstacles, self.side)
-        bodies = jax.tree.map(
+            drones = dynamics.keep_out(drones, state.obstacles, self.side)
+        drones = jax.tree.map(
             lambda new, old: jnp.where(state.alive.reshape(-1, *(1,) * (new.ndim - 1)), new, old),
-            bodies,
-            state.bodies,
+            drones,
+            state.drones,
         )
-        return state._replace(bodies=bodies, time=state.time + 1)
+        return state._replace(drones=drones, time=state.time + 1)
 
     def _decode(self, action: Array) -> tuple[Float[Array, "N D"], Float[Array, "N C"]]:
         """Return command and message."""
@@ -218,7 +220,7 @@ class SwarmTask(SwarmSenses):
     ) -> Array:
         """Return the actions that come nearest to the velocities wished for, and no message."""
         velocity = own[:, self.dims : 2 * self.dims]
-        command = drones.command_towards(wish, velocity, self.dynamics)
+        command = dynamics.command_towards(wish, velocity, self.dynamics)
         if self.action == "continuous":
             silent = jnp.zeros((len(own), legal_actions.shape[-1] - self.dims))
             return jnp.concatenate([command, silent], -1)
@@ -244,7 +246,7 @@ def _draw_wind(key: PRNGKeyArray, dims: int) -> Float[Array, "D"]:
 
 
 @functools.cache
-def _shapes(task: SwarmTask) -> tuple[dict[str, tuple[int, ...]], Any]:
+def _shapes(task: SwarmEnv) -> tuple[dict[str, tuple[int, ...]], Any]:
     """Return the shapes of one agent's parts of the observation, and the shapes of a view."""
     names: list[str] = []  # a dictionary that passes through JAX would lose its order
 

@@ -59,7 +59,7 @@ EVADER = Kind("evader", top_speed=1.2, mass=0.8, sight=1.0)
 KINDS = (STANDARD, SCOUT, LIFTER, EVADER)
 
 
-class Bodies(NamedTuple):
+class DroneState(NamedTuple):
     """The drones, as points."""
 
     position: Float[Array, "N D"]
@@ -70,7 +70,7 @@ class Bodies(NamedTuple):
     """Angle from the first axis to the second; only unicycles have one that is not 0."""
 
 
-class Traits(NamedTuple):
+class DroneParams(NamedTuple):
     """What tells the drones apart, ``(N,)`` each; constant during an episode."""
 
     top_speed: Float[Array, "N"]
@@ -80,23 +80,32 @@ class Traits(NamedTuple):
     strength: Float[Array, "N"]
 
 
-def spawn(key: PRNGKeyArray, num_agents: int, side: float, dims: int = 2) -> Bodies:
+class Disturbance(NamedTuple):
+    """What the world is like in an episode."""
+
+    wind: Float[Array, "D"]
+    """Its velocity, in cells a step."""
+    noise: Float[Array, ""]
+    """Standard deviation of the drones' errors about position (cells) and velocity (cells/step)."""
+
+
+def spawn(key: PRNGKeyArray, num_agents: int, side: float, dims: int = 2) -> DroneState:
     """Place drones at rest, uniformly in the arena."""
     position = jax.random.uniform(key, (num_agents, dims), maxval=side)
     return at_rest(position)
 
 
-def at_rest(position: Float[Array, "N D"]) -> Bodies:
+def at_rest(position: Float[Array, "N D"]) -> DroneState:
     """Return drones that do not move, with heading 0."""
-    return Bodies(position, jnp.zeros_like(position), jnp.zeros(position.shape[0]))
+    return DroneState(position, jnp.zeros_like(position), jnp.zeros(position.shape[0]))
 
 
-def traits_of(kinds: Sequence[Kind], sensing_range: float) -> Traits:
-    """Return the traits of drones of the given kinds."""
+def params_of(kinds: Sequence[Kind], sensing_range: float) -> DroneParams:
+    """Return the params of drones of the given kinds."""
     table = [
         (kind.top_speed, kind.mass, kind.sight * sensing_range, kind.strength) for kind in kinds
     ]
-    return Traits(*jnp.asarray(np.array(table, np.float32).T))
+    return DroneParams(*jnp.asarray(np.array(table, np.float32).T))
 
 
 def motions(dynamics: str, dims: int) -> Float[np.ndarray, "A D"]:
@@ -111,27 +120,27 @@ def motions(dynamics: str, dims: int) -> Float[np.ndarray, "A D"]:
 
 
 def move(
-    bodies: Bodies,
+    drones: DroneState,
     command: Float[Array, "N D"],
-    traits: Traits,
+    params: DroneParams,
     wind: Float[Array, "D"],
     side: float,
     dynamics: str = "velocity",
-) -> Bodies:
+) -> DroneState:
     """Advance one step. A wall takes away the velocity into it."""
-    heading = bodies.heading
+    heading = drones.heading
     if dynamics == "unicycle":
         heading = (heading + _TURN * command[:, 1]) % (2 * math.pi)
         command = _along(heading, command)
     if dynamics == "acceleration":
-        velocity = _thrust(bodies.velocity, _bounded(command), traits, wind)
+        velocity = _thrust(drones.velocity, _bounded(command), params, wind)
     else:
-        wanted = traits.top_speed[:, None] * _bounded(command) + wind
-        response = jnp.minimum(_RESPONSE / traits.mass, 1.0)[:, None]
-        velocity = bodies.velocity + response * (wanted - bodies.velocity)
-    position = bodies.position + velocity
+        wanted = params.top_speed[:, None] * _bounded(command) + wind
+        response = jnp.minimum(_RESPONSE / params.mass, 1.0)[:, None]
+        velocity = drones.velocity + response * (wanted - drones.velocity)
+    position = drones.position + velocity
     inside = jnp.clip(position, 0.0, side)
-    return Bodies(inside, jnp.where(inside == position, velocity, 0.0), heading)
+    return DroneState(inside, jnp.where(inside == position, velocity, 0.0), heading)
 
 
 def command_towards(
@@ -153,10 +162,10 @@ def command_towards(
 def _thrust(
     velocity: Float[Array, "N D"],
     command: Float[Array, "N D"],
-    traits: Traits,
+    params: DroneParams,
     wind: Float[Array, "D"],
 ) -> Float[Array, "N D"]:
-    top_speed, mass = traits.top_speed[:, None], traits.mass[:, None]
+    top_speed, mass = params.top_speed[:, None], params.mass[:, None]
     pushed = velocity + (_THRUST * top_speed * command - _DRAG * (velocity - wind)) / mass
     return pushed * jnp.minimum(1.0, top_speed / jnp.maximum(_norm(pushed), 1e-6))
 
@@ -194,20 +203,20 @@ def scatter(
     return (grid + 0.5) * pitch + jitter
 
 
-def keep_out(bodies: Bodies, obstacles: Float[Array, "M D"], side: float) -> Bodies:
+def keep_out(drones: DroneState, obstacles: Float[Array, "M D"], side: float) -> DroneState:
     """Put drones that are inside an obstacle onto its surface; it takes away velocity into it."""
-    near = find_points(bodies.position, obstacles, None, 1, OBSTACLE_RADIUS, side)
+    near = find_points(drones.position, obstacles, None, 1, OBSTACLE_RADIUS, side)
     nearest = obstacles[near.which[:, 0]]
-    offset = bodies.position - nearest
+    offset = drones.position - nearest
     distance = jnp.maximum(_norm(offset), 1e-6)
     normal = offset / distance
     hit = distance < OBSTACLE_RADIUS
     surface = jnp.clip(nearest + OBSTACLE_RADIUS * normal, 0.0, side)
-    inward = jnp.minimum((bodies.velocity * normal).sum(-1, keepdims=True), 0.0)
-    return Bodies(
-        jnp.where(hit, surface, bodies.position),
-        jnp.where(hit, bodies.velocity - inward * normal, bodies.velocity),
-        bodies.heading,
+    inward = jnp.minimum((drones.velocity * normal).sum(-1, keepdims=True), 0.0)
+    return DroneState(
+        jnp.where(hit, surface, drones.position),
+        jnp.where(hit, drones.velocity - inward * normal, drones.velocity),
+        drones.heading,
     )
 
 

@@ -38,7 +38,7 @@ C is any number. Where there is no pair the squared distance is infinite, and va
 """
 
 
-class Things(NamedTuple):
+class Points(NamedTuple):
     """What is looked for."""
 
     position: Float[Array, "M D"]
@@ -78,11 +78,11 @@ class _Runs(NamedTuple):
     """From a place in the concatenation to that in the order, for each run."""
 
 
-def fold_near(
+def reduce_within(
     add: Add[Carry],
     initial: Carry,
     observers: Float[Array, "N D"],
-    things: Things,
+    things: Points,
     reach: float,
     side: float,
 ) -> Carry:
@@ -105,12 +105,12 @@ def fold_near(
         Of the arena, which all should be in: coordinates in [0, side]. (What is not is found all
         the same.)
     """
-    few = are_few(things.position.shape, reach, side)
-    fold = fold_all_pairs if few else fold_cells
+    few = use_dense(things.position.shape, reach, side)
+    fold = reduce_all_pairs if few else reduce_cells
     return fold(add, initial, observers, things, reach, side)
 
 
-def are_few(shape: tuple[int, ...], reach: float, side: float) -> bool:
+def use_dense(shape: tuple[int, ...], reach: float, side: float) -> bool:
     """Tell whether all pairs are compared, with things of shape ``(M, D)``."""
     return shape[0] <= DENSE_LIMIT + 2 * _around(shape, reach, side)
 
@@ -121,11 +121,11 @@ def _around(shape: tuple[int, ...], width: float, side: float) -> float:
     return num_things * min(3 * width / side, 1.0) ** dims
 
 
-def fold_all_pairs(
+def reduce_all_pairs(
     add: Add[Carry],
     initial: Carry,
     observers: Float[Array, "N D"],
-    things: Things,
+    things: Points,
     reach: float,  # noqa: ARG001
     side: float,  # noqa: ARG001
 ) -> Carry:
@@ -135,11 +135,11 @@ def fold_all_pairs(
     return add(initial, squared, *(_spread(value, squared) for value in things.values))
 
 
-def fold_cells(
+def reduce_cells(
     add: Add[Carry],
     initial: Carry,
     observers: Float[Array, "N D"],
-    things: Things,
+    things: Points,
     reach: float,
     side: float,
 ) -> Carry:
@@ -175,7 +175,7 @@ def _lay_grid(num_things: int, dims: int, reach: float, side: float) -> _Grid:
     return _Grid(per_axis + 2, side / per_axis, dims)
 
 
-def _find_runs(grid: _Grid, observers: Float[Array, "N D"], things: Things) -> _Runs:
+def _find_runs(grid: _Grid, observers: Float[Array, "N D"], things: Points) -> _Runs:
     """Sort the things by cell, and find what lies around each observer.
 
     A run is three cells adjacent along the last axis; there is one for each of the ``3**(D-1)``

@@ -1,4 +1,4 @@
-"""Taking out of a damaged vault every episode that the damage has not touched."""
+"""Copies every undamaged episode of a damaged vault to a new one."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -21,19 +21,18 @@ from offmarl.vault.location import Location
 from offmarl.vault.mmap import Snapshot
 from offmarl.vault.open import locate
 from offmarl.vault.progress import Advance, Progress, quiet, silent
-from offmarl.vault.transform import lineage, selection
-from offmarl.vault.transform.copying import Translate, copy_pieces
-from offmarl.vault.transform.making import write
-from offmarl.vault.transform.selection import Pieces
+from offmarl.vault.transform import pipeline, policy_ids
+from offmarl.vault.transform.pipeline import Remap, copy_pieces
+from offmarl.vault.transform.selection import Pieces, whole_episodes
 from offmarl.vault.verification import Verification, verify
 from offmarl.vault.writer import Writer
 
 _MOST_NAMED = 1000
-"""Episodes that the provenance of what is salvaged names."""
+"""Lost episodes that the provenance lists."""
 
 
 class Lost(NamedTuple):
-    """An episode that damage touches."""
+    """A damaged episode, which was not copied."""
 
     row: int
     start: int
@@ -41,19 +40,19 @@ class Lost(NamedTuple):
 
 
 class Salvage(NamedTuple):
-    """What was taken out of a damaged vault, and what was not."""
+    """What was recovered from a damaged vault, and what was lost."""
 
     path: PurePath
-    """The vault that was made."""
+    """The new vault."""
     faults: tuple[Fault, ...]
-    """What is wrong with the other."""
+    """The damage found in the old one."""
     episodes: int
     steps: int
-    """That were taken, in all rows together."""
+    """Steps recovered, over all rows."""
     lost: tuple[Lost, ...]
-    """The episodes that were not."""
+    """The damaged episodes."""
     unknown_steps: int
-    """Steps, in all rows, of which it can no longer be told what episodes they belong to."""
+    """Steps, over all rows, that can no longer be assigned to an episode."""
 
 
 def salvage(
@@ -63,59 +62,60 @@ def salvage(
     codec: Codec | None = None,
     progress: Progress = quiet,
 ) -> Salvage:
-    """Make a vault of the episodes of a damaged one that are sound to the last byte.
+    """Copy the undamaged episodes of a damaged vault to a new one.
 
-    `repair` keeps a vault's beginning up to the first damage, in its place; this takes whole
-    episodes from before and behind, and leaves the damaged vault as it is. They come end to end in
-    one row, in the order they have.
+    `repair` keeps a vault's beginning up to the first damage, in place. This copies whole episodes
+    from before and after the damage, and leaves the damaged vault unchanged. The new vault has one
+    row with the episodes end to end, in their order.
 
     Parameters
     ----------
     source
-        A vault as `open_vault` takes it. Where not even that can read it any more, repair it first.
+        A vault that can still be opened; otherwise repair it first.
     path, codec, progress
         As for `offmarl.vault.cat`.
 
     Raises
     ------
     VaultExistsError
-        There is something at the path.
+        The path exists.
     VaultFormatError
-        What the vault says of itself is damaged.
+        The vault's own tables are damaged.
     VaultError
-        No episode is sound, or nothing can be written.
+        No episode is undamaged, or the new vault cannot be written.
     """
-    free_place(path)  # before anything long
+    free_place(path)  # before anything slow
     found = verify(source, deep=True, progress=progress)
     left = _open(found)
     sound = _sound(left, found)
-    pieces = selection.of_episodes(left, sound)
+    pieces = whole_episodes(left, sound)
     runs = partial(_runs, faults=found.faults)
     if found.sound:
-        examined = lineage.examine(left, silent)
+        examined = policy_ids.examine(left, silent)
     else:
-        examined = lineage.of_damaged(left, _ids(left, runs(left, pieces)))
+        examined = policy_ids.examine_damaged(left, _ids(left, runs(left, pieces)))
     table = left.episodes
     places = zip(table.row[~sound], table.start[~sound], table.length[~sound], strict=True)
     lost = tuple(Lost(*map(int, place)) for place in places)
     unknown = left.num_steps - int(table.length.sum())
-    told = {"lost": [list(episode) for episode in lost[:_MOST_NAMED]], "unknown_steps": unknown}
+    arguments = {
+        "lost": [list(episode) for episode in lost[:_MOST_NAMED]],
+        "unknown_steps": unknown,
+    }
 
-    def copy(
-        vault: Vault, pieces: Pieces, writer: Writer, translate: Translate, advance: Advance
-    ) -> None:
+    def copy(vault: Vault, pieces: Pieces, writer: Writer, remap: Remap, advance: Advance) -> None:
         for run in runs(vault, pieces):
-            copy_pieces(vault, run, writer, translate, advance)
+            copy_pieces(vault, run, writer, remap, advance)
 
-    write("salvage", told, (examined, pieces), path, codec, progress, copy)
+    pipeline.write("salvage", arguments, (examined, pieces), path, codec, progress, copy)
     made = locate(path)
     return Salvage(made, found.faults, pieces.episodes, pieces.steps, lost, unknown)
 
 
 class _Remains(Vault):
-    """A vault with as much of its tables as can be read, and no more of its files than asked for.
+    """A damaged vault: its readable tables, and only the files that are asked for.
 
-    A memory map would need all of them.
+    A memory map would need all files.
     """
 
     def _snapshot(self) -> Snapshot | None:
@@ -137,20 +137,20 @@ class _Remains(Vault):
 
 
 def _open(found: Verification) -> Vault:
-    """Open what is left of a vault that was verified."""
+    """Open a verified vault, of which parts may be missing."""
     try:
         return _Remains(found.path, checked=False)  # the verification was deep
     except VaultError as error:
         if found.sound:
             raise
         raise VaultFormatError(
-            f"{found.path} is damaged where it says what it holds ({found.faults[0]}), so that its "
-            "episodes cannot be told apart: `offmarl repair --dry-run` tells what it could keep."
+            f"{found.path} has damaged tables ({found.faults[0]}), so its episodes cannot be found:"
+            " `offmarl repair --dry-run` shows what it can keep."
         ) from error
 
 
 def _sound(left: Vault, found: Verification) -> Bool[np.ndarray, "M"]:
-    """Return the episodes that no fault is in."""
+    """Return the mask of episodes without a fault."""
     sound = np.ones(len(left.episodes.row), bool)
     for fault in found.faults:
         sound[list(with_episodes(fault, left.episodes).episodes)] = False
@@ -160,7 +160,7 @@ def _sound(left: Vault, found: Verification) -> Bool[np.ndarray, "M"]:
 
 
 def _runs(vault: Vault, pieces: Pieces, faults: Iterable[Fault]) -> Iterator[Pieces]:
-    """Part pieces so that nothing damaged lies between those that are read together."""
+    """Divide pieces so that no damage lies between those that are read together."""
     touched = np.zeros(vault.rows, bool)
     for fault in faults:
         touched[slice(*(fault.rows or (0, vault.rows)))] = True
@@ -173,7 +173,7 @@ def _runs(vault: Vault, pieces: Pieces, faults: Iterable[Fault]) -> Iterator[Pie
 
 
 def _ids(vault: Vault, runs: Iterable[Pieces]) -> Iterator[NumpyArray]:
-    """Yield the ids of the policies of what is taken; others may be damaged."""
+    """Yield the policy ids of the copied steps; others may be damaged."""
     names = [name for name in (POLICY_IDS,) if name in vault.leaves]
     for run in runs if names else []:
         row = vault.episodes.row[run.episode]
