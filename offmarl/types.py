@@ -222,6 +222,9 @@ class Sequence(NamedTuple):
     next_known: Bool[Array, "*b T"]
     """Steps whose next view is known, or not needed because all agents terminated. Temporal
     difference terms of the others must be masked out."""
+    weight: Float[Array, "*b"] | None = None
+    """Weight of each window in a loss, as `offmarl.losses.masked_mean` takes it; None where all
+    weigh the same."""
 
     @property
     def view_tm1(self) -> View:
@@ -239,13 +242,16 @@ class Sequence(NamedTuple):
 class Policy(NamedTuple):
     """How agents act: pure functions over parameters that are passed in.
 
-    ``act(params, carry, observation, legal_actions, key) -> (action, log_prob, carry)`` handles
-    all agents of one environment: observation ``(N, O)``, legal_actions ``(N, A)``, action ``(N,)``
-    (``(N, A)`` if continuous), log_prob ``(N,)``. ``initial_carry()`` is the memory at the start of
-    an episode (an empty tuple for policies without one). Callers vmap over environments.
+    All functions handle all agents of one environment: observation ``(N, O)``, legal_actions
+    ``(N, A)``, action ``(N,)`` (``(N, A)`` if continuous), log_prob and reward ``(N,)``. So agents
+    may act on their own, in order after one another, or as one. Callers vmap over environments.
+
+    The carry is the policy's own, a pytree of any structure: the memory of a recurrent network, the
+    last actions and rewards, a return-to-go. It starts each episode at ``initial_carry()``.
     """
 
     initial_carry: Callable[[], ArrayTree]
+    """The carry at the start of an episode; an empty tuple for policies without one."""
     act: Callable[
         [
             ArrayTree,
@@ -256,3 +262,18 @@ class Policy(NamedTuple):
         ],
         tuple[Array, Float[Array, "N"], ArrayTree],
     ]
+    """``act(params, carry, observation, legal_actions, key) -> (action, log_prob, carry)``"""
+    log_prob: (
+        Callable[
+            [ArrayTree, ArrayTree, Float[Array, "N O"], Bool[Array, "N A"], Array],
+            tuple[Float[Array, "N"], ArrayTree],
+        ]
+        | None
+    ) = None
+    """``log_prob(params, carry, observation, legal_actions, action) -> (log_prob, carry)``: of a
+    given joint action, with the carry that follows it. None if the policy has no likelihood."""
+    after_step: Callable[[ArrayTree, Float[Array, "N"], Bool[Array, "N"]], ArrayTree] | None = None
+    """``after_step(carry, reward, done) -> carry``: what the policy remembers of a step's outcome;
+    ``done`` are the agents that terminated or were truncated. None if it remembers nothing."""
+    draws: Callable[[ArrayTree], bool] = lambda _params: True
+    """Whether the policy of some parameters draws its actions at random, so that it needs a key."""

@@ -129,7 +129,7 @@ def _check(vault: Vault, number: int, seen: Any, reward: Any, episode: Episode) 
 
 
 def _keys(vault: Vault, number: int) -> Keys:
-    """Return the keys of an episode that `offmarl.recording.record_policy` recorded; else any."""
+    """Return the keys of an episode that `offmarl.programs.record_policy` recorded; else any."""
     import jax
 
     table = vault.episodes
