@@ -15,8 +15,8 @@ from offmarl.cli import lineage
 from offmarl.cli.output import Report, grid, number, spread, table
 from offmarl.paths import local
 from offmarl.types import Discrete
-from offmarl.vault.reading.quirks import MEANINGS
-from offmarl.vault.storage.location import hide_credentials
+from offmarl.vault.compat import MEANINGS
+from offmarl.vault.location import hide_credentials
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _BINS = 40

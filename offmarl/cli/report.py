@@ -18,8 +18,8 @@ from offmarl.report.dataset_figures import Surveys
 from offmarl.report.findings import findings
 from offmarl.tracking import progress
 from offmarl.vault import Vault
-from offmarl.vault.listing import is_vault, open_source, place_of, vaults_in
-from offmarl.vault.storage.store import errors_of
+from offmarl.vault.open import is_vault, open_source, place_of, vaults_in
+from offmarl.vault.store import errors_of
 
 _MOST_FRAMES = 100
 

@@ -7,7 +7,7 @@ from offmarl.errors import CardError, OptionError
 from offmarl.hub.catalogue import Licence
 from offmarl.hub.licences import OTHER, UNKNOWN, check_link, licence_named
 from offmarl.vault import Vault
-from offmarl.vault.reading.beside import PUBLISHED
+from offmarl.vault.published import PUBLISHED
 from offmarl.vault.transform.policy_ids import sources_of
 
 _RECORDED = ("recipe", "recorded", "program")

@@ -23,8 +23,8 @@ from offmarl.hub.client import Remote
 from offmarl.hub.lookup import Target, kept, parse, pulled
 from offmarl.hub.small import small_file
 from offmarl.paths import local
-from offmarl.vault.listing import SUFFIX
-from offmarl.vault.reading.beside import PUBLISHED, TIME_LIMIT
+from offmarl.vault.open import SUFFIX
+from offmarl.vault.published import PUBLISHED, TIME_LIMIT
 
 if TYPE_CHECKING:  # it brings in JAX, which pulling does without
     from offmarl.replay import Dataset

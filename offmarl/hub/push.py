@@ -27,7 +27,7 @@ from offmarl.hub.pull import CARD
 from offmarl.hub.small import LARGEST
 from offmarl.types import Discrete
 from offmarl.vault import Vault
-from offmarl.vault.listing import (
+from offmarl.vault.open import (
     SUFFIX,
     linked_vaults_in,
     open_source,
@@ -35,7 +35,7 @@ from offmarl.vault.listing import (
     refused_link,
     vaults_in,
 )
-from offmarl.vault.storage.store import LOCK
+from offmarl.vault.store import LOCK
 
 SHARD = 50_000_000
 """Most bytes of a file: larger ones upload badly where connections break."""

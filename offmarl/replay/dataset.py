@@ -11,7 +11,7 @@ from offmarl.replay.stream import MEMORY, Stream, WindowSource
 from offmarl.replay.windows import Chosen
 from offmarl.types import Sequence
 from offmarl.vault import Vault
-from offmarl.vault.listing import locate
+from offmarl.vault.open import locate
 from offmarl.vault.transform.selection import shuffled
 
 

@@ -10,24 +10,22 @@ import numpy as np
 from jaxtyping import Bool
 
 from offmarl.errors import VaultError, VaultFormatError
-from offmarl.vault import layout, tables
+from offmarl.vault import layout, scan, tables, tree
+from offmarl.vault.commit import Contents
+from offmarl.vault.creation import free_place
+from offmarl.vault.dataset import Vault
 from offmarl.vault.faults import Fault, with_episodes
-from offmarl.vault.integrity import books
-from offmarl.vault.integrity.verification import Verification, verify
+from offmarl.vault.final_views import FinalViews
 from offmarl.vault.layout import POLICY_IDS, Codec, NumpyArray
-from offmarl.vault.listing import locate
+from offmarl.vault.location import Location
+from offmarl.vault.mmap import Snapshot
+from offmarl.vault.open import locate
 from offmarl.vault.progress import Advance, Progress, quiet, silent
-from offmarl.vault.reading.finals import FinalViews
-from offmarl.vault.reading.mapped import Snapshot
-from offmarl.vault.reading.reader import Vault
-from offmarl.vault.storage import tree
-from offmarl.vault.storage.contents import Contents
-from offmarl.vault.storage.location import Location
 from offmarl.vault.transform import pipeline, policy_ids
 from offmarl.vault.transform.pipeline import Remap, copy_pieces
 from offmarl.vault.transform.selection import Pieces, whole_episodes
-from offmarl.vault.writing.creation import free_place
-from offmarl.vault.writing.writer import Writer
+from offmarl.vault.verification import Verification, verify
+from offmarl.vault.writer import Writer
 
 _MOST_NAMED = 1000
 """Lost episodes that the provenance lists."""
@@ -124,16 +122,18 @@ class _Remains(Vault):
         return None
 
     def _kept(self) -> Iterator[tables.Table]:
-        if self.own is None:
+        if self.manifest is None:
             return
         location = Location.of(self.path)
         contents = Contents(location, tree.current(location))
-        known = books.read(contents, self.own.schema, []).ended
+        known = scan.read(contents, self.manifest.schema, []).ended
         yield from (known[first] for first in sorted(known))
 
     @cached_property
     def _finals(self) -> FinalViews:
-        return FinalViews(self._store, self.spec, self.own.head.finals if self.own else 0, 0)
+        return FinalViews(
+            self._store, self.spec, self.manifest.head.finals if self.manifest else 0, 0
+        )
 
 
 def _open(found: Verification) -> Vault:

@@ -18,7 +18,7 @@ from offmarl.hub import cache, catalogue
 from offmarl.replay import open_dataset
 from offmarl.report.contents import survey
 from offmarl.report.findings import findings
-from offmarl.vault.reading.beside import RECORD
+from offmarl.vault.published import RECORD
 from tests.vault.experience import SPEC, make
 from tests.vault.test_quirks import tree
 from tests.vault.test_stock import write_stock

@@ -13,18 +13,18 @@ import numpy as np
 from offmarl.errors import ShapeError, VaultError
 from offmarl.types import EnvSpec, FinalObservations, Transition, View
 from offmarl.vault import layout
+from offmarl.vault.atomic import whole
+from offmarl.vault.creation import create_whole
+from offmarl.vault.dataset import Vault
 from offmarl.vault.layout import Codec, NumpyArray
-from offmarl.vault.listing import SUFFIX, open_source, open_vault
+from offmarl.vault.location import Location
+from offmarl.vault.open import SUFFIX, open_source, open_vault
 from offmarl.vault.progress import Advance, Progress
-from offmarl.vault.reading.reader import Vault
-from offmarl.vault.storage.location import Location
-from offmarl.vault.storage.staging import whole
 from offmarl.vault.tables import CAUSES, CUT, OPEN
 from offmarl.vault.transform import policy_ids
 from offmarl.vault.transform.policy_ids import Named, Source, name_of, sources_of
 from offmarl.vault.transform.selection import Pieces, everything
-from offmarl.vault.writing.creation import create_whole
-from offmarl.vault.writing.writer import Writer
+from offmarl.vault.writer import Writer
 
 StrPath = str | os.PathLike[str]
 AnyVault = StrPath | Vault
@@ -175,7 +175,7 @@ def _create(
     chunk_steps: int | None = None,
     rows: int = 1,
 ) -> AbstractContextManager[Writer]:
-    first = vaults[0].own
+    first = vaults[0].manifest
     if codec is None:
         codec = first.schema.codec if first else "raw"
     # The sources were checked when they were recorded, or imported as they are: keep all values.

@@ -13,11 +13,11 @@ import numpy as np
 from jaxtyping import Int
 
 from offmarl.errors import VaultError
+from offmarl.vault.creation import DEFAULT_UID
+from offmarl.vault.dataset import Vault
 from offmarl.vault.digest import digest
 from offmarl.vault.layout import POLICY_IDS, NumpyArray
 from offmarl.vault.progress import Advance
-from offmarl.vault.reading.reader import Vault
-from offmarl.vault.writing.creation import DEFAULT_UID
 
 KEY = "origins"
 """Where a vault's provenance lists them."""

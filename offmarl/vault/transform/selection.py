@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float, Int
 
 from offmarl.errors import ExpressionError, OptionError
 from offmarl.vault import encoding
+from offmarl.vault.dataset import Vault
 from offmarl.vault.layout import POLICY_IDS, NumpyArray
-from offmarl.vault.reading.reader import Vault
 from offmarl.vault.transform import expression, policy_ids
 from offmarl.vault.transform.expression import COMPLETE, POLICY_NAME, Columns, Expression, Kind
 from offmarl.vault.transform.policy_ids import Source

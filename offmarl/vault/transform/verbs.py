@@ -21,11 +21,11 @@ from typing import Any, Literal
 import numpy as np
 
 from offmarl.errors import OptionError, VaultError
+from offmarl.vault.dataset import Vault
 from offmarl.vault.digest import episode_digests
 from offmarl.vault.layout import Codec
-from offmarl.vault.listing import open_vault
+from offmarl.vault.open import open_vault
 from offmarl.vault.progress import Progress, quiet
-from offmarl.vault.reading.reader import Vault
 from offmarl.vault.transform import pipeline, selection
 from offmarl.vault.transform.pipeline import AnyVault, StrPath, opened, opened_with_limit
 from offmarl.vault.transform.policy_ids import Source, name_of
