@@ -85,7 +85,7 @@ def train(dataset: offmarl.Dataset, updates: int = 500):
 
 # %%
 def main(name: str) -> None:
-    params, losses = train(open_data(name))
+    _, losses = train(open_data(name))
     print(f"cross-entropy: {losses[0]:.3f} at first, {losses[-1]:.3f} after {len(losses)} updates")
 
 
