@@ -19,6 +19,7 @@ from offmarl.errors import (
     MissingExtraError,
     OffmarlError,
     OptionError,
+    PluginError,
     RunError,
     ShapeError,
     UnknownNameError,
@@ -38,11 +39,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from offmarl import envs, hub, vault
-    from offmarl.programs.policy import load_policy
     from offmarl.hub import load_dataset
+    from offmarl.programs.policy import load_policy
     from offmarl.programs.processes import record_episodes
     from offmarl.programs.python import record
-    from offmarl.replay import open_dataset as open
     from offmarl.types import (
         Continuous,
         Discrete,
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         Transition,
         View,
     )
+    from offmarl.vault import open_vault as open
 
 __version__ = "0.1.0"
 
@@ -72,6 +73,7 @@ __all__ = [
     "MissingExtraError",
     "OffmarlError",
     "OptionError",
+    "PluginError",
     "RunError",
     "Sequence",
     "ShapeError",
@@ -104,7 +106,7 @@ _HOMES = {
     "hub": "offmarl.hub",
     "vault": "offmarl.vault",
     "load_dataset": "offmarl.hub:load_dataset",
-    "open": "offmarl.replay:open_dataset",
+    "open": "offmarl.vault.open:open_vault",
     "load_policy": "offmarl.programs.policy:load_policy",
     "record": "offmarl.programs.python:record",
     "record_episodes": "offmarl.programs.processes:record_episodes",

@@ -4,7 +4,7 @@ A run's checkpoint is a mapping of named pytrees, at least these two:
 
 ``policy``
     The parameters the policy acts with, each with a leading axis of seeds (of length one where
-    a program trains a single seed). `offmarl.evaluation.load_policy` reads this and nothing else.
+    a program trains a single seed). `offmarl.programs.load_policy` reads this and nothing else.
 ``state``
     Whatever the program needs to go on with the same bits.
 """

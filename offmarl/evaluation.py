@@ -1,28 +1,16 @@
 """How good a policy is: the returns of whole episodes, and its likeness to recorded ones."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache, cached_property
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
-from offmarl import tracking
-from offmarl.checkpoint import Checkpoints
 from offmarl.envs.base import Environment, EnvState, require_positive
-from offmarl.errors import OptionError, RunError, ShapeError
-from offmarl.networks import (
-    PolicyConfig,
-    init_policy,
-    make_policy,
-)
-from offmarl.paths import local
+from offmarl.errors import OptionError, ShapeError
 from offmarl.rollout import remember
-from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence, View
+from offmarl.types import ArrayTree, Policy, Sequence, View
 
 
 class Evaluation(NamedTuple):

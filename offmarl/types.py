@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from offmarl._imports import RecordedName
 from offmarl.errors import ShapeError
 
 if TYPE_CHECKING:  # jaxtyping's Array brings in JAX, which listing and reading data do without
@@ -122,12 +123,13 @@ class EnvSpec:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> EnvSpec:
-        """Read what `to_json` wrote."""
+        """Read what `to_json` wrote. The name cannot make `offmarl.envs.make` import code."""
         ((kind, size),) = data["action"].items()
         action = {"discrete": Discrete, "continuous": Continuous}[kind](size)
         fields: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
         }
+        fields["name"] = RecordedName(fields["name"])
         return cls(**{**fields, "action": action})
 
 

@@ -159,9 +159,7 @@ def optimiser_of(
     return optax.chain(optax.clip_by_global_norm(max_grad_norm), optax.adam(learning_rate))
 
 
-def exploration(
-    args: Args, hyper: Hyperparameters, iteration: Int[Array, ""]
-) -> Float[Array, ""]:
+def exploration(args: Args, hyper: Hyperparameters, iteration: Int[Array, ""]) -> Float[Array, ""]:
     """Return the probability of a random action, which falls linearly from 1 to ``epsilon``."""
     iterations = args.total_steps / (args.num_envs * args.num_steps)
     falling = jnp.maximum(jnp.floor(hyper.exploration * iterations), 1.0)

@@ -210,7 +210,7 @@ def _page(
 def _films(runs: Sequence[Path]) -> list[str]:
     """Return an episode of each run's first seed, where its environment can be drawn."""
     from offmarl.cli import policies
-    from offmarl.evaluation import load_policy
+    from offmarl.programs import load_policy
     from offmarl.report import animation
 
     shown = []

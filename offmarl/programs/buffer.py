@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from offmarl.errors import ShapeError
 from offmarl.replay import load
 from offmarl.types import Continuous, EnvSpec, FinalObservations, Sequence, Transition, View
-from offmarl.vault import Vault
+from offmarl.vault import Dataset
 
 
 class Step(NamedTuple):
@@ -254,7 +254,7 @@ def as_sequence(step: Step) -> Sequence:
 
 
 def warm_start(
-    buffer: TrajectoryBuffer, num_envs: int, capacity: int, spec: EnvSpec, vault: Vault
+    buffer: TrajectoryBuffer, num_envs: int, capacity: int, spec: EnvSpec, vault: Dataset
 ) -> Capture:
     """Start a capture with the newest steps of a vault in its buffer.
 

@@ -1,6 +1,8 @@
 """What a program takes from its dataset before it learns: moments, returns, first views."""
 
 from collections.abc import Callable, Hashable, Iterator
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,8 +12,8 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 
 from offmarl.errors import RunError
-from offmarl.replay import Dataset
 from offmarl.types import Transition, View
+from offmarl.vault import Dataset
 
 STATISTICS_FILE = "dataset.npz"
 
@@ -104,19 +106,15 @@ class DatasetStatistics:
             M at most; of more episodes, evenly spread ones are taken.
         """
 
-        def first(dataset: Dataset) -> View:
+        def first(name: str, dataset: Dataset) -> NDArray[Any]:
             chosen = self._chosen(dataset)
             chosen = chosen[np.linspace(0, len(chosen) - 1, min(most, len(chosen))).astype(int)]
             table = dataset.episodes
             steps = dataset.window_transitions(table.row[chosen], table.start[chosen], 1)
-            return jax.tree.map(lambda leaf: np.asarray(leaf)[:, 0], steps.view)
+            return np.asarray(getattr(steps.view, name))[:, 0]
 
-        names = View._fields
         return View(
-            *(
-                self.array(f"initial_{name}_{most}", lambda data, name=name: getattr(first(data), name))
-                for name in names
-            )
+            *(self.array(f"initial_{name}_{most}", partial(first, name)) for name in View._fields)
         )
 
     def identity(self) -> Hashable:
@@ -127,9 +125,7 @@ class DatasetStatistics:
         every = np.arange(len(dataset.episodes.length))
         return every if self._episodes is None else self._episodes
 
-    def _moments(
-        self, name: str, values: Callable[[Transition], NDArray[Any]]
-    ) -> MeanAndStd:
+    def _moments(self, name: str, values: Callable[[Transition], NDArray[Any]]) -> MeanAndStd:
         def compute(dataset: Dataset) -> NDArray[Any]:
             count, total, squares = 0, 0.0, 0.0
             for steps in self._steps(dataset):
@@ -150,7 +146,7 @@ class DatasetStatistics:
         for start, stop in dataset.blocks():
             step = np.arange(dataset.rows)[:, None] * dataset.length + np.arange(start, stop)
             kept = chosen[np.searchsorted(begins, step, side="right") - 1]
-            yield jax.tree.map(lambda leaf: np.asarray(leaf)[kept], dataset.transitions(start, stop))
+            yield jax.tree.map(itemgetter(kept), dataset.transitions(start, stop))
 
 
 def save(path: Path, arrays: dict[str, NDArray[Any]]) -> None:

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 from offmarl.programs.program import ArgsT, Hyperparameters, Program, Stage, structure
 from offmarl.programs.run import CheckpointTimer
 from offmarl.programs.writer import ChunkWriter
-from offmarl.replay import Batches, Replay, split_key
+from offmarl.replay import Batches, BatchSource, Replay, split_key
 from offmarl.types import ArrayTree, EnvSpec
 
 LOG_EVERY = 500
@@ -187,9 +187,7 @@ def map_seeds(
 
 
 @partial(jax.jit, static_argnums=0)
-def start(
-    program: Program, keys: Key[Array, "seeds"], hyper: Hyperparameters
-) -> ArrayTree:
+def start(program: Program, keys: Key[Array, "seeds"], hyper: Hyperparameters) -> ArrayTree:
     """Return the fresh states of all seeds; ``hyper`` has an axis of seeds too.
 
     One after the other: orthogonal initialisation under vmap is a batched QR factorisation, and
@@ -223,7 +221,7 @@ class Learners(NamedTuple):
 def updates(
     learners: Learners,
     states: ArrayTree,
-    feed: Any,
+    batches: BatchSource,
     schedule: Schedule,
     done: int,
 ) -> Iterator[tuple[int, ArrayTree, dict[str, Float[Array, "seeds n"]]]]:
@@ -235,8 +233,8 @@ def updates(
         What learns.
     states
         Of all seeds; donated, as are those yielded once the next are asked for.
-    feed
-        The batches: a `offmarl.replay.BatchSource`.
+    batches
+        What they learn from.
     schedule
         Where to stop in between.
     done
@@ -254,11 +252,11 @@ def updates(
         stage = schedule.stage(done)
         if done == schedule.starts[stage]:
             states = start_stage(stages[stage], states, learners.layout)
-        offset = done % feed.updates
+        offset = done % batches.updates
         if data is None or (offset == 0 and not isinstance(data, Replay)):
-            data = next(feed.data)
+            data = next(batches.data)
             data = learners.layout.place(data, per_seed=not isinstance(data, Replay))
-        count = min(size, feed.updates - offset, schedule.next_log(done) - done)
+        count = min(size, batches.updates - offset, schedule.next_log(done) - done)
         begun = time.monotonic()
         place = done, offset, count
         states, metrics = _update(

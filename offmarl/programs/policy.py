@@ -14,12 +14,12 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from offmarl import tracking
 from offmarl.checkpoint import Checkpoints
 from offmarl.config import from_json
-from offmarl.envs.base import Environment, restart, transition
+from offmarl.envs.base import restart, transition
 from offmarl.errors import OptionError, RunError, ShapeError
 from offmarl.paths import local
 from offmarl.programs import dataset, registry
 from offmarl.programs.program import Program, hyperparameters, structure
-from offmarl.types import ArrayTree, Continuous, EnvSpec, Policy, Timestep, View
+from offmarl.types import ArrayTree, EnvSpec, Policy, Timestep, View
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,12 @@ class _Blank:
         """Start an episode."""
         return (), restart(self._view())
 
-    def step(self, key: PRNGKeyArray, state: tuple[()], action: Array) -> tuple[tuple[()], Timestep]:  # noqa: ARG002
+    def step(
+        self,
+        key: PRNGKeyArray,  # noqa: ARG002
+        state: tuple[()],  # noqa: ARG002
+        action: Array,  # noqa: ARG002
+    ) -> tuple[tuple[()], Timestep]:
         """Take a step."""
         ended = jnp.zeros(self.spec.num_agents, bool)
         return (), transition(self._view(), jnp.zeros(self.spec.num_agents), ended, ended)

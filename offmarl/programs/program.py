@@ -56,8 +56,8 @@ shortest baseline, in full::
             main(cli.parse_script(Args, __doc__))
 
 `offmarl train path/to/majority.py --vault ...` trains it, wherever the file is. A recorder derives
-its ``Args`` from `OnlineArgs`, gets an environment as the third argument of ``make``, collects steps
-in ``update`` (see `Program.num_steps`), and calls `record_online`.
+its ``Args`` from `OnlineArgs`, gets an environment as the third argument of ``make``, collects
+steps in ``update`` (see `Program.num_steps`), and calls `record_online`.
 """
 
 import copy
@@ -192,8 +192,8 @@ class Hyperparameters:
         values = self.__dict__.get("_values", {})
         if name not in values:
             raise AttributeError(
-                f"no hyperparameter {name!r}: hyperparameters are the float fields of the program's "
-                f"own Args ({', '.join(values) or 'there are none'})."
+                f"no hyperparameter {name!r}: they are the float fields of the program's own Args "
+                f"({', '.join(values) or 'it has none'})."
             )
         return values[name]
 
@@ -264,11 +264,12 @@ class _Unusable:
         return f"<{self._name}: {self._why}>"
 
 
-for _what in (
-    *("add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow").split(),
-    *("neg pos abs float int bool round index jax_array array lt le gt ge iter len fspath").split(),
-):
-    setattr(_Unusable, f"__{_what}__", partialmethod(_Unusable._refuse, what=_what))
+_OPERATORS = (
+    "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow neg pos abs "
+    "float int bool round index jax_array array lt le gt ge iter len fspath"
+)
+for _name in _OPERATORS.split():
+    setattr(_Unusable, f"__{_name}__", partialmethod(_Unusable._refuse, what=_name))
 
 
 # ---------------------------------------------------------------------------------- program

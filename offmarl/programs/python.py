@@ -24,8 +24,8 @@ from offmarl.errors import (
 )
 from offmarl.paths import local
 from offmarl.types import EnvSpec, FinalObservations, Transition, View
-from offmarl.vault.writing.values import RecordPosition
-from offmarl.vault.writing.values import check as check_values
+from offmarl.vault.values import RecordPosition
+from offmarl.vault.values import check as check_values
 
 if TYPE_CHECKING:
     from offmarl.envs.pettingzoo import Translator

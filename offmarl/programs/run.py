@@ -314,8 +314,12 @@ def keep_compiled_programs() -> None:
     `offmarl` never does.
     """
     # A killed process leaves half an entry, which JAX warns of and compiles again.
-    warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache entry")
-    if os.environ.get(_OFF, "").lower() in ("off", "0", "no") or jax.config.jax_compilation_cache_dir:
+    entry = "Error (reading|writing) persistent compilation cache entry"
+    warnings.filterwarnings("ignore", entry)
+    if (
+        os.environ.get(_OFF, "").lower() in ("off", "0", "no")
+        or jax.config.jax_compilation_cache_dir
+    ):
         return
     directory = compilation_cache()
     try:

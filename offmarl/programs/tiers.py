@@ -132,9 +132,7 @@ class Recorded(NamedTuple):
     view: Table
 
 
-def record_online(
-    make: Callable[[EnvSpec, ArgsT, Environment], Program], args: ArgsT
-) -> Recorded:
+def record_online(make: Callable[[EnvSpec, ArgsT, Environment], Program], args: ArgsT) -> Recorded:
     """Train a program online and record the tiers asked for.
 
     The run's directory is ``<out>/<env>.run-<name>``, the vaults ``<out>/<env>.vlt/<tier>``. Killed

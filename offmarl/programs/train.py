@@ -45,13 +45,12 @@ from offmarl.programs.run import (
     keep_compiled_programs,
     open_run,
 )
-from offmarl.replay import Dataset, Feed, feeding, open_dataset
+from offmarl.replay import BatchSource, open_batches
 from offmarl.types import ArrayTree, EnvSpec
+from offmarl.vault import Dataset, open_vault
 
 
-def train(
-    make: Callable[[EnvSpec, ArgsT, DatasetStatistics], Program], args: ArgsT
-) -> Path:
+def train(make: Callable[[EnvSpec, ArgsT, DatasetStatistics], Program], args: ArgsT) -> Path:
     """Train a program on a vault, evaluate it, and write the run.
 
     The same call again resumes a stopped run from its last checkpoint, to the same bits; a finished
@@ -87,7 +86,7 @@ def train(
 def _train(
     make: Callable[[EnvSpec, Any, DatasetStatistics], Program], args: Args, timer: CheckpointTimer
 ) -> Path:
-    dataset, origin = open_dataset(args.vault, time_limit=args.time_limit), origin_of(make)
+    dataset, origin = open_vault(args.vault, time_limit=args.time_limit), origin_of(make)
     args = _resolved(args, dataset.spec)
     evaluator = make_evaluator(args, dataset)
     args = replace(args, held_out=evaluator.fraction)
@@ -193,22 +192,22 @@ def _learn(job: _Job, dataset: Dataset, timer: CheckpointTimer) -> None:
     done, states = journal.begin(start(job.program, start_keys, learners.hyper))
     timer.begin(done)
     with (
-        _feed(job, dataset, update_keys, done) as feed,
+        _batches(job, dataset, update_keys, done) as batches,
         tracking.progress(run.record["program"], schedule.updates, done) as advance,
     ):
-        work = updates(learners, states, feed, schedule, done)
+        work = updates(learners, states, batches, schedule, done)
         learn(work, journal, schedule, done, timer, advance)
     journal.close()
     run.write_marl_eval(job.evaluator.environment)
 
 
-def _feed(
+def _batches(
     job: _Job, dataset: Dataset, keys: Key[Array, "seeds"], done: int
-) -> AbstractContextManager[Feed]:
+) -> AbstractContextManager[BatchSource]:
     args, total = job.args, job.schedule.updates
     # Whatever a window holds beyond the longest episode would be masked out.
     length = min(args.length, int(dataset.episodes.length.max(initial=1)))
-    return feeding(
+    return open_batches(
         dataset,
         args.replay,
         args.batch_size,

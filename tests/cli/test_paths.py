@@ -18,8 +18,8 @@ from offmarl.networks import PolicyConfig, init_policy
 from offmarl.paths import local
 from offmarl.programs import loop as driver
 from offmarl.programs import run as runs
-from offmarl.replay import Dataset
 from offmarl.types import Discrete, EnvSpec
+from offmarl.vault import Dataset
 from tests.runs import write_run
 from tests.vault.experience import SPEC, make, whole_episodes
 
@@ -304,7 +304,7 @@ def test_ls_follows_links_but_not_in_circles(offmarl, place, tmp_path):
     ],
 )
 def test_urls(url, wanted):
-    from offmarl.vault.storage.location import absolute
+    from offmarl.vault.location import absolute
 
     found = absolute(url)
     assert str(found) == wanted
@@ -312,7 +312,7 @@ def test_urls(url, wanted):
 
 
 def test_credentials_reach_the_server_and_no_message():
-    from offmarl.vault.storage.location import Location
+    from offmarl.vault.location import Location
 
     location = Location.of("http://me:secret@host/x.vlt/main")
     assert location.kvstore()["base_url"] == "http://me:secret@host/"

@@ -12,8 +12,8 @@ from offmarl.programs import record as recording
 from offmarl.programs import record_policy
 from offmarl.programs.interruption import more_to_come
 from offmarl.rollout import init_rollout, rollout
+from offmarl.vault import creation
 from offmarl.vault.layout import POLICY_IDS
-from offmarl.vault.writing import creation
 
 CONFIG = PolicyConfig("recurrent")
 
