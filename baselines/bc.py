@@ -75,6 +75,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     head_name = stochastic_head(spec, "tanh_gaussian" if args.tanh else "gaussian")
     config = PolicyConfig("recurrent", head_name, args.hidden, args.agent_id)
     network, head = agent_network(config, spec), agent_head(config)
+    total = args.updates or 1
 
     def init(key: PRNGKeyArray, _hyper: Hyperparameters) -> State:
         params = init_policy(config, spec, key)
@@ -90,7 +91,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         state: State, batch: Sequence, _key: PRNGKeyArray, hyper: Hyperparameters
     ) -> tuple[State, dict[str, Array]]:
         value, gradient = jax.value_and_grad(loss)(state.params, batch)
-        left = jnp.maximum(1 - state.updates / args.updates, 0) if args.anneal else 1.0
+        left = jnp.maximum(1 - state.updates / total, 0) if args.anneal else 1.0
         adam = optax.adam(hyper.learning_rate * left)
         step, optimiser = adam.update(gradient, state.optimiser)
         params = optax.apply_updates(state.params, step)

@@ -17,6 +17,7 @@ from offmarl.programs.buffer import (
 )
 from offmarl.programs.dataset import DatasetStatistics, MeanAndStd
 from offmarl.programs.loop import map_seeds, start
+from offmarl.programs.offline import train
 from offmarl.programs.policy import LoadedPolicy, load_policy
 from offmarl.programs.program import (
     Args,
@@ -28,7 +29,6 @@ from offmarl.programs.program import (
 )
 from offmarl.programs.record import record_policy
 from offmarl.programs.tiers import TIERS, Recorded, record_online
-from offmarl.programs.train import train
 from offmarl.programs.writer import ChunkWriter
 
 __all__ = [

@@ -113,9 +113,10 @@ class DatasetStatistics:
             steps = dataset.window_transitions(table.row[chosen], table.start[chosen], 1)
             return np.asarray(getattr(steps.view, name))[:, 0]
 
-        return View(
-            *(self.array(f"initial_{name}_{most}", partial(first, name)) for name in View._fields)
+        found: Any = (
+            self.array(f"initial_{name}_{most}", partial(first, name)) for name in View._fields
         )
+        return View(*found)
 
     def identity(self) -> Hashable:
         """Return what tells the arrays asked for from others."""
@@ -125,7 +126,7 @@ class DatasetStatistics:
         every = np.arange(len(dataset.episodes.length))
         return every if self._episodes is None else self._episodes
 
-    def _moments(self, name: str, values: Callable[[Transition], NDArray[Any]]) -> MeanAndStd:
+    def _moments(self, name: str, values: Callable[[Transition], Any]) -> MeanAndStd:
         def compute(dataset: Dataset) -> NDArray[Any]:
             count, total, squares = 0, 0.0, 0.0
             for steps in self._steps(dataset):

@@ -5,7 +5,7 @@ never stopped, and streamed batches are those of a replay on the device.
 """
 
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -110,6 +110,10 @@ def stage_starts(stages: tuple[Stage, ...], updates: int) -> tuple[int, ...]:
 # ---------------------------------------------------------------------------------- seeds
 
 
+_spec: Any = PartitionSpec  # untyped
+_PER_SEED, _SHARED = _spec("seed"), _spec()
+
+
 class Layout(NamedTuple):
     """How the seeds of a run share the devices; static under jit."""
 
@@ -127,7 +131,7 @@ class Layout(NamedTuple):
         """Put arrays on the devices: divided by seeds, or the same on each."""
         if self.devices == 1:
             return tree
-        axes = PartitionSpec("seed") if per_seed else PartitionSpec()
+        axes = _PER_SEED if per_seed else _SHARED
         return jax.device_put(tree, NamedSharding(self.mesh(), axes))
 
 
@@ -176,9 +180,12 @@ def map_seeds(
 
     if layout.devices == 1:
         return on_device(per_seed, shared)
-    axes = PartitionSpec("seed"), PartitionSpec()
     spread = jax.shard_map(
-        on_device, mesh=layout.mesh(), in_specs=axes, out_specs=axes[0], check_vma=False
+        on_device,
+        mesh=layout.mesh(),
+        in_specs=(_PER_SEED, _SHARED),
+        out_specs=_PER_SEED,
+        check_vma=False,
     )
     return spread(per_seed, shared)
 
@@ -371,10 +378,12 @@ def _collect(
 class Journal(Protocol):
     """What a run writes down; a baseline's and a recorder's differ."""
 
-    note: str
-    """How good the policy is, in a few words."""
+    @property
+    def note(self) -> str:
+        """How good the policy is, in a few words."""
+        ...
 
-    def add(self, done: int, metrics: dict[str, Array], count: int) -> None:
+    def add(self, done: int, metrics: Mapping[str, Any], count: int, /) -> None:
         """Take the metrics of the last ``count`` updates."""
         ...
 

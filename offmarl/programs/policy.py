@@ -140,8 +140,8 @@ def load_policy(
         raise RunError(f"{run_dir} has no seed {seed}: its seeds are {seeds}.")
     program, like = _program_of(run, run_dir)
     checkpoints = Checkpoints(run_dir / tracking.CHECKPOINTS)
-    stacked = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((len(seeds), *leaf.shape), leaf.dtype), like
+    stacked = jax.eval_shape(
+        lambda tree: jax.tree.map(lambda leaf: jnp.stack([leaf] * len(seeds)), tree), like
     )
     tree, _ = checkpoints.restore({"policy": stacked})
     checkpoints.close()

@@ -316,17 +316,16 @@ def keep_compiled_programs() -> None:
     # A killed process leaves half an entry, which JAX warns of and compiles again.
     entry = "Error (reading|writing) persistent compilation cache entry"
     warnings.filterwarnings("ignore", entry)
-    if (
-        os.environ.get(_OFF, "").lower() in ("off", "0", "no")
-        or jax.config.jax_compilation_cache_dir
-    ):
+    config: Any = jax.config
+    off = os.environ.get(_OFF, "").lower() in ("off", "0", "no")
+    if off or config.jax_compilation_cache_dir:
         return
     directory = compilation_cache()
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError:  # a home that cannot be written to: programs are compiled each time
         return
-    jax.config.update("jax_compilation_cache_dir", str(directory))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
-    jax.config.update("jax_compilation_cache_max_size", _CACHE_BYTES)
+    config.update("jax_compilation_cache_dir", str(directory))
+    config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    config.update("jax_compilation_cache_max_size", _CACHE_BYTES)
     reset_cache()  # JAX decides at its first compilation whether it uses a cache

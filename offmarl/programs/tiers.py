@@ -1,15 +1,15 @@
 """Train online, evaluate, and record quality tiers: what a recorder does with its arguments."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 from rich import box
 from rich.table import Table
 
@@ -161,7 +161,7 @@ def record_online(make: Callable[[EnvSpec, ArgsT, Environment], Program], args: 
     assert isinstance(args, OnlineArgs)
     tiers, env = parse_tiers(args.tiers), envs.make(args.env)
     keep_compiled_programs()
-    program = build(make, env.spec, args, env, lambda: env)
+    program = build(make, env.spec, args, env, lambda: cast(Hashable, env))
     run = _Run(origin_of(make), args, env, program, program.policy(False))
     opened = open_run(run.directory, _record(run))
     if opened.complete and not opened.lacks_checkpoint(run.iterations):
@@ -279,7 +279,7 @@ class _Journal:
         tracking.cut(self._metrics, start * self._run.iteration_steps)
         self.versions = [Version(*version) for version in info.get("versions", [])]
 
-    def add(self, done: int, metrics: Mapping[str, Array], _count: int) -> None:
+    def add(self, done: int, metrics: Mapping[str, Any], _count: int) -> None:
         """Note metrics, without waiting for the device."""
         step = done * self._run.iteration_steps
         self._unwritten.append({"seed": self._run.args.seed, "step": step, **metrics})

@@ -16,7 +16,6 @@ from offmarl.cli import dataset_page, policies
 from offmarl.errors import OptionError, VaultError
 from offmarl.networks import PolicyConfig, init_policy
 from offmarl.paths import local
-from offmarl.programs import loop as driver
 from offmarl.programs import run as runs
 from offmarl.types import Discrete, EnvSpec
 from offmarl.vault import Dataset
@@ -48,7 +47,7 @@ def _write_run(directory):
 
     write_run(directory, "bc", "v/main", [[1.0, 2.0]])
     spec = EnvSpec("x", 3, 58, 112, Discrete(5))
-    init = partial(init_policy, PolicyConfig("feedforward"), spec)
+    init = partial(init_policy, PolicyConfig("recurrent"), spec)
     shapes = jax.eval_shape(init, jax.random.key(0))
     params = jax.tree.map(lambda leaf: np.zeros((1, *leaf.shape), leaf.dtype), shapes)
     checkpoints = Checkpoints(directory / tracking.CHECKPOINTS)
@@ -92,7 +91,7 @@ def spelled(place, monkeypatch, request):
 @pytest.fixture
 def light(monkeypatch):
     """Take out of the verbs what takes long: learning, acting, and the network."""
-    monkeypatch.setattr(driver, "_learn", lambda *_: None)
+    monkeypatch.setattr("offmarl.programs.offline._learn", lambda *_: None)
     monkeypatch.setattr(policies, "make_environment", lambda env, loaded: loaded)
     monkeypatch.setattr(policies, "play", lambda _, loaded, *__: dict.fromkeys(loaded, np.zeros(2)))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
