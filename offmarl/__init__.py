@@ -6,6 +6,7 @@ brings in neither JAX nor TensorStore.
 
 from typing import TYPE_CHECKING
 
+from offmarl._lazy import lazy_getattr
 from offmarl.errors import (
     CardError,
     CheckpointError,
@@ -31,7 +32,6 @@ from offmarl.errors import (
     VaultLockedError,
     VaultNotFoundError,
 )
-from offmarl._lazy import lazy_getattr
 from offmarl.paths import register_names
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ if not TYPE_CHECKING:  # type checkers take any name from a module that has this
 
 
 def _find_dataset(name: str) -> "Path | None":
-    from offmarl.hub.lookup import find  # it brings in the hub's client
+    from offmarl.hub.cache import find  # it brings in the hub's client
 
     return find(name)
 

@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from offmarl import vault
-from offmarl.cli.output import Report, spread, table
+from offmarl.cli.output import Report, table
 from offmarl.errors import OptionError
+from offmarl.statistics import spread
 from offmarl.tracking import progress
 
 Source = Annotated[str, Positional, arg(metavar="VAULT")]
