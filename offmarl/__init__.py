@@ -19,6 +19,7 @@ from offmarl.errors import (
     MissingExtraError,
     OffmarlError,
     OptionError,
+    PluginError,
     RunError,
     ShapeError,
     UnknownNameError,
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
     from offmarl import envs, hub, vault
     from offmarl.evaluation import load_policy
     from offmarl.hub import load_dataset
-    from offmarl.recording.processes import record_episodes
-    from offmarl.recording.python import record
+    from offmarl.programs.processes import record_episodes
+    from offmarl.programs.python import record
     from offmarl.replay import open_dataset as open
     from offmarl.types import (
         Continuous,
@@ -72,6 +73,7 @@ __all__ = [
     "MissingExtraError",
     "OffmarlError",
     "OptionError",
+    "PluginError",
     "RunError",
     "Sequence",
     "ShapeError",
@@ -106,8 +108,8 @@ _HOMES = {
     "load_dataset": "offmarl.hub:load_dataset",
     "open": "offmarl.replay:open_dataset",
     "load_policy": "offmarl.evaluation:load_policy",
-    "record": "offmarl.recording.python:record",
-    "record_episodes": "offmarl.recording.processes:record_episodes",
+    "record": "offmarl.programs.python:record",
+    "record_episodes": "offmarl.programs.processes:record_episodes",
     **{
         name: f"offmarl.types:{name}"
         for name in (

@@ -92,6 +92,10 @@ class MissingExtraError(OffmarlError):
     """A package that is not among offmarl's own dependencies is asked for, and not installed."""
 
 
+class PluginError(OffmarlError):
+    """An installed package provides something to offmarl that cannot be imported."""
+
+
 class ExpressionError(OffmarlError):
     """A condition on episodes cannot be understood, or asks for what the data does not tell."""
 

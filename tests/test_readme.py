@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import offmarl
-from offmarl import cli, envs, recording
+from offmarl import cli, envs
 from offmarl.cli import programs
 from offmarl.evaluation import evaluate
 from offmarl.networks import PolicyConfig, make_policy
+from offmarl.programs import record_policy
 from tests.runs import write_policy
 
 ROOT = Path(__file__).parents[1]
@@ -100,7 +101,7 @@ def test_snippets_run(tmp_path, monkeypatch, capsys):
     env = envs.make("swarm/coverage-3")
     uniform = make_policy(PolicyConfig("random"), env.spec)
     vault = Path("vaults/swarm/coverage-3.vlt/medium")
-    recording.record_policy(env, uniform, (), vault, steps=2000, num_envs=8)
+    record_policy(env, uniform, (), vault, steps=2000, num_envs=8)
     train = ["train", "bc", "--vault", str(vault), "--updates", "1", "--final-episodes", "1"]
     monkeypatch.setattr("sys.argv", ["offmarl", *train])
     with contextlib.suppress(SystemExit):

@@ -17,8 +17,8 @@ from offmarl.paths import local
 from offmarl.statistics import spread
 from offmarl.terminal import number
 from offmarl.types import Discrete
-from offmarl.vault.reading.quirks import MEANINGS
-from offmarl.vault.storage.location import hide_credentials
+from offmarl.vault.compat import MEANINGS
+from offmarl.vault.location import hide_credentials
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _BINS = 40

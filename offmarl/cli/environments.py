@@ -16,7 +16,7 @@ from tyro.conf import Positional, arg
 from offmarl import envs as registry
 from offmarl.cli.output import Report
 from offmarl.cli.output import grid as facts
-from offmarl.envs.families import About
+from offmarl.envs.catalogue import EnvInfo
 from offmarl.terminal import number
 from offmarl.types import Discrete, EnvSpec
 
@@ -24,7 +24,8 @@ _NUM_ENVS = 64
 
 _TRAITS = ("partial", "adversarial", "heterogeneous", "communication", "mask")
 
-_SHORT = {
+_SHORT: dict[str | None, str] = {
+    None: "?",
     "vector": "vec",
     "discrete": "disc",
     "continuous": "cont",
@@ -50,7 +51,8 @@ def envs(
     Parameters
     ----------
     name
-        An environment, such as swarm/coverage-8; or the beginning of names, to list only those.
+        An environment, such as swarm/coverage-8, path/to/file.py:FACTORY or package.module:FACTORY;
+        or the beginning of names, to list only those.
     seconds
         How long to measure an environment's speed, at least.
     picture
@@ -65,14 +67,16 @@ def envs(
     return _describe(name, seconds, picture)
 
 
-def _list(listed: Mapping[str, About]) -> Report:
+def _list(listed: Mapping[str, EnvInfo]) -> Report:
     columns = ["name", "agents", "sees", "acts", *(t[0].upper() for t in _TRAITS), "state", "needs"]
     grid = Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     grid.columns[0].min_width = max(map(len, listed))
     for name, about in listed.items():
         marks = ["✓" if trait in about.traits else "" for trait in _TRAITS]
-        kinds = [_SHORT.get(word, word) for word in (about.observation, about.action, about.state)]
-        grid.add_row(name, about.agents, *kinds[:2], *marks, kinds[2], about.extra)
+        kinds = [
+            _SHORT.get(word, str(word)) for word in (about.observation, about.action, about.state)
+        ]
+        grid.add_row(name, about.agents or "?", *kinds[:2], *marks, kinds[2], about.extra)
     (only, *others) = listed.values()
     tail = _HINT if others or not only.choices else f"one of: {', '.join(only.choices)}"
     described = {name: asdict(about) for name, about in listed.items()}
@@ -80,8 +84,7 @@ def _list(listed: Mapping[str, About]) -> Report:
 
 
 def _describe(name: str, seconds: float, picture: Path | None) -> Report:
-    family = registry.family_of(name)
-    about = registry.describe()[family]
+    about = registry.info(name)
     env = registry.make(name)
     drawn = _draw(env, picture)
     steps = _speed(env, seconds)
@@ -89,7 +92,7 @@ def _describe(name: str, seconds: float, picture: Path | None) -> Report:
         "environment": name,
         "": about.summary,
         **_in_words(env.spec),
-        "traits": ", ".join(about.traits) or "none",
+        "traits": ", ".join(about.traits) or ("none" if about.action else "unknown"),
         "speed": f"{number(round(steps))} steps a second, in {_NUM_ENVS} environments at random",
         "picture": str(drawn or "none: it cannot be drawn"),
     }

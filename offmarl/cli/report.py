@@ -23,8 +23,8 @@ from offmarl.statistics import MIN_RUNS, Reference, spread
 from offmarl.terminal import number
 from offmarl.tracking import RETURN, acting_of, labelled, progress, read_run
 from offmarl.vault import Vault
-from offmarl.vault.listing import is_vault, open_source, place_of, vaults_in
-from offmarl.vault.storage.store import errors_of
+from offmarl.vault.open import is_vault, open_source, place_of, vaults_in
+from offmarl.vault.store import errors_of
 
 _MOST_FRAMES = 100
 

@@ -1,13 +1,13 @@
 """The environment protocol, and autoreset."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Key, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
 from offmarl.errors import OptionError
 from offmarl.types import ArrayTree, EnvSpec, Timestep, View
@@ -58,6 +58,35 @@ def transition(
     return Timestep(view, view, reward, terminated, truncated, (terminated | truncated).all())
 
 
+MARKS = ("target", "held target", "load", "heavy load", "site", "beacon")
+"""What the numbers in `Scene.mark` mean."""
+
+
+class Scene(NamedTuple):
+    """Things and where they are, in arena coordinates: ``[0, side]`` along each of D axes."""
+
+    side: int
+    drones: Float[Array, "P D"]
+    """Of all teams, scripted ones too."""
+    alive: Bool[Array, "P"]
+    team: Int[Array, "P"]
+    kind: Int[Array, "P"]
+    """Index into `offmarl.envs.swarm.dynamics.KINDS`."""
+    velocity: Float[Array, "P D"]
+    heading: Float[Array, "P"]
+    """Angle from the first axis to the second: a unicycle's heading, of others the course."""
+    links: Int[Array, "N K"]
+    """Whom each agent hears, -1 for nobody; K = 0 where drones do not communicate."""
+    obstacles: Float[Array, "M D"]
+    """Centres of discs (balls) of radius `offmarl.envs.swarm.dynamics.OBSTACLE_RADIUS`."""
+    marks: Float[Array, "Q D"]
+    """Other points of interest."""
+    mark: Int[Array, "Q"]
+    """What each mark is: index into `MARKS`."""
+    cells: Float[Array, "*G"]
+    """A map of the arena with values in [0, 1]; of size 0 where the task has none."""
+
+
 @dataclass(frozen=True)
 class AutoReset:
     """An environment that starts a new episode in the step that ends one.
@@ -100,6 +129,48 @@ class AutoReset:
             pool = _pool(self.env, self.pool)  # type: ignore[arg-type]
             return jax.tree.map(lambda leaf: _renew_key(leaf[drawn], renew), pool)
         return _first(self.env, key)
+
+
+@dataclass(frozen=True)
+class _Named:
+    """An environment under another name: all else is that of the wrapped one."""
+
+    env: Any
+    name: str
+
+    @property
+    def spec(self) -> EnvSpec:
+        return replace(self.env.spec, name=self.name)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "env":  # which copying and pickling look up first
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+
+def with_name(env: Any, name: str) -> Environment:
+    """Check that a user's object has the protocol, and give its spec a name.
+
+    Raises
+    ------
+    OptionError
+        It is not an environment, or cannot be a static argument of compiled programs.
+    """
+    if not isinstance(getattr(env, "spec", None), EnvSpec) or not isinstance(env, Environment):
+        raise OptionError(
+            f"{name} returned {env!r}, which is not an environment: it needs the attribute spec, "
+            "an offmarl.EnvSpec, and the methods reset and step of offmarl.envs.Environment. "
+            "(PettingZoo environments are recorded with offmarl.record.)"
+        )
+    try:
+        hash(env)
+    except TypeError as error:
+        raise OptionError(
+            f"{name} returned {type(env).__name__}, which is not hashable ({error}): make it a "
+            "frozen dataclass of hashable fields, so that JAX compiles it once."
+        ) from error
+    named: Environment = env if env.spec.name == name else _Named(env, name)
+    return named
 
 
 def _first(env: Environment, key: PRNGKeyArray) -> tuple[EnvState, View]:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Num, PRNGKeyArray
 
-from offmarl.envs import extras
+from offmarl.envs import optional_deps
 from offmarl.envs.base import require_positive, restart, transition
 from offmarl.envs.spaces import flatten, strong
 from offmarl.errors import OptionError
@@ -402,5 +402,5 @@ class MultiCvrp(Jumanji):
 
 
 def _environment(module: str) -> Any:
-    extras.load("jumanji", "envs")
-    return extras.load(f"jumanji.environments.{module}", "envs")
+    optional_deps.load("jumanji", "envs")
+    return optional_deps.load(f"jumanji.environments.{module}", "envs")

@@ -31,8 +31,8 @@ from offmarl.errors import (
 from offmarl.hub import card as cards
 from offmarl.hub.card import Card
 from offmarl.paths import local
-from offmarl.vault.listing import SUFFIX, vaults_in
-from offmarl.vault.reading.beside import RECORD
+from offmarl.vault.open import SUFFIX, vaults_in
+from offmarl.vault.published import RECORD
 
 ARRIVING = ".arriving"
 """Directory of incomplete data, in the directory of a dataset."""

@@ -24,9 +24,9 @@ from offmarl.errors import HubChecksumError, HubError, unknown_name
 from offmarl.hub.cache import Entry
 from offmarl.hub.card import Card
 from offmarl.hub.client import Connection, Received, Remote
-from offmarl.vault.listing import vaults_among
-from offmarl.vault.storage.archive import members_of
-from offmarl.vault.storage.location import Location
+from offmarl.vault.archive import members_of
+from offmarl.vault.location import Location
+from offmarl.vault.open import vaults_among
 
 PART = 8 * 2**20
 """Bytes that are written and recorded at once: the most that a killed process loses."""

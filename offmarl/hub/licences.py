@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
 from offmarl.errors import CardError, OptionError, unknown_name
-from offmarl.vault.reading.beside import PUBLISHED
+from offmarl.vault.published import PUBLISHED
 
 if TYPE_CHECKING:
     from offmarl.vault import Vault
@@ -244,7 +244,7 @@ def _text(facts: Mapping[str, Any], name: str) -> str:
 
 
 def _sources(provenance: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    from offmarl.vault.transform.lineage import sources_of  # it brings in TensorStore
+    from offmarl.vault.transform.policy_ids import sources_of  # it brings in TensorStore
 
     return sources_of(provenance)
 

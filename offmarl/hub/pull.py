@@ -22,8 +22,8 @@ from offmarl.hub.cache import Entry, Target, kept, kept_card, parse, pulled
 from offmarl.hub.card import Card, to_toml
 from offmarl.hub.client import Remote
 from offmarl.paths import local
-from offmarl.vault.listing import SUFFIX
-from offmarl.vault.reading.beside import PUBLISHED, TIME_LIMIT
+from offmarl.vault.open import SUFFIX
+from offmarl.vault.published import PUBLISHED, TIME_LIMIT
 
 if TYPE_CHECKING:  # it brings in JAX, which pulling does not need
     from offmarl.replay import Dataset

@@ -25,7 +25,7 @@ from offmarl.hub.licences import Licence, citation_of, in_words, licence_of
 from offmarl.hub.pull import CARD
 from offmarl.types import Discrete
 from offmarl.vault import Vault
-from offmarl.vault.listing import (
+from offmarl.vault.open import (
     SUFFIX,
     linked_vaults_in,
     open_source,
@@ -33,7 +33,7 @@ from offmarl.vault.listing import (
     refused_link,
     vaults_in,
 )
-from offmarl.vault.storage.store import LOCK
+from offmarl.vault.store import LOCK
 
 SHARD = 50_000_000
 """Maximum size of a file in bytes: larger ones upload badly over unreliable connections."""

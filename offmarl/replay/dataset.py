@@ -11,8 +11,8 @@ from offmarl.replay.stream import MEMORY, Stream, WindowSource
 from offmarl.replay.windows import Chosen
 from offmarl.types import Sequence
 from offmarl.vault import Vault
-from offmarl.vault.listing import locate
-from offmarl.vault.transform.sampling import at_random
+from offmarl.vault.open import locate
+from offmarl.vault.transform.selection import shuffled
 
 
 class Dataset(Vault):
@@ -113,7 +113,7 @@ class Dataset(Vault):
                 f"a fraction of {fraction:g} of the {count} episodes of {self.path} cannot be held "
                 "out: give one above 0 and below 1 that leaves an episode to learn from."
             )
-        order = at_random(count, seed=0)
+        order = shuffled(count, seed=0)
         return np.sort(order[:kept]), np.sort(order[kept:])
 
     def whole_episodes(self, episodes: NDArray[np.int64]) -> Sequence:

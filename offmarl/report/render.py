@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from offmarl.envs.scene import MARKS, Scene
-from offmarl.envs.swarm.bodies import KINDS as DRONES
-from offmarl.envs.swarm.bodies import OBSTACLE_RADIUS
+from offmarl.envs.base import MARKS, Scene
+from offmarl.envs.swarm.dynamics import KINDS as DRONES
+from offmarl.envs.swarm.dynamics import OBSTACLE_RADIUS
 from offmarl.errors import OptionError
 
 if TYPE_CHECKING:

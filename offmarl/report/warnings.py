@@ -10,8 +10,8 @@ from jaxtyping import Bool
 
 from offmarl.report.accumulators import ContinuousActions, DiscreteActions
 from offmarl.report.contents import Survey
-from offmarl.vault.reading.quirks import LIMIT_UNKNOWN, MEANINGS
-from offmarl.vault.transform.lineage import sources_of
+from offmarl.vault.compat import LIMIT_UNKNOWN, MEANINGS
+from offmarl.vault.transform.policy_ids import sources_of
 
 _MOST_GROUPS = 6
 """Groups of agents that are listed; the rest are counted."""

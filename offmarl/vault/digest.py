@@ -9,9 +9,9 @@ import numpy as np
 
 from offmarl.types import Transition
 from offmarl.vault import encoding, layout
+from offmarl.vault.dataset import Vault
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.progress import Advance, silent
-from offmarl.vault.reading.reader import Vault
 
 
 def digest(vault: Vault, advance: Advance = silent) -> str:

@@ -199,7 +199,7 @@ def test_compare_says_what_was_not_evaluated(offmarl, tmp_path):
     record = json.loads((tmp_path / "bc" / "run.json").read_text())
     (tmp_path / "bc" / "run.json").write_text(json.dumps(record | {"complete": True}))
     outcome = offmarl("compare", "bc")
-    assert outcome.code == 1 and "bc was trained without being evaluated" in outcome.err
+    assert outcome.code == 1 and "bc was trained without an evaluation" in outcome.err
 
 
 def test_what_cannot_be_typed_is_told_to_programs_too(offmarl):

@@ -9,10 +9,10 @@ import pytest
 import offmarl as library
 from offmarl import vault
 from offmarl.cli import demo
-from offmarl.recording import online
+from offmarl.programs import online
 from offmarl.report.contents import survey
 from offmarl.types import FinalObservations
-from offmarl.vault.transform import sampling
+from offmarl.vault.transform import selection
 from tests.vault.experience import SPEC, make
 
 push = importlib.import_module("offmarl.hub.push")  # the package has a function of this name
@@ -140,7 +140,7 @@ def test_samples_by_return_are_of_complete_episodes(data, tmp_path):
     assert best.episodes.episode_returns.tolist() == [6.0]
     like = vault.sample(data, tmp_path / "b.vlt", match_returns=True, episodes=3)
     assert like.episodes.complete.all()
-    np.testing.assert_array_equal(sampling.returns_of(data), RETURNS)
+    np.testing.assert_array_equal(selection.complete_returns(data), RETURNS)
 
 
 def record_an_open_episode(path):

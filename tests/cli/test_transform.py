@@ -1,8 +1,12 @@
 """``cat``, ``filter``, ``sample``, ``split``, ``slice``, ``dedup`` and ``recode``."""
 
+import inspect
+
 import pytest
 
 from offmarl import vault
+from offmarl.cli import VERBS, function_of
+from offmarl.cli.transform import verb_of
 from tests.vault.experience import SPEC, make
 
 
@@ -73,3 +77,43 @@ def test_mistakes_are_told_and_leave_nothing(offmarl, pair, arguments, code, mes
     assert (outcome.code, outcome.out) == (code, "")
     assert message in outcome.err
     assert sorted(path.name for path in pair.iterdir()) == ["a.vlt", "b.vlt"]
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, verb in VERBS.items() if verb.module == "transform"]
+)
+def test_a_verb_has_the_options_of_the_function(offmarl, name):
+    parameters = {*inspect.signature(getattr(vault, name)).parameters} - {"progress", "provenance"}
+    assert {*inspect.signature(function_of(name, VERBS[name])).parameters} == parameters
+    shown = offmarl(name, "--help").out
+    hidden = {"sources", "source", "condition"}  # which are arguments
+    options = {"--" + one.replace("_", "-") for one in parameters - hidden - {"path"}} | {"--out"}
+    assert options <= {word.strip(",") for word in shown.split()}
+    assert "As for" not in shown and "`" not in shown.split("Example")[1].split("\n", 1)[1]
+
+
+def test_a_function_is_declared_once():
+    def first_steps(source: vault.transform.pipeline.AnyVault, count: int | None = None) -> None:
+        """Take the first steps.
+
+        Parameters
+        ----------
+        source
+            A vault.
+        count
+            How many ``steps``.
+        """
+
+    verb = verb_of(first_steps)
+    assert list(inspect.signature(verb).parameters) == ["source", "count"]
+    assert verb.__doc__.startswith("Take the first steps.") and "How many steps." in verb.__doc__
+
+
+@pytest.mark.parametrize(
+    ("fractions", "episodes"), [((".5", ".5"), 0.5), (("50%", "25%", "25%"), 0.5)]
+)
+def test_fractions_may_be_percentages(offmarl, pair, fractions, episodes):
+    count = len(vault.open_vault(pair / "a.vlt").episodes.row)
+    made = offmarl("split", "a.vlt", "-o", "c.vlt", "--json", "--fractions", *fractions)
+    assert made.json["vaults"][0]["episodes"] == round(episodes * count)
+    assert len(made.json["vaults"]) == len(fractions)

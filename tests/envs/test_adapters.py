@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from offmarl import envs
-from offmarl.envs import families
+from offmarl.envs import catalogue
 from offmarl.errors import MissingExtraError, OptionError, ShapeError, UnknownNameError
 from offmarl.types import Discrete, EnvSpec
 
@@ -88,13 +88,13 @@ def test_the_tables_know_every_map_and_layout():
     from jaxmarl.environments import overcooked_layouts, overcooked_v2_layouts
     from jaxmarl.environments.smax.smax_env import MAP_NAME_TO_SCENARIO
 
-    assert set(families.SMAX_MAPS) == set(MAP_NAME_TO_SCENARIO)
-    assert set(families.OVERCOOKED_LAYOUTS) == set(overcooked_layouts)
-    assert set(families.OVERCOOKED_V2_LAYOUTS) == set(overcooked_v2_layouts)
+    assert set(catalogue.SMAX_MAPS) == set(MAP_NAME_TO_SCENARIO)
+    assert set(catalogue.OVERCOOKED_LAYOUTS) == set(overcooked_layouts)
+    assert set(catalogue.OVERCOOKED_V2_LAYOUTS) == set(overcooked_v2_layouts)
 
 
 def named(package):
-    return [family for family in families.FAMILIES if family.name.startswith(f"{package}/")]
+    return [family for family in catalogue.BUILT_IN if family.name.startswith(f"{package}/")]
 
 
 def test_all_that_jaxmarl_registers_has_a_name():

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from offmarl.envs.extras import quiet
+from offmarl.envs.optional_deps import quiet
 from offmarl.types import Continuous
 
 SHORTENED = ("jaxmarl/coin_game", "jaxmarl/storm", "jaxmarl/storm_2p", "jaxmarl/storm_np")

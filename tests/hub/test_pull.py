@@ -257,7 +257,7 @@ def test_a_disk_that_fills_up(hub, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr("os.pwrite", full)
-        with pytest.raises(HubError, match="the disk of .* is full"):
+        with pytest.raises(HubError, match=r"the disk of .* is full"):
             library.pull(NAME)
     assert nothing_placed()
     assert_whole(hub.archive, library.pull(NAME).paths)

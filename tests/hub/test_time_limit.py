@@ -19,7 +19,7 @@ from offmarl.hub import card as catalogue
 from offmarl.replay import open_dataset
 from offmarl.report.contents import survey
 from offmarl.report.warnings import data_warnings
-from offmarl.vault.reading.beside import RECORD
+from offmarl.vault.published import RECORD
 from tests.vault.experience import SPEC, make
 from tests.vault.test_quirks import tree
 from tests.vault.test_stock import write_stock
@@ -151,7 +151,7 @@ def test_recode_and_cat_take_a_limit(hub, packed, tmp_path):
 def test_train_takes_the_limit_and_notes_it(hub, packed, tmp_path, monkeypatch):
     hub.commit(REPOSITORY, {PATH: packed})
     path = library.pull(f"{NAME}/Good").paths["Good"]
-    driver = importlib.import_module("offmarl.training.driver")
+    driver = importlib.import_module("offmarl.programs.loop")
     learnt = []
     monkeypatch.setattr(driver, "_learn", lambda _, dataset, __: learnt.append(dataset))
     args = bc.Args(vault=path, env="none", held_out=0.25, out=tmp_path / "run", time_limit=6)
@@ -169,7 +169,7 @@ def test_train_takes_the_limit_and_notes_it(hub, packed, tmp_path, monkeypatch):
 
 def test_another_limit_makes_another_run_wherever_it_is_from(published, tmp_path, monkeypatch):
     path = library.pull(f"{NAME}/Good").paths["Good"]
-    driver = importlib.import_module("offmarl.training.driver")
+    driver = importlib.import_module("offmarl.programs.loop")
     monkeypatch.setattr(driver, "_learn", lambda *_: None)
     args = bc.Args(vault=path, env="none", held_out=0.25, out=tmp_path / "run")
     run = driver.train("bc", bc.make, args)

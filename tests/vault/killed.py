@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from offmarl import vault
+from offmarl.vault import writer as writer_module
 from offmarl.vault.convert import export_minari, export_numpy, export_pymarl, export_zarr
-from offmarl.vault.writing import writer as writer_module
 from tests.vault.experience import SPEC, make, whole_episodes
 
 RECORDS = 12

@@ -13,10 +13,10 @@ import pytest
 
 from offmarl import vault
 from offmarl.errors import VaultChecksumError, VaultError
-from offmarl.vault.reading import arrays, checked
-from offmarl.vault.reading.mapped import MappedArray, map_arrays
-from offmarl.vault.reading.region import Region
-from offmarl.vault.storage.store import Store
+from offmarl.vault import arrays, checked
+from offmarl.vault.mmap import MappedArray, map_arrays
+from offmarl.vault.region import Region
+from offmarl.vault.store import Store
 
 from .experience import SPEC, assert_same, concatenate, make, steps
 

@@ -10,7 +10,7 @@ from offmarl.errors import InvalidValueError, ShapeError
 from offmarl.vault import layout
 from offmarl.vault.convert import export_numpy
 from offmarl.vault.convert.columns import convert_numpy
-from offmarl.vault.storage.store import METADATA, Store
+from offmarl.vault.store import METADATA, Store
 
 from .experience import SPEC, assert_same, concatenate, make, steps, unpack_version_2
 from .test_stock import append_with_stock, assert_stock_reads_and_samples, open_stock, to_stock

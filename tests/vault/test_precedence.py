@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from offmarl.errors import ExpressionError
-from offmarl.vault.transform.columns import OF_EPISODES
 from offmarl.vault.transform.expression import parse
+from offmarl.vault.transform.selection import OF_EPISODES
 
 NUMBERS = np.array([1.0, 2.0, 3.0, 4.0, 5.0])
 COLUMNS = {
@@ -187,10 +187,10 @@ def test_the_longest():
     ("text", "advice"),
     [
         ("length = 3", "Equality is `==`."),
-        ("length == 3 & row == 1", "joined by `and` and `or`."),
-        ("length == 3 | row == 1", "joined by `and` and `or`."),
-        ("tier == 'good", "Text stands between quotes."),
-        ('tier == "good', "Text stands between quotes."),
+        ("length == 3 & row == 1", "Join conditions by `and` and `or`."),
+        ("length == 3 | row == 1", "Join conditions by `and` and `or`."),
+        ("tier == 'good", "Text needs quotes on both sides."),
+        ('tier == "good', "Text needs quotes on both sides."),
         ("lengthy > 3", "did you mean length? Known: "),
         ("xyzzy > 3", "\nKnown: "),
     ],

@@ -1,5 +1,7 @@
 """The language of conditions: what it means, what is refused, and where the message points."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,8 +9,8 @@ from hypothesis import strategies as st
 
 from offmarl import vault
 from offmarl.errors import ExpressionError
-from offmarl.vault.transform.columns import OF_EPISODES
 from offmarl.vault.transform.expression import parse
+from offmarl.vault.transform.selection import OF_EPISODES
 
 from .experience import SPEC, make
 
@@ -16,16 +18,16 @@ from .experience import SPEC, make
 @pytest.mark.parametrize(
     ("text", "message", "at"),
     [
-        ("", "and the expression ends", 0),
+        ("", "a value is missing, and the expression ends", 0),
         ("return", "a condition is needed here, and this is a number", 0),
-        ("return > > 1", "found '>'", 9),
-        ("return > 1 length", "expected the end, `and` or `or`, and found 'length'", 11),
+        ("return > > 1", "'>' cannot stand here", 9),
+        ("return > 1 length", "'length' cannot stand here", 11),
         ("retrun > 1", "did you mean return", 0),
         ("length = 3", "Equality is `==`", 7),
-        ("length > 3 & row == 1", "joined by `and` and `or`", 11),
-        ("length > 3 and (row == 1", "expected `)`", 24),
+        ("length > 3 & row == 1", "Join conditions by `and` and `or`", 11),
+        ("length > 3 and (row == 1", "this parenthesis is not closed", 15),
         ("tier == 3", "a text and a number cannot be compared", 5),
-        ("tier < 'a'", "only == and != can be asked", 5),
+        ("tier < 'a'", "a text can be compared by == and != only", 5),
         ("terminated > 1", "a truth and a number", 11),
         ("not length", "a condition is needed", 4),
         ("length + tier > 3", "a number is needed here, and this is a text", 9),
@@ -34,9 +36,19 @@ from .experience import SPEC, make
         ("p90 > p10", "a percentile and a percentile", 4),
         ("return > p101", "from p0 to p100", 9),
         ("row == 1 and p50", "a condition is needed here, and this is a percentile", 13),
-        ("__import__('os') == 1", "there is no '__import__'", 0),
+        ("__import__('os') == 1", "functions cannot be called here", 0),
+        ("__import__ == 1", "there is no '__import__'", 0),
         ("return.real > 1", "'.' means nothing here", 6),
         ("reward > 1", "select by steps", 0),
+        ("(length > 3 row == 1)", "an operator is missing in what begins here", 1),
+        ("length > 3)", "')' cannot stand here", 10),
+        ("length >", "a value is missing, and the expression ends", 8),
+        ("'a' 'b' == tier", "an operator is missing", 0),
+        ("'''a''' == tier", "an operator is missing", 0),
+        ("p90.5.5 < length", "an operator is missing", 0),
+        ("length in (3) + 1", "values in parentheses", 10),
+        ("length == (1, 2)", "only allowed after `in`", 10),
+        ("length in ((1, 2), 3)", "only allowed after `in`", 11),
         ("(" * 60 + "row == 1" + ")" * 60, "more than 20 levels", 21),
         ("not " * 60 + "row == 1", "more than 20 levels", 84),
     ],
@@ -47,6 +59,87 @@ def test_mistakes_are_pointed_at(text, message, at):
     assert message in str(raised.value)
     _, line, arrow, *_ = str(raised.value).split("\n")
     assert line[len(arrow) - 1 :][:10] == text[at : at + 10]
+
+
+HOSTILE = [
+    "__import__('os').system('true')",
+    "length.__class__ == 1",
+    "length(3) > 1",
+    "[length for length in (1, 2)] == 1",
+    "(length := 3) == 3",
+    "lambda: 1",
+    "f'{length}' == tier",
+    "b'a' == tier",
+    "length == 0x10",
+    "length == 1_000",
+    "length == 1j",
+    "length ** 99 > 1",
+    "length // 2 == 1",
+    "length << 99 > 1",
+    "+length > 1",
+    "*length > 1",
+    "length is 1",
+    "length == 3 if true else false",
+    "length > 1 # and so on",
+    "length > 1; row == 1",
+    "length \\\n > 1",
+    "length > 1\0",
+    "ｌength > 1",
+    "length > \u0663",
+    "await length",
+    "yield",
+    "None == 1",
+    "length @ row > 1",
+    "length in [1, 2]",
+    "length in {1: 2}",
+    "...",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_the_rest_of_python_is_refused(text):
+    with pytest.raises(ExpressionError):
+        parse(text, OF_EPISODES)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(" * 2000,
+        "-" * 2000,
+        "not " * 500,
+        "length(" * 280,
+        "(" * 20 + "length 1" + ")" * 20,
+        "length > " + "9" * 1950 + " 1",
+        "length 1 " * 220,
+        "-(" * 900,
+        "1 + " * 400 + "length 1",
+    ],
+)
+def test_hostile_text_is_refused_in_little_memory(text):
+    tracemalloc.start()
+    with pytest.raises(ExpressionError):
+        parse(text, OF_EPISODES)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 5e6
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("length > " + "9" * 1950, [False] * 3),
+        ("length > 0" + " + 1" * 490, [False] * 3),
+        ("length >= 0" + " <= length" * 180, [True] * 3),
+        ("length in (" + "5, " * 600 + "1)", [False, True, False]),
+        ("tier == '\\n'", [False, False, True]),
+        ("tier == 'b\0'", [False] * 3),
+        ("tier == 'return'", [False] * 3),
+    ],
+)
+def test_long_conditions_huge_numbers_and_text_without_escapes(text, expected):
+    columns = {"length": np.arange(3.0), "tier": np.array(["a", "b\0c", "\\n"])}
+    assert parse(text, OF_EPISODES).holds(columns, 3).tolist() == expected
 
 
 def test_long_expressions_are_refused():
@@ -105,9 +198,11 @@ def test_precedence_is_that_of_python(data):
 def test_what_a_vault_does_not_tell_is_said(tmp_path):
     with vault.create(tmp_path / "a.vlt", SPEC, rows=2) as writer:
         writer.append(*make())
-    with pytest.raises(ExpressionError, match="does not tell the seed of its episodes"):
+    with pytest.raises(ExpressionError, match="does not record the seed of its episodes"):
         vault.filter(tmp_path / "a.vlt", "seed == 1", tmp_path / "b.vlt")
-    with pytest.raises(ExpressionError, match=r"none meet 'length > 99'.*length from 1 to"):
+    with pytest.raises(
+        ExpressionError, match=r"no episodes of .* meet 'length > 99'.*length from 1 to"
+    ):
         vault.filter(tmp_path / "a.vlt", "length > 99", tmp_path / "b.vlt")
     with pytest.raises(ExpressionError, match="percentiles are of episodes"):
         vault.filter(tmp_path / "a.vlt", "reward > p50", tmp_path / "b.vlt", by="steps")

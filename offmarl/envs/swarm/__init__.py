@@ -1,5 +1,6 @@
-"""The drone-swarm suite: tasks for any number of agents, on one engine.
+"""The drone-swarm suite: five tasks for any number of drones on one engine.
 
-`bodies` moves drones, `neighbours` and `sensing` tell what is around them; `options`, `senses` and
-`task` make an environment of that, but for the rules of the five tasks, each of which has a module.
+`dynamics` moves drones, `neighbours` finds what is near them (with a `cell_list` for large swarms),
+`observations` builds what agents observe, and `options` holds the options of all tasks. `env` joins
+these into an environment without rules; each task has a module with its rules.
 """

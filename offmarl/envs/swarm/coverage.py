@@ -14,10 +14,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from offmarl.envs.base import require_positive
+from offmarl.envs.swarm.env import SwarmEnv
+from offmarl.envs.swarm.observations import Blocks, SwarmState, sense_map, watched
 from offmarl.envs.swarm.options import arena_side
-from offmarl.envs.swarm.sensing import sense_map, watched
-from offmarl.envs.swarm.state import Blocks, SwarmState
-from offmarl.envs.swarm.task import SwarmTask
 
 _PATCH = {2: 5, 3: 3}
 _REWARD_SCALE = 10.0
@@ -30,7 +29,7 @@ class CoverageTask(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Coverage(SwarmTask):
+class Coverage(SwarmEnv):
     """N drones survey a square (cubic) arena whose size grows with N.
 
     A drone's camera covers the four (eight) cells nearest to it.
@@ -41,7 +40,7 @@ class Coverage(SwarmTask):
     tuned to.) Always truncated.
 
     Besides what all swarm tasks show, an agent observes ``map``: the staleness around it, 34
-    numbers, see `offmarl.envs.swarm.sensing.sense_map`; its axes are the arena's, also for
+    numbers, see `offmarl.envs.swarm.observations.sense_map`; its axes are the arena's, also for
     unicycles. It broadcasts how stale the cells in its sight are on average. The global state holds
     the whole map.
 
@@ -72,7 +71,7 @@ class Coverage(SwarmTask):
         return {"staleness": state.task.staleness.mean()}
 
     def _begin(self, key: PRNGKeyArray, state: SwarmState) -> CoverageTask:  # noqa: ARG002
-        return CoverageTask((~watched(state.bodies.position, self.side)).astype(jnp.float32))
+        return CoverageTask((~watched(state.drones.position, self.side)).astype(jnp.float32))
 
     def _advance(
         self,
@@ -81,12 +80,12 @@ class Coverage(SwarmTask):
         moved: SwarmState,
     ) -> tuple[SwarmState, Float[Array, "N"], Bool[Array, ""]]:
         aged = jnp.minimum(before.task.staleness + 1 / self.recovery_time, 1.0)
-        staleness = jnp.where(watched(moved.bodies.position, self.side), 0.0, aged)
+        staleness = jnp.where(watched(moved.drones.position, self.side), 0.0, aged)
         reward = jnp.full(self.num_agents, _REWARD_SCALE * (aged - staleness).mean())
         return moved._replace(task=CoverageTask(staleness)), reward, jnp.zeros((), bool)
 
     def _look(self, seen: SwarmState) -> Float[Array, "N F"]:
-        return sense_map(seen.task.staleness, seen.bodies.position, _PATCH[self.dims])
+        return sense_map(seen.task.staleness, seen.drones.position, _PATCH[self.dims])
 
     def _sense(self, seen: SwarmState) -> Blocks:
         return {"map": self._look(seen)}

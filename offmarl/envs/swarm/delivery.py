@@ -11,14 +11,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from offmarl.envs.base import require_positive
-from offmarl.envs.scene import MARKS
-from offmarl.envs.swarm import bodies as drones
+from offmarl.envs.base import MARKS, require_positive
+from offmarl.envs.swarm import dynamics
+from offmarl.envs.swarm.cell_list import Points, reduce_within
+from offmarl.envs.swarm.env import SwarmEnv
 from offmarl.envs.swarm.neighbours import find_points
+from offmarl.envs.swarm.observations import Blocks, SwarmState
 from offmarl.envs.swarm.options import arena_side
-from offmarl.envs.swarm.pairs import Things, fold_near
-from offmarl.envs.swarm.state import Blocks, SwarmState
-from offmarl.envs.swarm.task import SwarmTask
 
 _GRIP = 1.5
 _ARRIVED = 1.5
@@ -46,7 +45,7 @@ class DeliveryTask(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Delivery(SwarmTask):
+class Delivery(SwarmEnv):
     """N drones, scouts and lifters by turns, bring loads from site to site.
 
     There is a load for each drone, and a site for every two (at least three), at places drawn for
@@ -101,7 +100,7 @@ class Delivery(SwarmTask):
 
     def _begin(self, key: PRNGKeyArray, state: SwarmState) -> DeliveryTask:
         site_key, load_key = jax.random.split(key)
-        sites = drones.scatter(site_key, self.num_sites, self.side, self.dims, _SITE_GAP)
+        sites = dynamics.scatter(site_key, self.num_sites, self.side, self.dims, _SITE_GAP)
         position, goal, heavy = self._new_loads(load_key, sites)
         nobody = jnp.zeros(self.num_agents, bool)
         free = jnp.full(self.num_agents, -1, jnp.int32)
@@ -124,9 +123,9 @@ class Delivery(SwarmTask):
 
     def _grip(self, state: SwarmState, task: DeliveryTask) -> DeliveryTask:
         """Tell which drones grip which load, and which loads are carried."""
-        near = find_points(state.bodies.position, task.position, None, 1, _GRIP, self.side)
+        near = find_points(state.drones.position, task.position, None, 1, _GRIP, self.side)
         carrying = jnp.where(jnp.isfinite(near.distance), near.which, -1)[:, 0]
-        strength = jax.ops.segment_sum(state.traits.strength, carrying, self.num_agents)
+        strength = jax.ops.segment_sum(state.params.strength, carrying, self.num_agents)
         carried = strength >= jnp.where(task.heavy, _HEAVY, _LIGHT)
         return task._replace(carried=carried, carrying=carrying)
 
@@ -145,11 +144,11 @@ class Delivery(SwarmTask):
             return total + jnp.stack(sums)
 
         # A sum by scattering would differ from run to run on a GPU.
-        start, task = before.bodies.position, before.task
-        values = (task.carrying, *(moved.bodies.position - start).T)
-        grippers = Things(start, before.alive, values)
+        start, task = before.drones.position, before.task
+        values = (task.carrying, *(moved.drones.position - start).T)
+        grippers = Points(start, before.alive, values)
         nothing = jnp.zeros((self.dims + 1, self.num_agents))
-        total = fold_near(add, nothing, task.position, grippers, _GRIP, self.side)
+        total = reduce_within(add, nothing, task.position, grippers, _GRIP, self.side)
         return (total[:-1] / jnp.maximum(total[-1], 1)).T
 
     def _advance(
@@ -189,7 +188,7 @@ class Delivery(SwarmTask):
         features = jnp.concatenate([way, flags], -1)
         loads = self._sense_points(seen, task.position, _LOADS_SEEN, features)
         dims = self.dims
-        way = self._in_frame(seen.bodies.heading, loads[..., dims : 2 * dims])
+        way = self._in_frame(seen.drones.heading, loads[..., dims : 2 * dims])
         return {"loads": loads.at[..., dims : 2 * dims].set(way)}
 
     def _status(self, state: SwarmState) -> Float[Array, "N C"]:

@@ -7,13 +7,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from offmarl.envs.base import require_positive
-from offmarl.envs.scene import MARKS
-from offmarl.envs.swarm import bodies as drones
-from offmarl.envs.swarm.bodies import Bodies
+from offmarl.envs.base import MARKS, require_positive
+from offmarl.envs.swarm import dynamics
+from offmarl.envs.swarm.dynamics import DroneState
+from offmarl.envs.swarm.env import SwarmEnv
 from offmarl.envs.swarm.neighbours import find_neighbours, find_points
-from offmarl.envs.swarm.state import Blocks, SwarmState
-from offmarl.envs.swarm.task import SwarmTask
+from offmarl.envs.swarm.observations import Blocks, SwarmState
 
 _MATES = 2
 _TOGETHER = 3.0
@@ -35,7 +34,7 @@ class FlockTask(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flock(SwarmTask):
+class Flock(SwarmEnv):
     """N drones start in a bunch on one side of the arena, and a beacon shines on the other.
 
     Obstacles stand between, and by default there is wind. A drone progresses by what it gets nearer
@@ -83,20 +82,20 @@ class Flock(SwarmTask):
 
     def metrics(self, state: SwarmState) -> dict[str, Float[Array, ""]]:
         """Return means over the drones: together, collided, distance from the beacon."""
-        distance = _length(state.task.beacon - state.bodies.position).mean() / self.journey
+        distance = _length(state.task.beacon - state.drones.position).mean() / self.journey
         return {
             "together": state.task.together,
             "collided": state.task.collided,
             "distance": distance,
         }
 
-    def _spawn(self, key: PRNGKeyArray) -> Bodies:
+    def _spawn(self, key: PRNGKeyArray) -> DroneState:
         """Place the drones in a bunch, at equal spacing but for a little chance."""
         bunch_key, course_key = jax.random.split(key)
         bunch = jax.random.uniform(
             bunch_key, (self.num_agents, self.dims), minval=-self._radius, maxval=self._radius
         )
-        return drones.at_rest(self.side / 2 - self._course(course_key) + bunch)
+        return dynamics.at_rest(self.side / 2 - self._course(course_key) + bunch)
 
     def _course(self, key: PRNGKeyArray) -> Float[Array, "D"]:
         """Draw the way from the bunch to the middle of the arena."""
@@ -104,7 +103,7 @@ class Flock(SwarmTask):
         return self.journey / 2 * direction / jnp.maximum(_length(direction), 1e-6)
 
     def _begin(self, key: PRNGKeyArray, state: SwarmState) -> FlockTask:  # noqa: ARG002
-        beacon = self.side - state.bodies.position.mean(0)  # the other side of the middle
+        beacon = self.side - state.drones.position.mean(0)  # the other side of the middle
         together, _ = self._company(state)
         return FlockTask(beacon, together.mean(), jnp.zeros(()))
 
@@ -113,7 +112,7 @@ class Flock(SwarmTask):
         mates = min(_MATES, self.num_agents - 1)
         if not mates:
             return jnp.ones(1), jnp.zeros(1, bool)
-        near = find_neighbours(state.bodies.position, state.alive, mates, _TOGETHER, self.side)
+        near = find_neighbours(state.drones.position, state.alive, mates, _TOGETHER, self.side)
         together = (near.distance <= _TOGETHER).mean(-1, dtype=jnp.float32)
         return together, near.distance[:, 0] < _TOO_CLOSE
 
@@ -124,8 +123,8 @@ class Flock(SwarmTask):
         moved: SwarmState,
     ) -> tuple[SwarmState, Float[Array, "N"], Bool[Array, ""]]:
         beacon = before.task.beacon
-        distance = _length(beacon - moved.bodies.position)
-        gained = jnp.clip(_length(beacon - before.bodies.position) - distance, -1.0, 1.0)
+        distance = _length(beacon - moved.drones.position)
+        gained = jnp.clip(_length(beacon - before.drones.position) - distance, -1.0, 1.0)
         progress = jnp.where(distance <= self._arrival, 1.0, gained)
         together, close = self._company(moved)
         collided = (self._touching(moved) | close).astype(jnp.float32)
@@ -140,18 +139,18 @@ class Flock(SwarmTask):
         return 2.0 + self._radius
 
     def _sense(self, seen: SwarmState) -> Blocks:
-        way = seen.task.beacon - seen.bodies.position
+        way = seen.task.beacon - seen.drones.position
         distance = _length(way)[:, None]
         direction = way / jnp.maximum(distance, 1.0)
-        direction = self._in_frame(seen.bodies.heading, direction[:, None])[:, 0]
+        direction = self._in_frame(seen.drones.heading, direction[:, None])[:, 0]
         return {"beacon": jnp.concatenate([direction, distance / self.side], -1)}
 
     def _touching(self, state: SwarmState) -> Bool[Array, "N"]:
         """Tell which drones are at an obstacle, where flying into it leaves them."""
         if state.obstacles is None:
             return jnp.zeros(self.num_agents, bool)
-        reach = drones.OBSTACLE_RADIUS + _TOUCH
-        near = find_points(state.bodies.position, state.obstacles, None, 1, reach, self.side)
+        reach = dynamics.OBSTACLE_RADIUS + _TOUCH
+        near = find_points(state.drones.position, state.obstacles, None, 1, reach, self.side)
         return jnp.isfinite(near.distance[:, 0])
 
     def _status(self, state: SwarmState) -> Float[Array, "N 1"]:
@@ -182,7 +181,7 @@ def _around(
 ) -> Float[Array, "N D"]:
     """Return what leads around obstacles ahead: away from them, and not into them."""
     distance = jnp.maximum(_length(offset)[..., None], 0.1)
-    gap = jnp.maximum(distance - drones.OBSTACLE_RADIUS, 0.1)
+    gap = jnp.maximum(distance - dynamics.OBSTACLE_RADIUS, 0.1)
     normal = -offset / distance
     into = jnp.maximum(-(normal * wish[:, None]).sum(-1, keepdims=True), 0.0)
     return jnp.where((there > 0) & (gap < 1.5), normal * (into + 0.1 / gap), 0.0).sum(1)

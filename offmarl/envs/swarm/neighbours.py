@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from offmarl.envs.swarm.pairs import Things, are_few, fold_near, sum_of_squares
+from offmarl.envs.swarm.cell_list import Points, reduce_within, sum_of_squares, use_dense
 
 _NOBODY = np.iinfo(np.int32).max
 
@@ -54,7 +54,7 @@ def find_neighbours(
         Of the arena.
     """
     itself = jnp.arange(position.shape[0], dtype=jnp.int32)
-    return _find(position, Things(position, alive), itself, count, reach, side)
+    return _find(position, Points(position, alive), itself, count, reach, side)
 
 
 def find_points(
@@ -70,7 +70,7 @@ def find_points(
     Of those that are ``there``; None for all.
     """
     there = jnp.ones(points.shape[0], bool) if there is None else there
-    return _find(position, Things(points, there), None, count, reach, side)
+    return _find(position, Points(points, there), None, count, reach, side)
 
 
 def find_distance(
@@ -79,8 +79,8 @@ def find_distance(
     """Return the distance of each drone from the nearest of some points, however far that is."""
     num_points, dims = points.shape
     reach = 1.5 * side / num_points ** (1 / dims)  # within it, evenly spread, most have one
-    reach = math.inf if are_few(points.shape, reach, side) else reach
-    things = Things(points, jnp.ones(num_points, bool))
+    reach = math.inf if use_dense(points.shape, reach, side) else reach
+    things = Points(points, jnp.ones(num_points, bool))
     nowhere = jnp.full(position.shape[0], jnp.inf)
 
     def add(least: Float[Array, "N"], squared: Float[Array, "C N"]) -> Float[Array, "N"]:
@@ -93,13 +93,13 @@ def find_distance(
         offsets = [its[:, None] - own for its, own in zip(points.T, theirs.T, strict=True)]
         return least.at[far].set(sum_of_squares(offsets).min(0), mode="drop")
 
-    least = fold_near(add, nowhere, position, things, reach, side)
+    least = reduce_within(add, nowhere, position, things, reach, side)
     return jnp.sqrt(jax.lax.while_loop(lambda least: jnp.isinf(least).any(), compare_some, least))
 
 
 def _find(
     position: Float[Array, "N D"],
-    things: Things,
+    things: Points,
     hidden: Int[Array, "N"] | None,
     count: int,
     reach: float,
@@ -117,7 +117,7 @@ def _find(
     shape = (count, position.shape[0])
     nobody = _Nearest(jnp.full(shape, jnp.inf), jnp.full(shape, _NOBODY, jnp.int32))
     index = jnp.arange(things.position.shape[0], dtype=jnp.int32)
-    nearest = fold_near(add, nobody, position, things._replace(values=(index,)), reach, side)
+    nearest = reduce_within(add, nobody, position, things._replace(values=(index,)), reach, side)
     there = (nearest.squared <= reach**2) & (nearest.squared < jnp.inf)
     distance = jnp.where(there, jnp.sqrt(nearest.squared), jnp.inf)
     return Neighbours(jnp.where(there, nearest.which, 0).T, distance.T)

@@ -7,8 +7,8 @@ import numpy as np
 from jaxtyping import Float
 
 from offmarl.envs.base import require_positive
-from offmarl.envs.swarm import bodies as drones
-from offmarl.envs.swarm.bodies import Kind
+from offmarl.envs.swarm import dynamics
+from offmarl.envs.swarm.dynamics import Kind
 from offmarl.errors import OptionError
 from offmarl.types import Continuous, Discrete
 
@@ -43,7 +43,7 @@ class SwarmOptions(ABC):
     dims
         2 or 3.
     dynamics
-        "velocity", "acceleration" or "unicycle": see `offmarl.envs.swarm.bodies`.
+        "velocity", "acceleration" or "unicycle": see `offmarl.envs.swarm.dynamics`.
     action
         "discrete": a motion each. "continuous": the command itself, D numbers in [-1, 1].
     sensing_range
@@ -99,7 +99,7 @@ class SwarmOptions(ABC):
             comm_range=self.comm_range,
         )
         require_one_of("dims", self.dims, (2, 3))
-        require_one_of("dynamics", self.dynamics, drones.DYNAMICS)
+        require_one_of("dynamics", self.dynamics, dynamics.DYNAMICS)
         require_one_of("action", self.action, ("discrete", "continuous"))
         require_one_of("comm", self.comm, ("none", "status", "learned"))
         _require_within("comm_dropout", self.comm_dropout, 1.0)
@@ -113,7 +113,7 @@ class SwarmOptions(ABC):
         """Cells along one side of the arena: G."""
 
     @property
-    def _num_bodies(self) -> int:
+    def _num_drones(self) -> int:
         return self.num_agents
 
     @property
@@ -123,13 +123,13 @@ class SwarmOptions(ABC):
     @property
     def _teams(self) -> tuple[int, ...]:
         """Team of each drone."""
-        return (0,) * self._num_bodies
+        return (0,) * self._num_drones
 
     @property
     def _kinds(self) -> tuple[Kind, ...]:
         if not self.heterogeneous:
-            return (drones.STANDARD,) * self._num_bodies
-        return tuple((drones.SCOUT, drones.LIFTER)[i % 2] for i in range(self._num_bodies))
+            return (dynamics.STANDARD,) * self._num_drones
+        return tuple((dynamics.SCOUT, dynamics.LIFTER)[i % 2] for i in range(self._num_drones))
 
     @property
     def _farthest_sight(self) -> float:
@@ -141,7 +141,7 @@ class SwarmOptions(ABC):
         """What tells drones apart, as numbers: the kind, and the team."""
         labels = []
         if self.heterogeneous:
-            labels.append(np.array([kind == drones.LIFTER for kind in self._kinds], np.float32))
+            labels.append(np.array([kind == dynamics.LIFTER for kind in self._kinds], np.float32))
         if len(set(self._teams[: self._num_acting])) > 1:
             labels.append(np.array(self._teams, np.float32))
         return labels
@@ -152,12 +152,12 @@ class SwarmOptions(ABC):
 
     @property
     def _num_obstacles(self) -> int:
-        size = {2: np.pi, 3: 4 / 3 * np.pi}[self.dims] * drones.OBSTACLE_RADIUS**self.dims
+        size = {2: np.pi, 3: 4 / 3 * np.pi}[self.dims] * dynamics.OBSTACLE_RADIUS**self.dims
         return round(self.obstacles * self.side**self.dims / size)
 
     @property
     def _motions(self) -> Float[np.ndarray, "A D"]:
-        return drones.motions(self.dynamics, self.dims)
+        return dynamics.motions(self.dynamics, self.dims)
 
     @property
     def _action_space(self) -> Discrete | Continuous:

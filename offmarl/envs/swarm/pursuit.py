@@ -10,13 +10,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from offmarl.envs.base import require_positive
-from offmarl.envs.swarm import bodies as drones
-from offmarl.envs.swarm.bodies import Kind
+from offmarl.envs.swarm import dynamics
+from offmarl.envs.swarm.dynamics import Kind
+from offmarl.envs.swarm.env import SwarmEnv
 from offmarl.envs.swarm.neighbours import find_distance, find_points
+from offmarl.envs.swarm.observations import Blocks, SwarmState, describe
 from offmarl.envs.swarm.options import arena_side, require_one_of
-from offmarl.envs.swarm.sensing import describe
-from offmarl.envs.swarm.state import Blocks, SwarmState
-from offmarl.envs.swarm.task import SwarmTask
 
 _CATCH_RANGE = 1.0
 _CATCH_REWARD = 10.0
@@ -35,7 +34,7 @@ class PursuitTask(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pursuit(SwarmTask):
+class Pursuit(SwarmEnv):
     """N pursuers catch M evaders, who are 20% faster, in a walled arena.
 
     An evader within 1 cell of a pursuer is caught: it is dead and stays where it is. When all are
@@ -83,12 +82,12 @@ class Pursuit(SwarmTask):
         return arena_side(self.num_agents, self.cells_per_agent, self.dims)
 
     @property
-    def _num_bodies(self) -> int:
+    def _num_drones(self) -> int:
         return self.num_agents + self.num_evaders
 
     @property
     def _num_acting(self) -> int:
-        return self._num_bodies if self.evaders == "learned" else self.num_agents
+        return self._num_drones if self.evaders == "learned" else self.num_agents
 
     @property
     def _teams(self) -> tuple[int, ...]:
@@ -96,7 +95,7 @@ class Pursuit(SwarmTask):
 
     @property
     def _kinds(self) -> tuple[Kind, ...]:
-        return super()._kinds[: self.num_agents] + (drones.EVADER,) * self.num_evaders
+        return super()._kinds[: self.num_agents] + (dynamics.EVADER,) * self.num_evaders
 
     def metrics(self, state: SwarmState) -> dict[str, Float[Array, ""]]:
         """Return the fraction of evaders caught."""
@@ -107,7 +106,7 @@ class Pursuit(SwarmTask):
 
     def _closest(self, state: SwarmState) -> Float[Array, "M"]:
         """Return the distance from each evader to the nearest pursuer."""
-        pursuers, evaders = jnp.split(state.bodies.position, [self.num_agents])
+        pursuers, evaders = jnp.split(state.drones.position, [self.num_agents])
         return find_distance(evaders, pursuers, self.side)
 
     def _gap(self, state: SwarmState, closest: Float[Array, "M"]) -> Float[Array, ""]:
@@ -136,17 +135,19 @@ class Pursuit(SwarmTask):
         """Let evaders flee from the nearest pursuers and from walls."""
         if self.evaders == "learned":
             return super()._drive_scripted(state)
-        pursuers = state.bodies.position[: self.num_agents]
-        position, velocity, heading = (part[self.num_agents :] for part in state.bodies)
+        pursuers = state.drones.position[: self.num_agents]
+        position, velocity, heading = (part[self.num_agents :] for part in state.drones)
         reach = self._farthest_sight
         near = find_points(position, pursuers, None, _THREATS, reach, self.side)
-        sight = state.traits.sight[self.num_agents :, None]
+        sight = state.params.sight[self.num_agents :, None]
         offset = jnp.where((near.distance <= sight)[..., None], pursuers[near.which], jnp.inf)
         wish = flee(position, offset - position[:, None], self.side)
         if self.dynamics == "unicycle":
-            wish, velocity = (drones.to_frame(heading, x[:, None])[:, 0] for x in (wish, velocity))
-        top_speed = state.traits.top_speed[self.num_agents :, None]
-        return drones.command_towards(wish, velocity / top_speed, self.dynamics)
+            wish, velocity = (
+                dynamics.to_frame(heading, x[:, None])[:, 0] for x in (wish, velocity)
+            )
+        top_speed = state.params.top_speed[self.num_agents :, None]
+        return dynamics.command_towards(wish, velocity / top_speed, self.dynamics)
 
     def _sense(self, seen: SwarmState) -> Blocks:
         hunted = self._describe_others(seen, slice(0, self.num_agents), self._evaders)
@@ -157,24 +158,24 @@ class Pursuit(SwarmTask):
 
     @property
     def _evaders(self) -> slice:
-        return slice(self.num_agents, self._num_bodies)
+        return slice(self.num_agents, self._num_drones)
 
     def _describe_others(
         self, seen: SwarmState, observers: slice, others: slice
     ) -> Float[Array, "Q K F"]:
-        position, velocity, heading = (part[observers] for part in seen.bodies)
-        theirs = seen.bodies.position[others]
-        sight = seen.traits.sight[observers, None]
+        position, velocity, heading = (part[observers] for part in seen.drones)
+        theirs = seen.drones.position[others]
+        sight = seen.params.sight[observers, None]
         at_large, reach = seen.alive[others], self._farthest_sight
         near = find_points(position, theirs, at_large, _OPPONENTS_SEEN, reach, self.side)
         offset = (theirs[near.which] - position[:, None]) / sight[..., None]
-        relative = seen.bodies.velocity[others][near.which] - velocity[:, None]
+        relative = seen.drones.velocity[others][near.which] - velocity[:, None]
         offset, relative = (self._in_frame(heading, x) for x in (offset, relative))
         return describe(near.distance <= sight, offset, relative)
 
     def _status(self, state: SwarmState) -> Float[Array, "N C"]:
         nearest = self._sense(state)["opponents"][:, 0]
-        sight = state.traits.sight[: self._num_acting, None]
+        sight = state.params.sight[: self._num_acting, None]
         return jnp.concatenate([nearest[:, : self.dims] * sight / 10, nearest[:, -1:]], -1)
 
     def _summary(self, state: SwarmState) -> Float[Array, "S"]:

@@ -11,13 +11,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from offmarl.envs.base import require_positive
-from offmarl.envs.scene import MARKS
+from offmarl.envs.base import MARKS, require_positive
+from offmarl.envs.swarm.cell_list import Points, reduce_within
+from offmarl.envs.swarm.env import SwarmEnv
 from offmarl.envs.swarm.neighbours import find_points
+from offmarl.envs.swarm.observations import Blocks, SwarmState
 from offmarl.envs.swarm.options import arena_side
-from offmarl.envs.swarm.pairs import Things, fold_near
-from offmarl.envs.swarm.state import Blocks, SwarmState
-from offmarl.envs.swarm.task import SwarmTask
 
 _HOLD_RANGE = 1.5
 _HOLD_STRENGTH = 2.0
@@ -41,7 +40,7 @@ class SearchTask(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search(SwarmTask):
+class Search(SwarmEnv):
     """N drones, scouts and lifters by turns, look for targets and hold them.
 
     There is a target for every two drones (rounded up, so one at least). It wanders at a constant
@@ -115,11 +114,11 @@ class Search(SwarmTask):
 
     def _watch(self, state: SwarmState, task: SearchTask) -> SearchTask:
         """Tell which targets are found, and how strong the drones next to each are."""
-        traits = state.traits
-        watchers = Things(state.bodies.position, state.alive, (traits.sight, traits.strength))
+        params = state.params
+        watchers = Points(state.drones.position, state.alive, (params.sight, params.strength))
         nobody = jnp.zeros(self.num_targets, bool), jnp.zeros(self.num_targets)
         reach = max(self._farthest_sight, _HOLD_RANGE)
-        seen, strength = fold_near(_watch, nobody, task.position, watchers, reach, self.side)
+        seen, strength = reduce_within(_watch, nobody, task.position, watchers, reach, self.side)
         return task._replace(found=task.found | seen, strength=strength)
 
     def _sense(self, seen: SwarmState) -> Blocks:
@@ -127,19 +126,19 @@ class Search(SwarmTask):
         features = jnp.concatenate([task.velocity, task.strength[:, None] / _HOLD_STRENGTH], -1)
         targets = self._sense_points(seen, task.position, _TARGETS_SEEN, features)
         dims = self.dims
-        velocity = self._in_frame(seen.bodies.heading, seen.bodies.velocity[:, None])
+        velocity = self._in_frame(seen.drones.heading, seen.drones.velocity[:, None])
         relative = targets[..., dims : 2 * dims] - velocity * targets[..., -1:]
         return {"targets": targets.at[..., dims : 2 * dims].set(relative)}
 
     def _status(self, state: SwarmState) -> Float[Array, "N C"]:
-        position = state.bodies.position
+        position = state.drones.position
         targets, reach = state.task.position, self._farthest_sight
         near = find_points(position, targets, None, 1, reach, self.side)
         index = near.which[:, 0]
         lacks = state.task.strength[index] < _HOLD_STRENGTH
         offset = (targets[index] - position) / 10
         message = jnp.concatenate([offset, lacks[:, None], jnp.ones((len(position), 1))], -1)
-        return jnp.where(near.distance <= state.traits.sight[:, None], message, 0.0)
+        return jnp.where(near.distance <= state.params.sight[:, None], message, 0.0)
 
     def _summary(self, state: SwarmState) -> Float[Array, "S"]:
         task = state.task

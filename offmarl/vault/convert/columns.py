@@ -26,11 +26,11 @@ from offmarl.vault.convert import common
 from offmarl.vault.convert.appending import Append, Column, npz, to_slices
 from offmarl.vault.convert.common import Record, StrPath, readable
 from offmarl.vault.convert.contained import check_links_stay_inside
+from offmarl.vault.creation import create_whole
+from offmarl.vault.dataset import Vault
 from offmarl.vault.layout import Codec, NumpyArray
 from offmarl.vault.progress import Progress, quiet
-from offmarl.vault.reading.reader import Vault
 from offmarl.vault.tables import CAUSES, CUT, OPEN
-from offmarl.vault.writing.creation import create_whole
 
 _TABLES = ("episodes.length", "episodes.cause", "episodes.final")
 _FINALS = tuple(f"finals.{field}" for field in View._fields)

@@ -19,11 +19,11 @@ from offmarl.errors import (
     VaultNotFoundError,
 )
 from offmarl.types import EnvSpec, FinalObservations, Transition, View
+from offmarl.vault import atomic
+from offmarl.vault.creation import create_whole
 from offmarl.vault.layout import Codec, NumpyArray
 from offmarl.vault.progress import Progress
-from offmarl.vault.storage import staging
-from offmarl.vault.storage.store import errors_of
-from offmarl.vault.writing.creation import create_whole
+from offmarl.vault.store import errors_of
 
 StrPath = str | PathLike[str]
 Item = TypeVar("Item")
@@ -98,7 +98,7 @@ def readable(what: object) -> Iterator[None]:
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """Yield where to write what takes its place when the block ends; errors are ours."""
-    with errors_of(path), staging.whole(path) as beside:
+    with errors_of(path), atomic.whole(path) as beside:
         yield beside
 
 

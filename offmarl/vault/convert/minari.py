@@ -25,9 +25,9 @@ from offmarl.vault.convert.common import (
     write_vault,
 )
 from offmarl.vault.convert.contained import HDF5, check_links_stay_inside, open_datasets
+from offmarl.vault.dataset import Vault
 from offmarl.vault.layout import Codec, NumpyArray
 from offmarl.vault.progress import Progress, quiet
-from offmarl.vault.reading.reader import Vault
 from offmarl.vault.tables import CAUSES, CUT
 
 _SPEC = re.compile(r"offmarl:(\{.*\})", re.DOTALL)

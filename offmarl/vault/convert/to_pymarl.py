@@ -14,9 +14,9 @@ from offmarl.vault.convert import common
 from offmarl.vault.convert.appending import Append, Column, npz, to_slices
 from offmarl.vault.convert.common import require, with_final
 from offmarl.vault.convert.contained import HDF5
+from offmarl.vault.dataset import Vault
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.progress import Progress, quiet
-from offmarl.vault.reading.reader import Vault
 
 
 def export_pymarl(vault: Vault, path: str | os.PathLike[str], progress: Progress = quiet) -> Path:

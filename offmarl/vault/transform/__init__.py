@@ -1,16 +1,5 @@
-"""Vaults made of vaults: joined, filtered, sampled, split, cut, and coded anew."""
+"""Vaults made from vaults: joined, filtered, sampled, split, cut, without duplicates, recoded."""
 
-from offmarl.vault.transform.operations import cat, dedup, filter, recode, sample, slice, split
-from offmarl.vault.transform.salvaging import Salvage, salvage
+from offmarl.vault.transform.verbs import cat, dedup, filter, recode, sample, slice, split
 
-__all__ = [
-    "Salvage",
-    "cat",
-    "dedup",
-    "filter",
-    "recode",
-    "salvage",
-    "sample",
-    "slice",
-    "split",
-]
+__all__ = ["cat", "dedup", "filter", "recode", "sample", "slice", "split"]

@@ -1,24 +1,21 @@
-"""The language of ``offmarl filter``: conditions on episodes, or on steps.
+"""Conditions on episodes or steps, as ``offmarl filter`` takes them.
 
-::
+A condition is a Python expression of a few kinds: ``and``, ``or``, ``not``, comparisons, ``in``
+with values in parentheses, arithmetic, names, numbers, text in quotes, and percentiles. ``p90`` is
+the 90th percentile, over complete episodes, of what it is compared with.
 
-    condition  = all, { "or", all } ;
-    all        = one, { "and", one } ;
-    one        = "not", one | comparison ;
-    comparison = sum, { ( "<" | "<=" | ">" | ">=" | "==" | "!=" ), sum
-                      | [ "not" ], "in", "(", sum, { ",", sum }, ")" } ;
-    sum        = product, { ( "+" | "-" ), product } ;
-    product    = factor, { ( "*" | "/" | "%" ), factor } ;
-    factor     = "-", factor | number | text | name | percentile | "(", condition, ")" ;
-
-Comparisons chain as Python's do. ``p90`` is the 90th percentile, over complete episodes, of what it
-is compared with. Text is evaluated by nothing but this grammar.
+Python's parser finds the structure; nothing runs as Python. Before, placeholders of the same length
+replace words and numbers. So Python's keywords are ordinary names (``return``), text has no
+escapes, and positions stay.
 """
 
+import ast
 import difflib
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -27,22 +24,25 @@ from offmarl.errors import ExpressionError
 from offmarl.vault.layout import NumpyArray
 
 Kind = Literal["number", "text", "truth", "policy", "percentile"]
-"""What a value is. A policy is compared with numbers by its id, and with text by its name."""
+"""What a value is. A policy compares with numbers by its id and with text by its name."""
 
 Columns = Mapping[str, NumpyArray]
-"""Name to one value for each episode (or step); the names of policies are under ``policy name``."""
+"""One value for each episode or step, by name; policies' names are under `POLICY_NAME`."""
 
 POLICY_NAME = "policy name"
 
 COMPLETE = "complete"
-"""The column of the episodes that percentiles are taken over."""
+"""The column that selects the episodes percentiles are computed over."""
 
 _LONGEST = 2000
 _DEEPEST = 20
 _TOKEN = re.compile(
-    r"\s*(?:(?P<percentile>p\d+(?:\.\d+)?\b)|(?P<name>[A-Za-z_]\w*)"
-    r"|(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<text>\"[^\"]*\"|'[^']*')"
-    r"|(?P<sign><=|>=|==|!=|[-<>+*/%(),])|(?P<end>$))"
+    r"\s*(?:(?P<percentile>p[0-9]+(?:\.[0-9]+)?\b)"
+    r"|(?P<sign>(?:not\s+in|not|and|or|in)\b|<=|>=|==|!=|[-<>+*/%(),])"
+    r"|(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
+    r"|(?P<number>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?(?![A-Za-z0-9_]))"
+    r"|(?P<text>\"[^\"]*\"|'[^']*')"
+    r"|(?P<end>$))"
 )
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "<": operator.lt,
@@ -52,24 +52,32 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq,
     "!=": operator.ne,
 }
-_COMPUTE: dict[str, Callable[[Any, Any], Any]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.truediv,
-    "%": operator.mod,
+_COMPUTE: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Mod: operator.mod,
+}
+_REFUSED: dict[type[ast.expr], str] = {
+    ast.Call: "functions cannot be called here",
+    ast.Tuple: "several values are only allowed after `in`",
+    ast.Constant: "an operator is missing in what begins here",
+    ast.Name: "an operator is missing in what begins here",
 }
 
 
 class Expression(NamedTuple):
-    """A condition that was understood.
+    """A parsed condition.
 
     Attributes
     ----------
     text
-        As it was written.
+        The condition as written.
     names
-        What it asks for.
+        The columns it uses.
+    condition
+        Computes it from the columns.
     """
 
     text: str
@@ -88,29 +96,30 @@ def parse(
     hints: Mapping[str, str] | None = None,
     percentiles: bool = True,
 ) -> Expression:
-    """Read a condition.
+    """Parse a condition.
 
     Parameters
     ----------
     text
         The condition.
     names
-        What it may ask for, and what kind of value each is.
+        The columns it may use, and the kind of each.
     hints
-        What to say where it asks for something else.
+        Advice for other names that a user may try.
     percentiles
-        Whether it may compare with percentiles; not where columns come in blocks.
+        Whether it may compare with percentiles; they need all values at once.
 
     Raises
     ------
     ExpressionError
-        It is not of the grammar, or compares what cannot be compared; the message shows where.
+        The text is not a condition, or compares values of different kinds. The message marks the
+        place.
     """
+    if len(text) > _LONGEST:
+        raise ExpressionError(f"the expression is longer than {_LONGEST} characters.")
     parser = _Parser(text, names, hints or {}, percentiles)
     found = parser.condition()
-    parser.expect("end", "", "the end, `and` or `or`")
-    parser.require(found, "truth")
-    return Expression(text, frozenset(parser.asked), found.value)
+    return Expression(text, frozenset(parser.used), found.value)
 
 
 class _Token(NamedTuple):
@@ -118,9 +127,17 @@ class _Token(NamedTuple):
     text: str
     at: int
 
+    @property
+    def placeholder(self) -> str:
+        """What Python's parser reads instead: of the same length, and never a keyword of Python."""
+        size = len(self.text)
+        if self.kind == "sign":
+            return " ".join(self.text.split()).ljust(size)
+        return f"'{'_' * (size - 2)}'" if self.kind == "text" else "_" * size
+
 
 class _Term(NamedTuple):
-    """A part of an expression: what kind of value it has, and how to find it."""
+    """A part of an expression: the kind of its value, its place, and how to compute it."""
 
     kind: Kind
     at: int
@@ -128,23 +145,20 @@ class _Term(NamedTuple):
 
 
 class _Parser:
+    """Builds functions from the nodes of a syntax tree; refuses nodes of every other type."""
+
     def __init__(
         self, text: str, names: Mapping[str, Kind], hints: Mapping[str, str], percentiles: bool
     ):
-        self.asked: set[str] = set()
-        self._text = text.replace("\n", " ")
+        self.used: set[str] = set()
+        self._text = text.replace("\n", " ").strip()
         self._names = names
         self._hints = hints
         self._percentiles = percentiles
-        self._depth = 0
         self._tokens = self._split()
-        self._next = 0
-
-    # ------------------------------------------------------------------------------ tokens
+        self._numbers = {token.at: number for number, token in enumerate(self._tokens)}
 
     def _split(self) -> list[_Token]:
-        if len(self._text) > _LONGEST:
-            raise ExpressionError(f"the expression is longer than {_LONGEST} characters.")
         tokens: list[_Token] = []
         at = 0
         while not tokens or tokens[-1].kind != "end":
@@ -152,177 +166,162 @@ class _Parser:
             if match is None or match.lastgroup is None:
                 at += len(self._text[at:]) - len(self._text[at:].lstrip())
                 raise self._error(at, f"{self._text[at]!r} means nothing here", _advice(self._text))
-            kind = match.lastgroup
-            tokens.append(_Token(kind, match[kind], match.start(kind)))
+            tokens.append(
+                _Token(match.lastgroup, match[match.lastgroup], match.start(match.lastgroup))
+            )
             at = match.end()
         return tokens
 
-    @property
-    def _token(self) -> _Token:
-        return self._tokens[self._next]
-
-    def _take(self) -> _Token:
-        token = self._token
-        self._next += 1
-        return token
-
-    def _taken(self, *texts: str) -> _Token | None:
-        """Take the next token if it is one of these signs or words."""
-        if self._token.text in texts and self._token.kind in ("sign", "name"):
-            return self._take()
-        return None
-
-    def expect(self, kind: str, text: str, what: str) -> None:
-        """Take a token that must be there."""
-        token = self._take()
-        if token.kind != kind or token.text != text:
-            raise self._unexpected(token, what)
-
-    def require(self, term: _Term, kind: Kind) -> None:
-        """Refuse a value of another kind."""
-        if term.kind != kind and (term.kind, kind) != ("policy", "number"):
-            wanted = {"truth": "a condition", "number": "a number"}.get(kind, f"a {kind}")
-            raise self._error(term.at, f"{wanted} is needed here, and this is a {term.kind}")
-
-    # ------------------------------------------------------------------------------ grammar
-
     def condition(self) -> _Term:
-        """Parse the whole, or what is between parentheses."""
-        return self._joined("or", np.logical_or, self._all)
+        """Return what the whole text means."""
+        self._check_depth()
+        masked = ""
+        for token in self._tokens:
+            masked = masked.ljust(token.at) + token.placeholder
+        try:
+            return self._truth(ast.parse(masked, mode="eval").body)
+        except SyntaxError as error:
+            raise self._misplaced(error) from error
 
-    def _all(self) -> _Term:
-        return self._joined("and", np.logical_and, self._one)
+    def _check_depth(self) -> None:
+        """Bound the recursion of Python's parser, and of this one."""
+        depth = signs = 0
+        for token, after in pairwise(self._tokens):
+            depth += (token.text == "(") - (token.text == ")")
+            signs = signs + 1 if token.text in ("not", "-") else 0
+            if max(depth, signs) > _DEEPEST:
+                raise self._error(after.at, f"more than {_DEEPEST} levels are nested here")
 
-    def _joined(self, word: str, join: Any, part: Callable[[], _Term]) -> _Term:
-        left = part()
-        while self._taken(word):
-            right = part()
-            self.require(left, "truth")
-            self.require(right, "truth")
-            left = _Term("truth", left.at, _both(join, left, right))
-        return left
+    # ------------------------------------------------------------------------------ nodes
 
-    def _one(self) -> _Term:
-        token = self._taken("not")
-        if token is None:
-            return self._comparison()
-        term = self._deeper(self._one)
-        self.require(term, "truth")
-        return _Term("truth", token.at, lambda columns: np.logical_not(term.value(columns)))
+    def _term(self, node: ast.expr) -> _Term:
+        token = self._tokens[self._numbers[node.col_offset]]
+        match node:
+            case ast.BoolOp(op, values):
+                join = np.logical_and if isinstance(op, ast.And) else np.logical_or
+                return _fold(join, [self._truth(value) for value in values])
+            case ast.UnaryOp(ast.Not(), operand):
+                return _Term("truth", token.at, _after(np.logical_not, self._truth(operand)))
+            case ast.UnaryOp(ast.USub(), operand):
+                return _Term("number", token.at, _after(operator.neg, self._number(operand)))
+            case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div() | ast.Mod()):
+                return self._computed(node)
+            case ast.Compare(left, _, comparators):
+                return self._compared(self._term(left), comparators)
+            case ast.Name() | ast.Constant():
+                if node.end_col_offset == token.at + len(token.text):
+                    return self._leaf(token)
+        raise self._error(token.at, _REFUSED.get(type(node), "this is not supported here"))
 
-    def _comparison(self) -> _Term:
-        left = self._sum()
-        parts: list[_Term] = []
-        while sign := self._taken(*_COMPARE, "in", "not"):
-            if sign.text == "not":
-                self.expect("name", "in", "`in`")
-            if sign.text in _COMPARE:
-                right = self._sum()
-                parts.append(self._compare(left, sign, right))
-                left = right
-            else:
-                parts.append(self._among(left, sign))
-        if not parts:
-            return left
-        whole = parts[0]
-        for part in parts[1:]:
-            whole = _Term("truth", whole.at, _both(np.logical_and, whole, part))
-        return whole
+    def _truth(self, node: ast.expr) -> _Term:
+        return self._of_kind("truth", "a condition", node)
 
-    def _among(self, left: _Term, sign: _Token) -> _Term:
-        self.expect("sign", "(", "values in parentheses, such as (1, 2)")
-        equal = _Token("sign", "==", sign.at)
-        found = self._compare(left, equal, self._sum())
-        while self._taken(","):
-            one = self._compare(left, equal, self._sum())
-            found = _Term("truth", left.at, _both(np.logical_or, found, one))
-        self.expect("sign", ")", "`,` or `)`")
-        if sign.text == "in":
-            return found
-        return _Term("truth", left.at, lambda columns: np.logical_not(found.value(columns)))
+    def _number(self, node: ast.expr) -> _Term:
+        return self._of_kind("number", "a number", node)
 
-    def _sum(self) -> _Term:
-        return self._computed(("+", "-"), self._product)
-
-    def _product(self) -> _Term:
-        return self._computed(("*", "/", "%"), self._factor)
-
-    def _computed(self, signs: tuple[str, ...], part: Callable[[], _Term]) -> _Term:
-        left = part()
-        while sign := self._taken(*signs):
-            right = part()
-            self.require(left, "number")
-            self.require(right, "number")
-            left = _Term("number", left.at, _both(_COMPUTE[sign.text], left, right))
-        return left
-
-    def _factor(self) -> _Term:
-        token = self._take()
-        if token.kind == "sign" and token.text == "-":
-            term = self._deeper(self._factor)
-            self.require(term, "number")
-            return _Term("number", token.at, lambda columns: -term.value(columns))
-        if token.kind == "sign" and token.text == "(":
-            term = self._deeper(self.condition)
-            self.expect("sign", ")", "`)`")
-            return term
-        return self._value(token)
-
-    def _value(self, token: _Token) -> _Term:
-        if token.kind == "number":
-            number = np.float64(token.text)
-            return _Term("number", token.at, lambda _: number)
-        if token.kind == "text":
-            return _Term("text", token.at, lambda _: token.text[1:-1])
-        if token.kind == "percentile":
-            return self._percentile(token)
-        if token.kind == "name" and token.text not in ("and", "or", "not", "in"):
-            return self._name(token)
-        raise self._unexpected(token, "a name, a number or a text in quotes")
-
-    def _percentile(self, token: _Token) -> _Term:
-        if not self._percentiles:
-            raise self._error(token.at, "percentiles are of episodes, and this is about steps")
-        percentile = float(token.text[1:])
-        if percentile > 100:
-            raise self._error(token.at, "percentiles are from p0 to p100")
-        return _Term("percentile", token.at, lambda _: percentile)
-
-    def _name(self, token: _Token) -> _Term:
-        if token.text in ("true", "false"):
-            return _Term("truth", token.at, lambda _: token.text == "true")
-        if token.text not in self._names:
-            near = difflib.get_close_matches(token.text, self._names, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            hint = self._hints.get(token.text) or f"{hint}Known: {', '.join(self._names)}."
-            raise self._error(token.at, f"there is no {token.text!r:.40}", hint)
-        self.asked.add(token.text)
-        return _Term(self._names[token.text], token.at, lambda columns: columns[token.text])
-
-    def _deeper(self, part: Callable[[], _Term]) -> _Term:
-        self._depth += 1
-        if self._depth > _DEEPEST:
-            raise self._error(self._token.at, f"more than {_DEEPEST} levels are nested here")
-        term = part()
-        self._depth -= 1
+    def _of_kind(self, kind: Kind, words: str, node: ast.expr) -> _Term:
+        term = self._term(node)
+        if term.kind != kind and (term.kind, kind) != ("policy", "number"):
+            raise self._error(term.at, f"{words} is needed here, and this is a {term.kind}")
         return term
 
-    # ------------------------------------------------------------------------------ comparing
+    def _computed(self, node: ast.expr) -> _Term:
+        """Build a chain of arithmetic without recursion, since it may have many links."""
+        links: list[ast.BinOp] = []
+        while isinstance(node, ast.BinOp) and type(node.op) in _COMPUTE:
+            links.append(node)
+            node = node.left
+        first = self._number(node)
+        steps = [(_COMPUTE[type(link.op)], self._number(link.right)) for link in links[::-1]]
+
+        def value(columns: Columns) -> Any:
+            result = first.value(columns)
+            for compute, right in steps:
+                result = compute(result, right.value(columns))
+            return result
+
+        return _Term("number", first.at, value)
+
+    def _compared(self, left: _Term, others: Iterable[ast.expr]) -> _Term:
+        parts: list[_Term] = []
+        for other in others:
+            sign, bare = self._sign_before(other)
+            if sign.text in _COMPARE:
+                right = self._term(other)
+                parts.append(self._compare(left, sign, right))
+                left = right
+            elif bare and not isinstance(other, ast.Tuple):
+                at = other.col_offset
+                raise self._error(at, "`in` needs values in parentheses, such as (1, 2)")
+            else:
+                parts.append(self._among(left, sign, other))
+        return _fold(np.logical_and, parts)
+
+    def _sign_before(self, node: ast.expr) -> tuple[_Token, bool]:
+        """Return the comparison before a value, and whether no parenthesis is between."""
+        behind = number = self._numbers[node.col_offset] - 1
+        while self._tokens[number].text == "(":
+            number -= 1
+        return self._tokens[number], number == behind
+
+    def _among(self, left: _Term, sign: _Token, values: ast.expr) -> _Term:
+        """Build ``left in (values)``; a single value in parentheses is no tuple to Python."""
+        options = values.elts if isinstance(values, ast.Tuple) else [values]
+        equal = _Token("sign", "==", sign.at)
+        found = [self._compare(left, equal, self._term(option)) for option in options]
+        among = _fold(np.logical_or, found)
+        return among if sign.text == "in" else among._replace(value=_after(np.logical_not, among))
 
     def _compare(self, left: _Term, sign: _Token, right: _Term) -> _Term:
-        left, right = _resolve_names(left, right), _resolve_names(right, left)
+        left, right = _resolve_policy(left, right), _resolve_policy(right, left)
         a, b = _resolve_percentile(left, right), _resolve_percentile(right, left)
         if a.kind != b.kind or a.kind == "percentile":
             raise self._error(sign.at, f"a {left.kind} and a {right.kind} cannot be compared")
         if a.kind != "number" and sign.text not in ("==", "!="):
-            raise self._error(sign.at, f"of a {a.kind} only == and != can be asked")
-        return _Term("truth", left.at, _both(_COMPARE[sign.text], a, b))
+            raise self._error(sign.at, f"a {a.kind} can be compared by == and != only")
+        return _fold(_COMPARE[sign.text], [a, b])
+
+    def _leaf(self, token: _Token) -> _Term:
+        kind, text, at = token
+        if kind == "number":
+            return _constant("number", at, np.float64(text))
+        if kind == "text":
+            return _constant("text", at, text[1:-1])
+        if kind == "percentile":
+            return self._percentile(token)
+        if text in ("true", "false"):
+            return _constant("truth", at, text == "true")
+        return self._name(token)
+
+    def _percentile(self, token: _Token) -> _Term:
+        if not self._percentiles:
+            raise self._error(token.at, "percentiles are of episodes, not of steps")
+        percentile = float(token.text[1:])
+        if percentile > 100:
+            raise self._error(token.at, "percentiles are from p0 to p100")
+        return _constant("percentile", token.at, percentile)
+
+    def _name(self, token: _Token) -> _Term:
+        name = token.text
+        if name not in self._names:
+            near = difflib.get_close_matches(name, self._names, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            hint = self._hints.get(name) or f"{hint}Known: {', '.join(self._names)}."
+            raise self._error(token.at, f"there is no {name!r:.40}", hint)
+        self.used.add(name)
+        return _Term(self._names[name], token.at, lambda columns: columns[name])
 
     # ------------------------------------------------------------------------------ errors
 
-    def _unexpected(self, token: _Token, wanted: str) -> ExpressionError:
-        found = f"found {token.text!r:.40}" if token.text else "the expression ends"
-        return self._error(token.at, f"expected {wanted}, and {found}")
+    def _misplaced(self, error: SyntaxError) -> ExpressionError:
+        at = error.offset - 1 if error.offset else len(self._text)
+        if "never closed" in error.msg:
+            return self._error(at, "this parenthesis is not closed")
+        if "comma" in error.msg:
+            return self._error(at, "an operator is missing in what begins here")
+        if at == len(self._text):
+            return self._error(at, "a value is missing, and the expression ends")
+        return self._error(at, f"{self._tokens[self._numbers[at]].text!r:.40} cannot stand here")
 
     def _error(self, at: int, what: str, more: str = "") -> ExpressionError:
         begin = max(0, at - 40)
@@ -330,44 +329,60 @@ class _Parser:
         return ExpressionError(f"{what}:{place}" + (f"\n{more}" if more else ""))
 
 
-def _both(function: Callable[[Any, Any], Any], left: _Term, right: _Term) -> Any:
-    return lambda columns: function(left.value(columns), right.value(columns))
+def _advice(text: str) -> str:
+    if re.search(r"(?<![<>=!])=(?!=)", text):
+        return "Equality is `==`."
+    if "&" in text or "|" in text:
+        return "Join conditions by `and` and `or`."
+    return "Text needs quotes on both sides." if "'" in text or '"' in text else ""
 
 
-def _resolve_names(term: _Term, other: _Term) -> _Term:
-    """Take a policy for its name where it is compared with text, and else for its id."""
+def _constant(kind: Kind, at: int, value: Any) -> _Term:
+    return _Term(kind, at, lambda _: value)
+
+
+def _after(function: Callable[[Any], Any], term: _Term) -> Callable[[Columns], Any]:
+    return lambda columns: function(term.value(columns))
+
+
+def _fold(function: Callable[[Any, Any], Any], terms: Sequence[_Term]) -> _Term:
+    """Compute a truth from left to right by a function of two values."""
+
+    def value(columns: Columns) -> Any:
+        result = terms[0].value(columns)
+        for term in terms[1:]:
+            result = function(result, term.value(columns))
+        return result
+
+    return _Term("truth", terms[0].at, value)
+
+
+def _resolve_policy(term: _Term, other: _Term) -> _Term:
+    """Use a policy's name where it is compared with text, and otherwise its id."""
     if term.kind != "policy":
         return term
     if other.kind == "text":
         return _Term("text", term.at, lambda columns: columns[POLICY_NAME])
-    return _Term("number", term.at, term.value)
+    return term._replace(kind="number")
 
 
 def _resolve_percentile(term: _Term, other: _Term) -> _Term:
     if term.kind != "percentile" or other.kind != "number":
         return term
-    return _Term(
-        "number", term.at, lambda columns: _percentile(columns, other.value(columns), term)
-    )
+    return _Term("number", term.at, partial(_percentile, other.value, term.value))
 
 
-def _percentile(columns: Columns, values: Any, term: _Term) -> Any:
-    """Return a percentile of the values of complete episodes, as far as they are numbers."""
+def _percentile(
+    values_of: Callable[[Columns], Any], percentile_of: Callable[[Columns], Any], columns: Columns
+) -> Any:
+    """Return a percentile of the finite values of complete episodes."""
     complete = columns[COMPLETE]
-    values = np.broadcast_to(values, complete.shape)[complete]
+    values = np.broadcast_to(values_of(columns), complete.shape)[complete]
     values = values[np.isfinite(values)]
-    percentile = term.value(columns)
+    percentile = percentile_of(columns)
     if not len(values):
         raise ExpressionError(
             f"p{percentile:g} is a percentile of complete episodes, those that the environment "
             "ended, and the data has none with a value to compare: compare with a number."
         )
     return np.percentile(values, percentile)
-
-
-def _advice(text: str) -> str:
-    if re.search(r"(?<![<>=!])=(?!=)", text):
-        return "Equality is `==`."
-    if "&" in text or "|" in text:
-        return "Conditions are joined by `and` and `or`."
-    return "Text stands between quotes." if "'" in text or '"' in text else ""

@@ -1,43 +1,81 @@
-"""What is taken of a vault: pieces of its episodes."""
+"""Which parts of a vault a transform takes: by number, by time, by sample or by condition."""
 
-from typing import Literal, NamedTuple
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 
-from offmarl.errors import OptionError
-from offmarl.vault.reading.reader import Vault
+from offmarl.errors import ExpressionError, OptionError
+from offmarl.vault import encoding
+from offmarl.vault.dataset import Vault
+from offmarl.vault.layout import POLICY_IDS, NumpyArray
+from offmarl.vault.transform import expression, policy_ids
+from offmarl.vault.transform.expression import COMPLETE, POLICY_NAME, Columns, Expression, Kind
+from offmarl.vault.transform.policy_ids import Source
 
 Unit = Literal["episodes", "steps"]
 
+Order = Int[np.ndarray, "K"]
+"""Episode numbers in the order in which a sample takes them: every prefix is a sample."""
+
+SPLITS = {2: ("train", "validation"), 3: ("train", "validation", "test")}
+"""Names of the parts of a split, by their number."""
+
+OF_EPISODES: dict[str, Kind] = {
+    "return": "number",  # mean over agents
+    "length": "number",
+    "policy": "policy",  # of the first step
+    "program": "text",
+    "tier": "text",
+    "source": "text",  # the vault it was recorded in, "name.vlt/uid"
+    "seed": "number",
+    "cause": "text",
+    "terminated": "truth",
+    "truncated": "truth",
+    COMPLETE: "truth",
+    "row": "number",
+    "index": "number",  # in `Vault.episodes`
+}
+"""What a condition on episodes can use."""
+OF_STEPS: dict[str, Kind] = {
+    **OF_EPISODES,
+    "reward": "number",  # mean over agents
+    "step": "number",  # from the start of the episode
+}
+"""What a condition on steps can use."""
+
+_STRATA = 10
+
 
 class Pieces(NamedTuple):
-    """P stretches of episodes, in the order of `Vault.episodes` and not overlapping."""
+    """P intervals within episodes, in the order of `Vault.episodes`, without overlap."""
 
     episode: Int[np.ndarray, "P"]
     start: Int[np.ndarray, "P"]
     """First step on the time axis."""
     stop: Int[np.ndarray, "P"]
-    """The one after the last."""
+    """One past the last step."""
 
     @property
     def length(self) -> Int[np.ndarray, "P"]:
-        """Steps of each."""
+        """Steps of each piece."""
         return self.stop - self.start
 
     @property
     def steps(self) -> int:
-        """Steps in all."""
+        """Steps of all pieces."""
         return int(self.length.sum())
 
     @property
     def episodes(self) -> int:
-        """Episodes that something is taken of."""
+        """Episodes with at least one piece."""
         return len(np.unique(self.episode))
 
 
-def of_episodes(vault: Vault, chosen: Bool[np.ndarray, "M"] | Int[np.ndarray, "P"]) -> Pieces:
-    """Take whole episodes: those of a mask, or of numbers in any order."""
+def whole_episodes(vault: Vault, chosen: Bool[np.ndarray, "M"] | Int[np.ndarray, "P"]) -> Pieces:
+    """Take whole episodes, given by a mask or by numbers in any order."""
     episode = np.sort(np.arange(len(vault.episodes.row))[chosen])
     start = vault.episodes.start[episode]
     return Pieces(episode, start, start + vault.episodes.length[episode])
@@ -45,27 +83,18 @@ def of_episodes(vault: Vault, chosen: Bool[np.ndarray, "M"] | Int[np.ndarray, "P
 
 def everything(vault: Vault) -> Pieces:
     """Take all episodes."""
-    return of_episodes(vault, np.ones(len(vault.episodes.row), bool))
+    return whole_episodes(vault, np.ones(len(vault.episodes.row), bool))
 
 
-def in_order(vault: Vault, order: Int[np.ndarray, "K"], steps: int) -> Pieces:
-    """Take episodes in some order until there are so many steps, the last one cut short."""
-    total = np.cumsum(vault.episodes.length[order])
-    last = int(np.searchsorted(total, steps))
-    pieces = of_episodes(vault, order[: last + 1])
-    stop = pieces.stop - np.where(pieces.episode == order[last], total[last] - steps, 0)
-    return pieces._replace(stop=stop)
-
-
-def of_time(vault: Vault, start: int, stop: int) -> Pieces:
-    """Take an interval of every row's time, and of episodes what lies in it."""
+def time_interval(vault: Vault, start: int, stop: int) -> Pieces:
+    """Take an interval of every row's time, and of episodes the part inside it."""
     pieces = everything(vault)
     within = Pieces(pieces.episode, np.maximum(pieces.start, start), np.minimum(pieces.stop, stop))
     return Pieces(*(column[within.length > 0] for column in within))
 
 
 def interval(start: int | None, stop: int | None, count: int) -> tuple[int, int]:
-    """Return an interval by Python's rules for slices; `OptionError` where it is empty."""
+    """Resolve an interval by Python's rules for slices; `OptionError` if it is empty."""
     begin, end, _ = slice(start, stop).indices(count)
     if begin >= end:
         asked = f"{start or 0:,} to {count if stop is None else stop:,}"
@@ -74,3 +103,286 @@ def interval(start: int | None, stop: int | None, count: int) -> tuple[int, int]
             "from the end."
         )
     return begin, end
+
+
+# ---------------------------------------------------------------------------------- samples
+
+
+def shuffled(count: int, seed: int) -> Order:
+    """Return all episode numbers in random order."""
+    return np.random.default_rng(seed).permutation(count)
+
+
+def complete_returns(vault: Vault) -> Float[np.ndarray, "K"]:
+    """Return the returns of complete episodes; `OptionError` if there are none."""
+    returns = vault.episodes.complete_returns
+    if not len(returns):
+        raise OptionError(
+            f"{vault.path} has no complete episode (one that the environment ended), so there are "
+            "no returns to sample by: use --steps or --episodes."
+        )
+    return returns
+
+
+def best_first(returns: Float[np.ndarray, "M"]) -> Order:
+    """Return all episode numbers by decreasing return; ties keep their order."""
+    return np.argsort(-returns, kind="stable")
+
+
+def matched(returns: Float[np.ndarray, "M"], like: Float[np.ndarray, "L"], seed: int) -> Order:
+    """Order episodes so that every prefix has returns distributed as ``like``.
+
+    The deciles of ``like`` bound ten strata, fewer where deciles are equal. Every prefix takes
+    random episodes from each stratum in proportion to the share of ``like`` there, to within one
+    episode.
+
+    Parameters
+    ----------
+    returns
+        Of the episodes to choose from.
+    like
+        Returns with the wanted distribution.
+    seed
+        Random seed.
+
+    Returns
+    -------
+    Order
+        As many episodes as can be matched: it ends where a stratum runs out.
+
+    Raises
+    ------
+    OptionError
+        A stratum is empty, so nothing can be matched.
+    """
+    deciles = np.quantile(like, np.linspace(0, 1, _STRATA + 1))
+    edges = np.unique(deciles)
+    # The lowest return is a stratum of its own only if a tenth of all have it.
+    first = int(deciles[0] < deciles[1])
+    stratum, wanted = (np.maximum(np.searchsorted(edges, x), first) for x in (returns, like))
+    share = np.bincount(wanted, minlength=len(edges)) / len(like)
+    inside = (returns >= edges[0]) & (returns <= edges[-1])
+    due: NumpyArray = np.full(len(returns), np.inf)
+    most = np.inf
+    rng = np.random.default_rng(seed)
+    for one in np.flatnonzero(share).tolist():
+        members = np.flatnonzero((stratum == one) & inside)
+        if not len(members):
+            raise _cannot_match(edges[max(one - 1, 0)], edges[one])
+        # Episodes of a stratum are due at even distances, which are shorter for larger shares.
+        moments = np.arange(len(members)) + rng.random(len(members))
+        due[rng.permutation(members)] = moments / share[one]
+        most = min(most, len(members) / share[one])
+    order = np.argsort(due, kind="stable")
+    return order[due[order] <= most]
+
+
+def _cannot_match(low: float, high: float) -> OptionError:
+    return OptionError(
+        f"the distribution of returns cannot be matched: there is no episode with a return from "
+        f"{low:.6g} to {high:.6g}. Sample from data that covers these returns."
+    )
+
+
+def check_amount(
+    steps: int | None, episodes: int | None, top: float | None, matches: bool, like: bool
+) -> None:
+    """Refuse contradictory sizes of a sample; see `offmarl.vault.sample`."""
+    amounts = [amount for amount in (steps, episodes, top) if amount is not None]
+    if len(amounts) > 1:
+        raise OptionError("give only one of --steps, --episodes and --top.")
+    if top is not None and (matches or like):
+        raise OptionError("--top selects by return, so the returns of others cannot be matched.")
+    if not amounts and not like:
+        raise OptionError("give --steps, --episodes or --top (in Python: steps, episodes or top).")
+    if any(amount <= 0 for amount in amounts) or (top is not None and top > 1):
+        raise OptionError(
+            f"a sample has at least one step or episode, and the top fraction is in (0, 1]: got "
+            f"{amounts[0]}."
+        )
+
+
+def check_fractions(fractions: Sequence[float]) -> None:
+    """Refuse fractions that a vault cannot be split by."""
+    if len(fractions) not in SPLITS or min(fractions) <= 0 or abs(sum(fractions) - 1) > 1e-6:
+        raise OptionError(
+            f"fractions are two (train, validation) or three (and test), above 0, and sum to 1: "
+            f"got {' '.join(f'{fraction:g}' for fraction in fractions) or 'none'}."
+        )
+
+
+def take_first(vault: Vault, order: Order, steps: int | None, episodes: int | None) -> Pieces:
+    """Take the first of ordered episodes: so many steps or episodes; all if both are None."""
+    available = int(vault.episodes.length[order].sum())
+    for wanted, unit, count in ((steps, "steps", available), (episodes, "episodes", len(order))):
+        if wanted is not None and wanted > count:
+            raise OptionError(
+                f"{wanted:,} {unit} were asked for, and {vault.path} has {count:,} to choose from."
+            )
+    if steps is not None:
+        return _first_steps(vault, order, steps)
+    return whole_episodes(vault, order[:episodes])
+
+
+def _first_steps(vault: Vault, order: Order, steps: int) -> Pieces:
+    """Take episodes in the given order up to a number of steps; the last one is cut short."""
+    total = np.cumsum(vault.episodes.length[order])
+    last = int(np.searchsorted(total, steps))
+    pieces = whole_episodes(vault, order[: last + 1])
+    stop = pieces.stop - np.where(pieces.episode == order[last], total[last] - steps, 0)
+    return pieces._replace(stop=stop)
+
+
+# ---------------------------------------------------------------------------------- conditions
+
+
+def parse_condition(condition: str, by: Unit) -> Expression:
+    """Parse a condition on episodes or steps.
+
+    Raises
+    ------
+    ExpressionError
+        It is not a condition, or uses unknown names.
+    """
+    names = OF_EPISODES if by == "episodes" else OF_STEPS
+    hints = dict.fromkeys(OF_STEPS.keys() - names, "Only steps have it: select by steps.")
+    return expression.parse(condition, names, hints, percentiles=by == "episodes")
+
+
+def meeting(source: Source, condition: str, by: Unit) -> Pieces:
+    """Take the episodes, or the intervals of steps, that meet a condition.
+
+    Raises
+    ------
+    ExpressionError
+        It is not a condition, uses what the vault does not have, or nothing meets it.
+    """
+    parsed = parse_condition(condition, by)
+    columns = _columns(source)
+    _check_known(source, parsed, columns)
+    if "return" in parsed.names:
+        _warn_of_missing_returns(source)
+    if by == "episodes":
+        holds = parsed.holds(columns, len(source.vault.episodes.row))
+        pieces = whole_episodes(source.vault, holds)
+    else:
+        found = zip(*_step_intervals(source, parsed, columns), strict=True)
+        pieces = _merge(Pieces(*(np.concatenate(column) for column in found)))
+    if not pieces.steps:
+        raise _nothing_meets(source, parsed, columns, by)
+    return pieces
+
+
+def _warn_of_missing_returns(source: Source) -> None:
+    returns = source.vault.episodes.episode_returns
+    if missing := int((~np.isfinite(returns)).sum()):
+        warnings.warn(
+            f"{missing:,} of the {len(returns):,} episodes of {source.vault.path} have a reward of "
+            "NaN or infinity and therefore no return: they meet no condition on it, and "
+            "percentiles leave them out.",
+            stacklevel=2,
+        )
+
+
+def _nothing_meets(
+    source: Source, parsed: Expression, columns: Columns, by: Unit
+) -> ExpressionError:
+    ranges = [
+        f"{name} from {np.nanmin(columns[name]):g} to {np.nanmax(columns[name]):g}"
+        for name in sorted(parsed.names & columns.keys())
+        if columns[name].dtype.kind in "if" and not np.isnan(columns[name]).all()
+    ]
+    known = f" The data has {' and '.join(ranges)}." if ranges else ""
+    return ExpressionError(
+        f"no {by} of {source.vault.path} meet {parsed.text!r}: an empty vault is not written."
+        f"{known}"
+    )
+
+
+def _columns(source: Source) -> Columns:
+    """Return one value for each episode, by name; without what the vault does not know."""
+    found = source.vault.episodes
+    number = policy_ids.origin_of(found.policy_id, source.origins)
+
+    def of_origin(field: str) -> NumpyArray:
+        return np.array([getattr(origin, field) for origin in source.origins])[number]
+
+    columns: dict[str, Any] = {
+        "return": found.episode_returns,
+        "length": found.length,
+        "policy": found.policy_id,
+        POLICY_NAME: _policy_names(source, found.policy_id),
+        "tier": of_origin("tier"),
+        "source": of_origin("vault"),
+        "cause": found.cause,
+        "terminated": found.terminated,
+        "truncated": found.truncated,
+        COMPLETE: found.complete,
+        "row": found.row,
+        "index": np.arange(len(found.row)),
+    }
+    if any(origin.program for origin in source.origins):
+        columns["program"] = np.array([o.program or "" for o in source.origins])[number]
+    if any(origin.seed is not None for origin in source.origins):
+        seeds = [np.nan if o.seed is None else o.seed for o in source.origins]
+        columns["seed"] = np.array(seeds)[number]
+    return columns
+
+
+def _policy_names(source: Source, policy_id: NumpyArray) -> NumpyArray:
+    """Return the names of policies; the program's name for policies without their own."""
+    number = policy_ids.origin_of(policy_id, source.origins)
+    names = np.array([origin.program or "" for origin in source.origins], object)[number]
+    for _, policies in source.named:
+        for policy in policies:
+            if "name" in policy:
+                names[policy_id == policy["policy_id"]] = str(policy["name"])
+    return names.astype(str)
+
+
+def _check_known(source: Source, parsed: Expression, columns: Columns) -> None:
+    for name in sorted(parsed.names - columns.keys() - {"reward", "step"}):
+        raise ExpressionError(
+            f"{source.vault.path} does not record the {name} of its episodes. It records: "
+            f"{', '.join(key for key in OF_EPISODES if key in columns)}."
+        )
+
+
+def _step_intervals(source: Source, parsed: Expression, columns: Columns) -> Iterator[Pieces]:
+    """Find the steps that meet a condition, row by row."""
+    vault, found = source.vault, source.vault.episodes
+    leaves = [name for name in ("rewards", POLICY_IDS) if name in vault.leaves]
+    yield whole_episodes(vault, np.zeros(len(found.row), bool))
+    for row in range(vault.rows):
+        mine = np.flatnonzero(found.row == row)
+        for begin, stop in vault.blocks(leaves, rows=1):
+            steps = vault.read(begin, stop, rows=slice(row, row + 1), leaves=leaves)
+            time = np.arange(begin, stop)
+            episode = mine[np.searchsorted(found.start[mine], time, side="right") - 1]
+            here = {name: column[episode] for name, column in columns.items()}
+            here["reward"] = steps["rewards"][0].reshape(stop - begin, -1).mean(-1)
+            here["step"] = time - found.start[episode]
+            if POLICY_IDS in steps:
+                (ids,) = encoding.first_agents(steps[POLICY_IDS])
+                here["policy"], here[POLICY_NAME] = ids, _policy_names(source, ids)
+            yield _runs(episode, parsed.holds(here, stop - begin), begin)
+
+
+def _runs(episode: NumpyArray, holds: NumpyArray, begin: int) -> Pieces:
+    """Return the intervals within episodes where a condition holds."""
+    edges = np.diff(holds.astype(np.int8), prepend=0, append=0)
+    starts, stops = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
+    between = np.flatnonzero((np.diff(episode) > 0) & holds[1:] & holds[:-1]) + 1
+    starts = np.sort(np.concatenate([starts, between]))
+    stops = np.sort(np.concatenate([stops, between]))
+    return Pieces(episode[starts], starts + begin, stops + begin)
+
+
+def _merge(pieces: Pieces) -> Pieces:
+    """Join intervals that the border of a block separates."""
+    continues = pieces.episode[1:] == pieces.episode[:-1]
+    continues &= pieces.start[1:] == pieces.stop[:-1]
+    begins, ends = np.insert(~continues, 0, True), np.append(~continues, True)
+    count = slice(len(pieces.start))  # without pieces, nothing begins either
+    begins, ends = begins[count], ends[count]
+    return Pieces(pieces.episode[begins], pieces.start[begins], pieces.stop[ends])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from offmarl import envs
-from offmarl.envs.swarm.bodies import at_rest
+from offmarl.envs.swarm.dynamics import at_rest
 from offmarl.networks import PolicyConfig, make_policy
 
 from ..conformance import QUICKLY
@@ -43,7 +43,7 @@ def play(env, policy, num_episodes):
 def drone_at(env, x, y):
     state, _ = reset(env)
     task = state.task._replace(staleness=jnp.ones_like(state.task.staleness))
-    return state._replace(bodies=at_rest(jnp.asarray([[x, y]], jnp.float32)), task=task)
+    return state._replace(drones=at_rest(jnp.asarray([[x, y]], jnp.float32)), task=task)
 
 
 def test_the_return_is_the_staleness_removed():
@@ -76,7 +76,7 @@ def test_staleness_comes_back_in_the_recovery_time():
     env = envs.make("swarm/coverage-1", recovery_time=4, time_limit=9)
     state = drone_at(env, 1.0, 1.0)
     state, _ = take_step(env, state, jnp.array([STAY]))
-    away = state._replace(bodies=drone_at(env, 5.0, 5.0).bodies)
+    away = state._replace(drones=drone_at(env, 5.0, 5.0).drones)
     seen = []
     for _ in range(6):
         away, _ = take_step(env, away, jnp.array([STAY]))
@@ -105,7 +105,7 @@ def test_the_arena_keeps_the_density():
 def test_starts_differ():
     env = envs.make("swarm/coverage-3")
     keys = jax.random.split(jax.random.key(0), 16)
-    positions = jax.jit(jax.vmap(env.reset))(keys)[0].bodies.position
+    positions = jax.jit(jax.vmap(env.reset))(keys)[0].drones.position
     assert len(np.unique(positions, axis=0)) == 16
 
 
@@ -114,7 +114,7 @@ def test_agents_are_interchangeable():
     state, _ = reset(env)
     action = jnp.asarray([STAY, LEFT, RIGHT, DOWN, UP, STAY, LEFT, RIGHT])
     order = jnp.asarray([3, 1, 7, 0, 2, 6, 5, 4])
-    shuffled = state._replace(bodies=jax.tree.map(lambda x: x[order], state.bodies))
+    shuffled = state._replace(drones=jax.tree.map(lambda x: x[order], state.drones))
     _, step = take_step(env, state, action)
     _, other = take_step(env, shuffled, action[order])
     np.testing.assert_array_equal(step.view.observation[order], other.view.observation)

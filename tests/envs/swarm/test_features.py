@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from offmarl import envs
-from offmarl.envs.swarm.bodies import at_rest
+from offmarl.envs.swarm.dynamics import at_rest
 from offmarl.types import Continuous, Discrete
 
 from ..conformance import QUICKLY
@@ -42,7 +42,7 @@ def test_continuous_and_discrete_actions_in_two_and_three_dimensions(task, dims)
     assert discrete.spec.action == Discrete(1 + 2 * dims)
     assert continuous.spec.action == Continuous(dims)
     state, _ = jax.eval_shape(discrete.reset, KEY)
-    assert state.bodies.position.shape[1] == dims
+    assert state.drones.position.shape[1] == dims
 
 
 def test_a_continuous_action_is_the_command():
@@ -52,7 +52,7 @@ def test_a_continuous_action_is_the_command():
     state, _ = reset(discrete, KEY)
     one, _ = take_step(discrete, KEY, state, jnp.asarray([2, 3]))
     other, _ = take_step(continuous, KEY, state, jnp.asarray([[1.0, 0.0], [0.0, -1.0]]))
-    jax.tree.map(np.testing.assert_array_equal, one.bodies, other.bodies)
+    jax.tree.map(np.testing.assert_array_equal, one.drones, other.drones)
 
 
 @pytest.mark.parametrize(
@@ -64,9 +64,9 @@ def test_partial_observability(task):
     state, _ = reset(env, KEY)
     high = env.side - 1.0
     near = jnp.asarray([[1.0, 1.0], [high, high], [high, 1.0], [1.0, high]])
-    near = jnp.concatenate([near, state.bodies.position[4:]])
-    one = state._replace(bodies=at_rest(near))
-    other = state._replace(bodies=at_rest(near.at[1].add(-0.5)))
+    near = jnp.concatenate([near, state.drones.position[4:]])
+    one = state._replace(drones=at_rest(near))
+    other = state._replace(drones=at_rest(near.at[1].add(-0.5)))
     seen, changed = look(env, one), look(env, other)
     np.testing.assert_array_equal(seen.observation[0], changed.observation[0])
     assert (seen.state != changed.state).any()
@@ -74,10 +74,10 @@ def test_partial_observability(task):
 
 def test_domain_randomisation_per_episode():
     _, states, _ = rich()
-    assert len(np.unique(states.weather.wind, axis=0)) == len(KEYS)
-    assert (jnp.linalg.norm(states.weather.wind, axis=-1) <= 0.25).all()
-    assert ((states.weather.noise > 0) & (states.weather.noise <= 0.1)).all()
-    factor = states.traits.top_speed / jnp.asarray([1.2, 0.8, 1.2, 0.8])
+    assert len(np.unique(states.disturbance.wind, axis=0)) == len(KEYS)
+    assert (jnp.linalg.norm(states.disturbance.wind, axis=-1) <= 0.25).all()
+    assert ((states.disturbance.noise > 0) & (states.disturbance.noise <= 0.1)).all()
+    factor = states.params.top_speed / jnp.asarray([1.2, 0.8, 1.2, 0.8])
     assert len(np.unique(factor)) == factor.size
     assert ((factor >= 0.75) & (factor <= 1.25)).all()
 
@@ -85,9 +85,9 @@ def test_domain_randomisation_per_episode():
 def test_noise_is_of_the_size_drawn():
     env, states, first = rich()
     own = env.read(first.view.observation)["own"]
-    error = (own[..., :2] + 1) * env.side / 2 - states.bodies.position
+    error = (own[..., :2] + 1) * env.side / 2 - states.drones.position
     assert error.any()
-    assert (jnp.abs(error) < 5 * states.weather.noise[:, None, None]).all()
+    assert (jnp.abs(error) < 5 * states.disturbance.noise[:, None, None]).all()
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_adversarial():
     """What pursuers gain by a catch its victim loses."""
     env = envs.make("swarm/pursuit-2-1", evaders="learned")
     state, _ = reset(env, KEY)
-    state = state._replace(bodies=at_rest(jnp.asarray([[1.0, 1], [6, 6], [1, 1.5]])))
+    state = state._replace(drones=at_rest(jnp.asarray([[1.0, 1], [6, 6], [1, 1.5]])))
     _, step = take_step(env, KEY, state, jnp.zeros(3, jnp.int32))
     assert step.reward[0] == step.reward[1] > 0 > step.reward[2]
     assert env.spec.teams == (0, 0, 1)
@@ -120,8 +120,8 @@ def test_adversarial():
 def test_heterogeneous():
     env, states, first = rich()
     assert env.spec.kinds == ("scout", "lifter", "scout", "lifter")
-    assert states.traits.mass[0].tolist() == pytest.approx([0.8, 1.25, 0.8, 1.25])
-    assert states.traits.sight[0].tolist() == pytest.approx([6, 4, 6, 4])
+    assert states.params.mass[0].tolist() == pytest.approx([0.8, 1.25, 0.8, 1.25])
+    assert states.params.sight[0].tolist() == pytest.approx([6, 4, 6, 4])
     own = env.read(first.view.observation)["own"]
     assert own[0, :, -1].tolist() == [0, 1, 0, 1]
 
@@ -130,7 +130,7 @@ def say(dropout, distance):
     """Let the second of two drones say 3, and return what the first hears, and whom it knows of."""
     env = envs.make("swarm/coverage-2", comm="learned", comm_range=7.0, comm_dropout=dropout)
     state, _ = reset(env, KEY)
-    state = state._replace(bodies=at_rest(jnp.asarray([[0.0, 0.0], [distance, 0.0]])))
+    state = state._replace(drones=at_rest(jnp.asarray([[0.0, 0.0], [distance, 0.0]])))
     _, step = take_step(env, KEY, state, jnp.asarray([0, 3]))
     neighbour = env.read(step.view.observation)["neighbours"][0, 0]
     return neighbour[-5:-1].tolist(), float(neighbour[-1])

@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from offmarl import envs
-from offmarl.envs.swarm import neighbours, pairs
+from offmarl.envs.swarm import cell_list, neighbours
 
 from ..conformance import QUICKLY
 
 SIDE = 24
 REACH = 3.0
 COUNT = 4
-BOTH = (pairs.fold_all_pairs, pairs.fold_cells)
+BOTH = (cell_list.reduce_all_pairs, cell_list.reduce_cells)
 
 
 def searching_with(fold, find, *args):
-    with mock.patch.object(neighbours, "fold_near", fold):
+    with mock.patch.object(neighbours, "reduce_within", fold):
         return find(*args)
 
 
@@ -149,9 +149,11 @@ def test_no_task_can_tell_which_search_there_is(name, monkeypatch):
 
     seen = []
     for limit in (10**9, -(10**9)):
-        monkeypatch.setattr(pairs, "DENSE_LIMIT", limit)
-        with mock.patch.object(pairs, "fold_cells", wraps=pairs.fold_cells) as fold_cells:
+        monkeypatch.setattr(cell_list, "DENSE_LIMIT", limit)
+        with mock.patch.object(
+            cell_list, "reduce_cells", wraps=cell_list.reduce_cells
+        ) as reduce_cells:
             program = jax.jit(jax.vmap(play), compiler_options=QUICKLY)
             seen.append(program(jax.random.split(jax.random.key(0), 4)))
-        assert fold_cells.called == (limit < 0)
+        assert reduce_cells.called == (limit < 0)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), *seen)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from offmarl import envs
-from offmarl.envs.scene import MARKS
-from offmarl.envs.swarm.bodies import at_rest
+from offmarl.envs.base import MARKS
+from offmarl.envs.swarm.dynamics import at_rest
 
 from ..conformance import QUICKLY
 
@@ -26,8 +26,8 @@ summary = quickly(lambda env, state: env._summary(state))
 
 
 def place(state, positions, velocities=0.0):
-    bodies = at_rest(jnp.asarray(positions, jnp.float32))
-    return state._replace(bodies=bodies._replace(velocity=0 * bodies.position + velocities))
+    drones = at_rest(jnp.asarray(positions, jnp.float32))
+    return state._replace(drones=drones._replace(velocity=0 * drones.position + velocities))
 
 
 def nothing_seen(env):

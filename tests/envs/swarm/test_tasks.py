@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from offmarl import envs
-from offmarl.envs.swarm.bodies import at_rest
+from offmarl.envs.swarm.dynamics import at_rest
 from offmarl.errors import OptionError
 
 from ..conformance import QUICKLY
@@ -23,7 +23,7 @@ see = quickly(lambda env, state: env.read(env._view(KEY, state).observation))
 
 
 def place(state, *positions):
-    return state._replace(bodies=at_rest(jnp.asarray(positions, jnp.float32)))
+    return state._replace(drones=at_rest(jnp.asarray(positions, jnp.float32)))
 
 
 # ------------------------------------------------------------------ search
@@ -202,9 +202,9 @@ def test_scripted_evaders_flee():
     env = envs.make("swarm/pursuit-1-1", cells_per_agent=100)
     state = place(reset(env)[0], [3, 5], [5, 5])
     after, _ = take_step(env, state, jnp.zeros(1, int))
-    assert after.bodies.position[1, 0] > 5.5
+    assert after.drones.position[1, 0] > 5.5
     calm, _ = take_step(env, place(state, [1, 1], [9, 9]), jnp.zeros(1, int))
-    assert calm.bodies.position[1].tolist() == [9, 9]
+    assert calm.drones.position[1].tolist() == [9, 9]
 
 
 # ------------------------------------------------------------------ flock
@@ -238,7 +238,7 @@ def test_the_beacon_is_across_the_arena():
     states, first = quickly(lambda env, keys: jax.vmap(env.reset)(keys))(
         env, jax.random.split(KEY, 16)
     )
-    distance = jnp.linalg.norm(states.task.beacon[:, None] - states.bodies.position, axis=-1)
+    distance = jnp.linalg.norm(states.task.beacon[:, None] - states.drones.position, axis=-1)
     assert distance.mean(-1).tolist() == pytest.approx([40] * 16, abs=3)
     assert ((states.task.beacon >= 0) & (states.task.beacon <= env.side)).all()
     direction = env.read(first.view.observation)["beacon"][..., :2]

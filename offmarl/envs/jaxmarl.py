@@ -1,0 +1,472 @@
+"""Adapter for the environments of JaxMARL (Rutherford et al. 2024, arXiv 2311.10090).
+
+The adapter calls ``step_env``, not ``step``: ``step`` resets inside and loses the final
+observation. JaxMARL merges termination and truncation into one ``done``; the adapter separates
+them. Most rewards are shared at least in part, so ``terminated`` and ``truncated`` have the same
+value for all agents, and an agent that dies before the end is only not ``alive``.
+
+The environments differ in details: names of the global state and the legal actions, agents that
+die, actions as tuples. `Compat` collects these differences; the names and classes are in
+`offmarl.envs.catalogue`. Checked against jaxmarl 0.2.0.
+"""
+
+# ruff: noqa: ARG001, ARG005 - the functions of `Compat` share their signatures
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from offmarl.envs import optional_deps
+from offmarl.envs.base import restart, transition
+from offmarl.envs.catalogue import Option
+from offmarl.envs.spaces import Actions, ActionSpace, Box, flatten, pad, strong, unequal
+from offmarl.errors import OptionError
+from offmarl.types import Discrete, EnvSpec, Timestep, View
+
+State = Any
+"""A state of a JaxMARL environment."""
+
+Observations = Any
+"""The observations of all agents as JaxMARL returns them: in most environments a dict by name."""
+
+_WARNINGS = (
+    "scatter inputs have incompatible types",
+    "OvercookedV2 is now released",
+    "max_dist_to_goal",
+    "MABrax is deprecated",
+    "Brax System",
+    "Accessing `",
+)
+
+_NOT_OPTIONS = {
+    "auto_reset",  # the adapter resets
+    "num_outer_steps",  # episodes of episodes: their boundaries could not be recorded
+    "scenario",  # part of the name
+    "layout",
+    "num_allies",
+    "num_enemies",
+}
+
+_SET_BY_MPE_SUBCLASSES = {"num_agents", "num_landmarks", "action_type", "dim_c", "dim_p"}
+"""Arguments of MPE's base class that its subclasses set themselves."""
+
+
+class JaxMarlState(NamedTuple):
+    """The wrapped environment's state and the number of steps taken."""
+
+    inner: Any
+    time: Int[Array, ""]
+
+
+@dataclass(frozen=True)
+class JaxMarl:
+    """A JaxMARL environment; create it by name with `offmarl.envs.make`.
+
+    Parameters
+    ----------
+    name
+        The name in offmarl.
+    env_id, env_class
+        JaxMARL's id of the environment, and the name of its class in ``jaxmarl.registration``.
+    compat
+        Key of its entry in the table of differences.
+    arguments
+        Arguments for JaxMARL's class, sorted by name.
+    """
+
+    name: str
+    env_id: str
+    env_class: str
+    compat: str
+    arguments: tuple[tuple[str, Option], ...] = ()
+
+    @classmethod
+    def options(cls, env_id: str, env_class: str, compat: str) -> dict[str, Option]:
+        """Return the options of an environment with their defaults."""
+        del env_id
+        return _options(env_class, compat)
+
+    @classmethod
+    def build(
+        cls, name: str, env_id: str, env_class: str, compat: str, **arguments: Option
+    ) -> "JaxMarl":
+        """Create an environment, and check that JaxMARL accepts the arguments."""
+        env = cls(name, env_id, env_class, compat, tuple(sorted(arguments.items())))
+        _ = env.spec
+        return env
+
+    @property
+    def wrapped(self) -> Any:
+        """The JaxMARL environment."""
+        return _wrap(self).env
+
+    @property
+    def spec(self) -> EnvSpec:
+        """Sizes, names and limits."""
+        return _spec(self)
+
+    def reset(self, key: PRNGKeyArray) -> tuple[JaxMarlState, Timestep]:
+        """Start an episode."""
+        wrapped = _wrap(self)
+        with optional_deps.quiet(*_WARNINGS):
+            observations, inner = wrapped.env.reset(key)
+            view = _view(wrapped, observations, inner)
+        return JaxMarlState(strong(inner), jnp.zeros((), jnp.int32)), restart(view)
+
+    def step(
+        self, key: PRNGKeyArray, state: JaxMarlState, action: Array
+    ) -> tuple[JaxMarlState, Timestep]:
+        """Take one step with JaxMARL's ``step_env``."""
+        wrapped = _wrap(self)
+        env, compat = wrapped.env, wrapped.compat
+        taken = wrapped.actions.split(action)
+        by_agent = dict(zip(env.agents, taken, strict=True))
+        given = tuple(taken) if compat.tuple_of_actions else by_agent
+        with optional_deps.quiet(*_WARNINGS):
+            observations, inner, rewards, dones, _ = env.step_env(key, state.inner, given)
+            view = _view(wrapped, observations, inner)
+            terminal = compat.terminal(env, state.inner, by_agent, inner)
+        reward = jnp.stack([jnp.asarray(rewards[agent], jnp.float32) for agent in env.agents])
+        time = state.time + 1
+        over = dones["__all__"] | (time >= compat.time_limit(env))
+        everyone = jnp.ones(len(env.agents), bool)
+        timestep = transition(
+            view,
+            reward,
+            terminated=everyone & over & terminal,
+            truncated=everyone & over & ~terminal,
+        )
+        return JaxMarlState(strong(inner), time), timestep
+
+
+class _Wrapped(NamedTuple):
+    env: Any
+    compat: "Compat"
+    actions: Actions
+    observation_sizes: tuple[int, ...]
+
+
+@lru_cache(maxsize=256)
+def _wrap(env: JaxMarl) -> _Wrapped:
+    """Create the JaxMARL environment once: JAX compiles once for the same object."""
+    compat = _COMPAT[env.compat]
+    with optional_deps.quiet(*_WARNINGS):
+        with jax.ensure_compile_time_eval():
+            inner = _construct(env)
+        observations, _ = jax.eval_shape(inner.reset, jax.random.key(0))
+    each = jax.eval_shape(lambda seen: _split(inner, compat, seen), observations)
+    actions = Actions(tuple(_action_space(inner, agent) for agent in inner.agents))
+    return _Wrapped(inner, compat, actions, tuple(vector.size for vector in each))
+
+
+@lru_cache(maxsize=256)
+def _spec(env: JaxMarl) -> EnvSpec:
+    wrapped = _wrap(env)
+    view = jax.eval_shape(env.reset, jax.random.key(0))[1].view
+    native_state = jax.eval_shape(lambda key: _native_state(wrapped, key), jax.random.key(0))
+    names = [agent if isinstance(agent, str) else f"agent_{agent}" for agent in wrapped.env.agents]
+    return EnvSpec(
+        env.name,
+        len(names),
+        max(wrapped.observation_sizes),
+        view.state.shape[0],
+        wrapped.actions.joint,
+        wrapped.compat.time_limit(wrapped.env),
+        wrapped.compat.reward,
+        "concatenated" if native_state is None else "native",
+        agents=tuple(names),
+        observation_sizes=unequal(wrapped.observation_sizes),
+        action_sizes=unequal(wrapped.actions.sizes),
+    )
+
+
+def _native_state(wrapped: _Wrapped, key: PRNGKeyArray) -> Array | None:
+    with optional_deps.quiet(*_WARNINGS):
+        return wrapped.compat.state(wrapped.env, *wrapped.env.reset(key))
+
+
+def _view(wrapped: _Wrapped, observations: Observations, inner: Any) -> View:
+    env, compat = wrapped.env, wrapped.compat
+    observation, joined = _observe(wrapped, observations)
+    state = compat.state(env, observations, inner)
+    legal = compat.legal(env, inner)
+    return View(
+        observation=observation,
+        state=joined if state is None else state.astype(jnp.float32),
+        legal_actions=wrapped.actions.legal(legal and [legal[agent] for agent in env.agents]),
+        alive=compat.alive(env, inner),
+    )
+
+
+def _observe(
+    wrapped: _Wrapped, observations: Observations
+) -> tuple[Float[Array, "N O"], Float[Array, "S"]]:
+    """Return the padded observations, and all observations concatenated without padding."""
+    if len(set(wrapped.observation_sizes)) > 1:
+        each = _split(wrapped.env, wrapped.compat, observations)
+        return pad(each, max(wrapped.observation_sizes)), jnp.concatenate(each)
+    # Stack before flattening: JaxMARL sliced these out of one array, and XLA undoes the slicing
+    # only in this order.
+    each = wrapped.compat.split(wrapped.env, observations)
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
+    observation = jax.vmap(flatten)(stacked)
+    return observation, observation.ravel()
+
+
+def _split(env: Any, compat: "Compat", observations: Observations) -> Sequence[Array]:
+    return [flatten(each) for each in compat.split(env, observations)]
+
+
+def _action_space(env: Any, agent: Any) -> ActionSpace:
+    space = env.action_space(agent)
+    if hasattr(space, "n"):
+        return Discrete(int(space.n))
+    low, high = (np.broadcast_to(bound, space.shape).ravel() for bound in (space.low, space.high))
+    return Box(tuple(low.tolist()), tuple(high.tolist()))
+
+
+# ------------------------------------------------------------------ options and construction
+
+
+def _options(env_class: str, compat: str) -> dict[str, Option]:
+    """Return the arguments of a class that fit into a name, with defaults.
+
+    An ``agent_view_size`` of 0 stands for None: the cooks see the whole kitchen.
+    """
+    cls = _load_class(env_class, compat)
+    own, passes_on = _arguments(cls)
+    if env_class == "HeuristicEnemySMAX":
+        own |= _arguments(_load_class("SMAX", compat))[0]
+    elif compat == "mabrax":
+        own |= _arguments(cls.__mro__[1])[0]
+    elif passes_on:
+        base = _arguments(_load_class("SimpleMPE", compat))[0]
+        own = {k: v for k, v in base.items() if k not in _SET_BY_MPE_SUBCLASSES} | own
+    if env_class == "OvercookedV2":
+        own["agent_view_size"] = 0
+    kinds = (bool, int, float, str)
+    return {k: v for k, v in own.items() if type(v) in kinds and k not in _NOT_OPTIONS}
+
+
+def _arguments(cls: Any) -> tuple[dict[str, Any], bool]:
+    """Return a class's arguments with defaults, and whether it passes others to its base."""
+    parameters = inspect.signature(cls).parameters.values()
+    passes_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    return {parameter.name: parameter.default for parameter in parameters}, passes_on
+
+
+def _load_class(env_class: str, compat: str) -> Any:
+    if compat == "mabrax":
+        optional_deps.load("brax", "mabrax")
+    return getattr(optional_deps.load("jaxmarl.registration", "envs"), env_class)
+
+
+def _construct(env: JaxMarl) -> Any:
+    """Create the JaxMARL environment; `OptionError` if JaxMARL rejects the arguments."""
+    arguments = dict(env.arguments)
+    try:
+        with _no_mujoco_log() if env.compat == "mabrax" else nullcontext():
+            return _load_class(env.env_class, env.compat)(**_convert(env, arguments))
+    except (TypeError, ValueError, AssertionError, LookupError, NotImplementedError) as error:
+        listed = ", ".join(f"{name}={value}" for name, value in arguments.items())
+        raise OptionError(f"JaxMARL cannot create {env.env_id} with {listed}: {error}") from error
+
+
+def _convert(env: JaxMarl, arguments: Mapping[str, Option]) -> dict[str, Any]:
+    """Return the arguments for the class: objects where a name holds only a word."""
+    given: dict[str, Any] = dict(arguments)
+    if "SMAX" in env.env_class:
+        smax = optional_deps.load("jaxmarl.environments.smax", "envs")
+        given["scenario"] = smax.map_name_to_scenario(given["scenario"])
+    if env.env_class == "Overcooked":
+        layouts = optional_deps.load("jaxmarl.environments", "envs").overcooked_layouts
+        given["layout"] = layouts[given["layout"]]
+    if given.get("agent_view_size") == 0:
+        given["agent_view_size"] = None
+    if _COMPAT[env.compat].time_limit is _inner_steps:
+        default = _options(env.env_class, env.compat)["num_inner_steps"]
+        given["num_inner_steps"] = 1 + given.get("num_inner_steps", default)
+    if env.compat == "mabrax":
+        given["auto_reset"] = False
+    return given
+
+
+@contextmanager
+def _no_mujoco_log() -> Iterator[None]:
+    """Keep MuJoCo from writing warnings to a file in the working directory.
+
+    They concern JaxMARL's own body descriptions, which users cannot change.
+    """
+    mujoco = optional_deps.load("mujoco", "mabrax")
+    before = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(lambda message: None)
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(before)
+
+
+# ------------------------------------------------------------------ differences
+
+
+def _never(env: Any, before: State, action: Any, after: State) -> Bool[Array, ""]:
+    return jnp.zeros((), bool)
+
+
+def _always(env: Any, before: State, action: Any, after: State) -> Bool[Array, ""]:
+    return jnp.ones((), bool)
+
+
+def _no_state(env: Any, observations: Observations, state: State) -> None:
+    return None
+
+
+def _all_legal(env: Any, state: State) -> None:
+    return None
+
+
+def _all_alive(env: Any, state: State) -> Bool[Array, "N"]:
+    return jnp.ones(len(env.agents), bool)
+
+
+def _by_name(env: Any, observations: Observations) -> Sequence[Any]:
+    return [observations[agent] for agent in env.agents]
+
+
+class Compat(NamedTuple):
+    """How the adapter reads one kind of environment; functions take JaxMARL's environment first."""
+
+    time_limit: Callable[[Any], int]
+    """Steps after which an episode is truncated if it has not ended before."""
+    terminal: Callable[[Any, State, Any, State], Bool[Array, ""]] = _never
+    """For the last step of an episode, ``(env, before, actions, after)``: True if the task ended,
+    False if the time limit was reached."""
+    reward: Literal["team", "individual"] = "individual"
+    state: Callable[[Any, Observations, State], Float[Array, "S"] | None] = _no_state
+    """The global state; None if JaxMARL has none."""
+    legal: Callable[[Any, State], Any] = _all_legal
+    """Legal actions by agent; None if all are legal."""
+    alive: Callable[[Any, State], Bool[Array, "N"]] = _all_alive
+    split: Callable[[Any, Observations], Sequence[Any]] = _by_name
+    """Each agent's own observation: an array or a tree of arrays."""
+    tuple_of_actions: bool = False
+    """Whether ``step_env`` takes a tuple of actions, not a dict."""
+
+
+def _max_steps(env: Any) -> int:
+    return int(env.max_steps)
+
+
+def _one_more(env: Any) -> int:
+    """MPE and SMAX compare the limit with the steps before this one, so they take one more."""
+    return int(env.max_steps) + 1
+
+
+def _told(env: Any, before: State, action: Any, after: State) -> Bool[Array, ""]:
+    """Whether the prisoner in the room announced that all prisoners have been there."""
+    spoken = jnp.stack([action[agent] for agent in env.agents])[before.agent_in_room]
+    return spoken == env.game_actions["TELL"]
+
+
+def _battle(state: State) -> State:
+    """Return the state of the battle without that of the scripted enemies."""
+    return getattr(state, "state", state)
+
+
+def _one_side_is_dead(env: Any, before: State, action: Any, after: State) -> Bool[Array, ""]:
+    alive = _battle(after).unit_alive
+    return ~alive[: env.num_allies].any() | ~alive[env.num_allies :].any()
+
+
+def _units_alive(env: Any, state: State) -> Bool[Array, "N"]:
+    return _battle(state).unit_alive[: len(env.agents)]
+
+
+def _predators_and_prey(env: Any, observations: Observations, state: State) -> Float[Array, "S"]:
+    """Concatenate what all agents would observe with unlimited sight."""
+    views = env.get_world_state(state)
+    return jnp.concatenate([views[agent] for agent in env.agents])
+
+
+def _map_and_robots(env: Any, observations: Observations, state: State) -> Float[Array, "S"]:
+    """Return JaxNav's world state without each agent's index and observation."""
+    num_agents = len(env.agents)
+    (size,) = observations[env.agents[0]].shape
+    return env.get_world_state(state)[0, num_agents:-size]
+
+
+def _robots_are_done(env: Any, before: State, action: Any, after: State) -> Bool[Array, ""]:
+    return (after.goal_reached | after.move_term | before.done).all()
+
+
+def _robots_alive(env: Any, state: State) -> Bool[Array, "N"]:
+    """Robots stop where they collide; with ``evaporating`` they also vanish at their goal."""
+    vanished = state.term | state.goal_reached if env.evaporating else jnp.zeros_like(state.term)
+    return ~(state.move_term | vanished)
+
+
+def _longest_game(env: Any) -> int:
+    """Return an upper bound of the turns in a game of Hanabi.
+
+    Every play or discard takes a card off the deck, until a last round. Every hint costs a token;
+    a discard or a finished colour returns one.
+    """
+    cards = env.deck_size - env.num_agents * env.hand_size + env.num_agents
+    return int(2 * cards + env.max_info_tokens)
+
+
+def _inner_steps(env: Any) -> int:
+    """Subtract the step that `_convert` adds: at their own limit these environments reset."""
+    return int(env.num_inner_steps) - 1
+
+
+def _with_inventory(env: Any, observations: Observations) -> Sequence[Any]:
+    grids, inventory = observations["observations"], observations["inventory"]
+    return [(grids[agent], inventory[:, agent]) for agent in env.agents]
+
+
+def _pair_with_inventory(env: Any, observations: Observations) -> Sequence[Any]:
+    return [(each["observation"], each["inventory"]) for each in observations]
+
+
+_SMAX = Compat(
+    _one_more,
+    _one_side_is_dead,
+    "team",
+    state=lambda env, observations, state: observations["world_state"],
+    legal=lambda env, state: env.get_avail_actions(state),
+    alive=_units_alive,
+)
+
+_COMPAT = {
+    "mpe": Compat(_one_more),
+    "mpe_team": Compat(_one_more, reward="team"),
+    "mpe_facmac": Compat(_one_more, state=_predators_and_prey),
+    "smax": _SMAX,
+    "smax_self_play": _SMAX._replace(reward="individual"),
+    "overcooked": Compat(_max_steps, reward="team"),
+    "jaxnav": Compat(_max_steps, _robots_are_done, state=_map_and_robots, alive=_robots_alive),
+    "hanabi": Compat(
+        _longest_game, _always, "team", legal=lambda env, state: env.get_legal_moves(state)
+    ),
+    "switch_riddle": Compat(_max_steps, _told, "team"),
+    "coin_game": Compat(_inner_steps),
+    "storm": Compat(_inner_steps, split=_with_inventory),
+    "storm_2p": Compat(_inner_steps, split=_pair_with_inventory, tuple_of_actions=True),
+    "storm_np": Compat(_inner_steps, split=lambda env, observations: list(observations)),
+    "mabrax": Compat(
+        lambda env: int(env.episode_length),
+        lambda env, before, action, after: after.info["truncation"] == 0,
+        "team",
+        state=lambda env, observations, state: state.obs,
+    ),
+}
+"""The differences by kind of environment; `offmarl.envs.catalogue` names each one's kind."""

@@ -1,0 +1,236 @@
+"""How drones move: three dynamics in two or three dimensions, with wind, walls and obstacles.
+
+Pure functions of arrays; D is the number of dimensions. Lengths are in cells, the unit of the maps
+that tasks lay over the arena, a square or cube with coordinates in [0, side]; times are in steps.
+
+==============  ==================================================  =============================
+dynamics        command, each entry in [-1, 1]                      discrete motions
+==============  ==================================================  =============================
+velocity        the velocity wanted, in units of the top speed      rest, - and + along each axis
+acceleration    thrust, against little drag: a double integrator    no thrust, - and + along each
+unicycle        speed along the heading, turn, and climb in 3D      rest, ahead, ahead turning
+                                                                    left or right, up, down
+==============  ==================================================  =============================
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from offmarl.envs.swarm.neighbours import find_points
+
+DYNAMICS = ("velocity", "acceleration", "unicycle")
+
+OBSTACLE_RADIUS = 1.0
+
+_RESPONSE = 0.5
+"""Fraction of the difference from the commanded velocity that a step makes up, at mass 1."""
+_THRUST = 0.3
+"""Acceleration at full thrust in units of the top speed, at mass 1."""
+_DRAG = 0.1
+"""Fraction of its velocity through the air that a thrusting drone of mass 1 loses in a step."""
+_TURN = math.pi / 4
+"""Largest turn in a step."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What drones of a type can do, relative to the standard type."""
+
+    name: str
+    top_speed: float = 1.0
+    mass: float = 1.0
+    sight: float = 1.0
+    """Of the task's sensing range."""
+    strength: float = 2.0
+    """What it adds where drones must do a thing together."""
+
+
+STANDARD = Kind("standard")
+SCOUT = Kind("scout", top_speed=1.2, mass=0.8, sight=1.2, strength=1.0)
+LIFTER = Kind("lifter", top_speed=0.8, mass=1.25, sight=0.8, strength=2.0)
+EVADER = Kind("evader", top_speed=1.2, mass=0.8, sight=1.0)
+KINDS = (STANDARD, SCOUT, LIFTER, EVADER)
+
+
+class DroneState(NamedTuple):
+    """The drones, as points."""
+
+    position: Float[Array, "N D"]
+    """Each coordinate in [0, side]."""
+    velocity: Float[Array, "N D"]
+    """Over ground."""
+    heading: Float[Array, "N"]
+    """Angle from the first axis to the second; only unicycles have one that is not 0."""
+
+
+class DroneParams(NamedTuple):
+    """What tells the drones apart, ``(N,)`` each; constant during an episode."""
+
+    top_speed: Float[Array, "N"]
+    mass: Float[Array, "N"]
+    sight: Float[Array, "N"]
+    """Sensing range."""
+    strength: Float[Array, "N"]
+
+
+class Disturbance(NamedTuple):
+    """What the world is like in an episode."""
+
+    wind: Float[Array, "D"]
+    """Its velocity, in cells a step."""
+    noise: Float[Array, ""]
+    """Standard deviation of the drones' errors about position (cells) and velocity (cells/step)."""
+
+
+def spawn(key: PRNGKeyArray, num_agents: int, side: float, dims: int = 2) -> DroneState:
+    """Place drones at rest, uniformly in the arena."""
+    position = jax.random.uniform(key, (num_agents, dims), maxval=side)
+    return at_rest(position)
+
+
+def at_rest(position: Float[Array, "N D"]) -> DroneState:
+    """Return drones that do not move, with heading 0."""
+    return DroneState(position, jnp.zeros_like(position), jnp.zeros(position.shape[0]))
+
+
+def params_of(kinds: Sequence[Kind], sensing_range: float) -> DroneParams:
+    """Return the params of drones of the given kinds."""
+    table = [
+        (kind.top_speed, kind.mass, kind.sight * sensing_range, kind.strength) for kind in kinds
+    ]
+    return DroneParams(*jnp.asarray(np.array(table, np.float32).T))
+
+
+def motions(dynamics: str, dims: int) -> Float[np.ndarray, "A D"]:
+    """Return the commands that a discrete drone chooses from; the first is to do nothing."""
+    if dynamics == "unicycle":
+        flat = [[0, 0], [1, 0], [1, 1], [1, -1]]
+        climbs = [[1, 0, 1], [1, 0, -1]] if dims == 3 else []
+        return np.array([[*row, 0][:dims] for row in flat] + climbs, np.float32)
+    axes = np.eye(dims, dtype=np.float32)
+    along = np.stack([-axes, axes], 1).reshape(2 * dims, dims)
+    return np.concatenate([np.zeros((1, dims), np.float32), along])
+
+
+def move(
+    drones: DroneState,
+    command: Float[Array, "N D"],
+    params: DroneParams,
+    wind: Float[Array, "D"],
+    side: float,
+    dynamics: str = "velocity",
+) -> DroneState:
+    """Advance one step. A wall takes away the velocity into it."""
+    heading = drones.heading
+    if dynamics == "unicycle":
+        heading = (heading + _TURN * command[:, 1]) % (2 * math.pi)
+        command = _along(heading, command)
+    if dynamics == "acceleration":
+        velocity = _thrust(drones.velocity, _bounded(command), params, wind)
+    else:
+        wanted = params.top_speed[:, None] * _bounded(command) + wind
+        response = jnp.minimum(_RESPONSE / params.mass, 1.0)[:, None]
+        velocity = drones.velocity + response * (wanted - drones.velocity)
+    position = drones.position + velocity
+    inside = jnp.clip(position, 0.0, side)
+    return DroneState(inside, jnp.where(inside == position, velocity, 0.0), heading)
+
+
+def command_towards(
+    wish: Float[Array, "N D"], velocity: Float[Array, "N D"], dynamics: str
+) -> Float[Array, "N D"]:
+    """Return the commands that bring drones nearest to the velocities wished for.
+
+    Both in units of the top speed; for unicycles in their own frames.
+    """
+    if dynamics == "velocity":
+        return _bounded(wish)
+    if dynamics == "acceleration":
+        return jnp.clip((wish - velocity) / _THRUST, -1.0, 1.0)
+    turn = jnp.clip(jnp.arctan2(wish[:, 1], wish[:, 0]) / _TURN, -1.0, 1.0)
+    flat = jnp.minimum(_norm(wish[:, :2]), 1.0)
+    return jnp.concatenate([flat, turn[:, None], wish[:, 2:]], -1)
+
+
+def _thrust(
+    velocity: Float[Array, "N D"],
+    command: Float[Array, "N D"],
+    params: DroneParams,
+    wind: Float[Array, "D"],
+) -> Float[Array, "N D"]:
+    top_speed, mass = params.top_speed[:, None], params.mass[:, None]
+    pushed = velocity + (_THRUST * top_speed * command - _DRAG * (velocity - wind)) / mass
+    return pushed * jnp.minimum(1.0, top_speed / jnp.maximum(_norm(pushed), 1e-6))
+
+
+def _along(heading: Float[Array, "N"], command: Float[Array, "N D"]) -> Float[Array, "N D"]:
+    """Return the velocity that a unicycle's command asks for."""
+    ahead = jnp.stack([jnp.cos(heading), jnp.sin(heading)], -1) * command[:, :1]
+    return jnp.concatenate([ahead, command[:, 2:]], -1)
+
+
+def _bounded(command: Float[Array, "N D"]) -> Float[Array, "N D"]:
+    """Shorten what is longer than 1."""
+    return command / jnp.maximum(_norm(command), 1.0)
+
+
+def _norm(vector: Float[Array, "N D"]) -> Float[Array, "N 1"]:
+    return jnp.sqrt(jnp.square(vector).sum(-1, keepdims=True))
+
+
+def scatter(
+    key: PRNGKeyArray, count: int, side: float, dims: int, gap: float
+) -> Float[Array, "M D"]:
+    """Draw ``count`` points ``gap`` apart or more, and half that from the walls.
+
+    They lie in different cells of a grid, as far off the cells' centres as the gap allows. Where
+    the cells are smaller than the gap, they lie at the centres.
+    """
+    per_axis = math.ceil(count ** (1 / dims) - 1e-9)
+    pitch = side / per_axis
+    slack = max((pitch - gap) / 2, 0.0)
+    order_key, jitter_key = jax.random.split(key)
+    cell = jax.random.permutation(order_key, per_axis**dims)[:count]
+    grid = jnp.stack(jnp.unravel_index(cell, (per_axis,) * dims), -1)
+    jitter = jax.random.uniform(jitter_key, (count, dims), minval=-slack, maxval=slack)
+    return (grid + 0.5) * pitch + jitter
+
+
+def keep_out(drones: DroneState, obstacles: Float[Array, "M D"], side: float) -> DroneState:
+    """Put drones that are inside an obstacle onto its surface; it takes away velocity into it."""
+    near = find_points(drones.position, obstacles, None, 1, OBSTACLE_RADIUS, side)
+    nearest = obstacles[near.which[:, 0]]
+    offset = drones.position - nearest
+    distance = jnp.maximum(_norm(offset), 1e-6)
+    normal = offset / distance
+    hit = distance < OBSTACLE_RADIUS
+    surface = jnp.clip(nearest + OBSTACLE_RADIUS * normal, 0.0, side)
+    inward = jnp.minimum((drones.velocity * normal).sum(-1, keepdims=True), 0.0)
+    return DroneState(
+        jnp.where(hit, surface, drones.position),
+        jnp.where(hit, drones.velocity - inward * normal, drones.velocity),
+        drones.heading,
+    )
+
+
+def stays_inside(
+    position: Float[Array, "N D"], steps: Float[Array, "N A D"], side: float
+) -> Bool[Array, "N A"]:
+    """Tell which displacements would keep each drone in the arena."""
+    target = position[:, None] + steps
+    return ((target >= 0) & (target <= side)).all(-1)
+
+
+def to_frame(heading: Float[Array, "N"], vectors: Float[Array, "N K D"]) -> Float[Array, "N K D"]:
+    """Turn vectors into the frames of drones, whose first axis is straight ahead."""
+    cos, sin = jnp.cos(heading)[:, None], jnp.sin(heading)[:, None]
+    x, y = vectors[..., 0], vectors[..., 1]
+    turned = jnp.stack([cos * x + sin * y, cos * y - sin * x], -1)
+    return jnp.concatenate([turned, vectors[..., 2:]], -1)

@@ -1,0 +1,260 @@
+"""What every swarm task is: the frame of reset and step that tasks fill in."""
+
+import functools
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from offmarl.envs.base import Scene, restart, transition
+from offmarl.envs.swarm import dynamics
+from offmarl.envs.swarm.dynamics import Disturbance, DroneParams, DroneState
+from offmarl.envs.swarm.observations import Blocks, SwarmObservations, SwarmState
+from offmarl.envs.swarm.options import GAP
+from offmarl.types import ArrayTree, EnvSpec, Policy, Timestep, View
+
+_WIND = 0.25
+_NOISE = 0.1
+_SPEED_SPREAD = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwarmEnv(SwarmObservations):
+    """An environment of the suite, but for what the task itself says."""
+
+    @abstractmethod
+    def _begin(self, key: PRNGKeyArray, state: SwarmState) -> ArrayTree:
+        """Return the task's own state at the start."""
+
+    @abstractmethod
+    def _advance(
+        self, key: PRNGKeyArray, before: SwarmState, moved: SwarmState
+    ) -> tuple[SwarmState, Float[Array, "N"], Bool[Array, ""]]:
+        """Return the state after a step, the agents' rewards, and whether the task is done.
+
+        In ``moved`` the drones have moved.
+        """
+
+    @abstractmethod
+    def _status(self, state: SwarmState) -> Float[Array, "N C"]:
+        """Return what agents broadcast with ``comm="status"``."""
+
+    @abstractmethod
+    def _steer(self, see: Blocks) -> Float[Array, "N D"]:
+        """Return the velocities the scripted controller wants, in units of the top speed."""
+
+    @abstractmethod
+    def metrics(self, state: SwarmState) -> dict[str, Float[Array, ""]]:
+        """Return how the task stands, by name; see the class for what each means."""
+
+    def _spawn(self, key: PRNGKeyArray) -> DroneState:
+        return dynamics.spawn(key, self._num_drones, self.side, self.dims)
+
+    def _drive_scripted(self, state: SwarmState) -> Float[Array, "Q D"]:  # noqa: ARG002
+        """Return the commands of the drones that are no agents."""
+        return jnp.zeros((0, self.dims))
+
+    def _marks(self, state: SwarmState) -> tuple[Float[Array, "Q D"], Int[Array, "Q"]]:  # noqa: ARG002
+        return jnp.zeros((0, self.dims)), jnp.zeros(0, jnp.int32)
+
+    def _cells(self, state: SwarmState) -> Float[Array, "*G"]:  # noqa: ARG002
+        return jnp.zeros((0,) * self.dims)
+
+    @property
+    def spec(self) -> EnvSpec:
+        """Sizes, name and limit, teams where there are several, kinds where they differ."""
+        _, view = _shapes(self)
+        teams = self._teams[: self._num_acting]
+        several = len(set(teams)) > 1
+        kinds = tuple(kind.name for kind in self._kinds[: self._num_acting])
+        return EnvSpec(
+            self.name,
+            self._num_acting,
+            observation_size=view.observation.shape[-1],
+            state_size=view.state.shape[-1],
+            action=self._action_space,
+            time_limit=self.time_limit,
+            reward="individual" if several else "team",
+            teams=teams if several else None,
+            kinds=kinds if len(set(kinds)) > 1 else None,
+        )
+
+    def reset(self, key: PRNGKeyArray) -> tuple[SwarmState, Timestep]:
+        """Start an episode."""
+        spawn_key, world_key, task_key, view_key = jax.random.split(key, 4)
+        disturbance, params, obstacles = self._draw_world(world_key)
+        drones = self._spawn(spawn_key)
+        if obstacles is not None:
+            drones = dynamics.keep_out(drones, obstacles, self.side)
+        state = SwarmState(
+            drones=drones,
+            alive=jnp.ones(self._num_drones, bool),
+            params=params,
+            disturbance=disturbance,
+            obstacles=obstacles,
+            message=None,
+            task=(),
+            time=jnp.zeros((), jnp.int32),
+        )
+        state = state._replace(task=self._begin(task_key, state))
+        state = self._broadcast(state, jnp.zeros((self._num_acting, self.comm_size)))
+        return state, restart(self._view(view_key, state))
+
+    def step(
+        self, key: PRNGKeyArray, state: SwarmState, action: Array
+    ) -> tuple[SwarmState, Timestep]:
+        """Move the drones, and let the task go on."""
+        task_key, view_key = jax.random.split(key)
+        command, message = self._decode(action)
+        moved = self._fly(state, command)
+        after, reward, done = self._advance(task_key, state, moved)
+        after = self._broadcast(after, message)
+        terminated = done | ~after.alive[: self._num_acting]
+        return after, transition(
+            self._view(view_key, after),
+            reward=reward,
+            terminated=terminated,
+            truncated=~terminated & (after.time >= self.time_limit),
+        )
+
+    def scripted(self) -> Policy:
+        """Return the scripted controller: it sees what the agents see, and has no parameters."""
+
+        def act(
+            _params: ArrayTree,
+            carry: ArrayTree,
+            observation: Float[Array, "N O"],
+            legal_actions: Bool[Array, "N A"],
+            _key: PRNGKeyArray,
+        ) -> tuple[Array, Float[Array, "N"], ArrayTree]:
+            see = self.read(observation)
+            action = self._encode(self._steer(see), see["own"], legal_actions)
+            return action, jnp.zeros(self._num_acting), carry
+
+        return Policy(lambda: (), act)
+
+    def read(self, observation: Float[Array, "*b O"]) -> dict[str, Float[Array, "..."]]:
+        """Take observations apart, by name: ``own`` and others flat, lists of things ``(K, F)``."""
+        shapes, _ = _shapes(self)
+        ends = np.cumsum([np.prod(shape, dtype=int) for shape in shapes.values()])
+        parts = jnp.split(observation, ends[:-1], axis=-1)
+        return {
+            name: part.reshape(*observation.shape[:-1], *shape)
+            for (name, shape), part in zip(shapes.items(), parts, strict=True)
+        }
+
+    def scene(self, state: SwarmState) -> Scene:
+        """Return what there is to draw."""
+        marks, mark = self._marks(state)
+        x, y = state.drones.velocity[:, 0], state.drones.velocity[:, 1]
+        turning = self.dynamics == "unicycle"
+        return Scene(
+            side=self.side,
+            drones=state.drones.position,
+            alive=state.alive,
+            team=jnp.asarray(self._teams, jnp.int32),
+            kind=jnp.asarray([dynamics.KINDS.index(kind) for kind in self._kinds], jnp.int32),
+            velocity=state.drones.velocity,
+            heading=state.drones.heading if turning else jnp.arctan2(y, x),
+            links=self._links(state),
+            obstacles=jnp.zeros((0, self.dims)) if state.obstacles is None else state.obstacles,
+            marks=marks,
+            mark=mark,
+            cells=self._cells(state),
+        )
+
+    def _draw_world(
+        self, key: PRNGKeyArray
+    ) -> tuple[Disturbance, DroneParams, Float[Array, "M D"] | None]:
+        wind_key, noise_key, speed_key, obstacle_key = jax.random.split(key, 4)
+        wind, noise = jnp.zeros(self.dims), jnp.zeros(())
+        params = dynamics.params_of(self._kinds, self.sensing_range)
+        if "wind" in self._randomised:
+            wind = _draw_wind(wind_key, self.dims)
+        if "noise" in self._randomised:
+            noise = jax.random.uniform(noise_key, maxval=_NOISE)
+        if "speed" in self._randomised:
+            low, high = 1 - _SPEED_SPREAD, 1 + _SPEED_SPREAD
+            factor = jax.random.uniform(speed_key, (self._num_drones,), minval=low, maxval=high)
+            params = params._replace(top_speed=factor * params.top_speed)
+        obstacles = None
+        if self._num_obstacles:
+            gap = 2 * dynamics.OBSTACLE_RADIUS + GAP
+            obstacles = dynamics.scatter(
+                obstacle_key, self._num_obstacles, self.side, self.dims, gap
+            )
+        return Disturbance(wind, noise), params, obstacles
+
+    def _fly(self, state: SwarmState, command: Float[Array, "N D"]) -> SwarmState:
+        """Move all that live."""
+        command = jnp.concatenate([command, self._drive_scripted(state)])
+        wind = state.disturbance.wind
+        drones = dynamics.move(state.drones, command, state.params, wind, self.side, self.dynamics)
+        if state.obstacles is not None:
+            drones = dynamics.keep_out(drones, state.obstacles, self.side)
+        drones = jax.tree.map(
+            lambda new, old: jnp.where(state.alive.reshape(-1, *(1,) * (new.ndim - 1)), new, old),
+            drones,
+            state.drones,
+        )
+        return state._replace(drones=drones, time=state.time + 1)
+
+    def _decode(self, action: Array) -> tuple[Float[Array, "N D"], Float[Array, "N C"]]:
+        """Return command and message."""
+        silent = jnp.zeros((self._num_acting, self.comm_size))
+        if self.action == "continuous":
+            action = jnp.clip(action, -1.0, 1.0)
+            command, message = action[:, : self.dims], action[:, self.dims :]
+            return command, message if self.comm == "learned" else silent
+        if self.comm != "learned":
+            return jnp.asarray(self._motions)[action], silent
+        motion, symbol = jnp.divmod(action, self.comm_size)
+        return jnp.asarray(self._motions)[motion], jax.nn.one_hot(symbol, self.comm_size)
+
+    def _encode(
+        self, wish: Float[Array, "N D"], own: Float[Array, "N F"], legal_actions: Bool[Array, "N A"]
+    ) -> Array:
+        """Return the actions that come nearest to the velocities wished for, and no message."""
+        velocity = own[:, self.dims : 2 * self.dims]
+        command = dynamics.command_towards(wish, velocity, self.dynamics)
+        if self.action == "continuous":
+            silent = jnp.zeros((len(own), legal_actions.shape[-1] - self.dims))
+            return jnp.concatenate([command, silent], -1)
+        every = self.comm_size if self.comm == "learned" else 1
+        error = jnp.square(command[:, None] - self._motions).sum(-1)
+        motion = jnp.where(legal_actions[:, ::every], error, jnp.inf).argmin(-1)
+        return (motion * every).astype(jnp.int32)
+
+    def _broadcast(self, state: SwarmState, message: Float[Array, "N C"]) -> SwarmState:
+        if self.comm == "none":
+            return state
+        message = self._status(state) if self.comm == "status" else message
+        alive = state.alive[: self._num_acting, None]
+        return state._replace(message=jnp.where(alive, message, 0.0))
+
+
+def _draw_wind(key: PRNGKeyArray, dims: int) -> Float[Array, "D"]:
+    """Draw a velocity of any direction, its size uniform up to the strongest."""
+    direction_key, strength_key = jax.random.split(key)
+    direction = jax.random.normal(direction_key, (dims,))
+    strength = jax.random.uniform(strength_key, maxval=_WIND)
+    return strength * direction / jnp.maximum(jnp.linalg.norm(direction), 1e-6)
+
+
+@functools.cache
+def _shapes(task: SwarmEnv) -> tuple[dict[str, tuple[int, ...]], Any]:
+    """Return the shapes of one agent's parts of the observation, and the shapes of a view."""
+    names: list[str] = []  # a dictionary that passes through JAX would lose its order
+
+    def first(key: PRNGKeyArray) -> tuple[list[Array], View]:
+        state, timestep = task.reset(key)
+        blocks = task._blocks(key, state)
+        names.extend(blocks)
+        return list(blocks.values()), timestep.view
+
+    parts, view = jax.eval_shape(first, jax.random.key(0))
+    return {name: part.shape[1:] for name, part in zip(names, parts, strict=True)}, view

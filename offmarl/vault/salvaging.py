@@ -1,0 +1,184 @@
+"""Copies every undamaged episode of a damaged vault to a new one."""
+
+import os
+from collections.abc import Iterable, Iterator
+from functools import cached_property, partial
+from pathlib import PurePath
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool
+
+from offmarl.errors import VaultError, VaultFormatError
+from offmarl.vault import layout, scan, tables, tree
+from offmarl.vault.commit import Contents
+from offmarl.vault.creation import free_place
+from offmarl.vault.dataset import Vault
+from offmarl.vault.faults import Fault, with_episodes
+from offmarl.vault.final_views import FinalViews
+from offmarl.vault.layout import POLICY_IDS, Codec, NumpyArray
+from offmarl.vault.location import Location
+from offmarl.vault.mmap import Snapshot
+from offmarl.vault.open import locate
+from offmarl.vault.progress import Advance, Progress, quiet, silent
+from offmarl.vault.transform import pipeline, policy_ids
+from offmarl.vault.transform.pipeline import Remap, copy_pieces
+from offmarl.vault.transform.selection import Pieces, whole_episodes
+from offmarl.vault.verification import Verification, verify
+from offmarl.vault.writer import Writer
+
+_MOST_NAMED = 1000
+"""Lost episodes that the provenance lists."""
+
+
+class Lost(NamedTuple):
+    """A damaged episode, which was not copied."""
+
+    row: int
+    start: int
+    length: int
+
+
+class Salvage(NamedTuple):
+    """What was recovered from a damaged vault, and what was lost."""
+
+    path: PurePath
+    """The new vault."""
+    faults: tuple[Fault, ...]
+    """The damage found in the old one."""
+    episodes: int
+    steps: int
+    """Steps recovered, over all rows."""
+    lost: tuple[Lost, ...]
+    """The damaged episodes."""
+    unknown_steps: int
+    """Steps, over all rows, that can no longer be assigned to an episode."""
+
+
+def salvage(
+    source: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    codec: Codec | None = None,
+    progress: Progress = quiet,
+) -> Salvage:
+    """Copy the undamaged episodes of a damaged vault to a new one.
+
+    `repair` keeps a vault's beginning up to the first damage, in place. This copies whole episodes
+    from before and after the damage, and leaves the damaged vault unchanged. The new vault has one
+    row with the episodes end to end, in their order.
+
+    Parameters
+    ----------
+    source
+        A vault that can still be opened; otherwise repair it first.
+    path, codec, progress
+        As for `offmarl.vault.cat`.
+
+    Raises
+    ------
+    VaultExistsError
+        The path exists.
+    VaultFormatError
+        The vault's own tables are damaged.
+    VaultError
+        No episode is undamaged, or the new vault cannot be written.
+    """
+    free_place(path)  # before anything slow
+    found = verify(source, deep=True, progress=progress)
+    left = _open(found)
+    sound = _sound(left, found)
+    pieces = whole_episodes(left, sound)
+    runs = partial(_runs, faults=found.faults)
+    if found.sound:
+        examined = policy_ids.examine(left, silent)
+    else:
+        examined = policy_ids.examine_damaged(left, _ids(left, runs(left, pieces)))
+    table = left.episodes
+    places = zip(table.row[~sound], table.start[~sound], table.length[~sound], strict=True)
+    lost = tuple(Lost(*map(int, place)) for place in places)
+    unknown = left.num_steps - int(table.length.sum())
+    arguments = {
+        "lost": [list(episode) for episode in lost[:_MOST_NAMED]],
+        "unknown_steps": unknown,
+    }
+
+    def copy(vault: Vault, pieces: Pieces, writer: Writer, remap: Remap, advance: Advance) -> None:
+        for run in runs(vault, pieces):
+            copy_pieces(vault, run, writer, remap, advance)
+
+    pipeline.write("salvage", arguments, (examined, pieces), path, codec, progress, copy)
+    made = locate(path)
+    return Salvage(made, found.faults, pieces.episodes, pieces.steps, lost, unknown)
+
+
+class _Remains(Vault):
+    """A damaged vault: its readable tables, and only the files that are asked for.
+
+    A memory map would need all files.
+    """
+
+    def _snapshot(self) -> Snapshot | None:
+        return None
+
+    def _kept(self) -> Iterator[tables.Table]:
+        if self.manifest is None:
+            return
+        location = Location.of(self.path)
+        contents = Contents(location, tree.current(location))
+        known = scan.read(contents, self.manifest.schema, []).ended
+        yield from (known[first] for first in sorted(known))
+
+    @cached_property
+    def _finals(self) -> FinalViews:
+        return FinalViews(
+            self._store, self.spec, self.manifest.head.finals if self.manifest else 0, 0
+        )
+
+
+def _open(found: Verification) -> Vault:
+    """Open a verified vault, of which parts may be missing."""
+    try:
+        return _Remains(found.path, checked=False)  # the verification was deep
+    except VaultError as error:
+        if found.sound:
+            raise
+        raise VaultFormatError(
+            f"{found.path} has damaged tables ({found.faults[0]}), so its episodes cannot be found:"
+            " `offmarl repair --dry-run` shows what it can keep."
+        ) from error
+
+
+def _sound(left: Vault, found: Verification) -> Bool[np.ndarray, "M"]:
+    """Return the mask of episodes without a fault."""
+    sound = np.ones(len(left.episodes.row), bool)
+    for fault in found.faults:
+        sound[list(with_episodes(fault, left.episodes).episodes)] = False
+        if fault.key and fault.key.startswith(layout.FINALS_PREFIX):
+            sound &= ~left._finals.in_block(fault.key, left.episodes.final)
+    return sound
+
+
+def _runs(vault: Vault, pieces: Pieces, faults: Iterable[Fault]) -> Iterator[Pieces]:
+    """Divide pieces so that no damage lies between those that are read together."""
+    touched = np.zeros(vault.rows, bool)
+    for fault in faults:
+        touched[slice(*(fault.rows or (0, vault.rows)))] = True
+    row = vault.episodes.row[pieces.episode]
+    near = touched[row[1:]] | touched[row[:-1]]
+    apart = (np.diff(row) > 0) | (pieces.start[1:] != pieces.stop[:-1])
+    edges = np.flatnonzero(near & apart) + 1
+    columns = (np.split(column, edges) for column in pieces)
+    yield from (Pieces(*run) for run in zip(*columns, strict=True) if len(run[0]))
+
+
+def _ids(vault: Vault, runs: Iterable[Pieces]) -> Iterator[NumpyArray]:
+    """Yield the policy ids of the copied steps; others may be damaged."""
+    names = [name for name in (POLICY_IDS,) if name in vault.leaves]
+    for run in runs if names else []:
+        row = vault.episodes.row[run.episode]
+        stop = int(run.stop.max())
+        for begin, end in vault.blocks(names, int(run.start.min())):
+            if begin < stop:
+                rows = slice(int(row[0]), int(row[-1]) + 1)
+                yield vault.read(begin, min(end, stop), rows, names)[POLICY_IDS]

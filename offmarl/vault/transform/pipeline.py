@@ -1,0 +1,462 @@
+"""How every transform makes a vault: examine the sources, select, copy, and note the lineage."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from offmarl.errors import ShapeError, VaultError
+from offmarl.types import EnvSpec, FinalObservations, Transition, View
+from offmarl.vault import layout
+from offmarl.vault.atomic import whole
+from offmarl.vault.creation import create_whole
+from offmarl.vault.dataset import Vault
+from offmarl.vault.layout import Codec, NumpyArray
+from offmarl.vault.location import Location
+from offmarl.vault.open import SUFFIX, open_source, open_vault
+from offmarl.vault.progress import Advance, Progress
+from offmarl.vault.tables import CAUSES, CUT, OPEN
+from offmarl.vault.transform import policy_ids
+from offmarl.vault.transform.policy_ids import Named, Source, name_of, sources_of
+from offmarl.vault.transform.selection import Pieces, everything
+from offmarl.vault.writer import Writer
+
+StrPath = str | os.PathLike[str]
+AnyVault = StrPath | Vault
+"""A vault, open or by its path."""
+
+Select = Callable[[Source], Pieces]
+"""Chooses what to take of a source."""
+
+Remap = Callable[[NumpyArray], NumpyArray]
+"""Translates policy ids of a source into those of the new vault."""
+
+Copy = Callable[[Vault, Pieces, Writer, Remap, Advance], None]
+"""Appends pieces of a vault to another, as `copy_pieces` does."""
+
+_BLOCK_BYTES = 2**25
+"""Approximate size of what is read at once."""
+_MOST_BYTES = 2**18
+"""Limit for the description of all sources; older generations are left out first."""
+_LEAST_BYTES = 256
+"""A source is not described in less than this."""
+
+
+def opened(vault: AnyVault) -> Vault:
+    """Open a vault, checked, unless it is open."""
+    return vault if isinstance(vault, Vault) else open_source(vault)
+
+
+def opened_with_limit(vaults: Sequence[AnyVault], time_limit: int | None) -> list[Vault]:
+    """Open vaults; the foreign ones, which do not record how episodes ended, with a time limit.
+
+    Raises
+    ------
+    VaultError
+        None of them is foreign.
+    """
+    if time_limit is None:
+        return [opened(vault) for vault in vaults]
+    found = [opened(vault) for vault in vaults]
+    if all(vault.native for vault in found):
+        names = ", ".join(str(vault.path) for vault in found)
+        raise VaultError(
+            f"{names}: how episodes ended is recorded there, so leave the time limit out."
+        )
+    return [
+        vault if vault.native else open_source(vault.path, time_limit=time_limit) for vault in found
+    ]
+
+
+def run(
+    operation: str,
+    arguments: Mapping[str, Any],
+    chosen: Sequence[tuple[Vault, Select]],
+    path: StrPath,
+    codec: Codec | None,
+    progress: Progress,
+    provenance: Mapping[str, Any] | None = None,
+    chunk_steps: int | None = None,
+) -> Vault:
+    """Make a vault of what is selected of others.
+
+    Parameters
+    ----------
+    operation, arguments
+        Noted in the lineage.
+    chosen
+        The sources, and what to take of each.
+    path, codec, progress
+        As for `offmarl.vault.cat`.
+    provenance
+        Additional provenance, a JSON object.
+    chunk_steps
+        As for `offmarl.vault.create`.
+    """
+    vaults = [vault for vault, _ in chosen]
+    with _create(vaults, path, codec, chunk_steps) as writer:
+        sources = examine_all(vaults, progress)
+        selects = [select for _, select in chosen]
+        taken = [(source, select(source)) for source, select in zip(sources, selects, strict=True)]
+        _fill(writer, operation, arguments, taken, progress, provenance or {})
+    return open_vault(path)
+
+
+def examine_all(vaults: Sequence[Vault], progress: Progress) -> list[Source]:
+    """Compute the digests of vaults and find their origins."""
+    with progress("digest", sum(vault.num_steps for vault in vaults)) as advance:
+        return [policy_ids.examine(vault, advance) for vault in vaults]
+
+
+def write(
+    operation: str,
+    arguments: Mapping[str, Any],
+    taken: tuple[Source, Pieces],
+    path: StrPath,
+    codec: Codec | None,
+    progress: Progress,
+    copy: Copy | None = None,
+) -> None:
+    """Make a vault of pieces of one examined source."""
+    with _create([taken[0].vault], path, codec) as writer:
+        _fill(writer, operation, arguments, [taken], progress, {}, copy)
+
+
+def rewrite(
+    vault: Vault,
+    arguments: Mapping[str, Any],
+    path: StrPath,
+    codec: Codec | None,
+    chunk_steps: int | None,
+    progress: Progress,
+) -> Vault:
+    """Make a vault with the same content and rows."""
+    with _create([vault], path, codec, chunk_steps, vault.rows) as writer:
+        (source,) = examine_all([vault], progress)
+        with progress("recode", vault.num_steps) as advance:
+            copy_rows(vault, writer, advance)
+        taken = source, everything(vault)
+        writer.annotate(_provenance("recode", arguments, [taken], source.named))
+    return open_vault(path)
+
+
+@contextmanager
+def atomic_directory(path: StrPath) -> Iterator[Path]:
+    """Yield a directory for vaults that appears at its path with all of them or not at all.
+
+    Parameters
+    ----------
+    path
+        ``<directory>/<name>.vlt``.
+
+    Raises
+    ------
+    VaultExistsError
+        The path exists.
+    VaultError
+        The path has another form, or cannot be written.
+    """
+    final = Location.of(path).directory
+    if not final.name.endswith(SUFFIX):
+        raise VaultError(f"{final} cannot hold several vaults: its name must end in {SUFFIX}.")
+    with whole(final) as beside:
+        yield beside
+
+
+def _create(
+    vaults: Sequence[Vault],
+    path: StrPath,
+    codec: Codec | None,
+    chunk_steps: int | None = None,
+    rows: int = 1,
+) -> AbstractContextManager[Writer]:
+    first = vaults[0].manifest
+    if codec is None:
+        codec = first.schema.codec if first else "raw"
+    # The sources were checked when they were recorded, or imported as they are: keep all values.
+    return create_whole(
+        path,
+        _common_spec(vaults),
+        rows=rows,
+        codec=codec,
+        chunk_steps=chunk_steps,
+        on_invalid="keep",
+    )
+
+
+def _common_spec(vaults: Sequence[Vault]) -> EnvSpec:
+    """Return the spec of vaults to be joined; `ShapeError` if sizes or environments differ."""
+    first = next((vault for vault in vaults if vault.spec.name), vaults[0])
+    limits = {vault.time_limit for vault in vaults} - {None}
+    if len(limits) > 1:
+        raise ShapeError(f"the vaults have different time limits: {', '.join(map(str, limits))}.")
+    for vault in vaults:
+        difference = vault.spec.difference(first.spec)
+        if vault.spec.name and not difference:
+            difference = _other_settings(vault.spec, first.spec)
+        if difference:
+            raise ShapeError(
+                f"{vault.path} cannot be joined with {first.path}: it differs in {difference}."
+            )
+    return first.spec
+
+
+def _other_settings(one: EnvSpec, other: EnvSpec) -> str:
+    for setting in ("name", "time_limit", "reward", "state"):
+        a, b = getattr(one, setting), getattr(other, setting)
+        if a != b:
+            return f"{setting} ({a!r}, not {b!r})"
+    return ""
+
+
+def _fill(
+    writer: Writer,
+    operation: str,
+    arguments: Mapping[str, Any],
+    taken: Sequence[tuple[Source, Pieces]],
+    progress: Progress,
+    provenance: Mapping[str, Any],
+    copy: Copy | None = None,
+) -> None:
+    """Copy what is taken, and note the lineage."""
+    steps = sum(pieces.steps for _, pieces in taken)
+    if not steps:
+        names = ", ".join(str(source.vault.path) for source, _ in taken)
+        raise VaultError(f"nothing is left of {names}: an empty vault is not written.")
+    merged = policy_ids.merge(
+        named for source, pieces in taken for named in source.origins_of(pieces.episode)
+    )
+    target = [named.origin for named in merged]
+    with progress(operation, steps) as advance:
+        for source, pieces in taken:
+            remap = partial(policy_ids.remap, source=source.origins, target=target)
+            (copy or copy_pieces)(source.vault, pieces, writer, remap, advance)
+    writer.annotate({**_provenance(operation, arguments, taken, merged), **provenance})
+
+
+# ---------------------------------------------------------------------------------- copying
+
+
+class _Window(NamedTuple):
+    """A part of a vault that is read at once, and the pieces inside it."""
+
+    rows: slice
+    begin: int
+    stop: int
+    pieces: Pieces
+    ends: NumpyArray
+    """Mask of the pieces that end here."""
+
+
+def copy_pieces(
+    vault: Vault, pieces: Pieces, writer: Writer, remap: Remap, advance: Advance
+) -> None:
+    """Append pieces of a vault to a row of another, end to end.
+
+    A piece that stops before the end of its episode is cut: truncated, with the next view as its
+    final view. So is an episode that is still open at the end of the data, without a final view.
+
+    Parameters
+    ----------
+    vault
+        The source.
+    pieces
+        What to take.
+    writer
+        Of a vault with one row and the sizes of the source.
+    remap
+        Gives policies their new ids.
+    advance
+        Called with the number of steps of every block.
+    """
+    for window in _windows(vault, pieces):
+        steps, finals, cut = _gather(vault, window)
+        steps = steps._replace(policy_id=remap(steps.policy_id))
+        writer.append(steps, finals, cut=cut)
+        advance(steps.last.size)
+
+
+def copy_rows(vault: Vault, writer: Writer, advance: Advance) -> None:
+    """Append all of a vault, unchanged, to one with as many rows."""
+    found = vault.episodes
+    ends = found.start + found.length
+    is_open = found.cause == CAUSES[OPEN]
+    # Data after an open episode was recorded by another run.
+    breaks = np.unique(ends[is_open])
+    for begin, stop in _split_at(vault.blocks(), breaks.tolist()):
+        steps = vault.transitions(begin, stop)
+        here = np.flatnonzero((ends > begin) & (ends <= stop) & ~is_open)
+        row: NumpyArray = found.row[here]
+        time: NumpyArray = ends[here] - 1 - begin
+        cut: NumpyArray = np.zeros(steps.last.shape, bool)
+        cut[row, time] = found.cause[here] == CAUSES[CUT]
+        known = found.final[here] >= 0
+        finals = FinalObservations(
+            row[known], time[known], vault.final_views(found.final[here][known])
+        )
+        number = np.searchsorted(breaks, begin, side="right") % 2
+        writer.append(steps, finals, run=f"copy {number}", cut=cut)
+        advance(steps.last.size)
+
+
+def _split_at(blocks: Iterator[tuple[int, int]], breaks: list[int]) -> Iterator[tuple[int, int]]:
+    for begin, stop in blocks:
+        edges = [begin, *(edge for edge in breaks if begin < edge < stop), stop]
+        yield from pairwise(edges)
+
+
+def _windows(vault: Vault, pieces: Pieces) -> Iterator[_Window]:
+    """Iterate over the rows that have pieces; short rows are read together."""
+    rows = vault.episodes.row[pieces.episode]
+    row_bytes = vault.length * sum(leaf.step_bytes for leaf in vault.leaves.values())
+    group = max(1, _BLOCK_BYTES // max(row_bytes, 1))
+    times = [(0, vault.length)] if row_bytes <= _BLOCK_BYTES else list(vault.blocks(rows=1))
+    for first in np.unique(rows // group) * group:
+        low, high = np.searchsorted(rows, [first, first + group])
+        of_rows = Pieces(*(column[low:high] for column in pieces))
+        for begin, stop in times:
+            inside = (of_rows.start < stop) & (of_rows.stop > begin)
+            if inside.any():
+                yield _window(vault, Pieces(*(x[inside] for x in of_rows)), begin, stop)
+
+
+def _window(vault: Vault, pieces: Pieces, begin: int, stop: int) -> _Window:
+    start = np.maximum(pieces.start, begin)
+    end = np.minimum(pieces.stop, stop)
+    row = vault.episodes.row[pieces.episode]
+    return _Window(
+        slice(int(row[0]), int(row[-1]) + 1),
+        int(start.min()),
+        int(end.max()),
+        Pieces(pieces.episode, start, end),
+        pieces.stop <= stop,
+    )
+
+
+def _gather(vault: Vault, window: _Window) -> tuple[Transition, FinalObservations, NumpyArray]:
+    """Return a window's pieces end to end ``(1, T, ...)``, their final views, and where cut."""
+    pieces, ends, found = window.pieces, window.ends, vault.episodes
+    episode = pieces.episode[ends]
+    goes_on = pieces.stop[ends] < found.start[episode] + found.length[episode]
+    unended = goes_on | (found.cause[episode] == CAUSES[OPEN])
+
+    # Where an episode goes on, the step after the piece holds its final view.
+    stop = max(window.stop, *(pieces.stop[ends][goes_on] + 1).tolist(), 0)
+    read = vault.transitions(window.begin, stop, window.rows)
+    place = found.row[pieces.episode] - window.rows.start
+    first = place * read.last.shape[1] + pieces.start - window.begin
+    before = np.cumsum(pieces.length) - pieces.length
+    steps = _take(read, np.repeat(first - before, pieces.length) + np.arange(pieces.steps))
+
+    last = (before + pieces.length - 1)[ends]
+    truncated, is_last = steps.truncated.copy(), steps.last.copy()
+    truncated[0, last[unended]] = ~steps.terminated[0, last[unended]]
+    is_last[0, last[unended]] = True
+    cut: NumpyArray = np.zeros(is_last.shape, bool)
+    cut[0, last] = unended | (found.cause[episode] == CAUSES[CUT])
+
+    known = ~goes_on & (found.final[episode] >= 0)
+    stored = vault.final_views(found.final[episode[known]])
+    after = (first + pieces.length)[ends][goes_on]
+    seen = View(*(_flat(field)[after] for field in read.view))
+    time: NumpyArray = np.concatenate([last[known], last[goes_on]])
+    row: NumpyArray = np.zeros_like(time)
+    finals = FinalObservations(row, time, _join(stored, seen))
+    return steps._replace(truncated=truncated, last=is_last), finals, cut
+
+
+def _take(steps: Transition, index: NumpyArray) -> Transition:
+    """Return steps ``(1, T, ...)`` of ``(rows, time, ...)`` by their number."""
+    # An interval without gaps is a view, not a copy.
+    gapless = index[-1] - index[0] + 1 == len(index)
+    chosen = slice(index[0], index[-1] + 1) if gapless else index
+    view, *rest = steps
+    fields = [_flat(field)[chosen][None] for field in rest]
+    return Transition(View(*(_flat(field)[chosen][None] for field in view)), *fields)
+
+
+def _flat(field: NumpyArray) -> NumpyArray:
+    return field.reshape(-1, *field.shape[2:])
+
+
+def _join(a: View, b: View) -> View:
+    joined: list[NumpyArray] = [np.concatenate(pair) for pair in zip(a, b, strict=True)]
+    return View(*joined)
+
+
+# ---------------------------------------------------------------------------------- lineage
+
+
+def _provenance(
+    operation: str,
+    arguments: Mapping[str, Any],
+    taken: Sequence[tuple[Source, Pieces]],
+    merged: Iterable[Named],
+) -> dict[str, Any]:
+    """Return the provenance of a vault that a transform makes.
+
+    Returns
+    -------
+    dict
+        ``lineage``: the operation, its arguments, the version, and for each source its digest, how
+        much was taken of it, and its own provenance. ``origins``: the origins of the policies.
+        ``policies``: what is known of these, by their new ids.
+    """
+    from offmarl import __version__
+
+    merged = list(merged)
+    policies = [policy for named in merged for policy in named.policies]
+    share = _MOST_BYTES // len(taken)
+    return {
+        "lineage": {
+            "operation": operation,
+            "arguments": {
+                name: arguments[name] for name in arguments if arguments[name] is not None
+            },
+            "offmarl": __version__,
+            "sources": [_describe(source, pieces, share) for source, pieces in taken],
+        },
+        policy_ids.KEY: [named.origin._asdict() for named in merged],
+    } | ({"policies": policies} if policies else {})
+
+
+def _describe(source: Source, pieces: Pieces, most_bytes: int) -> dict[str, Any]:
+    vault = source.vault
+    facts = {
+        "vault": name_of(vault),
+        "digest": source.digest,
+        "native": vault.native,
+        "episodes": len(vault.episodes.row),
+        "steps": vault.num_steps,
+        "taken": {"episodes": pieces.episodes, "steps": pieces.steps},
+        "provenance": _bounded(vault.provenance, most_bytes),
+    }
+    if vault.quirks:
+        facts["quirks"] = list(vault.quirks)
+    if vault.unverified:
+        facts["unverified"] = [list(interval) for interval in vault.unverified]
+    return facts
+
+
+def _bounded(provenance: Mapping[str, Any], most_bytes: int) -> dict[str, Any]:
+    """Shorten a provenance to a size, from the oldest sources on."""
+    sources = sources_of(provenance)
+    if sources:  # the new vault lists the policies itself
+        left_out = (policy_ids.KEY, "policies")
+        provenance = {key: provenance[key] for key in provenance if key not in left_out}
+    size = len(layout.dump_json(dict(provenance)))
+    if size <= most_bytes:
+        return dict(provenance)
+    share = most_bytes // (2 * max(len(sources), 1))
+    if not sources or share < _LEAST_BYTES:
+        return {"left out": f"{size} bytes"}
+    shorter = [
+        {**source, "provenance": _bounded(source.get("provenance", {}), share)}
+        for source in sources
+    ]
+    return {"lineage": {**provenance["lineage"], "sources": shorter}}

@@ -1,0 +1,229 @@
+"""Sources of a transform, and the ids of their policies in the new vault.
+
+A vault that was recorded or imported, and not made by a transform, is an origin. Transforms give
+the policies of every origin an interval of ids of its own, so policies of different origins stay
+apart. Parts of one origin keep the same ids however often they are joined again.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from offmarl.errors import VaultError
+from offmarl.vault.creation import DEFAULT_UID
+from offmarl.vault.dataset import Vault
+from offmarl.vault.digest import digest
+from offmarl.vault.layout import POLICY_IDS, NumpyArray
+from offmarl.vault.progress import Advance
+
+KEY = "origins"
+"""Where a vault's provenance lists them."""
+
+
+class Origin(NamedTuple):
+    """A vault that data was recorded or imported in, and the ids of its policies in this one."""
+
+    digest: str
+    """Of its content; identifies it."""
+    vault: str
+    """``name.vlt/uid`` at that time."""
+    program: str | None
+    """The program that trained the policies or was the policy."""
+    tier: str
+    """As recorded; otherwise the vault's uid, or its name if it has only the default uid."""
+    seed: int | None
+    first: int
+    """The id of its policy 0 in this vault."""
+    num_policies: int
+    """All ids of its policies are below this in the original vault."""
+    unknown: bool
+    """Whether the policy of some steps is unknown. Those steps have the id -1; or, in a vault of
+    several origins, the id after the others of their origin."""
+
+    @property
+    def stop(self) -> int:
+        """One past the last id of this origin."""
+        return self.first + self.num_policies + self.unknown
+
+
+class Named(NamedTuple):
+    """An origin of a vault, and what is known of its policies, by their ids in that vault."""
+
+    origin: Origin
+    policies: list[dict[str, Any]]
+
+
+class Source(NamedTuple):
+    """An input of a transform."""
+
+    vault: Vault
+    digest: str
+    """Of its content; of its episode table where the vault is damaged."""
+    named: list[Named]
+
+    @property
+    def origins(self) -> list[Origin]:
+        """The origins of its policies."""
+        return [named.origin for named in self.named]
+
+    def origins_of(self, episodes: Int[np.ndarray, "P"]) -> list[Named]:
+        """Return the origins that some of its episodes come from."""
+        numbers = origin_of(self.vault.episodes.policy_id[episodes], self.origins)
+        return [self.named[number] for number in np.unique(numbers).tolist()]
+
+
+def examine(vault: Vault, advance: Advance) -> Source:
+    """Compute a vault's digest and find its origins; reads all of it."""
+    try:
+        found = digest(vault, lambda steps: advance(steps * vault.rows))
+    except VaultError:  # if a damaged part is copied, copying raises
+        return examine_damaged(vault, None)
+    return Source(vault, found, _origins(vault, found))
+
+
+def examine_damaged(vault: Vault, ids: Iterable[NumpyArray] | None) -> Source:
+    """Identify a vault that cannot be read completely by its episode table.
+
+    Parameters
+    ----------
+    vault
+        The damaged vault.
+    ids
+        The policy ids in it, a block of steps at a time; None reads them from the vault.
+    """
+    total = hashlib.sha256()
+    for column in vault.episodes:
+        total.update(column.tobytes())
+    found = f"damaged, episode table {total.hexdigest()}"
+    return Source(vault, found, _origins(vault, found, ids))
+
+
+def name_of(vault: Vault) -> str:
+    """Return ``name.vlt/uid``, which does not depend on the directory."""
+    return f"{vault.name}.vlt/{vault.uid}"
+
+
+def sources_of(provenance: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the descriptions of a transform's sources; empty if no transform made the vault."""
+    lineage = _mapping(provenance.get("lineage"))
+    return _list(lineage.get("sources"))
+
+
+def origin_of(policy_id: Int[np.ndarray, "M"], origins: Sequence[Origin]) -> Int[np.ndarray, "M"]:
+    """Return the number of each policy's origin."""
+    firsts = [origin.first for origin in origins]
+    return np.maximum(np.searchsorted(firsts, policy_id, side="right") - 1, 0)
+
+
+def merge(present: Iterable[Named]) -> list[Named]:
+    """Give origins ids that do not overlap, in the order of their first appearance.
+
+    A single origin keeps its ids.
+    """
+    distinct: dict[str, Named] = {}
+    for named in present:
+        distinct.setdefault(named.origin.digest, named)
+    merged, first = [], 0
+    for origin, policies in distinct.values():
+        label = {"origin": origin.vault} if len(distinct) > 1 else {}
+        shift = first - origin.first
+        moved = [
+            {name: value for name, value in policy.items() if name != "origin"}
+            | {"policy_id": policy["policy_id"] + shift}
+            | label
+            for policy in policies
+        ]
+        merged.append(Named(origin._replace(first=first), moved))
+        first = merged[-1].origin.stop
+    return merged
+
+
+def remap(ids: NumpyArray, source: Sequence[Origin], target: Sequence[Origin]) -> NumpyArray:
+    """Translate policy ids of a source into those of the new vault."""
+    targets = {origin.digest: origin for origin in target}
+    number = origin_of(ids.ravel(), source).reshape(ids.shape)
+    result = np.empty_like(ids)
+    for index, origin in enumerate(source):
+        mine = number == index
+        own = ids[mine] - origin.first
+        if len(source) > 1:
+            own = np.where(own == origin.num_policies, -1, own)
+        new = targets.get(origin.digest)
+        if new is not None and len(target) > 1:
+            own = np.where(own < 0, new.num_policies, own) + new.first
+        if new is not None:
+            result[mine] = own
+    return result
+
+
+def _origins(vault: Vault, digest: str, ids: Iterable[NumpyArray] | None = None) -> list[Named]:
+    """Return the origins of a vault; the vault itself if no transform made it."""
+    highest, lowest = _extremes(_ids(vault) if ids is None else ids)
+    policies = [
+        dict(policy)
+        for policy in _list(vault.provenance.get("policies"))
+        if isinstance(policy, Mapping) and isinstance(policy.get("policy_id"), int)
+    ]
+    found = _inherited(vault)
+    if found and highest < found[-1].stop and (lowest >= 0 or len(found) == 1):
+        return [Named(origin, _within(origin, policies, len(found) > 1)) for origin in found]
+    count = max([highest, *(policy["policy_id"] for policy in policies)]) + 1
+    return [Named(_root(vault, digest, count, lowest < 0), policies)]
+
+
+def _inherited(vault: Vault) -> list[Origin]:
+    """Return the origins that a transform noted."""
+    noted = _list(vault.provenance.get(KEY)) if vault.native else []
+    fields = set(Origin._fields)
+    if not all(isinstance(one, Mapping) and one.keys() == fields for one in noted):
+        return []
+    return [Origin(**one) for one in noted]
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _within(
+    origin: Origin, policies: Iterable[dict[str, Any]], shared: bool
+) -> list[dict[str, Any]]:
+    if not shared:
+        return list(policies)
+    return [policy for policy in policies if origin.first <= policy["policy_id"] < origin.stop]
+
+
+def _root(vault: Vault, digest: str, count: int, unknown: bool) -> Origin:
+    known = vault.provenance
+    program = known.get("program") or _mapping(known.get("policy")).get("program")
+    seeds = [_mapping(one).get("seed") for one in (known, known.get("recipe"), known.get("args"))]
+    return Origin(
+        digest=digest,
+        vault=name_of(vault),
+        program=str(program) if program else None,
+        tier=str(known.get("tier") or (vault.name if vault.uid == DEFAULT_UID else vault.uid)),
+        seed=next((seed for seed in seeds if isinstance(seed, int)), None),
+        first=0,
+        num_policies=count,
+        unknown=unknown,
+    )
+
+
+def _ids(vault: Vault) -> Iterator[NumpyArray]:
+    if POLICY_IDS not in vault.leaves:
+        yield np.array([-1])
+        return
+    for block in vault.blocks([POLICY_IDS]):
+        yield vault.read(*block, leaves=[POLICY_IDS])[POLICY_IDS]
+
+
+def _extremes(blocks: Iterable[NumpyArray]) -> tuple[int, int]:
+    """Return the highest and the lowest policy id."""
+    found = [(int(ids.max()), int(ids.min())) for ids in blocks]
+    return max((high for high, _ in found), default=-1), min((low for _, low in found), default=0)

@@ -1,0 +1,382 @@
+"""Vaults made from vaults: joined, filtered, sampled, split, cut, without duplicates, recoded.
+
+Every function writes a new vault, which appears at its path whole or not at all. Sources are only
+read, a block at a time; they may be anything `offmarl.open` reads, by path or open. What offmarl
+wrote is compared with its checksums, unless the source was opened with ``checked=False``. Steps,
+final views, causes, log-probabilities and policies are copied unchanged.
+
+The new vault has one row with the episodes end to end, in the order of the sources, unless `recode`
+keeps the rows. An episode whose end is not taken is cut there: ``truncated``, with the cause "cut"
+and, if the source has it, the next view as its final view. The provenance records what was done to
+which sources.
+
+The command line builds its verbs from these functions: their names, parameters and docstrings.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from offmarl.errors import OptionError, VaultError
+from offmarl.vault.dataset import Vault
+from offmarl.vault.digest import episode_digests
+from offmarl.vault.layout import Codec
+from offmarl.vault.open import open_vault
+from offmarl.vault.progress import Progress, quiet
+from offmarl.vault.transform import pipeline, selection
+from offmarl.vault.transform.pipeline import AnyVault, StrPath, opened, opened_with_limit
+from offmarl.vault.transform.policy_ids import Source, name_of
+from offmarl.vault.transform.selection import Pieces, Unit, shuffled, whole_episodes
+
+
+def cat(
+    sources: Sequence[AnyVault],
+    path: StrPath,
+    *,
+    codec: Codec | None = None,
+    time_limit: int | None = None,
+    progress: Progress = quiet,
+) -> Vault:
+    """Join vaults into one.
+
+    They must be of one environment, and are joined in the order given. Policies of different
+    recordings get ids of their own, which ``provenance["origins"]`` maps to the original ones;
+    parts of one recording keep the same ids.
+
+    Parameters
+    ----------
+    sources
+        Vaults of one environment.
+    path
+        The vault to write.
+    codec
+        raw or zstd; by default that of the (first) source.
+    time_limit
+        For vaults of other programs that flag the time limit as a termination: the limit. The new
+        vault then distinguishes truncation from termination, and its spec has the limit.
+    progress
+        Shows the progress.
+
+    Raises
+    ------
+    ShapeError
+        The sources differ in their sizes or their environment.
+    VaultExistsError
+        The path exists.
+    VaultError
+        There is nothing to write, or a vault cannot be read or written.
+    """
+    if not sources:
+        raise VaultError("there is nothing to join: give at least one vault.")
+    chosen = [(source, _everything) for source in opened_with_limit(sources, time_limit)]
+    return pipeline.run("cat", {}, chosen, path, codec, progress)
+
+
+def _everything(source: Source) -> Pieces:
+    return selection.everything(source.vault)
+
+
+def filter(
+    source: AnyVault,
+    condition: str,
+    path: StrPath,
+    *,
+    by: Unit = "episodes",
+    codec: Codec | None = None,
+    progress: Progress = quiet,
+) -> Vault:
+    """Select the episodes or steps of a vault that meet a condition.
+
+    For example ``return > 10 and length < 50``, ``policy in (3, 4)``, ``return >= p90``, or
+    ``cause == "terminated" and tier != "random"``.
+
+    Parameters
+    ----------
+    source
+        A vault.
+    condition
+        Made of and, or, not, parentheses, comparisons (< <= > >= == != in), arithmetic and p90 (the
+        90th percentile over complete episodes), over return (mean over agents), length, policy (its
+        id, or its name beside text), program, tier, source, seed, cause, terminated, truncated,
+        complete (the environment ended it, not the recording), row and index.
+    path, codec, progress
+        As for `cat`.
+    by
+        steps keeps the intervals of steps that meet the condition, which can then also use the
+        reward of a step (mean over agents) and step, its number within the episode.
+
+    Raises
+    ------
+    ExpressionError
+        The condition cannot be parsed, uses what the vault does not record, or nothing meets it.
+    VaultError
+        As for `cat`.
+    """
+    selection.parse_condition(condition, by)  # before anything slow
+    arguments = {"condition": condition, "by": by}
+    select = partial(selection.meeting, condition=condition, by=by)
+    return pipeline.run("filter", arguments, [(opened(source), select)], path, codec, progress)
+
+
+def sample(
+    source: AnyVault,
+    path: StrPath,
+    *,
+    steps: int | None = None,
+    episodes: int | None = None,
+    top: float | None = None,
+    match_returns: bool = False,
+    like: AnyVault | None = None,
+    seed: int = 0,
+    codec: Codec | None = None,
+    progress: Progress = quiet,
+) -> Vault:
+    """Draw some of a vault's episodes, or take the best.
+
+    The episodes keep their order.
+
+    Parameters
+    ----------
+    source
+        A vault.
+    path, codec, progress
+        As for `cat`.
+    steps
+        How many steps, such as 1e5; the last episode is cut short.
+    episodes
+        How many episodes.
+    top
+        The fraction of the complete episodes with the highest returns, such as 10% or 0.1.
+    match_returns
+        Keep the distribution of the returns: draw complete episodes only, from each tenth of the
+        returns in equal shares, to within one episode.
+    like
+        Match the returns of this vault instead; without a number, draw as many episodes as can be
+        matched.
+    seed
+        Random seed.
+
+    Raises
+    ------
+    OptionError
+        The source has too little data, or the options contradict each other.
+    VaultError
+        As for `cat`.
+    """
+    selection.check_amount(steps, episodes, top, match_returns, like is not None)
+    vault = opened(source)
+    model = vault if like is None else opened(like)
+    matching = match_returns or like is not None
+    arguments: dict[str, Any] = {"steps": steps, "episodes": episodes, "top": top, "seed": seed}
+    if matching:
+        arguments["match_returns"] = {"vault": name_of(model), "digest": model.digest()}
+
+    def select(source: Source) -> Pieces:
+        table = source.vault.episodes
+        if top is None and not matching:
+            order = shuffled(len(table.row), seed)
+            return selection.take_first(source.vault, order, steps, episodes)
+        scored = np.flatnonzero(table.scored)
+        returns = selection.complete_returns(source.vault)
+        if top is not None:
+            best = scored[selection.best_first(returns)]
+            return whole_episodes(source.vault, best[: max(1, round(top * len(best)))])
+        wanted = selection.complete_returns(model)
+        order = scored[selection.matched(returns, wanted, seed)]
+        return selection.take_first(source.vault, order, steps, episodes)
+
+    return pipeline.run("sample", arguments, [(vault, select)], path, codec, progress)
+
+
+def split(
+    source: AnyVault,
+    path: StrPath,
+    *,
+    fractions: Sequence[float] | None = None,
+    validation: float | None = None,
+    seed: int = 0,
+    codec: Codec | None = None,
+    progress: Progress = quiet,
+) -> dict[str, Vault]:
+    """Split episodes into training, validation and test sets.
+
+    Parameters
+    ----------
+    source
+        A vault.
+    path
+        NAME.vlt, which must not exist. It will hold train, validation and, for three fractions,
+        test: all of them or none.
+    fractions
+        Shares of the episodes, such as .8 .1 .1, which sum to 1; by default .9 .1.
+    validation
+        The share for validation; the rest is for training.
+    seed
+        Random seed.
+    codec, progress
+        As for `cat`.
+
+    Returns
+    -------
+    dict
+        The vaults by their names.
+
+    Raises
+    ------
+    OptionError
+        The fractions do not sum to 1, or leave a part empty.
+    VaultError
+        As for `cat`.
+    """
+    if fractions is not None and validation is not None:
+        raise OptionError("give --fractions or --validation, not both.")
+    held_out = 0.1 if validation is None else validation
+    shares = [1 - held_out, held_out] if fractions is None else list(fractions)
+    selection.check_fractions(shares)
+    vault = opened(source)
+    parts = _parts(vault, shares, seed)
+    with pipeline.atomic_directory(path) as directory:
+        (examined,) = pipeline.examine_all([vault], progress)
+        for name, part in parts.items():
+            taken = examined, whole_episodes(vault, part)
+            arguments = {"fractions": shares, "seed": seed, "part": name}
+            pipeline.write("split", arguments, taken, directory / name, codec, progress)
+    return {name: open_vault(Path(path) / name) for name in parts}
+
+
+def _parts(vault: Vault, shares: Sequence[float], seed: int) -> dict[str, selection.Order]:
+    """Return the episodes of every part; `OptionError` if one is empty."""
+    order = shuffled(len(vault.episodes.row), seed)
+    edges = np.round(np.cumsum(shares)[:-1] * len(order)).astype(int)
+    parts = dict(zip(selection.SPLITS[len(shares)], np.split(order, edges), strict=True))
+    for name, part in parts.items():
+        if not len(part):
+            raise OptionError(
+                f"{name} would be empty: {vault.path} has {len(order)} episodes, to be split "
+                f"{' : '.join(f'{share:g}' for share in shares)}."
+            )
+    return parts
+
+
+def slice(
+    source: AnyVault,
+    path: StrPath,
+    *,
+    start: int | None = None,
+    stop: int | None = None,
+    by: Unit = "episodes",
+    codec: Codec | None = None,
+    provenance: Mapping[str, Any] | None = None,
+    progress: Progress = quiet,
+) -> Vault:
+    """Take an interval of a vault's episodes, or of its time.
+
+    Parameters
+    ----------
+    source
+        A vault.
+    path, codec, progress
+        As for `cat`.
+    start
+        The first episode or step, counted from 0; negative numbers count from the end.
+    stop
+        One past the last.
+    by
+        steps counts the time steps of every row, as ``source[start:stop]`` does, and cuts the
+        episodes at the borders.
+    provenance
+        Additional provenance, a JSON object.
+
+    Raises
+    ------
+    OptionError
+        The interval is empty.
+    VaultError
+        As for `cat`.
+    """
+
+    def select(source: Source) -> Pieces:
+        vault = source.vault
+        if by == "steps":
+            return selection.time_interval(vault, *selection.interval(start, stop, vault.length))
+        count = len(vault.episodes.row)
+        return whole_episodes(vault, np.arange(*selection.interval(start, stop, count)))
+
+    arguments = {"start": start, "stop": stop, "by": by}
+    chosen = [(opened(source), select)]
+    return pipeline.run("slice", arguments, chosen, path, codec, progress, provenance)
+
+
+def dedup(
+    source: AnyVault, path: StrPath, *, codec: Codec | None = None, progress: Progress = quiet
+) -> Vault:
+    """Remove duplicate episodes.
+
+    Of episodes with equal steps, final view and cause, whatever their policy ids, the first stays.
+
+    Parameters
+    ----------
+    source
+        A vault.
+    path, codec, progress
+        As for `cat`.
+
+    Raises
+    ------
+    VaultError
+        As for `cat`.
+    """
+
+    def select(source: Source) -> Pieces:
+        vault = source.vault
+        with progress("compare", vault.num_steps) as advance:
+            hashes = episode_digests(
+                vault, policies=False, advance=lambda steps: advance(steps * vault.rows)
+            )
+        first = {one: number for number, one in reversed(list(enumerate(hashes)))}
+        return whole_episodes(vault, np.array(list(first.values()), int))
+
+    return pipeline.run("dedup", {}, [(opened(source), select)], path, codec, progress)
+
+
+def recode(
+    source: AnyVault,
+    path: StrPath,
+    *,
+    codec: Codec | None = None,
+    chunk_steps: int | None = None,
+    layout: Literal["rows", "stream"] = "rows",
+    time_limit: int | None = None,
+    progress: Progress = quiet,
+) -> Vault:
+    """Store a vault with another codec, other chunks, or in one row.
+
+    Parameters
+    ----------
+    source
+        A vault.
+    path, time_limit, progress
+        As for `cat`.
+    codec
+        raw to learn from, zstd to distribute; by default that of the source.
+    chunk_steps
+        Steps of one row that are stored together.
+    layout
+        rows keeps the rows of the source, and the digest does not change; stream puts all episodes
+        end to end in one row, as programs for OG-MARL's vaults expect, and cuts those that are
+        still open at the end of a row.
+
+    Raises
+    ------
+    VaultError
+        As for `cat`.
+    """
+    (vault,) = opened_with_limit([source], time_limit)
+    arguments = {"codec": codec, "chunk_steps": chunk_steps, "layout": layout}
+    if layout == "rows":
+        return pipeline.rewrite(vault, arguments, path, codec, chunk_steps, progress)
+    chosen = [(vault, _everything)]
+    return pipeline.run("recode", arguments, chosen, path, codec, progress, chunk_steps=chunk_steps)
