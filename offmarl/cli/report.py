@@ -22,7 +22,7 @@ from offmarl.report.warnings import data_warnings, warnings_by_dataset
 from offmarl.statistics import MIN_RUNS, Reference, spread
 from offmarl.terminal import number
 from offmarl.tracking import RETURN, acting_of, labelled, progress, read_run
-from offmarl.vault import Vault
+from offmarl.vault import Dataset
 from offmarl.vault.open import is_vault, open_source, place_of, vaults_in
 from offmarl.vault.store import errors_of
 
@@ -74,7 +74,7 @@ def _each(paths: Iterable[str]) -> Iterator[Any]:
         yield from inside or [location.path]
 
 
-def _named(vaults: Sequence[Vault]) -> dict[str, Vault]:
+def _named(vaults: Sequence[Dataset]) -> dict[str, Dataset]:
     """Give each vault its shortest distinguishing name."""
     if len(vaults) > 1 and len({one.name for one in vaults}) == 1:
         names = [one.uid for one in vaults]

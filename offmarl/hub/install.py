@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path, PurePath, PurePosixPath
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from offmarl import tracking, vault
 from offmarl.errors import HubChecksumError, HubError, unknown_name
@@ -269,8 +269,6 @@ def _local_directory(path: Path, end: int = 0) -> Directory:
 
 # ------------------------------------------------------------------------------ installing
 
-AnyVault = TypeVar("AnyVault", bound=vault.Vault)
-
 _ARCHIVE = "archive.zip"
 _UNPACKED = "unpacked"
 
@@ -406,12 +404,12 @@ def _check_whole(name: str, download: Download, wanted: str | None, published: s
     return f"SHA-256 of the archive, {origin}"
 
 
-def open_limited(kind: type[AnyVault], path: PurePath, time_limit: int | None) -> AnyVault:
+def open_limited(path: PurePath, time_limit: int | None) -> vault.Dataset:
     """Open a vault; the time limit applies unless the vault records how its episodes ended."""
-    found = kind(path)
+    found = vault.open_vault(path)
     if found.native or time_limit in (None, found.time_limit):
         return found
-    return kind(path, time_limit=time_limit)
+    return vault.open_vault(path, time_limit=time_limit)
 
 
 def _install(
@@ -424,7 +422,7 @@ def _install(
     shutil.rmtree(scratch, ignore_errors=True)
     (path,) = vault.unpack(archive, scratch, str(found.roots[uid]))
     digest = card.uids[uid].digest if uid in card.uids else None
-    if digest and open_limited(vault.Vault, path, card.time_limit).digest() != digest:
+    if digest and open_limited(path, card.time_limit).digest() != digest:
         raise HubChecksumError(
             f"{card.name}/{uid} does not have the digest that its card gives, so it is not what "
             "was published. Nothing was installed."

@@ -11,7 +11,7 @@ from offmarl.errors import CardError, OptionError, unknown_name
 from offmarl.vault.published import PUBLISHED
 
 if TYPE_CHECKING:
-    from offmarl.vault import Vault
+    from offmarl.vault import Dataset
 
 UNKNOWN = "unknown"
 """The source states no licence."""
@@ -166,7 +166,7 @@ class Statement(NamedTuple):
     citation: str = ""
 
 
-def statements(vault: "Vault") -> list[Statement]:
+def statements(vault: "Dataset") -> list[Statement]:
     """Return a statement for each source of a vault's data, down to recordings and imports."""
     return list(_statements(vault.provenance, vault.native))
 
@@ -249,7 +249,7 @@ def _sources(provenance: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return sources_of(provenance)
 
 
-def in_words(vault: "Vault") -> str:
+def in_words(vault: "Dataset") -> str:
     """Return the origin of a vault's data in sentences."""
     parts = list(dict.fromkeys(one.words for one in statements(vault)))
     if _sources(vault.provenance):
@@ -258,13 +258,13 @@ def in_words(vault: "Vault") -> str:
     return f"{'; '.join(parts)}."
 
 
-def citation_of(vaults: Sequence["Vault"]) -> str:
+def citation_of(vaults: Sequence["Dataset"]) -> str:
     """Return the citations that the sources of vaults ask for, without repetitions."""
     asked = (one.citation for vault in vaults for one in statements(vault))
     return "\n\n".join(dict.fromkeys(citation for citation in asked if citation))
 
 
-def licence_of(vaults: Sequence["Vault"], name: str | None, link: str | None) -> Licence:
+def licence_of(vaults: Sequence["Dataset"], name: str | None, link: str | None) -> Licence:
     """Return the licence to publish vaults under.
 
     Parameters

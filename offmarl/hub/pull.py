@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from offmarl.errors import (
     HubChecksumError,
@@ -22,11 +22,9 @@ from offmarl.hub.cache import Entry, Target, kept, kept_card, parse, pulled
 from offmarl.hub.card import Card, to_toml
 from offmarl.hub.client import Remote
 from offmarl.paths import local
+from offmarl.vault.dataset import Dataset
 from offmarl.vault.open import SUFFIX
 from offmarl.vault.published import PUBLISHED, TIME_LIMIT
-
-if TYPE_CHECKING:  # it brings in JAX, which pulling does not need
-    from offmarl.replay import Dataset
 
 CARD = "offmarl.toml"
 """The card in a repository that `push` filled."""
@@ -171,7 +169,7 @@ def _note(entry: Entry, source: "_Source", time_limit: int | None) -> None:
         entry.note(facts)
 
 
-def load_dataset(name: str, time_limit: int | None = None) -> "Dataset":
+def load_dataset(name: str, time_limit: int | None = None) -> Dataset:
     """Open a published dataset to learn from; pull it if it is not on this machine.
 
     Parameters
@@ -192,8 +190,6 @@ def load_dataset(name: str, time_limit: int | None = None) -> "Dataset":
     >>> dataset = offmarl.load_dataset("og_marl/smac_v1/3m/Good")
     >>> replay = dataset.replay(batch=32, length=20)
     """
-    from offmarl.replay import Dataset
-
     target = parse(name)
     _check_limit(time_limit)
     known = target.card
@@ -201,7 +197,7 @@ def load_dataset(name: str, time_limit: int | None = None) -> "Dataset":
         _only_one(target.name, known.uids)
     paths = pulled(target) or pull(name, time_limit=time_limit).paths
     path = paths[_only_one(target.name, paths)]
-    return install.open_limited(Dataset, path, _time_limit(Entry(path.parent), known, time_limit))
+    return install.open_limited(path, _time_limit(Entry(path.parent), known, time_limit))
 
 
 def _only_one(name: str, uids: Collection[str]) -> str:

@@ -24,7 +24,7 @@ from offmarl.hub.client import LARGEST
 from offmarl.hub.licences import Licence, citation_of, in_words, licence_of
 from offmarl.hub.pull import CARD
 from offmarl.types import Discrete
-from offmarl.vault import Vault
+from offmarl.vault import Dataset
 from offmarl.vault.open import (
     SUFFIX,
     linked_vaults_in,
@@ -132,7 +132,7 @@ def push(
     return Pushed(card, url, commit, sent)
 
 
-def _open_all(paths: Sequence[str | os.PathLike[str]]) -> dict[str, Vault]:
+def _open_all(paths: Sequence[str | os.PathLike[str]]) -> dict[str, Dataset]:
     """Open vaults, by uid; `CardError` if there are none or their environments differ."""
     places = [place for path in paths for place in _expand(place_of(path).directory)]
     if not places:
@@ -180,7 +180,7 @@ def _repository(api: HfApi, repository: str, private: bool) -> str:
     return api.dataset_info(repository).sha or ""
 
 
-def _shards(one: Vault, directory: Path) -> tuple[File, ...]:
+def _shards(one: Dataset, directory: Path) -> tuple[File, ...]:
     """Pack a vault into an archive whose bytes depend on its files only, and split it."""
     archive = directory / "data" / f"{one.uid}.zip"
     archive.parent.mkdir(parents=True, exist_ok=True)
@@ -204,7 +204,7 @@ def _shards(one: Vault, directory: Path) -> tuple[File, ...]:
     )
 
 
-def _files(one: Vault) -> list[Path]:
+def _files(one: Dataset) -> list[Path]:
     """Return the files of a vault, without the lock of its writers."""
     files = (file for file in Path(one.path).rglob("*") if file.is_file())
     return sorted(file for file in files if file.name != LOCK)
@@ -231,7 +231,7 @@ def _sha256(path: Path) -> str:
 
 
 def _card(
-    data: dict[str, Vault],
+    data: dict[str, Dataset],
     files: dict[str, tuple[File, ...]],
     repository: str,
     licence: Licence,
@@ -263,7 +263,7 @@ def _card(
     )
 
 
-def _time_limit(data: dict[str, Vault]) -> tuple[int | None, tuple[str, ...]]:
+def _time_limit(data: dict[str, Dataset]) -> tuple[int | None, tuple[str, ...]]:
     """Return the time limit of all vaults, or a sentence on how their limits differ.
 
     Vaults of offmarl store their own limit. Others have only that of the card, which holds one:
@@ -291,7 +291,7 @@ def _bounded(text: str, repository: str) -> str:
     return text
 
 
-def _describe(one: Vault, files: tuple[File, ...]) -> Uid:
+def _describe(one: Dataset, files: tuple[File, ...]) -> Uid:
     episodes, returns = one.episodes, one.episodes.complete_returns
     spread = (float(getattr(returns, f)()) for f in ("mean", "std", "min", "max"))
     names = ("return_mean", "return_std", "return_min", "return_max")

@@ -18,7 +18,7 @@ from offmarl.report.accumulators import (
     make_actions_accumulator,
 )
 from offmarl.types import EnvSpec, Transition, View
-from offmarl.vault import Episodes, Vault
+from offmarl.vault import Dataset, Episodes
 from offmarl.vault.digest import digest
 from offmarl.vault.progress import Progress, quiet
 
@@ -87,7 +87,7 @@ class Windows(NamedTuple):
 class Survey(NamedTuple):
     """Everything that ``offmarl report`` shows of one vault."""
 
-    vault: Vault
+    vault: Dataset
     digest: str
     episodes: Episodes
     observations: Ranges
@@ -143,7 +143,7 @@ class Survey(NamedTuple):
         )
 
 
-def survey(vault: Vault, progress: Progress = quiet) -> Survey:
+def survey(vault: Dataset, progress: Progress = quiet) -> Survey:
     """Compute the statistics of a vault.
 
     The vault is read twice, a block at a time: for the statistics and for the digest.
@@ -171,7 +171,7 @@ def survey(vault: Vault, progress: Progress = quiet) -> Survey:
 class StatsAccumulator:
     """Accumulates a `Survey` over the blocks of a vault."""
 
-    def __init__(self, vault: Vault):
+    def __init__(self, vault: Dataset):
         spec = vault.spec
         self._vault = vault
         self._observations = RangesAccumulator(spec.num_agents, spec.observation_size)
@@ -236,7 +236,7 @@ class StatsAccumulator:
 class _RewardsAccumulator:
     """Accumulates `Rewards` over the blocks of a vault."""
 
-    def __init__(self, vault: Vault):
+    def __init__(self, vault: Dataset):
         agents = vault.spec.num_agents
         self._length, self._rows = vault.length, np.arange(vault.rows)[:, None]
         self._starts = vault.episodes.row * vault.length + vault.episodes.start
