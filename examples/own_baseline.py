@@ -34,6 +34,7 @@ from offmarl.networks import PolicyConfig, agent_head, agent_network, init_polic
 # updates and so on. Yours are fields with a line of help each. Their types say which values are
 # valid.
 
+
 # %%
 @dataclass(frozen=True)
 class Args(programs.Args):
@@ -52,6 +53,7 @@ class Args(programs.Args):
 #
 # `make` gets the sizes of the data, the arguments, and statistics of the dataset, and returns pure
 # functions of one seed. Numbers such as the learning rate come as `hyper`, which holds arrays.
+
 
 # %%
 class State(NamedTuple):
@@ -101,6 +103,7 @@ def make(spec, args: Args, dataset) -> programs.Program:
 #
 # `offmarl train own_baseline.py --help` lists the arguments. `main` lets the file run as a script,
 # too.
+
 
 # %%
 def main(args: Args) -> Path:

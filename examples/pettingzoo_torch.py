@@ -22,6 +22,7 @@ import offmarl
 # Each of two agents sees a light that is on or off, and is rewarded for pressing the switch that
 # agrees with it. Use any environment whose actions are Discrete, or Boxes with finite bounds.
 
+
 # %%
 class Lights(pettingzoo.ParallelEnv):
     metadata = {"name": "lights"}

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 import offmarl
-from offmarl.replay import Dataset
+from offmarl.vault import Dataset
 
 # %% [markdown]
 # ## Open a dataset

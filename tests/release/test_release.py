@@ -83,7 +83,7 @@ def play(name: str) -> bool:
 WRONG = 'import offmarl\n\nspec: int = offmarl.open("a.vlt").spec\n'
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_pyright_accepts_a_users_project_in_strict_mode(tmp_path):
     pytest.importorskip("pyright", reason="needs pip install 'offmarl[dev]'")
     (tmp_path / "user.py").write_text(USER)
