@@ -19,7 +19,7 @@ from docs.pictures import returns_chart
 from offmarl import envs
 from offmarl.cli.parse import parameter_texts
 from offmarl.errors import MissingExtraError, OptionError, UnknownNameError
-from offmarl.hub import catalogue
+from offmarl.hub import card as catalogue
 from offmarl.programs import registry
 from offmarl.types import Discrete
 

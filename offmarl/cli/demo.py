@@ -10,11 +10,12 @@ import numpy as np
 from jaxtyping import Float
 from rich.console import Group
 
-from offmarl.cli.output import Report, interval, table
+from offmarl.cli.output import Report, table
 from offmarl.programs import registry
 from offmarl.programs.run import more_to_come
 from offmarl.report import Entry, estimate, figure_demo, scores_of
 from offmarl.statistics import MIN_RUNS
+from offmarl.terminal import interval
 
 _ENV = "swarm/coverage-3"
 _TIERS = ("random", "medium", "expert", "replay")
