@@ -7,7 +7,7 @@ never stopped, and streamed batches are those of a replay on the device.
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -375,6 +375,7 @@ def _collect(
 # ---------------------------------------------------------------------------------- the loop
 
 
+@runtime_checkable
 class Journal(Protocol):
     """What a run writes down; a baseline's and a recorder's differ."""
 

@@ -225,6 +225,25 @@ def test_a_home_in_an_option_as_shells_leave_it(offmarl, place, spelled, light):
     assert offmarl(*words).json["run"] == str(place.home / "option")
 
 
+def test_programs_are_named_by_their_path(offmarl, place, monkeypatch, light):
+    from baselines import bc
+
+    mine = place.home / "my programs" / "mine.py"
+    mine.parent.mkdir()
+    mine.write_bytes(Path(bc.__file__).read_bytes())
+    (mine.parent / "here").mkdir()
+    monkeypatch.chdir(mine.parent / "here")
+    for name in ("../mine.py", str(mine)):
+        out = place.home / f"run of {len(name)}"
+        words = ["train", name, f"--vault={place.home / 'v.vlt'}", "--env=none", f"--out={out}"]
+        assert offmarl(*words, "--json").json["run"] == str(out)
+        assert tracking.read_run(out)["file"] == str(mine)
+    for verb in ("train", "record"):
+        wrong = offmarl(verb, "../nothing.py", "--vault=x")
+        assert wrong.code == 2 and "there is no file" in wrong.err
+        assert "Traceback" not in wrong.err
+
+
 # ------------------------------------------------------------------------ after a change of place
 
 
