@@ -315,7 +315,7 @@ def _update(
             return state, {name: log.at[index].set(found[name]) for name, log in carry[1].items()}
 
         _, metrics = jax.eval_shape(update, state, jnp.zeros((), jnp.int32))
-        logs = {name: jnp.zeros(LOG_EVERY, value.dtype) for name, value in metrics.items()}
+        logs = {name: jnp.zeros(LOG_EVERY) for name in metrics}
         return jax.lax.fori_loop(0, count, logged_update, (state, logs))
 
     if isinstance(data, Replay):

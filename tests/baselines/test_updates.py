@@ -230,7 +230,7 @@ def test_iql_cql_by_hand() -> None:
 
 
 def test_qmix_bcq_by_hand() -> None:
-    program, hyper = make("qmix_bcq", gamma=0.5, threshold=0.4, mixer_embed=1)
+    program, hyper = make("qmix_bcq", gamma=0.5, threshold=0.3, mixer_embed=1)
     state = program.init(jax.random.key(0), hyper)
     online, target = state.params, state.target
     state = state._replace(
@@ -260,7 +260,7 @@ def test_qmix_bcq_by_hand() -> None:
 
 
 def test_qmix_bcq_acts_by_allowed_actions_too() -> None:
-    program, hyper = make("qmix_bcq", threshold=0.4)
+    program, hyper = make("qmix_bcq", threshold=0.3)
     actor = program.policy_params(program.init(jax.random.key(0), hyper))
     actor = actor._replace(
         agent=values_of(actor.agent, [1.0, 2.0, 4.0]),
