@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from offmarl._lazy import lazy_getattr
 
 if TYPE_CHECKING:
-    from offmarl.vault.convert import convert_pymarl
+    from offmarl.vault.convert import export_dataset, import_dataset
     from offmarl.vault.faults import Fault
     from offmarl.vault.integrity.compaction import Compaction, compact
     from offmarl.vault.integrity.repairing import Repair, repair
@@ -39,11 +39,12 @@ __all__ = [
     "Writer",
     "cat",
     "compact",
-    "convert_pymarl",
     "create",
     "create_whole",
     "dedup",
+    "export_dataset",
     "filter",
+    "import_dataset",
     "join",
     "list_vaults",
     "open_vault",
@@ -59,7 +60,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "convert": "convert_pymarl",
+    "convert": "export_dataset import_dataset",
     "faults": "Fault",
     "integrity.compaction": "Compaction compact",
     "integrity.repairing": "Repair repair",
