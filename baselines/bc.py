@@ -17,7 +17,8 @@ import jax
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from offmarl import cli, training
+from offmarl import cli, programs
+from offmarl.config import Positive, PositiveInt
 from offmarl.losses import masked_mean
 from offmarl.networks import (
     PolicyConfig,
@@ -26,14 +27,13 @@ from offmarl.networks import (
     init_policy,
     stochastic_head,
 )
-from offmarl.settings import Count, Positive
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 # ---------------------------------------------------------------------------------- arguments
 
 
 @dataclass(frozen=True)
-class Args(training.Args):
+class Args(programs.Args):
     """Behaviour cloning."""
 
     learning_rate: Positive = 1e-3
@@ -43,7 +43,7 @@ class Args(training.Args):
     the data rather than on those of the last batches."""
     greedy: bool = False
     """Evaluate the clone's best actions only, rather than act as randomly as the data does."""
-    hidden: Count = 64
+    hidden: PositiveInt = 64
     """Width of the policy's layers."""
     agent_id: bool = True
     """Tell the policy which agent it acts for."""
@@ -62,7 +62,7 @@ class State(NamedTuple):
 # ---------------------------------------------------------------------------------- program
 
 
-def make(spec: EnvSpec, args: Args) -> training.Program:
+def make(spec: EnvSpec, args: Args) -> programs.Program:
     """Build the program for one kind of data."""
     config = PolicyConfig("recurrent", stochastic_head(spec), args.hidden, args.agent_id)
     network, head = agent_network(config, spec), agent_head(config)
@@ -76,7 +76,7 @@ def make(spec: EnvSpec, args: Args) -> training.Program:
     def loss(params: ArrayTree, batch: Sequence) -> Float[Array, ""]:
         view = batch.view_tm1
         outputs = jax.vmap(lambda o: network.apply(params, o, method="unroll"))(view.observation)
-        losses = -head.log_prob(outputs, view.legal_actions, batch.action)
+        losses = -head(outputs, view.legal_actions).log_prob(batch.action)
         return masked_mean(losses, batch.mask[..., None] & view.alive)
 
     def update(state: State, batch: Sequence, _key: PRNGKeyArray) -> tuple[State, dict[str, Array]]:
@@ -84,7 +84,7 @@ def make(spec: EnvSpec, args: Args) -> training.Program:
         step, optimiser = adam.update(gradient, state.optimiser)
         return State(optax.apply_updates(state.params, step), optimiser), {"policy_loss": value}
 
-    return training.Program(config, init, update, lambda state: state.params, args.greedy)
+    return programs.Program(config, init, update, lambda state: state.params, args.greedy)
 
 
 # ---------------------------------------------------------------------------------- main
@@ -92,7 +92,7 @@ def make(spec: EnvSpec, args: Args) -> training.Program:
 
 def main(args: Args) -> Path:
     """Train, evaluate and write the run; return its directory."""
-    return training.train("bc", make, args)
+    return programs.train("bc", make, args)
 
 
 if __name__ == "__main__":

@@ -21,25 +21,26 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from offmarl import categorical, cli, training
+from offmarl import cli, programs
+from offmarl.config import Fraction, Positive, PositiveInt
+from offmarl.distributions import categorical, select
 from offmarl.losses import cross_entropy, lambda_targets, masked_mean, softmax_weights
 from offmarl.networks import (
     Mixer,
     MixerWeights,
     PolicyConfig,
     agent_network,
-    credit,
     init_policy,
     mix,
+    mixing_coefficients,
 )
-from offmarl.settings import Count, Fraction, Positive
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 # ---------------------------------------------------------------------------------- arguments
 
 
 @dataclass(frozen=True)
-class Args(training.Args):
+class Args(programs.Args):
     """Multi-agent implicit constraint Q-learning."""
 
     learning_rate: Positive = 3e-4
@@ -52,11 +53,11 @@ class Args(training.Args):
     """α_π: the smaller, the more the policy follows the best of the data."""
     value_temperature: Positive = 1000.0
     """α_v: the smaller, the more the targets follow the best of the batch."""
-    target_every: Count = 200
+    target_every: PositiveInt = 200
     """Updates between copies to the target networks."""
-    hidden: Count = 64
+    hidden: PositiveInt = 64
     """Width of the agents' layers, and of the mixer's hypernetworks."""
-    mixer_embed: Count = 32
+    mixer_embed: PositiveInt = 32
     """Width of the mixing function."""
     agent_id: bool = True
     """Tell the networks which agent they act for."""
@@ -86,7 +87,7 @@ class State(NamedTuple):
 # ---------------------------------------------------------------------------------- program
 
 
-def make(spec: EnvSpec, args: Args) -> training.Program:
+def make(spec: EnvSpec, args: Args) -> programs.Program:
     """Build the program for one kind of data."""
     config = PolicyConfig("recurrent", "softmax", args.hidden, args.agent_id)
     values_config = replace(config, head="q")
@@ -109,7 +110,7 @@ def make(spec: EnvSpec, args: Args) -> training.Program:
         view = batch.view_tm1
         q = jax.vmap(lambda o: values.apply(critic.agent, o, method="unroll"))(view.observation)
         weights = mixer.apply(critic.mixer, view.state)
-        q_tot = mix(weights, categorical.select(q, batch.action) * view.alive)
+        q_tot = mix(weights, select(q, batch.action) * view.alive)
         return q, q_tot, weights
 
     def critic_loss(
@@ -133,11 +134,11 @@ def make(spec: EnvSpec, args: Args) -> training.Program:
         view = batch.view_tm1
         logits = jax.vmap(lambda o: policy.apply(actor, o, method="unroll"))(view.observation)
         log_loss = jax.vmap(cross_entropy)(logits, batch.action, view.legal_actions)
-        probs = jax.nn.softmax(categorical.mask_illegal(logits, view.legal_actions))
-        advantage = categorical.select(q, batch.action) - (probs * q).sum(-1)
+        probs = jax.nn.softmax(categorical(logits, view.legal_actions).logits)
+        advantage = select(q, batch.action) - (probs * q).sum(-1)
         mask = batch.mask[..., None] & view.alive
         imitate = softmax_weights(advantage, mask, args.policy_temperature)
-        return masked_mean(credit(weights) * imitate * log_loss, mask)
+        return masked_mean(mixing_coefficients(weights) * imitate * log_loss, mask)
 
     def update(state: State, batch: Sequence, _key: PRNGKeyArray) -> tuple[State, dict[str, Array]]:
         (value_loss, (q, q_tot, weights)), critic_gradient = jax.value_and_grad(
@@ -162,7 +163,7 @@ def make(spec: EnvSpec, args: Args) -> training.Program:
             updates=updates,
         ), metrics
 
-    return training.Program(config, init, update, lambda state: state.actor)
+    return programs.Program(config, init, update, lambda state: state.actor)
 
 
 # ---------------------------------------------------------------------------------- main
@@ -170,7 +171,7 @@ def make(spec: EnvSpec, args: Args) -> training.Program:
 
 def main(args: Args) -> Path:
     """Train, evaluate and write the run; return its directory."""
-    return training.train("maicq", make, args)
+    return programs.train("maicq", make, args)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,9 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from offmarl import categorical, cli, training
+from offmarl import cli, programs
+from offmarl.config import Fraction, NonNegative, Positive, PositiveInt
+from offmarl.distributions import select
 from offmarl.losses import (
     conservative_gap,
     double_q_values,
@@ -29,14 +31,13 @@ from offmarl.losses import (
     td_targets,
 )
 from offmarl.networks import Mixer, PolicyConfig, QParams, agent_network, init_policy, mix
-from offmarl.settings import Count, Fraction, NonNegative, Positive
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 # ---------------------------------------------------------------------------------- arguments
 
 
 @dataclass(frozen=True)
-class Args(training.Args):
+class Args(programs.Args):
     """QMIX with conservative Q-learning."""
 
     learning_rate: Positive = 3e-4
@@ -45,13 +46,13 @@ class Args(training.Args):
     """Discount γ."""
     cql_weight: NonNegative = 3.0
     """Weight α of the conservative penalty; 0 gives plain offline QMIX."""
-    cql_samples: Count = 20
+    cql_samples: PositiveInt = 20
     """Random legal joint actions K in the penalty."""
-    target_every: Count = 200
+    target_every: PositiveInt = 200
     """Updates between copies to the target networks."""
-    hidden: Count = 64
+    hidden: PositiveInt = 64
     """Width of the agents' layers, and of the mixer's hypernetworks."""
-    mixer_embed: Count = 32
+    mixer_embed: PositiveInt = 32
     """Width of the mixing function."""
     agent_id: bool = True
     """Tell the network which agent it acts for."""
@@ -79,7 +80,7 @@ class State(NamedTuple):
 # ---------------------------------------------------------------------------------- program
 
 
-def make(spec: EnvSpec, args: Args) -> training.Program:
+def make(spec: EnvSpec, args: Args) -> programs.Program:
     """Build the program for one kind of data."""
     config = PolicyConfig("recurrent", "q", args.hidden, args.agent_id)
     network = agent_network(config, spec)
@@ -111,11 +112,11 @@ def make(spec: EnvSpec, args: Args) -> training.Program:
         q_tot_t = mix(_after(weights_target), v_t)
         discount_t = args.gamma * (1 - batch.terminated.all(-1))
         target_tm1 = td_targets(batch.reward.mean(-1), discount_t, q_tot_t)
-        q_tot_tm1 = mix(weights_tm1, categorical.select(q_tm1, batch.action) * view_tm1.alive)
+        q_tot_tm1 = mix(weights_tm1, select(q_tm1, batch.action) * view_tm1.alive)
         td_loss = masked_mean(0.5 * (q_tot_tm1 - target_tm1) ** 2, batch.mask & batch.next_known)
 
         others = sample_legal_actions(key, view_tm1.legal_actions, args.cql_samples)
-        q_others = jax.vmap(lambda a: categorical.select(q_tm1, a) * view_tm1.alive)(others)
+        q_others = jax.vmap(lambda a: select(q_tm1, a) * view_tm1.alive)(others)
         q_tot_others = jax.vmap(mix, in_axes=(None, 0))(weights_tm1, q_others)
         gap = masked_mean(conservative_gap(q_tot_others, q_tot_tm1), batch.mask)
         metrics = {
@@ -136,7 +137,7 @@ def make(spec: EnvSpec, args: Args) -> training.Program:
     def policy_params(state: State) -> QParams:
         return QParams(state.params.agent, jnp.zeros_like(state.updates, jnp.float32))
 
-    return training.Program(config, init, update, policy_params)
+    return programs.Program(config, init, update, policy_params)
 
 
 def _before(tree: ArrayTree) -> ArrayTree:
@@ -154,7 +155,7 @@ def _after(tree: ArrayTree) -> ArrayTree:
 
 def main(args: Args) -> Path:
     """Train, evaluate and write the run; return its directory."""
-    return training.train("qmix_cql", make, args)
+    return programs.train("qmix_cql", make, args)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import offmarl
 from offmarl import envs
 from offmarl.cli import programs
 from offmarl.networks import PolicyConfig, make_policy
-from offmarl.recording import record_policy
+from offmarl.programs import record_policy
 
 
 @dataclass(frozen=True)

@@ -63,18 +63,18 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     )
     for file, tests in VAULT.items()
 } | {
-    "offmarl/checkpoint.py": (("tests/test_checkpoint.py",), ("tests/training",)),
-    "offmarl/evaluation.py": (("tests/test_evaluation.py",), ("tests/training",)),
-    "offmarl/training/driver.py": (("tests/training",), ("tests/baselines",)),
-    "offmarl/recording/capture.py": (
-        ("tests/recording/test_capture.py",),
-        ("tests/recording",),
+    "offmarl/checkpoint.py": (("tests/test_checkpoint.py",), ("tests/programs",)),
+    "offmarl/evaluation.py": (("tests/test_evaluation.py",), ("tests/programs",)),
+    "offmarl/programs/loop.py": (("tests/programs",), ("tests/baselines",)),
+    "offmarl/programs/buffer.py": (
+        ("tests/programs/test_capture.py",),
+        ("tests/programs",),
     ),
     "offmarl/hub/fetch.py": (("tests/hub/test_fetch.py",), ("tests/hub",)),
     "offmarl/networks/torso.py": (("tests/networks",), ("tests/test_evaluation.py",)),
     "offmarl/networks/mixer.py": (("tests/networks",), ("tests/baselines/test_updates.py",)),
-    "recorders/qmix.py": (("tests/recording/test_qmix_by_hand.py",), ("tests/recording",)),
-    "recorders/mappo.py": (("tests/recording/test_mappo.py",), ("tests/recording",)),
+    "recorders/qmix.py": (("tests/programs/test_qmix_by_hand.py",), ("tests/programs",)),
+    "recorders/mappo.py": (("tests/programs/test_mappo.py",), ("tests/programs",)),
     "baselines/bc.py": (("tests/baselines",),),
     "offmarl/envs/swarm/search.py": SWARM,
     "offmarl/envs/swarm/delivery.py": SWARM,

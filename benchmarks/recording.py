@@ -17,7 +17,7 @@ import tyro
 
 from offmarl import envs
 from offmarl.networks import PolicyConfig, init_policy, make_policy
-from offmarl.recording import record_policy
+from offmarl.programs import record_policy
 from offmarl.rollout import init_rollout, rollout
 
 

@@ -6,6 +6,7 @@ brings in neither JAX nor TensorStore.
 
 from typing import TYPE_CHECKING
 
+from offmarl._lazy import lazy_getattr
 from offmarl.errors import (
     CardError,
     CheckpointError,
@@ -18,6 +19,7 @@ from offmarl.errors import (
     MissingExtraError,
     OffmarlError,
     OptionError,
+    PluginError,
     RunError,
     ShapeError,
     UnknownNameError,
@@ -31,7 +33,6 @@ from offmarl.errors import (
     VaultLockedError,
     VaultNotFoundError,
 )
-from offmarl._lazy import lazy_getattr
 from offmarl.paths import register_names
 
 if TYPE_CHECKING:
@@ -40,9 +41,8 @@ if TYPE_CHECKING:
     from offmarl import envs, hub, vault
     from offmarl.evaluation import load_policy
     from offmarl.hub import load_dataset
-    from offmarl.recording.processes import record_episodes
-    from offmarl.recording.python import record
-    from offmarl.replay import open_dataset as open
+    from offmarl.programs.processes import record_episodes
+    from offmarl.programs.python import record
     from offmarl.types import (
         Continuous,
         Discrete,
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         Transition,
         View,
     )
+    from offmarl.vault import open_vault as open
 
 __version__ = "0.1.0"
 
@@ -72,6 +73,7 @@ __all__ = [
     "MissingExtraError",
     "OffmarlError",
     "OptionError",
+    "PluginError",
     "RunError",
     "Sequence",
     "ShapeError",
@@ -104,10 +106,10 @@ _HOMES = {
     "hub": "offmarl.hub",
     "vault": "offmarl.vault",
     "load_dataset": "offmarl.hub:load_dataset",
-    "open": "offmarl.replay:open_dataset",
+    "open": "offmarl.vault.open:open_vault",
     "load_policy": "offmarl.evaluation:load_policy",
-    "record": "offmarl.recording.python:record",
-    "record_episodes": "offmarl.recording.processes:record_episodes",
+    "record": "offmarl.programs.python:record",
+    "record_episodes": "offmarl.programs.processes:record_episodes",
     **{
         name: f"offmarl.types:{name}"
         for name in (

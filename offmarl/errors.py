@@ -40,7 +40,7 @@ class VaultChecksumError(VaultFormatError, ChecksumError):
 class VaultLayoutError(VaultFormatError):
     """A vault, perhaps undamaged, whose arrays are not those of multi-agent experience.
 
-    `offmarl.vault.Vault.read` may still read them.
+    `offmarl.vault.Dataset.read` may still read them.
     """
 
 
@@ -90,6 +90,10 @@ class HubChecksumError(HubError, ChecksumError):
 
 class MissingExtraError(OffmarlError):
     """A package that is not among offmarl's own dependencies is asked for, and not installed."""
+
+
+class PluginError(OffmarlError):
+    """An installed package provides something to offmarl that cannot be imported."""
 
 
 class ExpressionError(OffmarlError):

@@ -17,13 +17,11 @@ from offmarl.envs.base import Environment, EnvState, require_positive
 from offmarl.errors import OptionError, RunError, ShapeError
 from offmarl.networks import (
     PolicyConfig,
-    agent_head,
-    agent_network,
-    draws_actions,
     init_policy,
     make_policy,
 )
 from offmarl.paths import local
+from offmarl.rollout import remember
 from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence, View
 
 
@@ -98,6 +96,8 @@ def evaluate(
             params, episode.carry, view.observation, view.legal_actions, keys[0]
         )
         env_state, timestep = env.step(keys[1], episode.env_state, action)
+        done = timestep.terminated | timestep.truncated
+        carry = remember(policy, carry, timestep.reward, done)
         return _Episode(
             env_state,
             timestep.view,
@@ -111,17 +111,17 @@ def evaluate(
 
 
 def agreement(policy: Policy, params: ArrayTree, episodes: Sequence) -> Float[Array, "episodes"]:
-    """Return how far a policy would have done what the agents of recorded episodes did.
+    """Return how often a policy chooses the actions of recorded episodes.
 
-    It sees what they saw, from the first step on. This is what can be said of a policy without
-    its environment; a good policy need not agree with a poor one.
+    It observes what the recorded agents did, from the first step on. This needs no environment; it
+    does not measure return, since a good policy need not agree with a poor one.
 
     Parameters
     ----------
     policy, params
-        How to act; a greedy policy.
+        A greedy policy.
     episodes
-        Whole episodes, ``(M, T, ...)``, with the steps that are there in the mask.
+        Whole episodes, ``(M, T, ...)``; their mask marks the steps that exist.
 
     Returns
     -------
@@ -129,43 +129,76 @@ def agreement(policy: Policy, params: ArrayTree, episodes: Sequence) -> Float[Ar
     ones, 1 less half the mean absolute difference of their entries.
     """
 
-    def of_episode(episode: Sequence) -> Float[Array, ""]:
-        view = episode.view_tm1
+    def step(carry: ArrayTree, seen: _Seen) -> tuple[ArrayTree, Array]:
+        view = seen.observation, seen.legal_actions
+        action, _, after = policy.act(params, carry, *view, jax.random.key(0))
+        if policy.log_prob is not None:  # the memory is of the recorded action
+            _, after = policy.log_prob(params, carry, *view, seen.action)
+        return remember(policy, after, seen.reward, seen.done), _likeness(action, seen.action)
 
-        def step(carry: ArrayTree, seen: tuple[Array, Array]) -> tuple[ArrayTree, Array]:
-            action, _, carry = policy.act(params, carry, *seen, jax.random.key(0))
-            return carry, action
-
-        seen = (view.observation, view.legal_actions)
-        _, action = jax.lax.scan(step, policy.initial_carry(), seen)
-        counted = episode.mask[:, None] & view.alive
-        return jnp.where(counted, _likeness(action, episode.action), 0).sum() / counted.sum()
-
-    return jax.vmap(of_episode)(episodes)
+    return _means(policy, step, episodes)
 
 
 def log_likelihood(
-    config: PolicyConfig, spec: EnvSpec, params: ArrayTree, episodes: Sequence
+    policy: Policy, params: ArrayTree, episodes: Sequence
 ) -> Float[Array, "episodes"]:
-    """Return how likely a policy makes what the agents of recorded episodes did.
+    """Return how likely the actions of recorded episodes are under a policy.
 
     Parameters
     ----------
-    config, spec, params
-        A policy that draws its actions, of a "softmax" or "gaussian" head.
+    policy, params
+        A policy that has a ``log_prob``.
     episodes
-        Whole episodes, ``(M, T, ...)``, with the steps that are there in the mask.
+        Whole episodes, ``(M, T, ...)``; their mask marks the steps that exist.
 
     Returns
     -------
     For each episode the mean log-probability in nats of the actions of living agents; of continuous
     ones the log-density of all entries.
+
+    Raises
+    ------
+    OptionError
+        The policy has no likelihood.
     """
-    view, network = episodes.view_tm1, agent_network(config, spec)
-    outputs = jax.vmap(lambda o: network.apply(params, o, method="unroll"))(view.observation)
-    log_prob = agent_head(config).log_prob(outputs, view.legal_actions, episodes.action)
-    counted = episodes.mask[..., None] & view.alive
-    return jnp.where(counted, log_prob, 0).sum((1, 2)) / counted.sum((1, 2))
+    log_prob_of = policy.log_prob
+    if log_prob_of is None:
+        raise OptionError("this policy has no log_prob: it makes no action more or less likely.")
+
+    def step(carry: ArrayTree, seen: _Seen) -> tuple[ArrayTree, Array]:
+        log_prob, carry = log_prob_of(
+            params, carry, seen.observation, seen.legal_actions, seen.action
+        )
+        return remember(policy, carry, seen.reward, seen.done), log_prob
+
+    return _means(policy, step, episodes)
+
+
+class _Seen(NamedTuple):
+    """A recorded step, as a policy meets it."""
+
+    observation: Float[Array, "N O"]
+    legal_actions: Bool[Array, "N A"]
+    action: Array
+    reward: Float[Array, "N"]
+    done: Bool[Array, "N"]
+
+
+def _means(
+    policy: Policy,
+    step: Callable[[ArrayTree, _Seen], tuple[ArrayTree, Array]],
+    episodes: Sequence,
+) -> Float[Array, "episodes"]:
+    """Scan over each episode, and return the means over the steps of its living agents."""
+
+    def of_episode(episode: Sequence) -> Float[Array, ""]:
+        view, done = episode.view_tm1, episode.terminated | episode.truncated
+        seen = _Seen(view.observation, view.legal_actions, episode.action, episode.reward, done)
+        _, values = jax.lax.scan(step, policy.initial_carry(), seen)
+        counted = episode.mask[:, None] & view.alive
+        return jnp.where(counted, values, 0).sum() / counted.sum()
+
+    return jax.vmap(of_episode)(episodes)
 
 
 def _likeness(action: Array, recorded: Array) -> Array:
@@ -297,5 +330,5 @@ def load_policy(
     checkpoints.close()
     params = jax.tree.map(lambda leaf: leaf[seeds.index(seed)], tree["policy"])
     greedy = run.get("greedy", True) if greedy is None else greedy
-    policy, stochastic = make_policy(config, spec, greedy), draws_actions(config, params, greedy)
-    return LoadedPolicy(policy, params, spec, run["program"], stochastic)
+    policy = make_policy(config, spec, greedy)
+    return LoadedPolicy(policy, params, spec, run["program"], policy.draws(params))

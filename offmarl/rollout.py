@@ -1,10 +1,11 @@
 """Rollouts: a policy in many environments at once, as one scan."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int, Key, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
 from offmarl.envs.base import Environment, EnvState
 from offmarl.types import ArrayTree, Policy, Transition, View
@@ -84,6 +85,9 @@ def rollout(
             behaviour_log_prob=log_prob,
             policy_id=policy_ids,
         )
+        carry = jax.vmap(partial(remember, policy))(
+            carry, timestep.reward, timestep.terminated | timestep.truncated
+        )
         carry = jax.tree.map(
             lambda fresh, old: jnp.where(_align(timestep.last, old), fresh, old),
             fresh_carry,
@@ -94,6 +98,13 @@ def rollout(
     keys = jax.random.split(key, (num_steps, 2, num_envs))
     state, (transitions, next_views) = jax.lax.scan(step, state, keys)
     return state, transitions, next_views
+
+
+def remember(
+    policy: Policy, carry: ArrayTree, reward: Float[Array, "N"], done: Bool[Array, "N"]
+) -> ArrayTree:
+    """Return a policy's carry after the outcome of a step, in one environment."""
+    return carry if policy.after_step is None else policy.after_step(carry, reward, done)
 
 
 def _initial_carry(policy: Policy, num_envs: int) -> ArrayTree:

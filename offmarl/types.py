@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from offmarl._imports import RecordedName
 from offmarl.errors import ShapeError
 
 if TYPE_CHECKING:  # jaxtyping's Array brings in JAX, which listing and reading data do without
@@ -122,12 +123,13 @@ class EnvSpec:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> EnvSpec:
-        """Read what `to_json` wrote."""
+        """Read what `to_json` wrote. The name cannot make `offmarl.envs.make` import code."""
         ((kind, size),) = data["action"].items()
         action = {"discrete": Discrete, "continuous": Continuous}[kind](size)
         fields: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
         }
+        fields["name"] = RecordedName(fields["name"])
         return cls(**{**fields, "action": action})
 
 
@@ -222,6 +224,9 @@ class Sequence(NamedTuple):
     next_known: Bool[Array, "*b T"]
     """Steps whose next view is known, or not needed because all agents terminated. Temporal
     difference terms of the others must be masked out."""
+    weight: Float[Array, "*b"] | None = None
+    """Weight of each window in a loss, as `offmarl.losses.masked_mean` takes it; None where all
+    weigh the same."""
 
     @property
     def view_tm1(self) -> View:
@@ -239,13 +244,16 @@ class Sequence(NamedTuple):
 class Policy(NamedTuple):
     """How agents act: pure functions over parameters that are passed in.
 
-    ``act(params, carry, observation, legal_actions, key) -> (action, log_prob, carry)`` handles
-    all agents of one environment: observation ``(N, O)``, legal_actions ``(N, A)``, action ``(N,)``
-    (``(N, A)`` if continuous), log_prob ``(N,)``. ``initial_carry()`` is the memory at the start of
-    an episode (an empty tuple for policies without one). Callers vmap over environments.
+    All functions handle all agents of one environment: observation ``(N, O)``, legal_actions
+    ``(N, A)``, action ``(N,)`` (``(N, A)`` if continuous), log_prob and reward ``(N,)``. So agents
+    may act on their own, in order after one another, or as one. Callers vmap over environments.
+
+    The carry is the policy's own, a pytree of any structure: the memory of a recurrent network, the
+    last actions and rewards, a return-to-go. It starts each episode at ``initial_carry()``.
     """
 
     initial_carry: Callable[[], ArrayTree]
+    """The carry at the start of an episode; an empty tuple for policies without one."""
     act: Callable[
         [
             ArrayTree,
@@ -256,3 +264,18 @@ class Policy(NamedTuple):
         ],
         tuple[Array, Float[Array, "N"], ArrayTree],
     ]
+    """``act(params, carry, observation, legal_actions, key) -> (action, log_prob, carry)``"""
+    log_prob: (
+        Callable[
+            [ArrayTree, ArrayTree, Float[Array, "N O"], Bool[Array, "N A"], Array],
+            tuple[Float[Array, "N"], ArrayTree],
+        ]
+        | None
+    ) = None
+    """``log_prob(params, carry, observation, legal_actions, action) -> (log_prob, carry)``: of a
+    given joint action, with the carry that follows it. None if the policy has no likelihood."""
+    after_step: Callable[[ArrayTree, Float[Array, "N"], Bool[Array, "N"]], ArrayTree] | None = None
+    """``after_step(carry, reward, done) -> carry``: what the policy remembers of a step's outcome;
+    ``done`` are the agents that terminated or were truncated. None if it remembers nothing."""
+    draws: Callable[[ArrayTree], bool] = lambda _params: True
+    """Whether the policy of some parameters draws its actions at random, so that it needs a key."""

@@ -17,12 +17,13 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from rich.console import Console
 
 from offmarl import cli, envs
+from offmarl.config import Fraction, NonNegative, Positive, PositiveInt
 from offmarl.errors import OptionError
-from offmarl.losses import masked_mean
-from offmarl.losses.policy_gradient import clipped_surrogate, generalised_advantages
+from offmarl.losses import clipped_surrogate, generalised_advantages, masked_mean
 from offmarl.networks import (
     FeedForward,
     Head,
+    Moments,
     PolicyConfig,
     agent_head,
     agent_network,
@@ -30,8 +31,7 @@ from offmarl.networks import (
     make_policy,
     stochastic_head,
 )
-from offmarl.networks.normalisation import Moments
-from offmarl.recording import (
+from offmarl.programs import (
     Capture,
     OnlineArgs,
     OnlineProgram,
@@ -42,7 +42,6 @@ from offmarl.recording import (
     record_online,
 )
 from offmarl.rollout import RolloutState, init_rollout, rollout
-from offmarl.settings import Count, Fraction, NonNegative, Positive
 from offmarl.types import ArrayTree, EnvSpec, Transition, View
 
 # ---------------------------------------------------------------------------------- arguments
@@ -52,11 +51,11 @@ from offmarl.types import ArrayTree, EnvSpec, Transition, View
 class Args(OnlineArgs):
     """Arguments of MAPPO."""
 
-    num_steps: Count = 64
+    num_steps: PositiveInt = 64
     """Time steps in each environment between updates."""
-    epochs: Count = 4
+    epochs: PositiveInt = 4
     """Passes over the steps of an update."""
-    minibatches: Count = 4
+    minibatches: PositiveInt = 4
     """Parts that a pass is made in."""
     learning_rate: Positive = 7e-4
     """Of Adam, for actor and critic."""
@@ -70,7 +69,7 @@ class Args(OnlineArgs):
     """Weight of the entropy bonus."""
     max_grad_norm: Positive = 0.5
     """Global norm that gradients are clipped to."""
-    hidden: Count = 64
+    hidden: PositiveInt = 64
     """Width of the networks' layers."""
     agent_id: bool = True
     """Tell the networks which agent they act for."""
@@ -124,8 +123,8 @@ class Networks(NamedTuple):
     ) -> tuple[Float[Array, "*b N"], Float[Array, "*b N"]]:
         """Log-probability of each agent's action, and entropy of the policy it is drawn from."""
         outputs, _ = self.actor.apply(params.actor, (), view.observation)
-        log_prob = self.head.log_prob(outputs, view.legal_actions, action)
-        return log_prob, self.head.entropy(outputs, view.legal_actions)
+        distribution = self.head(outputs, view.legal_actions)
+        return distribution.log_prob(action), distribution.entropy()
 
     def value(self, params: Params, view: View) -> Float[Array, "*b N"]:
         """Normalised value of a view for each agent."""

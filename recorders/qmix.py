@@ -16,7 +16,9 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 from rich.console import Console
 
-from offmarl import categorical, cli, envs
+from offmarl import cli, envs
+from offmarl.config import Fraction, Positive, PositiveInt
+from offmarl.distributions import select
 from offmarl.errors import OptionError
 from offmarl.losses import double_q_values, masked_mean, td_targets
 from offmarl.networks import (
@@ -30,7 +32,7 @@ from offmarl.networks import (
     make_policy,
     mix,
 )
-from offmarl.recording import (
+from offmarl.programs import (
     Capture,
     OnlineArgs,
     OnlineProgram,
@@ -40,9 +42,8 @@ from offmarl.recording import (
     make_buffer,
     record_online,
 )
-from offmarl.recording.sampling import as_sequence, warm_start
+from offmarl.programs.sampling import as_sequence, warm_start
 from offmarl.rollout import RolloutState, init_rollout, rollout
-from offmarl.settings import Count, Fraction, Positive
 from offmarl.types import ArrayTree, Sequence
 from offmarl.vault import open_vault
 
@@ -53,17 +54,17 @@ from offmarl.vault import open_vault
 class Args(OnlineArgs):
     """Arguments of QMIX."""
 
-    num_steps: Count = 32
+    num_steps: PositiveInt = 32
     """Time steps in each environment between rounds of updates."""
-    updates: Count = 32
+    updates: PositiveInt = 32
     """Gradient updates a round."""
-    capacity: Count = 4096
+    capacity: PositiveInt = 4096
     """Time steps that the replay holds of each environment."""
     warm_start: Path | None = None
     """Vault whose newest steps the replay starts out with."""
-    batch_size: Count = 32
+    batch_size: PositiveInt = 32
     """Windows a batch."""
-    length: Count = 10
+    length: PositiveInt = 10
     """Steps a window."""
     learning_rate: Positive = 1e-3
     """Of Adam."""
@@ -74,13 +75,13 @@ class Args(OnlineArgs):
     too."""
     exploration: Fraction = 0.2
     """Part of the training in which it comes down."""
-    target_every: Count = 200
+    target_every: PositiveInt = 200
     """Updates between copies to the target networks."""
     max_grad_norm: Positive = 10.0
     """Global norm that gradients are clipped to."""
-    hidden: Count = 64
+    hidden: PositiveInt = 64
     """Width of the agents' layers, and of the mixer's hypernetworks."""
-    mixer_embed: Count = 32
+    mixer_embed: PositiveInt = 32
     """Width of the mixing function."""
     agent_id: bool = True
     """Tell the network which agent it acts for."""
@@ -136,7 +137,7 @@ def loss(
     discount_t = args.gamma * (1 - batch.terminated.all(-1))
     target_tm1 = td_targets(batch.reward.mean(-1), discount_t, q_tot_t)
 
-    q_tm1 = categorical.select(q[:, :-1], batch.action) * view_tm1.alive
+    q_tm1 = select(q[:, :-1], batch.action) * view_tm1.alive
     q_tot_tm1 = mix(jax.tree.map(lambda x: x[:, :-1], weights), q_tm1)
     value = masked_mean(0.5 * (q_tot_tm1 - target_tm1) ** 2, batch.mask)
     return value, {"td_loss": value, "q_tot": masked_mean(q_tot_tm1, batch.mask)}

@@ -88,7 +88,7 @@ def random_data(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
     """Return the vault that a uniform policy recorded in an environment of some name."""
     from offmarl import envs
     from offmarl.networks import PolicyConfig, make_policy
-    from offmarl.recording import record_policy
+    from offmarl.programs import record_policy
 
     @cache
     def record(name: str) -> Path:

@@ -8,9 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from offmarl import runs, tracking
+from offmarl import tracking
 from offmarl.checkpoint import Checkpoints
 from offmarl.networks import PolicyConfig, init_policy
+from offmarl.programs import run as runs
 from offmarl.types import ArrayTree, Discrete, EnvSpec
 
 

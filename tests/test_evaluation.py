@@ -9,8 +9,8 @@ import pytest
 from offmarl import envs, load_policy
 from offmarl.errors import CheckpointError, OptionError, RunError, ShapeError
 from offmarl.evaluation import LoadedPolicy, agreement, evaluate, log_likelihood
-from offmarl.networks import PolicyConfig, QParams, draws_actions, init_policy, make_policy
-from offmarl.types import Discrete, EnvSpec, Policy, Sequence, View
+from offmarl.networks import PolicyConfig, QParams, init_policy, make_policy
+from offmarl.types import Continuous, Discrete, EnvSpec, Policy, Sequence, View
 from tests.runs import write_policy
 
 
@@ -123,7 +123,8 @@ def test_the_first_seed_is_the_default_and_others_are_named(tmp_path):
 )
 def test_which_policies_draw_their_actions(config, greedy, epsilon, draws):
     params = () if epsilon is None else QParams((), jnp.array(epsilon))
-    assert draws_actions(config, params, greedy) is draws
+    spec = EnvSpec("", 2, 3, 1, Continuous(1) if config.head == "gaussian" else Discrete(4))
+    assert make_policy(config, spec, greedy).draws(params) is draws
 
 
 def test_a_policy_acts_as_its_run_was_evaluated_and_draws_by_a_key(tmp_path):
@@ -187,7 +188,10 @@ def test_likelihood_is_that_of_what_living_agents_did():
     episodes = Sequence(view, action, blank, blank > 0, blank > 0, blank, mask, mask)
     # 5/8 and 1/8 in the first step; in the second one agent, and 2/3 of two legal actions.
     wanted = np.log([5 / 8, 1 / 8, 2 / 3]).mean()
-    np.testing.assert_allclose(log_likelihood(config, spec, params, episodes), [wanted], rtol=1e-6)
+    policy = make_policy(config, spec)
+    np.testing.assert_allclose(log_likelihood(policy, params, episodes), [wanted], rtol=1e-6)
+    with pytest.raises(OptionError, match="has no log_prob"):
+        log_likelihood(constant_policy(2), params, episodes)
 
 
 def test_agreement_counts_what_living_agents_did():

@@ -11,7 +11,7 @@ from offmarl.cli.output import Report
 from offmarl.errors import OptionError, VaultError
 from offmarl.tracking import progress
 from offmarl.vault.convert import READERS, WRITERS, export_dataset, import_dataset
-from offmarl.vault.listing import locate, open_source
+from offmarl.vault.open import locate, open_source
 
 
 def _choices(names: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ from rich.console import Group
 
 from offmarl.cli import programs
 from offmarl.cli.output import Report, interval, table
-from offmarl.interruption import more_to_come
+from offmarl.programs.interruption import more_to_come
 from offmarl.report import Entry, estimate, figure_demo, scores_of
 from offmarl.statistics import MIN_RUNS
 

@@ -50,7 +50,8 @@ def envs(
     Parameters
     ----------
     name
-        An environment, such as swarm/coverage-8; or the beginning of names, to list only those.
+        An environment, such as swarm/coverage-8, path/to/file.py:FACTORY or package.module:FACTORY;
+        or the beginning of names, to list only those.
     seconds
         How long to measure an environment's speed, at least.
     picture
@@ -82,8 +83,7 @@ def _list(listed: Mapping[str, EnvInfo]) -> Report:
 
 
 def _describe(name: str, seconds: float, picture: Path | None) -> Report:
-    family = registry.family_of(name)
-    about = registry.describe()[family]
+    about = registry.info(name)
     env = registry.make(name)
     drawn = _draw(env, picture)
     steps = _speed(env, seconds)
@@ -91,7 +91,7 @@ def _describe(name: str, seconds: float, picture: Path | None) -> Report:
         "environment": name,
         "": about.summary,
         **_in_words(env.spec),
-        "traits": ", ".join(about.traits) or "none",
+        "traits": ", ".join(about.traits) or ("none" if about.action else "unknown"),
         "speed": f"{number(round(steps))} steps a second, in {_NUM_ENVS} environments at random",
         "picture": str(drawn or "none: it cannot be drawn"),
     }

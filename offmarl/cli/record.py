@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from offmarl.cli import programs
+from offmarl.cli import programs as runner
 from offmarl.cli.data import show
 from offmarl.cli.output import Report, table
 from offmarl.cli.parse import parse
@@ -18,13 +18,13 @@ offmarl record --policy RUN ...   record a trained policy, as `--policy --help` 
 def record(arguments: list[str]) -> Report:
     """Train agents online and record them at several tiers, or record a trained policy."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        return programs.overview("recorder", _USAGE)
+        return runner.overview("recorder", _USAGE)
     if arguments[0].startswith("-"):
         helped = {"-h", "--help"}.intersection(arguments)
         asked = ["--help"] if helped else arguments  # `--policy --help` is no policy
         return parse(record_policy, "record", "Record a trained policy.", asked)
     name, *rest = arguments
-    recorded = programs.run("recorder", name, rest)
+    recorded = runner.run("recorder", name, rest)
     title = "{run}: {outcome}".format(**recorded.data)
     rows = recorded.data["vaults"]
     return Report(recorded.data, table(list(rows[0]), [row.values() for row in rows], title))
@@ -64,7 +64,7 @@ def record_policy(
     greedy
         Always take the best action, rather than draw one as in training.
     """
-    from offmarl import evaluation, recording
+    from offmarl import evaluation, programs
     from offmarl.cli.policies import make_environment
 
     trained = read_run(policy)["seeds"][0] if training_seed is None else training_seed
@@ -73,7 +73,7 @@ def record_policy(
     named = below(f"{environment.spec.name}.vlt", option="--env")
     path = out / named / (name or below(loaded.name, option="--name"))
     origin = {"program": loaded.name, "run": str(policy), "training_seed": trained}
-    recording.record_policy(
+    programs.record_policy(
         environment, loaded.policy, loaded.params, path, steps, num_envs, seed, {"policy": origin}
     )
     return show(str(path))

@@ -6,23 +6,47 @@ imports no JAX.
 
 from typing import TYPE_CHECKING, Any
 
-from offmarl.envs.registry import describe, family_of, make, names
+from offmarl.envs.catalogue import EnvInfo
+from offmarl.envs.registry import (
+    describe,
+    family_of,
+    info,
+    make,
+    names,
+    register,
+    short_name,
+    source,
+)
 
 if TYPE_CHECKING:
-    from offmarl.envs.base import AutoReset, Environment, EnvState, autoreset, restart, transition
+    from offmarl.envs.base import (
+        AutoReset,
+        Environment,
+        EnvState,
+        Scene,
+        autoreset,
+        restart,
+        transition,
+    )
     from offmarl.envs.pettingzoo import PettingZooPolicy, to_pettingzoo
 
 __all__ = [
     "AutoReset",
+    "EnvInfo",
     "EnvState",
     "Environment",
     "PettingZooPolicy",
+    "Scene",
     "autoreset",
     "describe",
     "family_of",
+    "info",
     "make",
     "names",
+    "register",
     "restart",
+    "short_name",
+    "source",
     "to_pettingzoo",
     "transition",
 ]

@@ -1,7 +1,7 @@
 """The environment protocol, and autoreset."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -129,6 +129,48 @@ class AutoReset:
             pool = _pool(self.env, self.pool)  # type: ignore[arg-type]
             return jax.tree.map(lambda leaf: _renew_key(leaf[drawn], renew), pool)
         return _first(self.env, key)
+
+
+@dataclass(frozen=True)
+class _Named:
+    """An environment under another name: all else is that of the wrapped one."""
+
+    env: Any
+    name: str
+
+    @property
+    def spec(self) -> EnvSpec:
+        return replace(self.env.spec, name=self.name)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "env":  # which copying and pickling look up first
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+
+def with_name(env: Any, name: str) -> Environment:
+    """Check that a user's object has the protocol, and give its spec a name.
+
+    Raises
+    ------
+    OptionError
+        It is not an environment, or cannot be a static argument of compiled programs.
+    """
+    if not isinstance(getattr(env, "spec", None), EnvSpec) or not isinstance(env, Environment):
+        raise OptionError(
+            f"{name} returned {env!r}, which is not an environment: it needs the attribute spec, "
+            "an offmarl.EnvSpec, and the methods reset and step of offmarl.envs.Environment. "
+            "(PettingZoo environments are recorded with offmarl.record.)"
+        )
+    try:
+        hash(env)
+    except TypeError as error:
+        raise OptionError(
+            f"{name} returned {type(env).__name__}, which is not hashable ({error}): make it a "
+            "frozen dataclass of hashable fields, so that JAX compiles it once."
+        ) from error
+    named: Environment = env if env.spec.name == name else _Named(env, name)
+    return named
 
 
 def _first(env: Environment, key: PRNGKeyArray) -> tuple[EnvState, View]:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from importlib.metadata import EntryPoint
 from typing import Any, Literal
 
 Option = bool | int | float | str
@@ -54,16 +55,16 @@ class Family:
     """Environments with one factory; in the name, a capital letter after a dash is a number."""
 
     name: str
-    factory: str | Callable[..., Any]
-    """A callable, or ``module:attribute`` to import it from when it is needed."""
+    factory: str | EntryPoint | Callable[..., Any]
+    """What returns the environment, or ``module:attribute`` to import it from when needed."""
     about: EnvInfo
     sizes: tuple[str, ...] | None = None
     """Arguments set by the numbers or the word in the name, in order; None for the factory's
     arguments without a default."""
+    source: str = "offmarl"
+    """What defines it: offmarl, a package with its version, or a file or module."""
     fixed: Mapping[str, Option] = field(default_factory=dict)
     """Arguments that users cannot change."""
-    source: str = "offmarl"
-    """Who defines it, for error messages."""
 
     @property
     def stem(self) -> str:
@@ -86,7 +87,7 @@ _BUILT_IN = EnvInfo("", "2", observation="vector", action="discrete", state="nat
 def _family(name: str, factory: str, *sizes: str, fixed: Any = None, **about: Any) -> Family:
     """Describe a built-in environment; ``about`` holds what differs from `_BUILT_IN`."""
     info = replace(_BUILT_IN, **about)
-    return Family(name, f"offmarl.envs.{factory}", info, sizes, fixed or {})
+    return Family(name, f"offmarl.envs.{factory}", info, sizes, fixed=fixed or {})
 
 
 _CLASSIC = (

@@ -1,31 +1,99 @@
-"""The environments by name: a table that costs nothing to read, and `make`.
+"""Environments by name: built-in ones, registered ones, those of plug-ins, and code of your own.
 
 A name is a family with its sizes filled in, and, where options differ from their defaults, the
-options behind a colon: ``swarm/coverage-8:time_limit=20``. That full name is what ``spec.name``
-holds, so a dataset's environment can always be rebuilt from its spec.
+options after a colon: ``swarm/coverage-8:time_limit=20``. That full name is ``spec.name``, so the
+environment of a dataset can be created again from its spec.
+
+Code that is not registered is named ``package.module:factory`` or ``path/to/file.py:factory``, with
+options after a second colon. `make` imports such code when the user names it, and never for a name
+that was read from a dataset: whoever wrote the dataset chose that name.
+
+Importing this module and listing the names import neither JAX nor any plug-in.
 """
 
+import hashlib
 import importlib
+import inspect
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from offmarl import paths
+from offmarl._imports import RecordedName, attribute, import_file, import_module, summarize
 from offmarl.envs.catalogue import BUILT_IN, EnvInfo, Family, Option
-from offmarl.errors import OptionError, UnknownNameError, unknown_name
+from offmarl.envs.plugins import load_plugin, plugins
+from offmarl.errors import OffmarlError, OptionError, UnknownNameError, unknown_name
 
 if TYPE_CHECKING:
     from offmarl.envs.base import Environment
 
+_NAME = re.compile(r"\w+([-./|]\w+)*", re.ASCII)
+
+_IDENTIFIER = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
+_FILE = re.compile(rf"(?P<file>.+\.py):(?P<factory>{_IDENTIFIER})(?::(?P<options>.*))?", re.DOTALL)
+_MODULE = re.compile(rf"(?P<module>{_IDENTIFIER}):(?P<factory>{_IDENTIFIER})(?::(?P<options>.*))?")
+
+_REGISTERED = "offmarl.envs.register"
+_REQUIRED = object()
+_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+_registered: dict[str, Family] = {}
+
+_sources: dict[str, dict[str, str]] = {}
+"""Where the code of an environment came from, by ``spec.name``; see `source`."""
+
+
+def register(name: str, factory: "Callable[..., Environment]", info: EnvInfo | None = None) -> None:
+    """Make an environment available by name, in this process.
+
+    Installed packages do it for all processes with an entry point in the group ``offmarl.envs``:
+    the name of the entry point is the environment's name, its object the factory.
+
+    Parameters
+    ----------
+    name
+        Such as ``"mine/chase"``. Each capital letter after a dash stands for a number, as in
+        ``"mine/chase-N"``.
+    factory
+        Returns the environment. Numbers in the name set its arguments without a default, in their
+        order; arguments with a default are the options that users may set after a colon. An
+        argument ``name`` receives the full name.
+    info
+        What `describe` and ``offmarl envs`` say of it.
+
+    Raises
+    ------
+    OptionError
+        The name is taken, or has characters other than letters, digits and ``_ - . / |``.
+    """
+    if not _NAME.fullmatch(name):
+        raise OptionError(
+            f"{name!r} cannot name an environment: use letters, digits, _ and - in parts divided "
+            "by slashes, such as 'mine/chase'."
+        )
+    family = Family(name, factory, info or _info_of(factory), None, _REGISTERED)
+    for other in _families():
+        replaces = other.source == _REGISTERED and other.name == name
+        if _overlap(family, other) and not (replaces and _is_same(other.factory, factory)):
+            raise OptionError(
+                f"the name {name!r} is taken: {other.source} defines {other.name!r}. Choose "
+                "another name."
+            )
+    _registered[name] = family
+
 
 def describe() -> dict[str, EnvInfo]:
-    """Return what there is: names, and what is known of each without building it.
+    """Return the names of all environments, with what is known of each without creating it.
 
     In a name, single capital letters stand for numbers of your choice, and a word in capitals for
-    one of ``EnvInfo.choices``.
+    one of ``EnvInfo.choices``. Plug-ins are listed without importing them.
     """
-    return {family.name: family.about for family in BUILT_IN}
+    known: dict[str, EnvInfo] = {}
+    for family in _families():
+        known.setdefault(family.name, family.about)
+    return known
 
 
 def names() -> list[str]:
@@ -34,7 +102,7 @@ def names() -> list[str]:
 
 
 def family_of(name: str) -> str:
-    """Return the name in `names` that an environment's name, with options or not, comes under.
+    """Return the entry of `names` that an environment's name, with options or not, belongs to.
 
     Raises
     ------
@@ -45,64 +113,157 @@ def family_of(name: str) -> str:
     return base if base in describe() else _find(base)[0].name
 
 
+def info(name: str) -> EnvInfo:
+    """Return what is known of an environment; the arguments and errors are those of `make`."""
+    found = _resolve(name)
+    about = found.family.about
+    known = about.summary and not isinstance(found.family.factory, EntryPoint)
+    return about if known else _info_of(found.load())
+
+
 def make(name: str, **options: Option) -> "Environment":
-    """Build an environment.
+    """Create an environment.
 
     Parameters
     ----------
     name
-        One of `names`, with numbers for the capital letters, with or without options behind a
-        colon: ``"swarm/coverage-8"``, ``"swarm/coverage-8:time_limit=20"``.
+        One of `names`, with numbers for the capital letters, with or without options after a
+        colon: ``"swarm/coverage-8"``, ``"swarm/coverage-8:time_limit=20"``. Or code:
+        ``"package.module:factory"`` or ``"path/to/file.py:factory"``, which is imported, also with
+        options after a second colon. Do not pass a string that you got from a dataset you do not
+        trust; ``spec.name`` of an opened vault is safe, because `make` imports no code for it.
     options
-        The same options as keywords; they win over those in the name.
+        The same options as keywords; they take precedence over those in the name.
 
     Raises
     ------
     UnknownNameError
-        There is no such environment, or it has no such option.
+        There is no such environment, it has no such option, or the name is from a dataset and
+        names code.
     OptionError
-        An option, or a number in the name, has a value that it cannot have.
+        An option, or a number in the name, has an invalid value; or code cannot be imported, or
+        returns no environment.
     MissingExtraError
-        It comes from a package that is not installed; the message says how to get it.
+        It needs a package that is not installed; the message says how to install it.
+    PluginError
+        It is from an installed package that cannot be imported.
     """
-    base, _, suffix = name.partition(":")
-    family, sizes = _find(base)
-    factory = _load(family)
-    given = _check(family, _defaults(family, factory), _parse(name, suffix) | options)
+    found = _resolve(name)
+    factory = found.load()
+    sizes, defaults = _arguments(found, factory)
+    given = _check(found.family.name, defaults, _parse(name, found.suffix) | options)
+    if missing := [key for key in defaults if defaults[key] is _REQUIRED and key not in given]:
+        raise OptionError(
+            f"{found.base} needs {missing[0]}: write {found.base}:{missing[0]}=VALUE."
+        )
     canonical = ",".join(f"{key}={_write(given[key])}" for key in sorted(given))
-    build = getattr(factory, "build", factory)
-    env: Environment = build(
-        name=f"{base}:{canonical}".rstrip(":"), **family.fixed, **sizes, **given
-    )
+    full = f"{found.base}:{canonical}".rstrip(":")
+    env = _call(found, factory, full, {**found.family.fixed, **sizes, **given})
+    if found.source:
+        _sources[full] = found.source
     return env
 
 
-def _load(family: Family) -> Any:
-    """Import the factory: a class with the options as fields, or with ``options`` and ``build``."""
-    if not isinstance(family.factory, str):
-        return family.factory
-    module, _, attribute = family.factory.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+def source(name: str) -> dict[str, str]:
+    """Return where the code of an environment made in this process came from.
+
+    Parameters
+    ----------
+    name
+        Its ``spec.name``.
+
+    Returns
+    -------
+    Such as ``{"file": "../chase.py", "sha256": ...}`` or ``{"package": "my-envs 1.0"}``; empty for
+    the environments of offmarl.
+    """
+    return _sources.get(name, {})
 
 
-def _defaults(family: Family, factory: Any) -> dict[str, Any]:
-    if hasattr(factory, "options"):
-        defaults: dict[str, Any] = factory.options(**family.fixed)
-        return defaults
-    hidden = {"name", *(family.sizes or ()), *family.fixed}
-    return {field.name: field.default for field in fields(factory) if field.name not in hidden}
+def short_name(name: str) -> str:
+    """Return an environment's name without the directories of a file: it can name a directory."""
+    code = _FILE.fullmatch(name)
+    return name if code is None else name[code["file"].rfind("/") + 1 :]
 
 
-def _find(base: str) -> tuple[Family, dict[str, Option]]:
-    for family in BUILT_IN:
-        sizes = family.match(base)
-        if sizes is not None:
-            return family, dict(zip(family.sizes or (), sizes, strict=True))
-    raise _not_found(base)
+# ------------------------------------------------------------------ names
+
+
+class _Found(NamedTuple):
+    """What a name stands for."""
+
+    family: Family
+    base: str
+    """The name without options."""
+    numbers: tuple[Option, ...]
+    """The numbers, or the word, in the name."""
+    suffix: str
+    """The options, as text."""
+    source: dict[str, str]
+
+    def load(self) -> Any:
+        """Import the factory: a callable; of offmarl also one with ``options`` and ``build``."""
+        factory = self.family.factory
+        if isinstance(factory, EntryPoint):
+            return load_plugin(self.family.name, factory)
+        if not isinstance(factory, str) or self.family.source != "offmarl":
+            return factory
+        module, _, name = factory.partition(":")
+        return getattr(importlib.import_module(module), name)
+
+
+def _families() -> tuple[Family, ...]:
+    return (*BUILT_IN, *_registered.values(), *plugins())
+
+
+def _resolve(name: str) -> _Found:
+    base, _, suffix = name.partition(":")
+    code = _FILE.fullmatch(name) or _MODULE.fullmatch(name)
+    if code is None or any(family.match(base) is not None for family in _families()):
+        family, numbers = _find(base)
+        package = {} if family.source in ("offmarl", _REGISTERED) else {"package": family.source}
+        return _Found(family, base, numbers, suffix, package)
+    if isinstance(name, RecordedName):
+        raise UnknownNameError(
+            f"the data names the environment {str(name)!r}, which is code and not an installed "
+            "environment. offmarl does not run code that data names: if you trust it, name it "
+            "yourself, with --env path/to/file.py:FACTORY or --env package.module:FACTORY."
+        )
+    return _import(code)
+
+
+def _import(code: re.Match[str]) -> _Found:
+    """Import the code that a user named."""
+    where, name, suffix = code[1], code["factory"], code["options"] or ""
+    source = {"factory": name}
+    if where.endswith(".py"):
+        path = paths.local(where)
+        module, base = import_file(path), f"{path.name}:{name}"
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        source |= {"file": where, "sha256": digest}
+    else:
+        module, base = import_module(where), f"{where}:{name}"
+        source |= {"module": where}
+    factory = attribute(module, name, where)
+    return _Found(Family(base, factory, EnvInfo(""), None, where), base, (), suffix, source)
+
+
+def _find(base: str) -> tuple[Family, tuple[Option, ...]]:
+    """Return the family of a name without options, and the numbers in the name."""
+    matches = [(f, numbers) for f in _families() if (numbers := f.match(base)) is not None]
+    if not matches:
+        raise _not_found(base)
+    if len(matches) > 1:
+        listed = " and ".join(f"{family.name!r} of {family.source}" for family, _ in matches)
+        raise OptionError(
+            f"the environment name {base!r} is ambiguous: it matches {listed}. Uninstall or rename "
+            "one of them."
+        )
+    return matches[0]
 
 
 def _not_found(base: str) -> UnknownNameError:
-    for family in BUILT_IN:
+    for family in _families():
         if re.sub(r"(-[A-Z])+$", "", family.name) == re.sub(r"-[^/]*$", "", base):
             return UnknownNameError(
                 f"there is no environment named {base!r}: write it {family.name}, with a whole "
@@ -111,7 +272,98 @@ def _not_found(base: str) -> UnknownNameError:
         if family.about.choices and family.stem == base.rpartition("/")[0]:
             kind = f"{family.stem} environment"
             return unknown_name(kind, base.rpartition("/")[2], family.about.choices)
+    if base.endswith(".py"):
+        return UnknownNameError(
+            f"{base!r} names a file but no environment in it: write {base}:FACTORY, with the class "
+            "or function that returns the environment."
+        )
     return unknown_name("environment", base, names(), see="offmarl envs")
+
+
+def _overlap(one: Family, other: Family) -> bool:
+    """Whether a name can belong to both families."""
+    return (
+        one.name == other.name
+        or one.match(_example(other)) is not None
+        or other.match(_example(one)) is not None
+    )
+
+
+def _example(family: Family) -> str:
+    return re.sub(r"-[A-Z]\b", "-1", family.name)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two factories have the same definition, as when a notebook cell runs again."""
+    places = [(getattr(f, "__module__", f), getattr(f, "__qualname__", f)) for f in (one, other)]
+    return places[0] == places[1]
+
+
+def _info_of(factory: Any) -> EnvInfo:
+    """Return a factory's attribute ``info``, or the first line of its docstring."""
+    about = getattr(factory, "info", None)
+    if isinstance(about, EnvInfo):
+        return about
+    return EnvInfo((inspect.getdoc(factory) or "").partition("\n")[0].rstrip("."))
+
+
+# ------------------------------------------------------------------ arguments
+
+
+def _arguments(found: _Found, factory: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arguments that the numbers in the name set, and all options with defaults."""
+    family = found.family
+    if hasattr(factory, "options") and family.source == "offmarl":
+        return dict(zip(family.sizes or (), found.numbers, strict=True)), factory.options(
+            **family.fixed
+        )
+    hidden = {"name", *family.fixed}
+    parameters = {
+        key: parameter.default
+        for key, parameter in _parameters(found.base, factory).items()
+        if key not in hidden and parameter.kind not in _VARIABLE
+    }
+    required = [key for key, default in parameters.items() if default is inspect.Parameter.empty]
+    sizes = required if family.sizes is None else family.sizes
+    if len(found.numbers) > len(sizes):
+        raise OptionError(
+            f"{found.base}: the name has {len(found.numbers)} numbers, and {family.source} has "
+            f"{len(sizes)} arguments without a default for them."
+        )
+    set_by_name = dict(zip(sizes, found.numbers, strict=False))
+    return set_by_name, {
+        key: _REQUIRED if default is inspect.Parameter.empty else default
+        for key, default in parameters.items()
+        if key not in set_by_name
+    }
+
+
+def _parameters(name: str, factory: Any) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(factory).parameters
+    except (TypeError, ValueError) as error:
+        raise OptionError(
+            f"{name} is {factory!r}, which cannot be called: name a class or function that returns "
+            "an environment."
+        ) from error
+
+
+def _call(found: _Found, factory: Any, name: str, arguments: dict[str, Any]) -> "Environment":
+    """Create the environment, and see that it has the protocol and the name."""
+    if found.family.source == "offmarl":
+        env: Environment = getattr(factory, "build", factory)(name=name, **arguments)
+        return env
+    if "name" in _parameters(found.base, factory):
+        arguments["name"] = name
+    try:
+        made = factory(**arguments)
+    except OffmarlError:
+        raise
+    except Exception as error:
+        raise OptionError(f"{name} cannot be created: {summarize(error)}") from error
+    from offmarl.envs.base import with_name
+
+    return with_name(made, name)
 
 
 def _parse(name: str, suffix: str) -> dict[str, Option]:
@@ -120,7 +372,7 @@ def _parse(name: str, suffix: str) -> dict[str, Option]:
     for pair in filter(None, suffix.split(",")):
         key, equals, text = pair.partition("=")
         if not equals:
-            raise OptionError(f"{name!r}: {pair!r} is no option: write option=value after the ':'.")
+            raise OptionError(f"{name!r}: {pair!r} is not an option: write option=value.")
         options[key] = _read(text)
     return options
 
@@ -133,31 +385,32 @@ def _read(text: str) -> Any:
 
 
 def _write(value: Option) -> str:
-    """Write a value as `_read` reads it, without quotes if it can be: names become file names."""
+    """Write a value as `_read` reads it, without quotes if possible: names become file names."""
     return value if isinstance(value, str) and _read(value) == value else json.dumps(value)
 
 
 def _check(
-    family: Family, defaults: Mapping[str, Any], options: Mapping[str, Option]
+    name: str, defaults: Mapping[str, Any], options: Mapping[str, Option]
 ) -> dict[str, Option]:
     """Return the options that differ from their defaults, each in the type of its default."""
     checked = {}
     for key, value in options.items():
         if key not in defaults:
-            raise _no_such_option(family, key, defaults)
-        checked[key] = _convert(family.name, key, value, type(defaults[key]))
+            raise _no_such_option(name, key, defaults)
+        checked[key] = _convert(name, key, value, defaults[key])
     return {key: value for key, value in checked.items() if value != defaults[key]}
 
 
-def _no_such_option(family: Family, key: str, defaults: Mapping[str, Any]) -> UnknownNameError:
+def _no_such_option(name: str, key: str, defaults: Mapping[str, Any]) -> UnknownNameError:
     if not defaults:
-        return UnknownNameError(f"{family.name} takes no options, and was given {key!r}: leave it.")
-    return unknown_name(f"option of {family.name}", key, defaults)
+        return UnknownNameError(f"{name} takes no options: remove {key!r}.")
+    return unknown_name(f"option of {name}", key, defaults)
 
 
-def _convert(name: str, key: str, value: Option, kind: type[Any]) -> Option:
+def _convert(name: str, key: str, value: Option, default: Any) -> Option:
+    kind = type(default)
     if kind is float and type(value) is int:
         return float(value)
-    if type(value) is not kind:
+    if kind in (bool, int, float, str) and type(value) is not kind:
         raise OptionError(f"{name}: {key} must be of type {kind.__name__}, not {value!r}.")
     return value

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from offmarl.errors import HubError, unknown_name
 from offmarl.hub.fetch import Download, View
-from offmarl.vault.listing import vaults_among
-from offmarl.vault.storage.archive import members_of
-from offmarl.vault.storage.location import Location
+from offmarl.vault.archive import members_of
+from offmarl.vault.location import Location
+from offmarl.vault.open import vaults_among
 
 _TAIL = 2**16
 """Bytes at an archive's end in which its directory lies, but for archives of very many files."""

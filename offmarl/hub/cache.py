@@ -18,8 +18,8 @@ from huggingface_hub import cached_assets_path, constants
 
 from offmarl import tracking
 from offmarl.errors import HubChecksumError, HubError, RunError
-from offmarl.vault.listing import SUFFIX, vaults_in
-from offmarl.vault.reading.beside import RECORD
+from offmarl.vault.open import SUFFIX, vaults_in
+from offmarl.vault.published import RECORD
 
 ARRIVING = ".arriving"
 """Directory, in that of a dataset, for what is not complete."""

@@ -8,7 +8,7 @@ from offmarl.errors import UnknownNameError, VaultNotFoundError, unknown_name
 from offmarl.hub import cache, catalogue
 from offmarl.hub.cache import Entry
 from offmarl.paths import local
-from offmarl.vault.listing import SUFFIX
+from offmarl.vault.open import SUFFIX
 
 
 class Target(NamedTuple):

@@ -1,35 +1,32 @@
 """Neural networks: torsos shared by all agents, mixers, and policies described by data."""
 
-from offmarl.networks.head import GAUSSIAN, SOFTMAX, Head
-from offmarl.networks.mixer import Mixer, MixerWeights, credit, mix
-from offmarl.networks.policy import (
+from offmarl.networks.mixers import Mixer, MixerWeights, mix, mixing_coefficients
+from offmarl.networks.policies import (
+    Head,
     PolicyConfig,
     QParams,
     agent_head,
     agent_network,
-    draws_actions,
     init_policy,
     make_policy,
     stochastic_head,
 )
-from offmarl.networks.torso import FeedForward, Recurrent
+from offmarl.networks.torsos import FeedForward, Moments, Recurrent
 
 __all__ = [
-    "GAUSSIAN",
-    "SOFTMAX",
     "FeedForward",
     "Head",
     "Mixer",
     "MixerWeights",
+    "Moments",
     "PolicyConfig",
     "QParams",
     "Recurrent",
     "agent_head",
     "agent_network",
-    "credit",
-    "draws_actions",
     "init_policy",
     "make_policy",
     "mix",
+    "mixing_coefficients",
     "stochastic_head",
 ]

@@ -10,7 +10,7 @@ from jaxtyping import Bool
 
 from offmarl.report.actions import ContinuousActions, DiscreteActions
 from offmarl.report.contents import Survey
-from offmarl.vault.reading.quirks import LIMIT_UNKNOWN, MEANINGS
+from offmarl.vault.compat import LIMIT_UNKNOWN, MEANINGS
 from offmarl.vault.transform.policy_ids import sources_of
 
 _MOST_GROUPS = 6

@@ -11,30 +11,30 @@ from typing import TYPE_CHECKING
 from offmarl._lazy import lazy_getattr
 
 if TYPE_CHECKING:
+    from offmarl.vault.compaction import Compaction, compact
     from offmarl.vault.convert import export_dataset, import_dataset
+    from offmarl.vault.creation import create, create_whole
+    from offmarl.vault.dataset import Dataset
     from offmarl.vault.faults import Fault
-    from offmarl.vault.integrity.compaction import Compaction, compact
-    from offmarl.vault.integrity.repairing import Repair, repair
-    from offmarl.vault.integrity.verification import Verification, verify
-    from offmarl.vault.listing import Summary, list_vaults, open_vault
-    from offmarl.vault.reading.reader import Vault
+    from offmarl.vault.open import Summary, list_vaults, open_vault
+    from offmarl.vault.repairing import Repair, repair
     from offmarl.vault.salvaging import Salvage, salvage
+    from offmarl.vault.shared import SharedWriter, join
     from offmarl.vault.tables import Episodes
     from offmarl.vault.transform import cat, dedup, filter, recode, sample, slice, split
     from offmarl.vault.unpacking import unpack
-    from offmarl.vault.writing.creation import create, create_whole
-    from offmarl.vault.writing.shared import SharedWriter, join
-    from offmarl.vault.writing.writer import Writer, resume
+    from offmarl.vault.verification import Verification, verify
+    from offmarl.vault.writer import Writer, resume
 
 __all__ = [
     "Compaction",
+    "Dataset",
     "Episodes",
     "Fault",
     "Repair",
     "Salvage",
     "SharedWriter",
     "Summary",
-    "Vault",
     "Verification",
     "Writer",
     "cat",
@@ -62,18 +62,18 @@ __all__ = [
 _HOMES = {
     "convert": "export_dataset import_dataset",
     "faults": "Fault",
-    "integrity.compaction": "Compaction compact",
-    "integrity.repairing": "Repair repair",
-    "integrity.verification": "Verification verify",
-    "listing": "Summary list_vaults open_vault",
-    "reading.reader": "Vault",
+    "compaction": "Compaction compact",
+    "repairing": "Repair repair",
+    "verification": "Verification verify",
+    "open": "Summary list_vaults open_vault",
+    "dataset": "Dataset",
     "salvaging": "Salvage salvage",
     "tables": "Episodes",
     "transform": "cat dedup filter recode sample slice split",
     "unpacking": "unpack",
-    "writing.creation": "create create_whole",
-    "writing.shared": "SharedWriter join",
-    "writing.writer": "Writer resume",
+    "creation": "create create_whole",
+    "shared": "SharedWriter join",
+    "writer": "Writer resume",
 }
 
 if not TYPE_CHECKING:  # type checkers take any name from a module that has this

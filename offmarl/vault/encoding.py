@@ -168,7 +168,7 @@ def fit(transition: Transition, schema: Schema) -> dict[str, NumpyArray]:
     """Return the arrays of a record by their names on disk, as a vault takes them.
 
     Nothing is copied that need not be. Wider numbers of the same kind, such as float64, may still
-    have to be cast: what is too large for the vault's type is for `offmarl.vault.writing.values`.
+    have to be cast: what is too large for the vault's type is for `offmarl.vault.values`.
 
     Raises
     ------

@@ -6,16 +6,16 @@ from pathlib import Path, PurePosixPath
 
 from offmarl.errors import VaultFormatError, VaultFullError
 from offmarl.paths import local
-from offmarl.vault.listing import vaults_among
-from offmarl.vault.storage.archive import members_of, readable
-from offmarl.vault.storage.location import Location
-from offmarl.vault.storage.staging import (
+from offmarl.vault.archive import members_of, readable
+from offmarl.vault.atomic import (
     make_directory,
     publish,
     refuse_existing,
     workspace,
 )
-from offmarl.vault.storage.store import errors_of
+from offmarl.vault.location import Location
+from offmarl.vault.open import vaults_among
+from offmarl.vault.store import errors_of
 
 _BLOCK_BYTES = 2**20
 

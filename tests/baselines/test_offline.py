@@ -11,7 +11,7 @@ import offmarl
 from offmarl import envs, tracking, vault
 from offmarl.cli import programs
 from offmarl.networks import PolicyConfig, agent_network
-from offmarl.recording import record_policy
+from offmarl.programs import record_policy
 from offmarl.report import final_returns
 
 BASELINES = ("bc", "maicq", "qmix_cql")

@@ -127,7 +127,7 @@ def test_maicq_by_hand() -> None:
     np.testing.assert_allclose(metrics["critic_loss"], (0.5**2 + 6**2 + 1) / 3, rtol=1e-5)
     np.testing.assert_allclose(metrics["q_tot"], (5 + 4 + 8 + 2) / 4, rtol=1e-6)
     # Agent 1's first advantages are 1 - 3/2, over its legal actions, and 4 - 7/3: weights ½, 1½.
-    # Elsewhere all log-probabilities are -log 3, weights have mean 1, and credit is ½.
+    # Elsewhere all log-probabilities are -log 3, weights have mean 1, mixing coefficients are ½.
     first = 0.5 * np.log(2) + 1.5 * np.log(3)
     wanted = 0.5 * (first + 6 * np.log(3)) / 8
     np.testing.assert_allclose(metrics["policy_loss"], wanted, rtol=1e-5)

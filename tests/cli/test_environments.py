@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 
 
@@ -38,3 +40,16 @@ def test_an_environment_that_is_not_there(offmarl, name, message):
     done = offmarl("envs", name)
     assert done.code == 2
     assert message in done.err
+
+
+def test_a_plugin_is_listed_and_a_broken_one_is_explained(offmarl, tmp_path, monkeypatch):
+    info = tmp_path / "bad_envs-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bad-envs\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text("[offmarl.envs]\nbad/game = nothing_like_that:Game\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    listed = offmarl("envs", "--json").json["environments"]
+    assert listed["bad/game"]["summary"] == "from the package bad-envs 1.2"
+    done = offmarl("envs", "bad/game")
+    assert done.code == 1
+    assert "bad-envs 1.2" in done.err and "nothing_like_that" in done.err

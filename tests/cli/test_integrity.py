@@ -2,8 +2,8 @@
 
 import shutil
 
-from offmarl.vault.storage import tree
-from offmarl.vault.storage.location import Location
+from offmarl.vault import tree
+from offmarl.vault.location import Location
 from tests.vault import damage
 
 

@@ -10,15 +10,16 @@ import pytest
 from huggingface_hub import constants
 
 import offmarl as library
-from offmarl import recording, runs, tracking, vault
+from offmarl import tracking, vault
 from offmarl.checkpoint import Checkpoints
 from offmarl.cli import dataset_page, policies
 from offmarl.errors import OptionError, VaultError
 from offmarl.networks import PolicyConfig, init_policy
 from offmarl.paths import local
-from offmarl.replay import Dataset
-from offmarl.training import driver
+from offmarl.programs import loop as driver
+from offmarl.programs import run as runs
 from offmarl.types import Discrete, EnvSpec
+from offmarl.vault import Dataset
 from tests.runs import write_run
 from tests.vault.experience import SPEC, make, whole_episodes
 
@@ -100,7 +101,7 @@ def light(monkeypatch):
         with vault.create(path, SPEC, rows=2) as writer:
             writer.append(*make())
 
-    monkeypatch.setattr(recording, "record_policy", record)
+    monkeypatch.setattr(programs, "record_policy", record)
 
 
 def same(found, wanted):
@@ -229,7 +230,7 @@ def test_a_home_in_an_option_as_shells_leave_it(offmarl, place, spelled, light):
 
 def test_what_was_opened_by_a_relative_path_goes_on_elsewhere(tmp_path, monkeypatch):
     pytest.importorskip("pettingzoo")
-    from tests.recording.pettingzoo import Duel
+    from tests.programs.pettingzoo import Duel
 
     monkeypatch.chdir(tmp_path)
     recorder = library.record(Duel(), "recorded.vlt")
@@ -303,7 +304,7 @@ def test_ls_follows_links_but_not_in_circles(offmarl, place, tmp_path):
     ],
 )
 def test_urls(url, wanted):
-    from offmarl.vault.storage.location import absolute
+    from offmarl.vault.location import absolute
 
     found = absolute(url)
     assert str(found) == wanted
@@ -311,7 +312,7 @@ def test_urls(url, wanted):
 
 
 def test_credentials_reach_the_server_and_no_message():
-    from offmarl.vault.storage.location import Location
+    from offmarl.vault.location import Location
 
     location = Location.of("http://me:secret@host/x.vlt/main")
     assert location.kvstore()["base_url"] == "http://me:secret@host/"

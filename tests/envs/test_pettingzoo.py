@@ -16,7 +16,7 @@ from pettingzoo.test import parallel_api_test, parallel_seed_test
 
 from offmarl.envs.pettingzoo import Translator
 
-from ..recording.pettingzoo import Duel
+from ..programs.pettingzoo import Duel
 
 
 @pytest.mark.parametrize(

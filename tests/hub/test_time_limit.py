@@ -15,10 +15,10 @@ from offmarl import hub as library
 from offmarl import vault
 from offmarl.errors import CardError, OptionError, RunError, ShapeError, VaultError
 from offmarl.hub import cache, catalogue
-from offmarl.replay import open_dataset
 from offmarl.report.contents import survey
 from offmarl.report.findings import findings
-from offmarl.vault.reading.beside import RECORD
+from offmarl.vault import open_vault
+from offmarl.vault.published import RECORD
 from tests.vault.experience import SPEC, make
 from tests.vault.test_quirks import tree
 from tests.vault.test_stock import write_stock
@@ -64,7 +64,7 @@ def test_a_pull_notes_the_limit_of_the_card_and_all_that_opens_it_uses_it(publis
     path = pulled.paths["Good"]
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
     assert pulled.time_limit == 6 and causes(path) == LIMITED
-    found = open_dataset(path)
+    found = open_vault(path)
     assert (found.time_limit, found.spec.time_limit) == (6, 6)
     assert found.quirks[-1] == "time limit terminal"
     assert library.load_dataset(f"{NAME}/Good").episodes.cause.tolist() == LIMITED
@@ -150,7 +150,7 @@ def test_recode_and_cat_take_a_limit(hub, packed, tmp_path):
 def test_train_takes_the_limit_and_notes_it(hub, packed, tmp_path, monkeypatch):
     hub.commit(REPOSITORY, {PATH: packed})
     path = library.pull(f"{NAME}/Good").paths["Good"]
-    driver = importlib.import_module("offmarl.training.driver")
+    driver = importlib.import_module("offmarl.programs.loop")
     learnt = []
     monkeypatch.setattr(driver, "_learn", lambda _, dataset, __: learnt.append(dataset))
     args = bc.Args(vault=path, env="none", held_out=0.25, out=tmp_path / "run", time_limit=6)
@@ -168,7 +168,7 @@ def test_train_takes_the_limit_and_notes_it(hub, packed, tmp_path, monkeypatch):
 
 def test_another_limit_makes_another_run_wherever_it_is_from(published, tmp_path, monkeypatch):
     path = library.pull(f"{NAME}/Good").paths["Good"]
-    driver = importlib.import_module("offmarl.training.driver")
+    driver = importlib.import_module("offmarl.programs.loop")
     monkeypatch.setattr(driver, "_learn", lambda *_: None)
     args = bc.Args(vault=path, env="none", held_out=0.25, out=tmp_path / "run")
     run = driver.train("bc", bc.make, args)

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offmarl import categorical
-from offmarl.losses.policy_gradient import (
+from offmarl.distributions import Categorical
+from offmarl.losses import (
     clipped_surrogate,
     generalised_advantages,
 )
-from offmarl.networks.normalisation import Moments
+from offmarl.networks import Moments
 
 
 def test_advantages_of_one_episode():
@@ -68,8 +68,8 @@ def test_the_surrogate_is_clipped_where_it_would_overshoot(ratio, advantage, los
 
 def test_entropy_of_legal_actions_only():
     logits = jnp.array([[0.0, 0.0, -1e9, 0.0], [5.0, -1e9, -1e9, -1e9]])
-    np.testing.assert_allclose(categorical.entropy(logits), [np.log(3), 0.0], atol=1e-6)
-    assert np.isfinite(jax.grad(lambda x: categorical.entropy(x).sum())(logits)).all()
+    np.testing.assert_allclose(Categorical(logits).entropy(), [np.log(3), 0.0], atol=1e-6)
+    assert np.isfinite(jax.grad(lambda x: Categorical(x).entropy().sum())(logits)).all()
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.integers(0, 99))

@@ -55,3 +55,9 @@ def test_lambda_targets_never_look_past_an_unfinished_window() -> None:
     r, discount = jnp.array([1.0, 2.0, 99.0]), jnp.full(3, 1.0)
     v, has_next = jnp.array([10.0, 20.0, 99.0]), jnp.array([True, False, False])
     np.testing.assert_allclose(lambda_targets(r, discount, v, has_next, 0.8)[:1], [21.0])
+
+
+def test_windows_count_by_their_weight() -> None:
+    x, mask = jnp.array([[1.0, 2.0], [3.0, jnp.nan]]), jnp.array([[True, True], [True, False]])
+    weight = jnp.array([2.0, 0.5])
+    assert masked_mean(x, mask, weight) == pytest.approx((2 * 1 + 2 * 2 + 0.5 * 3) / 3)

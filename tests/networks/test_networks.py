@@ -8,21 +8,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from offmarl import gaussian
+from offmarl.distributions import ClippedGaussian
 from offmarl.errors import ShapeError
 from offmarl.networks import (
-    GAUSSIAN,
     FeedForward,
     Mixer,
     MixerWeights,
     PolicyConfig,
     QParams,
     Recurrent,
+    agent_head,
     agent_network,
-    credit,
     init_policy,
     make_policy,
     mix,
+    mixing_coefficients,
     stochastic_head,
 )
 from offmarl.types import Continuous, Discrete, EnvSpec
@@ -110,7 +110,8 @@ def test_heads_of_the_other_kind_of_actions_are_refused_by_name() -> None:
 
 @pytest.mark.parametrize("kind", ["feedforward", "recurrent"])
 def test_continuous_policies_store_what_their_head_says(kind: str) -> None:
-    config, head = PolicyConfig(kind, stochastic_head(REACH)), GAUSSIAN
+    config = PolicyConfig(kind, stochastic_head(REACH))
+    head = agent_head(config)
     network, params = agent_network(config, REACH), init_policy(config, REACH, jax.random.key(0))
     observation, legal = jnp.ones((3, 7)), jnp.ones((3, 2), bool).at[2, 1].set(False)
     carry = network.initial_carry(3)
@@ -120,11 +121,11 @@ def test_continuous_policies_store_what_their_head_says(kind: str) -> None:
     outputs, _ = network.apply(params, carry, observation)
     unrolled = network.apply(params, observation[None], method="unroll")
     np.testing.assert_allclose(unrolled[0], outputs, atol=1e-6)
-    np.testing.assert_array_equal(log_prob, head.log_prob(outputs, legal, action))
+    np.testing.assert_array_equal(log_prob, head(outputs, legal).log_prob(action))
     assert action[2, 1] == 0  # an entry that the agent has not
-    assert log_prob[2] == gaussian.log_prob(
-        outputs[2, 0], jax.nn.softplus(0.0) + 0.01, action[2, 0]
-    )
+    std = jnp.full(1, jax.nn.softplus(0.0) + 0.01)
+    only = ClippedGaussian(outputs[2, :1], std, jnp.ones(1, bool))
+    assert log_prob[2] == only.log_prob(action[2, :1])
     best, certain, _ = make_policy(config, REACH, greedy=True).act(
         params, carry, observation, legal, jax.random.key(1)
     )
@@ -164,14 +165,14 @@ def test_mixing_weights_are_made_once_and_used_often() -> None:
     np.testing.assert_allclose(many[7], mix(weights, q[7]), rtol=1e-5)
 
 
-def test_credit_sums_to_one_and_carries_no_gradient() -> None:
+def test_mixing_coefficients_sums_to_one_and_carries_no_gradient() -> None:
     mixer = Mixer(num_agents=3)
     state = jax.random.normal(jax.random.key(1), (4, 5))
     params = mixer.init(jax.random.key(0), state[0])
-    shares = credit(mixer.apply(params, state))
+    shares = mixing_coefficients(mixer.apply(params, state))
     np.testing.assert_allclose(shares.sum(-1), 1.0, rtol=1e-5)
     assert (shares >= 0).all()
-    gradient = jax.grad(lambda p: (credit(mixer.apply(p, state)) ** 2).sum())(params)
+    gradient = jax.grad(lambda p: (mixing_coefficients(mixer.apply(p, state)) ** 2).sum())(params)
     assert all((leaf == 0).all() for leaf in jax.tree.leaves(gradient))
 
 
@@ -271,9 +272,9 @@ def test_the_hypernetworks_by_hand() -> None:
     np.testing.assert_allclose(weights.b2, hypernet(5)[:, 0], rtol=1e-4, atol=1e-5)
 
 
-def test_credit_is_each_agents_part_of_the_weights() -> None:
+def test_mixing_coefficients_is_each_agents_part_of_the_weights() -> None:
     w1, w2 = jnp.array([[1.0, 2.0], [3.0, 1.0]]), jnp.array([1.0, 3.0])
-    found = credit(MixerWeights(w1, jnp.zeros(2), w2, jnp.zeros(())))
+    found = mixing_coefficients(MixerWeights(w1, jnp.zeros(2), w2, jnp.zeros(())))
     np.testing.assert_allclose(found, [7 / 13, 6 / 13], rtol=1e-6)
-    nothing = credit(MixerWeights(0 * w1, jnp.zeros(2), w2, jnp.zeros(())))
+    nothing = mixing_coefficients(MixerWeights(0 * w1, jnp.zeros(2), w2, jnp.zeros(())))
     np.testing.assert_array_equal(nothing, [0, 0])

@@ -12,7 +12,7 @@ from offmarl.replay import window_starts
 from offmarl.report.findings import findings
 from offmarl.report.ranges import RangesOver
 from offmarl.types import Continuous, Discrete, EnvSpec
-from offmarl.vault.listing import open_source
+from offmarl.vault.open import open_source
 from tests.vault.experience import make
 
 DISCRETE = EnvSpec("test/made-up", 3, 2, 2, Discrete(4), time_limit=9)
@@ -44,7 +44,7 @@ def discrete(tmp_path_factory):
 @pytest.fixture(scope="module")
 def found(discrete, module_monkeypatch):
     """Its survey, in blocks of 16 steps: episodes, and much else, go across their borders."""
-    module_monkeypatch.setattr("offmarl.vault.reading.reader._BLOCK_BYTES", 1)
+    module_monkeypatch.setattr("offmarl.vault.dataset._BLOCK_BYTES", 1)
     assert len(list(discrete.blocks())) == -(-STEPS // 16)
     return report.survey(discrete)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from offmarl import vault
-from offmarl.vault.storage.store import LOCK
+from offmarl.vault.store import LOCK
 
 from .experience import SPEC, make
 
@@ -35,7 +35,7 @@ def record(path: Path, codec: str = "raw") -> Path:
 
 def content(path: Path) -> Content:
     found = vault.open_vault(path)
-    own = found.own
+    own = found.manifest
     said = (found.spec, found.rows, found.length, found.provenance, found.unverified)
     tables = own and (own.schema, own.head, own.running.tobytes())
     return Content(found.digest(), (*said, repr(found.episodes), tables))
@@ -71,7 +71,7 @@ def damage(file: Path, kind: str, rng: random.Random) -> str:
     return f"bit {bit} flipped"
 
 
-def assert_prefix(path: Path, whole: vault.Vault, dropped: tuple[str, ...]) -> int:
+def assert_prefix(path: Path, whole: vault.Dataset, dropped: tuple[str, ...]) -> int:
     """Check that a vault holds the first steps of another, and return how many."""
     found = vault.open_vault(path)
     steps, original = found.transitions(), whole.transitions(0, found.length)

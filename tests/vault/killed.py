@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from offmarl import vault
-from offmarl.vault.writing import writer as writer_module
+from offmarl.vault import writer as writer_module
 from tests.vault.experience import SPEC, make, whole_episodes
 
 RECORDS = 12

@@ -17,9 +17,8 @@ from offmarl.errors import (
     VaultFullError,
     VaultNotFoundError,
 )
-from offmarl.vault import unpacking
-from offmarl.vault.storage import archive
-from offmarl.vault.storage.location import Location
+from offmarl.vault import archive, unpacking
+from offmarl.vault.location import Location
 
 from .experience import SPEC, assert_same, make, steps
 from .loopback import serve

@@ -8,9 +8,8 @@ import pytest
 
 from offmarl import vault
 from offmarl.errors import VaultConflictError, VaultError, VaultFormatError, VaultLockedError
-from offmarl.vault.integrity import compaction
-from offmarl.vault.storage import tree
-from offmarl.vault.storage.location import Location
+from offmarl.vault import compaction, tree
+from offmarl.vault.location import Location
 
 from . import damage
 from .experience import SPEC, assert_same, concatenate, make

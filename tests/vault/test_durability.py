@@ -7,10 +7,9 @@ import pytest
 
 from offmarl import vault
 from offmarl.errors import VaultExistsError, VaultLockedError
-from offmarl.vault import layout
-from offmarl.vault.storage import staging
-from offmarl.vault.storage.location import Location
-from offmarl.vault.storage.store import METADATA, Store, WriterLock
+from offmarl.vault import atomic, layout
+from offmarl.vault.location import Location
+from offmarl.vault.store import METADATA, Store, WriterLock
 
 from .experience import SPEC, make
 
@@ -62,7 +61,7 @@ def test_a_new_vault_is_durable_before_it_is_there(events, tmp_path):
 
 def test_a_whole_vault_is_durable_before_it_is_there(events, tmp_path):
     path = tmp_path / "a.vlt" / "b"
-    from offmarl.vault.writing.creation import create_whole
+    from offmarl.vault.creation import create_whole
 
     with create_whole(path, SPEC, rows=2) as writer:
         writer.append(*make())
@@ -73,7 +72,7 @@ def test_a_whole_vault_is_durable_before_it_is_there(events, tmp_path):
 
 
 def test_a_whole_vault_that_fails_leaves_nothing(tmp_path):
-    from offmarl.vault.writing.creation import create_whole
+    from offmarl.vault.creation import create_whole
 
     def fail():
         with create_whole(tmp_path / "a.vlt" / "b", SPEC, rows=2) as writer:
@@ -88,7 +87,7 @@ def test_a_whole_vault_that_fails_leaves_nothing(tmp_path):
 @pytest.mark.parametrize("kind", ["file", "directory"])
 def test_what_is_staged_is_durable_before_it_is_there(events, tmp_path, kind):
     place = tmp_path / "out"
-    with staging.whole(place) as beside:
+    with atomic.whole(place) as beside:
         if kind == "file":
             beside.write_text("content")
         else:
@@ -101,7 +100,7 @@ def test_what_is_staged_is_durable_before_it_is_there(events, tmp_path, kind):
 
 def test_what_fails_in_staging_leaves_nothing(tmp_path):
     def fail():
-        with staging.whole(tmp_path / "out") as beside:
+        with atomic.whole(tmp_path / "out") as beside:
             beside.write_text("half")
             raise KeyError
 
@@ -112,7 +111,7 @@ def test_what_fails_in_staging_leaves_nothing(tmp_path):
 
 def test_what_came_to_the_place_meanwhile_stays(tmp_path):
     def run():
-        with staging.whole(tmp_path / "out") as beside:
+        with atomic.whole(tmp_path / "out") as beside:
             beside.write_text("mine")
             (tmp_path / "out").write_text("theirs")
 
@@ -132,8 +131,8 @@ def test_a_place_that_is_taken_is_refused_at_once(tmp_path, there):
     else:
         place.symlink_to(tmp_path / "nowhere")
     with pytest.raises(VaultExistsError):
-        staging.refuse_existing(place)
-    with pytest.raises(VaultExistsError), staging.whole(place):
+        atomic.refuse_existing(place)
+    with pytest.raises(VaultExistsError), atomic.whole(place):
         pytest.fail("it was begun")
 
 
@@ -141,9 +140,9 @@ def test_a_workspace_is_cleared_and_nobody_elses(tmp_path):
     directory = tmp_path / "beside"
     (directory / "old").mkdir(parents=True)
     (directory / "old" / "file").write_text("")
-    with staging.workspace(directory) as fresh:
+    with atomic.workspace(directory) as fresh:
         assert [entry.name for entry in fresh.iterdir()] == ["writer.lock"]
-        with pytest.raises(VaultLockedError), staging.workspace(directory):
+        with pytest.raises(VaultLockedError), atomic.workspace(directory):
             pytest.fail("two build there")
         assert directory.exists()
     assert list(tmp_path.iterdir()) == []
@@ -152,7 +151,7 @@ def test_a_workspace_is_cleared_and_nobody_elses(tmp_path):
 def test_clearing_keeps_the_lock(tmp_path):
     lock = WriterLock(tmp_path)
     (tmp_path / "file").write_text("")
-    staging.clear(tmp_path)
+    atomic.clear(tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["writer.lock"]
     with pytest.raises(VaultLockedError):
         WriterLock(tmp_path)

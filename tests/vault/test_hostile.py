@@ -12,7 +12,7 @@ import pytest
 from offmarl import vault
 from offmarl.errors import OffmarlError, VaultFormatError
 from offmarl.vault import layout
-from offmarl.vault.storage.store import METADATA, Store
+from offmarl.vault.store import METADATA, Store
 
 from .experience import SPEC, make
 

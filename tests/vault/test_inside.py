@@ -11,12 +11,12 @@ import tensorstore as ts
 
 from offmarl import vault
 from offmarl.errors import OffmarlError, VaultError, VaultExistsError, VaultFormatError
-from offmarl.vault.storage import tree
-from offmarl.vault.storage.contents import Contents
-from offmarl.vault.storage.inside import open_file
-from offmarl.vault.storage.location import Location
-from offmarl.vault.storage.seal import OWN_PREFIX
-from offmarl.vault.storage.store import DATA, LOCK, MANIFEST, METADATA
+from offmarl.vault import tree
+from offmarl.vault.checksum import OWN_PREFIX
+from offmarl.vault.commit import Contents
+from offmarl.vault.location import Location
+from offmarl.vault.regular_files import open_file
+from offmarl.vault.store import DATA, LOCK, MANIFEST, METADATA
 
 from .experience import SPEC, make
 

@@ -12,10 +12,9 @@ import tensorstore as ts
 import offmarl
 from offmarl import vault
 from offmarl.errors import OffmarlError, VaultFormatError, VaultLockedError, VaultNotFoundError
-from offmarl.vault import layout, tables
-from offmarl.vault.storage import tree
-from offmarl.vault.storage.location import Location
-from offmarl.vault.storage.store import METADATA, Store
+from offmarl.vault import layout, tables, tree
+from offmarl.vault.location import Location
+from offmarl.vault.store import METADATA, Store
 
 from . import damage
 from .experience import assert_same, make, steps, unpack_version_2
@@ -158,7 +157,7 @@ def test_an_episode_table_that_lies(path):
         before.finals  # noqa: B018
     found = vault.open_vault(path)
     assert_same(found.transitions(), kept)
-    assert found.own.head.runs == before.own.head.runs
+    assert found.manifest.head.runs == before.manifest.head.runs
     assert abs(found.episodes.returns - returns).sum() == pytest.approx(2)
 
 
@@ -211,8 +210,8 @@ def test_the_schema_is_made_again_from_metadata(path):
     vault.repair(path)
     found = vault.open_vault(path)
     assert found.digest() == digest
-    assert found.own.schema == before.own.schema
-    assert found.own.head.runs == before.own.head.runs
+    assert found.manifest.schema == before.manifest.schema
+    assert found.manifest.head.runs == before.manifest.head.runs
 
 
 def test_without_a_manifest_the_last_commit_is_found(path):

@@ -9,8 +9,8 @@ import pytest
 from offmarl import vault
 from offmarl.errors import VaultConflictError, VaultError, VaultExistsError, VaultNotFoundError
 from offmarl.vault import layout
-from offmarl.vault.storage.location import Location
-from offmarl.vault.storage.store import Store
+from offmarl.vault.location import Location
+from offmarl.vault.store import Store
 
 from .experience import SPEC, assert_same, concatenate, make
 

@@ -8,7 +8,7 @@ import pytest
 from offmarl import vault
 from offmarl.errors import InvalidValueError, ShapeError
 from offmarl.vault import layout
-from offmarl.vault.storage.store import METADATA, Store
+from offmarl.vault.store import METADATA, Store
 
 from .experience import SPEC, assert_same, concatenate, make, steps, unpack_version_2
 from .test_stock import append_with_stock, assert_stock_reads_and_samples, open_stock, to_stock

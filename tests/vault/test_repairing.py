@@ -7,10 +7,9 @@ import pytest
 
 from offmarl import vault
 from offmarl.errors import OffmarlError, VaultFormatError
-from offmarl.vault import layout
-from offmarl.vault.integrity import mending
-from offmarl.vault.integrity.compaction import REBUILT
-from offmarl.vault.storage.store import METADATA, Store
+from offmarl.vault import layout, rebuild
+from offmarl.vault.compaction import REBUILT
+from offmarl.vault.store import METADATA, Store
 
 from . import damage
 from .experience import assert_same, make
@@ -22,19 +21,19 @@ from .test_stock import append_with_stock, open_stock
 
 def test_a_repair_that_shortens_forgets_which_records_are_there(path):
     """They may be among those that were dropped, and a recording must not skip them."""
-    before = vault.open_vault(path).own.head
+    before = vault.open_vault(path).manifest.head
     assert before.runs == {"run 0": 2, "run 1": 2}
     flip(path, "rewards./0.6.0", 3)
     done = vault.repair(path)
     assert done.length == 48
     assert "a recording cannot go on from here" in " ".join(done.dropped)
-    head = vault.open_vault(path).own.head
+    head = vault.open_vault(path).manifest.head
     assert (head.runs, head.run) == ({}, None)
     with vault.resume(path) as writer:
         assert writer.chunks("run 1") == 0
         writer.append(*make(steps=4), run="run 1", chunk=0)
     found = vault.open_vault(path)
-    assert (found.length, found.own.head.runs) == (52, {"run 1": 1})
+    assert (found.length, found.manifest.head.runs) == (52, {"run 1": 1})
 
 
 def test_a_repair_that_keeps_all_steps_keeps_the_runs(path):
@@ -42,8 +41,8 @@ def test_a_repair_that_keeps_all_steps_keeps_the_runs(path):
     done = vault.repair(path)
     assert (done.length, done.dropped) == (52, ("the provenance",))
     found = vault.open_vault(path)
-    assert found.own.head.runs == {"run 0": 2, "run 1": 2}
-    assert found.own.head.run == "run 1"
+    assert found.manifest.head.runs == {"run 0": 2, "run 1": 2}
+    assert found.manifest.head.run == "run 1"
     assert found.provenance == {
         "repaired": {"by": f"offmarl {vault_version()}", "dropped": ["the provenance"]}
     }
@@ -75,13 +74,13 @@ def test_lost_final_views_are_counted_and_the_others_numbered_anew(path):
     store = Store(path)
     keys = sorted(store.keys(layout.FINALS_PREFIX))
     counts = [len(store.get(key)) for key in keys]
-    lost = round(counts[1] / sum(counts) * whole.own.head.finals)
+    lost = round(counts[1] / sum(counts) * whole.manifest.head.finals)
     first = int(keys[1].removeprefix(layout.FINALS_PREFIX))
     flip(path, keys[1])
     done = vault.repair(path)
     assert (done.length, done.dropped) == (52, (f"{lost} final views",))
     found = vault.open_vault(path)
-    assert found.own.head.finals == whole.own.head.finals - lost
+    assert found.manifest.head.finals == whole.manifest.head.finals - lost
     kept = 0
     for number, final in enumerate(episodes.final):
         mine = found.episodes.final[number]
@@ -92,7 +91,7 @@ def test_lost_final_views_are_counted_and_the_others_numbered_anew(path):
         np.testing.assert_array_equal(
             found.final_views(np.array([mine])).state[0], finals.state[final]
         )
-    assert kept == found.own.head.finals
+    assert kept == found.manifest.head.finals
     assert vault.verify(path, deep=True).sound
 
 
@@ -107,7 +106,7 @@ def test_what_only_the_steps_tell_of_is_said(path, key):
     assert any("cannot go on from here" in line for line in done.dropped) == head_lost
     found = vault.open_vault(path)
     np.testing.assert_array_equal(found.episodes.row, before.row)
-    assert (found.own.head.runs == {}) == head_lost
+    assert (found.manifest.head.runs == {}) == head_lost
 
 
 def test_the_total_return_is_that_of_the_kept_episodes(path):
@@ -115,7 +114,7 @@ def test_the_total_return_is_that_of_the_kept_episodes(path):
     flip(path, "rewards./0.3.0", 3)
     vault.repair(path)
     ended = (whole.start + whole.length <= 24) & (whole.cause != "open")
-    head = vault.open_vault(path).own.head
+    head = vault.open_vault(path).manifest.head
     assert head.episodes == ended.sum()
     assert head.total_return == pytest.approx(whole.returns[ended].mean(1).sum())
 
@@ -140,12 +139,12 @@ def test_unverified_steps_are_cut_with_the_rest(path):
 
 def test_long_tables_are_written_in_blocks(path, monkeypatch):
     before = damage.content(path)
-    monkeypatch.setattr(mending, "_BLOCK_RECORDS", 5)
+    monkeypatch.setattr(rebuild, "_BLOCK_RECORDS", 5)
     flip(path, layout.PROVENANCE_KEY)
     vault.repair(path)
     keys = Store(path).keys(layout.EPISODES_PREFIX)
     first = [int(key.removeprefix(layout.EPISODES_PREFIX)) for key in keys]
-    assert first == list(range(0, vault.open_vault(path).own.head.episodes, 5))
+    assert first == list(range(0, vault.open_vault(path).manifest.head.episodes, 5))
     assert damage.content(path).digest == before.digest
 
 

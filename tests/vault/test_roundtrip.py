@@ -33,7 +33,7 @@ def write(path, parts, **options):
 @pytest.fixture
 def eager(monkeypatch):
     """Commit every full chunk by itself."""
-    monkeypatch.setattr("offmarl.vault.writing.writer._COMMIT_BYTES", 1)
+    monkeypatch.setattr("offmarl.vault.writer._COMMIT_BYTES", 1)
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])

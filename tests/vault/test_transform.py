@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from offmarl import vault
 from offmarl.errors import OptionError, ShapeError, VaultError, VaultExistsError
 from offmarl.types import View
+from offmarl.vault import chunks, dataset, final_views, writer
 from offmarl.vault.digest import episode_digests
-from offmarl.vault.reading import finals, reader
 from offmarl.vault.transform import pipeline, selection
-from offmarl.vault.writing import chunks, writer
 
 from .experience import CONTINUOUS, SPEC, assert_same, episodes_of, make, steps
 from .test_stock import append_with_stock, open_stock, to_stock, write_stock
@@ -123,8 +122,8 @@ def test_blocks_of_any_size_give_the_same(a, tmp_path, monkeypatch):
     whole = vault.slice(a, tmp_path / "a.vlt", start=5, stop=45, by="steps")
     some = vault.filter(a, "reward > 0", tmp_path / "b.vlt", by="steps")
     monkeypatch.setattr(pipeline, "_BLOCK_BYTES", 1)
-    monkeypatch.setattr(reader, "_BLOCK_BYTES", 1)
-    monkeypatch.setattr(finals, "_IN_MEMORY_BYTES", 1)
+    monkeypatch.setattr(dataset, "_BLOCK_BYTES", 1)
+    monkeypatch.setattr(final_views, "_IN_MEMORY_BYTES", 1)
     blocks = vault.slice(a, tmp_path / "c.vlt", start=5, stop=45, by="steps")
     assert blocks.digest() == whole.digest()
     assert vault.filter(a, "reward > 0", tmp_path / "d.vlt", by="steps").digest() == some.digest()
@@ -482,7 +481,7 @@ def test_what_fails_leaves_nothing(a, tmp_path, monkeypatch):
 
 def test_memory_does_not_grow_with_the_data(tmp_path, monkeypatch):
     """Blocks of half a megabyte; episodes are few, and so are chunks, which an index lists."""
-    limits = {pipeline: "_BLOCK", reader: "_BLOCK", writer: "_COMMIT", chunks: "_SPARE"}
+    limits = {pipeline: "_BLOCK", dataset: "_BLOCK", writer: "_COMMIT", chunks: "_SPARE"}
     for module, limit in limits.items():
         monkeypatch.setattr(module, f"{limit}_BYTES", 2**19)
     spec = replace(SPEC, observation_size=64)

@@ -18,11 +18,11 @@ from offmarl.vault.convert.common import Imported, StrPath, counted
 from offmarl.vault.convert.flat import read_omar, read_omiga
 from offmarl.vault.convert.minari import read_minari, write_minari
 from offmarl.vault.convert.pymarl import read_pymarl, write_pymarl
+from offmarl.vault.creation import create_whole
+from offmarl.vault.dataset import Dataset
 from offmarl.vault.layout import Codec
-from offmarl.vault.listing import open_source, open_vault
+from offmarl.vault.open import open_source, open_vault
 from offmarl.vault.progress import Progress, quiet
-from offmarl.vault.reading.reader import Vault
-from offmarl.vault.writing.creation import create_whole
 
 READERS: dict[str, Callable[..., AbstractContextManager[Imported]]] = {
     "pymarl": read_pymarl,
@@ -35,7 +35,7 @@ READERS: dict[str, Callable[..., AbstractContextManager[Imported]]] = {
 }
 """Readers by the name of their layout. The first line of a docstring is the layout's summary."""
 
-WRITERS: dict[str, Callable[[Vault, StrPath, Progress], Path]] = {
+WRITERS: dict[str, Callable[[Dataset, StrPath, Progress], Path]] = {
     "pymarl": write_pymarl,
     "minari": write_minari,
     "numpy": write_numpy,
@@ -56,7 +56,7 @@ def import_dataset(
     codec: Codec = "raw",
     terms: Mapping[str, str] | None = None,
     progress: Progress = quiet,
-) -> Vault:
+) -> Dataset:
     """Make a vault of a dataset of another project.
 
     Parameters
@@ -100,7 +100,7 @@ def import_dataset(
             for record in counted(found.records, found.total, progress):
                 writer.append(record.steps, record.finals, cut=record.cut)
             writer.flush()
-            if found.digest and Vault(writer.path).digest() != found.digest:
+            if found.digest and Dataset(writer.path).digest() != found.digest:
                 raise VaultFormatError(
                     f"the content of {source} does not have the digest it records: it is damaged "
                     "or was changed. Copy it again, or remove the digest to import it anyway."
@@ -109,7 +109,7 @@ def import_dataset(
 
 
 def export_dataset(
-    source: StrPath | Vault, path: StrPath, layout: str, *, progress: Progress = quiet
+    source: StrPath | Dataset, path: StrPath, layout: str, *, progress: Progress = quiet
 ) -> Path:
     """Write a vault in the layout of another project.
 
@@ -134,7 +134,7 @@ def export_dataset(
         The layout cannot hold the data.
     """
     write = _named(WRITERS, layout)
-    return write(source if isinstance(source, Vault) else open_source(source), path, progress)
+    return write(source if isinstance(source, Dataset) else open_source(source), path, progress)
 
 
 def _named(table: Mapping[str, Any], layout: str) -> Any:

@@ -35,9 +35,9 @@ from offmarl.vault.convert.common import (
     readable,
     to_slices,
 )
+from offmarl.vault.dataset import Dataset
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.progress import Progress, quiet
-from offmarl.vault.reading.reader import Vault
 from offmarl.vault.tables import CAUSES, CUT, OPEN
 
 _TABLES = ("episodes.length", "episodes.cause", "episodes.final")
@@ -64,7 +64,7 @@ class _Columns(NamedTuple):
     about: Mapping[str, Any]
 
 
-def write_numpy(vault: Vault, path: StrPath, progress: Progress = quiet) -> Path:
+def write_numpy(vault: Dataset, path: StrPath, progress: Progress = quiet) -> Path:
     """Write one uncompressed ``.npz`` file of plain columns.
 
     ``np.load`` reads it; the entry "about" is JSON.
@@ -81,7 +81,7 @@ def write_numpy(vault: Vault, path: StrPath, progress: Progress = quiet) -> Path
     return path
 
 
-def write_zarr(vault: Vault, path: StrPath, progress: Progress = quiet) -> Path:
+def write_zarr(vault: Dataset, path: StrPath, progress: Progress = quiet) -> Path:
     """Write a zarr v3 group of plain columns, sharded, each chunk with its CRC32C.
 
     zarr-python reads it, and xarray by the names of its dimensions.
@@ -178,17 +178,17 @@ def _row_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
     return max(1, int(np.prod(shape[1:])) * dtype.itemsize)
 
 
-def _shard_steps(vault: Vault) -> int:
+def _shard_steps(vault: Dataset) -> int:
     largest = max(leaf.step_bytes for leaf in layout.leaves(vault.spec).values())
     return max(1, min(vault.num_steps, _SHARD_BYTES // max(largest, 1)))
 
 
-def _order(vault: Vault) -> NumpyArray:
+def _order(vault: Dataset) -> NumpyArray:
     """Return the episodes in the order to write them: an open one can only be the last."""
     return np.argsort(vault.episodes.cause == CAUSES[OPEN], kind="stable")
 
 
-def _tables(vault: Vault) -> dict[str, NumpyArray]:
+def _tables(vault: Dataset) -> dict[str, NumpyArray]:
     order, found = _order(vault), vault.episodes
     cause = (found.cause[order][:, None] == CAUSES).argmax(1)
     cause[:-1][cause[:-1] == OPEN] = CUT
@@ -202,7 +202,7 @@ def _tables(vault: Vault) -> dict[str, NumpyArray]:
     }
 
 
-def _about(vault: Vault) -> dict[str, Any]:
+def _about(vault: Dataset) -> dict[str, Any]:
     """Describe a vault; the digest is left out if the columns cannot reproduce it."""
     whole = (vault.episodes.cause == CAUSES[OPEN]).sum() <= 1
     return {
@@ -213,13 +213,13 @@ def _about(vault: Vault) -> dict[str, Any]:
     }
 
 
-def _append_steps(vault: Vault, arrays: Mapping[str, Append], progress: Progress) -> None:
+def _append_steps(vault: Dataset, arrays: Mapping[str, Append], progress: Progress) -> None:
     for block in _blocks(vault, progress):
         for name, values in block.items():
             arrays[name](values)
 
 
-def _blocks(vault: Vault, progress: Progress) -> Iterator[dict[str, NumpyArray]]:
+def _blocks(vault: Dataset, progress: Progress) -> Iterator[dict[str, NumpyArray]]:
     """Yield all episodes end to end, whole shards at a time."""
     size, count = _shard_steps(vault), 0
     dtypes = {name: leaf.dtype for name, leaf in layout.leaves(vault.spec).items()}

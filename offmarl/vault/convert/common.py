@@ -21,10 +21,10 @@ import numpy as np
 
 from offmarl.errors import MissingExtraError, ShapeError, VaultError, VaultNotFoundError
 from offmarl.types import EnvSpec, FinalObservations, Transition, View
+from offmarl.vault import atomic
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.progress import Progress
-from offmarl.vault.storage import staging
-from offmarl.vault.storage.store import errors_of
+from offmarl.vault.store import errors_of
 
 StrPath = str | os.PathLike[str]
 Item = TypeVar("Item")
@@ -259,7 +259,7 @@ def counted(items: Iterable[Item], total: int, progress: Progress) -> Iterator[I
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """Yield a temporary path that replaces ``path`` when the block ends without an error."""
-    with errors_of(path), staging.whole(path) as beside:
+    with errors_of(path), atomic.whole(path) as beside:
         yield beside
 
 

@@ -27,15 +27,15 @@ from offmarl.vault.convert.common import (
     whole,
     with_final,
 )
+from offmarl.vault.dataset import Dataset
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.progress import Progress, quiet
-from offmarl.vault.reading.reader import Vault
 from offmarl.vault.tables import CAUSES, CUT
 
 _SPEC = re.compile(r"offmarl:(\{.*\})", re.DOTALL)
 
 
-def write_minari(vault: Vault, dataset: StrPath, progress: Progress = quiet) -> Path:
+def write_minari(vault: Dataset, dataset: StrPath, progress: Progress = quiet) -> Path:
     """Write a local Minari dataset, where agents keep their axis.
 
     Observations are ``(N, O)`` boxes, actions ``(N,)`` or ``(N, A)``, and the reward is the mean
@@ -92,7 +92,7 @@ def _home() -> Path:
     return Path(os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets")
 
 
-def _buffers(vault: Vault, progress: Progress) -> Iterator[Any]:
+def _buffers(vault: Dataset, progress: Progress) -> Iterator[Any]:
     causes = vault.episodes.cause
     episodes = counted(vault.each_episode(), len(causes), progress)
     for number, (episode, cause) in enumerate(zip(episodes, causes, strict=True)):

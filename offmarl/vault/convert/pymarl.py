@@ -29,9 +29,9 @@ from offmarl.vault.convert.common import (
     to_slices,
     with_final,
 )
+from offmarl.vault.dataset import Dataset
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.progress import Progress, quiet
-from offmarl.vault.reading.reader import Vault
 
 _REQUIRED = ("obs", "actions", "reward", "terminated", "filled")
 _OPTIONAL = ("state", "avail_actions")
@@ -292,7 +292,7 @@ def _actions(actions: NumpyArray, spec: EnvSpec) -> NumpyArray:
     return actions.astype(np.int32)
 
 
-def write_pymarl(vault: Vault, path: StrPath, progress: Progress = quiet) -> Path:
+def write_pymarl(vault: Dataset, path: StrPath, progress: Progress = quiet) -> Path:
     """Write an ``.npz`` or HDF5 file of PyMARL's episode batches.
 
     An episode of L steps fills L+1 slots. If its final view is unknown, the last slot is empty

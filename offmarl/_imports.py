@@ -1,0 +1,118 @@
+"""Importing code that a user names: a file, or an attribute of a module.
+
+Only names that the user typed may reach these functions. Names read from files are `RecordedName`,
+and callers refuse to import code for them, because the author of a downloaded dataset chose them.
+"""
+
+import hashlib
+import importlib
+import sys
+import traceback
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from offmarl.errors import OptionError
+
+_IMPORTLIB = importlib.__file__
+
+
+class RecordedName(str):
+    """A name that was read from a file, such as an environment's name in a vault's metadata.
+
+    It equals the plain string. `offmarl.envs.make` imports no code for it.
+    """
+
+    __slots__ = ()
+
+
+def import_file(path: Path) -> ModuleType:
+    """Import a Python file that may be anywhere.
+
+    The same content at the same path is the same module, so that classes and compiled programs are
+    shared; a changed file is imported again. Modules beside the file can be imported by it.
+
+    Parameters
+    ----------
+    path
+        Absolute path of the file.
+
+    Raises
+    ------
+    OptionError
+        There is no such file, or importing it fails.
+    """
+    if path.suffix != ".py" or not path.is_file():
+        raise OptionError(f"{path} is not a Python file: give the path of an existing .py file.")
+    digest = hashlib.sha256(bytes(path) + path.read_bytes()).hexdigest()
+    name = f"_offmarl_file_{path.stem}_{digest[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise OptionError(f"{path} cannot be imported as Python code.")
+    _add_to_path(path.parent)
+    module = module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look up their module by name
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise OptionError(f"{path} cannot be imported: {summarize(error)}") from error
+    return module
+
+
+def import_module(name: str) -> ModuleType:
+    """Import a module by name, from the installed packages or the working directory.
+
+    Raises
+    ------
+    OptionError
+        There is no such module, or importing it fails.
+    """
+    _add_to_path(Path.cwd())
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        raise OptionError(f"module {name} cannot be imported: {summarize(error)}") from error
+
+
+def attribute(module: ModuleType, name: str, where: str) -> Any:
+    """Return an attribute of a module, with dots for nested ones.
+
+    Raises
+    ------
+    OptionError
+        The module has no such attribute.
+    """
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            public = [key for key in vars(module) if not key.startswith("_")]
+            raise OptionError(
+                f"{where} has no {name}: it defines {', '.join(public) or 'nothing'}."
+            )
+        found = getattr(found, part)
+    return found
+
+
+def summarize(error: BaseException) -> str:
+    """Return an error of a user's code in one line, with the file and line that raised it."""
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, SyntaxError):  # whose text says where it is
+        return text
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<") and frame.filename not in (__file__, _IMPORTLIB)
+    ]
+    return (
+        f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else text
+    )
+
+
+def _add_to_path(directory: Path) -> None:
+    """Append a directory to the import path: installed packages keep precedence."""
+    if str(directory) not in sys.path:
+        sys.path.append(str(directory))

@@ -1,0 +1,205 @@
+"""Losses as pure functions of one trajectory.
+
+Arguments carry time in their names: ``_tm1`` is the step an action was taken in, ``_t`` the one
+after it. Callers vmap over the batch and average with `masked_mean`.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from offmarl import distributions
+
+
+def masked_mean(
+    x: Float[Array, "*b"], mask: Bool[Array, "*b"], weight: Float[Array, "B"] | None = None
+) -> Float[Array, ""]:
+    """Mean of ``x`` over the entries of ``mask``; 0 if there are none.
+
+    Parameters
+    ----------
+    x, mask
+        Of one shape; what the mask leaves out may be NaN.
+    weight
+        Weight of each window, along the first axis, such as ``batch.weight``: the importance
+        weights of prioritised replay. Terms are multiplied by it; the mean still divides by the
+        number of entries. None weighs all windows alike.
+    """
+    kept = jnp.where(mask, x, 0.0)
+    if weight is not None:
+        kept = kept * weight.reshape(-1, *(1,) * (x.ndim - 1))
+    return kept.sum() / jnp.maximum(mask.sum(), 1)
+
+
+# ---------------------------------------------------------------------- temporal differences
+
+
+def double_q_values(
+    q_target_t: Float[Array, "*b A"],
+    q_selector_t: Float[Array, "*b A"],
+    legal_actions_t: Bool[Array, "*b A"],
+) -> Float[Array, "*b"]:
+    """Value the next step by double Q-learning (van Hasselt et al. 2015, arXiv 1509.06461).
+
+    The best legal action according to ``q_selector_t``, valued by ``q_target_t``.
+    """
+    best = distributions.mask_illegal(q_selector_t, legal_actions_t).argmax(-1)
+    return distributions.select(q_target_t, best)
+
+
+def td_targets(
+    r_t: Float[Array, "*b"], discount_t: Float[Array, "*b"], v_t: Float[Array, "*b"]
+) -> Float[Array, "*b"]:
+    """One-step targets, r + discount * v, through which no gradient flows.
+
+    ``discount_t`` is γ (1 - terminated): 0 where nothing follows.
+    """
+    return jax.lax.stop_gradient(r_t + discount_t * v_t)
+
+
+def lambda_targets(
+    r_t: Float[Array, "T"],
+    discount_t: Float[Array, "T"],
+    v_tm1: Float[Array, "T"],
+    has_next: Bool[Array, "T"],
+    lambda_: float,
+) -> Float[Array, "T"]:
+    """TD(λ) targets of values along the data's own actions (Sutton and Barto, ch. 12).
+
+    G_tm1 = r_t + discount_t ((1 - λ) v_t + λ G_t), computed backwards.
+
+    Parameters
+    ----------
+    r_t, discount_t
+        Reward of each step and the discount of what follows it.
+    v_tm1
+        Value of each step's own state and action.
+    has_next
+        Steps whose successor is in the window too. Where it is not, and the step is no terminal
+        one, no target is known: the recursion bootstraps from the step's own value there, and
+        the caller must mask the step out.
+    lambda_
+        λ; 0 gives one-step targets.
+
+    Returns
+    -------
+    Targets of ``v_tm1``, through which no gradient flows.
+    """
+    v_t = jnp.append(v_tm1[1:], 0.0)
+
+    def step(target_t: Array, x: tuple[Array, ...]) -> tuple[Array, Array]:
+        r, discount, own, following, follows = x
+        target = r + discount * ((1 - lambda_) * following + lambda_ * target_t)
+        target = jnp.where(follows, target, jnp.where(discount == 0.0, r, own))
+        return target, target
+
+    inputs = (r_t, discount_t, v_tm1, v_t, has_next)
+    _, targets = jax.lax.scan(step, jnp.zeros_like(r_t[0]), inputs, reverse=True)
+    return jax.lax.stop_gradient(targets)
+
+
+# ---------------------------------------------------------------------- conservatism and imitation
+
+
+def sample_legal_actions(
+    key: PRNGKeyArray, legal_actions: Bool[Array, "*b A"], num_samples: int
+) -> Int[Array, "K *b"]:
+    """Draw K actions for every agent and step, uniformly among the legal ones."""
+    so_far = jnp.cumsum(legal_actions, axis=-1)
+    count = so_far[..., -1]
+    rank = jax.random.randint(key, (num_samples, *count.shape), 0, jnp.maximum(count, 1))
+    # The action of rank r is the one that r legal ones, and the illegal ones between, come before.
+    return (so_far <= rank[..., None]).sum(-1)
+
+
+def conservative_gap(
+    q_others: Float[Array, "K *b"], q_data: Float[Array, "*b"]
+) -> Float[Array, "*b"]:
+    """Log-sum-exp over the values of other actions and the data's own, minus the data's.
+
+    Never negative. Minimising it pushes down the values of actions the data does not hold; every
+    action among ``q_others`` must be legal, or values that nobody uses are pushed instead.
+    """
+    everything = jnp.concatenate([q_others, q_data[None]])
+    return jax.nn.logsumexp(everything, axis=0) - q_data
+
+
+def cross_entropy(
+    logits: Float[Array, "T N A"],
+    action: Int[Array, "T N"],
+    legal_actions: Bool[Array, "T N A"],
+) -> Float[Array, "T N"]:
+    """-log π(a | o) of the data's actions, π being normalised over legal actions."""
+    return -distributions.categorical(logits, legal_actions).log_prob(action)
+
+
+def softmax_weights(
+    x: Float[Array, "B *rest"], mask: Bool[Array, "B *rest"], temperature: float
+) -> Float[Array, "B *rest"]:
+    """Softmax of x / temperature over the batch axis, scaled to a mean of one over the mask.
+
+    The batch stands in for the data's states and actions, so that the normaliser of the implicit
+    policy need not be learnt (eq. 9 there). No gradient flows through the weights.
+    """
+    logits = jnp.where(mask, x / temperature, -jnp.inf)
+    some = mask.any(axis=0, keepdims=True)
+    weights = jax.nn.softmax(jnp.where(some, logits, 0.0), axis=0)
+    return jax.lax.stop_gradient(weights * mask.sum(axis=0, keepdims=True) * mask)
+
+
+# ---------------------------------------------------------------------- policy gradients
+
+
+def generalised_advantages(
+    r_t: Float[Array, "T"],
+    discount_t: Float[Array, "T"],
+    last_t: Bool[Array, "T"],
+    v_tm1: Float[Array, "T"],
+    v_t: Float[Array, "T"],
+    lambda_: float,
+) -> Float[Array, "T"]:
+    """Generalised advantage estimation over a stretch of time that may hold several episodes.
+
+    δ_t = r_t + discount_t v_t − v_tm1, and A_tm1 = δ_t + λ discount_t (1 − last_t) A_t
+    (Schulman et al. 2016, arXiv 1506.02438, eq. 16).
+
+    Parameters
+    ----------
+    r_t
+        Rewards.
+    discount_t
+        γ, and 0 where the agent terminated. A truncated step keeps its discount: it bootstraps.
+    last_t
+        Whether the episode ended, by either cause: no advantage flows back across it.
+    v_tm1, v_t
+        Values of the views before the steps and of the views they truly led to. At an episode's
+        end the latter is not the value of the next row, which belongs to another episode.
+    lambda_
+        λ, in [0, 1].
+    """
+    delta_t = r_t + discount_t * v_t - v_tm1
+    decay_t = lambda_ * discount_t * ~last_t
+
+    def step(advantage: Array, xs: tuple[Array, Array]) -> tuple[Array, Array]:
+        delta, decay = xs
+        advantage = delta + decay * advantage
+        return advantage, advantage
+
+    _, advantage = jax.lax.scan(step, jnp.zeros((), v_t.dtype), (delta_t, decay_t), reverse=True)
+    return advantage
+
+
+def clipped_surrogate(
+    log_prob_tm1: Float[Array, "*b"],
+    behaviour_log_prob_tm1: Float[Array, "*b"],
+    advantage_tm1: Float[Array, "*b"],
+    epsilon: float,
+) -> Float[Array, "*b"]:
+    """Loss of each step under the clipped objective of PPO.
+
+    −min(ρ A, clip(ρ, 1 − ε, 1 + ε) A), with ρ the ratio of the probabilities of the action taken
+    (Schulman et al. 2017, arXiv 1707.06347, eq. 7).
+    """
+    ratio = jnp.exp(log_prob_tm1 - behaviour_log_prob_tm1)
+    clipped = jnp.clip(ratio, 1 - epsilon, 1 + epsilon)
+    return -jnp.minimum(ratio * advantage_tm1, clipped * advantage_tm1)

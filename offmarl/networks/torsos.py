@@ -1,0 +1,177 @@
+"""Networks that all agents share, and running statistics to normalise by.
+
+Both torsos have the same three methods, so that a program need not know which it was given:
+``initial_carry(num_agents)``, a call for one step and ``unroll`` for T steps of one episode.
+"""
+
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+
+def _with_agent_id(observation: Float[Array, "*b N O"]) -> Float[Array, "*b N O+N"]:
+    """Append each agent's one-hot index, so that shared parameters can tell agents apart."""
+    num_agents = observation.shape[-2]
+    identity = jnp.broadcast_to(
+        jnp.eye(num_agents, dtype=observation.dtype), (*observation.shape[:-1], num_agents)
+    )
+    return jnp.concatenate([observation, identity], axis=-1)
+
+
+class _Constants(nn.Module):
+    """Appends ``count`` learnt numbers, the same for all inputs."""
+
+    count: int
+
+    @nn.compact
+    def __call__(self, outputs: Float[Array, "*b outputs"]) -> Float[Array, "*b _"]:
+        if not self.count:
+            return outputs
+        constants = self.param("constants", nn.initializers.zeros, (self.count,))
+        shape = (*outputs.shape[:-1], self.count)
+        return jnp.concatenate([outputs, jnp.broadcast_to(constants, shape)], axis=-1)
+
+
+class FeedForward(nn.Module):
+    """Two hidden layers, Linear - ReLU - Linear - ReLU - Linear, without memory.
+
+    Attributes
+    ----------
+    outputs
+        Outputs per agent, such as one per action.
+    hidden
+        Width of the hidden layers.
+    agent_id
+        Whether the input ends with the agent's one-hot index.
+    output_scale
+        Scale of the orthogonal initialisation of the last layer; small for policies, so that
+        they start out close to uniform.
+    constants
+        Outputs added that do not depend on the input, but are learnt; they start at zero.
+    """
+
+    outputs: int
+    hidden: int = 64
+    agent_id: bool = True
+    output_scale: float = 1.0
+    constants: int = 0
+
+    @staticmethod
+    def initial_carry(_num_agents: int) -> tuple[()]:
+        """Return no memory: an empty tuple."""
+        return ()
+
+    @nn.compact
+    def __call__(
+        self, carry: tuple[()], observation: Float[Array, "*b N O"]
+    ) -> tuple[Float[Array, "*b N _"], tuple[()]]:
+        """One step (or any number: there is no memory)."""
+        x = _with_agent_id(observation) if self.agent_id else observation
+        for _ in range(2):
+            x = nn.relu(nn.Dense(self.hidden, kernel_init=nn.initializers.orthogonal(2**0.5))(x))
+        out = nn.Dense(self.outputs, kernel_init=nn.initializers.orthogonal(self.output_scale))
+        return _Constants(self.constants)(out(x)), carry
+
+    def unroll(self, observation: Float[Array, "T N O"]) -> Float[Array, "T N _"]:
+        """All steps of one episode."""
+        return self((), observation)[0]
+
+
+class Recurrent(nn.Module):
+    """A recurrent torso, Linear - ReLU - GRU - ReLU - Linear (Cho et al. 2014).
+
+    Attributes
+    ----------
+    outputs, hidden, agent_id, output_scale, constants
+        As in `FeedForward`.
+    """
+
+    outputs: int
+    hidden: int = 64
+    agent_id: bool = True
+    output_scale: float = 1.0
+    constants: int = 0
+
+    def setup(self) -> None:  # noqa: D102
+        self.embed = nn.Dense(self.hidden, kernel_init=nn.initializers.orthogonal(2**0.5))
+        self.input_gates = nn.Dense(3 * self.hidden)
+        self.recurrent_kernel = self.param(
+            "recurrent_kernel", nn.initializers.orthogonal(), (self.hidden, 3 * self.hidden)
+        )
+        self.recurrent_bias = self.param("recurrent_bias", nn.initializers.zeros, (self.hidden,))
+        self.head = nn.Dense(
+            self.outputs, kernel_init=nn.initializers.orthogonal(self.output_scale)
+        )
+        self.append = _Constants(self.constants)
+
+    def initial_carry(self, num_agents: int) -> Float[Array, "N hidden"]:
+        """Return the memory at the start of an episode: zeros."""
+        return jnp.zeros((num_agents, self.hidden))
+
+    def __call__(
+        self, carry: Float[Array, "*b N hidden"], observation: Float[Array, "*b N O"]
+    ) -> tuple[Float[Array, "*b N _"], Float[Array, "*b N hidden"]]:
+        """One step."""
+        carry = self._recur(carry, self._gates(observation))
+        return self.append(self.head(nn.relu(carry))), carry
+
+    def unroll(self, observation: Float[Array, "T N O"]) -> Float[Array, "T N _"]:
+        """All steps of one episode, from an empty memory.
+
+        Everything but the recurrence itself is one matrix product over all steps.
+        """
+
+        def step(carry: Array, gates: Array) -> tuple[Array, Array]:
+            carry = self._recur(carry, gates)
+            return carry, carry
+
+        gates = self._gates(observation)
+        _, memory = jax.lax.scan(step, jnp.zeros((*gates.shape[1:-1], self.hidden)), gates)
+        return self.append(self.head(nn.relu(memory)))
+
+    def _gates(self, observation: Float[Array, "*b N O"]) -> Float[Array, "*b N gates"]:
+        x = _with_agent_id(observation) if self.agent_id else observation
+        return self.input_gates(nn.relu(self.embed(x)))
+
+    def _recur(self, carry: Array, gates: Array) -> Array:
+        reset_x, update_x, new_x = jnp.split(gates, 3, axis=-1)
+        reset_h, update_h, new_h = jnp.split(carry @ self.recurrent_kernel, 3, axis=-1)
+        reset = nn.sigmoid(reset_x + reset_h)
+        update = nn.sigmoid(update_x + update_h)
+        new = jnp.tanh(new_x + reset * (new_h + self.recurrent_bias))
+        return (1 - update) * new + update * carry
+
+
+class Moments(NamedTuple):
+    """Running mean and variance of a stream of batches of numbers."""
+
+    weight: Float[Array, ""]
+    """How many numbers were seen."""
+    mean: Float[Array, ""]
+    squares: Float[Array, ""]
+    """Sum of squared differences from the mean."""
+
+    @classmethod
+    def zero(cls) -> "Moments":
+        """Start with nothing seen."""
+        return cls(jnp.zeros(()), jnp.zeros(()), jnp.zeros(()))
+
+    @property
+    def std(self) -> Float[Array, ""]:
+        """The standard deviation; 1 before anything was seen."""
+        return jnp.where(self.weight > 0, jnp.sqrt(self.squares / self.weight.clip(1) + 1e-6), 1.0)
+
+    def update(self, batch: Float[Array, "*b"], mask: Bool[Array, "*b"]) -> "Moments":
+        """Take a batch in (Chan, Golub and LeVeque 1983); masked-out entries are not counted."""
+        size = mask.sum().clip(1)
+        mean = jnp.where(mask, batch, 0).sum() / size
+        squares = jnp.where(mask, (batch - mean) ** 2, 0).sum()
+        weight, shift = self.weight + size, mean - self.mean
+        return Moments(
+            weight,
+            self.mean + shift * size / weight,
+            self.squares + squares + shift**2 * self.weight * size / weight,
+        )

@@ -1,0 +1,219 @@
+"""Recording Python environments in several processes at once, into one vault."""
+
+import multiprocessing
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from offmarl import vault
+from offmarl.errors import OptionError, RunError, VaultFormatError, VaultNotFoundError
+from offmarl.paths import local
+from offmarl.programs.python import Recorder, record
+from offmarl.tracking import progress
+
+_STARTUP = multiprocessing.get_context("spawn")  # a fork of a process that runs JAX may hang
+
+
+PythonPolicy = Callable[[Mapping[str, Any], Mapping[str, Any]], Any]
+"""Chooses, from observations and infos, the actions of the agents that are there: a dict by agent,
+or a pair of it and a dict of log-probabilities.
+
+One with a method ``reset()`` has it called at the start of every episode; one with a method
+``seed(number)`` is given the episode's seed there.
+"""
+
+
+class RandomPolicy:
+    """Draws each agent's action uniformly, among the legal ones where a mask says which."""
+
+    def __init__(self, env: Any):
+        self._env = env
+        self._random = np.random.default_rng(0)
+
+    def seed(self, number: int) -> None:
+        """Let the episode's draws depend on a number only."""
+        self._random = np.random.default_rng(number)
+
+    def __call__(
+        self, observations: Mapping[str, Any], infos: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, float]]:
+        """Return actions and their log-probabilities (log-densities, for boxes in [-1, 1])."""
+        actions, log_prob = {}, {}
+        for agent in self._env.agents:
+            space = self._env.action_space(agent)
+            if hasattr(space, "n"):
+                legal = _legal(observations[agent], infos.get(agent, {}), int(space.n))
+                actions[agent] = int(self._random.choice(legal)) + int(space.start)
+                log_prob[agent] = -float(np.log(len(legal)))
+            else:
+                drawn = self._random.uniform(space.low, space.high)
+                actions[agent] = drawn.astype(space.dtype)
+                log_prob[agent] = -drawn.size * float(np.log(2))
+        return actions, log_prob
+
+
+def _legal(observation: Any, info: Mapping[str, Any], num_actions: int) -> Any:
+    mask = observation.get("action_mask") if isinstance(observation, Mapping) else None
+    mask = info.get("action_mask") if mask is None else mask
+    legal = np.flatnonzero(np.ones(num_actions) if mask is None else mask)
+    return legal if len(legal) else np.arange(num_actions)
+
+
+class _Share(NamedTuple):
+    """What one process records: episodes ``number``, ``number + of``, ... below ``episodes``."""
+
+    make_env: Callable[[], Any]
+    make_policy: Callable[[Any], PythonPolicy]
+    path: Path
+    episodes: int
+    number: int
+    of: int
+    seed: int
+    options: Mapping[str, Any]
+
+
+def record_episodes(
+    make_env: Callable[[], Any],
+    path: str | os.PathLike[str],
+    episodes: int,
+    make_policy: Callable[[Any], PythonPolicy] = RandomPolicy,
+    *,
+    processes: int = 1,
+    seed: int = 0,
+    name: str | None = None,
+    time_limit: int | None = None,
+    provenance: Mapping[str, Any] | None = None,
+) -> int:
+    """Record episodes of a PettingZoo environment in several processes, into one vault.
+
+    Stopped by Ctrl-C or by `kill`, the same call goes on where it was, with whole episodes only;
+    when all is there it does nothing. Episode i is always played with seed ``seed + i``; in which
+    order the processes' episodes lie in the vault is up to chance.
+
+    Parameters
+    ----------
+    make_env
+        Builds the environment, in each process: a function at the top level of a module.
+    path
+        Of the vault, ``<directory>/<name>.vlt/<uid>``.
+    episodes
+        How many the vault shall have in the end.
+    make_policy
+        Builds the policy from the environment, in each process; by default one that acts at
+        random. For a trained one: ``functools.partial(make, "runs/mine/bc")`` with a ``make`` of
+        yours that returns a `offmarl.envs.PettingZooPolicy`.
+    processes
+        How many act side by side.
+    seed
+        Of the first episode.
+    name, time_limit, provenance
+        As for `record`.
+
+    Returns
+    -------
+    int
+        Episodes recorded by this call.
+
+    Raises
+    ------
+    RunError
+        The vault at the path was begun with another seed or number of processes, or by something
+        else.
+    OptionError
+        A number makes no sense.
+    """
+    if episodes < 1 or processes < 1:
+        raise OptionError(
+            f"episodes and processes must be above 0, not {episodes} and {processes}."
+        )
+    path = local(path)
+    recipe = {"seed": seed, "processes": processes}
+    _check_recipe(path, recipe)
+    about = {**(provenance or {}), "recipe": recipe}
+    options = {"name": name, "time_limit": time_limit, "provenance": about}
+    shares = [
+        _Share(make_env, make_policy, path, episodes, number, processes, seed, options)
+        for number in range(processes)
+    ]
+    with progress(f"record {path.name}", episodes) as advance:
+        if processes == 1:
+            return _play(shares[0], lambda: advance(1))
+        return _play_all(shares, advance)
+
+
+def _check_recipe(path: Path, recipe: Mapping[str, Any]) -> None:
+    try:
+        found = vault.open_vault(path).provenance.get("recipe")
+    except (VaultNotFoundError, VaultFormatError):  # nothing, or what a killed process began
+        return
+    if found != recipe:
+        raise RunError(
+            f"{path} was begun with {found or 'no such recording'}, not {dict(recipe)}: give the "
+            "same arguments to go on with it, or another path."
+        )
+
+
+def _play_all(shares: list[_Share], advance: Callable[[int], None]) -> int:
+    counter = _STARTUP.Value("q", 0)
+    shown = 0
+    with ProcessPoolExecutor(
+        len(shares), mp_context=_STARTUP, initializer=_begin, initargs=(counter,)
+    ) as pool:
+        running: list[Future[int]] = [pool.submit(_play_counted, share) for share in shares]
+        waiting = set(running)
+        while waiting:
+            _, waiting = wait(waiting, timeout=0.5)
+            done = counter.value
+            advance(done - shown)
+            shown = done
+        return sum(future.result() for future in running)
+
+
+_counter: Any = None
+
+
+def _begin(counter: Any) -> None:
+    global _counter  # noqa: PLW0603 - how a pool hands shared memory to its processes
+    _counter = counter
+
+
+def _play_counted(share: _Share) -> int:
+    def count() -> None:
+        with _counter.get_lock():
+            _counter.value += 1
+
+    return _play(share, count)
+
+
+def _play(share: _Share, count: Callable[[], None]) -> int:
+    """Record a share, but for the episodes of it that are there; return how many were played."""
+    env = share.make_env()
+    policy = share.make_policy(env)
+    run = f"process {share.number} of {share.of}"
+    mine = range(share.number, share.episodes, share.of)
+    with record(env, share.path, resume=True, run=run, **share.options) as recorder:
+        there = recorder.recorded()
+        for episode in mine[there:]:
+            try:
+                _play_episode(recorder, policy, share.seed + episode)
+            except BaseException:
+                recorder.discard()  # it will be played anew, and whole
+                raise
+            count()
+    env.close()
+    return recorder.episodes
+
+
+def _play_episode(recorder: Recorder, policy: PythonPolicy, seed: int) -> None:
+    observations, infos = recorder.reset(seed=seed)
+    for start, arguments in (("reset", ()), ("seed", (seed,))):
+        if hasattr(policy, start):
+            getattr(policy, start)(*arguments)
+    while recorder.env.agents:
+        chosen = policy(observations, infos)
+        actions, log_prob = chosen if isinstance(chosen, tuple) else (chosen, None)
+        observations, *_, infos = recorder.step(actions, log_prob)

@@ -1,0 +1,109 @@
+"""The batches of a training loop: drawn on the device, or streamed to it."""
+
+import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from itertools import repeat
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, Key, PRNGKeyArray
+
+from offmarl.replay import device
+from offmarl.replay.device import Replay, load
+from offmarl.replay.sampling import Chosen, Source, on_host
+from offmarl.replay.stream import IN_HAND, Batches, WindowSource, ahead, parts_ahead
+
+Kind = Literal["auto", "device", "stream"]
+
+_MOST_AHEAD = 2
+
+
+class BatchSource(NamedTuple):
+    """Data for the updates of a loop, one piece after the other."""
+
+    updates: int
+    """Updates that each piece is for."""
+    data: Iterator[Replay | Batches]
+    """The same replay again and again, or batches ``(seeds, updates, ...)``."""
+
+
+def split_key(key: PRNGKeyArray, step: Int[Array, ""] | int) -> tuple[PRNGKeyArray, PRNGKeyArray]:
+    """Return the keys that one update's batch is drawn with, and that the update itself uses."""
+    sample_key, update_key = jax.random.split(jax.random.fold_in(key, step))
+    return sample_key, update_key
+
+
+@contextmanager
+def open_batches(
+    source: Source,
+    kind: Kind,
+    batch_size: int,
+    length: int,
+    keys: Key[Array, "seeds"],
+    steps: range,
+    memory: int,
+    episodes: Chosen = None,
+) -> Iterator[BatchSource]:
+    """Open the batches of a loop over ``steps``, each of which stands for ``steps.step`` updates.
+
+    Parameters
+    ----------
+    source
+        What to learn from.
+    kind
+        Where batches come from. "auto": the device where the data fits into half of what is free.
+    batch_size, length
+        Windows a batch, and steps a window.
+    keys
+        One for each seed.
+    steps
+        The first update of each block. One that begins inside of a block begins in the middle of
+        a piece: pieces start at multiples of their size.
+    memory
+        Bytes that streamed batches may take at a time.
+    episodes
+        Numbers of the episodes to draw windows from; all of them by default.
+
+    Raises
+    ------
+    ShapeError
+        There is no step to draw, or a size is not positive.
+    OptionError
+        There is no room for a few batches.
+    """
+    if kind == "device" or (kind == "auto" and 2 * device.nbytes(source, length) <= _free_bytes()):
+        yield BatchSource(steps.step, repeat(load(source, batch_size, length, episodes)))
+        return
+    windows, host_keys = WindowSource(source, batch_size, length, episodes), on_host(keys)
+    part = len(keys) * windows.batch_bytes
+    most = parts_ahead(memory, part, "a batch for each seed", _MOST_AHEAD)
+    updates = _largest_divisor(steps.step, memory // (part * (most + IN_HAND)))
+
+    def gather(first: int) -> Batches:
+        return windows.batches(_sample_keys(host_keys, first + jnp.arange(updates)))
+
+    firsts = range(steps.start - steps.start % updates, steps.stop, updates)
+    with closing(ahead(gather, firsts, most)) as data:
+        yield BatchSource(updates, data)
+
+
+@jax.jit
+def _sample_keys(keys: Key[Array, "seeds"], steps: Int[Array, "n"]) -> Key[Array, "seeds n"]:
+    def of_seed(key: PRNGKeyArray) -> Key[Array, "n"]:
+        return jax.vmap(lambda step: split_key(key, step)[0])(steps)
+
+    return jax.vmap(of_seed)(keys)
+
+
+def _largest_divisor(number: int, most: int) -> int:
+    return max(size for size in range(1, min(number, most) + 1) if number % size == 0)
+
+
+def _free_bytes() -> int:
+    """Return the bytes that are free on the device; where it is a processor, its memory."""
+    stats = jax.devices()[0].memory_stats()
+    if stats:
+        return int(stats["bytes_limit"] - stats["bytes_in_use"])
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,209 @@
+"""Zip archives: looked through before anything in them is believed."""
+
+import math
+import os
+import re
+import stat
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from io import BytesIO
+from pathlib import Path, PurePath, PurePosixPath
+
+from offmarl.errors import VaultError, VaultFormatError
+from offmarl.vault.location import Location
+from offmarl.vault.store import MANIFEST, METADATA, errors_of
+
+_TAIL = 2**16 + 2**10
+"""Bytes at an archive's end: its end records with the longest comment, most directories too."""
+_MOST_DIRECTORY = 2**24
+"""Bytes of an archive's directory."""
+_MOST_FILES = 2**17
+"""Files of an archive: to look through so many takes about two seconds."""
+_END = struct.Struct("<4x4xHHI4x2x")
+_END64 = struct.Struct("<4x8x2x2x4x4x8xQQ8x")
+_LOCATOR = 20
+"""Bytes between the wide end record (ZIP64) and the other one."""
+_IN_ZIP64 = 2**32 - 1
+"""What a field says that is too small for its number."""
+_IN_ZIP64_COUNT = 2**16 - 1
+_LEADS_OUT = re.compile(r"[\\:]|(^|/)\.\.(/|$)")
+_LARGEST_DOCUMENT = 2**26
+"""Files that are read whole to open a vault are not as large in any honest one."""
+_MOST_DEFLATED = 200
+"""Files that inflate to more times their size, and to a gigabyte together, are a bomb."""
+
+
+def members_of(location: Location) -> list[zipfile.ZipInfo]:
+    """Return the files of the archive that a location leads into, from its directory alone.
+
+    Raises
+    ------
+    VaultFormatError
+        It is no zip archive, it is damaged, or something about it is not to be trusted: names that
+        lead out of it, links, a file that is there twice, encryption, sizes that cannot be.
+    """
+    archive = location.archive
+    if archive is None:
+        raise VaultError(f"{location.path} does not lie in an archive.")
+    if not isinstance(archive, Path):
+        return list(_trusted_members(archive))
+    with errors_of(archive), readable(archive):
+        about = archive.stat()
+    return list(_unchanged_members(archive, (about.st_ino, about.st_size, about.st_mtime_ns)))
+
+
+@lru_cache(maxsize=4)
+def _unchanged_members(archive: Path, _: tuple[int, ...]) -> tuple[zipfile.ZipInfo, ...]:
+    """Return the files of an archive, whose directory is read once while nobody changes it."""
+    return _trusted_members(archive)
+
+
+def _trusted_members(archive: PurePath) -> tuple[zipfile.ZipInfo, ...]:
+    with errors_of(archive), readable(archive), _opened(archive) as opened:
+        members = opened.infolist()
+    _check(archive, members)
+    return tuple(member for member in members if not member.is_dir())
+
+
+def _check(archive: PurePath, members: Iterable[zipfile.ZipInfo]) -> None:
+    """Raise `VaultFormatError` where an archive's directory is not to be trusted."""
+    packed = unpacked = 0
+    stop = -math.inf  # places count from the archive's tail where only that was read
+    names: set[str] = set()
+    for member in sorted(members, key=lambda one: one.header_offset):
+        name = _plain(member.filename)
+        if fault := _fault(member, name) or ("is there twice" if name in names else ""):
+            raise _distrust(archive, f"its file {member.filename!r:.200} {fault}")
+        if member.header_offset < stop:
+            raise _distrust(archive, f"its file {member.filename!r:.200} lies inside another")
+        names.add(name)
+        stop = member.header_offset + member.compress_size
+        packed, unpacked = packed + member.compress_size, unpacked + member.file_size
+    if unpacked > max(_MOST_DEFLATED * packed, 2**30):
+        raise _distrust(archive, f"its {packed} bytes would inflate to {unpacked}")
+
+
+def _plain(name: str) -> str:
+    """Write a name as `PurePosixPath` does, which costs more than all other checks together."""
+    if "//" in name or "./" in f"{name}/" or name.endswith("/"):
+        return str(PurePosixPath(name))
+    return name or "."
+
+
+def _fault(member: zipfile.ZipInfo, name: str) -> str:
+    """Return what is wrong with a file of an archive, if anything."""
+    kind = stat.S_IFMT(member.external_attr >> 16)
+    if name in (".", "/") or name.startswith("/") or _LEADS_OUT.search(member.filename):
+        return "has a name that leads out of it"
+    if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+        return "is a link or a device"
+    if member.flag_bits & 1:
+        return "is encrypted"
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        return "is compressed in another way than deflate"
+    if name.rpartition("/")[2] in (METADATA, MANIFEST) and member.file_size > _LARGEST_DOCUMENT:
+        return f"has {member.file_size} bytes, which no vault's has"
+    return ""
+
+
+def _distrust(archive: PurePath, fault: str) -> VaultFormatError:
+    return VaultFormatError(f"{archive} is not to be trusted: {fault}. It was left alone.")
+
+
+@contextmanager
+def readable(archive: PurePath) -> Iterator[None]:
+    """Turn what a damaged archive raises into an error of ours."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise VaultFormatError(f"there is no archive {archive}.") from error
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, UnicodeError) as error:
+        raise VaultFormatError(
+            f"{archive} is damaged or not a zip archive ({error}): fetch it again."
+        ) from error
+
+
+def _opened(archive: PurePath) -> zipfile.ZipFile:
+    """Open an archive, elsewhere than on this machine for its directory alone."""
+    if isinstance(archive, Path):
+        with archive.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            needed = _TAIL
+            for _ in range(2):  # the end, and then the whole directory
+                file.seek(-min(needed, size), os.SEEK_END)
+                needed = _check_directory(archive, file.read())
+        return zipfile.ZipFile(archive)
+    size = _TAIL
+    while True:
+        tail = _read_tail(archive, size)
+        _check_directory(archive, tail)
+        try:
+            return zipfile.ZipFile(BytesIO(tail))
+        except (zipfile.BadZipFile, ValueError):
+            if len(tail) < size or size > _MOST_DIRECTORY:
+                raise
+            size *= 16
+
+
+def _check_directory(archive: PurePath, tail: bytes) -> int:
+    """Return the bytes of an archive's directory and of what follows it.
+
+    Python reads a directory as a whole, and takes seconds for a hundred thousand files. It believes
+    the wide end record (ZIP64) wherever that is there, so the two must agree.
+
+    Parameters
+    ----------
+    archive
+        For messages.
+    tail
+        Its last bytes.
+
+    Raises
+    ------
+    VaultFormatError
+        The directory takes more than that of any dataset, or its end records contradict each other.
+    """
+    end = _find_end(tail)
+    if end < 0:
+        return 0
+    *_, files, size = _END.unpack_from(tail, end)
+    if tail[max(0, end - _LOCATOR) :].startswith(b"PK\6\7"):
+        wide = end - _LOCATOR - _END64.size
+        if wide < 0 or not tail.startswith(b"PK\6\6", wide):
+            raise _distrust(archive, "its end record is not where it must be")
+        *_, files64, size64 = _END64.unpack_from(tail, wide)
+        if size not in (size64, _IN_ZIP64) or files not in (files64, _IN_ZIP64_COUNT):
+            raise _distrust(archive, "its two end records contradict each other")
+        end, files, size = wide, files64, size64
+    if size > _MOST_DIRECTORY:
+        raise _distrust(archive, f"its directory takes {size} bytes, and a dataset's far less")
+    # What is read is what lies there, whatever the count of the end record.
+    if (count := max(files, tail.count(b"PK\1\2", max(0, end - size), end))) > _MOST_FILES:
+        raise _distrust(archive, f"it has {count} files, and a dataset far fewer")
+    return len(tail) - end + size
+
+
+def _find_end(tail: bytes) -> int:
+    """Return where the end record begins, as `zipfile` looks for it; -1 where there is none."""
+    last = len(tail) - _END.size
+    if last >= 0 and tail.startswith(b"PK\5\6", last) and tail.endswith(b"\0\0"):
+        return last
+    found = tail.rfind(b"PK\5\6", max(0, last - 2**16))
+    return found if found <= last else -1
+
+
+def _read_tail(archive: PurePath, size: int) -> bytes:
+    files = Location(archive.parent).files
+    try:
+        found = files.read(archive.name, byte_range=slice(-size, None)).result()
+    except ValueError as error:
+        if "OUT_OF_RANGE" not in str(error):
+            raise
+        found = files.read(archive.name).result()  # it is smaller
+    if found.state != "value":
+        raise FileNotFoundError
+    return bytes(found.value)

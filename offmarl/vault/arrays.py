@@ -1,0 +1,327 @@
+"""The arrays of a vault, each read in the fastest way there is.
+
+Uncompressed arrays on this machine are read from memory maps (`offmarl.vault.mmap`), all
+others through TensorStore, a bounded number of bytes at a time.
+"""
+
+import resource
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from threading import Lock
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorstore as ts
+from numpy.typing import NDArray
+
+from offmarl.errors import VaultError
+from offmarl.vault import layout
+from offmarl.vault.checked import Checks, ChunkPlace, Fresh
+from offmarl.vault.commit import ahead
+from offmarl.vault.layout import Leaf, NumpyArray
+from offmarl.vault.mmap import MappedArray, Snapshot, cut, map_arrays
+from offmarl.vault.store import Store
+
+_IN_FLIGHT_BYTES = 2**26
+"""What TensorStore may be reading at once; that much is held beside the result."""
+_RELEASE_BYTES = 2**24
+"""Compare this much of mapped files, and their pages are released."""
+_KEYS_A_CHUNK = 64
+"""Reading a chunk through TensorStore takes about as long as finding this many for the map."""
+
+_THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # macOS counts by process only
+
+
+class _View(NamedTuple):
+    """A way to read arrays, and what is known of the chunks that are read in this way."""
+
+    maps: Mapping[str, MappedArray]
+    """The arrays that are mapped; all others are read through TensorStore."""
+    checks: Checks | None
+
+
+class Arrays:
+    """Reads the arrays of one vault; `Dataset` sees to it that only what is there is asked for.
+
+    Parameters
+    ----------
+    store
+        Where they are.
+    leaves
+        Disk name to the data type and the shape of a single step.
+    rows, length
+        The first two axes.
+    complete
+        Whether every chunk must be there; other programs may leave out those of a fill value.
+    snapshot
+        Returns what the store holds, or None where it cannot be mapped; called once at most.
+    checks
+        What every chunk is compared with before it is first used, if anything.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        leaves: Mapping[str, Leaf],
+        rows: int,
+        length: int,
+        complete: bool,
+        snapshot: Callable[[], Snapshot | None],
+        checks: Checks | None,
+    ):
+        self._store = store
+        self._leaves = leaves
+        self._rows, self._length = rows, length
+        self._complete = complete
+        self._snapshot = snapshot
+        self._fetched = _View({}, checks)
+        self._mapping = Lock()
+        self._mapped: _View | None = None
+        self._opened: dict[str, Any] = {}
+        self._chunks_read = 0
+        # Where windows are in memory already, asking for them costs more than gathering them; where
+        # they are not, gathering alone would wait for the disk at one page after the other.
+        self._cold = True
+
+    def open(self, name: str) -> Any:
+        """Return an array as TensorStore has it."""
+        self._check_names([name])
+        if name not in self._opened:
+            prefix = layout.prefix_of(name)
+            self._opened[name] = self._store.array(prefix, complete=self._complete)
+        return self._opened[name]
+
+    def _check_names(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self._leaves:
+                raise VaultError(
+                    f"{self._store.path} has no array named {name!r}: it has "
+                    f"{', '.join(self._leaves)}."
+                )
+
+    def chunk(self, name: str) -> tuple[int, int]:
+        """Return the rows and the steps of an array's chunks."""
+        rows, steps, *_ = self.open(name).chunk_layout.read_chunk.shape
+        return rows, steps
+
+    def _view(self) -> "_View":
+        """Return the mapped files, which are mapped first if need be; threads share them."""
+        if self._mapped is None:
+            with self._mapping:
+                if self._mapped is None:
+                    self._mapped = self._map()
+        return self._mapped
+
+    def _map(self) -> "_View":
+        snapshot, checks = self._snapshot(), self._fetched.checks
+        if snapshot is None:
+            return self._fetched
+        maps = map_arrays(snapshot, self._leaves, self._rows, self._length)
+        return _View(maps, checks.of(snapshot) if checks else None)
+
+    def read(
+        self, names: Iterable[str], rows: range, steps: range, agents: Mapping[str, slice]
+    ) -> dict[str, NumpyArray]:
+        """Read ``(B, T, ...)`` of some arrays; of those in ``agents`` so much of the third axis."""
+        names = list(names)
+        self._check_names(names)
+        maps, known = self._view() if self._map_pays(names, rows, steps) else self._fetched
+        fresh = known.in_steps(names, rows, steps) if known else None
+        checks = fresh.checks if fresh else {}
+        found = {
+            name: maps[name].read(rows, steps, agents.get(name), checks.get(name))
+            for name in names
+            if name in maps
+        }
+        others = [name for name in names if name not in maps]
+        for name in [name for name in others if name in checks]:
+            assert known is not None
+            fetch = partial(self._fetch_whole, known, name, rows, steps, agents.get(name))
+            found[name] = self._store.attempt(fetch)
+        if others := [name for name in others if name not in checks]:
+            found |= self._store.attempt(lambda: self._fetch(others, rows, steps, agents))
+        if known and fresh:
+            known.note(fresh)
+        return {name: found[name] for name in names}
+
+    def windows(
+        self,
+        names: Iterable[str],
+        rows: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        length: int,
+    ) -> dict[str, NumpyArray]:
+        """Gather ``(W, length, ...)`` of some arrays: the steps from each start on."""
+        names = list(names)
+        self._check_names(names)
+        maps, checks = self._view()
+        if checks and (fresh := checks.in_windows(names, rows, starts, length)):
+            self._prove(maps, checks, fresh)
+        before = _usage()
+        if self._cold:
+            self.prefetch(names, rows, starts, length)
+        asked = _usage()
+        found = {
+            name: maps[name].windows(rows, starts, length)
+            if name in maps
+            else self._store.attempt(partial(self._gather, name, rows, starts, length))
+            for name in names
+        }
+        has_read, has_waited = asked[0] > before[0], _usage()[1] > asked[1]
+        self._cold = has_read or has_waited
+        return found
+
+    def prefetch(
+        self,
+        names: Iterable[str],
+        rows: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        length: int,
+    ) -> None:
+        """Have the disk begin to read windows; without effect on what is not mapped.
+
+        Of chunks that must yet be compared with their checksums, all is read.
+        """
+        names = list(names)
+        self._check_names(names)
+        maps, checks = self._view()
+        fresh = checks.in_windows(names, rows, starts, length) if checks else None
+        for name in names:
+            if fresh and name in maps and name in fresh.chunks:
+                maps[name].prefetch_chunks(fresh.chunks[name])
+            elif name in maps:
+                maps[name].prefetch(rows, starts, length)
+
+    def _prove(self, maps: Mapping[str, MappedArray], checks: Checks, fresh: Fresh) -> None:
+        """Compare chunks; from a cold disk many are read at once."""
+        for name, places in fresh.chunks.items():
+            if name not in maps:
+                self._store.attempt(partial(self._prove_fetched, checks, name, places))
+                continue
+            mapped = maps[name]
+            step = max(1, _RELEASE_BYTES // mapped.chunk_bytes)
+            for begin in range(0, len(places), step):
+                some = places[begin : begin + step]
+                if self._cold:
+                    mapped.prefetch_chunks(some)
+                for place in some:
+                    fresh.checks[name].compare(*place, mapped.chunk(*place))
+                mapped.region.release()
+        checks.note(fresh)
+
+    def _map_pays(self, names: Iterable[str], rows: range, steps: range) -> bool:
+        """Whether the map is there, or reads so far have cost as much as making it would."""
+        if self._mapped is not None:
+            return True
+        self._chunks_read += self._count(names, len(rows), len(steps))
+        return self._chunks_read * _KEYS_A_CHUNK >= self._count(
+            self._leaves, self._rows, self._length
+        )
+
+    def _count(self, names: Iterable[str], rows: int, steps: int) -> int:
+        """Count the chunks that hold so many rows and steps."""
+        sizes = (self.chunk(name) for name in names)
+        return sum(-(-rows // size[0]) * -(-steps // size[1]) for size in sizes)
+
+    def _fetch(
+        self, names: Iterable[str], rows: range, steps: range, agents: Mapping[str, slice]
+    ) -> dict[str, NumpyArray]:
+        """Read through TensorStore, several pieces at once but not all."""
+        pending: deque[tuple[NumpyArray, Any]] = deque()
+        found = {}
+        for name in names:
+            index = (slice(rows.start, rows.stop, rows.step), *_agents(agents.get(name)))
+            array = self.open(name)[(index[0], slice(steps.start, steps.stop), *index[1:])]
+            found[name] = np.empty(array.shape, array.dtype.numpy_dtype)
+            for span, inside in self._pieces(name, found[name], steps):
+                target = found[name][:, inside]
+                pending.append((target, array[:, span].read()))
+                _settle(pending, _IN_FLIGHT_BYTES)
+        _settle(pending, 0)
+        return found
+
+    def _fetch_whole(
+        self, checks: Checks, name: str, rows: range, steps: range, agents: slice | None
+    ) -> NumpyArray:
+        """Read through TensorStore whole chunks, and compare them with their checksums."""
+        select = _agents(agents)
+        shape = np.empty((0, *self._leaves[name].shape))[(slice(None), *select)].shape[1:]
+        out: NumpyArray = np.empty((len(rows), len(steps), *shape), self._leaves[name].dtype)
+        chunk_rows, chunk_steps = self.chunk(name)
+        parts = {
+            ChunkPlace(block, number): ((inside, times, *select), (to_rows, to_steps))
+            for number, times, to_steps in cut(steps, chunk_steps)
+            for block, inside, to_rows in cut(rows, chunk_rows)
+        }
+        for place, chunk in self._chunks(checks, name, parts):
+            source, target = parts[place]
+            out[target] = chunk[source]
+        return out
+
+    def _prove_fetched(self, checks: Checks, name: str, places: Iterable[ChunkPlace]) -> None:
+        for _ in self._chunks(checks, name, places):
+            pass
+
+    def _chunks(
+        self, checks: Checks, name: str, places: Iterable[ChunkPlace]
+    ) -> Iterator[tuple[ChunkPlace, NumpyArray]]:
+        """Read whole chunks through TensorStore, several at once, each compared if need be."""
+        array, (rows, steps) = self.open(name), self.chunk(name)
+
+        def read(place: ChunkPlace) -> Any:
+            block, number = place
+            here = array[block * rows : (block + 1) * rows, number * steps : (number + 1) * steps]
+            return here.read().result
+
+        chunk_bytes = rows * steps * self._leaves[name].step_bytes
+        for place, result in ahead(places, read, chunk_bytes):
+            chunk = np.ascontiguousarray(result())
+            if checks.is_fresh(name, place):
+                again = partial(_again, read, place)
+                chunk = checks.proved(name, place, chunk, again)
+            yield place, chunk
+
+    def _pieces(self, name: str, out: NumpyArray, steps: range) -> Iterator[tuple[slice, slice]]:
+        """Cut steps where chunks end: the absolute interval, and that of the result."""
+        _, chunk = self.chunk(name)
+        step_bytes = max(out[:, :1].nbytes, 1)
+        size = chunk * max(1, _IN_FLIGHT_BYTES // (4 * step_bytes * chunk))
+        start = steps.start
+        while start < steps.stop:
+            stop = min(steps.stop, (start // size + 1) * size)
+            yield slice(start, stop), slice(start - steps.start, stop - steps.start)
+            start = stop
+
+    def _gather(
+        self, name: str, rows: NDArray[np.int64], starts: NDArray[np.int64], length: int
+    ) -> NumpyArray:
+        array, pairs = self.open(name), zip(rows.tolist(), starts.tolist(), strict=True)
+        with ts.Batch() as batch:  # what shares a chunk is read and decoded once
+            reads = [array[row, start : start + length].read(batch=batch) for row, start in pairs]
+        shape = (length, *self._leaves[name].shape)
+        windows = [read.result() for read in reads]
+        return np.stack(windows) if windows else np.empty((0, *shape), self._leaves[name].dtype)
+
+
+def _again(read: Callable[[ChunkPlace], Any], place: ChunkPlace) -> NumpyArray:
+    return np.ascontiguousarray(read(place)())
+
+
+def _usage() -> tuple[int, int]:
+    """Return how much this thread had the disk read so far, and how often it waited for a page."""
+    usage = resource.getrusage(_THREAD)
+    return usage.ru_inblock, usage.ru_majflt
+
+
+def _agents(agents: slice | None) -> tuple[slice, ...]:
+    return () if agents is None else (agents,)
+
+
+def _settle(pending: deque[tuple[NumpyArray, Any]], most: int) -> None:
+    """Wait for reads, the oldest first, until no more bytes than ``most`` are under way."""
+    in_flight = sum(target.nbytes for target, _ in pending)
+    while pending and in_flight > most:
+        target, read = pending.popleft()
+        target[...] = read.result()
+        in_flight -= target.nbytes

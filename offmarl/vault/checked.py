@@ -1,0 +1,303 @@
+"""Comparing the chunks of a vault of ours with their checksums, each once, when it is first used.
+
+The checksums of all chunks are one vector, and which chunks have proved sound is another. Later
+reads only check the second vector.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from threading import Lock
+from typing import TYPE_CHECKING, NamedTuple
+
+import google_crc32c
+import numpy as np
+from jaxtyping import Bool, Int
+
+from offmarl.errors import VaultChecksumError, VaultFormatError
+from offmarl.vault import layout
+from offmarl.vault.checksum import unseal
+from offmarl.vault.faults import damaged, of_chunk, with_episodes
+from offmarl.vault.grid import Chunk
+from offmarl.vault.layout import Head, Leaf, NumpyArray, Schema
+from offmarl.vault.mmap import Check, Snapshot
+from offmarl.vault.store import Store, load_json
+from offmarl.vault.tables import Episodes
+
+if TYPE_CHECKING:
+    from offmarl.vault.dataset import Dataset
+
+
+_UNKNOWN = -1
+
+
+class ChunkPlace(NamedTuple):
+    """Where a chunk of an array is: which block of rows, and which chunk of time."""
+
+    block: int
+    number: int
+
+
+class Fresh(NamedTuple):
+    """Chunks that are about to be read for the first time."""
+
+    names: tuple[str, ...]
+    """The arrays that are read."""
+    touched: Int[np.ndarray, "P"]
+    """Numbers of the chunks that are read of each."""
+    chunks: dict[str, list[ChunkPlace]]
+    """Those that were not compared, in the order of time; arrays without such are left out."""
+    checks: dict[str, Check]
+    """What compares them, where they are mapped."""
+
+
+class Checks:
+    """Which chunks of a vault of ours have proved sound, as they are read in one way.
+
+    Chunks read through TensorStore and chunks of mapped files are noted in objects of their own, as
+    a chunk that was sound in one commit tells nothing of another. Threads may share an object: a
+    lock guards everything but a look at what is known to be sound.
+
+    Parameters
+    ----------
+    store, schema, leaves
+        The vault's; the arrays in the order in which their checksums are stored.
+    length
+        Steps of a row.
+    covered
+        Steps of a row that have checksums. A chunk that a stock program wrote to has none.
+    episodes
+        Returns the vault's episodes, of which a fault names those that it hits.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        schema: Schema,
+        leaves: Mapping[str, Leaf],
+        length: int,
+        covered: int,
+        episodes: Callable[[], Episodes],
+    ):
+        self._store, self._schema, self._leaves = store, schema, leaves
+        self._length, self._covered = length, covered
+        self._written = covered
+        self._episodes = episodes
+        self._index = {name: index for index, name in enumerate(leaves)}
+        self._blocks = schema.rows // schema.chunk_rows
+        self._numbers = -(-covered // schema.chunk_steps)
+        self._chunks = -(-length // schema.chunk_steps)
+        columns = len(leaves) * self._blocks
+        # Zeros take no memory until they are written: those that are not loaded are never read.
+        self._expected: Int[np.ndarray, "T columns"] = np.zeros((self._numbers, columns), int)
+        self._loaded: Bool[np.ndarray, "T"] = np.zeros(self._numbers, bool)
+        shape = len(leaves), self._blocks, self._chunks
+        sound: Bool[np.ndarray, "L B T"] = np.zeros(shape, bool)
+        sound[:, :, self._numbers :] = True  # nothing to compare them with
+        self._sound: Bool[np.ndarray, "L places"] = sound.reshape(len(leaves), -1)
+        self._sound_in_all: dict[tuple[str, ...], Bool[np.ndarray, "places"]] = {}
+        self._done: set[tuple[str, ...]] = set()
+        self._lock = Lock()
+
+    def of(self, snapshot: Snapshot) -> "Checks":
+        """Return the checks of mapped files: nothing of them is sound yet."""
+        found = Checks(
+            self._store, self._schema, self._leaves, self._length, self._covered, self._episodes
+        )
+        head = unseal(layout.HEAD_KEY, snapshot.value(layout.HEAD_KEY) or b"", self._store.path)
+        found._written = Head.from_json(load_json(head, layout.HEAD_KEY)).length
+        for number in range(found._numbers):
+            key = layout.checksums_key(number)
+            try:
+                found._enter(number, unseal(key, snapshot.value(key) or b"", self._store.path))
+            except VaultFormatError:
+                found._enter(number, b"")  # only who reads these chunks need know
+        return found
+
+    def _load(self, numbers: Iterable[int]) -> None:
+        """Load the checksums of some chunks of time, and how far the last one goes, in one go."""
+        wanted = list(numbers)
+        keys = [layout.HEAD_KEY, *map(layout.checksums_key, wanted)]
+        head, *found = self._store.get_all(keys)
+        self._written = Head.from_json(load_json(head, layout.HEAD_KEY)).length
+        for number, value in zip(wanted, found, strict=True):
+            self._enter(number, value)
+
+    def _enter(self, number: int, stored: bytes) -> None:
+        found = layout.decode_checksums(stored)[: self._expected.shape[1]]
+        checksums = np.full(self._expected.shape[1], _UNKNOWN)
+        checksums[: len(found)] = found
+        self._expected[number] = checksums  # at once: other threads compare with them
+        self._loaded[number] = True
+
+    def in_steps(self, names: Iterable[str], rows: range, steps: range) -> Fresh | None:
+        """Return which chunks that steps of some arrays are in have yet to be compared, if any."""
+        key = tuple(names)
+        if key in self._done or not (key and rows and steps):
+            return None
+        size, time = self._schema.chunk_rows, self._schema.chunk_steps
+        blocks = np.unique(np.arange(rows.start, rows.stop, rows.step) // size)
+        numbers = np.arange(steps.start // time, (steps.stop - 1) // time + 1)
+        return self._fresh(key, (blocks[:, None] * self._chunks + numbers).ravel())
+
+    def in_windows(
+        self,
+        names: Iterable[str],
+        rows: Int[np.ndarray, "W"],
+        starts: Int[np.ndarray, "W"],
+        length: int,
+    ) -> Fresh | None:
+        """Return which chunks that windows of some arrays are in have yet to be compared."""
+        key = tuple(names)
+        if key in self._done or not (key and len(rows) and length):
+            return None
+        time = self._schema.chunk_steps
+        row = rows // self._schema.chunk_rows * self._chunks
+        first, last = row + starts // time, row + (starts + length - 1) // time
+        if length <= time + 1:
+            return self._fresh(key, np.concatenate([first, last]))
+        between = np.arange(-(-length // time) + 1)
+        return self._fresh(key, np.minimum(first[:, None] + between, last[:, None]).ravel())
+
+    def _fresh(self, names: tuple[str, ...], places: Int[np.ndarray, "P"]) -> Fresh | None:
+        sound = self._sound_in_all.get(names)
+        if sound is not None and sound[places].all():
+            return None
+        with self._lock:
+            return self._look_closer(names, np.unique(places))
+
+    def _look_closer(self, names: tuple[str, ...], places: Int[np.ndarray, "P"]) -> Fresh | None:
+        rows = [self._index[name] for name in names]
+        if names not in self._sound_in_all:
+            self._sound_in_all[names] = np.logical_and.reduce(self._sound[rows], axis=0)
+        if self._sound_in_all[names][places].all():
+            return None
+        order = np.argsort(places % self._chunks, kind="stable")  # as they lie in the files
+        touched = places[order]
+        chunks = {}
+        for name, row in zip(names, rows, strict=True):
+            new = touched[~self._sound[row, touched]].tolist()
+            if new:
+                chunks[name] = [ChunkPlace(*divmod(place, self._chunks)) for place in new]
+        numbers = {place.number for places in chunks.values() for place in places}
+        if missing := sorted(number for number in numbers if not self._loaded[number]):
+            self._load(missing)
+        return Fresh(names, touched, chunks, {name: self._check_of(name) for name in chunks})
+
+    def note(self, fresh: Fresh) -> None:
+        """Remember that these chunks were compared, so that later reads see it at one look."""
+        rows = np.array([self._index[name] for name in fresh.names])
+        with self._lock:
+            sound = self._sound_in_all[fresh.names]
+            sound[fresh.touched] = self._sound[np.ix_(rows, fresh.touched)].all(0)
+            if sound.all():
+                self._done.add(fresh.names)
+
+    def is_fresh(self, name: str, place: ChunkPlace) -> bool:
+        """Whether a chunk has yet to be compared."""
+        return not self._sound[self._index[name], place.block * self._chunks + place.number]
+
+    def _check_of(self, name: str) -> "_Check":
+        index = self._index[name]
+        columns = slice(index * self._blocks, (index + 1) * self._blocks)
+        shape = self._blocks, self._chunks
+        prove = partial(self._prove, name)
+        return _Check(self._sound[index].reshape(shape), self._expected[:, columns], prove)
+
+    def _prove(self, name: str, place: ChunkPlace, chunk: NumpyArray) -> None:
+        if not self._agrees(name, place, chunk):
+            raise self._damaged(name, place)
+
+    def proved(
+        self, name: str, place: ChunkPlace, chunk: NumpyArray, again: Callable[[], NumpyArray]
+    ) -> NumpyArray:
+        """Compare a chunk that is read from the store, and return it.
+
+        ``again`` reads it once more: a writer may have committed between chunk and checksum.
+        """
+        while not self._agrees(name, place, chunk):
+            with self._lock:
+                before = self._expected[place.number].copy(), self._written
+            chunk = again()
+            with self._lock:
+                self._load([place.number])
+                same = np.array_equal(before[0], self._expected[place.number])
+                same = same and before[1] == self._written
+            if same and not self._agrees(name, place, chunk):
+                raise self._damaged(name, place)
+        # A writer may yet replace the last chunk; a snapshot stays as it is.
+        if (place.number + 1) * self._schema.chunk_steps <= self._covered:
+            self._sound[self._index[name], place.block * self._chunks + place.number] = True
+        return chunk
+
+    def _agrees(self, name: str, place: ChunkPlace, chunk: NumpyArray) -> bool:
+        expected = self._expected[place.number, self._index[name] * self._blocks + place.block]
+        filled = self._written - place.number * self._schema.chunk_steps
+        return agrees(chunk, int(expected), filled)
+
+    def _damaged(self, name: str, place: ChunkPlace) -> VaultFormatError:
+        size, steps = self._schema.chunk_rows, self._schema.chunk_steps
+        chunk = Chunk(
+            key=self._leaves[name].chunk_key(name, *place),
+            leaf=name,
+            rows=(place.block * size, (place.block + 1) * size),
+            steps=(place.number * steps, min((place.number + 1) * steps, self._covered)),
+        )
+        fault = with_episodes(of_chunk(chunk, "its checksum is wrong"), self._episodes())
+        return damaged(self._store.path, fault, VaultChecksumError)
+
+
+class _Check(NamedTuple):
+    """What compares the mapped chunks of an array; see `offmarl.vault.mmap.Check`."""
+
+    sound: Bool[np.ndarray, "B T"]
+    expected: Int[np.ndarray, "T B"]
+    prove: Callable[[ChunkPlace, NumpyArray], None]
+    """Looks closer at what has another checksum."""
+
+    def is_fresh(self, block: int, number: int) -> bool:
+        return not self.sound[block, number]
+
+    def compare(
+        self, block: int, number: int, chunk: NumpyArray, checksum: int | None = None
+    ) -> None:
+        if checksum is None:
+            checksum = google_crc32c.value(chunk)
+        if checksum != self.expected[number, block]:
+            self.prove(ChunkPlace(block, number), chunk)
+        self.sound[block, number] = True
+
+
+def checks_of(store: Store, vault: "Dataset") -> Checks | None:
+    """Return what to compare a vault's reads with.
+
+    None where its codec does that by itself, and where others wrote it, who keep no checksums.
+    """
+    if vault.manifest is None or vault.manifest.schema.codec != "raw":
+        return None
+    schema, length = vault.manifest.schema, vault.manifest.head.length
+    if length < vault.length:  # a stock program wrote to the last chunk
+        length -= length % schema.chunk_steps
+    return Checks(store, schema, vault.leaves, vault.length, length, lambda: vault.episodes)
+
+
+def agrees(chunk: NumpyArray, expected: int, filled: int) -> bool:
+    """Whether a chunk has a checksum, or has it without what follows the vault's end.
+
+    A stock program that died may have left something there, which is no data.
+
+    Parameters
+    ----------
+    chunk
+        ``(rows, steps, ...)``, contiguous.
+    expected
+        The CRC32C.
+    filled
+        Steps of the chunk that the vault has.
+    """
+    if google_crc32c.value(chunk) == expected:
+        return True
+    if filled >= chunk.shape[1]:
+        return False
+    whole = chunk.copy()
+    whole[:, filled:] = 0
+    return bool(google_crc32c.value(whole) == expected)

@@ -1,0 +1,180 @@
+"""Gathering steps into the chunks that go to disk."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from offmarl.errors import VaultFormatError
+from offmarl.vault import layout
+from offmarl.vault.faults import damaged
+from offmarl.vault.layout import NumpyArray
+from offmarl.vault.store import Store
+
+Value = bytes | bytearray
+
+_SPARE_BYTES = 2**26
+"""Memory of written chunks that is kept for further ones: a fresh page costs more than filling
+it."""
+
+
+class _Chunk:
+    """The values of all keys of one chunk of time, each seen as the array ``(rows, T, ...)`` it is.
+
+    The arrays are views of the values, so that a full chunk goes to disk without being copied.
+    """
+
+    def __init__(self, schema: layout.Schema):
+        self.values: list[bytearray] = []
+        self.arrays: list[tuple[str, slice, NumpyArray]] = []
+        for name, leaf in schema.leaves.items():
+            shape = (schema.chunk_rows, schema.chunk_steps, *leaf.shape)
+            for start in range(0, schema.rows, schema.chunk_rows):
+                value = bytearray(schema.chunk_rows * schema.chunk_steps * leaf.step_bytes)
+                rows = slice(start, start + schema.chunk_rows)
+                self.values.append(value)
+                self.arrays.append((name, rows, np.frombuffer(value, leaf.dtype).reshape(shape)))
+
+
+class ChunkBuffer:
+    """The chunk of time that is not full yet, and those that wait for a commit.
+
+    Attributes
+    ----------
+    staged
+        Keys and values of full chunks for the next commit; the caller empties it when it takes
+        them, and gives them back to `recycle` when they are durable.
+    """
+
+    def __init__(self, schema: layout.Schema, start: int):
+        self.staged: dict[str, Value] = {}
+        self._schema = schema
+        self._leaves = schema.leaves
+        self._number, self._filled = divmod(start, schema.chunk_steps)
+        self._chunk = _Chunk(schema)
+        self._lent: dict[int, _Chunk] = {}
+        self._spare: list[_Chunk] = []
+
+    @property
+    def through(self) -> int:
+        """Steps of each row that are in full chunks, staged or committed."""
+        return self._number * self._schema.chunk_steps
+
+    @property
+    def length(self) -> int:
+        """Steps of each row, those of the unfinished chunk included."""
+        return self.through + self._filled
+
+    @property
+    def staged_bytes(self) -> int:
+        """What a commit would write."""
+        return sum(map(len, self.staged.values()))
+
+    def restore(self, store: Store) -> None:
+        """Take back the steps of the unfinished chunk from disk.
+
+        Raises
+        ------
+        VaultFormatError
+            They are not those that were written. They are about to be written again, with checksums
+            that would make the damage look right. What follows them in the chunk does not matter: a
+            stock program that died may have left it.
+        """
+        if not self._filled:
+            return
+        keys = list(self._keys(self._number))
+        stored = store.get_all(keys)
+        for key, value, (*_, array) in zip(keys, stored, self._chunk.arrays, strict=True):
+            array[:, : self._filled] = self._decode(store, key, value, array)[:, : self._filled]
+        if self._schema.codec == "raw":
+            (expected,) = store.get_all([layout.checksums_key(self._number)])
+            sound = _agree(stored, expected) | _agree(self._chunk.values, expected)
+            if not sound.all():
+                raise _damaged(store, keys[sound.argmin()], "its checksum is wrong")
+
+    def _decode(self, store: Store, key: str, value: bytes, like: NumpyArray) -> NumpyArray:
+        if self._schema.codec == "zstd":
+            try:
+                value = _zstd().decode(value)
+            except (RuntimeError, ValueError) as error:
+                raise _damaged(store, key, str(error)) from error
+        if len(value) != like.nbytes:
+            raise _damaged(store, key, f"it has {len(value)} bytes instead of {like.nbytes}")
+        return np.frombuffer(value, like.dtype).reshape(like.shape)
+
+    def put(self, arrays: Mapping[str, NumpyArray]) -> None:
+        """Copy ``(rows, T, ...)`` steps in, and stage each chunk that is full."""
+        steps = arrays["rewards"].shape[1]
+        done = 0
+        while done < steps:
+            count = min(steps - done, self._schema.chunk_steps - self._filled)
+            for name, rows, array in self._chunk.arrays:
+                target = array[:, self._filled : self._filled + count]
+                target[:] = arrays[name][rows, done : done + count]
+            done += count
+            self._filled += count
+            if self._filled == self._schema.chunk_steps:
+                self._stage()
+
+    def _stage(self) -> None:
+        self.staged.update(self._encode())
+        if self._schema.codec == "raw":
+            self._lent[self._number] = self._chunk
+            self._chunk = self._spare.pop() if self._spare else _Chunk(self._schema)
+        self._number, self._filled = self._number + 1, 0
+
+    def tail(self) -> dict[str, Value]:
+        """Return the keys and values of the unfinished chunk, zeros where nothing is yet.
+
+        They change with the next steps that are put in.
+        """
+        if not self._filled:
+            return {}
+        for *_, array in self._chunk.arrays:
+            array[:, self._filled :] = 0
+        return self._encode()
+
+    def recycle(self, through: int) -> None:
+        """Use the memory of chunks again that are durable up to a number of steps."""
+        durable = [n for n in self._lent if (n + 1) * self._schema.chunk_steps <= through]
+        chunks = [self._lent.pop(number) for number in durable]
+        room = max(1, _SPARE_BYTES // sum(map(len, self._chunk.values)))
+        self._spare = (self._spare + chunks)[:room]
+
+    def _encode(self) -> dict[str, Value]:
+        keys, values = self._keys(self._number), self._chunk.values
+        if self._schema.codec == "zstd":
+            return dict(zip(keys, map(_compress, values), strict=True))
+        sums = {layout.checksums_key(self._number): layout.encode_checksums(values)}
+        return dict(zip(keys, values, strict=True)) | sums
+
+    def _keys(self, chunk: int) -> Iterator[str]:
+        """Yield the keys of a chunk: of each leaf, each block of rows."""
+        for name, leaf in self._leaves.items():
+            for block in range(self._schema.rows // self._schema.chunk_rows):
+                yield leaf.chunk_key(name, block, chunk)
+
+    def key_at(self, step: int) -> str:
+        """Return a key that anybody who appends a step there must write."""
+        return self._leaves["rewards"].chunk_key("rewards", 0, step // self._schema.chunk_steps)
+
+
+def _agree(values: Iterable[Value], expected: bytes) -> NumpyArray:
+    found = layout.decode_checksums(layout.encode_checksums(values))
+    wanted = layout.decode_checksums(expected)
+    return found == wanted if len(found) == len(wanted) else np.zeros(len(found), bool)
+
+
+def _compress(value: Value) -> bytes:
+    return bytes(_zstd().encode(value))
+
+
+def _zstd() -> Any:
+    # Imported here: it takes as long as all else together, and few vaults need it.
+    from numcodecs import Zstd
+
+    return Zstd(level=1, checksum=True)
+
+
+def _damaged(store: Store, key: str, reason: str) -> VaultFormatError:
+    return damaged(store.path, f"{reason}, of {key}")

@@ -1,0 +1,238 @@
+"""Rebuilding a vault's store beside it, and putting the new one in its place in one instant.
+
+Every commit leaves behind what it replaced. A store that is built anew holds what is alive and no
+more, in the order in which it is read. Its data files are moved among the old ones, which does
+nothing yet; then its manifest replaces the old one, which is a single rename; then the files that
+nothing refers to any longer are deleted. The directory that the store was built in is removed last:
+where it is there, somebody was killed in between, and the next who may write tidies up.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePath
+from typing import NamedTuple
+
+from offmarl.errors import VaultConflictError, VaultFormatError
+from offmarl.vault import layout, tree
+from offmarl.vault.atomic import sync
+from offmarl.vault.checksum import OWN_PREFIX, unseal
+from offmarl.vault.commit import Contents, ahead
+from offmarl.vault.location import Location
+from offmarl.vault.open import locate
+from offmarl.vault.store import (
+    DATA,
+    MANIFEST,
+    UNFINISHED,
+    Store,
+    WriterLock,
+    errors_of,
+    load_json,
+)
+from offmarl.vault.verification import examine
+
+REBUILT = ".rebuilt"
+"""The directory that a store is built in, inside the vault's."""
+
+_BATCH_BYTES = 2**25
+_CHUNK = re.compile(r"(.+\./)(\d+)\.(\d+)((?:\.\d+)*)")
+
+
+class Compaction(NamedTuple):
+    """What a vault took before and after, in its data files and manifest."""
+
+    path: Path
+    bytes_before: int
+    bytes_after: int
+    files_before: int
+    files_after: int
+
+
+def compact(path: str | os.PathLike[str]) -> Compaction:
+    """Drop what no longer counts from a vault's files, and put the rest in the order of reading.
+
+    The content stays the same, whatever program wrote it and whatever instant the process dies at.
+    It needs as much room as the result takes. Programs that have the vault open go on reading;
+    stock programs must not write to it meanwhile.
+
+    Raises
+    ------
+    VaultLockedError
+        Somebody writes to it.
+    VaultFormatError
+        It is damaged.
+    VaultConflictError
+        A stock program wrote to it meanwhile; nothing was changed.
+    """
+    directory = Location.of(locate(path)).directory
+    with exclusive(directory), errors_of(directory):
+        before = _usage(directory)
+        location = Location(directory)
+        manifest = (directory / MANIFEST).read_bytes()
+        found = examine(directory, deep=False)
+        if not found.sound:
+            raise VaultFormatError(f"{directory} is damaged ({found.faults[0]}): repair it first.")
+        contents = Contents(location, tree.current(location))
+        with rebuilding(directory) as fresh:
+            # With the same identity, programs that have the vault open read on.
+            store = Store(fresh, tree.config_of(location))
+            copy(contents, contents.tree.values, store)
+            repeat_tree(store)
+            switch(directory, fresh, expected=manifest)
+        after = _usage(directory)
+    return Compaction(directory, before[0], after[0], before[1], after[1])
+
+
+@contextmanager
+def exclusive(directory: Path) -> Iterator[None]:
+    """Hold the right to write to a vault, tidied up."""
+    lock = WriterLock(directory)
+    try:
+        tidy(directory)
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def rebuilding(directory: Path) -> Iterator[Path]:
+    """Make the directory to build a store in; what is left of it at the end is cleared."""
+    fresh = directory / REBUILT
+    fresh.mkdir()
+    try:
+        yield fresh
+    finally:
+        tidy(directory)
+
+
+def copy(contents: Contents, keys: Iterable[str], target: Store, *, strict: bool = True) -> None:
+    """Copy keys and values, in the order in which they are read; our own keys with checksums.
+
+    Where not ``strict``, what cannot be read is left out.
+
+    Raises
+    ------
+    VaultFormatError
+        A value cannot be read, or one of our own is damaged.
+    """
+    for batch in _batches(_values(contents, sorted(keys, key=_order), strict)):
+        target.commit(batch, fence={}).result()
+
+
+def _values(contents: Contents, keys: list[str], strict: bool) -> Iterator[tuple[str, bytes]]:
+    for key, read in ahead(keys, contents.fetch, _BATCH_BYTES // 16):
+        try:
+            value = unseal(key, read(), contents.location.path)
+        except (VaultFormatError, ValueError, OSError):
+            if strict:
+                raise
+        else:
+            yield key, _sealed(key, value)
+
+
+def _batches(values: Iterable[tuple[str, bytes]]) -> Iterator[dict[str, bytes]]:
+    """Gather values to commits that fit in memory."""
+    batch: dict[str, bytes] = {}
+    size = 0
+    for key, value in values:
+        batch[key] = value
+        size += len(value)
+        if size >= _BATCH_BYTES:
+            yield batch
+            batch, size = {}, 0
+    yield batch
+
+
+def repeat_tree(store: Store) -> None:
+    """Commit once more, so that a store that is built anew has its tree twice, as others have.
+
+    The earlier one is what a repair goes by where the later one is damaged.
+    """
+    (index,) = store.get_all([layout.INDEX_KEY])
+    store.commit({layout.INDEX_KEY: index}, fence={}).result()
+
+
+def _order(key: str) -> tuple[bool, str, int, int, str]:
+    """Sort the chunks of a leaf by time; our own keys, which tell that all is there, are last."""
+    found = _CHUNK.fullmatch(key)
+    leaf, block, number, rest = found.groups() if found else (key, 0, -1, "")
+    return key.startswith(OWN_PREFIX), leaf, int(number), int(block), rest
+
+
+def _sealed(key: str, value: bytes) -> bytes:
+    if key != layout.SCHEMA_KEY:
+        return value
+    schema = load_json(value, key)
+    if schema.get("version") in range(layout.SEALED_VERSION):
+        schema |= {"version": layout.SEALED_VERSION}
+    return layout.dump_json(schema)
+
+
+def switch(directory: Path, fresh: Path, expected: bytes | None) -> None:
+    """Put a store in the place of another, all at once.
+
+    Parameters
+    ----------
+    directory, fresh
+        The vault's, and the one that the store was built in.
+    expected
+        The manifest that will be replaced, if it must still be the same.
+    """
+    for file in (fresh / DATA).iterdir():
+        file.rename(directory / DATA / file.name)
+    sync(directory / DATA)
+    if expected is not None and (directory / MANIFEST).read_bytes() != expected:
+        raise VaultConflictError(
+            f"a program that does not know our lock wrote to {directory} meanwhile: nothing was "
+            "changed. Stop it, and try again."
+        )
+    (fresh / MANIFEST).replace(directory / MANIFEST)
+    sync(directory)
+
+
+def tidy(directory: Path) -> None:
+    """Delete what a killed commit left, and what a rebuilding did, put in its place or not.
+
+    Only who holds the right to write may do so.
+    """
+    (directory / UNFINISHED).unlink(missing_ok=True)
+    rest = directory / REBUILT
+    if not rest.exists():
+        return
+    try:
+        live = tree.live_files(Location(directory))
+    except (ValueError, OSError):
+        live = None  # without a manifest nobody knows, so that repair may need any of them
+    for file in (directory / DATA).glob("*"):
+        if live is not None and f"{DATA}/{file.name}" not in live:
+            file.unlink()
+    shutil.rmtree(rest)
+
+
+def prepare(path: PurePath) -> None:
+    """Clear what a killed rebuilding left, and give our own keys checksums if they have none.
+
+    Only who holds the right to write may do so.
+    """
+    location = Location.of(path)
+    if location.is_directory:
+        tidy(location.directory)
+    store = Store(path)
+    schema = store.get_json(layout.SCHEMA_KEY)
+    if schema is None:
+        return
+    layout.Schema.from_json(schema)
+    if schema["version"] >= layout.SEALED_VERSION:
+        return
+    keys = store.keys(OWN_PREFIX)
+    values = zip(keys, store.get_all(keys), strict=True)
+    with store.errors():
+        store.commit({k: _sealed(k, value) for k, value in values}, fence={}).result()
+
+
+def _usage(directory: Path) -> tuple[int, int]:
+    """Return the bytes and the number of a store's files."""
+    files = [*(directory / DATA).iterdir(), directory / MANIFEST]
+    return sum(file.stat().st_size for file in files), len(files)

@@ -1,0 +1,584 @@
+"""A dataset: a vault of any program, read as experience and drawn from for learning."""
+
+import dataclasses
+import stat
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path, PurePath
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offmarl.errors import OptionError, VaultError
+from offmarl.types import Discrete, EnvSpec, Episode, Sequence, Transition, View
+from offmarl.vault import bounds, compat, encoding, infer, layout, tables
+from offmarl.vault.arrays import Arrays
+from offmarl.vault.checked import checks_of
+from offmarl.vault.description import describe
+from offmarl.vault.final_views import FinalViews
+from offmarl.vault.layout import NumpyArray
+from offmarl.vault.manifest import check_documents, read_table, snapshot_of
+from offmarl.vault.mmap import Snapshot
+from offmarl.vault.published import read_beside
+from offmarl.vault.store import Store
+
+if TYPE_CHECKING:  # they bring in JAX, which reading does without
+    from offmarl.replay import Replay, Stream
+
+_BLOCK_BYTES = 2**25
+"""About how much is in memory at once where a whole vault is gone through."""
+
+_ALL = slice(None)
+
+
+_STREAM_BYTES = 2**30
+"""Bytes of batches that a stream prepares by default."""
+
+
+class Dataset:
+    """A vault as it was when it was opened; made by `open_vault`.
+
+    It reads any interval, window or episode, and is drawn from by `replay` and `stream`. The verbs
+    of `offmarl.vault`, such as `offmarl.vault.filter`, take datasets and return them.
+
+    Attributes
+    ----------
+    path
+        Its directory; one in an archive or at a URL is written in the same way.
+    own
+        Our own keys; None in a foreign vault.
+    leaves
+        Disk name to the data type and the shape of a single step.
+    rows, length
+        The first two axes of every array: environments, and time steps of each.
+    provenance
+        Where the data comes from; JSON. Of a dataset that was pulled, what it was published as,
+        too.
+    unverified
+        Intervals of steps, ``((start, stop), ...)``, that a stock program appended.
+    time_limit
+        The one that a foreign vault was opened with, or else the one that `offmarl pull` noted.
+    """
+
+    def __init__(self, path: PurePath, checked: bool = True, time_limit: int | None = None):
+        self.path = path
+        self._store = Store(path)
+        self._checked = checked
+        self._has_length = False
+        self._read_through: Arrays | None = None
+        self._opening = Lock()
+        described = describe(self._store)
+        self.manifest = described.manifest
+        self.leaves, self.rows, self.length = described.leaves, described.rows, described.length
+        self.unverified = described.unverified
+        if self.manifest and time_limit is not None:
+            raise VaultError(f"{path} tells how its episodes ended: open it without a time limit.")
+        beside = read_beside(self._store.location)
+        known = None if self.manifest else beside.time_limit
+        self.time_limit = known if time_limit is None else time_limit
+        self.provenance = {**described.provenance, **beside.provenance}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Have other processes open it again, as it is then, and not be sent what is in memory."""
+        return type(self), (self.path, self._checked, self.time_limit)
+
+    def __repr__(self) -> str:
+        """Say what is known of it without reading any data."""
+        told = f"{self.num_steps:,} steps in {self.rows} rows"
+        if self.manifest:
+            spec = self.manifest.schema.spec
+            told = f"{spec.name}, {spec.num_agents} agents, {told}"
+        return f"<{type(self).__name__} {str(self.path)!r}: {told}>"
+
+    @property
+    def native(self) -> bool:
+        """Whether it has an episode table, final views and provenance of ours."""
+        return self.manifest is not None
+
+    @property
+    def name(self) -> str:
+        """The dataset's name: that of the directory above, without ``.vlt``."""
+        return self.path.parent.name.removesuffix(".vlt")
+
+    @property
+    def uid(self) -> str:
+        """What tells it from the dataset's other vaults."""
+        return self.path.name
+
+    @property
+    def num_steps(self) -> int:
+        """Recorded transitions in all rows."""
+        return self.rows * self.length
+
+    @property
+    def num_bytes(self) -> int | None:
+        """Bytes that its files take; None where finding out would mean reading them."""
+        location = self._store.location
+        if not location.is_directory:
+            return None
+        return sum(_size(file) for file in location.directory.rglob("*"))
+
+    @property
+    def unchecked(self) -> tuple[str, ...]:
+        """What is read without being compared with a checksum, in words."""
+        if self.manifest is None:
+            return (
+                "all arrays: a program other than offmarl wrote them, so at most their codec has "
+                "checksums",
+            )
+        if self.manifest.schema.codec == "raw" and not self._checked:
+            return ("all arrays: the vault was opened with checked=False",)
+        begin = self.manifest.head.length
+        if begin == self.length:
+            return ()
+        begin -= begin % self.manifest.schema.chunk_steps
+        return (f"steps {begin} to {self.length - 1}: another program appended to them",)
+
+    @cached_property
+    def spec(self) -> EnvSpec:
+        """The environment's sizes; in a foreign vault, what its arrays tell of them."""
+        if self.manifest:
+            return self.manifest.schema.spec
+        spec = encoding.spec_of(self.leaves)
+        if spec.action == Discrete(0):
+            spec = dataclasses.replace(spec, action=Discrete(infer.highest_action(self) + 1))
+        return dataclasses.replace(spec, time_limit=self.time_limit)
+
+    @cached_property
+    def quirks(self) -> tuple[str, ...]:
+        """What a foreign vault does differently, and `transitions` and `episodes` put right.
+
+        Of a vault of ours, impossible values that it was imported with. `read` leaves all as it is.
+        `offmarl.vault.compat.MEANINGS` says what quirks mean.
+        """
+        if self.manifest:
+            return compat.recorded(self.provenance)
+        return (
+            *compat.of_shapes(self.leaves, self.rows),
+            *(["padded observations"] if infer.is_padded(self) else []),
+            *compat.of_ends(self._table, self.time_limit),
+            *compat.of_returns(self._table),
+        )
+
+    @cached_property
+    def episodes(self) -> tables.Episodes:
+        """Every episode, by row and start; those that run on at the end of the data too."""
+        table = self._table.copy()
+        table["cause"][compat.by_limit(table, self.time_limit)] = tables.TRUNCATED
+        return tables.to_episodes(table)
+
+    @cached_property
+    def _table(self) -> tables.Table:
+        """Every episode, its end as it is on disk."""
+        return np.concatenate(list(self._tables()))
+
+    @cached_property
+    def _limited(self) -> NumpyArray:
+        return infer.limited(self, self._table)
+
+    def _tables(self) -> Iterator[tables.Table]:
+        if self.manifest is None:
+            yield from infer.episodes(self)
+            return
+        head, running = self.manifest.head, self.manifest.running
+        yield from self._kept()
+        yield running[running["length"] > 0]
+        if head.length < self.length:
+            yield from infer.episodes(self, head.length)
+
+    def _kept(self) -> Iterator[tables.Table]:
+        """Yield the table of our own of the episodes that ended."""
+        if self.manifest:
+            dtype = tables.dtype(self.spec.num_agents)
+            yield read_table(
+                self._store, layout.EPISODES_PREFIX, self.manifest.head.episodes, dtype
+            )
+
+    @property
+    def finals(self) -> View:
+        """The views that episodes ended with, ``(F, ...)``; `Episodes.final` points here."""
+        return self._finals.all
+
+    def final_views(self, numbers: NumpyArray) -> View:
+        """Read some of the final views, ``(len(numbers), ...)``, without holding all in memory.
+
+        Parameters
+        ----------
+        numbers
+            Which, as `Episodes.final` counts them.
+
+        Raises
+        ------
+        VaultError
+            There are no such views; -1 stands for none.
+        """
+        numbers = np.asarray(numbers)
+        bounds.check_finals(numbers, self.manifest.head.finals if self.manifest else 0, self.path)
+        return self._finals.read(numbers)
+
+    @cached_property
+    def _finals(self) -> FinalViews:
+        return FinalViews(self._store, self.spec, self.manifest.head.finals if self.manifest else 0)
+
+    def read(
+        self,
+        start: int = 0,
+        stop: int | None = None,
+        rows: slice = _ALL,
+        leaves: Iterable[str] | None = None,
+        agents: slice = _ALL,
+    ) -> dict[str, NumpyArray]:
+        """Read arrays as they are on disk, and nothing beside what is asked for.
+
+        Parameters
+        ----------
+        start, stop
+            The time steps; all by default.
+        rows
+            The environments.
+        leaves
+            Disk names; all by default.
+        agents
+            Of arrays with an axis of agents, those to read.
+
+        Returns
+        -------
+        dict
+            Disk name to array ``(B, T, ...)``. What lies in one chunk of an uncompressed vault is a
+            read-only view of the mapped file: copy it to change it.
+
+        Raises
+        ------
+        VaultError
+            There are no such steps or arrays, or they cannot be read.
+        """
+        stop = self.length if stop is None else stop
+        bounds.check_steps(self, start, stop)
+        if stop - start > infer.UNBACKED_STEPS:
+            self._check_length()
+        names = list(self.leaves if leaves is None else leaves)
+        span = bounds.indices(rows, self.rows, "rows")
+        some = {} if agents == _ALL else bounds.agents(self, agents)
+        return self._arrays.read(names, span, range(start, stop), some)
+
+    def windows(
+        self,
+        rows: NumpyArray,
+        starts: NumpyArray,
+        length: int,
+        leaves: Iterable[str] | None = None,
+    ) -> dict[str, NumpyArray]:
+        """Gather windows from anywhere, as they are on disk.
+
+        From an uncompressed vault on this machine as fast as from arrays in memory, however much
+        larger than memory it is, and from a cold disk many reads at a time; from others a chunk is
+        read for every window.
+
+        Parameters
+        ----------
+        rows, starts
+            ``(W,)`` the environment and the first step of each window.
+        length
+            Steps a window.
+        leaves
+            Disk names; all by default.
+
+        Returns
+        -------
+        dict
+            Disk name to array ``(W, length, ...)``.
+
+        Raises
+        ------
+        VaultError
+            There are no such steps or arrays, or they cannot be read.
+        """
+        names = list(self.leaves if leaves is None else leaves)
+        return self._arrays.windows(names, *bounds.windows(self, rows, starts, length), length)
+
+    def prefetch(
+        self,
+        rows: NumpyArray,
+        starts: NumpyArray,
+        length: int,
+        leaves: Iterable[str] | None = None,
+    ) -> None:
+        """Have the disk begin to read windows that `windows` will be asked for next.
+
+        Returns at once. Many reads are then under way together, which is what disks are fast at.
+        Without effect on vaults that are not memory-mapped.
+        """
+        names = list(self.leaves if leaves is None else leaves)
+        self._arrays.prefetch(names, *bounds.windows(self, rows, starts, length), length)
+
+    def percentiles(self, low: float, high: float) -> tuple[int, int]:
+        """Return the interval of steps from one percentile of time to another.
+
+        Examples
+        --------
+        >>> data.transitions(*data.percentiles(90, 100))  # the last tenth
+
+        Raises
+        ------
+        VaultError
+            They are no percentiles, or not in order.
+        """
+        if not 0 <= low <= high <= 100:
+            raise VaultError(
+                f"percentiles {low} to {high} were asked for: give two in order from 0 to 100."
+            )
+        return round(self.length * low / 100), round(self.length * high / 100)
+
+    def episode(self, number: int) -> Episode:
+        """Read one episode.
+
+        Parameters
+        ----------
+        number
+            Its place in `episodes`; negative ones count from the end.
+
+        Raises
+        ------
+        VaultError
+            There is no such episode, or it cannot be read.
+        """
+        table = self.episodes
+        count = len(table.row)
+        if not -count <= number < count:
+            raise VaultError(f"episode {number} was asked for, and {self.path} has {count}.")
+        row, start = int(table.row[number]), int(table.start[number])
+        steps = self.transitions(start, start + int(table.length[number]), slice(row, row + 1))
+        final = None
+        if table.final[number] >= 0:
+            final = _first(self.final_views(table.final[number : number + 1 or None]))
+        return Episode(_first(steps._replace(view=_first(steps.view))), final)
+
+    def each_episode(self) -> Iterator[Episode]:
+        """Read all episodes, one after the other, by row and start."""
+        return map(self.episode, range(len(self.episodes.row)))
+
+    def transitions(
+        self, start: int = 0, stop: int | None = None, rows: slice = _ALL
+    ) -> Transition:
+        """Read steps as records ``(B, T, ...)``; what a foreign vault lacks is filled in.
+
+        Everything is legal and everybody alive where the vault does not tell, the state is all
+        observations, log-probabilities are NaN and policies -1.
+        """
+        known = [name for name in layout.leaves(self.spec) if name in self.leaves]
+        steps = encoding.from_disk(self.read(start, stop, rows, known), self.spec)
+        return steps if self.manifest else compat.normalise(steps, self._limited[rows, start:stop])
+
+    def window_transitions(self, rows: NumpyArray, starts: NumpyArray, length: int) -> Transition:
+        """Gather windows as records ``(W, length, ...)``; see `windows` and `transitions`."""
+        known = [name for name in layout.leaves(self.spec) if name in self.leaves]
+        steps = encoding.from_disk(self.windows(rows, starts, length, known), self.spec)
+        if self.manifest:
+            return steps
+        limited = self._limited[rows[:, None], starts[:, None] + np.arange(length)]
+        return compat.normalise(steps, limited)
+
+    def __getitem__(self, steps: slice) -> Transition:
+        """Return the transitions of a slice of time, with Python's rules for slices."""
+        if not isinstance(steps, slice):
+            raise VaultError(f"steps are taken by slices: ask for [{steps}:{steps} + 1], say.")
+        start, stop, stride = steps.indices(self.length)
+        if stride != 1:
+            raise VaultError(f"steps are read one after the other, not every {stride}th.")
+        return self.transitions(start, max(start, stop))
+
+    def blocks(
+        self, leaves: Iterable[str] | None = None, start: int = 0, rows: int | None = None
+    ) -> Iterator[tuple[int, int]]:
+        """Cut time into intervals that fit in memory and end where chunks do.
+
+        ``rows`` is how many will be read at once; all by default.
+        """
+        self._check_length()
+        names = list(self.leaves if leaves is None else leaves)
+        step_bytes = (rows or self.rows) * sum(self.leaves[name].step_bytes for name in names)
+        chunk = max(self._arrays.chunk(name)[1] for name in names)
+        size = chunk * max(1, _BLOCK_BYTES // (step_bytes * chunk))
+        while start < self.length:
+            stop = min(self.length, (start // size + 1) * size)
+            yield start, stop
+            start = stop
+
+    def _check_length(self) -> None:
+        """Raise `VaultFormatError` where the vault says that it has more steps than can be."""
+        if self._has_length:
+            return
+        if self.manifest:
+            infer.check_own_length(self, self._store, self.manifest.schema)
+        else:
+            chunk_steps = {name: self._arrays.chunk(name)[1] for name in self.leaves}
+            infer.check_length(self, self._store, chunk_steps)
+        self._has_length = True
+
+    @property
+    def _arrays(self) -> Arrays:
+        if self._read_through is None:
+            with self._opening:  # threads share it, and what it maps
+                if self._read_through is None:
+                    self._read_through = self._open_arrays()
+        return self._read_through
+
+    def _open_arrays(self) -> Arrays:
+        if self.manifest:
+            check_documents(self._store, self.manifest.schema)
+        checks = None
+        if self._checked and self.manifest and self.manifest.schema.codec == "raw":
+            self._check_length()  # what is remembered of each chunk takes memory
+            checks = checks_of(self._store, self)
+        return Arrays(
+            self._store, self.leaves, self.rows, self.length, self.native, self._snapshot, checks
+        )
+
+    def _snapshot(self) -> Snapshot | None:
+        return snapshot_of(self._store, self.manifest)
+
+    def replay(
+        self, batch: int = 32, length: int = 20, episodes: NDArray[np.int64] | None = None
+    ) -> "Replay":
+        """Put the data on the device and return a replay to sample from under jit.
+
+        Parameters
+        ----------
+        batch
+            Windows a batch.
+        length
+            Steps a window.
+        episodes
+            Numbers of the episodes to draw from, as `episodes` counts them; all by default.
+
+        Raises
+        ------
+        ShapeError
+            The dataset holds no step, or a size is not positive.
+
+        Examples
+        --------
+        >>> replay = offmarl.open("vaults/swarm/coverage-3.vlt/expert").replay(256, 20)
+        >>> batch = jax.jit(lambda replay, key: replay.sample(key))(replay, jax.random.key(0))
+        """
+        from offmarl.replay import load
+
+        return load(self, batch, length, episodes)
+
+    def stream(
+        self,
+        batch: int = 32,
+        length: int = 20,
+        *,
+        seed: int = 0,
+        start: int = 0,
+        memory: int = _STREAM_BYTES,
+        episodes: NDArray[np.int64] | None = None,
+    ) -> "Stream":
+        """Return an endless iterator over batches of data that is too large for the device.
+
+        The batches equal those of `replay`, and are gathered from the files ahead of time.
+
+        Parameters
+        ----------
+        batch, length, episodes
+            As for `replay`.
+        seed, start
+            What the batches follow from, and the number of the first: `Stream.state` returns both.
+        memory
+            Bytes that batches may take at a time, on the host and on the device each; the table of
+            episodes comes on top.
+
+        Raises
+        ------
+        ShapeError
+            The dataset holds no step, or a size is not positive.
+        OptionError
+            The memory is too small for a few batches.
+
+        Examples
+        --------
+        >>> with offmarl.open("vaults/swarm/coverage-3.vlt/expert").stream(256, 20) as stream:
+        ...     for batch in stream:
+        ...         state = update(state, batch)
+        """
+        from offmarl.replay import Stream
+
+        return Stream(self, batch, length, seed, start, memory, episodes)
+
+    def hold_out(self, fraction: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Divide the episodes into those to learn from and those to evaluate with.
+
+        The result depends on the data and the fraction alone, and equals what
+        `offmarl.vault.split` selects. At least one episode is held out.
+
+        Parameters
+        ----------
+        fraction
+            Of the episodes to hold out, above 0 and below 1.
+
+        Returns
+        -------
+        tuple
+            The numbers of both, in order.
+
+        Raises
+        ------
+        OptionError
+            The fraction is out of range, or leaves no episode to learn from.
+
+        Examples
+        --------
+        >>> rest, held_out = dataset.hold_out(0.1)
+        >>> replay, test = dataset.replay(256, 20, rest), dataset.whole_episodes(held_out)
+        """
+        count = len(self.episodes.length)
+        kept = min(round((1 - fraction) * count), count - 1) if 0 < fraction < 1 else 0
+        if kept < 1:
+            raise OptionError(
+                f"a fraction of {fraction:g} of the {count} episodes of {self.path} cannot be held "
+                "out: give one above 0 and below 1 that leaves an episode to learn from."
+            )
+        order = tables.shuffled(count, seed=0)
+        return np.sort(order[:kept]), np.sort(order[kept:])
+
+    def whole_episodes(self, episodes: NDArray[np.int64]) -> Sequence:
+        """Put some episodes on the device, ``(M, T, ...)`` with T the length of the longest.
+
+        Parameters
+        ----------
+        episodes
+            Their numbers.
+
+        Raises
+        ------
+        ShapeError
+            The dataset holds no step.
+        OptionError
+            An episode does not exist.
+        """
+        from offmarl.replay import WindowSource
+
+        longest = int(self.episodes.length.take(episodes, mode="clip").max(initial=1))
+        return WindowSource(self, 1, longest, episodes).beginnings()
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the logical content; see `offmarl.vault.digest`."""
+        from offmarl.vault.digest import digest
+
+        return digest(self)
+
+
+def _size(file: Path) -> int:
+    try:
+        about = file.stat()
+    except FileNotFoundError:  # compaction removed it
+        return 0
+    return about.st_size if stat.S_ISREG(about.st_mode) else 0
+
+
+def _first(record: Any) -> Any:
+    """Drop the leading axis, of length one, of a record's arrays."""
+    return type(record)(*(x if isinstance(x, View) else x[0] for x in record))

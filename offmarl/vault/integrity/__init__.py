@@ -1,1 +1,0 @@
-"""Verifying, repairing and compacting vaults."""

@@ -1,0 +1,308 @@
+"""Uncompressed arrays straight from the files: the addresses of their chunks in mapped memory.
+
+An OCDBT store keeps its values as they are, somewhere in its data files, and its tree says where.
+With that tree walked once, a step of an array is an address, and windows from all over a dataset
+larger than memory are gathered as fast as from an array in memory.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from offmarl.vault import layout, tree
+from offmarl.vault.layout import Leaf, NumpyArray
+from offmarl.vault.location import Location
+from offmarl.vault.region import Region
+from offmarl.vault.store import load_json
+from offmarl.vault.tree import ValueLocation
+
+_ABSENT = -1
+_RELEASE_BYTES = 2**22
+"""Read this much, and the mapped pages are let go of: they would count as the process's memory."""
+_PIECE_BYTES = 2**17
+_CHUNK = re.compile(r"(.+)\./(\d+)\.(\d+)(?:\.0)*")
+
+
+@runtime_checkable
+class Check(Protocol):
+    """Compares the chunks of an array with their checksums, each once."""
+
+    def is_fresh(self, block: int, number: int) -> bool:
+        """Whether a chunk has yet to be compared."""
+
+    def compare(
+        self, block: int, number: int, chunk: NumpyArray, checksum: int | None = None
+    ) -> None:
+        """Compare a chunk, whose CRC32C may be known; `VaultChecksumError` where it is damaged."""
+
+
+class Snapshot:
+    """What a store in a directory holds at one commit, mapped.
+
+    It stays readable whatever is committed or compacted afterwards.
+
+    Attributes
+    ----------
+    region
+        The files that hold the arrays.
+
+    Raises
+    ------
+    OSError, ValueError
+        Files that the store refers to cannot be read.
+    MemoryError
+        The system grants no more memory maps.
+    """
+
+    def __init__(self, location: Location):
+        found = tree.current(location)
+        if found.lost:
+            raise ValueError(found.lost[0])
+        self._values = {k: v for k, v in found.values.items() if isinstance(v, bytes)}
+        placed = {k: v for k, v in found.values.items() if isinstance(v, ValueLocation)}
+        files = sorted({place.file for place in placed.values()})
+        self.region = Region(location.directory, files)
+        starts = dict(zip(files, self.region.starts.tolist(), strict=True))
+        ends = dict(zip(files, (self.region.starts + self.region.sizes).tolist(), strict=True))
+        self._extents: dict[str, tuple[int, int]] = {}
+        self._chunks: dict[str, dict[tuple[int, int], tuple[int, int]]] = {}
+        for key, (file, offset, length) in placed.items():
+            start = starts[file] + offset
+            if start + length > ends[file]:
+                raise ValueError(f"{file} was cut short")
+            if match := _CHUNK.fullmatch(key):
+                chunks = self._chunks.setdefault(match[1], {})
+                chunks[int(match[2]), int(match[3])] = start, length
+            else:
+                self._extents[key] = start, length
+
+    def value(self, key: str) -> bytes | None:
+        """Return the value of a key that is no chunk of an array, or None."""
+        if key not in self._extents:
+            return self._values.get(key)
+        start, length = self._extents[key]
+        return self.region.bytes[start : start + length].tobytes()
+
+    def count(self, name: str) -> int:
+        """Return how many chunks of an array there are."""
+        return len(self._chunks.get(name, {}))
+
+    def chunks(self, name: str, shape: tuple[int, int], size: int) -> NDArray[np.int64]:
+        """Return the indices in the region's bytes at which an array's chunks begin.
+
+        Parameters
+        ----------
+        name
+            The array's disk name.
+        shape
+            Blocks of rows, and chunks of time.
+        size
+            Bytes of a chunk. One of any other size is as absent as one that is not there.
+
+        Returns
+        -------
+        ``shape``, -1 where a chunk is absent.
+        """
+        found = np.full(shape, _ABSENT, np.int64)
+        for (block, number), (start, length) in self._chunks.get(name, {}).items():
+            if block < shape[0] and number < shape[1] and length == size:
+                found[block, number] = start
+        return found
+
+
+@dataclass(frozen=True)
+class MappedArray:
+    """An array ``(rows, T, *leaf)`` whose chunks lie uncompressed in mapped files.
+
+    Attributes
+    ----------
+    name, leaf
+        Its disk name, and the type and shape of a single step.
+    chunk_rows, chunk_steps
+        Rows and steps of a chunk.
+    region
+        The mapped files.
+    addresses
+        ``(blocks, chunks)``: where in the region each chunk begins.
+    """
+
+    name: str
+    leaf: Leaf
+    chunk_rows: int
+    chunk_steps: int
+    region: Region
+    addresses: NDArray[np.int64]
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a chunk."""
+        return self.chunk_rows * self.chunk_steps * self.leaf.step_bytes
+
+    def chunk(self, block: int, number: int) -> NumpyArray:
+        """Return one chunk ``(chunk_rows, chunk_steps, *leaf)``, not copied."""
+        shape = (self.chunk_rows, self.chunk_steps, *self.leaf.shape)
+        data = self.region.bytes.data
+        return np.ndarray(shape, self.leaf.dtype, data, int(self.addresses[block, number]))
+
+    def read(
+        self,
+        rows: range,
+        steps: range,
+        agents: slice | None,
+        check: Check | None = None,
+    ) -> NumpyArray:
+        """Return ``(B, T, *leaf)``: a read-only view where one chunk holds all, or else a copy.
+
+        ``check`` is called with each chunk.
+        """
+        select = () if agents is None else (agents,)
+        by_rows, by_steps = list(cut(rows, self.chunk_rows)), list(cut(steps, self.chunk_steps))
+        if len(by_rows) == len(by_steps) == 1:
+            ((block, inside, _),), ((number, times, _),) = by_rows, by_steps
+            chunk = self.chunk(block, number)
+            if check and check.is_fresh(block, number):
+                check.compare(block, number, chunk)
+            return chunk[(inside, times, *select)]
+        shape = np.empty((0, *self.leaf.shape))[(slice(None), *select)].shape[1:]
+        out: NumpyArray = np.empty((len(rows), len(steps), *shape), self.leaf.dtype)
+        unreleased = 0
+        for number, times, to_steps in by_steps:
+            for block, inside, to_rows in by_rows:
+                chunk = self.chunk(block, number)
+                part, target = chunk[(inside, times, *select)], out[to_rows, to_steps]
+                if check is None or not check.is_fresh(block, number):
+                    target[...] = part
+                elif part.shape == chunk.shape:
+                    check.compare(block, number, chunk, copy(chunk, target))
+                else:
+                    target[...] = part
+                    check.compare(block, number, chunk)
+                unreleased += self.chunk_bytes
+                if unreleased > _RELEASE_BYTES:
+                    self.region.release()
+                    unreleased = 0
+        return out
+
+    def windows(
+        self, rows: NDArray[np.int64], starts: NDArray[np.int64], length: int
+    ) -> NumpyArray:
+        """Gather ``(W, length, *leaf)``: the steps from each start on, of the row beside it."""
+        # A window that two chunks share is fetched step by step, over what is fetched for it here.
+        inside = starts % self.chunk_steps
+        fits = inside + length <= self.chunk_steps
+        if length <= self.chunk_steps:
+            here = starts - np.where(fits, 0, inside + length - self.chunk_steps)
+            out = self._gather(self._locate(rows, here), length)
+        else:
+            out = np.empty((len(starts), length, *self.leaf.shape), self.leaf.dtype)
+        if not fits.all():
+            times = starts[~fits, None] + np.arange(length)
+            steps = self._gather(self._locate(rows[~fits, None], times).ravel(), 1)
+            out[~fits] = steps.reshape(*times.shape, *self.leaf.shape)
+        return out
+
+    def prefetch(self, rows: NDArray[np.int64], starts: NDArray[np.int64], length: int) -> None:
+        """Have the disk begin to read windows, chunk by chunk of each."""
+        stops = starts + length
+        while len(starts):
+            ends = np.minimum(stops, (starts // self.chunk_steps + 1) * self.chunk_steps)
+            sizes = (ends - starts) * self.leaf.step_bytes
+            self.region.will_need(self._locate(rows, starts), sizes)
+            goes_on = ends < stops
+            rows, starts, stops = rows[goes_on], ends[goes_on], stops[goes_on]
+
+    def prefetch_chunks(self, places: Sequence[tuple[int, int]]) -> None:
+        """Have the disk begin to read whole chunks, of these blocks and numbers."""
+        begins = self.addresses[tuple(np.array(places).T)]
+        self.region.will_need(begins, np.full_like(begins, self.chunk_bytes))
+
+    def _locate(self, rows: NDArray[np.int64], times: NDArray[np.int64]) -> NDArray[np.int64]:
+        block, row = np.divmod(rows, self.chunk_rows)
+        number, time = np.divmod(times, self.chunk_steps)
+        return (
+            self.addresses[block, number] + (row * self.chunk_steps + time) * self.leaf.step_bytes
+        )
+
+    def _gather(self, addresses: NDArray[np.int64], steps: int) -> NumpyArray:
+        found = self.region.items(steps * self.leaf.step_bytes)[addresses]
+        return found.view(self.leaf.dtype).reshape(-1, steps, *self.leaf.shape)
+
+
+def copy(chunk: NumpyArray, target: NumpyArray) -> int:
+    """Copy a chunk ``(rows, steps, ...)``, and return its CRC32C.
+
+    That goes piece by piece, because what was just copied is still in the processor's cache.
+    """
+    checksum = 0
+    steps = max(1, _PIECE_BYTES // max(1, chunk[:1, :1].nbytes))
+    for row, to_row in zip(chunk, target, strict=True):
+        for start in range(0, len(row), steps):
+            piece = row[start : start + steps]
+            to_row[start : start + steps] = piece
+            checksum = google_crc32c.extend(checksum, piece)
+    return checksum
+
+
+def cut(span: range, size: int) -> Iterator[tuple[int, slice, slice]]:
+    """Cut a range where blocks of ``size`` end: the block, the part inside it, and of the range."""
+    done = 0
+    while done < len(span):
+        block, first = divmod(span[done], size)
+        count = min(len(span) - done, -(-(size - first) // span.step))
+        inside = slice(first, first + (count - 1) * span.step + 1, span.step)
+        yield block, inside, slice(done, done + count)
+        done += count
+
+
+def open_snapshot(location: Location) -> Snapshot | None:
+    """Return what a store holds now, None where it cannot be mapped.
+
+    Raises
+    ------
+    OSError, ValueError
+        Files that the store refers to cannot be read.
+    """
+    if not location.is_directory:
+        return None
+    try:
+        return Snapshot(location)
+    except MemoryError:
+        return None
+    except (OSError, ValueError):
+        return Snapshot(location)  # it was compacted in between: the new files say the same
+
+
+def map_arrays(
+    snapshot: Snapshot, leaves: Mapping[str, Leaf], rows: int, length: int
+) -> dict[str, MappedArray]:
+    """Map the arrays that can be: whole, uncompressed, C order, chunks that hold whole steps."""
+    found = {}
+    for name, leaf in leaves.items():
+        key = f"{layout.prefix_of(name)}.zarray"
+        document = load_json(snapshot.value(key) or b"{}", key)
+        if not _is_plain(document, leaf):
+            continue
+        chunk_rows, chunk_steps, *_ = document["chunks"]
+        shape = -(-rows // chunk_rows), -(-length // chunk_steps)
+        if snapshot.count(name) < shape[0] * shape[1]:
+            continue  # before memory is taken for as many as a forged length asks for
+        addresses = snapshot.chunks(name, shape, chunk_rows * chunk_steps * leaf.step_bytes)
+        if (addresses != _ABSENT).all():
+            region = snapshot.region
+            found[name] = MappedArray(name, leaf, chunk_rows, chunk_steps, region, addresses)
+    return found
+
+
+def _is_plain(document: Mapping[str, Any], leaf: Leaf) -> bool:
+    return (
+        document.get("compressor", "unknown") is None
+        and not document["filters"]
+        and document["order"] == "C"
+        and np.dtype(document["dtype"]) == leaf.dtype
+        and tuple(document["chunks"][2:]) == leaf.shape
+    )

@@ -1,0 +1,282 @@
+"""Finding vaults, and what can be said of them at a glance."""
+
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path, PurePath, PurePosixPath
+from typing import NamedTuple
+
+from offmarl.errors import OffmarlError, VaultError, VaultFormatError, VaultNotFoundError
+from offmarl.paths import named
+from offmarl.vault import tables
+from offmarl.vault.archive import members_of
+from offmarl.vault.dataset import Dataset
+from offmarl.vault.location import Location
+from offmarl.vault.manifest import read_episodes, read_manifest, read_metadata, stock_length
+from offmarl.vault.metadata import parse_metadata
+from offmarl.vault.store import MANIFEST, METADATA, Store, errors_of
+
+SUFFIX = ".vlt"
+
+_MOST_NAMED = 20
+_READERS = 4
+"""Vaults looked at together: to open one is mostly to wait."""
+
+
+class Summary(NamedTuple):
+    """A vault at a glance; None where finding out would mean reading the data."""
+
+    name: str
+    uid: str
+    env: str | None = None
+    num_agents: int | None = None
+    steps: int | None = None
+    """Recorded transitions in all rows."""
+    episodes: int | None = None
+    """Episodes, as far as we wrote them: without those that another program appended."""
+    mean_return: float | None = None
+    """Mean over those that are complete, and over agents; see `offmarl.vault.Episodes`."""
+    native: bool = False
+    error: str | None = None
+    """Why the vault cannot be read, if it cannot."""
+    incomplete: int | None = None
+    """How many of the episodes are not complete."""
+
+
+def open_vault(
+    path: str | os.PathLike[str], *, checked: bool = True, time_limit: int | None = None
+) -> Dataset:
+    """Open a vault for reading, as it is now.
+
+    Parameters
+    ----------
+    path
+        ``<directory>/<name>.vlt/<uid>``, or ``<directory>/<name>.vlt`` where it holds one uid. The
+        directory may be a zip archive (``3m.zip/3m.vlt/Good``), a bucket (``s3://...``,
+        ``gs://...``) or a web address, of an archive too. Or the name of a dataset that was pulled,
+        such as ``og_marl/smac_v1/3m/Good``; whatever is at a path of that name comes first.
+    checked
+        Compare every chunk of an uncompressed vault of ours with its checksum before it is first
+        used. ``False`` skips that: damage then goes unnoticed. Compressed chunks of ours are always
+        compared. Other programs keep no checksums that offmarl could compare;
+        `Dataset.unchecked` says what is read without.
+    time_limit
+        For vaults of other programs, many of which flag the end of time as a termination: the steps
+        after which an episode was cut off, so that those of this length are truncated instead. By
+        default the one that `offmarl pull` noted beside the vault, if it is known.
+
+    Raises
+    ------
+    VaultNotFoundError
+        There is nothing there.
+    VaultFormatError
+        What is there is not a vault, or is damaged.
+    """
+    return Dataset(locate(path), checked, time_limit)
+
+
+def open_source(path: str | os.PathLike[str], *, time_limit: int | None = None) -> Dataset:
+    """Open a vault to copy from it: checked, or damage would get new checksums.
+
+    ``time_limit`` is as for `open_vault`.
+    """
+    return open_vault(path, checked=True, time_limit=time_limit)
+
+
+def place_of(path: str | os.PathLike[str]) -> Location:
+    """Return where data is that a path leads to, or that has this name; see `open_vault`.
+
+    Raises
+    ------
+    VaultNotFoundError
+        It is the name of a dataset that was not pulled.
+    """
+    return Location.of(named(os.fspath(path)) or path)
+
+
+def locate(path: str | os.PathLike[str]) -> PurePath:
+    """Return the directory of the vault that a path means; see `open_vault`."""
+    location = place_of(path)
+    given = location.path
+    with errors_of(given):
+        if is_vault(location):
+            return given
+        inside, linked = vaults_in(given), linked_vaults_in(given)
+    if len(inside) == 1:
+        return inside[0]
+    if linked and not inside:
+        raise refused_link(linked[0])
+    if inside:
+        names = ", ".join(str(vault.relative_to(given)) for vault in inside[:_MOST_NAMED])
+        if len(inside) > _MOST_NAMED:
+            names += f", ... ({len(inside)} in all)"
+        raise VaultError(f"{given} holds several vaults: add one of {names} to the path.")
+    if location.is_directory and location.directory.is_file():
+        raise VaultFormatError(
+            f"{given} is a file, and a vault is a directory: give a vault, or make one of a file "
+            "of another project with `offmarl convert`."
+        )
+    if location.is_directory and location.directory.exists():
+        raise VaultFormatError(
+            f"{given} is not a vault: a vault is a directory with {METADATA} and {MANIFEST} in it."
+        )
+    raise VaultNotFoundError(f"there is no vault at {given}.{_beside(given)}")
+
+
+def _beside(path: PurePath) -> str:
+    with suppress(OffmarlError, OSError, ValueError):
+        if near := vaults_in(path.parent):
+            return f" Beside it: {', '.join(vault.name for vault in near[:_MOST_NAMED])}."
+    return ""
+
+
+def is_vault(location: Location) -> bool:
+    """Whether a directory looks like a vault."""
+    if location.is_directory:
+        directory = location.directory
+        return (directory / METADATA).is_file() and (directory / MANIFEST).is_file()
+    if location.archive:
+        return {METADATA, MANIFEST} <= set(_names_below(location))
+    return all(location.read(name) is not None for name in (METADATA, MANIFEST))
+
+
+def vaults_in(path: PurePath) -> list[PurePath]:
+    """Return the vaults right below a directory; in an archive or a bucket, at any depth.
+
+    Those being created are not there yet. Links to vaults are left out: in a directory that comes
+    from somebody else they may lead to data that is private.
+    """
+    location = Location.of(path)
+    if not location.is_directory:
+        return [location.path / found for found in vaults_among(_names_below(location))]
+    return [below for below in _below(Path(path)) if not below.is_symlink()]
+
+
+def linked_vaults_in(path: PurePath) -> list[Path]:
+    """Return the symbolic links to vaults right below a directory of this machine."""
+    location = Location.of(path)
+    below = _below(Path(path)) if location.is_directory else []
+    return [one for one in below if one.is_symlink()]
+
+
+def refused_link(path: Path) -> VaultFormatError:
+    """Return the error for a link to a vault that was found below a directory."""
+    return VaultFormatError(
+        f"{path} is a symbolic link to {os.path.realpath(path)}: links below a dataset's directory "
+        "are not followed. Give the path of the vault itself, or replace the link by a copy."
+    )
+
+
+def _below(directory: Path) -> list[Path]:
+    """Return what looks like a vault right below a directory, links included."""
+    if not directory.is_dir():
+        return []
+    return sorted(
+        below
+        for below in directory.iterdir()
+        if not below.name.startswith(".") and is_vault(Location(below))
+    )
+
+
+def vaults_among(names: Iterable[str]) -> list[PurePosixPath]:
+    """Return the directories of vaults that files of these names belong to, sorted."""
+    ends = f"/{METADATA}", f"/{MANIFEST}"
+    paths = {PurePosixPath(name) for name in names if name.endswith(ends)}
+    found = {path.parent for path in paths if path.name == METADATA}
+    whole = [path for path in found if path / MANIFEST in paths and path.parts]
+    return sorted(path for path in whole if not path.name.startswith("."))
+
+
+def _names_below(location: Location) -> list[str]:
+    """Return the relative paths of all files below, in an archive or an object store."""
+    if location.archive is None:
+        with errors_of(location.path):
+            return location.names()
+    inside = location.path.relative_to(location.archive).as_posix()
+    prefix = "" if inside == "." else f"{inside}/"
+    names = (member.filename for member in members_of(location))
+    return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+
+
+def list_vaults(directory: str | os.PathLike[str]) -> Iterator[tuple[PurePath, Summary]]:
+    """Walk a directory tree and yield every vault's absolute path and summary, by path.
+
+    A vault that cannot be read is listed with its error. Symbolic links to directories of datasets
+    are followed, but not in circles; one to a vault, below such a directory, is listed with an
+    error. An archive and a bucket are looked through in the same way.
+    """
+    location = place_of(directory)
+    with errors_of(location.path):
+        found = _walk(location.directory) if location.is_directory else vaults_in(location.path)
+    with ThreadPoolExecutor(_READERS) as readers:
+        paths = list(found)
+        summaries = readers.map(lambda one: _summarise_found(one, location.path), paths)
+        yield from zip(paths, summaries, strict=True)
+
+
+def _summarise_found(path: PurePath, root: PurePath) -> Summary:
+    """Return the summary of a vault that was found below ``root``, or is there."""
+    if path != root and isinstance(path, Path) and path.is_symlink():
+        empty = Summary(path.parent.name.removesuffix(SUFFIX), path.name)
+        return empty._replace(error=str(refused_link(path)))
+    return summarise(path)
+
+
+def _walk(root: Path) -> Iterator[PurePath]:
+    if not root.is_dir():
+        raise VaultNotFoundError(f"there is no directory {root} to list vaults in.")
+    if is_vault(Location(root)):
+        yield root
+        return
+    linked = [root.resolve()]
+    for parent, below, _ in os.walk(root, followlinks=True):
+        if parent.endswith(SUFFIX):
+            below.clear()
+            yield from _below(Path(parent))
+        inside = (Path(parent, name) for name in sorted(below) if not name.startswith("."))
+        below[:] = [path.name for path in inside if _leads_on(path, linked)]
+
+
+def _leads_on(path: Path, linked: list[Path]) -> bool:
+    """Whether a walk goes on to a directory; ``linked`` are its root and the targets of links.
+
+    A link into one of them, or to a directory above the root, would repeat what is found there.
+    """
+    if not path.is_symlink() or path.name.endswith(SUFFIX):
+        return True
+    target = Path(os.path.realpath(path))
+    if linked[0].is_relative_to(target) or any(target.is_relative_to(one) for one in linked):
+        return False
+    linked.append(target)
+    return True
+
+
+def summarise(path: PurePath) -> Summary:
+    """Return a vault's summary from its few small keys."""
+    summary = Summary(path.parent.name.removesuffix(SUFFIX), path.name)
+    try:
+        return _summarise(summary, path)
+    except OffmarlError as error:
+        return summary._replace(error=str(error))
+
+
+def _summarise(summary: Summary, path: PurePath) -> Summary:
+    store = Store(path)
+    own = read_manifest(store)
+    if own is None:
+        leaves, rows = parse_metadata(read_metadata(store.location))
+        length = stock_length(store)
+        observation = leaves.get("observations")
+        num_agents = observation.shape[0] if observation and observation.shape else None
+        return summary._replace(num_agents=num_agents, steps=rows * length)
+    episodes = tables.to_episodes(read_episodes(store, own))
+    return summary._replace(
+        env=own.schema.spec.name or None,
+        num_agents=own.schema.spec.num_agents,
+        steps=own.schema.rows * own.length,
+        episodes=len(episodes.row),
+        mean_return=episodes.mean_return,
+        native=True,
+        incomplete=episodes.incomplete,
+    )

@@ -1,1 +1,0 @@
-"""Reading vaults: ours and foreign ones, through memory maps where that can be."""

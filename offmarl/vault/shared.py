@@ -1,0 +1,210 @@
+"""Several processes that append to one vault at once.
+
+Each gathers whole episodes in memory, and now and then takes the vault's lock for the milliseconds
+of one commit: it reads where the vault ends, appends there, and lets go. So the vault is at all
+times what one writer would have written: no gaps between the writers' episodes, nothing half
+written, and nothing to clear up after one that died.
+"""
+
+import os
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from offmarl.errors import ShapeError, VaultConflictError, VaultError
+from offmarl.types import EnvSpec, FinalObservations, Transition
+from offmarl.vault import encoding, tables, values
+from offmarl.vault.dataset import Dataset
+from offmarl.vault.index import Cut, account, is_there
+from offmarl.vault.layout import Head
+from offmarl.vault.location import Location
+from offmarl.vault.open import locate
+from offmarl.vault.writer import manifest_of, resume
+
+
+class _Waiting(NamedTuple):
+    transition: Transition
+    finals: FinalObservations | None
+    cut: Cut
+
+
+class SharedWriter:
+    """One of several writers of a vault; made by `join`, closed as a context manager.
+
+    Any thread may use it, but only one at a time.
+    """
+
+    def __init__(self, vault: Dataset, run: str, gather: int | None, timeout: float):
+        own = manifest_of(vault)
+        self.path = vault.path
+        self.run = run
+        self._schema = own.schema
+        self._gather = gather or self._schema.chunk_steps
+        self._timeout = timeout
+        self._committed = own.head.runs.get(run, 0)
+        self._unsure = False
+        self._waiting: list[_Waiting] = []
+        self._steps = 0
+        self._closed = False
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The environment's sizes."""
+        return self._schema.spec
+
+    @property
+    def rows(self) -> int:
+        """Parallel environments."""
+        return self._schema.rows
+
+    def chunks(self) -> int:
+        """Return how many records of this run are committed."""
+        return self._committed
+
+    def append(
+        self,
+        transition: Transition,
+        finals: FinalObservations | None = None,
+        *,
+        chunk: int | None = None,
+        cut: Cut = False,
+    ) -> None:
+        """Add whole episodes; all is copied before the call returns.
+
+        They are durable after `flush`, which an append that makes enough of them calls. Where that
+        fails they stay in memory, and the next one tries again: they must not be appended twice.
+
+        Parameters
+        ----------
+        transition
+            Arrays ``(rows, T, ...)``; an episode ends at the last step of every row. A single
+            episode is ``(1, T, ...)``, in a vault of one row.
+        finals
+            The views that the episodes ended with.
+        chunk
+            Which of the run's records this is, counted from 0; by default the next. One that is
+            there already is skipped.
+        cut
+            Where the recording, not the environment, ended an episode, as in `Writer.append`.
+
+        Raises
+        ------
+        ShapeError
+            It does not fit the vault, contradicts itself, or an episode goes on at the end.
+        InvalidValueError
+            A value is invalid, as in `Writer.append`.
+        VaultLockedError
+            Another process kept the vault locked for too long.
+        VaultError
+            An earlier record of the run is missing, the writer is closed, or the commit failed.
+        """
+        self._check_open()
+        if is_there(self.path, self.run, chunk, self._committed + len(self._waiting)):
+            return
+        self._check(transition, finals, cut)
+        self._waiting.append(_copied(_Waiting(transition, finals, cut)))
+        self._steps += self._waiting[-1].transition.last.shape[1]
+        if self._steps >= self._gather:
+            self.flush()
+
+    def flush(self) -> None:
+        """Commit everything: when this returns, all that was appended is durable."""
+        self._check_open()
+        if not self._waiting:
+            return
+        writer = resume(self.path, timeout=self._timeout)
+        try:
+            self._check_alone(writer.chunks(self.run))
+            self._unsure = True
+            for chunk, (transition, finals, cut) in enumerate(self._waiting, self._committed):
+                writer.append(transition, finals, run=self.run, chunk=chunk, cut=cut)
+            writer.flush()
+        finally:
+            writer.release()
+        self._unsure = False
+        self._committed += len(self._waiting)
+        self._waiting, self._steps = [], 0
+
+    def close(self) -> None:
+        """Flush, and take no more; again does nothing."""
+        if not self._closed:
+            self.flush()
+            self._closed = True
+
+    def __enter__(self) -> "SharedWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check(self, transition: Transition, finals: FinalObservations | None, cut: Cut) -> None:
+        """Find now what is wrong with a record, not when others wait for it."""
+        arrays = encoding.fit(transition, self._schema)
+        values.check(arrays, self.spec, finals)
+        arrays = values.cast(arrays, self._schema.leaves)
+        none = tables.none_running(self.rows, self.spec.num_agents)
+        found = account(transition, arrays, finals, Head(), none, self.spec, fresh=True, cut=cut)
+        if found.running["length"].any():
+            raise ShapeError(
+                f"several writers append whole episodes to {self.path}: `last` must be true at the "
+                "last step of every row. Where an episode must be cut there, set `truncated`, give "
+                "its final view, and say `cut`."
+            )
+
+    def _check_alone(self, chunks: int) -> None:
+        """Raise where another writer took the name of this run.
+
+        After a commit that failed, nobody knows whether the disk has it: then more may be there.
+        """
+        most = self._committed + (len(self._waiting) if self._unsure else 0)
+        if not self._committed <= chunks <= most:
+            raise VaultConflictError(
+                f"{self.path} has {chunks} records of run {self.run!r}, and this writer made "
+                f"{self._committed} of them: give every writer a name of its own."
+            )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise VaultError(f"this writer of {self.path} is closed: join the vault again.")
+
+
+def join(
+    path: str | os.PathLike[str],
+    run: str,
+    *,
+    gather: int | None = None,
+    timeout: float = 60.0,
+) -> SharedWriter:
+    """Open a vault of ours to append to it together with other processes.
+
+    Parameters
+    ----------
+    path
+        A vault on this machine, which `create` made.
+    run
+        The name that the vault knows this writer's records by; no two writers have the same. One
+        that takes up the work of another that died has its name, and skips what it did.
+    gather
+        Steps of a row to gather before they are committed, about a chunk by default.
+    timeout
+        Seconds to wait for the lock.
+
+    Raises
+    ------
+    VaultFormatError
+        It was not written by offmarl, or is damaged.
+    VaultError
+        It lies in an archive or in an object store, where nothing can be locked.
+    """
+    if not Location.of(path).is_directory:
+        raise VaultError(
+            f"{path} cannot have several writers: only a directory of this machine can be locked. "
+            "Write a vault each, and put them together with `offmarl cat`."
+        )
+    return SharedWriter(Dataset(locate(path)), run, gather, timeout)
+
+
+def _copied(record: Any) -> Any:
+    if isinstance(record, tuple):
+        return type(record)(*map(_copied, record))
+    return None if record is None else np.array(record)

@@ -1,1 +1,0 @@
-"""Where a vault lies, and the key-value store in it."""

@@ -1,0 +1,273 @@
+"""Values that no environment and no policy can produce.
+
+One NaN in a reward makes a return NaN, and one in an observation that a loss masks out makes its
+gradient NaN all the same. So every value is looked at, those of agents that are not alive too.
+"""
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from offmarl.errors import InvalidValueError
+from offmarl.types import Continuous, EnvSpec, FinalObservations
+from offmarl.vault.compat import MEANINGS
+from offmarl.vault.layout import POLICY_IDS, NumpyArray
+
+OnInvalid = Literal["raise", "keep"]
+"""What to do with invalid values: refuse them, or keep them with a warning and a quirk."""
+
+_TOLERANCE = 1e-5
+"""By how much rounding may take an action or a log-probability past its bound."""
+
+_Wrong = NumpyArray | None
+"""A mask of the invalid values; None if there are none."""
+
+
+class RecordPosition(NamedTuple):
+    """Where the first of some steps is, for messages: "row 0, step 5 of the vault"."""
+
+    step: int = 0
+    of: str = "of the record"
+
+
+IN_RECORD = RecordPosition()
+"""Steps are counted from the first of the record."""
+
+
+class Invalid(NamedTuple):
+    """Invalid values of one array."""
+
+    quirk: str
+    """One of `offmarl.vault.compat.MEANINGS`."""
+    message: str
+    """The first of them: which value, of which step, row and agent, and what it must be."""
+
+
+class _Rule(NamedTuple):
+    what: str
+    """What a value is called."""
+    must: str
+    """What it must be."""
+    quirk: str
+    wrong: Callable[[NumpyArray], _Wrong]
+    """Finds the invalid values."""
+    agents: bool = True
+    """Whether the third axis is that of agents."""
+
+
+def check(
+    arrays: Mapping[str, NumpyArray],
+    spec: EnvSpec,
+    finals: FinalObservations | None = None,
+    place: RecordPosition = IN_RECORD,
+) -> None:
+    """Refuse invalid values.
+
+    Parameters
+    ----------
+    arrays
+        Disk name to ``(rows, T, ...)``; any of those that a vault has.
+    spec
+        The environment's sizes.
+    finals
+        The views that episodes ended with.
+    place
+        Where the first step is; the steps of final views count from it.
+
+    Raises
+    ------
+    InvalidValueError
+        An observation, a state or a reward is NaN or infinite, or too large for float32; an action
+        is outside the action space; a mask is neither 0 nor 1; a log-probability is infinite, or
+        above 0 where actions are discrete; a policy id is below -1. The message names the first of
+        them.
+    """
+    for found in find(arrays, spec, finals, place):
+        raise InvalidValueError(f"{found.message} Nothing of the record was appended.")
+
+
+def find(
+    arrays: Mapping[str, NumpyArray],
+    spec: EnvSpec,
+    finals: FinalObservations | None = None,
+    place: RecordPosition = IN_RECORD,
+) -> Iterator[Invalid]:
+    """Yield what `check` refuses, at most once for each array."""
+    for name, rule in _rules(spec, arrays.get("infos.alive")).items():
+        if name in arrays and (wrong := rule.wrong(arrays[name])) is not None:
+            yield Invalid(rule.quirk, _message(rule, arrays[name], wrong, spec, place))
+    if finals is not None:
+        yield from _find_in_finals(finals, spec, place)
+
+
+def _find_in_finals(
+    finals: FinalObservations, spec: EnvSpec, place: RecordPosition
+) -> Iterator[Invalid]:
+    where = list(zip(np.ravel(finals.row).tolist(), np.ravel(finals.time).tolist(), strict=False))
+    for name, agents in (("observation", True), ("state", False)):
+        values = np.asarray(getattr(finals.view, name))
+        fits = np.can_cast(values.dtype, np.float32, "same_kind") and len(values) == len(where)
+        if fits and (wrong := _not_finite(values)) is not None:
+            rule = _Rule(f"final {name}", "finite", "not finite", _not_finite, agents)
+            yield Invalid(rule.quirk, _message(rule, values, wrong, spec, place, where))
+
+
+def warn(found: Iterable[Invalid], known: Iterable[str]) -> list[str]:
+    """Warn of values that are kept, once for each quirk that is not known; return these quirks."""
+    fresh: dict[str, str] = {}
+    for one in found:
+        if one.quirk not in known:
+            fresh.setdefault(one.quirk, one.message)
+    for quirk, message in fresh.items():
+        warnings.warn(
+            f"{message} It is kept, and the new vault notes: {MEANINGS[quirk]}.",
+            stacklevel=5,
+        )
+    return list(fresh)
+
+
+# ---------------------------------------------------------------------------------- rules
+
+
+def _rules(spec: EnvSpec, alive: NumpyArray | None) -> dict[str, _Rule]:
+    """Return what must hold of each array, by its name on disk."""
+    flag = "0 or 1", "flags other than 0 and 1", _not_flag
+    rules = {
+        "observations": _Rule("observation", "finite", "not finite", _not_finite),
+        "infos.state": _Rule("state", "finite", "not finite", _not_finite, agents=False),
+        "rewards": _Rule("reward", "finite", "not finite", _not_finite),
+        "terminals": _Rule("termination", *flag),
+        "truncations": _Rule("truncation", *flag),
+        "infos.legals": _Rule("mask of legal actions", *flag),
+        "infos.alive": _Rule("alive mask", *flag),
+        POLICY_IDS: _Rule("policy id", "-1 (unknown) or more", "negative policies", _below_unknown),
+    }
+    if isinstance(spec.action, Continuous):
+        action = _Rule("action", "from -1 to 1", "impossible actions", _out_of_bounds)
+        log_prob = "finite, or NaN where it is unknown", "impossible log-probabilities", _infinite
+    else:
+        last = spec.num_actions - 1
+        action = _Rule(
+            "action",
+            f"from 0 to {last}",
+            "impossible actions",
+            partial(_not_among, spec=spec, alive=alive),
+        )
+        log_prob = (
+            "0 or below, or NaN where it is unknown",
+            "impossible log-probabilities",
+            _above_zero,
+        )
+    return rules | {
+        "actions": action,
+        "infos.behaviour_log_probs": _Rule("log-probability", *log_prob),
+    }
+
+
+def _not_finite(values: NumpyArray) -> _Wrong:
+    with np.errstate(all="ignore"):
+        kept = values if values.dtype.itemsize <= 4 else values.astype(np.float32)
+    finite = np.isfinite(kept)
+    return None if finite.all() else ~finite
+
+
+def _not_flag(values: NumpyArray) -> _Wrong:
+    return None if values.dtype == bool else _some((values != 0) & (values != 1))
+
+
+def _below_unknown(values: NumpyArray) -> _Wrong:
+    return _some(values < -1)
+
+
+def _out_of_bounds(values: NumpyArray) -> _Wrong:
+    if values.max(initial=-1) <= 1 + _TOLERANCE and values.min(initial=1) >= -1 - _TOLERANCE:
+        return None
+    return _some(~(np.abs(values) <= 1 + _TOLERANCE))
+
+
+def _not_among(values: NumpyArray, spec: EnvSpec, alive: NumpyArray | None) -> _Wrong:
+    """Find discrete actions outside the action space.
+
+    An agent with fewer actions than others has only its own, but one that is not alive may be
+    recorded with any action of the joint space.
+    """
+    if values.min(initial=0) < 0 or values.max(initial=0) >= spec.num_actions:
+        return _some((values < 0) | (values >= spec.num_actions))
+    if spec.action_sizes is None:
+        return None
+    beyond = values >= np.array(spec.action_sizes)
+    return _some(beyond if alive is None else beyond & (alive != 0))
+
+
+def _infinite(values: NumpyArray) -> _Wrong:
+    return _some(np.isinf(values))
+
+
+def _above_zero(values: NumpyArray) -> _Wrong:
+    return _some((values > _TOLERANCE) | np.isneginf(values))
+
+
+def _some(wrong: NumpyArray) -> _Wrong:
+    return wrong if wrong.any() else None
+
+
+# ---------------------------------------------------------------------------------- messages
+
+
+def _message(
+    rule: _Rule,
+    values: NumpyArray,
+    wrong: NumpyArray,
+    spec: EnvSpec,
+    place: RecordPosition,
+    finals: Sequence[tuple[int, int]] | None = None,
+) -> str:
+    """Say which value is wrong; ``finals`` are the rows and steps of final views ``(M, ...)``."""
+    at = np.argwhere(wrong)[0].tolist()
+    value = values[tuple(at)].item()
+    (row, step), rest = (finals[at[0]], at[1:]) if finals else (at[:2], at[2:])
+    whose = f" of {_agent(spec, rest.pop(0))}" if rule.agents and rest else ""
+    entry = f", entry {rest[0]}," if rest else ""
+    where = f"in row {row}, step {place.step + step} {place.of}"
+    count = int(np.count_nonzero(wrong))
+    others = f" (and {count - 1:,} more are wrong)" if count > 1 else ""
+    return f"the {rule.what}{whose}{entry} {where} is {value!r}{others}: it must be {rule.must}."
+
+
+def _agent(spec: EnvSpec, number: int) -> str:
+    return f"agent {number}" + (f" ({spec.agents[number]})" if spec.agents else "")
+
+
+def cast(arrays: Mapping[str, NumpyArray], types: Mapping[str, Any]) -> dict[str, NumpyArray]:
+    """Bring arrays to narrower types of their kind; the others are as they were.
+
+    Parameters
+    ----------
+    arrays
+        By name.
+    types
+        Name to `offmarl.vault.layout.Leaf`.
+
+    Raises
+    ------
+    InvalidValueError
+        A whole number is too large for its type.
+    """
+    return {name: _cast(name, array, types[name].dtype) for name, array in arrays.items()}
+
+
+def _cast(name: str, array: NumpyArray, dtype: np.dtype[Any]) -> NumpyArray:
+    if np.can_cast(array.dtype, dtype, "safe"):
+        return array
+    if dtype.kind == "i" and array.size:
+        low, high, bounds = int(array.min()), int(array.max()), np.iinfo(dtype)
+        if low < bounds.min or high > bounds.max:
+            raise InvalidValueError(
+                f"{name} has values from {low} to {high}, and the vault keeps them as {dtype}: "
+                "nothing of the record was appended."
+            )
+    with np.errstate(all="ignore"):
+        return array.astype(dtype)

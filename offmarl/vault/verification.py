@@ -1,0 +1,294 @@
+"""Whether a vault is as it was written, and where it is not.
+
+What the checks rest on: OCDBT keeps CRC32C of its manifest and its nodes, and so of the keys and of
+short values; ours are on the chunks of ``raw`` vaults and on our own keys; zstd frames of ours have
+a checksum of their content. ``metadata.json`` and the ``.zarray`` documents say nothing that the
+vault's own schema does not say too.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple
+
+from offmarl.errors import VaultFormatError, VaultLayoutError
+from offmarl.vault import chunk_checks, encoding, layout, reindex, scan, tables, tree
+from offmarl.vault.checksum import OWN_PREFIX
+from offmarl.vault.commit import Contents
+from offmarl.vault.dataset import Dataset
+from offmarl.vault.faults import Fault, merged, noting, of_chunk, with_episodes
+from offmarl.vault.grid import Grid
+from offmarl.vault.layout import Leaf, Schema
+from offmarl.vault.location import Location
+from offmarl.vault.manifest import read_metadata, stock_length
+from offmarl.vault.metadata import parse_metadata, zarray, zarrays
+from offmarl.vault.open import locate, place_of
+from offmarl.vault.progress import Progress, quiet
+from offmarl.vault.scan import Books
+from offmarl.vault.store import DATA, MANIFEST, METADATA, Store
+
+_MAX_FAULTS = 1000
+"""Of one kind: a forged index could say that a chunk is missing billions of times."""
+_WITHOUT_CHECKSUM = (None, "blosc", "zstd", "lz4")
+"""Codecs whose output holds no checksum, or none as TensorStore writes it; None: uncompressed."""
+
+
+class Verification(NamedTuple):
+    """What was found."""
+
+    path: PurePath
+    deep: bool
+    """Whether the content of every chunk was read."""
+    native: bool
+    """Whether it has our own keys."""
+    length: int
+    """Steps of each row that it says it has."""
+    chunks: int
+    """Chunks that were looked at."""
+    read_bytes: int
+    """Bytes of theirs that were read."""
+    faults: tuple[Fault, ...]
+    unchecked: tuple[str, ...]
+    """What no checksum protects, so that damage there may go unnoticed."""
+    skipped: tuple[str, ...] = ()
+    """What could be checked and was not, because that takes ``deep``."""
+    other_layout: str = ""
+    """Why it cannot be used as multi-agent experience although it may be sound, if so."""
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is wrong with what was checked."""
+        return not self.faults
+
+
+def verify(
+    path: str | os.PathLike[str], *, deep: bool = False, progress: Progress = quiet
+) -> Verification:
+    """Find out whether a vault of any program is as it was written.
+
+    Parameters
+    ----------
+    path
+        As `open_vault` takes it; files may be missing there.
+    deep
+        Whether to read every chunk, and to find the episodes anew. Otherwise only what the vault
+        says of itself is checked, and that every chunk is where it should be.
+    progress
+        Shows how far it is.
+
+    Raises
+    ------
+    VaultNotFoundError, VaultError
+        There is nothing like a vault at the path.
+    """
+    return examine(find(path), deep=deep, progress=progress)
+
+
+def find(path: str | os.PathLike[str]) -> PurePath:
+    """Return the vault that a path means, if need be one without its manifest or metadata."""
+    try:
+        return locate(path)
+    except VaultFormatError:
+        given = Path(place_of(path).path)
+        below = (place for place in given.iterdir() if not place.is_symlink())
+        places = (given, *below) if given.is_dir() else ()
+        near = [place for place in places if _was_vault(place)]
+        if given in near:
+            return given  # a killed rebuild leaves what looks like a vault below it
+        if len(near) != 1:
+            raise
+        return near[0]
+
+
+def _was_vault(path: Path) -> bool:
+    return (path / DATA).is_dir() or (path / MANIFEST).exists()
+
+
+def examine(path: PurePath, *, deep: bool, progress: Progress = quiet) -> Verification:
+    """Do what `verify` does with a vault whose place is known."""
+    location = Location.of(path)
+    try:
+        contents = Contents(location, tree.current(location))
+    except VaultFormatError as error:
+        return Verification(path, deep, False, 0, 0, 0, (Fault(str(error)),), ())
+    except (ValueError, OSError) as error:
+        what = f"the manifest cannot be read: {str(error).partition(' [tensorstore_spec')[0]}"
+        return Verification(path, deep, False, 0, 0, 0, (Fault(what, MANIFEST),), ())
+    found = _Found(
+        [Fault(f"a part of the tree cannot be read: {why}") for why in contents.tree.lost]
+    )
+    native = bool(contents.keys(OWN_PREFIX))
+    layers = _Layers([], 0)
+    with noting(found.faults):
+        layers = _native(contents, found) if native else _foreign(contents, found)
+    _check_places(contents, layers, found)
+    if deep:
+        _check_content(contents, layers, found, progress)
+    if deep and layers.books and not any(f.steps or f.key == METADATA for f in found.faults):
+        with noting(found.faults):
+            found.faults += reindex.differences(Dataset(path, checked=False), layers.books)
+    faults = tuple(_told(fault, layers.books) for fault in merged(found.faults))
+    unchecked = tuple(dict.fromkeys(found.unchecked))
+    return Verification(
+        path=path,
+        deep=deep,
+        native=native,
+        length=layers.length,
+        chunks=found.chunks,
+        read_bytes=found.read_bytes,
+        faults=faults,
+        unchecked=unchecked,
+        skipped=() if deep else _skipped(contents, layers, found),
+        other_layout=found.other_layout,
+    )
+
+
+@dataclass
+class _Found:
+    """What is found while a vault is gone through."""
+
+    faults: list[Fault]
+    unchecked: list[str] = field(default_factory=list)
+    other_layout: str = ""
+    chunks: int = 0
+    read_bytes: int = 0
+
+
+class _Layers(NamedTuple):
+    """What a vault says of itself: the arrays, how far they go, and our own keys."""
+
+    grids: list[Grid]
+    length: int
+    books: Books | None = None
+
+
+def _native(contents: Contents, found: _Found) -> _Layers:
+    metadata: dict[str, Any] = {}
+    with noting(found.faults, METADATA):
+        metadata = read_metadata(contents.location)
+    schema = scan.read_schema(contents, metadata, found.faults)
+    if metadata:
+        with noting(found.faults, METADATA):
+            scan.check_metadata(metadata, schema)
+    own = scan.read(contents, schema, found.faults)
+    with noting(found.faults):
+        scan.check(own)
+    with noting(found.faults):
+        found.unchecked += scan.unchecked(contents, own)
+    _check_documents(contents, schema, found.faults)
+    return _Layers(own_grids(schema), own.length, own)
+
+
+def own_grids(schema: Schema) -> list[Grid]:
+    """Return the arrays that a vault of ours has."""
+    found = schema.leaves.items()
+    return [Grid.of(name, json.loads(zarray(leaf, schema))) for name, leaf in found]
+
+
+def _check_documents(contents: Contents, schema: Schema, faults: list[Fault]) -> None:
+    """Note the ``.zarray`` documents that contradict the schema."""
+    for key, expected in zarrays(schema).items():
+        with noting(faults, key):
+            if contents.get_json(key) != json.loads(expected):
+                raise VaultFormatError("it is not what the vault's schema says.")
+
+
+def _foreign(contents: Contents, found: _Found) -> _Layers:
+    grids: list[Grid] = []
+    length = 0
+    with noting(found.faults, METADATA):
+        metadata = read_metadata(contents.location)
+        grids = foreign_grids(contents, metadata, found.faults)
+        found.other_layout = _other_layout(metadata)
+    with noting(found.faults, layout.INDEX_KEY):
+        length = stock_length(Store(contents.location.path))
+    found.unchecked.append(f"{METADATA}: programs other than offmarl keep no digest of it.")
+    found.unchecked += [
+        f"{grid.name}: {grid.compressor or 'no'} compression keeps no checksum of its content."
+        for grid in grids
+        if grid.compressor in _WITHOUT_CHECKSUM
+    ]
+    return _Layers(grids, length)
+
+
+def _other_layout(metadata: Mapping[str, Any]) -> str:
+    """Say why the arrays of a vault that others wrote are not multi-agent experience, if so."""
+    leaves, _ = parse_metadata(metadata)
+    try:
+        encoding.spec_of(leaves)
+    except VaultLayoutError as error:
+        return str(error)
+    return ""
+
+
+def foreign_grids(
+    contents: Contents, metadata: Mapping[str, Any], faults: list[Fault]
+) -> list[Grid]:
+    """Return the arrays of a vault that others wrote, and note those that cannot be read."""
+    leaves, rows = parse_metadata(metadata)
+    grids = []
+    for name, leaf in leaves.items():
+        key = layout.prefix_of(name) + ".zarray"
+        with noting(faults, key):
+            grids.append(_foreign_grid(contents, key, name, leaf, rows))
+    return grids
+
+
+def _foreign_grid(contents: Contents, key: str, name: str, leaf: Leaf, rows: int) -> Grid:
+    grid = Grid.of(name, contents.get_json(key))
+    if (grid.dtype, grid.shape[0], grid.shape[2:]) != (leaf.dtype, rows, leaf.shape):
+        raise VaultFormatError(f"it contradicts {METADATA}.")
+    return grid
+
+
+def _check_places(contents: Contents, layers: _Layers, found: _Found) -> None:
+    """Check that every chunk is there, with as many bytes as it must have."""
+    for grid in layers.grids:
+        faults = 0
+        for chunk in grid.within(layers.length):
+            if what := chunk_checks.misplaced(contents, grid, chunk):
+                found.faults.append(of_chunk(chunk, what))
+                faults += 1
+            found.chunks += 1
+            if faults == _MAX_FAULTS:
+                rest = chunk._replace(steps=(chunk.steps[0], layers.length))
+                found.faults.append(of_chunk(rest, "further chunks were not looked at"))
+                break
+
+
+def _check_content(contents: Contents, layers: _Layers, found: _Found, progress: Progress) -> None:
+    """Read every chunk that is where it should be."""
+    own = layers.books
+    sizes = [
+        (grid, chunk_checks.stored_bytes(contents, grid, layers.length)) for grid in layers.grids
+    ]
+    with progress("verify", sum(size for _, size in sizes)) as advance:
+        if own and own.schema.codec == "raw":
+            faults = chunk_checks.checksums_of(contents, layers.grids, own)
+        else:
+            faults = chunk_checks.decoded(contents, layers.grids, layers.length)
+        for fault, size in faults:
+            found.faults += [fault] if fault else []
+            found.read_bytes += size
+            advance(size)
+
+
+def _told(fault: Fault, own: Books | None) -> Fault:
+    """Name the episodes a fault hits, where our own table tells."""
+    table = own.table if own else None
+    if table is None or not own or own.length > own.own_length:
+        return fault
+    return with_episodes(fault, tables.to_episodes(table))
+
+
+def _skipped(contents: Contents, layers: _Layers, found: _Found) -> tuple[str, ...]:
+    """Say what only a deep verification looks at."""
+    if not found.chunks:
+        return ()
+    sizes = (chunk_checks.stored_bytes(contents, grid, layers.length) for grid in layers.grids)
+    content = f"the content of {found.chunks} chunks ({sum(sizes)} bytes)"
+    return (
+        (content, "whether the episode table is what the steps say") if layers.books else (content,)
+    )

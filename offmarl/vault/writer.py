@@ -1,0 +1,365 @@
+"""Appending to vaults.
+
+Steps are gathered to whole chunks, and a commit writes finished chunks, the episode table and the
+new length in one atomic transaction, while further steps are gathered. The length covers whole
+appended records only: a finished chunk may hold the beginning of a record whose end is still in
+memory, and those steps are not there yet. So whatever happens, a vault holds its first so many
+records and nothing else.
+"""
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import tensorstore as ts
+
+from offmarl.errors import VaultError, VaultFormatError, VaultFullError
+from offmarl.types import EnvSpec, FinalObservations, Transition
+from offmarl.vault import compat, encoding, layout, values
+from offmarl.vault.chunks import ChunkBuffer, Value
+from offmarl.vault.compaction import prepare
+from offmarl.vault.dataset import Dataset
+from offmarl.vault.index import Cut, Record, account, is_there, tables_of, warn_of_length
+from offmarl.vault.layout import NumpyArray
+from offmarl.vault.manifest import Manifest
+from offmarl.vault.open import locate
+from offmarl.vault.store import Store, WriterLock, conflict
+from offmarl.vault.values import OnInvalid, RecordPosition
+
+_COMMIT_BYTES = 2**27
+"""Full chunks that wait for a commit: with fewer, the disk would do little but sync."""
+_COMMIT_SECONDS = 5.0
+"""For how long full chunks wait at most, so that a slow recording that is killed loses little."""
+
+
+class _Commit(NamedTuple):
+    """A commit that the disk may still be working on."""
+
+    done: "ts.Future[None]"
+    records: list[Record]
+    staged: dict[str, Value]
+    through: int
+    """Steps of each row that are in full chunks with it."""
+    annotated: bool
+
+
+class Writer:
+    """The one writer of a vault; made by `create` and `resume`, closed as a context manager.
+
+    Any thread may use it, inside a running event loop too, but only one at a time.
+    """
+
+    def __init__(self, path: PurePath, lock: WriterLock, on_invalid: OnInvalid = "raise"):
+        vault = Dataset(path)
+        own = manifest_of(vault)
+        self.path = path
+        self._lock = lock
+        self._on_invalid = on_invalid
+        self._store = Store(path)
+        self._schema = own.schema
+        self._head = self._tip = own.head
+        self._running = own.running
+        self._provenance = own.provenance
+        self._pending: list[Record] = []
+        self._annotated = False
+        self._buffer = ChunkBuffer(self._schema, self._head.length)
+        self._buffer.restore(self._store)
+        self._under_way: _Commit | None = None
+        self._committed_at = time.monotonic()
+        self._fence = self._stamps(own.stock_length)
+        self._closed = False
+        if vault.length > self._head.length:
+            self._adopt(vault)
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The environment's sizes."""
+        return self._schema.spec
+
+    @property
+    def rows(self) -> int:
+        """Parallel environments."""
+        return self._schema.rows
+
+    @property
+    def length(self) -> int:
+        """Committed steps of each row."""
+        return self._head.length
+
+    def chunks(self, run: str) -> int:
+        """Return how many chunks of a run are committed."""
+        return self._head.runs.get(run, 0)
+
+    def append(
+        self,
+        transition: Transition,
+        finals: FinalObservations | None = None,
+        *,
+        run: str = "",
+        chunk: int | None = None,
+        cut: Cut = False,
+    ) -> None:
+        """Add steps to every row.
+
+        All is copied before the call returns, and goes to the disk, in large commits, while the
+        program goes on: it is durable after `flush`. Where the disk has no room a later call says
+        so, the steps stay in memory and `flush` tries again: they must not be appended twice.
+
+        Parameters
+        ----------
+        transition
+            Arrays ``(rows, T, ...)``, any T.
+        finals
+            The views that the episodes which ended here ended with. The next view at the end of an
+            episode without one is unknown.
+        run, chunk
+            Who appends, and which of its records this is, counted from 0; by default the next. A
+            record that is there already is skipped, so a command can be run again. An episode never
+            goes on from one run to another.
+        cut
+            Where the recording, not the environment, ended an episode: at the last step of all
+            rows or of each, or at any step ``(rows, T)``.
+
+        Raises
+        ------
+        ShapeError
+            The arrays have other shapes or kinds than the vault's, or contradict one another.
+            Wider numbers, such as float64 and int64, are cast.
+        InvalidValueError
+            A value is invalid: NaN or infinity (but an unknown log-probability is NaN), an action
+            outside the action space, a flag other than 0 and 1, a positive log-probability of a
+            discrete action. The message names the first.
+        VaultError
+            An earlier record of the run is missing, the writer is closed, or a commit failed.
+        """
+        self._check_open()
+        done = self._tip.runs.get(run, 0)
+        if is_there(self.path, run, chunk, done):
+            return
+        if self._buffer.length != self._tip.length:
+            raise VaultError(
+                f"an append to {self.path} was interrupted: close the writer, which keeps what was "
+                "appended before, and resume the vault."
+            )
+        tip = self._tip._replace(run=run, runs={**self._tip.runs, run: done + 1})
+        self._accept(transition, finals, tip, fresh=run != self._tip.run, cut=cut)
+        waited = time.monotonic() - self._committed_at
+        if self._buffer.staged_bytes >= _COMMIT_BYTES or (
+            self._buffer.staged and waited > _COMMIT_SECONDS
+        ):
+            self._commit()
+
+    def annotate(self, provenance: Mapping[str, Any]) -> None:
+        """Merge a JSON object into the provenance, with the next commit."""
+        layout.dump_json(dict(provenance))
+        self._provenance = {**self._provenance, **provenance}
+        self._annotated = True
+
+    def flush(self) -> None:
+        """Commit everything: when this returns, all that was appended is durable."""
+        self._check_open()
+        self._settle()
+        if self._pending or self._annotated:
+            self._commit(tail=True)
+            self._settle()
+
+    def drop_pages(self) -> None:
+        """Ask the system not to cache what has been written: for recordings, read much later."""
+        self._store.drop_pages()
+
+    def close(self) -> None:
+        """Flush, and let others write; again does nothing.
+
+        Raises
+        ------
+        VaultFullError
+            The disk has no room: the writer stays open, with the steps in memory. Make room and
+            close it again, or `release` it to give them up.
+        VaultError
+            Anything else that stands in the way of a commit; the writer is closed.
+        """
+        if self._closed:
+            return
+        try:
+            self.flush()
+        except VaultFullError:
+            raise
+        except BaseException:
+            self.release()
+            raise
+        self.release()
+
+    def release(self) -> None:
+        """Let others write; what is not flushed is given up."""
+        self._closed = True
+        if self._under_way is not None:
+            self._under_way.done.exception()  # waits: nobody else may write before
+        self._lock.release()
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be copied to a process that does not hold the lock."""
+        raise VaultError(
+            f"the writer of {self.path} cannot be sent elsewhere: have each process join the vault."
+        )
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.close()
+        except VaultFullError as error:
+            steps = self._tip.length - self._head.length
+            lost = f"the last {steps} steps of each row were" if steps else "the annotation was"
+            raise VaultFullError(
+                f"{error} The writer's block has ended, so {lost} not written."
+            ) from error
+        finally:
+            self.release()
+
+    def _accept(
+        self,
+        transition: Transition,
+        finals: FinalObservations | None,
+        tip: layout.Head,
+        *,
+        fresh: bool,
+        cut: Cut = False,
+    ) -> None:
+        """Take steps into the buffer, and what follows from them into the books."""
+        arrays = self._checked(transition, finals)
+        record = account(
+            transition, arrays, finals, tip, self._running, self.spec, fresh=fresh, cut=cut
+        )
+        warn_of_length(self.path, tip.length, record.head.length)
+        self._tip, self._running = record.head, record.running
+        self._pending.append(record)
+        self._buffer.put(arrays)
+
+    def _checked(
+        self, transition: Transition, finals: FinalObservations | None
+    ) -> dict[str, NumpyArray]:
+        """Return the arrays to store, once their shapes and values have been looked at."""
+        arrays = encoding.fit(transition, self._schema)
+        place = RecordPosition(self._tip.length, "of the vault")
+        if self._on_invalid == "raise":
+            values.check(arrays, self.spec, finals, place)
+        else:
+            known = compat.recorded(self._provenance)
+            found = values.find(arrays, self.spec, finals, place)
+            if fresh := values.warn(found, known):
+                self.annotate({"quirks": [*known, *fresh]})
+        return values.cast(arrays, self._schema.leaves)
+
+    def _adopt(self, vault: Dataset) -> None:
+        """Take in what a stock program appended, as episodes of unknown policies.
+
+        The data is already on disk, so invalid values are kept.
+        """
+        self._on_invalid, on_invalid = "keep", self._on_invalid
+        start = self._head.length
+        unverified = (*self._head.unverified, (start, vault.length))
+        for begin, stop in vault.blocks(start=start):
+            steps = vault.transitions(begin, stop)
+            unknown: NumpyArray = np.full_like(steps.policy_id, -1)
+            steps = steps._replace(policy_id=unknown)
+            tip = self._tip._replace(run=None, unverified=unverified)
+            self._accept(steps, None, tip, fresh=begin == start)
+        self.flush()
+        self._on_invalid = on_invalid
+
+    def _commit(self, tail: bool = False) -> None:
+        """Start to write full chunks, and the tables up to the last record that is in them whole.
+
+        With ``tail``, also the unfinished chunk and so every record.
+        """
+        self._settle()
+        through = self._buffer.length if tail else self._buffer.through
+        ready = [record for record in self._pending if record.head.length <= through]
+        staged = self._buffer.staged
+        writes = staged | (self._buffer.tail() if tail else {}) | tables_of(ready, self._head)
+        if self._annotated:
+            writes[layout.PROVENANCE_KEY] = layout.dump_json(self._provenance)
+        with self._store.errors():
+            done = self._store.commit(writes, self._fence)
+        self._under_way = _Commit(done, ready, staged, self._buffer.through, self._annotated)
+        self._buffer.staged = {}
+        self._annotated = False
+        self._committed_at = time.monotonic()
+
+    def _settle(self) -> None:
+        """Wait for the commit under way, if there is one, and enter it in the books."""
+        if self._under_way is None:
+            return
+        commit = self._under_way
+        with self._store.errors():
+            try:
+                commit.done.result()
+            finally:
+                # An interrupt does not stop a commit: wait, so that our books agree with the disk.
+                failed = commit.done.exception() is not None
+                self._under_way = None
+                if failed:
+                    self._buffer.staged = commit.staged | self._buffer.staged
+                    self._annotated |= commit.annotated
+                else:
+                    self._committed(commit)
+
+    def _committed(self, commit: _Commit) -> None:
+        if commit.records:
+            self._pending = self._pending[len(commit.records) :]
+            self._head = commit.records[-1].head
+        self._buffer.recycle(commit.through)
+        self._fence = self._stamps(min(self._head.length, layout.MAX_STOCK_LENGTH))
+
+    def _stamps(self, stock_length: int) -> dict[str, bytes]:
+        """Return the generations of keys that nobody can append without changing."""
+        keys = (layout.INDEX_KEY, self._buffer.key_at(self._head.length))
+        (index, *_), stamps = self._store.stamps(keys)
+        if layout.decode_index(index) != stock_length:
+            raise conflict(self.path)
+        return dict(zip(keys, stamps, strict=True))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise VaultError(f"the writer of {self.path} is closed: resume the vault to go on.")
+
+
+def manifest_of(vault: Dataset) -> Manifest:
+    """Return our keys of a vault; `VaultFormatError` where it has none, to append by."""
+    if vault.manifest is None:
+        raise VaultFormatError(
+            f"{vault.path} was not written by offmarl, so nothing can be appended to it: copy its "
+            "data to a vault of ours first."
+        )
+    return vault.manifest
+
+
+def resume(path: str | os.PathLike[str], *, timeout: float = 0.0) -> Writer:
+    """Open a vault of ours to append to it.
+
+    Parameters
+    ----------
+    path
+        The vault; see `open_vault`.
+    timeout
+        Seconds to wait while another writer has it open.
+
+    Raises
+    ------
+    VaultLockedError
+        Another writer has it open; the message names the process.
+    VaultFormatError
+        It was not written by offmarl, or is damaged.
+    """
+    found = locate(path)
+    lock = WriterLock(found, timeout)
+    try:
+        prepare(found)
+        return Writer(found, lock)
+    except BaseException:
+        lock.release()
+        raise

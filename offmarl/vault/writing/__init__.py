@@ -1,1 +1,0 @@
-"""Creating vaults and appending to them, alone or together."""

@@ -1,0 +1,290 @@
+"""Every step of a rollout reaches the vault once, or an error says that it cannot."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from offmarl import vault
+from offmarl.errors import ShapeError, VaultError, VaultFullError
+from offmarl.programs import ChunkWriter, add, init_capture, make_buffer
+from offmarl.programs.buffer import take, whole
+from offmarl.types import Continuous, Discrete, EnvSpec, Transition, View
+
+E, N = 2, 2
+SPEC = EnvSpec("", N, 1, 1, Discrete(2))
+
+
+def stretch(start, num_steps, rng):
+    """Steps whose every number says where they belong; episodes end where chance has it."""
+    time = start + np.arange(num_steps)
+    mark = (time[:, None] * E + np.arange(E)).astype(np.float32)
+
+    def view(mark):
+        return View(
+            observation=jnp.asarray(np.broadcast_to(mark[..., None, None], (*mark.shape, N, 1))),
+            state=jnp.asarray(mark[..., None]),
+            legal_actions=jnp.ones((*mark.shape, N, 2), bool),
+            alive=jnp.ones((*mark.shape, N), bool),
+        )
+
+    ends = rng.random(mark.shape) < 0.3
+    by_limit = rng.random(mark.shape) < 0.5
+    terminated = np.repeat((ends & ~by_limit)[..., None], N, axis=-1)
+    truncated = np.repeat((ends & by_limit)[..., None], N, axis=-1)
+    transition = Transition(
+        view=view(mark),
+        action=jnp.zeros((*mark.shape, N), jnp.int32),
+        reward=jnp.ones((*mark.shape, N)),
+        terminated=jnp.asarray(terminated),
+        truncated=jnp.asarray(truncated),
+        last=jnp.asarray(ends),
+        behaviour_log_prob=jnp.zeros((*mark.shape, N)),
+        policy_id=jnp.zeros(mark.shape, jnp.int32),
+    )
+    return transition, view(-mark - 1)
+
+
+class Memory(vault.Writer):
+    """A writer that keeps what it is given, in memory."""
+
+    def __init__(self):
+        self.records = []
+        self.closed = False
+
+    def chunks(self, run):
+        return 0
+
+    def append(self, transition, finals, *, run, chunk, cut):
+        assert chunk == len(self.records)
+        self.records.append((transition, finals))
+
+    def flush(self):
+        pass
+
+    def drop_pages(self):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.closed = True
+
+
+RECORDINGS = given(
+    capacity=st.integers(1, 4),
+    sizes=st.lists(st.integers(1, 4), min_size=1, max_size=6),
+    sampled=st.booleans(),
+    seed=st.integers(0, 99),
+)
+
+
+@settings(max_examples=3)
+@RECORDINGS
+@example(capacity=3, sizes=[3, 3, 3], sampled=True, seed=0)  # exactly full, each time
+@example(capacity=3, sizes=[3, 3, 3], sampled=False, seed=0)
+@example(capacity=4, sizes=[3, 3, 3, 1], sampled=True, seed=1)  # wraps; ends within a chunk
+@example(capacity=2, sizes=[3], sampled=True, seed=0)  # more than it holds
+def test_what_comes_out_is_what_went_in(capacity, sizes, sampled, seed):
+    check_recording(capacity, sizes, sampled, seed)
+
+
+@pytest.mark.nightly
+@settings(max_examples=50)
+@RECORDINGS
+def test_what_comes_out_of_many_recordings(capacity, sizes, sampled, seed):
+    check_recording(capacity, sizes, sampled, seed)
+
+
+def check_recording(capacity, sizes, sampled, seed):
+    rng = np.random.default_rng(seed)
+    sizes = [min(size, capacity) if sampled else capacity for size in sizes]
+    buffer = make_buffer(E, capacity)
+    capture = init_capture(buffer, SPEC, sampled)
+    memory = Memory()
+    added, next_views, start = [], [], 0
+    with ChunkWriter(memory, "run") as chunks:
+        for size in sizes:
+            transition, next_view = stretch(start, size, rng)
+            capture = add(buffer, capture, transition, next_view)
+            cut = size == sizes[-1] and len(added) == len(sizes) - 1
+            capture = chunks.put(capture, size, cut)
+            added.append(transition)
+            next_views.append(next_view)
+            start += size
+    assert memory.closed
+    expected = jax.tree.map(lambda *parts: np.concatenate(parts).swapaxes(0, 1), *added)
+    expected.truncated[:, -1] |= ~expected.last[:, -1:]
+    expected.last[:, -1] = True
+    written = jax.tree.map(
+        lambda *parts: np.concatenate(parts, 1), *[record for record, _ in memory.records]
+    )
+    jax.tree.map(np.testing.assert_array_equal, written, expected)
+
+    found = []
+    for (transition, finals), offset in zip(
+        memory.records, np.cumsum([0, *sizes[:-1]]), strict=True
+    ):
+        np.testing.assert_array_equal(
+            np.argwhere(transition.last), np.stack([finals.row, finals.time], 1)
+        )
+        marks = (offset + finals.time) * E + finals.row
+        np.testing.assert_array_equal(finals.view.state[:, 0], -marks - 1)
+        np.testing.assert_array_equal(finals.view.observation[:, :, 0].T, [-marks - 1] * N)
+        found.extend(zip(finals.row, offset + finals.time, strict=True))
+    assert sorted(found) == sorted(zip(*np.nonzero(expected.last), strict=True))
+
+
+def test_a_longer_stretch_than_the_buffer_is_refused():
+    buffer = make_buffer(E, 2)
+    with pytest.raises(AssertionError):  # flashbax's own
+        capture = init_capture(buffer, SPEC, sampled=True)
+        add(buffer, capture, *stretch(0, 3, np.random.default_rng(0)))
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_buffer_nobody_samples_from_is_filled_at_once(steps):
+    buffer = make_buffer(E, 2)
+    with pytest.raises(ShapeError, match=f"{steps} steps were added to a buffer of 2"):
+        add(buffer, init_capture(buffer, SPEC), *stretch(0, steps, np.random.default_rng(0)))
+
+
+@pytest.mark.parametrize("taken", [[4, 4], [4, 0, 4], [3, 4]])
+def test_steps_overwritten_or_taken_twice_are_noticed(taken):
+    """Four steps are added each time; zero stands for not taking them."""
+    rng = np.random.default_rng(0)
+    buffer = make_buffer(E, 4)
+    capture = init_capture(buffer, SPEC)
+
+    def run():
+        nonlocal capture
+        with ChunkWriter(Memory(), "run") as chunks:
+            for index, size in enumerate(taken):
+                capture = add(buffer, capture, *stretch(4 * index, 4, rng))
+                if size:
+                    capture = chunks.put(capture, size)
+
+    if taken == [4, 4]:
+        run()
+    else:
+        with pytest.raises(VaultError, match="overwritten in the buffer or taken twice"):
+            run()
+
+
+class Broken(Memory):
+    def append(self, *args, **kwargs):
+        if len(self.records) == 1:
+            raise VaultFullError("no room")
+        super().append(*args, **kwargs)
+
+
+def test_what_goes_wrong_in_the_thread_is_raised_and_nothing_follows_it():
+    rng = np.random.default_rng(0)
+    buffer = make_buffer(E, 2)
+    capture = init_capture(buffer, SPEC)
+    memory = Broken()
+
+    def run():
+        nonlocal capture
+        with ChunkWriter(memory, "run") as chunks:
+            for index in range(200):
+                capture = add(buffer, capture, *stretch(2 * index, 2, rng))
+                capture = chunks.put(capture, 2)
+
+    with pytest.raises(VaultFullError, match="no room"):
+        run()
+    assert len(memory.records) == 1
+    assert memory.closed
+
+
+def test_an_interrupt_loses_nothing_that_was_handed_over(tmp_path):
+    rng = np.random.default_rng(0)
+    buffer = make_buffer(E, 5)
+    capture = init_capture(buffer, SPEC)
+
+    def run():
+        nonlocal capture
+        writer = vault.create(tmp_path / "a.vlt" / "b", SPEC, rows=E)
+        with ChunkWriter(writer, "run") as chunks:
+            for index in range(3):
+                capture = add(buffer, capture, *stretch(5 * index, 5, rng))
+                capture = chunks.put(capture, 5)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    found = vault.open_vault(tmp_path / "a.vlt" / "b")
+    assert found.length == 15
+    expected = np.arange(15) * E + np.arange(E)[:, None]
+    np.testing.assert_array_equal(found.transitions().view.state[..., 0], expected)
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+def test_a_cut_truncates_the_living_alone(sampled):
+    # In environment 0 agent 0 is dead for good; environment 1's episode ends in the last step.
+    transition, next_view = stretch(0, 3, np.random.default_rng(0))
+    no = np.zeros((3, E, N), bool)
+    terminated, truncated, last = no.copy(), no.copy(), np.zeros((3, E), bool)
+    terminated[1:, 0, 0] = True
+    truncated[2, 1], last[2, 1] = [True, False], True
+    terminated[2, 1, 1] = True
+    transition = transition._replace(
+        terminated=jnp.asarray(terminated), truncated=jnp.asarray(truncated), last=jnp.asarray(last)
+    )
+    buffer = make_buffer(E, 3)
+    capture = add(buffer, init_capture(buffer, SPEC, sampled), transition, next_view)
+    uncut, cut = take(capture, 3), take(capture, 3, cut=True)
+    np.testing.assert_array_equal(uncut.transition.last.T, last)
+    np.testing.assert_array_equal(uncut.transition.truncated.swapaxes(0, 1), truncated)
+    truncated[2, 0], last[2, 0] = [False, True], True
+    np.testing.assert_array_equal(cut.transition.last.T, last)
+    np.testing.assert_array_equal(cut.transition.truncated.swapaxes(0, 1), truncated)
+    np.testing.assert_array_equal(cut.transition.terminated.swapaxes(0, 1), terminated)
+    # The episode that is cut has a final view too, and both are those of the last step.
+    for chunk, rows in ((uncut, [1]), (cut, [0, 1])):
+        assert chunk.finals.row.tolist() == rows
+        assert chunk.finals.time.tolist() == [2] * len(rows)
+        marks = [-(2 * E + row) - 1 for row in rows]
+        assert chunk.finals.view.state[: len(rows), 0].tolist() == marks
+        assert len(chunk.finals.view.state) == len(rows)  # padded to a power of two
+    assert (uncut.stop, cut.stop) == (3, 3)
+
+
+def test_all_of_a_full_buffer_is_taken_in_the_order_of_time():
+    """Uncopied where it was filled from its beginning, copied where it wraps."""
+    buffer = make_buffer(E, 4)
+    capture = init_capture(buffer, SPEC, sampled=True)
+    for start, steps in ((0, 4), (4, 2)):
+        capture = add(buffer, capture, *stretch(start, steps, np.random.default_rng(start)))
+        chunk = whole(capture)
+        times = np.arange(chunk.stop - 4, chunk.stop)
+        marks = times[None] * E + np.arange(E)[:, None]
+        np.testing.assert_array_equal(chunk.transition.view.state[..., 0], marks)
+        count = len(chunk.finals.row)
+        ends = (times[0] + chunk.finals.time) * E + chunk.finals.row
+        np.testing.assert_array_equal(chunk.finals.view.state[:count, 0], -ends - 1)
+        uncopied = chunk.transition is capture.buffer.experience.transition
+        assert uncopied == (start == 0)
+    assert chunk.stop == 6
+
+
+@pytest.mark.parametrize("action", [Discrete(2), Continuous(3)])
+@pytest.mark.parametrize("sampled", [True, False])
+def test_an_empty_buffer_has_the_shapes_of_the_spec(action, sampled):
+    spec = EnvSpec("", 2, 5, 7, action)
+    capture = init_capture(make_buffer(3, 4), spec, sampled)
+    step = capture.buffer.experience
+    assert (capture.capacity, int(capture.total)) == (4, 0)
+    width = spec.action_size
+    discrete = isinstance(action, Discrete)
+    assert step.transition.action.shape == ((3, 4, 2) if discrete else (3, 4, 2, width))
+    assert step.transition.action.dtype == (jnp.int32 if discrete else jnp.float32)
+    view = step.next_view if sampled else capture.next_views
+    lead = (3, 4) if sampled else (4, 3)
+    shapes = [(2, 5), (7,), (2, width), (2,)]
+    assert [leaf.shape for leaf in view] == [(*lead, *shape) for shape in shapes]
+    assert [leaf.dtype for leaf in view] == [jnp.float32, jnp.float32, bool, bool]
+    assert (step.next_view is None) != sampled

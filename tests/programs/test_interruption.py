@@ -1,0 +1,134 @@
+"""When work is saved: by time, and on the signals that ask a program to stop."""
+
+import signal
+import threading
+
+import pytest
+
+from offmarl import interruption
+from offmarl.errors import OffmarlError, Stopped
+from offmarl.programs.interruption import checkpoint_timer, more_to_come
+
+SIGNALS = [signal.SIGINT, signal.SIGTERM]
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+    """Python's own handlers, which a suite that runs in the background may not have."""
+    own = (signal.default_int_handler, signal.SIG_DFL)
+    before = [signal.signal(signum, how) for signum, how in zip(SIGNALS, own, strict=True)]
+    yield own
+    assert tuple(map(signal.getsignal, SIGNALS)) == own
+    for signum, how in zip(SIGNALS, before, strict=True):
+        signal.signal(signum, how)
+
+
+def test_a_checkpoint_is_due_when_its_time_has_come(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(interruption.time, "monotonic", lambda: now[0])
+    with checkpoint_timer(30.0, "update") as timer:
+        now[0] += 1000  # reading the data takes its time
+        timer.begin(0)
+        timer.work_done()
+        now[0] += 30
+        assert not timer.is_due()
+        now[0] += 1
+        assert timer.is_due()
+        timer.saved(5)
+        assert not timer.is_due()
+
+
+@pytest.mark.parametrize("signum", SIGNALS)
+def test_a_signal_saves_the_work_and_stops(signum):
+    with pytest.raises(Stopped) as stopped, checkpoint_timer(30.0, "update") as timer:
+        timer.begin(0)
+        timer.work_done()
+        signal.raise_signal(signum)
+        assert timer.is_due()
+        timer.saved(12_300)
+    assert str(stopped.value) == "stopped at update 12,300: the same command goes on from there."
+    assert stopped.value.signum == signum
+    assert isinstance(stopped.value, KeyboardInterrupt)
+    assert not isinstance(stopped.value, OffmarlError)
+
+
+@pytest.mark.parametrize(
+    ("begun", "says"),
+    [
+        (None, "before the first step: the same command starts where this one did."),
+        (0, "before the first checkpoint: the same command starts at step 0."),
+        (70, "at step 70: the same command goes on from there."),
+    ],
+)
+def test_without_work_to_save_a_signal_stops_at_once(begun, says):
+    with pytest.raises(Stopped) as stopped, checkpoint_timer(30.0, "step") as timer:
+        if begun is not None:
+            timer.begin(begun)
+        signal.raise_signal(signal.SIGTERM)
+        pytest.fail("goes on")
+    assert str(stopped.value) == f"stopped {says}"
+
+
+@pytest.mark.parametrize("second", SIGNALS)
+def test_a_second_signal_stops_at_once(second):
+    with (
+        pytest.raises(Stopped, match=r"at step 10: .* goes on") as stopped,
+        checkpoint_timer(30.0, "step") as timer,
+    ):
+        timer.begin(10)
+        timer.work_done()
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(second)
+        pytest.fail("goes on")
+    assert stopped.value.signum == second
+
+
+def test_a_signal_that_comes_as_the_work_ends_changes_nothing():
+    with checkpoint_timer(30.0, "step") as timer:
+        timer.begin(0)
+        timer.work_done()
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_signal_that_comes_as_the_work_ends_stops_the_work_after_it():
+    with (
+        pytest.raises(
+            Stopped, match=r"^stopped: the same command goes on from there\.$"
+        ) as stopped,
+        more_to_come(),
+        more_to_come(False),  # of the part under way, which is itself followed by others
+        checkpoint_timer(30.0, "step") as timer,
+    ):
+        timer.begin(0)
+        timer.work_done()
+        signal.raise_signal(signal.SIGTERM)
+    assert stopped.value.signum == signal.SIGTERM
+    test_a_signal_that_comes_as_the_work_ends_changes_nothing()
+
+
+def test_handlers_of_the_application_stay():
+    came = []
+    signal.signal(signal.SIGTERM, lambda *_: came.append("application"))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as of what a shell starts in the background
+    with checkpoint_timer(30.0, "step") as timer:
+        timer.work_done()
+        for signum in SIGNALS:
+            signal.raise_signal(signum)
+        assert not timer.is_due()
+    assert came == ["application"]
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_other_threads_get_no_handlers(handlers):
+    found = []
+
+    def work():
+        with checkpoint_timer(30.0, "step") as timer:
+            found.extend(map(signal.getsignal, SIGNALS))
+            timer.saved(1)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert tuple(found) == handlers

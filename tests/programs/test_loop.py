@@ -1,0 +1,409 @@
+"""The driver: settings, seeds, resuming, and what a run leaves behind."""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import offmarl
+from offmarl import tracking, vault
+from offmarl.checkpoint import Checkpoints
+from offmarl.cli import programs
+from offmarl.errors import OptionError, RunError, ShapeError, Stopped, UnknownNameError
+from offmarl.programs import loop as driver
+from offmarl.types import Continuous, EnvSpec
+from offmarl.vault import open_vault
+
+bc = programs.load("baseline", "bc")
+
+ENV = "probe/observation"
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OFFMARL_QUIET": "1"}
+
+
+@pytest.fixture
+def args(random_data: Callable[[str], Path], tmp_path: Path) -> bc.Args:
+    return settings(random_data(ENV), tmp_path / "run")
+
+
+def settings(data: Path, out: Path) -> bc.Args:
+    return bc.Args(
+        vault=data,
+        out=out,
+        seeds=2,
+        updates=40,
+        evaluate_every=10,
+        evaluate_episodes=4,
+        final_episodes=8,
+        batch_size=4,
+        length=2,
+        hidden=8,
+    )
+
+
+def content(run: Path) -> dict[str, str]:
+    names = (tracking.METRICS_FILE, tracking.MARL_EVAL_FILE, tracking.RUN_FILE)
+    return {name: (run / name).read_text() for name in names}
+
+
+def same_run(run: Path, other: Path) -> None:
+    assert content(run) == content(other)
+    for seed in (0, 1):
+        for mine, theirs in zip(params(run, seed), params(other, seed), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.fixture(scope="module")
+def whole(random_data: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was never stopped."""
+    return bc.main(settings(random_data(ENV), tmp_path_factory.mktemp("whole") / "run"))
+
+
+def params(run: Path, seed: int) -> list[np.ndarray]:
+    return jax.tree.leaves(offmarl.load_policy(run, seed).params)
+
+
+def test_what_a_run_leaves_behind(args: bc.Args, whole: Path) -> None:
+    run = whole
+    record = json.loads((run / tracking.RUN_FILE).read_text())
+    assert record["program"] == "bc"
+    assert record["vault_digest"] == vault.open_vault(args.vault).digest()
+    assert record["complete"] is True
+    rows = tracking.read(run / tracking.METRICS_FILE)
+    evaluations = [row for row in rows if tracking.RETURN in row]
+    assert [(row["step"], row["seed"]) for row in evaluations] == [
+        (step, seed) for step in (10, 20, 30, 40) for seed in (0, 1)
+    ]
+    assert [len(row[tracking.RETURN]) for row in evaluations] == [4] * 6 + [8] * 2
+    (greedy,) = {row["step"] for row in rows if tracking.GREEDY_RETURN in row}
+    assert greedy == 40
+    losses = [row["step"] for row in rows if "policy_loss" in row]
+    assert losses == [step for step in (10, 20, 30, 40) for _ in (0, 1)]
+    scores = json.loads((run / tracking.MARL_EVAL_FILE).read_text())
+    algorithms = scores["probe"]["observation/random"]
+    runs, best = algorithms["bc (sampled)"], algorithms["bc (greedy)"]
+    assert set(algorithms) == {"bc (sampled)", "bc (greedy)"}
+    assert set(runs) == set(best) == {"seed_0", "seed_1"}
+    (last,) = [row for row in rows if tracking.GREEDY_RETURN in row and row["seed"] == 1]
+    assert best["seed_1"]["absolute_metrics"] == {tracking.RETURN: last[tracking.GREEDY_RETURN]}
+    assert runs["seed_1"]["absolute_metrics"][tracking.RETURN] == evaluations[-1][tracking.RETURN]
+
+
+@pytest.mark.parametrize(
+    ("replay", "calls", "signum", "says"),
+    [
+        ("device", 1, signal.SIGINT, "before the first checkpoint: the same .* starts at update 0"),
+        ("device", 13, signal.SIGTERM, "at update 13: the same command goes on from there"),
+        ("stream", 13, signal.SIGINT, "at update 13: the same command goes on from there"),
+    ],
+)
+def test_a_stopped_run_goes_on_to_the_same_bits(
+    args: bc.Args,
+    whole: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    replay: str,
+    calls: int,
+    signum: int,
+    says: str,
+) -> None:
+    """Stopped in its first update; and after an evaluation, within a block and a streamed piece."""
+    stopped = dataclasses.replace(args, replay=replay, memory=1e-4)
+    update, offsets = driver._update, []
+
+    def interrupted(*arguments: Any) -> object:
+        offsets.append(arguments[5])
+        if len(offsets) == calls:
+            signal.raise_signal(signum)
+        return update(*arguments)
+
+    # As of a process in the foreground, whatever started the tests.
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_DFL)
+    with monkeypatch.context() as patch, pytest.raises(Stopped, match=says):
+        patch.setattr(driver, "_update", interrupted)
+        patch.setattr(driver, "_SECONDS_AT_ONCE", 0.0)  # one update a call
+        bc.main(stopped)
+    assert Checkpoints(stopped.out / "checkpoints").latest() == (13 if calls == 13 else None)
+    assert calls == 1 or offsets[-1] == 2 < max(offsets), "in the middle of a piece"
+    assert not json.loads((stopped.out / tracking.RUN_FILE).read_text())["complete"]
+    bc.main(stopped)
+    same_run(stopped.out, whole)
+
+
+BIT_IDENTITY = (
+    "programs/test_loop.py::test_a_stopped_run_goes_on_to_the_same_bits",
+    "programs/test_loop.py::test_a_stream_trains_to_the_bits_of_the_device",
+    "programs/test_loop.py::test_a_checkpoint_that_was_deleted_is_made_anew",
+    "programs/test_record_policy.py::test_a_signal_saves_and_the_same_call_goes_on",
+    "programs/test_record_policy.py::"
+    "test_stopped_and_called_again_it_is_the_recording_that_never_stopped",
+)
+
+
+@pytest.mark.nightly
+def test_optimised_code_goes_on_to_the_same_bits() -> None:
+    """The tests of this that every run has, on the code that users run."""
+    tests = [str(ROOT / "tests" / test) for test in BIT_IDENTITY]
+    ours = ("PYTEST_", "JAX_DISABLE_MOST_OPTIMIZATIONS")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", *tests],
+        check=False,
+        env=environment | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("swarm/coverage-8:time_limit=20", "swarm/coverage-8:time_limit=20"),
+        ("/tmp/evil", "tmp/evil"),
+        ("../../../evil", "evil"),
+        ("a/../b/./.hidden//..", "a/b/hidden"),
+        ("~/x\\y\x1b[2J", "x-y-[2J"),
+        ("", "probe-observation"),
+        ("../.. ", None),
+    ],
+)
+def test_a_name_in_the_data_never_leads_elsewhere(
+    name: str, expected: str | None, args: bc.Args
+) -> None:
+    dataset = open_vault(args.vault)
+    vars(dataset)["spec"] = dataclasses.replace(dataset.spec, name=name)
+    args = dataclasses.replace(args, out=None)
+    if expected is None:
+        with pytest.raises(OptionError, match=r"'../.. ' can name no directory: give --out"):
+            driver._directory("bc", args, dataset)
+    else:
+        assert driver._directory("bc", args, dataset) == Path("runs") / expected / "random" / "bc"
+
+
+def test_a_checkpoint_that_was_deleted_is_made_anew(args: bc.Args, whole: Path) -> None:
+    """As the error of a damaged one advises, also where it is the last of a finished run."""
+    run = bc.main(args)
+    shutil.rmtree(run / "checkpoints" / "40")
+    bc.main(args)
+    same_run(run, whole)
+    shutil.rmtree(run / "checkpoints" / "40" / "about")  # no whole one, though in its place
+    with pytest.warns(UserWarning, match="40 has lost a part: it was renamed to 40.damaged"):
+        bc.main(args)
+    same_run(run, whole)
+
+
+def test_seeds_side_by_side_are_the_seeds_alone(args: bc.Args, tmp_path: Path) -> None:
+    both = bc.main(args)
+    alone = bc.main(dataclasses.replace(args, out=tmp_path / "alone", seeds=1, seed=1))
+    for mine, theirs in zip(params(alone, 1), params(both, 1), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+    assert not np.allclose(params(both, 0)[-1], params(both, 1)[-1])
+
+
+def test_a_stream_trains_to_the_bits_of_the_device(
+    args: bc.Args, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = dataclasses.replace(args, env="none")
+    device = bc.main(args)
+    streamed = dataclasses.replace(
+        args, out=tmp_path / "streamed", replay="stream", memory=1e-4, checkpoint_seconds=0
+    )
+    save, count = Checkpoints.save, [0]
+
+    def stop_after_the_second(self: Checkpoints, *record: object) -> None:
+        save(self, *record)
+        count[0] += 1
+        if count[0] == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Checkpoints, "save", stop_after_the_second)
+        bc.main(streamed)
+    bc.main(dataclasses.replace(streamed, memory=2e-4, checkpoint_seconds=30))
+    same_run(streamed.out, device)
+
+
+def test_a_finished_run_is_left_alone(args: bc.Args) -> None:
+    run = bc.main(args)
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    bc.main(args)
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+def test_a_directory_with_another_run_is_refused(args: bc.Args) -> None:
+    bc.main(args)
+    with pytest.raises(RunError, match=r"args.hidden 8, not 16: choose another directory"):
+        bc.main(dataclasses.replace(args, hidden=16))
+
+
+def test_without_an_environment_episodes_are_held_out(args: bc.Args, tmp_path: Path) -> None:
+    args = dataclasses.replace(args, env="none", final_episodes=10_000)
+    run = bc.main(args)
+    assert tracking.read_run(run)["args"]["held_out"] == 0.1
+    final = evaluated(run)
+    assert set(final[0]) == {tracking.AGREEMENT, tracking.LOG_LIKELIHOOD}
+    # The same episodes as `split` deals out, and nothing else is learnt from.
+    parts = vault.split(args.vault, tmp_path / "parts.vlt", fractions=(0.9, 0.1))
+    split = {"vault": parts["train"].path, "validation": parts["validation"].path}
+    apart = bc.main(dataclasses.replace(args, **split, out=tmp_path / "apart"))
+    for seed in (0, 1):
+        for mine, theirs in zip(params(run, seed), params(apart, seed), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+        for name, values in final[seed].items():
+            np.testing.assert_allclose(np.sort(values), np.sort(evaluated(apart)[seed][name]))
+    # A probe's episode is one step of two agents, each of whom saw one of two things.
+    held_out = parts["validation"].transitions()
+    policy = offmarl.load_policy(run, seed=1, greedy=True)
+    pairs = zip(held_out.view.observation[0], held_out.action[0], strict=True)
+    agreed = [(policy(seen)[0] == done).mean() for seen, done in pairs]
+    np.testing.assert_allclose(np.mean(final[1][tracking.AGREEMENT]), np.mean(agreed), rtol=1e-5)
+
+
+def evaluated(run: Path) -> list[dict]:
+    """What each seed's last policy was judged by."""
+    document = json.loads((run / tracking.MARL_EVAL_FILE).read_text())
+    (tasks,) = document.values()
+    (algorithms,) = tasks.values()
+    return [seed["absolute_metrics"] for seed in algorithms["bc"].values()]
+
+
+@pytest.mark.nightly
+def test_values_tell_no_likelihood(args: bc.Args) -> None:
+    qmix_cql = programs.load("baseline", "qmix_cql")
+    shared = {name: value for name, value in vars(args).items() if name not in ("anneal", "greedy")}
+    run = qmix_cql.main(qmix_cql.Args(**shared | {"held_out": 0.25, "updates": 10}))
+    rows = [row for row in tracking.read(run / tracking.METRICS_FILE) if tracking.RETURN in row]
+    assert all(len(row[tracking.AGREEMENT]) == args.final_episodes for row in rows)
+    assert all(tracking.LOG_LIKELIHOOD not in row for row in rows)
+
+
+def test_an_only_episode_is_learnt_from_and_nothing_judges(args: bc.Args, tmp_path: Path) -> None:
+    vault.sample(args.vault, tmp_path / "one.vlt", episodes=1)
+    run = bc.main(dataclasses.replace(args, vault=tmp_path / "one.vlt", env="none"))
+    assert not (run / tracking.MARL_EVAL_FILE).exists()
+    assert Checkpoints(run / "checkpoints").latest() == 40
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"updates": 35}, OptionError, r"updates \(35\) must be a multiple .* --updates 40"),
+        ({"updates": 0}, OptionError, "updates must be at least 1, not 0"),
+        ({"seeds": 0}, OptionError, "seeds must be at least 1"),
+        ({"env": "classic/bridge"}, ShapeError, r"bridge differ in observation_size \(3, not 8\)"),
+        ({"env": "probe/observatoin"}, UnknownNameError, "did you mean probe/observation"),
+        ({"batch_size": 0}, OptionError, "batch_size must be at least 1"),
+        ({"learning_rate": float("nan")}, OptionError, "above 0 and finite, not nan"),
+        ({"held_out": 2.0}, OptionError, "held_out must be from 0 to 1, not 2.0"),
+        ({"held_out": 1.0}, OptionError, "a fraction of 1 of the 2048 episodes .* cannot be held"),
+        ({"held_out": 0.1, "validation": Path("x")}, OptionError, "or --held-out, not both"),
+        ({"final_episodes": 0, "env": "none"}, OptionError, "final_episodes must be at least 1"),
+        ({"replay": "stream", "memory": 1e-6}, OptionError, "too few to stream: a batch for each"),
+    ],
+)
+def test_settings_that_cannot_be(
+    args: bc.Args, change: dict, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        bc.main(dataclasses.replace(args, **change))
+
+
+@pytest.mark.parametrize("name", ["maicq", "qmix_cql"])
+def test_continuous_data_is_refused_before_anything_is_written(name: str, tmp_path: Path) -> None:
+    baseline = programs.load("baseline", name)
+    spec = EnvSpec("reach", 2, 3, 2, Continuous(2))
+    vault.create(tmp_path / "reach.vlt", spec, rows=1).close()
+    args = baseline.Args(vault=tmp_path / "reach.vlt", out=tmp_path / "run", env="none")
+    with pytest.raises(ShapeError, match="reach has continuous actions"):
+        baseline.main(args)
+    assert not args.out.exists()
+
+
+COMMAND = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background ignores it
+from offmarl.cli import main
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("replay", "program", "signum"),
+    [
+        ("device", ["-c", COMMAND, "train", "bc"], signal.SIGINT),
+        pytest.param(
+            "stream",
+            [str(ROOT / "baselines" / "bc.py")],
+            signal.SIGTERM,
+            marks=pytest.mark.nightly,
+        ),
+    ],
+)
+def test_kill_9_or_a_signal_and_the_same_command_again(
+    args: bc.Args, tmp_path: Path, replay: str, program: list[str], signum: int
+) -> None:
+    options = {"seeds": 2, "updates": 4000, "evaluate-every": 400, "final-episodes": 8}
+    options |= {"replay": replay, "checkpoint-seconds": 0}
+    small = ["--hidden=8", "--batch-size=4", "--length=2", "--evaluate-episodes=4"]
+    flags = [*(f"--{name}={value}" for name, value in options.items()), *small]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+
+    def command(program: list[str], out: Path) -> list[str]:
+        return [sys.executable, *program, "--vault", str(args.vault), "--out", str(out), *flags]
+
+    def stop(program: list[str], signum: int) -> tuple[int, str]:
+        """Send a signal once there is a checkpoint more than before; return what was said."""
+        checkpoints = Checkpoints(killed / "checkpoints")
+        seen = checkpoints.latest() or 0
+        with subprocess.Popen(
+            command(program, killed), stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+        ) as process:
+            while process.poll() is None and (checkpoints.latest() or 0) <= seen:
+                time.sleep(0.01)
+            process.send_signal(signum)
+            said = process.stderr.read()
+        assert process.returncode == -signum, said
+        return checkpoints.latest(), said
+
+    subprocess.run(command(program, whole), check=True, capture_output=True, env=ENVIRONMENT)
+    killed_at, _ = stop(program, signal.SIGKILL)
+    stopped_at, said = stop(program, signum)
+    assert 0 < killed_at < stopped_at < 4000
+    assert said == f"stopped at update {stopped_at:,}: the same command goes on from there.\n"
+    subprocess.run(command(program, killed), check=True, capture_output=True, env=ENVIRONMENT)
+    same_run(killed, whole)
+
+
+FEW_CORES = """
+import os
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+import jax
+from offmarl import programs as offline
+from offmarl.cli import programs
+from offmarl.types import Discrete, EnvSpec
+maicq = programs.load("baseline", "maicq")
+program = maicq.make(EnvSpec("", 3, 30, 40, Discrete(5)), maicq.Args(vault=""))
+keys = jax.random.split(jax.random.key(0), 3)
+for _ in range(50):
+    jax.block_until_ready(programs.start(program, keys))
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs to give up cores")
+def test_seeds_start_on_two_cores() -> None:
+    """Under vmap their orthogonal matrices waited for one another for ever."""
+    subprocess.run([sys.executable, "-c", FEW_CORES], check=True, timeout=300)

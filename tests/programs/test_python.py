@@ -1,0 +1,363 @@
+"""Recording environments that are stepped in Python."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import ClassVar
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from pettingzoo import AECEnv
+from pettingzoo.utils import OrderEnforcingWrapper
+
+import offmarl
+from offmarl import envs, vault
+from offmarl.errors import (
+    InvalidValueError,
+    OptionError,
+    RunError,
+    ShapeError,
+    VaultExistsError,
+    VaultFormatError,
+    VaultNotFoundError,
+)
+
+from .pettingzoo import Duel
+
+LONG = {"knight": 0, "squire": 10}
+
+
+class Turns(AECEnv):
+    """Agents take turns; before its first reset it has no ``agent_selection`` yet."""
+
+    metadata: ClassVar[dict] = {"name": "turns"}
+    possible_agents: ClassVar[list] = ["knight", "squire"]
+
+    def observation_space(self, agent):
+        return gymnasium.spaces.Discrete(2)
+
+    action_space = observation_space
+
+
+def play(recorder, knight=0, seed=None, log_prob=None):
+    recorder.reset(seed=seed)
+    while recorder.env.agents:
+        actions = {
+            a: x for a, x in (("knight", knight), ("squire", 11)) if a in recorder.env.agents
+        }
+        recorder.step(actions, log_prob, policy_id=4)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "duel.vlt"
+
+
+def test_an_episode_is_recorded_whole(path):
+    with offmarl.record(Duel(), path, time_limit=5, provenance={"by": "me"}) as recorder:
+        play(recorder, seed=7, log_prob={"knight": -1.5})
+        assert (recorder.episodes, recorder.steps) == (1, 5)
+    data = vault.open_vault(path)
+    steps = data[:]
+    assert (data.spec.name, data.spec.time_limit) == ("", 5)  # not one that we could make
+    assert data.provenance == {"environment": "duel", "recorded": "in Python", "by": "me"}
+    np.testing.assert_array_equal(steps.reward[0], [[1, 2], [2, 3], [3, 0], [4, 0], [5, 0]])
+    assert steps.view.alive[0].tolist() == [[True, True]] * 2 + [[True, False]] * 3
+    assert steps.terminated[0].tolist() == [[False, False]] + [[False, True]] * 4
+    assert steps.truncated[0].tolist() == [[False, False]] * 4 + [[True, False]]
+    assert steps.action[0].tolist() == [[0, 1], [0, 1], [0, 0], [0, 0], [0, 0]]
+    assert steps.view.state[0].tolist() == [[t, 7] for t in range(5)]
+    assert steps.view.observation[0, 3].tolist() == [[3.0] * 6, [0.0] * 6]
+    assert steps.view.legal_actions[0, 0].tolist() == [[1, 0, 1, 1], [1, 1, 0, 0]]
+    np.testing.assert_array_equal(steps.behaviour_log_prob[0, :, 0], -1.5)
+    assert np.isnan(steps.behaviour_log_prob[0, :, 1]).all()
+    assert (steps.policy_id == 4).all()
+    assert data.episodes.cause.tolist() == ["truncated"]
+    assert data.finals.state.tolist() == [[5, 7]]
+    assert data.finals.alive.tolist() == [[True, False]]
+
+
+def test_who_wins_terminates(path):
+    with offmarl.record(Duel(), path) as recorder:
+        play(recorder, knight=3)
+    data = vault.open_vault(path)
+    assert data.episodes.cause.tolist() == ["terminated"]
+    assert data.episodes.length.tolist() == [1]
+
+
+def test_what_is_left_unfinished_is_cut(path):
+    with offmarl.record(Duel(), path) as recorder:
+        recorder.reset()
+        recorder.step(LONG)
+        recorder.reset()  # cuts
+        recorder.reset()  # nothing to cut
+        recorder.step(LONG)
+        recorder.step(LONG)
+    episodes = vault.open_vault(path).episodes
+    assert episodes.cause.tolist() == ["cut", "cut"]
+    assert episodes.length.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_exception_leaves_what_was_there(path, error):
+    with pytest.raises(error), offmarl.record(Duel(), path) as recorder:
+        play(recorder)
+        recorder.reset()
+        recorder.step(LONG)
+        raise error
+    assert vault.open_vault(path).episodes.cause.tolist() == ["truncated", "cut"]
+
+
+def test_resuming_appends(path):
+    with offmarl.record(Duel(), path) as recorder:
+        play(recorder)
+    with pytest.raises(VaultExistsError, match="resume=True"):
+        offmarl.record(Duel(), path)
+    with offmarl.record(Duel(), path, resume=True) as recorder:
+        play(recorder, knight=3)
+    assert vault.open_vault(path).episodes.length.tolist() == [5, 1]
+
+
+def test_two_recorders_share_a_vault(path):
+    with (
+        offmarl.record(Duel(), path) as one,
+        offmarl.record(Duel(), path, resume=True) as other,
+    ):
+        play(one)
+        play(other, knight=3)
+        play(one)
+    assert sorted(vault.open_vault(path).episodes.length.tolist()) == [1, 5, 5]
+
+
+def test_misuse_is_explained(path):
+    with pytest.raises(ShapeError, match=r"does not have PettingZoo.s parallel API.*step"):
+        offmarl.record(object(), path)
+    for turns in (Turns(), OrderEnforcingWrapper(Turns())):
+        with pytest.raises(ShapeError, match=r"AEC API.*aec_to_parallel"):
+            offmarl.record(turns, path)
+    assert not path.exists()
+    with offmarl.record(Duel(), path) as recorder:
+        with pytest.raises(OptionError, match="call reset before step"):
+            recorder.step(LONG)
+        play(recorder)
+    xor = envs.to_pettingzoo("classic/xor:time_limit=2")
+    with (
+        pytest.raises(
+            ShapeError, match=r"data of another environment, from which classic/xor.* differs in"
+        ),
+        offmarl.record(xor, path, resume=True) as recorder,
+    ):
+        recorder.reset()
+    assert vault.open_vault(path).num_steps == 5
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        ({"knight": 99}, "step 1 of the episode: the action of knight is 99, .* from 0 to 3"),
+        ({"knight": -1}, "the action of knight is -1"),
+        ({"knight": 1.5}, "the action of knight is 1.5"),
+        ({"squire": 1}, "the action of squire is 1, and it must be from 10 to 11"),
+        ({"squire": 12}, "the action of squire is 12"),
+    ],
+)
+def test_an_action_that_there_is_not_is_refused_before_the_step(path, actions, message):
+    with offmarl.record(Duel(), path) as recorder:
+        recorder.reset()
+        recorder.step(LONG)
+        with pytest.raises(InvalidValueError, match=message):
+            recorder.step(LONG | actions)
+        assert recorder.env.time == 1
+        while recorder.env.agents:  # nothing is lost
+            recorder.step({agent: LONG[agent] for agent in recorder.env.agents})
+    assert vault.open_vault(path).episodes.length.tolist() == [5]
+
+
+class Thrusters(Duel):
+    """Takes vectors: the knight's has two entries in [-2, 2], the squire's one in [0, 1]."""
+
+    def __init__(self):
+        super().__init__()
+        self._actions = {"knight": spaces.Box(-2, 2, (2,)), "squire": spaces.Box(0, 1, (1,))}
+
+    def step(self, actions):
+        return super().step(dict.fromkeys(actions, 0))
+
+    def _tell(self, agents):
+        return {agent: {} for agent in agents}
+
+
+STILL = {"knight": np.zeros(2, np.float32), "squire": np.array([0.5])}
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        (
+            {"knight": [0, 99]},
+            "step 1 of the episode: the action of knight, entry 1, is 99.0, .* from -2 to 2",
+        ),
+        ({"knight": [-2.01, 0]}, "the action of knight, entry 0, is -2.01"),
+        ({"squire": [np.nan]}, "the action of squire, entry 0, is nan, .* from 0 to 1"),
+        ({"knight": [np.inf, 0]}, "the action of knight, entry 0, is inf"),
+        ({"knight": [0, 0, 0]}, r"the action of knight is \[0, 0, 0\], and it must be 2 numbers"),
+        ({"squire": None}, "the action of squire, entry 0, is nan"),
+        ({"squire": "up"}, "the action of squire is 'up', and it must be 1 numbers"),
+    ],
+)
+def test_a_vector_outside_of_its_bounds_is_refused_before_the_step(path, actions, message):
+    with offmarl.record(Thrusters(), path) as recorder:
+        recorder.reset()
+        recorder.step(STILL)
+        with pytest.raises(InvalidValueError, match=message):
+            recorder.step(STILL | actions)
+        assert recorder.env.time == 1
+        nearly = {"knight": np.nextafter(np.float32([2, -2]), np.float32([3, -3]))}
+        recorder.step(STILL | nearly)  # rounding is no fault
+        while recorder.env.agents:
+            recorder.step({agent: STILL[agent] for agent in recorder.env.agents})
+    steps = vault.open_vault(path)[:]
+    assert steps.action[0, :2].tolist() == [[[0, 0], [0, 0]], [[1, -1], [0, 0]]]
+
+
+class Faulty(Duel):
+    """Returns something that cannot be at step 2."""
+
+    def __init__(self, what):
+        super().__init__()
+        self._what = what
+
+    def step(self, actions):
+        observations, rewards, *ends, infos = super().step(actions)
+        if self.time == 2 and self._what == "reward":
+            rewards["squire"] = float("nan")
+        return observations, rewards, *ends, infos
+
+    def state(self):
+        wrong = {"state": 2, "reset": 0}.get(self._what) == self.time
+        return np.array([np.inf if wrong else self.time, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("reward", r"reward of agent 1 \(squire\) in row 0, step 1 of the episode is nan"),
+        ("state", "the state, entry 0, in row 0, step 1 of the episode is inf"),
+    ],
+)
+def test_an_episode_ends_before_a_step_that_cannot_be(path, what, message):
+    with offmarl.record(Faulty(what), path) as recorder:
+        recorder.reset()
+        recorder.step(LONG)
+        with pytest.raises(InvalidValueError, match=message):
+            recorder.step(LONG)
+        with pytest.raises(OptionError, match="call reset"):
+            recorder.step(LONG)
+    data = vault.open_vault(path)
+    assert (data.episodes.cause.tolist(), data.episodes.length.tolist()) == (["cut"], [1])
+    assert data.finals.state.tolist() == [[1.0, 0.0]]
+
+
+def test_an_episode_that_begins_with_what_cannot_be_is_not_begun(path):
+    with offmarl.record(Faulty("reset"), path) as recorder:
+        with pytest.raises(InvalidValueError, match="step 0 of the episode is inf"):
+            recorder.reset()
+        with pytest.raises(OptionError, match="call reset"):
+            recorder.step(LONG)
+
+
+def test_agents_may_have_policies_of_their_own(path):
+    with offmarl.record(Duel(), path) as recorder:
+        recorder.reset()
+        recorder.step(LONG, policy_id={"knight": 3, "squire": 5})
+        recorder.step(LONG, log_prob={"knight": -0.5}, policy_id={"knight": 4})
+        with pytest.raises(InvalidValueError, match=r"log-probability of agent 0 \(knight\)"):
+            recorder.step({"knight": 0}, log_prob={"knight": 0.5})
+    assert vault.open_vault(path)[:].policy_id.tolist() == [[[3, 5], [4, -1]]]
+
+
+def test_an_environment_of_ours_is_recorded_as_it_is_by_jax(tmp_path):
+    env = envs.to_pettingzoo("classic/bridge:time_limit=7")
+    assert offmarl.record_episodes(lambda: env, tmp_path / "a.vlt", 3, seed=5) == 3
+    data = vault.open_vault(tmp_path / "a.vlt")
+    spec = env.env.spec
+    assert data.spec.difference(spec) == ""
+    assert data.spec.name == spec.name
+    assert data.episodes.length.tolist() == [7, 7, 7]
+    np.testing.assert_allclose(data[:].behaviour_log_prob, -np.log(5), rtol=1e-6)
+    assert offmarl.record_episodes(lambda: env, tmp_path / "a.vlt", 3, seed=5) == 0
+    assert offmarl.record_episodes(lambda: env, tmp_path / "a.vlt", 4, seed=5) == 1
+    with pytest.raises(RunError, match="'seed': 5"):
+        offmarl.record_episodes(lambda: env, tmp_path / "a.vlt", 4, seed=6)
+    with pytest.raises(OptionError, match="above 0"):
+        offmarl.record_episodes(lambda: env, tmp_path / "a.vlt", 0)
+
+
+def seeds_in(path):
+    """Return which seeds the episodes of a vault were played with."""
+    data = vault.open_vault(path)
+    return sorted(int(data[start : start + 1].view.state[0, 0, 1]) for start in data.episodes.start)
+
+
+def steps_in(path):
+    with contextlib.suppress(VaultNotFoundError, VaultFormatError):
+        return vault.open_vault(path).num_steps
+    return 0
+
+
+@pytest.mark.nightly
+def test_processes_record_side_by_side(path):
+    assert offmarl.record_episodes(Duel, path, 21, processes=3, seed=100) == 21
+    assert seeds_in(path) == list(range(100, 121))
+    assert offmarl.record_episodes(Duel, path, 21, processes=3, seed=100) == 0
+
+
+class SlowDuel(Duel):
+    def step(self, actions):
+        time.sleep(0.01)
+        return super().step(actions)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how", [pytest.param(signal.SIGINT, marks=pytest.mark.nightly), signal.SIGKILL]
+)
+def test_a_recording_in_processes_goes_on_after_it_was_stopped(path, how):
+    code = (
+        "import signal, sys, offmarl, offmarl.programs.python; sys.path.insert(0, sys.argv[2])\n"
+        # What a shell starts in the background ignores the signal, and so does all it starts.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from tests.programs.test_python import SlowDuel\n"
+        # Some of it is on the disk long before the end.
+        "offmarl.programs.python._FLUSH_SECONDS = 0.5\n"
+        "if __name__ == '__main__':\n"
+        "    offmarl.record_episodes(SlowDuel, sys.argv[1], 600, processes=2)"
+    )
+    script = path.parent / "script.py"
+    script.write_text(code)
+    root = str(Path(__file__).parents[2])
+    command = [sys.executable, str(script), str(path), root]
+    running = subprocess.Popen(
+        command,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": root},
+        stderr=subprocess.DEVNULL,
+    )
+    while not steps_in(path):
+        assert running.poll() is None
+        time.sleep(0.05)
+    os.killpg(running.pid, how)
+    running.wait(timeout=60)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(running.pid, signal.SIGKILL)
+    before = len(vault.open_vault(path).episodes.length)
+    assert before < 600
+    assert "cut" not in vault.open_vault(path).episodes.cause
+    assert offmarl.record_episodes(Duel, path, 600, processes=2) == 600 - before
+    assert seeds_in(path) == [*range(600)]

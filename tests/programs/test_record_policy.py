@@ -1,0 +1,204 @@
+import signal
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+
+from offmarl import envs, vault
+from offmarl.errors import OffmarlError, RunError, Stopped
+from offmarl.networks import PolicyConfig, init_policy, make_policy
+from offmarl.programs import record as recording
+from offmarl.programs import record_policy
+from offmarl.programs.interruption import more_to_come
+from offmarl.rollout import init_rollout, rollout
+from offmarl.vault import creation
+from offmarl.vault.layout import POLICY_IDS
+
+CONFIG = PolicyConfig("recurrent")
+
+
+ENV = envs.make("swarm/coverage-2")
+POLICY = make_policy(CONFIG, ENV.spec)  # one for all tests, which so compile once
+
+
+@pytest.fixture
+def arguments(tmp_path):
+    return {
+        "env": ENV,
+        "policy": POLICY,
+        "params": init_policy(CONFIG, ENV.spec, jax.random.key(0)),
+        "path": tmp_path / "coverage.vlt" / "expert",
+        "steps": 4 * 130,  # three chunks of 44, and episodes of 50 steps
+        "num_envs": 4,
+        "seed": 3,
+        "provenance": {"program": "test"},
+    }
+
+
+def test_a_recording_holds_whole_episodes_and_cuts_the_last(arguments):
+    assert record_policy(**arguments)
+    found = vault.open_vault(arguments["path"])
+    assert (found.rows, found.length, found.num_steps) == (4, 132, 528)  # rounded up to chunks
+    episodes = found.episodes
+    assert episodes.length.reshape(4, 3).tolist() == [[50, 50, 32]] * 4
+    assert episodes.cause.reshape(4, 3).tolist() == [["truncated", "truncated", "cut"]] * 4
+    assert (episodes.final >= 0).all()
+    np.testing.assert_array_equal(episodes.policy_id, 0)
+    assert found.provenance["program"] == "test"
+    assert found.provenance["complete"]
+    for leaf in jax.tree.leaves(arguments["params"]):
+        assert not leaf.is_deleted()
+
+
+def test_what_is_recorded_is_what_was_played(arguments):
+    record_policy(**arguments)
+    found = vault.open_vault(arguments["path"])
+    auto = envs.autoreset(ENV)
+    init_key, key = jax.random.split(jax.random.key(3))
+    state = init_rollout(auto, POLICY, init_key, 4)
+    played, led_to = [], []
+    for chunk in range(3):
+        state, transitions, next_views = rollout(
+            auto, POLICY, arguments["params"], state, jax.random.fold_in(key, chunk), 44, 0
+        )
+        played.append(transitions)
+        led_to.append(next_views)
+    played, led_to = (
+        jax.tree.map(lambda *parts: np.concatenate(parts).swapaxes(0, 1), *parts)
+        for parts in (played, led_to)
+    )
+    played = played._replace(policy_id=np.repeat(played.policy_id[..., None], 2, -1))
+    played.truncated[:, -1] = played.last[:, -1] = True
+    same = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+    jax.tree.map(same, found.transitions(), played)
+    episodes = found.episodes
+    ends = (episodes.row, episodes.start + episodes.length - 1)
+    finals = jax.tree.map(lambda leaf: leaf[episodes.final], found.finals)
+    jax.tree.map(same, finals, jax.tree.map(lambda leaf: leaf[ends], led_to))
+
+
+def test_once_ended_a_recording_changes_nothing(arguments):
+    record_policy(**arguments)
+    path = arguments["path"]
+    before = {file: file.stat().st_mtime_ns for file in path.rglob("*")}
+    assert not record_policy(**arguments)
+    assert {file: file.stat().st_mtime_ns for file in path.rglob("*")} == before
+    assert [entry.name for entry in path.parent.iterdir()] == ["expert"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("seed", 4), ("num_envs", 5), ("steps", 4 * 300), ("params", None)]
+)
+def test_another_recording_at_the_same_place_is_refused(arguments, name, value):
+    record_policy(**arguments)
+    if value is None:
+        value = jax.tree.map(lambda leaf: leaf + 1, arguments["params"])
+    with pytest.raises(RunError, match="was begun with"):
+        record_policy(**arguments | {name: value})
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_the_same_call_goes_on(arguments, tmp_path, monkeypatch, signum):
+    whole = arguments | {"path": tmp_path / "whole.vlt" / "expert"}
+    record_policy(**whole)
+    collect = recording.collect
+
+    def signalling(*args):
+        for index, step in enumerate(collect(*args), start=1):
+            if index == 2:
+                signal.raise_signal(signum)
+            yield step
+
+    # As of a process in the foreground, whatever started the tests.
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_DFL)
+    with monkeypatch.context() as patch, pytest.raises(Stopped, match="at step 352: the same"):
+        patch.setattr(recording, "collect", signalling)
+        record_policy(**arguments)
+    assert vault.open_vault(arguments["path"]).num_steps == 352  # two chunks of 44 by 4
+    assert record_policy(**arguments)
+    digests = [vault.open_vault(run["path"]).digest() for run in (whole, arguments)]
+    assert digests[0] == digests[1]
+
+
+def test_a_signal_at_the_end_leaves_a_complete_recording(arguments, monkeypatch):
+    complete = recording.ChunkWriter.complete
+
+    def signalling(self, *args, **kwargs):
+        signal.raise_signal(signal.SIGINT)
+        complete(self, *args, **kwargs)
+
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_DFL)
+    monkeypatch.setattr(recording.ChunkWriter, "complete", signalling)
+    assert record_policy(**arguments)
+    assert not record_policy(**arguments), "it is complete"
+    arguments["path"] = arguments["path"].with_name("another")
+    with pytest.raises(Stopped), more_to_come():
+        record_policy(**arguments)
+    assert not record_policy(**arguments)
+
+
+class Killed(BaseException):
+    pass
+
+
+def killed_after(when):
+    """Return a `collect` that dies after so many chunks."""
+    collect = recording.collect
+
+    def stopping(*args):
+        for index, step in enumerate(collect(*args), start=1):
+            yield step
+            if index == when:
+                raise Killed
+
+    return stopping
+
+
+@pytest.mark.parametrize(("when", "checkpoint_seconds"), [(1, 1e9), (2, 0.0), (3, 0.0), (3, 1e9)])
+def test_stopped_and_called_again_it_is_the_recording_that_never_stopped(
+    arguments, tmp_path, monkeypatch, when, checkpoint_seconds
+):
+    whole = arguments | {"path": tmp_path / "whole.vlt" / "expert"}
+    record_policy(**whole)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(recording, "collect", killed_after(when))
+        record_policy(**arguments, checkpoint_seconds=checkpoint_seconds)
+    assert record_policy(**arguments)
+    digests = [vault.open_vault(run["path"]).digest() for run in (whole, arguments)]
+    assert digests[0] == digests[1]
+
+
+def test_a_recording_that_an_older_version_began_goes_on(arguments, tmp_path, monkeypatch):
+    """In the form it has: a step of its vault has one policy id for all agents."""
+    whole = arguments | {"path": tmp_path / "whole.vlt" / "expert"}
+    record_policy(**whole)
+    with monkeypatch.context() as older:
+        older.setattr(creation, "Schema", partial(creation.Schema, agent_policies=False))
+        older.setattr(recording, "collect", killed_after(2))
+        with pytest.raises(Killed):
+            record_policy(**arguments, checkpoint_seconds=0.0)
+    assert record_policy(**arguments)
+    begun, new = (vault.open_vault(run["path"]) for run in (arguments, whole))
+    assert begun.digest() == new.digest()
+    assert (begun.leaves[POLICY_IDS].shape, new.leaves[POLICY_IDS].shape) == ((), (2,))
+
+
+def test_a_full_disk_is_an_error_and_what_was_committed_stays(arguments, monkeypatch):
+    import resource
+    import signal
+
+    arguments |= {"steps": 4 * 4000}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, limits[1]))
+    try:
+        with pytest.raises(OffmarlError, match="no room"):
+            record_policy(**arguments)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    committed = vault.open_vault(arguments["path"]).length
+    assert committed < 4000
+    record_policy(**arguments)
+    assert vault.open_vault(arguments["path"]).length >= 4000

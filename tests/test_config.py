@@ -1,0 +1,39 @@
+"""Settings that say by their types what they can be."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from offmarl.config import Fraction, NonNegative, Positive, PositiveInt, Seed, Validated
+from offmarl.errors import OptionError
+
+
+@dataclass(frozen=True)
+class Base(Validated):
+    steps: PositiveInt = 1
+    every: PositiveInt | None = None
+
+
+@dataclass(frozen=True)
+class Args(Base):
+    seed: Seed = 0
+    gamma: Fraction = 1.0
+    rate: Positive = 1e-9
+    weight: NonNegative = 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("steps", 0, "steps must be at least 1, not 0"),
+        ("every", -1, "every must be at least 1, not -1"),
+        ("seed", 2**31, "seed must be from 0 to 2,147,483,647, not 2147483648"),
+        ("gamma", 1.01, "gamma must be from 0 to 1, not 1.01"),
+        ("rate", 0.0, "rate must be above 0 and finite, not 0.0"),
+        ("rate", float("inf"), "rate must be above 0 and finite, not inf"),
+        ("weight", float("nan"), "weight must be at least 0 and finite, not nan"),
+    ],
+)
+def test_what_cannot_be_is_refused_when_it_is_said(name, value, message):
+    with pytest.raises(OptionError, match=message):
+        replace(Args(), **{name: value})

@@ -1,0 +1,130 @@
+"""Distributions of actions against what defines them: draws, masses and integrals."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+from offmarl.distributions import ClippedGaussian, TanhGaussian, categorical
+
+PARAMETERS = [(0.0, 0.7), (0.9, 0.3), (-2.0, 0.5), (0.3, 3.0), (0.2, 0.05)]
+
+
+def of(kind, mean, std, size=1):
+    """A distribution over actions of one entry, ``size`` times."""
+    return kind(jnp.full((size, 1), mean), jnp.full((size, 1), std), jnp.ones((size, 1), bool))
+
+
+@pytest.mark.parametrize(("mean", "std"), PARAMETERS)
+def test_clipped_probabilities_add_up_to_one_and_entropy_is_their_expectation(mean, std):
+    action = jnp.linspace(-1, 1, 20_001)
+    log_prob = of(ClippedGaussian, mean, std, 20_001).log_prob(action[:, None])
+    ends, inside = np.float64(log_prob)[[0, -1]], np.float64(log_prob)[1:-1]
+    assert np.exp(inside).sum() * 1e-4 + np.exp(ends).sum() == pytest.approx(1, abs=1e-3)
+    expected = -(np.exp(inside) * inside).sum() * 1e-4 - (np.exp(ends) * ends).sum()
+    assert of(ClippedGaussian, mean, std).entropy()[0] == pytest.approx(expected, abs=1e-3)
+
+
+def test_known_numbers_of_the_clipped_gaussian():
+    """Of the standard normal: density at 0, and the mass beyond 1."""
+    log_prob = of(ClippedGaussian, 0.0, 1.0, 3).log_prob(jnp.array([[0.0], [1.0], [-1.0]]))
+    np.testing.assert_allclose(jnp.exp(log_prob), [0.398942, 0.158655, 0.158655], rtol=1e-5)
+
+
+def test_clipped_draws_are_at_the_ends_as_often_as_they_should():
+    action = of(ClippedGaussian, 0.8, 0.4, 50_000).sample(jax.random.key(0))
+    assert (jnp.abs(action) <= 1).all()
+    claimed = jnp.exp(of(ClippedGaussian, 0.8, 0.4).log_prob(jnp.ones((1, 1))))
+    assert float((action == 1).mean()) == pytest.approx(float(claimed[0]), abs=0.01)
+
+
+def tanh_density(mean, std):
+    """The density of tanh(u) in float64, by the change of variables."""
+    return lambda a: stats.norm.pdf(np.arctanh(a), mean, std) / (1 - a**2)
+
+
+@pytest.mark.parametrize(("mean", "std"), PARAMETERS)
+def test_tanh_densities_are_those_of_the_change_of_variables(mean, std):
+    action = np.tanh(mean + std * np.linspace(-2, 2, 41))
+    action = np.float32(action[np.abs(action) < 0.999])  # where float32 can tell actions apart
+    found = of(TanhGaussian, mean, std, len(action)).log_prob(jnp.asarray(action)[:, None])
+    wanted = np.log(tanh_density(mean, std)(np.float64(action)))
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=2e-3)
+
+
+@pytest.mark.parametrize(("mean", "std"), PARAMETERS)
+def test_the_tanh_entropy_is_the_integral_over_what_is_drawn(mean, std):
+    def term(z):
+        u = mean + std * z
+        log_slope = 2 * (np.log(2) - u - np.logaddexp(0, -2 * u))
+        return stats.norm.pdf(z) * -(stats.norm.logpdf(u, mean, std) - log_slope)
+
+    wanted, _ = integrate.quad(term, -10, 10, points=[-mean / std])
+    assert of(TanhGaussian, mean, std).entropy()[0] == pytest.approx(wanted, abs=0.02)
+
+
+@pytest.mark.parametrize(("mean", "std"), PARAMETERS)
+def test_tanh_draws_have_the_log_probability_they_come_with(mean, std):
+    """The mean of the negative is the entropy; both ways to compute it agree."""
+    distribution = of(TanhGaussian, mean, std, 20_000)
+    action, log_prob = distribution.sample_and_log_prob(jax.random.key(0))
+    inside = np.abs(action[:, 0]) < 0.999
+    again = distribution.log_prob(action)
+    np.testing.assert_allclose(log_prob[inside], again[inside], rtol=1e-3, atol=5e-3)
+    assert -log_prob.mean() == pytest.approx(float(distribution.entropy()[0]), abs=0.05)
+
+
+def test_tanh_actions_at_the_very_ends_are_finite():
+    ends = jnp.array([[-1.0], [1.0]])
+    distribution = of(TanhGaussian, 0.3, 0.7, 2)
+    assert jnp.isfinite(distribution.log_prob(ends)).all()
+    saturated = of(TanhGaussian, 50.0, 0.7, 2)
+    action, log_prob = saturated.sample_and_log_prob(jax.random.key(0))
+    assert (action == 1).all()
+    assert jnp.isfinite(log_prob).all()
+    # Far out, log(1 - tanh²u) is 2 (log 2 - u).
+    mean = of(TanhGaussian, 50.0, 0.01).sample_and_log_prob(jax.random.key(1))[1]
+    wanted = 100 - 2 * np.log(2) - np.log(0.01)
+    assert float(mean[0]) == pytest.approx(wanted, abs=6)
+
+
+def test_gradients_flow_through_tanh_draws():
+    def drawn(mean):
+        return TanhGaussian(mean, jnp.ones(1), jnp.ones(1, bool)).sample(jax.random.key(0)).sum()
+
+    mean = jnp.array([0.2])
+    action = drawn(mean)
+    np.testing.assert_allclose(jax.grad(drawn)(mean), [1 - action**2], rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [ClippedGaussian, TanhGaussian])
+def test_entries_that_an_agent_does_not_have_are_zero_and_do_not_count(kind):
+    mean, std = jnp.array([[0.5, 0.9]]), jnp.array([[0.3, 0.2]])
+    legal = jnp.array([[True, False]])
+    distribution, alone = kind(mean, std, legal), of(kind, 0.5, 0.3)
+    action, log_prob = distribution.sample_and_log_prob(jax.random.key(0))
+    assert action[0, 1] == distribution.mode()[0, 1] == 0
+    np.testing.assert_allclose(log_prob, alone.log_prob(action[:, :1]), rtol=1e-4)
+    np.testing.assert_allclose(distribution.entropy(), alone.entropy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [ClippedGaussian, TanhGaussian])
+@pytest.mark.parametrize("mean", [-50.0, 0.0, 50.0])
+def test_gradients_are_finite_however_far_the_mean_is(kind, mean):
+    def total(mean, std):
+        distribution = kind(mean, std, jnp.ones((3, 1), bool))
+        action = jnp.array([[-1.0], [0.5], [1.0]])
+        return (distribution.log_prob(action) + distribution.entropy()).sum()
+
+    slopes = jax.grad(total, argnums=(0, 1))(jnp.full((3, 1), mean), jnp.full((3, 1), 0.01))
+    assert all(jnp.isfinite(slope).all() for slope in slopes)
+
+
+def test_illegal_actions_are_never_drawn_and_add_no_entropy():
+    distribution = categorical(jnp.zeros((1000, 3)), jnp.ones((1000, 3), bool).at[:, 1].set(False))
+    action, log_prob = distribution.sample_and_log_prob(jax.random.key(0))
+    assert set(action.tolist()) == {0, 2}
+    np.testing.assert_allclose(log_prob, np.log(0.5), rtol=1e-6)
+    np.testing.assert_allclose(distribution.entropy(), np.log(2), rtol=1e-6)
+    assert (categorical(jnp.arange(3.0), jnp.array([True, True, False])).mode()) == 1
