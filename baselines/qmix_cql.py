@@ -1,6 +1,6 @@
 """QMIX+CQL: monotonic value factorisation with a conservative penalty, discrete and recurrent.
 
-Agents' recurrent action values are mixed into Q_tot, monotonic in each of them, and learnt by
+Agents' recurrent action values are mixed into Q_tot, monotonic in each of them, and learned by
 double Q-learning; the penalty pushes down the joint values of legal joint actions drawn at random
 and up those of the data:
 

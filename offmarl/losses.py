@@ -121,7 +121,7 @@ def conservative_gap(
     """Log-sum-exp over the values of other actions and the data's own, minus the data's.
 
     Never negative. Minimising it pushes down the values of actions the data does not hold; every
-    action among ``q_others`` must be legal, or values that nobody uses are pushed instead.
+    action among ``q_others`` must be legal, or values that are never used are pushed instead.
     """
     everything = jnp.concatenate([q_others, q_data[None]])
     return jax.nn.logsumexp(everything, axis=0) - q_data
@@ -142,7 +142,7 @@ def softmax_weights(
     """Softmax of x / temperature over the batch axis, scaled to a mean of one over the mask.
 
     The batch stands in for the data's states and actions, so that the normaliser of the implicit
-    policy need not be learnt (eq. 9 there). No gradient flows through the weights.
+    policy need not be learned (eq. 9 there). No gradient flows through the weights.
     """
     logits = jnp.where(mask, x / temperature, -jnp.inf)
     some = mask.any(axis=0, keepdims=True)

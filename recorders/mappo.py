@@ -149,7 +149,7 @@ def loss(
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """Clipped surrogate and entropy bonus of the agents that act, and value error of all agents.
 
-    What follows an agent's death is bootstrapped from too, so its value is learnt (the authors'
+    What follows an agent's death is bootstrapped from too, so its value is learned (the authors'
     death masking).
     """
     mask = batch.view.alive
@@ -185,8 +185,8 @@ def advantages(
 ) -> tuple[Float[Array, "T E N"], Float[Array, "T E N"]]:
     """Return generalised advantages and λ-returns, both on the scale of the rewards.
 
-    A team's reward goes on when one of its agents is done, and is that agent's doing too: it ends
-    for all of them at once.
+    A team's reward continues after one of its agents is done, and that agent contributed to it: it
+    ends for all of them at once.
     """
     terminated = transitions.terminated
     if spec.reward == "team":
@@ -329,7 +329,7 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
 
 
 def main(args: Args) -> Recorded:
-    """Train MAPPO, and record the tiers asked for."""
+    """Train MAPPO, and record the requested tiers."""
     return record_online(make, args)
 
 

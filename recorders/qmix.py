@@ -1,7 +1,7 @@
-"""QMIX: monotonic value factorisation, recurrent, learnt off-policy from replay.
+"""QMIX: monotonic value factorisation, recurrent, learned off-policy from replay.
 
 Agents share a recurrent network of action values; a mixing network, monotonic in each of them,
-makes Q_tot of the global state (Rashid et al. 2018, arXiv 1803.11485), learnt by double Q-learning
+makes Q_tot of the global state (Rashid et al. 2018, arXiv 1803.11485), learned by double Q-learning
 (van Hasselt et al. 2015, arXiv 1509.06461) with ε-greedy exploration. The replay is the buffer that
 is recorded: a flashbax trajectory buffer on the device, whose content can come from a vault.
 """
@@ -254,7 +254,7 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
 
 
 def main(args: Args) -> Recorded:
-    """Train QMIX, and record the tiers asked for."""
+    """Train QMIX, and record the requested tiers."""
     return record_online(make, args)
 
 

@@ -27,7 +27,7 @@ class MeanAndStd(NamedTuple):
 
 
 class DatasetStatistics:
-    """Arrays that a program takes from its dataset, computed when they are first asked for.
+    """Arrays that a program takes from its dataset, computed on first use.
 
     They are kept with the run. `load_policy` and a resumed run read them from there, so a policy
     that normalises its input needs no dataset to act.
@@ -35,7 +35,7 @@ class DatasetStatistics:
     Parameters
     ----------
     dataset
-        None where only kept arrays can be asked for.
+        None if only kept arrays are used.
     arrays
         Those kept, by name.
     episodes
@@ -51,7 +51,7 @@ class DatasetStatistics:
         self._dataset, self._episodes = dataset, episodes
         self._kept = dict(arrays or {})
         self.used: dict[str, NDArray[Any]] = {}
-        """The arrays that were asked for, by name."""
+        """The arrays used so far, by name."""
 
     def array(self, name: str, compute: Callable[[Dataset], Any]) -> NDArray[Any]:
         """Return an array of the program's own, computed from the dataset or read from the run.
@@ -66,7 +66,7 @@ class DatasetStatistics:
         Raises
         ------
         RunError
-            The run has no array of that name, and there is no dataset.
+            The run has no array of that name, and no dataset was given.
         """
         if name not in self._kept:
             if self._dataset is None:
@@ -119,7 +119,7 @@ class DatasetStatistics:
         return View(*found)
 
     def identity(self) -> Hashable:
-        """Return what tells the arrays asked for from others."""
+        """Return a key of the arrays used so far."""
         return tuple((name, array.tobytes()) for name, array in sorted(self.used.items()))
 
     def _chosen(self, dataset: Dataset) -> NDArray[np.int64]:

@@ -239,7 +239,7 @@ def updates(
     learners
         What learns.
     states
-        Of all seeds; donated, as are those yielded once the next are asked for.
+        Of all seeds; donated, as are those yielded, at the next step.
     batches
         What they learn from.
     schedule
@@ -339,8 +339,8 @@ def collect(
     program
         What acts, and learns from it.
     state, hyper
-        Of a single seed, without an axis of seeds. The state is donated, as is each one yielded
-        once the next is asked for.
+        Of a single seed, without an axis of seeds. The state is donated, as is each one yielded,
+        at the next step.
     key
         Update i draws from ``fold_in(key, i)``, whenever it is done.
     schedule

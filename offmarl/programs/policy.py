@@ -72,7 +72,7 @@ class LoadedPolicy:
         ShapeError
             The observation is not that of the agents the policy was trained for.
         OptionError
-            The policy is stochastic, and there is no key.
+            The policy is stochastic, and no key was given.
         """
         expected = (self.spec.num_agents, self.spec.observation_size)
         if np.shape(observation) != expected:

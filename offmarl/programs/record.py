@@ -51,7 +51,7 @@ def record_policy(
 ) -> bool:
     """Let a policy act in parallel environments, and write all of it to a vault.
 
-    Killed at any instant, the same call again goes on from the last checkpoint and ends with the
+    Killed at any instant, the same call again resumes from the last checkpoint and ends with the
     content of a call that was never stopped. Once it has ended, it changes nothing.
 
     Parameters
@@ -86,7 +86,7 @@ def record_policy(
     RunError
         There is another recording at the path.
     Stopped
-        A signal stopped the recording; the message says where it goes on.
+        A signal stopped the recording; the message says where it resumes.
     VaultError
         The vault cannot be written.
     """
@@ -235,7 +235,7 @@ def open_for_recording(
     recipe: Mapping[str, Any],
     provenance: Mapping[str, Any],
 ) -> vault.Writer:
-    """Create the vault of a recording, or go on with it.
+    """Create the vault of a recording, or resume it.
 
     ``provenance`` is kept with the data, and so are the recipe (see `is_complete`) and the versions
     of the software.

@@ -1,7 +1,7 @@
 """A run: its directory, when it saves its work, and where compiled programs are kept.
 
 ``run.json`` is written before anything else, so that a second call can tell whether to resume the
-run, leave it as it is, or refuse because it was asked for something different.
+run, leave it as it is, or refuse because its arguments are different.
 """
 
 import os
@@ -31,11 +31,11 @@ _EVALUATED = (
     tracking.AGREEMENT,
     tracking.LOG_LIKELIHOOD,
 )
-"""What metrics may hold a list of for each evaluation and seed; the first one there is the main."""
+"""Metrics of evaluations, one list a seed; the first that exists is the main one."""
 
 _MAY_DIFFER = ("offmarl", "args.vault", "args.time_limit")
-"""What may be another when a run is resumed: our version, how the vault's path is written, as the
-vault is known by its digest, and where its time limit is from, as ``spec`` has the one in use."""
+"""What may differ when a run is resumed: offmarl's version, the spelling of the vault's path (its digest
+identifies it), and the time limit's source (``spec`` has the one in use)."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Run:
     directory
         Where it is kept.
     record
-        What ``run.json`` says but for ``complete``.
+        The content of ``run.json``, without ``complete``.
     complete
-        Whether it had ended when it was opened.
+        Whether it was finished when it was opened.
     """
 
     directory: Path
@@ -114,7 +114,7 @@ class Run:
 
 
 def open_run(directory: Path, record: Mapping[str, Any]) -> Run:
-    """Begin a run, or take up the one in a directory.
+    """Start a run, or open the one in a directory.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ _more = ContextVar("more to come", default=False)
 
 
 class CheckpointTimer:
-    """Says when a checkpoint is due, and stops the program after one that a signal asked for.
+    """Says when a checkpoint is due, and stops the program after one that a signal requested.
 
     The first signal asks for a checkpoint, where there is work to save; a second one, or one
     before there is any, raises `Stopped` at once. Made by `checkpoint_timer`.
@@ -198,7 +198,7 @@ class CheckpointTimer:
         self._saved, self._begun, self._since = position or None, True, time.monotonic()
 
     def work_done(self) -> None:
-        """Note that there is work that the last checkpoint does not hold."""
+        """Note that work was done since the last checkpoint."""
         self._unsaved = True
 
     def is_due(self) -> bool:
@@ -206,12 +206,12 @@ class CheckpointTimer:
         return self._signal is not None or time.monotonic() - self._since > self._seconds
 
     def saved(self, position: int) -> None:
-        """Note that there is a checkpoint at a position.
+        """Note that a checkpoint was saved at a position.
 
         Raises
         ------
         Stopped
-            A signal asked for it.
+            A signal requested it.
         """
         self._saved, self._unsaved, self._since = position, False, time.monotonic()
         if self._signal is not None:

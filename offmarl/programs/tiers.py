@@ -133,7 +133,7 @@ class Recorded(NamedTuple):
 
 
 def record_online(make: Callable[[EnvSpec, ArgsT, Environment], Program], args: ArgsT) -> Recorded:
-    """Train a program online and record the tiers asked for.
+    """Train a program online and record the requested tiers.
 
     The run's directory is ``<out>/<env>.run-<name>``, the vaults ``<out>/<env>.vlt/<tier>``. Killed
     at any instant, the same call again resumes from the last checkpoint, and ends with the
