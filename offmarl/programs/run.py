@@ -34,8 +34,8 @@ _EVALUATED = (
 """Metrics of evaluations, one list a seed; the first that exists is the main one."""
 
 _MAY_DIFFER = ("offmarl", "args.vault", "args.time_limit")
-"""What may differ when a run is resumed: offmarl's version, the spelling of the vault's path (its digest
-identifies it), and the time limit's source (``spec`` has the one in use)."""
+"""What may differ when a run is resumed: offmarl's version, how the vault's path is written (its
+digest identifies it), and the time limit's source (``spec`` has the one in use)."""
 
 
 @dataclass(frozen=True)
