@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from offmarl import envs
+from offmarl.envs.conformance import QUICKLY
 from offmarl.envs.swarm import cell_list, neighbours
-
-from ..conformance import QUICKLY
 
 SIDE = 24
 REACH = 3.0

@@ -9,9 +9,8 @@ import pytest
 
 from offmarl import envs
 from offmarl.envs.base import MARKS
+from offmarl.envs.conformance import QUICKLY
 from offmarl.envs.swarm.dynamics import at_rest
-
-from ..conformance import QUICKLY
 
 KEY = jax.random.key(0)
 RIGHT, DOWN = 2, 3

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from offmarl import envs
+from offmarl.envs.conformance import QUICKLY
 from offmarl.envs.swarm.dynamics import at_rest
 from offmarl.errors import OptionError
-
-from ..conformance import QUICKLY
 
 KEY = jax.random.key(0)
 STAY, LEFT, RIGHT, DOWN, UP = range(5)
