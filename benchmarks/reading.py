@@ -210,17 +210,17 @@ def checked(path: Path) -> dict[str, float]:
         function()
         found.setdefault(name, []).append(time.perf_counter() - start)
 
-    def opened_as(name: str) -> vault.Vault:
+    def opened_as(name: str) -> vault.Dataset:
         """Open it anew, its files mapped, because making the map is another matter."""
         opened = vault.open_vault(path, checked=name == "checked")
         opened.prefetch(row[:1], row[:1], 1, ["rewards"])
         return opened
 
-    def sequential(opened: vault.Vault) -> None:
+    def sequential(opened: vault.Dataset) -> None:
         for start, stop in opened.blocks(LEAVES):
             opened.read(start, stop, leaves=LEAVES)
 
-    def draw(opened: vault.Vault) -> None:
+    def draw(opened: vault.Dataset) -> None:
         for starts in batches:
             opened.windows(row, starts, WINDOW, LEAVES)
 

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from offmarl.hub import load_dataset
     from offmarl.programs.processes import record_episodes
     from offmarl.programs.python import record
-    from offmarl.replay import open_dataset as open
     from offmarl.types import (
         Continuous,
         Discrete,
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
         Transition,
         View,
     )
+    from offmarl.vault import open_vault as open
 
 __version__ = "0.1.0"
 
@@ -106,7 +106,7 @@ _HOMES = {
     "hub": "offmarl.hub",
     "vault": "offmarl.vault",
     "load_dataset": "offmarl.hub:load_dataset",
-    "open": "offmarl.replay:open_dataset",
+    "open": "offmarl.vault.open:open_vault",
     "load_policy": "offmarl.evaluation:load_policy",
     "record": "offmarl.programs.python:record",
     "record_episodes": "offmarl.programs.processes:record_episodes",

@@ -40,7 +40,7 @@ class VaultChecksumError(VaultFormatError, ChecksumError):
 class VaultLayoutError(VaultFormatError):
     """A vault, perhaps undamaged, whose arrays are not those of multi-agent experience.
 
-    `offmarl.vault.Vault.read` may still read them.
+    `offmarl.vault.Dataset.read` may still read them.
     """
 
 

@@ -145,7 +145,7 @@ class Store(Protocol):
         """Return a writer that goes on."""
 
     def open(self) -> Any:
-        """Return what `offmarl.vault.Vault` is, as of now."""
+        """Return what `offmarl.vault.Dataset` is, as of now."""
 
 
 class VaultStore:
@@ -163,7 +163,7 @@ class VaultStore:
         """Open it for writing."""
         return vault.resume(self.path)
 
-    def open(self) -> vault.Vault:
+    def open(self) -> vault.Dataset:
         """Open it for reading."""
         return vault.open_vault(self.path)
 

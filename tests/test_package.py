@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 def _extras() -> dict[str, list[str]]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return {k: v for k, v in project["optional-dependencies"].items() if k != "dev"}
+    return {k: v for k, v in project["optional-dependencies"].items() if k not in ("dev", "docs")}
 
 
 @pytest.mark.parametrize(

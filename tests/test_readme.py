@@ -24,7 +24,9 @@ READING, WRITING = (
     re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
     for page in ("reading.md", "writing.md")
 )
-PAGES = {path: path.read_text() for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
+PAGES = {
+    path: path.read_text() for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")))
+}
 COMMANDS = sorted(
     {
         line
@@ -34,7 +36,7 @@ COMMANDS = sorted(
 )
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     for link, place in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)", PAGES[page]):
         target = (page.parent / link) if link else page
@@ -46,8 +48,10 @@ def test_links_lead_somewhere(page):
 
 
 def test_every_page_and_every_command_is_in_the_documentation():
-    overview = (ROOT / "docs" / "README.md").read_text()
-    assert all(f"({page.name})" in overview for page in PAGES if page.name != "README.md")
+    docs = ROOT / "docs"
+    overview = (docs / "index.md").read_text()
+    inside = [page.relative_to(docs) for page in PAGES if page.is_relative_to(docs)]
+    assert all(f"({page})" in overview for page in inside if page.name != "index.md")
     commands = (ROOT / "docs" / "command-line.md").read_text()
     assert set(re.findall(r"^\| `([a-z]+)` \|", commands, re.MULTILINE)) == cli.VERBS.keys()
 

@@ -104,7 +104,7 @@ def show(
     return Report(facts | {"arrays": described, "provenance": data.provenance}, view)
 
 
-def _facts(data: vault.Vault) -> dict[str, Any]:
+def _facts(data: vault.Dataset) -> dict[str, Any]:
     episodes = data.episodes
     return {
         "path": data.path,
@@ -127,7 +127,7 @@ def _facts(data: vault.Vault) -> dict[str, Any]:
 
 
 def _described(
-    facts: Mapping[str, Any], data: vault.Vault, returns: Float[np.ndarray, "episodes"]
+    facts: Mapping[str, Any], data: vault.Dataset, returns: Float[np.ndarray, "episodes"]
 ) -> dict[str, str]:
     """Format the facts as text."""
     spec = data.spec

@@ -152,7 +152,7 @@ def documented(target: Callable[..., T], json: bool = True) -> Callable[..., Cal
 
     vars(shown).pop("__wrapped__", None)  # of a type checker's decorator; tyro would look at it
     # For a class, the hints of its fields; those of its `__init__` would be the same.
-    hints, texts = get_type_hints(target, include_extras=True), _texts(target)
+    hints, texts = get_type_hints(target, include_extras=True), parameter_texts(target)
     parameters = [
         parameter.replace(
             annotation=_annotated(hints[name], parameter.default, texts.get(name, ""))
@@ -167,7 +167,7 @@ def documented(target: Callable[..., T], json: bool = True) -> Callable[..., Cal
     return shown
 
 
-def _texts(target: Callable[..., Any]) -> dict[str, str]:
+def parameter_texts(target: Callable[..., Any]) -> dict[str, str]:
     """Return the text of each parameter, or of each field of a class and its bases."""
     import docstring_parser
 

@@ -17,7 +17,7 @@ from offmarl.report.contents import LENGTHS, Survey, survey
 from offmarl.report.dataset_figures import Surveys
 from offmarl.report.findings import findings
 from offmarl.tracking import progress
-from offmarl.vault import Vault
+from offmarl.vault import Dataset
 from offmarl.vault.open import is_vault, open_source, place_of, vaults_in
 from offmarl.vault.store import errors_of
 
@@ -69,7 +69,7 @@ def _each(paths: Iterable[str]) -> Iterator[Any]:
         yield from inside or [location.path]
 
 
-def _named(vaults: Sequence[Vault]) -> dict[str, Vault]:
+def _named(vaults: Sequence[Dataset]) -> dict[str, Dataset]:
     """Give each vault its shortest distinguishing name."""
     if len(vaults) > 1 and len({one.name for one in vaults}) == 1:
         names = [one.uid for one in vaults]

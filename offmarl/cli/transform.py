@@ -128,7 +128,7 @@ def _texts(function: Callable[..., Any]) -> dict[str, str]:
     return texts
 
 
-def _report(made: Iterable[vault.Vault]) -> Report:
+def _report(made: Iterable[vault.Dataset]) -> Report:
     """Describe the new vaults and their sources."""
     facts = [_facts(one) for one in made]
     columns = ["path", "steps", "episodes", "incomplete", "mean return", "of"]
@@ -143,7 +143,7 @@ def _report(made: Iterable[vault.Vault]) -> Report:
     return Report({"vaults": facts}, table(columns, rows))
 
 
-def _facts(made: vault.Vault) -> dict[str, Any]:
+def _facts(made: vault.Dataset) -> dict[str, Any]:
     return {
         "path": made.path,
         "steps": made.num_steps,

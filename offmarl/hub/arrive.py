@@ -4,7 +4,6 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePath
-from typing import TypeVar
 
 from offmarl import tracking, vault
 from offmarl.errors import HubChecksumError, HubError
@@ -13,8 +12,6 @@ from offmarl.hub.cache import Entry
 from offmarl.hub.catalogue import Card
 from offmarl.hub.client import Remote
 from offmarl.hub.fetch import Download
-
-AnyVault = TypeVar("AnyVault", bound=vault.Vault)
 
 _ARCHIVE = "archive.zip"
 _UNPACKED = "unpacked"
@@ -139,12 +136,12 @@ def _check_whole(name: str, download: Download, wanted: str | None, published: s
     return f"SHA-256 of the archive, {origin}"
 
 
-def open_limited(kind: type[AnyVault], path: PurePath, time_limit: int | None) -> AnyVault:
+def open_limited(path: PurePath, time_limit: int | None) -> vault.Dataset:
     """Open a vault with a time limit unless it tells how its episodes ended."""
-    found = kind(path)
+    found = vault.open_vault(path)
     if found.native or time_limit in (None, found.time_limit):
         return found
-    return kind(path, time_limit=time_limit)
+    return vault.open_vault(path, time_limit=time_limit)
 
 
 def _place(entry: Entry, card: Card, uid: str, archive: Path, found: Contents, check: str) -> None:
@@ -155,7 +152,7 @@ def _place(entry: Entry, card: Card, uid: str, archive: Path, found: Contents, c
     shutil.rmtree(scratch, ignore_errors=True)
     (path,) = vault.unpack(archive, scratch, str(found.roots[uid]))
     digest = card.uids[uid].digest if uid in card.uids else None
-    if digest and open_limited(vault.Vault, path, card.time_limit).digest() != digest:
+    if digest and open_limited(path, card.time_limit).digest() != digest:
         raise HubChecksumError(
             f"{card.name}/{uid} has another digest than its card says: it is not what was "
             "published. Nothing was put in place."

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from offmarl.errors import CardError, OptionError
 from offmarl.hub.catalogue import Licence
 from offmarl.hub.licences import OTHER, UNKNOWN, check_link, licence_named
-from offmarl.vault import Vault
+from offmarl.vault import Dataset
 from offmarl.vault.published import PUBLISHED
 from offmarl.vault.transform.policy_ids import sources_of
 
@@ -38,7 +38,7 @@ class Statement(NamedTuple):
     citation: str = ""
 
 
-def statements(vault: Vault) -> list[Statement]:
+def statements(vault: Dataset) -> list[Statement]:
     """Return what is said of every source of a vault's data, down to recordings and imports."""
     return list(_statements(vault.provenance, vault.native))
 
@@ -115,7 +115,7 @@ def _text(told: Mapping[str, Any], name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def in_words(vault: Vault) -> str:
+def in_words(vault: Dataset) -> str:
     """Return where a vault's data comes from, in sentences."""
     parts = list(dict.fromkeys(one.words for one in statements(vault)))
     if sources_of(vault.provenance):
@@ -124,13 +124,13 @@ def in_words(vault: Vault) -> str:
     return f"{'; '.join(parts)}."
 
 
-def citation_of(vaults: Sequence[Vault]) -> str:
+def citation_of(vaults: Sequence[Dataset]) -> str:
     """Return what the sources of vaults ask to cite, each once."""
     asked = (one.citation for vault in vaults for one in statements(vault))
     return "\n\n".join(dict.fromkeys(citation for citation in asked if citation))
 
 
-def licence_of(vaults: Sequence[Vault], name: str | None, link: str | None) -> Licence:
+def licence_of(vaults: Sequence[Dataset], name: str | None, link: str | None) -> Licence:
     """Return the licence to publish vaults under.
 
     Parameters

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from offmarl.errors import (
     HubChecksumError,
@@ -23,11 +23,9 @@ from offmarl.hub.client import Remote
 from offmarl.hub.lookup import Target, kept, parse, pulled
 from offmarl.hub.small import small_file
 from offmarl.paths import local
-from offmarl.vault.open import SUFFIX
+from offmarl.vault.dataset import Dataset
+from offmarl.vault.open import SUFFIX, open_vault
 from offmarl.vault.published import PUBLISHED, TIME_LIMIT
-
-if TYPE_CHECKING:  # it brings in JAX, which pulling does without
-    from offmarl.replay import Dataset
 
 CARD = "offmarl.toml"
 """The card in a repository that `push` filled."""
@@ -164,7 +162,7 @@ def _note(entry: Entry, source: "_Source", time_limit: int | None) -> None:
         entry.note(facts)
 
 
-def load_dataset(name: str, time_limit: int | None = None) -> "Dataset":
+def load_dataset(name: str, time_limit: int | None = None) -> Dataset:
     """Open a published dataset to learn from; it is pulled if it is not here.
 
     Parameters
@@ -185,17 +183,15 @@ def load_dataset(name: str, time_limit: int | None = None) -> "Dataset":
     >>> dataset = offmarl.load_dataset("og_marl/smac_v1/3m/Good")
     >>> replay = dataset.replay(batch=32, length=20)
     """
-    from offmarl.replay import Dataset
-
     target = parse(name)
     _check_limit(time_limit)
     known = target.card
     if target.uid is None and known:
         _only_one(target.name, known.uids)
     paths = pulled(target) or pull(name, time_limit=time_limit).paths
-    found = Dataset(paths[_only_one(target.name, paths)])
+    found = open_vault(paths[_only_one(target.name, paths)])
     limit = time_limit or found.time_limit or (known.time_limit if known else None)
-    return arrive.open_limited(Dataset, found.path, limit)
+    return arrive.open_limited(found.path, limit)
 
 
 def _only_one(name: str, uids: Collection[str]) -> str:

@@ -26,7 +26,7 @@ from offmarl.hub.origin import citation_of, in_words, licence_of
 from offmarl.hub.pull import CARD
 from offmarl.hub.small import LARGEST
 from offmarl.types import Discrete
-from offmarl.vault import Vault
+from offmarl.vault import Dataset
 from offmarl.vault.open import (
     SUFFIX,
     linked_vaults_in,
@@ -134,7 +134,7 @@ def push(
     return Pushed(card, url, commit, sent)
 
 
-def _open_all(paths: Sequence[str | os.PathLike[str]]) -> dict[str, Vault]:
+def _open_all(paths: Sequence[str | os.PathLike[str]]) -> dict[str, Dataset]:
     """Open vaults, by uid; `CardError` where there are none, or not all of one environment."""
     places = [place for path in paths for place in _expand(place_of(path).directory)]
     if not places:
@@ -182,7 +182,7 @@ def _repository(api: HfApi, repository: str, private: bool) -> str:
     return api.dataset_info(repository).sha or ""
 
 
-def _shards(one: Vault, directory: Path) -> tuple[File, ...]:
+def _shards(one: Dataset, directory: Path) -> tuple[File, ...]:
     """Pack a vault into an archive that depends on its files alone, and cut it."""
     archive = directory / "data" / f"{one.uid}.zip"
     archive.parent.mkdir(parents=True, exist_ok=True)
@@ -206,7 +206,7 @@ def _shards(one: Vault, directory: Path) -> tuple[File, ...]:
     )
 
 
-def _files(one: Vault) -> list[Path]:
+def _files(one: Dataset) -> list[Path]:
     """Return the files of a vault; not the lock of its writers."""
     files = (file for file in Path(one.path).rglob("*") if file.is_file())
     return sorted(file for file in files if file.name != LOCK)
@@ -233,7 +233,7 @@ def _sha256(path: Path) -> str:
 
 
 def _card(
-    data: dict[str, Vault],
+    data: dict[str, Dataset],
     files: dict[str, tuple[File, ...]],
     repository: str,
     licence: Licence,
@@ -265,7 +265,7 @@ def _card(
     )
 
 
-def _time_limit(data: dict[str, Vault]) -> tuple[int | None, tuple[str, ...]]:
+def _time_limit(data: dict[str, Dataset]) -> tuple[int | None, tuple[str, ...]]:
     """Return the time limit of all vaults, or the sentence that says how their limits differ.
 
     Vaults of ours keep their own limits. Others know theirs from the card alone, which holds one:
@@ -293,7 +293,7 @@ def _bounded(text: str, repository: str) -> str:
     return text
 
 
-def _describe(one: Vault, files: tuple[File, ...]) -> Uid:
+def _describe(one: Dataset, files: tuple[File, ...]) -> Uid:
     episodes, returns = one.episodes, one.episodes.complete_returns
     spread = (float(getattr(returns, f)()) for f in ("mean", "std", "min", "max"))
     names = ("return_mean", "return_std", "return_min", "return_max")

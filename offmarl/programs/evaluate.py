@@ -15,8 +15,8 @@ from offmarl.errors import OptionError, ShapeError, UnknownNameError
 from offmarl.evaluation import agreement, evaluate, log_likelihood
 from offmarl.networks import make_policy
 from offmarl.programs.program import Args, Program
-from offmarl.replay import Dataset, open_dataset
 from offmarl.types import ArrayTree, EnvSpec, Sequence
+from offmarl.vault import Dataset, open_vault
 
 HELD_OUT = 0.1
 """Part of the episodes that is held out where nothing else could judge a policy."""
@@ -105,9 +105,9 @@ def _validation(args: Args, path: Path, dataset: Dataset) -> Sequence:
     """Return held-out episodes, as many as the last evaluation is to have."""
     if args.held_out:
         raise OptionError("give --validation or --held-out, not both.")
-    data = open_dataset(path)
+    data = open_vault(path)
     if not data.native and dataset.time_limit is not None:
-        data = open_dataset(path, time_limit=dataset.time_limit)
+        data = open_vault(path, time_limit=dataset.time_limit)
     if difference := dataset.spec.difference(data.spec):
         raise ShapeError(
             f"{dataset.path} and {data.path} differ in {difference}: hold out episodes of the data "

@@ -21,8 +21,9 @@ from offmarl.programs import run as runs
 from offmarl.programs.evaluate import Judges, in_words, judge, judges_of
 from offmarl.programs.interruption import CheckpointTimer, checkpoint_timer
 from offmarl.programs.program import FREE, Args, Program, Schedule, schedule_of
-from offmarl.replay import Batches, Dataset, Feed, Replay, feeding, open_dataset, split_key
+from offmarl.replay import Batches, BatchSource, Replay, open_batches, split_key
 from offmarl.types import ArrayTree, EnvSpec
+from offmarl.vault import Dataset, open_vault
 
 _ArgsT = TypeVar("_ArgsT", bound=Args)
 
@@ -66,7 +67,7 @@ def train(name: str, make: Callable[[EnvSpec, _ArgsT], Program], args: _ArgsT) -
 def _train(
     name: str, make: Callable[[EnvSpec, _ArgsT], Program], args: _ArgsT, timer: CheckpointTimer
 ) -> Path:
-    dataset = open_dataset(args.vault, time_limit=args.time_limit)
+    dataset = open_vault(args.vault, time_limit=args.time_limit)
     schedule = schedule_of(args, dataset.spec)
     judges = judges_of(args, dataset)
     args = replace(args, **schedule._asdict(), held_out=judges.fraction)
@@ -205,7 +206,7 @@ def start(program: Program, keys: Key[Array, "seeds"]) -> ArrayTree:
 
 def _updates(
     program: Program,
-    feed: Feed,
+    feed: BatchSource,
     states: ArrayTree,
     keys: Key[Array, "seeds"],
     updates: range,
@@ -276,11 +277,11 @@ def _update(
 
 def _feed(
     job: _Job, dataset: Dataset, keys: Key[Array, "seeds"], steps: range
-) -> AbstractContextManager[Feed]:
+) -> AbstractContextManager[BatchSource]:
     args, memory = job.args, int(job.args.memory * 1e9)
     # Whatever a window holds beyond the longest episode would be masked out.
     length = min(args.length, int(dataset.episodes.length.max(initial=1)))
-    return feeding(
+    return open_batches(
         dataset,
         args.replay,
         args.batch_size,

@@ -9,7 +9,7 @@ from offmarl.errors import ShapeError
 from offmarl.programs.buffer import Capture, Step, add, init_capture
 from offmarl.replay import load
 from offmarl.types import EnvSpec, Sequence, Transition, View
-from offmarl.vault import Vault
+from offmarl.vault import Dataset
 
 
 def as_sequence(step: Step) -> Sequence:
@@ -39,7 +39,7 @@ def as_sequence(step: Step) -> Sequence:
 
 
 def warm_start(
-    buffer: TrajectoryBuffer, num_envs: int, capacity: int, spec: EnvSpec, vault: Vault
+    buffer: TrajectoryBuffer, num_envs: int, capacity: int, spec: EnvSpec, vault: Dataset
 ) -> Capture:
     """Start a capture with the newest steps of a vault in its buffer.
 

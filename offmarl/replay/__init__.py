@@ -1,21 +1,20 @@
-"""Replay: datasets as windows to learn from."""
+"""Replay: windows to learn from, drawn from anything that is a `Source`."""
 
-from offmarl.replay.dataset import Dataset, open_dataset
+from offmarl.replay.batches import BatchSource, open_batches, split_key
 from offmarl.replay.device import Replay, load
-from offmarl.replay.feed import Feed, feeding, split_key
+from offmarl.replay.sampling import EpisodeTable, Source, window_starts
 from offmarl.replay.stream import Batches, Stream, WindowSource
-from offmarl.replay.windows import window_starts
 
 __all__ = [
+    "BatchSource",
     "Batches",
-    "Dataset",
-    "Feed",
+    "EpisodeTable",
     "Replay",
+    "Source",
     "Stream",
     "WindowSource",
-    "feeding",
     "load",
-    "open_dataset",
+    "open_batches",
     "split_key",
     "window_starts",
 ]

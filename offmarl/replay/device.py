@@ -13,9 +13,8 @@ from jaxtyping import Array, Int, PRNGKeyArray, UInt32
 from numpy.typing import NDArray
 
 from offmarl.replay import packing
-from offmarl.replay.windows import Chosen, WindowTable, draw
+from offmarl.replay.sampling import Chosen, Source, WindowTable, draw
 from offmarl.types import EnvSpec, Sequence
-from offmarl.vault import Vault
 
 
 @partial(
@@ -69,15 +68,15 @@ class Replay:
         return int(self.rows.nbytes + self.starts.nbytes)
 
 
-def load(vault: Vault, batch_size: int, length: int, episodes: Chosen = None) -> Replay:
+def load(source: Source, batch_size: int, length: int, episodes: Chosen = None) -> Replay:
     """Put a whole vault on the device, once, a block after the other.
 
     The host holds one block at a time, some tens of megabytes.
 
     Parameters
     ----------
-    vault
-        The dataset.
+    source
+        What to draw from.
     batch_size, length
         Windows a batch, and steps a window.
     episodes
@@ -88,19 +87,19 @@ def load(vault: Vault, batch_size: int, length: int, episodes: Chosen = None) ->
     ShapeError
         Where there is no step to draw, or a size is not positive.
     """
-    table = WindowTable(vault, batch_size, length, episodes)
-    layout = packing.layout_of(vault.spec)
+    table = WindowTable(source, batch_size, length, episodes)
+    layout = packing.layout_of(source.spec)
     rows = _blank_rows(table.num_rows, jnp.asarray(packing.blank(layout)))
-    for where, block in chain(_finals(vault, table, layout), _steps(vault, table, layout)):
+    for where, block in chain(_finals(source, table, layout), _steps(source, table, layout)):
         rows = _put(rows, where, block)
     starts = jnp.asarray(table.all_starts(), jnp.int32)
-    return Replay(rows, starts, vault.spec, batch_size, length)
+    return Replay(rows, starts, source.spec, batch_size, length)
 
 
-def nbytes(vault: Vault, length: int) -> int:
+def nbytes(source: Source, length: int) -> int:
     """Return the bytes that `load` would take on the device for windows of a length."""
-    table = WindowTable(vault, 1, length)
-    return 4 * (table.num_rows * packing.layout_of(vault.spec).width + table.num_windows)
+    table = WindowTable(source, 1, length)
+    return 4 * (table.num_rows * packing.layout_of(source.spec).width + table.num_windows)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -116,33 +115,33 @@ def _put(
 
 
 def _steps(
-    vault: Vault, table: WindowTable, layout: packing.Layout
+    source: Source, table: WindowTable, layout: packing.Layout
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint32]]]:
     """Yield the vault's steps packed, and the rows they belong to, by blocks of time."""
-    episodes = vault.episodes
+    episodes = source.episodes
     # Episodes stand one after the other in each row of the vault, and the rows in order.
-    begins = episodes.row * vault.length + episodes.start
-    for start, stop in vault.blocks():
-        time = np.tile(np.arange(start, stop), vault.rows)
-        row = np.repeat(np.arange(vault.rows), stop - start)
-        episode = np.searchsorted(begins, row * vault.length + time, side="right") - 1
+    begins = episodes.row * source.length + episodes.start
+    for start, stop in source.blocks():
+        time = np.tile(np.arange(start, stop), source.rows)
+        row = np.repeat(np.arange(source.rows), stop - start)
+        episode = np.searchsorted(begins, row * source.length + time, side="right") - 1
         done = time - episodes.start[episode]
         left, known = episodes.length[episode] - done, episodes.final[episode] >= 0
-        steps: Any = vault.transitions(start, stop)
+        steps: Any = source.transitions(start, stop)
         flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), steps)
         yield table.offsets[episode] + done, packing.pack_steps(flat, left, known, layout)
 
 
 def _finals(
-    vault: Vault, table: WindowTable, layout: packing.Layout
+    source: Source, table: WindowTable, layout: packing.Layout
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint32]]]:
     """Yield the final views packed, and the rows they belong to."""
-    final = vault.episodes.final
+    final = source.episodes.final
     known = np.flatnonzero(final >= 0)
     step = 2**12
     for first in range(0, len(known), step):
         some = known[first : first + step]
-        views = vault.final_views(final[some])
+        views = source.final_views(final[some])
         yield (
             (table.offsets + table.lengths)[some],
             packing.pack(views._asdict(), layout, len(some)),

@@ -21,12 +21,8 @@ from numpy.typing import NDArray
 
 from offmarl.errors import OptionError
 from offmarl.replay import packing
-from offmarl.replay.windows import Chosen, WindowTable, draw_on_host, on_host
+from offmarl.replay.sampling import Chosen, Source, WindowTable, draw_on_host, on_host
 from offmarl.types import EnvSpec, Sequence
-from offmarl.vault import Vault
-
-MEMORY = 2**30
-"""Bytes of batches that a stream prepares by default."""
 
 _THREADS = 2
 IN_HAND = 1 + _THREADS
@@ -70,8 +66,8 @@ class WindowSource:
 
     Parameters
     ----------
-    vault
-        The dataset.
+    source
+        What to draw from.
     batch_size, length
         Windows a batch, and steps a window.
     episodes
@@ -83,10 +79,10 @@ class WindowSource:
         Where there is no step to draw, or a size is not positive.
     """
 
-    def __init__(self, vault: Vault, batch_size: int, length: int, episodes: Chosen = None):
-        self._vault = vault
-        self._table = WindowTable(vault, batch_size, length, episodes)
-        self._layout = packing.layout_of(vault.spec)
+    def __init__(self, source: Source, batch_size: int, length: int, episodes: Chosen = None):
+        self._source = source
+        self._table = WindowTable(source, batch_size, length, episodes)
+        self._layout = packing.layout_of(source.spec)
         self._batch_size = batch_size
 
     @property
@@ -99,12 +95,12 @@ class WindowSource:
         windows = draw_on_host(keys, self._batch_size, self._table.num_windows)
         rows = self._windows(self._table.starts(windows.ravel()))
         rows = rows.reshape(*windows.shape, *rows.shape[1:])
-        return Batches(jax.device_put(rows), self._vault.spec)
+        return Batches(jax.device_put(rows), self._source.spec)
 
     def beginnings(self) -> Sequence:
         """Return the windows that the episodes begin with, ``(M, T, ...)``, on the device."""
         rows = self._windows(self._table.beginnings)
-        return _sequence(Batches(jax.device_put(rows), self._vault.spec))
+        return _sequence(Batches(jax.device_put(rows), self._source.spec))
 
     def _windows(self, starts: NDArray[np.int64]) -> NDArray[np.uint32]:
         """Return the windows ``(n, T+1, W)`` that start at packed rows."""
@@ -121,10 +117,10 @@ class WindowSource:
         return episode, rows - self._table.offsets[episode]
 
     def _prefetch(self, starts: NDArray[np.int64]) -> None:
-        vault, (episode, place) = self._vault, self._locate(starts)
-        size = min(self._table.length + 1, vault.length)
-        time = np.minimum(vault.episodes.start[episode] + place, vault.length - size)
-        vault.prefetch(vault.episodes.row[episode], time, size)
+        source, (episode, place) = self._source, self._locate(starts)
+        size = min(self._table.length + 1, source.length)
+        time = np.minimum(source.episodes.start[episode] + place, source.length - size)
+        source.prefetch(source.episodes.row[episode], time, size)
 
     def _gather(self, starts: NDArray[np.int64], out: NDArray[np.uint32]) -> None:
         """Fill ``(n, T+1, W)`` with the windows that start at packed rows."""
@@ -139,12 +135,12 @@ class WindowSource:
     def _rows(self, rows: NDArray[np.int64]) -> NDArray[np.uint32]:
         """Return packed rows of any kind ``(n, W)``: steps, final views, and padding."""
         episode, place = self._locate(rows)
-        end, final = self._table.lengths[episode], self._vault.episodes.final[episode]
+        end, final = self._table.lengths[episode], self._source.episodes.final[episode]
         packed = np.tile(packing.blank(self._layout), (len(rows), 1))
         is_step = place < end
         packed[is_step] = self._steps(episode[is_step], place[is_step], 1)
         is_final = (place == end) & (final >= 0)
-        views = self._vault.final_views(final[is_final])._asdict()
+        views = self._source.final_views(final[is_final])._asdict()
         packed[is_final] = packing.pack(views, self._layout, int(is_final.sum()))
         return packed
 
@@ -152,9 +148,9 @@ class WindowSource:
         self, episode: NDArray[np.int64], place: NDArray[np.int64], size: int
     ) -> NDArray[np.uint32]:
         """Pack ``size`` steps on end of each episode, from a place on: ``(n * size, W)``."""
-        episodes = self._vault.episodes
+        episodes = self._source.episodes
         start = episodes.start[episode] + place
-        steps = self._vault.window_transitions(episodes.row[episode], start, size)
+        steps = self._source.window_transitions(episodes.row[episode], start, size)
         flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), steps)
         left = (episodes.length[episode] - place)[:, None] - np.arange(size)
         known = np.repeat(episodes.final[episode] >= 0, size)
@@ -178,7 +174,7 @@ class Stream:
 
     def __init__(
         self,
-        vault: Vault,
+        source: Source,
         batch_size: int,
         length: int,
         seed: int,
@@ -186,12 +182,12 @@ class Stream:
         memory: int,
         episodes: Chosen = None,
     ):
-        source = WindowSource(vault, batch_size, length, episodes)
-        most = parts_ahead(memory, source.batch_bytes, "a batch", _MOST_AHEAD)
+        windows = WindowSource(source, batch_size, length, episodes)
+        most = parts_ahead(memory, windows.batch_bytes, "a batch", _MOST_AHEAD)
         key = on_host(jax.random.key(seed))
         self.seed, self.step = seed, start
         self._ahead = ahead(
-            lambda step: source.batches(jax.random.fold_in(key, step)),
+            lambda step: windows.batches(jax.random.fold_in(key, step)),
             count(start),
             most,
         )

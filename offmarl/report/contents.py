@@ -12,7 +12,7 @@ from offmarl.report.actions import Actions, actions_over
 from offmarl.report.counting import Distinct, entropy, hash_rows
 from offmarl.report.ranges import Ranges, RangesOver
 from offmarl.types import EnvSpec, Transition, View
-from offmarl.vault import Episodes, Vault
+from offmarl.vault import Dataset, Episodes
 from offmarl.vault.digest import digest
 from offmarl.vault.progress import Progress, quiet
 
@@ -80,7 +80,7 @@ class Windows(NamedTuple):
 class Survey(NamedTuple):
     """Everything ``offmarl report`` shows of one vault."""
 
-    vault: Vault
+    vault: Dataset
     digest: str
     episodes: Episodes
     observations: Ranges
@@ -136,7 +136,7 @@ class Survey(NamedTuple):
         )
 
 
-def survey(vault: Vault, progress: Progress = quiet) -> Survey:
+def survey(vault: Dataset, progress: Progress = quiet) -> Survey:
     """Go through a vault and return what it holds.
 
     Read twice, a block at a time: for the statistics, and for the digest.
@@ -164,7 +164,7 @@ def survey(vault: Vault, progress: Progress = quiet) -> Survey:
 class _Gathered:
     """What is known of the blocks so far."""
 
-    def __init__(self, vault: Vault):
+    def __init__(self, vault: Dataset):
         spec = vault.spec
         self._vault = vault
         self._observations = RangesOver(spec.num_agents, spec.observation_size)
@@ -229,7 +229,7 @@ class _Gathered:
 class _RewardsOver:
     """Gathers `Rewards` over the blocks of a vault."""
 
-    def __init__(self, vault: Vault):
+    def __init__(self, vault: Dataset):
         agents = vault.spec.num_agents
         self._length, self._rows = vault.length, np.arange(vault.rows)[:, None]
         self._starts = vault.episodes.row * vault.length + vault.episodes.start

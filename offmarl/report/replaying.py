@@ -17,7 +17,7 @@ import numpy as np
 from offmarl.errors import OptionError, ShapeError
 from offmarl.report.animation import Playback
 from offmarl.types import ArrayTree, Episode
-from offmarl.vault import Vault
+from offmarl.vault import Dataset
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Key, PRNGKeyArray
@@ -35,7 +35,7 @@ class Keys(NamedTuple):
     steps: Key[Array, "T"]
 
 
-def replay(env: Environment, vault: Vault, number: int) -> Playback:
+def replay(env: Environment, vault: Dataset, number: int) -> Playback:
     """Have an environment do a recorded episode again, to be drawn.
 
     Parameters
@@ -45,7 +45,7 @@ def replay(env: Environment, vault: Vault, number: int) -> Playback:
     vault
         The recording.
     number
-        The episode's place in `Vault.episodes`.
+        The episode's place in `Dataset.episodes`.
 
     Raises
     ------
@@ -112,7 +112,7 @@ def _scene(env: Any, state: Any) -> Any:
     return env.scene(state)
 
 
-def _check(vault: Vault, number: int, seen: Any, reward: Any, episode: Episode) -> None:
+def _check(vault: Dataset, number: int, seen: Any, reward: Any, episode: Episode) -> None:
     steps, final = episode.transition, episode.final
     recorded = np.asarray(steps.view.observation)
     if final is not None:
@@ -128,7 +128,7 @@ def _check(vault: Vault, number: int, seen: Any, reward: Any, episode: Episode) 
         )
 
 
-def _keys(vault: Vault, number: int) -> Keys:
+def _keys(vault: Dataset, number: int) -> Keys:
     """Return the keys of an episode that `offmarl.programs.record_policy` recorded; else any."""
     import jax
 
@@ -163,7 +163,7 @@ def _draws(num_envs: int, chunk: int) -> Any:
     return draw
 
 
-def _recipe(vault: Vault) -> Mapping[str, Any] | None:
+def _recipe(vault: Dataset) -> Mapping[str, Any] | None:
     """Return the recipe of a recording of a policy."""
     recipe = vault.provenance.get("recipe")
     names = {"env", "policy", "num_envs", "chunks", "seed"}

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from offmarl.vault.compaction import Compaction, compact
     from offmarl.vault.convert import convert_pymarl
     from offmarl.vault.creation import create, create_whole
-    from offmarl.vault.dataset import Vault
+    from offmarl.vault.dataset import Dataset
     from offmarl.vault.faults import Fault
     from offmarl.vault.open import Summary, list_vaults, open_vault
     from offmarl.vault.repairing import Repair, repair
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Compaction",
+    "Dataset",
     "Episodes",
     "Fault",
     "Repair",
     "Salvage",
     "SharedWriter",
     "Summary",
-    "Vault",
     "Verification",
     "Writer",
     "cat",
@@ -65,7 +65,7 @@ _HOMES = {
     "repairing": "Repair repair",
     "verification": "Verification verify",
     "open": "Summary list_vaults open_vault",
-    "dataset": "Vault",
+    "dataset": "Dataset",
     "salvaging": "Salvage salvage",
     "tables": "Episodes",
     "transform": "cat dedup filter recode sample slice split",

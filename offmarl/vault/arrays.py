@@ -42,7 +42,7 @@ class _View(NamedTuple):
 
 
 class Arrays:
-    """Reads the arrays of one vault; `Vault` sees to it that only what is there is asked for.
+    """Reads the arrays of one vault; `Dataset` sees to it that only what is there is asked for.
 
     Parameters
     ----------

@@ -9,10 +9,10 @@ from offmarl.errors import VaultError
 from offmarl.vault.layout import Leaf, NumpyArray
 
 if TYPE_CHECKING:
-    from offmarl.vault.dataset import Vault
+    from offmarl.vault.dataset import Dataset
 
 
-def check_steps(vault: "Vault", start: int, stop: int) -> None:
+def check_steps(vault: "Dataset", start: int, stop: int) -> None:
     """Raise `VaultError` where a vault does not have these steps."""
     if not 0 <= start <= stop <= vault.length:
         raise VaultError(
@@ -31,7 +31,7 @@ def indices(part: slice, size: int, axis: str) -> range:
     return span if span else range(span.start, span.start)
 
 
-def agents(vault: "Vault", part: slice) -> dict[str, slice]:
+def agents(vault: "Dataset", part: slice) -> dict[str, slice]:
     """Return what to read of the third axis of the arrays in which it is that of agents."""
     count = vault.spec.num_agents
     span = indices(part, count, "agents")
@@ -46,7 +46,7 @@ def _has_agents(name: str, leaf: Leaf, num_agents: int) -> bool:
 
 
 def windows(
-    vault: "Vault", rows: NumpyArray, starts: NumpyArray, length: int
+    vault: "Dataset", rows: NumpyArray, starts: NumpyArray, length: int
 ) -> tuple[NumpyArray, NumpyArray]:
     """Return the rows and starts of windows; `VaultError` where a vault does not have them."""
     rows, starts = _whole("rows", rows), _whole("starts", starts)

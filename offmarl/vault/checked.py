@@ -24,7 +24,7 @@ from offmarl.vault.store import Store, load_json
 from offmarl.vault.tables import Episodes
 
 if TYPE_CHECKING:
-    from offmarl.vault.dataset import Vault
+    from offmarl.vault.dataset import Dataset
 
 
 _UNKNOWN = -1
@@ -267,7 +267,7 @@ class _Check(NamedTuple):
         self.sound[block, number] = True
 
 
-def checks_of(store: Store, vault: "Vault") -> Checks | None:
+def checks_of(store: Store, vault: "Dataset") -> Checks | None:
     """Return what to compare a vault's reads with.
 
     None where its codec does that by itself, and where others wrote it, who keep no checksums.

@@ -1,4 +1,4 @@
-"""Reading vaults: ours, and those that stock flashbax wrote."""
+"""A dataset: a vault of any program, read as experience and drawn from for learning."""
 
 import dataclasses
 import stat
@@ -6,12 +6,13 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path, PurePath
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from offmarl.errors import VaultError
-from offmarl.types import Discrete, EnvSpec, Episode, Transition, View
+from offmarl.errors import OptionError, VaultError
+from offmarl.types import Discrete, EnvSpec, Episode, Sequence, Transition, View
 from offmarl.vault import bounds, compat, encoding, infer, layout, tables
 from offmarl.vault.arrays import Arrays
 from offmarl.vault.checked import checks_of
@@ -23,14 +24,24 @@ from offmarl.vault.mmap import Snapshot
 from offmarl.vault.published import read_beside
 from offmarl.vault.store import Store
 
+if TYPE_CHECKING:  # they bring in JAX, which reading does without
+    from offmarl.replay import Replay, Stream
+
 _BLOCK_BYTES = 2**25
 """About how much is in memory at once where a whole vault is gone through."""
 
 _ALL = slice(None)
 
 
-class Vault:
+_STREAM_BYTES = 2**30
+"""Bytes of batches that a stream prepares by default."""
+
+
+class Dataset:
     """A vault as it was when it was opened; made by `open_vault`.
+
+    It reads any interval, window or episode, and is drawn from by `replay` and `stream`. The verbs
+    of `offmarl.vault`, such as `offmarl.vault.filter`, take datasets and return them.
 
     Attributes
     ----------
@@ -427,6 +438,131 @@ class Vault:
 
     def _snapshot(self) -> Snapshot | None:
         return snapshot_of(self._store, self.manifest)
+
+    def replay(
+        self, batch: int = 32, length: int = 20, episodes: NDArray[np.int64] | None = None
+    ) -> "Replay":
+        """Put the data on the device and return a replay to sample from under jit.
+
+        Parameters
+        ----------
+        batch
+            Windows a batch.
+        length
+            Steps a window.
+        episodes
+            Numbers of the episodes to draw from, as `episodes` counts them; all by default.
+
+        Raises
+        ------
+        ShapeError
+            The dataset holds no step, or a size is not positive.
+
+        Examples
+        --------
+        >>> replay = offmarl.open("vaults/swarm/coverage-3.vlt/expert").replay(256, 20)
+        >>> batch = jax.jit(lambda replay, key: replay.sample(key))(replay, jax.random.key(0))
+        """
+        from offmarl.replay import load
+
+        return load(self, batch, length, episodes)
+
+    def stream(
+        self,
+        batch: int = 32,
+        length: int = 20,
+        *,
+        seed: int = 0,
+        start: int = 0,
+        memory: int = _STREAM_BYTES,
+        episodes: NDArray[np.int64] | None = None,
+    ) -> "Stream":
+        """Return an endless iterator over batches of data that is too large for the device.
+
+        The batches equal those of `replay`, and are gathered from the files ahead of time.
+
+        Parameters
+        ----------
+        batch, length, episodes
+            As for `replay`.
+        seed, start
+            What the batches follow from, and the number of the first: `Stream.state` returns both.
+        memory
+            Bytes that batches may take at a time, on the host and on the device each; the table of
+            episodes comes on top.
+
+        Raises
+        ------
+        ShapeError
+            The dataset holds no step, or a size is not positive.
+        OptionError
+            The memory is too small for a few batches.
+
+        Examples
+        --------
+        >>> with offmarl.open("vaults/swarm/coverage-3.vlt/expert").stream(256, 20) as stream:
+        ...     for batch in stream:
+        ...         state = update(state, batch)
+        """
+        from offmarl.replay import Stream
+
+        return Stream(self, batch, length, seed, start, memory, episodes)
+
+    def hold_out(self, fraction: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Divide the episodes into those to learn from and those to evaluate with.
+
+        The result depends on the data and the fraction alone, and equals what
+        `offmarl.vault.split` selects. At least one episode is held out.
+
+        Parameters
+        ----------
+        fraction
+            Of the episodes to hold out, above 0 and below 1.
+
+        Returns
+        -------
+        tuple
+            The numbers of both, in order.
+
+        Raises
+        ------
+        OptionError
+            The fraction is out of range, or leaves no episode to learn from.
+
+        Examples
+        --------
+        >>> rest, held_out = dataset.hold_out(0.1)
+        >>> replay, test = dataset.replay(256, 20, rest), dataset.whole_episodes(held_out)
+        """
+        count = len(self.episodes.length)
+        kept = min(round((1 - fraction) * count), count - 1) if 0 < fraction < 1 else 0
+        if kept < 1:
+            raise OptionError(
+                f"a fraction of {fraction:g} of the {count} episodes of {self.path} cannot be held "
+                "out: give one above 0 and below 1 that leaves an episode to learn from."
+            )
+        order = tables.shuffled(count, seed=0)
+        return np.sort(order[:kept]), np.sort(order[kept:])
+
+    def whole_episodes(self, episodes: NDArray[np.int64]) -> Sequence:
+        """Put some episodes on the device, ``(M, T, ...)`` with T the length of the longest.
+
+        Parameters
+        ----------
+        episodes
+            Their numbers.
+
+        Raises
+        ------
+        ShapeError
+            The dataset holds no step.
+        OptionError
+            An episode does not exist.
+        """
+        from offmarl.replay import WindowSource
+
+        longest = int(self.episodes.length.take(episodes, mode="clip").max(initial=1))
+        return WindowSource(self, 1, longest, episodes).beginnings()
 
     def digest(self) -> str:
         """Return the SHA-256 of the logical content; see `offmarl.vault.digest`."""

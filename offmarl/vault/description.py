@@ -13,7 +13,7 @@ from offmarl.vault.store import METADATA, Store
 
 
 class Description(NamedTuple):
-    """As `offmarl.vault.Vault` has it."""
+    """As `offmarl.vault.Dataset` has it."""
 
     manifest: Manifest | None
     leaves: Mapping[str, Leaf]

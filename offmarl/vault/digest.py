@@ -9,12 +9,12 @@ import numpy as np
 
 from offmarl.types import Transition
 from offmarl.vault import encoding, layout
-from offmarl.vault.dataset import Vault
+from offmarl.vault.dataset import Dataset
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.progress import Advance, silent
 
 
-def digest(vault: Vault, advance: Advance = silent) -> str:
+def digest(vault: Dataset, advance: Advance = silent) -> str:
     """Return the SHA-256 of a vault's logical content, in hexadecimal.
 
     It is over every episode's steps, way of ending and final view, in no particular order: the same
@@ -32,9 +32,9 @@ def digest(vault: Vault, advance: Advance = silent) -> str:
 
 
 def episode_digests(
-    vault: Vault, *, policies: bool = True, advance: Advance = silent
+    vault: Dataset, *, policies: bool = True, advance: Advance = silent
 ) -> list[bytes]:
-    """Return the SHA-256 of each episode, in the order of `Vault.episodes`.
+    """Return the SHA-256 of each episode, in the order of `Dataset.episodes`.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ def episode_digests(
     return [found[episode] for episode in range(len(found))]
 
 
-def _of_episodes(vault: Vault, policies: bool, advance: Advance) -> Iterator[tuple[int, bytes]]:
+def _of_episodes(vault: Dataset, policies: bool, advance: Advance) -> Iterator[tuple[int, bytes]]:
     found = vault.episodes
     ends = found.start + found.length
     running: dict[int, Any] = {}
@@ -84,7 +84,7 @@ def _mixed_steps(steps: Transition, policies: bool) -> NumpyArray:
     return (ids != ids[..., :1]).any(-1)
 
 
-def _finals(vault: Vault, episodes: NumpyArray) -> dict[int, NumpyArray]:
+def _finals(vault: Dataset, episodes: NumpyArray) -> dict[int, NumpyArray]:
     """Return the final views of episodes that have one, packed."""
     views = _pack([*vault.final_views(vault.episodes.final[episodes])], 1)
     return dict(zip(episodes.tolist(), views, strict=True))

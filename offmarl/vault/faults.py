@@ -25,7 +25,7 @@ class Fault(NamedTuple):
     steps: tuple[int, int] | None = None
     """The first step of time, and the one after the last."""
     episodes: tuple[int, ...] = ()
-    """Numbers in `Vault.episodes`, as far as these can still be told."""
+    """Numbers in `Dataset.episodes`, as far as these can still be told."""
 
     def __str__(self) -> str:
         if self.leaf is None or self.rows is None or self.steps is None:

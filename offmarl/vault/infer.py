@@ -12,7 +12,7 @@ from offmarl.vault.layout import NumpyArray, Schema
 from offmarl.vault.store import Store
 
 if TYPE_CHECKING:
-    from offmarl.vault.dataset import Vault
+    from offmarl.vault.dataset import Dataset
 
 UNBACKED_STEPS = 2**20
 """Steps that may be read before a vault's length is compared with its chunks.
@@ -24,7 +24,7 @@ _UNCOUNTED_CHUNKS = 2**20
 _NUMBER = re.compile(r"\d+[./](\d+)")
 
 
-def episodes(vault: "Vault", start: int = 0) -> Iterator[tables.Table]:
+def episodes(vault: "Dataset", start: int = 0) -> Iterator[tables.Table]:
     """Find the episodes of the steps from one on, at which new ones begin."""
     running = tables.none_running(vault.rows, vault.spec.num_agents, start)
     names = [name for name in layout.SIGNALS if name in vault.leaves]
@@ -35,7 +35,7 @@ def episodes(vault: "Vault", start: int = 0) -> Iterator[tables.Table]:
     yield running[running["length"] > 0]
 
 
-def check_length(vault: "Vault", store: Store, chunk_steps: Mapping[str, int]) -> None:
+def check_length(vault: "Dataset", store: Store, chunk_steps: Mapping[str, int]) -> None:
     """Raise `VaultFormatError` where a vault has far fewer chunks than its length needs.
 
     Chunks that other programs left out are read as zeros, so a forged index of a few bytes could
@@ -63,7 +63,7 @@ def check_length(vault: "Vault", store: Store, chunk_steps: Mapping[str, int]) -
     )
 
 
-def check_own_length(vault: "Vault", store: Store, schema: Schema) -> None:
+def check_own_length(vault: "Dataset", store: Store, schema: Schema) -> None:
     """Raise `VaultFormatError` where a vault of ours has less data than its length needs.
 
     What is remembered of each chunk takes memory, so a forged length of a few bytes could take all
@@ -101,21 +101,21 @@ def check_own_length(vault: "Vault", store: Store, schema: Schema) -> None:
     )
 
 
-def highest_action(vault: "Vault") -> int:
+def highest_action(vault: "Dataset") -> int:
     """Return the highest of a vault's discrete actions; 0 if there are none."""
     names = ["actions"]
     blocks = (vault.read(*block, leaves=names)["actions"] for block in vault.blocks(names))
     return max((int(actions.max()) for actions in blocks), default=0)
 
 
-def is_padded(vault: "Vault") -> bool:
+def is_padded(vault: "Dataset") -> bool:
     """Whether observations are, as far as the first of them tell."""
     names = ["observations"]
     _, stop = next(vault.blocks(names), (0, 0))
     return compat.is_padded(vault.read(0, stop, leaves=names)["observations"])
 
 
-def limited(vault: "Vault", table: tables.Table) -> NumpyArray:
+def limited(vault: "Dataset", table: tables.Table) -> NumpyArray:
     """Return the steps, ``(B, T)``, at which a time limit is flagged as termination.
 
     ``table`` has the vault's episodes as they are on disk.

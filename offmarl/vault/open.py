@@ -11,7 +11,7 @@ from offmarl.errors import OffmarlError, VaultError, VaultFormatError, VaultNotF
 from offmarl.paths import named
 from offmarl.vault import tables
 from offmarl.vault.archive import members_of
-from offmarl.vault.dataset import Vault
+from offmarl.vault.dataset import Dataset
 from offmarl.vault.location import Location
 from offmarl.vault.manifest import read_episodes, read_manifest, read_metadata, stock_length
 from offmarl.vault.metadata import parse_metadata
@@ -46,7 +46,7 @@ class Summary(NamedTuple):
 
 def open_vault(
     path: str | os.PathLike[str], *, checked: bool = True, time_limit: int | None = None
-) -> Vault:
+) -> Dataset:
     """Open a vault for reading, as it is now.
 
     Parameters
@@ -60,7 +60,7 @@ def open_vault(
         Compare every chunk of an uncompressed vault of ours with its checksum before it is first
         used. ``False`` skips that: damage then goes unnoticed. Compressed chunks of ours are always
         compared. Other programs keep no checksums that offmarl could compare;
-        `Vault.unchecked` says what is read without.
+        `Dataset.unchecked` says what is read without.
     time_limit
         For vaults of other programs, many of which flag the end of time as a termination: the steps
         after which an episode was cut off, so that those of this length are truncated instead. By
@@ -73,10 +73,10 @@ def open_vault(
     VaultFormatError
         What is there is not a vault, or is damaged.
     """
-    return Vault(locate(path), checked, time_limit)
+    return Dataset(locate(path), checked, time_limit)
 
 
-def open_source(path: str | os.PathLike[str], *, time_limit: int | None = None) -> Vault:
+def open_source(path: str | os.PathLike[str], *, time_limit: int | None = None) -> Dataset:
     """Open a vault to copy from it: checked, or damage would get new checksums.
 
     ``time_limit`` is as for `open_vault`.

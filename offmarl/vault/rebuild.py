@@ -13,7 +13,7 @@ from offmarl.vault import layout, scan, tables
 from offmarl.vault.checksum import OWN_PREFIX
 from offmarl.vault.commit import Contents
 from offmarl.vault.compaction import copy, repeat_tree
-from offmarl.vault.dataset import Vault
+from offmarl.vault.dataset import Dataset
 from offmarl.vault.grid import Grid
 from offmarl.vault.layout import Head, NumpyArray
 from offmarl.vault.location import Location
@@ -125,7 +125,7 @@ def _own(source: Contents, kept: int, target: Path) -> list[str]:
     untold = without_episodes(schema, {}, Head(length=ours), kept)
     store.commit(untold, fence={}).result()
     known = np.concatenate([_no_episodes(own), *own.ended.values()])
-    ended, running = reindex(Vault(target, checked=False), ours, known)
+    ended, running = reindex(Dataset(target, checked=False), ours, known)
     ended["final"] = _finals_of(ended, known)
     ended, finals = _copy_finals(source, own, ended, store)
     head = _head(own, ours, ended, finals)

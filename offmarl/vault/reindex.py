@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from offmarl.vault import encoding, layout, tables
-from offmarl.vault.dataset import Vault
+from offmarl.vault.dataset import Dataset
 from offmarl.vault.faults import Fault
 from offmarl.vault.scan import Books
 from offmarl.vault.tables import Signals, Table
@@ -13,7 +13,7 @@ from offmarl.vault.tables import Signals, Table
 _MAX_FAULTS = 100
 
 
-def reindex(vault: Vault, stop: int, known: Table) -> tuple[Table, Table]:
+def reindex(vault: Dataset, stop: int, known: Table) -> tuple[Table, Table]:
     """Find the episodes in the first ``stop`` steps of each row.
 
     Parameters
@@ -49,7 +49,7 @@ def reindex(vault: Vault, stop: int, known: Table) -> tuple[Table, Table]:
     return ended, running
 
 
-def differences(vault: Vault, own: Books) -> Iterator[Fault]:
+def differences(vault: Dataset, own: Books) -> Iterator[Fault]:
     """Yield what the episode table says otherwise than the steps do."""
     table, head = own.table, own.head
     if table is None or head is None:

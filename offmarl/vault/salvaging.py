@@ -13,7 +13,7 @@ from offmarl.errors import VaultError, VaultFormatError
 from offmarl.vault import layout, scan, tables, tree
 from offmarl.vault.commit import Contents
 from offmarl.vault.creation import free_place
-from offmarl.vault.dataset import Vault
+from offmarl.vault.dataset import Dataset
 from offmarl.vault.faults import Fault, with_episodes
 from offmarl.vault.final_views import FinalViews
 from offmarl.vault.layout import POLICY_IDS, Codec, NumpyArray
@@ -103,7 +103,9 @@ def salvage(
         "unknown_steps": unknown,
     }
 
-    def copy(vault: Vault, pieces: Pieces, writer: Writer, remap: Remap, advance: Advance) -> None:
+    def copy(
+        vault: Dataset, pieces: Pieces, writer: Writer, remap: Remap, advance: Advance
+    ) -> None:
         for run in runs(vault, pieces):
             copy_pieces(vault, run, writer, remap, advance)
 
@@ -112,7 +114,7 @@ def salvage(
     return Salvage(made, found.faults, pieces.episodes, pieces.steps, lost, unknown)
 
 
-class _Remains(Vault):
+class _Remains(Dataset):
     """A damaged vault: its readable tables, and only the files that are asked for.
 
     A memory map would need all files.
@@ -136,7 +138,7 @@ class _Remains(Vault):
         )
 
 
-def _open(found: Verification) -> Vault:
+def _open(found: Verification) -> Dataset:
     """Open a verified vault, of which parts may be missing."""
     try:
         return _Remains(found.path, checked=False)  # the verification was deep
@@ -149,7 +151,7 @@ def _open(found: Verification) -> Vault:
         ) from error
 
 
-def _sound(left: Vault, found: Verification) -> Bool[np.ndarray, "M"]:
+def _sound(left: Dataset, found: Verification) -> Bool[np.ndarray, "M"]:
     """Return the mask of episodes without a fault."""
     sound = np.ones(len(left.episodes.row), bool)
     for fault in found.faults:
@@ -159,7 +161,7 @@ def _sound(left: Vault, found: Verification) -> Bool[np.ndarray, "M"]:
     return sound
 
 
-def _runs(vault: Vault, pieces: Pieces, faults: Iterable[Fault]) -> Iterator[Pieces]:
+def _runs(vault: Dataset, pieces: Pieces, faults: Iterable[Fault]) -> Iterator[Pieces]:
     """Divide pieces so that no damage lies between those that are read together."""
     touched = np.zeros(vault.rows, bool)
     for fault in faults:
@@ -172,7 +174,7 @@ def _runs(vault: Vault, pieces: Pieces, faults: Iterable[Fault]) -> Iterator[Pie
     yield from (Pieces(*run) for run in zip(*columns, strict=True) if len(run[0]))
 
 
-def _ids(vault: Vault, runs: Iterable[Pieces]) -> Iterator[NumpyArray]:
+def _ids(vault: Dataset, runs: Iterable[Pieces]) -> Iterator[NumpyArray]:
     """Yield the policy ids of the copied steps; others may be damaged."""
     names = [name for name in (POLICY_IDS,) if name in vault.leaves]
     for run in runs if names else []:

@@ -14,7 +14,7 @@ import numpy as np
 from offmarl.errors import ShapeError, VaultConflictError, VaultError
 from offmarl.types import EnvSpec, FinalObservations, Transition
 from offmarl.vault import encoding, tables, values
-from offmarl.vault.dataset import Vault
+from offmarl.vault.dataset import Dataset
 from offmarl.vault.index import Cut, account, is_there
 from offmarl.vault.layout import Head
 from offmarl.vault.location import Location
@@ -34,7 +34,7 @@ class SharedWriter:
     Any thread may use it, but only one at a time.
     """
 
-    def __init__(self, vault: Vault, run: str, gather: int | None, timeout: float):
+    def __init__(self, vault: Dataset, run: str, gather: int | None, timeout: float):
         own = manifest_of(vault)
         self.path = vault.path
         self.run = run
@@ -201,7 +201,7 @@ def join(
             f"{path} cannot have several writers: only a directory of this machine can be locked. "
             "Write a vault each, and put them together with `offmarl cat`."
         )
-    return SharedWriter(Vault(locate(path)), run, gather, timeout)
+    return SharedWriter(Dataset(locate(path)), run, gather, timeout)
 
 
 def _copied(record: Any) -> Any:

@@ -231,3 +231,8 @@ def to_episodes(table: Table) -> Episodes:
         policy_id=table["policy_id"].astype(np.int64),
         final=table["final"].copy(),
     )
+
+
+def shuffled(count: int, seed: int) -> Int[np.ndarray, "M"]:
+    """Return the numbers of ``count`` episodes in random order."""
+    return np.random.default_rng(seed).permutation(count)

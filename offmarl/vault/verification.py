@@ -17,7 +17,7 @@ from offmarl.errors import VaultFormatError, VaultLayoutError
 from offmarl.vault import chunk_checks, encoding, layout, reindex, scan, tables, tree
 from offmarl.vault.checksum import OWN_PREFIX
 from offmarl.vault.commit import Contents
-from offmarl.vault.dataset import Vault
+from offmarl.vault.dataset import Dataset
 from offmarl.vault.faults import Fault, merged, noting, of_chunk, with_episodes
 from offmarl.vault.grid import Grid
 from offmarl.vault.layout import Leaf, Schema
@@ -128,7 +128,7 @@ def examine(path: PurePath, *, deep: bool, progress: Progress = quiet) -> Verifi
         _check_content(contents, layers, found, progress)
     if deep and layers.books and not any(f.steps or f.key == METADATA for f in found.faults):
         with noting(found.faults):
-            found.faults += reindex.differences(Vault(path, checked=False), layers.books)
+            found.faults += reindex.differences(Dataset(path, checked=False), layers.books)
     faults = tuple(_told(fault, layers.books) for fault in merged(found.faults))
     unchecked = tuple(dict.fromkeys(found.unchecked))
     return Verification(

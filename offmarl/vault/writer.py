@@ -21,7 +21,7 @@ from offmarl.types import EnvSpec, FinalObservations, Transition
 from offmarl.vault import compat, encoding, layout, values
 from offmarl.vault.chunks import ChunkBuffer, Value
 from offmarl.vault.compaction import prepare
-from offmarl.vault.dataset import Vault
+from offmarl.vault.dataset import Dataset
 from offmarl.vault.index import Cut, Record, account, is_there, tables_of, warn_of_length
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.manifest import Manifest
@@ -53,7 +53,7 @@ class Writer:
     """
 
     def __init__(self, path: PurePath, lock: WriterLock, on_invalid: OnInvalid = "raise"):
-        vault = Vault(path)
+        vault = Dataset(path)
         own = manifest_of(vault)
         self.path = path
         self._lock = lock
@@ -254,7 +254,7 @@ class Writer:
                 self.annotate({"quirks": [*known, *fresh]})
         return values.cast(arrays, self._schema.leaves)
 
-    def _adopt(self, vault: Vault) -> None:
+    def _adopt(self, vault: Dataset) -> None:
         """Take in what a stock program appended, as episodes of unknown policies.
 
         The data is already on disk, so invalid values are kept.
@@ -328,7 +328,7 @@ class Writer:
             raise VaultError(f"the writer of {self.path} is closed: resume the vault to go on.")
 
 
-def manifest_of(vault: Vault) -> Manifest:
+def manifest_of(vault: Dataset) -> Manifest:
     """Return our keys of a vault; `VaultFormatError` where it has none, to append by."""
     if vault.manifest is None:
         raise VaultFormatError(

@@ -18,8 +18,8 @@ from offmarl.networks import PolicyConfig, init_policy
 from offmarl.paths import local
 from offmarl.programs import loop as driver
 from offmarl.programs import run as runs
-from offmarl.replay import Dataset
 from offmarl.types import Discrete, EnvSpec
+from offmarl.vault import Dataset
 from tests.runs import write_run
 from tests.vault.experience import SPEC, make, whole_episodes
 

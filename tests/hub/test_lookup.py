@@ -10,7 +10,7 @@ import offmarl as library
 from offmarl import vault
 from offmarl.errors import HubUnreachableError, VaultNotFoundError
 from offmarl.programs import loop as driver
-from offmarl.replay import Dataset
+from offmarl.vault import Dataset
 from tests.cli.conftest import offmarl  # noqa: F401  (a fixture)
 from tests.vault.experience import SPEC, make
 

@@ -15,9 +15,9 @@ from offmarl import hub as library
 from offmarl import vault
 from offmarl.errors import CardError, OptionError, RunError, ShapeError, VaultError
 from offmarl.hub import cache, catalogue
-from offmarl.replay import open_dataset
 from offmarl.report.contents import survey
 from offmarl.report.findings import findings
+from offmarl.vault import open_vault
 from offmarl.vault.published import RECORD
 from tests.vault.experience import SPEC, make
 from tests.vault.test_quirks import tree
@@ -64,7 +64,7 @@ def test_a_pull_notes_the_limit_of_the_card_and_all_that_opens_it_uses_it(publis
     path = pulled.paths["Good"]
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
     assert pulled.time_limit == 6 and causes(path) == LIMITED
-    found = open_dataset(path)
+    found = open_vault(path)
     assert (found.time_limit, found.spec.time_limit) == (6, 6)
     assert found.quirks[-1] == "time limit terminal"
     assert library.load_dataset(f"{NAME}/Good").episodes.cause.tolist() == LIMITED

@@ -22,8 +22,8 @@ from offmarl.checkpoint import Checkpoints
 from offmarl.cli import programs
 from offmarl.errors import OptionError, RunError, ShapeError, Stopped, UnknownNameError
 from offmarl.programs import loop as driver
-from offmarl.replay import open_dataset
 from offmarl.types import Continuous, EnvSpec
+from offmarl.vault import open_vault
 
 bc = programs.load("baseline", "bc")
 
@@ -182,7 +182,7 @@ def test_optimised_code_goes_on_to_the_same_bits() -> None:
 def test_a_name_in_the_data_never_leads_elsewhere(
     name: str, expected: str | None, args: bc.Args
 ) -> None:
-    dataset = open_dataset(args.vault)
+    dataset = open_vault(args.vault)
     vars(dataset)["spec"] = dataclasses.replace(dataset.spec, name=name)
     args = dataclasses.replace(args, out=None)
     if expected is None:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 import offmarl
 from offmarl import vault
 from offmarl.errors import ShapeError
-from offmarl.replay import load, open_dataset
+from offmarl.replay import load
 from offmarl.types import Continuous, Discrete, EnvSpec, FinalObservations, Transition, View
+from offmarl.vault import open_vault
 
 SPEC = EnvSpec("test", num_agents=2, observation_size=3, state_size=2, action=Discrete(3))
 
@@ -167,7 +168,7 @@ def test_another_dataset_of_the_same_size_does_not_recompile(tmp_path: Path) -> 
         return replay.sample(key)
 
     for name in ("a", "b"):
-        sample(open_dataset(tmp_path / f"{name}.vlt").replay(batch=2, length=4), jax.random.key(0))
+        sample(open_vault(tmp_path / f"{name}.vlt").replay(batch=2, length=4), jax.random.key(0))
     assert len(traces) == 1
 
 
@@ -195,15 +196,15 @@ def test_beyond_the_data_every_action_is_legal(tmp_path: Path) -> None:
 def test_nothing_to_sample_from(tmp_path: Path) -> None:
     vault.create(tmp_path / "empty.vlt", SPEC, rows=1).close()
     with pytest.raises(ShapeError, match="holds no steps yet"):
-        open_dataset(tmp_path / "empty.vlt").replay()
+        open_vault(tmp_path / "empty.vlt").replay()
     write(tmp_path / "data.vlt", np.ones((1, 3), bool))
     with pytest.raises(ShapeError, match="at least 1"):
-        open_dataset(tmp_path / "data.vlt").replay(batch=0)
+        open_vault(tmp_path / "data.vlt").replay(batch=0)
 
 
 def test_what_a_session_shows_of_a_dataset(tmp_path: Path) -> None:
     write(tmp_path / "data.vlt", np.ones((2, 600), bool))
-    dataset = open_dataset(tmp_path / "data.vlt")
+    dataset = open_vault(tmp_path / "data.vlt")
     path = str(tmp_path / "data.vlt" / "main")
     assert repr(dataset) == f"<Dataset {path!r}: test, 2 agents, 1,200 steps in 2 rows>"
     assert repr(dataset.replay(4, 1)) == "<Replay of test: batches of 4 windows of 1 steps>"

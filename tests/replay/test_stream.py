@@ -11,9 +11,10 @@ import pytest
 import offmarl
 from offmarl import vault
 from offmarl.errors import OptionError, ShapeError
-from offmarl.replay import Batches, Dataset, Replay, feeding, split_key
+from offmarl.replay import Batches, Replay, open_batches, split_key
+from offmarl.replay.sampling import WindowTable, draw_on_host, window_starts
 from offmarl.replay.stream import ahead
-from offmarl.replay.windows import WindowTable, draw_on_host, window_starts
+from offmarl.vault import Dataset
 
 from .test_device import SPEC, write
 
@@ -166,7 +167,7 @@ def test_more_windows_than_32_bits_tell_apart() -> None:
 def test_feeds_give_every_seed_its_own_batches(dataset: Dataset, kind: str) -> None:
     keys = jax.random.split(jax.random.key(0), 2)
     replay, memory = dataset.replay(4, 5), 200_000
-    with feeding(dataset, kind, 4, 5, keys, range(12, 24, 6), memory) as feed:
+    with open_batches(dataset, kind, 4, 5, keys, range(12, 24, 6), memory) as feed:
         assert 6 % feed.updates == 0
         for first in range(12, 24, feed.updates):
             data = next(feed.data)
@@ -178,5 +179,5 @@ def test_feeds_give_every_seed_its_own_batches(dataset: Dataset, kind: str) -> N
 
 def test_small_data_goes_to_the_device(dataset: Dataset) -> None:
     keys = jax.random.split(jax.random.key(0), 1)
-    with feeding(dataset, "auto", 4, 5, keys, range(0, 6, 6), 2**20) as feed:
+    with open_batches(dataset, "auto", 4, 5, keys, range(0, 6, 6), 2**20) as feed:
         assert isinstance(next(feed.data), Replay)

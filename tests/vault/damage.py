@@ -71,7 +71,7 @@ def damage(file: Path, kind: str, rng: random.Random) -> str:
     return f"bit {bit} flipped"
 
 
-def assert_prefix(path: Path, whole: vault.Vault, dropped: tuple[str, ...]) -> int:
+def assert_prefix(path: Path, whole: vault.Dataset, dropped: tuple[str, ...]) -> int:
     """Check that a vault holds the first steps of another, and return how many."""
     found = vault.open_vault(path)
     steps, original = found.transitions(), whole.transitions(0, found.length)

@@ -162,7 +162,7 @@ def test_windows_as_records_are_slices_of_the_whole(found):
 def test_facts_without_reading(found):
     files = [file for file in found.path.rglob("*") if file.is_file()]
     assert found.num_bytes == sum(file.stat().st_size for file in files) > 0
-    assert repr(found) == (f"<Vault '{found.path}': test/made-up, 2 agents, 40 steps in 2 rows>")
+    assert repr(found) == (f"<Dataset '{found.path}': test/made-up, 2 agents, 40 steps in 2 rows>")
 
 
 def test_an_archive_is_not_read_to_learn_its_size(found, tmp_path):

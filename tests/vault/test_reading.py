@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from offmarl import vault
 from offmarl.errors import VaultError
-from offmarl.vault import Vault, encoding, layout
+from offmarl.vault import Dataset, encoding, layout
 
 from .experience import SPEC, make, steps
 from .test_stock import append_with_stock, to_stock
@@ -21,7 +21,7 @@ PER_AGENT = {name for name, leaf in layout.leaves(SPEC).items() if leaf.shape[:1
 
 
 @pytest.fixture(scope="module")
-def vaults(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Vault]:
+def vaults(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Dataset]:
     """The same steps in chunks of 16 steps, of 64, compressed, and as stock has them."""
     from flashbax.vault import Vault as StockVault
 
@@ -53,7 +53,7 @@ ascending = st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(1, 2))
 )
 def test_any_slice_and_any_window(
     kind: str,
-    vaults: dict[str, Vault],
+    vaults: dict[str, Dataset],
     span: tuple[int, int],
     rows: tuple[int, int, int],
     agents: tuple[int, int, int],
@@ -79,7 +79,7 @@ def test_any_slice_and_any_window(
     assert found.windows([], [], length, ["rewards"])["rewards"].shape == (0, length, 2)
 
 
-def test_what_lies_in_one_chunk_is_not_copied(vaults: dict[str, Vault]) -> None:
+def test_what_lies_in_one_chunk_is_not_copied(vaults: dict[str, Dataset]) -> None:
     first = vaults["mapped"].read(0, 10)["observations"]
     again = vaults["mapped"].read(5, 10)["observations"]
     assert np.shares_memory(first, again)
@@ -87,7 +87,7 @@ def test_what_lies_in_one_chunk_is_not_copied(vaults: dict[str, Vault]) -> None:
         first[0] = 0
 
 
-def test_by_episode(vaults: dict[str, Vault]) -> None:
+def test_by_episode(vaults: dict[str, Dataset]) -> None:
     found = vaults["mapped"]
     table = found.episodes
     each = list(found.each_episode())
@@ -108,7 +108,7 @@ def test_by_episode(vaults: dict[str, Vault]) -> None:
         found.episode(len(each))
 
 
-def test_by_percentile(vaults: dict[str, Vault]) -> None:
+def test_by_percentile(vaults: dict[str, Dataset]) -> None:
     found = vaults["raw"]
     assert found.percentiles(0, 100) == (0, STEPS)
     cuts = [found.percentiles(low, low + 25) for low in (0, 25, 50, 75)]
@@ -135,7 +135,7 @@ def test_by_percentile(vaults: dict[str, Vault]) -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["mapped", "zstd"])
-def test_what_is_not_there(kind: str, ask, message: str, vaults: dict[str, Vault]) -> None:
+def test_what_is_not_there(kind: str, ask, message: str, vaults: dict[str, Dataset]) -> None:
     with pytest.raises(VaultError, match=message):
         ask(vaults[kind])
 

@@ -17,7 +17,7 @@ from .test_integrity import flip, path, place_of, recorded
 __all__ = ["path", "recorded"]  # fixtures
 
 
-def check(done: vault.Salvage, whole: vault.Vault) -> None:
+def check(done: vault.Salvage, whole: vault.Dataset) -> None:
     """Check that what was taken is in the original, in its order, and all else is named."""
     made, table = vault.open_vault(done.path), whole.episodes
     assert vault.verify(done.path, deep=True).sound

@@ -27,7 +27,7 @@ from offmarl.vault.convert.appending import Append, Column, npz, to_slices
 from offmarl.vault.convert.common import Record, StrPath, readable
 from offmarl.vault.convert.contained import check_links_stay_inside
 from offmarl.vault.creation import create_whole
-from offmarl.vault.dataset import Vault
+from offmarl.vault.dataset import Dataset
 from offmarl.vault.layout import Codec, NumpyArray
 from offmarl.vault.progress import Progress, quiet
 from offmarl.vault.tables import CAUSES, CUT, OPEN
@@ -56,7 +56,7 @@ class _Columns(NamedTuple):
     about: Mapping[str, Any]
 
 
-def export_numpy(vault: Vault, path: StrPath, progress: Progress = quiet) -> Path:
+def export_numpy(vault: Dataset, path: StrPath, progress: Progress = quiet) -> Path:
     """Write a vault to one uncompressed ``.npz`` file of plain columns.
 
     ``np.load`` reads it; the entry "about" is JSON.
@@ -73,7 +73,7 @@ def export_numpy(vault: Vault, path: StrPath, progress: Progress = quiet) -> Pat
     return path
 
 
-def export_zarr(vault: Vault, path: StrPath, progress: Progress = quiet) -> Path:
+def export_zarr(vault: Dataset, path: StrPath, progress: Progress = quiet) -> Path:
     """Write a vault to a zarr v3 group of plain columns, sharded, each chunk with its CRC32C.
 
     zarr-python reads it, and xarray by the names of its dimensions.
@@ -194,17 +194,17 @@ def _row_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
     return max(1, int(np.prod(shape[1:])) * dtype.itemsize)
 
 
-def _shard_steps(vault: Vault) -> int:
+def _shard_steps(vault: Dataset) -> int:
     largest = max(leaf.step_bytes for leaf in layout.leaves(vault.spec).values())
     return max(1, min(vault.num_steps, _SHARD_BYTES // max(largest, 1)))
 
 
-def _order(vault: Vault) -> NumpyArray:
+def _order(vault: Dataset) -> NumpyArray:
     """Return the episodes in the order they are written: one that runs on can only be the last."""
     return np.argsort(vault.episodes.cause == CAUSES[OPEN], kind="stable")
 
 
-def _tables(vault: Vault) -> dict[str, NumpyArray]:
+def _tables(vault: Dataset) -> dict[str, NumpyArray]:
     order, found = _order(vault), vault.episodes
     cause = (found.cause[order][:, None] == CAUSES).argmax(1)
     cause[:-1][cause[:-1] == OPEN] = CUT
@@ -218,7 +218,7 @@ def _tables(vault: Vault) -> dict[str, NumpyArray]:
     }
 
 
-def _about(vault: Vault) -> dict[str, Any]:
+def _about(vault: Dataset) -> dict[str, Any]:
     """Say what a vault is; its digest only where all of it can be told again."""
     whole = (vault.episodes.cause == CAUSES[OPEN]).sum() <= 1
     return {
@@ -229,13 +229,13 @@ def _about(vault: Vault) -> dict[str, Any]:
     }
 
 
-def _append_steps(vault: Vault, arrays: Mapping[str, Append], progress: Progress) -> None:
+def _append_steps(vault: Dataset, arrays: Mapping[str, Append], progress: Progress) -> None:
     for block in _blocks(vault, progress):
         for name, values in block.items():
             arrays[name](values)
 
 
-def _blocks(vault: Vault, progress: Progress) -> Iterator[dict[str, NumpyArray]]:
+def _blocks(vault: Dataset, progress: Progress) -> Iterator[dict[str, NumpyArray]]:
     """Yield all episodes end to end, whole shards at a time."""
     size, count = _shard_steps(vault), 0
     dtypes = {name: leaf.dtype for name, leaf in layout.leaves(vault.spec).items()}
@@ -276,7 +276,7 @@ def _write(
         for record in _records(columns, spec, progress):
             writer.append(record.steps, record.finals, cut=record.cut)
         writer.flush()
-        if digest and Vault(writer.path).digest() != digest:
+        if digest and Dataset(writer.path).digest() != digest:
             raise VaultFormatError(
                 f"the content of {source} is not what its digest says: it is damaged or was "
                 "changed. Copy it again, or remove the digest to import it all the same."

@@ -25,7 +25,7 @@ from offmarl.vault.convert.common import (
     write_vault,
 )
 from offmarl.vault.convert.contained import HDF5, check_links_stay_inside, open_datasets
-from offmarl.vault.dataset import Vault
+from offmarl.vault.dataset import Dataset
 from offmarl.vault.layout import Codec, NumpyArray
 from offmarl.vault.progress import Progress, quiet
 from offmarl.vault.tables import CAUSES, CUT
@@ -33,7 +33,7 @@ from offmarl.vault.tables import CAUSES, CUT
 _SPEC = re.compile(r"offmarl:(\{.*\})", re.DOTALL)
 
 
-def export_minari(vault: Vault, dataset: StrPath, progress: Progress = quiet) -> Path:
+def export_minari(vault: Dataset, dataset: StrPath, progress: Progress = quiet) -> Path:
     """Write a vault as a local Minari dataset, where agents keep their axis.
 
     Observations are ``(N, O)`` boxes, actions ``(N,)`` or ``(N, A)``, and the reward is the mean
@@ -90,7 +90,7 @@ def _home() -> Path:
     return Path(os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets")
 
 
-def _buffers(vault: Vault, progress: Progress) -> Iterator[Any]:
+def _buffers(vault: Dataset, progress: Progress) -> Iterator[Any]:
     causes = vault.episodes.cause
     episodes = counted(vault.each_episode(), len(causes), progress)
     for number, (episode, cause) in enumerate(zip(episodes, causes, strict=True)):

@@ -14,12 +14,12 @@ from offmarl.vault.convert import common
 from offmarl.vault.convert.appending import Append, Column, npz, to_slices
 from offmarl.vault.convert.common import require, with_final
 from offmarl.vault.convert.contained import HDF5
-from offmarl.vault.dataset import Vault
+from offmarl.vault.dataset import Dataset
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.progress import Progress, quiet
 
 
-def export_pymarl(vault: Vault, path: str | os.PathLike[str], progress: Progress = quiet) -> Path:
+def export_pymarl(vault: Dataset, path: str | os.PathLike[str], progress: Progress = quiet) -> Path:
     """Write the episodes of a vault to an ``.npz`` or HDF5 file of PyMARL's episode batches.
 
     An episode of L steps fills L+1 slots. Where its final view is not known, its last slot is empty

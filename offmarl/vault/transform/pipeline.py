@@ -15,7 +15,7 @@ from offmarl.types import EnvSpec, FinalObservations, Transition, View
 from offmarl.vault import layout
 from offmarl.vault.atomic import whole
 from offmarl.vault.creation import create_whole
-from offmarl.vault.dataset import Vault
+from offmarl.vault.dataset import Dataset
 from offmarl.vault.layout import Codec, NumpyArray
 from offmarl.vault.location import Location
 from offmarl.vault.open import SUFFIX, open_source, open_vault
@@ -27,7 +27,7 @@ from offmarl.vault.transform.selection import Pieces, everything
 from offmarl.vault.writer import Writer
 
 StrPath = str | os.PathLike[str]
-AnyVault = StrPath | Vault
+AnyVault = StrPath | Dataset
 """A vault, open or by its path."""
 
 Select = Callable[[Source], Pieces]
@@ -36,7 +36,7 @@ Select = Callable[[Source], Pieces]
 Remap = Callable[[NumpyArray], NumpyArray]
 """Translates policy ids of a source into those of the new vault."""
 
-Copy = Callable[[Vault, Pieces, Writer, Remap, Advance], None]
+Copy = Callable[[Dataset, Pieces, Writer, Remap, Advance], None]
 """Appends pieces of a vault to another, as `copy_pieces` does."""
 
 _BLOCK_BYTES = 2**25
@@ -47,12 +47,12 @@ _LEAST_BYTES = 256
 """A source is not described in less than this."""
 
 
-def opened(vault: AnyVault) -> Vault:
+def opened(vault: AnyVault) -> Dataset:
     """Open a vault, checked, unless it is open."""
-    return vault if isinstance(vault, Vault) else open_source(vault)
+    return vault if isinstance(vault, Dataset) else open_source(vault)
 
 
-def opened_with_limit(vaults: Sequence[AnyVault], time_limit: int | None) -> list[Vault]:
+def opened_with_limit(vaults: Sequence[AnyVault], time_limit: int | None) -> list[Dataset]:
     """Open vaults; the foreign ones, which do not record how episodes ended, with a time limit.
 
     Raises
@@ -76,13 +76,13 @@ def opened_with_limit(vaults: Sequence[AnyVault], time_limit: int | None) -> lis
 def run(
     operation: str,
     arguments: Mapping[str, Any],
-    chosen: Sequence[tuple[Vault, Select]],
+    chosen: Sequence[tuple[Dataset, Select]],
     path: StrPath,
     codec: Codec | None,
     progress: Progress,
     provenance: Mapping[str, Any] | None = None,
     chunk_steps: int | None = None,
-) -> Vault:
+) -> Dataset:
     """Make a vault of what is selected of others.
 
     Parameters
@@ -107,7 +107,7 @@ def run(
     return open_vault(path)
 
 
-def examine_all(vaults: Sequence[Vault], progress: Progress) -> list[Source]:
+def examine_all(vaults: Sequence[Dataset], progress: Progress) -> list[Source]:
     """Compute the digests of vaults and find their origins."""
     with progress("digest", sum(vault.num_steps for vault in vaults)) as advance:
         return [policy_ids.examine(vault, advance) for vault in vaults]
@@ -128,13 +128,13 @@ def write(
 
 
 def rewrite(
-    vault: Vault,
+    vault: Dataset,
     arguments: Mapping[str, Any],
     path: StrPath,
     codec: Codec | None,
     chunk_steps: int | None,
     progress: Progress,
-) -> Vault:
+) -> Dataset:
     """Make a vault with the same content and rows."""
     with _create([vault], path, codec, chunk_steps, vault.rows) as writer:
         (source,) = examine_all([vault], progress)
@@ -169,7 +169,7 @@ def atomic_directory(path: StrPath) -> Iterator[Path]:
 
 
 def _create(
-    vaults: Sequence[Vault],
+    vaults: Sequence[Dataset],
     path: StrPath,
     codec: Codec | None,
     chunk_steps: int | None = None,
@@ -189,7 +189,7 @@ def _create(
     )
 
 
-def _common_spec(vaults: Sequence[Vault]) -> EnvSpec:
+def _common_spec(vaults: Sequence[Dataset]) -> EnvSpec:
     """Return the spec of vaults to be joined; `ShapeError` if sizes or environments differ."""
     first = next((vault for vault in vaults if vault.spec.name), vaults[0])
     limits = {vault.time_limit for vault in vaults} - {None}
@@ -254,7 +254,7 @@ class _Window(NamedTuple):
 
 
 def copy_pieces(
-    vault: Vault, pieces: Pieces, writer: Writer, remap: Remap, advance: Advance
+    vault: Dataset, pieces: Pieces, writer: Writer, remap: Remap, advance: Advance
 ) -> None:
     """Append pieces of a vault to a row of another, end to end.
 
@@ -281,7 +281,7 @@ def copy_pieces(
         advance(steps.last.size)
 
 
-def copy_rows(vault: Vault, writer: Writer, advance: Advance) -> None:
+def copy_rows(vault: Dataset, writer: Writer, advance: Advance) -> None:
     """Append all of a vault, unchanged, to one with as many rows."""
     found = vault.episodes
     ends = found.start + found.length
@@ -310,7 +310,7 @@ def _split_at(blocks: Iterator[tuple[int, int]], breaks: list[int]) -> Iterator[
         yield from pairwise(edges)
 
 
-def _windows(vault: Vault, pieces: Pieces) -> Iterator[_Window]:
+def _windows(vault: Dataset, pieces: Pieces) -> Iterator[_Window]:
     """Iterate over the rows that have pieces; short rows are read together."""
     rows = vault.episodes.row[pieces.episode]
     row_bytes = vault.length * sum(leaf.step_bytes for leaf in vault.leaves.values())
@@ -325,7 +325,7 @@ def _windows(vault: Vault, pieces: Pieces) -> Iterator[_Window]:
                 yield _window(vault, Pieces(*(x[inside] for x in of_rows)), begin, stop)
 
 
-def _window(vault: Vault, pieces: Pieces, begin: int, stop: int) -> _Window:
+def _window(vault: Dataset, pieces: Pieces, begin: int, stop: int) -> _Window:
     start = np.maximum(pieces.start, begin)
     end = np.minimum(pieces.stop, stop)
     row = vault.episodes.row[pieces.episode]
@@ -338,7 +338,7 @@ def _window(vault: Vault, pieces: Pieces, begin: int, stop: int) -> _Window:
     )
 
 
-def _gather(vault: Vault, window: _Window) -> tuple[Transition, FinalObservations, NumpyArray]:
+def _gather(vault: Dataset, window: _Window) -> tuple[Transition, FinalObservations, NumpyArray]:
     """Return a window's pieces end to end ``(1, T, ...)``, their final views, and where cut."""
     pieces, ends, found = window.pieces, window.ends, vault.episodes
     episode = pieces.episode[ends]

@@ -14,7 +14,7 @@ from jaxtyping import Int
 
 from offmarl.errors import VaultError
 from offmarl.vault.creation import DEFAULT_UID
-from offmarl.vault.dataset import Vault
+from offmarl.vault.dataset import Dataset
 from offmarl.vault.digest import digest
 from offmarl.vault.layout import POLICY_IDS, NumpyArray
 from offmarl.vault.progress import Advance
@@ -59,7 +59,7 @@ class Named(NamedTuple):
 class Source(NamedTuple):
     """An input of a transform."""
 
-    vault: Vault
+    vault: Dataset
     digest: str
     """Of its content; of its episode table where the vault is damaged."""
     named: list[Named]
@@ -75,7 +75,7 @@ class Source(NamedTuple):
         return [self.named[number] for number in np.unique(numbers).tolist()]
 
 
-def examine(vault: Vault, advance: Advance) -> Source:
+def examine(vault: Dataset, advance: Advance) -> Source:
     """Compute a vault's digest and find its origins; reads all of it."""
     try:
         found = digest(vault, lambda steps: advance(steps * vault.rows))
@@ -84,7 +84,7 @@ def examine(vault: Vault, advance: Advance) -> Source:
     return Source(vault, found, _origins(vault, found))
 
 
-def examine_damaged(vault: Vault, ids: Iterable[NumpyArray] | None) -> Source:
+def examine_damaged(vault: Dataset, ids: Iterable[NumpyArray] | None) -> Source:
     """Identify a vault that cannot be read completely by its episode table.
 
     Parameters
@@ -101,7 +101,7 @@ def examine_damaged(vault: Vault, ids: Iterable[NumpyArray] | None) -> Source:
     return Source(vault, found, _origins(vault, found, ids))
 
 
-def name_of(vault: Vault) -> str:
+def name_of(vault: Dataset) -> str:
     """Return ``name.vlt/uid``, which does not depend on the directory."""
     return f"{vault.name}.vlt/{vault.uid}"
 
@@ -159,7 +159,7 @@ def remap(ids: NumpyArray, source: Sequence[Origin], target: Sequence[Origin]) -
     return result
 
 
-def _origins(vault: Vault, digest: str, ids: Iterable[NumpyArray] | None = None) -> list[Named]:
+def _origins(vault: Dataset, digest: str, ids: Iterable[NumpyArray] | None = None) -> list[Named]:
     """Return the origins of a vault; the vault itself if no transform made it."""
     highest, lowest = _extremes(_ids(vault) if ids is None else ids)
     policies = [
@@ -174,7 +174,7 @@ def _origins(vault: Vault, digest: str, ids: Iterable[NumpyArray] | None = None)
     return [Named(_root(vault, digest, count, lowest < 0), policies)]
 
 
-def _inherited(vault: Vault) -> list[Origin]:
+def _inherited(vault: Dataset) -> list[Origin]:
     """Return the origins that a transform noted."""
     noted = _list(vault.provenance.get(KEY)) if vault.native else []
     fields = set(Origin._fields)
@@ -199,7 +199,7 @@ def _within(
     return [policy for policy in policies if origin.first <= policy["policy_id"] < origin.stop]
 
 
-def _root(vault: Vault, digest: str, count: int, unknown: bool) -> Origin:
+def _root(vault: Dataset, digest: str, count: int, unknown: bool) -> Origin:
     known = vault.provenance
     program = known.get("program") or _mapping(known.get("policy")).get("program")
     seeds = [_mapping(one).get("seed") for one in (known, known.get("recipe"), known.get("args"))]
@@ -215,7 +215,7 @@ def _root(vault: Vault, digest: str, count: int, unknown: bool) -> Origin:
     )
 
 
-def _ids(vault: Vault) -> Iterator[NumpyArray]:
+def _ids(vault: Dataset) -> Iterator[NumpyArray]:
     if POLICY_IDS not in vault.leaves:
         yield np.array([-1])
         return

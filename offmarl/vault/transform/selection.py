@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 
 from offmarl.errors import ExpressionError, OptionError
 from offmarl.vault import encoding
-from offmarl.vault.dataset import Vault
+from offmarl.vault.dataset import Dataset
 from offmarl.vault.layout import POLICY_IDS, NumpyArray
 from offmarl.vault.transform import expression, policy_ids
 from offmarl.vault.transform.expression import COMPLETE, POLICY_NAME, Columns, Expression, Kind
@@ -36,7 +36,7 @@ OF_EPISODES: dict[str, Kind] = {
     "truncated": "truth",
     COMPLETE: "truth",
     "row": "number",
-    "index": "number",  # in `Vault.episodes`
+    "index": "number",  # in `Dataset.episodes`
 }
 """What a condition on episodes can use."""
 OF_STEPS: dict[str, Kind] = {
@@ -50,7 +50,7 @@ _STRATA = 10
 
 
 class Pieces(NamedTuple):
-    """P intervals within episodes, in the order of `Vault.episodes`, without overlap."""
+    """P intervals within episodes, in the order of `Dataset.episodes`, without overlap."""
 
     episode: Int[np.ndarray, "P"]
     start: Int[np.ndarray, "P"]
@@ -74,19 +74,19 @@ class Pieces(NamedTuple):
         return len(np.unique(self.episode))
 
 
-def whole_episodes(vault: Vault, chosen: Bool[np.ndarray, "M"] | Int[np.ndarray, "P"]) -> Pieces:
+def whole_episodes(vault: Dataset, chosen: Bool[np.ndarray, "M"] | Int[np.ndarray, "P"]) -> Pieces:
     """Take whole episodes, given by a mask or by numbers in any order."""
     episode = np.sort(np.arange(len(vault.episodes.row))[chosen])
     start = vault.episodes.start[episode]
     return Pieces(episode, start, start + vault.episodes.length[episode])
 
 
-def everything(vault: Vault) -> Pieces:
+def everything(vault: Dataset) -> Pieces:
     """Take all episodes."""
     return whole_episodes(vault, np.ones(len(vault.episodes.row), bool))
 
 
-def time_interval(vault: Vault, start: int, stop: int) -> Pieces:
+def time_interval(vault: Dataset, start: int, stop: int) -> Pieces:
     """Take an interval of every row's time, and of episodes the part inside it."""
     pieces = everything(vault)
     within = Pieces(pieces.episode, np.maximum(pieces.start, start), np.minimum(pieces.stop, stop))
@@ -108,12 +108,7 @@ def interval(start: int | None, stop: int | None, count: int) -> tuple[int, int]
 # ---------------------------------------------------------------------------------- samples
 
 
-def shuffled(count: int, seed: int) -> Order:
-    """Return all episode numbers in random order."""
-    return np.random.default_rng(seed).permutation(count)
-
-
-def complete_returns(vault: Vault) -> Float[np.ndarray, "K"]:
+def complete_returns(vault: Dataset) -> Float[np.ndarray, "K"]:
     """Return the returns of complete episodes; `OptionError` if there are none."""
     returns = vault.episodes.complete_returns
     if not len(returns):
@@ -211,7 +206,7 @@ def check_fractions(fractions: Sequence[float]) -> None:
         )
 
 
-def take_first(vault: Vault, order: Order, steps: int | None, episodes: int | None) -> Pieces:
+def take_first(vault: Dataset, order: Order, steps: int | None, episodes: int | None) -> Pieces:
     """Take the first of ordered episodes: so many steps or episodes; all if both are None."""
     available = int(vault.episodes.length[order].sum())
     for wanted, unit, count in ((steps, "steps", available), (episodes, "episodes", len(order))):
@@ -224,7 +219,7 @@ def take_first(vault: Vault, order: Order, steps: int | None, episodes: int | No
     return whole_episodes(vault, order[:episodes])
 
 
-def _first_steps(vault: Vault, order: Order, steps: int) -> Pieces:
+def _first_steps(vault: Dataset, order: Order, steps: int) -> Pieces:
     """Take episodes in the given order up to a number of steps; the last one is cut short."""
     total = np.cumsum(vault.episodes.length[order])
     last = int(np.searchsorted(total, steps))

@@ -21,15 +21,16 @@ from typing import Any, Literal
 import numpy as np
 
 from offmarl.errors import OptionError, VaultError
-from offmarl.vault.dataset import Vault
+from offmarl.vault.dataset import Dataset
 from offmarl.vault.digest import episode_digests
 from offmarl.vault.layout import Codec
 from offmarl.vault.open import open_vault
 from offmarl.vault.progress import Progress, quiet
+from offmarl.vault.tables import shuffled
 from offmarl.vault.transform import pipeline, selection
 from offmarl.vault.transform.pipeline import AnyVault, StrPath, opened, opened_with_limit
 from offmarl.vault.transform.policy_ids import Source, name_of
-from offmarl.vault.transform.selection import Pieces, Unit, shuffled, whole_episodes
+from offmarl.vault.transform.selection import Pieces, Unit, whole_episodes
 
 
 def cat(
@@ -39,7 +40,7 @@ def cat(
     codec: Codec | None = None,
     time_limit: int | None = None,
     progress: Progress = quiet,
-) -> Vault:
+) -> Dataset:
     """Join vaults into one.
 
     They must be of one environment, and are joined in the order given. Policies of different
@@ -87,7 +88,7 @@ def filter(
     by: Unit = "episodes",
     codec: Codec | None = None,
     progress: Progress = quiet,
-) -> Vault:
+) -> Dataset:
     """Select the episodes or steps of a vault that meet a condition.
 
     For example ``return > 10 and length < 50``, ``policy in (3, 4)``, ``return >= p90``, or
@@ -133,7 +134,7 @@ def sample(
     seed: int = 0,
     codec: Codec | None = None,
     progress: Progress = quiet,
-) -> Vault:
+) -> Dataset:
     """Draw some of a vault's episodes, or take the best.
 
     The episodes keep their order.
@@ -200,7 +201,7 @@ def split(
     seed: int = 0,
     codec: Codec | None = None,
     progress: Progress = quiet,
-) -> dict[str, Vault]:
+) -> dict[str, Dataset]:
     """Split episodes into training, validation and test sets.
 
     Parameters
@@ -247,7 +248,7 @@ def split(
     return {name: open_vault(Path(path) / name) for name in parts}
 
 
-def _parts(vault: Vault, shares: Sequence[float], seed: int) -> dict[str, selection.Order]:
+def _parts(vault: Dataset, shares: Sequence[float], seed: int) -> dict[str, selection.Order]:
     """Return the episodes of every part; `OptionError` if one is empty."""
     order = shuffled(len(vault.episodes.row), seed)
     edges = np.round(np.cumsum(shares)[:-1] * len(order)).astype(int)
@@ -271,7 +272,7 @@ def slice(
     codec: Codec | None = None,
     provenance: Mapping[str, Any] | None = None,
     progress: Progress = quiet,
-) -> Vault:
+) -> Dataset:
     """Take an interval of a vault's episodes, or of its time.
 
     Parameters
@@ -312,7 +313,7 @@ def slice(
 
 def dedup(
     source: AnyVault, path: StrPath, *, codec: Codec | None = None, progress: Progress = quiet
-) -> Vault:
+) -> Dataset:
     """Remove duplicate episodes.
 
     Of episodes with equal steps, final view and cause, whatever their policy ids, the first stays.
@@ -351,7 +352,7 @@ def recode(
     layout: Literal["rows", "stream"] = "rows",
     time_limit: int | None = None,
     progress: Progress = quiet,
-) -> Vault:
+) -> Dataset:
     """Store a vault with another codec, other chunks, or in one row.
 
     Parameters

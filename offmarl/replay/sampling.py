@@ -1,6 +1,9 @@
-"""Where training windows may start, and which of them a batch is made of."""
+"""What replay reads, where training windows may start, and which of them make a batch."""
 
+from collections.abc import Iterator
 from functools import cached_property, partial
+from pathlib import PurePath
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -8,10 +11,65 @@ from jaxtyping import Array, Int, Key, PRNGKeyArray, UInt32
 from numpy.typing import NDArray
 
 from offmarl.errors import OptionError, ShapeError
-from offmarl.vault import Vault
+from offmarl.types import EnvSpec, Transition, View
 
 Chosen = NDArray[np.int64] | None
 """Numbers of the episodes that windows are drawn from, in order; None for all."""
+
+
+@runtime_checkable
+class EpisodeTable(Protocol):
+    """Where each of M episodes is; `offmarl.vault.Episodes` is one."""
+
+    row: NDArray[np.int64]
+    start: NDArray[np.int64]
+    """Index of the first step on the time axis of the row."""
+    length: NDArray[np.int64]
+    final: NDArray[np.int64]
+    """Index into the final views, or -1."""
+
+
+@runtime_checkable
+class Source(Protocol):
+    """What windows are drawn from; `offmarl.vault.Dataset` is one.
+
+    Steps are in ``rows`` rows of ``length`` steps; in each row the episodes follow one another
+    without gaps.
+
+    Attributes
+    ----------
+    path
+        For messages.
+    spec
+        Sizes of the data.
+    """
+
+    path: PurePath
+    rows: int
+    length: int
+
+    @property
+    def spec(self) -> EnvSpec:
+        """Sizes of the data."""
+
+    @property
+    def episodes(self) -> Any:
+        """The `EpisodeTable`, by row and start."""
+
+    def blocks(self) -> Iterator[tuple[int, int]]:
+        """Cut time into intervals that fit in memory."""
+
+    def transitions(self, start: int, stop: int) -> Transition:
+        """Read an interval of time, ``(rows, T, ...)``."""
+
+    def window_transitions(self, rows: Any, starts: Any, length: int) -> Transition:
+        """Gather windows, ``(W, length, ...)``: the steps from each start on."""
+
+    def prefetch(self, rows: Any, starts: Any, length: int) -> None:
+        """Start to read windows that `window_transitions` will be asked for; may do nothing."""
+
+    def final_views(self, numbers: Any) -> View:
+        """Read final views, ``(len(numbers), ...)``."""
 
 
 def window_starts(
@@ -52,8 +110,8 @@ class WindowTable:
 
     Parameters
     ----------
-    vault
-        The dataset.
+    source
+        What to draw from.
     batch_size, length
         Windows a batch, and steps a window.
     episodes
@@ -67,22 +125,22 @@ class WindowTable:
         Where there are no episodes of such numbers.
     """
 
-    def __init__(self, vault: Vault, batch_size: int, length: int, episodes: Chosen = None):
+    def __init__(self, source: Source, batch_size: int, length: int, episodes: Chosen = None):
         if batch_size < 1 or length < 1:
             raise ShapeError(
                 f"batches of {batch_size} windows of {length} steps cannot be drawn: both must be "
                 "at least 1."
             )
-        if vault.num_steps == 0:
-            raise ShapeError(f"{vault.path} holds no steps yet: record into it first.")
+        if source.rows * source.length == 0:
+            raise ShapeError(f"{source.path} holds no steps yet: record into it first.")
         self.length = length
-        self.lengths = vault.episodes.length
+        self.lengths = source.episodes.length
         self.offsets = np.cumsum(self.lengths + 1) - (self.lengths + 1)
         self._chosen = np.arange(len(self.lengths)) if episodes is None else episodes
         count = len(self.lengths)
         if not len(self._chosen) or self._chosen.min() < 0 or self._chosen.max() >= count:
             raise OptionError(
-                f"{vault.path} has episodes 0 to {count - 1}: choose some of these to draw from."
+                f"{source.path} has episodes 0 to {count - 1}: choose some of these to draw from."
             )
 
     @property

@@ -1,4 +1,4 @@
-"""What a training loop draws its batches from: the device, or a stream to it."""
+"""The batches of a training loop: drawn on the device, or streamed to it."""
 
 import os
 from collections.abc import Iterator
@@ -11,17 +11,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, Key, PRNGKeyArray
 
 from offmarl.replay import device
-from offmarl.replay.dataset import Dataset
-from offmarl.replay.device import Replay
+from offmarl.replay.device import Replay, load
+from offmarl.replay.sampling import Chosen, Source, on_host
 from offmarl.replay.stream import IN_HAND, Batches, WindowSource, ahead, parts_ahead
-from offmarl.replay.windows import Chosen, on_host
 
 Kind = Literal["auto", "device", "stream"]
 
 _MOST_AHEAD = 2
 
 
-class Feed(NamedTuple):
+class BatchSource(NamedTuple):
     """Data for the updates of a loop, one piece after the other."""
 
     updates: int
@@ -37,8 +36,8 @@ def split_key(key: PRNGKeyArray, step: Int[Array, ""] | int) -> tuple[PRNGKeyArr
 
 
 @contextmanager
-def feeding(
-    dataset: Dataset,
+def open_batches(
+    source: Source,
     kind: Kind,
     batch_size: int,
     length: int,
@@ -46,12 +45,12 @@ def feeding(
     steps: range,
     memory: int,
     episodes: Chosen = None,
-) -> Iterator[Feed]:
-    """Feed a loop over ``steps``, each of which stands for ``steps.step`` updates.
+) -> Iterator[BatchSource]:
+    """Open the batches of a loop over ``steps``, each of which stands for ``steps.step`` updates.
 
     Parameters
     ----------
-    dataset
+    source
         What to learn from.
     kind
         Where batches come from. "auto": the device where the data fits into half of what is free.
@@ -74,20 +73,20 @@ def feeding(
     OptionError
         There is no room for a few batches.
     """
-    if kind == "device" or (kind == "auto" and 2 * device.nbytes(dataset, length) <= _free_bytes()):
-        yield Feed(steps.step, repeat(dataset.replay(batch_size, length, episodes)))
+    if kind == "device" or (kind == "auto" and 2 * device.nbytes(source, length) <= _free_bytes()):
+        yield BatchSource(steps.step, repeat(load(source, batch_size, length, episodes)))
         return
-    source, host_keys = WindowSource(dataset, batch_size, length, episodes), on_host(keys)
-    part = len(keys) * source.batch_bytes
+    windows, host_keys = WindowSource(source, batch_size, length, episodes), on_host(keys)
+    part = len(keys) * windows.batch_bytes
     most = parts_ahead(memory, part, "a batch for each seed", _MOST_AHEAD)
     updates = _largest_divisor(steps.step, memory // (part * (most + IN_HAND)))
 
     def gather(first: int) -> Batches:
-        return source.batches(_sample_keys(host_keys, first + jnp.arange(updates)))
+        return windows.batches(_sample_keys(host_keys, first + jnp.arange(updates)))
 
     firsts = range(steps.start - steps.start % updates, steps.stop, updates)
     with closing(ahead(gather, firsts, most)) as data:
-        yield Feed(updates, data)
+        yield BatchSource(updates, data)
 
 
 @jax.jit

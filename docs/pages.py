@@ -1,0 +1,376 @@
+"""Pages of the documentation that are generated: environments, datasets, programs and the API.
+
+Each function reads a registry and returns pages by path, relative to the root of the site. A new
+entry of a registry gets its page, and its line in the navigation, without a change here.
+"""
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import docstring_parser
+
+import offmarl
+from docs.pictures import returns_chart
+from offmarl import envs
+from offmarl.cli import programs
+from offmarl.cli.parse import parameter_texts
+from offmarl.errors import MissingExtraError, OptionError, UnknownNameError
+from offmarl.hub import catalogue
+from offmarl.types import Discrete
+
+Pages = dict[str, str]
+"""The Markdown of each page, by its path; the first is the section's index."""
+
+TRAITS = {
+    "partial": "Partial observability: agents see less than the state.",
+    "adversarial": "Adversarial: some rewards oppose others, or scripted opponents act.",
+    "heterogeneous": "Heterogeneous: agents differ in what they observe, can do, or are.",
+    "communication": "Communication: agents can send messages.",
+    "mask": "Action mask: some actions are illegal at times.",
+}
+
+
+def slug(name: str) -> str:
+    """Return a name as the stem of a page."""
+    return re.sub(r"[^\w.]+", "-", name).strip("-").lower()
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a Markdown table; a bar in a cell is escaped."""
+    lines = [headings, ["---"] * len(headings), *rows]
+    cells = ([str(cell).replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells) + "\n"
+
+
+def prose(docstring: str | None) -> str:
+    """Return the summary and the description of a docstring, without its sections.
+
+    A line of a docstring that is indented is a formula or a code block, which Markdown indents by
+    four spaces, as docstrings do.
+    """
+    parsed = docstring_parser.parse(docstring or "")
+    text = "\n\n".join(filter(None, (parsed.short_description, parsed.long_description)))
+    return text.replace("``", "`") + "\n"
+
+
+# ---------------------------------------------------------------------------------- environments
+
+
+def example_name(name: str) -> str:
+    """Return a name that `offmarl.envs.make` accepts, for a name in `offmarl.envs.names`."""
+    choices = envs.describe()[name].choices
+    if choices:
+        return f"{name.rpartition('/')[0]}/{choices[0]}"
+    numbers = iter(("8", "2"))
+    return re.sub(r"-[A-Z]\b", lambda _: f"-{next(numbers)}", name)
+
+
+def environments(pictures: Mapping[str, str], with_extras: bool) -> Pages:
+    """Return a page for each environment of the registry.
+
+    Parameters
+    ----------
+    pictures
+        Paths of pictures, relative to the folder of these pages, by the name of the environment.
+    with_extras
+        Whether to build the environments of other packages too, to state their sizes. Without it
+        their pages hold what the registry knows.
+    """
+    known = envs.describe()
+    rows = [
+        (f"[`{name}`]({slug(name)}.md)", about.summary, about.agents, about.action, about.extra)
+        for name, about in known.items()
+    ]
+    index = (
+        "# Environments\n\n"
+        "`offmarl envs` prints this list, `offmarl envs NAME` describes and measures one "
+        "environment. A single capital letter in a name stands for a number of your choice, a word "
+        "in capitals for one of the choices on its page. Environments with an extra need "
+        "`pip install 'offmarl[EXTRA]'`.\n\n"
+        "More: [the drone-swarm suite](../../environments.md), "
+        "[environments of other projects](../../adapters.md), "
+        "[an environment of your own](../../howto/jax_environment.md).\n\n"
+    )
+    pages = {"index.md": index + table(["name", "task", "agents", "actions", "extra"], rows)}
+    for name, about in known.items():
+        build = with_extras or not about.extra
+        pages[f"{slug(name)}.md"] = _environment(name, about, pictures.get(name), build)
+    return {f"catalogue/environments/{path}": text for path, text in pages.items()}
+
+
+def _environment(name: str, about: Any, picture: str | None, build: bool) -> str:
+    env = _build(example_name(name)) if build else None
+    facts = {
+        "agents": about.agents,
+        "observations": about.observation,
+        "actions": about.action,
+        "global state": about.state,
+        "needs": f"`pip install 'offmarl[{about.extra}]'`" if about.extra else "nothing more",
+    }
+    parts = [f"# {name}\n\n{about.summary[:1].upper()}{about.summary[1:]}.\n"]
+    if picture:
+        parts.append(f"![{about.summary}]({picture}){{ width=420 }}\n")
+    parts.append(_usage(name))
+    parts.append(table(["", ""], facts.items()))
+    parts.append("\n".join(f"- {TRAITS[trait]}" for trait in about.traits) + "\n")
+    if about.choices:
+        parts.append("## Choices\n\n" + ", ".join(f"`{one}`" for one in about.choices) + "\n")
+    if env is not None:
+        parts.append(_sizes(env))
+    if env is not None and not about.extra and dataclasses.is_dataclass(env):
+        parts.append(f"## Rules\n\n{prose(type(env).__doc__)}")
+        parts.append(_options(type(env)))
+    return "\n".join(parts)
+
+
+def _usage(name: str) -> str:
+    example = example_name(name)
+    return (
+        f'```python\nimport offmarl\n\nenv = offmarl.envs.make("{example}")\n```\n\n'
+        f"```bash\nofmarl envs {example}\n```\n".replace("ofmarl", "offmarl")
+    )
+
+
+def _build(name: str) -> Any:
+    """Build an environment for its sizes; None if it cannot be built here."""
+    for candidate in (name, re.sub(r"-\d+", "-0", name)):
+        try:
+            return envs.make(candidate)
+        except (MissingExtraError, OptionError, UnknownNameError, ValueError):
+            continue
+    return None
+
+
+def _sizes(env: Any) -> str:
+    spec = env.spec
+    kind = "actions" if isinstance(spec.action, Discrete) else "numbers in [-1, 1]"
+    limit = "none" if spec.time_limit is None else f"{spec.time_limit} steps"
+    rows = [
+        ("agents", spec.num_agents),
+        ("observation", f"{spec.observation_size} numbers"),
+        ("action", f"{spec.action_size} {kind}"),
+        ("global state", f"{spec.state_size} numbers ({spec.state})"),
+        ("reward", "shared by the team" if spec.reward == "team" else "individual"),
+        ("time limit", limit),
+    ]
+    return f"## Sizes\n\nOf `{spec.name}`:\n\n" + table(["", ""], rows)
+
+
+def _options(kind: type) -> str:
+    texts = parameter_texts(kind)
+    fields = [
+        one
+        for one in dataclasses.fields(kind)
+        if one.default is not dataclasses.MISSING and one.name not in ("name", "num_agents")
+    ]
+    return f"## Options\n\n{_definitions(fields, texts)}" if fields else ""
+
+
+def _definitions(
+    fields: "Iterable[dataclasses.Field[Any]]", texts: Mapping[str, str], flags: bool = False
+) -> str:
+    """Return a list of options with their defaults, which reads well on a narrow screen, too."""
+    lines = []
+    for one in fields:
+        name = f"--{one.name.replace('_', '-')}" if flags else one.name
+        text = texts.get(one.name, "").replace("``", "`")
+        lines.append(f"`{name}` {_default(one)}\n:   {text or 'See the source.'}\n")
+    return "\n".join(lines)
+
+
+# ---------------------------------------------------------------------------------- datasets
+
+
+def datasets() -> Pages:
+    """Return a page for each card of the catalogue."""
+    cards = list(catalogue.cards())
+    rows = [
+        (
+            f"[`{card.name}`]({slug(card.name)}.md)",
+            card.num_agents,
+            ", ".join(card.uids),
+            "recorded by offmarl" if card.recipe else "published",
+        )
+        for card in cards
+    ]
+    index = (
+        "# Datasets\n\n"
+        "`offmarl ls --remote` prints this list, `offmarl pull NAME` downloads a published "
+        "dataset, and a recipe records one again. See [datasets on the hub](../../datasets.md), "
+        "and [cards](../../project/cards.md) for the format of a card.\n\n"
+    )
+    pages = {"index.md": index + table(["name", "agents", "vaults", ""], rows)}
+    pages |= {f"{slug(card.name)}.md": _dataset(card) for card in cards}
+    return {f"catalogue/datasets/{path}": text for path, text in pages.items()}
+
+
+def _dataset(card: catalogue.Card) -> str:
+    facts = {
+        "agents": card.num_agents,
+        "observation": _count(card.observation_size, "numbers"),
+        "action": ", ".join(f"{kind}, {n}" for kind, n in (card.action or {}).items()) or "unknown",
+        "global state": _count(card.state_size, "numbers"),
+        "time limit": _count(card.time_limit, "steps"),
+        "licence of the data": card.licence.data,
+    }
+    if card.hub:
+        facts["repository"] = f"[{card.hub.repository}]({_hub_page(card.hub.repository)})"
+        facts["size"] = _count(card.hub.size, "bytes")
+    parts = [f"# {card.name}\n\n{card.summary}\n", _get(card), table(["", ""], facts.items())]
+    known = {name: uid for name, uid in card.uids.items() if uid.return_mean is not None}
+    if known:
+        parts += ["## Returns\n", returns_chart(known), _uids(known)]
+    if card.quirks:
+        parts.append("## Quirks\n\n" + "\n".join(f"- {quirk}" for quirk in card.quirks) + "\n")
+    parts.append(f"## Citation\n\n```bibtex\n{card.citation.strip()}\n```\n")
+    return "\n".join(parts)
+
+
+def _get(card: catalogue.Card) -> str:
+    if card.recipe:
+        return f"```bash\n{card.recipe.command}\n```\n"
+    uid = next(iter(card.uids), "")
+    name = f"{card.name}/{uid}".rstrip("/")
+    return (
+        f"```bash\noffmarl pull {name}\n```\n\n"
+        f'```python\nimport offmarl\n\ndataset = offmarl.load_dataset("{name}")\n```\n'
+    )
+
+
+def _hub_page(repository: str) -> str:
+    return f"https://huggingface.co/datasets/{repository}"
+
+
+def _count(value: int | None, unit: str) -> str:
+    return "unknown" if value is None else f"{value:,} {unit}"
+
+
+def _uids(known: Mapping[str, catalogue.Uid]) -> str:
+    rows = [
+        (
+            name,
+            f"{uid.steps or 0:,}",
+            f"{uid.episodes or 0:,}",
+            *(_number(value) for value in (uid.return_mean, uid.return_std)),
+            f"{_number(uid.return_min)} to {_number(uid.return_max)}",
+            _number(uid.joint_saco),
+        )
+        for name, uid in known.items()
+    ]
+    headings = ["vault", "steps", "episodes", "mean return", "deviation", "range", "SACo"]
+    return table(headings, rows)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:,.2f}"
+
+
+# ---------------------------------------------------------------------------------- programs
+
+
+def algorithms() -> Pages:
+    """Return a page for each recorder and each baseline."""
+    kinds: tuple[programs.Kind, ...] = ("recorder", "baseline")
+    found = {
+        name: (kind, path) for kind in kinds for name, path in sorted(programs.find(kind).items())
+    }
+    rows = [
+        (f"[`{name}`]({slug(name)}.md)", kind, programs.summary(path))
+        for name, (kind, path) in found.items()
+    ]
+    index = (
+        "# Algorithms\n\n"
+        "A recorder trains online and records datasets, a baseline trains on a dataset. Each is "
+        "one file that can be read from top to bottom. "
+        "[A baseline of your own](../../howto/own_baseline.md) is trained by its path.\n\n"
+    )
+    pages = {"index.md": index + table(["name", "kind", ""], rows)}
+    pages |= {f"{slug(name)}.md": _program(kind, name, p) for name, (kind, p) in found.items()}
+    return {f"catalogue/algorithms/{path}": text for path, text in pages.items()}
+
+
+def _program(kind: programs.Kind, name: str, path: Path) -> str:
+    module = programs.load(kind, name)
+    texts, verb = parameter_texts(module.Args), programs.VERBS[kind]
+    where = "--env swarm/coverage-3" if kind == "recorder" else "--vault DATA"
+    own = vars(module.Args).get("__annotations__", {})
+    fields = sorted(dataclasses.fields(module.Args), key=lambda one: one.name not in own)
+    return "\n".join(
+        [
+            f"# {name}\n\n{prose(module.__doc__)}",
+            f"```bash\noffmarl {verb} {name} {where}\n```\n",
+            "## Arguments\n",
+            _definitions(fields, texts, flags=True),
+            f"## Source\n\n`{path.parent.name}/{path.name}`\n",
+            f'```python linenums="1"\n{path.read_text().rstrip()}\n```\n',
+        ]
+    )
+
+
+def _default(one: "dataclasses.Field[Any]") -> str:
+    if one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING:
+        return "(required)"
+    value = one.default if one.default is not dataclasses.MISSING else one.default_factory()  # type: ignore[misc]
+    return "" if value in (None, "") else f"(default `{value}`)"
+
+
+# ---------------------------------------------------------------------------------- the API
+
+
+def public_modules() -> Iterator[tuple[str, ModuleType]]:
+    """Yield the public modules: those that ``offmarl.__all__`` names."""
+    for name in sorted(offmarl.__all__):
+        value = getattr(offmarl, name)
+        if inspect.ismodule(value):
+            yield value.__name__, value
+
+
+def api() -> Pages:
+    """Return a page for the package and one for each of its public modules."""
+    modules = dict(public_modules())
+    own = [name for name in offmarl.__all__ if not name.startswith("_")]
+    names = [name for name in own if f"offmarl.{name}" not in modules]
+    errors = [name for name in names if name.endswith("Error")]
+    rest = [name for name in names if name not in errors]
+    rows = [
+        (f"[`{name}`]({slug(name)}.md)", _first_line(module)) for name, module in modules.items()
+    ]
+    index = "# API reference\n\n" + "\n".join(
+        [
+            "Names that begin with an underscore, and modules that are not listed here, can change "
+            "without notice; see [what is stable](../stability.md).\n",
+            table(["module", ""], [("[`offmarl`](offmarl.md)", _first_line(offmarl)), *rows]),
+        ]
+    )
+    pages = {"index.md": index, "offmarl.md": _module("offmarl", offmarl, rest)}
+    pages["errors.md"] = _module("offmarl.errors", offmarl, errors, "offmarl")
+    for name, module in modules.items():
+        pages[f"{slug(name)}.md"] = _module(name, module, public_names(module))
+    return {f"api/{path}": text for path, text in pages.items()}
+
+
+def public_names(module: ModuleType) -> list[str]:
+    """Return the names of a module's ``__all__``, or else the public ones that it defines."""
+    listed = getattr(module, "__all__", None)
+    if listed is not None:
+        return [name for name in listed if not inspect.ismodule(getattr(module, name))]
+    return [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
+    ]
+
+
+def _module(title: str, module: ModuleType, names: Sequence[str], within: str | None = None) -> str:
+    blocks = [f"::: {within or title}.{name}\n" for name in names if not name.startswith("_")]
+    text = prose(module.__doc__) if within is None else "Exceptions that users can handle or fix.\n"
+    return f"# {title}\n\n{text}\n" + "\n".join(blocks)
+
+
+def _first_line(module: ModuleType) -> str:
+    return (module.__doc__ or "").strip().partition("\n")[0].replace("``", "`")

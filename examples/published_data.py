@@ -1,0 +1,93 @@
+# %% [markdown]
+# # Published data with a learner of your own
+#
+# This page trains a linear policy by behaviour cloning on a dataset, with nothing but JAX and
+# Optax. Replace the loss with your own.
+#
+# offmarl gives you batches; the learner is yours. Every array of a batch begins with the windows
+# of the batch and the steps of a window.
+
+# %%
+import sys
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import offmarl
+
+# %% [markdown]
+# ## Open a dataset
+#
+# The name of a published dataset is pulled the first time it is opened. A path works too.
+#
+# ```bash
+# python published_data.py og_marl/smac_v1/3m/Good
+# python published_data.py vaults/swarm/coverage-3.vlt/medium
+# ```
+
+
+# %%
+def open_data(name: str) -> offmarl.Dataset:
+    """Open a vault by its path, or a published dataset by its name."""
+    return offmarl.load_dataset(name) if name.startswith("og_marl/") else offmarl.open(name)
+
+
+# %% [markdown]
+# ## The loss
+#
+# A window never crosses the end of an episode. An episode can be shorter than a window, so
+# `batch.mask` marks the steps that exist, and `alive` marks the agents that take part.
+
+
+# %%
+def loss(params, batch):
+    view = batch.view_tm1
+    logits = view.observation @ params["kernel"] + params["bias"]
+    logits = jnp.where(view.legal_actions, logits, -1e9)
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.action)
+    mask = batch.mask[..., None] & view.alive
+    return (losses * mask).sum() / mask.sum()
+
+
+# %% [markdown]
+# ## The update
+#
+# The replay is on the device and is an argument of the compiled function. Sampling and updating
+# are one program: nothing is copied from the host.
+
+
+# %%
+def train(dataset: offmarl.Dataset, updates: int = 500):
+    replay = dataset.replay(batch=256, length=10)
+    sizes = (dataset.spec.observation_size, dataset.spec.num_actions)
+    params = {"kernel": jnp.zeros(sizes), "bias": jnp.zeros(sizes[1])}
+    adam = optax.adam(1e-2)
+
+    @jax.jit
+    def run(params, replay, key):
+        def update(state, key):
+            params, optimiser = state
+            value, gradient = jax.value_and_grad(loss)(params, replay.sample(key))
+            step, optimiser = adam.update(gradient, optimiser)
+            return (optax.apply_updates(params, step), optimiser), value
+
+        keys = jax.random.split(key, updates)
+        (params, _), losses = jax.lax.scan(update, (params, adam.init(params)), keys)
+        return params, losses
+
+    return run(params, replay, jax.random.key(0))
+
+
+# %% [markdown]
+# ## Run it
+
+
+# %%
+def main(name: str) -> None:
+    _, losses = train(open_data(name))
+    print(f"cross-entropy: {losses[0]:.3f} at first, {losses[-1]:.3f} after {len(losses)} updates")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "vaults/swarm/coverage-3.vlt/medium")
