@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -134,8 +135,8 @@ def compiled(
         return env.step(key, state, action)
 
     run = jax.vmap(functools.partial(_rollout, env, reference, tolerance))
-    programs = (jax.jit(program, compiler_options=QUICKLY) for program in (reset, step, run))
-    return Programs(*programs, traces)
+    compile_quickly = functools.partial(jax.jit, compiler_options=QUICKLY)
+    return Programs(compile_quickly(reset), compile_quickly(step), compile_quickly(run), traces)
 
 
 @functools.lru_cache(maxsize=2)
@@ -270,7 +271,7 @@ class EnvironmentConformance:
         (state, first), _ = program.reset(jax.random.key(1))
         after, step = program.step(jax.random.key(2), state, action)
         fresh, later = (state, first.view), (after, step.view)
-        assert jax.tree.structure(later) == jax.tree.structure(fresh)
+        chex.assert_trees_all_equal_structs(later, fresh)
         assert _types(later) == _types(fresh)
         program.step(jax.random.key(3), after, action)
         assert len(program.traces) == 1

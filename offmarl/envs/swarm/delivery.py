@@ -123,7 +123,7 @@ class Delivery(SwarmEnv):
 
     def _grip(self, state: SwarmState, task: DeliveryTask) -> DeliveryTask:
         """Tell which drones grip which load, and which loads are carried."""
-        near = find_points(state.drones.position, task.position, None, 1, _GRIP, self.side)
+        near = find_points(state.drones.position, task.position, 1, _GRIP, self.side)
         carrying = jnp.where(jnp.isfinite(near.distance), near.which, -1)[:, 0]
         strength = jax.ops.segment_sum(state.params.strength, carrying, self.num_agents)
         carried = strength >= jnp.where(task.heavy, _HEAVY, _LIGHT)

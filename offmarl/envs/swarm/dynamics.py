@@ -205,7 +205,7 @@ def scatter(
 
 def keep_out(drones: DroneState, obstacles: Float[Array, "M D"], side: float) -> DroneState:
     """Put drones that are inside an obstacle onto its surface; it takes away velocity into it."""
-    near = find_points(drones.position, obstacles, None, 1, OBSTACLE_RADIUS, side)
+    near = find_points(drones.position, obstacles, 1, OBSTACLE_RADIUS, side)
     nearest = obstacles[near.which[:, 0]]
     offset = drones.position - nearest
     distance = jnp.maximum(_norm(offset), 1e-6)

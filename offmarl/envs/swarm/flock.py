@@ -150,7 +150,7 @@ class Flock(SwarmEnv):
         if state.obstacles is None:
             return jnp.zeros(self.num_agents, bool)
         reach = dynamics.OBSTACLE_RADIUS + _TOUCH
-        near = find_points(state.drones.position, state.obstacles, None, 1, reach, self.side)
+        near = find_points(state.drones.position, state.obstacles, 1, reach, self.side)
         return jnp.isfinite(near.distance[:, 0])
 
     def _status(self, state: SwarmState) -> Float[Array, "N 1"]:

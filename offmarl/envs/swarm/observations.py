@@ -127,7 +127,7 @@ class SwarmObservations(SwarmOptions):
         """Describe the nearest points in sight of each agent: relative position, features, 1."""
         position, _, heading = (part[: self._num_acting] for part in seen.drones)
         sight = seen.params.sight[: self._num_acting]
-        near = find_points(position, points, None, count, self._farthest_sight, self.side)
+        near = find_points(position, points, count, self._farthest_sight, self.side)
         offset = self._in_frame(heading, points[near.which] - position[:, None])
         features = jnp.zeros((len(points), 0)) if features is None else features
         known = near.distance <= sight[:, None]

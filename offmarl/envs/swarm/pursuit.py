@@ -138,7 +138,7 @@ class Pursuit(SwarmEnv):
         pursuers = state.drones.position[: self.num_agents]
         position, velocity, heading = (part[self.num_agents :] for part in state.drones)
         reach = self._farthest_sight
-        near = find_points(position, pursuers, None, _THREATS, reach, self.side)
+        near = find_points(position, pursuers, _THREATS, reach, self.side)
         sight = state.params.sight[self.num_agents :, None]
         offset = jnp.where((near.distance <= sight)[..., None], pursuers[near.which], jnp.inf)
         wish = flee(position, offset - position[:, None], self.side)
@@ -167,7 +167,7 @@ class Pursuit(SwarmEnv):
         theirs = seen.drones.position[others]
         sight = seen.params.sight[observers, None]
         at_large, reach = seen.alive[others], self._farthest_sight
-        near = find_points(position, theirs, at_large, _OPPONENTS_SEEN, reach, self.side)
+        near = find_points(position, theirs, _OPPONENTS_SEEN, reach, self.side, at_large)
         offset = (theirs[near.which] - position[:, None]) / sight[..., None]
         relative = seen.drones.velocity[others][near.which] - velocity[:, None]
         offset, relative = (self._in_frame(heading, x) for x in (offset, relative))

@@ -133,7 +133,7 @@ class Search(SwarmEnv):
     def _status(self, state: SwarmState) -> Float[Array, "N C"]:
         position = state.drones.position
         targets, reach = state.task.position, self._farthest_sight
-        near = find_points(position, targets, None, 1, reach, self.side)
+        near = find_points(position, targets, 1, reach, self.side)
         index = near.which[:, 0]
         lacks = state.task.strength[index] < _HOLD_STRENGTH
         offset = (targets[index] - position) / 10

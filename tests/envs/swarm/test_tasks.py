@@ -209,13 +209,6 @@ def test_scripted_evaders_flee():
 # ------------------------------------------------------------------ flock
 
 
-@pytest.fixture(scope="module")
-def flock():
-    env = envs.make("swarm/flock-3", randomise="none", obstacles=0.0, time_limit=50)
-    state, _ = reset(env)
-    return env, state._replace(task=state.task._replace(beacon=jnp.asarray([40.0, 10.0])))
-
-
 @pytest.mark.parametrize(
     ("positions", "reward"),
     [
