@@ -89,8 +89,8 @@ class _Probe(ABC):
 class OneStep(_Probe):
     """One step without information; the reward is the fraction of agents that chose action 1.
 
-    A learner that stays at 0.5 does not learn from rewards; one that goes to 0 has a wrong sign. The
-    value of the best policy is 1.
+    A learner that stays at 0.5 does not learn from rewards; one that goes to 0 has a wrong sign.
+    The value of the best policy is 1.
     """
 
     uniform_return = 0.5
