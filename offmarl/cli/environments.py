@@ -40,8 +40,8 @@ environment's own, or all observations jointly. ?: unknown. needs: pip install '
 [mabrax].
 A capital letter in a name stands for a number of your choice, a word in capitals for one of the \
 values that `offmarl envs NAME` lists. Options follow a colon, as in swarm/coverage-8:time_limit=20.
-Environments of your own: path/to/file.py:FACTORY or package.module:FACTORY; `offmarl new env NAME` \
-writes one to start from."""
+Your own environments: path/to/file.py:FACTORY or package.module:FACTORY; `offmarl new env NAME` \
+writes a file to start from."""
 
 
 def envs(
