@@ -114,7 +114,7 @@ for _ in range(3):
 # ```
 #
 # ```bash
-# offmarl train bc --vault meet/jax_environment.py:Meet.vlt/expert --env jax_environment.py:Meet --out meet/bc
+# offmarl train bc --vault meet/*/expert --env jax_environment.py:Meet --out meet/bc
 # ```
 #
 # `--env` is given again because a vault only holds the environment's name, and offmarl does not

@@ -95,9 +95,9 @@ def make(spec, args: Args, dataset) -> programs.Program:
 # ## Run it
 #
 # ```bash
-# offmarl record mappo --env classic/bridge --tiers random --steps 20000 --total-steps 20000 --out data
-# offmarl train own_baseline.py --vault data/classic/bridge.vlt/random --seeds 3
-# offmarl train bc --vault data/classic/bridge.vlt/random --seeds 3
+# offmarl record mappo --env classic/bridge --tiers random --total-steps 20000
+# offmarl train own_baseline.py --vault vaults/classic/bridge.vlt/random --seeds 3
+# offmarl train bc --vault vaults/classic/bridge.vlt/random --seeds 3
 # offmarl compare runs/classic/bridge/random/own_baseline runs/classic/bridge/random/bc
 # ```
 #
