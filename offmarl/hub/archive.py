@@ -10,8 +10,7 @@ from typing import NamedTuple
 from offmarl.errors import HubError, unknown_name
 from offmarl.hub.fetch import Download, View
 from offmarl.vault.archive import members_of
-from offmarl.vault.location import Location
-from offmarl.vault.open import vaults_among
+from offmarl.vault.drivers import vaults_among
 
 _TAIL = 2**16
 """Bytes at an archive's end in which its directory lies, but for archives of very many files."""
@@ -85,7 +84,7 @@ def contents(download: Download, name: str) -> Contents:
 
 def read_contents(path: Path, end: int = 0) -> Contents:
     """Read the directory of an archive whose files need not all be here; see `contents`."""
-    members = sorted(members_of(Location(path, path)), key=lambda one: one.header_offset)
+    members = sorted(members_of(path), key=lambda one: one.header_offset)
     roots = {root.name: root for root in vaults_among(one.filename for one in members)}
     if not roots:
         raise HubError(f"there is no vault in {path}: nothing was unpacked.")

@@ -18,7 +18,8 @@ from huggingface_hub import cached_assets_path, constants
 
 from offmarl import tracking
 from offmarl.errors import HubChecksumError, HubError, RunError
-from offmarl.vault.open import SUFFIX, vaults_in
+from offmarl.vault.drivers import driver_of
+from offmarl.vault.open import SUFFIX
 from offmarl.vault.published import RECORD
 
 ARRIVING = ".arriving"
@@ -35,7 +36,7 @@ class Entry(NamedTuple):
     @property
     def uids(self) -> dict[str, Path]:
         """Its vaults that are here."""
-        return {path.name: self.path / path.name for path in vaults_in(self.path)}
+        return {path.name: self.path / path.name for path in driver_of(self.path).vaults()}
 
     @property
     def arriving(self) -> Path:

@@ -276,7 +276,7 @@ def _write(
         for record in _records(columns, spec, progress):
             writer.append(record.steps, record.finals, cut=record.cut)
         writer.flush()
-        if digest and Dataset(writer.path).digest() != digest:
+        if digest and Dataset(writer.store).digest() != digest:
             raise VaultFormatError(
                 f"the content of {source} is not what its digest says: it is damaged or was "
                 "changed. Copy it again, or remove the digest to import it all the same."

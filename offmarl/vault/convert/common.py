@@ -23,7 +23,7 @@ from offmarl.vault import atomic
 from offmarl.vault.creation import create_whole
 from offmarl.vault.layout import Codec, NumpyArray
 from offmarl.vault.progress import Progress
-from offmarl.vault.store import errors_of
+from offmarl.vault.system import errors_of
 
 StrPath = str | PathLike[str]
 Item = TypeVar("Item")
