@@ -70,7 +70,7 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("tests/programs/test_capture.py",),
         ("tests/programs",),
     ),
-    "offmarl/hub/fetch.py": (("tests/hub/test_fetch.py",), ("tests/hub",)),
+    "offmarl/hub/install.py": (("tests/hub/test_download.py",), ("tests/hub",)),
     "offmarl/networks/torso.py": (("tests/networks",), ("tests/test_evaluation.py",)),
     "offmarl/networks/mixer.py": (("tests/networks",), ("tests/baselines/test_updates.py",)),
     "recorders/qmix.py": (("tests/programs/test_qmix_by_hand.py",), ("tests/programs",)),

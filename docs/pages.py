@@ -20,7 +20,7 @@ from offmarl import envs
 from offmarl.cli import programs
 from offmarl.cli.parse import parameter_texts
 from offmarl.errors import MissingExtraError, OptionError, UnknownNameError
-from offmarl.hub import catalogue
+from offmarl.hub import card as catalogue
 from offmarl.types import Discrete
 
 Pages = dict[str, str]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from offmarl import envs
-from offmarl.hub.catalogue import Uid
+from offmarl.hub.card import Uid
 
 _WIDTH, _LEFT, _ROW = 560, 130, 34
 
@@ -38,11 +38,11 @@ def _draw(env: Any, path: Path) -> bool:
     import jax
 
     from offmarl.networks import PolicyConfig, make_policy
-    from offmarl.report import animation
+    from offmarl.report import render
 
     scripted = hasattr(env, "scripted")
     policy = env.scripted() if scripted else make_policy(PolicyConfig("random"), env.spec)
-    animation.save(animation.play(env, policy, (), jax.random.key(0)), path)
+    render.save(render.play(env, policy, (), jax.random.key(0)), path)
     return True
 
 

@@ -17,6 +17,8 @@ import jax.numpy as jnp
 
 import offmarl
 from offmarl.envs import restart, transition
+from offmarl.networks import PolicyConfig, make_policy
+from offmarl.programs import record_policy
 from offmarl.types import Discrete, EnvSpec, View
 
 PLACES = 5
@@ -51,7 +53,14 @@ class Meet:
 
     @property
     def spec(self) -> EnvSpec:
-        return EnvSpec(self.name, 2, 2 * PLACES, 2 * PLACES, Discrete(3), self.time_limit)
+        return EnvSpec(
+            name=self.name,
+            num_agents=2,
+            observation_size=2 * PLACES,
+            state_size=2 * PLACES,
+            action=Discrete(3),  # step back, stay, step forward
+            time_limit=self.time_limit,
+        )
 
     def reset(self, key):
         place = jax.random.randint(key, (2,), 0, PLACES)
@@ -78,42 +87,57 @@ def look(state: MeetState) -> View:
 
 
 # %% [markdown]
-# ## Give it a name
+# ## Play a few steps
 #
-# A registered environment is found by its name, with options behind a colon. The command line
-# finds it by module and factory, without registration:
+# Every argument with a default is an option. `jit`, `vmap` and `scan` work, because `reset` and
+# `step` are pure functions.
+
+# %%
+env = Meet(time_limit=8)
+state, timestep = jax.jit(env.reset)(jax.random.key(0))
+print("places:", state.place)
+for _ in range(3):
+    state, timestep = jax.jit(env.step)(jax.random.key(1), state, jnp.array([0, 2]))
+    print("places:", state.place, "rewards:", timestep.reward)
+
+# %% [markdown]
+# ## Use it from the command line
+#
+# Name the file and the class wherever a command takes an environment. Options follow a second
+# colon. Save this page as `jax_environment.py`, then describe the environment, train agents in it
+# online, record them, and learn offline from the recording:
 #
 # ```bash
-# offmarl record mappo --env jax_environment:Meet --out vaults
+# offmarl envs jax_environment.py:Meet
+# offmarl record mappo --env jax_environment.py:Meet --total-steps 100000 --steps 10000 --out meet
+# offmarl ls meet
 # ```
+#
+# ```bash
+# offmarl train bc --vault meet/*/expert --env jax_environment.py:Meet --out meet/bc
+# ```
+#
+# `--env` is given again because a vault only holds the environment's name, and offmarl does not
+# run code that data names.
+#
+# ## Use it from Python
+#
+# `offmarl.envs.register` gives the environment a name in this process. A package gives it one in
+# every process with an entry point in the group `offmarl.envs`.
 
 # %%
 offmarl.envs.register("example/meet", Meet)
 env = offmarl.envs.make("example/meet:time_limit=8")
-print(env.spec)
-
-# %% [markdown]
-# ## Play a few steps
-#
-# `jit`, `vmap` and `scan` work, because `reset` and `step` are pure.
-
-# %%
-key = jax.random.key(0)
-state, timestep = jax.jit(env.reset)(key)
-for step in range(3):
-    state, timestep = jax.jit(env.step)(key, state, jnp.array([2, 0]))
-    print(timestep.reward, timestep.last)
-
-# %% [markdown]
-# ## Record and train
-#
-# The same commands work as for the environments that offmarl ships. In Python:
+uniform = make_policy(PolicyConfig("random"), env.spec)
 
 
-# %%
-def main(out: Path = Path("meet")) -> None:
-    print(out)
+def main(path: Path) -> None:
+    record_policy(env, uniform, (), path, steps=2000, num_envs=8)
+    dataset = offmarl.open(path)
+    print(dataset.spec.name, "mean return of random play:", dataset.episodes.mean_return)
+    batch = dataset.replay(batch=32, length=4).sample(jax.random.key(0))
+    print("a batch of actions:", batch.action.shape)
 
 
 if __name__ == "__main__":
-    main()
+    main(Path("meet/python.vlt/random"))

@@ -1,119 +1,115 @@
 # %% [markdown]
 # # A baseline of your own
 #
-# An environment is a class with a `spec` and two pure functions, `reset` and `step`. This page
-# writes one, records it, and trains a baseline on the recording.
+# A baseline is one file with `Args`, `make` and `main`. `offmarl train` takes the path of the file
+# in place of a name, and does the rest: sampling, seeds, evaluation, checkpoints, resuming, and
+# loading the policy again.
 #
-# In this environment two agents stand on a line of five places. Each sees its own place and the
-# other's, and the team gets a reward in every step in which they stand together.
+# This page writes *reward-weighted cloning*: behaviour cloning in which each step counts the more,
+# the higher its reward,
+#
+#     L = -E[ w log π(a_i | o_i) ],   w = exp(r / temperature), scaled to a mean of 1.
+#
+# Save it as `own_baseline.py`, or generate a template with `offmarl new baseline NAME`.
 
 # %%
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
-import offmarl
-from offmarl.envs import restart, transition
-from offmarl.types import Discrete, EnvSpec, View
-
-PLACES = 5
-
-
-class MeetState(NamedTuple):
-    place: jax.Array  # (2,) int32
-    time: jax.Array  # () int32
-
+from offmarl import cli, programs
+from offmarl.config import Positive, PositiveInt
+from offmarl.losses import masked_mean
+from offmarl.networks import PolicyConfig, agent_head, agent_network, init_policy, make_policy
 
 # %% [markdown]
-# ## The environment
+# ## Arguments
 #
-# Options are fields of a frozen dataclass. The environment never resets itself: recording and
-# evaluation do that. `transition` builds the record of a step; the arrays of agents have the
-# agents' axis first.
+# `programs.Args` has the arguments that all baselines share: the vault, the seeds, the number of
+# updates and so on. Yours are fields with a line of help each. Their types say which values are
+# valid.
 
 
 # %%
-@dataclass(frozen=True, kw_only=True)
-class Meet:
-    """Two agents on a line are rewarded while they stand together.
+@dataclass(frozen=True)
+class Args(programs.Args):
+    """Reward-weighted behaviour cloning."""
 
-    Parameters
-    ----------
-    time_limit
-        Steps of an episode.
-    """
-
-    name: str = ""
-    time_limit: int = 10
-
-    @property
-    def spec(self) -> EnvSpec:
-        return EnvSpec(self.name, 2, 2 * PLACES, 2 * PLACES, Discrete(3), self.time_limit)
-
-    def reset(self, key):
-        place = jax.random.randint(key, (2,), 0, PLACES)
-        state = MeetState(place, jnp.zeros((), jnp.int32))
-        return state, restart(look(state))
-
-    def step(self, key, state, action):
-        place = jnp.clip(state.place + action - 1, 0, PLACES - 1)
-        state = MeetState(place, state.time + 1)
-        reward = jnp.full(2, (place[0] == place[1]).astype(jnp.float32))
-        over = jnp.full(2, state.time >= self.time_limit)
-        return state, transition(look(state), reward, jnp.zeros(2, bool), over)
+    learning_rate: Positive = 1e-3
+    """Adam's step size."""
+    temperature: Positive = 1.0
+    """The smaller, the more the policy follows the steps with the highest rewards."""
+    hidden: PositiveInt = 64
+    """Width of the policy's layers."""
 
 
-def look(state: MeetState) -> View:
-    """Return what each agent sees: its own place, then the other's."""
-    one_hot = jax.nn.one_hot(state.place, PLACES)
-    return View(
-        observation=jnp.concatenate([one_hot, one_hot[::-1]], axis=1),
-        state=one_hot.reshape(-1),
-        legal_actions=jnp.ones((2, 3), bool),
-        alive=jnp.ones(2, bool),
+# %% [markdown]
+# ## The program
+#
+# `make` gets the sizes of the data, the arguments, and statistics of the dataset, and returns pure
+# functions of one seed. Numbers such as the learning rate come as `hyper`, which holds arrays.
+
+
+# %%
+class State(NamedTuple):
+    params: programs.ArrayTree
+    optimiser: programs.ArrayTree
+
+
+def make(spec, args: Args, dataset) -> programs.Program:
+    config = PolicyConfig("feedforward", "softmax", args.hidden, agent_id=True)
+    network, head = agent_network(config, spec), agent_head(config)
+
+    def init(key, hyper):
+        params = init_policy(config, spec, key)
+        return State(params, optax.adam(hyper.learning_rate).init(params))
+
+    def loss(params, batch, hyper):
+        view = batch.view_tm1
+        outputs = jax.vmap(lambda o: network.apply(params, o, method="unroll"))(view.observation)
+        log_prob = head(outputs, view.legal_actions).log_prob(batch.action)
+        mask = batch.mask[..., None] & view.alive
+        weight = jnp.exp(batch.reward / hyper.temperature)
+        return -masked_mean(weight * log_prob, mask) / masked_mean(weight, mask)
+
+    def update(state, batch, key, hyper):
+        value, gradient = jax.value_and_grad(loss)(state.params, batch, hyper)
+        adam = optax.adam(hyper.learning_rate)
+        step, optimiser = adam.update(gradient, state.optimiser)
+        return State(optax.apply_updates(state.params, step), optimiser), {"policy_loss": value}
+
+    return programs.Program(
+        init,
+        stages=(programs.Stage(update),),
+        policy=partial(make_policy, config, spec),
+        policy_params=lambda state: state.params,
     )
 
 
 # %% [markdown]
-# ## Give it a name
-#
-# A registered environment is found by its name, with options behind a colon. The command line
-# finds it by module and factory, without registration:
+# ## Run it
 #
 # ```bash
-# offmarl record mappo --env jax_environment:Meet --out vaults
+# offmarl record mappo --env classic/bridge --tiers random --total-steps 20000
+# offmarl train own_baseline.py --vault vaults/classic/bridge.vlt/random --seeds 3
+# offmarl train bc --vault vaults/classic/bridge.vlt/random --seeds 3
+# offmarl compare runs/classic/bridge/random/own_baseline runs/classic/bridge/random/bc
 # ```
-
-# %%
-offmarl.envs.register("example/meet", Meet)
-env = offmarl.envs.make("example/meet:time_limit=8")
-print(env.spec)
-
-# %% [markdown]
-# ## Play a few steps
 #
-# `jit`, `vmap` and `scan` work, because `reset` and `step` are pure.
-
-# %%
-key = jax.random.key(0)
-state, timestep = jax.jit(env.reset)(key)
-for step in range(3):
-    state, timestep = jax.jit(env.step)(key, state, jnp.array([2, 0]))
-    print(timestep.reward, timestep.last)
-
-# %% [markdown]
-# ## Record and train
-#
-# The same commands work as for the environments that offmarl ships. In Python:
+# `offmarl train own_baseline.py --help` lists the arguments. `main` lets the file run as a script,
+# too.
 
 
 # %%
-def main(out: Path = Path("meet")) -> None:
-    print(out)
+def main(args: Args) -> Path:
+    return programs.train(make, args)
 
 
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__" and not cli.in_notebook():
+    with cli.exit_codes():
+        main(cli.parse_script(Args, __doc__))

@@ -1,119 +1,150 @@
 # %% [markdown]
 # # A PettingZoo environment with a PyTorch policy
 #
-# An environment is a class with a `spec` and two pure functions, `reset` and `step`. This page
-# writes one, records it, and trains a baseline on the recording.
-#
-# In this environment two agents stand on a line of five places. Each sees its own place and the
-# other's, and the team gets a reward in every step in which they stand together.
+# Any PettingZoo environment of the parallel API can be recorded while a policy of yours acts in
+# it, here one written in PyTorch. Then a baseline is trained on the recording, and acts in the
+# same environment. Install `offmarl[pettingzoo]` and `torch` first.
 
 # %%
-from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
+import subprocess
+import sys
 
-import jax
-import jax.numpy as jnp
+import numpy as np
+import pettingzoo
+import torch
+from gymnasium import spaces
 
 import offmarl
-from offmarl.envs import restart, transition
-from offmarl.types import Discrete, EnvSpec, View
-
-PLACES = 5
-
-
-class MeetState(NamedTuple):
-    place: jax.Array  # (2,) int32
-    time: jax.Array  # () int32
-
 
 # %% [markdown]
 # ## The environment
 #
-# Options are fields of a frozen dataclass. The environment never resets itself: recording and
-# evaluation do that. `transition` builds the record of a step; the arrays of agents have the
-# agents' axis first.
+# Each of two agents sees a light that is on or off, and is rewarded for pressing the switch that
+# agrees with it. Use any environment whose actions are Discrete, or Boxes with finite bounds.
 
 
 # %%
-@dataclass(frozen=True, kw_only=True)
-class Meet:
-    """Two agents on a line are rewarded while they stand together.
+class Lights(pettingzoo.ParallelEnv):
+    metadata = {"name": "lights"}
 
-    Parameters
-    ----------
-    time_limit
-        Steps of an episode.
-    """
+    def __init__(self, steps=10):
+        self.possible_agents = ["left", "right"]
+        self.agents = []
+        self.steps = steps
 
-    name: str = ""
-    time_limit: int = 10
+    def observation_space(self, agent):
+        return spaces.Box(0, 1, (1,), np.float32)
 
-    @property
-    def spec(self) -> EnvSpec:
-        return EnvSpec(self.name, 2, 2 * PLACES, 2 * PLACES, Discrete(3), self.time_limit)
+    def action_space(self, agent):
+        return spaces.Discrete(2)
 
-    def reset(self, key):
-        place = jax.random.randint(key, (2,), 0, PLACES)
-        state = MeetState(place, jnp.zeros((), jnp.int32))
-        return state, restart(look(state))
+    def reset(self, seed=None, options=None):
+        if seed is not None:
+            self.random = np.random.default_rng(seed)
+        self.agents, self.time = list(self.possible_agents), 0
+        return self.look(), {agent: {} for agent in self.agents}
 
-    def step(self, key, state, action):
-        place = jnp.clip(state.place + action - 1, 0, PLACES - 1)
-        state = MeetState(place, state.time + 1)
-        reward = jnp.full(2, (place[0] == place[1]).astype(jnp.float32))
-        over = jnp.full(2, state.time >= self.time_limit)
-        return state, transition(look(state), reward, jnp.zeros(2, bool), over)
+    def look(self):
+        self.light = self.random.integers(2, size=2)
+        lights = self.light.astype(np.float32)[:, None]
+        return dict(zip(self.possible_agents, lights, strict=True))
+
+    def step(self, actions):
+        right = {a: actions[a] == self.light[i] for i, a in enumerate(self.possible_agents)}
+        rewards = {agent: float(value) for agent, value in right.items()}
+        self.time += 1
+        over = dict.fromkeys(self.agents, self.time >= self.steps)
+        nothing = dict.fromkeys(self.agents, False)
+        infos = {agent: {} for agent in self.agents}
+        self.agents = [] if self.time >= self.steps else self.agents
+        return self.look(), rewards, nothing, over, infos
 
 
-def look(state: MeetState) -> View:
-    """Return what each agent sees: its own place, then the other's."""
-    one_hot = jax.nn.one_hot(state.place, PLACES)
-    return View(
-        observation=jnp.concatenate([one_hot, one_hot[::-1]], axis=1),
-        state=one_hot.reshape(-1),
-        legal_actions=jnp.ones((2, 3), bool),
-        alive=jnp.ones(2, bool),
+# %% [markdown]
+# ## The policy
+#
+# The policy returns an action for each agent, and the log-probability of each action. The
+# recording keeps both. A policy that cannot give log-probabilities leaves them out.
+
+# %%
+torch.manual_seed(0)
+network = torch.nn.Sequential(torch.nn.Linear(1, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
+
+
+@torch.no_grad()
+def act(observations):
+    inputs = torch.as_tensor(np.stack(list(observations.values())))
+    drawn = torch.distributions.Categorical(logits=network(inputs))
+    actions = drawn.sample()
+    log_probs = drawn.log_prob(actions)
+    return (
+        dict(zip(observations, actions.tolist(), strict=True)),
+        dict(zip(observations, log_probs.tolist(), strict=True)),
     )
 
 
 # %% [markdown]
-# ## Give it a name
+# ## Train it a little
 #
-# A registered environment is found by its name, with options behind a colon. The command line
-# finds it by module and factory, without registration:
+# Any way of training will do. Here: follow the rewards of single steps (REINFORCE).
+
+# %%
+optimiser = torch.optim.Adam(network.parameters(), lr=0.02)
+light = torch.randint(2, (4096, 1))
+for inputs in light.float().split(64):
+    drawn = torch.distributions.Categorical(logits=network(inputs))
+    actions = drawn.sample()
+    rewards = (actions == inputs[:, 0]).float() - 0.5
+    loss = -(rewards * drawn.log_prob(actions)).mean()
+    optimiser.zero_grad()
+    loss.backward()
+    optimiser.step()
+
+# %% [markdown]
+# ## Record it
+#
+# The recorder steps the environment, and writes each episode when it has ended. If the program is
+# stopped, the vault is valid. Run it again with `resume=True` to append.
+
+# %%
+env = Lights()
+with offmarl.record(env, "lights.vlt", resume=True) as recorder:
+    for episode in range(100):
+        observations, infos = recorder.reset(seed=episode)
+        while env.agents:
+            actions, log_probs = act(observations)
+            observations, *_, infos = recorder.step(actions, log_prob=log_probs)
+
+dataset = offmarl.open("lights.vlt")
+print("mean return recorded:", dataset.episodes.mean_return)
+
+# %% [markdown]
+# ## Train a baseline on it
+#
+# offmarl cannot build this environment by a name, so the baseline is trained without it:
 #
 # ```bash
-# offmarl record mappo --env jax_environment:Meet --out vaults
+# offmarl train bc --vault lights.vlt --env none --updates 300 --out lights/bc
 # ```
 
 # %%
-offmarl.envs.register("example/meet", Meet)
-env = offmarl.envs.make("example/meet:time_limit=8")
-print(env.spec)
+command = "train bc --vault lights.vlt --env none --updates 300 --out lights/bc"
+subprocess.run([sys.executable, "-m", "offmarl", *command.split()], check=True)
 
 # %% [markdown]
-# ## Play a few steps
+# ## Act with the baseline
 #
-# `jit`, `vmap` and `scan` work, because `reset` and `step` are pure.
+# `PettingZooPolicy` maps PettingZoo's dictionaries to actions.
 
 # %%
-key = jax.random.key(0)
-state, timestep = jax.jit(env.reset)(key)
-for step in range(3):
-    state, timestep = jax.jit(env.step)(key, state, jnp.array([2, 0]))
-    print(timestep.reward, timestep.last)
-
-# %% [markdown]
-# ## Record and train
-#
-# The same commands work as for the environments that offmarl ships. In Python:
-
-
-# %%
-def main(out: Path = Path("meet")) -> None:
-    print(out)
-
-
-if __name__ == "__main__":
-    main()
+policy = offmarl.envs.PettingZooPolicy(offmarl.load_policy("lights/bc", greedy=True), env)
+returns = []
+for episode in range(20):
+    observations, infos = env.reset(seed=1000 + episode)
+    policy.reset()
+    total = 0.0
+    while env.agents:
+        observations, rewards, *_, infos = env.step(policy(observations, infos))
+        total += float(np.mean(list(rewards.values())))
+    returns.append(total)
+print("mean return of the clone's best actions:", np.mean(returns))

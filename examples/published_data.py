@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import optax
 
 import offmarl
+from offmarl.vault import Dataset
 
 # %% [markdown]
 # ## Open a dataset
@@ -28,7 +29,7 @@ import offmarl
 
 
 # %%
-def open_data(name: str) -> offmarl.Dataset:
+def open_data(name: str) -> Dataset:
     """Open a vault by its path, or a published dataset by its name."""
     return offmarl.load_dataset(name) if name.startswith("og_marl/") else offmarl.open(name)
 
@@ -58,7 +59,7 @@ def loss(params, batch):
 
 
 # %%
-def train(dataset: offmarl.Dataset, updates: int = 500):
+def train(dataset: Dataset, updates: int = 500):
     replay = dataset.replay(batch=256, length=10)
     sizes = (dataset.spec.observation_size, dataset.spec.num_actions)
     params = {"kernel": jnp.zeros(sizes), "bias": jnp.zeros(sizes[1])}

@@ -130,7 +130,7 @@ if not TYPE_CHECKING:  # type checkers take any name from a module that has this
 
 
 def _find_dataset(name: str) -> "Path | None":
-    from offmarl.hub.lookup import find  # it brings in the hub's client
+    from offmarl.hub.cache import find  # it brings in the hub's client
 
     return find(name)
 

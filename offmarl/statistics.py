@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Num
 
 from offmarl.errors import OptionError, ShapeError
 
@@ -50,6 +50,12 @@ def normalise(scores: Float[np.ndarray, "*s"], reference: Reference) -> Float[np
             "different, finite numbers."
         )
     return np.asarray((scores - random) / (expert - random))
+
+
+def spread(values: Num[np.ndarray, "count"]) -> dict[str, float]:
+    """Return the mean, standard deviation, minimum and maximum; empty if there are no values."""
+    names = ("mean", "std", "min", "max") if len(values) else ()
+    return {name: float(getattr(values, name)()) for name in names}
 
 
 def mean(scores: Scores) -> Float[np.ndarray, "*b"]:

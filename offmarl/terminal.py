@@ -1,4 +1,4 @@
-"""Escape control characters before printing text from data.
+"""Text for the terminal: numbers formatted, and control characters from data escaped.
 
 Names and sentences in vaults, cards, archives and answers of a hub are written by others. Escape
 sequences in them could move the cursor, rewrite what is on the screen or set the window's title,
@@ -7,6 +7,7 @@ and bidirectional overrides could show one name for another.
 
 import re
 import unicodedata
+from typing import Any
 
 _KEPT = "\n\t\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"
 """Line breaks, and what spelling needs in some scripts."""
@@ -42,3 +43,21 @@ def _escape(character: str) -> str:
     if character in _KEPT or unicodedata.category(character) not in _CATEGORIES:
         return character
     return character.encode("unicode_escape", "backslashreplace").decode()
+
+
+def number(cell: Any) -> str:
+    """Format a cell: thousands separated, floats with four digits, None as empty text."""
+    match cell:
+        case None:
+            return ""
+        case int():
+            return f"{cell:,}"
+        case float():
+            return f"{cell:,.0f}" if abs(cell) >= 1e3 else f"{cell:#.4g}"
+        case _:
+            return str(cell)
+
+
+def interval(value: float, low: float | None, high: float | None) -> str:
+    """Format an estimate with its confidence interval, if it has one."""
+    return number(value) if low is None else f"{number(value)} [{number(low)}, {number(high)}]"

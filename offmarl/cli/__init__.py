@@ -51,7 +51,7 @@ VERBS = {
         example="runs/swarm/coverage-3/medium/bc --render episode.gif",
     ),
     "compare": Verb(
-        "compare",
+        "report",
         "Compare runs: IQM with intervals, profiles, a figure, a page",
         example="runs/*/*/medium/* --html report.html",
     ),

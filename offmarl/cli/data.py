@@ -12,8 +12,10 @@ from tyro.conf import Positional, arg
 
 from offmarl import vault
 from offmarl.cli import lineage
-from offmarl.cli.output import Report, grid, number, spread, table
+from offmarl.cli.output import Report, grid, table
 from offmarl.paths import local
+from offmarl.statistics import spread
+from offmarl.terminal import number
 from offmarl.types import Discrete
 from offmarl.vault.compat import MEANINGS
 from offmarl.vault.location import hide_credentials

@@ -11,10 +11,11 @@ from jaxtyping import Float
 from rich.console import Group
 
 from offmarl.cli import programs
-from offmarl.cli.output import Report, interval, table
+from offmarl.cli.output import Report, table
 from offmarl.programs.interruption import more_to_come
 from offmarl.report import Entry, estimate, figure_demo, scores_of
 from offmarl.statistics import MIN_RUNS
+from offmarl.terminal import interval
 
 _ENV = "swarm/coverage-3"
 _TIERS = ("random", "medium", "expert", "replay")

@@ -14,9 +14,10 @@ from rich.table import Table
 from tyro.conf import Positional, arg
 
 from offmarl import envs as registry
-from offmarl.cli.output import Report, number
+from offmarl.cli.output import Report
 from offmarl.cli.output import grid as facts
 from offmarl.envs.catalogue import EnvInfo
+from offmarl.terminal import number
 from offmarl.types import Discrete, EnvSpec
 
 _NUM_ENVS = 64
@@ -109,7 +110,7 @@ def _draw(env: Any, picture: Path | None) -> Path | None:
     import jax
 
     from offmarl.networks import PolicyConfig, make_policy
-    from offmarl.report import animation
+    from offmarl.report import render
 
     if picture is None:
         if not hasattr(env, "scene"):
@@ -118,7 +119,7 @@ def _draw(env: Any, picture: Path | None) -> Path | None:
         picture = Path(tempfile.gettempdir()) / "offmarl" / file
     scripted = hasattr(env, "scripted")
     policy = env.scripted() if scripted else make_policy(PolicyConfig("random"), env.spec)
-    animation.save(animation.play(env, policy, (), jax.random.key(0)), picture)
+    render.save(render.play(env, policy, (), jax.random.key(0)), picture)
     return picture
 
 

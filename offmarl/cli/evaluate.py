@@ -43,14 +43,14 @@ def evaluate(
     seeds = record["seeds"]
     from offmarl.cli import policies  # brings in JAX, which --help does without
     from offmarl.evaluation import load_policy
-    from offmarl.report import animation
+    from offmarl.report.render import save
 
     greedy = None if act == "as-trained" else act == "greedy"
     loaded = {trained: load_policy(run, trained, greedy=greedy) for trained in seeds}
     first = loaded[seeds[0]]
     environment = policies.make_environment(env, first)
     if render:
-        animation.save(policies.watch(environment, first, seed), render)
+        save(policies.watch(environment, first, seed), render)
     returns = policies.play(environment, loaded, episodes, seed)
     acting = acting_of(record if greedy is None else {"greedy": greedy})
     title = f"{labelled(first.name, acting)} of {run} in {environment.spec.name}: returns"

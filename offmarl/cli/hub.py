@@ -10,11 +10,12 @@ from rich.console import Group
 from tyro.conf import Positional, arg
 
 from offmarl import hub
-from offmarl.cli.output import Report, as_is, ask, grid, number, table
+from offmarl.cli.output import Report, as_is, ask, grid, table
 from offmarl.errors import OptionError, UnknownNameError, unknown_name
 from offmarl.hub import Card
 from offmarl.hub import cache as pulled_datasets
-from offmarl.hub.lookup import parse
+from offmarl.hub.cache import parse
+from offmarl.terminal import number
 
 _NOTHING = "nothing was pulled yet."
 

@@ -8,9 +8,10 @@ from rich.console import Group, RenderableType
 from tyro.conf import Positional, arg
 
 from offmarl import vault
-from offmarl.cli.output import Report, as_is, number
+from offmarl.cli.output import Report, as_is
 from offmarl.errors import OptionError
 from offmarl.paths import may_be_name
+from offmarl.terminal import number
 from offmarl.tracking import progress
 
 _MOST_LINES = 50

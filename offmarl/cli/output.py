@@ -4,8 +4,6 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-from jaxtyping import Num
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.measure import Measurement
@@ -13,7 +11,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from offmarl.terminal import one_line, printable
+from offmarl.terminal import number, one_line, printable
 from offmarl.tracking import to_json
 
 _out = Console(highlight=False)
@@ -151,27 +149,3 @@ def as_is(text: Any) -> RenderableType:
     """Return text that is not broken into lines, so that it can be copied from the terminal."""
     text = printable(str(text))
     return Group(Text(text, no_wrap=True, overflow="ignore"))  # a bare Text would be wrapped
-
-
-def spread(values: Num[np.ndarray, "count"]) -> dict[str, float]:
-    """Return the mean, standard deviation and range of numbers; empty if there are none."""
-    names = ("mean", "std", "min", "max") if len(values) else ()
-    return {name: float(getattr(values, name)()) for name in names}
-
-
-def number(cell: Any) -> str:
-    """Return a cell as text: thousands apart, four digits of floats, None as nothing."""
-    match cell:
-        case None:
-            return ""
-        case int():
-            return f"{cell:,}"
-        case float():
-            return f"{cell:,.0f}" if abs(cell) >= 1e3 else f"{cell:#.4g}"
-        case _:
-            return str(cell)
-
-
-def interval(value: float, low: float | None, high: float | None) -> str:
-    """Return an estimate with its confidence interval, where it has one."""
-    return number(value) if low is None else f"{number(value)} [{number(low)}, {number(high)}]"

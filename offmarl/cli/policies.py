@@ -10,7 +10,7 @@ from offmarl import envs, evaluation
 from offmarl.envs import Environment
 from offmarl.errors import ShapeError
 from offmarl.evaluation import LoadedPolicy
-from offmarl.report import animation
+from offmarl.report import render
 from offmarl.tracking import progress
 from offmarl.types import ArrayTree
 
@@ -51,6 +51,6 @@ def play(
     return returns
 
 
-def watch(environment: Environment, loaded: LoadedPolicy, seed: int) -> animation.Playback:
+def watch(environment: Environment, loaded: LoadedPolicy, seed: int) -> render.Playback:
     """Play one episode of a policy, to be drawn."""
-    return animation.play(environment, loaded.policy, loaded.params, jax.random.key(seed))
+    return render.play(environment, loaded.policy, loaded.params, jax.random.key(seed))

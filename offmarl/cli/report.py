@@ -1,6 +1,7 @@
-"""``offmarl report``."""
+"""``offmarl report`` and ``compare``: describe datasets, and compare runs."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,14 +10,18 @@ from rich.console import Group
 from rich.text import Text
 from tyro.conf import Positional, arg
 
-from offmarl.cli import dataset_page, dataset_tables
-from offmarl.cli.output import Report, spread, table
-from offmarl.errors import OffmarlError, OptionError, VaultError
-from offmarl.report import page
+from offmarl import report as reports
+from offmarl.cli.output import Report, table
+from offmarl.errors import OffmarlError, OptionError, RunError, VaultError
+from offmarl.report import page, tables
+from offmarl.report.comparison import Comparison, Data, Row, Runs
 from offmarl.report.contents import LENGTHS, Survey, survey
 from offmarl.report.dataset_figures import Surveys
-from offmarl.report.findings import findings
-from offmarl.tracking import progress
+from offmarl.report.tables import Section
+from offmarl.report.warnings import data_warnings, warnings_by_dataset
+from offmarl.statistics import MIN_RUNS, Reference, spread
+from offmarl.terminal import number
+from offmarl.tracking import RETURN, acting_of, labelled, progress, read_run
 from offmarl.vault import Dataset
 from offmarl.vault.open import open_source, place_of
 from offmarl.vault.system import errors_of
@@ -34,34 +39,34 @@ def report(
     Parameters
     ----------
     vaults
-        Vaults of any program, in directories, archives or buckets; one that stops at .vlt stands
-        for all the datasets in it.
+        Vaults of any program, in directories, archives or buckets; a path that ends in .vlt stands
+        for all the vaults in it.
     html
-        Write a self-contained page here, with figures, and with episodes where they can be played
-        again.
+        Write a self-contained page here, with figures, and with animated episodes if the
+        environment can play them again.
     time_limit
         For vaults of other programs that flag the time limit as a termination: the limit.
     """
     if html and html.is_dir():
-        raise OptionError(f"{html} is a directory: give the page a name, as {html / 'page.html'}.")
+        raise OptionError(f"{html} is a directory: give a file name, such as {html / 'page.html'}.")
     found = [open_source(path, time_limit=time_limit) for path in dict.fromkeys(_each(vaults))]
     if not found:
-        raise VaultError("there is nothing to report on: give the path of one vault or more.")
+        raise VaultError("no vaults to report on: give the path of at least one vault.")
     surveys = {name: survey(one, progress) for name, one in _named(found).items()}
-    if len(vaults) == 1:  # all there is, in no order that anybody asked for
+    if len(vaults) == 1:  # one path may stand for several vaults: sort them by return
         surveys = dict(sorted(surveys.items(), key=lambda item: _mean_return(item[1])))
     if html:
         html.parent.mkdir(parents=True, exist_ok=True)
-        text = dataset_page.write(surveys, _films(surveys))
+        text = page.dataset_page(surveys, _episode_films(surveys))
         html.write_text(text)
     return Report(
-        {"vaults": {name: _data(one) for name, one in surveys.items()}, "page": html},
+        {"vaults": {name: _survey_data(one) for name, one in surveys.items()}, "page": html},
         Group(*_view(surveys), *([f"wrote {html}"] if html else [])),
     )
 
 
 def _each(paths: Iterable[str]) -> Iterator[Any]:
-    """Return paths, for one of several datasets theirs."""
+    """Return the paths of vaults; those inside, for a path that holds several."""
     for path in paths:
         location = place_of(path)
         with errors_of(location.path):
@@ -87,27 +92,27 @@ def _mean_return(found: Survey) -> float:
 
 def _view(surveys: Surveys) -> Iterator[Any]:
     sections = [
-        dataset_tables.glance(surveys),
-        dataset_tables.rewards(surveys),
-        *dataset_tables.actions(surveys),
-        dataset_tables.coverage(surveys),
+        tables.glance(surveys),
+        tables.rewards(surveys),
+        *tables.actions(surveys),
+        tables.coverage(surveys),
     ]
     for title, columns, rows in sections:
         yield table(columns, rows, title)
-    if known := dataset_page.notes(surveys):
-        yield Text("Worth knowing", style="bold")
+    if known := warnings_by_dataset(surveys):
+        yield Text("Warnings", style="bold")
         yield from (Text(f"  {name}: {text}" if name else f"  {text}") for name, text in known)
 
 
-def _films(surveys: Surveys) -> list[str]:
-    """Return the worst, median and best episodes of each dataset, where they can be drawn."""
+def _episode_films(surveys: Surveys) -> list[str]:
+    """Return the worst, median and best episode of each dataset that can be drawn."""
     shown, unseen = [], []
     for name, one in surveys.items():
         try:
             shown += list(_watched(name, one))
         except OffmarlError as error:
             unseen.append((name, str(error)))
-    title = page.heading("Episodes to watch")
+    title = page.heading("Episodes")
     return [
         title,
         *([page.films(shown)] if shown else []),
@@ -121,23 +126,23 @@ def _watched(name: str, found: Survey) -> Iterator[tuple[bytes, str]]:
         raise OptionError("the environment of the dataset is unknown, so no episode can be drawn.")
     whole = np.flatnonzero(found.episodes.scored)
     if not len(whole):
-        raise OptionError("there is no complete episode to draw.")
+        raise OptionError("no episode is complete, so none is drawn.")
     from offmarl import envs  # brings in JAX
-    from offmarl.report import animation, replaying
+    from offmarl.report import render, replay_render
 
     env = envs.make(found.spec.name)
     order = whole[np.argsort(found.returns, kind="stable")]
     chosen = {"worst": order[0], "median": order[(len(order) - 1) // 2], "best": order[-1]}
     with progress(f"draw {name}", len(chosen)) as advance:
         for rank, number in chosen.items():
-            watched = replaying.replay(env, found.vault, int(number))
+            watched = replay_render.replay(env, found.vault, int(number))
             value = found.episodes.episode_returns[number]
-            gif = animation.to_gif(watched, -(-len(watched.scenes) // _MOST_FRAMES))
+            gif = render.to_gif(watched, -(-len(watched.scenes) // _MOST_FRAMES))
             yield gif, f"{name}, {rank}: episode {number}, return {value:.4g}"
             advance(1)
 
 
-def _data(found: Survey) -> Mapping[str, Any]:
+def _survey_data(found: Survey) -> Mapping[str, Any]:
     vault = found.vault
     causes, counts = np.unique(found.episodes.cause, return_counts=True)
     return {
@@ -151,7 +156,7 @@ def _data(found: Survey) -> Mapping[str, Any]:
         "bytes": vault.num_bytes,
         "digest": found.digest,
         "unverified": vault.unverified,
-        "findings": findings(found),
+        "warnings": data_warnings(found),
         "episodes": len(found.episodes.row),
         "incomplete": found.episodes.incomplete,
         "episodes_without_return": found.episodes.without_return,
@@ -170,6 +175,194 @@ def _data(found: Survey) -> Mapping[str, Any]:
 
 
 def _plain(record: Any) -> dict[str, Any]:
-    """Return a record's fields by name, and those of the records in it."""
+    """Return a record as a dictionary, and the records in it, too."""
     fields = record._asdict().items()
     return {name: _plain(x) if hasattr(x, "_asdict") else x for name, x in fields}
+
+
+# --------------------------------------------------------------------------------- compare
+
+
+def compare(
+    runs: Annotated[tuple[Path, ...], Positional, arg(metavar="RUN...")] = (),
+    html: Path | None = None,
+    figure: Path | None = None,
+    references: Annotated[
+        tuple[tuple[str, float, float], ...], arg(metavar="[ENV RANDOM EXPERT ...]")
+    ] = (),
+) -> Report:
+    """Compare runs: IQM with intervals, profiles, a figure, a page.
+
+    The final evaluations are compared: greedy policies with greedy ones, sampled policies with
+    sampled ones.
+
+    Parameters
+    ----------
+    runs
+        Directories of runs, as `offmarl train` writes them.
+    html
+        Write a self-contained page here.
+    figure
+        Write the figure here, as PNG, PDF or SVG.
+    references
+        Mean returns of random play and of an expert in an environment; returns are normalised so
+        that these are 0 and 1. By default those of the datasets that offmarl can record again.
+    """
+    if not runs:
+        raise RunError("no runs to compare: give the directory of at least one run.")
+    metric = reports.metric_of(runs)
+    found = reports.read_runs(runs, metric)
+    known = _known(references) if metric == RETURN else {}
+    by_dataset = {
+        name: known[data.environment]
+        for name, data in found.data.items()
+        if data.environment in known
+    }
+    comparison = reports.compare(found.scores, by_dataset, metric)
+    sections, notes = (
+        list(tables.comparison_tables(comparison)),
+        list(_notes(comparison, found, metric)),
+    )
+    if metric != RETURN:
+        sections.append(_losses(runs))
+    if figure:
+        reports.save(reports.figure_comparison(comparison), figure)
+    if html:
+        html.parent.mkdir(parents=True, exist_ok=True)
+        html.write_text(_comparison_page(comparison, sections, notes, runs))
+    written = [f"wrote {path}" for path in (html, figure) if path]
+    shown = (table(columns, rows, title) for title, columns, rows in sections)
+    return Report(_comparison_data(comparison, found, notes), Group(*shown, *notes, *written))
+
+
+def _known(given: Iterable[tuple[str, float, float]]) -> dict[str, Reference]:
+    """Return the reference returns by environment; ``given`` ones override known ones."""
+    from offmarl.hub.card import references  # takes a while to import
+
+    return references() | {env: Reference(random, expert) for env, random, expert in given}
+
+
+def _notes(comparison: Comparison, found: Runs, metric: str) -> Iterator[str]:
+    """Describe the normalisation and what is missing."""
+    scales = {found.data[name].environment: one for name, one in comparison.references.items()}
+    for env, reference in scales.items():
+        yield (
+            f"Returns in {env} are normalised: 0 is random play ({number(reference.random)}), 1 is "
+            f"the expert ({number(reference.expert)})."
+        )
+    raw = dict.fromkeys(
+        data.environment for name, data in found.data.items() if name not in comparison.references
+    )
+    if metric == RETURN and raw:
+        given = " ".join(f"{env} RANDOM EXPERT" for env in raw)
+        yield (
+            f"The reference returns of {', '.join(raw)} are unknown, so returns there are not "
+            f"normalised: give them with --references {given}."
+            + ("" if comparison.pooled else " Without them the datasets are not summarised.")
+        )
+    yield from _doubts(comparison, found)
+
+
+def _doubts(comparison: Comparison, found: Runs) -> Iterator[str]:
+    """Point out equal names, missing greedy evaluations and too few seeds."""
+    names = [data.name for data in found.data.values()]
+    for name in dict.fromkeys(name for name in names if names.count(name) > 1):
+        yield f"Several datasets or environments are named {name}: each is compared separately."
+    entries = dict.fromkeys(entry for one in comparison.scores.values() for entry in one)
+    for entry in entries:
+        if entry.acting == "sampled" and entry._replace(acting="greedy") not in entries:
+            yield (
+                f"{entry.label} was not evaluated greedily, so it is compared only with other "
+                "sampled policies."
+            )
+    if any(len(runs) < MIN_RUNS for one in comparison.scores.values() for runs in one.values()):
+        yield f"Intervals need at least {MIN_RUNS} seeds."
+
+
+def _losses(runs: Iterable[Path]) -> Section:
+    """Return the final training metrics of runs that were not evaluated in an environment."""
+    rows = [
+        [str(path), ", ".join(f"{name} {number(value)}" for name, value in last.items())]
+        for path, last in ((path, reports.last_metrics(path)) for path in runs)
+    ]
+    return Section("Final training metrics, mean over seeds", ["run", "metrics"], rows)
+
+
+def _comparison_page(
+    comparison: Comparison,
+    sections: Iterable[Section],
+    notes: Iterable[str],
+    runs: Sequence[Path],
+) -> str:
+    caption = (
+        "Left: the mean return of each seed, and the IQM over seeds. Hollow markers and dashed "
+        "lines: sampled actions. Bands and bars: 95% intervals."
+    )
+    body = [page.image(reports.figure_comparison(comparison), caption)]
+    for title, columns, rows in sections:
+        body += [page.heading(title), page.table(columns, [map(number, row) for row in rows])]
+    body += [
+        page.notes(("", note) for note in notes),
+        *_run_films(runs),
+        page.heading("Runs"),
+        page.table(["run", "program", "data", "digest", "settings"], map(_run, runs)),
+    ]
+    return page.document("Comparison of runs", body)
+
+
+def _run_films(runs: Sequence[Path]) -> list[str]:
+    """Return an episode of each run's first seed, if its environment can be drawn."""
+    from offmarl.cli import policies
+    from offmarl.evaluation import load_policy
+    from offmarl.report import render
+
+    shown = []
+    for directory in runs:
+        with suppress(OffmarlError):  # the environment is not installed or cannot be drawn
+            loaded = load_policy(directory)
+            watched = policies.watch(policies.make_environment(None, loaded), loaded, seed=0)
+            name = labelled(loaded.name, acting_of(read_run(directory)))
+            shown.append((render.to_gif(watched), f"{name}: {directory}"))
+    return [page.heading("Episodes"), page.films(shown)] if shown else []
+
+
+def _run(directory: Path) -> list[str]:
+    run = read_run(directory)
+    settings = ", ".join(f"{key}={value}" for key, value in run["args"].items())
+    data = [str(run.get("vault") or ""), str(run.get("vault_digest") or "")[:12]]
+    return [str(directory), run["program"], *data, settings]
+
+
+def _comparison_data(comparison: Comparison, found: Runs, notes: Sequence[str]) -> dict[str, Any]:
+    return {
+        "datasets": {
+            dataset: {row.entry.label: _row_data(row) for row in rows}
+            for dataset, rows in comparison.datasets.items()
+        },
+        "data": {
+            name: _source_data(data, comparison.references.get(name))
+            for name, data in found.data.items()
+        },
+        "overall": {row.entry.label: _row_data(row) for row in comparison.overall},
+        "probability_of_improvement": {
+            first.label: {second.label: value._asdict() for second, value in row.items()}
+            for first, row in comparison.improvement.items()
+        },
+        "notes": notes,
+    }
+
+
+def _row_data(row: Row) -> Mapping[str, Any]:
+    return {
+        "algorithm": row.entry.algorithm,
+        "acting": row.entry.acting,
+        "runs": row.runs,
+        "iqm": row.iqm._asdict(),
+        "normalised": row.normalised._asdict() if row.normalised else None,
+        "mean": row.mean,
+        "median": row.median,
+    }
+
+
+def _source_data(data: Data, reference: Reference | None) -> dict[str, Any]:
+    return {**data._asdict(), "references": reference._asdict() if reference else None}

@@ -7,9 +7,10 @@ import numpy as np
 from jaxtyping import Float
 from rich.console import Group
 
-from offmarl.cli.output import Report, interval, spread, table
+from offmarl.cli.output import Report, table
 from offmarl.report import estimate
-from offmarl.statistics import MIN_RUNS
+from offmarl.statistics import MIN_RUNS, spread
+from offmarl.terminal import interval
 
 
 def returns_report(

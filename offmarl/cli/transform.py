@@ -14,7 +14,8 @@ from tyro.conf import Positional, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
 from offmarl import vault
-from offmarl.cli.output import Report, spread, table
+from offmarl.cli.output import Report, table
+from offmarl.statistics import spread
 from offmarl.tracking import progress
 from offmarl.vault.transform.pipeline import AnyVault, StrPath
 

@@ -1,10 +1,10 @@
-"""Datasets on the hub: what there is, bringing it here, and publishing.
+"""Datasets on the hub: the catalogue, downloading and publishing.
 
 >>> hub.pull("og_marl/smac_v1/3m/Good").paths
 >>> dataset = hub.load_dataset("og_marl/smac_v1/3m/Good")
 """
 
-from offmarl.hub.catalogue import Card, cards
+from offmarl.hub.card import Card, cards
 from offmarl.hub.pull import Plan, Pulled, load_dataset, plan, pull
 from offmarl.hub.push import Pushed, push
 

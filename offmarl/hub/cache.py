@@ -1,10 +1,12 @@
-"""Where pulled datasets are kept: ``$HF_HOME/assets/offmarl/datasets/pulled``.
+"""Datasets that were pulled to this machine: where they are kept, and how they are found by name.
 
-There a dataset is a directory ``NAME/COMMIT/SCENARIO.vlt`` with a vault for each uid, as OG-MARL
-and flashbax have them, and a record of what was checked; ``NAME/refs/REVISION`` says which commit
-a branch or tag meant when it was last asked for.
+They are in ``$HF_HOME/assets/offmarl/datasets/pulled``. A dataset is a directory
+``NAME/COMMIT/SCENARIO.vlt`` with a vault for each uid, as OG-MARL and flashbax lay them out, and a
+record of how it was checked. ``NAME/refs/REVISION`` holds the commit that a branch or tag meant
+when the hub was last asked.
 """
 
+import os
 import shutil
 import zlib
 from collections.abc import Iterator, Mapping
@@ -17,53 +19,64 @@ from filelock import FileLock, Timeout
 from huggingface_hub import cached_assets_path, constants
 
 from offmarl import tracking
-from offmarl.errors import HubChecksumError, HubError, RunError
+from offmarl.errors import (
+    CardError,
+    HubChecksumError,
+    HubError,
+    RunError,
+    UnknownNameError,
+    VaultNotFoundError,
+    unknown_name,
+)
+from offmarl.hub import card as cards
+from offmarl.hub.card import Card
+from offmarl.paths import local
 from offmarl.vault.drivers import driver_of
 from offmarl.vault.open import SUFFIX
 from offmarl.vault.published import RECORD
 
 ARRIVING = ".arriving"
-"""Directory, in that of a dataset, for what is not complete."""
+"""Directory of incomplete data, in the directory of a dataset."""
 _LOCK = ".lock"
 _REFS = "refs"
 
 
 class Entry(NamedTuple):
-    """A dataset, as far as it is here: the directory ``<scenario>.vlt``."""
+    """A dataset on this machine, perhaps incomplete: a directory ``<scenario>.vlt``."""
 
     path: Path
 
     @property
     def uids(self) -> dict[str, Path]:
-        """Its vaults that are here."""
+        """Paths of its vaults on this machine, by uid."""
         return {path.name: self.path / path.name for path in driver_of(self.path).vaults()}
 
     @property
     def arriving(self) -> Path:
-        """Directory of what is not complete."""
+        """Directory of incomplete data."""
         return self.path / ARRIVING
 
     @property
     def record(self) -> dict[str, Any]:
-        """What was noted when it was pulled: name, repository, commit, and the files of uids."""
+        """What `pull` recorded: name, repository, commit, card, and the files of each uid."""
         try:
             return tracking.read_json(self.path, RECORD)
         except RunError:
             return {}
 
     def note(self, facts: Mapping[str, Any]) -> None:
-        """Replace some of the facts in the record."""
+        """Update the record."""
         tracking.write_json(self.path / RECORD, {**self.record, **facts})
 
     @property
     def size(self) -> int:
-        """Bytes it takes on the disk, those that are arriving included."""
+        """Bytes on disk, incomplete data included."""
         files = (path for path in self.path.rglob("*") if path.is_file())
         return sum(path.stat().st_blocks * 512 for path in files)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the dataset for this process alone; wait while another one does."""
+        """Lock the dataset for this process; wait while another process holds the lock."""
         self.arriving.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.arriving / _LOCK)
         try:
@@ -86,26 +99,26 @@ def root() -> Path:
 
 
 def entry(name: str, commit: str, scenario: str) -> Entry:
-    """Return where a dataset is kept at a commit; it need not be there."""
+    """Return the place of a dataset at a commit, which need not exist."""
     return Entry(root() / name / commit / f"{scenario}{SUFFIX}")
 
 
 def entries(commit: Path | None = None) -> list[Entry]:
-    """Return the datasets that are here or began to arrive: all, or those of a commit."""
+    """Return the datasets on this machine, complete or not: all, or those of a commit."""
     depths = ("*",) if commit else ("*/*/*/*", "*/*/*/*/*")
     found = (path for depth in depths for path in (commit or root()).glob(f"{depth}{SUFFIX}"))
     return sorted(Entry(path) for path in found if (path / RECORD).is_file())
 
 
 def remember(name: str, revision: str, commit: str) -> None:
-    """Note which commit a revision means now."""
+    """Record the commit that a revision means now."""
     file = _ref(name, revision)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(commit)
 
 
 def recall(name: str, revision: str) -> str:
-    """Return the commit that a revision meant when it was last asked for, or the revision."""
+    """Return the commit that a revision meant when the hub was last asked, or the revision."""
     with suppress(FileNotFoundError):
         return _ref(name, revision).read_text().strip()
     return revision
@@ -116,7 +129,7 @@ def _ref(name: str, revision: str) -> Path:
 
 
 def remove(one: Entry) -> int:
-    """Remove a dataset, and return the bytes that this frees."""
+    """Remove a dataset, and return the bytes freed."""
     freed = one.size
     commit, name = one.path.parents[:2]
     shutil.rmtree(commit)
@@ -133,14 +146,21 @@ def remove(one: Entry) -> int:
 
 
 def verify(one: Entry, uid: str | None = None) -> int:
-    """Compare every file with the CRC-32 that its archive gave, and return how many there are.
+    """Compare every file with the CRC-32 of its archive, and return the number of files.
 
-    Of one vault only where a uid is given.
+    Parameters
+    ----------
+    one
+        The dataset.
+    uid
+        Check this vault only.
 
     Raises
     ------
     HubChecksumError
-        Some are missing or different; it names them.
+        Files are missing or different; the message names some.
+    HubError
+        The dataset was not pulled completely.
     """
     files = [
         (path, size, crc)
@@ -149,13 +169,13 @@ def verify(one: Entry, uid: str | None = None) -> int:
         for path, size, crc in ((one.path / name / file, *f) for file, f in facts["files"].items())
     ]
     if not files:
-        raise HubError(f"{one.path} was not pulled as a whole: pull it again.")
+        raise HubError(f"{one.path} was not pulled completely: pull it again.")
     damaged = [path for path, size, crc in files if not _is_intact(path, size, crc)]
     if damaged:
         names = ", ".join(str(path.relative_to(one.path)) for path in damaged[:3])
         raise HubChecksumError(
-            f"{len(damaged)} of {len(files)} files of {one.path} are not as they were published "
-            f"({names}): remove it with `offmarl cache rm` and pull it again."
+            f"{len(damaged)} of {len(files)} files of {one.path} differ from what was published "
+            f"({names}): remove the dataset with `offmarl cache rm` and pull it again."
         )
     return len(files)
 
@@ -171,3 +191,142 @@ def _is_intact(path: Path, size: int, crc: int) -> bool:
     except OSError:
         return False
     return found == crc
+
+
+# ------------------------------------------------------------------------------------ names
+
+
+class Target(NamedTuple):
+    """The parts of a name such as "og_marl/smac_v1/3m/Good@main".
+
+    Attributes
+    ----------
+    name
+        Name of a dataset in the catalogue, or of a repository on the hub.
+    uid
+        One of its vaults; None for all.
+    revision
+        A branch, tag or commit; None for the revision that the card names.
+    """
+
+    name: str
+    uid: str | None
+    revision: str | None
+
+    @property
+    def card(self) -> Card | None:
+        """The dataset's card in the catalogue, if it has one."""
+        return cards.load(self.name) if self.name in cards.names() else None
+
+    @property
+    def commit(self) -> str:
+        """The commit that the revision meant when the hub was last asked, or the revision."""
+        revision = self.revision
+        if revision is None:
+            revision = self.card.hub.revision if self.card and self.card.hub else "main"
+        return recall(self.name, revision)
+
+
+def parse(name: str) -> Target:
+    """Parse ``NAME[/UID][@REVISION]``; `UnknownNameError` if no dataset can have that name."""
+    path, _, revision = name.partition("@")
+    parts = path.strip("/").split("/")
+    known = cards.names()
+    in_catalogue = _is_source(parts[0])
+    length = 3 if in_catalogue else 2
+    target = "/".join(parts[:length])
+    if len(parts) not in (length, length + 1) or (in_catalogue and target not in known):
+        raise unknown_name("dataset", path, known, see="offmarl ls --remote")
+    return Target(target, parts[length] if len(parts) > length else None, revision or None)
+
+
+def _is_source(name: str) -> bool:
+    """Whether the names of datasets in the catalogue begin with this."""
+    return name in {one.split("/")[0] for one in cards.names()}
+
+
+def pulled(target: Target) -> dict[str, Path]:
+    """Return the local vaults of a target, by uid."""
+    commit = root() / target.name / target.commit
+    found = {uid: path for entry in entries(commit) for uid, path in entry.uids.items()}
+    return {uid: path for uid, path in found.items() if target.uid in (None, uid)}
+
+
+def find(name: str) -> Path | None:
+    """Return the path of a pulled dataset: a vault, or the directory of several.
+
+    Returns None if the text is not a dataset's name, and so is a path that does not exist.
+
+    Raises
+    ------
+    VaultNotFoundError
+        The name is, or begins like, a name in the catalogue, and was not pulled.
+    """
+    try:
+        target = parse(name)
+    except UnknownNameError as error:
+        source = name.partition("/")[0]
+        if not _is_source(source) or Path(source).exists():
+            return None
+        raise VaultNotFoundError(f"the path {name} does not exist, and {error}") from error
+    if paths := pulled(target):
+        return paths[target.uid] if target.uid else next(iter(paths.values())).parent
+    if target.card is None:
+        return None
+    raise VaultNotFoundError(_not_pulled(name, target))
+
+
+def _not_pulled(name: str, target: Target) -> str:
+    card = target.card
+    if card and target.uid and card.uids and target.uid not in card.uids:
+        return str(unknown_name("uid", target.uid, card.uids))
+    if card and (card.hub is None or card.hub.path is None):
+        how = f": record it with `{card.recipe.command}`" if card.recipe else ""
+        return f"{target.name} is in the catalogue, but not published{how}."
+    others = [
+        f"{target.name}/{uid}@{entry.record['commit'][:12]}"
+        for entry in entries()
+        if entry.record["name"] == target.name
+        for uid in entry.uids
+    ]
+    here = f" Pulled before: {', '.join(others)}." if others else ""
+    return f"{name} is not on this machine: run `offmarl pull {name}` first.{here}"
+
+
+def kept(target: Target, out: str | os.PathLike[str] | None) -> tuple[Entry, Card] | None:
+    """Return a target's dataset on this machine and its card; None if it is not complete.
+
+    ``out`` is as for `offmarl.hub.pull`.
+    """
+    for entry in _entries_at(target.name, target.commit, out):
+        card, here = target.card or _card_of(entry), entry.uids
+        whole = entry.record.get("whole") or (card and card.uids and card.uids.keys() <= set(here))
+        if card and (target.uid in here if target.uid else whole):
+            return entry, card
+    return None
+
+
+def kept_card(name: str, commit: str, out: str | os.PathLike[str] | None) -> Card | None:
+    """Return the card in the record of a dataset on this machine; None if there is none."""
+    found = map(_card_of, _entries_at(name, commit, out))
+    return next((card for card in found if card), None)
+
+
+def _entries_at(name: str, commit: str, out: str | os.PathLike[str] | None) -> list[Entry]:
+    if out is None:
+        places = entries(root() / name / commit)
+    else:
+        places = [Entry(path) for path in sorted(local(out).glob(f"*{SUFFIX}"))]
+    return [
+        entry
+        for entry in places
+        if (entry.record.get("name"), entry.record.get("commit")) == (name, commit)
+    ]
+
+
+def _card_of(entry: Entry) -> Card | None:
+    """Return the card that `pull` recorded; None if there is none, or it is damaged."""
+    text = entry.record.get("card")
+    with suppress(CardError):
+        return cards.parse(text, str(entry.path)) if isinstance(text, str) else None
+    return None

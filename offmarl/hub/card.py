@@ -1,11 +1,289 @@
-"""The page of a dataset on the hub: metadata that the hub reads, and text for people."""
+"""Dataset cards: the catalogue, their TOML files, and the pages made of them for the hub.
 
+The catalogue has a card for each dataset that is published or can be recorded again. A card that is
+published with a dataset lists its files and digests, too.
+"""
+
+import dataclasses
+import json
+import re
+import reprlib
+import tomllib
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from huggingface_hub import DatasetCard, DatasetCardData
+import tomli_w
 
-from offmarl.hub.catalogue import Card, Uid
-from offmarl.hub.licences import OTHER, UNKNOWN, hub_metadata
+from offmarl.errors import CardError, unknown_name
+from offmarl.hub.licences import OTHER, SPDX, UNKNOWN, Licence, hub_metadata, page_of
+from offmarl.statistics import Reference
+
+SUFFIX = ".toml"
+
+_MOST_DOTS = 200
+"""Maximum dots in a key or a line of text: the parser takes quadratic time for dotted keys."""
+
+_PLAIN = re.compile(r"\w[\w .+=-]*")
+
+
+@dataclass(frozen=True)
+class File:
+    """A file in a repository."""
+
+    path: str
+    size: int
+    """Bytes."""
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Uid:
+    """One vault of a dataset, as its source or its recording describes it."""
+
+    steps: int | None = None
+    episodes: int | None = None
+    return_mean: float | None = None
+    """Mean over complete episodes (and agents) of the return."""
+    return_std: float | None = None
+    return_min: float | None = None
+    return_max: float | None = None
+    joint_saco: float | None = None
+    """Distinct joint state-action pairs per step, in [0, 1]."""
+    digest: str | None = None
+    """Digest of its logical content; see `offmarl.vault.digest`."""
+    origin: str | None = None
+    """Where its data comes from, in a sentence or two."""
+    files: tuple[File, ...] = ()
+    """Shards of its own archive on the hub; empty if one archive holds all uids."""
+    incomplete: int | None = None
+    """Number of episodes that the environment did not end; None for none."""
+
+
+@dataclass(frozen=True)
+class Hub:
+    """Where a dataset is published."""
+
+    repository: str
+    """Such as "InstaDeepAI/og-marl"."""
+    path: str | None = None
+    """Path of the zip archive of all uids in the repository."""
+    revision: str = "main"
+    """The revision that size and sha256 describe."""
+    size: int | None = None
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one of offmarl's own datasets is recorded again."""
+
+    command: str
+    seed: int
+    versions: Mapping[str, str]
+    """Versions of the packages it was recorded with."""
+    random: float
+    """Mean return of uniform legal actions."""
+    expert: float
+    """Mean return of the best checkpoint."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """What is known of a dataset before it is downloaded.
+
+    ``name`` is ``source/environment/scenario``; ``action`` is ``{"discrete": 9}`` or
+    ``{"continuous": 3}``; ``time_limit`` is the number of steps after which the environment
+    truncated episodes, if known.
+    """
+
+    name: str
+    summary: str
+    num_agents: int
+    citation: str
+    licence: Licence
+    uids: Mapping[str, Uid] = field(default_factory=dict)
+    action: Mapping[str, int] | None = None
+    observation_size: int | None = None
+    state_size: int | None = None
+    time_limit: int | None = None
+    quirks: tuple[str, ...] = ()
+    hub: Hub | None = None
+    recipe: Recipe | None = None
+
+    @property
+    def source(self) -> str:
+        """The project that made it, such as "og_marl"."""
+        return self.name.split("/")[0]
+
+    @property
+    def environment(self) -> str:
+        """The suite it was recorded in, such as "smac_v1"."""
+        return self.name.split("/")[-2]
+
+    @property
+    def scenario(self) -> str:
+        """The scenario in the suite, such as "3m"."""
+        return self.name.split("/")[-1]
+
+
+# ---------------------------------------------------------------------------------- catalogue
+
+
+def directory() -> Path:
+    """Return the directory of the cards: beside the package in a checkout, inside it in a wheel."""
+    package = Path(__file__).parents[1]
+    places = (package / "datasets", package.parent / "datasets")
+    return next((place for place in places if place.is_dir()), places[0])
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """Return the names of all datasets in the catalogue, sorted."""
+    root = directory()
+    found = (path.relative_to(root).with_suffix("") for path in root.rglob(f"*{SUFFIX}"))
+    return tuple(sorted(path.as_posix() for path in found))
+
+
+def cards() -> Iterator[Card]:
+    """Load the cards of all datasets in the catalogue, sorted by name."""
+    return map(load, names())
+
+
+def load(name: str) -> Card:
+    """Load a card of the catalogue.
+
+    Raises
+    ------
+    UnknownNameError
+        The catalogue has no dataset of that name.
+    CardError
+        The card is invalid.
+    """
+    if name not in names():
+        raise unknown_name("dataset", name, names(), see="offmarl ls --remote")
+    path = directory() / f"{name}{SUFFIX}"
+    return parse(path.read_text(), str(path))
+
+
+def references() -> dict[str, Reference]:
+    """Return the mean returns of random and of expert play, by environment.
+
+    They come from the recipes of datasets that can be recorded again. Scores are normalised by
+    these values only.
+    """
+    return {
+        f"{card.environment}/{card.scenario}": Reference(card.recipe.random, card.recipe.expert)
+        for card in cards()
+        if card.recipe
+    }
+
+
+# ---------------------------------------------------------------------------------- reading
+
+
+def parse(text: str, where: str) -> Card:
+    """Parse and check a card.
+
+    Parameters
+    ----------
+    text
+        TOML.
+    where
+        What to call it in an error.
+
+    Raises
+    ------
+    CardError
+        The text is not TOML; or a field is missing, unknown or of the wrong type.
+    """
+    if any(part.count(".") > _MOST_DOTS for part in re.split(r"[=\n]", text)):
+        raise CardError(f"{where} is nested too deeply for a card.")
+    try:
+        data = tomllib.loads(text)
+    except ValueError as error:  # invalid TOML, or a number with too many digits
+        raise CardError(f"{where} is not TOML: {error}.") from error
+    except RecursionError as error:
+        raise CardError(f"{where} is nested too deeply for a card.") from error
+    return check(_build(Card, data, where, ""), where)
+
+
+def check(card: Card, where: str) -> Card:
+    """Return a card if its names are safe directory names; `CardError` otherwise."""
+    if card.name.count("/") != 2:
+        raise CardError(f"{where}: name must be source/environment/scenario, not {card.name!r}.")
+    for name in (*card.name.split("/"), *card.uids):
+        if not _PLAIN.fullmatch(name):
+            raise CardError(f"{where}: {name!r} cannot be the name of a dataset or a uid.")
+    if card.time_limit is not None and card.time_limit < 1:
+        raise CardError(f"{where}: time_limit must be positive, not {card.time_limit}.")
+    return card
+
+
+def to_toml(card: Card) -> str:
+    """Return a card as TOML, which `parse` reads."""
+    return tomli_w.dumps(_given(dataclasses.asdict(card)))
+
+
+def _given(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a card that have a value, values before tables."""
+    given = {key: value for key, value in data.items() if value not in (None, (), {})}
+    return {k: _given(value) if isinstance(value, dict) else value for k, value in given.items()}
+
+
+def _build(cls: Any, data: Any, where: str, prefix: str) -> Any:
+    """Build a dataclass from a table, and check every field."""
+    if not isinstance(data, dict):
+        raise CardError(f"{where}: {prefix.rstrip('.')} must be a table, not {_brief(data)}.")
+    hints = typing.get_type_hints(cls)
+    needed = [
+        one.name
+        for one in dataclasses.fields(cls)
+        if one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING
+    ]
+    missing = [name for name in needed if name not in data]
+    unknown = [name for name in data if name not in hints]
+    for problem, found in (("lacks", missing), ("has unknown", unknown)):
+        if found:
+            fields = ", ".join(f"{prefix}{name:.80}" for name in found[:10])
+            raise CardError(f"{where} {problem} {fields}: datasets/README.md lists the fields.")
+    return cls(**{k: _convert(hints[k], v, where, f"{prefix}{k}") for k, v in data.items()})
+
+
+def _convert(hint: Any, value: Any, where: str, name: str) -> Any:
+    """Convert a value to its annotated type; `CardError` if that is impossible."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is types.UnionType:  # only optional fields have a union
+        return _convert(inner[0], value, where, name)
+    if dataclasses.is_dataclass(hint):
+        return _build(hint, value, where, f"{name}.")
+    if origin is tuple and isinstance(value, list):
+        return tuple(_convert(inner[0], one, where, f"{name}[{i}]") for i, one in enumerate(value))
+    if origin is Mapping and isinstance(value, dict):
+        return {k: _convert(inner[1], one, where, f"{name}.{k}") for k, one in value.items()}
+    if hint is float and type(value) is int:
+        return float(value)
+    if origin is None and type(value) is hint and _is_sane(value):
+        return value
+    wanted = getattr(origin or hint, "__name__", str(hint))
+    raise CardError(f"{where}: {name} must be of type {wanted.lower()}, not {_brief(value)}.")
+
+
+def _is_sane(value: Any) -> bool:
+    """Whether an integer fits into 64 bits; true for all other values."""
+    return type(value) is not int or -(2**63) <= value < 2**63
+
+
+def _brief(value: Any) -> str:
+    """Return a short text for a value of any size and depth."""
+    return reprlib.repr(value) if _is_sane(value) else "a number beyond 64 bits"
+
+
+# ------------------------------------------------------------------------------------ pages
 
 _TAGS = ("multi-agent", "offline-rl", "reinforcement-learning", "jax", "flashbax", "offmarl")
 _SIZES = (
@@ -21,6 +299,8 @@ _SIZES = (
 
 def readme(card: Card, repository: str) -> str:
     """Return a repository's README.md; the hub checks its metadata when it is committed."""
+    from huggingface_hub import DatasetCard, DatasetCardData  # reading cards does not need it
+
     licence: dict[str, Any] = {**hub_metadata(card.licence.data, card.licence.link)}
     metadata = DatasetCardData(
         **licence,
@@ -38,7 +318,7 @@ def _size_category(card: Card) -> str:
 
 
 def _text(card: Card, repository: str) -> str:
-    """Write what people read."""
+    """Return the text of the README below its metadata."""
     action = ", ".join(f"{size} {kind}" for kind, size in (card.action or {}).items())
     rows = "\n".join(
         f"| {uid} | {one.steps:,} | {_episodes(one)} | {_mean(one.return_mean, one.return_std)} "
@@ -61,8 +341,8 @@ of size {card.observation_size}, global state of size {card.state_size}.
 |---|---|---|---|---|
 {rows}
 
-Returns are undiscounted sums, the mean over agents, of complete episodes: those that the
-environment ended.
+Returns are undiscounted sums of rewards, averaged over agents and over complete episodes, which are
+those that the environment ended.
 
 ## Use
 
@@ -78,10 +358,10 @@ dataset = offmarl.load_dataset("{repository}/{first}")
 replay = dataset.replay(batch=32, length=20)
 ```
 
-Each uid is one zip archive in `data/`; join the shards of a larger one first
-(`cat data/NAME.zip.* > NAME.zip`). Unpacked it is a vault that stock
-[flashbax](https://github.com/instadeepai/flashbax) opens. `offmarl.toml` holds the SHA-256 of every
-file and the digest of every vault's content; `pull` checks both.
+Each uid is one zip archive in `data/`. A large archive is split into shards: join them first with
+`cat data/NAME.zip.* > NAME.zip`. The archive contains a vault that stock
+[flashbax](https://github.com/instadeepai/flashbax) opens. `offmarl.toml` lists the SHA-256 of every
+file and the digest of every vault's content; `offmarl pull` checks both.
 
 ## Origin
 
@@ -94,13 +374,13 @@ file and the digest of every vault's content; `pull` checks both.
 
 
 def _episodes(one: Uid) -> str:
-    """Count episodes, and those whose returns are not among the mean."""
+    """Format the number of episodes, and of those that the mean return excludes."""
     return f"{one.episodes:,}" + (f" ({one.incomplete:,} incomplete)" if one.incomplete else "")
 
 
 def _licence(card: Card) -> str:
     if card.licence.data == UNKNOWN:
-        return "Unknown: no licence is stated for this data."
+        return "Unknown: the source states no licence for this data."
     if card.licence.data == OTHER:
         return f"See {card.licence.link}."
     return f"{card.licence.data} (SPDX)."
@@ -108,3 +388,81 @@ def _licence(card: Card) -> str:
 
 def _mean(mean: float | None, std: float | None) -> str:
     return "" if mean is None or std is None else f"{mean:.4g} ± {std:.4g}"
+
+
+_TERMS = """
+    citeAs column extract field fileObject fileProperty fileSet format includes isLiveDataset
+    jsonPath key md5 parentField path recordSet references regex repeated replace separator source
+    subField transform
+"""
+"""Terms of Croissant's own vocabulary."""
+
+_CONTEXT = {
+    "@language": "en",
+    "@vocab": "https://schema.org/",
+    "cr": "http://mlcommons.org/croissant/",
+    "dct": "http://purl.org/dc/terms/",
+    "rai": "http://mlcommons.org/croissant/RAI/",
+    "sc": "https://schema.org/",
+    "conformsTo": "dct:conformsTo",
+    "data": {"@id": "cr:data", "@type": "@json"},
+    "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
+    "examples": {"@id": "cr:examples", "@type": "@json"},
+    **{term: f"cr:{term}" for term in _TERMS.split()},
+}
+"""The context of Croissant 1.0."""
+
+
+def croissant(card: Card, repository: str, url: str, published: str) -> str:
+    """Return a dataset's Croissant file: every file with its size and SHA-256.
+
+    Parameters
+    ----------
+    card
+        The dataset's card.
+    repository
+        The repository that it is published in.
+    url
+        Address of the repository.
+    published
+        The date, such as "2026-01-31".
+    """
+    data = {
+        "@context": _CONTEXT,
+        "@type": "sc:Dataset",
+        "conformsTo": "http://mlcommons.org/croissant/1.0",
+        "name": repository.replace("/", "_"),
+        "description": f"{card.summary} {card.num_agents} agents; uids {', '.join(card.uids)}.",
+        "license": _licence_url(card),
+        "url": url,
+        "version": "1.0.0",
+        "datePublished": published,
+        "creator": {"@type": "sc:Organization", "name": repository.partition("/")[0], "url": url},
+        "citeAs": card.citation or f"{card.name}, {url}",
+        "keywords": ["multi-agent reinforcement learning", "offline reinforcement learning"],
+        "distribution": [
+            _file_object(file, uid, url) for uid, one in card.uids.items() for file in one.files
+        ],
+    }
+    return json.dumps(data, indent=2) + "\n"
+
+
+def _licence_url(card: Card) -> str:
+    if card.licence.data in (UNKNOWN, OTHER):
+        return card.licence.link or UNKNOWN
+    page = page_of(card.licence.data)
+    return card.licence.data if page == SPDX else page  # SPDX has no page for an expression
+
+
+def _file_object(file: File, uid: str, url: str) -> dict[str, Any]:
+    whole = file.path.endswith(".zip")
+    return {
+        "@type": "cr:FileObject",
+        "@id": file.path,
+        "name": file.path,
+        "description": f"The vault {uid}{'' if whole else ', a shard of its zip archive'}.",
+        "contentUrl": f"{url}/resolve/main/{file.path}",
+        "contentSize": f"{file.size} B",
+        "encodingFormat": "application/zip" if whole else "application/octet-stream",
+        "sha256": file.sha256,
+    }

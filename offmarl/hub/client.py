@@ -1,19 +1,21 @@
-"""Asking the hub, and its mirrors, what they have; their answers are not trusted."""
+"""Requests to the hub and its mirrors, whose answers are not trusted."""
 
 import os
+import random
 import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import NamedTuple, NoReturn
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple, NoReturn
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from huggingface_hub import (
     constants,
     get_hf_file_metadata,
+    get_session,
     get_token,
     hf_hub_url,
 )
@@ -34,16 +36,15 @@ from huggingface_hub.utils.tqdm import (
 from offmarl.errors import HubError, HubUnreachableError
 
 MIRRORS = "OFFMARL_MIRRORS"
-"""Environment variable: addresses to try after that of the hub, with spaces between them."""
+"""Environment variable: addresses to try after the hub's, separated by spaces."""
 
 TransportError: type[Exception] = HfHubHTTPError.__bases__[0]
-"""What the HTTP library raises. huggingface_hub 1 brings httpx along and 2 brings httpx2; this is
-the one that it speaks through."""
+"""The base error of the HTTP library: huggingface_hub 1 depends on httpx, and 2 on httpx2."""
 
 _PATIENCE = 1.2
 """Seconds in which the first hop towards a hub must accept a connection."""
 _TIMEOUT = 10.0
-"""Seconds in which a hub must answer a question."""
+"""Seconds in which a hub must answer a request for metadata."""
 
 _COMMIT = re.compile("[0-9a-f]{40}")
 _SHA256 = re.compile("[0-9a-f]{64}")
@@ -53,24 +54,24 @@ class Remote(NamedTuple):
     """A file on the hub, at one commit."""
 
     urls: tuple[str, ...]
-    """Where to get it: the hub, then mirrors."""
+    """Addresses of the file: on the hub, then on mirrors."""
     commit: str
     size: int
     """Bytes."""
     sha256: str | None
-    """The hub's own, which it has of every large file."""
+    """The hub's own hash, which it has for every large file."""
 
 
 def endpoints() -> tuple[str, ...]:
-    """Return the addresses of the hub (``HF_ENDPOINT``) and of mirrors, in the order to try."""
+    """Return the addresses of the hub (``HF_ENDPOINT``) and its mirrors, in the order to try."""
     mirrors = (mirror.rstrip("/") for mirror in os.environ.get(MIRRORS, "").split())
     return tuple(dict.fromkeys((constants.ENDPOINT, *mirrors)))
 
 
 def token_for(url: str) -> str | None:
-    """Return the user's token, which nobody but the hub itself is shown."""
-    ours = urlsplit(url)[:2] == urlsplit(constants.ENDPOINT)[:2]
-    return get_token() if ours else None
+    """Return the user's token for a URL of the hub; None for others, such as mirrors."""
+    is_hub = urlsplit(url)[:2] == urlsplit(constants.ENDPOINT)[:2]
+    return get_token() if is_hub else None
 
 
 def answering() -> list[str]:
@@ -79,10 +80,10 @@ def answering() -> list[str]:
     Raises
     ------
     HubUnreachableError
-        None does, or offline mode is on.
+        No endpoint does, or offline mode is on.
     """
     if constants.HF_HUB_OFFLINE:
-        raise HubUnreachableError("offline mode is on (HF_HUB_OFFLINE), so the hub is not asked.")
+        raise HubUnreachableError("offline mode is on (HF_HUB_OFFLINE).")
     tried = problems()
     found = [endpoint for endpoint, problem in tried.items() if not problem]
     if not found:
@@ -92,10 +93,10 @@ def answering() -> list[str]:
 
 
 def problems() -> dict[str, str]:
-    """Try all endpoints at once and say why each cannot be reached; "" where it can.
+    """Return why each endpoint cannot be reached; an empty text if it can.
 
-    Looking up a name may take longer than anybody wants to wait, and cannot be interrupted: hence
-    threads, which are left behind.
+    All endpoints are tried at once, in threads that are abandoned after a while, because the lookup
+    of a host name can take long and cannot be interrupted.
     """
     addresses = endpoints()
     found = dict.fromkeys(addresses, f"no answer in {_PATIENCE:g} s")
@@ -117,22 +118,22 @@ def problems() -> dict[str, str]:
 
 
 def _first_hop(endpoint: str) -> tuple[str, int]:
-    """Return the host and port to connect to: the proxy's, where one is set."""
+    """Return the host and port to connect to: those of the proxy, if one is set."""
     scheme = urlsplit(endpoint).scheme
     address = urlsplit(getproxies().get(scheme, endpoint))
     return address.hostname or "", address.port or {"http": 80}.get(address.scheme, 443)
 
 
 def find(repository: str, path: str, revision: str) -> Remote:
-    """Ask for a file's size, hash and commit.
+    """Return a file's size, hash and commit.
 
     Raises
     ------
     HubUnreachableError
         No hub answers, or offline mode is on.
     HubError
-        There is no such repository, revision or file, or one may not have it; or the answer makes
-        no sense.
+        The repository, revision or file does not exist or may not be read; or the answer is
+        invalid.
     """
     found = answering()
     problem = HubUnreachableError(f"no hub answers about {repository}.")
@@ -153,8 +154,8 @@ def _ask(endpoint: str, mirrors: list[str], repository: str, path: str, revision
     commit, size = found.commit_hash or "", found.size or 0
     if not _COMMIT.fullmatch(commit) or not 0 < size < 2**63:
         raise HubError(
-            f"the hub's answer about {path} of {repository} makes no sense (commit "
-            f"{found.commit_hash!r}, size {found.size!r}): a proxy or a mirror may have changed it."
+            f"the hub's answer about {path} of {repository} is invalid (commit "
+            f"{found.commit_hash!r}, size {found.size!r}): a proxy or mirror may have changed it."
         )
     first = (endpoint, *(mirror for mirror in mirrors if mirror != endpoint))
     urls = tuple(_url(mirror, repository, path, commit) for mirror in first)
@@ -170,7 +171,7 @@ def _url(endpoint: str, repository: str, path: str, revision: str) -> str:
 
 @contextmanager
 def bars(shown: bool) -> Iterator[None]:
-    """Let the client show its own progress while the block runs, or not."""
+    """Show or hide the client's own progress bars in a block."""
     before = are_progress_bars_disabled()
     if not shown:
         disable_progress_bars()
@@ -183,24 +184,24 @@ def bars(shown: bool) -> Iterator[None]:
 
 @contextmanager
 def errors_of(repository: str, revision: str = "main", path: str = "") -> Iterator[None]:
-    """Turn what the hub's client raises into errors of ours."""
+    """Turn errors of the hub's client into `HubError`."""
     try:
         yield
     except HFValidationError as error:
         raise HubError(f"{repository!r} cannot be the name of a repository: {error}") from error
     except GatedRepoError as error:
         raise HubError(
-            f"{repository} is gated: ask for access on its page, and log in with `hf auth login`."
+            f"{repository} is gated: request access on its page, and log in with `hf auth login`."
         ) from error
     except RepositoryNotFoundError as error:
         raise HubError(
-            f"there is no dataset repository {repository}, or it is private and you are not "
-            "logged in (`hf auth login`)."
+            f"no dataset repository {repository} exists, or it is private and you are not logged "
+            "in (`hf auth login`)."
         ) from error
     except RevisionNotFoundError as error:
         raise HubError(
-            f"{repository} has no revision {revision!r}: give a branch, a tag or a commit, or none "
-            "for the one that the card names."
+            f"{repository} has no revision {revision!r}: give a branch, a tag or a commit, or "
+            "leave it out for the revision that the card names."
         ) from error
     except EntryNotFoundError as error:
         raise HubError(f"{repository} has no file {path} at revision {revision!r}.") from error
@@ -214,4 +215,167 @@ def _raise_transport(repository: str, error: Exception) -> NoReturn:
     first = str(error).strip().partition("\n")[0]
     if status is None or status >= 500:
         raise HubUnreachableError(f"the hub did not answer about {repository}: {first}") from error
-    raise HubError(f"the hub refused what was asked about {repository}: {first}") from error
+    raise HubError(f"the hub refused a request about {repository}: {first}") from error
+
+
+# ------------------------------------------------------------------------------------ bytes
+
+_ATTEMPTS = 8
+"""Consecutive failed attempts after which a download is given up."""
+_PAUSE = 0.5
+_LONGEST_PAUSE = 60.0
+_SILENCE = 30.0
+"""Seconds without a byte after which a connection is closed."""
+
+_RETRIED = frozenset({403, 408, 425, 429, 500, 502, 503, 504})
+"""Status codes after which a request is repeated; 403 is the answer of an expired signed URL."""
+
+Received = Callable[[int], None]
+"""Called with the number of bytes as they arrive."""
+
+
+def _ignore(_: int) -> None:
+    """No-op callback."""
+
+
+class _TryAgainError(Exception):
+    """A failure that another attempt may not meet; the server asks to wait ``after`` seconds."""
+
+    def __init__(self, reason: str, after: float = 0.0):
+        super().__init__(reason)
+        self.after = after
+
+
+class Connection:
+    """Reads intervals of a remote file, over HTTP connections that may break."""
+
+    def __init__(self, remote: Remote):
+        self.received: Received = _ignore
+        self.total = 0
+        """Bytes received so far."""
+        self._remote = remote
+        self._failures = 0
+        self._response: Any = None
+        self._chunks: Iterator[bytes] = iter(())
+        self._rest = b""
+        self._position = -1
+
+    def read(self, start: int, stop: int, end: int) -> bytes:
+        """Return the bytes from ``start`` to ``stop``; the request goes on to ``end``.
+
+        Raises
+        ------
+        HubError
+            The file was removed or replaced, or too many attempts failed.
+        """
+        data = bytearray()
+        while len(data) < stop - start:
+            try:
+                got = self._receive(start + len(data), stop, end)
+            except (_TryAgainError, TransportError) as error:
+                self._recover(error)
+                continue
+            self._failures = 0
+            self.received(len(got))
+            self.total += len(got)
+            data += got
+        return bytes(data)
+
+    def close(self) -> None:
+        """Close the connection; the next read opens another."""
+        if self._response is not None:
+            self._response.close()
+        self._response, self._position, self._rest = None, -1, b""
+
+    def _receive(self, start: int, stop: int, end: int) -> bytes:
+        """Return at least one byte from ``start`` on."""
+        if self._position != start:
+            self._open(start, end)
+        if not self._rest:
+            self._rest = next(self._chunks, b"")
+            if not self._rest:
+                raise _TryAgainError("the connection ended early")
+        got, self._rest = self._rest[: stop - start], self._rest[stop - start :]
+        self._position += len(got)
+        return got
+
+    def _open(self, start: int, end: int) -> None:
+        self.close()
+        url = self._remote.urls[self._failures % len(self._remote.urls)]
+        headers = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
+        if token := token_for(url):  # the client removes it when redirected to another host
+            headers["Authorization"] = f"Bearer {token}"
+        session = get_session()
+        request = session.build_request("GET", url, headers=headers, timeout=_SILENCE)
+        self._response = session.send(request, stream=True, follow_redirects=True)
+        self._check(start)
+        self._chunks = self._response.iter_raw()
+        self._position = start
+
+    def _check(self, start: int) -> None:
+        """Refuse an answer that is not the requested interval."""
+        response, size = self._response, self._remote.size
+        status = response.status_code
+        if status in _RETRIED:
+            raise _TryAgainError(f"the server answered {status}", _retry_after(response))
+        given = response.headers.get("Content-Range", "")
+        interval = given.startswith(f"bytes {start}-") and given.endswith(f"/{size}")
+        whole = start == 0 and response.headers.get("Content-Length", str(size)) == str(size)
+        if not ((status == 206 and interval) or (status == 200 and whole)):
+            raise HubError(
+                f"{response.url.host} answered {status} {given} to a request for bytes from "
+                f"{start} of {size}: it cannot serve parts of this file, or the file has changed."
+            )
+
+    def _recover(self, error: Exception) -> None:
+        """Wait before the next attempt, or give up."""
+        self.close()
+        self._failures += 1
+        if self._failures > _ATTEMPTS:
+            raise HubError(
+                f"{self._remote.urls[0]} failed {self._failures} times in a row: "
+                f"{error or type(error).__name__}. The data received is kept; repeat the command "
+                "to continue."
+            ) from error
+        pause = min(_LONGEST_PAUSE, _PAUSE * 2 ** (self._failures - 1)) * random.uniform(0.5, 1)
+        time.sleep(max(pause, min(getattr(error, "after", 0.0), 2 * _LONGEST_PAUSE)))
+
+
+def _retry_after(response: Any) -> float:
+    with suppress(ValueError):
+        return float(response.headers.get("Retry-After", ""))
+    return 0.0
+
+
+LARGEST = 2**21
+"""Maximum size of a text file in bytes; the card of half a terabyte of shards is smaller."""
+
+
+def read_text_file(remote: Remote, name: str) -> str:
+    """Download a small text file, such as a card.
+
+    Parameters
+    ----------
+    remote
+        The file; at most as many bytes as it says are read.
+    name
+        What to call it in an error.
+
+    Raises
+    ------
+    HubUnreachableError
+        No hub answers.
+    HubError
+        The file is larger than `LARGEST`, or is not UTF-8.
+    """
+    if remote.size > LARGEST:
+        raise HubError(
+            f"{name} has {remote.size:,} bytes; at most {LARGEST:,} are read of such a file."
+        )
+    connection = Connection(remote)
+    try:
+        return connection.read(0, remote.size, remote.size).decode()
+    except UnicodeDecodeError as error:
+        raise HubError(f"{name} is not text in UTF-8 ({error.reason}).") from error
+    finally:
+        connection.close()

@@ -1,18 +1,25 @@
-"""The licences that a published dataset can have."""
+"""Licences of published datasets, and what the sources of a vault's data state about them."""
 
 import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
-from offmarl.errors import OptionError, unknown_name
+from offmarl.errors import CardError, OptionError, unknown_name
+from offmarl.vault.published import PUBLISHED
+
+if TYPE_CHECKING:
+    from offmarl.vault import Dataset
 
 UNKNOWN = "unknown"
 """The source states no licence."""
 OTHER = "other"
-"""A licence given by a link to its text."""
+"""A licence that is stated by a link to its text."""
 
 SPDX = "https://spdx.org/licenses/"
-"""SPDX's list of licences, which has a page for each."""
+"""SPDX's list of licences, which has a page for each licence."""
 
 _SAME = """
     Apache-2.0 MIT AFL-3.0 Artistic-2.0 BSL-1.0 BSD-2-Clause BSD-3-Clause BSD-3-Clause-Clear CC0-1.0
@@ -23,7 +30,7 @@ _SAME = """
     etalab-2.0 EUPL-1.1 AGPL-3.0 GPL-2.0 GPL-3.0 LGPL-2.1 LGPL-3.0 ISC LPPL-1.3c MS-PL MPL-2.0
     OSL-3.0 PostgreSQL OFL-1.1 NCSA Unlicense Zlib
 """
-"""SPDX identifiers that Hugging Face knows by the same name in small letters."""
+"""SPDX identifiers that Hugging Face uses in lower case."""
 _RENAMED = {
     "C-UDA-1.0": "c-uda",
     "ODC-By-1.0": "odc-by",
@@ -43,10 +50,24 @@ HUGGING_FACE = {
     UNKNOWN: UNKNOWN,
     OTHER: OTHER,
 }
-"""From SPDX identifier to that of Hugging Face, in which a licence family has one name.
+"""Hugging Face's name for each SPDX identifier; all versions of a licence may share a name.
 
-After huggingface.co/docs/hub/repositories-licenses; names there that are not SPDX's are left out.
+From huggingface.co/docs/hub/repositories-licenses, without the names that SPDX does not have.
 """
+
+
+@dataclass(frozen=True)
+class Licence:
+    """The licences of a dataset, as SPDX identifiers."""
+
+    data: str
+    """Licence of the data; "unknown" if the source states none, or "other"."""
+    code: str | None = None
+    """Licence of the code that made it."""
+    link: str | None = None
+    """Address of the text of a licence that is "other"."""
+    note: str | None = None
+    """Who states the licence, if it is not the source."""
 
 
 def licence_named(name: str) -> str:
@@ -61,7 +82,7 @@ def licence_named(name: str) -> str:
     Raises
     ------
     UnknownNameError
-        It is none of these. A ``LicenseRef-`` is not: only its author knows what it refers to.
+        There is no such licence. A ``LicenseRef-`` is refused, since only its author knows it.
     """
     if name.lower() in (UNKNOWN, OTHER):
         return name.lower()
@@ -75,27 +96,27 @@ def licence_named(name: str) -> str:
 
 
 def page_of(licence: str) -> str:
-    """Return the address of an SPDX identifier's page; for an expression, of SPDX's list."""
+    """Return the address of a licence's SPDX page; for an expression, that of SPDX's list."""
     if re.fullmatch(r"[\w.+-]+", licence):
         return f"{SPDX}{licence.removesuffix('+')}.html"
     return SPDX
 
 
 def hub_metadata(licence: str, link: str | None) -> dict[str, str]:
-    """Return a licence as a dataset's page states it to the hub.
+    """Return a licence as metadata of a dataset's page on the hub.
 
     Parameters
     ----------
     licence
-        In its canonical spelling.
+        A licence in its canonical spelling.
     link
-        The text of one that is "other".
+        Address of the text of a licence that is "other".
 
     Returns
     -------
     dict
-        ``license``; where Hugging Face has no identifier, also ``license_name`` and
-        ``license_link``.
+        ``license``; also ``license_name`` and ``license_link`` if Hugging Face has no identifier
+        for it.
     """
     if licence != OTHER and licence in HUGGING_FACE:
         return {"license": HUGGING_FACE[licence]}
@@ -104,10 +125,213 @@ def hub_metadata(licence: str, link: str | None) -> dict[str, str]:
 
 
 def check_link(licence: str, link: str | None) -> None:
-    """Raise `OptionError` unless there is a web address of a licence that is told by one."""
+    """Raise `OptionError` unless "other", and only "other", comes with a web address."""
     if licence != OTHER and link:
-        raise OptionError(f"{licence} needs no link: leave --licence-link out, or say 'other'.")
+        raise OptionError(
+            f"{licence} takes no link: leave --licence-link out, or give --licence other."
+        )
     if licence == OTHER and not (link or "").startswith(("https://", "http://")):
         raise OptionError(
             "'other' needs the address of the licence's text: give --licence-link URL."
         )
+
+
+# ---------------------------------------------------------------------------------- sources
+
+_RECORDED = ("recipe", "recorded", "program")
+"""Keys of a provenance that only offmarl's recorders write."""
+
+
+class Statement(NamedTuple):
+    """What is known of one source of a vault's data.
+
+    Attributes
+    ----------
+    recorded
+        Whether offmarl recorded it, so that its publisher chooses the licence.
+    words
+        Where it comes from, in a sentence without its full stop.
+    licence
+        The licence that the source states; None if it states none.
+    link
+        Address of the text of a licence that is "other".
+    citation
+        The citation that the source asks for.
+    """
+
+    recorded: bool
+    words: str
+    licence: str | None = None
+    link: str | None = None
+    citation: str = ""
+
+
+def statements(vault: "Dataset") -> list[Statement]:
+    """Return a statement for each source of a vault's data, down to recordings and imports."""
+    return list(_statements(vault.provenance, vault.native))
+
+
+def _statements(provenance: Mapping[str, Any], native: bool) -> Iterator[Statement]:
+    published, source = provenance.get(PUBLISHED), provenance.get("source")
+    if isinstance(published, Mapping):
+        yield _of_published(published)
+    elif sources := _sources(provenance):
+        for one in sources:
+            below = one.get("provenance")
+            yield from _statements(
+                below if isinstance(below, Mapping) else {}, bool(one.get("native"))
+            )
+    elif isinstance(source, Mapping) and isinstance(source.get("provenance"), Mapping):
+        yield from _of_export(source, native)
+    elif isinstance(source, Mapping):
+        yield _of_converted(source)
+    elif any(key in provenance for key in _RECORDED):
+        yield Statement(True, _recording(provenance))
+    elif native:
+        yield Statement(False, "Written with offmarl; where the data comes from is not stated")
+    else:
+        yield Statement(False, "Written by a program other than offmarl")
+
+
+def _of_published(facts: Mapping[str, Any]) -> Statement:
+    where = f"{_text(facts, 'dataset')} of {_text(facts, 'repository')}"
+    commit = _text(facts, "commit")
+    words = f"Published as {where}" + (f" at commit {commit[:12]}" if commit else "")
+    return Statement(False, words, *_terms(facts))
+
+
+def _of_converted(facts: Mapping[str, Any]) -> Statement:
+    file = _text(facts, "file") or _text(facts, "dataset")
+    sha256 = _text(facts, "sha256")
+    words = f"Converted with offmarl from {_text(facts, 'format') or 'another format'}"
+    words += (f", {file}" if file else "") + (f" (SHA-256 {sha256})" if sha256 else "")
+    return Statement(False, words, *_terms(facts))
+
+
+def _of_export(facts: Mapping[str, Any], native: bool) -> Iterator[Statement]:
+    """Yield the statements on a vault that was exported and converted back.
+
+    The terms of the conversion apply to the sources that state none themselves.
+    """
+    licence, link, citation = _terms(facts)
+    for one in _statements(facts["provenance"], native):
+        if licence and not one.licence:
+            one = one._replace(recorded=False, licence=licence, link=link)  # noqa: PLW2901
+        yield one._replace(citation=one.citation or citation)
+
+
+def _terms(facts: Mapping[str, Any]) -> tuple[str | None, str | None, str]:
+    licence = _text(facts, "licence")
+    stated = None if licence.lower() in ("", UNKNOWN) else licence
+    return stated, _text(facts, "licence_link") or None, _text(facts, "citation")
+
+
+def _recording(facts: Mapping[str, Any]) -> str:
+    recipe = facts.get("recipe")
+    seed = recipe.get("seed") if isinstance(recipe, Mapping) else None
+    facts = {
+        "program": _text(facts, "program"),
+        "tier": _text(facts, "tier"),
+        "seed": "" if seed is None else str(seed),
+    }
+    about = ", ".join(f"{name} {fact}" for name, fact in facts.items() if fact)
+    return "Recorded with offmarl" + (f" ({about})" if about else "")
+
+
+def _text(facts: Mapping[str, Any], name: str) -> str:
+    value = facts.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def _sources(provenance: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    from offmarl.vault.transform.policy_ids import sources_of  # it brings in TensorStore
+
+    return sources_of(provenance)
+
+
+def in_words(vault: "Dataset") -> str:
+    """Return the origin of a vault's data in sentences."""
+    parts = list(dict.fromkeys(one.words for one in statements(vault)))
+    if _sources(vault.provenance):
+        operation = vault.provenance["lineage"].get("operation", "transformed")
+        return f"Made with `offmarl {operation}`. Its sources: {'; '.join(parts)}."
+    return f"{'; '.join(parts)}."
+
+
+def citation_of(vaults: Sequence["Dataset"]) -> str:
+    """Return the citations that the sources of vaults ask for, without repetitions."""
+    asked = (one.citation for vault in vaults for one in statements(vault))
+    return "\n\n".join(dict.fromkeys(citation for citation in asked if citation))
+
+
+def licence_of(vaults: Sequence["Dataset"], name: str | None, link: str | None) -> Licence:
+    """Return the licence to publish vaults under.
+
+    Parameters
+    ----------
+    vaults
+        Vaults that are published together.
+    name, link
+        The publisher's choice; None for the licence that all sources state.
+
+    Raises
+    ------
+    OptionError
+        No licence was given and the sources state none, or the sources state another one.
+    UnknownNameError
+        There is no such licence.
+    CardError
+        The sources state different licences.
+    """
+    found = [one for vault in vaults for one in statements(vault)]
+    stated: set[tuple[str | None, str | None]] = {
+        (one.licence, one.link) for one in found if one.licence
+    }
+    if name is None:
+        return _taken_over(found, stated)
+    licence = licence_named(name)
+    check_link(licence, link)
+    others = {known for known, _ in stated if known and known.lower() != licence.lower()}
+    if others and licence != OTHER:
+        raise OptionError(
+            f"the data was published under {', '.join(sorted(others))}, not {licence}: give that "
+            "licence, or --licence other with a --licence-link to terms that its owners agreed to."
+        )
+    return Licence(licence, link=link)
+
+
+def _taken_over(found: list[Statement], stated: set[tuple[str | None, str | None]]) -> Licence:
+    """Return the licence that all sources state; offmarl's own recordings need a choice."""
+    unstated = sorted({one.words for one in found if not (one.licence or one.recorded)})
+    if unstated:
+        raise OptionError(
+            f"the sources of this data state no licence ({'; '.join(unstated)}): give --licence "
+            "and its SPDX identifier, such as CC-BY-4.0, or --licence unknown if you do not know "
+            "it."
+        )
+    if len(stated) > 1:
+        names = ", ".join(sorted({str(licence) for licence, _ in stated}))
+        raise CardError(
+            f"the sources of this data have different licences ({names}): push them to "
+            "repositories of their own, or give --licence other with a --licence-link that names "
+            "them all."
+        )
+    if recorded := sorted({one.words for one in found if one.recorded}):
+        raise OptionError(_choice(recorded, stated))
+    ((licence, link),) = stated
+    proper = licence_named(str(licence))
+    check_link(proper, link)
+    return Licence(proper, link=link)
+
+
+def _choice(recorded: list[str], stated: set[tuple[str | None, str | None]]) -> str:
+    """Return the request for a licence of recordings, which must be that of the other sources."""
+    asked = f"choose a licence for your own recordings ({'; '.join(recorded)})"
+    if not stated:
+        return f"{asked}: give --licence and its SPDX identifier, such as CC-BY-4.0."
+    ((licence, link),) = stated
+    terms = f"--licence {licence}" + (f" --licence-link {link}" if link else "")
+    return (
+        f"{asked}: give {terms}, under which the other sources of this data were published, or "
+        "push your own recordings to another repository."
+    )

@@ -1,4 +1,4 @@
-"""Pulling datasets: found, fetched, checked, unpacked and put in their place, or not at all."""
+"""Pulling datasets: find, download, check, unpack and install them completely, or not at all."""
 
 import errno
 import os
@@ -16,15 +16,14 @@ from offmarl.errors import (
     UnknownNameError,
     unknown_name,
 )
-from offmarl.hub import arrive, cache, catalogue, client
-from offmarl.hub.cache import Entry
-from offmarl.hub.catalogue import Card, to_toml
+from offmarl.hub import cache, client, install
+from offmarl.hub import card as cards
+from offmarl.hub.cache import Entry, Target, kept, kept_card, parse, pulled
+from offmarl.hub.card import Card, to_toml
 from offmarl.hub.client import Remote
-from offmarl.hub.lookup import Target, kept, parse, pulled
-from offmarl.hub.small import small_file
 from offmarl.paths import local
 from offmarl.vault.dataset import Dataset
-from offmarl.vault.open import SUFFIX, open_vault
+from offmarl.vault.open import SUFFIX
 from offmarl.vault.published import PUBLISHED, TIME_LIMIT
 
 CARD = "offmarl.toml"
@@ -32,61 +31,61 @@ CARD = "offmarl.toml"
 
 
 class Size(NamedTuple):
-    """What a vault takes, in bytes."""
+    """The size of a vault in bytes."""
 
     download: int
-    """Still to come over the wire."""
+    """Bytes still to download."""
     unpacked: int
-    """On the disk afterwards."""
+    """Bytes on disk afterwards."""
 
 
 class Plan(NamedTuple):
-    """What a pull would bring."""
+    """What a pull would download."""
 
     card: Card
     commit: str
     sizes: dict[str, Size]
     """By uid."""
     free: int
-    """Bytes free on the disk it would go to."""
+    """Free bytes on the disk that it would be installed on."""
 
 
 class Pulled(NamedTuple):
-    """What a pull brought."""
+    """The result of a pull."""
 
     card: Card
     commit: str
     paths: dict[str, Path]
-    """The vaults asked for, by uid."""
+    """Paths of the requested vaults, by uid."""
     checks: dict[str, str]
-    """What each was checked by."""
+    """How each vault was checked."""
     fetched: int
-    """Bytes that came over the wire."""
+    """Bytes downloaded."""
     asked: bool = True
     """Whether the hub was asked; if not, its revision may mean a newer commit by now."""
     time_limit: int | None = None
-    """Steps after which episodes were cut off: what was asked for, or else what the card says."""
+    """Steps after which episodes were truncated, as requested or as the card says."""
 
 
 def pull(
     name: str, out: str | os.PathLike[str] | None = None, time_limit: int | None = None
 ) -> Pulled:
-    """Bring a dataset here, unless it is; then no hub is needed.
+    """Download a dataset, unless it is on this machine already; then no hub is needed.
 
-    An interrupted pull goes on where it was when the same is asked for again; of two at once the
-    second waits, and uses what the first brought.
+    An interrupted pull continues where it stopped when the call is repeated. Of two simultaneous
+    pulls the second waits, and uses what the first downloaded.
 
     Parameters
     ----------
     name
-        ``NAME[/UID][@REVISION]``: all vaults of a dataset, or one, which is taken out of its
-        archive without fetching the rest. NAME is of the catalogue, such as "og_marl/smac_v1/3m",
-        or a repository that `push` filled, such as "org/name".
+        ``NAME[/UID][@REVISION]``: all vaults of a dataset, or one, which is extracted from its
+        archive without downloading the rest. NAME is in the catalogue, such as
+        "og_marl/smac_v1/3m", or a repository that `push` wrote, such as "org/name".
     out
-        Directory to put ``<scenario>.vlt`` in; by default one of `offmarl.hub.cache`.
+        Directory for ``<scenario>.vlt``; by default the cache.
     time_limit
-        Steps after which episodes were cut off, in vaults that flag this as a termination; that of
-        the card by default. It is noted beside the vaults, and whatever opens them uses it.
+        Steps after which episodes were truncated, for vaults that flag this as a termination; by
+        default that of the card. It is recorded beside the vaults and used when they are opened.
 
     Raises
     ------
@@ -95,17 +94,17 @@ def pull(
     OptionError
         The time limit is not positive.
     HubUnreachableError
-        No hub answers, or offline mode is on, and not all of it is here; it says what is.
+        No hub answers, or offline mode is on, and the dataset is not complete on this machine.
     HubChecksumError
-        What arrived is not what was published; nothing is put in place.
+        The data received differs from what was published; nothing is installed.
     HubError, VaultError
-        Anything else that stands in the way: no such revision, no room, no zip archive.
+        Any other failure, such as an unknown revision or a full disk.
     """
     target = parse(name)
     _check_limit(time_limit)
     try:
-        with _telling_what_is_here():
-            source = _find(target)
+        with _listing_local_datasets():
+            source = _find(target, out)
     except HubUnreachableError:
         if here := kept(target, out):
             entry, card = here
@@ -116,7 +115,7 @@ def pull(
     with _opened(source, out) as entry:
         _note(entry, source, time_limit)
         fetched = _bring(entry, source, target.uid)
-        return _pulled(entry, source.card, target, fetched, source.asked)
+        return _pulled(entry, source.card, target, fetched)
 
 
 def _pulled(entry: Entry, card: Card, target: Target, fetched: int, asked: bool = True) -> Pulled:
@@ -127,28 +126,33 @@ def _pulled(entry: Entry, card: Card, target: Target, fetched: int, asked: bool 
 
 
 def plan(name: str, out: str | os.PathLike[str] | None = None) -> Plan:
-    """Return what `pull` would bring, of whose archive no more than the directory is fetched."""
+    """Return what `pull` would download; only the directory of an archive is read for it."""
     target = parse(name)
-    with _telling_what_is_here():
-        source = _find(target)
+    with _listing_local_datasets():
+        source = _find(target, out)
     known = _place_of(source, out).path.exists()
     with _opened(source, out) as entry:
         sizes = _sizes(entry, source, target.uid)
         free = shutil.disk_usage(entry.path).free
-    if not known:  # a question leaves nothing behind
+    if not known:  # leave no trace of a question
         cache.remove(entry) if out is None else shutil.rmtree(entry.path)
     return Plan(source.card, source.commit, sizes, free)
 
 
 def _check_limit(time_limit: int | None) -> None:
     if time_limit is not None and time_limit < 1:
-        raise OptionError(f"a time limit is a positive number of steps, not {time_limit}.")
+        raise OptionError(f"a time limit is a positive number of steps: got {time_limit}.")
+
+
+def _time_limit(entry: Entry, card: Card | None, requested: int | None) -> int | None:
+    """Return the time limit of pulled vaults: as requested, else as recorded, else the card's."""
+    limits = (requested, entry.record.get(TIME_LIMIT), card.time_limit if card else None)
+    return next((limit for limit in limits if limit is not None), None)
 
 
 def _note(entry: Entry, source: "_Source", time_limit: int | None) -> None:
-    """Note beside the vaults what their card says and they do not."""
-    card, known = source.card, entry.record.get(TIME_LIMIT)
-    limit = next((one for one in (time_limit, known, card.time_limit) if one is not None), None)
+    """Record beside the vaults what their card says and the vaults do not."""
+    card = source.card
     published = {
         "dataset": card.name,
         "repository": source.repository,
@@ -157,21 +161,24 @@ def _note(entry: Entry, source: "_Source", time_limit: int | None) -> None:
         "licence_link": card.licence.link,
         "citation": card.citation.strip(),
     }
-    facts = {TIME_LIMIT: limit, PUBLISHED: {k: v for k, v in published.items() if v}}
+    facts = {
+        TIME_LIMIT: _time_limit(entry, card, time_limit),
+        PUBLISHED: {k: v for k, v in published.items() if v},
+    }
     if any(entry.record.get(name) != fact for name, fact in facts.items()):
         entry.note(facts)
 
 
 def load_dataset(name: str, time_limit: int | None = None) -> Dataset:
-    """Open a published dataset to learn from; it is pulled if it is not here.
+    """Open a published dataset to learn from; pull it if it is not on this machine.
 
     Parameters
     ----------
     name
-        ``NAME/UID[@REVISION]``, such as "og_marl/smac_v1/3m/Good"; UID may be left out where there
-        is only one.
+        ``NAME/UID[@REVISION]``, such as "og_marl/smac_v1/3m/Good"; UID may be left out if the
+        dataset has only one vault.
     time_limit
-        As for `pull`; by default the one that was noted then, or else the catalogue's.
+        As for `pull`; by default the one recorded then, or else the one in the catalogue.
 
     Raises
     ------
@@ -189,15 +196,15 @@ def load_dataset(name: str, time_limit: int | None = None) -> Dataset:
     if target.uid is None and known:
         _only_one(target.name, known.uids)
     paths = pulled(target) or pull(name, time_limit=time_limit).paths
-    found = open_vault(paths[_only_one(target.name, paths)])
-    limit = time_limit or found.time_limit or (known.time_limit if known else None)
-    return arrive.open_limited(found.path, limit)
+    path = paths[_only_one(target.name, paths)]
+    return install.open_limited(path, _time_limit(Entry(path.parent), known, time_limit))
 
 
 def _only_one(name: str, uids: Collection[str]) -> str:
-    """Return the uid of a dataset that has one; `UnknownNameError` where it has several."""
+    """Return the uid of a dataset that has one; `UnknownNameError` if it has several."""
     if len(uids) > 1:
-        raise UnknownNameError(f"{name} has several vaults: add one of {', '.join(uids)} to it.")
+        listed = ", ".join(uids)
+        raise UnknownNameError(f"{name} has several vaults: add one of {listed} to the name.")
     return next(iter(uids), "")
 
 
@@ -205,7 +212,7 @@ def _only_one(name: str, uids: Collection[str]) -> str:
 
 
 class _Source(NamedTuple):
-    """Where a dataset comes from: one archive of all uids, or shards of each."""
+    """The source of a dataset: one archive of all uids, or shards of each uid."""
 
     name: str
     card: Card
@@ -213,19 +220,17 @@ class _Source(NamedTuple):
     commit: str
     archive: Remote | None
     published: str | None
-    """The archive's SHA-256 that the card promises for this revision."""
-    asked: bool = True
-    """Whether the hub was asked."""
+    """The archive's SHA-256 in the card, if it is of this revision."""
 
 
-def _find(target: Target) -> _Source:
-    """Ask the hub for what is wanted; `UnknownNameError` or `HubError` where it is not there."""
-    if target.name not in catalogue.names():
-        return _find_pushed(target)
-    card = catalogue.load(target.name)
+def _find(target: Target, out: str | os.PathLike[str] | None) -> _Source:
+    """Find a dataset on the hub; `UnknownNameError` or `HubError` if that fails."""
+    if target.name not in cards.names():
+        return _find_pushed(target, out)
+    card = cards.load(target.name)
     if card.hub is None or card.hub.path is None:
-        how = f" Record it: {card.recipe.command}" if card.recipe else ""
-        raise HubError(f"{card.name} is not published.{how}")
+        how = f": record it with `{card.recipe.command}`" if card.recipe else ""
+        raise HubError(f"{card.name} is not published{how}.")
     if target.uid is not None and card.uids and target.uid not in card.uids:
         raise unknown_name("uid", target.uid, card.uids)
     revision = target.revision or card.hub.revision
@@ -233,20 +238,23 @@ def _find(target: Target) -> _Source:
     published = card.hub.sha256 if revision == card.hub.revision else None
     if published and archive.sha256 not in (None, published):
         pinned = revision == archive.commit
-        advice = "" if pinned else f" To take it as it is: {card.name}@{archive.commit}."
+        advice = "" if pinned else f" To pull it nevertheless: {card.name}@{archive.commit}."
         raise HubChecksumError(
-            f"{card.hub.path} of {card.hub.repository} has another SHA-256 at {revision} than its "
-            f"card says ({archive.sha256}, not {published}): it was replaced, or the mirror is not "
-            f"to be trusted.{advice}"
+            f"{card.hub.path} of {card.hub.repository} has SHA-256 {archive.sha256} at {revision}, "
+            f"but its card says {published}: it was replaced, or the mirror cannot be trusted."
+            f"{advice}"
         )
     cache.remember(target.name, revision, archive.commit)
     return _Source(target.name, card, card.hub.repository, archive.commit, archive, published)
 
 
-def _find_pushed(target: Target) -> _Source:
-    revision = target.revision or "main"
+def _find_pushed(target: Target, out: str | os.PathLike[str] | None) -> _Source:
+    """Find a dataset that `push` published; its card is downloaded once for each commit."""
+    revision, name = target.revision or "main", f"{CARD} of {target.name}"
     try:
-        commit, text, asked = small_file(target.name, CARD, revision)
+        remote = client.find(target.name, CARD, revision)
+        card = kept_card(target.name, remote.commit, out)
+        text = None if card else client.read_text_file(remote, name)
     except HubUnreachableError:
         raise
     except HubError as error:
@@ -254,14 +262,14 @@ def _find_pushed(target: Target) -> _Source:
             f"{target.name} is neither in the catalogue (`offmarl ls --remote`) nor a dataset that "
             f"`offmarl push` published: {error}"
         ) from error
-    card = catalogue.parse(text, f"{CARD} of {target.name}")
+    card = card or cards.parse(text or "", name)
     if target.uid is not None and target.uid not in card.uids:
         raise unknown_name("uid", target.uid, card.uids)
-    cache.remember(target.name, revision, commit)
-    return _Source(target.name, card, target.name, commit, None, None, asked)
+    cache.remember(target.name, revision, remote.commit)
+    return _Source(target.name, card, target.name, remote.commit, None, None)
 
 
-# ---------------------------------------------------------------------------------- bringing
+# ---------------------------------------------------------------------------------- installing
 
 
 def _place_of(source: _Source, out: str | os.PathLike[str] | None) -> Entry:
@@ -272,7 +280,7 @@ def _place_of(source: _Source, out: str | os.PathLike[str] | None) -> Entry:
 
 @contextmanager
 def _opened(source: _Source, out: str | os.PathLike[str] | None) -> Iterator[Entry]:
-    """Hold the place that a dataset goes to; what stands in the way there is told."""
+    """Lock the place of a dataset; `HubError` if it holds another one or cannot be written."""
     entry = _place_of(source, out)
     try:
         with entry.locked():
@@ -282,13 +290,13 @@ def _opened(source: _Source, out: str | os.PathLike[str] | None) -> Iterator[Ent
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise HubError(f"{entry.path} cannot be written: {error}.") from error
         raise HubError(
-            f"there is no room left on the disk of {entry.path}: nothing was put in place. Make "
-            "room and repeat the command, which goes on from here."
+            f"the disk of {entry.path} is full: nothing was installed. Free some space and repeat "
+            "the command, which continues from here."
         ) from error
 
 
 def _claim(entry: Entry, source: _Source) -> None:
-    """Note what the place is for, unless it is for something else."""
+    """Record which dataset the place is for; `HubError` if it holds another one."""
     about = {"name": source.name, "repository": source.repository, "commit": source.commit}
     found = entry.record
     if not found and entry.uids:
@@ -298,24 +306,24 @@ def _claim(entry: Entry, source: _Source) -> None:
             f"{entry.path} holds {found.get('name')} at commit {found.get('commit')}, not "
             f"{source.name} at {source.commit}: give another --out."
         )
-    card = to_toml(source.card)  # what is here can then be used without asking the hub
+    card = to_toml(source.card)  # so that the dataset can be used without the hub
     if found.get("card") != card:
         entry.note(about | {"card": card})
 
 
 def _bring(entry: Entry, source: _Source, uid: str | None) -> int:
-    """Fetch, check and place what is not here, and return the bytes fetched."""
+    """Install the vaults that are missing, and return the bytes downloaded."""
     here = set(entry.record.get("uids", {})) & set(entry.uids)
     if source.archive is None:
         wanted = [uid] if uid else list(source.card.uids)
         return sum(
-            arrive.bring_shards(entry, source.card, one, _shards(source, one))
+            install.install_shards(entry, source.card, one, _shards(source, one))
             for one in wanted
             if one not in here
         )
     if uid in here or (uid is None and entry.record.get("whole")):
         return 0
-    fetched = arrive.bring_archive(entry, source.card, source.archive, uid, source.published)
+    fetched = install.install_archive(entry, source.card, source.archive, uid, source.published)
     if uid is None:
         entry.note({"whole": True})
     return fetched
@@ -324,7 +332,7 @@ def _bring(entry: Entry, source: _Source, uid: str | None) -> int:
 def _shards(source: _Source, uid: str) -> list[Remote]:
     files = source.card.uids[uid].files
     if not files:
-        raise HubError(f"the card of {source.name} names no files of {uid}: push it again.")
+        raise HubError(f"the card of {source.name} lists no files of {uid}: push it again.")
     return [client.find(source.repository, file.path, source.commit) for file in files]
 
 
@@ -334,7 +342,7 @@ def _sizes(entry: Entry, source: _Source, uid: str | None) -> dict[str, Size]:
         totals = {one: sum(file.size for file in source.card.uids[one].files) for one in uids}
         return {one: Size(total, total) for one, total in totals.items()}
     sizes = {}
-    with arrive.peek(entry, source.archive, source.card.name) as (download, found):
+    with install.read_directory(entry, source.archive, source.card.name) as (download, found):
         for one in found.roots if uid is None else [uid]:
             members = found.of(one).values()
             coming = sum(download.missing(*span) for span in found.intervals(members))
@@ -343,8 +351,8 @@ def _sizes(entry: Entry, source: _Source, uid: str | None) -> dict[str, Size]:
 
 
 @contextmanager
-def _telling_what_is_here() -> Iterator[None]:
-    """Add to the error of a hub out of reach what can be used without one."""
+def _listing_local_datasets() -> Iterator[None]:
+    """Add the datasets on this machine to the error of an unreachable hub."""
     try:
         yield
     except HubUnreachableError as error:
@@ -353,5 +361,5 @@ def _telling_what_is_here() -> Iterator[None]:
             for entry in cache.entries()
             for uid in entry.uids
         ]
-        listed = f"here already: {', '.join(here)}" if here else "nothing was pulled before"
-        raise HubUnreachableError(f"{error} {listed[0].upper()}{listed[1:]}.") from error
+        listed = f"Pulled before: {', '.join(here)}." if here else "Nothing was pulled before."
+        raise HubUnreachableError(f"{error} {listed}") from error

@@ -1,4 +1,4 @@
-"""Publishing vaults: shards, a card for people, a card for `pull`, and Croissant for the others."""
+"""Publishing vaults: shards, a README, a card for `pull`, and Croissant metadata."""
 
 import hashlib
 import os
@@ -19,12 +19,10 @@ from huggingface_hub.errors import HfHubHTTPError
 from offmarl import tracking
 from offmarl.errors import CardError, HubError, OptionError
 from offmarl.hub import cache, client
-from offmarl.hub.card import readme
-from offmarl.hub.catalogue import Card, File, Licence, Uid, check, to_toml
-from offmarl.hub.croissant import croissant
-from offmarl.hub.origin import citation_of, in_words, licence_of
+from offmarl.hub.card import Card, File, Uid, check, croissant, readme, to_toml
+from offmarl.hub.client import LARGEST
+from offmarl.hub.licences import Licence, citation_of, in_words, licence_of
 from offmarl.hub.pull import CARD
-from offmarl.hub.small import LARGEST
 from offmarl.types import Discrete
 from offmarl.vault import Dataset
 from offmarl.vault.drivers import driver_of
@@ -37,20 +35,20 @@ from offmarl.vault.open import (
 )
 
 SHARD = 50_000_000
-"""Most bytes of a file: larger ones upload badly where connections break."""
+"""Maximum size of a file in bytes: larger ones upload badly over unreliable connections."""
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _BLOCK = 2**20
 
 
 class Pushed(NamedTuple):
-    """What was published."""
+    """The result of a push."""
 
     card: Card
     url: str
     commit: str
     sent: int
-    """Bytes of all files; those that the hub had already were not sent again."""
+    """Bytes of all files, including those that the hub already had."""
 
 
 def push(
@@ -64,51 +62,51 @@ def push(
     message: str = "Upload with offmarl",
     licence_link: str | None = None,
 ) -> Pushed:
-    """Publish vaults of one environment as a dataset, which `pull` brings back.
+    """Publish vaults of one environment as a dataset that `pull` downloads.
 
-    A vault becomes one zip archive, cut into shards, which is the same for the same vault: an
-    interrupted push sends what is missing when it is repeated. Everything appears in one commit,
-    which is refused if somebody else's came in between.
+    Each vault is packed into a zip archive and split into shards. The bytes depend on the vault
+    only, so that a repeated push sends what is missing. All files appear in one commit, which is
+    refused if another commit was made meanwhile.
 
     Parameters
     ----------
     vaults
-        Their paths; ``<name>.vlt`` stands for all vaults in it.
+        Paths of the vaults; ``<name>.vlt`` stands for all vaults in it.
     repository
-        Such as "org/name"; made where there is none.
+        Name of the repository, such as "org/name"; it is created if it does not exist.
     licence
         SPDX identifier of the data's licence, or an expression of them, in any case; "other" with
-        ``licence_link``; or "unknown". By default the one that the data's sources state, if they
-        all state the same; recordings of your own have none until you choose it.
+        ``licence_link``; or "unknown". By default the licence that all sources of the data state.
+        Your own recordings have none until you choose it.
     name
-        ``source/environment/scenario``; by default of the repository's owner and the environment.
+        ``source/environment/scenario``; by default the repository's owner and the environment.
     summary
-        For the card; by default where the data comes from.
+        Summary in the card; by default where the data comes from.
     citation
-        For the card; by default what the data's sources ask to cite.
+        Citation in the card; by default what the sources of the data ask for.
     private
-        Make the repository a private one.
+        Create a private repository.
     message
-        The commit's.
+        Commit message.
     licence_link
         Address of the text of a licence that is "other".
 
     Raises
     ------
     HubError
-        The hub refuses it, or somebody else pushed at the same time.
+        The hub refuses the commit, or another commit was made meanwhile.
     HubUnreachableError
         No hub answers.
     OptionError
-        That cannot be the name of a repository; no licence is stated and none was given, or
-        another one than the sources state.
+        The repository's name is invalid; no licence was given and the sources state none; or the
+        sources state another licence.
     UnknownNameError
         There is no such licence.
     CardError, VaultError
         The vaults do not belong together, or cannot be read.
     """
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
-        raise OptionError(f"a repository is named as org/name, not {repository!r}.")
+        raise OptionError(f"a repository is named org/name: got {repository!r}.")
     data = _open_all(vaults)
     terms = licence_of([*data.values()], licence, licence_link)
     endpoint = client.answering()[0]
@@ -134,25 +132,25 @@ def push(
 
 
 def _open_all(paths: Sequence[str | os.PathLike[str]]) -> dict[str, Dataset]:
-    """Open vaults, by uid; `CardError` where there are none, or not all of one environment."""
+    """Open vaults, by uid; `CardError` if there are none or their environments differ."""
     places = [place for path in paths for place in _expand(place_of(path).directory)]
     if not places:
-        raise CardError("there is nothing to push: name a vault at least.")
+        raise CardError("no vaults to push: give the path of at least one vault.")
     found = {(one := open_source(place)).uid: one for place in places}
     if len(found) < len(places):
-        raise CardError(f"two of the vaults have the same uid: {', '.join(map(str, places))}.")
+        raise CardError(f"two vaults have the same uid: {', '.join(map(str, places))}.")
     first, *others = found.values()
     for other in others:
         if difference := other.spec.difference(first.spec):
             raise CardError(
-                f"{other.path} and {first.path} do not belong to one dataset: they differ in "
-                f"{difference}. Push them to repositories of their own."
+                f"{other.path} and {first.path} do not belong to one dataset, because they differ "
+                f"in {difference}: push them to separate repositories."
             )
     return found
 
 
 def _expand(path: Path) -> list[Path]:
-    """Return the vaults of a path; `VaultFormatError` where one is a link below a dataset."""
+    """Return the vaults of a path; `VaultFormatError` if one is a link in a dataset."""
     is_dataset = path.name.endswith(SUFFIX)
     linked = driver_of(path).links() if is_dataset else []
     if path.is_symlink() and path.parent.name.endswith(SUFFIX):
@@ -165,7 +163,7 @@ def _expand(path: Path) -> list[Path]:
 
 @contextmanager
 def _staging(repository: str) -> Iterator[Path]:
-    """Provide an empty directory on the disk of the cache; one push to a repository at a time."""
+    """Provide an empty directory beside the cache; only one push to a repository at a time."""
     directory = cache.root().parent / "pushing" / repository.replace("/", "--")
     directory.mkdir(parents=True, exist_ok=True)
     with FileLock(directory / ".lock"):
@@ -176,20 +174,20 @@ def _staging(repository: str) -> Iterator[Path]:
 
 
 def _repository(api: HfApi, repository: str, private: bool) -> str:
-    """Make the repository where there is none, and return its newest commit."""
+    """Create the repository if it does not exist, and return its newest commit."""
     api.create_repo(repository, repo_type="dataset", private=private, exist_ok=True)
     return api.dataset_info(repository).sha or ""
 
 
 def _shards(one: Dataset, directory: Path) -> tuple[File, ...]:
-    """Pack a vault into an archive that depends on its files alone, and cut it."""
+    """Pack a vault into an archive whose bytes depend on its files only, and split it."""
     archive = directory / "data" / f"{one.uid}.zip"
     archive.parent.mkdir(parents=True, exist_ok=True)
     needed = sum(file.stat().st_size for file in _files(one))
     if 2 * needed > (free := shutil.disk_usage(directory).free):
         raise HubError(
-            f"to pack {one.path} takes {2 * needed} bytes in {directory}, and {free} are free: "
-            "make room there, or set HF_HOME."
+            f"packing {one.path} needs {2 * needed:,} bytes in {directory}, and {free:,} are free: "
+            "free some space there, or set HF_HOME."
         )
     packing = tracking.progress(f"pack {one.uid}", needed, unit="bytes")
     with packing as advance, zipfile.ZipFile(archive, "w") as packed:
@@ -206,13 +204,13 @@ def _shards(one: Dataset, directory: Path) -> tuple[File, ...]:
 
 
 def _files(one: Dataset) -> list[Path]:
-    """Return the files of a vault; not the lock of its writers."""
+    """Return the files of a vault, without the lock of its writers."""
     files = (file for file in Path(one.path).rglob("*") if file.is_file())
     return sorted(file for file in files if file.name != LOCK)
 
 
 def _cut(archive: Path) -> list[Path]:
-    """Cut a file that is larger than a shard, and return the pieces in order."""
+    """Split a file that is larger than a shard, and return the pieces in order."""
     size = archive.stat().st_size
     if size <= SHARD:
         return [archive]
@@ -265,10 +263,10 @@ def _card(
 
 
 def _time_limit(data: dict[str, Dataset]) -> tuple[int | None, tuple[str, ...]]:
-    """Return the time limit of all vaults, or the sentence that says how their limits differ.
+    """Return the time limit of all vaults, or a sentence on how their limits differ.
 
-    Vaults of ours keep their own limits. Others know theirs from the card alone, which holds one:
-    `CardError` where they would get another.
+    Vaults of offmarl store their own limit. Others have only that of the card, which holds one:
+    `CardError` if their limits differ.
     """
     limits = {uid: one.spec.time_limit for uid, one in data.items()}
     if len(set(limits.values())) == 1:
@@ -276,17 +274,17 @@ def _time_limit(data: dict[str, Dataset]) -> tuple[int | None, tuple[str, ...]]:
     listed = ", ".join(f"{uid} {limit or 'unknown'}" for uid, limit in limits.items())
     if not all(one.native for one in data.values()):
         raise CardError(
-            f"these vaults have different time limits ({listed}), and a card holds one for all: "
-            "push them to repositories of their own."
+            f"these vaults have different time limits ({listed}), but a card holds only one: push "
+            "them to separate repositories."
         )
     return None, (f"The time limits of the uids differ: {listed}.",)
 
 
 def _bounded(text: str, repository: str) -> str:
-    """Return a card's text, unless it is larger than what `pull` reads."""
+    """Return a card's text; `CardError` if it is larger than `pull` reads."""
     if len(text.encode()) > LARGEST:
         raise CardError(
-            f"the card of {repository} would be larger than {LARGEST:,} bytes, which no pull "
+            f"the card of {repository} would exceed {LARGEST:,} bytes, the most that a pull "
             "reads: push fewer vaults together."
         )
     return text
@@ -315,9 +313,9 @@ def _commit(
     message: str,
     parent: str,
 ) -> str:
-    """Upload what the hub does not have, and commit all of it or nothing."""
+    """Upload what the hub does not have, and commit everything or nothing."""
     try:
-        # The client redraws its bars all the time, which fills a file with them.
+        # Written to a file, the client's progress bars would fill it.
         with client.bars(shown=sys.stderr.isatty() and not tracking.is_quiet()):
             done = api.create_commit(
                 repository,
@@ -330,14 +328,14 @@ def _commit(
         if error.response.status_code != 412:
             raise
         raise HubError(
-            f"somebody else pushed to {repository} meanwhile, so nothing was committed: look at "
-            "what they changed, and repeat the command."
+            f"someone else pushed to {repository} meanwhile, so nothing was committed: look at "
+            "the change, and repeat the command."
         ) from error
-    except ValueError as error:  # the client has the hub check the page's metadata beforehand
+    except ValueError as error:  # the hub checks the metadata of the README first
         raise CardError(f"the hub does not accept the card of {repository}: {error}") from error
-    except RuntimeError as error:  # what the client makes of any failure in one of its threads
+    except RuntimeError as error:  # the client raises this for any failure in its threads
         raise HubError(
-            f"the upload to {repository} broke off ({error.__cause__ or error}): nothing was "
+            f"the upload to {repository} failed ({error.__cause__ or error}): nothing was "
             "committed. Repeat the command, which sends what is missing."
         ) from error
     return done.oid

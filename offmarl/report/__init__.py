@@ -1,6 +1,6 @@
-"""Comparisons of runs, surveys of datasets, the figures of both, and self-contained HTML pages.
+"""Comparisons of runs and surveys of datasets, with tables, figures and HTML pages.
 
-Drawing needs matplotlib, which is imported when a figure is drawn and not before.
+matplotlib is imported when the first figure is drawn.
 
 >>> found = report.survey(vault.open_vault("coverage-3.vlt/expert"))
 >>> found.returns.mean(), found.saco, found.windows(20)
@@ -52,7 +52,7 @@ __all__ = [
     "survey",
 ]
 
-if not TYPE_CHECKING:  # vaults take a while to import, and runs are compared without
+if not TYPE_CHECKING:  # comparing runs does not need vaults, which take a while to import
     __getattr__ = lazy_getattr(
         __name__, {name: f"offmarl.report.contents:{name}" for name in ("Survey", "survey")}
     )

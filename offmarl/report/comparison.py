@@ -1,4 +1,4 @@
-"""Which algorithm is better, on what data, and how sure that is."""
+"""Comparison of runs: which algorithm is better, on what data, and with what confidence."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -34,9 +34,9 @@ class Entry(NamedTuple):
 
     algorithm: str
     acting: Acting | None = None
-    """None where nothing was acted, as in the agreement with held-out actions."""
+    """None if the policy did not act, as for the agreement with held-out actions."""
     run: str = ""
-    """The end of the run's path, where several runs are of one algorithm and dataset."""
+    """The end of the run's path, if several runs have the same algorithm and dataset."""
 
     @property
     def label(self) -> str:
@@ -48,7 +48,7 @@ Scores = Mapping[str, Mapping[Entry, RunScores]]
 """Dataset to entry to scores."""
 
 UNITS = {RETURN: "episode return", AGREEMENT: "agreement with held-out actions"}
-"""What runs can be compared by: metric to words."""
+"""Metrics that runs can be compared by, and their names in words."""
 
 _SEED = 0  # of all bootstrap draws: the same runs always give the same intervals
 
@@ -57,15 +57,15 @@ class Data(NamedTuple):
     """What runs must have in common to be compared."""
 
     name: str
-    """Of the dataset, ``name/uid``; of the environment for runs that learnt online."""
+    """Name of the dataset, ``name/uid``; for runs that learnt online, of the environment."""
     digest: str
-    """Of the dataset's content; empty where the run does not say."""
+    """Digest of the dataset's content; empty if the run does not record it."""
     environment: str
-    """Where the policies were evaluated."""
+    """The environment that the policies were evaluated in."""
 
 
 class Runs(NamedTuple):
-    """Final scores of runs, and what they learnt from."""
+    """Final scores of runs, and the data they learnt from."""
 
     scores: Scores
     data: dict[str, Data]
@@ -82,7 +82,7 @@ class Estimate(NamedTuple):
 
 
 class Row(NamedTuple):
-    """How one entry did on one dataset, or on all of them."""
+    """Scores of one entry on one dataset, or on all of them."""
 
     entry: Entry
     runs: int
@@ -91,31 +91,31 @@ class Row(NamedTuple):
     median: float
     """Over the runs of one dataset; over the datasets' means where there are several."""
     normalised: Estimate | None = None
-    """IQM on the scale from random (0) to expert (1), where the references are known."""
+    """IQM on the scale from random (0) to expert (1), if the references are known."""
 
 
 class Comparison(NamedTuple):
-    """Everything ``offmarl compare`` shows."""
+    """Everything that ``offmarl compare`` shows."""
 
     scores: Scores
     datasets: dict[str, list[Row]]
     """For each dataset, its entries, in the unit of the metric."""
     references: Mapping[str, Reference]
-    """By dataset, as far as they are known."""
+    """Known reference returns, by dataset."""
     common: dict[Entry, Float[np.ndarray, "runs datasets"]]
     """Scores of the entries that ran on every dataset, with the same number of seeds: normalised
     if ``normalised``, else in the unit of the metric."""
     overall: list[Row]
-    """Of these, over all datasets; empty if there is one dataset, or no common scale."""
+    """The common entries over all datasets; empty for one dataset, or without a common scale."""
     improvement: dict[Entry, dict[Entry, Estimate]]
-    """Of these, the probability that a run of the first beats a run of the second; only between
-    entries that acted alike."""
+    """For two common entries that acted in the same way, the probability that a run of the first
+    beats a run of the second."""
     unit: str
-    """What the scores are."""
+    """The unit of the scores."""
     normalised: bool
-    """Whether the common scores are."""
+    """Whether the common scores are normalised."""
     pooled: bool
-    """Whether the datasets' scores have one scale."""
+    """Whether the scores of all datasets have the same scale."""
 
 
 def estimate(scores: RunScores) -> Estimate:
@@ -133,15 +133,15 @@ def compare(
     scores
         As `read_runs` returns them.
     references
-        Returns to normalise by, of each dataset's environment. Returns of several datasets are
-        summed up only where all have them.
+        Returns to normalise by, for each dataset. Returns of several datasets are summarised only
+        if all of them have references.
     metric
-        What the scores are, of `UNITS`; agreement has one scale everywhere and is not normalised.
+        Metric of the scores, a key of `UNITS`; agreement is not normalised.
 
     Raises
     ------
     OptionError
-        The references are no scale.
+        The references are equal or not finite.
     """
     known = references if references and metric == RETURN else {}
     normalised = all(dataset in known for dataset in scores)
@@ -167,12 +167,12 @@ def compare(
 
 
 def metric_of(directories: Iterable[Path]) -> str:
-    """Return what runs can be compared by: their returns, or the actions that they agree with.
+    """Return the metric that runs can be compared by: returns, or agreement with actions.
 
     Raises
     ------
     RunError
-        They have nothing in common, or have not been evaluated.
+        The runs have no metric in common, or have not been evaluated.
     """
     found = [final_metrics(directory) for directory in directories]
     for metric in UNITS:
@@ -188,13 +188,13 @@ def read_runs(directories: Iterable[Path], metric: str = RETURN) -> Runs:
     """Return the final scores of runs, by dataset and entry, greedy entries first.
 
     Runs belong together if they learnt from the same content, whatever its name, and were
-    evaluated in the same environment. Runs of one program on one dataset are told apart by their
+    evaluated in the same environment. Runs of one program on one dataset are distinguished by their
     directories.
 
     Raises
     ------
     RunError
-        A directory is not that of a run, or its run has not been evaluated.
+        A directory is not a run, or the run has not been evaluated.
     """
     runs = {path: read_run(path) for path in dict.fromkeys(map(local, directories))}
     data = {path: _data(run) for path, run in runs.items()}
@@ -204,23 +204,23 @@ def read_runs(directories: Iterable[Path], metric: str = RETURN) -> Runs:
     for label, alike in groups.items():
         found: dict[Entry, RunScores] = {}
         for same in _grouped(alike, lambda path: runs[path]["program"]).values():
-            for path, name in _told_apart(same).items():
+            for path, name in _distinguish(same).items():
                 found |= scores_of(path, metric, name)
         scores[label] = dict(sorted(found.items(), key=lambda item: item[0].acting == "sampled"))
     return Runs(scores, {label: data[alike[0]] for label, alike in groups.items()})
 
 
 def scores_of(directory: Path, metric: str = RETURN, run: str = "") -> dict[Entry, RunScores]:
-    """Return the final scores of one run, by how it acted; errors as `final_returns`.
+    """Return the final scores of one run, by entry; raises what `final_returns` raises.
 
     Parameters
     ----------
     directory
-        Of the run.
+        Directory of the run.
     metric
-        Of `UNITS`.
+        A key of `UNITS`.
     run
-        What to tell its entries apart by.
+        `Entry.run` of its entries.
     """
     record = read_run(directory)
     found: dict[Acting | None, dict[int, Float[np.ndarray, "episodes"]]] = {}
@@ -239,12 +239,12 @@ def final_returns(
 ) -> dict[int, Float[np.ndarray, "episodes"]]:
     """Return the final evaluation of a run: the returns of its episodes, by training seed.
 
-    Nothing where the run has no such metric.
+    Empty if the run was not evaluated by this metric.
 
     Raises
     ------
     RunError
-        It is not a run's directory, or its run has not been evaluated (to the end).
+        The directory is not a run, or the run has not finished its evaluation.
     """
     return {
         seed: np.array(metrics[metric], float)
@@ -254,12 +254,12 @@ def final_returns(
 
 
 def final_metrics(directory: Path) -> set[str]:
-    """Return the names of what a run's final evaluation measured; errors as `final_returns`."""
+    """Return the metrics of a run's final evaluation; raises what `final_returns` raises."""
     return {name for metrics in _final(directory).values() for name in metrics}
 
 
 def last_metrics(directory: Path) -> dict[str, float]:
-    """Return the training metrics that a run logged last, losses among them: means over seeds."""
+    """Return the training metrics that a run logged last, such as losses: means over seeds."""
     rows = [row for row in read(directory / METRICS_FILE) if not UNITS.keys() & row.keys()]
     last = [row for row in rows if row["step"] == rows[-1]["step"]]
     names = [name for name in last[0] if name not in ("seed", "step")] if last else []
@@ -275,11 +275,11 @@ def _final(directory: Path) -> dict[int, dict[str, Any]]:
     run = read_run(directory)
     if run.get("complete") and not (directory / MARL_EVAL_FILE).exists():
         raise RunError(
-            f"{directory} was trained without being evaluated, so there is nothing to compare: "
+            f"{directory} was trained without an evaluation, so it cannot be compared: "
             + (
-                "it was recorded by an older offmarl; record it anew."
+                "an older offmarl recorded it; record it again."
                 if run.get("kind") == "recorder"
-                else "train it anew, with --env where its environment can be made, or with "
+                else "train it again, with --env if its environment can be made, or with "
                 "--held-out."
             )
         )
@@ -290,8 +290,8 @@ def _final(directory: Path) -> dict[int, dict[str, Any]]:
         found = {}
     if not any(found.values()):
         raise RunError(
-            f"{directory / MARL_EVAL_FILE} holds no final evaluation: let the run finish, with the "
-            "same command."
+            f"{directory / MARL_EVAL_FILE} holds no final evaluation: repeat the command of the "
+            "run to finish it."
         )
     return found
 
@@ -299,9 +299,9 @@ def _final(directory: Path) -> dict[int, dict[str, Any]]:
 def _absolute_metrics(
     document: Mapping[str, Any], run: Mapping[str, Any]
 ) -> dict[int, dict[str, Any]]:
-    """Return the final metrics of all algorithms in a run's document: one, or one a way of acting.
+    """Return the final metrics of all algorithms in a run's document: one for each way of acting.
 
-    Older runs have one, without how it acted, and its greedy returns as another metric.
+    Older runs have a single algorithm, whose greedy returns are another metric.
     """
     (tasks,) = document.values()
     (algorithms,) = tasks.values()
@@ -323,12 +323,12 @@ def _data(run: Mapping[str, Any]) -> Data:
 
 
 def _key(data: Data) -> tuple[str, str]:
-    """Return what runs are grouped by; a name stands for content that is not known."""
+    """Return the key that runs are grouped by; the name replaces an unknown digest."""
     return data.digest or data.name, data.environment
 
 
 def _labels(data: Iterable[Data]) -> dict[tuple[str, str], str]:
-    """Name the groups: by their data, and where names coincide by what differs."""
+    """Name the groups by their data; equal names are extended by what differs."""
     groups = _grouped(dict.fromkeys(data), _key)
     names = {key: " = ".join(dict.fromkeys(d.name for d in one)) for key, one in groups.items()}
     labels = {}
@@ -350,7 +350,7 @@ def _grouped(items: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[
     return groups
 
 
-def _told_apart(paths: Sequence[Path]) -> dict[Path, str]:
+def _distinguish(paths: Sequence[Path]) -> dict[Path, str]:
     """Return the shortest distinguishing suffix of each path; empty for a single path."""
     if len(paths) == 1:
         return {paths[0]: ""}

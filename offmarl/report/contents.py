@@ -1,4 +1,4 @@
-"""What a dataset holds, gone through once, in bounded memory."""
+"""A survey of a dataset's contents, computed in one pass and bounded memory."""
 
 from __future__ import annotations
 
@@ -8,25 +8,31 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from offmarl.report.actions import Actions, actions_over
-from offmarl.report.counting import Distinct, entropy, hash_rows
-from offmarl.report.ranges import Ranges, RangesOver
+from offmarl.report.accumulators import (
+    Actions,
+    Distinct,
+    Ranges,
+    RangesAccumulator,
+    entropy,
+    hash_rows,
+    make_actions_accumulator,
+)
 from offmarl.types import EnvSpec, Transition, View
 from offmarl.vault import Dataset, Episodes
 from offmarl.vault.digest import digest
 from offmarl.vault.progress import Progress, quiet
 
 LENGTHS = (5, 10, 20, 50, 100)
-"""Lengths of windows that are looked at."""
+"""Window lengths that `Survey.windows` is reported for."""
 
 _STRETCHES = 60
-"""Parts that the time of an episode is divided into, at most."""
+"""Maximum number of points of the reward curve."""
 
 
 class Coverage(NamedTuple):
-    """How much of what can be seen and done is in the data.
+    """How many different states and actions the data contains.
 
-    Counts are exact up to a million distinct ones, and within about a thousandth beyond.
+    Counts are exact up to a million distinct rows, and accurate to about a thousandth beyond.
     """
 
     pairs: int
@@ -40,51 +46,52 @@ class Coverage(NamedTuple):
     joint_actions: int
     """Distinct joint actions."""
     joint_entropy: float | None
-    """Of joint actions, in bits; None where there are too many of them to tell."""
+    """Entropy of joint actions, in bits; None if there are too many to count exactly."""
     repeats: Int[np.ndarray, "R 2"]
-    """How often a pair occurs, and how many (state, joint action) pairs occur so often."""
+    """Pairs of (number of occurrences, number of state-action pairs that occur so often)."""
     exact: bool
-    """Whether all of these were counted, not estimated."""
+    """Whether all counts are exact."""
 
 
 class Rewards(NamedTuple):
-    """What was paid."""
+    """The rewards of a dataset."""
 
     ranges: Ranges
     """``(N,)``"""
     nonzero: Int[np.ndarray, "N"]
-    """Steps with a reward other than zero."""
+    """Steps at which the agent's reward is not zero."""
     nonzero_steps: int
-    """Those with one for any agent."""
+    """Steps at which any agent's reward is not zero."""
     alike: bool
-    """Whether all agents always got the same."""
+    """Whether all agents always have the same reward."""
     stretch: int
-    """Steps of an episode's time that a point of the curve stands for."""
+    """Steps of an episode that one point of the curve covers."""
     curve: Float[np.ndarray, "P"]
-    """Mean reward, over agents too, of the steps that far from their episode's start."""
+    """Mean reward, over agents too, by time since the episode's start."""
 
 
 class Windows(NamedTuple):
-    """What training on windows of one length would draw from."""
+    """The windows of one length that training would draw from."""
 
     length: int
     total: int
-    """Windows that start anywhere in an episode; one of each episode that is shorter."""
+    """Windows that start anywhere in an episode; one for each shorter episode."""
     padded: float
-    """Share of their steps that are only there to fill up."""
+    """Fraction of their steps that is padding."""
     short_episodes: int
+    """Episodes shorter than the window."""
     crossing: float
-    """Share of the windows of a flat time axis that would cross the end of an episode."""
+    """Fraction of the windows of a flat time axis that would cross the end of an episode."""
 
 
 class Survey(NamedTuple):
-    """Everything ``offmarl report`` shows of one vault."""
+    """Everything that ``offmarl report`` shows of one vault."""
 
     vault: Dataset
     digest: str
     episodes: Episodes
     observations: Ranges
-    """``(N, O)``, while the agent was alive."""
+    """``(N, O)``, over steps at which the agent was alive."""
     state: Ranges
     """``(S,)``"""
     actions: Actions
@@ -93,35 +100,35 @@ class Survey(NamedTuple):
     alive: Int[np.ndarray, "N"]
     """Steps at which each agent was alive."""
     log_probs: int
-    """Actions of agents that were alive whose log-probability is known."""
+    """Number of actions of live agents whose log-probability is known."""
 
     @property
     def spec(self) -> EnvSpec:
-        """The environment's sizes."""
+        """The specification of the vault's environment."""
         return self.vault.spec
 
     @property
     def returns(self) -> Float[np.ndarray, "K"]:
-        """Returns of the complete episodes that have one, the mean over agents."""
+        """Returns of the complete episodes with a finite return, mean over agents."""
         return self.episodes.complete_returns
 
     @property
     def lengths(self) -> Int[np.ndarray, "C"]:
-        """Steps of the complete episodes."""
+        """Lengths of the complete episodes, in steps."""
         return self.episodes.length[self.episodes.complete]
 
     @property
     def saco(self) -> float | None:
-        """Joint state-action coverage: distinct pairs among all; None without any.
+        """Joint state-action coverage: distinct pairs over steps; None if there are no steps.
 
-        As OG-MARL has it (Formanek et al., *Putting Data at the Centre of Offline Multi-Agent
+        As in OG-MARL (Formanek et al., *Putting Data at the Centre of Offline Multi-Agent
         Reinforcement Learning*, 2024), after Schweighofer et al., *A Dataset Perspective on Offline
         Reinforcement Learning* (2022).
         """
         return self.coverage.pairs / self.vault.num_steps if self.vault.num_steps else None
 
     def windows(self, length: int) -> Windows:
-        """Return what windows of some steps there are to draw."""
+        """Return the windows of ``length`` steps that training would draw from."""
         lengths = self.episodes.length
         count = int((np.maximum(lengths - length, 0) + 1).sum())
         missing = int(np.maximum(length - lengths, 0).sum())
@@ -137,40 +144,40 @@ class Survey(NamedTuple):
 
 
 def survey(vault: Dataset, progress: Progress = quiet) -> Survey:
-    """Go through a vault and return what it holds.
+    """Compute the statistics of a vault.
 
-    Read twice, a block at a time: for the statistics, and for the digest.
+    The vault is read twice, a block at a time: for the statistics and for the digest.
 
     Parameters
     ----------
     vault
-        Of any program.
+        A vault of any program.
     progress
-        Shows how far it is.
+        Reports progress.
 
     Raises
     ------
     VaultError
         The vault cannot be read, or is damaged.
     """
-    gathered = _Gathered(vault)
+    statistics = StatsAccumulator(vault)
     with progress(f"read {vault.uid}", 2 * vault.length) as advance:
         for begin, stop in vault.blocks():
-            gathered.add(begin, vault.transitions(begin, stop))
+            statistics.add(begin, vault.transitions(begin, stop))
             advance(stop - begin)
-        return gathered.survey(digest(vault, advance))
+        return statistics.survey(digest(vault, advance))
 
 
-class _Gathered:
-    """What is known of the blocks so far."""
+class StatsAccumulator:
+    """Accumulates a `Survey` over the blocks of a vault."""
 
     def __init__(self, vault: Dataset):
         spec = vault.spec
         self._vault = vault
-        self._observations = RangesOver(spec.num_agents, spec.observation_size)
-        self._state = RangesOver(spec.state_size)
-        self._actions = actions_over(spec)
-        self._rewards = _RewardsOver(vault)
+        self._observations = RangesAccumulator(spec.num_agents, spec.observation_size)
+        self._state = RangesAccumulator(spec.state_size)
+        self._actions = make_actions_accumulator(spec)
+        self._rewards = _RewardsAccumulator(vault)
         self._pairs, self._states, self._local, self._joint = (Distinct() for _ in range(4))
         self._alive = np.zeros(spec.num_agents, np.int64)
         self._log_probs = 0
@@ -197,7 +204,7 @@ class _Gathered:
             self._local.add(hash_rows(seen[alive], done[alive]))
 
     def survey(self, digest: str) -> Survey:
-        """Return all of it."""
+        """Return the survey of everything added."""
         return Survey(
             self._vault,
             digest,
@@ -226,8 +233,8 @@ class _Gathered:
         )
 
 
-class _RewardsOver:
-    """Gathers `Rewards` over the blocks of a vault."""
+class _RewardsAccumulator:
+    """Accumulates `Rewards` over the blocks of a vault."""
 
     def __init__(self, vault: Dataset):
         agents = vault.spec.num_agents
@@ -237,7 +244,7 @@ class _RewardsOver:
         self._stretch = -(-longest // _STRETCHES)
         points = -(-longest // self._stretch)
         self._sums, self._counts = np.zeros(points), np.zeros(points)
-        self._ranges = RangesOver(agents)
+        self._ranges = RangesAccumulator(agents)
         self._nonzero, self._nonzero_steps, self._alike = np.zeros(agents, np.int64), 0, True
 
     def add(self, begin: int, reward: Any) -> None:
@@ -256,15 +263,15 @@ class _RewardsOver:
 
     @property
     def rewards(self) -> Rewards:
-        """What was gathered so far."""
-        there = self._counts > 0
+        """The statistics of everything added so far."""
+        some = self._counts > 0
         return Rewards(
             self._ranges.ranges,
             self._nonzero,
             self._nonzero_steps,
             self._alike,
             self._stretch,
-            self._sums[there] / self._counts[there],
+            self._sums[some] / self._counts[some],
         )
 
 

@@ -1,4 +1,4 @@
-"""The figures of what datasets hold: several of them over one another, or each by itself."""
+"""Figures of the contents of datasets: several datasets in one figure, or a figure for each."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float, Num
 
-from offmarl.report.actions import BINS, ContinuousActions, DiscreteActions
+from offmarl.report.accumulators import BINS, ContinuousActions, DiscreteActions, Ranges
 from offmarl.report.contents import Survey
 from offmarl.report.figures import COLOURS, make_figure
-from offmarl.report.ranges import Ranges
 from offmarl.vault.tables import CAUSES
 
 if TYPE_CHECKING:
@@ -19,15 +18,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Surveys = Mapping[str, Survey]
-"""What to call each dataset, and what it holds."""
+"""Surveys of datasets, by the names shown for them."""
 
 _SIZE = (5.0, 3.1)
 _STRETCHES = 60
 _MOST_BINS = 40
 _MOST_CELLS = 8
-"""Rows and columns of a map up to which each cell is labelled with its value."""
+"""Maximum rows and columns of a map whose cells are labelled with their values."""
 _SOME_BITS = 0.1
-"""Agents whose actions tell less of one another's than this are drawn as all but independent."""
+"""Smallest maximum of the scale of mutual information, so that noise looks faint."""
 _CAUSE_COLOURS = dict(
     zip(CAUSES.tolist(), ("#d1d5db", COLOURS[2], COLOURS[0], COLOURS[4]), strict=True)
 )
@@ -35,23 +34,23 @@ _LINES = ("-", "--", ":", "-.")
 
 
 def figure_returns(surveys: Surveys) -> Figure:
-    """Draw the distributions of returns over one another."""
+    """Draw the distributions of returns."""
     values = {label: found.returns for label, found in surveys.items()}
     return _histograms(values, "Returns", "episode return, mean over agents")
 
 
 def figure_lengths(surveys: Surveys) -> Figure:
-    """Draw the distributions of the episodes' lengths over one another."""
+    """Draw the distributions of episode lengths."""
     values = {label: found.lengths for label, found in surveys.items()}
-    return _histograms(values, "Lengths of episodes", "steps", whole_numbers=True)
+    return _histograms(values, "Episode lengths", "steps", whole_numbers=True)
 
 
 def figure_order(surveys: Surveys) -> Figure:
-    """Draw how returns change from the beginning of each recording to its end."""
+    """Draw how returns change over the course of each recording."""
 
     def draw(axes: Axes) -> None:
         axes.set_title("Returns in the order of recording")
-        axes.set_xlabel("share of the recording")
+        axes.set_xlabel("fraction of the recording")
         axes.set_ylabel("mean return")
         for number, (label, found) in enumerate(surveys.items()):
             order = np.argsort(found.episodes.start[found.episodes.scored], kind="stable")
@@ -66,11 +65,11 @@ def figure_order(surveys: Surveys) -> Figure:
 
 
 def figure_ends(surveys: Surveys) -> Figure:
-    """Draw how the episodes of each dataset ended, as shares."""
+    """Draw the fractions of episodes by how they ended."""
 
     def draw(axes: Axes) -> None:
         axes.set_title("How episodes ended")
-        axes.set_xlabel("share of episodes")
+        axes.set_xlabel("fraction of episodes")
         axes.grid(axis="x")
         labels = list(surveys)[::-1]
         left = np.zeros(len(labels))
@@ -87,10 +86,10 @@ def figure_ends(surveys: Surveys) -> Figure:
 
 
 def figure_curve(surveys: Surveys) -> Figure:
-    """Draw when in an episode rewards come."""
+    """Draw the mean reward by time in the episode."""
 
     def draw(axes: Axes) -> None:
-        axes.set_title("Reward in the course of an episode")
+        axes.set_title("Reward by time in the episode")
         axes.set_xlabel("step of the episode")
         axes.set_ylabel("mean reward")
         for number, (label, found) in enumerate(surveys.items()):
@@ -102,10 +101,10 @@ def figure_curve(surveys: Surveys) -> Figure:
 
 
 def figure_repeats(surveys: Surveys) -> Figure:
-    """Draw how many pairs of state and joint action occur how often."""
+    """Draw the numbers of state-action pairs by how often they occur."""
 
     def draw(axes: Axes) -> None:
-        axes.set_title("How often state-action pairs recur")
+        axes.set_title("Occurrences of state-action pairs")
         axes.set_xlabel("occurrences of a pair")
         axes.set_ylabel("pairs")
         axes.set(xscale="log", yscale="log")
@@ -145,7 +144,7 @@ def figure_agents(surveys: Surveys) -> Figure:
 
 
 def figure_actions(found: Survey) -> Figure:
-    """Draw what each agent did."""
+    """Draw the distribution of each agent's actions."""
     actions = found.actions
     if isinstance(actions, ContinuousActions):
         return make_figure(lambda figure: _draw_values(figure, actions), _SIZE)
@@ -153,7 +152,7 @@ def figure_actions(found: Survey) -> Figure:
 
 
 def figure_information(information: Float[np.ndarray, "N N"]) -> Figure:
-    """Draw how much each agent's action tells of each other's."""
+    """Draw the mutual information of each two agents' actions."""
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
@@ -177,7 +176,7 @@ def figure_features(ranges: Ranges, title: str) -> Figure:
 
 
 def _chart(draw: Callable[[Axes], None], legend: bool) -> Figure:
-    """Return a figure of one chart, with a legend below."""
+    """Return a figure of one chart, with an optional legend below."""
 
     def whole(figure: Figure) -> None:
         axes = figure.subplots()
@@ -189,7 +188,7 @@ def _chart(draw: Callable[[Axes], None], legend: bool) -> Figure:
 
 
 def _add_legend(figure: Figure, handles: list[Any], labels: list[str]) -> None:
-    """Write a legend in few lines; the figure grows with them, so that the chart keeps its size."""
+    """Add a legend; the figure grows with its lines, so that the chart keeps its size."""
     columns = max(1, min(len(labels), 48 // (max(map(len, labels), default=0) + 5)))
     lines = -(-len(labels) // columns)
     figure.set_size_inches(_SIZE[0], _SIZE[1] + 0.17 * max(lines - 1, 0))
@@ -202,7 +201,7 @@ def _line(number: int) -> dict[str, Any]:
 
 
 def _label_counts(axis: Any) -> None:
-    """Label a logarithmic axis with few enough numbers, also where it spans little."""
+    """Label a logarithmic axis with few numbers, also if its range is small."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=8))
@@ -211,7 +210,7 @@ def _label_counts(axis: Any) -> None:
 
 
 def _plain(label: str) -> str:
-    """Return a name as it is to be drawn: no formula, and no underscore that hides it."""
+    """Escape a name for matplotlib, which reads ``$`` as a formula and hides leading ``_``."""
     shown = label.replace("$", r"\$")
     return f" {shown}" if shown.startswith("_") else shown
 
@@ -231,7 +230,7 @@ def _histograms(
     def draw(axes: Axes) -> None:
         axes.set_title(title)
         axes.set_xlabel(unit)
-        axes.set_ylabel("share of episodes")
+        axes.set_ylabel("fraction of episodes")
         for number, (label, some) in enumerate(values.items()):
             if len(some):
                 shares = np.histogram(some, edges)[0] / len(some)
@@ -245,7 +244,7 @@ def _histograms(
 def bin_edges(
     values: Sequence[Num[np.ndarray, "_"]], whole_numbers: bool = False
 ) -> Float[np.ndarray, "edges"]:
-    """Return the edges of bins that serve several sets of numbers, whole ones in the middle."""
+    """Return the edges of common bins for several sets of numbers; whole numbers are centred."""
     everything = np.concatenate([np.asarray(some, float) for some in values] or [np.zeros(0)])
     everything = everything[np.isfinite(everything)]
     if not len(everything):
@@ -281,7 +280,7 @@ def _draw_values(figure: Figure, actions: ContinuousActions) -> None:
     extent = (-1.0, 1.0, agents * size - 0.5, -0.5)
     drawing = axes.imshow(rows, cmap="Blues", vmin=0, aspect="auto", extent=extent)
     axes.set_xticks([-1, -0.5, 0, 0.5, 1])
-    figure.colorbar(drawing, ax=axes, label="share of steps", fraction=0.05)
+    figure.colorbar(drawing, ax=axes, label="fraction of steps", fraction=0.05)
     axes.grid(visible=False)
     if size == 1:
         axes.set(xlabel="action", ylabel="agent")
@@ -316,7 +315,7 @@ def _brief(value: float) -> str:
 
 
 def _draw_ranges(axes: Axes, ranges: Ranges) -> None:
-    """Draw columns ``(..., O)``, those of all agents together where there are several."""
+    """Draw columns ``(..., O)``, merged over agents if there are several."""
     from matplotlib.ticker import SymmetricalLogLocator
 
     low, high, mean, std = (

@@ -1,7 +1,7 @@
-"""The figures: what the tiers hold, and what was learnt from them.
+"""Figures of the demo and of comparisons.
 
-Colours are those of Okabe and Ito, which people of all kinds of colour vision tell apart; each
-algorithm has a marker of its own too, hollow where its actions were sampled.
+The colours are those of Okabe and Ito, which can be distinguished with any kind of colour vision.
+Each algorithm also has its own marker, which is hollow if its actions were sampled.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ _STYLE: dict[Any, Any] = {
 
 
 def figure_demo(tiers: Mapping[str, Sequence[float]], scores: Scores, path: Path) -> None:
-    """Draw the datasets' returns beside what the baselines reached on them.
+    """Draw the returns of the datasets beside the scores of the baselines.
 
     Parameters
     ----------
     tiers
-        For each quality tier, the returns of its episodes.
+        The returns of each tier's episodes.
     scores
-        For each tier that was trained on, each entry's mean return by training seed.
+        For each tier that was trained on, the mean return of each entry and training seed.
     path
-        Where to write it; the suffix says in what format.
+        File to write; the suffix sets the format.
     """
     returns = {tier: np.asarray(values, float) for tier, values in tiers.items()}
 
@@ -89,24 +89,25 @@ def figure_comparison(comparison: Comparison) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure; the suffix says in what format.
+    """Write a figure; the suffix sets the format.
 
     Raises
     ------
     OptionError
-        Figures are not written in that format.
+        The format is not supported.
     """
     kind = path.suffix.removeprefix(".").lower()
     if kind not in KINDS:
         raise OptionError(
-            f"a figure cannot be written to {path}: end it in .{' or .'.join(KINDS)}."
+            f"a figure cannot be written to {path}: give a path that ends in "
+            f".{' or .'.join(KINDS)}."
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(render(figure, kind))
+    path.write_bytes(to_bytes(figure, kind))
 
 
-def render(figure: Figure, kind: str) -> bytes:
-    """Return a figure as a file of one of `KINDS`."""
+def to_bytes(figure: Figure, kind: str) -> bytes:
+    """Return a figure as the bytes of a file, in one of the formats of `KINDS`."""
     import matplotlib as mpl
 
     file = io.BytesIO()
@@ -117,7 +118,7 @@ def render(figure: Figure, kind: str) -> bytes:
 
 
 def make_figure(draw: Callable[[Figure], None], size: tuple[float, float]) -> Figure:
-    """Return a figure of some inches in the style of all of them."""
+    """Return a figure in the common style; ``size`` is in inches."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -150,13 +151,13 @@ def _draw_returns(axes: Axes, returns: Mapping[str, Float[np.ndarray, "episodes"
 
 
 def _iqm_title(scores: Scores) -> str:
-    """Say what is drawn; intervals are, where there are seeds enough for one."""
+    """Return the title of a plot of scores, which has intervals if there are enough seeds."""
     seeds = max(len(runs) for entries in scores.values() for runs in entries.values())
     return "IQM over seeds" + (", 95% interval" if seeds >= MIN_RUNS else "")
 
 
 class _Look(NamedTuple):
-    """How an entry is drawn: an algorithm has one colour and marker, however it acted."""
+    """How an entry is drawn: an algorithm has one colour and marker, greedy or sampled."""
 
     colour: str
     marker: str
@@ -232,9 +233,9 @@ def _draw_profiles(axes: Axes, comparison: Comparison) -> None:
     axes.set_ylim(-0.02, 1.05)
     if not comparison.common or not comparison.pooled:
         why = (
-            "no algorithm ran on\nevery dataset"
+            "no algorithm ran on\nall datasets"
             if comparison.pooled
-            else "no reference returns:\nno one scale"
+            else "no reference returns:\nno common scale"
         )
         axes.text(0.5, 0.5, why, ha="center", va="center", color=_DATA, transform=axes.transAxes)
         return
@@ -256,7 +257,7 @@ def _draw_profiles(axes: Axes, comparison: Comparison) -> None:
 def _draw_improvement(axes: Axes, comparison: Comparison) -> None:
     """Draw the matrix of the probabilities that the row's entry beats the column's.
 
-    Cells of entries that did not act alike stay empty.
+    Cells of entries that acted in different ways are empty.
     """
     entries = list(comparison.improvement)
     matrix = np.full((len(entries), len(entries)), np.nan)
@@ -298,5 +299,5 @@ def _line(label: str) -> Any:
 
 
 def _wrapped(label: str) -> str:
-    """Break the name of a vault where its parts meet, so that neighbours do not overlap."""
+    """Break the name of a vault at its slashes, so that neighbours do not overlap."""
     return label.replace("/", "/\n")

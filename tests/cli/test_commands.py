@@ -141,7 +141,7 @@ def test_compare(offmarl, tmp_path):
     for shown in (text.out, page):
         assert name in shown and "1.00 [1.00, 1.00]" in shown
         assert all(f"{one}" in shown for one in ("bc (greedy)", "bc (sampled)", "maicq (greedy)"))
-        assert "Normalised for swarm/coverage-3: 0 is random play (9.256)" in shown
+        assert "Returns in swarm/coverage-3 are normalised: 0 is random play (9.256)" in shown
     data = offmarl("compare", "bc", "maicq", "--json").json
     rows = data["datasets"][name]
     assert {label: row["iqm"]["value"] for label, row in rows.items()} == {
@@ -163,8 +163,9 @@ def test_compare_takes_references_and_says_where_there_are_none(offmarl, tmp_pat
     outcome = offmarl("compare", "bc", "--json")
     assert outcome.json["datasets"]["3m/Good"]["bc (greedy)"]["normalised"] is None
     raw, few = outcome.json["notes"]
-    assert "No reference returns are known for smac_v1/3m" in raw
-    assert "--references smac_v1/3m RANDOM EXPERT" in raw and "no interval below 3" in few
+    assert "The reference returns of smac_v1/3m are unknown" in raw
+    assert "--references smac_v1/3m RANDOM EXPERT" in raw
+    assert "Intervals need at least 3 seeds" in few
     given = offmarl("compare", "bc", "--references", "smac_v1/3m", -1, 4, "--json").json
     row = given["datasets"]["3m/Good"]["bc (greedy)"]
     assert row["normalised"] == {"value": 0.5, "low": None, "high": None}
@@ -185,7 +186,7 @@ def test_compare_says_where_names_of_datasets_coincide(offmarl, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("runs", "message"), [([], "nothing to compare"), (["missing"], "missing is not the directory")]
+    ("runs", "message"), [([], "no runs to compare"), (["missing"], "missing is not the directory")]
 )
 def test_compare_says_what_is_wrong(offmarl, runs, message):
     outcome = offmarl("compare", *runs)
@@ -198,7 +199,7 @@ def test_compare_says_what_was_not_evaluated(offmarl, tmp_path):
     record = json.loads((tmp_path / "bc" / "run.json").read_text())
     (tmp_path / "bc" / "run.json").write_text(json.dumps(record | {"complete": True}))
     outcome = offmarl("compare", "bc")
-    assert outcome.code == 1 and "bc was trained without being evaluated" in outcome.err
+    assert outcome.code == 1 and "bc was trained without an evaluation" in outcome.err
 
 
 def test_what_cannot_be_typed_is_told_to_programs_too(offmarl):

@@ -44,9 +44,9 @@ def test_pull_look_verify_remove(offmarl):
         (["cache", "rm"], 2, "name the datasets, or give --all"),
         (["cache", "rm", "lab", "--all"], 2, "give names (lab) or --all, not both"),
         (["cache", "verify", "lab", "--all"], 2, "give names (lab) or --all, not both"),
-        (["pull", NAME, "--time-limit", "0"], 2, "a positive number of steps, not 0"),
+        (["pull", NAME, "--time-limit", "0"], 2, "a positive number of steps: got 0"),
         (["push", "nothing.vlt", "--to", "org/x", "--licence", "mit"], 1, "there is no vault at"),
-        (["push", "--to", "org/x", "--licence", "mit"], 1, "nothing to push"),
+        (["push", "--to", "org/x", "--licence", "mit"], 1, "no vaults to push"),
     ],
 )
 def test_mistakes(offmarl, arguments, code, message):

@@ -7,7 +7,7 @@ import pytest
 TRAIN = ("--updates", 4, "--evaluate-every", 2, "--evaluate-episodes", 2, "--final-episodes", 3)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_from_recording_to_comparison(offmarl):
     recorded = offmarl(
         *("record", "mappo", "--env", "classic/xor", "--tiers", "random,expert", "--json"),

@@ -12,12 +12,13 @@ from huggingface_hub import constants
 import offmarl as library
 from offmarl import tracking, vault
 from offmarl.checkpoint import Checkpoints
-from offmarl.cli import dataset_page, policies
+from offmarl.cli import policies
 from offmarl.errors import OptionError, VaultError
 from offmarl.networks import PolicyConfig, init_policy
 from offmarl.paths import local
 from offmarl.programs import loop as driver
 from offmarl.programs import run as runs
+from offmarl.report import page
 from offmarl.types import Discrete, EnvSpec
 from offmarl.vault import Dataset
 from tests.runs import write_run
@@ -201,7 +202,7 @@ def test_verbs_that_make_something(offmarl, place, spelled, light, verb, spellin
 
 @pytest.mark.parametrize("spelling", TO_MAKE)
 def test_files_that_verbs_write(offmarl, place, spelled, spelling, monkeypatch):
-    monkeypatch.setattr(dataset_page, "write", lambda *_: "a page")
+    monkeypatch.setattr(page, "dataset_page", lambda *_: "a page")
     source = spelled("v.vlt", spelling)
     for number, (verb, *words) in enumerate((("report", "--html"), ("convert", "--to", "numpy"))):
         name = f"{number} {spelling}.npz"

@@ -12,7 +12,7 @@ from docs import examples, make, pages
 from docs.links import broken_links
 from offmarl import envs
 from offmarl.cli import programs
-from offmarl.hub import catalogue
+from offmarl.hub import card as catalogue
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,8 +57,8 @@ def test_a_new_baseline_gets_a_page(tmp_path, monkeypatch):
 
 
 def test_a_new_dataset_gets_a_page(monkeypatch):
-    card = catalogue.Card("a/b/c", "Made for a test.", 2, "@misc{x}", catalogue.Licence("MIT"))
-    monkeypatch.setattr(catalogue, "cards", lambda: iter([card]))
+    made = catalogue.Card("a/b/c", "Made for a test.", 2, "@misc{x}", catalogue.Licence("MIT"))
+    monkeypatch.setattr(catalogue, "cards", lambda: iter([made]))
     found = pages.datasets()
     assert "Made for a test." in found["catalogue/datasets/a-b-c.md"]
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from huggingface_hub import constants
 
-from offmarl.hub import catalogue, client, fetch
+from offmarl.hub import card as catalogue
+from offmarl.hub import client, install
 
 from .server import Hub
 
@@ -82,8 +83,8 @@ def hub(monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.delenv(client.MIRRORS, raising=False)
-    monkeypatch.setattr(fetch, "_PAUSE", 0.001)
-    monkeypatch.setattr(fetch, "PART", 2**16)
+    monkeypatch.setattr(client, "_PAUSE", 0.001)
+    monkeypatch.setattr(install, "PART", 2**16)
     hub.cards = tmp_path / "cards"
     monkeypatch.setattr(catalogue, "directory", lambda: hub.cards)
     write_card(hub.cards)

@@ -7,13 +7,14 @@ import sys
 from pathlib import Path
 
 from offmarl import hub
-from offmarl.hub import catalogue, fetch
+from offmarl.hub import card as catalogue
+from offmarl.hub import client, install
 
 cards, name, counter, part = sys.argv[1:]
 catalogue.directory = lambda: Path(cards)
-fetch.PART = int(part)
+install.PART = int(part)
 total = 0
-receive = fetch.Wire._receive
+receive = client.Connection._receive
 
 
 def counted(*args):
@@ -24,5 +25,5 @@ def counted(*args):
     return got
 
 
-fetch.Wire._receive = counted
+client.Connection._receive = counted
 hub.pull(name)

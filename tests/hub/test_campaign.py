@@ -11,7 +11,7 @@ import pytest
 
 from offmarl import hub as library
 from offmarl.errors import HubError, VaultFormatError
-from offmarl.hub import cache, fetch
+from offmarl.hub import cache, install
 
 from .conftest import NAME, PATH, REPOSITORY, make_archive, write_card
 from .server import Faults
@@ -48,7 +48,7 @@ def test_kill_at_20_instants_loses_a_part_at_most(hub, tmp_path):
     environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
     counter = tmp_path / "received"
     script = [sys.executable, str(__file__).replace("test_campaign", "killed")]
-    command = [*script, str(hub.cards), NAME, str(counter), str(fetch.PART)]
+    command = [*script, str(hub.cards), NAME, str(counter), str(install.PART)]
     lost = []
     for instant in range(KILLS):
         counter.unlink(missing_ok=True)
@@ -63,10 +63,10 @@ def test_kill_at_20_instants_loses_a_part_at_most(hub, tmp_path):
         assert not entry.uids
         pulled = library.pull(NAME)
         assert_whole(archive, pulled.paths)
-        assert pulled.fetched <= len(archive) - received(counter) + fetch.PART
+        assert pulled.fetched <= len(archive) - received(counter) + install.PART
         cache.remove(entry)
     print("bytes lost by each kill:", lost)
-    assert max(lost) <= fetch.PART
+    assert max(lost) <= install.PART
 
 
 def received(counter) -> int:

@@ -4,7 +4,8 @@ import pytest
 
 from offmarl import envs
 from offmarl.errors import CardError, UnknownNameError
-from offmarl.hub import catalogue, licences
+from offmarl.hub import card as catalogue
+from offmarl.hub import licences
 
 # The names in OG-MARL's own list of downloads (VAULT_INFO of its vault_utils), and where under
 # the repository's root each source is kept.

@@ -1,16 +1,24 @@
-"""Small files: bounded, kept under names of our own, and there again without a network."""
+"""Text files of a repository are bounded and checked; a card is kept once, beside its dataset."""
+
+import json
 
 import pytest
 from huggingface_hub import constants
 
 from offmarl import hub as library
+from offmarl import vault
 from offmarl.errors import CardError, HubError, HubUnreachableError
-from offmarl.hub import cache, client, fetch, small
+from offmarl.hub import cache, client
 from offmarl.hub.pull import CARD
-from offmarl.hub.small import small_file
+from tests.vault.experience import SPEC, make
 
 REPOSITORY = "org/cards"
 TEXT = 'name = "org/env/ä"\n'
+pushes = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+
+
+def read(hub_file=CARD):
+    return client.read_text_file(client.find(REPOSITORY, hub_file, "main"), hub_file)
 
 
 @pytest.fixture
@@ -36,70 +44,78 @@ HOSTILE = [
 @pytest.mark.parametrize("etag", HOSTILE)
 def test_nothing_that_a_server_sends_names_a_file(hub, commit, etag, tmp_path):
     hub.faults.etag = etag
-    cards = cache.root().parent / "cards"
     before = files_in(tmp_path)
-    assert small_file(REPOSITORY, CARD, "main") == (commit, TEXT, True)
-    (written,) = files_in(tmp_path) - before
-    assert written == small._place(REPOSITORY, CARD, commit) and written.parent == cards
+    assert read() == TEXT
+    assert files_in(tmp_path) == before
 
 
 def test_the_size_is_bounded_before_and_while_it_arrives(hub, monkeypatch):
-    monkeypatch.setattr(small, "LARGEST", 100)
+    monkeypatch.setattr(client, "LARGEST", 100)
     hub.commit(REPOSITORY, {CARD: b"#" * 101})
-    with pytest.raises(HubError, match="has 101 bytes, and at most 100 are read"):
-        small_file(REPOSITORY, CARD, "main")
+    with pytest.raises(HubError, match="has 101 bytes; at most 100 are read"):
+        read()
     hub.commit(REPOSITORY, {CARD: b"#" * 20_000})  # large enough to lie on the content network
     with pytest.raises(HubError, match="has 20,000 bytes"):
-        small_file(REPOSITORY, CARD, "main")
+        read()
     hub.commit(REPOSITORY, {CARD: b"ab"})
     hub.faults.extra = 10_000_000
-    assert small_file(REPOSITORY, CARD, "main").text == "ab"
+    assert read() == "ab"
 
 
-def test_busy_servers_are_asked_again_and_what_is_here_is_not(hub, commit, monkeypatch):
-    monkeypatch.setattr(fetch, "_ATTEMPTS", 3)
+def test_busy_servers_are_asked_again(hub, commit, monkeypatch):
+    monkeypatch.setattr(client, "_ATTEMPTS", 3)
     hub.faults.unavailable = 3
-    assert small_file(REPOSITORY, CARD, "main").text == TEXT
-    gets = [path for method, path, _ in hub.requests if method == "GET"]
-    assert small_file(REPOSITORY, CARD, "main").text == TEXT
-    assert [path for method, path, _ in hub.requests if method == "GET"] == gets
-
-
-@pytest.mark.parametrize("offline", [True, False])
-def test_what_was_fetched_is_there_without_a_hub(hub, commit, monkeypatch, offline):
-    found = small_file(REPOSITORY, CARD, "main")
-    cache.remember(REPOSITORY, "main", commit)
-    if offline:
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    else:
-        monkeypatch.setattr(client, "problems", lambda: {hub.url: "no answer"})
-    kept = found._replace(asked=False)
-    assert small_file(REPOSITORY, CARD, "main") == kept == small_file(REPOSITORY, CARD, commit)
-    for repository, revision in ((REPOSITORY, "other"), ("org/else", "main")):
-        with pytest.raises(HubUnreachableError):
-            small_file(repository, CARD, revision)
-    small._place(REPOSITORY, CARD, commit).write_text('{"text": "forged"}')
-    with pytest.raises(HubUnreachableError):
-        small_file(REPOSITORY, CARD, "main")
+    assert read() == TEXT
 
 
 def test_the_token_goes_to_the_hub_alone(hub, commit, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    small_file(REPOSITORY, CARD, "main")
+    read()
     shown = [path for _, path, headers in hub.requests if "hf_secret" in str(headers)]
     assert shown and all(path.startswith("/datasets/") for path in shown)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv(client.MIRRORS, hub.url)
     hub.requests.clear()
     hub.commit(REPOSITORY, {CARD: b"another"})
-    assert small_file(REPOSITORY, CARD, "main").text == "another"
+    assert read() == "another"
     assert hub.requests and not any("hf_secret" in str(headers) for *_, headers in hub.requests)
 
 
 def test_what_is_not_text_or_nested_too_deep_is_refused(hub):
     hub.commit(REPOSITORY, {CARD: b"\xff\xfe"})
     with pytest.raises(HubError, match="is not text in UTF-8"):
-        small_file(REPOSITORY, CARD, "main")
+        read()
     hub.commit(REPOSITORY, {CARD: b"x = " + b"[" * 5000})
     with pytest.raises(CardError, match="nested too deep"):
         library.pull(REPOSITORY)
+
+
+@pushes
+@pytest.mark.parametrize("in_cache", [True, False])
+def test_a_card_is_kept_once_beside_its_dataset(hub, tmp_path, monkeypatch, in_cache):
+    with vault.create(tmp_path / "v.vlt" / "a", SPEC, rows=2) as writer:
+        writer.append(*make(steps=40))
+    library.push([tmp_path / "v.vlt" / "a"], REPOSITORY, "CC0-1.0")
+    out = None if in_cache else tmp_path / "out"
+    before = files_in(tmp_path)
+    pulled = library.pull(REPOSITORY, out)
+    texts = {file for file in files_in(tmp_path) - before if pulled.card.citation in read_all(file)}
+    (record,) = {file for file in texts if "num_agents = " in read_all(file)}
+    assert record == pulled.paths["a"].parent / "pulled.json"
+
+    hub.requests.clear()
+    again = library.pull(REPOSITORY, out)
+    assert again == pulled._replace(fetched=0)
+    assert not [path for method, path, _ in hub.requests if method == "GET" and CARD in path]
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert library.pull(REPOSITORY, out) == pulled._replace(fetched=0, asked=False)
+    content = json.loads(record.read_text())
+    record.write_text(json.dumps(content | {"card": "forged"}))
+    with pytest.raises(HubUnreachableError, match="Pulled before" if in_cache else "Nothing"):
+        library.pull(REPOSITORY, out)
+    assert cache.kept_card(REPOSITORY, pulled.commit, out) is None
+
+
+def read_all(file):
+    return file.read_bytes().decode(errors="replace")

@@ -14,9 +14,10 @@ from baselines import bc
 from offmarl import hub as library
 from offmarl import vault
 from offmarl.errors import CardError, OptionError, RunError, ShapeError, VaultError
-from offmarl.hub import cache, catalogue
+from offmarl.hub import cache
+from offmarl.hub import card as catalogue
 from offmarl.report.contents import survey
-from offmarl.report.findings import findings
+from offmarl.report.warnings import data_warnings
 from offmarl.vault import open_vault
 from offmarl.vault.published import RECORD
 from tests.vault.experience import SPEC, make
@@ -91,13 +92,13 @@ def test_data_without_a_limit_keeps_its_warning(hub, packed, tmp_path):
     pulled = library.pull(f"{NAME}/Good")
     found = vault.open_vault(pulled.paths["Good"])
     assert pulled.time_limit is None and "time limit unknown" in found.quirks
-    assert any(told.startswith("Time limit unknown") for told in findings(survey(found)))
+    assert any(told.startswith("Time limit unknown") for told in data_warnings(survey(found)))
     made = vault.filter(vault.recode(found, tmp_path / "a.vlt"), "length > 0", tmp_path / "b.vlt")
-    assert any(told.startswith("Time limit unknown") for told in findings(survey(made)))
+    assert any(told.startswith("Time limit unknown") for told in data_warnings(survey(made)))
     known = library.load_dataset(f"{NAME}/Good", time_limit=6)
     assert "time limit unknown" not in known.quirks
     made = vault.recode(known, tmp_path / "c.vlt")
-    assert not any("ime limit unknown" in told for told in findings(survey(made)))
+    assert not any("ime limit unknown" in told for told in data_warnings(survey(made)))
 
 
 def test_what_an_older_pull_brought_has_the_limit_of_the_catalogue(published):
@@ -195,7 +196,7 @@ def test_a_card_of_vaults_with_different_limits(published, tmp_path):
     path = library.pull(f"{NAME}/Good").paths["Good"]
     bare = tmp_path / "bare.vlt" / "Bare"
     shutil.copytree(path, bare)
-    with pytest.raises(CardError, match=r"time limits \(Good 6, Bare unknown\), and a card holds"):
+    with pytest.raises(CardError, match=r"time limits \(Good 6, Bare unknown\), but a card holds"):
         library.push([path, bare], "org/mixed", "CC0-1.0")
     for uid, limit in (("a", 9), ("b", 20)):
         spec = dataclasses.replace(SPEC, time_limit=limit)

@@ -343,7 +343,12 @@ main()
 @pytest.mark.parametrize(
     ("replay", "program", "signum"),
     [
-        ("device", ["-c", COMMAND, "train", "bc"], signal.SIGINT),
+        pytest.param(
+            "device",
+            ["-c", COMMAND, "train", "bc"],
+            signal.SIGINT,
+            marks=pytest.mark.nightly,
+        ),
         pytest.param(
             "stream",
             [str(ROOT / "baselines" / "bc.py")],

@@ -57,11 +57,10 @@ def test_what_is_recorded_is_what_was_played(arguments):
     auto = envs.autoreset(ENV)
     init_key, key = jax.random.split(jax.random.key(3))
     state = init_rollout(auto, POLICY, init_key, 4)
+    play = jax.jit(lambda state, key: rollout(auto, POLICY, arguments["params"], state, key, 44, 0))
     played, led_to = [], []
     for chunk in range(3):
-        state, transitions, next_views = rollout(
-            auto, POLICY, arguments["params"], state, jax.random.fold_in(key, chunk), 44, 0
-        )
+        state, transitions, next_views = play(state, jax.random.fold_in(key, chunk))
         played.append(transitions)
         led_to.append(next_views)
     played, led_to = (

@@ -7,7 +7,7 @@ import pytest
 
 from offmarl import report, tracking
 from offmarl.errors import OptionError, RunError
-from offmarl.hub.catalogue import references
+from offmarl.hub.card import references
 from offmarl.report import Entry
 from offmarl.statistics import Reference
 from tests.runs import write_run

@@ -9,8 +9,8 @@ import pytest
 from offmarl import report, vault
 from offmarl.errors import VaultError
 from offmarl.replay import window_starts
-from offmarl.report.findings import findings
-from offmarl.report.ranges import RangesOver
+from offmarl.report.accumulators import RangesAccumulator
+from offmarl.report.warnings import data_warnings
 from offmarl.types import Continuous, Discrete, EnvSpec
 from offmarl.vault.open import open_source
 from tests.vault.experience import make
@@ -188,9 +188,9 @@ def test_continuous_actions(tmp_path):
         assert np.abs(found.actions.histogram[agent] - expected).sum() <= 2
         np.testing.assert_array_equal(found.actions.ranges.low[agent], mine.min(0))
         assert found.actions.at_bounds[agent].tolist() == (np.abs(mine) >= 1).sum(0).tolist()
-    known = findings(found)
+    known = data_warnings(found)
     if alive.reshape(ROWS, 60, 2)[1, 3, 1]:
-        assert "Values of actions are not all in [-1, 1], but from -2.5 to 1." in known
+        assert "Values of actions are not all in [-1, 1]: from -2.5 to 1." in known
 
 
 def test_an_empty_vault(tmp_path):
@@ -199,7 +199,7 @@ def test_an_empty_vault(tmp_path):
     found = report.survey(vault.open_vault(tmp_path / "a.vlt"))
     assert found.saco is None and not len(found.returns)
     assert found.windows(5)[1:] == (0, 0.0, 0, 0.0)
-    assert findings(found) == ["It holds no steps yet."]
+    assert data_warnings(found) == ["The vault holds no steps."]
 
 
 def test_what_is_unusual_is_said(tmp_path):
@@ -226,15 +226,15 @@ def test_what_is_unusual_is_said(tmp_path):
     with pytest.warns(UserWarning, match="is nan"):
         data = write(tmp_path / "a.vlt", DISCRETE, steps, rows=1, on_invalid="keep")
     found = report.survey(data)
-    known = findings(found)
+    known = data_warnings(found)
     for sentence in (
-        "All of its episodes run on at the end of the data. "
+        "All episodes continue beyond the end of the data. "
         "No episode is complete, so no return is reported.",
-        "No reward was ever paid.",
-        "Actions taken although they were illegal: 1 (4.17%).",
-        "Actions that were legal and never taken: 0-1, 3 (agent 0), 1-3 (agents 1-2).",
-        "Observations that are not finite: 2, in features 1 (agent 2).",
-        "Features of the observation that never change: 0 (agent 1).",
+        "All rewards are zero.",
+        "Illegal actions taken: 1 (4.17%).",
+        "Legal actions that were never taken: 0-1, 3 (agent 0), 1-3 (agents 1-2).",
+        "Observed values that are not finite: 2, in features 1 (agent 2).",
+        "Constant features of the observation: 0 (agent 1).",
     ):
         assert sentence in known
     assert found.observations.finite[2].tolist() == [8, 6]
@@ -255,7 +255,7 @@ def test_damage_does_not_go_unnoticed(tmp_path):
 
 def test_ranges_do_not_lose_digits():
     values = 1e6 + np.random.default_rng(0).normal(size=(5000, 2)).astype(np.float32)
-    over = RangesOver(2)
+    over = RangesAccumulator(2)
     for part in np.array_split(values, 7):
         over.add(part)
     np.testing.assert_allclose(over.ranges.mean, values.mean(0, dtype=float), rtol=1e-12)

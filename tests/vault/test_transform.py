@@ -479,6 +479,7 @@ def test_what_fails_leaves_nothing(a, tmp_path, monkeypatch):
 # ---------------------------------------------------------------------------------- memory
 
 
+@pytest.mark.nightly
 def test_memory_does_not_grow_with_the_data(tmp_path, monkeypatch):
     """Blocks of half a megabyte; episodes are few, and so are chunks, which an index lists."""
     limits = {pipeline: "_BLOCK", dataset: "_BLOCK", writer: "_COMMIT", chunks: "_SPARE"}

@@ -121,7 +121,7 @@ def test_points_that_are_not_there_are_not_found():
 @pytest.mark.parametrize(
     "name",
     [
-        "swarm/search-30:comm=status,obstacles=0.1",
+        pytest.param("swarm/search-30:comm=status,obstacles=0.1", marks=pytest.mark.nightly),
         pytest.param("swarm/coverage-30:obstacles=0.2,randomise=all", marks=pytest.mark.nightly),
         pytest.param("swarm/delivery-30", marks=pytest.mark.nightly),
         pytest.param("swarm/delivery-40:dims=3", marks=pytest.mark.nightly),

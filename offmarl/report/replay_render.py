@@ -1,9 +1,9 @@
-"""Watching recorded episodes: their environment does again what it did.
+"""Recorded episodes as scenes, by playing them again in their environment.
 
-An environment's state is not recorded, but what it was made of is: the actions, and in a recording
-of a policy the seed that everything random was drawn from. An episode is begun and stepped with
-the very keys of its recording (any key will do where nothing is random), and shown only if every
-observation comes out as it was recorded.
+A vault does not hold environment states. It holds the actions and, if a policy was recorded, the
+seed of all random numbers. An episode is played again with the random keys of its recording (any
+key serves a deterministic environment), and is shown only if all observations and rewards equal
+the recorded ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from offmarl.errors import OptionError, ShapeError
-from offmarl.report.animation import Playback
+from offmarl.report.render import Playback
 from offmarl.types import ArrayTree, Episode
 from offmarl.vault import Dataset
 
@@ -25,35 +25,35 @@ if TYPE_CHECKING:
     from offmarl.envs.base import Environment
 
 _TOLERANCE = 1e-3
-"""Another machine, or version of JAX, may round in other ways."""
+"""Tolerance for other machines and versions of JAX, which round differently."""
 
 
 class Keys(NamedTuple):
-    """What the randomness of an episode was drawn from."""
+    """The random keys of an episode."""
 
     reset: PRNGKeyArray
     steps: Key[Array, "T"]
 
 
 def replay(env: Environment, vault: Dataset, number: int) -> Playback:
-    """Have an environment do a recorded episode again, to be drawn.
+    """Play a recorded episode again and return its scenes.
 
     Parameters
     ----------
     env
-        The one that was recorded.
+        The environment that was recorded.
     vault
         The recording.
     number
-        The episode's place in `Dataset.episodes`.
+        The episode's index in `Dataset.episodes`.
 
     Raises
     ------
     ShapeError
         The environment has other sizes.
     OptionError
-        The environment cannot be drawn, or what comes out is not what was recorded: its randomness
-        is not known, or the environment is another by now.
+        The environment cannot be drawn, or the result differs from the recording: its random keys
+        are not known, or the environment has changed.
     """
     import jax
 
@@ -65,7 +65,7 @@ def replay(env: Environment, vault: Dataset, number: int) -> Playback:
         )
     episode = vault.episode(number)
     steps = episode.transition
-    size = max(env.spec.time_limit or 0, len(steps.last))  # one program for episodes of all lengths
+    size = max(env.spec.time_limit or 0, len(steps.last))  # one program for all lengths
     keys = _keys(vault, number)
     pad = partial(_pad, size=size)
     scenes, seen, reward = jax.device_get(
@@ -80,13 +80,13 @@ def replay(env: Environment, vault: Dataset, number: int) -> Playback:
 
 
 def _pad(leaf: Any, size: int) -> Any:
-    """Repeat the last entry until there are so many."""
+    """Repeat the last entry up to ``size`` entries."""
     return leaf[np.minimum(np.arange(size), len(leaf) - 1)]
 
 
 @lru_cache(maxsize=1)
 def _program(env: Any) -> Any:
-    """Return what plays actions, and returns the T+1 scenes and observations, and the T rewards."""
+    """Return a function that plays actions: T+1 scenes and observations, and T rewards."""
     import jax
     import jax.numpy as jnp
 
@@ -122,22 +122,22 @@ def _check(vault: Dataset, number: int, seen: Any, reward: Any, episode: Episode
     )
     if not same:
         raise OptionError(
-            f"{vault.path}: its environment does not do episode {number} again as it was recorded, "
-            "because the random numbers of its recording are not known, or because it is another "
-            "by now: record a policy anew to watch its episodes."
+            f"{vault.path}: playing episode {number} again does not give what was recorded. Either "
+            "its random keys are not known, or the environment has changed since: record a policy "
+            "again to watch its episodes."
         )
 
 
 def _keys(vault: Dataset, number: int) -> Keys:
-    """Return the keys of an episode that `offmarl.programs.record_policy` recorded; else any."""
+    """Return the keys of an episode that a policy recording drew; arbitrary ones otherwise."""
     import jax
 
     table = vault.episodes
     row, start, length = (int(x[number]) for x in (table.row, table.start, table.length))
     recipe = _recipe(vault)
     if recipe is None or row >= recipe["num_envs"]:
-        anything = jax.random.key(0)
-        return Keys(anything, jax.random.split(anything, length))
+        arbitrary = jax.random.key(0)
+        return Keys(arbitrary, jax.random.split(arbitrary, length))
     first, key = jax.random.split(jax.random.key(recipe["seed"]))
     before = np.maximum(np.arange(start - 1, start + length), 0)
     step_keys, reset_keys = _draws(recipe["num_envs"], recipe["chunks"][1])(key, row, before)
@@ -147,7 +147,7 @@ def _keys(vault: Dataset, number: int) -> Keys:
 
 @lru_cache(maxsize=1)
 def _draws(num_envs: int, chunk: int) -> Any:
-    """Return what draws the keys of steps, and of the resets after them, as a recording did."""
+    """Return a function that draws the keys of steps and of the resets after them."""
     import jax
 
     @jax.jit
@@ -164,7 +164,7 @@ def _draws(num_envs: int, chunk: int) -> Any:
 
 
 def _recipe(vault: Dataset) -> Mapping[str, Any] | None:
-    """Return the recipe of a recording of a policy."""
+    """Return the recipe of a policy recording; None for other vaults."""
     recipe = vault.provenance.get("recipe")
     names = {"env", "policy", "num_envs", "chunks", "seed"}
     return recipe if isinstance(recipe, Mapping) and recipe.keys() == names else None

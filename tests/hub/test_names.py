@@ -168,7 +168,7 @@ def test_a_pull_of_what_is_here_in_part(offline, published):
     offline()
     assert list(library.hub.pull(GOOD).paths) == ["Good"]
     for name in (NAME, f"{NAME}/Poor", f"{GOOD}@v2"):
-        with pytest.raises(HubUnreachableError, match=f"Here already: {GOOD}"):
+        with pytest.raises(HubUnreachableError, match=f"Pulled before: {GOOD}"):
             library.hub.pull(name)
 
 

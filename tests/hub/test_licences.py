@@ -9,10 +9,9 @@ import yaml
 from offmarl import hub as library
 from offmarl import vault
 from offmarl.errors import CardError, OptionError, UnknownNameError
-from offmarl.hub import catalogue, licences, origin
-from offmarl.hub.card import readme
-from offmarl.hub.catalogue import Licence
-from offmarl.hub.croissant import croissant
+from offmarl.hub import card as catalogue
+from offmarl.hub import licences
+from offmarl.hub.card import Licence, croissant, readme
 from tests.vault.experience import SPEC, make
 from tests.vault.test_convert import batch, save
 
@@ -59,23 +58,23 @@ def recorded(tmp_path):
     ],
 )
 def test_where_data_comes_from_is_told_truly(recorded, provenance, words):
-    assert origin.in_words(recorded(**provenance)).startswith(words)
+    assert licences.in_words(recorded(**provenance)).startswith(words)
 
 
 def test_a_transform_tells_of_all_its_sources(recorded, tmp_path):
     parts = [recorded("a", **RECORDED), recorded("bb", published=PUBLISHED)]
     joined = vault.cat(parts, tmp_path / "c.vlt")
     made = vault.filter(joined, "length > 0", tmp_path / "d.vlt")
-    assert origin.in_words(made) == (
+    assert licences.in_words(made) == (
         "Made with `offmarl filter`. Its sources: Recorded with offmarl (program mappo, tier "
         "expert, seed 3); Published as lab/env/x of org/data at commit cccccccccccc."
     )
-    assert origin.citation_of([made]) == "@misc{them}"
+    assert licences.citation_of([made]) == "@misc{them}"
     with pytest.raises(OptionError, match=r"published under CC-BY-4\.0, not MIT"):
-        origin.licence_of([made], "MIT", None)
-    assert origin.licence_of([made], "cc-by-4.0", None) == Licence("CC-BY-4.0")
+        licences.licence_of([made], "MIT", None)
+    assert licences.licence_of([made], "cc-by-4.0", None) == Licence("CC-BY-4.0")
     with pytest.raises(OptionError, match=r"your own recordings .*: give --licence CC-BY-4\.0, un"):
-        origin.licence_of([made], None, None)
+        licences.licence_of([made], None, None)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +86,7 @@ def test_a_transform_tells_of_all_its_sources(recorded, tmp_path):
         ("OTHER", "https://here/terms", Licence("other", link="https://here/terms")),
         ("other", None, "needs the address"),
         ("other", "terms.txt", "needs the address"),
-        ("MIT", "https://here/terms", "needs no link"),
+        ("MIT", "https://here/terms", "takes no link"),
         ("mine", None, "no licence named 'mine'"),
         ("0bsd", None, Licence("0BSD")),
         ("cc-by-nd-3.0", None, Licence("CC-BY-ND-3.0")),
@@ -105,10 +104,10 @@ def test_a_transform_tells_of_all_its_sources(recorded, tmp_path):
 def test_licences_are_those_of_spdx_or_have_a_link(recorded, name, link, wanted):
     vaults = [recorded(**RECORDED)]
     if isinstance(wanted, Licence):
-        assert origin.licence_of(vaults, name, link) == wanted
+        assert licences.licence_of(vaults, name, link) == wanted
     else:
         with pytest.raises((OptionError, UnknownNameError), match=wanted):
-            origin.licence_of(vaults, name, link)
+            licences.licence_of(vaults, name, link)
 
 
 def test_what_the_sources_state_is_taken_over(recorded):
@@ -118,19 +117,19 @@ def test_what_the_sources_state_is_taken_over(recorded):
     far = recorded("ccc", published={**PUBLISHED, **linked})
     unknown = recorded("dddd", published={**PUBLISHED, "licence": "unknown"})
     forged = recorded("eeeee", published={**PUBLISHED, "licence": ["MIT"], "citation": {}})
-    assert origin.licence_of([one, one], None, None) == Licence("CC-BY-4.0")
-    assert origin.licence_of([far], None, None) == Licence("other", link="https://theirs/terms")
+    assert licences.licence_of([one, one], None, None) == Licence("CC-BY-4.0")
+    assert licences.licence_of([far], None, None) == Licence("other", link="https://theirs/terms")
     with pytest.raises(CardError, match=r"different licences \(CC-BY-4\.0, MIT\)"):
-        origin.licence_of([one, other], None, None)
+        licences.licence_of([one, other], None, None)
     terms = Licence("other", link="https://both")
-    assert origin.licence_of([one, other], "other", "https://both") == terms
+    assert licences.licence_of([one, other], "other", "https://both") == terms
     for untold in (unknown, forged):
-        with pytest.raises(OptionError, match="no licence is stated"):
-            origin.licence_of([one, untold], None, None)
-        assert origin.licence_of([untold], "unknown", None) == Licence("unknown")
-    assert origin.citation_of([forged]) == ""
+        with pytest.raises(OptionError, match="state no licence"):
+            licences.licence_of([one, untold], None, None)
+        assert licences.licence_of([untold], "unknown", None) == Licence("unknown")
+    assert licences.citation_of([forged]) == ""
     with pytest.raises(OptionError, match=r"published under CC-BY-4\.0, not unknown"):
-        origin.licence_of([one], "unknown", None)
+        licences.licence_of([one], "unknown", None)
 
 
 def test_the_licence_of_a_pulled_dataset_goes_with_what_is_made_of_it(hub, recorded, tmp_path):
@@ -149,12 +148,12 @@ def test_the_licence_of_a_pulled_dataset_goes_with_what_is_made_of_it(hub, recor
 
 def test_converted_data_is_not_called_recorded(hub, tmp_path):
     path = vault.convert_pymarl(save(tmp_path / "data.npz", batch()), tmp_path / "out.vlt")
-    with pytest.raises(OptionError, match=r"no licence is stated .*from pymarl, data\.npz"):
+    with pytest.raises(OptionError, match=r"state no licence .*from pymarl, data\.npz"):
         library.push([path], "org/converted")
     card = library.push([path], "org/converted", "unknown").card
     assert card.summary.startswith("Converted with offmarl from pymarl, data.npz (SHA-256")
     page = hub.files("org/converted", "main")[1]["README.md"].decode()
-    assert "no licence is stated" in page and "Recorded with offmarl" not in page
+    assert "states no licence" in page and "Recorded with offmarl" not in page
     assert "- main: Converted with offmarl from pymarl" in page
     written = catalogue.parse(hub.files("org/converted", "main")[1]["offmarl.toml"].decode(), "x")
     assert written == card
@@ -164,11 +163,11 @@ def test_what_a_conversion_of_an_export_states_is_kept(recorded):
     terms = {"licence": "CC0-1.0", "citation": "@misc{export}"}
     back = {"format": "zarr", "file": "a.zarr", **terms}
     plain = recorded("a", source={**back, "provenance": RECORDED})
-    assert origin.licence_of([plain], None, None) == Licence("CC0-1.0")
-    assert origin.citation_of([plain]) == "@misc{export}"
+    assert licences.licence_of([plain], None, None) == Licence("CC0-1.0")
+    assert licences.citation_of([plain]) == "@misc{export}"
     stated = recorded("bb", source={**back, "provenance": {"published": PUBLISHED}})
-    assert origin.licence_of([stated], None, None) == Licence("CC-BY-4.0")
-    assert origin.citation_of([stated]) == "@misc{them}"
+    assert licences.licence_of([stated], None, None) == Licence("CC-BY-4.0")
+    assert licences.citation_of([stated]) == "@misc{them}"
 
 
 def test_recordings_beside_converted_data_need_a_choice(hub, recorded, tmp_path):
@@ -187,7 +186,7 @@ def test_recordings_beside_converted_data_need_a_choice(hub, recorded, tmp_path)
     assert (card.licence, card.citation) == (Licence("MIT"), "@misc{a}")
     linked = recorded("x", published={**PUBLISHED, "licence": "other", "licence_link": "https://t"})
     with pytest.raises(OptionError, match="give --licence other --licence-link https://t, under"):
-        origin.licence_of([linked, recorded("yy", **RECORDED)], None, None)
+        licences.licence_of([linked, recorded("yy", **RECORDED)], None, None)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from offmarl.errors import HubError
-from offmarl.hub import fetch
+from offmarl.hub import client, install
 from offmarl.hub.client import Remote
 
 DATA = np.random.default_rng(0).bytes(200)
@@ -62,8 +62,8 @@ def part(start, stop, size=200, named=None):
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setattr(fetch, "_PAUSE", 0.001)
-    monkeypatch.setattr(fetch, "PART", 50)
+    monkeypatch.setattr(client, "_PAUSE", 0.001)
+    monkeypatch.setattr(install, "PART", 50)
     server = Server()
     yield server
     server.close()
@@ -75,7 +75,7 @@ def remote(server, commit=COMMIT, size=200, sha256=None):
 
 @pytest.fixture
 def wire(server):
-    wire = fetch.Wire(remote(server))
+    wire = client.Connection(remote(server))
     yield wire
     wire.close()
 
@@ -156,16 +156,16 @@ def test_attempts_in_a_row_come_to_an_end_and_bytes_begin_the_count_again(server
     wire.close()
     server.asked.clear()
     server.answers = [failed] * 20
-    with pytest.raises(HubError, match="the server answered 500, 9 times in a row"):
+    with pytest.raises(HubError, match="failed 9 times in a row: the server answered 500"):
         wire.read(20, 30, 200)
     assert len(server.asked) == 9
 
 
 def test_pauses_double_up_to_a_minute_and_heed_the_server(monkeypatch, server, wire):
     pauses = []
-    monkeypatch.setattr(fetch, "_PAUSE", 0.5)
-    monkeypatch.setattr(fetch.time, "sleep", pauses.append)
-    monkeypatch.setattr(fetch.random, "uniform", lambda low, high: low + high)
+    monkeypatch.setattr(client, "_PAUSE", 0.5)
+    monkeypatch.setattr(client.time, "sleep", pauses.append)
+    monkeypatch.setattr(client.random, "uniform", lambda low, high: low + high)
     server.answers = [(503, {"Content-Length": "0"}, b"")] * 7
     wire.read(0, 10, 10)
     assert pauses == [1.5 * pause for pause in (0.5, 1, 2, 4, 8, 16, 32)]
@@ -180,7 +180,7 @@ def test_pauses_double_up_to_a_minute_and_heed_the_server(monkeypatch, server, w
 def test_mirrors_take_turns(server):
     other = Server()
     try:
-        wire = fetch.Wire(Remote((server.url, other.url), COMMIT, len(DATA), None))
+        wire = client.Connection(Remote((server.url, other.url), COMMIT, len(DATA), None))
         server.answers = [(503, {"Content-Length": "0"}, b"")]
         assert wire.read(0, 10, 10) == DATA[:10]
         assert (len(server.asked), len(other.asked)) == (1, 1)
@@ -194,14 +194,14 @@ def test_mirrors_take_turns(server):
 
 def collected(server, path, **described):
     """The bytes that are missing to a download that is begun anew."""
-    download = fetch.Download(path, remote(server, **described))
+    download = install.Download(path, remote(server, **described))
     missing = download.missing(0, download.size)
     download.close()
     return missing
 
 
 def test_parts_survive_and_are_not_fetched_again(server, tmp_path):
-    download = fetch.Download(tmp_path / "file", remote(server))
+    download = install.Download(tmp_path / "file", remote(server))
     assert download.missing(0, 200) == 200
     download.ensure(60, 130)
     assert (download.missing(0, 200), download.missing(60, 130), download.fetched) == (130, 0, 70)
@@ -209,7 +209,7 @@ def test_parts_survive_and_are_not_fetched_again(server, tmp_path):
     download.close()
     assert collected(server, tmp_path / "file") == 130
     server.asked.clear()
-    again = fetch.Download(tmp_path / "file", remote(server))
+    again = install.Download(tmp_path / "file", remote(server))
     assert b"".join(again.parts(0, 200)) == DATA
     assert again.fetched == 130
     assert server.asked == ["bytes=0-59", "bytes=130-199"]
@@ -223,7 +223,7 @@ def test_parts_survive_and_are_not_fetched_again(server, tmp_path):
 def test_parts_of_another_file_are_not_used(server, tmp_path, other):
     """Another commit may have other content, even of the same size."""
     path = tmp_path / "file"
-    download = fetch.Download(path, remote(server))
+    download = install.Download(path, remote(server))
     download.ensure(0, 100)
     download.close()
     assert collected(server, path) == 100
@@ -234,14 +234,14 @@ def test_parts_of_another_file_are_not_used(server, tmp_path, other):
 
 def test_a_damaged_part_is_fetched_again(server, tmp_path):
     path = tmp_path / "file"
-    download = fetch.Download(path, remote(server))
+    download = install.Download(path, remote(server))
     download.ensure(0, 200)
     download.close()
     data = bytearray(DATA)
     data[60] ^= 1
     path.write_bytes(data)
     assert collected(server, path) == 50
-    journal = path.with_name("file" + fetch.JOURNAL)
+    journal = path.with_name("file" + install.JOURNAL)
     lines = journal.read_text().splitlines()
     assert len(lines) == 4  # who it is, and the parts that are as they were noted
     journal.write_text("\n".join([*lines[:-1], lines[-1][:10]]))
@@ -250,25 +250,25 @@ def test_a_damaged_part_is_fetched_again(server, tmp_path):
 
 def test_a_part_is_noted_when_it_is_durable(server, tmp_path, monkeypatch):
     path, events = tmp_path / "file", []
-    download = fetch.Download(path, remote(server))
-    fsync, note = fetch.os.fsync, fetch.Download._note
-    monkeypatch.setattr(fetch.os, "fsync", lambda fd: events.append("sync") or fsync(fd))
+    download = install.Download(path, remote(server))
+    fsync, note = install.os.fsync, install.Download._note
+    monkeypatch.setattr(install.os, "fsync", lambda fd: events.append("sync") or fsync(fd))
     monkeypatch.setattr(
-        fetch.Download, "_note", lambda self, record: events.append(record) or note(self, record)
+        install.Download, "_note", lambda self, record: events.append(record) or note(self, record)
     )
     download.ensure(0, 50)
     crc = zlib.crc32(DATA[:50])
     assert events == ["sync", {"start": 0, "stop": 50, "crc32": crc}]
-    download.forget()
+    download.discard()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_hash_of_the_whole(server, tmp_path):
     import hashlib
 
-    download = fetch.Download(tmp_path / "file", remote(server))
+    download = install.Download(tmp_path / "file", remote(server))
     heard = []
-    download.tell(heard.append)
+    download.report_to(heard.append)
     download.ensure(120, 130)
     assert download.sha256() == hashlib.sha256(DATA).hexdigest()
     assert sum(heard) == download.fetched == 200
@@ -276,8 +276,8 @@ def test_the_hash_of_the_whole(server, tmp_path):
 
 
 def test_a_download_as_a_file(server, tmp_path):
-    download = fetch.Download(tmp_path / "file", remote(server))
-    view = fetch.View(download)
+    download = install.Download(tmp_path / "file", remote(server))
+    view = install.RemoteFile(download)
     assert view.readable() and view.seekable()
     assert view.seek(-10, 2) == view.tell() == 190
     assert view.read(20) == DATA[190:]
@@ -306,4 +306,4 @@ def test_a_download_as_a_file(server, tmp_path):
     ],
 )
 def test_intervals_are_joined(intervals, merged):
-    assert fetch._merge(intervals) == merged
+    assert install._merge(intervals) == merged

@@ -11,17 +11,17 @@ from PIL import Image
 from offmarl import envs
 from offmarl.errors import OptionError
 from offmarl.networks import PolicyConfig, make_policy
-from offmarl.report import animation
+from offmarl.report import render
 
 BLUE, ORANGE = (0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 
 
 @pytest.fixture(scope="module")
-def bridge() -> animation.Playback:
+def bridge() -> render.Playback:
     env = envs.make("classic/bridge:time_limit=6")
     policy = make_policy(PolicyConfig("random"), env.spec)
-    return animation.play(env, policy, (), jax.random.key(0))
+    return render.play(env, policy, (), jax.random.key(0))
 
 
 def test_an_episode_is_played_to_its_end_and_not_beyond(bridge):
@@ -34,7 +34,7 @@ def test_an_episode_is_played_to_its_end_and_not_beyond(bridge):
 
 
 def test_a_gif_has_a_frame_for_every_instant(bridge, tmp_path: Path):
-    animation.save(bridge, tmp_path / "new" / "bridge.gif")
+    render.save(bridge, tmp_path / "new" / "bridge.gif")
     with Image.open(tmp_path / "new" / "bridge.gif") as film:
         assert film.n_frames == 7
         assert film.info["duration"] == 100
@@ -58,8 +58,8 @@ def test_one_palette_keeps_the_colours_of_whatever_comes_and_goes():
         mark = np.zeros(len(marks), int)
         scenes.append(scene._replace(cells=cells, marks=marks, mark=mark))
     used: set = set()
-    playback = animation.Playback("crowd", scenes, np.zeros(4))
-    with Image.open(io.BytesIO(animation.to_gif(playback))) as film:
+    playback = render.Playback("crowd", scenes, np.zeros(4))
+    with Image.open(io.BytesIO(render.to_gif(playback))) as film:
         for number in range(film.n_frames):
             film.seek(number)
             pixels = np.asarray(film.convert("RGB")).reshape(-1, 3).astype(int)
@@ -80,7 +80,7 @@ def test_the_documentation_shows_drones_in_blue(path):
 
 
 def test_a_picture_shows_both_agents(bridge, tmp_path: Path):
-    animation.save(bridge, tmp_path / "bridge.png")
+    render.save(bridge, tmp_path / "bridge.png")
     _assert_shows_both_agents(Image.open(tmp_path / "bridge.png"))
 
 
@@ -92,17 +92,17 @@ def _assert_shows_both_agents(picture) -> None:
 
 def test_a_film(bridge, tmp_path: Path):
     pytest.importorskip("imageio_ffmpeg")
-    animation.save(bridge, tmp_path / "bridge.mp4")
+    render.save(bridge, tmp_path / "bridge.mp4")
     assert (tmp_path / "bridge.mp4").read_bytes()[4:8] == b"ftyp"
 
 
 def test_other_formats_are_refused(bridge, tmp_path: Path):
-    with pytest.raises(OptionError, match=r"end it in \.gif or \.mp4 or \.png"):
-        animation.save(bridge, tmp_path / "bridge.webm")
+    with pytest.raises(OptionError, match=r"ends in \.gif or \.mp4 or \.png"):
+        render.save(bridge, tmp_path / "bridge.webm")
 
 
 def test_what_cannot_be_drawn_says_so():
     env = envs.make("probe/one-step")
     policy = make_policy(PolicyConfig("random"), env.spec)
     with pytest.raises(OptionError, match="probe/one-step cannot be drawn"):
-        animation.play(env, policy, (), jax.random.key(0))
+        render.play(env, policy, (), jax.random.key(0))

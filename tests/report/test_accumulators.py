@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from offmarl.report.counting import Distinct, entropy, hash_rows
+from offmarl.report.accumulators import Distinct, entropy, hash_rows
 
 ROWS = arrays.arrays(
     np.float32,

@@ -1,0 +1,388 @@
+"""Statistics of data that does not fit in memory, accumulated a part at a time.
+
+`RangesAccumulator` collects extremes and moments of columns, `Distinct` counts distinct rows, and
+`make_actions_accumulator` counts what agents did.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int, UInt64
+
+from offmarl.types import Discrete, EnvSpec, Transition
+
+# ------------------------------------------------------------------------------------------- ranges
+
+
+_ELEMENTS = 2**18
+"""Elements processed at once: few enough to stay in the processor's cache."""
+
+
+class Ranges(NamedTuple):
+    """Statistics of columns of shape ``*c``; NaN where a column has no finite value."""
+
+    low: Float[np.ndarray, "*c"]
+    high: Float[np.ndarray, "*c"]
+    mean: Float[np.ndarray, "*c"]
+    std: Float[np.ndarray, "*c"]
+    finite: Int[np.ndarray, "*c"]
+    """Number of finite values."""
+    not_finite: Int[np.ndarray, "*c"]
+    """Number of values that are NaN or infinite; they are excluded from the other statistics."""
+
+    @property
+    def constant(self) -> Bool[np.ndarray, "*c"]:
+        """Columns that hold a single value throughout."""
+        return (self.finite > 0) & (self.low == self.high) & (self.not_finite == 0)
+
+
+class RangesAccumulator:
+    """Accumulates `Ranges` over parts of the data.
+
+    Parameters
+    ----------
+    shape
+        Shape of the columns.
+    """
+
+    def __init__(self, *shape: int):
+        self._low, self._high = np.full(shape, np.inf), np.full(shape, -np.inf)
+        self._mean, self._squares = np.zeros(shape), np.zeros(shape)
+        self._count, self._not_finite = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+
+    def add(self, values: Any, mask: Any = True) -> None:
+        """Add values ``(n, *shape)``.
+
+        Parameters
+        ----------
+        values
+            Any numbers.
+        mask
+            Valid values; broadcasts to them.
+        """
+        mask = np.broadcast_to(mask, values.shape)
+        rows = max(1, _ELEMENTS // max(self._count.size, 1))
+        for begin in range(0, len(values), rows):
+            self._add(values[begin : begin + rows], mask[begin : begin + rows])
+
+    def _add(self, values: Any, mask: Any) -> None:
+        finite = np.isfinite(values)
+        self._not_finite += (~finite & mask).sum(0)
+        chosen = finite & mask
+        if not chosen.all():  # a mask makes reductions many times slower
+            low = values.min(0, where=chosen, initial=np.inf)
+            high = values.max(0, where=chosen, initial=-np.inf)
+            values = np.where(chosen, values, 0)
+        else:
+            low, high = values.min(0), values.max(0)
+        self._low, self._high = np.minimum(self._low, low), np.maximum(self._high, high)
+        count = chosen.sum(0)
+        mean = values.sum(0, dtype=float) / np.maximum(count, 1)
+        squares = (np.where(chosen, values - mean, 0) ** 2).sum(0)
+        self._merge(count, mean, squares)
+
+    def _merge(self, count: Any, mean: Any, squares: Any) -> None:
+        """Combine moments after Chan, Golub and LeVeque, *Updating formulae*, 1979."""
+        total = self._count + count
+        share = count / np.maximum(total, 1)
+        apart = mean - self._mean
+        self._squares += squares + apart**2 * self._count * share
+        self._mean += apart * share
+        self._count = total
+
+    @property
+    def ranges(self) -> Ranges:
+        """The statistics of everything added so far."""
+        some = self._count > 0
+        low, high, mean = (
+            np.where(some, value, np.nan) for value in (self._low, self._high, self._mean)
+        )
+        std = np.sqrt(self._squares / np.maximum(self._count, 1))
+        std = np.where(some, std, np.nan)
+        return Ranges(low, high, mean, std, self._count, self._not_finite)
+
+
+# ------------------------------------------------------------------------------------ distinct rows
+
+
+_CAPACITY = 2**20
+"""Maximum number of keys held; the error of estimates is then about a thousandth."""
+_WORDS = 2**17
+"""Words mixed at once: few enough to stay in the processor's cache."""
+
+
+class Distinct:
+    """Counts distinct keys and their occurrences in bounded memory.
+
+    Up to ``capacity`` distinct keys are counted exactly. Beyond that a sample is kept: the keys
+    whose hash ends in enough zero bits for the sample to fit, each with the exact number of its
+    occurrences (Flajolet, *On adaptive sampling*, Computing 43, 1990). The result does not depend
+    on the order of the keys.
+
+    Attributes
+    ----------
+    total
+        Number of keys added, repetitions included.
+    """
+
+    def __init__(self, capacity: int = _CAPACITY):
+        self.total = 0
+        self._capacity = capacity
+        self._level = 0
+        self._keys = np.empty(0, np.uint64)
+        self._counts = np.empty(0, np.int64)
+        self._pending: list[UInt64[np.ndarray, "_"]] = []
+
+    def add(self, keys: UInt64[np.ndarray, "n"]) -> None:
+        """Add keys, as `hash_rows` returns them."""
+        self.total += len(keys)
+        self._pending.append(keys[self._sampled(keys)])
+        if sum(map(len, self._pending)) >= self._capacity:
+            self._merge()
+
+    @property
+    def exact(self) -> bool:
+        """Whether `count` is exact; otherwise it is an estimate."""
+        self._merge()
+        return self._level == 0
+
+    @property
+    def count(self) -> int:
+        """Number of distinct keys."""
+        self._merge()
+        return len(self._keys) << self._level
+
+    @property
+    def occurrences(self) -> Int[np.ndarray, "keys"]:
+        """Number of occurrences of each key held."""
+        self._merge()
+        return self._counts
+
+    @property
+    def weight(self) -> int:
+        """Number of distinct keys that each key held represents."""
+        return 1 << self._level
+
+    def _merge(self) -> None:
+        if not self._pending:
+            return
+        keys = np.concatenate([self._keys, *self._pending])
+        counts = np.concatenate([self._counts, np.ones(len(keys) - len(self._keys), np.int64)])
+        self._pending.clear()
+        self._keys, which = np.unique(keys, return_inverse=True)
+        self._counts = np.bincount(which, counts, len(self._keys)).astype(np.int64)
+        while len(self._keys) > self._capacity:
+            self._level += 1
+            kept = self._sampled(self._keys)
+            self._keys, self._counts = self._keys[kept], self._counts[kept]
+
+    def _sampled(self, keys: UInt64[np.ndarray, "n"]) -> Any:
+        return keys & np.uint64((1 << self._level) - 1) == 0
+
+
+def entropy(counts: Int[np.ndarray, "*n"] | Float[np.ndarray, "*n"]) -> float:
+    """Return the plug-in estimate of an entropy, in bits.
+
+    Parameters
+    ----------
+    counts
+        Number of occurrences of each outcome.
+    """
+    positive = counts[counts > 0]
+    if not positive.size:
+        return 0.0
+    share = positive / positive.sum()
+    return float(-(share * np.log2(share)).sum()) + 0.0
+
+
+def hash_rows(*parts: Any) -> UInt64[np.ndarray, "n"]:
+    """Return a 64-bit hash of each row of arrays ``(n, ...)`` that are read side by side.
+
+    Two different rows have the same hash with probability 2**-64. Minus zero equals zero.
+    """
+    words = np.concatenate([_words(part) for part in parts], axis=1)
+    if words.shape[1] % 2:
+        words = np.pad(words, ((0, 0), (0, 1)))
+    words = words.view(np.uint64)
+    factors = np.random.default_rng(0).integers(0, 2**64, (2, words.shape[1]), np.uint64) | 1
+    step = max(1, _WORDS // max(words.shape[1], 1))
+    pieces = [_mix(words[i : i + step], factors) for i in range(0, len(words), step)]
+    return np.concatenate(pieces) if pieces else np.empty(0, np.uint64)
+
+
+def _words(part: Any) -> Any:
+    flat = part.reshape(len(part), int(np.prod(part.shape[1:])))
+    if flat.dtype.kind == "f":
+        return np.ascontiguousarray(flat.astype(np.float32) + np.float32(0)).view(np.uint32)
+    return np.ascontiguousarray(flat, np.int32).view(np.uint32)
+
+
+def _mix(words: Any, factors: Any) -> Any:
+    """Mix each word reversibly, add the words of a row, and mix the sum."""
+    mixed = words * factors[0]
+    mixed ^= mixed >> np.uint64(32)
+    mixed *= factors[1]
+    total = mixed.sum(1, dtype=np.uint64)
+    total ^= total >> np.uint64(31)
+    total *= np.uint64(0x9E3779B97F4A7C15)
+    return total ^ (total >> np.uint64(29))
+
+
+# ------------------------------------------------------------------------------------------ actions
+
+
+BINS = 40
+"""Bins of the histograms of continuous actions, from -1 to 1; the outermost hold what lies beyond.
+"""
+
+_MOST_PAIRED = 128
+"""Actions, summed over agents, up to which pairs are counted: the cost is quadratic."""
+_ROWS = 2**13
+
+
+class DiscreteActions(NamedTuple):
+    """How often live agents took each action, and how often it was legal."""
+
+    taken: Int[np.ndarray, "N A"]
+    legal: Int[np.ndarray, "N A"]
+    """Steps at which the agent was alive and the action legal."""
+    steps: Int[np.ndarray, "N"]
+    """Steps at which the agent was alive."""
+    illegal: Int[np.ndarray, "N"]
+    """Actions taken that were not legal or do not exist."""
+    together: Int[np.ndarray, "N A N A"] | None
+    """How often two live agents took each pair of actions; None if there are too many pairs."""
+
+    @property
+    def entropy(self) -> Float[np.ndarray, "N"]:
+        """Entropy of each agent's actions, in bits."""
+        return np.array([entropy(counts) for counts in self.taken])
+
+    @property
+    def information(self) -> Float[np.ndarray, "N N"] | None:
+        """Mutual information of each two agents' actions, in bits; 0 on the diagonal."""
+        if self.together is None:
+            return None
+        agents = range(len(self.taken))
+        return np.array([[self._information(i, j) for j in agents] for i in agents])
+
+    def _information(self, first: int, second: int) -> float:
+        if self.together is None or first == second:
+            return 0.0
+        pairs = self.together[first, :, second]
+        return max(0.0, entropy(pairs.sum(1)) + entropy(pairs.sum(0)) - entropy(pairs))
+
+
+class ContinuousActions(NamedTuple):
+    """Values of the actions of live agents, for each dimension."""
+
+    ranges: Ranges
+    """``(N, A)``"""
+    histogram: Int[np.ndarray, "N A bins"]
+    steps: Int[np.ndarray, "N"]
+    """Steps at which the agent was alive."""
+    legal: Int[np.ndarray, "N A"]
+    """Steps at which the agent was alive and the dimension usable."""
+    at_bounds: Int[np.ndarray, "N A"]
+    """Number of values that are 1 or -1, or beyond."""
+
+
+Actions = DiscreteActions | ContinuousActions
+
+
+class DiscreteActionsAccumulator:
+    """Accumulates `DiscreteActions` over parts of the data."""
+
+    def __init__(self, spec: EnvSpec):
+        self._shape = (spec.num_agents, spec.num_actions)
+        self._taken, self._legal = np.zeros(self._shape, np.int64), np.zeros(self._shape, np.int64)
+        self._steps = np.zeros(spec.num_agents, np.int64)
+        self._illegal = np.zeros(spec.num_agents, np.int64)
+        size = spec.num_agents * spec.num_actions
+        # The last place counts agents that did nothing.
+        pairs = np.zeros((size + 1, size + 1), np.int64)
+        self._together = pairs if size <= _MOST_PAIRED else None
+
+    def add(self, steps: Transition) -> None:
+        """Add steps ``(n, ...)``."""
+        action = np.asarray(steps.action).reshape(-1, self._shape[0])
+        for begin in range(0, len(action), _ROWS):
+            piece = slice(begin, begin + _ROWS)
+            view = steps.view
+            self._add(action[piece], view.alive[piece], view.legal_actions[piece])
+
+    def _add(self, action: Any, alive: Any, legal: Any) -> None:
+        agents, actions = self._shape
+        known = (action >= 0) & (action < actions)
+        safe = np.where(known, action, 0)
+        allowed = known & np.take_along_axis(legal, safe[..., None], -1)[..., 0]
+        took = alive & known
+        size = agents * actions
+        place = np.where(took, np.arange(agents) * actions + safe, size)
+        counts = np.bincount(place.ravel(), minlength=size + 1)[:size]
+        self._taken += counts.reshape(self._shape)
+        self._legal += (legal & alive[..., None]).sum(0)
+        self._steps += alive.sum(0)
+        self._illegal += (alive & ~allowed).sum(0)
+        if self._together is not None:
+            for agent in range(agents):
+                pairs = place[:, agent, None] * (size + 1) + place
+                counts = np.bincount(pairs.ravel(), minlength=(size + 1) ** 2)
+                self._together += counts.reshape(size + 1, size + 1)
+
+    @property
+    def actions(self) -> DiscreteActions:
+        """The statistics of everything added so far."""
+        together = None
+        if self._together is not None:
+            together = self._together[:-1, :-1].reshape(2 * self._shape)
+        return DiscreteActions(self._taken, self._legal, self._steps, self._illegal, together)
+
+
+class ContinuousActionsAccumulator:
+    """Accumulates `ContinuousActions` over parts of the data."""
+
+    def __init__(self, spec: EnvSpec):
+        self._shape = (spec.num_agents, spec.action_size)
+        self._ranges = RangesAccumulator(*self._shape)
+        self._histogram = np.zeros((*self._shape, BINS), np.int64)
+        self._steps = np.zeros(spec.num_agents, np.int64)
+        self._legal, self._bounds = (np.zeros(self._shape, np.int64) for _ in range(2))
+
+    def add(self, steps: Transition) -> None:
+        """Add steps ``(n, ...)``."""
+        action = np.asarray(steps.action).reshape(-1, *self._shape)
+        alive = steps.view.alive
+        usable = alive[..., None] & steps.view.legal_actions
+        self._ranges.add(action, alive[..., None])
+        self._steps += alive.sum(0)
+        self._legal += usable.sum(0)
+        for begin in range(0, len(action), _ROWS):
+            piece = slice(begin, begin + _ROWS)
+            self._count(action[piece], alive[piece, :, None] & np.isfinite(action[piece]))
+
+    def _count(self, action: Any, mask: Any) -> None:
+        bins = np.floor((np.where(mask, action, 0) + 1) * (BINS / 2))
+        bins = np.clip(bins, 0, BINS - 1).astype(np.int64)
+        columns = np.arange(self._bounds.size).reshape(self._shape)
+        place = (columns * BINS + bins)[mask]
+        counts = np.bincount(place, minlength=self._histogram.size)
+        self._histogram += counts.reshape(self._histogram.shape)
+        self._bounds += (mask & (np.abs(action) >= 1)).sum(0)
+
+    @property
+    def actions(self) -> ContinuousActions:
+        """The statistics of everything added so far."""
+        ranges = self._ranges.ranges
+        return ContinuousActions(ranges, self._histogram, self._steps, self._legal, self._bounds)
+
+
+def make_actions_accumulator(
+    spec: EnvSpec,
+) -> DiscreteActionsAccumulator | ContinuousActionsAccumulator:
+    """Return an accumulator for the actions of an environment."""
+    if isinstance(spec.action, Discrete):
+        return DiscreteActionsAccumulator(spec)
+    return ContinuousActionsAccumulator(spec)

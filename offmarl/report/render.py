@@ -1,0 +1,418 @@
+"""Pictures and animations of episodes, for environments that can be drawn.
+
+An environment can be drawn if it has a method ``scene(state)`` that returns a `Scene`. A scene with
+three dimensions is shown from an oblique angle, with a line from each drone to the floor.
+"""
+
+from __future__ import annotations
+
+import io
+import subprocess
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import compress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from offmarl.envs.base import MARKS, Scene
+from offmarl.envs.swarm.dynamics import KINDS as DRONES
+from offmarl.envs.swarm.dynamics import OBSTACLE_RADIUS
+from offmarl.errors import OptionError
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, PRNGKeyArray
+    from matplotlib.axes import Axes
+    from PIL.Image import Image as Picture
+
+    from offmarl.envs.base import Environment
+    from offmarl.types import ArrayTree, Policy
+
+
+KINDS = ("gif", "mp4", "png")
+
+_FRAMES_PER_SECOND = 10
+_PIXELS = 420
+_TRAIL = 6
+_COLOURS = 64
+"""Colours of a GIF; few make a small file."""
+
+
+class Playback(NamedTuple):
+    """The scenes of one episode; T includes the initial one."""
+
+    name: str
+    """The environment's name."""
+    scenes: list[Scene]
+    """T scenes."""
+    score: Float[np.ndarray, "T"]
+    """Return up to each scene, mean over agents."""
+
+
+def play(env: Environment, policy: Policy, params: ArrayTree, key: PRNGKeyArray) -> Playback:
+    """Play one episode and return its scenes.
+
+    Raises
+    ------
+    OptionError
+        The environment cannot be drawn.
+    """
+    import jax
+
+    if not hasattr(env, "scene") or env.spec.time_limit is None:
+        raise OptionError(
+            f"{env.spec.name} cannot be drawn: choose a swarm/ task or classic/bridge, or give "
+            "your environment a method scene(state) and a time limit."
+        )
+    scenes, reward, last = jax.device_get(jax.jit(partial(_episode, env, policy))(params, key))
+    stop = len(last) if not last.any() else int(last.argmax()) + 1
+    leaves, shape = jax.tree.flatten(scenes)
+    steps = [jax.tree.unflatten(shape, [leaf[t] for leaf in leaves]) for t in range(stop)]
+    return Playback(env.spec.name, steps, np.cumsum(reward[:stop], dtype=float))
+
+
+def _episode(
+    env: Any, policy: Policy, params: ArrayTree, key: PRNGKeyArray
+) -> tuple[Scene, Float[Array, "T"], Any]:
+    import jax
+    import jax.numpy as jnp
+
+    def step(carry: ArrayTree, keys: Any) -> tuple[ArrayTree, ArrayTree]:
+        state, view, memory = carry
+        action, _, memory = policy.act(
+            params, memory, view.observation, view.legal_actions, keys[0]
+        )
+        state, timestep = env.step(keys[1], state, action)
+        seen = env.scene(state), timestep.reward.mean(), timestep.last
+        return (state, timestep.view, memory), seen
+
+    reset_key, step_key = jax.random.split(key)
+    state, timestep = env.reset(reset_key)
+    first = env.scene(state), jnp.zeros(()), jnp.zeros((), bool)
+    keys = jax.random.split(step_key, (env.spec.time_limit, 2))
+    _, rest = jax.lax.scan(step, (state, timestep.view, policy.initial_carry()), keys)
+    whole: tuple[Scene, Float[Array, "T"], Any] = jax.tree.map(
+        lambda one, more: jnp.concatenate([jnp.asarray(one)[None], more]), first, rest
+    )
+    return whole
+
+
+def save(playback: Playback, path: Path) -> None:
+    """Write an episode as an animation (``.gif``, ``.mp4``), or its middle scene as a ``.png``.
+
+    Raises
+    ------
+    OptionError
+        The suffix is unknown, or the encoder for ``.mp4`` is not installed.
+    """
+    kind = path.suffix.removeprefix(".").lower()
+    if kind not in KINDS:
+        raise OptionError(
+            f"an episode cannot be written to {path}: give a path that ends in "
+            f".{' or .'.join(KINDS)}."
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if kind == "mp4":
+        _save_film(playback, path)
+    elif kind == "gif":
+        path.write_bytes(to_gif(playback))
+    else:
+        middle = len(playback.scenes) // 2
+        frame(playback, middle).save(path)
+
+
+def to_gif(playback: Playback, every: int = 1) -> bytes:
+    """Return an episode as a GIF that loops.
+
+    Parameters
+    ----------
+    playback
+        The episode.
+    every
+        Draw every n-th scene only, for long episodes.
+    """
+    from PIL import Image
+
+    images = list(frames(playback, every))
+    palette = _palette(playback, images)
+    first, *rest = [one.quantize(palette=palette, dither=Image.Dither.NONE) for one in images]
+    file = io.BytesIO()
+    pause = [1000 // _FRAMES_PER_SECOND] * len(rest) + [1500]
+    first.save(file, "gif", save_all=True, append_images=rest, duration=pause, loop=0)
+    return file.getvalue()
+
+
+def _palette(playback: Playback, images: Sequence[Picture]) -> Picture:
+    """Return one palette for all frames, so that consecutive frames differ little.
+
+    It has the exact colours of the legends of all frames; the remaining colours come from three
+    frames.
+    """
+    from matplotlib.colors import to_rgb
+    from PIL import Image
+
+    entries = [entry for scene in playback.scenes for entry in legend(scene)]
+    named = sorted({to_rgb(entry.get_color()) for entry in entries})
+    kept = [round(255 * part) for colour in named for part in colour]
+    some = np.concatenate([np.asarray(images[at]) for at in (0, len(images) // 2, -1)])
+    rest = Image.fromarray(some).quantize(_COLOURS - len(named), method=Image.Quantize.MAXCOVERAGE)
+    palette = Image.new("P", (1, 1))
+    palette.putpalette(kept + (rest.getpalette() or []))
+    return palette
+
+
+def frames(playback: Playback, every: int = 1) -> Iterator[Picture]:
+    """Draw every n-th scene, and the last one."""
+    last = len(playback.scenes) - 1
+    return (frame(playback, time) for time in (*range(0, last, every), last))
+
+
+def frame(playback: Playback, time: int) -> Picture:
+    """Draw the scene after ``time`` steps."""
+    from matplotlib.figure import Figure
+    from PIL import Image
+
+    scene = playback.scenes[time]
+    figure = Figure(figsize=(_PIXELS / 100, _PIXELS / 100 + 0.6), dpi=100)
+    draw_scene(
+        figure.add_axes((0.02, 0.07, 0.96, 0.85)),
+        scene,
+        playback.scenes[max(0, time - _TRAIL) : time],
+    )
+    title = f"{playback.name}   step {time}   return {round(playback.score[time], 1) + 0.0}"
+    figure.text(0.03, 0.955, title, fontsize=9, color="#374151")
+    entries = legend(scene)
+    figure.legend(
+        handles=entries,
+        loc="lower center",
+        ncols=max(len(entries), 1),
+        fontsize=7.5,
+        frameon=False,
+        handletextpad=0.2,
+        columnspacing=1.0,
+    )
+    figure.savefig(file := io.BytesIO(), format="png")
+    return Image.open(file).convert("RGB")
+
+
+def _save_film(playback: Playback, path: Path) -> None:
+    try:
+        import imageio_ffmpeg
+    except ImportError:
+        raise OptionError(
+            f"{path} needs a video encoder: pip install 'offmarl[video]', or write a .gif."
+        ) from None
+    images = list(frames(playback))
+    width, height = images[0].size
+    raw = f"-f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {_FRAMES_PER_SECOND} -i -"
+    film = "-pix_fmt yuv420p -movflags +faststart"  # browsers and slides can play it
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-y", "-loglevel", "error", *raw.split()]
+    subprocess.run(
+        [*command, *film.split(), str(path)],
+        input=b"".join(image.tobytes() for image in images),
+        check=True,
+    )
+
+
+# ---------------------------------------------------------------------------------------- one scene
+
+
+_TEAMS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
+_LINK, _FLOOR, _STONE, _STALK = "#56B4E9", "#f8fafc", "#6b7280", "#94a3b8"
+_CELLS = ("#ffffff", "#cbd5e1")  # from 0 to 1
+_ASIDE, _UP = np.array([0.35, 0.3]), 0.8  # of the oblique projection: depth and height
+
+_SIZES = (1.0, 0.75, 1.4, 0.9)
+"""Relative sizes of the kinds of drones."""
+
+
+class _Look(NamedTuple):
+    marker: Any
+    colour: str
+    size: float
+    filled: bool = True
+
+
+_LOOKS = {
+    "target": _Look("*", "#D55E00", 90),
+    "held target": _Look("*", "#009E73", 90),
+    "load": _Look("s", "#E69F00", 40),
+    "heavy load": _Look("s", "#8a5a00", 90),
+    "site": _Look("o", "#009E73", 260, filled=False),
+    "beacon": _Look("P", "#CC79A7", 130),
+}
+
+
+def draw_scene(axes: Axes, scene: Scene, before: Sequence[Scene] = ()) -> None:
+    """Draw a scene, with trails of the drones through the scenes before it."""
+    extent = _extent(scene)
+    _draw_floor(axes, scene, extent)
+    _draw_obstacles(axes, scene)
+    _draw_marks(axes, scene)
+    _draw_links(axes, scene)
+    _draw_trails(axes, [*before, scene])
+    _draw_drones(axes, scene, extent)
+    corners = _flat(_corners(extent))
+    margin = 0.02 * np.ptp(corners)
+    low, high = corners.min(0) - margin, corners.max(0) + margin
+    axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), aspect="equal")
+    axes.axis("off")
+
+
+def _extent(scene: Scene) -> Float[np.ndarray, "D"]:
+    dims = scene.drones.shape[-1]
+    return np.asarray(scene.cells.shape if scene.cells.size else [scene.side] * dims, float)
+
+
+def _corners(extent: Float[np.ndarray, "D"]) -> Float[np.ndarray, "C D"]:
+    axes = np.meshgrid(*([0.0, size] for size in extent), indexing="ij")
+    return np.stack([axis.ravel() for axis in axes], -1)
+
+
+def _flat(points: Any) -> Float[np.ndarray, "*p 2"]:
+    """Project points ``(*p, D)`` onto the picture; two dimensions are returned unchanged."""
+    points = np.asarray(points, float)
+    if points.shape[-1] == 2:
+        return points
+    depth, height = points[..., 1:2], points[..., 2:]
+    return np.concatenate(
+        [points[..., :1] + _ASIDE[0] * depth, _ASIDE[1] * depth + _UP * height], -1
+    )
+
+
+def _on_floor(points: Any) -> Float[np.ndarray, "*p D"]:
+    """Return the points ``(*p, D)`` on the floor below; two dimensions are returned unchanged."""
+    points = np.array(points, float)
+    points[..., 2:] = 0.0
+    return points
+
+
+def _draw_floor(axes: Axes, scene: Scene, extent: Float[np.ndarray, "D"]) -> None:
+    from matplotlib.collections import LineCollection
+    from matplotlib.colors import LinearSegmentedColormap
+
+    cells = np.asarray(scene.cells, float) if scene.cells.size else np.zeros((1, 1))
+    flat = cells.mean(2) if cells.ndim == 3 else cells
+    edges = [np.linspace(0, size, n + 1) for size, n in zip(extent[:2], flat.shape, strict=True)]
+    x, y = np.meshgrid(*edges, indexing="ij")
+    points = np.stack([x, y, *([np.zeros_like(x)] * (len(extent) - 2))], -1)
+    seen = _flat(points)
+    colours = LinearSegmentedColormap.from_list("cells", _CELLS)
+    axes.pcolormesh(seen[..., 0], seen[..., 1], flat, cmap=colours, vmin=0, vmax=1)
+    axes.add_collection(LineCollection(list(_edges(extent)), colors="#9ca3af", linewidths=0.8))
+
+
+def _edges(extent: Float[np.ndarray, "D"]) -> Float[np.ndarray, "E 2 2"]:
+    """Return the projected edges of the arena: pairs of corners that differ in one axis."""
+    corners = _corners(extent)
+    first, second = np.nonzero(np.triu((corners[:, None] != corners).sum(-1) == 1))
+    seen = _flat(corners)
+    return np.stack([seen[first], seen[second]], 1)
+
+
+def _draw_obstacles(axes: Axes, scene: Scene) -> None:
+    from matplotlib.patches import Circle
+
+    for centre in _flat(scene.obstacles):
+        axes.add_patch(Circle(tuple(centre), OBSTACLE_RADIUS, color=_STONE, alpha=0.8))
+
+
+def _draw_marks(axes: Axes, scene: Scene) -> None:
+    places = _flat(scene.marks)
+    for number, name in enumerate(MARKS):
+        chosen = places[np.asarray(scene.mark) == number]
+        look = _LOOKS[name]
+        face = look.colour if look.filled else "none"
+        axes.scatter(
+            chosen[:, 0],
+            chosen[:, 1],
+            s=look.size,
+            marker=look.marker,
+            facecolor=face,
+            edgecolor=look.colour,
+        )
+
+
+def _draw_links(axes: Axes, scene: Scene) -> None:
+    from matplotlib.collections import LineCollection
+
+    hearer, which = np.nonzero(np.asarray(scene.links) >= 0)
+    places = _flat(scene.drones)
+    ends = np.stack([places[hearer], places[np.asarray(scene.links)[hearer, which]]], 1)
+    axes.add_collection(LineCollection(list(ends), colors=_LINK, linewidths=0.7, alpha=0.6))
+
+
+def _draw_trails(axes: Axes, scenes: Sequence[Scene]) -> None:
+    from matplotlib.collections import LineCollection
+
+    trails = np.stack([_flat(scene.drones) for scene in scenes], 1)
+    alive = np.asarray(scenes[-1].alive)
+    colours = list(compress(_colours(scenes[-1]), alive))
+    axes.add_collection(
+        LineCollection(list(trails[alive]), colors=colours, linewidths=1.2, alpha=0.35, zorder=2.5)
+    )
+
+
+def _draw_drones(axes: Axes, scene: Scene, extent: Float[np.ndarray, "D"]) -> None:
+    from matplotlib.collections import LineCollection, PolyCollection
+
+    alive = np.asarray(scene.alive)
+    places = _flat(scene.drones)
+    feet = _flat(_on_floor(scene.drones))
+    axes.add_collection(
+        LineCollection(list(np.stack([feet, places], 1)[alive]), colors=_STALK, linewidths=0.6)
+    )
+    size = 0.02 * float(np.max(extent)) * (1.0 if len(alive) < 40 else 0.6)
+    sizes = size * np.asarray(_SIZES)[np.asarray(scene.kind)]
+    darts = places[:, None] + sizes[:, None, None] * _darts(np.asarray(scene.heading))
+    style: dict[str, Any] = {"edgecolors": "white", "linewidths": 0.5, "zorder": 3}
+    colours = list(compress(_colours(scene), alive))
+    axes.add_collection(PolyCollection(list(darts[alive]), facecolors=colours, **style))
+    lost = places[~alive]
+    axes.scatter(lost[:, 0], lost[:, 1], marker="x", s=18, color="#9ca3af", linewidth=1, zorder=2)
+
+
+def _colours(scene: Scene) -> list[str]:
+    return [_TEAMS[team % len(_TEAMS)] for team in np.asarray(scene.team)]
+
+
+def _darts(heading: Float[np.ndarray, "P"]) -> Float[np.ndarray, "P 4 2"]:
+    """Return outlines of darts of length two that point along the headings."""
+    outline = np.array([[1.3, 0.0], [-0.9, 0.8], [-0.45, 0.0], [-0.9, -0.8]])
+    cosine, sine = np.cos(heading), np.sin(heading)
+    turn = np.stack([np.stack([cosine, sine], -1), np.stack([-sine, cosine], -1)], 1)
+    turned: Float[np.ndarray, "P 4 2"] = outline @ turn
+    return turned
+
+
+def legend(scene: Scene) -> list[Any]:
+    """Return a legend entry for each kind of object in a scene."""
+    from matplotlib.lines import Line2D
+
+    def entry(label: str, look: _Look) -> Line2D:
+        face = look.colour if look.filled else "none"
+        style: dict[str, Any] = {
+            "color": look.colour,
+            "markerfacecolor": face,
+            "markersize": look.size,
+        }
+        return Line2D([], [], label=label, marker=look.marker, linestyle="", **style)
+
+    kinds, teams = np.asarray(scene.kind).tolist(), np.asarray(scene.team).tolist()
+    drones = sorted(set(zip(kinds, teams, strict=True)))
+    alike = len({kind for kind, _ in drones}) < len(drones)
+    marks = [MARKS[number] for number in sorted(set(np.asarray(scene.mark).tolist()))]
+    return [
+        *(
+            entry(
+                DRONES[kind].name + (f", team {team + 1}" if alike else ""),
+                _Look((3, 0, -90), _TEAMS[team % len(_TEAMS)], 7 * _SIZES[kind]),
+            )
+            for kind, team in drones
+        ),
+        *(entry(name, _LOOKS[name]._replace(size=7)) for name in marks),
+        *([entry("obstacle", _Look("o", _STONE, 7))] if len(scene.obstacles) else []),
+        *([Line2D([], [], color=_LINK, label="hears")] if np.any(scene.links >= 0) else []),
+    ]

@@ -1,0 +1,281 @@
+"""The tables of ``offmarl report`` and ``offmarl compare``, for the terminal and for pages."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from offmarl.report.accumulators import ContinuousActions, DiscreteActions
+from offmarl.report.comparison import Comparison, Estimate, Row
+from offmarl.report.contents import LENGTHS, Survey
+from offmarl.report.dataset_figures import Surveys
+from offmarl.statistics import spread
+from offmarl.terminal import interval, number
+from offmarl.types import Discrete, EnvSpec
+
+
+class Section(NamedTuple):
+    """A table with its title; its first column names the rows."""
+
+    title: str
+    columns: Sequence[str]
+    rows: list[list[Any]]
+
+
+# ------------------------------------------------------------------------------ comparisons
+
+
+def comparison_tables(comparison: Comparison) -> Iterator[Section]:
+    """Return a comparison as tables."""
+    for dataset, rows in comparison.datasets.items():
+        yield _summary(f"{comparison.unit.capitalize()}: {dataset}", rows)
+    if comparison.overall:
+        scale = "normalised from random (0) to expert (1)"
+        title = f"All datasets, {scale if comparison.normalised else comparison.unit}"
+        yield _summary(title, comparison.overall)
+    for acting in dict.fromkeys(entry.acting for entry in comparison.improvement):
+        entries = [entry for entry in comparison.improvement if entry.acting == acting]
+        estimates = [one for entry in entries for one in comparison.improvement[entry].values()]
+        title = "Probability that a run of the row beats a run of the column"
+        yield Section(
+            title + (" [95% interval]" if _any_interval(estimates) else ""),
+            ["", *(entry.label for entry in entries)],
+            [
+                [
+                    first.label,
+                    *(
+                        _probability(comparison.improvement[first].get(second))
+                        for second in entries
+                    ),
+                ]
+                for first in entries
+            ],
+        )
+
+
+def _summary(title: str, rows: Sequence[Row]) -> Section:
+    """Return the rows of one dataset, or of all, with normalised scores if they are known."""
+    normalised = any(row.normalised for row in rows)
+    iqm = "IQM [95% interval]" if _any_interval(row.iqm for row in rows) else "IQM"
+    columns = ["algorithm", "seeds", iqm, *(["normalised IQM"] if normalised else [])]
+    cells = [
+        [
+            row.entry.label,
+            row.runs,
+            interval(*row.iqm),
+            # The JSON also has its interval, which is that of the IQM on another scale.
+            *([row.normalised and row.normalised.value] if normalised else []),
+            row.mean,
+            row.median,
+        ]
+        for row in rows
+    ]
+    return Section(title, [*columns, "mean", "median"], cells)
+
+
+def _any_interval(estimates: Iterable[Estimate]) -> bool:
+    return any(one.low is not None for one in estimates)
+
+
+def _probability(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return ""
+    if estimate.low is None:
+        return f"{estimate.value:.2f}"
+    return "{:.2f} [{:.2f}, {:.2f}]".format(*estimate)
+
+
+# --------------------------------------------------------------------------------- datasets
+
+
+def glance(surveys: Surveys) -> Section:
+    """Return the size and quality of each dataset."""
+    columns = ["dataset", "episodes", "steps", "return", "min", "max", "mean length", "SACo"]
+    return _by_dataset("Overview", columns, surveys, _glance)
+
+
+def identity(surveys: Surveys) -> Section:
+    """Return what the datasets are, with a column for each."""
+    facts = [_facts(one) for one in surveys.values()]
+    if len(surveys) > 1:
+        facts = [fact | {"digest": f"{fact['digest'][:12]}…"} for fact in facts]
+    rows = [[name, *(fact[name] for fact in facts)] for name in facts[0]]
+    return Section("Properties", ["", *surveys], rows)
+
+
+def rewards(surveys: Surveys) -> Section:
+    """Return the distribution of rewards, and how sparse they are."""
+    columns = ["dataset", "nonzero steps", "mean", "std", "min", "max", "episodes with return 0"]
+    return _by_dataset("Rewards", columns, surveys, _rewards)
+
+
+def actions(surveys: Surveys) -> Iterator[Section]:
+    """Return statistics of actions: a table of discrete ones, and a table of continuous ones."""
+    discrete = {k: v for k, v in surveys.items() if isinstance(v.actions, DiscreteActions)}
+    if discrete:
+        columns = ["dataset", "illegal", "legal on average", "entropy (bits)", "joint entropy"]
+        columns += ["total correlation", "joint actions"]
+        yield _by_dataset("Actions", columns, discrete, _choices)
+    continuous = {k: v for k, v in surveys.items() if isinstance(v.actions, ContinuousActions)}
+    if continuous:
+        columns = ["dataset", "mean", "std", "min", "max", "at a bound", "usable"]
+        yield _by_dataset("Actions", columns, continuous, _values)
+
+
+def coverage(surveys: Surveys) -> Section:
+    """Return how many different states and actions each dataset contains."""
+    alike = len({(one.spec.name, one.spec.state_size) for one in surveys.values()}) == 1
+    most = max(one.coverage.pairs for one in surveys.values()) if alike else 0
+    columns = ["dataset", "SACo", "distinct pairs", "relative", "distinct states"]
+    columns += ["local pairs", "pairs seen once"]
+
+    def cells(found: Survey) -> list[Any]:
+        counts = found.coverage
+        pairs, once = counts.pairs, int(counts.repeats[counts.repeats[:, 0] == 1, 1].sum())
+        about = "" if counts.exact else "about "
+        return [
+            _saco(found),
+            f"{about}{number(pairs)}",
+            percent(pairs, most),
+            f"{about}{number(counts.states)}",
+            percent(counts.local_pairs, counts.local_steps),
+            percent(once, pairs),
+        ]
+
+    return _by_dataset("Coverage", columns, surveys, cells)
+
+
+def windows(surveys: Surveys) -> Section:
+    """Return the training windows of several lengths."""
+    columns = ["dataset", "length", "windows", "steps padded", "episodes shorter", "would cross"]
+    rows = []
+    for name, found in surveys.items():
+        for one in map(found.windows, LENGTHS):
+            shares = [
+                percent(one.padded, 1),
+                percent(one.short_episodes, len(found.episodes.row)),
+            ]
+            rows.append([name, one.length, one.total, *shares, percent(one.crossing, 1)])
+    return Section("Training windows", columns, rows)
+
+
+def describe_agents(spec: EnvSpec) -> str:
+    """Return the number of agents and the kind of their actions, as text."""
+    if isinstance(spec.action, Discrete):
+        kind = f"{spec.action_size} actions"
+    else:
+        kind = f"a continuous action of {spec.action_size}"
+    return f"{spec.num_agents} agent{'s, each' if spec.num_agents > 1 else ''} with {kind}"
+
+
+def spread_line(values: Any) -> str:
+    """Return the mean and range of numbers as text."""
+    known = spread(values)
+    return "mean {mean:.4g}, from {min:.4g} to {max:.4g}".format(**known) if known else "none"
+
+
+def ends(found: Survey) -> str:
+    """Return how many episodes ended by each cause, as text."""
+    causes, counts = np.unique(found.episodes.cause, return_counts=True)
+    return ", ".join(f"{number(int(n))} {cause}" for cause, n in zip(causes, counts, strict=True))
+
+
+def percent(part: float, whole: float) -> str:
+    """Format part/whole as a percentage; empty if whole is 0."""
+    return f"{100 * part / whole:.4g}%" if whole else ""
+
+
+def _by_dataset(
+    title: str, columns: list[str], surveys: Surveys, cells: Callable[[Survey], list[Any]]
+) -> Section:
+    return Section(title, columns, [[name, *cells(one)] for name, one in surveys.items()])
+
+
+def _glance(found: Survey) -> list[Any]:
+    returns, lengths = spread(found.returns), spread(found.lengths)
+    mean = _plus_minus(**returns) if returns else None
+    extremes = [returns.get("min"), returns.get("max"), lengths.get("mean")]
+    return [len(found.episodes.row), found.vault.num_steps, mean, *extremes, _saco(found)]
+
+
+def _plus_minus(mean: float, std: float, **_: float) -> str:
+    return f"{mean:.4g}\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{std:.3g}"
+
+
+def _saco(found: Survey) -> str | None:
+    return None if found.saco is None else f"{found.saco:.4g}"
+
+
+def _facts(found: Survey) -> dict[str, str]:
+    vault, spec = found.vault, found.spec
+    size = vault.num_bytes
+    policies = len(set(found.episodes.policy_id.tolist()) - {-1})
+    acted = int(found.alive.sum())
+    return {
+        "vault": f"{vault.name}.vlt/{vault.uid}",
+        "environment": spec.name or "unknown",
+        "agents": describe_agents(spec),
+        "observation, state": f"{spec.observation_size}, {spec.state_size} ({spec.state})",
+        "rewards": "shared by all agents" if found.rewards.alike else "individual",
+        "episodes": ends(found),
+        "steps": f"{number(vault.num_steps)} in {_rows(vault.rows)}",
+        "size": "unknown" if size is None else f"{number(size / 1e6)} MB",
+        "agents alive": percent(acted, vault.num_steps * spec.num_agents),
+        "policies": number(policies) if policies else "unknown",
+        "log-probabilities": percent(found.log_probs, acted) if found.log_probs else "unknown",
+        "checked": _checked(found),
+        "digest": found.digest,
+    }
+
+
+def _rows(count: int) -> str:
+    return f"{number(count)} rows" if count > 1 else "one row"
+
+
+def _checked(found: Survey) -> str:
+    if not found.vault.native:
+        return "no checksums, because another program wrote the vault"
+    partly = ", except for steps that another program appended" if found.vault.unverified else ""
+    return f"agrees with its checksums{partly}"
+
+
+def _rewards(found: Survey) -> list[Any]:
+    rewards, ranges = found.rewards, found.rewards.ranges
+    if not ranges.finite.any():
+        return [None] * 6
+    spreads = [ranges.mean.mean(), np.sqrt((ranges.std**2).mean())]
+    values = [*spreads, np.nanmin(ranges.low), np.nanmax(ranges.high)]
+    zero = percent(int((found.returns == 0).sum()), len(found.returns))
+    return [percent(rewards.nonzero_steps, found.vault.num_steps), *map(float, values), zero]
+
+
+def _choices(found: Survey) -> list[Any]:
+    actions = found.actions
+    if not isinstance(actions, DiscreteActions) or not actions.steps.any():
+        return [None] * 6
+    alive, joint = int(actions.steps.sum()), found.coverage.joint_entropy
+    always = alive == found.vault.num_steps * found.spec.num_agents
+    apart = float(actions.entropy.sum())
+    return [
+        percent(int(actions.illegal.sum()), alive),
+        percent(int(actions.legal.sum()), alive * found.spec.num_actions),
+        float(actions.entropy.mean()),
+        joint,
+        max(0.0, apart - joint) if joint is not None and always else None,
+        found.coverage.joint_actions,
+    ]
+
+
+def _values(found: Survey) -> list[Any]:
+    actions = found.actions
+    if not isinstance(actions, ContinuousActions) or not actions.ranges.finite.any():
+        return [None] * 6
+    ranges, count = actions.ranges, int(actions.ranges.finite.sum())
+    mean = float((ranges.mean * ranges.finite).sum() / count)
+    squares = (ranges.std**2 + ranges.mean**2) * ranges.finite
+    std = float(np.sqrt(max(squares.sum() / count - mean**2, 0.0)))
+    return [
+        *(mean, std, float(np.nanmin(ranges.low)), float(np.nanmax(ranges.high))),
+        percent(int(actions.at_bounds.sum()), count),
+        percent(int(actions.legal.sum()), int(actions.steps.sum()) * found.spec.action_size),
+    ]
