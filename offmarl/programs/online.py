@@ -409,6 +409,6 @@ def _describe(path: Path, tier: str) -> dict[str, Any]:
         "steps": found.num_steps,
         "episodes": len(found.episodes.row),
         "incomplete": found.episodes.incomplete,
-        "mean return": found.episodes.mean_return,
+        "mean_return": found.episodes.mean_return,
         "path": str(path),
     }

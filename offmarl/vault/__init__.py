@@ -12,7 +12,7 @@ from offmarl._lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from offmarl.vault.compaction import Compaction, compact
-    from offmarl.vault.convert import convert_pymarl
+    from offmarl.vault.convert import export_dataset, import_dataset
     from offmarl.vault.creation import create, create_whole
     from offmarl.vault.dataset import Dataset
     from offmarl.vault.faults import Fault
@@ -41,11 +41,12 @@ __all__ = [
     "Writer",
     "cat",
     "compact",
-    "convert_pymarl",
     "create",
     "create_whole",
     "dedup",
+    "export_dataset",
     "filter",
+    "import_dataset",
     "join",
     "list_vaults",
     "open_vault",
@@ -62,7 +63,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "convert": "convert_pymarl",
+    "convert": "export_dataset import_dataset",
     "faults": "Fault",
     "compaction": "Compaction compact",
     "repairing": "Repair repair",

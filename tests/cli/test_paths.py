@@ -41,7 +41,7 @@ class Place:
         (root / "link").symlink_to(self.home)
         (root / "deep").symlink_to(self.home / "sub")
         data = vault.open_vault(self.home / "v.vlt")
-        library.vault.convert.export_numpy(data, self.home / "n.npz")
+        vault.export_dataset(data, self.home / "n.npz", "numpy")
 
 
 def _write_run(directory):

@@ -8,8 +8,6 @@ import pytest
 from offmarl import vault
 from offmarl.errors import InvalidValueError, ShapeError
 from offmarl.vault import layout
-from offmarl.vault.convert import export_numpy
-from offmarl.vault.convert.columns import convert_numpy
 from offmarl.vault.layout import METADATA
 from offmarl.vault.store import Store
 
@@ -112,8 +110,8 @@ def test_an_old_vault_goes_through_everything(old, tmp_path, change):
         made = vault.recode(old, tmp_path / "new.vlt", codec="zstd")
         assert made.leaves[layout.POLICY_IDS].shape == (2,)
     else:
-        file = export_numpy(vault.open_vault(old), tmp_path / "a.npz")
-        made = vault.open_vault(convert_numpy(file, tmp_path / "new.vlt"))
+        file = vault.export_dataset(vault.open_vault(old), tmp_path / "a.npz", "numpy")
+        made = vault.import_dataset(file, tmp_path / "new.vlt", "numpy")
     assert (made.digest() == OLD_DIGEST) is (change != "numpy")  # of several that run on, one can
     assert vault.verify(made.path, deep=True).sound
 
