@@ -89,9 +89,10 @@ def _environment(args: Args, dataset: Dataset) -> Environment | None:
         if args.env is not None:
             raise
         raise UnknownNameError(
-            f"{dataset.path} was recorded in {name!r}, which is not a known environment: name "
-            "one of the same sizes with --env, or train with --env none, which holds episodes out "
-            "and reports how often the policy agrees with them."
+            f"{dataset.path} was recorded in {str(name)!r}, which is not an installed environment: "
+            "name one of the same sizes with --env (for code of your own, path/to/file.py:FACTORY "
+            "or package.module:FACTORY), or train with --env none, which holds episodes out and "
+            "measures the agreement with their actions."
         ) from error
     if difference := dataset.spec.difference(env.spec):
         raise ShapeError(

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 import offmarl
-from offmarl import vault
+from offmarl import envs, vault
 from offmarl.checkpoint import Checkpoints
 from offmarl.envs import Environment, autoreset
 from offmarl.envs.base import require_positive
@@ -238,11 +238,14 @@ def open_for_recording(
     """Create the vault of a recording, or resume it.
 
     ``provenance`` is kept with the data, and so are the recipe (see `is_complete`) and the versions
-    of the software.
+    of the software. Where the environment is not one of offmarl, ``environment_source`` says where
+    its code came from.
     """
     if path.exists():
         return vault.resume(path)
     about = dict(provenance) | {"recipe": dict(recipe), "software": _software(), "complete": False}
+    if source := envs.source(spec.name):
+        about["environment_source"] = source
     return vault.create(path, spec, rows=rows, provenance=about)
 
 

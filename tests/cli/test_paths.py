@@ -331,7 +331,6 @@ def test_urls(url, wanted):
 
 
 def test_credentials_reach_the_server_and_no_message():
-    from offmarl.vault.location import Location
 
     location = Location.of("http://me:secret@host/x.vlt/main")
     assert location.kvstore()["base_url"] == "http://me:secret@host/"
