@@ -102,7 +102,7 @@ def _report(
     figure: Path,
 ) -> Report:
     recorded = {
-        tier: {"episodes": len(returns), "mean return": float(np.mean(returns))}
+        tier: {"episodes": len(returns), "mean_return": float(np.mean(returns))}
         for tier, returns in tiers.items()
     }
     learnt = {
@@ -117,7 +117,7 @@ def _report(
         },
         "figure": figure,
     }
-    view = Group(
+    text = Group(
         table(
             ["tier", "episodes", "mean return"],
             [[tier, *row.values()] for tier, row in recorded.items()],
@@ -138,4 +138,4 @@ def _report(
         ),
         f"Figure: {figure}   Vaults: {out / 'vaults'}   Runs: {out / 'runs'}",
     )
-    return Report(data, view)
+    return Report(data, text)

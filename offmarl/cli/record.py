@@ -4,7 +4,7 @@ from pathlib import Path
 
 from offmarl.cli import programs as runner
 from offmarl.cli.data import show
-from offmarl.cli.output import Report, table
+from offmarl.cli.output import Report, records
 from offmarl.cli.parse import parse
 from offmarl.paths import below
 from offmarl.tracking import read_run
@@ -26,8 +26,7 @@ def record(arguments: list[str]) -> Report:
     name, *rest = arguments
     recorded = runner.run("recorder", name, rest)
     title = "{run}: {outcome}".format(**recorded.data)
-    rows = recorded.data["vaults"]
-    return Report(recorded.data, table(list(rows[0]), [row.values() for row in rows], title))
+    return Report(recorded.data, records(recorded.data["vaults"], title))
 
 
 def record_policy(

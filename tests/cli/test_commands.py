@@ -98,7 +98,7 @@ def test_ctrl_c_ends_as_other_programs_do():
         [sys.executable, "-c", code], check=False, capture_output=True, text=True
     )
     assert ended.returncode == -signal.SIGINT
-    assert ended.stderr == "stopped: give the same command again to finish it.\n"
+    assert ended.stderr == "stopped: repeat the command to finish it.\n"
 
 
 def test_defects_are_not_hidden(offmarl, monkeypatch):
@@ -332,7 +332,7 @@ def test_numbers_stay_whole_in_a_narrow_terminal(offmarl, monkeypatch, capsys):
 
 def test_recorded_paths_can_be_copied_from_a_narrow_terminal(offmarl, monkeypatch):
     path = "vaults/swarm/coverage-3.vlt/medium"
-    row = {"tier": "medium", "steps": 100_352, "episodes": 1, "mean return": 1.0, "path": path}
+    row = {"tier": "medium", "steps": 100_352, "episodes": 1, "mean_return": 1.0, "path": path}
     recorded = SimpleNamespace(data={"run": "r", "outcome": "recorded", "vaults": [row]})
     monkeypatch.setattr(programs, "run", lambda *_: recorded)
     monkeypatch.setattr(output._out, "width", 80)
@@ -364,3 +364,37 @@ def test_help_is_in_whole_sentences_and_without_defaults_that_are_none(offmarl):
     assert "[DIRECTORY]" in out and "--no-remote" not in out and "None" not in out
     assert "(default: 0)" in offmarl("split", "--help").out
     assert "--training-seed" in offmarl("record", "--policy", "--help").out
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["show", "--help"], ["ls", "--remote"]])
+def test_a_closed_pipe_ends_a_command_quietly(arguments, tmp_path):
+    """As in `offmarl --help | head -1`, whose reader is gone before all is written."""
+    command = [sys.executable, "-m", "offmarl", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == -signal.SIGPIPE
+
+
+SECRET = "https://me:pass/w@rd@example.org/data"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["evaluate", SECRET],
+        ["compare", SECRET],
+        ["push", SECRET, "--to", "org/name"],
+        ["evaluate", "run", SECRET],
+        ["report", f"--html={SECRET}/page.html"],
+        ["demo", "--seeds", SECRET],
+        ["nonsense", SECRET],
+        ["show", SECRET, "--time-limit", "x"],
+    ],
+)
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_credentials_are_never_shown(offmarl, arguments, form):
+    outcome = offmarl(*arguments, *form)
+    assert outcome.code != 0
+    for secret in ("pass/", "w@rd", "rd@", "me:"):
+        assert secret not in outcome.out + outcome.err

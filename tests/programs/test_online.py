@@ -126,7 +126,7 @@ def test_tiers_are_recorded_with_what_they_come_from(recorded):
     assert tiers["replay"].num_steps == 4096  # 32 iterations of 128 steps
     means = {name: found.episodes.returns.mean() for name, found in tiers.items()}
     assert means["random"] < means["medium"] < means["expert"]
-    assert [row["mean return"] for row in report.data["vaults"]] == [
+    assert [row["mean_return"] for row in report.data["vaults"]] == [
         pytest.approx(means[row["tier"]]) for row in report.data["vaults"]
     ]
     ids = tiers["replay"].transitions().policy_id[..., 0]
