@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import constants
 
 import offmarl as library
-from offmarl import tracking, vault
+from offmarl import programs, tracking, vault
 from offmarl.checkpoint import Checkpoints
 from offmarl.cli import policies
 from offmarl.errors import OptionError, VaultError

@@ -11,7 +11,7 @@ import pytest
 
 from baselines import bc
 from offmarl import hub as library
-from offmarl import vault
+from offmarl import programs, vault
 from offmarl.errors import CardError, OptionError, RunError, ShapeError, VaultError
 from offmarl.hub import cache
 from offmarl.hub import card as catalogue
