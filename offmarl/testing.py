@@ -15,8 +15,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from offmarl import vault
+from offmarl.envs import conformance
 from offmarl.errors import InvalidValueError, OffmarlError, ShapeError, VaultError, VaultExistsError
 from offmarl.types import Discrete, EnvSpec, FinalObservations, Transition, View
+
+EnvironmentConformance = conformance.EnvironmentConformance
+"""What every environment must do: see `offmarl.envs.conformance`."""
 
 Episode = tuple[int, int, int, str, int, list[float]]
 """Row, start, length, cause, policy and returns."""
