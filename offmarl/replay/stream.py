@@ -212,7 +212,7 @@ class Stream:
         return {"seed": self.seed, "start": self.step}
 
     def close(self) -> None:
-        """Stop gathering; again does nothing."""
+        """Stop gathering. Idempotent."""
         self._ahead.close()
 
     def __enter__(self) -> "Stream":

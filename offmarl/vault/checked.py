@@ -1,4 +1,4 @@
-"""Comparing the chunks of a vault of ours with their checksums, each once, when it is first used.
+"""Comparing the chunks of a vault with their checksums, each once, when it is first used.
 
 The checksums of all chunks are one vector, and which chunks have proved sound is another. Later
 reads only check the second vector.
@@ -52,7 +52,7 @@ class Fresh(NamedTuple):
 
 
 class Checks:
-    """Which chunks of a vault of ours have proved sound, as they are read in one way.
+    """Which chunks of a vault of offmarl have proved sound, as they are read in one way.
 
     Chunks read through TensorStore and chunks of mapped files are noted in objects of their own, as
     a chunk that was sound in one commit tells nothing of another. Threads may share an object: a

@@ -87,7 +87,7 @@ class Dataset:
 
     @property
     def native(self) -> bool:
-        """Whether it has an episode table, final views and provenance of ours."""
+        """Whether offmarl wrote it: it has an episode table, final views and provenance."""
         return self.manifest is not None
 
     @property
@@ -124,10 +124,10 @@ class Dataset:
 
     @cached_property
     def quirks(self) -> tuple[str, ...]:
-        """What a foreign vault does differently, and `transitions` and `episodes` put right.
+        """What a foreign vault does differently, which `transitions` and `episodes` correct.
 
-        Of a vault of ours, impossible values that it was imported with. `read` leaves all as it is.
-        `offmarl.vault.compat.MEANINGS` says what quirks mean.
+        For a vault of offmarl: invalid values that it was imported with. `read` corrects nothing.
+        `offmarl.vault.compat.MEANINGS` explains each.
         """
         if self.manifest:
             return compat.recorded(self.provenance)

@@ -1,4 +1,4 @@
-"""Finding out from a vault's steps what nobody noted of them."""
+"""What a vault's steps tell that its tables do not."""
 
 import dataclasses
 import re
@@ -22,7 +22,7 @@ UNBACKED_STEPS = 2**20
 A vault of another program may have so many steps of zeros without a chunk.
 """
 _UNCOUNTED_CHUNKS = 2**20
-"""A vault of ours with more chunks has its length compared with its files, or with its keys."""
+"""A vault of offmarl with more chunks has its length compared with its files, or with its keys."""
 _NUMBER = re.compile(r"\d+[./](\d+)")
 
 
@@ -95,10 +95,10 @@ def _check_foreign_length(vault: "Dataset", store: Store, chunk_steps: Mapping[s
 
 
 def _check_own_length(vault: "Dataset", store: Store, schema: Schema) -> None:
-    """Raise `VaultFormatError` where a vault of ours has less data than its length needs.
+    """Raise `VaultFormatError` where a vault of offmarl has less data than its length needs.
 
     What is remembered of each chunk takes memory, so a forged length of a few bytes could take all
-    that there is.
+    memory.
 
     Parameters
     ----------

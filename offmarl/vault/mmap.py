@@ -127,7 +127,7 @@ def _libc() -> Any:
 
 _ABSENT = -1
 _RELEASE_BYTES = 2**22
-"""Read this much, and the mapped pages are let go of: they would count as the process's memory."""
+"""Read this much, and the mapped pages are released: they would count as the process's memory."""
 _PIECE_BYTES = 2**17
 _CHUNK = re.compile(r"(.+)\./(\d+)\.(\d+)(?:\.0)*")
 

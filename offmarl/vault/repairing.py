@@ -125,7 +125,7 @@ def _candidates(driver: Directory) -> Iterator[Contents]:
 
 
 def _extent(contents: Contents) -> tuple[int, int]:
-    """Return what to judge a commit by: the steps that are there, and the keys."""
+    """Return how much of a commit is left: its steps, and its keys."""
     try:
         metadata = metadata_of(contents.driver)
         if not contents.keys(OWN_PREFIX):
@@ -210,7 +210,7 @@ def rebuild(source: Contents, found: Verification, target: Path) -> RebuildResul
 def sound_length(found: Verification) -> int:
     """Return the steps before the first that something is wrong with; `VaultFormatError` if none.
 
-    A vault is not emptied: what lies behind the damage may still be of use to somebody.
+    A vault is not emptied: what lies behind the damage may still be useful.
     """
     kept = min([found.length, *(fault.steps[0] for fault in found.faults if fault.steps)])
     if found.length and not kept:
@@ -243,7 +243,7 @@ def _foreign(source: Contents, kept: int, store: OcdbtStore) -> list[str]:
 
 
 def _own(source: Contents, kept: int, store: Store) -> list[str]:
-    """Build a vault of ours, and return what of it was dropped beside steps."""
+    """Build a vault of offmarl, and return what of it was dropped beside steps."""
     schema = read_schema(source, metadata_of(source.driver), [])
     own = read_parts(source, schema, [])
     store.driver.write(METADATA, layout.dump_json(to_metadata(schema)))

@@ -67,7 +67,7 @@ def check_metadata(metadata: Mapping[str, Any], schema: Schema) -> None:
 
 
 def unchecked(contents: Contents, own: Parts) -> list[str]:
-    """Say what of a vault of ours no checksum protects.
+    """Say what of a vault of offmarl no checksum protects.
 
     Raises
     ------

@@ -181,7 +181,7 @@ def _native(contents: Contents, found: _Found) -> _Layers:
 
 
 def own_grids(schema: Schema) -> list[Grid]:
-    """Return the arrays that a vault of ours has."""
+    """Return the arrays that a vault of offmarl has."""
     found = schema.leaves.items()
     return [Grid.of(name, json.loads(zarray(leaf, schema))) for name, leaf in found]
 
