@@ -7,7 +7,7 @@ import pytest
 
 from offmarl import vault
 from offmarl.errors import OffmarlError, VaultFormatError
-from offmarl.vault import layout
+from offmarl.vault import layout, repairing
 from offmarl.vault.compaction import REBUILT
 from offmarl.vault.layout import METADATA
 from offmarl.vault.store import Store
