@@ -1,7 +1,28 @@
-"""Offline multi-agent RL datasets and replay in JAX.
+"""Offline multi-agent reinforcement learning in JAX: datasets, replay, environments, programs.
 
-Names are loaded when they are first used, so that ``import offmarl`` costs next to nothing and
-brings in neither JAX nor TensorStore.
+| area | names |
+|---|---|
+| data | `open`, `load_dataset`, `Dataset`, `vault` (create, read, transform, verify), `hub` |
+| replay | `replay` (windows of data on the device, or streamed from disk) |
+| environments | `envs` (`envs.make`, `envs.register`), `rollout` |
+| networks | `networks`, `distributions` |
+| losses | `losses` |
+| training | `programs`, `config` (arguments of programs), `checkpoint`, `tracking` |
+| recording | `record` (Python environments), `record_episodes` (the same, in processes) |
+| evaluation | `evaluation`, `load_policy` |
+| statistics | `statistics` (intervals, profiles), `report` (tables, figures, pages) |
+| testing | `testing` (what storage drivers and environments must do) |
+| records | `View`, `Timestep`, `Transition`, `Sequence`, `FinalObservations` |
+| specifications | `EnvSpec`, `Discrete`, `Continuous` |
+| errors | `OffmarlError`, `OptionError`, `UnknownNameError`, `ShapeError`, `InvalidValueError` |
+| | `VaultError`, `VaultNotFoundError`, `VaultExistsError`, `VaultFormatError`, `VaultFullError` |
+| | `VaultLayoutError`, `VaultLockedError`, `VaultConflictError`, `ExpressionError` |
+| | `ChecksumError`, `VaultChecksumError`, `HubChecksumError` |
+| | `HubError`, `HubUnreachableError`, `CardError` |
+| | `RunError`, `CheckpointError`, `MissingExtraError`, `PluginError` |
+
+Names are imported on first use, so ``import offmarl`` is fast and brings in neither JAX nor
+TensorStore.
 """
 
 from typing import TYPE_CHECKING
@@ -38,9 +59,26 @@ from offmarl.paths import register_names
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from offmarl import envs, hub, vault
-    from offmarl.evaluation import load_policy
+    from offmarl import (
+        checkpoint,
+        config,
+        distributions,
+        envs,
+        evaluation,
+        hub,
+        losses,
+        networks,
+        programs,
+        replay,
+        report,
+        rollout,
+        statistics,
+        testing,
+        tracking,
+        vault,
+    )
     from offmarl.hub import load_dataset
+    from offmarl.programs.policy import load_policy
     from offmarl.programs.processes import record_episodes
     from offmarl.programs.python import record
     from offmarl.types import (
@@ -53,6 +91,7 @@ if TYPE_CHECKING:
         Transition,
         View,
     )
+    from offmarl.vault import Dataset
     from offmarl.vault import open_vault as open
 
 __version__ = "0.1.0"
@@ -62,6 +101,7 @@ __all__ = [
     "CheckpointError",
     "ChecksumError",
     "Continuous",
+    "Dataset",
     "Discrete",
     "EnvSpec",
     "ExpressionError",
@@ -91,23 +131,34 @@ __all__ = [
     "VaultNotFoundError",
     "View",
     "__version__",
+    "checkpoint",
+    "config",
+    "distributions",
     "envs",
+    "evaluation",
     "hub",
     "load_dataset",
     "load_policy",
+    "losses",
+    "networks",
     "open",
+    "programs",
     "record",
     "record_episodes",
+    "replay",
+    "report",
+    "rollout",
+    "statistics",
+    "testing",
+    "tracking",
     "vault",
 ]
 
 _HOMES = {
-    "envs": "offmarl.envs",
-    "hub": "offmarl.hub",
-    "vault": "offmarl.vault",
+    "Dataset": "offmarl.vault:Dataset",
     "load_dataset": "offmarl.hub:load_dataset",
-    "open": "offmarl.vault.open:open_vault",
-    "load_policy": "offmarl.evaluation:load_policy",
+    "load_policy": "offmarl.programs.policy:load_policy",
+    "open": "offmarl.vault:open_vault",
     "record": "offmarl.programs.python:record",
     "record_episodes": "offmarl.programs.processes:record_episodes",
     **{
@@ -124,6 +175,7 @@ _HOMES = {
         )
     },
 }
+"""Names that are neither modules of the package nor imported above, and where each one lives."""
 
 if not TYPE_CHECKING:  # type checkers take any name from a module that has this
     __getattr__ = lazy_getattr(__name__, _HOMES)
@@ -135,6 +187,7 @@ def _find_dataset(name: str) -> "Path | None":
     return find(name)
 
 
+# Paths are below the hub and cannot import it; this is the one place that knows both.
 register_names(_find_dataset)
 
 

@@ -1,5 +1,6 @@
 """The facade: what ``import offmarl`` offers, and what it does not load."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -31,6 +32,42 @@ def test_every_extra_brings_what_the_library_uses(requirement):
 def test_every_name_is_there(name):
     assert getattr(offmarl, name) is not None
     assert name in dir(offmarl)
+
+
+TABLE = re.findall(r"^\| ([\w ]*) ?\| (`.+) \|$", offmarl.__doc__, re.M)
+
+
+@pytest.mark.parametrize("name", dir(offmarl))
+def test_every_name_has_a_docstring_and_a_place_in_the_table(name):
+    if name.startswith("__"):
+        return
+    assert (getattr(offmarl, name).__doc__ or "").strip()
+    assert any(f"`{name}`" in names for _, names in TABLE)
+
+
+def test_the_table_names_the_areas_and_only_what_there_is():
+    areas = [area.strip() for area, _ in TABLE if area.strip()]
+    assert areas[:9] == [
+        *("data", "replay", "environments", "networks", "losses", "training", "recording"),
+        *("evaluation", "statistics"),
+    ]
+    for _, names in TABLE:
+        for name in re.findall(r"`([\w.]+)`", names):
+            found = offmarl
+            for part in name.split("."):
+                found = getattr(found, part)
+
+
+def test_type_checkers_see_the_same_names():
+    """The imports for type checkers, the names that are found at run time, and ``__all__``."""
+    source = Path(offmarl.__file__).read_text()
+    imported = {
+        alias.asname or alias.name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("offmarl")
+        for alias in node.names
+    }
+    assert set(offmarl.__all__) - {"__version__"} <= imported
 
 
 def test_every_error_is_a_name_of_the_package():

@@ -45,6 +45,11 @@ VERBS = {
     ),
     "record": Verb("record", "Train agents online and record them at several tiers", True),
     "train": Verb("train", "Train an offline baseline on a vault", True),
+    "new": Verb(
+        "new",
+        "Write a working baseline or environment as a file to start from",
+        example="env my_env --directory ~/research",
+    ),
     "evaluate": Verb(
         "evaluate",
         "Play episodes with a trained policy",
@@ -131,6 +136,7 @@ def main() -> None:
     as_json = len(arguments) < len(sys.argv) - 1
     if as_json:
         os.environ["OFFMARL_QUIET"] = "1"
+    output.hide_credentials_in(arguments)
     warnings.showwarning = output.show_warning
     with exit_codes(as_json):
         report = _run(arguments)
@@ -145,23 +151,36 @@ def exit_codes(as_json: bool = False) -> Iterator[None]:
     The programs in ``baselines/`` and ``recorders/`` use it when they run as scripts.
     """
     try:
+        with _errors_shown(as_json):
+            yield
+    except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
+        _die_of(signal.SIGPIPE)
+
+
+@contextmanager
+def _errors_shown(as_json: bool) -> Iterator[None]:
+    try:
         yield
+    except BrokenPipeError:
+        raise
     except (OffmarlError, OSError) as error:
         output.show_error(error, as_json)
         sys.exit(2 if isinstance(error, UnknownNameError | OptionError) else 1)
-    except UsageExit as wrong:  # which is explained on standard error already
+    except UsageExit as wrong:  # it is already explained on standard error
         if as_json:
             output.show_error(OptionError(wrong.reason), as_json)
         raise
     except KeyboardInterrupt as interrupt:
         output.show_interrupt(interrupt)
         _die_of(interrupt.signum if isinstance(interrupt, Stopped) else signal.SIGINT)
+    finally:
+        sys.stdout.flush()  # a closed pipe raises here, not when the interpreter exits
 
 
 def _die_of(signum: int) -> None:
-    """End the process by the signal, so that a shell's loop around the command ends, too.
+    """End the process by a signal, so that a shell's loop around the command ends, too.
 
-    This also avoids shutting down JAX in the middle of a computation, which crashes.
+    This also avoids the shutdown of JAX in the middle of a computation, which crashes.
     """
     signal.signal(signum, signal.SIG_DFL)
     signal.raise_signal(signum)

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 import numpy as np
 from jaxtyping import Float
 from rich.console import Group, RenderableType
+from rich.text import Text
+from rich.tree import Tree
 from tyro.conf import Positional, arg
 
 from offmarl import vault
-from offmarl.cli import lineage
 from offmarl.cli.output import Report, grid, table
 from offmarl.paths import local
 from offmarl.statistics import spread
@@ -54,20 +55,20 @@ def ls(
     ]
     short = [{**entry, "path": _as_given(entry["path"], directory)} for entry in found]
     unread = [f"{entry['path']}: {entry['error']}" for entry in short if entry["error"]]
-    view = _listed(short) if short else f"there are no vaults in {hide_credentials(directory)}."
-    return Report({"vaults": found}, Group(view, *unread))
+    text = _listed(short) if short else f"no vaults in {hide_credentials(directory)}."
+    return Report({"vaults": found}, Group(text, *unread))
 
 
 def _as_given(path: PurePath, directory: str) -> PurePath:
     """Return a path for the terminal: relative if the user gave a relative directory."""
     given = Path(directory)
-    if given.is_absolute() or not given.is_dir():  # a dataset's name, a URL, or inside an archive
+    if given.is_absolute() or not given.is_dir():  # a dataset's name, a URL or an archive
         return path
     return given / path.relative_to(local(given))
 
 
 def _listed(found: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Arrange vaults as a table, with their environments only if a path does not name it."""
+    """Return vaults as a table, with their environments unless all paths name them."""
     columns = {"path": "path", "env": "env", "num_agents": "agents", "steps": "steps"}
     columns |= {"episodes": "episodes"}
     if any(entry["incomplete"] for entry in found):
@@ -87,23 +88,23 @@ def show(
     Parameters
     ----------
     path
-        A vault, such as vaults/swarm/coverage-8.vlt/expert; it may stop at .vlt where that holds
-        one dataset, and lie in a zip archive (3m.zip/3m.vlt/Good) or a bucket (s3://...). Or the
-        name of a dataset that was pulled, such as og_marl/smac_v1/3m/Good.
+        A vault, such as vaults/swarm/coverage-8.vlt/expert; the path may end in .vlt if there is
+        only one vault in it. The vault may be in a zip archive (3m.zip/3m.vlt/Good) or a bucket
+        (s3://...). Or the name of a pulled dataset, such as og_marl/smac_v1/3m/Good.
     time_limit
         For a vault of another program that flags the time limit as a termination: the limit.
     """
     data = vault.open_vault(path, time_limit=time_limit)
     facts = _facts(data)
     leaves = {name: (str(leaf.dtype), leaf.shape) for name, leaf in data.leaves.items()}
-    view = Group(
+    text = Group(
         grid(_described(facts, data, data.episodes.complete_returns)),
         table(["array", "type", "shape of a step"], [[k, *v] for k, v in leaves.items()]),
-        grid(lineage.others(data.provenance)),
-        lineage.view(data.provenance),
+        grid(_other_facts(data.provenance)),
+        _lineage(data.provenance),
     )
     described = {name: {"dtype": kind, "shape": shape} for name, (kind, shape) in leaves.items()}
-    return Report(facts | {"arrays": described, "provenance": data.provenance}, view)
+    return Report(facts | {"arrays": described, "provenance": data.provenance}, text)
 
 
 def _facts(data: vault.Dataset) -> dict[str, Any]:
@@ -139,7 +140,8 @@ def _described(
     sizes = f"observation {spec.observation_size}, state {spec.state_size}"
     ends = ", ".join(f"{number(count)} {cause}" for cause, count in facts["ends"].items())
     return {
-        "vault": str(data.path) + ("" if data.native else " (not ours: no episode table)"),
+        "vault": str(data.path)
+        + ("" if data.native else " (of another program, without an episode table)"),
         "environment": spec.name or "unknown",
         "agents": f"{spec.num_agents}, each with {spec.action_size} {actions}; {sizes}",
         "steps": f"{number(data.num_steps)} = {number(data.length)} x {data.rows} environments; "
@@ -168,7 +170,7 @@ def _spread_line(values: Mapping[str, float]) -> str:
 
 
 def _left_out(facts: Mapping[str, Any]) -> str:
-    """Return which episodes the returns leave out."""
+    """Return which episodes the returns exclude."""
     reasons = {
         "incomplete": "that the environment did not end",
         "episodes_without_return": "with rewards that are not finite",
@@ -178,7 +180,7 @@ def _left_out(facts: Mapping[str, Any]) -> str:
 
 
 def _sparkline(values: Float[np.ndarray, "episodes"]) -> str:
-    """Draw how values change along the recording, as means over intervals of equal length."""
+    """Draw how values change over the recording, as means over equal intervals."""
     stretches = np.array_split(values, min(_BINS, len(values)) or 1)
     return _bars(np.array([stretch.mean() for stretch in stretches if len(stretch)]))
 
@@ -195,3 +197,73 @@ def _bars(heights: Float[np.ndarray, "bins"]) -> str:
     span = np.ptp(heights) or 1.0
     levels = np.round((heights - heights.min()) / span * (len(_BLOCKS) - 1)).astype(int)
     return "".join(_BLOCKS[level] for level in levels)
+
+
+# --------------------------------------------------------------------------------- lineage
+
+_SHOWN = ("lineage", "origins")
+
+
+def _other_facts(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a provenance that `_lineage` does not show."""
+    return {key: value for key, value in provenance.items() if key not in _SHOWN}
+
+
+def _lineage(provenance: Mapping[str, Any]) -> RenderableType:
+    """Return the tree of sources, and the recordings that the policies come from."""
+    lineage, origins = (provenance.get(key) for key in _SHOWN)
+    parts: list[RenderableType] = []
+    if isinstance(lineage, Mapping):
+        tree = Tree(_operation(lineage), guide_style="dim")
+        _grow(tree, lineage)
+        parts.append(tree)
+    if origins and isinstance(lineage, Mapping):
+        columns = ["recording", "tier", "program", "seed", "policies here", "digest"]
+        parts.append(table(columns, [_origin(one, len(origins)) for one in origins]))
+    return Group(*parts)
+
+
+def _origin(one: Mapping[str, Any], origins: int) -> list[str | None]:
+    seed = None if one["seed"] is None else str(one["seed"])
+    return [
+        one["vault"],
+        one["tier"],
+        one["program"],
+        seed,
+        _ids(one, origins),
+        one["digest"][:12],
+    ]
+
+
+def _grow(tree: Tree, lineage: Mapping[str, Any]) -> None:
+    for source in lineage.get("sources", []):
+        below, label = source["provenance"].get("lineage"), _source(source)
+        if below:
+            label.append("  from  ", style="dim").append(_operation(below))
+            _grow(tree.add(label), below)
+        else:
+            tree.add(label)
+
+
+def _operation(lineage: Mapping[str, Any]) -> Text:
+    arguments = " ".join(f"{name}={value}" for name, value in lineage["arguments"].items())
+    return Text.assemble((lineage["operation"], "bold"), f" {arguments}")
+
+
+def _source(source: Mapping[str, Any]) -> Text:
+    taken = source["taken"]
+    what = f"{taken['episodes']:,} of {source['episodes']:,} episodes"
+    foreign = "" if source["native"] else ", by another program"
+    quirks = f", {', '.join(source['quirks'])}" if "quirks" in source else ""
+    unverified = f", unverified steps {source['unverified']}" if "unverified" in source else ""
+    return Text.assemble(
+        (source["vault"], "cyan"), f"  {what}{foreign}{quirks}{unverified}  {source['digest'][:12]}"
+    )
+
+
+def _ids(origin: Mapping[str, Any], origins: int) -> str:
+    """Return the ids that an origin's policies have in the vault."""
+    last = origin["first"] + origin["num_policies"] - 1 + (origin["unknown"] and origins > 1)
+    if last < origin["first"]:
+        return "unknown"
+    return f"{origin['first']} to {last}" if last > origin["first"] else str(last)

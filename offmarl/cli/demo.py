@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Float
 from rich.console import Group
 
-from offmarl.cli import programs
 from offmarl.cli.output import Report, table
-from offmarl.programs.interruption import more_to_come
+from offmarl.programs import registry
+from offmarl.programs.run import more_to_come
 from offmarl.report import Entry, estimate, figure_demo, scores_of
 from offmarl.statistics import MIN_RUNS
 from offmarl.terminal import interval
@@ -68,13 +68,13 @@ def _vault(out: Path, tier: str) -> Path:
 
 
 def _record(out: Path, seed: int) -> None:
-    mappo = programs.load("recorder", "mappo")
+    mappo = registry.load("recorder", "mappo")
     where = {"env": _ENV, "tiers": ",".join(_TIERS), "out": out / "vaults"}
     mappo.main(mappo.Args(**where, **_RECORDER, seed=seed))
 
 
 def _train(name: str, tier: str, out: Path, seeds: int, seed: int) -> Path:
-    program = programs.load("baseline", name)
+    program = registry.load("baseline", name)
     where = {"vault": _vault(out, tier), "out": out / "runs" / tier / name}
     options = _BASELINE | _BASELINES[name]
     run: Path = program.main(program.Args(**where, **options, seeds=seeds, seed=seed))
@@ -102,7 +102,7 @@ def _report(
     figure: Path,
 ) -> Report:
     recorded = {
-        tier: {"episodes": len(returns), "mean return": float(np.mean(returns))}
+        tier: {"episodes": len(returns), "mean_return": float(np.mean(returns))}
         for tier, returns in tiers.items()
     }
     learnt = {
@@ -117,7 +117,7 @@ def _report(
         },
         "figure": figure,
     }
-    view = Group(
+    text = Group(
         table(
             ["tier", "episodes", "mean return"],
             [[tier, *row.values()] for tier, row in recorded.items()],
@@ -138,4 +138,4 @@ def _report(
         ),
         f"Figure: {figure}   Vaults: {out / 'vaults'}   Runs: {out / 'runs'}",
     )
-    return Report(data, view)
+    return Report(data, text)

@@ -52,14 +52,14 @@ def pull(
     checks = {f"{uid} checked by": check for uid, check in pulled.checks.items()}
     if not pulled.asked:
         facts["note"] = "the hub could not be reached, so there may be a newer version."
-    view = Group(
+    text = Group(
         *map(as_is, pulled.paths.values()),
         grid(facts | checks),
         as_is(f"\n{pulled.card.citation.strip()}".rstrip("\n")),
         as_is(f"Next: offmarl show {next(iter(pulled.paths.values()))}"),
     )
     data = {"name": pulled.card.name, **pulled._asdict(), "card": _plain(pulled.card)}
-    return Report(data, view)
+    return Report(data, text)
 
 
 def _planned(plan: hub.Plan) -> Report:
@@ -124,10 +124,10 @@ def push(
     rows = [[uid, one.digest, len(one.files)] for uid, one in pushed.card.uids.items()]
     facts = {"repository": pushed.url, "commit": pushed.commit, "size": _size(pushed.sent)}
     facts |= {"summary": pushed.card.summary, "licence": _licence(pushed.card)}
-    view = Group(
+    text = Group(
         table(["uid", "digest", "shards"], rows), grid(facts), as_is(f"\nNext: offmarl pull {to}")
     )
-    return Report({**pushed._asdict(), "card": _plain(pushed.card)}, view)
+    return Report({**pushed._asdict(), "card": _plain(pushed.card)}, text)
 
 
 def cache(
@@ -255,8 +255,8 @@ def catalogue(env: str | None, agents: int | None) -> Report:
     ]
     columns = ["name", "agents", "actions", "uids (mean return)"]
     rows = [[card.name, card.num_agents, _actions(card), _uids(card)] for card in cards]
-    view = table(columns, rows) if rows else "no dataset matches."
-    return Report({"datasets": [_plain(card) for card in cards]}, view)
+    text = table(columns, rows) if rows else "no dataset matches."
+    return Report({"datasets": [_plain(card) for card in cards]}, text)
 
 
 def _actions(card: Card) -> str:

@@ -1,4 +1,4 @@
-"""What the command line prints: reports on standard output, the rest on standard error."""
+"""Output of the command line: reports on standard output, all else on standard error."""
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,51 +14,81 @@ from rich.text import Text
 from offmarl.terminal import number, one_line, printable
 from offmarl.tracking import to_json
 
-_out = Console(highlight=False)
-_err = Console(stderr=True, highlight=False)
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave a closed pipe to `offmarl.cli.exit_codes`."""
+        raise BrokenPipeError
+
+
+_out = _Console(highlight=False)
+_err = _Console(stderr=True, highlight=False)
+_credentials: list[str] = []
+"""User names and passwords in URLs among the arguments, which are never printed."""
+
+
+def hide_credentials_in(arguments: Iterable[str]) -> None:
+    """Replace the credentials of URLs among the arguments by ``***`` in all further output."""
+    _credentials.clear()
+    for argument in arguments:
+        url = argument.partition("=")[2] if argument.startswith("--") else argument
+        if "://" in url and "@" in url:
+            from offmarl.vault.location import hide_credentials  # it brings in TensorStore
+
+            if hide_credentials(url) != url:
+                _credentials.append(url.partition("://")[2].lstrip("/").rpartition("@")[0] + "@")
+
+
+def hidden(text: str) -> str:
+    """Return text with the credentials that the arguments contain replaced by ``***``."""
+    for one in _credentials:
+        text = text.replace(one, "***@")
+    return text
 
 
 class Report(NamedTuple):
-    """The outcome of a verb, twice: for programs and for people."""
+    """The outcome of a verb."""
 
     data: Mapping[str, Any]
-    view: RenderableType
+    """For programs: what ``--json`` prints."""
+    text: RenderableType
+    """For people."""
     sound: bool = True
-    """Whether what was looked at is as it should be; the exit code is 1 otherwise."""
+    """Whether the command found no fault; the exit code is 1 otherwise."""
 
 
 def show(report: Report, as_json: bool) -> None:
     """Print a report on standard output."""
     if as_json:
-        _out.out(to_json(report.data, indent=2))
+        _out.out(hidden(to_json(report.data, indent=2)))
     else:
-        _out.print(_Printable(report.view), crop=False, markup=False)
+        _out.print(_Printable(report.text), crop=False, markup=False)
 
 
 class _Printable:
-    """A view with the control characters in all of its parts escaped."""
+    """A renderable with control characters escaped in all of its parts."""
 
-    def __init__(self, view: RenderableType):
-        self._view = view
+    def __init__(self, content: RenderableType):
+        self._content = content
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
-        for text, style, control in console.render(self._view, options):
-            yield Segment(text if control else printable(text), style, control)
+        for text, style, control in console.render(self._content, options):
+            yield Segment(text if control else printable(hidden(text)), style, control)
 
 
 def show_error(error: Exception, as_json: bool) -> None:
-    """Print what went wrong: in red on standard error, or as a JSON object on standard output."""
+    """Print an error: in red on standard error, or as a JSON object on standard output."""
     if as_json:
         data = {"error": {"type": type(error).__name__, "message": str(error)}}
-        _out.out(to_json(data, indent=2))
+        _out.out(hidden(to_json(data, indent=2)))
     else:
-        message = printable(str(error))
+        message = printable(hidden(str(error)))
         _err.print(Text.assemble(("error: ", "bold red"), (message, "red")), soft_wrap=True)
 
 
 def ask(question: str) -> bool:
-    """Ask on standard error, and return whether the answer is yes; end of input counts as no."""
-    _err.print(Text(f"{printable(question)} [y/N] "), end="", soft_wrap=True)
+    """Ask on standard error, and return whether the answer is yes; end of input means no."""
+    _err.print(Text(f"{printable(hidden(question))} [y/N] "), end="", soft_wrap=True)
     try:
         return input().strip().lower() in ("y", "yes")
     except EOFError:
@@ -67,18 +97,18 @@ def ask(question: str) -> bool:
 
 def show_warning(message: Warning | str, *_: object, **__: object) -> None:
     """Print a warning on standard error; replaces ``warnings.showwarning``."""
-    text = printable(str(message))
+    text = printable(hidden(str(message)))
     _err.print(Text.assemble(("warning: ", "bold yellow"), (text, "yellow")), soft_wrap=True)
 
 
 def show_interrupt(interrupt: KeyboardInterrupt) -> None:
-    """Say where a stopped command goes on, if it knows."""
-    message = str(interrupt) or "stopped: give the same command again to finish it."
-    _err.print(printable(message), style="yellow", markup=False, soft_wrap=True)
+    """Print where a stopped command will continue, if it says so."""
+    message = str(interrupt) or "stopped: repeat the command to finish it."
+    _err.print(printable(hidden(message)), style="yellow", markup=False, soft_wrap=True)
 
 
 def overview(summaries: Mapping[str, str]) -> Report:
-    """Return the help of the command line as a whole."""
+    """Return the help of ``offmarl`` itself."""
     verbs = Table.grid(padding=(0, 2))
     for name, summary in summaries.items():
         verbs.add_row(Text(f"  {name}", "bold"), summary)
@@ -90,7 +120,7 @@ def overview(summaries: Mapping[str, str]) -> Report:
                 " COMMAND ...: offline multi-agent RL datasets and replay in JAX\n",
             ),
             verbs,
-            "\n`offmarl COMMAND --help` says more. Every command takes --json.",
+            "\n`offmarl COMMAND --help` describes a command. Every command accepts --json.",
         ),
     )
 
@@ -103,9 +133,9 @@ def table(columns: Sequence[str], rows: Iterable[Iterable[Any]], title: str = ""
     columns
         The headings.
     rows
-        Their cells: numbers, or text, in which square brackets mean themselves.
+        The cells: numbers or plain text.
     title
-        Printed above.
+        Title above the table.
     """
     grid = Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     longest = 0
@@ -113,7 +143,7 @@ def table(columns: Sequence[str], rows: Iterable[Iterable[Any]], title: str = ""
         cells = list(row)
         for column, cell in zip(grid.columns, cells, strict=True):
             if isinstance(cell, int | float):
-                column.justify, column.no_wrap = "right", True  # a number broken in two is another
+                column.justify, column.no_wrap = "right", True  # never break a number into two
         texts = [Text(one_line(number(cell))) for cell in cells]
         longest = max(longest, texts[0].cell_len)
         grid.add_row(*texts)
@@ -121,23 +151,29 @@ def table(columns: Sequence[str], rows: Iterable[Iterable[Any]], title: str = ""
     return Group(Text(title, style="bold"), grid) if title else grid
 
 
+def records(rows: Sequence[Mapping[str, Any]], title: str = "") -> RenderableType:
+    """Return records with the same keys as a table; underscores in keys become spaces."""
+    columns = [name.replace("_", " ") for name in rows[0]]
+    return table(columns, [row.values() for row in rows], title)
+
+
 def _fit(grid: Table, longest: int) -> None:
-    """Settle what gives way where a table is wider than the terminal: headings, then text.
+    """Set what wraps if a table is wider than the terminal: headings first, then text.
 
     ``longest`` is the length of the longest cell in the first column.
     """
     unbounded = _out.options.update(max_width=sys.maxsize)
     narrow = Measurement.get(_out, unbounded, grid).maximum > _out.width
     for column in grid.columns:
-        column.overflow = "fold"  # a path cut short is of no use
+        column.overflow = "fold"  # a truncated path is useless
         if narrow and column.no_wrap:
             column.header = str(column.header).replace(" ", "\n")
-    # Names are copied from here: they are not broken into lines while there is room for the rest.
+    # Users copy names from here, so they wrap only if they would fill more than half the line.
     grid.columns[0].no_wrap = longest <= _out.width // 2
 
 
 def grid(facts: Mapping[str, Any]) -> Table:
-    """Return facts by name, one below the other."""
+    """Return facts with their names, one per line."""
     rows = Table.grid(padding=(0, 2))
     for name, value in facts.items():
         text = value if isinstance(value, str) else to_json(value)
@@ -146,6 +182,6 @@ def grid(facts: Mapping[str, Any]) -> Table:
 
 
 def as_is(text: Any) -> RenderableType:
-    """Return text that is not broken into lines, so that it can be copied from the terminal."""
+    """Return text that is not wrapped, so that it can be copied from the terminal."""
     text = printable(str(text))
     return Group(Text(text, no_wrap=True, overflow="ignore"))  # a bare Text would be wrapped

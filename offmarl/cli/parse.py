@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
+from offmarl.cli.output import hidden
 from offmarl.paths import expanded
 
 T = TypeVar("T")
@@ -88,7 +89,7 @@ def _parse(
                 target, prog=prog, description=description, args=arguments, config=conventions()
             )
     except SystemExit as stop:
-        sys.stderr.write(printed.getvalue())
+        sys.stderr.write(hidden(printed.getvalue()))
         if not stop.code:
             raise
         raise UsageExit(_reason(printed.getvalue())) from None

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from offmarl.cli import programs as runner
 from offmarl.cli.data import show
-from offmarl.cli.output import Report, table
+from offmarl.cli.output import Report, records
 from offmarl.cli.parse import parse
 from offmarl.paths import below
 from offmarl.tracking import read_run
@@ -26,8 +26,7 @@ def record(arguments: list[str]) -> Report:
     name, *rest = arguments
     recorded = runner.run("recorder", name, rest)
     title = "{run}: {outcome}".format(**recorded.data)
-    rows = recorded.data["vaults"]
-    return Report(recorded.data, table(list(rows[0]), [row.values() for row in rows], title))
+    return Report(recorded.data, records(recorded.data["vaults"], title))
 
 
 def record_policy(
@@ -64,11 +63,11 @@ def record_policy(
     greedy
         Always take the best action, rather than draw one as in training.
     """
-    from offmarl import evaluation, programs
+    from offmarl import programs
     from offmarl.cli.policies import make_environment
 
     trained = read_run(policy)["seeds"][0] if training_seed is None else training_seed
-    loaded = evaluation.load_policy(policy, trained, greedy)
+    loaded = programs.load_policy(policy, trained, greedy)
     environment = make_environment(env, loaded)
     named = below(f"{environment.spec.name}.vlt", option="--env")
     path = out / named / (name or below(loaded.name, option="--name"))

@@ -1,4 +1,4 @@
-"""How the returns of a run are shown, by the verbs that train and evaluate."""
+"""The report on the returns of a run, for the verbs that train and evaluate."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 from rich.console import Group
 
-from offmarl.cli.output import Report, table
+from offmarl.cli.output import Report, records
 from offmarl.report import estimate
 from offmarl.statistics import MIN_RUNS, spread
 from offmarl.terminal import interval
@@ -21,7 +21,7 @@ def returns_report(
 ) -> Report:
     """Report the returns of the policies of a run's training seeds.
 
-    ``more`` is what else was measured, by the heading for its mean.
+    ``more`` holds other metrics, by the key of their mean.
     """
     rows = [
         {"seed": trained, "episodes": len(values), **spread(values)}
@@ -29,10 +29,10 @@ def returns_report(
         for trained, values in returns.items()
     ]
     iqm = estimate(np.array([values.mean() for values in returns.values()]))
-    parts = [table(list(rows[0]), [row.values() for row in rows], title)]
+    parts = [records(rows, title)]
     if len(rows) >= MIN_RUNS:
         parts.append(f"IQM over seeds [95% interval]: {interval(*iqm)}")
     elif len(rows) > 1:
-        few = f"no interval below {MIN_RUNS} seeds"
+        few = f"intervals need at least {MIN_RUNS} seeds"
         parts.append(f"IQM over seeds: {interval(*iqm)} ({few})")
     return Report({**about, "seeds": rows, "iqm": iqm._asdict()}, Group(*parts))

@@ -18,9 +18,9 @@ from offmarl.tracking import (
 )
 
 _MORE = {
-    GREEDY_RETURN: "greedy mean",
+    GREEDY_RETURN: "greedy_mean",
     AGREEMENT: "agreement",
-    LOG_LIKELIHOOD: "log prob",
+    LOG_LIKELIHOOD: "log_prob",
 }
 """What is shown beside what a run is compared by: metric to heading."""
 

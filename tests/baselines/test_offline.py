@@ -9,17 +9,16 @@ import pytest
 
 import offmarl
 from offmarl import envs, tracking, vault
-from offmarl.cli import programs
 from offmarl.networks import PolicyConfig, agent_network
-from offmarl.programs import record_policy
+from offmarl.programs import record_policy, registry
 from offmarl.report import final_returns
 
-BASELINES = ("bc", "maicq", "qmix_cql")
+BASELINES = ("bc", "iql_cql", "maicq", "qmix_bcq", "qmix_cql")
 
 
 def train(name: str, data: Path, out: Path, **options: object) -> np.ndarray:
     """Train a baseline and return the final returns of its best actions, ``(seeds, episodes)``."""
-    program = programs.load("baseline", name)
+    program = registry.load("baseline", name)
     run = program.main(program.Args(vault=data, out=out, final_episodes=64, **options))
     returns = final_returns(run, tracking.GREEDY_RETURN) or final_returns(run)
     return np.array(list(returns.values()))
@@ -28,7 +27,9 @@ def train(name: str, data: Path, out: Path, **options: object) -> np.ndarray:
 @pytest.fixture(scope="session")
 def xor(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("xor") / "xor_02.vlt"
-    vault.convert_pymarl(shared_data / "alberdice/xor_02.npz", path, envs.make("classic/xor").spec)
+    vault.import_dataset(
+        shared_data / "alberdice/xor_02.npz", path, env_spec=envs.make("classic/xor").spec
+    )
     return path
 
 
@@ -70,7 +71,7 @@ def test_the_clone_of_two_joint_modes_is_their_independent_mixture(
     path = tmp_path / "bridge.vlt"
     source = shared_data / "alberdice/bridge_optimal.npz"
     env = envs.make("classic/bridge")
-    vault.convert_pymarl(source, path, env.spec)
+    vault.import_dataset(source, path, env_spec=env.spec)
     returns = train("bc", path, tmp_path / "bc", updates=1500, evaluate_every=500, seeds=2)
     # Greedily, both take the way that most of the data takes: one of its three ways, -1.2904.
     np.testing.assert_allclose(returns, -1.2904, atol=1e-4)

@@ -47,7 +47,7 @@ def _first_row(field):
 def test_pull_train_compare(offmarl, published):  # noqa: F811
     pulled = offmarl("pull", f"{NAME}/Random", "--json").json
     path = pulled["paths"]["Random"]
-    assert "not ours" in offmarl("show", path).out
+    assert "by another program" in offmarl("show", path).out
     brief = ["--updates", 60, "--seeds", 2, "--evaluate-every", 60, "--final-episodes", 8]
     for program in ("bc", "maicq"):
         common = ["train", program, "--vault", path, *brief]
