@@ -1,10 +1,10 @@
-"""MyBaseline: behaviour cloning, to replace with an algorithm of your own.
+"""MyBaseline: behaviour cloning by a feed-forward network, to start from.
 
-Replace the arguments, the state, the loss and this text. Then train on any dataset::
+Replace the loss with your own. `offmarl.programs.program` describes what a program is. Train it on
+any dataset, and compare it with other baselines::
 
-    offmarl train my_baseline.py --vault vaults/swarm/coverage-3.vlt/medium
-
-Test it first on the probe environments, whose optimal returns are known: see `offmarl envs probe/`.
+    offmarl train my_baseline.py --vault VAULT
+    offmarl compare runs/*/*/*/my_baseline runs/*/*/*/bc
 """
 
 from dataclasses import dataclass
@@ -30,38 +30,46 @@ from offmarl.networks import (
 from offmarl.programs import DatasetStatistics, Hyperparameters, Program, Stage
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
+# ---------------------------------------------------------------------------------- arguments
+
 
 @dataclass(frozen=True)
 class Args(programs.Args):
-    """Arguments; each field is an option of the command line, with its docstring as help."""
+    """Arguments of MyBaseline; the texts below are the help of its options."""
 
     learning_rate: Positive = 1e-3
-    """Step size of Adam."""
+    """Adam's step size. A float is a hyperparameter: update receives it as an array."""
     hidden: PositiveInt = 64
-    """Width of the policy's layers."""
+    """Width of the policy's layers. Other arguments shape the program: make receives them."""
+
+
+# ---------------------------------------------------------------------------------- state
 
 
 class State(NamedTuple):
-    """What an update changes: arrays only, since checkpoints save it."""
+    """What learns: any pytree of arrays."""
 
     params: ArrayTree
     optimiser: ArrayTree
 
 
+# ---------------------------------------------------------------------------------- program
+
+
 def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
-    """Build the program for one dataset: pure functions of one seed."""
-    config = PolicyConfig("recurrent", stochastic_head(spec), args.hidden)
+    """Build the program for one dataset, which can give moments, returns and first views."""
+    config = PolicyConfig("feedforward", stochastic_head(spec), args.hidden)
     network, head = agent_network(config, spec), agent_head(config)
 
-    def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
+    def init(key: PRNGKeyArray, _hyper: Hyperparameters) -> State:
         params = init_policy(config, spec, key)
-        return State(params, optax.adam(hyper.learning_rate).init(params))
+        return State(params, optax.adam(0.0).init(params))
 
     def loss(params: ArrayTree, batch: Sequence) -> Float[Array, ""]:
-        view = batch.view_tm1  # (B, T, ...): the views in which the actions were taken
-        outputs = jax.vmap(lambda o: network.apply(params, o, method="unroll"))(view.observation)
-        log_prob = head(outputs, view.legal_actions).log_prob(batch.action)
-        return -masked_mean(log_prob, batch.mask[..., None] & view.alive, batch.weight)
+        view = batch.view_tm1
+        outputs, _ = network.apply(params, (), view.observation)
+        losses = -head(outputs, view.legal_actions).log_prob(batch.action)
+        return masked_mean(losses, batch.mask[..., None] & view.alive, batch.weight)
 
     def update(
         state: State, batch: Sequence, _key: PRNGKeyArray, hyper: Hyperparameters
@@ -76,6 +84,9 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         policy=partial(make_policy, config, spec),
         policy_params=lambda state: state.params,
     )
+
+
+# ---------------------------------------------------------------------------------- main
 
 
 def main(args: Args) -> Path:
