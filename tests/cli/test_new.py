@@ -51,17 +51,9 @@ def test_an_environment_from_a_file_is_recorded_and_trained_on(offmarl, file):
     assert refused.code == 2 and "does not run code that data names" in refused.err
 
 
-@pytest.mark.slow
-def test_a_baseline_from_a_file_trains(offmarl):
-    env = envs.make("probe/one-step")
-    path = Path("one-step.vlt/random")
-    record_policy(env, make_policy(PolicyConfig("random"), env.spec), (), path, 100, num_envs=2)
+def test_the_commands_it_prints_can_be_pasted(offmarl):
     made = offmarl("new", "baseline", "my_clone", "--directory", "../some where", "--json").json
     assert made["commands"][-1] == "offmarl train '../some where/my_clone.py' --vault VAULT"
-    trained = offmarl("train", "../some where/my_clone.py", "--vault", path, *TRAIN, "--json")
-    assert trained.code == 0, trained.err
-    assert trained.json["run"].endswith("my_clone")
-    assert len(trained.json["seeds"]) == 1
 
 
 @pytest.mark.nightly
