@@ -6,6 +6,7 @@ in tests/test_readme.py, only their options are checked.
 """
 
 import contextlib
+import io
 import os
 import re
 import shlex
@@ -94,7 +95,7 @@ def call(line: str) -> None:
     """Run a command of offmarl in this process; it must succeed."""
     before, sys.argv = sys.argv, ["offmarl", *shlex.split(line)]
     try:
-        with contextlib.redirect_stdout(None):
+        with contextlib.redirect_stdout(io.StringIO()):
             cli.main()
     except SystemExit as stop:
         assert not stop.code, line
