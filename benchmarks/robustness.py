@@ -41,7 +41,7 @@ import offmarl  # noqa: E402
 from offmarl import vault  # noqa: E402
 from offmarl.cli import programs  # noqa: E402
 from offmarl.errors import OffmarlError, VaultNotFoundError  # noqa: E402
-from offmarl.vault.store import LOCK  # noqa: E402
+from offmarl.vault.layout import LOCK  # noqa: E402
 from tests.vault.experience import SPEC, make  # noqa: E402
 from tests.vault.killed import Victims  # noqa: E402
 

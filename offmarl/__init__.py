@@ -11,7 +11,7 @@
 | recording | `record` (Python environments), `record_episodes` (the same, in processes) |
 | evaluation | `evaluation`, `load_policy` |
 | statistics | `statistics` (intervals, profiles), `report` (tables, figures, pages) |
-| testing | `testing` (what storage drivers must do) |
+| testing | `testing` (what storage drivers and environments must do) |
 | records | `View`, `Timestep`, `Transition`, `Sequence`, `FinalObservations` |
 | specifications | `EnvSpec`, `Discrete`, `Continuous` |
 | errors | `OffmarlError`, `OptionError`, `UnknownNameError`, `ShapeError`, `InvalidValueError` |

@@ -1,8 +1,8 @@
 """``offmarl convert``: datasets of other projects, to vaults and from them."""
 
-import inspect
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
@@ -10,18 +10,28 @@ from offmarl.cli.data import show
 from offmarl.cli.output import Report
 from offmarl.errors import OptionError, VaultError
 from offmarl.tracking import progress
-from offmarl.vault.convert import READERS, WRITERS
+from offmarl.vault.convert import READERS, WRITERS, export_dataset, import_dataset
 from offmarl.vault.open import locate, open_source
+
+
+def _choices(names: Iterable[str]) -> str:
+    return f"{{{','.join(names)}}}"
+
+
+def _summaries(table: Mapping[str, Callable[..., Any]]) -> str:
+    """Return the names of layouts and the first lines of their readers' docstrings."""
+    names: dict[str, list[str]] = {}
+    for name, function in table.items():
+        line = (function.__doc__ or "").strip().split("\n")[0].rstrip(".")
+        names.setdefault(line.removeprefix("Read "), []).append(name)
+    return "; ".join(f"{' or '.join(same)} for {line}" for line, same in names.items())
 
 
 def convert(
     source: Annotated[str, Positional, arg(metavar="SOURCE")],
     out: Annotated[Path, Positional, arg(metavar="OUT")],
-    layout: Annotated[
-        Literal["pymarl", "cfcql", "omiga", "omar", "minari", "numpy", "zarr"] | None,
-        arg(name="from"),
-    ] = None,
-    to: Literal["pymarl", "minari", "numpy", "zarr"] | None = None,
+    layout: Annotated[str | None, arg(name="from", metavar=_choices(READERS))] = None,
+    to: Annotated[str | None, arg(metavar=_choices(WRITERS))] = None,
     env: str | None = None,
     time_limit: int | None = None,
     licence: Annotated[str | None, arg(metavar="SPDX")] = None,
@@ -34,15 +44,12 @@ def convert(
     source
         The dataset: a file or folder, or the name of a Minari dataset; with --to, a vault.
     out
-        The vault to make, such as bridge.vlt or vaults/bridge.vlt/optimal; with --to, the file or
+        The vault to write, such as bridge.vlt or vaults/bridge.vlt/optimal; with --to, the file or
         folder.
     layout
-        Layout of the source. "pymarl" is the episode batch of PyMARL and its descendants, in .npz
-        or HDF5 files ("cfcql" is the same); "omiga" the HDF5 files of OMIGA and ComaDICE; "omar"
-        folders of .npy files; "minari" single-agent datasets; "numpy" and "zarr" plain columns, as
-        --to writes them.
+        Layout of the source, by default pymarl: LAYOUTS.
     to
-        Layout to write a vault in; "pymarl" writes HDF5 where OUT ends in .h5, and else .npz.
+        Layout to write a vault in; pymarl writes HDF5 if OUT ends in .h5, and otherwise .npz.
     env
         The environment it was recorded in, if offmarl has it.
     time_limit
@@ -55,22 +62,35 @@ def convert(
         What the dataset asks to cite, as BibTeX. It is stored and published in the same way.
     """
     terms = _terms(licence, citation)
-    if to is None:
-        _check_source(source)
-        spec = _spec(env) if env else None
-        read = READERS[layout or "pymarl"]
-        options = _taken(read, spec, time_limit)
-        return show(str(read(source, out, progress=progress, terms=terms, **options)))
-    if layout or env or terms:
-        raise OptionError(
-            "--to writes a vault in another layout and cannot be combined with --from, --env, "
-            "--licence and --citation."
-        )
+    if to is not None:
+        if layout or env or terms:
+            raise OptionError(
+                "--to writes a vault in another layout and cannot be combined with --from, --env, "
+                "--licence and --citation."
+            )
+        return _export(source, out, to, time_limit)
+    _check_source(source)
+    made = import_dataset(
+        source,
+        out,
+        layout or "pymarl",
+        env_spec=_spec(env) if env else None,
+        time_limit=time_limit,
+        terms=terms,
+        progress=progress,
+    )
+    return show(str(made.path))
+
+
+convert.__doc__ = (convert.__doc__ or "").replace("LAYOUTS", _summaries(READERS))
+
+
+def _export(source: str, out: Path, layout: str, time_limit: int | None) -> Report:
     data = open_source(source, time_limit=time_limit)
-    path = WRITERS[to](data, out, progress=progress)
+    path = export_dataset(data, out, layout, progress=progress)
     facts = {
         "path": path,
-        "format": to,
+        "format": layout,
         "episodes": len(data.episodes.row),
         "steps": data.num_steps,
     }
@@ -90,29 +110,15 @@ def _terms(licence: str | None, citation: str | None) -> dict[str, str]:
 
 
 def _check_source(source: str) -> None:
-    """Raise `OptionError` where what should become a vault is one."""
+    """Raise `OptionError` if the dataset to import is a vault."""
     try:
         locate(source)
     except VaultError:
         return
     raise OptionError(
-        f"{source} is a vault already: say --to and the layout to write it in, or copy it with "
+        f"{source} is a vault already: give --to and the layout to write it in, or copy it with "
         "`offmarl recode`."
     )
-
-
-def _taken(read: Any, spec: Any, time_limit: int | None) -> dict[str, Any]:
-    """Return the options that a reader takes; `OptionError` where one given is not among them."""
-    options = {"env_spec": spec, "time_limit": time_limit}
-    given = {name: value for name, value in options.items() if value is not None}
-    known = inspect.signature(read).parameters
-    if unknown := [name for name in given if name not in known]:
-        names = {"env_spec": "--env", "time_limit": "--time-limit"}
-        raise OptionError(
-            f"{', '.join(names[name] for name in unknown)} cannot be given here: the dataset tells "
-            "its environment and how its episodes ended."
-        )
-    return given
 
 
 def _spec(env: str) -> Any:

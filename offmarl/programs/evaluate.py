@@ -88,9 +88,10 @@ def _environment(args: Args, dataset: Dataset) -> Environment | None:
         if args.env is not None:
             raise
         raise UnknownNameError(
-            f"{dataset.path} was recorded in {name!r}, which is no environment of ours: name one "
-            "of the same sizes with --env, or train with --env none, which holds episodes out and "
-            "tells how far the policy agrees with them."
+            f"{dataset.path} was recorded in {str(name)!r}, which is not an installed environment: "
+            "name one of the same sizes with --env (for code of your own, path/to/file.py:FACTORY "
+            "or package.module:FACTORY), or train with --env none, which holds episodes out and "
+            "measures the agreement with their actions."
         ) from error
     if difference := dataset.spec.difference(env.spec):
         raise ShapeError(

@@ -14,7 +14,7 @@ from rich import box
 from rich.table import Table
 
 import offmarl
-from offmarl import tracking, vault
+from offmarl import envs, tracking, vault
 from offmarl.checkpoint import Checkpoints
 from offmarl.config import NonNegative, PositiveInt, Seed, Validated
 from offmarl.envs import Environment
@@ -77,7 +77,7 @@ class _Run(NamedTuple):
 
     @property
     def directory(self) -> Path:
-        return self.args.out / f"{self.args.env}.run-{self.name}"
+        return self.args.out / f"{envs.short_name(self.args.env)}.run-{self.name}"
 
     @property
     def iteration_steps(self) -> int:
@@ -90,12 +90,12 @@ class _Run(NamedTuple):
     @property
     def recipe(self) -> dict[str, Any]:
         """All that decides the result."""
-        args = asdict(self.args)
+        args = asdict(self.args) | {"env": envs.short_name(self.args.env)}
         del args["out"], args["checkpoint_seconds"]
         return tracking.plain(args)  # as provenance on disk will have it
 
     def vault(self, tier: str) -> Path:
-        return self.args.out / f"{self.args.env}.vlt" / tier
+        return self.args.out / f"{envs.short_name(self.args.env)}.vlt" / tier
 
     def key(self, purpose: int) -> PRNGKeyArray:
         return jax.random.fold_in(jax.random.key(self.args.seed), purpose)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 import offmarl
-from offmarl import vault
+from offmarl import envs, vault
 from offmarl.errors import RunError
 from offmarl.types import ArrayTree, EnvSpec
 
@@ -62,11 +62,14 @@ def open_for_recording(
     """Create the vault of a recording, or go on with it.
 
     ``provenance`` is kept with the data, and so are the recipe (see `is_complete`) and the versions
-    of the software.
+    of the software. Where the environment is not one of offmarl, ``environment_source`` says where
+    its code came from.
     """
     if path.exists():
         return vault.resume(path)
     about = dict(provenance) | {"recipe": dict(recipe), "software": _software(), "complete": False}
+    if source := envs.source(spec.name):
+        about["environment_source"] = source
     return vault.create(path, spec, rows=rows, provenance=about)
 
 

@@ -12,10 +12,11 @@ from offmarl._lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from offmarl.vault.compaction import Compaction, compact
-    from offmarl.vault.convert import convert_pymarl
+    from offmarl.vault.convert import export_dataset, import_dataset
     from offmarl.vault.creation import create, create_whole
     from offmarl.vault.dataset import Dataset
     from offmarl.vault.faults import Fault
+    from offmarl.vault.key_values import KeyValues, register_driver
     from offmarl.vault.open import Summary, list_vaults, open_vault
     from offmarl.vault.repairing import Repair, repair
     from offmarl.vault.salvaging import Salvage, salvage
@@ -31,6 +32,7 @@ __all__ = [
     "Dataset",
     "Episodes",
     "Fault",
+    "KeyValues",
     "Repair",
     "Salvage",
     "SharedWriter",
@@ -39,15 +41,17 @@ __all__ = [
     "Writer",
     "cat",
     "compact",
-    "convert_pymarl",
     "create",
     "create_whole",
     "dedup",
+    "export_dataset",
     "filter",
+    "import_dataset",
     "join",
     "list_vaults",
     "open_vault",
     "recode",
+    "register_driver",
     "repair",
     "resume",
     "salvage",
@@ -59,11 +63,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "convert": "convert_pymarl",
+    "convert": "export_dataset import_dataset",
     "faults": "Fault",
     "compaction": "Compaction compact",
     "repairing": "Repair repair",
     "verification": "Verification verify",
+    "key_values": "KeyValues register_driver",
     "open": "Summary list_vaults open_vault",
     "dataset": "Dataset",
     "salvaging": "Salvage salvage",

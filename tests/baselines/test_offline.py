@@ -28,7 +28,9 @@ def train(name: str, data: Path, out: Path, **options: object) -> np.ndarray:
 @pytest.fixture(scope="session")
 def xor(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("xor") / "xor_02.vlt"
-    vault.convert_pymarl(shared_data / "alberdice/xor_02.npz", path, envs.make("classic/xor").spec)
+    vault.import_dataset(
+        shared_data / "alberdice/xor_02.npz", path, env_spec=envs.make("classic/xor").spec
+    )
     return path
 
 
@@ -70,7 +72,7 @@ def test_the_clone_of_two_joint_modes_is_their_independent_mixture(
     path = tmp_path / "bridge.vlt"
     source = shared_data / "alberdice/bridge_optimal.npz"
     env = envs.make("classic/bridge")
-    vault.convert_pymarl(source, path, env.spec)
+    vault.import_dataset(source, path, env_spec=env.spec)
     returns = train("bc", path, tmp_path / "bc", updates=1500, evaluate_every=500, seeds=2)
     # Greedily, both take the way that most of the data takes: one of its three ways, -1.2904.
     np.testing.assert_allclose(returns, -1.2904, atol=1e-4)

@@ -1,7 +1,17 @@
 """``convert`` both ways."""
 
+import importlib
+from contextlib import contextmanager
+from pathlib import Path
+
 import numpy as np
 import pytest
+
+from offmarl import vault
+from offmarl.cli import convert as commands
+from offmarl.types import Continuous, EnvSpec
+from offmarl.vault import convert, encoding
+from offmarl.vault.convert.common import Imported, Record
 
 
 @pytest.fixture
@@ -46,4 +56,70 @@ def test_options_that_do_not_belong(offmarl, tmp_path, batch):
     offmarl("convert", str(batch), out)
     result = offmarl("convert", out, str(tmp_path / "out.npz"))
     assert result.code == 2
-    assert "is a vault already: say --to" in result.err
+    assert "is a vault already: give --to" in result.err
+
+
+@contextmanager
+def read_counts(source):
+    """Read a text file with the lengths of episodes.
+
+    A layout that a test adds: this function, and its line in `READERS`.
+    """
+    lengths = [int(word) for word in Path(source).read_text().split()]
+    spec = EnvSpec("", 1, 1, 1, Continuous(1), state="concatenated")
+    records = (
+        Record(encoding.from_disk({name: x[None] for name, x in one.items()}, spec))
+        for one in map(episode, lengths)
+    )
+    yield Imported(spec, {"format": "counts"}, records, len(lengths))
+
+
+def episode(length):
+    ends = (np.arange(length) == length - 1)[:, None]
+    numbers = np.arange(length, dtype=np.float32)[:, None, None]
+    return {
+        "observations": numbers,
+        "actions": numbers * 0,
+        "rewards": np.ones((length, 1), np.float32),
+        "terminals": ends,
+    }
+
+
+@pytest.fixture
+def with_counts(monkeypatch):
+    """Start the command line with one more line in `READERS`."""
+    with monkeypatch.context() as patch:
+        patch.setitem(convert.READERS, "counts", read_counts)
+        importlib.reload(commands)
+        yield
+    importlib.reload(commands)
+
+
+@pytest.mark.usefixtures("with_counts")
+def test_an_import_format_is_a_reader_and_a_line(offmarl, tmp_path):
+    (tmp_path / "lengths.txt").write_text("3 1 4")
+    made = offmarl("convert", "lengths.txt", "a.vlt", "--from", "counts", "--json").json
+    assert (made["episodes"], made["steps"]) == (3, 8)
+    found = vault.import_dataset("lengths.txt", "b.vlt", "counts")
+    assert found.episodes.length.tolist() == [3, 1, 4]
+    assert found.episodes.cause.tolist() == ["terminated"] * 3
+    shown = " ".join(offmarl("convert", "--help").out.replace("│", "").split())
+    assert "counts for a text file with the lengths of episodes" in shown
+    refused = offmarl("convert", "lengths.txt", "c.vlt", "--from", "counts", "--time-limit", 5)
+    assert refused.code == 2 and "takes no --time-limit" in refused.err
+
+
+def test_every_layout_is_in_the_help(offmarl):
+    shown = offmarl("convert", "--help").out
+    assert all(f"{name}" in shown for name in (*convert.READERS, *convert.WRITERS))
+    assert all(read.__doc__.startswith("Read ") for read in convert.READERS.values())
+
+
+def test_a_layout_that_does_not_exist(offmarl, batch):
+    for options in (["--from", "pymar"], ["--to", "zar"]):
+        source = str(batch)
+        if options[0] == "--to":
+            offmarl("convert", source, "a.vlt")
+            source = "a.vlt"
+        refused = offmarl("convert", source, "out", *options)
+        assert refused.code == 2 and "no layout named" in refused.err

@@ -41,7 +41,7 @@ class Place:
         (root / "link").symlink_to(self.home)
         (root / "deep").symlink_to(self.home / "sub")
         data = vault.open_vault(self.home / "v.vlt")
-        library.vault.convert.export_numpy(data, self.home / "n.npz")
+        vault.export_dataset(data, self.home / "n.npz", "numpy")
 
 
 def _write_run(directory):
@@ -313,7 +313,6 @@ def test_urls(url, wanted):
 
 
 def test_credentials_reach_the_server_and_no_message():
-    from offmarl.vault.location import Location
 
     location = Location.of("http://me:secret@host/x.vlt/main")
     assert location.kvstore()["base_url"] == "http://me:secret@host/"

@@ -147,7 +147,7 @@ def test_the_licence_of_a_pulled_dataset_goes_with_what_is_made_of_it(hub, recor
 
 
 def test_converted_data_is_not_called_recorded(hub, tmp_path):
-    path = vault.convert_pymarl(save(tmp_path / "data.npz", batch()), tmp_path / "out.vlt")
+    path = vault.import_dataset(save(tmp_path / "data.npz", batch()), tmp_path / "out.vlt").path
     with pytest.raises(OptionError, match=r"state no licence .*from pymarl, data\.npz"):
         library.push([path], "org/converted")
     card = library.push([path], "org/converted", "unknown").card
@@ -172,7 +172,7 @@ def test_what_a_conversion_of_an_export_states_is_kept(recorded):
 
 def test_recordings_beside_converted_data_need_a_choice(hub, recorded, tmp_path):
     source, terms = save(tmp_path / "data.npz", batch()), {"licence": "mit", "citation": "@misc{a}"}
-    converted = vault.open_vault(vault.convert_pymarl(source, tmp_path / "c.vlt", terms=terms))
+    converted = vault.import_dataset(source, tmp_path / "c.vlt", terms=terms)
     with vault.create(tmp_path / "o.vlt", converted.spec, rows=1, provenance=RECORDED) as writer:
         writer.append(*make(converted.spec, rows=1))
     both = [converted.path, tmp_path / "o.vlt"]

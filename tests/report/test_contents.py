@@ -265,8 +265,7 @@ def test_ranges_do_not_lose_digits():
 def test_published_data(shared_data, tmp_path):
     """Three joint actions, equally often but for chance: the agents share a quarter of a bit."""
     file = shared_data / "alberdice" / "xor_00_02_20.npz"
-    path = vault.convert_pymarl(file, tmp_path / "xor.vlt")
-    found = report.survey(vault.open_vault(path))
+    found = report.survey(vault.import_dataset(file, tmp_path / "xor.vlt"))
     with np.load(file) as data:
         action = data["actions"][:, :50, :, 0].reshape(-1, 2)
     joint = np.array([[(action == (i, j)).all(1).mean() for j in (0, 1)] for i in (0, 1)])

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from offmarl import vault
 from offmarl.vault import writer as writer_module
-from offmarl.vault.convert import export_minari, export_numpy, export_pymarl, export_zarr
 from tests.vault.experience import SPEC, make, whole_episodes
 
 RECORDS = 12
@@ -69,14 +68,14 @@ def export(path: Path) -> None:
     source = vault.open_vault(path.with_name("source.vlt"))
     match path.suffix:
         case ".npz":
-            export_numpy(source, path)
+            vault.export_dataset(source, path, "numpy")
         case ".h5":
-            export_pymarl(source, path)
+            vault.export_dataset(source, path, "pymarl")
         case ".zarr":
-            export_zarr(source, path)
+            vault.export_dataset(source, path, "zarr")
         case _:
             os.environ["MINARI_DATASETS_PATH"] = str(path.parent)
-            export_minari(source, path.name)
+            vault.export_dataset(source, path.name, "minari")
     say(1)
 
 

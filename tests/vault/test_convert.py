@@ -15,7 +15,7 @@ from offmarl.errors import (
     VaultNotFoundError,
 )
 from offmarl.types import Discrete, EnvSpec
-from offmarl.vault.convert import common, export_pymarl
+from offmarl.vault.convert import common
 
 LENGTHS = [3, 5, 1, 4, 5]
 TERMINATED = [True, True, True, False, False]
@@ -93,9 +93,8 @@ def check_against(found, arrays, lengths):
 @pytest.mark.parametrize("block", [1, 10**6])
 def test_every_step_arrives(tmp_path, source, monkeypatch, block):
     monkeypatch.setattr(common, "BLOCK_BYTES", block)
-    path = vault.convert_pymarl(source, tmp_path / "out.vlt", time_limit=5)
-    assert path == tmp_path / "out.vlt" / "main"
-    found = vault.open_vault(path)
+    found = vault.import_dataset(source, tmp_path / "out.vlt", time_limit=5)
+    assert found.path == tmp_path / "out.vlt" / "main"
     check_against(found, batch(), LENGTHS)
     assert found.spec == EnvSpec("", **SIZES, action=Discrete(3), time_limit=5)
     cause = ["terminated", "truncated", "terminated", "truncated", "truncated"]
@@ -110,18 +109,17 @@ def test_every_step_arrives(tmp_path, source, monkeypatch, block):
 
 
 def test_the_time_limit_tells_truncation_from_termination(tmp_path, source):
-    def causes(name, *limit):
-        return vault.open_vault(
-            vault.convert_pymarl(source, tmp_path / name, *limit)
-        ).episodes.cause.tolist()
+    def causes(name, **limit):
+        found = vault.import_dataset(source, tmp_path / name, **limit)
+        return found.episodes.cause.tolist()
 
     untold = ["terminated", "terminated", "terminated", "truncated", "truncated"]
     told = ["terminated", "truncated", "terminated", "truncated", "truncated"]
     spec = EnvSpec("here", **SIZES, action=Discrete(3), time_limit=5)
     assert causes("a.vlt") == untold
-    assert causes("b.vlt", None, 5) == told
-    assert causes("c.vlt", spec) == told
-    assert causes("d.vlt", spec, 100) == untold
+    assert causes("b.vlt", time_limit=5) == told
+    assert causes("c.vlt", env_spec=spec) == told
+    assert causes("d.vlt", env_spec=spec, time_limit=100) == untold
     assert vault.open_vault(tmp_path / "d.vlt").spec.time_limit == 100
     assert vault.open_vault(tmp_path / "c.vlt").spec == spec
 
@@ -132,9 +130,9 @@ def test_what_is_optional(tmp_path):
     arrays["reward"] = arrays["reward"].repeat(2, -1) * [1, 2]
     source = save(tmp_path / "data.npz", arrays)
     with pytest.raises(VaultError, match="name its environment"):
-        vault.convert_pymarl(source, tmp_path / "a.vlt")
+        vault.import_dataset(source, tmp_path / "a.vlt")
     spec = EnvSpec("", 2, 3, 6, Discrete(3), state="concatenated", reward="individual")
-    found = vault.open_vault(vault.convert_pymarl(source, tmp_path / "a.vlt", spec))
+    found = vault.import_dataset(source, tmp_path / "a.vlt", env_spec=spec)
     transition = found.transitions()
     assert transition.view.legal_actions.all()
     np.testing.assert_array_equal(
@@ -147,7 +145,7 @@ def test_slots_without_an_episode_are_left_out(tmp_path):
     arrays = batch()
     arrays["filled"][1] = 0
     source = save(tmp_path / "data.npz", arrays)
-    found = vault.open_vault(vault.convert_pymarl(source, tmp_path / "a.vlt"))
+    found = vault.import_dataset(source, tmp_path / "a.vlt")
     assert found.episodes.length.tolist() == [3, 1, 4, 5]
 
 
@@ -185,35 +183,35 @@ def test_a_file_of_another_layout(tmp_path, damage, message):
     damage(arrays)
     source = save(tmp_path / "data.npz", arrays)
     with pytest.raises(VaultError, match=message):
-        vault.convert_pymarl(source, tmp_path / "a.vlt")
+        vault.import_dataset(source, tmp_path / "a.vlt")
     assert not (tmp_path / "a.vlt").exists()
 
 
 def test_damaged_files(tmp_path, source):
     with pytest.raises(VaultNotFoundError, match="no file"):
-        vault.convert_pymarl(tmp_path / "nothing.npz", tmp_path / "a.vlt")
+        vault.import_dataset(tmp_path / "nothing.npz", tmp_path / "a.vlt")
     data = bytearray(source.read_bytes())
     data[len(data) // 2] ^= 1
     flipped = [] if source.suffix == ".h5" else [bytes(data)]  # HDF5 has no checksums
     for wrong in (*flipped, bytes(data[:-200]), b"no zip"):
         source.write_bytes(wrong)
         with pytest.raises(VaultError):
-            vault.convert_pymarl(source, tmp_path / "a.vlt")
+            vault.import_dataset(source, tmp_path / "a.vlt")
     assert list(vault.list_vaults(tmp_path)) == []
 
 
 def test_another_environment(tmp_path, source):
     spec = EnvSpec("classic/other", 3, 3, 4, Discrete(3))
     with pytest.raises(ShapeError, match="num_agents 2, and classic/other has 3"):
-        vault.convert_pymarl(source, tmp_path / "a.vlt", spec)
+        vault.import_dataset(source, tmp_path / "a.vlt", env_spec=spec)
 
 
 def test_a_vault_is_not_overwritten(tmp_path, source):
-    vault.convert_pymarl(source, tmp_path / "a.vlt")
+    vault.import_dataset(source, tmp_path / "a.vlt")
     with pytest.raises(VaultExistsError):
-        vault.convert_pymarl(source, tmp_path / "a.vlt")
+        vault.import_dataset(source, tmp_path / "a.vlt")
     (tmp_path / "b.vlt" / ".main.part").mkdir(parents=True)  # as a killed import leaves
-    found = vault.open_vault(vault.convert_pymarl(source, tmp_path / "b.vlt"))
+    found = vault.import_dataset(source, tmp_path / "b.vlt")
     assert found.digest() == vault.open_vault(tmp_path / "a.vlt").digest()
     assert [entry.name for entry in (tmp_path / "b.vlt").iterdir()] == ["main"]
 
@@ -229,8 +227,7 @@ def test_a_vault_is_not_overwritten(tmp_path, source):
 )
 def test_published_data(tmp_path, shared_data, name, episodes, steps, mean, cause):
     source = shared_data / "alberdice" / f"{name}.npz"
-    path = vault.convert_pymarl(source, tmp_path / f"{name}.vlt", time_limit=50)
-    found = vault.open_vault(path)
+    found = vault.import_dataset(source, tmp_path / f"{name}.vlt", time_limit=50)
     assert found.episodes.length.tolist() == [steps] * episodes
     assert found.episodes.cause.tolist() == [cause] * episodes
     assert found.episodes.returns.mean() == pytest.approx(mean, abs=5e-5)
@@ -240,13 +237,13 @@ def test_published_data(tmp_path, shared_data, name, episodes, steps, mean, caus
 
 @pytest.mark.parametrize("suffix", [".npz", ".h5"])
 def test_back_to_where_it_came_from(tmp_path, source, suffix):
-    found = vault.open_vault(vault.convert_pymarl(source, tmp_path / "a.vlt"))
-    out = export_pymarl(found, tmp_path / f"out{suffix}")
-    again = vault.open_vault(vault.convert_pymarl(out, tmp_path / "b.vlt"))
+    found = vault.import_dataset(source, tmp_path / "a.vlt")
+    out = vault.export_dataset(found, tmp_path / f"out{suffix}", "pymarl")
+    again = vault.import_dataset(out, tmp_path / "b.vlt")
     assert again.digest() == found.digest()
     assert {path.name for path in tmp_path.iterdir()} == {source.name, out.name, "a.vlt", "b.vlt"}
     with pytest.raises(VaultExistsError):
-        export_pymarl(found, out)
+        vault.export_dataset(found, out, "pymarl")
 
 
 def test_a_missing_package_is_named(monkeypatch):

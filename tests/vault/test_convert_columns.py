@@ -8,11 +8,11 @@ import zarr
 
 from offmarl import vault
 from offmarl.errors import VaultError, VaultExistsError
-from offmarl.vault.convert import columns, convert_numpy, convert_zarr, export_numpy, export_zarr
+from offmarl.vault.convert import columns
 
 from .experience import CONTINUOUS, SPEC, make
 
-FORMATS = {"npz": (export_numpy, convert_numpy), "zarr": (export_zarr, convert_zarr)}
+LAYOUTS = {"npz": "numpy", "zarr": "zarr"}
 
 
 @pytest.fixture(params=[SPEC, CONTINUOUS], scope="module")
@@ -34,31 +34,31 @@ def found(request, tmp_path_factory):
     return vault.open_vault(path)
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", LAYOUTS)
 @pytest.mark.parametrize("size", [2**10, 2**26])
 def test_there_and_back(tmp_path, found, kind, size, monkeypatch):
     monkeypatch.setattr(columns, "_SHARD_BYTES", size)
-    export, convert = FORMATS[kind]
-    out = export(found, tmp_path / f"out.{kind}")
-    again = vault.open_vault(convert(out, tmp_path / "b.vlt", terms={"licence": "MIT"}))
+    layout = LAYOUTS[kind]
+    out = vault.export_dataset(found, tmp_path / f"out.{kind}", layout)
+    again = vault.import_dataset(out, tmp_path / "b.vlt", layout, terms={"licence": "MIT"})
     assert again.digest() == found.digest()
     assert again.spec == found.spec
-    about = {"format": "numpy" if kind == "npz" else kind, "file": out.name, "licence": "MIT"}
+    about = {"format": layout, "file": out.name, "licence": "MIT"}
     assert again.provenance["source"] == {**about, "provenance": {"seed": 1}}
     with pytest.raises(VaultExistsError):
-        export(found, out)
+        vault.export_dataset(found, out, layout)
     assert {path.name for path in tmp_path.iterdir()} == {out.name, "b.vlt"}
 
 
 def test_numpy_reads_it(tmp_path, found):
-    with np.load(export_numpy(found, tmp_path / "a.npz")) as file:
+    with np.load(vault.export_dataset(found, tmp_path / "a.npz", "numpy")) as file:
         assert file["rewards"].shape == (found.num_steps, found.spec.num_agents)
         assert file["episodes.length"].sum() == found.num_steps
         assert json.loads(str(file["about"]))["digest"] == found.digest()
 
 
 def test_zarr_python_reads_it(tmp_path, found):
-    group = zarr.open_group(export_zarr(found, tmp_path / "a.zarr"), mode="r")
+    group = zarr.open_group(vault.export_dataset(found, tmp_path / "a.zarr", "zarr"), mode="r")
     rewards = group["rewards"]
     assert rewards.metadata.dimension_names == ("time", "agent")
     assert rewards.shards is not None
@@ -66,32 +66,32 @@ def test_zarr_python_reads_it(tmp_path, found):
 
 
 def test_what_is_lost_or_changed_in_zarr(tmp_path, found):
-    source = export_zarr(found, tmp_path / "a.zarr")
+    source = vault.export_dataset(found, tmp_path / "a.zarr", "zarr")
     shard = next(path for path in (source / "rewards" / "c").rglob("*") if path.is_file())
     data = shard.read_bytes()
     shard.write_bytes(bytes([data[0] ^ 1]) + data[1:])
     with pytest.raises(VaultError, match="checksum"):
-        convert_zarr(source, tmp_path / "b.vlt")
+        vault.import_dataset(source, tmp_path / "b.vlt", "zarr")
     shard.unlink()
     with pytest.raises(VaultError, match="has lost chunks of rewards"):
-        convert_zarr(source, tmp_path / "b.vlt")
+        vault.import_dataset(source, tmp_path / "b.vlt", "zarr")
     assert not (tmp_path / "b.vlt").exists()
 
 
 def test_files_of_another_layout(tmp_path, found):
-    source = export_numpy(found, tmp_path / "a.npz")
+    source = vault.export_dataset(found, tmp_path / "a.npz", "numpy")
     with np.load(source) as file:
         arrays = dict(file)
     out = tmp_path / "b.vlt"
     np.savez(tmp_path / "less.npz", **{k: v for k, v in arrays.items() if k != "rewards"})
     with pytest.raises(VaultError, match="it has no rewards"):
-        convert_numpy(tmp_path / "less.npz", out)
+        vault.import_dataset(tmp_path / "less.npz", out, "numpy")
     np.savez(tmp_path / "changed.npz", **(arrays | {"rewards": arrays["rewards"] + 1}))
-    with pytest.raises(VaultError, match="is not what its digest says"):
-        convert_numpy(tmp_path / "changed.npz", out)
+    with pytest.raises(VaultError, match="does not have the digest it records"):
+        vault.import_dataset(tmp_path / "changed.npz", out, "numpy")
     np.savez(tmp_path / "objects.npz", **(arrays | {"rewards": arrays["rewards"].astype(object)}))
     with pytest.raises(VaultError, match="Object arrays cannot be loaded"):
-        convert_numpy(tmp_path / "objects.npz", out)
+        vault.import_dataset(tmp_path / "objects.npz", out, "numpy")
     with pytest.raises(VaultError, match="to convert"):
-        convert_numpy(tmp_path / "nothing.npz", out)
+        vault.import_dataset(tmp_path / "nothing.npz", out, "numpy")
     assert not out.exists()

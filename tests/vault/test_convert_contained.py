@@ -9,17 +9,6 @@ import pytest
 
 from offmarl import vault
 from offmarl.errors import VaultError
-from offmarl.vault.convert import (
-    convert_minari,
-    convert_numpy,
-    convert_omar,
-    convert_omiga,
-    convert_pymarl,
-    convert_zarr,
-    export_minari,
-    export_numpy,
-    export_zarr,
-)
 
 from .experience import SPEC, make
 
@@ -101,19 +90,17 @@ def ours(tmp_path_factory):
 
 @pytest.mark.parametrize("forge", FORGERIES, ids=lambda forge: forge.__name__)
 @pytest.mark.parametrize(
-    ("convert", "arrays", "name"),
-    [(convert_pymarl, batch, "obs"), (convert_omiga, flat, "o")],
+    ("layout", "arrays", "name"),
+    [("pymarl", batch, "obs"), ("omiga", flat, "o")],
 )
-def test_hdf5_files_that_refer_to_others_are_refused(
-    tmp_path, secret, convert, arrays, name, forge
-):
+def test_hdf5_files_that_refer_to_others_are_refused(tmp_path, secret, layout, arrays, name, forge):
     source, out = tmp_path / "data.h5", tmp_path / "out.vlt"
     with h5py.File(source, "w") as file:
         for key, array in arrays().items():
             file[key] = array
         forge(file, name, arrays()[name], secret)
     with pytest.raises(VaultError, match=FORGERIES[forge]):
-        convert(source, out)
+        vault.import_dataset(source, out, layout)
     assert not out.exists()
 
 
@@ -126,7 +113,7 @@ def test_what_a_reader_would_not_use_is_looked_at_too(tmp_path, secret, forge):
         file["below/this/x"] = array
         forge(file["below/this"], "x", array, secret)
     with pytest.raises(VaultError, match=FORGERIES[forge]):
-        convert_pymarl(source, tmp_path / "out.vlt")
+        vault.import_dataset(source, tmp_path / "out.vlt")
 
 
 def test_links_inside_the_file_are_followed_and_cycles_end(tmp_path):
@@ -138,12 +125,12 @@ def test_links_inside_the_file_are_followed_and_cycles_end(tmp_path):
         file["kept/around"] = file["/"]
         file["nothing"] = h5py.SoftLink("/nowhere")
         file["type"] = np.dtype(np.float32)
-    found = vault.open_vault(convert_pymarl(source, tmp_path / "out.vlt"))
+    found = vault.import_dataset(source, tmp_path / "out.vlt")
     assert found.num_steps == STEPS - 1
     with h5py.File(source, "a") as file:
         file["loop"] = h5py.SoftLink("/loop")
     with pytest.raises(VaultError, match="too many links"):
-        convert_pymarl(source, tmp_path / "other.vlt")
+        vault.import_dataset(source, tmp_path / "other.vlt")
 
 
 def forge_link(path, secret):
@@ -158,31 +145,31 @@ def test_a_folder_with_links_out_of_it_is_refused(tmp_path, secret):
     for name, size in values.items():
         np.save(folder / f"{name}_0.npy", np.ones((STEPS, size)))
     (folder / "again.npy").symlink_to("obs_0.npy")
-    assert convert_omar(folder, tmp_path / "a.vlt")
+    assert vault.import_dataset(folder, tmp_path / "a.vlt", "omar")
     forge_link(folder / "obs_0.npy", secret)
     with pytest.raises(VaultError, match=r"obs_0\.npy is a link that leads out"):
-        convert_omar(folder, tmp_path / "b.vlt")
+        vault.import_dataset(folder, tmp_path / "b.vlt", "omar")
 
 
 def test_a_zarr_group_with_links_pipes_or_objects_is_refused(tmp_path, secret, ours):
     import zarr
 
-    source = export_zarr(ours, tmp_path / "a.zarr")
+    source = vault.export_dataset(ours, tmp_path / "a.zarr", "zarr")
     chunk = next(path for path in (source / "observations" / "c").rglob("*") if path.is_file())
     forge_link(chunk, secret)
     with pytest.raises(VaultError, match="is a link that leads out"):
-        convert_zarr(source, tmp_path / "b.vlt")
+        vault.import_dataset(source, tmp_path / "b.vlt", "zarr")
     chunk.unlink()
     os.mkfifo(chunk)
     with pytest.raises(VaultError, match="neither a file nor a directory"):
-        convert_zarr(source, tmp_path / "b.vlt")
+        vault.import_dataset(source, tmp_path / "b.vlt", "zarr")
     zarr.create_group(tmp_path / "old.zarr", zarr_format=2)
     with pytest.raises(VaultError, match="is a zarr v2 group"):
-        convert_zarr(tmp_path / "old.zarr", tmp_path / "b.vlt")
+        vault.import_dataset(tmp_path / "old.zarr", tmp_path / "b.vlt", "zarr")
 
 
 def test_pickles_and_deep_documents_in_npz_files_are_refused(tmp_path, ours):
-    source = export_numpy(ours, tmp_path / "a.npz")
+    source = vault.export_dataset(ours, tmp_path / "a.npz", "numpy")
     arrays = dict(np.load(source))
     ran = tmp_path / "ran"
 
@@ -192,14 +179,14 @@ def test_pickles_and_deep_documents_in_npz_files_are_refused(tmp_path, ours):
 
     np.savez(source, **arrays | {"episodes.cause": np.array([Forged()])})
     with pytest.raises(VaultError, match="Object arrays cannot be loaded"):
-        convert_numpy(source, tmp_path / "b.vlt")
+        vault.import_dataset(source, tmp_path / "b.vlt", "numpy")
     assert not ran.exists()
     np.savez(source, **arrays | {"about": np.array("[" * 100_000)})
     with pytest.raises(VaultError, match="recursion"):
-        convert_numpy(source, tmp_path / "b.vlt")
+        vault.import_dataset(source, tmp_path / "b.vlt", "numpy")
     np.savez(source, **arrays | {"episodes.cause": np.array(["x"] * len(arrays["episodes.cause"]))})
     with pytest.raises(VaultError, match=r"'episodes\.cause' holds <U1, not numbers"):
-        convert_numpy(source, tmp_path / "b.vlt")
+        vault.import_dataset(source, tmp_path / "b.vlt", "numpy")
 
 
 @pytest.fixture
@@ -207,7 +194,7 @@ def dataset(tmp_path, monkeypatch, ours):
     """The directory of a Minari dataset's files."""
     pytest.importorskip("minari")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
-    return export_minari(ours, "forged/b-v0") / "data"
+    return vault.export_dataset(ours, "forged/b-v0", "minari") / "data"
 
 
 @pytest.mark.parametrize("forge", FORGERIES, ids=lambda forge: forge.__name__)
@@ -216,7 +203,7 @@ def test_a_minari_dataset_that_refers_to_others_is_refused(tmp_path, secret, dat
         episode = file["episode_0"]
         forge(episode, "observations", episode["observations"][:], secret)
     with pytest.raises(VaultError, match=FORGERIES[forge]):
-        convert_minari("forged/b-v0", tmp_path / "b.vlt")
+        vault.import_dataset("forged/b-v0", tmp_path / "b.vlt", "minari")
 
 
 def test_a_minari_dataset_runs_no_code_and_has_no_links(tmp_path, secret, dataset):
@@ -226,10 +213,10 @@ def test_a_minari_dataset_runs_no_code_and_has_no_links(tmp_path, secret, datase
     forged = {"id": "x-v0", "entry_point": "os:mkdir", "kwargs": {"path": str(ran)}}
     metadata["env_spec"] = json.dumps(forged)
     (dataset / "metadata.json").write_text(json.dumps(metadata))
-    with pytest.raises(VaultError, match="does not tell the observation and action spaces"):
-        convert_minari("forged/b-v0", tmp_path / "b.vlt")
+    with pytest.raises(VaultError, match="does not record the observation and action spaces"):
+        vault.import_dataset("forged/b-v0", tmp_path / "b.vlt", "minari")
     assert not ran.exists()
     shutil.copy(dataset / "main_data.hdf5", secret)
     forge_link(dataset / "main_data.hdf5", secret)
     with pytest.raises(VaultError, match="is a link that leads out"):
-        convert_minari("forged/b-v0", tmp_path / "b.vlt")
+        vault.import_dataset("forged/b-v0", tmp_path / "b.vlt", "minari")

@@ -6,7 +6,6 @@ import pytest
 from offmarl import vault
 from offmarl.errors import ShapeError, VaultError
 from offmarl.types import Continuous, EnvSpec
-from offmarl.vault import convert
 from offmarl.vault.convert import common
 from offmarl.vault.convert.flat import find_limits
 
@@ -38,8 +37,9 @@ def save_hdf5(path, arrays):
 def test_omiga(tmp_path, arrays, monkeypatch, block):
     monkeypatch.setattr(common, "BLOCK_BYTES", block)
     source = save_hdf5(tmp_path / "ant.hdf5", arrays)
-    made = convert.convert_omiga(source, tmp_path / "a.vlt", None, 6, terms={"licence": "MIT"})
-    found = vault.open_vault(made)
+    found = vault.import_dataset(
+        source, tmp_path / "a.vlt", "omiga", time_limit=6, terms={"licence": "MIT"}
+    )
     assert found.spec == EnvSpec("", 2, 3, 10, Continuous(2), 6, "individual")
     assert found.episodes.length.tolist() == LENGTHS
     causes = ["truncated", "terminated", "truncated", "terminated"]
@@ -79,8 +79,9 @@ def folder(tmp_path, arrays):
 @pytest.mark.parametrize("block", [1, 10**6])
 def test_omar(tmp_path, folder, arrays, monkeypatch, block):
     monkeypatch.setattr(common, "BLOCK_BYTES", block)
-    made = convert.convert_omar(folder, tmp_path / "a.vlt", None, 6, terms={"licence": "MIT"})
-    found = vault.open_vault(made)
+    found = vault.import_dataset(
+        folder, tmp_path / "a.vlt", "omar", time_limit=6, terms={"licence": "MIT"}
+    )
     assert found.provenance["source"]["licence"] == "MIT"
     assert found.spec == EnvSpec("", 2, 3, 10, Continuous(2), 6, "individual")
     assert found.episodes.length.tolist() == LENGTHS
@@ -120,23 +121,25 @@ def test_other_layouts(tmp_path, arrays, folder):
     out = tmp_path / "a.vlt"
     less = {name: array for name, array in arrays.items() if name != "d"}
     with pytest.raises(VaultError, match=r"not of OMIGA's layout: it has no d, only a, o, r, s"):
-        convert.convert_omiga(save_hdf5(tmp_path / "1.h5", less), out)
+        vault.import_dataset(save_hdf5(tmp_path / "1.h5", less), out, "omiga")
     with pytest.raises(VaultError, match="different lengths"):
-        convert.convert_omiga(save_hdf5(tmp_path / "2.h5", arrays | {"r": arrays["r"][:-1]}), out)
+        vault.import_dataset(
+            save_hdf5(tmp_path / "2.h5", arrays | {"r": arrays["r"][:-1]}), out, "omiga"
+        )
     with pytest.raises(ShapeError, match=r"num_agents \(2, not 3\)"):
         spec = EnvSpec("", 3, 3, 10, Continuous(2))
-        convert.convert_omiga(save_hdf5(tmp_path / "3.h5", arrays), out, spec)
+        vault.import_dataset(save_hdf5(tmp_path / "3.h5", arrays), out, "omiga", env_spec=spec)
     (tmp_path / "4.h5").write_bytes(b"no HDF5")
     with pytest.raises(VaultError, match="of another format"):
-        convert.convert_omiga(tmp_path / "4.h5", out)
+        vault.import_dataset(tmp_path / "4.h5", out, "omiga")
     with pytest.raises(VaultError, match="to convert"):
-        convert.convert_omiga(tmp_path / "5.h5", out)
+        vault.import_dataset(tmp_path / "5.h5", out, "omiga")
     with pytest.raises(VaultError, match="is not a folder"):
-        convert.convert_omar(tmp_path / "nowhere", out)
+        vault.import_dataset(tmp_path / "nowhere", out, "omar")
     np.save(folder / "acs_1.npy", np.array([{}], object), allow_pickle=True)
     with pytest.raises(VaultError, match="Python objects"):
-        convert.convert_omar(folder, out)
+        vault.import_dataset(folder, out, "omar")
     (folder / "acs_1.npy").unlink()
     with pytest.raises(VaultError, match=r"it has no acs_1.npy"):
-        convert.convert_omar(folder, out)
+        vault.import_dataset(folder, out, "omar")
     assert not out.exists()

@@ -6,7 +6,6 @@ import pytest
 from offmarl import vault
 from offmarl.errors import OptionError, ShapeError, VaultError, VaultExistsError
 from offmarl.types import Continuous, Discrete, EnvSpec
-from offmarl.vault.convert import convert_minari, export_minari
 
 from .experience import CONTINUOUS, SPEC, make
 
@@ -31,29 +30,36 @@ def test_there_and_back(tmp_path, home, spec):
     with vault.create(tmp_path / "a.vlt", spec, rows=2) as writer:
         writer.append(steps, finals)
     found = vault.open_vault(tmp_path / "a.vlt")
-    assert export_minari(found, "swarm/test/expert-v0") == home / "swarm/test/expert-v0"
+    assert (
+        vault.export_dataset(found, "swarm/test/expert-v0", "minari")
+        == home / "swarm/test/expert-v0"
+    )
     dataset = minari.load_dataset("swarm/test/expert-v0")
     assert dataset.total_episodes == len(found.episodes.row)
     assert next(dataset.iterate_episodes()).observations.shape[1:] == (
         spec.num_agents,
         spec.observation_size,
     )
-    made = convert_minari("swarm/test/expert-v0", tmp_path / "b.vlt", terms={"licence": "MIT"})
-    again = vault.open_vault(made)
+    again = vault.import_dataset(
+        "swarm/test/expert-v0", tmp_path / "b.vlt", "minari", terms={"licence": "MIT"}
+    )
     about = {"format": "minari", "dataset": "swarm/test/expert-v0", "licence": "MIT"}
     assert again.provenance["source"] == about
     assert again.spec == found.spec
     assert again.digest() == found.digest()
     with pytest.raises(VaultExistsError):
-        export_minari(found, "swarm/test/expert-v0")
+        vault.export_dataset(found, "swarm/test/expert-v0", "minari")
     with pytest.raises(ShapeError, match="num_agents"):
-        convert_minari(
-            "swarm/test/expert-v0", tmp_path / "c.vlt", EnvSpec("", 9, 3, 5, Discrete(4))
+        vault.import_dataset(
+            "swarm/test/expert-v0",
+            tmp_path / "c.vlt",
+            "minari",
+            env_spec=EnvSpec("", 9, 3, 5, Discrete(4)),
         )
     with pytest.raises(OptionError, match="does not take"):
-        export_minari(found, "no version!")
+        vault.export_dataset(found, "no version!", "minari")
     with pytest.raises(OptionError, match="name space x"):
-        export_minari(found, "x/test-v0")
+        vault.export_dataset(found, "x/test-v0", "minari")
 
 
 def of_one(name, action_space, observation_space=None):
@@ -87,7 +93,7 @@ def of_one(name, action_space, observation_space=None):
 )
 def test_one_agent(tmp_path, space, action):
     buffers = of_one("cart/expert-v0", space)
-    found = vault.open_vault(convert_minari("cart/expert-v0", tmp_path / "a.vlt"))
+    found = vault.import_dataset("cart/expert-v0", tmp_path / "a.vlt", "minari")
     assert found.spec == EnvSpec("", 1, 3, 3, action, state="concatenated")
     assert found.episodes.length.tolist() == [4, 6]
     assert found.episodes.cause.tolist() == ["terminated", "truncated"]
@@ -101,12 +107,12 @@ def test_one_agent(tmp_path, space, action):
 
 def test_what_is_not_taken(tmp_path):
     with pytest.raises(VaultError, match="nope-v0 to convert"):
-        convert_minari("nope-v0", tmp_path / "a.vlt")
+        vault.import_dataset("nope-v0", tmp_path / "a.vlt", "minari")
     of_one("cart/start-v0", spaces.Discrete(2, start=1))
     with pytest.raises(VaultError, match="counts its actions from 1"):
-        convert_minari("cart/start-v0", tmp_path / "a.vlt")
+        vault.import_dataset("cart/start-v0", tmp_path / "a.vlt", "minari")
     assert not (tmp_path / "a.vlt").exists()
     with vault.create(tmp_path / "b.vlt", SPEC, rows=2) as writer:
         writer.append(*make())
     with pytest.raises(OptionError, match="as expert-v0 does"):
-        export_minari(vault.open_vault(tmp_path / "b.vlt"), "expert")
+        vault.export_dataset(vault.open_vault(tmp_path / "b.vlt"), "expert", "minari")

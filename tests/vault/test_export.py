@@ -9,26 +9,12 @@ import pytest
 from offmarl import vault
 from offmarl.errors import VaultExistsError, VaultFullError, VaultLockedError
 from offmarl.vault import atomic
-from offmarl.vault.convert import (
-    convert_minari,
-    convert_numpy,
-    convert_pymarl,
-    convert_zarr,
-    export_numpy,
-    export_pymarl,
-    export_zarr,
-)
 
 from .experience import SPEC, whole_episodes
 from .killed import PROGRAMS, Victims
 
 NAMES = {".npz": "data.npz", ".h5": "data.h5", ".zarr": "data.zarr", "": "data-v0"}
-READERS = {
-    ".npz": convert_numpy,
-    ".h5": convert_pymarl,
-    ".zarr": convert_zarr,
-    "": convert_minari,
-}
+LAYOUTS = {".npz": "numpy", ".h5": "pymarl", ".zarr": "zarr", "": "minari"}
 NEEDS = {".h5": "h5py", "": "minari"}
 
 
@@ -49,7 +35,7 @@ def source(tmp_path):
 def steps_in(path: Path, out: Path) -> int:
     """Import what was exported, and return its steps."""
     given = path.name if not path.suffix else path
-    return vault.open_vault(READERS[path.suffix](given, out)).num_steps
+    return vault.import_dataset(given, out, LAYOUTS[path.suffix]).num_steps
 
 
 def campaign(victims, source, tmp_path, monkeypatch, suffix, instants):
@@ -92,8 +78,8 @@ def test_killed_at_many_instants(victims, source, tmp_path, monkeypatch, suffix)
     campaign(victims, source, tmp_path, monkeypatch, suffix, instants=16)
 
 
-@pytest.mark.parametrize("export", [export_numpy, export_zarr])
-def test_all_is_durable_before_it_is_there(source, tmp_path, monkeypatch, export):
+@pytest.mark.parametrize("layout", ["numpy", "zarr"])
+def test_all_is_durable_before_it_is_there(source, tmp_path, monkeypatch, layout):
     """Else a power cut could leave the name and not what it names."""
     path = tmp_path / "out"
     synced: list[Path] = []
@@ -105,29 +91,29 @@ def test_all_is_durable_before_it_is_there(source, tmp_path, monkeypatch, export
         sync(durable)
 
     monkeypatch.setattr(atomic, "sync", noted)
-    export(source, path)
+    vault.export_dataset(source, path, layout)
     beside = tmp_path / ".out.part" / "out"
     written = {beside / file.relative_to(path) for file in (path, *path.rglob("*"))}
     assert written <= set(synced)
 
 
-@pytest.mark.parametrize("export", [export_numpy, export_pymarl, export_zarr])
+@pytest.mark.parametrize("layout", ["numpy", "pymarl", "zarr"])
 @pytest.mark.parametrize("room", [2**15, 2**19])
-def test_a_full_disk(small_disk, tmp_path, export, room):
+def test_a_full_disk(small_disk, tmp_path, layout, room):
     """No crash, as a mapped file would bring about, and nothing left."""
     wide = dataclasses.replace(SPEC, observation_size=600)
     with vault.create(tmp_path / "a.vlt", wide, rows=1) as writer:
         writer.append(*whole_episodes(wide, rows=1, steps=400))
     (small_disk / "ballast").write_bytes(bytes(2**20 - room))
     with pytest.raises(VaultFullError, match="no room on the disk"):
-        export(vault.open_vault(writer.path), small_disk / "a.npz")
+        vault.export_dataset(writer.path, small_disk / "a.npz", layout)
     assert [file.name for file in small_disk.iterdir()] == ["ballast"]
 
 
 def test_two_at_once_and_what_is_there(source, tmp_path):
     path = tmp_path / "a.npz"
     with atomic.workspace(tmp_path / ".a.npz.part"), pytest.raises(VaultLockedError):
-        export_numpy(source, path)
+        vault.export_dataset(source, path, "numpy")
     path.symlink_to(tmp_path / "nowhere")
     with pytest.raises(VaultExistsError):
-        export_numpy(source, path)
+        vault.export_dataset(source, path, "numpy")

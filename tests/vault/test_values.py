@@ -9,8 +9,6 @@ import pytest
 from offmarl import vault
 from offmarl.errors import InvalidValueError
 from offmarl.types import EnvSpec
-from offmarl.vault.convert import convert_omiga, export_numpy
-from offmarl.vault.convert.columns import convert_numpy
 
 from .experience import CONTINUOUS, SPEC, assert_same, make, whole_episodes
 
@@ -246,9 +244,9 @@ def test_samples_by_return_leave_out_episodes_without_one(kept, tmp_path):
 
 
 def test_columns_are_imported_as_they_are(kept, tmp_path):
-    file = export_numpy(kept, tmp_path / "a.npz")
+    file = vault.export_dataset(kept, tmp_path / "a.npz", "numpy")
     with pytest.warns(UserWarning) as told:
-        made = vault.open_vault(convert_numpy(file, tmp_path / "b.vlt"))
+        made = vault.import_dataset(file, tmp_path / "b.vlt", "numpy")
     assert any("action of agent 0 in row 0, step 0" in str(one.message) for one in told)
     assert (made.digest(), made.quirks) == (kept.digest(), kept.quirks)
 
@@ -260,8 +258,8 @@ def test_steps_of_other_programs_are_imported_as_they_are(tmp_path):
         file["a"], file["r"] = np.full((4, 2, 1), 1.5), np.ones((4, 1))
         file["d"] = np.array([0, 0, 0, 1.0])[:, None]
     with pytest.warns(UserWarning, match="action of agent 0, entry 0, .* is 1.5"):
-        path = convert_omiga(tmp_path / "a.h5", tmp_path / "a.vlt")
-    assert vault.open_vault(path).quirks == ("impossible actions",)
+        made = vault.import_dataset(tmp_path / "a.h5", tmp_path / "a.vlt", "omiga")
+    assert made.quirks == ("impossible actions",)
 
 
 def test_what_stock_appended_is_adopted_as_it_is(tmp_path):

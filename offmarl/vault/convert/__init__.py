@@ -1,44 +1,155 @@
-"""Datasets of other projects, to vaults and from them."""
+"""Datasets of other projects: read into vaults, and written from them.
 
-from collections.abc import Callable
-from pathlib import Path, PurePath
+To add a layout, write a reader in a module of its own and list it in `READERS`: the command line
+and its help follow. A reader is a context manager that takes the source, and ``env_spec`` and
+``time_limit`` if its layout does not record them. It yields an `Imported`.
+"""
 
-from offmarl.vault.convert.columns import convert_numpy, convert_zarr, export_numpy, export_zarr
-from offmarl.vault.convert.flat import convert_omar, convert_omiga
-from offmarl.vault.convert.minari import convert_minari, export_minari
-from offmarl.vault.convert.pymarl import convert_pymarl
-from offmarl.vault.convert.to_pymarl import export_pymarl
+import inspect
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
 
-READERS: dict[str, Callable[..., PurePath]] = {
-    "pymarl": convert_pymarl,
-    "cfcql": convert_pymarl,
-    "omiga": convert_omiga,
-    "omar": convert_omar,
-    "minari": convert_minari,
-    "numpy": convert_numpy,
-    "zarr": convert_zarr,
+from offmarl.errors import OptionError, VaultFormatError, unknown_name
+from offmarl.types import EnvSpec
+from offmarl.vault.convert.columns import read_numpy, read_zarr, write_numpy, write_zarr
+from offmarl.vault.convert.common import Imported, StrPath, counted
+from offmarl.vault.convert.flat import read_omar, read_omiga
+from offmarl.vault.convert.minari import read_minari, write_minari
+from offmarl.vault.convert.pymarl import read_pymarl, write_pymarl
+from offmarl.vault.creation import create_whole
+from offmarl.vault.dataset import Dataset
+from offmarl.vault.layout import Codec
+from offmarl.vault.open import open_source, open_vault
+from offmarl.vault.progress import Progress, quiet
+
+READERS: dict[str, Callable[..., AbstractContextManager[Imported]]] = {
+    "pymarl": read_pymarl,
+    "cfcql": read_pymarl,
+    "omiga": read_omiga,
+    "omar": read_omar,
+    "minari": read_minari,
+    "numpy": read_numpy,
+    "zarr": read_zarr,
 }
-"""What makes a vault of a dataset, by the name of its layout."""
+"""Readers by the name of their layout. The first line of a docstring is the layout's summary."""
 
-WRITERS: dict[str, Callable[..., Path]] = {
-    "pymarl": export_pymarl,
-    "minari": export_minari,
-    "numpy": export_numpy,
-    "zarr": export_zarr,
+WRITERS: dict[str, Callable[[Dataset, StrPath, Progress], Path]] = {
+    "pymarl": write_pymarl,
+    "minari": write_minari,
+    "numpy": write_numpy,
+    "zarr": write_zarr,
 }
-"""What writes a vault in another layout, by its name."""
+"""Writers by the name of their layout."""
 
-__all__ = [
-    "READERS",
-    "WRITERS",
-    "convert_minari",
-    "convert_numpy",
-    "convert_omar",
-    "convert_omiga",
-    "convert_pymarl",
-    "convert_zarr",
-    "export_minari",
-    "export_numpy",
-    "export_pymarl",
-    "export_zarr",
-]
+__all__ = ["READERS", "WRITERS", "Imported", "export_dataset", "import_dataset"]
+
+
+def import_dataset(
+    source: StrPath,
+    path: StrPath,
+    layout: str = "pymarl",
+    *,
+    env_spec: EnvSpec | None = None,
+    time_limit: int | None = None,
+    codec: Codec = "raw",
+    terms: Mapping[str, str] | None = None,
+    progress: Progress = quiet,
+) -> Dataset:
+    """Make a vault of a dataset of another project.
+
+    Parameters
+    ----------
+    source
+        A file or folder, or the name of a Minari dataset.
+    path
+        The vault to write, of one row with the episodes end to end.
+    layout
+        Layout of the source, a name of `READERS`.
+    env_spec
+        The environment, whose sizes must be those of the data; inferred from the data if None.
+    time_limit
+        Steps after which the environment truncates, so that such ends are not taken for
+        terminations; that of ``env_spec`` if None.
+    codec
+        As for `offmarl.vault.create`.
+    terms
+        The dataset's ``licence`` (an SPDX identifier) and ``citation``, for the provenance.
+    progress
+        Shows the progress.
+
+    Raises
+    ------
+    UnknownNameError
+        There is no such layout.
+    OptionError
+        The layout records its environment and how episodes ended, and one of them is given.
+    VaultError
+        The source cannot be read, or is not of the layout.
+    ShapeError
+        The sizes of the data are not those of ``env_spec``.
+    """
+    read = _named(READERS, layout)
+    options = _accepted(read, layout, env_spec=env_spec, time_limit=time_limit)
+    with read(source, **options) as found:
+        about = {"source": found.origin | dict(terms or {})}
+        with create_whole(
+            path, found.spec, rows=1, provenance=about, codec=codec, on_invalid="keep"
+        ) as writer:
+            for record in counted(found.records, found.total, progress):
+                writer.append(record.steps, record.finals, cut=record.cut)
+            writer.flush()
+            if found.digest and Dataset(writer.store).digest() != found.digest:
+                raise VaultFormatError(
+                    f"the content of {source} does not have the digest it records: it is damaged "
+                    "or was changed. Copy it again, or remove the digest to import it anyway."
+                )
+    return open_vault(path)
+
+
+def export_dataset(
+    source: StrPath | Dataset, path: StrPath, layout: str, *, progress: Progress = quiet
+) -> Path:
+    """Write a vault in the layout of another project.
+
+    Parameters
+    ----------
+    source
+        A vault, open or by its path.
+    path
+        The file or folder to write; for Minari, the dataset's name.
+    layout
+        A name of `WRITERS`.
+    progress
+        Shows the progress.
+
+    Raises
+    ------
+    UnknownNameError
+        There is no such layout.
+    VaultExistsError
+        The path exists.
+    ShapeError
+        The layout cannot hold the data.
+    """
+    write = _named(WRITERS, layout)
+    return write(source if isinstance(source, Dataset) else open_source(source), path, progress)
+
+
+def _named(table: Mapping[str, Any], layout: str) -> Any:
+    if layout not in table:
+        raise unknown_name("layout", layout, table, see="offmarl convert --help")
+    return table[layout]
+
+
+def _accepted(read: Callable[..., Any], layout: str, **options: Any) -> dict[str, Any]:
+    """Return the options that are given; `OptionError` if the reader does not take one."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if unknown := given.keys() - inspect.signature(read).parameters.keys():
+        flags = {"env_spec": "--env", "time_limit": "--time-limit"}
+        raise OptionError(
+            f"the layout {layout} takes no {' and no '.join(flags[name] for name in unknown)}: its "
+            "datasets record the environment and how episodes ended."
+        )
+    return given

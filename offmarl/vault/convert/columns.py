@@ -1,19 +1,20 @@
 """Plain columns: a vault as arrays that programs without JAX read, in ``.npz`` or zarr v3.
 
-All episodes stand one after the other. There is an array ``(T, ...)`` for each of a vault, by its
-name on disk, and tables with an entry for each of M episodes and F final views::
+The episodes are stored end to end. Each array of a vault becomes an array ``(T, ...)`` of the same
+name. Tables have an entry for each of M episodes and F final views::
 
     episodes.length  (M,)      steps
     episodes.cause   (M,)      how it ended: index into `offmarl.vault.tables.CAUSES`
     episodes.final   (M,)      index of its final view, or -1
     finals.observation, finals.state, finals.legal_actions, finals.alive   (F, ...)
 
-and the vault's spec, provenance and digest, as JSON.
+and the vault's spec, provenance and digest are stored as JSON.
 """
 
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePath
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,12 +24,19 @@ from offmarl.paths import local
 from offmarl.types import EnvSpec, FinalObservations, View
 from offmarl.vault import encoding, layout
 from offmarl.vault.convert import common
-from offmarl.vault.convert.appending import Append, Column, npz, to_slices
-from offmarl.vault.convert.common import Record, StrPath, readable
-from offmarl.vault.convert.contained import check_links_stay_inside
-from offmarl.vault.creation import create_whole
+from offmarl.vault.convert.common import (
+    Append,
+    Column,
+    Imported,
+    Record,
+    StrPath,
+    check_links_stay_inside,
+    npz,
+    readable,
+    to_slices,
+)
 from offmarl.vault.dataset import Dataset
-from offmarl.vault.layout import Codec, NumpyArray
+from offmarl.vault.layout import NumpyArray
 from offmarl.vault.progress import Progress, quiet
 from offmarl.vault.tables import CAUSES, CUT, OPEN
 
@@ -50,14 +58,14 @@ _AXES = {
 
 
 class _Columns(NamedTuple):
-    """Arrays that can be read a slice at a time, and what is said about them."""
+    """Arrays that can be read a slice at a time, and their description."""
 
     arrays: Mapping[str, Any]
     about: Mapping[str, Any]
 
 
-def export_numpy(vault: Dataset, path: StrPath, progress: Progress = quiet) -> Path:
-    """Write a vault to one uncompressed ``.npz`` file of plain columns.
+def write_numpy(vault: Dataset, path: StrPath, progress: Progress = quiet) -> Path:
+    """Write one uncompressed ``.npz`` file of plain columns.
 
     ``np.load`` reads it; the entry "about" is JSON.
     """
@@ -73,8 +81,8 @@ def export_numpy(vault: Dataset, path: StrPath, progress: Progress = quiet) -> P
     return path
 
 
-def export_zarr(vault: Dataset, path: StrPath, progress: Progress = quiet) -> Path:
-    """Write a vault to a zarr v3 group of plain columns, sharded, each chunk with its CRC32C.
+def write_zarr(vault: Dataset, path: StrPath, progress: Progress = quiet) -> Path:
+    """Write a zarr v3 group of plain columns, sharded, each chunk with its CRC32C.
 
     zarr-python reads it, and xarray by the names of its dimensions.
     """
@@ -87,7 +95,7 @@ def export_zarr(vault: Dataset, path: StrPath, progress: Progress = quiet) -> Pa
 
         def create(name: str, shape: tuple[int, ...], dtype: np.dtype[Any], shard: int) -> Any:
             chunk = max(1, min(_CHUNK_BYTES // _row_bytes(shape, dtype), shard))
-            rest = [max(size, 1) for size in shape[1:]]  # an empty axis has chunks all the same
+            rest = [max(size, 1) for size in shape[1:]]  # chunks cannot be empty
             return group.create_array(
                 name,
                 shape=shape,
@@ -110,26 +118,14 @@ def export_zarr(vault: Dataset, path: StrPath, progress: Progress = quiet) -> Pa
     return path
 
 
-def convert_numpy(
-    source: StrPath,
-    path: StrPath,
-    codec: Codec = "raw",
-    progress: Progress = quiet,
-    terms: Mapping[str, str] | None = None,
-) -> PurePath:
-    """Import a file that `export_numpy` wrote, or any other of its layout.
-
-    Parameters
-    ----------
-    source
-        The file.
-    path, codec, progress, terms
-        As for `convert_pymarl`.
+@contextmanager
+def read_numpy(source: StrPath) -> Iterator[Imported]:
+    """Read plain columns in an .npz file, as --to numpy writes them.
 
     Raises
     ------
     VaultError
-        It is not of this layout, or its content is not what its digest says.
+        The file is not of this layout.
     """
     source = local(source)
     with readable(source), np.load(source, allow_pickle=False) as file:
@@ -137,37 +133,26 @@ def convert_numpy(
         arrays = {name: file[name] for name in file.files}
         about = json.loads(str(arrays.pop(_ABOUT)))
         arrays = {name: common.plain(array, name) for name, array in arrays.items()}
-    told = {"format": "numpy", "file": source.name} | dict(terms or {})
-    return _write(_Columns(arrays, about), source, told, path, codec, progress)
+    yield _imported("numpy", source, _Columns(arrays, about))
 
 
-def convert_zarr(
-    source: StrPath,
-    path: StrPath,
-    codec: Codec = "raw",
-    progress: Progress = quiet,
-    terms: Mapping[str, str] | None = None,
-) -> PurePath:
-    """Import a group that `export_zarr` wrote; a chunk that is lost is an error, not zeros.
+@contextmanager
+def read_zarr(source: StrPath) -> Iterator[Imported]:
+    """Read plain columns in a zarr v3 group, as --to zarr writes them.
 
-    Parameters
-    ----------
-    source
-        The group's directory.
-    path, codec, progress, terms
-        As for `convert_pymarl`.
+    A missing chunk is an error, not zeros.
 
     Raises
     ------
     VaultError
-        It is not of this layout, or something in it is lost or damaged.
+        The group is not of this layout, or something in it is missing or damaged.
     """
     import zarr
 
     source = local(source)
     check_links_stay_inside(source)
     if (source / ".zgroup").exists():
-        raise VaultError(f"{source} is a zarr v2 group, and v3 is read: write it as v3.")
+        raise VaultError(f"{source} is a zarr v2 group: write it again as zarr v3.")
     with readable(source):
         group = zarr.open_group(source, mode="r", zarr_format=3)
         arrays: dict[str, Any] = dict(group.arrays())
@@ -177,8 +162,7 @@ def convert_zarr(
             if array.nchunks_initialized != array.nchunks:
                 raise VaultFormatError(f"{source} has lost chunks of {name}: copy it again.")
         about: Any = group.attrs[_ABOUT]
-        told = {"format": "zarr", "file": source.name} | dict(terms or {})
-        return _write(_Columns(arrays, about), source, told, path, codec, progress)
+    yield _imported("zarr", source, _Columns(arrays, about))
 
 
 def _needed() -> tuple[str, ...]:
@@ -200,7 +184,7 @@ def _shard_steps(vault: Dataset) -> int:
 
 
 def _order(vault: Dataset) -> NumpyArray:
-    """Return the episodes in the order they are written: one that runs on can only be the last."""
+    """Return the episodes in the order to write them: an open one can only be the last."""
     return np.argsort(vault.episodes.cause == CAUSES[OPEN], kind="stable")
 
 
@@ -219,7 +203,7 @@ def _tables(vault: Dataset) -> dict[str, NumpyArray]:
 
 
 def _about(vault: Dataset) -> dict[str, Any]:
-    """Say what a vault is; its digest only where all of it can be told again."""
+    """Describe a vault; the digest is left out if the columns cannot reproduce it."""
     whole = (vault.episodes.cause == CAUSES[OPEN]).sum() <= 1
     return {
         "version": 1,
@@ -256,55 +240,44 @@ def _blocks(vault: Dataset, progress: Progress) -> Iterator[dict[str, NumpyArray
         yield {name: np.concatenate(values) for name, values in gathered.items()}
 
 
-def _write(
-    columns: _Columns,
-    source: Path,
-    told: dict[str, Any],
-    path: StrPath,
-    codec: Codec,
-    progress: Progress,
-) -> PurePath:
+def _imported(format: str, source: Path, columns: _Columns) -> Imported:
     try:
         spec = EnvSpec.from_json(columns.about["spec"])
         digest = columns.about.get("digest")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise VaultError(f"{source} does not tell its spec ({error!r}).") from error
-    about = {"source": told | {"provenance": columns.about.get("provenance")}}
-    with create_whole(
-        path, spec, rows=1, provenance=about, codec=codec, on_invalid="keep"
-    ) as writer:
-        for record in _records(columns, spec, progress):
-            writer.append(record.steps, record.finals, cut=record.cut)
-        writer.flush()
-        if digest and Dataset(writer.path).digest() != digest:
-            raise VaultFormatError(
-                f"the content of {source} is not what its digest says: it is damaged or was "
-                "changed. Copy it again, or remove the digest to import it all the same."
-            )
-    return writer.path
+        raise VaultError(f"{source} does not record its spec ({error!r}).") from error
+    provenance = columns.about.get("provenance")
+    origin = {"format": format, "file": source.name, "provenance": provenance}
+    steps = columns.arrays["rewards"].shape[0]
+    spans = common.blocks(steps, sum(leaf.step_bytes for leaf in layout.leaves(spec).values()))
+    records = _records(columns, spec, spans, source)
+    return Imported(spec, origin, records, len(spans), digest)
 
 
-def _records(columns: _Columns, spec: EnvSpec, progress: Progress) -> Iterator[Record]:
-    arrays = columns.arrays
-    length, cause, final = (np.asarray(arrays[name]) for name in _TABLES)
-    ends, steps = np.cumsum(length), arrays["rewards"].shape[0]
+def _records(
+    columns: _Columns, spec: EnvSpec, spans: list[tuple[int, int]], source: Path
+) -> Iterator[Record]:
+    with readable(source):
+        arrays = columns.arrays
+        length, cause, final = (np.asarray(arrays[name]) for name in _TABLES)
+        ends, steps = np.cumsum(length), arrays["rewards"].shape[0]
     if len(ends) and ends[-1] != steps:
-        raise VaultError(f"episodes have {ends[-1]} steps together, and the arrays {steps}.")
+        raise VaultError(f"{source}: its episodes have {ends[-1]} steps, and its arrays {steps}.")
     names = [name for name in layout.leaves(spec) if name in arrays]
-    step_bytes = sum(leaf.step_bytes for leaf in layout.leaves(spec).values())
-    spans = common.blocks(steps, step_bytes)
-    for start, stop in common.counted(spans, len(spans), progress):
-        block = {name: np.asarray(arrays[name][start:stop]) for name in names}
+    for start, stop in spans:
+        with readable(source):
+            block = {name: np.asarray(arrays[name][start:stop]) for name in names}
         here = np.flatnonzero((ends > start) & (ends <= stop) & (cause != OPEN))
         last = ends[here] - 1 - start
         cut: NumpyArray = np.zeros((1, stop - start), bool)
         cut[0, last] = cause[here] == CUT
         found = encoding.from_disk({name: values[None] for name, values in block.items()}, spec)
-        # An episode that ran on was not flagged where it was cut off to be written.
+        # An open episode was cut off when it was written, without a flag.
         truncated = found.truncated | (cut[..., None] & ~found.terminated)
         found = found._replace(truncated=truncated, last=(found.terminated | truncated).all(-1))
         known = final[here] >= 0
-        views = View(*(np.asarray(arrays[name])[final[here][known]] for name in _FINALS))
+        with readable(source):
+            views = View(*(np.asarray(arrays[name])[final[here][known]] for name in _FINALS))
         time: NumpyArray = last[known]
         row: NumpyArray = np.zeros_like(time)
         yield Record(found, FinalObservations(row, time, views), cut)

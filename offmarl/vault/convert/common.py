@@ -1,39 +1,43 @@
-"""What readers and writers of foreign formats share."""
+"""What readers and writers of foreign layouts share.
+
+A foreign dataset could make a reader copy other files of this machine into a vault that may be
+published, a private key for instance: an HDF5 file can take bytes from other files (external
+storage), objects (external links) and slices (virtual datasets), and a folder can hold links. Such
+datasets are refused.
+"""
 
 import hashlib
+import os
+import stat
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
-from os import PathLike
-from pathlib import Path, PurePath
-from typing import Any, NamedTuple, TypeVar
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 
-from offmarl.errors import (
-    MissingExtraError,
-    ShapeError,
-    VaultError,
-    VaultNotFoundError,
-)
+from offmarl.errors import MissingExtraError, ShapeError, VaultError, VaultNotFoundError
 from offmarl.types import EnvSpec, FinalObservations, Transition, View
 from offmarl.vault import atomic
-from offmarl.vault.creation import create_whole
-from offmarl.vault.layout import Codec, NumpyArray
+from offmarl.vault.layout import NumpyArray
 from offmarl.vault.progress import Progress
-from offmarl.vault.store import errors_of
+from offmarl.vault.system import errors_of
 
-StrPath = str | PathLike[str]
+StrPath = str | os.PathLike[str]
 Item = TypeVar("Item")
 
+HDF5 = (".h5", ".hdf5")
+"""Suffixes of HDF5 files."""
+
 BLOCK_BYTES = 2**25
-"""About how much of a foreign dataset is in memory at once."""
+"""Approximate size of the part of a foreign dataset that is in memory at once."""
 
 
 class Record(NamedTuple):
-    """Some steps of one row, the final views in them, and where the recording cut them off."""
+    """Steps of one row, the final views in them, and where the recording cut episodes off."""
 
     steps: Transition
     finals: FinalObservations | None = None
@@ -41,33 +45,25 @@ class Record(NamedTuple):
     """``(1, T)``"""
 
 
-def write_vault(
-    path: StrPath,
-    spec: EnvSpec,
-    source: dict[str, Any],
-    records: Iterable[Record],
-    codec: Codec,
-) -> PurePath:
-    """Write records end to end to a vault of one row that appears whole or not at all."""
-    about = {"source": source}
-    with create_whole(
-        path, spec, rows=1, provenance=about, codec=codec, on_invalid="keep"
-    ) as writer:
-        for record in records:
-            writer.append(record.steps, record.finals, cut=record.cut)
-    return writer.path
+class Imported(NamedTuple):
+    """An open foreign dataset, as its reader presents it."""
+
+    spec: EnvSpec
+    origin: dict[str, Any]
+    """Where it comes from, for the provenance."""
+    records: Iterable[Record]
+    """The data, which goes end to end into one row."""
+    total: int
+    """The number of records."""
+    digest: str | None = None
+    """What the digest of the vault must be, if the dataset records it."""
 
 
-def counted(items: Iterable[Item], total: int, progress: Progress) -> Iterator[Item]:
-    """Yield items, and tell of each."""
-    with progress("convert", total) as advance:
-        for item in items:
-            yield item
-            advance(1)
+# ---------------------------------------------------------------------------------- reading
 
 
 def require(module: str) -> Any:
-    """Import a package that only some formats need; `MissingExtraError` where it is not there."""
+    """Import a package that only some layouts need; `MissingExtraError` if it is not installed."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
@@ -79,7 +75,7 @@ def require(module: str) -> Any:
 
 @contextmanager
 def readable(what: object) -> Iterator[None]:
-    """Turn what a damaged file raises into an error of ours."""
+    """Turn the errors of reading a damaged file into `VaultError`."""
     try:
         yield
     except FileNotFoundError as error:
@@ -90,20 +86,13 @@ def readable(what: object) -> Iterator[None]:
         EOFError,
         ValueError,
         OSError,
-        RuntimeError,  # of HDF5's library; and documents nested too deep for the parser
+        RuntimeError,  # of the HDF5 library, and of JSON that is nested too deep
     ) as error:
         raise VaultError(f"{what} is damaged, incomplete or of another format: {error}") from error
 
 
-@contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """Yield where to write what takes its place when the block ends; errors are ours."""
-    with errors_of(path), atomic.whole(path) as beside:
-        yield beside
-
-
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, or of the names and contents of those in a directory."""
+    """Return the SHA-256 of a file, or of the names and contents of a directory's files."""
     if path.is_file():
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -115,7 +104,7 @@ def sha256(path: Path) -> str:
 
 
 def check_layout(source: object, layout: str, found: Iterable[str], needed: Iterable[str]) -> None:
-    """Raise `VaultError` where arrays are missing that a layout has."""
+    """Raise `VaultError` if arrays of a layout are missing."""
     names = sorted(found)
     missing = [name for name in needed if name not in names]
     if missing:
@@ -126,7 +115,7 @@ def check_layout(source: object, layout: str, found: Iterable[str], needed: Iter
 
 
 def check_spec(found: EnvSpec, wanted: EnvSpec | None) -> EnvSpec:
-    """Return the spec that was named, or else found; `ShapeError` where they contradict."""
+    """Return the wanted spec, or else the found one; `ShapeError` if they contradict."""
     if wanted is None:
         return found
     if difference := found.difference(wanted):
@@ -138,26 +127,192 @@ def check_spec(found: EnvSpec, wanted: EnvSpec | None) -> EnvSpec:
 
 
 def plain(array: NumpyArray, name: str) -> NumpyArray:
-    """Return an array of numbers; `VaultError` where it holds Python objects."""
+    """Return an array of numbers; `VaultError` if it holds Python objects or text."""
     if array.dtype.hasobject or array.dtype.kind not in "biuf":
         raise VaultError(f"the array {name!r} holds {array.dtype}, not numbers: it is not read.")
     return array
 
 
 def blocks(steps: int, step_bytes: int) -> list[tuple[int, int]]:
-    """Cut so many steps into intervals that fit in memory."""
+    """Divide steps into intervals that fit in memory."""
     size = max(1, BLOCK_BYTES // max(step_bytes, 1))
     return [(start, min(steps, start + size)) for start in range(0, steps, size)]
 
 
 def load_npy(path: Path) -> NumpyArray:
-    """Map a ``.npy`` file into memory; never a pickle."""
+    """Map a ``.npy`` file into memory; pickles are refused."""
     with readable(path):
         return plain(np.load(path, mmap_mode="r", allow_pickle=False), path.name)
 
 
+@contextmanager
+def open_datasets(source: Path) -> Iterator[dict[str, Any]]:
+    """Open an HDF5 file that refers to no other file.
+
+    Yields
+    ------
+    dict
+        The ``h5py.Dataset`` objects of the root group, by name.
+
+    Raises
+    ------
+    VaultNotFoundError
+        There is no such file.
+    VaultError
+        It is not an HDF5 file, or something in it refers to another file.
+    """
+    h5py = require("h5py")
+    if not source.is_file():
+        raise VaultNotFoundError(f"there is no file {source} to convert.")
+    with ExitStack() as stack:
+        with readable(source):
+            file = stack.enter_context(h5py.File(source, "r"))
+            check_hdf5(file, source)
+            found = {name: item for name, item in file.items() if isinstance(item, h5py.Dataset)}
+        yield found
+
+
+def check_hdf5(file: Any, source: Path) -> None:
+    """Raise `VaultError` if anything in an open ``h5py.File`` refers to another file.
+
+    Every object is visited once, by its hard links; no other link is followed. Soft links name an
+    object of the same file, which has a hard link too.
+    """
+    h5py = require("h5py")
+    links = {h5py.h5l.TYPE_HARD, h5py.h5l.TYPE_SOFT}
+    pending, seen = [(file.id, "")], {_address(file.id)}
+    while pending:
+        group, path = pending.pop()
+        for name in group:
+            below = f"{path}/{name.decode(errors='replace')}"
+            kind = group.links.get_info(name).type
+            if kind not in links:
+                raise _refused(f"{below} in {source} is an external link")
+            if kind == h5py.h5l.TYPE_SOFT:
+                continue
+            found = h5py.h5o.open(group, name)
+            if (address := _address(found)) in seen:
+                continue
+            seen.add(address)
+            if isinstance(found, h5py.h5g.GroupID):
+                pending.append((found, below))
+            elif isinstance(found, h5py.h5d.DatasetID):
+                _check_dataset(found, f"{below} in {source}")
+
+
+def _address(found: Any) -> int:
+    return int(require("h5py").h5o.get_info(found).addr)
+
+
+def _check_dataset(found: Any, name: str) -> None:
+    created = found.get_create_plist()
+    if created.get_layout() == require("h5py").h5d.VIRTUAL:
+        raise _refused(f"the dataset {name} is virtual: it shows parts of other files")
+    if created.get_external_count():
+        raise _refused(f"the dataset {name} has external storage: its bytes are in other files")
+
+
+def check_links_stay_inside(directory: Path) -> None:
+    """Raise `VaultError` if a directory has links out of it, or anything but files."""
+    root = directory.resolve()
+    for path in _below(directory):
+        if path.is_symlink() and not path.resolve().is_relative_to(root):
+            raise _refused(f"{path} is a link that leads out of {directory}")
+        if path.exists() and stat.S_IFMT(path.stat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
+            raise _refused(f"{path} is neither a file nor a directory")
+
+
+def _below(directory: Path) -> Iterator[Path]:
+    for parent, directories, files in os.walk(directory):
+        yield from (Path(parent, name) for name in (*directories, *files))
+
+
+def _refused(reason: str) -> VaultError:
+    return VaultError(
+        f"{reason}. Nothing was converted: it could copy any file of this machine into the vault. "
+        "If you trust it, make a copy that holds the data itself."
+    )
+
+
+# ---------------------------------------------------------------------------------- writing
+
+
+class Column(NamedTuple):
+    """Shape and type of an array to write."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+Append = Callable[[NumpyArray], object]
+"""Writes the next entries of an array's first axis."""
+
+
+def counted(items: Iterable[Item], total: int, progress: Progress) -> Iterator[Item]:
+    """Yield items, and report the progress after each."""
+    with progress("convert", total) as advance:
+        for item in items:
+            yield item
+            advance(1)
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Yield a temporary path that replaces ``path`` when the block ends without an error."""
+    with errors_of(path), atomic.whole(path) as beside:
+        yield beside
+
+
+def to_slices(array: Any) -> Append:
+    """Append to an array of h5py or zarr."""
+    done = 0
+
+    def append(values: NumpyArray) -> None:
+        nonlocal done
+        start, done = done, done + len(values)
+        array[start:done] = values
+
+    return append
+
+
+def _to_npy(file: BinaryIO, column: Column) -> Append:
+    """Append to a ``.npy`` file. A full disk raises here; a memory map would crash."""
+    shape, dtype = column
+    descr = np.lib.format.dtype_to_descr(dtype)
+    header = {"descr": descr, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
+    return lambda values: file.write(np.asarray(values, dtype).tobytes())
+
+
+@contextmanager
+def npz(
+    path: Path, columns: Mapping[str, Column], compression: int = zipfile.ZIP_STORED
+) -> Iterator[dict[str, Append]]:
+    """Write an ``.npz`` file whose arrays are filled side by side, in temporary files.
+
+    Parameters
+    ----------
+    path
+        The file; its directory holds the temporary files.
+    columns
+        The arrays. All of their entries must be appended.
+    compression
+        A constant of ``zipfile``.
+    """
+    beside = path.with_name(f"{path.name}.arrays")
+    beside.mkdir()
+    files = {name: beside / f"{name}.npy" for name in columns}
+    with ExitStack() as stack:
+        opened = {name: stack.enter_context(file.open("wb")) for name, file in files.items()}
+        yield {name: _to_npy(opened[name], column) for name, column in columns.items()}
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for file in files.values():
+            archive.write(file, file.name)
+            file.unlink()  # the disk never holds everything twice
+
+
 def with_final(views: View, final: View) -> View:
-    """Put an episode's final view behind the others, ``(T+1, ...)``."""
+    """Append an episode's final view to the others, ``(T+1, ...)``."""
     joined: list[NumpyArray] = [
         np.concatenate([x, y[None]]) for x, y in zip(views, final, strict=True)
     ]

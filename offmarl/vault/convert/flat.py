@@ -1,10 +1,10 @@
-"""Datasets of steps end to end: OMAR's folders of ``.npy`` files, and the HDF5 files of OMIGA."""
+"""Datasets with the steps end to end: folders of ``.npy`` files (OMAR), HDF5 files (OMIGA)."""
 
 import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
-from pathlib import Path, PurePath
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,10 +14,15 @@ from offmarl.paths import local
 from offmarl.types import Discrete, EnvSpec, FinalObservations, Transition, View
 from offmarl.vault import encoding
 from offmarl.vault.convert import common
-from offmarl.vault.convert.common import Record, StrPath, readable
-from offmarl.vault.convert.contained import check_links_stay_inside, open_datasets
-from offmarl.vault.layout import Codec, Leaf, NumpyArray
-from offmarl.vault.progress import Progress, quiet
+from offmarl.vault.convert.common import (
+    Imported,
+    Record,
+    StrPath,
+    check_links_stay_inside,
+    open_datasets,
+    readable,
+)
+from offmarl.vault.layout import Leaf, NumpyArray
 
 _OMIGA = ("s", "o", "a", "r", "d")
 _OMAR = ("obs", "acs", "rews", "next_obs", "dones")
@@ -29,41 +34,35 @@ class _Steps(NamedTuple):
 
     length: int
     read: Callable[[int, int], dict[str, NumpyArray]]
-    """Disk name, and for what actions led to that of `_NEXT`, to ``(T, ...)``."""
+    """Arrays ``(T, ...)`` of an interval, by their names on disk and those of `_NEXT`."""
 
 
-def convert_omiga(
-    source: StrPath,
-    path: StrPath,
-    env_spec: EnvSpec | None = None,
-    time_limit: int | None = None,
-    codec: Codec = "raw",
-    progress: Progress = quiet,
-    terms: Mapping[str, str] | None = None,
-) -> PurePath:
-    """Import an HDF5 file as OMIGA and ComaDICE ship multi-agent MuJoCo.
+@contextmanager
+def read_omiga(
+    source: StrPath, env_spec: EnvSpec | None = None, time_limit: int | None = None
+) -> Iterator[Imported]:
+    """Read HDF5 files of multi-agent MuJoCo, as OMIGA and ComaDICE ship them.
 
-    What the last action of an episode led to is not told there. The state of each agent becomes a
-    part of the global state.
+    The outcome of an episode's last action is not recorded there. The states of the agents are
+    joined to the global state.
 
     Parameters
     ----------
     source
         Arrays ``o (T, N, O)``, ``s (T, N, S)``, ``a (T, N, A)``, and ``r`` and ``d``, ``(T, 1)`` or
         one for each agent: rewards, and 1 at the last step of an episode.
-    path, env_spec, time_limit, codec, progress, terms
-        As for `convert_pymarl`.
+    env_spec, time_limit
+        As for `offmarl.vault.convert.import_dataset`.
 
     Raises
     ------
     VaultError
-        The file is not there or not of this layout.
+        The file does not exist or is not of this layout.
     ShapeError
         Its sizes are not those of ``env_spec``.
     """
     source = local(source)
-    with ExitStack() as stack:
-        found = open_datasets(source, stack)
+    with open_datasets(source) as found:
         common.check_layout(source, "OMIGA's", found, _OMIGA)
         arrays = {name: common.plain(found[name], name) for name in _OMIGA}
         _check_lengths(source, {name: array.shape[0] for name, array in arrays.items()})
@@ -83,31 +82,24 @@ def convert_omiga(
                 "terminals": np.broadcast_to(d.reshape(len(o), -1), each),
             }
 
-        about = {"format": "omiga", "file": source.name, "sha256": common.sha256(source)}
-        origin = about | dict(terms or {})
-        steps = _Steps(len(arrays["o"]), read)
-        return _write(steps, path, origin, env_spec, time_limit, codec, progress)
+        origin = {"format": "omiga", "file": source.name, "sha256": common.sha256(source)}
+        yield _imported(_Steps(len(arrays["o"]), read), origin, env_spec, time_limit)
 
 
-def convert_omar(
-    source: StrPath,
-    path: StrPath,
-    env_spec: EnvSpec | None = None,
-    time_limit: int | None = None,
-    codec: Codec = "raw",
-    progress: Progress = quiet,
-    terms: Mapping[str, str] | None = None,
-) -> PurePath:
-    """Import a folder of ``.npy`` files as OMAR ships particle environments and MuJoCo.
+@contextmanager
+def read_omar(
+    source: StrPath, env_spec: EnvSpec | None = None, time_limit: int | None = None
+) -> Iterator[Imported]:
+    """Read folders of .npy files of particle environments and MuJoCo, as OMAR ships them.
 
     Parameters
     ----------
     source
         A folder with files ``obs_i``, ``acs_i``, ``rews_i``, ``next_obs_i`` and ``dones_i`` for
-        each agent i from 0, and where there are states ``states_i`` and ``next_states_i``. Shorter
-        observations and states are padded with zeros.
-    path, env_spec, codec, progress, terms
-        As for `convert_pymarl`.
+        each agent i from 0, and optionally ``states_i`` and ``next_states_i``. Shorter observations
+        and states are padded with zeros.
+    env_spec
+        As for `offmarl.vault.convert.import_dataset`.
     time_limit
         Steps after which the environment truncates: episodes end there whether ``dones`` says so or
         not; that of ``env_spec`` if None. OMAR's particle environments have 25.
@@ -115,7 +107,7 @@ def convert_omar(
     Raises
     ------
     VaultError
-        The folder is not there or not of this layout.
+        The folder does not exist or is not of this layout.
     ShapeError
         Its sizes are not those of ``env_spec``.
     """
@@ -123,17 +115,7 @@ def convert_omar(
     if not source.is_dir():
         raise VaultError(f"{source} is not a folder: OMAR's datasets are folders of .npy files.")
     check_links_stay_inside(source)
-    names = {file.name for file in source.glob("*.npy")}
-    num_agents = sum(bool(re.fullmatch(r"obs_\d+\.npy", name)) for name in names)
-    kinds = (*_OMAR, *(("states", "next_states") if "states_0.npy" in names else ()))
-    files = {kind: [f"{kind}_{i}.npy" for i in range(max(num_agents, 1))] for kind in kinds}
-    needed = [name for group in files.values() for name in group]
-    common.check_layout(source, "OMAR's", names, needed)
-    arrays = {
-        kind: [common.load_npy(source / name) for name in group] for kind, group in files.items()
-    }
-    of_names = {f"{k}_{i}": len(x) for k, group in arrays.items() for i, x in enumerate(group)}
-    _check_lengths(source, of_names)
+    arrays = _omar_arrays(source)
 
     def read(start: int, stop: int) -> dict[str, NumpyArray]:
         found = {kind: _stack([x[start:stop] for x in group]) for kind, group in arrays.items()}
@@ -148,14 +130,28 @@ def convert_omar(
             renamed |= {"infos.state": found["states"], "next_states": found["next_states"]}
         return renamed
 
-    about = {"format": "omar", "file": source.name, "sha256": common.sha256(source)}
-    origin = about | dict(terms or {})
-    steps = _Steps(len(arrays["obs"][0]), read)
-    return _write(steps, path, origin, env_spec, time_limit, codec, progress)
+    origin = {"format": "omar", "file": source.name, "sha256": common.sha256(source)}
+    yield _imported(_Steps(len(arrays["obs"][0]), read), origin, env_spec, time_limit)
+
+
+def _omar_arrays(source: Path) -> dict[str, list[NumpyArray]]:
+    """Return the arrays of every agent, by their kind."""
+    names = {file.name for file in source.glob("*.npy")}
+    num_agents = sum(bool(re.fullmatch(r"obs_\d+\.npy", name)) for name in names)
+    kinds = (*_OMAR, *(("states", "next_states") if "states_0.npy" in names else ()))
+    files = {kind: [f"{kind}_{i}.npy" for i in range(max(num_agents, 1))] for kind in kinds}
+    needed = [name for group in files.values() for name in group]
+    common.check_layout(source, "OMAR's", names, needed)
+    arrays = {
+        kind: [common.load_npy(source / name) for name in group] for kind, group in files.items()
+    }
+    lengths = {f"{k}_{i}": len(x) for k, group in arrays.items() for i, x in enumerate(group)}
+    _check_lengths(source, lengths)
+    return arrays
 
 
 def _stack(arrays: list[NumpyArray]) -> NumpyArray:
-    """Put the arrays ``(T, ...)`` of agents side by side, ``(T, N, D)``, zeros where shorter."""
+    """Stack the agents' arrays ``(T, ...)`` to ``(T, N, D)``, padded with zeros."""
     flat = [array.reshape(len(array), -1) for array in arrays]
     width = max(array.shape[1] for array in flat)
     return np.stack([np.pad(x, ((0, 0), (0, width - x.shape[1]))) for x in flat], axis=1)
@@ -163,36 +159,27 @@ def _stack(arrays: list[NumpyArray]) -> NumpyArray:
 
 def _check_lengths(source: Path, lengths: Mapping[str, int]) -> None:
     if len({*lengths.values()}) > 1:
-        told = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise VaultError(f"{source} is damaged: its arrays have different lengths ({told}).")
+        listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise VaultError(f"{source} is damaged: its arrays have different lengths ({listed}).")
 
 
-def _write(
-    steps: _Steps,
-    path: StrPath,
-    origin: dict[str, Any],
-    wanted: EnvSpec | None,
-    time_limit: int | None,
-    codec: Codec,
-    progress: Progress,
-) -> PurePath:
+def _imported(
+    steps: _Steps, origin: dict[str, Any], wanted: EnvSpec | None, time_limit: int | None
+) -> Imported:
     first = steps.read(0, min(steps.length, 1))
     leaves = {name: Leaf(x.dtype, x.shape[1:]) for name, x in first.items()}
     found = encoding.spec_of({name: leaf for name, leaf in leaves.items() if name not in _NEXT})
     if found.action == Discrete(0):
         raise VaultError(
-            "the data has discrete actions and does not tell how many: its layout is for "
-            "continuous ones."
+            "the data has discrete actions of an unknown number: its layout is for continuous ones."
         )
     spec = common.check_spec(found, wanted)
     spec = dataclasses.replace(spec, time_limit=time_limit or spec.time_limit)
-    step_bytes = sum(leaf.step_bytes for leaf in leaves.values())
-    blocks = common.blocks(steps.length, step_bytes)
-    records = _records(steps, spec, common.counted(blocks, len(blocks), progress))
-    return common.write_vault(path, spec, origin, records, codec)
+    blocks = common.blocks(steps.length, sum(leaf.step_bytes for leaf in leaves.values()))
+    return Imported(spec, origin, _records(steps, spec, blocks), len(blocks))
 
 
-def _records(steps: _Steps, spec: EnvSpec, blocks: Iterator[tuple[int, int]]) -> Iterator[Record]:
+def _records(steps: _Steps, spec: EnvSpec, blocks: list[tuple[int, int]]) -> Iterator[Record]:
     since = 0
     for start, stop in blocks:
         arrays = steps.read(start, stop)
@@ -204,21 +191,21 @@ def _records(steps: _Steps, spec: EnvSpec, blocks: Iterator[tuple[int, int]]) ->
 
 
 def find_limits(done: NumpyArray, since: int, time_limit: int | None) -> tuple[NumpyArray, int]:
-    """Find the steps at which a time limit ended an episode, whether the data flags it or not.
+    """Find the steps at which a time limit ended an episode, flagged or not.
 
     Parameters
     ----------
     done
-        ``(T,)``, the steps that are flagged as the last of their episode.
+        ``(T,)``, the steps flagged as the last of their episode.
     since
-        Steps of the first episode that came before.
+        Steps of the first episode before this interval.
     time_limit
-        Steps after which an episode is truncated, if there is a limit.
+        Steps after which an episode is truncated; None for no limit.
 
     Returns
     -------
     limits, since
-        ``(T,)``, and the steps of the last episode so far.
+        ``(T,)``, and the steps so far of the episode that is open at the end.
     """
     limits: NumpyArray = np.zeros(len(done), bool)
     begin = -since
@@ -244,7 +231,7 @@ def _truncate(steps: Transition, limits: NumpyArray) -> Transition:
 def _finals(
     arrays: Mapping[str, NumpyArray], steps: Transition, spec: EnvSpec
 ) -> FinalObservations | None:
-    """Return what the last actions of episodes led to, where the data tells."""
+    """Return the final views of episodes, if the data has them."""
     if not {"next_obs", *(["next_states"] if spec.state == "native" else [])} <= arrays.keys():
         return None
     time: NumpyArray = np.flatnonzero(steps.last[0])

@@ -1,10 +1,10 @@
-"""Minari datasets: one of a group of agents with its axis kept, and of a single agent as N = 1."""
+"""Minari datasets: of several agents, which keep their axis, and of a single agent as N = 1."""
 
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -14,39 +14,41 @@ from offmarl.errors import OptionError, VaultError
 from offmarl.types import Continuous, Discrete, EnvSpec, Episode, FinalObservations, View
 from offmarl.vault import encoding, layout
 from offmarl.vault.convert.common import (
+    HDF5,
+    Imported,
     Record,
     StrPath,
+    check_links_stay_inside,
     check_spec,
     counted,
+    open_datasets,
     readable,
     require,
     whole,
     with_final,
-    write_vault,
 )
-from offmarl.vault.convert.contained import HDF5, check_links_stay_inside, open_datasets
 from offmarl.vault.dataset import Dataset
-from offmarl.vault.layout import Codec, NumpyArray
+from offmarl.vault.layout import NumpyArray
 from offmarl.vault.progress import Progress, quiet
 from offmarl.vault.tables import CAUSES, CUT
 
 _SPEC = re.compile(r"offmarl:(\{.*\})", re.DOTALL)
 
 
-def export_minari(vault: Dataset, dataset: StrPath, progress: Progress = quiet) -> Path:
-    """Write a vault as a local Minari dataset, where agents keep their axis.
+def write_minari(vault: Dataset, dataset: StrPath, progress: Progress = quiet) -> Path:
+    """Write a local Minari dataset, where agents keep their axis.
 
     Observations are ``(N, O)`` boxes, actions ``(N,)`` or ``(N, A)``, and the reward is the mean
-    over the team. States, legal actions, and rewards and ends of each agent are in ``infos``. An
-    episode without a final view, as most of other programs have, ends with its last one twice,
-    which ``infos`` says: Minari has no episodes without.
+    over the team. States, legal actions, and the rewards and ends of each agent are in ``infos``.
+    Minari requires a final view. An episode without one, as most foreign episodes are, repeats its
+    last view, and ``infos`` says so.
 
     Parameters
     ----------
     vault
         The vault.
     dataset
-        The name that Minari will know it by, such as ``swarm/coverage-3/expert-v0``.
+        Its name in Minari, such as ``swarm/coverage-3/expert-v0``.
 
     Returns
     -------
@@ -56,13 +58,13 @@ def export_minari(vault: Dataset, dataset: StrPath, progress: Progress = quiet) 
     Raises
     ------
     VaultExistsError
-        There is such a dataset already.
+        The dataset exists.
     VaultError
         It cannot be written.
     MissingExtraError
         Minari is not installed.
     OptionError
-        It is no name that Minari takes.
+        Minari does not accept the name.
     """
     storage = require("minari.dataset.minari_storage").MinariStorage
     name = PurePath(dataset).as_posix()
@@ -71,8 +73,8 @@ def export_minari(vault: Dataset, dataset: StrPath, progress: Progress = quiet) 
     _name_space(PurePath(name).parent.as_posix())
     with whole(home / name) as beside:
         beside.mkdir()
-        # Not `create_dataset_from_buffers`, which writes where all look: killed there, it leaves a
-        # dataset of fewer episodes.
+        # `create_dataset_from_buffers` would write to the final place, and leave a dataset of fewer
+        # episodes there if it is killed.
         made = storage.new(beside / "data", *_spaces(vault.spec))
         made.update_metadata(
             {
@@ -98,7 +100,7 @@ def _buffers(vault: Dataset, progress: Progress) -> Iterator[Any]:
 
 
 def _name_space(name: str) -> None:
-    """Have Minari know the directories that a dataset is in, unless it does."""
+    """Register the directories above a dataset with Minari."""
     spaces = require("minari.namespace")
     try:
         if name != "." and name not in spaces.list_local_namespaces():
@@ -115,29 +117,23 @@ def _check_name(name: str) -> None:
         )
 
 
-def convert_minari(
-    source: StrPath,
-    path: StrPath,
-    env_spec: EnvSpec | None = None,
-    codec: Codec = "raw",
-    progress: Progress = quiet,
-    terms: Mapping[str, str] | None = None,
-) -> PurePath:
-    """Import a local Minari dataset: one that `export_minari` wrote, or one of a single agent.
+@contextmanager
+def read_minari(source: StrPath, env_spec: EnvSpec | None = None) -> Iterator[Imported]:
+    """Read local Minari datasets: those of a single agent, and those that --to minari wrote.
 
-    Observations that are not flat become so; dictionaries and texts are not taken.
+    Observations are flattened; dictionaries and texts are refused.
 
     Parameters
     ----------
     source
-        The name that Minari knows it by.
-    path, env_spec, codec, progress, terms
-        As for `convert_pymarl`.
+        The dataset's name in Minari.
+    env_spec
+        As for `offmarl.vault.convert.import_dataset`.
 
     Raises
     ------
     VaultError
-        Minari has no such dataset, or it is of a kind that is not taken.
+        Minari has no such dataset, or its spaces are not supported.
     ShapeError
         Its sizes are not those of ``env_spec``.
     """
@@ -146,26 +142,26 @@ def convert_minari(
     _check_contained(_home() / name)
     with readable(f"the Minari dataset {name}"):
         dataset = minari.load_dataset(name)
-    found = _spec_of(dataset, name)
-    spec = check_spec(found, env_spec)
-    origin = {"format": "minari", "dataset": name} | dict(terms or {})
-    return write_vault(path, spec, origin, _records(dataset, spec, progress), codec)
+    spec = check_spec(_spec_of(dataset, name), env_spec)
+    origin = {"format": "minari", "dataset": name}
+    yield Imported(spec, origin, _records(dataset, spec), int(dataset.total_episodes))
 
 
 def _check_contained(directory: Path) -> None:
-    """Raise `VaultError` where Minari would read other files for a dataset, or run its code."""
+    """Raise `VaultError` if Minari would read other files for a dataset, or run its code."""
     check_links_stay_inside(directory)
-    with readable(directory), ExitStack() as stack:
+    with readable(directory):
         for path in sorted(directory.rglob("*")):
             if path.suffix in HDF5:
-                open_datasets(path, stack)
+                with open_datasets(path):
+                    pass
         metadata = directory / "data" / "metadata.json"
         told = json.loads(metadata.read_text()) if metadata.exists() else {}
     if metadata.exists() and not {"observation_space", "action_space"} <= {*told}:
         raise VaultError(
-            f"{metadata} does not tell the observation and action spaces: Minari would import and "
-            "run what it names as the environment to find them. Load and save it with Minari "
-            "where you trust it, and convert what was saved."
+            f"{metadata} does not record the observation and action spaces: to find them, Minari "
+            "would import and run the environment that it names. If you trust it, load and save it "
+            "with Minari, and convert the saved dataset."
         )
 
 
@@ -187,7 +183,7 @@ def _buffer(number: int, episode: Episode, cut: bool) -> Any:
     truncated[-1] |= ~terminated[-1]
 
     def one_more(values: NumpyArray) -> NumpyArray:
-        """Give `infos` an entry for the final view too, as Minari has it."""
+        """Repeat the last entry: Minari's infos include the final view."""
         return np.concatenate([values, values[-1:]])
 
     per_step = {
@@ -225,8 +221,8 @@ def _spec_of(dataset: Any, name: str) -> EnvSpec:
     seen, action = dataset.observation_space, dataset.action_space
     if not isinstance(seen, spaces.Box) or not isinstance(action, spaces.Discrete | spaces.Box):
         raise VaultError(
-            f"the Minari dataset {name} has observations {seen} and actions {action}: boxes, and "
-            "boxes or discrete actions from 0, are taken."
+            f"the Minari dataset {name} has observations {seen} and actions {action}: only "
+            "boxes, and for actions also discrete spaces from 0, are supported."
         )
     discrete = isinstance(action, spaces.Discrete)
     if discrete and action.start:
@@ -236,9 +232,8 @@ def _spec_of(dataset: Any, name: str) -> EnvSpec:
     return EnvSpec("", 1, size, size, kind, state="concatenated")
 
 
-def _records(dataset: Any, spec: EnvSpec, progress: Progress) -> Iterator[Record]:
-    episodes = dataset.iterate_episodes()
-    for episode in counted(episodes, int(dataset.total_episodes), progress):
+def _records(dataset: Any, spec: EnvSpec) -> Iterator[Record]:
+    for episode in dataset.iterate_episodes():
         infos = episode.infos or {}
         if "final_known" in infos:
             yield _record(episode, infos, spec)
@@ -246,12 +241,12 @@ def _records(dataset: Any, spec: EnvSpec, progress: Progress) -> Iterator[Record
             yield _record(episode, _of_one(episode, spec), spec)
         else:
             raise VaultError(
-                "the Minari dataset does not tell each agent's rewards and ends: export it again."
+                "the Minari dataset does not record each agent's rewards and ends: export it again."
             )
 
 
 def _of_one(episode: Any, spec: EnvSpec) -> dict[str, NumpyArray]:
-    """Return what a single agent's episode leaves out, as the datasets written here tell it."""
+    """Return the infos of a single agent's episode, as `write_minari` would write them."""
     slots = len(episode.observations)
     each = (slots, 1)
     ended = bool(episode.terminations[-1] or episode.truncations[-1])

@@ -1,83 +1,81 @@
-"""The episode batches of PyMARL and its descendants, in ``.npz`` and HDF5 files."""
+"""Episode batches of PyMARL and its descendants, in ``.npz`` and HDF5 files."""
 
 import dataclasses
 import math
-import os
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
-from pathlib import Path, PurePath
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from offmarl.errors import ShapeError, VaultError, VaultNotFoundError
 from offmarl.paths import local
-from offmarl.types import Discrete, EnvSpec, FinalObservations, Transition, View
+from offmarl.types import Discrete, EnvSpec, Episode, FinalObservations, Transition, View
 from offmarl.vault.convert import common
-from offmarl.vault.convert.common import Record, check_layout, readable, write_vault
-from offmarl.vault.convert.contained import HDF5, open_datasets
-from offmarl.vault.layout import Codec, NumpyArray
+from offmarl.vault.convert.common import (
+    HDF5,
+    Append,
+    Column,
+    Imported,
+    Record,
+    StrPath,
+    check_layout,
+    npz,
+    open_datasets,
+    readable,
+    require,
+    to_slices,
+    with_final,
+)
+from offmarl.vault.dataset import Dataset
+from offmarl.vault.layout import NumpyArray
 from offmarl.vault.progress import Progress, quiet
 
 _REQUIRED = ("obs", "actions", "reward", "terminated", "filled")
 _OPTIONAL = ("state", "avail_actions")
 
 
-def convert_pymarl(
-    source: str | os.PathLike[str],
-    path: str | os.PathLike[str],
-    env_spec: EnvSpec | None = None,
-    time_limit: int | None = None,
-    codec: Codec = "raw",
-    progress: Progress = quiet,
-    terms: Mapping[str, str] | None = None,
-) -> PurePath:
-    """Import an ``.npz`` or HDF5 file of PyMARL's episode batches, as CFCQL and others ship them.
+@contextmanager
+def read_pymarl(
+    source: StrPath, env_spec: EnvSpec | None = None, time_limit: int | None = None
+) -> Iterator[Imported]:
+    """Read .npz or HDF5 files of PyMARL's episode batches, as CFCQL and others ship them.
 
-    An episode of L steps fills L+1 slots there: the last one holds what was seen at the end, which
-    becomes the episode's final view. An episode that reached the time limit was truncated, and so
-    was one that is not flagged ``terminated`` at its end; the others terminated.
+    An episode of L steps fills L+1 slots there: the last slot holds the episode's final view. An
+    episode that reached the time limit was truncated, and so was one that is not flagged
+    ``terminated`` at its end; the others terminated.
 
     Parameters
     ----------
     source
         Arrays ``obs (E, T+1, N, O)``, ``actions (E, T+1, N, 1)``, ``reward (E, T+1, 1)`` (or one
-        for each agent), ``terminated`` and ``filled (E, T+1, 1)``, and where there are any ``state
+        for each agent), ``terminated`` and ``filled (E, T+1, 1)``, and optionally ``state
         (E, T+1, S)`` and ``avail_actions (E, T+1, N, A)``.
-    path
-        The vault to create: one row, the episodes one after the other.
-    env_spec
-        The environment, whose sizes must be those of the data; told by the data if None.
-    time_limit
-        Steps after which the environment truncates; that of ``env_spec`` if None.
-    codec
-        As for `offmarl.vault.create`.
-    progress
-        Shows how far it is; `offmarl.tracking.progress` does.
-    terms
-        What the dataset states of itself, kept with where it is from in the vault's provenance:
-        ``licence``, an SPDX identifier, and ``citation``.
-
-    Returns
-    -------
-    PurePath
-        The vault's.
+    env_spec, time_limit
+        As for `offmarl.vault.convert.import_dataset`.
 
     Raises
     ------
     VaultError
-        The file is not there or not of this layout.
+        The file does not exist or is not of this layout.
     ShapeError
         Its sizes are not those of ``env_spec``.
     """
     source = local(source)
     with ExitStack() as stack:
-        members = _open(source, stack)
+        members = _open_members(source, stack)
         spec = _spec(members, env_spec, time_limit)
-        about = {"format": "pymarl", "file": source.name, "sha256": common.sha256(source)}
-        records = (Record(*_records(batch, spec)) for batch in _batches(members, progress))
-        return write_vault(path, spec, about | dict(terms or {}), records, codec)
+        origin = {"format": "pymarl", "file": source.name, "sha256": common.sha256(source)}
+        episodes = members["obs"].shape[0]
+        bytes_each = sum(member.episode_bytes for member in members.values())
+        spans = common.blocks(episodes, bytes_each)
+        records = (
+            Record(*_records({name: one.read(stop - start) for name, one in members.items()}, spec))
+            for start, stop in spans
+        )
+        yield Imported(spec, origin, records, len(spans))
 
 
 class _Member(NamedTuple):
@@ -87,7 +85,7 @@ class _Member(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     data: Any
-    """A binary file, opened where the first episode begins."""
+    """A binary file at the start of the first episode."""
 
     @property
     def episode_bytes(self) -> int:
@@ -121,14 +119,14 @@ class _Dataset:
             return self._data[start : self._next]
 
 
-def _open(source: Path, stack: ExitStack) -> dict[str, _Member | _Dataset]:
+def _open_members(source: Path, stack: ExitStack) -> dict[str, _Member | _Dataset]:
     opened = (_open_hdf5 if source.suffix in HDF5 else _open_npz)(source, stack)
     _check_shapes(source, list(opened.values()))
     return opened
 
 
 def _open_hdf5(source: Path, stack: ExitStack) -> dict[str, _Member | _Dataset]:
-    found = open_datasets(source, stack)
+    found = stack.enter_context(open_datasets(source))
     check_layout(source, "PyMARL's", found, _REQUIRED)
     return {
         name: _Dataset(name, common.plain(found[name], name))
@@ -182,7 +180,7 @@ def _check_shapes(source: Path, members: list[_Member | _Dataset]) -> None:
 def _spec(
     members: Mapping[str, _Member | _Dataset], wanted: EnvSpec | None, limit: int | None
 ) -> EnvSpec:
-    """Return the spec of the data, which must be as wanted."""
+    """Return the spec of the data; `ShapeError` if it is not as wanted."""
     *_, num_agents, observation_size = members["obs"].shape
     state = members.get("state")
     sizes: dict[str, Any] = {
@@ -202,7 +200,7 @@ def _spec(
         return dataclasses.replace(wanted, time_limit=limit or wanted.time_limit)
     if not legal:
         raise VaultError(
-            "the data has no avail_actions, so nothing tells how many actions there are: name its "
+            "the data has no avail_actions, so the number of actions is unknown: name its "
             "environment."
         )
     return EnvSpec(
@@ -215,21 +213,10 @@ def _spec(
     )
 
 
-def _batches(
-    members: Mapping[str, _Member | _Dataset], progress: Progress
-) -> Iterator[dict[str, NumpyArray]]:
-    episodes = members["obs"].shape[0]
-    size = max(1, common.BLOCK_BYTES // sum(member.episode_bytes for member in members.values()))
-    starts = range(0, episodes, size)
-    for start in common.counted(starts, len(starts), progress):
-        count = min(size, episodes - start)
-        yield {name: member.read(count) for name, member in members.items()}
-
-
 def _records(
     batch: Mapping[str, NumpyArray], spec: EnvSpec
 ) -> tuple[Transition, FinalObservations]:
-    """Put the executed steps of a batch of episodes end to end, in one row."""
+    """Put the steps of a batch of episodes end to end, in one row."""
     lengths, executed, last = _extent(batch)
     ended = batch["terminated"][..., 0] != 0
     at_limit = (lengths >= (spec.time_limit or np.inf))[:, None]
@@ -261,9 +248,9 @@ def _records(
 
 
 def _extent(batch: Mapping[str, NumpyArray]) -> tuple[NumpyArray, NumpyArray, NumpyArray]:
-    """Return each episode's executed steps, ``(E,)``, and masks ``(E, T+1)`` of them and the last.
+    """Return the lengths of episodes ``(E,)``, and masks ``(E, T+1)`` of all and of last steps.
 
-    Slots of a batch that no episode was put in have length 0.
+    Empty slots of a batch have length 0.
     """
     filled = batch["filled"][..., 0] != 0
     count = filled.sum(1)
@@ -303,3 +290,85 @@ def _actions(actions: NumpyArray, spec: EnvSpec) -> NumpyArray:
             f"{spec.num_actions}, from 0: name the environment that the data is from."
         )
     return actions.astype(np.int32)
+
+
+def write_pymarl(vault: Dataset, path: StrPath, progress: Progress = quiet) -> Path:
+    """Write an ``.npz`` or HDF5 file of PyMARL's episode batches.
+
+    An episode of L steps fills L+1 slots. If its final view is unknown, the last slot is empty
+    after a termination; otherwise the last step is dropped, and its view becomes the final one.
+    Rewards of a team are written once, others for each agent.
+
+    Raises
+    ------
+    ShapeError
+        Actions are continuous: the layout is for discrete ones.
+    VaultExistsError
+        The path exists.
+    """
+    path = local(path)
+    spec = vault.spec
+    spec.num_actions  # noqa: B018 - raises if actions are continuous
+    lengths = vault.episodes.length
+    lead = (len(lengths), int(lengths.max(initial=0)) + 1)
+    agents = spec.num_agents
+    rewards = 1 if spec.reward == "team" else agents
+    columns = {
+        "obs": _column("f4", *lead, agents, spec.observation_size),
+        "state": _column("f4", *lead, spec.state_size),
+        "actions": _column("i8", *lead, agents, 1),
+        "avail_actions": _column("i4", *lead, agents, spec.num_actions),
+        "reward": _column("f4", *lead, rewards),
+        "terminated": _column("u1", *lead, 1),
+        "filled": _column("i8", *lead, 1),
+    }
+    with common.whole(path) as beside, _create(beside, columns) as arrays:
+        for episode in common.counted(vault.each_episode(), len(lengths), progress):
+            for name, values in _slots(episode, rewards).items():
+                shape, dtype = columns[name]
+                slots: NumpyArray = np.zeros((1, *shape[1:]), dtype)
+                slots[0, : len(values)] = values
+                arrays[name](slots)
+    return path
+
+
+def _column(dtype: str, *shape: int) -> Column:
+    return Column(shape, np.dtype(dtype))
+
+
+@contextmanager
+def _create(path: Path, columns: Mapping[str, Column]) -> Iterator[Mapping[str, Append]]:
+    """Create the file, to be filled an episode at a time."""
+    if path.suffix not in HDF5:
+        with npz(path, columns, zipfile.ZIP_DEFLATED) as arrays:
+            yield arrays
+        return
+    with require("h5py").File(path, "w") as file:
+        yield {name: to_slices(file.create_dataset(name, *of)) for name, of in columns.items()}
+
+
+def _slots(episode: Episode, rewards: int) -> dict[str, NumpyArray]:
+    """Return an episode as slots ``(L+1, ...)``."""
+    steps, final = episode
+    terminated = steps.terminated[-1].all()
+    count = len(steps.last) if final or terminated else len(steps.last) - 1
+    views = steps.view
+    if final:
+        views = with_final(views, final)
+
+    def executed(values: NumpyArray) -> NumpyArray:
+        return values[:count]
+
+    filled = np.ones((count + 1, 1))
+    ends = np.zeros((count, 1))
+    ends[-1:] = terminated
+    reward = steps.reward if rewards > 1 else steps.reward[:, :1]
+    return {
+        "obs": views.observation,
+        "state": views.state,
+        "actions": executed(steps.action)[..., None],
+        "avail_actions": views.legal_actions,
+        "reward": executed(reward),
+        "terminated": ends,
+        "filled": filled,
+    }
