@@ -313,7 +313,7 @@ def _comparison_page(
 def _run_films(runs: Sequence[Path]) -> list[str]:
     """Return an episode of each run's first seed, if its environment can be drawn."""
     from offmarl.cli import policies
-    from offmarl.evaluation import load_policy
+    from offmarl.programs import load_policy
     from offmarl.report import render
 
     shown = []

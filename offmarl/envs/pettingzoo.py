@@ -25,7 +25,7 @@ Observations = Mapping[str, Any]
 Infos = Mapping[str, Mapping[str, Any]]
 
 Actor = Callable[..., tuple[Any, Any]]
-"""A policy: see `offmarl.evaluation.LoadedPolicy`."""
+"""A policy: see `offmarl.programs.LoadedPolicy`."""
 
 _MASK = "action_mask"
 _TOLERANCE = 1e-5

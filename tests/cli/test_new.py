@@ -89,3 +89,16 @@ def test_names_of_files_that_are_refused(offmarl, tmp_path, name, message):
     done = offmarl("new", "env", name)
     assert done.code == 2 and message in done.err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_baseline_from_a_file_is_trained(offmarl, random_data):
+    assert offmarl("new", "baseline", "cautious", "--directory", "some where").code == 0
+    helped = offmarl("train", "some where/cautious.py", "--help")
+    assert helped.code == 0 and "Adam's step size" in helped.out
+    data = random_data("probe/observation")
+    trained = offmarl("train", "some where/cautious.py", "--vault", data, *TRAIN, "--json")
+    assert trained.code == 0, trained.err
+    run = trained.json["run"]
+    assert Path(run).name == "cautious"
+    assert offmarl("evaluate", run, "--episodes", 2, "--json").code == 0
