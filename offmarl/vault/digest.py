@@ -43,7 +43,7 @@ def episode_digests(
     policies
         Whether episodes of equal steps differ where the ids of their policies do.
     advance
-        Told of every block of steps.
+        Called with the steps of every block.
     """
     found = dict(_of_episodes(vault, policies, advance))
     return [found[episode] for episode in range(len(found))]

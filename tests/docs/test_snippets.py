@@ -133,7 +133,7 @@ def glob(word: str) -> list[str]:
 def given(page: str) -> dict[str, Any]:
     """Return the names that a page takes for the reader's own."""
     if page == "writing.md":
-        return {"number": 1, "StoreConformance": object, "pytest": pytest}
+        return {"number": 1, "DriverConformance": object, "pytest": pytest}
     if page == "adapters.md":
         from offmarl.programs.processes import RandomPolicy
         from tests.programs import pettingzoo
