@@ -186,7 +186,7 @@ def test_a_name_in_the_data_never_leads_elsewhere(
     vars(dataset)["spec"] = dataclasses.replace(dataset.spec, name=name)
     args = dataclasses.replace(args, out=None)
     if expected is None:
-        with pytest.raises(OptionError, match=r"'../.. ' can name no directory: give --out"):
+        with pytest.raises(OptionError, match=r"'../.. ' in the data cannot be a path: give --out"):
             _directory("bc", args, dataset)
     else:
         assert _directory("bc", args, dataset) == Path("runs") / expected / "random" / "bc"
