@@ -40,3 +40,18 @@ def test_without_a_manifest_only_whole_nodes_are_roots(store):
     for file in (store / DATA).iterdir():
         file.write_bytes(file.read_bytes()[:-1])
     assert not any(found.lost for found in tree.earlier(driver_of(store)) if not found.values)
+
+
+def test_every_commit_is_found_in_a_long_history(tmp_path):
+    """The manifest lists the newest commits only, and refers to nodes that list the others."""
+    config = {"max_inline_value_bytes": 10, "version_tree_arity_log2": 1}
+    base = {"driver": "file", "path": f"{tmp_path}/"}
+    opened = ts.KvStore.open({"driver": "ocdbt", "base": base, "config": config}).result()
+    for number in range(20):
+        opened.write("key", bytes([number]) * 40).result()
+    driver = driver_of(tmp_path)
+    found = [read(tmp_path, commit.values["key"])[0] for commit in tree.earlier(driver)]
+    assert found == list(range(18, -1, -1))
+    assert tree.live_files(driver) == {
+        f"{DATA}/{file.name}" for file in (tmp_path / DATA).iterdir()
+    }
