@@ -10,12 +10,14 @@ arXiv 2302.00521).
 """
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from offmarl import cli, programs
 from offmarl.config import Positive, PositiveInt
@@ -25,8 +27,10 @@ from offmarl.networks import (
     agent_head,
     agent_network,
     init_policy,
+    make_policy,
     stochastic_head,
 )
+from offmarl.programs import DatasetStatistics, Hyperparameters, Program, Stage
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 # ---------------------------------------------------------------------------------- arguments
@@ -41,6 +45,9 @@ class Args(programs.Args):
     anneal: bool = True
     """Let the step size fall to zero over the run, so that the clone settles on the frequencies of
     the data rather than on those of the last batches."""
+    tanh: bool = False
+    """Clone continuous actions by a Gaussian that is squashed by tanh, rather than clipped. It
+    cannot take the ends of the range, which the data of controllers is full of."""
     greedy: bool = False
     """Evaluate the clone's best actions only, rather than act as randomly as the data does."""
     hidden: PositiveInt = 64
@@ -57,34 +64,46 @@ class State(NamedTuple):
 
     params: ArrayTree
     optimiser: ArrayTree
+    updates: Int[Array, ""]
 
 
 # ---------------------------------------------------------------------------------- program
 
 
-def make(spec: EnvSpec, args: Args) -> programs.Program:
+def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     """Build the program for one kind of data."""
-    config = PolicyConfig("recurrent", stochastic_head(spec), args.hidden, args.agent_id)
+    head_name = stochastic_head(spec, "tanh_gaussian" if args.tanh else "gaussian")
+    config = PolicyConfig("recurrent", head_name, args.hidden, args.agent_id)
     network, head = agent_network(config, spec), agent_head(config)
-    end = 0.0 if args.anneal else args.learning_rate
-    adam = optax.adam(optax.linear_schedule(args.learning_rate, end, args.updates))
+    total = args.updates or 1
 
-    def init(key: PRNGKeyArray) -> State:
+    def init(key: PRNGKeyArray, _hyper: Hyperparameters) -> State:
         params = init_policy(config, spec, key)
-        return State(params, adam.init(params))
+        return State(params, optax.adam(0.0).init(params), jnp.zeros((), jnp.int32))
 
     def loss(params: ArrayTree, batch: Sequence) -> Float[Array, ""]:
         view = batch.view_tm1
         outputs = jax.vmap(lambda o: network.apply(params, o, method="unroll"))(view.observation)
         losses = -head(outputs, view.legal_actions).log_prob(batch.action)
-        return masked_mean(losses, batch.mask[..., None] & view.alive)
+        return masked_mean(losses, batch.mask[..., None] & view.alive, batch.weight)
 
-    def update(state: State, batch: Sequence, _key: PRNGKeyArray) -> tuple[State, dict[str, Array]]:
+    def update(
+        state: State, batch: Sequence, _key: PRNGKeyArray, hyper: Hyperparameters
+    ) -> tuple[State, dict[str, Array]]:
         value, gradient = jax.value_and_grad(loss)(state.params, batch)
+        left = jnp.maximum(1 - state.updates / total, 0) if args.anneal else 1.0
+        adam = optax.adam(hyper.learning_rate * left)
         step, optimiser = adam.update(gradient, state.optimiser)
-        return State(optax.apply_updates(state.params, step), optimiser), {"policy_loss": value}
+        params = optax.apply_updates(state.params, step)
+        return State(params, optimiser, state.updates + 1), {"policy_loss": value}
 
-    return programs.Program(config, init, update, lambda state: state.params, args.greedy)
+    return Program(
+        init,
+        stages=(Stage(update),),
+        policy=partial(make_policy, config, spec),
+        policy_params=lambda state: state.params,
+        greedy=args.greedy,
+    )
 
 
 # ---------------------------------------------------------------------------------- main
@@ -92,7 +111,7 @@ def make(spec: EnvSpec, args: Args) -> programs.Program:
 
 def main(args: Args) -> Path:
     """Train, evaluate and write the run; return its directory."""
-    return programs.train("bc", make, args)
+    return programs.train(make, args)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ with k_i(s) the agent's share of the mixing weights. Reference: Yang et al. 2021
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,9 +32,11 @@ from offmarl.networks import (
     PolicyConfig,
     agent_network,
     init_policy,
+    make_policy,
     mix,
     mixing_coefficients,
 )
+from offmarl.programs import DatasetStatistics, Hyperparameters, Program, Stage
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 # ---------------------------------------------------------------------------------- arguments
@@ -87,15 +90,15 @@ class State(NamedTuple):
 # ---------------------------------------------------------------------------------- program
 
 
-def make(spec: EnvSpec, args: Args) -> programs.Program:
+def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     """Build the program for one kind of data."""
     config = PolicyConfig("recurrent", "softmax", args.hidden, args.agent_id)
     values_config = replace(config, head="q")
     policy, values = agent_network(config, spec), agent_network(values_config, spec)
     mixer = Mixer(spec.num_agents, args.mixer_embed, args.hidden)
-    adam = optax.adam(args.learning_rate)
 
-    def init(key: PRNGKeyArray) -> State:
+    def init(key: PRNGKeyArray, _hyper: Hyperparameters) -> State:
+        adam = optax.adam(0.0)
         actor_key, values_key, mixer_key = jax.random.split(key, 3)
         actor = init_policy(config, spec, actor_key)
         critic = Critic(
@@ -114,22 +117,23 @@ def make(spec: EnvSpec, args: Args) -> programs.Program:
         return q, q_tot, weights
 
     def critic_loss(
-        critic: Critic, target: Critic, batch: Sequence
+        critic: Critic, target: Critic, batch: Sequence, hyper: Hyperparameters
     ) -> tuple[Float[Array, ""], tuple[Array, Array, MixerWeights]]:
         q, q_tot, weights = data_values(critic, batch)
         _, q_tot_target, _ = data_values(target, batch)
-        weighted = q_tot_target * softmax_weights(q_tot_target, batch.mask, args.value_temperature)
-        discount = args.gamma * (1 - batch.terminated.all(-1))
+        weighted = q_tot_target * softmax_weights(q_tot_target, batch.mask, hyper.value_temperature)
+        discount = hyper.gamma * (1 - batch.terminated.all(-1))
         # The data's next action is needed: the last step of a window has none.
         has_next = jnp.pad(batch.mask[:, 1:], ((0, 0), (0, 1)))
         targets = jax.vmap(lambda_targets, in_axes=(0, 0, 0, 0, None))(
-            batch.reward.mean(-1), discount, weighted, has_next, args.td_lambda
+            batch.reward.mean(-1), discount, weighted, has_next, hyper.td_lambda
         )
         known = batch.mask & (has_next | (discount == 0))
-        return masked_mean((q_tot - targets) ** 2, known), (q, q_tot, weights)
+        value = masked_mean((q_tot - targets) ** 2, known, batch.weight)
+        return value, (q, q_tot, weights)
 
     def actor_loss(
-        actor: ArrayTree, q: Array, weights: MixerWeights, batch: Sequence
+        actor: ArrayTree, q: Array, weights: MixerWeights, batch: Sequence, hyper: Hyperparameters
     ) -> Float[Array, ""]:
         view = batch.view_tm1
         logits = jax.vmap(lambda o: policy.apply(actor, o, method="unroll"))(view.observation)
@@ -137,14 +141,19 @@ def make(spec: EnvSpec, args: Args) -> programs.Program:
         probs = jax.nn.softmax(categorical(logits, view.legal_actions).logits)
         advantage = select(q, batch.action) - (probs * q).sum(-1)
         mask = batch.mask[..., None] & view.alive
-        imitate = softmax_weights(advantage, mask, args.policy_temperature)
-        return masked_mean(mixing_coefficients(weights) * imitate * log_loss, mask)
+        imitate = softmax_weights(advantage, mask, hyper.policy_temperature)
+        return masked_mean(mixing_coefficients(weights) * imitate * log_loss, mask, batch.weight)
 
-    def update(state: State, batch: Sequence, _key: PRNGKeyArray) -> tuple[State, dict[str, Array]]:
+    def update(
+        state: State, batch: Sequence, _key: PRNGKeyArray, hyper: Hyperparameters
+    ) -> tuple[State, dict[str, Array]]:
+        adam = optax.adam(hyper.learning_rate)
         (value_loss, (q, q_tot, weights)), critic_gradient = jax.value_and_grad(
             critic_loss, has_aux=True
-        )(state.critic, state.target, batch)
-        policy_loss, actor_gradient = jax.value_and_grad(actor_loss)(state.actor, q, weights, batch)
+        )(state.critic, state.target, batch, hyper)
+        policy_loss, actor_gradient = jax.value_and_grad(actor_loss)(
+            state.actor, q, weights, batch, hyper
+        )
         actor_step, actor_optimiser = adam.update(actor_gradient, state.actor_optimiser)
         critic_step, critic_optimiser = adam.update(critic_gradient, state.critic_optimiser)
         critic = optax.apply_updates(state.critic, critic_step)
@@ -163,7 +172,12 @@ def make(spec: EnvSpec, args: Args) -> programs.Program:
             updates=updates,
         ), metrics
 
-    return programs.Program(config, init, update, lambda state: state.actor)
+    return Program(
+        init,
+        stages=(Stage(update),),
+        policy=partial(make_policy, config, spec),
+        policy_params=lambda state: state.actor,
+    )
 
 
 # ---------------------------------------------------------------------------------- main
@@ -171,7 +185,7 @@ def make(spec: EnvSpec, args: Args) -> programs.Program:
 
 def main(args: Args) -> Path:
     """Train, evaluate and write the run; return its directory."""
-    return programs.train("maicq", make, args)
+    return programs.train(make, args)
 
 
 if __name__ == "__main__":

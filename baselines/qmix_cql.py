@@ -1,6 +1,6 @@
 """QMIX+CQL: monotonic value factorisation with a conservative penalty, discrete and recurrent.
 
-Agents' recurrent action values are mixed into Q_tot, monotonic in each of them, and learnt by
+Agents' recurrent action values are mixed into Q_tot, monotonic in each of them, and learned by
 double Q-learning; the penalty pushes down the joint values of legal joint actions drawn at random
 and up those of the data:
 
@@ -12,6 +12,7 @@ References: QMIX, Rashid et al. 2018 (arXiv 1803.11485); CQL, Kumar et al. 2020 
 """
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +31,16 @@ from offmarl.losses import (
     sample_legal_actions,
     td_targets,
 )
-from offmarl.networks import Mixer, PolicyConfig, QParams, agent_network, init_policy, mix
+from offmarl.networks import (
+    Mixer,
+    PolicyConfig,
+    QParams,
+    agent_network,
+    init_policy,
+    make_policy,
+    mix,
+)
+from offmarl.programs import DatasetStatistics, Hyperparameters, Program, Stage
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 # ---------------------------------------------------------------------------------- arguments
@@ -80,20 +90,19 @@ class State(NamedTuple):
 # ---------------------------------------------------------------------------------- program
 
 
-def make(spec: EnvSpec, args: Args) -> programs.Program:
+def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     """Build the program for one kind of data."""
     config = PolicyConfig("recurrent", "q", args.hidden, args.agent_id)
     network = agent_network(config, spec)
     mixer = Mixer(spec.num_agents, args.mixer_embed, args.hidden)
-    adam = optax.adam(args.learning_rate)
 
-    def init(key: PRNGKeyArray) -> State:
+    def init(key: PRNGKeyArray, _hyper: Hyperparameters) -> State:
         agent_key, mixer_key = jax.random.split(key)
         params = Params(
             init_policy(config, spec, agent_key).network,
             mixer.init(mixer_key, jnp.zeros(spec.state_size)),
         )
-        return State(params, params, adam.init(params), jnp.zeros((), jnp.int32))
+        return State(params, params, optax.adam(0.0).init(params), jnp.zeros((), jnp.int32))
 
     def values(params: Params, batch: Sequence) -> tuple[Array, Array]:
         observation, state = batch.view.observation, batch.view.state
@@ -101,7 +110,11 @@ def make(spec: EnvSpec, args: Args) -> programs.Program:
         return q, mixer.apply(params.mixer, state)
 
     def loss(
-        params: Params, target: Params, batch: Sequence, key: PRNGKeyArray
+        params: Params,
+        target: Params,
+        batch: Sequence,
+        key: PRNGKeyArray,
+        hyper: Hyperparameters,
     ) -> tuple[Float[Array, ""], dict[str, Array]]:
         q, weights = values(params, batch)
         q_target, weights_target = values(target, batch)
@@ -110,25 +123,30 @@ def make(spec: EnvSpec, args: Args) -> programs.Program:
 
         v_t = double_q_values(_after(q_target), _after(q), view_t.legal_actions) * view_t.alive
         q_tot_t = mix(_after(weights_target), v_t)
-        discount_t = args.gamma * (1 - batch.terminated.all(-1))
+        discount_t = hyper.gamma * (1 - batch.terminated.all(-1))
         target_tm1 = td_targets(batch.reward.mean(-1), discount_t, q_tot_t)
         q_tot_tm1 = mix(weights_tm1, select(q_tm1, batch.action) * view_tm1.alive)
-        td_loss = masked_mean(0.5 * (q_tot_tm1 - target_tm1) ** 2, batch.mask & batch.next_known)
+        error = 0.5 * (q_tot_tm1 - target_tm1) ** 2
+        td_loss = masked_mean(error, batch.mask & batch.next_known, batch.weight)
 
         others = sample_legal_actions(key, view_tm1.legal_actions, args.cql_samples)
         q_others = jax.vmap(lambda a: select(q_tm1, a) * view_tm1.alive)(others)
         q_tot_others = jax.vmap(mix, in_axes=(None, 0))(weights_tm1, q_others)
-        gap = masked_mean(conservative_gap(q_tot_others, q_tot_tm1), batch.mask)
+        gap = masked_mean(conservative_gap(q_tot_others, q_tot_tm1), batch.mask, batch.weight)
         metrics = {
             "td_loss": td_loss,
             "cql_loss": gap,
             "q_tot": masked_mean(q_tot_tm1, batch.mask),
         }
-        return td_loss + args.cql_weight * gap, metrics
+        return td_loss + hyper.cql_weight * gap, metrics
 
-    def update(state: State, batch: Sequence, key: PRNGKeyArray) -> tuple[State, dict[str, Array]]:
-        gradient, metrics = jax.grad(loss, has_aux=True)(state.params, state.target, batch, key)
-        step, optimiser = adam.update(gradient, state.optimiser)
+    def update(
+        state: State, batch: Sequence, key: PRNGKeyArray, hyper: Hyperparameters
+    ) -> tuple[State, dict[str, Array]]:
+        gradient, metrics = jax.grad(loss, has_aux=True)(
+            state.params, state.target, batch, key, hyper
+        )
+        step, optimiser = optax.adam(hyper.learning_rate).update(gradient, state.optimiser)
         params = optax.apply_updates(state.params, step)
         updates = state.updates + 1
         target = optax.periodic_update(params, state.target, updates, args.target_every)
@@ -137,7 +155,7 @@ def make(spec: EnvSpec, args: Args) -> programs.Program:
     def policy_params(state: State) -> QParams:
         return QParams(state.params.agent, jnp.zeros_like(state.updates, jnp.float32))
 
-    return programs.Program(config, init, update, policy_params)
+    return Program(init, (Stage(update),), partial(make_policy, config, spec), policy_params)
 
 
 def _before(tree: ArrayTree) -> ArrayTree:
@@ -155,7 +173,7 @@ def _after(tree: ArrayTree) -> ArrayTree:
 
 def main(args: Args) -> Path:
     """Train, evaluate and write the run; return its directory."""
-    return programs.train("qmix_cql", make, args)
+    return programs.train(make, args)
 
 
 if __name__ == "__main__":

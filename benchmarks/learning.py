@@ -23,9 +23,8 @@ import tyro
 
 import offmarl
 from offmarl import envs
-from offmarl.cli import programs
 from offmarl.networks import PolicyConfig, make_policy
-from offmarl.programs import record_policy
+from offmarl.programs import record_policy, registry
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ def compare_sampling(args: Args, path: Path) -> None:
 
 
 def compare_seeds(args: Args, path: Path, directory: Path) -> None:
-    program = programs.load("baseline", args.program)
+    program = registry.load("baseline", args.program)
 
     def train(seed: int, seeds: int) -> float:
         options = program.Args(

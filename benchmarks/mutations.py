@@ -67,7 +67,7 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     "offmarl/evaluation.py": (("tests/test_evaluation.py",), ("tests/programs",)),
     "offmarl/programs/loop.py": (("tests/programs",), ("tests/baselines",)),
     "offmarl/programs/buffer.py": (
-        ("tests/programs/test_capture.py",),
+        ("tests/programs/test_buffer.py",),
         ("tests/programs",),
     ),
     "offmarl/hub/install.py": (("tests/hub/test_download.py",), ("tests/hub",)),

@@ -39,9 +39,8 @@ sys.path.insert(0, str(ROOT))
 
 import offmarl  # noqa: E402
 from offmarl import vault  # noqa: E402
-from offmarl.cli import programs  # noqa: E402
 from offmarl.errors import OffmarlError, VaultNotFoundError  # noqa: E402
-from offmarl.vault.store import LOCK  # noqa: E402
+from offmarl.vault.layout import LOCK  # noqa: E402
 from tests.vault.experience import SPEC, make  # noqa: E402
 from tests.vault.killed import Victims  # noqa: E402
 
@@ -87,7 +86,7 @@ def digest_of(tree: object) -> str:
 
 def train(path: Path, run: Path, updates: int = UPDATES) -> str:
     """Train on a vault as the command line does, and return what the parameters are known by."""
-    baseline = programs.load("baseline", "bc")
+    baseline = registry.load("baseline", "bc")
     options = {"seeds": 1, "updates": updates, "evaluate_every": UPDATES // 2, "batch_size": 8}
     args = baseline.Args(vault=path, out=run, env="none", length=5, hidden=8, **options)
     try:

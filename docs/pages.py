@@ -17,10 +17,10 @@ import docstring_parser
 import offmarl
 from docs.pictures import returns_chart
 from offmarl import envs
-from offmarl.cli import programs
 from offmarl.cli.parse import parameter_texts
 from offmarl.errors import MissingExtraError, OptionError, UnknownNameError
 from offmarl.hub import card as catalogue
+from offmarl.programs import registry
 from offmarl.types import Discrete
 
 Pages = dict[str, str]
@@ -275,12 +275,12 @@ def _number(value: float | None) -> str:
 
 def algorithms() -> Pages:
     """Return a page for each recorder and each baseline."""
-    kinds: tuple[programs.Kind, ...] = ("recorder", "baseline")
+    kinds: tuple[registry.Kind, ...] = ("recorder", "baseline")
     found = {
-        name: (kind, path) for kind in kinds for name, path in sorted(programs.find(kind).items())
+        name: (kind, path) for kind in kinds for name, path in sorted(registry.find(kind).items())
     }
     rows = [
-        (f"[`{name}`]({slug(name)}.md)", kind, programs.summary(path))
+        (f"[`{name}`]({slug(name)}.md)", kind, registry.summary(path))
         for name, (kind, path) in found.items()
     ]
     index = (
@@ -294,9 +294,9 @@ def algorithms() -> Pages:
     return {f"catalogue/algorithms/{path}": text for path, text in pages.items()}
 
 
-def _program(kind: programs.Kind, name: str, path: Path) -> str:
-    module = programs.load(kind, name)
-    texts, verb = parameter_texts(module.Args), programs.VERBS[kind]
+def _program(kind: registry.Kind, name: str, path: Path) -> str:
+    module = registry.load(kind, name)
+    texts, verb = parameter_texts(module.Args), registry.VERBS[kind]
     where = "--env swarm/coverage-3" if kind == "recorder" else "--vault DATA"
     own = vars(module.Args).get("__annotations__", {})
     fields = sorted(dataclasses.fields(module.Args), key=lambda one: one.name not in own)

@@ -11,7 +11,7 @@
 | recording | `record` (Python environments), `record_episodes` (the same, in processes) |
 | evaluation | `evaluation`, `load_policy` |
 | statistics | `statistics` (intervals, profiles), `report` (tables, figures, pages) |
-| testing | `testing` (what storage drivers must do) |
+| testing | `testing` (what storage drivers and environments must do) |
 | records | `View`, `Timestep`, `Transition`, `Sequence`, `FinalObservations` |
 | specifications | `EnvSpec`, `Discrete`, `Continuous` |
 | errors | `OffmarlError`, `OptionError`, `UnknownNameError`, `ShapeError`, `InvalidValueError` |
@@ -77,8 +77,8 @@ if TYPE_CHECKING:
         tracking,
         vault,
     )
-    from offmarl.evaluation import load_policy
     from offmarl.hub import load_dataset
+    from offmarl.programs.policy import load_policy
     from offmarl.programs.processes import record_episodes
     from offmarl.programs.python import record
     from offmarl.types import (
@@ -157,7 +157,7 @@ __all__ = [
 _HOMES = {
     "Dataset": "offmarl.vault:Dataset",
     "load_dataset": "offmarl.hub:load_dataset",
-    "load_policy": "offmarl.evaluation:load_policy",
+    "load_policy": "offmarl.programs.policy:load_policy",
     "open": "offmarl.vault:open_vault",
     "record": "offmarl.programs.python:record",
     "record_episodes": "offmarl.programs.processes:record_episodes",

@@ -4,9 +4,9 @@ A run's checkpoint is a mapping of named pytrees, at least these two:
 
 ``policy``
     The parameters the policy acts with, each with a leading axis of seeds (of length one where
-    a program trains a single seed). `offmarl.evaluation.load_policy` reads this and nothing else.
+    a program trains a single seed). `offmarl.programs.load_policy` reads this and nothing else.
 ``state``
-    Whatever the program needs to go on with the same bits.
+    Everything the program needs to resume with the same bits.
 """
 
 import errno
@@ -48,7 +48,7 @@ _OS_ERROR = re.compile(r"(?:\[OS error |os_error_code=')(\d+)")
 
 
 class Resumed(NamedTuple):
-    """The checkpoint to go on from."""
+    """The checkpoint to resume from."""
 
     step: int
     tree: dict[str, ArrayTree]
@@ -220,7 +220,7 @@ class Checkpoints:
         return None
 
     def close(self) -> None:
-        """Let go of what saving and restoring needed."""
+        """Release the resources of saving and restoring."""
         self._checkpointer.close()
 
     def _remove_old(self) -> None:

@@ -1,28 +1,16 @@
-"""How good a policy is: the returns of whole episodes; and loading one from its run."""
+"""How good a policy is: the returns of whole episodes, and its likeness to recorded ones."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache, cached_property
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
-from offmarl import tracking
-from offmarl.checkpoint import Checkpoints
 from offmarl.envs.base import Environment, EnvState, require_positive
-from offmarl.errors import OptionError, RunError, ShapeError
-from offmarl.networks import (
-    PolicyConfig,
-    init_policy,
-    make_policy,
-)
-from offmarl.paths import local
+from offmarl.errors import OptionError, ShapeError
 from offmarl.rollout import remember
-from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence, View
+from offmarl.types import ArrayTree, Policy, Sequence, View
 
 
 class Evaluation(NamedTuple):
@@ -205,130 +193,3 @@ def _likeness(action: Array, recorded: Array) -> Array:
     if jnp.issubdtype(action.dtype, jnp.integer):
         return action == recorded
     return 1 - jnp.abs(action - recorded).mean(-1) / 2
-
-
-@dataclass(frozen=True)
-class LoadedPolicy:
-    """A policy from a run, ready to act.
-
-    Call it in a loop of your own, with NumPy or JAX arrays of a single environment::
-
-        carry = None
-        while not done:
-            key, act_key = jax.random.split(key)
-            action, carry = policy(observation, legal_actions, carry, act_key)
-    """
-
-    policy: Policy
-    params: ArrayTree
-    spec: EnvSpec
-    name: str
-    """The program that trained it."""
-    stochastic: bool
-    """Whether it draws its actions at random, so that each call needs a key."""
-
-    def __call__(
-        self,
-        observation: Float[Array | np.ndarray, "N O"],
-        legal_actions: Bool[Array | np.ndarray, "N A"] | None = None,
-        carry: ArrayTree | None = None,
-        key: PRNGKeyArray | None = None,
-    ) -> tuple[np.ndarray, ArrayTree]:
-        """Choose the agents' actions.
-
-        Parameters
-        ----------
-        observation
-            What the agents see.
-        legal_actions
-            ``(N, A)``; all of them by default.
-        carry
-            What the last call returned; None at the start of an episode.
-        key
-            A new one for each call of a stochastic policy; others do without.
-
-        Returns
-        -------
-        tuple
-            The actions, ``(N,)`` or ``(N, A)`` if continuous, and the carry for the next call.
-
-        Raises
-        ------
-        ShapeError
-            The observation is not that of the agents the policy was trained for.
-        OptionError
-            The policy is stochastic, and there is no key.
-        """
-        expected = (self.spec.num_agents, self.spec.observation_size)
-        if np.shape(observation) != expected:
-            raise ShapeError(
-                f"the policy of {self.name} acts on observations of shape {expected} (agents, "
-                f"observation size), and was given {np.shape(observation)}."
-            )
-        if key is None and self.stochastic:
-            raise OptionError(
-                f"the policy of {self.name} draws its actions at random and was called without a "
-                "key: give each call a key of its own, policy(observation, legal_actions, carry, "
-                "key=key), or load it with greedy=True for its best actions."
-            )
-        every_action = np.ones((self.spec.num_agents, self.spec.action_size), bool)
-        action, _, carry = self._act(
-            self.params,
-            self.policy.initial_carry() if carry is None else carry,
-            observation,
-            every_action if legal_actions is None else legal_actions,
-            _unused_key() if key is None else key,
-        )
-        return np.asarray(action), carry
-
-    @cached_property
-    def _act(self) -> Callable[..., tuple[Array, Array, ArrayTree]]:
-        return jax.jit(self.policy.act)
-
-
-@cache
-def _unused_key() -> PRNGKeyArray:
-    """Return what a policy that draws nothing is given for a key."""
-    return jax.random.key(0)
-
-
-def load_policy(
-    run_dir: str | Path, seed: int | None = None, greedy: bool | None = None
-) -> LoadedPolicy:
-    """Load the last policy of a run, whichever program trained it.
-
-    Parameters
-    ----------
-    run_dir
-        A directory that `offmarl train` or `offmarl record` wrote.
-    seed
-        Which of the run's seeds; the first by default.
-    greedy
-        Whether to take the best action always; by default as the run was evaluated, which its
-        ``run.json`` says: recorders and ``bc`` draw their actions, and need a key for each call.
-
-    Raises
-    ------
-    RunError
-        It is not a run's directory, has no checkpoint yet or no such seed.
-    CheckpointError
-        Its checkpoint is damaged.
-    """
-    run_dir = local(run_dir)
-    run = tracking.read_run(run_dir)
-    spec, config = EnvSpec.from_json(run["spec"]), PolicyConfig(**run["policy"])
-    seeds = run["seeds"]
-    seed = seeds[0] if seed is None else seed
-    if seed not in seeds:
-        raise RunError(f"{run_dir} has no seed {seed}: its seeds are {seeds}.")
-    checkpoints = Checkpoints(run_dir / tracking.CHECKPOINTS)
-    like = jax.eval_shape(
-        jax.vmap(lambda key: init_policy(config, spec, key)),
-        jax.random.split(jax.random.key(0), len(seeds)),
-    )
-    tree, _ = checkpoints.restore({"policy": like})
-    checkpoints.close()
-    params = jax.tree.map(lambda leaf: leaf[seeds.index(seed)], tree["policy"])
-    greedy = run.get("greedy", True) if greedy is None else greedy
-    policy = make_policy(config, spec, greedy)
-    return LoadedPolicy(policy, params, spec, run["program"], policy.draws(params))

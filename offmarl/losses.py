@@ -10,6 +10,9 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl import distributions
 
+Scalar = float | Float[Array, ""]
+"""A hyperparameter."""
+
 
 def masked_mean(
     x: Float[Array, "*b"], mask: Bool[Array, "*b"], weight: Float[Array, "B"] | None = None
@@ -62,7 +65,7 @@ def lambda_targets(
     discount_t: Float[Array, "T"],
     v_tm1: Float[Array, "T"],
     has_next: Bool[Array, "T"],
-    lambda_: float,
+    lambda_: Scalar,
 ) -> Float[Array, "T"]:
     """TD(λ) targets of values along the data's own actions (Sutton and Barto, ch. 12).
 
@@ -118,7 +121,7 @@ def conservative_gap(
     """Log-sum-exp over the values of other actions and the data's own, minus the data's.
 
     Never negative. Minimising it pushes down the values of actions the data does not hold; every
-    action among ``q_others`` must be legal, or values that nobody uses are pushed instead.
+    action among ``q_others`` must be legal, or values that are never used are pushed instead.
     """
     everything = jnp.concatenate([q_others, q_data[None]])
     return jax.nn.logsumexp(everything, axis=0) - q_data
@@ -134,12 +137,12 @@ def cross_entropy(
 
 
 def softmax_weights(
-    x: Float[Array, "B *rest"], mask: Bool[Array, "B *rest"], temperature: float
+    x: Float[Array, "B *rest"], mask: Bool[Array, "B *rest"], temperature: Scalar
 ) -> Float[Array, "B *rest"]:
     """Softmax of x / temperature over the batch axis, scaled to a mean of one over the mask.
 
     The batch stands in for the data's states and actions, so that the normaliser of the implicit
-    policy need not be learnt (eq. 9 there). No gradient flows through the weights.
+    policy need not be learned (eq. 9 there). No gradient flows through the weights.
     """
     logits = jnp.where(mask, x / temperature, -jnp.inf)
     some = mask.any(axis=0, keepdims=True)
@@ -156,7 +159,7 @@ def generalised_advantages(
     last_t: Bool[Array, "T"],
     v_tm1: Float[Array, "T"],
     v_t: Float[Array, "T"],
-    lambda_: float,
+    lambda_: Scalar,
 ) -> Float[Array, "T"]:
     """Generalised advantage estimation over a stretch of time that may hold several episodes.
 
@@ -193,7 +196,7 @@ def clipped_surrogate(
     log_prob_tm1: Float[Array, "*b"],
     behaviour_log_prob_tm1: Float[Array, "*b"],
     advantage_tm1: Float[Array, "*b"],
-    epsilon: float,
+    epsilon: Scalar,
 ) -> Float[Array, "*b"]:
     """Loss of each step under the clipped objective of PPO.
 

@@ -60,7 +60,7 @@ def rollout(
     Returns
     -------
     tuple
-        The state to go on from; the transitions ``(T, E, ...)``; and the views that the actions
+        The state after them; the transitions ``(T, E, ...)``; and the views that the actions
         truly led to, ``(T, E, ...)``, also where an episode ended and the next one began.
     """
     num_envs = state.view.alive.shape[0]

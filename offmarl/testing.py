@@ -1,22 +1,26 @@
-"""For tests: made-up experience, a slow and obvious account of it, and what every store must do.
+"""For tests: made-up experience, a slow and obvious account of it, and what drivers must do.
 
-Whoever keeps vaults in another way proves it with `StoreConformance`; pytest collects its tests
-from a subclass::
+A driver that is registered with `offmarl.vault.register_driver` is tested by `DriverConformance`;
+pytest collects its tests from a subclass::
 
-    class TestMine(StoreConformance):
+    class TestMine(DriverConformance):
         @pytest.fixture
-        def store(self, tmp_path):
-            return MyStore(tmp_path)
+        def place(self):
+            return "mine://name/data.vlt/main"
 """
 
 import os
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import numpy as np
 
 from offmarl import vault
+from offmarl.envs import conformance
 from offmarl.errors import InvalidValueError, OffmarlError, ShapeError, VaultError, VaultExistsError
 from offmarl.types import Discrete, EnvSpec, FinalObservations, Transition, View
+
+EnvironmentConformance = conformance.EnvironmentConformance
+"""What every environment must do: see `offmarl.envs.conformance`."""
 
 Episode = tuple[int, int, int, str, int, list[float]]
 """Row, start, length, cause, policy and returns."""
@@ -130,53 +134,47 @@ def table_of(episodes: vault.Episodes) -> list[Episode]:
     return list(zip(*(getattr(episodes, name).tolist() for name in names), strict=True))
 
 
-@runtime_checkable
-class Store(Protocol):
-    """A place for one vault, empty at first."""
-
-    def create(self, spec: EnvSpec, rows: int) -> Any:
-        """Make the vault and return its writer, which does what `offmarl.vault.Writer` does."""
-
-    def resume(self) -> Any:
-        """Return a writer that goes on."""
-
-    def open(self) -> Any:
-        """Return what `offmarl.vault.Dataset` is, as of now."""
+Place = str | os.PathLike[str]
+"""A path or URL of a vault, as `offmarl.vault.open_vault` takes it."""
 
 
-class VaultStore:
-    """A place that offmarl keeps vaults in: a directory of this machine or in an object store."""
+class DriverConformance:
+    """What every place of vaults must do.
 
-    def __init__(self, path: str | os.PathLike[str], **options: Any):
-        self.path = path
-        self.options = options
+    Subclasses have a pytest fixture ``place``: the path or URL ``<directory>/<name>.vlt/<uid>`` of
+    a vault that does not exist, in a directory that holds no other vault.
 
-    def create(self, spec: EnvSpec, rows: int) -> vault.Writer:
-        """Create the vault, with the options given."""
-        return vault.create(self.path, spec, rows=rows, **self.options)
+    Attributes
+    ----------
+    options
+        What `offmarl.vault.create` is given.
+    """
 
-    def resume(self) -> vault.Writer:
-        """Open it for writing."""
-        return vault.resume(self.path)
-
-    def open(self) -> vault.Dataset:
-        """Open it for reading."""
-        return vault.open_vault(self.path)
-
-
-class StoreConformance:
-    """What every store must do; subclasses have a pytest fixture ``store``, a fresh `Store`."""
-
+    options: ClassVar[dict[str, Any]] = {"chunk_steps": 8}
     spec = EnvSpec("", num_agents=2, observation_size=3, state_size=5, action=Discrete(4))
     rows = 2
+
+    def create(self, place: Place) -> vault.Writer:
+        """Create the vault."""
+        return vault.create(place, self.spec, rows=self.rows, **self.options)
+
+    def written(
+        self, place: Place, *lengths: int
+    ) -> tuple[vault.Dataset, list[tuple[Transition, FinalObservations]]]:
+        """Write a vault of records of so many steps, and return it and the records."""
+        parts = self.parts(*lengths)
+        with self.create(place) as writer:
+            for part in parts:
+                writer.append(*part)
+        return vault.open_vault(place), parts
 
     def parts(self, *lengths: int) -> list[tuple[Transition, FinalObservations]]:
         """Make records of so many steps."""
         return [experience(self.spec, self.rows, n, seed) for seed, n in enumerate(lengths)]
 
-    def check(self, store: Store, parts: list[tuple[Transition, FinalObservations]]) -> None:
-        """Check that the store holds just these."""
-        found = store.open()
+    def check(self, place: Place, parts: list[tuple[Transition, FinalObservations]]) -> None:
+        """Check that the vault holds exactly these records."""
+        found = vault.open_vault(place)
         whole = concatenate([transition for transition, _ in parts])
         assert found.length == whole.last.shape[1]
         assert_same(found.transitions(), whole)
@@ -195,87 +193,87 @@ class StoreConformance:
                     np.testing.assert_array_equal(stored, getattr(finals.view, name)[index])
             begin += transition.last.shape[1]
 
-    def test_an_empty_vault(self, store: Store) -> None:
+    def test_an_empty_vault(self, place: Place) -> None:
         """It can be read, and has what it was created with."""
-        store.create(self.spec, self.rows).close()
-        found = store.open()
+        self.create(place).close()
+        found = vault.open_vault(place)
         assert (found.rows, found.length, found.spec) == (self.rows, 0, self.spec)
         assert len(found.episodes.row) == 0
 
-    def test_what_is_flushed_is_there(self, store: Store) -> None:
+    def test_what_is_flushed_is_there(self, place: Place) -> None:
         """A reader sees it all, while the writer goes on."""
         parts = self.parts(1, 30, 4)
-        with store.create(self.spec, self.rows) as writer:
+        with self.create(place) as writer:
             for count, part in enumerate(parts, 1):
                 writer.append(*part)
                 writer.flush()
-                self.check(store, parts[:count])
-        self.check(store, parts)
+                self.check(place, parts[:count])
+        self.check(place, parts)
 
-    def test_what_is_appended_is_copied(self, store: Store) -> None:
+    def test_what_is_appended_is_copied(self, place: Place) -> None:
         """The arrays may be used for something else at once."""
         ((transition, finals),) = self.parts(12)
-        with store.create(self.spec, self.rows) as writer:
+        with self.create(place) as writer:
             reward: Any = np.array(transition.reward)
             writer.append(transition._replace(reward=reward), finals)
             reward[:] = 0
-        self.check(store, [(transition, finals)])
+        self.check(place, [(transition, finals)])
 
-    def test_writing_goes_on(self, store: Store) -> None:
+    def test_writing_goes_on(self, place: Place) -> None:
         """Another writer continues, episodes that were running too."""
         parts = self.parts(7, 9, 20)
-        store.create(self.spec, self.rows).close()
+        self.create(place).close()
         for part in parts:
-            with store.resume() as writer:
+            with vault.resume(place) as writer:
                 writer.append(*part)
-        self.check(store, parts)
+        self.check(place, parts)
 
-    def test_what_is_not_flushed_may_be_lost(self, store: Store) -> None:
+    def test_what_is_not_flushed_may_be_lost(self, place: Place) -> None:
         """But never a part of a record."""
         parts = self.parts(7, 9, 20)
-        writer = store.create(self.spec, self.rows)
+        writer = self.create(place)
         for part in parts[:2]:
             writer.append(*part)
         writer.flush()
         writer.append(*parts[2])
         writer.release()
-        self.check(store, parts[: 2 + (store.open().length > 16)])
+        self.check(place, parts[: 2 + (vault.open_vault(place).length > 16)])
 
-    def test_records_of_a_run_are_there_once(self, store: Store) -> None:
+    def test_records_of_a_run_are_there_once(self, place: Place) -> None:
         """A program that is run again skips them, and cannot leave any out."""
         parts = self.parts(3, 5, 4)
         for count in (2, 3):
-            with store.create(self.spec, self.rows) if count == 2 else store.resume() as writer:
+            with self.create(place) if count == 2 else vault.resume(place) as writer:
                 for chunk, part in enumerate(parts[:count]):
                     writer.append(*part, run="me", chunk=chunk)
                 with np.testing.assert_raises(VaultError):
                     writer.append(*parts[0], run="me", chunk=count + 1)
                 writer.flush()
                 assert writer.chunks("me") == count
-        self.check(store, parts)
+        self.check(place, parts)
 
-    def test_slices(self, store: Store) -> None:
+    def test_slices(self, place: Place) -> None:
         """Any interval of time is read, and none that is not there."""
         parts = self.parts(11, 13)
-        with store.create(self.spec, self.rows) as writer:
+        with self.create(place) as writer:
             for part in parts:
                 writer.append(*part)
-        found = store.open()
+        found = vault.open_vault(place)
         whole = concatenate([transition for transition, _ in parts])
         for start, stop in ((0, 1), (5, 17), (10, 12), (23, 24)):
             assert_same(found.transitions(start, stop), steps_of(whole, start, stop))
         with np.testing.assert_raises(VaultError):
             found.transitions(20, 25)
 
-    def test_provenance(self, store: Store) -> None:
+    def test_provenance(self, place: Place) -> None:
         """It is merged, and there with the next flush."""
-        with store.create(self.spec, self.rows) as writer:
+        with self.create(place) as writer:
             writer.annotate({"tier": "expert", "seed": 1})
             writer.flush()
             writer.annotate({"seed": 2})
-        assert store.open().provenance.items() >= {"tier": "expert", "seed": 2}.items()
+        assert vault.open_vault(place).provenance.items() >= {"tier": "expert", "seed": 2}.items()
 
-    def test_what_does_not_fit_is_refused(self, store: Store) -> None:
+    def test_what_does_not_fit_is_refused(self, place: Place) -> None:
         """Nothing of it is written."""
         ((transition, finals),) = self.parts(6)
         narrow = transition._replace(reward=transition.reward[..., :1])
@@ -283,36 +281,96 @@ class StoreConformance:
         endless = transition._replace(last=never)
         unheard_of = transition._replace(action=transition.action + self.spec.num_actions)
         refused = ((narrow, ShapeError), (endless, ShapeError), (unheard_of, InvalidValueError))
-        with store.create(self.spec, self.rows) as writer:
+        with self.create(place) as writer:
             for wrong, error in refused:
                 with np.testing.assert_raises(error):
                     writer.append(wrong, finals)
             writer.append(transition, finals)
-        self.check(store, [(transition, finals)])
+        self.check(place, [(transition, finals)])
 
-    def test_a_vault_is_not_created_twice(self, store: Store) -> None:
+    def test_a_vault_is_not_created_twice(self, place: Place) -> None:
         """What is there stays."""
         parts = self.parts(6)
-        with store.create(self.spec, self.rows) as writer:
+        with self.create(place) as writer:
             writer.append(*parts[0])
         with np.testing.assert_raises(VaultExistsError):
-            store.create(self.spec, self.rows)
-        self.check(store, parts)
+            self.create(place)
+        self.check(place, parts)
 
-    def test_what_is_not_there_cannot_be_opened(self, store: Store) -> None:
+    def test_what_is_not_there_cannot_be_opened(self, place: Place) -> None:
         """And says so as an error of ours."""
-        for opened in (store.open, store.resume):
+        for opened in (vault.open_vault, vault.resume):
             with np.testing.assert_raises(OffmarlError):
-                opened()
+                opened(place)
 
-    def test_the_digest_is_of_the_content(self, store: Store) -> None:
+    def test_the_digest_is_of_the_content(self, place: Place) -> None:
         """Not of how it was appended."""
         parts = self.parts(6, 8)
         digests = set()
-        with store.create(self.spec, self.rows) as writer:
+        with self.create(place) as writer:
             for part in parts:
                 writer.append(*part)
                 writer.flush()
-                digests.add(store.open().digest())
-        digests.add(store.open().digest())
+                digests.add(vault.open_vault(place).digest())
+        digests.add(vault.open_vault(place).digest())
         assert len(digests) == 2
+
+    def test_two_writers_are_never_mixed(self, place: Place) -> None:
+        """The second is refused: by a lock, or by the fence of its commit."""
+        parts = self.parts(6, 6)
+        first = self.create(place)
+        with np.testing.assert_raises(VaultError):
+            second = vault.resume(place)
+            try:
+                first.append(*parts[0])
+                first.flush()
+                second.append(*parts[1])
+                second.flush()
+            finally:
+                second.release()
+        if first.length == 0:
+            first.append(*parts[0])
+        first.close()
+        self.check(place, parts[:1])
+
+    def test_it_is_listed(self, place: Place) -> None:
+        """With its length, from the directory above it."""
+        found, _ = self.written(place, 9)
+        ((listed, summary),) = vault.list_vaults(found.path.parent)
+        assert (str(listed), summary.steps) == (str(found.path), 18)
+
+    def test_windows(self, place: Place) -> None:
+        """Any are gathered, across chunks too."""
+        found, parts = self.written(place, 20, 13)
+        whole = concatenate([transition for transition, _ in parts])
+        rows, starts = np.array([0, 1, 1, 0]), np.array([0, 5, 13, 28])
+        windows = found.window_transitions(rows, starts, 5)
+        for window, (row, start) in enumerate(zip(rows, starts, strict=True)):
+            expected = whole.reward[row, start : start + 5]
+            np.testing.assert_array_equal(windows.reward[window], expected)
+
+    def test_replay(self, place: Place) -> None:
+        """On the device and streamed, the same batches."""
+        import jax  # tests of files alone do without
+
+        found, _ = self.written(place, 30)
+        batch = found.replay(batch=4, length=3).sample(jax.random.fold_in(jax.random.key(0), 0))
+        with found.stream(batch=4, length=3) as stream:
+            streamed = next(stream)
+        jax.tree.map(np.testing.assert_array_equal, batch, streamed)
+
+    def test_it_is_verified(self, place: Place) -> None:
+        """All of it, from its steps too."""
+        self.written(place, 21, 8)
+        for deep in (False, True):
+            found = vault.verify(place, deep=deep)
+            assert found.sound, found.faults
+            assert found.length == 29
+
+    def test_it_is_copied(self, place: Place) -> None:
+        """By the verbs, from and to the place."""
+        found, _ = self.written(place, 12)
+        doubled = vault.cat([found, place], found.path.parent / "doubled")
+        assert doubled.num_steps == 2 * found.num_steps
+        longest = vault.filter(doubled, "length >= p50", found.path.parent / "longest")
+        assert 0 < longest.num_steps < doubled.num_steps

@@ -279,7 +279,7 @@ class _RateColumn(ProgressColumn):
 
 
 class _Lines:
-    """Progress where nobody watches: a line every few seconds, and one at the end."""
+    """Progress without a terminal: a line every few seconds, and one at the end."""
 
     def __init__(self, description: str, total: int, completed: int, unit: str):
         self._description = description

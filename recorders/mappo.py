@@ -33,9 +33,11 @@ from offmarl.networks import (
 )
 from offmarl.programs import (
     Capture,
+    Hyperparameters,
     OnlineArgs,
-    OnlineProgram,
+    Program,
     Recorded,
+    Stage,
     add,
     init_capture,
     make_buffer,
@@ -69,6 +71,8 @@ class Args(OnlineArgs):
     """Weight of the entropy bonus."""
     max_grad_norm: Positive = 0.5
     """Global norm that gradients are clipped to."""
+    tanh: bool = False
+    """Draw continuous actions from a Gaussian that is squashed by tanh, rather than clipped."""
     hidden: PositiveInt = 64
     """Width of the networks' layers."""
     agent_id: bool = True
@@ -141,24 +145,24 @@ def critic_input(view: View) -> Float[Array, "*b N S+O"]:
 
 
 def loss(
-    params: Params, networks: Networks, args: Args, batch: Batch
+    params: Params, networks: Networks, hyper: Hyperparameters, batch: Batch
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """Clipped surrogate and entropy bonus of the agents that act, and value error of all agents.
 
-    What follows an agent's death is bootstrapped from too, so its value is learnt (the authors'
+    What follows an agent's death is bootstrapped from too, so its value is learned (the authors'
     death masking).
     """
     mask = batch.view.alive
     log_prob, entropy = networks.log_prob_and_entropy(params, batch.view, batch.action)
     advantage = normalise(batch.advantage, mask)
-    surrogate = clipped_surrogate(log_prob, batch.behaviour_log_prob, advantage, args.clip)
+    surrogate = clipped_surrogate(log_prob, batch.behaviour_log_prob, advantage, hyper.clip)
     error = 0.5 * (networks.value(params, batch.view) - batch.target) ** 2
     metrics = {
         "policy_loss": masked_mean(surrogate, mask),
         "value_loss": error.mean(),
         "entropy": masked_mean(entropy, mask),
     }
-    total = metrics["policy_loss"] + metrics["value_loss"] - args.entropy * metrics["entropy"]
+    total = metrics["policy_loss"] + metrics["value_loss"] - hyper.entropy * metrics["entropy"]
     return total, metrics
 
 
@@ -173,7 +177,7 @@ def normalise(values: Float[Array, "*b"], mask: Bool[Array, "*b"]) -> Float[Arra
 
 def advantages(
     networks: Networks,
-    args: Args,
+    hyper: Hyperparameters,
     spec: EnvSpec,
     state: State,
     transitions: Transition,
@@ -181,8 +185,8 @@ def advantages(
 ) -> tuple[Float[Array, "T E N"], Float[Array, "T E N"]]:
     """Return generalised advantages and λ-returns, both on the scale of the rewards.
 
-    A team's reward goes on when one of its agents is done, and is that agent's doing too: it ends
-    for all of them at once.
+    A team's reward continues after one of its agents is done, and that agent contributed to it: it
+    ends for all of them at once.
     """
     terminated = transitions.terminated
     if spec.reward == "team":
@@ -192,12 +196,12 @@ def advantages(
         return networks.value(state.params, view) * state.moments.std + state.moments.mean
 
     value_tm1 = value(transitions.view)
-    estimate = partial(generalised_advantages, lambda_=args.gae_lambda)
+    estimate = partial(generalised_advantages, lambda_=hyper.gae_lambda)
     for _ in ("environments", "agents"):
         estimate = jax.vmap(estimate, in_axes=1, out_axes=1)
     advantage = estimate(
         transitions.reward,
-        args.gamma * (1 - terminated),
+        hyper.gamma * (1 - terminated),
         jnp.broadcast_to(transitions.last[..., None], value_tm1.shape),
         value_tm1,
         value(next_views),
@@ -207,8 +211,8 @@ def advantages(
 
 def learn(
     networks: Networks,
-    optimiser: optax.GradientTransformation,
     args: Args,
+    hyper: Hyperparameters,
     state: State,
     batch: Batch,
     key: PRNGKeyArray,
@@ -216,13 +220,14 @@ def learn(
     """Go over a batch in several epochs of minibatches, each epoch in another order."""
     num_samples = batch.action.shape[0]
     size = num_samples // args.minibatches
+    optimiser = optimiser_of(hyper.learning_rate, hyper.max_grad_norm)
 
     def step(
         carry: tuple[Params, optax.OptState], indices: Int[Array, "size"]
     ) -> tuple[tuple[Params, optax.OptState], dict[str, Array]]:
         params, optimiser_state = carry
         minibatch = jax.tree.map(lambda leaf: leaf[indices], batch)
-        grads, metrics = jax.grad(loss, has_aux=True)(params, networks, args, minibatch)
+        grads, metrics = jax.grad(loss, has_aux=True)(params, networks, hyper, minibatch)
         updates, optimiser_state = optimiser.update(grads, optimiser_state)
         return (optax.apply_updates(params, updates), optimiser_state), metrics
 
@@ -237,43 +242,51 @@ def learn(
     return state, jax.tree.map(jnp.mean, metrics)
 
 
+def optimiser_of(
+    learning_rate: Float[Array, ""] | float, max_grad_norm: Float[Array, ""] | float
+) -> optax.GradientTransformation:
+    """Return Adam after clipping; the structure of its state does not depend on the numbers."""
+    adam = optax.adam(learning_rate, eps=1e-5)
+    return optax.chain(optax.clip_by_global_norm(max_grad_norm), adam)
+
+
 # ---------------------------------------------------------------------------------- program
 
 
-def make_program(args: Args, env: envs.Environment, config: PolicyConfig) -> OnlineProgram:
-    """Tie the parts to an environment, given without autoreset."""
+def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
+    """Build the program for an environment, given without autoreset."""
     if args.minibatches > args.num_envs * args.num_steps:
         raise OptionError(
             f"{args.num_envs} environments of {args.num_steps} steps cannot be divided into "
             f"{args.minibatches} minibatches: give fewer of those, or more steps."
         )
-    spec, env = env.spec, envs.autoreset(env)
-    policy = make_policy(config, spec)
+    head = stochastic_head(spec, "tanh_gaussian" if args.tanh else "gaussian")
+    config = PolicyConfig("feedforward", head, args.hidden, args.agent_id)
+    env, policy = envs.autoreset(env), make_policy(config, spec)
     networks = Networks(
         actor=agent_network(config, spec),
         head=agent_head(config),
         critic=FeedForward(outputs=1, hidden=args.hidden, agent_id=args.agent_id),
     )
-    optimiser = optax.chain(
-        optax.clip_by_global_norm(args.max_grad_norm), optax.adam(args.learning_rate, eps=1e-5)
-    )
     buffer = make_buffer(args.num_envs, args.num_steps)
 
-    def init(key: PRNGKeyArray) -> State:
+    def init(key: PRNGKeyArray, _hyper: Hyperparameters) -> State:
         actor_key, critic_key, env_key = jax.random.split(key, 3)
         state = init_rollout(env, policy, env_key, args.num_envs)
         critic = networks.critic.init(critic_key, (), critic_input(state.view))
         params = Params(init_policy(config, spec, actor_key), critic)
         return State(
             params=params,
-            optimiser=optimiser.init(params),
+            optimiser=optimiser_of(0.0, 0.0).init(params),
             moments=Moments.zero(),
             rollout=state,
             capture=init_capture(buffer, spec),
             iteration=jnp.zeros((), jnp.int32),
         )
 
-    def iterate(state: State, key: PRNGKeyArray) -> tuple[State, dict[str, Array]]:
+    def update(
+        state: State, _batch: None, key: PRNGKeyArray, hyper: Hyperparameters
+    ) -> tuple[State, dict[str, Array]]:
         rollout_key, learn_key = jax.random.split(key)
         after, transitions, next_views = rollout(
             env,
@@ -284,7 +297,7 @@ def make_program(args: Args, env: envs.Environment, config: PolicyConfig) -> Onl
             args.num_steps,
             state.iteration,
         )
-        advantage, target = advantages(networks, args, spec, state, transitions, next_views)
+        advantage, target = advantages(networks, hyper, spec, state, transitions, next_views)
         moments = state.moments.update(target, transitions.view.alive)
         batch = Batch(
             transitions.view,
@@ -300,19 +313,24 @@ def make_program(args: Args, env: envs.Environment, config: PolicyConfig) -> Onl
             capture=add(buffer, state.capture, transitions, next_views),
             iteration=state.iteration + 1,
         )
-        return learn(networks, optimiser, args, state, samples, learn_key)
+        return learn(networks, args, hyper, state, samples, learn_key)
 
-    return OnlineProgram(args.num_steps, init, iterate, acting=lambda state: state.params.actor)
+    return Program(
+        init,
+        stages=(Stage(update),),
+        policy=partial(make_policy, config, spec),
+        policy_params=lambda state: state.params.actor,
+        greedy=False,
+        num_steps=args.num_steps,
+    )
 
 
 # ---------------------------------------------------------------------------------- main
 
 
 def main(args: Args) -> Recorded:
-    """Train MAPPO, and record the tiers asked for."""
-    env = envs.make(args.env)
-    config = PolicyConfig("feedforward", stochastic_head(env.spec), args.hidden, args.agent_id)
-    return record_online("mappo", args, env, config, make_program(args, env, config))
+    """Train MAPPO, and record the requested tiers."""
+    return record_online(make, args)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
-"""QMIX: monotonic value factorisation, recurrent, learnt off-policy from replay.
+"""QMIX: monotonic value factorisation, recurrent, learned off-policy from replay.
 
 Agents share a recurrent network of action values; a mixing network, monotonic in each of them,
-makes Q_tot of the global state (Rashid et al. 2018, arXiv 1803.11485), learnt by double Q-learning
+makes Q_tot of the global state (Rashid et al. 2018, arXiv 1803.11485), learned by double Q-learning
 (van Hasselt et al. 2015, arXiv 1509.06461) with ε-greedy exploration. The replay is the buffer that
 is recorded: a flashbax trajectory buffer on the device, whose content can come from a vault.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,17 +35,20 @@ from offmarl.networks import (
 )
 from offmarl.programs import (
     Capture,
+    Hyperparameters,
     OnlineArgs,
-    OnlineProgram,
+    Program,
     Recorded,
+    Stage,
     add,
+    as_sequence,
     init_capture,
     make_buffer,
     record_online,
+    warm_start,
 )
-from offmarl.programs.sampling import as_sequence, warm_start
 from offmarl.rollout import RolloutState, init_rollout, rollout
-from offmarl.types import ArrayTree, Sequence
+from offmarl.types import ArrayTree, EnvSpec, Sequence
 from offmarl.vault import open_vault
 
 # ---------------------------------------------------------------------------------- arguments
@@ -103,6 +107,8 @@ class State(NamedTuple):
     params: Params
     target: Params
     optimiser: optax.OptState
+    epsilon: Float[Array, ""]
+    """Exploration of the policy that is evaluated and recorded."""
     rollout: RolloutState
     capture: Capture
     iteration: Int[Array, ""]
@@ -125,7 +131,7 @@ class Networks(NamedTuple):
 
 
 def loss(
-    params: Params, target: Params, networks: Networks, args: Args, batch: Sequence
+    params: Params, target: Params, networks: Networks, hyper: Hyperparameters, batch: Sequence
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """½ (Q_tot - y)², y the double-Q target, over the steps that are there."""
     q, weights = networks.values(params, batch)
@@ -134,101 +140,122 @@ def loss(
 
     v_t = double_q_values(q_target[:, 1:], q[:, 1:], view_t.legal_actions) * view_t.alive
     q_tot_t = mix(jax.tree.map(lambda x: x[:, 1:], weights_target), v_t)
-    discount_t = args.gamma * (1 - batch.terminated.all(-1))
+    discount_t = hyper.gamma * (1 - batch.terminated.all(-1))
     target_tm1 = td_targets(batch.reward.mean(-1), discount_t, q_tot_t)
 
     q_tm1 = select(q[:, :-1], batch.action) * view_tm1.alive
     q_tot_tm1 = mix(jax.tree.map(lambda x: x[:, :-1], weights), q_tm1)
-    value = masked_mean(0.5 * (q_tot_tm1 - target_tm1) ** 2, batch.mask)
+    value = masked_mean(0.5 * (q_tot_tm1 - target_tm1) ** 2, batch.mask, batch.weight)
     return value, {"td_loss": value, "q_tot": masked_mean(q_tot_tm1, batch.mask)}
+
+
+# ---------------------------------------------------------------------------------- update
+
+
+def optimiser_of(
+    learning_rate: Float[Array, ""] | float, max_grad_norm: Float[Array, ""] | float
+) -> optax.GradientTransformation:
+    """Return Adam after clipping; the structure of its state does not depend on the numbers."""
+    return optax.chain(optax.clip_by_global_norm(max_grad_norm), optax.adam(learning_rate))
+
+
+def exploration(args: Args, hyper: Hyperparameters, iteration: Int[Array, ""]) -> Float[Array, ""]:
+    """Return the probability of a random action, which falls linearly from 1 to ``epsilon``."""
+    iterations = args.total_steps / (args.num_envs * args.num_steps)
+    falling = jnp.maximum(jnp.floor(hyper.exploration * iterations), 1.0)
+    return (1 - hyper.epsilon) * (1 - jnp.clip(iteration / falling, 0, 1)) + hyper.epsilon
 
 
 # ---------------------------------------------------------------------------------- program
 
 
-def make_program(args: Args, env: envs.Environment, config: PolicyConfig) -> OnlineProgram:
-    """Tie the parts to an environment, given without autoreset."""
+def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
+    """Build the program for an environment, given without autoreset."""
     if args.num_steps < args.length:
         raise OptionError(
             f"num_steps ({args.num_steps}) must be at least length ({args.length}), so that the "
             "first round has windows to learn from."
         )
-    spec, env = env.spec, envs.autoreset(env)
-    policy = make_policy(config, spec)
+    config = PolicyConfig("recurrent", "q", args.hidden, args.agent_id)
+    env, policy = envs.autoreset(env), make_policy(config, spec)
     networks = Networks(
         agent_network(config, spec), Mixer(spec.num_agents, args.mixer_embed, args.hidden)
     )
-    optimiser = optax.chain(
-        optax.clip_by_global_norm(args.max_grad_norm), optax.adam(args.learning_rate)
-    )
     capacity = max(args.capacity, args.num_steps)
     buffer = make_buffer(args.num_envs, capacity, args.batch_size, args.length)
-    exploring = args.exploration * args.total_steps / (args.num_envs * args.num_steps)
-    epsilon = optax.linear_schedule(1.0, args.epsilon, max(int(exploring), 1))
 
-    def init(key: PRNGKeyArray) -> State:
+    def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
         agent_key, mixer_key, env_key = jax.random.split(key, 3)
         mixer = networks.mixer.init(mixer_key, jnp.zeros(spec.state_size))
         params = Params(init_policy(config, spec, agent_key).network, mixer)
         return State(
             params=params,
             target=params,
-            optimiser=optimiser.init(params),
+            optimiser=optimiser_of(0.0, 0.0).init(params),
+            epsilon=jnp.asarray(hyper.epsilon),
             rollout=init_rollout(env, policy, env_key, args.num_envs),
             capture=init_capture(buffer, spec, sampled=True),
             iteration=jnp.zeros((), jnp.int32),
         )
 
-    def prepare(state: State) -> State:
+    def on_start(state: State) -> State:
         if args.warm_start is None:
             return state
         data = open_vault(args.warm_start)
         return state._replace(capture=warm_start(buffer, args.num_envs, capacity, spec, data))
 
-    def update(
+    def learn(
         learner: tuple[Params, Params, optax.OptState],
         step: Int[Array, ""],
         key: PRNGKeyArray,
         capture: Capture,
+        hyper: Hyperparameters,
     ) -> tuple[tuple[Params, Params, optax.OptState], dict[str, Array]]:
         params, target, optimiser_state = learner
         batch = as_sequence(buffer.sample(capture.buffer, key).experience)
-        grads, metrics = jax.grad(loss, has_aux=True)(params, target, networks, args, batch)
+        grads, metrics = jax.grad(loss, has_aux=True)(params, target, networks, hyper, batch)
+        optimiser = optimiser_of(hyper.learning_rate, hyper.max_grad_norm)
         updates, optimiser_state = optimiser.update(grads, optimiser_state)
         params = optax.apply_updates(params, updates)
         target = optax.periodic_update(params, target, step, args.target_every)
         return (params, target, optimiser_state), metrics
 
-    def iterate(state: State, key: PRNGKeyArray) -> tuple[State, dict[str, Array]]:
+    def update(
+        state: State, _batch: None, key: PRNGKeyArray, hyper: Hyperparameters
+    ) -> tuple[State, dict[str, Array]]:
         rollout_key, learn_key = jax.random.split(key)
-        explore = QParams(state.params.agent, epsilon(state.iteration))
+        explore = QParams(state.params.agent, exploration(args, hyper, state.iteration))
         after, transitions, next_views = rollout(
             env, policy, explore, state.rollout, rollout_key, args.num_steps, state.iteration
         )
         capture = add(buffer, state.capture, transitions, next_views)
         steps = state.iteration * args.updates + jnp.arange(1, args.updates + 1)
         (params, target, optimiser_state), metrics = jax.lax.scan(
-            lambda learner, x: update(learner, *x, capture),
+            lambda learner, x: learn(learner, *x, capture, hyper),
             (state.params, state.target, state.optimiser),
             (steps, jax.random.split(learn_key, args.updates)),
         )
-        state = State(params, target, optimiser_state, after, capture, state.iteration + 1)
+        state = State(
+            params, target, optimiser_state, state.epsilon, after, capture, state.iteration + 1
+        )
         return state, jax.tree.map(jnp.mean, metrics) | {"epsilon": explore.epsilon}
 
-    def acting(state: State) -> QParams:
-        return QParams(state.params.agent, jnp.asarray(args.epsilon))
-
-    return OnlineProgram(args.num_steps, init, iterate, acting, prepare)
+    return Program(
+        init,
+        stages=(Stage(update, on_start=on_start),),
+        policy=partial(make_policy, config, spec),
+        policy_params=lambda state: QParams(state.params.agent, state.epsilon),
+        greedy=False,
+        num_steps=args.num_steps,
+    )
 
 
 # ---------------------------------------------------------------------------------- main
 
 
 def main(args: Args) -> Recorded:
-    """Train QMIX, and record the tiers asked for."""
-    env = envs.make(args.env)
-    config = PolicyConfig("recurrent", "q", args.hidden, args.agent_id)
-    return record_online("qmix", args, env, config, make_program(args, env, config))
+    """Train QMIX, and record the requested tiers."""
+    return record_online(make, args)
 
 
 if __name__ == "__main__":

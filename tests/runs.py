@@ -12,7 +12,9 @@ from offmarl import tracking
 from offmarl.checkpoint import Checkpoints
 from offmarl.networks import PolicyConfig, init_policy
 from offmarl.programs import run as runs
+from offmarl.programs.registry import origin_of
 from offmarl.types import ArrayTree, Discrete, EnvSpec
+from tests import plain
 
 
 def write_run(
@@ -37,9 +39,10 @@ def write_run(
             "offmarl": "0.1.0",
             "kind": "baseline",
             "program": program,
-            "args": {"learning_rate": 3e-4},
+            "file": None,
+            "sha256": None,
+            "args": {"learning_rate": 3e-4, "vault": vault},
             "spec": EnvSpec(env, 3, 58, 112, Discrete(5)).to_json(),
-            "policy": asdict(PolicyConfig("feedforward")),
             "greedy": greedy_returns is None,
             "vault": vault,
             "seeds": seeds,
@@ -65,7 +68,15 @@ def write_policy(
     directory.mkdir(parents=True)
     keys = jax.vmap(jax.random.key)(jnp.array(seeds))
     params = jax.jit(jax.vmap(lambda key: init_policy(config, spec, key)))(keys)
-    run = {"program": "test", "spec": spec.to_json(), "policy": asdict(config), "seeds": seeds}
+    origin = origin_of(plain.make)
+    run = {
+        "kind": "baseline",
+        **origin._asdict(),
+        "program": "test",
+        "args": {"vault": "data.vlt", **asdict(config)},
+        "spec": spec.to_json(),
+        "seeds": seeds,
+    }
     tracking.write_json(directory / tracking.RUN_FILE, run | record)
     checkpoints = Checkpoints(directory / tracking.CHECKPOINTS)
     checkpoints.save(1, {"policy": params, "state": jnp.zeros(2)}, {})

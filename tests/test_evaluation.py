@@ -8,8 +8,9 @@ import pytest
 
 from offmarl import envs, load_policy
 from offmarl.errors import CheckpointError, OptionError, RunError, ShapeError
-from offmarl.evaluation import LoadedPolicy, agreement, evaluate, log_likelihood
+from offmarl.evaluation import agreement, evaluate, log_likelihood
 from offmarl.networks import PolicyConfig, QParams, init_policy, make_policy
+from offmarl.programs import LoadedPolicy
 from offmarl.types import Continuous, Discrete, EnvSpec, Policy, Sequence, View
 from tests.runs import write_policy
 

@@ -11,10 +11,9 @@ import pytest
 
 import offmarl
 from offmarl import cli, envs
-from offmarl.cli import programs
 from offmarl.evaluation import evaluate
 from offmarl.networks import PolicyConfig, make_policy
-from offmarl.programs import record_policy
+from offmarl.programs import record_policy, registry
 from tests.runs import write_policy
 
 ROOT = Path(__file__).parents[1]
@@ -58,7 +57,7 @@ def test_every_page_and_every_command_is_in_the_documentation():
 
 def test_every_program_is_in_the_table():
     for kind in ("recorder", "baseline"):
-        for name in programs.find(kind):
+        for name in registry.find(kind):
             assert f"| {kind} | [`{name}`]({kind}s/{name}.py)" in README
 
 

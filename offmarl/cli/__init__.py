@@ -45,6 +45,11 @@ VERBS = {
     ),
     "record": Verb("record", "Train agents online and record them at several tiers", True),
     "train": Verb("train", "Train an offline baseline on a vault", True),
+    "new": Verb(
+        "new",
+        "Write a working baseline or environment as a file to start from",
+        example="env my_env --directory ~/research",
+    ),
     "evaluate": Verb(
         "evaluate",
         "Play episodes with a trained policy",

@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Float
 from rich.console import Group
 
-from offmarl.cli import programs
 from offmarl.cli.output import Report, table
-from offmarl.programs.interruption import more_to_come
+from offmarl.programs import registry
+from offmarl.programs.run import more_to_come
 from offmarl.report import Entry, estimate, figure_demo, scores_of
 from offmarl.statistics import MIN_RUNS
 from offmarl.terminal import interval
@@ -68,13 +68,13 @@ def _vault(out: Path, tier: str) -> Path:
 
 
 def _record(out: Path, seed: int) -> None:
-    mappo = programs.load("recorder", "mappo")
+    mappo = registry.load("recorder", "mappo")
     where = {"env": _ENV, "tiers": ",".join(_TIERS), "out": out / "vaults"}
     mappo.main(mappo.Args(**where, **_RECORDER, seed=seed))
 
 
 def _train(name: str, tier: str, out: Path, seeds: int, seed: int) -> Path:
-    program = programs.load("baseline", name)
+    program = registry.load("baseline", name)
     where = {"vault": _vault(out, tier), "out": out / "runs" / tier / name}
     options = _BASELINE | _BASELINES[name]
     run: Path = program.main(program.Args(**where, **options, seeds=seeds, seed=seed))

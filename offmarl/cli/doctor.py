@@ -14,10 +14,10 @@ from tyro.conf import Positional, arg, subcommand
 from tyro.extras import subcommand_cli_from_dict
 
 from offmarl import __version__
-from offmarl.cli import programs
 from offmarl.cli.output import Report, as_is, grid
 from offmarl.cli.parse import conventions, documented
 from offmarl.hub import cache, client
+from offmarl.programs import registry
 
 _PACKAGES = (
     "jax",
@@ -136,7 +136,7 @@ def _commands() -> dict[str, Callable[..., Any]]:
     """Return what each verb's options are read from."""
     from offmarl.cli import VERBS, function_of
 
-    kinds = {verb: kind for kind, verb in programs.VERBS.items()}
+    kinds = {verb: kind for kind, verb in registry.VERBS.items()}
     return {
         name: _any_program(kinds[name])
         if verb.runs_programs
@@ -145,9 +145,9 @@ def _commands() -> dict[str, Callable[..., Any]]:
     }
 
 
-def _any_program(kind: programs.Kind) -> Callable[..., Any]:
+def _any_program(kind: registry.Kind) -> Callable[..., Any]:
     """Return a function that takes any program's options, after its name."""
-    args = {name: documented(programs.load(kind, name).Args) for name in programs.find(kind)}
+    args = {name: documented(registry.load(kind, name).Args) for name in registry.find(kind)}
     choices = tuple(Annotated[Any, subcommand(name, constructor=one)] for name, one in args.items())
 
     def run(program: Any) -> Any:

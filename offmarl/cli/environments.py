@@ -34,11 +34,14 @@ _SHORT: dict[str | None, str] = {
 }
 
 _HINT = """\
-sees, acts: vectors, or grids flattened; discrete or continuous actions. P: partial observability, \
+sees, acts: vectors or flattened grids; discrete or continuous actions. P: partial observability, \
 A: adversarial, H: heterogeneous agents, C: communication, M: action mask. state: the \
-environment's own, or all observations jointly. needs: pip install 'offmarl[envs]' or [mabrax].
-A capital letter in a name stands for a number of your choice, a word in capitals for one of those \
-that `offmarl envs NAME` lists. Options follow a colon, as in swarm/coverage-8:time_limit=20."""
+environment's own, or all observations jointly. ?: unknown. needs: pip install 'offmarl[envs]' or \
+[mabrax].
+A capital letter in a name stands for a number of your choice, a word in capitals for one of the \
+values that `offmarl envs NAME` lists. Options follow a colon, as in swarm/coverage-8:time_limit=20.
+Your own environments: path/to/file.py:FACTORY or package.module:FACTORY; `offmarl new env NAME` \
+writes a file to start from."""
 
 
 def envs(
@@ -54,11 +57,11 @@ def envs(
         An environment, such as swarm/coverage-8, path/to/file.py:FACTORY or package.module:FACTORY;
         or the beginning of names, to list only those.
     seconds
-        How long to measure an environment's speed, at least.
+        Minimum time for measuring an environment's speed.
     picture
-        Where to draw it, if it can be drawn: its scripted controller at work, or agents at random.
-        A .png shows one instant, a .gif or .mp4 an episode; by default a .png among the temporary
-        files.
+        File for a picture, if the environment can be drawn: its scripted controller, or random
+        actions. A .png shows one instant, a .gif or .mp4 an episode; by default a .png in the
+        directory for temporary files.
     """
     known = registry.describe()
     listed = {family: about for family, about in known.items() if family.startswith(name)}
@@ -88,12 +91,13 @@ def _describe(name: str, seconds: float, picture: Path | None) -> Report:
     env = registry.make(name)
     drawn = _draw(env, picture)
     steps = _speed(env, seconds)
+    speed = f"{number(round(steps))} steps per second, in {_NUM_ENVS} environments"
     view = {
         "environment": name,
         "": about.summary,
         **_in_words(env.spec),
         "traits": ", ".join(about.traits) or ("none" if about.action else "unknown"),
-        "speed": f"{number(round(steps))} steps a second, in {_NUM_ENVS} environments at random",
+        "speed": f"{speed} with random actions",
         "picture": str(drawn or "none: it cannot be drawn"),
     }
     data = {
@@ -106,7 +110,7 @@ def _describe(name: str, seconds: float, picture: Path | None) -> Report:
 
 
 def _draw(env: Any, picture: Path | None) -> Path | None:
-    """Draw an environment if it can be drawn; raise an error only if a picture was asked for."""
+    """Draw an environment if it can be drawn; raise an error only for an explicit picture."""
     import jax
 
     from offmarl.networks import PolicyConfig, make_policy
@@ -143,7 +147,7 @@ def _sized(size: int, sizes: tuple[int, ...] | None) -> str:
 
 
 def _speed(env: Any, seconds: float) -> float:
-    """Measure steps a second of a policy that acts at random."""
+    """Measure the steps per second of a random policy."""
     import jax
 
     from offmarl.networks import PolicyConfig, make_policy

@@ -42,7 +42,7 @@ def evaluate(
     record = read_run(run)
     seeds = record["seeds"]
     from offmarl.cli import policies  # brings in JAX, which --help does without
-    from offmarl.evaluation import load_policy
+    from offmarl.programs import load_policy
     from offmarl.report.render import save
 
     greedy = None if act == "as-trained" else act == "greedy"

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 from offmarl import envs, evaluation
 from offmarl.envs import Environment
 from offmarl.errors import ShapeError
-from offmarl.evaluation import LoadedPolicy
+from offmarl.programs import LoadedPolicy
 from offmarl.report import render
 from offmarl.tracking import progress
 from offmarl.types import ArrayTree

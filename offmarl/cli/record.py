@@ -63,11 +63,11 @@ def record_policy(
     greedy
         Always take the best action, rather than draw one as in training.
     """
-    from offmarl import evaluation, programs
+    from offmarl import programs
     from offmarl.cli.policies import make_environment
 
     trained = read_run(policy)["seeds"][0] if training_seed is None else training_seed
-    loaded = evaluation.load_policy(policy, trained, greedy)
+    loaded = programs.load_policy(policy, trained, greedy)
     environment = make_environment(env, loaded)
     named = below(f"{environment.spec.name}.vlt", option="--env")
     path = out / named / (name or below(loaded.name, option="--name"))

@@ -23,8 +23,8 @@ from offmarl.statistics import MIN_RUNS, Reference, spread
 from offmarl.terminal import number
 from offmarl.tracking import RETURN, acting_of, labelled, progress, read_run
 from offmarl.vault import Dataset
-from offmarl.vault.open import is_vault, open_source, place_of, vaults_in
-from offmarl.vault.store import errors_of
+from offmarl.vault.open import open_source, place_of
+from offmarl.vault.system import errors_of
 
 _MOST_FRAMES = 100
 
@@ -70,7 +70,7 @@ def _each(paths: Iterable[str]) -> Iterator[Any]:
     for path in paths:
         location = place_of(path)
         with errors_of(location.path):
-            inside = [] if is_vault(location) else vaults_in(location.path)
+            inside = [] if location.is_vault() else location.vaults()
         yield from inside or [location.path]
 
 
@@ -313,7 +313,7 @@ def _comparison_page(
 def _run_films(runs: Sequence[Path]) -> list[str]:
     """Return an episode of each run's first seed, if its environment can be drawn."""
     from offmarl.cli import policies
-    from offmarl.evaluation import load_policy
+    from offmarl.programs import load_policy
     from offmarl.report import render
 
     shown = []

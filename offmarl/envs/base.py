@@ -1,4 +1,4 @@
-"""The environment protocol, and autoreset."""
+"""The environment protocol, scenes to draw, and autoreset."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,18 +13,20 @@ from offmarl.errors import OptionError
 from offmarl.types import ArrayTree, EnvSpec, Timestep, View
 
 EnvState = Any
-"""The state of an environment: a pytree of arrays that only the environment looks into."""
+"""The state of an environment: a pytree of arrays; only the environment reads it."""
 
 _PARTS = 8
-"""A batch is reset by at most so many parts of it, one after the other; see `_renew_if`."""
+"""Number of parts in which a batch is reset at most, one after the other; see `_reset_if`."""
 
 
 @runtime_checkable
 class Environment(Protocol):
-    """A multi-agent environment as pure functions: jit, vmap and scan them at will.
+    """A multi-agent environment as pure functions, which can be jitted, vmapped and scanned.
 
-    One environment, no batch axis. The environment itself never resets: after a step whose
-    ``last`` is true the state is spent, and `autoreset` (or the caller) starts a new episode.
+    One environment, no batch axis. The environment never resets itself: after a step with ``last``
+    true, `autoreset` (or the caller) starts a new episode. An environment must be hashable, since
+    it is a static argument of compiled programs: a frozen dataclass is. If it also has a method
+    ``scene(state) -> Scene``, its episodes can be drawn.
     """
 
     @property
@@ -33,19 +35,19 @@ class Environment(Protocol):
         ...
 
     def reset(self, key: PRNGKeyArray) -> tuple[EnvState, Timestep]:
-        """Start an episode. Rewards are zero and ``view`` equals ``next_view``."""
+        """Start an episode: zero rewards, and ``view`` equals ``next_view``."""
         ...
 
     def step(self, key: PRNGKeyArray, state: EnvState, action: Array) -> tuple[EnvState, Timestep]:
-        """Take one step with the agents' actions, ``(N,)`` int32 or ``(N, A)`` float32."""
+        """Take one step with the actions of all agents, ``(N,)`` int32 or ``(N, A)`` float32."""
         ...
 
 
 def restart(view: View) -> Timestep:
-    """Build the timestep of a fresh episode."""
+    """Build the first timestep of an episode."""
     num_agents = view.alive.shape[0]
-    nobody = jnp.zeros(num_agents, bool)
-    return Timestep(view, view, jnp.zeros(num_agents), nobody, nobody, jnp.zeros((), bool))
+    none = jnp.zeros(num_agents, bool)
+    return Timestep(view, view, jnp.zeros(num_agents), none, none, jnp.zeros((), bool))
 
 
 def transition(
@@ -54,37 +56,37 @@ def transition(
     terminated: Bool[Array, "N"],
     truncated: Bool[Array, "N"],
 ) -> Timestep:
-    """Build the timestep of a step taken; the episode is over when every agent's is."""
+    """Build the timestep of a step; the episode ends when it has ended for every agent."""
     return Timestep(view, view, reward, terminated, truncated, (terminated | truncated).all())
 
 
 MARKS = ("target", "held target", "load", "heavy load", "site", "beacon")
-"""What the numbers in `Scene.mark` mean."""
+"""Names of the numbers in `Scene.mark`."""
 
 
 class Scene(NamedTuple):
-    """Things and where they are, in arena coordinates: ``[0, side]`` along each of D axes."""
+    """What to draw at one instant, in arena coordinates: ``[0, side]`` along each of D axes."""
 
     side: int
     drones: Float[Array, "P D"]
-    """Of all teams, scripted ones too."""
+    """Positions of the drones of all teams, including scripted ones."""
     alive: Bool[Array, "P"]
     team: Int[Array, "P"]
     kind: Int[Array, "P"]
     """Index into `offmarl.envs.swarm.dynamics.KINDS`."""
     velocity: Float[Array, "P D"]
     heading: Float[Array, "P"]
-    """Angle from the first axis to the second: a unicycle's heading, of others the course."""
+    """Angle from the first axis to the second: heading of unicycles, course of others."""
     links: Int[Array, "N K"]
-    """Whom each agent hears, -1 for nobody; K = 0 where drones do not communicate."""
+    """Drones that each agent hears, -1 for none; K = 0 without communication."""
     obstacles: Float[Array, "M D"]
     """Centres of discs (balls) of radius `offmarl.envs.swarm.dynamics.OBSTACLE_RADIUS`."""
     marks: Float[Array, "Q D"]
     """Other points of interest."""
     mark: Int[Array, "Q"]
-    """What each mark is: index into `MARKS`."""
+    """Kind of each mark: index into `MARKS`."""
     cells: Float[Array, "*G"]
-    """A map of the arena with values in [0, 1]; of size 0 where the task has none."""
+    """A map of the arena with values in [0, 1]; of size 0 if there is none."""
 
 
 @dataclass(frozen=True)
@@ -92,15 +94,14 @@ class AutoReset:
     """An environment that starts a new episode in the step that ends one.
 
     The returned ``view`` is then the first of the new episode, while ``next_view``, ``reward``,
-    ``terminated``, ``truncated`` and ``last`` still speak of the step taken.
+    ``terminated``, ``truncated`` and ``last`` still describe the step taken.
 
     Parameters
     ----------
     env
         The environment.
     pool
-        How many initial states to draw beforehand and begin episodes with, see `autoreset`; 0 for
-        a fresh one each time.
+        Number of precomputed initial states, see `autoreset`; 0 to draw one for each episode.
     """
 
     env: Environment
@@ -108,7 +109,7 @@ class AutoReset:
 
     @property
     def spec(self) -> EnvSpec:
-        """The wrapped environment's."""
+        """The spec of the wrapped environment."""
         return self.env.spec
 
     def reset(self, key: PRNGKeyArray) -> tuple[EnvState, Timestep]:
@@ -116,18 +117,18 @@ class AutoReset:
         return self.env.reset(key)
 
     def step(self, key: PRNGKeyArray, state: EnvState, action: Array) -> tuple[EnvState, Timestep]:
-        """Take one step, and reset if it was the episode's last."""
+        """Take one step, and reset if it was the last of its episode."""
         step_key, reset_key = jax.random.split(key)
         state, timestep = self.env.step(step_key, state, action)
-        state, view = _renew_if(timestep.last, reset_key, (state, timestep.view), self._begin)
+        state, view = _reset_if(timestep.last, reset_key, (state, timestep.view), self._begin)
         return state, timestep._replace(view=view)
 
     def _begin(self, key: PRNGKeyArray) -> tuple[EnvState, View]:
         if self.pool:
-            which, renew = jax.random.split(key)
+            which, fresh = jax.random.split(key)
             drawn = jax.random.randint(which, (), 0, self.pool)
             pool = _pool(self.env, self.pool)  # type: ignore[arg-type]
-            return jax.tree.map(lambda leaf: _renew_key(leaf[drawn], renew), pool)
+            return jax.tree.map(lambda leaf: _replace_key(leaf[drawn], fresh), pool)
         return _first(self.env, key)
 
 
@@ -178,21 +179,21 @@ def _first(env: Environment, key: PRNGKeyArray) -> tuple[EnvState, View]:
     return state, timestep.view
 
 
-def _renew_key(leaf: Array, key: PRNGKeyArray) -> Array:
-    """Replace keys that an environment keeps in its state, so that its randomness is fresh."""
+def _replace_key(leaf: Array, key: PRNGKeyArray) -> Array:
+    """Replace random keys in a pooled state, so that episodes from it differ."""
     is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return jax.random.split(key, leaf.shape) if is_key else leaf
 
 
 @lru_cache(maxsize=8)
 def _pool(env: Environment, size: int) -> tuple[EnvState, View]:
-    """Draw initial states, once for all programs that use them."""
+    """Draw initial states once, for all programs that use them."""
     with jax.ensure_compile_time_eval():
         keys = jax.random.split(jax.random.key(0), size)
         return jax.jit(jax.vmap(partial(_first, env)))(keys)
 
 
-def _renew_if(
+def _reset_if(
     over: Bool[Array, ""],
     key: PRNGKeyArray,
     old: ArrayTree,
@@ -200,81 +201,79 @@ def _renew_if(
 ) -> ArrayTree:
     """Return ``begin(key)`` if the episode is over, and ``old`` if not.
 
-    Under vmap, ``begin`` runs for a few episodes at a time, and only while there are some that are
-    over. The plain batching of a condition would run it for all of the batch in every step, which
-    can cost many times the step itself.
+    Under vmap, ``begin`` runs for a few ended episodes at a time, in a loop. Plain batching of a
+    condition would run it for the whole batch in every step, which can cost many times the step.
     """
 
     @jax.custom_batching.custom_vmap
-    def renew_one(over: Bool[Array, ""], key: PRNGKeyArray, old: ArrayTree) -> ArrayTree:
+    def reset_one(over: Bool[Array, ""], key: PRNGKeyArray, old: ArrayTree) -> ArrayTree:
         return jax.lax.cond(over, lambda: begin(key), lambda: old)
 
     @jax.custom_batching.custom_vmap
-    def renew_many(over: Bool[Array, "B"], keys: Key[Array, "B"], old: ArrayTree) -> ArrayTree:
-        return _renew_few_by_few(over, keys, old, begin)
+    def reset_many(over: Bool[Array, "B"], keys: Key[Array, "B"], old: ArrayTree) -> ArrayTree:
+        return _reset_in_parts(over, keys, old, begin)
 
-    @renew_one.def_vmap
-    def renew_batch(size: int, batched: ArrayTree, *args: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
-        new = renew_many(*_spread(size, batched, args))
+    @reset_one.def_vmap
+    def reset_batch(size: int, batched: ArrayTree, *args: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
+        new = reset_many(*_broadcast(size, batched, args))
         return new, jax.tree.map(lambda _: True, new)
 
-    @renew_many.def_vmap
-    def renew_batches(
+    @reset_many.def_vmap
+    def reset_batches(
         size: int, batched: ArrayTree, *args: ArrayTree
     ) -> tuple[ArrayTree, ArrayTree]:
-        spread = _spread(size, batched, args)
-        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), spread)
-        new = jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), renew_many(*flat))
+        batch = _broadcast(size, batched, args)
+        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
+        new = jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), reset_many(*flat))
         return new, jax.tree.map(lambda _: True, new)
 
-    return renew_one(over, key, old)
+    return reset_one(over, key, old)
 
 
-def _renew_few_by_few(
+def _reset_in_parts(
     over: Bool[Array, "B"],
     keys: Key[Array, "B"],
     old: ArrayTree,
     begin: Callable[[PRNGKeyArray], ArrayTree],
 ) -> ArrayTree:
     size = over.shape[0]
-    if size == 1:  # nothing would change from turn to turn, so XLA would run it before the loop
+    if size == 1:  # XLA would hoist the loop-invariant reset out of the loop and always run it
         return jax.lax.cond(over[0], lambda: jax.vmap(begin)(keys), lambda: old)
     few = -(-size // _PARTS)
     (who,) = jnp.nonzero(over, size=few * _PARTS, fill_value=size)
 
-    def renew(start: Array, old: ArrayTree) -> tuple[Array, ArrayTree]:
+    def reset_some(start: Array, old: ArrayTree) -> tuple[Array, ArrayTree]:
         some = jax.lax.dynamic_slice(who, (start,), (few,))
         fresh = jax.vmap(begin)(keys[some])
         old = jax.tree.map(lambda x, y: x.at[some].set(y, mode="drop"), old, fresh)
         return start + few, old
 
     left = (jnp.zeros((), jnp.int32), old)
-    return jax.lax.while_loop(lambda x: x[0] < over.sum(), lambda x: renew(*x), left)[1]
+    return jax.lax.while_loop(lambda x: x[0] < over.sum(), lambda x: reset_some(*x), left)[1]
 
 
-def _spread(size: int, batched: ArrayTree, args: ArrayTree) -> ArrayTree:
-    """Give everything the batch axis that only some have."""
+def _broadcast(size: int, batched: ArrayTree, args: ArrayTree) -> ArrayTree:
+    """Broadcast unbatched leaves to the batch."""
 
-    def spread(is_batched: bool, x: Array) -> Array:
+    def broadcast(is_batched: bool, x: Array) -> Array:
         return x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
 
-    return jax.tree.map(spread, tuple(batched), args)
+    return jax.tree.map(broadcast, tuple(batched), args)
 
 
 def autoreset(env: Environment, pool: int = 0) -> AutoReset:
-    """Wrap an environment so that it never stops; see `AutoReset`.
+    """Wrap an environment so that it starts a new episode when one ends; see `AutoReset`.
 
     Parameters
     ----------
     env
         The environment.
     pool
-        Where a reset costs much more than a step, as in Jumanji's Connector, draw this many initial
-        states beforehand and begin episodes with one of them at random. Only those states are
-        reused: what happens from there on is random as ever, also where an environment keeps the
-        key of its randomness in its state. They are always the same (drawn with
-        ``jax.random.key(0)``), and part of the compiled program. The first episode of all, by
-        ``reset``, is fresh.
+        If a reset costs much more than a step, as in Jumanji's Connector, draw this many initial
+        states once and start each episode from one of them at random. Only the states are reused:
+        random keys inside them are replaced, so episodes from the same state differ. The states are
+        drawn with ``jax.random.key(0)`` and are part of the compiled program. ``reset`` does not
+        use them.
 
     Raises
     ------
@@ -287,7 +286,7 @@ def autoreset(env: Environment, pool: int = 0) -> AutoReset:
 
 
 def require_positive(**values: float) -> None:
-    """Raise `OptionError` for the first option that is not above zero."""
+    """Raise `OptionError` for the first option that is not positive."""
     for name, value in values.items():
         if not value > 0:
             raise OptionError(f"{name} must be above 0, not {value}: choose a larger one.")

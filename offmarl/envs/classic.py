@@ -1,8 +1,8 @@
-"""Two small games of the offline multi-agent literature, whose best returns are known.
+"""Small games: XOR and Bridge, with known optimal returns, and the matrix games of matrax.
 
-Both come from AlberDICE (Matsunaga et al. 2023, arXiv 2311.02194), and behave as the datasets
-published with it: in each, data that holds several ways to coordinate misleads agents that
-imitate one by one.
+XOR and Bridge are from AlberDICE (Matsunaga et al. 2023, arXiv 2311.02194) and behave as in the
+datasets published with it: data with several ways to coordinate misleads agents that imitate
+independently.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl.envs import optional_deps
 from offmarl.envs.base import MARKS, Scene, require_positive, restart, transition
-from offmarl.envs.spaces import strong
+from offmarl.envs.spaces import strongly_typed
 from offmarl.errors import OptionError
 from offmarl.types import Discrete, EnvSpec, Timestep, View
 
@@ -35,7 +35,7 @@ _BRIDGE_MOVES = np.array([[0, 0], [-1, 0], [1, 0], [0, 1], [0, -1]], np.int32)
 
 
 class XorState(NamedTuple):
-    """How many rounds were played."""
+    """The number of rounds played."""
 
     time: Int[Array, ""]
 
@@ -44,8 +44,8 @@ class XorState(NamedTuple):
 class Xor:
     """The XOR matrix game, played ``time_limit`` times: two agents, two actions, one state.
 
-    The team gets 1 where the agents choose differently, 0 for (0, 0) and -2 for (1, 1). Always
-    truncated. Uniform play gets nothing on average.
+    The team's reward is 1 if the agents choose different actions, 0 for (0, 0) and -2 for (1, 1).
+    Episodes are always truncated. Uniform play has a mean return of 0.
     """
 
     name: str = ""
@@ -56,7 +56,7 @@ class Xor:
 
     @property
     def optimal_return(self) -> float:
-        """1 for every round."""
+        """The return of choosing different actions in every round."""
         return float(self.time_limit)
 
     @property
@@ -94,7 +94,7 @@ def _xor_view() -> View:
 
 
 class BridgeState(NamedTuple):
-    """Where the agents are, and for how long they have walked."""
+    """Positions of the agents and the time."""
 
     position: Int[Array, "2 2"]
     """Row and column of each agent."""
@@ -103,22 +103,22 @@ class BridgeState(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Bridge:
-    """Two agents must pass each other where only one can walk.
+    """Two agents must pass each other on a bridge that is wide enough for one.
 
     The grid is ``1.##..`` / ``......`` / ``..##.2``: blocks ``#``, and the goals of agent 2 (top
     left) and agent 1 (bottom right). The agents start on the bridge, face to face. Actions: stay,
-    up, down, right, left. An agent on its goal is done: it stays there and blocks nobody; when both
-    are done the episode terminates. The team's reward is -0.1 times the mean Euclidean distance to
-    the goals. Who makes way is up to the agents: either can, and the episode takes 8 steps.
+    up, down, right, left. An agent on its goal is done: it stays there and does not block the
+    other; when both are done the episode terminates. The team's reward is -0.1 times the mean
+    Euclidean distance to the goals. Either agent can make way, and the episode then takes 8 steps.
 
-    Both agents count as alive, and any action as legal, throughout, as in the published datasets.
+    As in the published datasets, both agents are always alive and all actions are always legal.
     """
 
     name: str = ""
     time_limit: int = 50
 
     optimal_return: ClassVar[float] = -1.2354525
-    """Found by searching all joint paths; the best steps aside on the far side of the bridge."""
+    """Found by searching all joint paths; the best path steps aside on the far side."""
 
     def __post_init__(self) -> None:
         require_positive(time_limit=self.time_limit)
@@ -151,9 +151,8 @@ class Bridge:
         )
 
     def scene(self, state: BridgeState) -> Scene:
-        """Return what there is to draw; blocks are cells of 1."""
+        """Return the positions to draw; blocks are cells with value 1."""
         rows, columns = _BRIDGE_FREE.shape
-        nobody, nothing = jnp.zeros((2, 0), jnp.int32), jnp.zeros((0, 2))
 
         def place(cell: Int[Array, "2 2"]) -> Float[Array, "2 2"]:
             return jnp.stack([cell[:, 1] + 0.5, rows - cell[:, 0] - 0.5], -1)
@@ -166,8 +165,8 @@ class Bridge:
             kind=jnp.zeros(2, jnp.int32),
             velocity=jnp.zeros((2, 2)),
             heading=jnp.zeros(2),
-            links=nobody,
-            obstacles=nothing,
+            links=jnp.zeros((2, 0), jnp.int32),
+            obstacles=jnp.zeros((0, 2)),
             marks=place(jnp.asarray(_BRIDGE_GOAL)),
             mark=jnp.full(2, MARKS.index("site")),
             cells=jnp.asarray(~_BRIDGE_FREE[::-1].T, jnp.float32),
@@ -175,12 +174,12 @@ class Bridge:
 
 
 def _bridge_move(position: Int[Array, "2 2"], action: Int[Array, "2"]) -> Int[Array, "2 2"]:
-    """Move the agents by the rules of the published data; the order of the rules matters."""
+    """Move the agents by the rules of the published data, whose order matters."""
     done = _done(position)
     target = _onto_free_cells(position, jnp.where(done[:, None], 0, _moves(action)))
     swap = _same(target[0], position[1]) & _same(target[1], position[0])
     target = jnp.where(swap, position, target)
-    home = _same(target, jnp.asarray(_BRIDGE_GOAL))  # an agent's own goal is always open to it
+    home = _same(target, jnp.asarray(_BRIDGE_GOAL))  # an agent can always enter its own goal
 
     stands_in_way = _same(target[0], position[1]) & _same(target[1], position[1]) & ~done[1]
     first = jnp.where(stands_in_way & ~home[0], position[0], target[0])
@@ -220,16 +219,16 @@ def _bridge_view(position: Int[Array, "2 2"]) -> View:
 
 @dataclass(frozen=True, kw_only=True)
 class Matrax:
-    """A matrix game for two, repeated ``time_limit`` times; always truncated.
+    """A matrix game of matrax for two agents, repeated ``time_limit`` times; always truncated.
 
     Parameters
     ----------
     game
-        A kind of game.
+        The kind of game.
     number
-        Which of its kind; the penalty, for penalty games.
+        The number of the game; for penalty games the penalty.
     keep_state
-        Show each agent what all did in the round before (-1 before the first); else zeros.
+        Observe the actions of all agents in the previous round (-1 before the first), not zeros.
     """
 
     name: str = ""
@@ -244,7 +243,7 @@ class Matrax:
 
     @property
     def wrapped(self) -> Any:
-        """Matrax's own environment."""
+        """The matrax environment."""
         return _matrix_game(self.game, self.number, self.keep_state, self.time_limit)
 
     @property
@@ -263,7 +262,7 @@ class Matrax:
     def reset(self, key: PRNGKeyArray) -> tuple[Any, Timestep]:
         """Start an episode; nothing is random."""
         state, timestep = self.wrapped.reset(key)
-        return strong(state), restart(self._view(timestep.observation))
+        return strongly_typed(state), restart(self._view(timestep.observation))
 
     def step(
         self,
@@ -275,7 +274,7 @@ class Matrax:
         state, timestep = self.wrapped.step(state, action)
         truncated = jnp.full(2, timestep.last())
         view, reward = self._view(timestep.observation), timestep.reward.astype(jnp.float32)
-        return strong(state), transition(view, reward, jnp.zeros(2, bool), truncated)
+        return strongly_typed(state), transition(view, reward, jnp.zeros(2, bool), truncated)
 
     def _view(self, observation: Any) -> View:
         seen = observation.agent_obs.astype(jnp.float32)

@@ -27,7 +27,15 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from offmarl.envs import optional_deps
 from offmarl.envs.base import restart, transition
 from offmarl.envs.catalogue import Option
-from offmarl.envs.spaces import Actions, ActionSpace, Box, flatten, pad, strong, unequal
+from offmarl.envs.spaces import (
+    Actions,
+    ActionSpace,
+    Box,
+    flatten,
+    pad,
+    sizes_if_unequal,
+    strongly_typed,
+)
 from offmarl.errors import OptionError
 from offmarl.types import Discrete, EnvSpec, Timestep, View
 
@@ -119,7 +127,7 @@ class JaxMarl:
         with optional_deps.quiet(*_WARNINGS):
             observations, inner = wrapped.env.reset(key)
             view = _view(wrapped, observations, inner)
-        return JaxMarlState(strong(inner), jnp.zeros((), jnp.int32)), restart(view)
+        return JaxMarlState(strongly_typed(inner), jnp.zeros((), jnp.int32)), restart(view)
 
     def step(
         self, key: PRNGKeyArray, state: JaxMarlState, action: Array
@@ -144,7 +152,7 @@ class JaxMarl:
             terminated=everyone & over & terminal,
             truncated=everyone & over & ~terminal,
         )
-        return JaxMarlState(strong(inner), time), timestep
+        return JaxMarlState(strongly_typed(inner), time), timestep
 
 
 class _Wrapped(NamedTuple):
@@ -183,8 +191,8 @@ def _spec(env: JaxMarl) -> EnvSpec:
         wrapped.compat.reward,
         "concatenated" if native_state is None else "native",
         agents=tuple(names),
-        observation_sizes=unequal(wrapped.observation_sizes),
-        action_sizes=unequal(wrapped.actions.sizes),
+        observation_sizes=sizes_if_unequal(wrapped.observation_sizes),
+        action_sizes=sizes_if_unequal(wrapped.actions.sizes),
     )
 
 

@@ -1,7 +1,8 @@
-"""Jumanji's multi-agent environments (Bonnet et al. 2024, arXiv 2306.09884) as ours.
+"""Adapter for the multi-agent environments of Jumanji (Bonnet et al. 2024, arXiv 2306.09884).
 
-Jumanji ends an episode without saying why, in all of these but two; here the cause is worked out
-from the state. Where its observation is one for all agents, each is given it from its own side.
+Except for two, Jumanji's environments do not say why an episode ends; the adapter derives the cause
+from the state. Where Jumanji has one observation for all agents, the adapter gives each agent its
+own perspective.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Num, PRNGKeyArray
 
 from offmarl.envs import optional_deps
 from offmarl.envs.base import require_positive, restart, transition
-from offmarl.envs.spaces import flatten, strong
+from offmarl.envs.spaces import flatten, strongly_typed
 from offmarl.errors import OptionError
 from offmarl.types import Continuous, Discrete, EnvSpec, Timestep, View
 
@@ -24,25 +25,25 @@ State = Any
 """A state of a Jumanji environment."""
 
 Observation = Any
-"""What a Jumanji environment shows, to all agents at once."""
+"""The observation of all agents as a Jumanji environment returns it."""
 
 
 class Wrapped(NamedTuple):
-    """What the adapter must know of one of Jumanji's environments."""
+    """A Jumanji environment and how the adapter reads it."""
 
     env: Any
     time_limit: int
     terminal: Callable[[State], Bool[Array, ""]]
-    """Of the state that ends an episode: whether the task came to its end, rather than its time."""
+    """For the last state of an episode: True if the task ended, False if only the time did."""
     observe: Callable[[Observation], Float[Array, "N O"]]
     state: Callable[[Observation], Float[Array, "S"]] | None = None
-    """The global state; None where there is none of its own."""
+    """The global state; None if Jumanji has none."""
     reward: Literal["team", "individual"] = "team"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Jumanji:
-    """An environment of Jumanji; its kinds have their options as fields."""
+    """A Jumanji environment; the fields of the subclasses are their options."""
 
     name: str = ""
 
@@ -53,7 +54,7 @@ class Jumanji:
 
     @property
     def wrapped(self) -> Any:
-        """Jumanji's own environment."""
+        """The Jumanji environment."""
         return _wrap(self).env
 
     @property
@@ -65,7 +66,7 @@ class Jumanji:
         """Start an episode."""
         wrapped = _wrap(self)
         state, timestep = wrapped.env.reset(key)
-        return strong(state), restart(_view(wrapped, timestep.observation))
+        return strongly_typed(state), restart(_view(wrapped, timestep.observation))
 
     def step(
         self,
@@ -73,14 +74,14 @@ class Jumanji:
         state: State,
         action: Array,
     ) -> tuple[State, Timestep]:
-        """Take one step; what is random in it comes from the key in the state."""
+        """Take one step; its randomness comes from the key in the state."""
         wrapped = _wrap(self)
         state, timestep = wrapped.env.step(state, action.astype(wrapped.env.action_spec.dtype))
         everyone = jnp.ones(action.shape[0], bool)
         over, terminal = everyone & timestep.last(), wrapped.terminal(state)
         reward = jnp.broadcast_to(timestep.reward, everyone.shape).astype(jnp.float32)
         view = _view(wrapped, timestep.observation)
-        return strong(state), transition(view, reward, over & terminal, over & ~terminal)
+        return strongly_typed(state), transition(view, reward, over & terminal, over & ~terminal)
 
     def _build(self) -> Wrapped:
         raise NotImplementedError
@@ -88,12 +89,12 @@ class Jumanji:
 
 @lru_cache(maxsize=256)
 def _wrap(env: Jumanji) -> Wrapped:
-    """Build Jumanji's environment; equal ones are one object, so that JAX compiles them once."""
+    """Create the Jumanji environment once: JAX compiles once for the same object."""
     try:
         with jax.ensure_compile_time_eval():
             return env._build()
     except (AssertionError, ValueError, TypeError) as error:
-        raise OptionError(f"{env.name} cannot be made by Jumanji: {error}") from error
+        raise OptionError(f"Jumanji cannot create {env.name}: {error}") from error
 
 
 @lru_cache(maxsize=256)
@@ -132,9 +133,9 @@ def _agents_view(observation: Observation) -> Float[Array, "N O"]:
 
 @dataclass(frozen=True, kw_only=True)
 class RobotWarehouse(Jumanji):
-    """Robots bring requested shelves to the goals (Papoudakis et al. 2021); 1 for each.
+    """Robots bring requested shelves to the goals (Papoudakis et al. 2021); 1 for each shelf.
 
-    Unlike in the original, two robots that collide end the episode.
+    Unlike in the original, a collision of two robots ends the episode.
     """
 
     num_agents: int = 4
@@ -172,7 +173,8 @@ class RobotWarehouse(Jumanji):
 class LevelBasedForaging(Jumanji):
     """Foragers collect food that may need several of them (Albrecht and Ramamoorthy 2013).
 
-    Who helped with a piece of food is given its share, by level; shares add up to 1.
+    The reward for a piece of food is shared by level among the agents that helped; all shares add
+    up to 1.
     """
 
     grid_size: int = 8
@@ -214,8 +216,8 @@ class LevelBasedForaging(Jumanji):
 class SearchAndRescue(Jumanji):
     """Searchers with a cone of sight fly over an area and find moving targets.
 
-    Observation: the view, own position, the share of targets not yet found. Who finds a target is
-    given a reward that shrinks with time; those who find it together share it.
+    Observation: the view, own position, and the fraction of targets not yet found. The reward for
+    finding a target decreases with time; agents that find it together share it.
     """
 
     num_searchers: int = 2
@@ -262,10 +264,10 @@ class SearchAndRescue(Jumanji):
 
 @dataclass(frozen=True, kw_only=True)
 class Connector(Jumanji):
-    """Agents draw paths to their targets, and may not cross one another's.
+    """Agents draw paths to their targets without crossing each other's.
 
     Observation: the grid in six channels: own path, head and target, then those of the others.
-    State: the grid, a channel for each kind of cell of each agent.
+    State: the grid, with a channel for each kind of cell of each agent.
     """
 
     grid_size: int = 10
@@ -314,7 +316,7 @@ class Connector(Jumanji):
 class Cleaner(Jumanji):
     """Agents clean the tiles of a maze; an illegal move ends the episode.
 
-    Observation: the grid in four channels: dirt, walls, oneself, the others. State: dirt, walls,
+    Observation: the grid in four channels: dirt, walls, the agent, the others. State: dirt, walls,
     and a channel for each agent.
     """
 
@@ -361,11 +363,11 @@ class Cleaner(Jumanji):
 
 @dataclass(frozen=True, kw_only=True)
 class MultiCvrp(Jumanji):
-    """Vehicles of limited capacity serve customers, each in a window of time.
+    """Vehicles of limited capacity serve customers within time windows.
 
-    Observation: own place, clock and load, those of the others, and all customers. An action is the
-    customer to go to next; 0 is the depot. An episode that takes more than twice as many steps as
-    there are customers is cut off, with Jumanji's penalty.
+    Observation: own position, clock and load, those of the others, and all customers. An action is
+    the next customer; 0 is the depot. An episode is truncated, with Jumanji's penalty, after more
+    than twice as many steps as there are customers.
     """
 
     num_customers: int = 20

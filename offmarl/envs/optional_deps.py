@@ -1,4 +1,4 @@
-"""Packages that offmarl does without, until an environment of theirs is asked for."""
+"""Optional packages, imported when one of their environments is created."""
 
 import importlib
 import io
@@ -22,22 +22,22 @@ def load(module: str, extra: str) -> ModuleType:
     package = module.partition(".")[0]
     try:
         with _untouched_streams(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # packages warn of one another
+            warnings.simplefilter("ignore", DeprecationWarning)  # packages warn about each other
             return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name != package:
             raise
         raise MissingExtraError(
-            f"{package} is not installed: run `pip install 'offmarl[{extra}]'` to have it."
+            f"{package} is not installed: run `pip install 'offmarl[{extra}]'`."
         ) from error
 
 
 @contextmanager
 def _untouched_streams() -> Iterator[None]:
-    """Keep what a package prints from the user, and the user's streams from the package.
+    """Hide what a package prints, and restore the streams that it replaces.
 
-    JaxMARL prints when it is imported, and sets ``sys.stdout`` and ``sys.stderr`` to Python's own,
-    which a notebook, or a test that captures them, has replaced.
+    JaxMARL prints when it is imported, and resets ``sys.stdout`` and ``sys.stderr`` to Python's
+    own, although a notebook or a test may have replaced them.
     """
     before = sys.stdout, sys.stderr, sys.__stdout__
     sys.stdout = sys.__stdout__ = io.StringIO()  # type: ignore[misc, assignment]
@@ -49,7 +49,7 @@ def _untouched_streams() -> Iterator[None]:
 
 @contextmanager
 def quiet(*messages: str) -> Iterator[None]:
-    """Keep a package's prints, and its warnings that begin with these messages, from the user."""
+    """Hide a package's output and its warnings that begin with these messages."""
     with redirect_stdout(io.StringIO()), warnings.catch_warnings():
         for message in messages:
             warnings.filterwarnings("ignore", message)

@@ -1,8 +1,8 @@
-"""The PettingZoo parallel API (Terry et al. 2021, arXiv 2009.14471), both ways.
+"""Conversion to and from the PettingZoo parallel API (Terry et al. 2021, arXiv 2009.14471).
 
-`to_pettingzoo` makes any environment of ours one of PettingZoo's; a `Translator` reads any of
-PettingZoo's as arrays of agents, for recording it and for policies of ours to act in it. Imported
-lazily, since PettingZoo is an extra.
+`to_pettingzoo` converts an environment of offmarl; a `Translator` reads a PettingZoo environment as
+arrays over agents, to record it and to run offmarl's policies in it. PettingZoo is an optional
+dependency, so this module is imported lazily.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ from pettingzoo import AECEnv, ParallelEnv
 
 from offmarl.envs.base import Environment
 from offmarl.envs.registry import family_of, make
-from offmarl.envs.spaces import Actions, ActionSpace, Box, unequal
+from offmarl.envs.spaces import Actions, ActionSpace, Box, sizes_if_unequal
 from offmarl.errors import InvalidValueError, OptionError, ShapeError, UnknownNameError
 from offmarl.types import Discrete, EnvSpec, Timestep, View
 
@@ -25,31 +25,31 @@ Observations = Mapping[str, Any]
 Infos = Mapping[str, Mapping[str, Any]]
 
 Actor = Callable[..., tuple[Any, Any]]
-"""A policy of ours: see `offmarl.evaluation.LoadedPolicy`."""
+"""A policy: see `offmarl.programs.LoadedPolicy`."""
 
 _MASK = "action_mask"
 _TOLERANCE = 1e-5
-"""By how much of its range rounding may take a continuous action past its bounds."""
+"""Fraction of its range by which rounding may move a continuous action out of bounds."""
 
 
 def to_pettingzoo(env: Environment | str, seed: int | None = None) -> "OffmarlParallelEnv":
-    """Make an environment of ours one of PettingZoo's parallel API.
+    """Convert an environment of offmarl to the PettingZoo parallel API.
 
     Parameters
     ----------
     env
         The environment, without autoreset, or its name.
     seed
-        Of the first episode, where ``reset`` is given none; at random by default.
+        Seed of the episodes for which ``reset`` gets no seed; random by default.
     """
     return OffmarlParallelEnv(make(env) if isinstance(env, str) else env, seed)
 
 
 class OffmarlParallelEnv(ParallelEnv):
-    """An environment of ours behind PettingZoo's parallel API.
+    """An environment of offmarl with the PettingZoo parallel API.
 
-    Each agent has its own sizes, without padding. Where actions are discrete an observation is a
-    dict of ``observation`` and ``action_mask``. An agent that is no longer alive is terminated.
+    Each agent has its own sizes, without padding. With discrete actions an observation is a dict of
+    ``observation`` and ``action_mask``. An agent that is no longer alive is terminated.
     """
 
     def __init__(self, env: Environment, seed: int | None = None):
@@ -71,7 +71,7 @@ class OffmarlParallelEnv(ParallelEnv):
     def reset(
         self, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-        """Start an episode; the same seed starts the same one."""
+        """Start an episode; the same seed starts the same episode."""
         del options
         drawn = int(self._random.integers(2**31)) if seed is None else seed
         reset_key, self._key = jax.random.split(jax.random.key(drawn))
@@ -87,7 +87,7 @@ class OffmarlParallelEnv(ParallelEnv):
         Raises
         ------
         OptionError
-            An agent has no action, or there is no episode under way.
+            An agent has no action, or no episode has started.
         """
         step_key, self._key = jax.random.split(self._key)
         self._state, timestep = self._step(step_key, self._state, self._joint(actions))
@@ -111,11 +111,11 @@ class OffmarlParallelEnv(ParallelEnv):
         return self.action_spaces[agent]
 
     def render(self) -> None:
-        """Draw nothing."""
+        """Do nothing: rendering is not supported."""
 
     def _seen(self) -> View:
         if self._view is None:
-            raise OptionError("there is no episode yet: call reset first.")
+            raise OptionError("no episode has started: call reset first.")
         return self._view
 
     def _observations(self, agents: Sequence[str]) -> dict[str, Any]:
@@ -133,11 +133,11 @@ class OffmarlParallelEnv(ParallelEnv):
     def _joint(self, actions: Mapping[str, Any]) -> np.ndarray:
         missing = [agent for agent in self.agents if agent not in actions]
         if missing or not self.agents:
-            what = f"no action for {', '.join(missing)}" if missing else "no episode under way"
+            what = f"no action for {', '.join(missing)}" if missing else "no episode has started"
             raise OptionError(f"{self.env.spec.name}: {what}: give one for each of env.agents.")
         spec, legal = self.env.spec, self._seen().legal_actions
         if isinstance(spec.action, Discrete):
-            anything = legal.argmax(-1)  # for those that no longer act
+            anything = legal.argmax(-1)  # for agents that no longer act
             names = enumerate(self.possible_agents)
             return np.array([actions.get(a, anything[i]) for i, a in names], np.int32)
         joint = np.zeros(legal.shape, np.float32)
@@ -158,7 +158,7 @@ class OffmarlParallelEnv(ParallelEnv):
 
 
 def agent_names(spec: EnvSpec) -> tuple[str, ...]:
-    """Return the agents' names, or their numbers as names."""
+    """Return the names of the agents; by default ``agent_0`` and so on."""
     return spec.agents or tuple(f"agent_{i}" for i in range(spec.num_agents))
 
 
@@ -174,7 +174,7 @@ def _spaces(spec: EnvSpec, agent: int) -> tuple[gymnasium.Space, gymnasium.Space
 
 
 def check_parallel(env: Any) -> None:
-    """Raise `ShapeError` where an environment does not have the parallel API."""
+    """Raise `ShapeError` if an environment does not have the parallel API."""
     parts = ("possible_agents", "reset", "step", "observation_space", "action_space")
     missing = [part for part in parts if not hasattr(env, part)]
     if missing:
@@ -185,31 +185,31 @@ def check_parallel(env: Any) -> None:
     if isinstance(env, AECEnv):
         raise ShapeError(
             f"{env!r} has PettingZoo's AEC API, where agents take turns, and not the parallel one: "
-            "wrap it with pettingzoo.utils.aec_to_parallel, if its agents can act at the same time."
+            "if its agents can act at the same time, wrap it with pettingzoo.utils.aec_to_parallel."
         )
 
 
 class Translator:
-    """Reads a PettingZoo environment as arrays of agents, in the order of ``possible_agents``.
+    """Reads a PettingZoo environment as arrays over agents, in the order of ``possible_agents``.
 
     Observations of any space are flattened (Discrete ones to one-hot vectors) and padded with
-    zeros; legal actions come from the observation's or the info's ``action_mask``. The state is
-    ``env.state()``, or where there is none all observations.
+    zeros; legal actions come from ``action_mask`` in the observation or the info. The state is
+    ``env.state()``, or all observations if there is none.
 
     Parameters
     ----------
     env
-        Of the parallel API; it must have been reset once.
+        An environment with the parallel API, reset at least once.
     name
-        For the spec; by default what its metadata says, if `offmarl.envs.make` knows it.
+        Name for the spec; by default the one in its metadata, if it is a registered name.
     time_limit
-        For the spec.
+        Time limit for the spec.
 
     Raises
     ------
     ShapeError
         It does not have the parallel API, its actions are neither Discrete nor Boxes with finite
-        bounds, or some agents' are of the one kind and others' of the other.
+        bounds, or the agents have actions of both kinds.
     """
 
     def __init__(self, env: Any, name: str | None = None, time_limit: int | None = None):
@@ -223,7 +223,7 @@ class Translator:
         sizes = [flatdim(space) for space in self._spaces]
         state = state_of(env)
         self.spec = EnvSpec(
-            name=_name_of_ours(env) if name is None else name,
+            name=_registered_name(env) if name is None else name,
             num_agents=len(self.agents),
             observation_size=max(sizes),
             state_size=len(self.agents) * max(sizes) if state is None else state.size,
@@ -232,8 +232,8 @@ class Translator:
             reward="individual",
             state="concatenated" if state is None else "native",
             agents=self.agents,
-            observation_sizes=unequal(sizes),
-            action_sizes=unequal(self.actions.sizes),
+            observation_sizes=sizes_if_unequal(sizes),
+            action_sizes=sizes_if_unequal(self.actions.sizes),
         )
 
     def view(
@@ -243,7 +243,7 @@ class Translator:
         alive: Sequence[bool] | Bool[np.ndarray, "N"],
         state: Float[np.ndarray, "S"] | None,
     ) -> View:
-        """Return what a step or a reset showed.
+        """Return the view after a step or a reset.
 
         Parameters
         ----------
@@ -252,14 +252,14 @@ class Translator:
         alive
             Which agents will act, in order.
         state
-            What `state_of` returned.
+            The result of `state_of`.
         """
         seen = np.zeros((len(self.agents), self.spec.observation_size), np.float32)
         legal = self.actions.mask.copy()
         for i, (agent, space) in enumerate(zip(self._keys, self._spaces, strict=True)):
             if agent not in observations:
                 continue
-            vector, mask = _taken_apart(observations[agent], space)
+            vector, mask = _split_mask(observations[agent], space)
             seen[i, : vector.size] = vector
             mask = infos.get(agent, {}).get(_MASK) if mask is None else mask
             if mask is not None:
@@ -288,7 +288,7 @@ class Translator:
         )
 
     def _vector(self, agent: Any, space: Box, actions: Mapping[str, Any]) -> np.ndarray:
-        """Return an agent's continuous action in its own bounds; their centre if it is absent."""
+        """Return an agent's continuous action; the centre of its bounds if it is absent."""
         low, high = np.array(space.low), np.array(space.high)
         action = actions.get(agent, (low + high) / 2)
         try:
@@ -297,32 +297,32 @@ class Translator:
             vector = np.empty(0)
         if vector.size != space.size:
             raise InvalidValueError(
-                f"the action of {agent} is {action!r}, and it must be {space.size} numbers."
+                f"the action of {agent} is {action!r}, but must be {space.size} numbers."
             )
         slack = _TOLERANCE * (high - low)
         inside = (vector >= low - slack) & (vector <= high + slack)
         if not inside.all():
             i = int(np.argmin(inside))
             raise InvalidValueError(
-                f"the action of {agent}, entry {i}, is {vector[i]!s}, and it must be from "
+                f"the action of {agent}, entry {i}, is {vector[i]!s}, but must be from "
                 f"{low[i]:g} to {high[i]:g}."
             )
         return vector
 
     def _number(self, i: int, actions: Mapping[str, Any]) -> int:
-        """Return the number of an agent's discrete action, counted from 0."""
+        """Return an agent's discrete action, counted from 0."""
         agent, start = self._keys[i], self._starts[i]
         action = np.asarray(actions.get(agent, start))
         number = action.item() if action.size == 1 else action.tolist()
         stop = start + self.actions.sizes[i]
         if number not in range(start, stop):
             raise InvalidValueError(
-                f"the action of {agent} is {number!r}, and it must be from {start} to {stop - 1}."
+                f"the action of {agent} is {number!r}, but must be from {start} to {stop - 1}."
             )
         return int(number) - start
 
     def by_agent(self, action: np.ndarray, agents: Sequence[str]) -> dict[str, Any]:
-        """Return the actions of some agents, out of one array, as the environment takes them."""
+        """Return the actions of some agents from an array, as the environment takes them."""
         each = self.actions.split(action)
         taken: dict[str, Any] = {}
         for agent in agents:
@@ -335,10 +335,10 @@ class Translator:
 
 
 class PettingZooPolicy:
-    """Lets a policy of ours act in an environment of PettingZoo.
+    """Runs a policy in a PettingZoo environment.
 
-    Call it with what the environment returned, and give the environment what it returns; call
-    `reset` at the start of every episode::
+    Call it with the observations and infos, and pass the actions that it returns to the
+    environment; call `reset` at the start of every episode::
 
         policy = PettingZooPolicy(offmarl.load_policy("runs/mine/bc"), env)
         observations, infos = env.reset()
@@ -351,9 +351,9 @@ class PettingZooPolicy:
     policy
         From `offmarl.load_policy`, trained on data of this environment.
     env
-        Of the parallel API.
+        An environment with the parallel API.
     seed
-        Of its draws, where it draws its actions.
+        Seed of a policy that samples its actions.
     """
 
     def __init__(self, policy: Actor, env: Any, seed: int = 0):
@@ -363,11 +363,11 @@ class PettingZooPolicy:
         self._translator: Translator | None = None
 
     def reset(self) -> None:
-        """Forget the episode before."""
+        """Clear the policy's memory of the previous episode."""
         self._carry = None
 
     def __call__(self, observations: Observations, infos: Infos | None = None) -> dict[str, Any]:
-        """Return the actions of the agents that are there."""
+        """Return the actions of the agents that act now."""
         self._translator = self._translator or Translator(self._env)
         agents = list(self._env.agents)
         alive = [agent in agents for agent in self._env.possible_agents]
@@ -378,11 +378,11 @@ class PettingZooPolicy:
 
 
 def name_of(env: Any) -> str:
-    """Return what an environment's metadata calls it; empty where they do not say."""
+    """Return the name in an environment's metadata; empty if there is none."""
     return str((getattr(env, "metadata", None) or {}).get("name", ""))
 
 
-def _name_of_ours(env: Any) -> str:
+def _registered_name(env: Any) -> str:
     name = name_of(env)
     try:
         family_of(name)
@@ -392,7 +392,7 @@ def _name_of_ours(env: Any) -> str:
 
 
 def state_of(env: Any) -> Float[np.ndarray, "S"] | None:
-    """Return an environment's global state as a float32 vector; None where it has none."""
+    """Return an environment's global state as a float32 vector; None if it has none."""
     try:
         return np.ravel(env.state()).astype(np.float32)
     except (NotImplementedError, AttributeError):
@@ -405,7 +405,7 @@ def _without_mask(space: gymnasium.Space) -> gymnasium.Space:
     return gymnasium.spaces.Dict({k: v for k, v in space.spaces.items() if k != _MASK})
 
 
-def _taken_apart(observation: Any, space: gymnasium.Space) -> tuple[Any, Any]:
+def _split_mask(observation: Any, space: gymnasium.Space) -> tuple[Any, Any]:
     mask = None
     if isinstance(observation, Mapping) and _MASK in observation:
         mask = observation[_MASK]

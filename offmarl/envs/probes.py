@@ -1,12 +1,12 @@
-"""Probe environments: games so small that a wrong learner gives itself away.
+"""Probe environments: games so small that their results show what is wrong with a learner.
 
-Each asks for one ability more than the one before, has two agents with two actions each, ends after
-a step or a few (terminated, never truncated), and has a best return of 1. Learn them in order: the
-first that fails names the part that is broken. After Andy Jones, "Debugging RL, Without the
-Agonizing Pain" (2021), with coordination and memory added.
+Each tests one more ability than the one before. All have two agents with two actions each, end
+after one or a few steps (terminated, never truncated) and have an optimal return of 1. Train on
+them in order: the first failure shows which part is broken. After Andy Jones, "Debugging RL,
+Without the Agonizing Pain" (2021), with coordination and memory added.
 
-``uniform_return`` is what independent uniform play gets on average, and ``wrong_return`` what is
-left to a learner that lacks the very ability the probe asks for.
+``uniform_return`` is the mean return of independent uniform play, ``wrong_return`` that of a
+learner without the ability that the probe tests.
 """
 
 from abc import ABC, abstractmethod
@@ -22,18 +22,18 @@ from offmarl.types import Discrete, EnvSpec, Timestep, View
 
 
 class ProbeState(NamedTuple):
-    """All that any probe depends on."""
+    """The state of all probes."""
 
     time: Int[Array, ""]
     cue: Int[Array, "2"]
-    """Drawn at the start, for each agent its own."""
+    """One cue for each agent, drawn at the start."""
     first_action: Int[Array, "2"]
-    """What each agent did in the first step; 0 before it."""
+    """Action of each agent in the first step; 0 before it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Probe(ABC):
-    """What the probes share: everything but the observation and the reward."""
+    """Everything except the observation and the reward, which differ between probes."""
 
     name: str = ""
 
@@ -45,11 +45,11 @@ class _Probe(ABC):
 
     @property
     def spec(self) -> EnvSpec:
-        """Sizes, name and limit; the limit is met by terminating, so nothing is truncated."""
+        """Sizes, name and limit; episodes terminate at the limit, so none is truncated."""
         return EnvSpec(self.name, 2, 3, 5, Discrete(2), time_limit=self.length)
 
     def reset(self, key: PRNGKeyArray) -> tuple[ProbeState, Timestep]:
-        """Start an episode with fresh cues."""
+        """Start an episode with new cues."""
         cue = jax.random.randint(key, (2,), 0, 2)
         state = ProbeState(jnp.zeros((), jnp.int32), cue, jnp.zeros(2, jnp.int32))
         return state, restart(self._view(state))
@@ -60,7 +60,7 @@ class _Probe(ABC):
         state: ProbeState,
         action: Int[Array, "2"],
     ) -> tuple[ProbeState, Timestep]:
-        """Take one step; nothing is random but the cues."""
+        """Take one step; only the cues are random."""
         first_action = jnp.where(state.time == 0, action, state.first_action)
         after = ProbeState(state.time + 1, state.cue, first_action)
         return after, transition(
@@ -87,10 +87,10 @@ class _Probe(ABC):
 
 
 class OneStep(_Probe):
-    """One step with nothing to see; the reward is the fraction of agents that chose action 1.
+    """One step without information; the reward is the fraction of agents that chose action 1.
 
-    A learner that stays at 0.5 does not learn from rewards at all; one that goes to 0 has a sign
-    wrong. A value function must come out at 1 for the best policy.
+    A learner that stays at 0.5 does not learn from rewards; one that goes to 0 has a wrong sign.
+    The value of the best policy is 1.
     """
 
     uniform_return = 0.5
@@ -104,12 +104,12 @@ class OneStep(_Probe):
 
 
 class TwoStep(_Probe):
-    """In the first step an agent takes 0.5 at once (action 0) or 1 in the second step (action 1).
+    """In the first step an agent chooses 0.5 now (action 0) or 1 in the second step (action 1).
 
-    The observation tells the step, and in the second step what was chosen; the team's reward is the
-    mean over the agents. The better choice holds for discounts above 0.5. A learner that does not
-    bootstrap, or takes the middle of an episode for its end, gets 0.5. The values of the best
-    policy are γ at the start and 1 after it.
+    The observation holds the step, and in the second step the agent's choice; the team's reward is
+    the mean over the agents. Action 1 is better for discounts above 0.5. A learner that does not
+    bootstrap, or that treats the first step as the end, gets 0.5. The values of the best policy are
+    γ at the start and 1 in the second step.
     """
 
     length = 2
@@ -125,9 +125,9 @@ class TwoStep(_Probe):
 
 
 class Observation(_Probe):
-    """One step; each agent sees a cue of its own, and the reward is the fraction that name theirs.
+    """One step; each agent observes its own cue; the reward is the fraction that choose their cue.
 
-    A learner that ignores its observation, or mixes up the agents', gets 0.5.
+    A learner that ignores the observations, or mixes up those of the agents, gets 0.5.
     """
 
     uniform_return = 0.5
@@ -141,10 +141,10 @@ class Observation(_Probe):
 
 
 class Match(_Probe):
-    """One step with nothing to see; the agents must do the same: 1 for (1, 1), 0.5 for (0, 0).
+    """One step without information; the agents must agree: 1 for (1, 1), 0.5 for (0, 0).
 
-    Choosing differently gives nothing, so independent uniform play gets 0.375. A learner that
-    settles on the poorer of the two agreements gets 0.5.
+    Different actions give 0, so independent uniform play gets 0.375. A learner that converges to
+    the worse of the two agreements gets 0.5.
     """
 
     uniform_return = 0.375
@@ -158,11 +158,11 @@ class Match(_Probe):
 
 
 class Memory(_Probe):
-    """Three steps; each agent's cue is seen in the first only, and must be named in the last.
+    """Three steps; each agent observes its cue only in the first, and must choose it in the last.
 
-    The last entry of the observation marks the last step. The reward, given there alone, is the
+    The last entry of the observation marks the last step. The reward, given only there, is the
     fraction of agents that are right. A learner without memory, or one that loses it between steps
-    or carries it into the next episode, gets 0.5. The global state shows the cues throughout.
+    or carries it into the next episode, gets 0.5. The global state holds the cues in all steps.
     """
 
     length = 3

@@ -1,6 +1,6 @@
-"""Agents of several sizes in arrays of one size, for the adapters.
+"""Agents of different sizes in arrays of one size, for the adapters.
 
-Observations are padded with zeros, and what an agent has not is never among its legal actions.
+Observations are padded with zeros, and padded actions are never legal.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ from offmarl.types import Continuous, Discrete
 
 @dataclass(frozen=True)
 class Box:
-    """A vector that an environment takes as an action, between bounds.
+    """A bounded vector as an action.
 
-    Policies act in [-1, 1], which is stretched over the bounds.
+    Policies act in [-1, 1], which is scaled to the bounds.
     """
 
     low: tuple[float, ...]
@@ -29,7 +29,7 @@ class Box:
 
     @property
     def size(self) -> int:
-        """How many numbers."""
+        """Number of entries."""
         return len(self.low)
 
 
@@ -38,12 +38,12 @@ ActionSpace = Discrete | Box
 
 @dataclass(frozen=True)
 class Actions:
-    """The action spaces of all agents, as one.
+    """The action spaces of all agents.
 
     Parameters
     ----------
     spaces
-        Of each agent, all of one kind.
+        The space of each agent, all of one kind.
 
     Raises
     ------
@@ -66,12 +66,12 @@ class Actions:
 
     @property
     def discrete(self) -> bool:
-        """Whether actions are numbers."""
+        """Whether the actions are discrete."""
         return isinstance(self.spaces[0], Discrete)
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The number of each agent's actions, or of its action's dimensions."""
+        """Number of discrete actions, or of dimensions, of each agent."""
         return tuple(
             space.num_actions if isinstance(space, Discrete) else space.size
             for space in self.spaces
@@ -84,11 +84,11 @@ class Actions:
 
     @cached_property
     def mask(self) -> np.ndarray:
-        """Which of the A actions each agent has at all, ``(N, A)`` bool."""
+        """Which of the A actions each agent has, ``(N, A)`` bool."""
         return np.arange(max(self.sizes)) < np.array(self.sizes)[:, None]
 
     def split(self, action: Any) -> list[Any]:
-        """Return each agent's own action, in its own size and bounds.
+        """Return the action of each agent, in its own size and bounds.
 
         Parameters
         ----------
@@ -104,7 +104,7 @@ class Actions:
         ]
 
     def join(self, actions: Sequence[Any]) -> np.ndarray:
-        """Return the agents' own actions as one array: what `split` takes apart.
+        """Return the actions of all agents as one array: the inverse of `split`.
 
         Continuous actions are clipped to their bounds.
         """
@@ -117,7 +117,7 @@ class Actions:
         return joint
 
     def legal(self, masks: Sequence[Any] | None) -> Bool[Array, "N A"]:
-        """Pad the agents' masks of legal actions; None says that all are."""
+        """Pad the agents' masks of legal actions; None if all are legal."""
         if masks is None:
             return jnp.asarray(self.mask)
         return pad(masks, max(self.sizes)).astype(bool)
@@ -132,35 +132,35 @@ def _stretch(action: Any, space: Box) -> Any:
 
 def _unstretch(action: Any, space: Box) -> Any:
     low, high = np.array(space.low), np.array(space.high)
-    width = np.where(high > low, high - low, 1)  # an entry may have a single value
+    width = np.where(high > low, high - low, 1)  # the bounds of an entry may be equal
     return 2 * (action - low) / width - 1
 
 
 def pad(vectors: Sequence[Any], size: int) -> Array:
-    """Stack vectors of several lengths, ``(N, size)``, with zeros behind."""
+    """Stack vectors of different lengths as ``(N, size)``, padded with zeros."""
     return jnp.stack([jnp.pad(vector, (0, size - len(vector))) for vector in vectors])
 
 
 def flatten(tree: Any) -> Float[Array, "O"]:
-    """Join the arrays of a tree into one float32 vector."""
+    """Concatenate the arrays of a tree into one float32 vector."""
     leaves = [jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(tree)]
     return leaves[0] if len(leaves) == 1 else jnp.concatenate(leaves)
 
 
-def unequal(sizes: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the sizes where they differ, for `EnvSpec`; None where they do not."""
+def sizes_if_unequal(sizes: Sequence[int]) -> tuple[int, ...] | None:
+    """Return the sizes if they differ, for `EnvSpec`; None if they are equal."""
     return tuple(sizes) if len(set(sizes)) > 1 else None
 
 
-def strong(state: Any) -> Any:
-    """Give the arrays of a state the types they have, so that a program compiles for it once.
+def strongly_typed(state: Any) -> Any:
+    """Return a state whose arrays have strong types, so that a program compiles once.
 
-    Constants are "weakly" typed in JAX until something else has touched them: a fresh state would
-    have other types than one after a step.
+    Python constants are weakly typed in JAX: otherwise a state after a reset could have other types
+    than one after a step.
     """
 
-    def settle(leaf: Any) -> Array:
+    def strengthen(leaf: Any) -> Array:
         array = jnp.asarray(leaf)
         return jax.lax.convert_element_type(array, array.dtype)
 
-    return jax.tree.map(settle, state)
+    return jax.tree.map(strengthen, state)

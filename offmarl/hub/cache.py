@@ -31,7 +31,8 @@ from offmarl.errors import (
 from offmarl.hub import card as cards
 from offmarl.hub.card import Card
 from offmarl.paths import local
-from offmarl.vault.open import SUFFIX, vaults_in
+from offmarl.vault.drivers import driver_of
+from offmarl.vault.open import SUFFIX
 from offmarl.vault.published import RECORD
 
 ARRIVING = ".arriving"
@@ -48,7 +49,7 @@ class Entry(NamedTuple):
     @property
     def uids(self) -> dict[str, Path]:
         """Paths of its vaults on this machine, by uid."""
-        return {path.name: self.path / path.name for path in vaults_in(self.path)}
+        return {path.name: self.path / path.name for path in driver_of(self.path).vaults()}
 
     @property
     def arriving(self) -> Path:

@@ -25,8 +25,7 @@ from offmarl.hub.cache import Entry
 from offmarl.hub.card import Card
 from offmarl.hub.client import Connection, Received, Remote
 from offmarl.vault.archive import members_of
-from offmarl.vault.location import Location
-from offmarl.vault.open import vaults_among
+from offmarl.vault.drivers import vaults_among
 
 PART = 8 * 2**20
 """Bytes that are written and recorded at once: the most that a killed process loses."""
@@ -260,7 +259,7 @@ def _fetch_directory(download: Download, name: str) -> Directory:
 
 def _local_directory(path: Path, end: int = 0) -> Directory:
     """Read the directory of a local archive, whose other bytes may be missing."""
-    members = sorted(members_of(Location(path, path)), key=lambda one: one.header_offset)
+    members = sorted(members_of(path), key=lambda one: one.header_offset)
     roots = {root.name: root for root in vaults_among(one.filename for one in members)}
     if not roots:
         raise HubError(f"{path} contains no vault: nothing was unpacked.")

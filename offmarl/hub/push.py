@@ -25,15 +25,14 @@ from offmarl.hub.licences import Licence, citation_of, in_words, licence_of
 from offmarl.hub.pull import CARD
 from offmarl.types import Discrete
 from offmarl.vault import Dataset
+from offmarl.vault.drivers import driver_of
+from offmarl.vault.layout import LOCK
 from offmarl.vault.open import (
     SUFFIX,
-    linked_vaults_in,
     open_source,
     place_of,
     refused_link,
-    vaults_in,
 )
-from offmarl.vault.store import LOCK
 
 SHARD = 50_000_000
 """Maximum size of a file in bytes: larger ones upload badly over unreliable connections."""
@@ -153,12 +152,12 @@ def _open_all(paths: Sequence[str | os.PathLike[str]]) -> dict[str, Dataset]:
 def _expand(path: Path) -> list[Path]:
     """Return the vaults of a path; `VaultFormatError` if one is a link in a dataset."""
     is_dataset = path.name.endswith(SUFFIX)
-    linked = linked_vaults_in(path) if is_dataset else []
+    linked = driver_of(path).links() if is_dataset else []
     if path.is_symlink() and path.parent.name.endswith(SUFFIX):
         linked = [path]
     if linked:
         raise refused_link(linked[0])
-    inside = vaults_in(path) if is_dataset else []
+    inside = driver_of(path).vaults() if is_dataset else []
     return [path / one.name for one in inside] or [path]
 
 

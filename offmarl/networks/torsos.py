@@ -22,7 +22,7 @@ def _with_agent_id(observation: Float[Array, "*b N O"]) -> Float[Array, "*b N O+
 
 
 class _Constants(nn.Module):
-    """Appends ``count`` learnt numbers, the same for all inputs."""
+    """Appends ``count`` learned numbers, the same for all inputs."""
 
     count: int
 
@@ -50,7 +50,7 @@ class FeedForward(nn.Module):
         Scale of the orthogonal initialisation of the last layer; small for policies, so that
         they start out close to uniform.
     constants
-        Outputs added that do not depend on the input, but are learnt; they start at zero.
+        Outputs added that do not depend on the input, but are learned; they start at zero.
     """
 
     outputs: int

@@ -1,34 +1,91 @@
-"""Programs: algorithms that learn offline or online, and the loops that all of them share.
+"""Programs: algorithms that learn offline or online, and the loop that all of them share.
 
 An offline program (a baseline) learns from a dataset with `train`. An online one (a recorder)
 learns in an environment with `record_online`, which also records quality tiers. `record_policy`
-records any policy.
+records any policy, and `load_policy` loads the policy of any run. `offmarl.programs.program` says
+what a program is.
 """
 
-from offmarl.programs.buffer import Capture, Step, add, init_capture, make_buffer
-from offmarl.programs.collect import OnlineProgram
-from offmarl.programs.loop import start, train
-from offmarl.programs.online import OnlineArgs, Recorded, record_online
-from offmarl.programs.program import Args, Program
-from offmarl.programs.record import record_policy
-from offmarl.programs.tiers import TIERS
-from offmarl.programs.writer import ChunkWriter
+from typing import TYPE_CHECKING
+
+from offmarl._lazy import lazy_getattr
+
+if TYPE_CHECKING:
+    from offmarl.programs.buffer import (
+        Capture,
+        Step,
+        add,
+        as_sequence,
+        init_capture,
+        make_buffer,
+        warm_start,
+    )
+    from offmarl.programs.dataset import DatasetStatistics, MeanAndStd
+    from offmarl.programs.loop import map_seeds, start
+    from offmarl.programs.offline import train
+    from offmarl.programs.policy import LoadedPolicy, load_policy
+    from offmarl.programs.program import (
+        Args,
+        Hyperparameters,
+        OnlineArgs,
+        Program,
+        Stage,
+        hyperparameters,
+    )
+    from offmarl.programs.record import record_policy
+    from offmarl.programs.tiers import TIERS, Recorded, record_online
+    from offmarl.programs.writer import ChunkWriter
 
 __all__ = [
     "TIERS",
     "Args",
     "Capture",
     "ChunkWriter",
+    "DatasetStatistics",
+    "Hyperparameters",
+    "LoadedPolicy",
+    "MeanAndStd",
     "OnlineArgs",
-    "OnlineProgram",
     "Program",
     "Recorded",
+    "Stage",
     "Step",
     "add",
+    "as_sequence",
+    "hyperparameters",
     "init_capture",
+    "load_policy",
     "make_buffer",
+    "map_seeds",
     "record_online",
     "record_policy",
     "start",
     "train",
+    "warm_start",
 ]
+
+_HOMES = {
+    "buffer": (
+        "Capture",
+        "Step",
+        "add",
+        "as_sequence",
+        "init_capture",
+        "make_buffer",
+        "warm_start",
+    ),
+    "dataset": ("DatasetStatistics", "MeanAndStd"),
+    "loop": ("map_seeds", "start"),
+    "offline": ("train",),
+    "policy": ("LoadedPolicy", "load_policy"),
+    "program": ("Args", "Hyperparameters", "OnlineArgs", "Program", "Stage", "hyperparameters"),
+    "record": ("record_policy",),
+    "tiers": ("TIERS", "Recorded", "record_online"),
+    "writer": ("ChunkWriter",),
+}
+
+if not TYPE_CHECKING:  # type checkers take any name from a module that has this
+    __getattr__ = lazy_getattr(
+        __name__,
+        {name: f"{__name__}.{home}:{name}" for home, names in _HOMES.items() for name in names},
+    )

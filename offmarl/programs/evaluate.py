@@ -1,40 +1,41 @@
-"""What the policies of a training are judged by: episodes played, and held-out actions."""
+"""How the policies of a training are evaluated: by episodes played, and by held-out actions."""
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Key, PRNGKeyArray
 from numpy.typing import NDArray
 
-from offmarl import envs, tracking
+from offmarl import envs, evaluation, tracking
 from offmarl.envs.base import Environment
 from offmarl.errors import OptionError, ShapeError, UnknownNameError
-from offmarl.evaluation import agreement, evaluate, log_likelihood
-from offmarl.networks import make_policy
+from offmarl.evaluation import agreement, log_likelihood
+from offmarl.programs.loop import Layout, map_seeds
 from offmarl.programs.program import Args, Program
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 from offmarl.vault import Dataset, open_vault
 
 HELD_OUT = 0.1
-"""Part of the episodes that is held out where nothing else could judge a policy."""
+"""Part of the episodes that is held out where nothing else could evaluate a policy."""
 
 
-class Judges(NamedTuple):
-    """What there is to judge policies by; made by `judges_of`."""
+class Evaluator(NamedTuple):
+    """What policies are evaluated by; made by `make_evaluator`."""
 
     spec: EnvSpec
-    """Of the data."""
+    """The dataset's."""
     env: Environment | None
-    """What episodes are played in."""
+    """Environment in which episodes are played."""
     held_out: Sequence | None
-    """Some whole episodes, whose actions the policy should agree with."""
-    learnt_from: NDArray[np.int64] | None
+    """Some whole episodes, whose actions are compared with the policy's."""
+    learned_from: NDArray[np.int64] | None
     """Numbers of the episodes that are not held out; None for all."""
     fraction: float = 0.0
-    """Part of the episodes that is."""
+    """Part of the episodes that is held out."""
 
     @property
     def environment(self) -> str:
@@ -42,26 +43,26 @@ class Judges(NamedTuple):
         return self.env.spec.name if self.env else self.spec.name
 
 
-def judges_of(args: Args, dataset: Dataset) -> Judges:
-    """Make the environment, and read the held-out episodes, that settings ask for.
+def make_evaluator(args: Args, dataset: Dataset) -> Evaluator:
+    """Make the environment, and read the held-out episodes, that arguments ask for.
 
     Raises
     ------
     ShapeError
-        One of them differs from the data that is learnt from.
+        One of them differs from the data that is learned from.
     OptionError
-        Episodes are to be held out that cannot be, or twice.
+        The episodes cannot be held out, or both a fraction and a vault were given.
     UnknownNameError, VaultError
-        There is no such environment or vault.
+        The environment or vault does not exist.
     """
     env = _environment(args, dataset)
     if args.validation is not None:
-        return Judges(dataset.spec, env, _validation(args, args.validation, dataset), None)
+        return Evaluator(dataset.spec, env, _validation(args, args.validation, dataset), None)
     if not (fraction := _fraction(args, env, dataset)):
-        return Judges(dataset.spec, env, None, None)
+        return Evaluator(dataset.spec, env, None, None)
     rest, held_out = dataset.hold_out(fraction)
     episodes = dataset.whole_episodes(_some(held_out, args.final_episodes))
-    return Judges(dataset.spec, env, episodes, rest, fraction)
+    return Evaluator(dataset.spec, env, episodes, rest, fraction)
 
 
 def _some(episodes: NDArray[np.int64], most: int) -> NDArray[np.int64]:
@@ -88,9 +89,10 @@ def _environment(args: Args, dataset: Dataset) -> Environment | None:
         if args.env is not None:
             raise
         raise UnknownNameError(
-            f"{dataset.path} was recorded in {name!r}, which is no environment of ours: name one "
-            "of the same sizes with --env, or train with --env none, which holds episodes out and "
-            "tells how far the policy agrees with them."
+            f"{dataset.path} was recorded in {str(name)!r}, which is not an installed environment: "
+            "name one of the same sizes with --env (for code of your own, path/to/file.py:FACTORY "
+            "or package.module:FACTORY), or train with --env none, which holds episodes out and "
+            "measures the agreement with their actions."
         ) from error
     if difference := dataset.spec.difference(env.spec):
         raise ShapeError(
@@ -110,25 +112,28 @@ def _validation(args: Args, path: Path, dataset: Dataset) -> Sequence:
     if difference := dataset.spec.difference(data.spec):
         raise ShapeError(
             f"{dataset.path} and {data.path} differ in {difference}: hold out episodes of the data "
-            "that is learnt from, with `offmarl split`."
+            "that is learned from, with `offmarl split`."
         )
     return data.whole_episodes(_some(np.arange(len(data.episodes.length)), args.final_episodes))
 
 
-def judge(
-    judges: Judges,
+def evaluate(
+    evaluator: Evaluator,
     program: Program,
+    layout: Layout,
     params: ArrayTree,
     keys: Key[Array, "seeds"],
     episodes: int,
     last: bool,
 ) -> dict[str, Float[np.ndarray, "seeds episodes"]]:
-    """Evaluate every seed with every evaluator.
+    """Evaluate the policy of every seed.
 
     Parameters
     ----------
-    judges, program
+    evaluator, program
         By what, and what.
+    layout
+        How seeds share the devices.
     params
         Of the policies, one for each seed along the first axis.
     keys
@@ -136,54 +141,58 @@ def judge(
     episodes
         How many to play.
     last
-        Whether a policy that is judged by its draws is to be judged by its best actions too.
+        Whether a policy that is evaluated by drawn actions is evaluated by its best ones too.
 
     Returns
     -------
     Values by metric: the returns, and `tracking.AGREEMENT` and `tracking.LOG_LIKELIHOOD`.
     """
     found: dict[str, Array] = {}
-    if judges.held_out is not None:
-        found |= _imitation(program, judges.spec, params, judges.held_out)
-    if judges.env is not None:
-        play = partial(_returns, program, judges.env, episodes, params=params, keys=keys)
-        found[tracking.RETURN] = play(program.greedy)
+    if evaluator.held_out is not None:
+        found |= _imitation(program, layout, params, evaluator.held_out)
+    if evaluator.env is not None:
+        play = partial(_returns, program, evaluator.env, layout, episodes)
+        found[tracking.RETURN] = play(program.greedy, params, keys)
         if last and not program.greedy:
-            found[tracking.GREEDY_RETURN] = play(True)
+            found[tracking.GREEDY_RETURN] = play(True, params, keys)
     return jax.device_get(found)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _imitation(
-    program: Program, spec: EnvSpec, params: ArrayTree, episodes: Sequence
+    program: Program, layout: Layout, params: ArrayTree, episodes: Sequence
 ) -> dict[str, Float[Array, "seeds episodes"]]:
-    policy = make_policy(program.config, spec, greedy=True)
+    policy = program.policy(True)
 
-    def judge_one(params: ArrayTree) -> dict[str, Array]:
+    def of_seed(params: ArrayTree, episodes: Sequence) -> dict[str, Array]:
         found = {tracking.AGREEMENT: agreement(policy, params, episodes)}
         if policy.log_prob is not None:
             found[tracking.LOG_LIKELIHOOD] = log_likelihood(policy, params, episodes)
         return found
 
-    return jax.vmap(judge_one)(params)
+    return map_seeds(layout, of_seed, (params,), episodes)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
 def _returns(
     program: Program,
     env: Environment,
+    layout: Layout,
     episodes: int,
     greedy: bool,
     params: ArrayTree,
     keys: Key[Array, "seeds"],
 ) -> Float[Array, "seeds episodes"]:
-    policy = make_policy(program.config, env.spec, greedy)
-    play = partial(evaluate, env, policy, num_episodes=episodes)
-    return jax.vmap(lambda params, key: play(params, key).returns)(params, keys)
+    policy = program.policy(greedy)
+
+    def of_seed(params: ArrayTree, key: PRNGKeyArray) -> Float[Array, "episodes"]:
+        return evaluation.evaluate(env, policy, params, key, episodes).returns
+
+    return map_seeds(layout, of_seed, (params, keys))
 
 
-def in_words(found: dict[str, Float[np.ndarray, "seeds episodes"]]) -> str:
-    """Return a few words on an evaluation."""
+def summary(found: Mapping[str, Float[np.ndarray, "seeds episodes"]]) -> str:
+    """Return an evaluation in a few words."""
     words = {tracking.AGREEMENT: "agreement {:.3f}", tracking.RETURN: "return {:.2f}"}
     return ", ".join(
         word.format(found[name].mean()) for name, word in words.items() if name in found

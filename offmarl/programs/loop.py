@@ -1,257 +1,304 @@
-"""The one driver that every offline program shares."""
+"""The loop that all programs share: updates, compiled for all seeds and handed out in pieces.
+
+Everything random is a pure function of (seed, update), so a resumed run gives the bits of one that
+never stopped, and streamed batches are those of a replay on the device.
+"""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
-from numpy.typing import NDArray
 
-from offmarl import __version__, tracking
-from offmarl.checkpoint import Checkpoints
-from offmarl.paths import below, local
-from offmarl.programs import run as runs
-from offmarl.programs.evaluate import Judges, in_words, judge, judges_of
-from offmarl.programs.interruption import CheckpointTimer, checkpoint_timer
-from offmarl.programs.program import FREE, Args, Program, Schedule, schedule_of
-from offmarl.replay import Batches, BatchSource, Replay, open_batches, split_key
+from offmarl.programs.program import ArgsT, Hyperparameters, Program, Stage, structure
+from offmarl.programs.run import CheckpointTimer
+from offmarl.programs.writer import ChunkWriter
+from offmarl.replay import Batches, BatchSource, Replay, split_key
 from offmarl.types import ArrayTree, EnvSpec
-from offmarl.vault import Dataset, open_vault
 
-_ArgsT = TypeVar("_ArgsT", bound=Args)
+LOG_EVERY = 500
+"""Most updates between two lines of metrics."""
 
-_SECONDS_AT_ONCE = 1.0
-"""How long a call of the jitted loop may take: a signal is answered when it returns."""
+SECONDS_AT_ONCE = 1.0
+"""How long a call of the compiled loop may take: a signal is answered when it returns."""
+
+_MOST_PROGRAMS = 8
+_programs: dict[Hashable, Program] = {}
 
 
-def train(name: str, make: Callable[[EnvSpec, _ArgsT], Program], args: _ArgsT) -> Path:
-    """Train a program on a vault, evaluate it, and write the run.
-
-    The same call again goes on where a stopped run's last checkpoint was, to the same bits; a
-    finished run is left as it is. SIGINT and SIGTERM save a checkpoint and then stop the run.
+def build(
+    make: Callable[[EnvSpec, ArgsT, Any], Program],
+    spec: EnvSpec,
+    args: ArgsT,
+    source: Any,
+    identity: Callable[[], Hashable],
+) -> Program:
+    """Make a program, or return an equal one that was made before and has been compiled.
 
     Parameters
     ----------
-    name
-        The program's name.
-    make
-        Builds the program for data of a kind.
+    make, spec, source
+        ``make(spec, args, source)`` builds it.
     args
-        Its settings.
+        Its hyperparameters do not shape it; see `structure`.
+    identity
+        Returns what tells sources apart that ``make`` uses differently; called after it.
+    """
+    shaping = structure(args)
+    program = make(spec, shaping, source)
+    key = make, spec, type(args), tuple(vars(shaping).items()), identity()
+    if key not in _programs and len(_programs) >= _MOST_PROGRAMS:
+        del _programs[next(iter(_programs))]
+    return _programs.setdefault(key, program)
 
-    Returns
-    -------
-    The run's directory.
+
+# ---------------------------------------------------------------------------------- schedule
+
+
+class Schedule(NamedTuple):
+    """When a run logs, evaluates and changes from one stage to the next."""
+
+    updates: int
+    """In all."""
+    evaluate_every: int
+    log_every: int
+    starts: tuple[int, ...]
+    """The first update of each stage."""
+
+    def stage(self, update: int) -> int:
+        """Return the number of the stage that an update belongs to."""
+        return max(index for index, start in enumerate(self.starts) if start <= update)
+
+    def next_log(self, done: int) -> int:
+        """Return after which update the next line of metrics is due.
+
+        Lines divide the time between evaluations into blocks of ``log_every`` updates and a
+        remainder; none spans two stages.
+        """
+        evaluated = done - done % self.evaluate_every
+        block = (done - evaluated) // self.log_every + 1
+        later = [start for start in self.starts if start > done]
+        after = evaluated + min(block * self.log_every, self.evaluate_every)
+        return min(after, self.updates, *later)
+
+    def is_evaluation(self, done: int) -> bool:
+        """Whether the policy is evaluated after so many updates: at intervals, and at the end."""
+        return done % self.evaluate_every == 0 or done == self.updates
+
+
+def stage_starts(stages: tuple[Stage, ...], updates: int) -> tuple[int, ...]:
+    """Return the first update of each stage, in a run of so many.
 
     Raises
     ------
-    VaultError, ShapeError, OptionError
-        The vault cannot be read, or does not suit the program or the environment; a setting
-        cannot be.
-    RunError
-        The directory holds a run with other settings.
-    Stopped
-        A signal stopped the run; the message says where it goes on.
+    ValueError
+        The stages do not add up to the run.
     """
-    with checkpoint_timer(args.checkpoint_seconds, "update") as timer:
-        return _train(name, make, args, timer)
+    given = sum(stage.updates or 0 for stage in stages)
+    flexible = [stage for stage in stages if stage.updates is None]
+    rest = updates - given
+    if len(flexible) > 1 or rest < len(flexible) or (rest and not flexible):
+        raise ValueError(f"{given} updates in stages of their own length")
+    lengths = [rest if stage.updates is None else stage.updates for stage in stages]
+    return tuple(sum(lengths[:index]) for index in range(len(lengths)))
 
 
-def _train(
-    name: str, make: Callable[[EnvSpec, _ArgsT], Program], args: _ArgsT, timer: CheckpointTimer
-) -> Path:
-    dataset = open_vault(args.vault, time_limit=args.time_limit)
-    schedule = schedule_of(args, dataset.spec)
-    judges = judges_of(args, dataset)
-    args = replace(args, **schedule._asdict(), held_out=judges.fraction)
-    program = make(dataset.spec, args)
-    run = runs.open_run(_directory(name, args, dataset), _record(name, args, dataset, program))
-    if not run.complete or run.lacks_checkpoint(schedule.updates):
-        _learn(_Job(run, program, judges, args, schedule), dataset, timer)
-        run.finish()
-    return run.directory
+# ---------------------------------------------------------------------------------- seeds
 
 
-def _directory(name: str, args: Args, dataset: Dataset) -> Path:
-    if args.out:
-        return local(args.out)
-    parts = dataset.spec.name or dataset.name, dataset.uid
-    return Path("runs") / below(*parts, option="--out") / name
+_spec: Any = PartitionSpec  # untyped
+_PER_SEED, _SHARED = _spec("seed"), _spec()
 
 
-def _record(name: str, args: Args, dataset: Dataset, program: Program) -> dict[str, Any]:
-    return {
-        "offmarl": __version__,
-        "kind": "baseline",
-        "program": name,
-        "args": {key: value for key, value in asdict(args).items() if key not in FREE},
-        "spec": dataset.spec.to_json(),
-        "policy": asdict(program.config),
-        "greedy": program.greedy,
-        "vault": f"{dataset.name}/{dataset.uid}",
-        "vault_digest": dataset.digest(),
-        "seeds": list(range(args.seed, args.seed + args.seeds)),
-    }
+class Layout(NamedTuple):
+    """How the seeds of a run share the devices; static under jit."""
+
+    at_once: int
+    """Seeds computed side by side, by `jax.vmap`, on one device. The others follow one after the
+    other, by `jax.lax.map`. The results' bits depend on this number, and not on the devices."""
+    devices: int = 1
+    """Devices that the seeds are spread over."""
+
+    def mesh(self) -> Mesh:
+        """Return the devices, along the axis "seed"."""
+        return jax.make_mesh((self.devices,), ("seed",), devices=jax.devices()[: self.devices])
+
+    def place(self, tree: ArrayTree, per_seed: bool) -> ArrayTree:
+        """Put arrays on the devices: divided by seeds, or the same on each."""
+        if self.devices == 1:
+            return tree
+        axes = _PER_SEED if per_seed else _SHARED
+        return jax.device_put(tree, NamedSharding(self.mesh(), axes))
 
 
-class _Job(NamedTuple):
-    """What stays the same from the first update to the last."""
-
-    run: runs.Run
-    program: Program
-    judges: Judges
-    args: Args
-    schedule: Schedule
-
-    @property
-    def seeds(self) -> NDArray[np.int64]:
-        """The training seeds."""
-        return self.args.seed + np.arange(self.args.seeds)
-
-    def keys(self) -> tuple[Key[Array, "seeds"], ...]:
-        """Return the keys to start, to update and to evaluate with; steps are folded in later."""
-        keys = jax.vmap(lambda seed: jax.random.split(jax.random.key(seed), 3))(self.seeds)
-        return keys[:, 0], keys[:, 1], keys[:, 2]
-
-
-def _learn(job: _Job, dataset: Dataset, timer: CheckpointTimer) -> None:
-    """Update, log, evaluate and checkpoint until the run is complete."""
-    run, program, schedule = job.run, job.program, job.schedule
-    _, update_keys, evaluate_keys = job.keys()
-    checkpoints = run.checkpoints(keep=2)
-    done, begun, means = _begin(job, checkpoints)
-    tracking.cut(run.metrics, done)
-    timer.begin(done)
-    note = ""
-    with (
-        _feed(job, dataset, update_keys, range(done, schedule.updates, schedule.block)) as feed,
-        tracking.progress(run.record["program"], schedule.updates, done) as advance,
-    ):
-        left = range(done, schedule.updates)
-        for step, states, metrics in _updates(program, feed, begun, update_keys, left):
-            timer.work_done()
-            means.add(metrics, step - done)
-            if step % schedule.block == 0:
-                _log(job, step, means.take())
-            if step % schedule.evaluate_every == 0:
-                note = _evaluate(job, program.policy_params(states), evaluate_keys, step)
-            advance(step - done, note)
-            done = step
-            if timer.is_due() or step == schedule.updates:
-                checkpoints.save(step, _tree(program, states), {"sums": means.sums})
-                timer.saved(step)
-    checkpoints.close()
-    run.write_marl_eval(job.judges.environment)
-
-
-def _begin(job: _Job, checkpoints: Checkpoints) -> tuple[int, ArrayTree, "_Means"]:
-    """Return the updates done, the states after them, and the metrics since the last line."""
-    states = start(job.program, job.keys()[0])
-    found = checkpoints.resume(_tree(job.program, states))
-    if found is None:
-        return 0, states, _Means()
-    pending = found.step % job.schedule.block
-    return found.step, found.tree["state"], _Means(found.info.get("sums", {}), pending)
-
-
-class _Means:
-    """Means of metrics over the updates of a block, however the block is divided.
+def layout_of(seeds: int, batching: str, at_once: int | None = None) -> Layout:
+    """Choose how seeds are computed.
 
     Parameters
     ----------
-    sums
-        For each metric one sum for each seed; JSON.
-    count
-        Updates that they are over.
+    seeds
+        How many.
+    batching
+        "map", "vmap", or "auto": whichever is faster on the backend. On one core of a CPU ten seeds
+        cost 9 to 10 times one seed by "map", and 11 to 15 times by "vmap".
+    at_once
+        What a resumed run was started with, which is kept.
     """
+    devices = len(jax.devices())
+    if at_once is None:
+        if batching == "auto":
+            batching = "map" if jax.default_backend() == "cpu" else "vmap"
+        at_once = 1 if batching == "map" else -(-seeds // devices)
+    groups = seeds // at_once if seeds % at_once == 0 else 1
+    return Layout(at_once, max(n for n in range(1, devices + 1) if groups % n == 0))
 
-    def __init__(self, sums: Mapping[str, list[float]] | None = None, count: int = 0):
-        self.sums = dict(sums or {})
-        self._count = count
 
-    def add(self, metrics: Mapping[str, Float[np.ndarray, "seeds n"]], count: int) -> None:
-        """Add the metrics of ``count`` updates, one after the other."""
-        for name, values in metrics.items():
-            before = np.array(self.sums.get(name, [0.0] * len(values)))[:, None]
-            # Unlike a sum's, the order of a cumulative sum's additions does not depend on how many
-            # there are, so that a run that was stopped within a block has the same bits.
-            self.sums[name] = np.cumsum(np.hstack([before, values]), axis=1)[:, -1].tolist()
-        self._count += count
+def map_seeds(
+    layout: Layout, function: Callable[..., ArrayTree], per_seed: tuple[Any, ...], *shared: Any
+) -> ArrayTree:
+    """Apply a function of one seed to all seeds, under jit.
 
-    def take(self) -> dict[str, Float[np.ndarray, "seeds"]]:
-        """Return the means, and begin anew."""
-        sums = {name: np.array(values) for name, values in self.sums.items()}
-        means = {name: (value / self._count).astype(np.float32) for name, value in sums.items()}
-        self.sums, self._count = {}, 0
-        return means
+    Parameters
+    ----------
+    layout
+        How they are computed.
+    function
+        Takes an entry of each of ``per_seed``, and then ``shared``.
+    per_seed
+        Trees with a leading axis of seeds.
+    shared
+        Trees that are the same for all.
+    """
+    one_by_one = None if layout.at_once == 1 else layout.at_once
+
+    def on_device(per_seed: tuple[Any, ...], shared: tuple[Any, ...]) -> ArrayTree:
+        return jax.lax.map(lambda own: function(*own, *shared), per_seed, batch_size=one_by_one)
+
+    if layout.devices == 1:
+        return on_device(per_seed, shared)
+    spread = jax.shard_map(
+        on_device,
+        mesh=layout.mesh(),
+        in_specs=(_PER_SEED, _SHARED),
+        out_specs=_PER_SEED,
+        check_vma=False,
+    )
+    return spread(per_seed, shared)
+
+
+# ---------------------------------------------------------------------------------- updates
 
 
 @partial(jax.jit, static_argnums=0)
-def start(program: Program, keys: Key[Array, "seeds"]) -> ArrayTree:
-    """Return the fresh states of all seeds.
+def start(program: Program, keys: Key[Array, "seeds"], hyper: Hyperparameters) -> ArrayTree:
+    """Return the fresh states of all seeds; ``hyper`` has an axis of seeds too.
 
     One after the other: orthogonal initialisation under vmap is a batched QR factorisation, and
     several of those at once can wait for one another for ever on a CPU of few cores (jaxlib 0.10
     splits each over the very threads that they hold).
     """
-    return jax.lax.map(program.init, keys)
+    return jax.lax.map(lambda own: program.init(*own), (keys, hyper))
 
 
-def _updates(
-    program: Program,
-    feed: BatchSource,
+def start_stage(stage: Stage, states: ArrayTree, layout: Layout) -> ArrayTree:
+    """Apply a stage's ``on_start`` to the state of each seed."""
+    seeds = len(jax.tree.leaves(states)[0])
+    started = [
+        stage.on_start(jax.tree.map(lambda leaf, seed=seed: leaf[seed], states))
+        for seed in range(seeds)
+    ]
+    return layout.place(jax.tree.map(lambda *leaves: jnp.stack(leaves), *started), per_seed=True)
+
+
+class Learners(NamedTuple):
+    """What learns: one program, and what is different for each of its seeds."""
+
+    program: Program
+    hyper: Hyperparameters
+    """With a leading axis of seeds."""
+    keys: Key[Array, "seeds"]
+    """Update i of a seed draws from ``fold_in(key, i)``, whenever it is done."""
+    layout: Layout
+
+
+def updates(
+    learners: Learners,
     states: ArrayTree,
-    keys: Key[Array, "seeds"],
-    updates: range,
-) -> Iterator[tuple[int, ArrayTree, dict[str, Float[np.ndarray, "seeds n"]]]]:
-    """Update, about `_SECONDS_AT_ONCE` at a time.
+    batches: BatchSource,
+    schedule: Schedule,
+    done: int,
+) -> Iterator[tuple[int, ArrayTree, dict[str, Float[Array, "seeds n"]]]]:
+    """Update all seeds on batches, about `SECONDS_AT_ONCE` at a time.
+
+    Parameters
+    ----------
+    learners
+        What learns.
+    states
+        Of all seeds; donated, as are those yielded, at the next step.
+    batches
+        What they learn from.
+    schedule
+        Where to stop in between.
+    done
+        Updates done before.
 
     Yields
     ------
-    The updates done in all, the states after them (donated once the next are asked for), and the
-    metrics of each update since the last time.
+    The updates done in all, the states after them, and the metrics of each update since the last
+    time, on the host.
     """
-    done, size, data = updates.start, 1, None
-    while done < updates.stop:
-        offset = done % feed.updates
-        data = next(feed.data) if data is None or offset == 0 else data
-        count = min(size, feed.updates - offset)
+    size, data, stages = 1, None, learners.program.stages
+    states = learners.layout.place(states, per_seed=True)
+    hyper, keys = learners.layout.place((learners.hyper, learners.keys), per_seed=True)
+    while done < schedule.updates:
+        stage = schedule.stage(done)
+        if done == schedule.starts[stage]:
+            states = start_stage(stages[stage], states, learners.layout)
+        offset = done % batches.updates
+        if data is None or (offset == 0 and not isinstance(data, Replay)):
+            data = next(batches.data)
+            data = learners.layout.place(data, per_seed=not isinstance(data, Replay))
+        count = min(size, batches.updates - offset, schedule.next_log(done) - done)
         begun = time.monotonic()
-        states, metrics = _update(program, feed.updates, states, keys, done, offset, count, data)
+        place = done, offset, count
+        states, metrics = _update(
+            learners.program, stage, learners.layout, states, (keys, hyper), place, data
+        )
         metrics = {name: value[:, :count] for name, value in jax.device_get(metrics).items()}
         seconds = (time.monotonic() - begun) / count
         done += count
-        size = max(1, min(2 * size, int(_SECONDS_AT_ONCE / max(seconds, 1e-9)), feed.updates))
+        size = max(1, min(2 * size, int(SECONDS_AT_ONCE / max(seconds, 1e-9)), LOG_EVERY))
         yield done, states, metrics
 
 
-@partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
+@partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=3)
 def _update(
     program: Program,
-    most: int,
+    stage: int,
+    layout: Layout,
     states: ArrayTree,
-    keys: Key[Array, "seeds"],
-    first: Int[Array, ""] | int,
-    offset: Int[Array, ""] | int,
-    count: Int[Array, ""] | int,
+    rest: tuple[Key[Array, "seeds"], Hyperparameters],
+    place: tuple[Int[Array, ""] | int, ...],
     data: Replay | Batches,
 ) -> tuple[ArrayTree, dict[str, Float[Array, "seeds most"]]]:
-    """Sample and update ``count`` times, at most ``most``, for all seeds at once.
+    """Sample and update ``count`` times, at most `LOG_EVERY`, for all seeds.
 
     One compiled loop serves every ``count``, so that an update gives the same bits wherever a run
     was stopped. All seeds sample one replay; batches drawn beforehand are ``(seeds, most, ...)``
     and used from ``offset`` on. Metrics beyond ``count`` are zero.
     """
+    first, offset, count = place
 
     def seed_updates(
-        state: ArrayTree, key: PRNGKeyArray, data: Replay | Batches
+        state: ArrayTree,
+        key: PRNGKeyArray,
+        hyper: Hyperparameters,
+        data: Replay | Batches,
     ) -> tuple[ArrayTree, dict[str, Array]]:
         def update(state: ArrayTree, index: Array) -> tuple[ArrayTree, dict[str, Array]]:
             sample_key, update_key = split_key(key, first + index)
@@ -259,7 +306,7 @@ def _update(
                 batch = data[offset + index].sequence()
             else:
                 batch = data.sample(sample_key)
-            return program.update(state, batch, update_key)
+            return program.stages[stage].update(state, batch, update_key, hyper)
 
         def logged_update(
             index: Array, carry: tuple[ArrayTree, dict[str, Array]]
@@ -268,52 +315,129 @@ def _update(
             return state, {name: log.at[index].set(found[name]) for name, log in carry[1].items()}
 
         _, metrics = jax.eval_shape(update, state, jnp.zeros((), jnp.int32))
-        logs = {name: jnp.zeros(most, value.dtype) for name, value in metrics.items()}
+        logs = {name: jnp.zeros(LOG_EVERY) for name in metrics}
         return jax.lax.fori_loop(0, count, logged_update, (state, logs))
 
-    shared = None if isinstance(data, Replay) else 0
-    return jax.vmap(seed_updates, in_axes=(0, 0, shared))(states, keys, data)
+    if isinstance(data, Replay):
+        return map_seeds(layout, seed_updates, (states, *rest), data)
+    return map_seeds(layout, seed_updates, (states, *rest, data))
 
 
-def _feed(
-    job: _Job, dataset: Dataset, keys: Key[Array, "seeds"], steps: range
-) -> AbstractContextManager[BatchSource]:
-    args, memory = job.args, int(job.args.memory * 1e9)
-    # Whatever a window holds beyond the longest episode would be masked out.
-    length = min(args.length, int(dataset.episodes.length.max(initial=1)))
-    return open_batches(
-        dataset,
-        args.replay,
-        args.batch_size,
-        length,
-        keys,
-        steps,
-        memory,
-        job.judges.learnt_from,
-    )
+def collect(
+    program: Program,
+    state: ArrayTree,
+    hyper: Hyperparameters,
+    key: PRNGKeyArray,
+    schedule: Schedule,
+    done: int,
+    chunks: ChunkWriter | None,
+) -> Iterator[tuple[int, ArrayTree, dict[str, Array]]]:
+    """Update a program that collects its own steps, and hand every step to a vault.
+
+    Parameters
+    ----------
+    program
+        What acts, and learns from it.
+    state, hyper
+        Of a single seed, without an axis of seeds. The state is donated, as is each one yielded,
+        at the next step.
+    key
+        Update i draws from ``fold_in(key, i)``, whenever it is done.
+    schedule
+        Its updates. Episodes are cut after the last.
+    done
+        Updates done before.
+    chunks
+        Where the steps go; None where they are not kept.
+
+    Yields
+    ------
+    The updates done in all, the state after them, and the last one's metrics, on the device.
+    """
+    for number in range(done, schedule.updates):
+        stage = schedule.stage(number)
+        if number == schedule.starts[stage]:
+            state = program.stages[stage].on_start(state)
+        state, metrics = _collect(program, stage, state, jax.random.fold_in(key, number), hyper)
+        if chunks is not None:
+            cut = number == schedule.updates - 1
+            state = state._replace(capture=chunks.put(state.capture, program.num_steps, cut))
+        yield number + 1, state, metrics
 
 
-def _tree(program: Program, states: ArrayTree) -> dict[str, ArrayTree]:
-    return {"state": states, "policy": program.policy_params(states)}
+@partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
+def _collect(
+    program: Program, stage: int, state: ArrayTree, key: PRNGKeyArray, hyper: Hyperparameters
+) -> tuple[ArrayTree, dict[str, Array]]:
+    return program.stages[stage].update(state, None, key, hyper)
 
 
-def _log(job: _Job, step: int, metrics: Mapping[str, NDArray[Any]]) -> None:
-    """Write a line for each seed; metrics are ``(seeds, ...)``."""
-    tracking.append(
-        job.run.metrics,
-        *(
-            {"seed": seed, "step": step} | {name: value[i] for name, value in metrics.items()}
-            for i, seed in enumerate(job.seeds)
-        ),
-    )
+# ---------------------------------------------------------------------------------- the loop
 
 
-def _evaluate(job: _Job, params: ArrayTree, keys: Key[Array, "seeds"], step: int) -> str:
-    """Judge the policies of all seeds, the last time by more episodes; log it, and say it."""
-    last = step == job.schedule.updates
-    episodes = job.args.final_episodes if last else job.args.evaluate_episodes
-    keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, step)
-    found = judge(job.judges, job.program, params, keys, episodes, last)
-    if found:
-        _log(job, step, found)
-    return in_words(found)
+@runtime_checkable
+class Journal(Protocol):
+    """What a run writes down; a baseline's and a recorder's differ."""
+
+    @property
+    def note(self) -> str:
+        """How good the policy is, in a few words."""
+        ...
+
+    def add(self, done: int, metrics: Mapping[str, Any], count: int, /) -> None:
+        """Take the metrics of the last ``count`` updates."""
+        ...
+
+    def log(self, done: int) -> None:
+        """Write a line of metrics."""
+        ...
+
+    def evaluate(self, done: int, states: ArrayTree) -> None:
+        """Evaluate the policy."""
+        ...
+
+    def save(self, done: int, states: ArrayTree) -> None:
+        """Write a checkpoint."""
+        ...
+
+
+def learn(
+    work: Iterator[tuple[int, ArrayTree, dict[str, Array]]],
+    journal: Journal,
+    schedule: Schedule,
+    done: int,
+    timer: CheckpointTimer,
+    advance: Callable[[int, str], None],
+    unit: int = 1,
+) -> None:
+    """Update, log, evaluate and checkpoint until the work is complete.
+
+    Parameters
+    ----------
+    work
+        From `updates` or `collect`.
+    journal
+        Where the results go.
+    schedule
+        When.
+    done
+        Updates done before.
+    timer
+        Says when a checkpoint is due.
+    advance
+        Shows that so many more steps are done, and how good the policy is.
+    unit
+        Steps that an update counts as.
+    """
+    for step, states, metrics in work:
+        timer.work_done()
+        journal.add(step, metrics, step - done)
+        if step == schedule.next_log(step - 1):
+            journal.log(step)
+        if schedule.is_evaluation(step):
+            journal.evaluate(step, states)
+        advance((step - done) * unit, journal.note)
+        done = step
+        if timer.is_due() or step == schedule.updates:
+            journal.save(step, states)
+            timer.saved(step * unit)

@@ -90,7 +90,7 @@ def record_episodes(
 ) -> int:
     """Record episodes of a PettingZoo environment in several processes, into one vault.
 
-    Stopped by Ctrl-C or by `kill`, the same call goes on where it was, with whole episodes only;
+    Stopped by Ctrl-C or by `kill`, the same call resumes where it was, with whole episodes only;
     when all is there it does nothing. Episode i is always played with seed ``seed + i``; in which
     order the processes' episodes lie in the vault is up to chance.
 
@@ -101,7 +101,7 @@ def record_episodes(
     path
         Of the vault, ``<directory>/<name>.vlt/<uid>``.
     episodes
-        How many the vault shall have in the end.
+        How many episodes the vault has in the end.
     make_policy
         Builds the policy from the environment, in each process; by default one that acts at
         random. For a trained one: ``functools.partial(make, "runs/mine/bc")`` with a ``make`` of

@@ -1,27 +1,95 @@
-"""What an offline program is: its settings, and pure functions of one seed."""
+"""What a program is: arguments, and pure functions of one seed over plain state.
 
-from collections.abc import Callable
-from dataclasses import dataclass
+A program is a file with ``Args``, ``make`` and ``main``. The loops do the rest, the same for all:
+sampling, seeds, evaluation, logging, checkpoints, resuming, and loading the policy again. The
+shortest baseline, in full::
+
+    '''Majority: each agent does what it did most often in the data.'''
+
+    from dataclasses import dataclass
+    from functools import partial
+    from pathlib import Path
+
+    import jax.numpy as jnp
+
+    from offmarl import cli, programs
+    from offmarl.config import Fraction
+    from offmarl.types import EnvSpec, Policy
+
+
+    @dataclass(frozen=True)
+    class Args(programs.Args):
+        '''Majority.'''
+
+        decay: Fraction = 0.99
+        '''Share of the counts that an update keeps.'''
+
+
+    def make(spec: EnvSpec, args: Args, dataset: programs.DatasetStatistics) -> programs.Program:
+        '''Build the program for one dataset.'''
+
+        def init(key, hyper):
+            return jnp.zeros((spec.num_agents, spec.num_actions))
+
+        def update(counts, batch, key, hyper):
+            taken = jnp.eye(spec.num_actions)[batch.action] * batch.mask[..., None, None]
+            counts = hyper.decay * counts + taken.sum((0, 1))
+            return counts, {"steps": batch.mask.sum()}
+
+        def policy(greedy):
+            def act(counts, carry, observation, legal_actions, key):
+                action = jnp.where(legal_actions, counts, -1).argmax(-1)
+                return action, jnp.zeros(spec.num_agents), carry
+
+            return Policy(tuple, act, draws=lambda counts: False)
+
+        return programs.Program(init, (programs.Stage(update),), policy, lambda counts: counts)
+
+
+    def main(args: Args) -> Path:
+        '''Train, evaluate and write the run; return its directory.'''
+        return programs.train(make, args)
+
+
+    if __name__ == "__main__":
+        with cli.exit_codes():
+            main(cli.parse_script(Args, __doc__))
+
+`offmarl train path/to/majority.py --vault ...` trains it, wherever the file is. A recorder derives
+its ``Args`` from `OnlineArgs`, gets an environment as the third argument of ``make``, collects
+steps in ``update`` (see `Program.num_steps`), and calls `record_online`.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partialmethod
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
+import jax
+import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
-from offmarl.config import Fraction, NonNegative, Positive, PositiveInt, Seed, Validated
-from offmarl.errors import OptionError
-from offmarl.networks import PolicyConfig
-from offmarl.types import ArrayTree, EnvSpec, Sequence
+from offmarl.config import (
+    Fraction,
+    NonNegative,
+    Positive,
+    PositiveInt,
+    Seed,
+    Validated,
+    float_fields,
+)
+from offmarl.types import ArrayTree, Policy
 
-LOG_EVERY = 500
-"""Most updates between two lines of metrics."""
+ArgsT = TypeVar("ArgsT", bound=Validated)
 
-FREE = ("out", "replay", "memory", "checkpoint_seconds")
-"""Settings that a run may be resumed with others of, because they do not change its result."""
+# ---------------------------------------------------------------------------------- arguments
 
 
 @dataclass(frozen=True)
 class Args(Validated):
-    """Settings that all offline programs share."""
+    """Arguments that all offline programs share."""
 
     vault: Path
     """Dataset to learn from, such as vaults/swarm/coverage-3.vlt/medium, or the name of one that
@@ -33,17 +101,21 @@ class Args(Validated):
     """Environment to evaluate in; by default the one the dataset was recorded in. "none": train
     without one."""
     validation: Path | None = None
-    """Vault of held-out episodes, such as `offmarl split` makes: how far the policy agrees with
+    """Vault of held-out episodes, such as `offmarl split` makes: how often the policy agrees with
     their actions is evaluated too, which needs no environment."""
     held_out: Fraction | None = None
-    """Part of the vault's episodes to hold out instead: never learnt from, always the same ones.
+    """Part of the vault's episodes to hold out instead: never learned from, always the same ones.
     By default 0.1 where there is neither an environment nor --validation, and 0 otherwise."""
     out: Path | None = None
     """Directory of the run; by default runs/ENVIRONMENT/TIER/PROGRAM."""
     seeds: PositiveInt = 1
-    """Independent runs, trained side by side in one program."""
+    """Independent runs, trained in one process and kept in one directory."""
     seed: Seed = 0
     """The first of the seeds."""
+    batching: Literal["auto", "map", "vmap"] = "auto"
+    """How several seeds share a device: one after the other in one compiled loop, or side by side.
+    "auto": the former on a CPU, where it is faster, the latter elsewhere. A resumed run keeps what
+    it was started with."""
     updates: PositiveInt | None = None
     """Gradient updates; by default 100,000, and 3,000 on classic/* and probe/* data."""
     batch_size: PositiveInt = 32
@@ -65,58 +137,175 @@ class Args(Validated):
     """Seconds of work that a kill may cost; Ctrl-C and SIGTERM save before they stop."""
 
 
-class Program(NamedTuple):
-    """An offline algorithm, as pure functions of one seed.
+@dataclass(frozen=True)
+class OnlineArgs(Validated):
+    """Arguments that all recorders share."""
 
-    Attributes
+    env: str = "swarm/coverage-3"
+    """Environment to learn in; `offmarl envs` lists them."""
+    tiers: str = "random,medium,expert,replay"
+    """Data to record, of random, poor, medium, good, expert, replay (all training data) and
+    medium-replay (that up to the medium policy, cut from replay, which is recorded too)."""
+    out: Path = Path("vaults")
+    """Directory for the vaults, and for the run beside them."""
+    steps: PositiveInt = 100_000
+    """Environment steps to record in each tier; replay has all steps of the training."""
+    total_steps: PositiveInt = 300_000
+    """Environment steps to train for."""
+    num_envs: PositiveInt = 32
+    """Environments side by side."""
+    evaluations: PositiveInt = 40
+    """Versions of the policy to evaluate and keep during training; tiers are chosen from them."""
+    eval_episodes: PositiveInt = 64
+    """Episodes in an evaluation."""
+    seed: Seed = 0
+    """Decides everything random."""
+    checkpoint_seconds: NonNegative = 30.0
+    """Seconds of work that a kill may cost; Ctrl-C and SIGTERM save before they stop."""
+
+
+FREE = ("out", "replay", "memory", "checkpoint_seconds", "batching")
+"""Arguments that may differ when a run is resumed, because they do not change its result."""
+
+SHAPING = ("updates", "batch_size", "length", "total_steps", "num_envs")
+"""Shared arguments that ``make`` may use; the others are the loop's."""
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Hyperparameters:
+    """The numeric hyperparameters of a program, as arrays: ``hyper.learning_rate``.
+
+    They are the fields of its own ``Args`` that hold a float (`Fraction`, `Positive` and so on). As
+    arrays, other values compile nothing anew, and several can be computed side by side: `jax.vmap`
+    over a tree with a leading axis.
+
+    Parameters
     ----------
-    config
-        The policy it trains.
-    init
-        ``init(key) -> state``.
-    update
-        ``update(state, batch, key) -> (state, metrics)``, metrics being scalars by name.
-    policy_params
-        ``policy_params(state)``: the parameters its policy acts with.
-    greedy
-        Whether the policy is evaluated by its best actions. One that is not (a clone of stochastic
-        data acts as the data did) is evaluated that way too, once, at the end.
+    values
+        By name.
     """
 
-    config: PolicyConfig
-    init: Callable[[PRNGKeyArray], ArrayTree]
-    update: Callable[[ArrayTree, Sequence, PRNGKeyArray], tuple[ArrayTree, dict[str, Array]]]
+    def __init__(self, values: Mapping[str, Any]):
+        self._values = dict(values)
+
+    def __getattr__(self, name: str) -> Array:
+        values = self.__dict__.get("_values", {})
+        if name not in values:
+            raise AttributeError(
+                f"no hyperparameter {name!r}: they are the float fields of the program's own Args "
+                f"({', '.join(values) or 'it has none'})."
+            )
+        return values[name]
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{name}={value}" for name, value in self._values.items())
+        return f"Hyperparameters({inside})"
+
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
+        """Return the values with their names, as JAX asks for."""
+        keyed = [(jax.tree_util.GetAttrKey(name), x) for name, x in self._values.items()]
+        return keyed, tuple(self._values)
+
+    @classmethod
+    def tree_unflatten(cls, names: tuple[str, ...], values: Any) -> "Hyperparameters":
+        """Make one of names and values, as JAX asks for."""
+        return cls(dict(zip(names, values, strict=True)))
+
+
+def hyperparameters(args: Validated) -> Hyperparameters:
+    """Return the numeric hyperparameters among a program's arguments, as float32 arrays."""
+    return Hyperparameters(
+        {name: jnp.float32(getattr(args, name)) for name in _hyperparameter_names(args)}
+    )
+
+
+def structure(args: ArgsT) -> ArgsT:
+    """Return arguments with those that must not shape a program made unusable.
+
+    Programs that differ in these alone are compiled once. A ``make`` that computes with one raises
+    `TypeError`, rather than keep a value that later runs do not have.
+    """
+    shaping = copy.copy(args)
+    numeric, shared = _hyperparameter_names(args), _shared_names(args)
+    for name in vars(args):
+        if name in numeric:
+            why = f"a hyperparameter: write `hyper.{name}` in init or update"
+            object.__setattr__(shaping, name, _Unusable(name, why))
+        elif name in shared and name not in SHAPING:
+            object.__setattr__(shaping, name, _Unusable(name, "for the loop alone"))
+    return shaping
+
+
+def _hyperparameter_names(args: Validated) -> list[str]:
+    return [name for name in float_fields(type(args)) if name not in _shared_names(args)]
+
+
+def _shared_names(args: Validated) -> set[str]:
+    bases = [base for base in type(args).__mro__ if base in (Args, OnlineArgs)]
+    return {field.name for base in bases if is_dataclass(base) for field in fields(base)}
+
+
+class _Unusable:
+    """Stands for an argument that ``make`` must not use; equal for equal names."""
+
+    def __init__(self, name: str, why: str):
+        self._name, self._why = name, why
+
+    def _refuse(self, *_: Any, what: str) -> NoReturn:
+        raise TypeError(f"make computes with args.{self._name} ({what}), which is {self._why}.")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Unusable) and other._name == self._name
+
+    def __hash__(self) -> int:
+        return hash(self._name)
+
+    def __repr__(self) -> str:
+        return f"<{self._name}: {self._why}>"
+
+
+_OPERATORS = (
+    "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow neg pos abs "
+    "float int bool round index jax_array array lt le gt ge iter len fspath"
+)
+for _name in _OPERATORS.split():
+    setattr(_Unusable, f"__{_name}__", partialmethod(_Unusable._refuse, what=_name))
+
+
+# ---------------------------------------------------------------------------------- program
+
+
+class Stage(NamedTuple):
+    """A part of a program's training, such as pretraining."""
+
+    update: Callable[
+        [ArrayTree, Any, PRNGKeyArray, Hyperparameters], tuple[ArrayTree, dict[str, Array]]
+    ]
+    """``update(state, batch, key, hyper) -> (state, metrics)``, pure: ``batch`` is a
+    `offmarl.types.Sequence` ``(B, T, ...)``, None for a program that collects its own steps;
+    metrics are scalars by name. Losses take ``batch.weight`` into account where they can."""
+    updates: int | None = None
+    """How many updates it takes; None for those that the other stages leave."""
+    on_start: Callable[[ArrayTree], ArrayTree] = lambda state: state
+    """What to do with the state of a seed before the first update; not compiled, so it may read
+    files."""
+
+
+class Program(NamedTuple):
+    """An algorithm, as pure functions of one seed."""
+
+    init: Callable[[PRNGKeyArray, Hyperparameters], ArrayTree]
+    """``init(key, hyper) -> state``, a pytree of arrays."""
+    stages: tuple[Stage, ...]
+    """In order. Each is compiled on its own. Every stage keeps the structure of the state."""
+    policy: Callable[[bool], Policy]
+    """``policy(greedy)``: how the program acts, by its best actions or by drawn ones."""
     policy_params: Callable[[ArrayTree], ArrayTree]
+    """``policy_params(state)``: the parameters that its policy acts with. A run keeps them, and
+    `load_policy` reads them."""
     greedy: bool = True
-
-
-class Schedule(NamedTuple):
-    """Settings that were left to us, filled in."""
-
-    updates: int
-    evaluate_every: int
-
-    @property
-    def block(self) -> int:
-        """Updates between two lines of metrics; they divide an evaluation's."""
-        most = min(self.evaluate_every, LOG_EVERY)
-        return max(size for size in range(1, most + 1) if self.evaluate_every % size == 0)
-
-
-def schedule_of(args: Args, spec: EnvSpec) -> Schedule:
-    """Fill in what is left to us, and refuse what cannot be.
-
-    Raises
-    ------
-    OptionError
-        Evaluations do not fall on updates.
-    """
-    small = spec.name.startswith(("classic/", "probe/"))
-    updates = (3_000 if small else 100_000) if args.updates is None else args.updates
-    every = max(updates // 20, 1) if args.evaluate_every is None else args.evaluate_every
-    if updates % every:
-        raise OptionError(
-            f"updates ({updates}) must be a multiple of evaluate_every ({every}): "
-            f"give --updates {updates - updates % every + every}, or another --evaluate-every."
-        )
-    return Schedule(updates, every)
+    """Whether the policy is evaluated by its best actions. One that is not (a clone of stochastic
+    data acts as the data did) is evaluated that way too, once, at the end."""
+    num_steps: int = 0
+    """Time steps that an update takes in each of its environments and adds to ``state.capture``, a
+    `Capture`, from where they are recorded; 0 for a program that learns from a dataset."""

@@ -204,7 +204,7 @@ def record(
         Whether to add to a vault that is there.
     name
         The environment that `offmarl.envs.make` knows this one by, if any; trained policies are
-        evaluated there. By default what its metadata says, if it is one of ours.
+        evaluated there. By default what its metadata says, if that names a known environment.
     time_limit
         Steps after which it truncates its episodes, if you know.
     provenance
@@ -217,7 +217,7 @@ def record(
     MissingExtraError
         PettingZoo is not installed.
     VaultExistsError
-        There is something at the path, and ``resume`` was not asked for.
+        Something exists at the path, and ``resume`` is False.
     ShapeError
         The environment does not have the parallel API, its agents' actions cannot be held in one
         array, or they do not fit the vault.

@@ -1,5 +1,6 @@
-"""Recording a policy that does not learn."""
+"""Recording a policy that does not learn, and telling whether a recording is complete."""
 
+import hashlib
 import shutil
 from collections.abc import Mapping
 from functools import lru_cache
@@ -8,16 +9,20 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
+import offmarl
+from offmarl import envs, vault
 from offmarl.checkpoint import Checkpoints
 from offmarl.envs import Environment, autoreset
 from offmarl.envs.base import require_positive
+from offmarl.errors import RunError
 from offmarl.paths import local
 from offmarl.programs.buffer import Capture, add, init_capture, make_buffer
-from offmarl.programs.collect import OnlineProgram, collect, resume
-from offmarl.programs.interruption import CheckpointTimer, checkpoint_timer
-from offmarl.programs.provenance import fingerprint, is_complete, open_for_recording
+from offmarl.programs.loop import Schedule, collect
+from offmarl.programs.program import Hyperparameters, Program, Stage
+from offmarl.programs.run import CheckpointTimer, checkpoint_timer, keep_compiled_programs
 from offmarl.programs.writer import ChunkWriter
 from offmarl.rollout import RolloutState, init_rollout, rollout
 from offmarl.tracking import progress
@@ -46,7 +51,7 @@ def record_policy(
 ) -> bool:
     """Let a policy act in parallel environments, and write all of it to a vault.
 
-    Killed at any instant, the same call again goes on from the last checkpoint and ends with the
+    Killed at any instant, the same call again resumes from the last checkpoint and ends with the
     content of a call that was never stopped. Once it has ended, it changes nothing.
 
     Parameters
@@ -81,11 +86,12 @@ def record_policy(
     RunError
         There is another recording at the path.
     Stopped
-        A signal stopped the recording; the message says where it goes on.
+        A signal stopped the recording; the message says where it resumes.
     VaultError
         The vault cannot be written.
     """
     require_positive(steps=steps, num_envs=num_envs)
+    keep_compiled_programs()
     path = local(path)
     row = -(-steps // num_envs)
     num_chunks = -(-row // _CHUNK)
@@ -105,7 +111,7 @@ def record_policy(
 
 
 @lru_cache(maxsize=4)
-def _fixed(env: Environment, policy: Policy, num_envs: int, num_steps: int) -> OnlineProgram:
+def _fixed(env: Environment, policy: Policy, num_envs: int, num_steps: int) -> Program:
     """Describe a policy that stays as it is as a program that learns nothing.
 
     Its parameters are put into the state that it begins with. Cached, so that recordings of one
@@ -114,22 +120,30 @@ def _fixed(env: Environment, policy: Policy, num_envs: int, num_steps: int) -> O
     env = autoreset(env)
     buffer = make_buffer(num_envs, num_steps)
 
-    def init(key: PRNGKeyArray) -> _State:
+    def init(key: PRNGKeyArray, _hyper: Hyperparameters) -> _State:
         state = init_rollout(env, policy, key, num_envs)
         return _State((), state, init_capture(buffer, env.spec))
 
-    def iterate(state: _State, key: PRNGKeyArray) -> tuple[_State, dict[str, Array]]:
+    def update(
+        state: _State, _batch: None, key: PRNGKeyArray, _hyper: Hyperparameters
+    ) -> tuple[_State, dict[str, Array]]:
         after, transitions, next_views = rollout(
             env, policy, state.params, state.rollout, key, num_steps, policy_id=0
         )
         capture = add(buffer, state.capture, transitions, next_views)
         return _State(state.params, after, capture), {}
 
-    return OnlineProgram(num_steps, init, iterate, acting=lambda state: state.params)
+    return Program(
+        init,
+        (Stage(update),),
+        policy=lambda _greedy: policy,
+        policy_params=lambda state: state.params,
+        num_steps=num_steps,
+    )
 
 
 def _record(
-    program: OnlineProgram,
+    program: Program,
     params: ArrayTree,
     path: Path,
     spec: EnvSpec,
@@ -138,18 +152,19 @@ def _record(
     timer: CheckpointTimer,
 ) -> None:
     directory = path.parent / f".{path.name}.recording"
-    checkpoints = Checkpoints(directory, keep=1)
+    checkpoints, hyper = Checkpoints(directory, keep=1), Hyperparameters({})
     init_key, key = jax.random.split(jax.random.key(recipe["seed"]))
-    start, begin, _ = resume(program, checkpoints, init_key)
+    start, begin, _ = resume(program, checkpoints, init_key, hyper)
     timer.begin(start * recipe["num_envs"] * recipe["chunks"][1])
     begin = begin._replace(params=jax.tree.map(jnp.copy, params))  # the state will be donated
     num_chunks, num_steps = recipe["chunks"]
+    schedule = Schedule(num_chunks, num_chunks, 1, (0,))
     writer = open_for_recording(path, spec, recipe["num_envs"], recipe, provenance)
     with (
         ChunkWriter(writer, "policy", start, start * num_steps) as chunks,
         progress(f"record {path.name}", num_chunks * num_steps, start * num_steps) as advance,
     ):
-        for done, state, _ in collect(program, begin, key, range(start, num_chunks), chunks):
+        for done, state, _ in collect(program, begin, hyper, key, schedule, start, chunks):
             timer.work_done()
             advance(num_steps)
             if timer.is_due():
@@ -159,3 +174,84 @@ def _record(
         chunks.complete()
     checkpoints.close()
     shutil.rmtree(directory, ignore_errors=True)
+
+
+def resume(
+    program: Program, checkpoints: Checkpoints, key: PRNGKeyArray, hyper: Hyperparameters
+) -> tuple[int, ArrayTree, dict[str, Any]]:
+    """Return where to resume: the updates done, the state after them, the checkpoint's info."""
+    init = jax.jit(program.init)
+    found = checkpoints.resume({"state": jax.eval_shape(init, key, hyper)})
+    if found is None:
+        return 0, init(key, hyper), {}
+    return found.step, found.tree["state"], found.info
+
+
+# ---------------------------------------------------------------------------------- provenance
+
+
+def fingerprint(tree: ArrayTree) -> str:
+    """Return a SHA-256 of the names and contents of a tree's arrays."""
+    digest = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        array = np.asarray(leaf)
+        digest.update(f"{jax.tree_util.keystr(path)}{array.dtype}{array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def is_complete(path: Path, recipe: Mapping[str, Any]) -> bool:
+    """Say whether a recording is there and whole.
+
+    Parameters
+    ----------
+    path
+        Of its vault.
+    recipe
+        A JSON object of all that decides what is recorded.
+
+    Raises
+    ------
+    RunError
+        The vault at the path was recorded by another recipe.
+    """
+    if not path.exists():
+        return False
+    provenance = vault.open_vault(path).provenance
+    found = provenance.get("recipe", {})
+    for name in sorted(found.keys() | recipe.keys()):
+        if found.get(name) != recipe.get(name):
+            raise RunError(
+                f"{path} was begun with {name}={found.get(name)!r}, not {recipe.get(name)!r}: "
+                "give the same arguments to go on with it, or another place for the new one."
+            )
+    return bool(provenance["complete"])
+
+
+def open_for_recording(
+    path: Path,
+    spec: EnvSpec,
+    rows: int,
+    recipe: Mapping[str, Any],
+    provenance: Mapping[str, Any],
+) -> vault.Writer:
+    """Create the vault of a recording, or resume it.
+
+    ``provenance`` is kept with the data, and so are the recipe (see `is_complete`) and the versions
+    of the software. Where the environment is not one of offmarl, ``environment_source`` says where
+    its code came from.
+    """
+    if path.exists():
+        return vault.resume(path)
+    about = dict(provenance) | {"recipe": dict(recipe), "software": _software(), "complete": False}
+    if source := envs.source(spec.name):
+        about["environment_source"] = source
+    return vault.create(path, spec, rows=rows, provenance=about)
+
+
+def _software() -> dict[str, str]:
+    return {
+        "offmarl": offmarl.__version__,
+        "jax": jax.__version__,
+        "platform": jax.default_backend(),
+    }

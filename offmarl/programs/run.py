@@ -1,19 +1,29 @@
-"""The directory of a run: what it was asked to do, and whether it has.
+"""A run: its directory, when it saves its work, and where compiled programs are kept.
 
-``run.json`` is written before anything else, so that a second call can tell whether it is to go on
-with the run, has nothing left to do, or was asked for something different.
+``run.json`` is written before anything else, so that a second call can tell whether to resume the
+run, leave it as it is, or refuse because its arguments are different.
 """
 
-from collections.abc import Mapping
+import os
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
+import jax
 import numpy as np
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from jaxtyping import Float
 
 from offmarl import checkpoint, tracking
-from offmarl.errors import RunError
+from offmarl.errors import RunError, Stopped
 
 _EVALUATED = (
     tracking.RETURN,
@@ -21,11 +31,11 @@ _EVALUATED = (
     tracking.AGREEMENT,
     tracking.LOG_LIKELIHOOD,
 )
-"""What metrics may hold a list of for each evaluation and seed; the first one there is the main."""
+"""Metrics of evaluations, one list a seed; the first that exists is the main one."""
 
 _MAY_DIFFER = ("offmarl", "args.vault", "args.time_limit")
-"""What may be another when a run is resumed: our version, how the vault's path is written, as the
-vault is known by its digest, and where its time limit is from, as ``spec`` has the one in use."""
+"""What may differ when a run is resumed: offmarl's version, how the vault's path is written (its
+digest identifies it), and the time limit's source (``spec`` has the one in use)."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +47,9 @@ class Run:
     directory
         Where it is kept.
     record
-        What ``run.json`` says but for ``complete``.
+        The content of ``run.json``, without ``complete``.
     complete
-        Whether it had ended when it was opened.
+        Whether it was finished when it was opened.
     """
 
     directory: Path
@@ -104,7 +114,7 @@ class Run:
 
 
 def open_run(directory: Path, record: Mapping[str, Any]) -> Run:
-    """Begin a run, or take up the one in a directory.
+    """Start a run, or open the one in a directory.
 
     Parameters
     ----------
@@ -153,3 +163,169 @@ def _differences(found: Any, wanted: Any, path: str = "") -> list[tuple[str, Any
             for difference in _differences(found.get(key), wanted.get(key), full)
         ]
     return [] if found == wanted else [(path, found, wanted)]
+
+
+# ---------------------------------------------------------------------------------- signals
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+_more = ContextVar("more to come", default=False)
+
+
+class CheckpointTimer:
+    """Says when a checkpoint is due, and stops the program after one that a signal requested.
+
+    The first signal asks for a checkpoint, where there is work to save; a second one, or one
+    before there is any, raises `Stopped` at once. Made by `checkpoint_timer`.
+
+    Parameters
+    ----------
+    seconds
+        How much work a kill may cost.
+    unit
+        What positions are counted in, such as "update".
+    """
+
+    def __init__(self, seconds: float, unit: str):
+        self._seconds, self._unit = seconds, unit
+        self._saved: int | None = None
+        self._begun = self._unsaved = False
+        self._signal: int | None = None
+        self._since = time.monotonic()
+
+    def begin(self, position: int) -> None:
+        """Start to work at a position: that of a checkpoint, or 0 where there is none."""
+        self._saved, self._begun, self._since = position or None, True, time.monotonic()
+
+    def work_done(self) -> None:
+        """Note that work was done since the last checkpoint."""
+        self._unsaved = True
+
+    def is_due(self) -> bool:
+        """Whether to save: the time is up, or a signal came."""
+        return self._signal is not None or time.monotonic() - self._since > self._seconds
+
+    def saved(self, position: int) -> None:
+        """Note that a checkpoint was saved at a position.
+
+        Raises
+        ------
+        Stopped
+            A signal requested it.
+        """
+        self._saved, self._unsaved, self._since = position, False, time.monotonic()
+        if self._signal is not None:
+            raise self._stopped(self._signal)
+
+    def end(self) -> None:
+        """Note that the work is complete.
+
+        Raises
+        ------
+        Stopped
+            A signal came since the last checkpoint, and `more_to_come` says that other work
+            follows. Otherwise nothing is left to stop.
+        """
+        if self._signal is not None and _more.get():
+            raise Stopped("stopped: the same command goes on from there.", self._signal)
+
+    def on_signal(self, signum: int, _frame: FrameType | None) -> None:
+        """Handle a signal."""
+        if self._signal is not None or not self._unsaved:
+            raise self._stopped(signum)
+        self._signal = signum
+        if not tracking.is_quiet():  # written past any buffer, whose lock the program may hold
+            os.write(2, b"\nstopping: saving a checkpoint first. A second signal stops at once.\n")
+
+    def _stopped(self, signum: int) -> Stopped:
+        if self._saved is not None:
+            where = f"at {self._unit} {self._saved:,}: the same command goes on from there."
+        elif self._begun:
+            where = f"before the first checkpoint: the same command starts at {self._unit} 0."
+        else:
+            where = f"before the first {self._unit}: the same command starts where this one did."
+        return Stopped(f"stopped {where}", signum)
+
+
+@contextmanager
+def more_to_come(more: bool = True) -> Iterator[None]:
+    """Say that the same command has other work to do after that of the block.
+
+    A signal that came too late to stop the work of the block then stops the command after it.
+
+    Parameters
+    ----------
+    more
+        False leaves it as it is outside.
+    """
+    token = _more.set(more or _more.get())
+    try:
+        yield
+    finally:
+        _more.reset(token)
+
+
+@contextmanager
+def checkpoint_timer(seconds: float, unit: str) -> Iterator[CheckpointTimer]:
+    """Handle SIGINT and SIGTERM by saving, while the block runs.
+
+    Only in the main thread, where Python delivers signals. A signal that is ignored, or that the
+    application handles in its own way, is left alone.
+
+    Parameters
+    ----------
+    seconds, unit
+        As for `CheckpointTimer`.
+    """
+    timer = CheckpointTimer(seconds, unit)
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for signum in _SIGNALS:
+            if signal.getsignal(signum) in (signal.SIG_DFL, signal.default_int_handler):
+                before[signum] = signal.signal(signum, timer.on_signal)
+    try:
+        yield timer
+        timer.end()
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+# ---------------------------------------------------------------------------------- compilation
+
+_OFF = "OFFMARL_COMPILATION_CACHE"
+_CACHE_BYTES = 2 * 2**30
+
+
+def compilation_cache() -> Path:
+    """Return the directory where compiled programs are kept: ``~/.cache/offmarl/compiled``.
+
+    ``XDG_CACHE_HOME`` replaces ``~/.cache``.
+    """
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(home).expanduser() / "offmarl" / "compiled"
+
+
+def keep_compiled_programs() -> None:
+    """Turn on JAX's persistent compilation cache, in `compilation_cache`.
+
+    A cache that was chosen by ``JAX_COMPILATION_CACHE_DIR`` or by `jax.config` is left as it is.
+    ``OFFMARL_COMPILATION_CACHE=off`` turns ours off. Programs call this when they run; importing
+    `offmarl` never does.
+    """
+    # A killed process leaves half an entry, which JAX warns of and compiles again.
+    entry = "Error (reading|writing) persistent compilation cache entry"
+    warnings.filterwarnings("ignore", entry)
+    config: Any = jax.config
+    off = os.environ.get(_OFF, "").lower() in ("off", "0", "no")
+    if off or config.jax_compilation_cache_dir:
+        return
+    directory = compilation_cache()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError:  # a home that cannot be written to: programs are compiled each time
+        return
+    config.update("jax_compilation_cache_dir", str(directory))
+    config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    config.update("jax_compilation_cache_max_size", _CACHE_BYTES)
+    reset_cache()  # JAX decides at its first compilation whether it uses a cache

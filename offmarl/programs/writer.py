@@ -67,7 +67,7 @@ class ChunkWriter:
         Returns
         -------
         Capture
-            The one to go on with.
+            The one to use from now on.
         """
         self._make_room(capture, num_steps)
         if cut or capture.capacity > num_steps:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from offmarl.vault.creation import create, create_whole
     from offmarl.vault.dataset import Dataset
     from offmarl.vault.faults import Fault
+    from offmarl.vault.key_values import KeyValues, register_driver
     from offmarl.vault.open import Summary, list_vaults, open_vault
     from offmarl.vault.repairing import Repair, repair
     from offmarl.vault.salvaging import Salvage, salvage
@@ -31,6 +32,7 @@ __all__ = [
     "Dataset",
     "Episodes",
     "Fault",
+    "KeyValues",
     "Repair",
     "Salvage",
     "SharedWriter",
@@ -49,6 +51,7 @@ __all__ = [
     "list_vaults",
     "open_vault",
     "recode",
+    "register_driver",
     "repair",
     "resume",
     "salvage",
@@ -65,6 +68,7 @@ _HOMES = {
     "compaction": "Compaction compact",
     "repairing": "Repair repair",
     "verification": "Verification verify",
+    "key_values": "KeyValues register_driver",
     "open": "Summary list_vaults open_vault",
     "dataset": "Dataset",
     "salvaging": "Salvage salvage",

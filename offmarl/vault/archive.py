@@ -13,9 +13,10 @@ from functools import lru_cache
 from io import BytesIO
 from pathlib import Path, PurePath, PurePosixPath
 
-from offmarl.errors import VaultError, VaultFormatError
-from offmarl.vault.location import Location
-from offmarl.vault.store import MANIFEST, METADATA, errors_of
+from offmarl.errors import VaultFormatError
+from offmarl.vault.layout import MANIFEST, METADATA
+from offmarl.vault.location import open_files
+from offmarl.vault.system import errors_of
 
 _TAIL = 2**16 + 2**10
 """Bytes at an archive's end: its end records with the longest comment, most directories too."""
@@ -37,8 +38,8 @@ _MOST_DEFLATED = 200
 """Files that inflate to more times their size, and to a gigabyte together, are a bomb."""
 
 
-def members_of(location: Location) -> list[zipfile.ZipInfo]:
-    """Return the files of the archive that a location leads into, from its directory alone.
+def members_of(archive: PurePath) -> list[zipfile.ZipInfo]:
+    """Return the files of a zip archive, from its directory alone.
 
     Raises
     ------
@@ -46,9 +47,6 @@ def members_of(location: Location) -> list[zipfile.ZipInfo]:
         It is no zip archive, it is damaged, or something about it is not to be trusted: names that
         lead out of it, links, a file that is there twice, encryption, sizes that cannot be.
     """
-    archive = location.archive
-    if archive is None:
-        raise VaultError(f"{location.path} does not lie in an archive.")
     if not isinstance(archive, Path):
         return list(_trusted_members(archive))
     with errors_of(archive), readable(archive):
@@ -197,7 +195,7 @@ def _find_end(tail: bytes) -> int:
 
 
 def _read_tail(archive: PurePath, size: int) -> bytes:
-    files = Location(archive.parent).files
+    files = open_files(archive.parent)
     try:
         found = files.read(archive.name, byte_range=slice(-size, None)).result()
     except ValueError as error:

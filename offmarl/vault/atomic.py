@@ -5,10 +5,12 @@ import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path, PurePath
+from pathlib import Path
 
-from offmarl.errors import VaultExistsError
-from offmarl.vault.store import LOCK, WriterLock, errors_of
+from offmarl.vault.drivers import Directory
+from offmarl.vault.layout import LOCK
+from offmarl.vault.lock import WriterLock
+from offmarl.vault.system import errors_of
 
 _SYNCS = 16
 
@@ -58,17 +60,8 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 def refuse_existing(path: Path) -> None:
-    """Raise `VaultExistsError` where there is something, if only a link that leads nowhere."""
-    if path.exists() or path.is_symlink():
-        raise existing(path)
-
-
-def existing(path: PurePath) -> VaultExistsError:
-    """Return the error for a place that is taken."""
-    return VaultExistsError(
-        f"there is something at {path} already: choose another path, remove it, or, if it is a "
-        "vault to go on with, resume it."
-    )
+    """Raise `VaultExistsError` if anything exists there, even a link that leads nowhere."""
+    Directory(path).refuse_existing()
 
 
 def clear(directory: Path) -> None:

@@ -18,9 +18,9 @@ from offmarl.vault import layout
 from offmarl.vault.checksum import unseal
 from offmarl.vault.faults import damaged, of_chunk, with_episodes
 from offmarl.vault.grid import Chunk
-from offmarl.vault.layout import Head, Leaf, NumpyArray, Schema
+from offmarl.vault.layout import Head, Leaf, NumpyArray, Schema, load_json
 from offmarl.vault.mmap import Check, Snapshot
-from offmarl.vault.store import Store, load_json
+from offmarl.vault.store import Store
 from offmarl.vault.tables import Episodes
 
 if TYPE_CHECKING:

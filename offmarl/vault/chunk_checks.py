@@ -51,9 +51,10 @@ def _placed(contents: Contents, grid: Grid, length: int) -> Iterator[Chunk]:
             yield chunk
 
 
-def decoded(contents: Contents, grids: Iterable[Grid], length: int) -> Iterator[Checked]:
+def decoded(
+    store: Store, contents: Contents, grids: Iterable[Grid], length: int
+) -> Iterator[Checked]:
     """Decode every chunk, which checks what checksums its codec has."""
-    store = Store(contents.location.path)
     for grid in grids:
         try:
             array = store.array(layout.prefix_of(grid.name))

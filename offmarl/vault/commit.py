@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 
 from offmarl.errors import VaultFormatError
 from offmarl.vault.checksum import OWN_PREFIX, is_sealed, unseal
-from offmarl.vault.location import Location
-from offmarl.vault.store import load_json
-from offmarl.vault.tree import Tree, ValueLocation
+from offmarl.vault.drivers import Driver, Registered, TensorStoreDriver
+from offmarl.vault.layout import load_json
+from offmarl.vault.store import Store
+from offmarl.vault.tree import Tree, ValueLocation, current
 
 T = TypeVar("T")
 
@@ -21,14 +22,31 @@ class Contents:
 
     Attributes
     ----------
+    driver, tree
+        The place, and where the values are in it.
     unsealed
-        Keys of ours that were got so far and have no checksum; version 1 wrote none.
+        Keys of offmarl that were read so far and have no checksum; version 1 wrote none.
     """
 
-    def __init__(self, location: Location, tree: Tree):
-        self.location = location
+    def __init__(self, driver: Driver, tree: Tree):
+        self.driver = driver
         self.tree = tree
         self.unsealed: set[str] = set()
+
+    @staticmethod
+    def of(store: Store) -> "Contents":
+        """Return what the last commit of a store holds.
+
+        Raises
+        ------
+        ValueError, OSError, VaultFormatError
+            The manifest cannot be read.
+        """
+        driver = store.driver
+        if isinstance(driver, Registered):
+            return _RegisteredContents(driver)
+        assert isinstance(driver, TensorStoreDriver)
+        return Contents(driver, current(driver))
 
     def __contains__(self, key: str) -> bool:
         return key in self.tree.values
@@ -45,13 +63,13 @@ class Contents:
     def is_cut_off(self, key: str) -> bool:
         """Whether a value reaches past the end of its file; looked at on this machine only."""
         place = self.tree.values[key]
-        if not isinstance(place, ValueLocation) or not self.location.is_directory:
+        if not isinstance(place, ValueLocation) or not self.driver.can_map:
             return False
         return place.offset + place.length > self._sizes.get(place.file, 0)
 
     @cached_property
     def _sizes(self) -> dict[str, int]:
-        files = {name: Path(self.location.directory, name) for name in self.tree.files}
+        files = {name: Path(self.driver.directory, name) for name in self.tree.files}
         return {name: file.lstat().st_size for name, file in files.items() if file.is_file()}
 
     def fetch(self, key: str) -> Callable[[], bytes]:
@@ -60,7 +78,8 @@ class Contents:
         if not isinstance(place, ValueLocation):
             return lambda: place
         span = slice(place.offset, place.offset + place.length)
-        read = self.location.files.read(place.file, byte_range=span)
+        assert isinstance(self.driver, TensorStoreDriver)
+        read = self.driver.files.read(place.file, byte_range=span)
         return lambda: _whole(key, read, place.length)
 
     def get(self, key: str) -> bytes:
@@ -70,11 +89,35 @@ class Contents:
         stored = self.fetch(key)()
         if key.startswith(OWN_PREFIX) and not is_sealed(stored):
             self.unsealed.add(key)
-        return unseal(key, stored, self.location.path)
+        return unseal(key, stored, self.driver.path)
 
     def get_json(self, key: str) -> dict[str, Any]:
         """Return the JSON object that a key holds; `VaultFormatError` where there is none."""
         return load_json(self.get(key), key)
+
+
+class _RegisteredContents(Contents):
+    """What a store in a registered place holds; its values are not in files that offmarl knows."""
+
+    def __init__(self, driver: Registered):
+        self._values_of = driver.values
+        self._value_sizes = driver.values.sizes("")
+        super().__init__(driver, Tree(dict.fromkeys(self._value_sizes, b""), frozenset(), ()))
+
+    def size(self, key: str) -> int:
+        """Return the bytes stored under a key that exists."""
+        return self._value_sizes[key]
+
+    def fetch(self, key: str) -> Callable[[], bytes]:
+        """Return a function that reads the value of a key."""
+
+        def read() -> bytes:
+            (value,) = self._values_of.read([key])
+            if value is None:
+                raise VaultFormatError(f"{key} is missing.")
+            return value
+
+        return read
 
 
 def _whole(key: str, read: Any, length: int) -> bytes:

@@ -12,7 +12,7 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import NamedTuple
 
 from offmarl.errors import VaultConflictError, VaultFormatError
@@ -20,17 +20,11 @@ from offmarl.vault import layout, tree
 from offmarl.vault.atomic import sync
 from offmarl.vault.checksum import OWN_PREFIX, unseal
 from offmarl.vault.commit import Contents, ahead
-from offmarl.vault.location import Location
+from offmarl.vault.drivers import Directory, Driver
+from offmarl.vault.layout import DATA, MANIFEST, UNFINISHED, load_json
 from offmarl.vault.open import locate
-from offmarl.vault.store import (
-    DATA,
-    MANIFEST,
-    UNFINISHED,
-    Store,
-    WriterLock,
-    errors_of,
-    load_json,
-)
+from offmarl.vault.store import Store, store_of
+from offmarl.vault.system import errors_of
 from offmarl.vault.verification import examine
 
 REBUILT = ".rebuilt"
@@ -66,31 +60,31 @@ def compact(path: str | os.PathLike[str]) -> Compaction:
     VaultConflictError
         A stock program wrote to it meanwhile; nothing was changed.
     """
-    directory = Location.of(locate(path)).directory
-    with exclusive(directory), errors_of(directory):
+    store = store_of(locate(path))
+    directory = store.driver.directory
+    with exclusive(store.driver), errors_of(directory):
         before = _usage(directory)
-        location = Location(directory)
         manifest = (directory / MANIFEST).read_bytes()
-        found = examine(directory, deep=False)
+        found = examine(store, deep=False)
         if not found.sound:
             raise VaultFormatError(f"{directory} is damaged ({found.faults[0]}): repair it first.")
-        contents = Contents(location, tree.current(location))
+        contents = Contents.of(store)
         with rebuilding(directory) as fresh:
             # With the same identity, programs that have the vault open read on.
-            store = Store(fresh, tree.config_of(location))
-            copy(contents, contents.tree.values, store)
-            repeat_tree(store)
+            rebuilt = store_of(Directory(fresh), tree.config_of(Directory(directory)))
+            copy(contents, contents.tree.values, rebuilt)
+            repeat_tree(rebuilt)
             switch(directory, fresh, expected=manifest)
         after = _usage(directory)
     return Compaction(directory, before[0], after[0], before[1], after[1])
 
 
 @contextmanager
-def exclusive(directory: Path) -> Iterator[None]:
+def exclusive(driver: Driver) -> Iterator[None]:
     """Hold the right to write to a vault, tidied up."""
-    lock = WriterLock(directory)
+    lock = driver.lock()
     try:
-        tidy(directory)
+        tidy(driver)
         yield
     finally:
         lock.release()
@@ -104,7 +98,7 @@ def rebuilding(directory: Path) -> Iterator[Path]:
     try:
         yield fresh
     finally:
-        tidy(directory)
+        tidy(Directory(directory))
 
 
 def copy(contents: Contents, keys: Iterable[str], target: Store, *, strict: bool = True) -> None:
@@ -124,7 +118,7 @@ def copy(contents: Contents, keys: Iterable[str], target: Store, *, strict: bool
 def _values(contents: Contents, keys: list[str], strict: bool) -> Iterator[tuple[str, bytes]]:
     for key, read in ahead(keys, contents.fetch, _BATCH_BYTES // 16):
         try:
-            value = unseal(key, read(), contents.location.path)
+            value = unseal(key, read(), contents.driver.path)
         except (VaultFormatError, ValueError, OSError):
             if strict:
                 raise
@@ -192,17 +186,20 @@ def switch(directory: Path, fresh: Path, expected: bytes | None) -> None:
     sync(directory)
 
 
-def tidy(directory: Path) -> None:
+def tidy(driver: Driver) -> None:
     """Delete what a killed commit left, and what a rebuilding did, put in its place or not.
 
     Only who holds the right to write may do so.
     """
-    (directory / UNFINISHED).unlink(missing_ok=True)
+    driver.clear_unfinished(UNFINISHED)
+    if not isinstance(driver, Directory):
+        return  # nothing is rebuilt where nothing can be renamed
+    directory = driver.directory
     rest = directory / REBUILT
     if not rest.exists():
         return
     try:
-        live = tree.live_files(Location(directory))
+        live = tree.live_files(driver)
     except (ValueError, OSError):
         live = None  # without a manifest nobody knows, so that repair may need any of them
     for file in (directory / DATA).glob("*"):
@@ -211,15 +208,12 @@ def tidy(directory: Path) -> None:
     shutil.rmtree(rest)
 
 
-def prepare(path: PurePath) -> None:
+def prepare(store: Store) -> None:
     """Clear what a killed rebuilding left, and give our own keys checksums if they have none.
 
     Only who holds the right to write may do so.
     """
-    location = Location.of(path)
-    if location.is_directory:
-        tidy(location.directory)
-    store = Store(path)
+    tidy(store.driver)
     schema = store.get_json(layout.SCHEMA_KEY)
     if schema is None:
         return

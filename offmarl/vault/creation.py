@@ -5,25 +5,22 @@ import operator
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, SupportsIndex, get_args
 
 from offmarl.errors import VaultError, VaultExistsError, VaultLockedError
 from offmarl.types import EnvSpec
 from offmarl.vault import layout
-from offmarl.vault.atomic import (
-    clear,
-    existing,
-    make_directory,
-    publish,
-    refuse_existing,
-)
-from offmarl.vault.layout import Codec, Head, Schema
-from offmarl.vault.location import Location, absolute
+from offmarl.vault.atomic import clear, make_directory, publish
+from offmarl.vault.drivers import Directory, Driver, driver_of
+from offmarl.vault.layout import METADATA, Codec, Head, Schema
+from offmarl.vault.location import absolute
+from offmarl.vault.lock import WriterLock
 from offmarl.vault.metadata import to_metadata, without_episodes
-from offmarl.vault.open import SUFFIX, is_vault, linked_vaults_in, vaults_in
-from offmarl.vault.store import METADATA, Store, WriterLock, errors_of
+from offmarl.vault.open import SUFFIX
+from offmarl.vault.store import Store, store_of
+from offmarl.vault.system import errors_of
 from offmarl.vault.values import OnInvalid
 from offmarl.vault.writer import Writer
 
@@ -70,7 +67,17 @@ def create(
     VaultError
         The path names no vault, an option makes no sense, or nothing can be written there.
     """
-    location = _destination(path)
+    place = _destination(path)
+    schema = _schema(spec, rows, chunk_steps, codec)
+    make = _create_beside if place.can_rename else _create_in_place
+    with errors_of(place.path):
+        return make(place, schema, provenance or {}, on_invalid)
+
+
+def _schema(
+    spec: EnvSpec, rows: SupportsIndex, chunk_steps: SupportsIndex | None, codec: Codec
+) -> Schema:
+    """Return a new vault's schema; `VaultError` if an option makes no sense."""
     spec = _plain(spec)
     count = _at_least_one("rows", rows)
     if chunk_steps is None:
@@ -80,121 +87,133 @@ def create(
         raise VaultError(f"there is no codec {codec!r}: it is {' or '.join(get_args(Codec))}.")
     schema = Schema(spec, count, layout.default_chunk_rows(count, steps), steps, codec)
     _check_sizes(schema)
-    make = _create_beside if location.is_directory else _create_in_place
-    with errors_of(location.path):
-        return make(location, schema, provenance or {}, on_invalid)
+    return schema
 
 
-def _create_beside(
-    location: Location, schema: Schema, provenance: Mapping[str, Any], on_invalid: OnInvalid
-) -> Writer:
-    final = location.directory
-    fresh = final.with_name(f".{final.name}.new")
-    make_directory(fresh)
+@contextmanager
+def _building(place: Driver, part: Path) -> Iterator[tuple[Store, WriterLock]]:
+    """Make a directory beside a vault's place to build it in; removed again if the block fails."""
+    make_directory(part)
+    fresh = Directory(part)
     try:
-        lock = WriterLock(fresh)
+        lock = fresh.lock()
     except VaultLockedError:
         raise
     except VaultError:
-        _remove(fresh)
+        _remove(part)
         raise
     try:
-        _refuse_existing(location)
-        clear(fresh)
-        _fill(Location(fresh), schema, provenance)
-        publish(fresh, final)
-        return Writer(final, lock, on_invalid)
+        place.refuse_existing()
+        clear(part)
+        yield store_of(fresh), lock
     except BaseException:
-        _remove(fresh)  # before others may build there
+        _remove(part)  # before others may build there
         lock.release()
         raise
 
 
+def _create_beside(
+    place: Driver, schema: Schema, provenance: Mapping[str, Any], on_invalid: OnInvalid
+) -> Writer:
+    final = place.directory
+    with _building(place, final.with_name(f".{final.name}.new")) as (store, lock):
+        _fill(store, schema, provenance)
+        publish(store.driver.directory, final)
+        return Writer(store_of(place), lock, on_invalid)
+
+
 def _create_in_place(
-    location: Location, schema: Schema, provenance: Mapping[str, Any], on_invalid: OnInvalid
+    place: Driver, schema: Schema, provenance: Mapping[str, Any], on_invalid: OnInvalid
 ) -> Writer:
     """Create where nothing can be renamed: what a vault is known by comes last."""
-    lock = WriterLock(location.path)
-    _refuse_existing(location)
-    location.clear()
-    _fill(location, schema, provenance)
-    return Writer(location.path, lock, on_invalid)
+    lock = place.lock()
+    place.refuse_existing()
+    place.clear()
+    store = store_of(place)
+    _fill(store, schema, provenance)
+    return Writer(store, lock, on_invalid)
 
 
 @contextmanager
-def create_whole(path: str | os.PathLike[str], spec: EnvSpec, **options: Any) -> Iterator[Writer]:
+def create_whole(
+    path: str | os.PathLike[str],
+    spec: EnvSpec,
+    *,
+    rows: SupportsIndex,
+    provenance: Mapping[str, Any] | None = None,
+    chunk_steps: SupportsIndex | None = None,
+    codec: Codec = "raw",
+    on_invalid: OnInvalid = "raise",
+) -> Iterator[Writer]:
     """Create a vault that appears at its path when the block ends, and not at all if it fails.
 
     Takes the parameters of `create`.
     """
-    location = free_place(path)
-    whole = _whole_beside if location.is_directory else _whole_in_place
-    with whole(location, spec, options) as writer:
+    place = free_place(path)
+    schema = _schema(spec, rows, chunk_steps, codec)
+    whole = _whole_beside if place.can_rename else _whole_in_place
+    with whole(place, schema, provenance or {}, on_invalid) as writer:
         yield writer
 
 
 @contextmanager
-def _whole_beside(location: Location, spec: EnvSpec, options: dict[str, Any]) -> Iterator[Writer]:
-    final = location.directory
+def _whole_beside(
+    place: Driver, schema: Schema, provenance: Mapping[str, Any], on_invalid: OnInvalid
+) -> Iterator[Writer]:
+    final = place.directory
     part = final.with_name(f".{final.name}.part")
-    if part.exists():
-        _discard(part)
-    writer = create(part, spec, **options)
-    try:
+    with ExitStack() as last, ExitStack() as stack:
+        with errors_of(final):
+            store, lock = stack.enter_context(_building(place, part))
+            _fill(store, schema, provenance)
+            writer = Writer(store, lock, on_invalid)
+        last.callback(writer.release)  # once a failed vault is removed, others may build there
         yield writer
         writer.flush()
         with errors_of(final):
-            _refuse_existing(location)
+            place.refuse_existing()
             publish(part, final)
         writer.path = final
-    except BaseException:
-        _remove(part)
-        raise
-    finally:
-        writer.release()
 
 
 @contextmanager
-def _whole_in_place(location: Location, spec: EnvSpec, options: dict[str, Any]) -> Iterator[Writer]:
+def _whole_in_place(
+    place: Driver, schema: Schema, provenance: Mapping[str, Any], on_invalid: OnInvalid
+) -> Iterator[Writer]:
     """Create where nothing can be renamed; a killed process leaves the steps so far."""
-    writer = create(location.path, spec, **options)
+    with errors_of(place.path):
+        writer = _create_in_place(place, schema, provenance, on_invalid)
     try:
         yield writer
         writer.flush()
     except BaseException:
         writer.release()
-        location.clear()
+        place.clear()
         raise
     finally:
         writer.release()
 
 
-def free_place(path: str | os.PathLike[str]) -> Location:
-    """Return where a vault of this path will be; `VaultError` where it cannot be created."""
-    location = _destination(path)
-    _refuse_existing(location)
-    return location
+def free_place(path: str | os.PathLike[str]) -> Driver:
+    """Return where a vault of this path will be; `VaultError` if it cannot be created."""
+    place = _destination(path)
+    place.refuse_existing()
+    return place
 
 
-def _destination(path: str | os.PathLike[str]) -> Location:
+def _destination(path: str | os.PathLike[str]) -> Driver:
     given = absolute(path)
     if given.name.endswith(SUFFIX):
-        for found in (*vaults_in(given), *linked_vaults_in(given)):
+        above = driver_of(given)
+        for found in (*above.vaults(), *above.links()):
             raise VaultExistsError(f"{given} holds {found.name} already: choose another name.")
-        return Location.of(given / DEFAULT_UID)
+        return driver_of(given / DEFAULT_UID)
     if not given.parent.name.endswith(SUFFIX):
         raise VaultError(
             f"{given} cannot be the path of a vault: it must be <name>{SUFFIX} or "
             f"<name>{SUFFIX}/<uid>, as in {given.with_suffix(SUFFIX)}."
         )
-    return Location.of(given)
-
-
-def _refuse_existing(location: Location) -> None:
-    if location.is_directory:
-        refuse_existing(location.directory)
-    elif is_vault(location):
-        raise existing(location.path)
+    return driver_of(given)
 
 
 def _plain(spec: EnvSpec) -> EnvSpec:
@@ -231,18 +250,10 @@ def _check_sizes(schema: Schema) -> None:
         )
 
 
-def _fill(location: Location, schema: Schema, provenance: Mapping[str, Any]) -> None:
+def _fill(store: Store, schema: Schema, provenance: Mapping[str, Any]) -> None:
     """Write an empty vault where nobody else writes."""
-    writes = without_episodes(schema, provenance, Head())
-    Store(location.path).commit(writes, fence={}).result()
-    location.write(METADATA, layout.dump_json(to_metadata(schema)))
-
-
-def _discard(part: Path) -> None:
-    """Remove what a killed process left, unless it still writes."""
-    lock = WriterLock(part)
-    shutil.rmtree(part)
-    lock.release()
+    store.commit(without_episodes(schema, provenance, Head()), fence={}).result()
+    store.driver.write(METADATA, layout.dump_json(to_metadata(schema)))
 
 
 def _remove(failed: Path) -> None:

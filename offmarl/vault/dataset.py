@@ -1,10 +1,9 @@
 """A dataset: a vault of any program, read as experience and drawn from for learning."""
 
 import dataclasses
-import stat
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -62,27 +61,27 @@ class Dataset:
         The one that a foreign vault was opened with, or else the one that `offmarl pull` noted.
     """
 
-    def __init__(self, path: PurePath, checked: bool = True, time_limit: int | None = None):
-        self.path = path
-        self._store = Store(path)
+    def __init__(self, store: Store, checked: bool = True, time_limit: int | None = None):
+        self.path = path = store.path
+        self.store = store
         self._checked = checked
         self._has_length = False
         self._read_through: Arrays | None = None
         self._opening = Lock()
-        described = describe(self._store)
+        described = describe(self.store)
         self.manifest = described.manifest
         self.leaves, self.rows, self.length = described.leaves, described.rows, described.length
         self.unverified = described.unverified
         if self.manifest and time_limit is not None:
             raise VaultError(f"{path} tells how its episodes ended: open it without a time limit.")
-        beside = read_beside(self._store.location)
+        beside = read_beside(self.store.driver)
         known = None if self.manifest else beside.time_limit
         self.time_limit = known if time_limit is None else time_limit
         self.provenance = {**described.provenance, **beside.provenance}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Have other processes open it again, as it is then, and not be sent what is in memory."""
-        return type(self), (self.path, self._checked, self.time_limit)
+        return _open, (type(self), self.path, self._checked, self.time_limit)
 
     def __repr__(self) -> str:
         """Say what is known of it without reading any data."""
@@ -115,10 +114,7 @@ class Dataset:
     @property
     def num_bytes(self) -> int | None:
         """Bytes that its files take; None where finding out would mean reading them."""
-        location = self._store.location
-        if not location.is_directory:
-            return None
-        return sum(_size(file) for file in location.directory.rglob("*"))
+        return self.store.driver.num_bytes
 
     @property
     def unchecked(self) -> tuple[str, ...]:
@@ -192,9 +188,7 @@ class Dataset:
         """Yield the table of our own of the episodes that ended."""
         if self.manifest:
             dtype = tables.dtype(self.spec.num_agents)
-            yield read_table(
-                self._store, layout.EPISODES_PREFIX, self.manifest.head.episodes, dtype
-            )
+            yield read_table(self.store, layout.EPISODES_PREFIX, self.manifest.head.episodes, dtype)
 
     @property
     def finals(self) -> View:
@@ -220,7 +214,7 @@ class Dataset:
 
     @cached_property
     def _finals(self) -> FinalViews:
-        return FinalViews(self._store, self.spec, self.manifest.head.finals if self.manifest else 0)
+        return FinalViews(self.store, self.spec, self.manifest.head.finals if self.manifest else 0)
 
     def read(
         self,
@@ -411,10 +405,10 @@ class Dataset:
         if self._has_length:
             return
         if self.manifest:
-            infer.check_own_length(self, self._store, self.manifest.schema)
+            infer.check_own_length(self, self.store, self.manifest.schema)
         else:
             chunk_steps = {name: self._arrays.chunk(name)[1] for name in self.leaves}
-            infer.check_length(self, self._store, chunk_steps)
+            infer.check_length(self, self.store, chunk_steps)
         self._has_length = True
 
     @property
@@ -427,17 +421,17 @@ class Dataset:
 
     def _open_arrays(self) -> Arrays:
         if self.manifest:
-            check_documents(self._store, self.manifest.schema)
+            check_documents(self.store, self.manifest.schema)
         checks = None
         if self._checked and self.manifest and self.manifest.schema.codec == "raw":
             self._check_length()  # what is remembered of each chunk takes memory
-            checks = checks_of(self._store, self)
+            checks = checks_of(self.store, self)
         return Arrays(
-            self._store, self.leaves, self.rows, self.length, self.native, self._snapshot, checks
+            self.store, self.leaves, self.rows, self.length, self.native, self._snapshot, checks
         )
 
     def _snapshot(self) -> Snapshot | None:
-        return snapshot_of(self._store, self.manifest)
+        return snapshot_of(self.store, self.manifest)
 
     def replay(
         self, batch: int = 32, length: int = 20, episodes: NDArray[np.int64] | None = None
@@ -571,12 +565,8 @@ class Dataset:
         return digest(self)
 
 
-def _size(file: Path) -> int:
-    try:
-        about = file.stat()
-    except FileNotFoundError:  # compaction removed it
-        return 0
-    return about.st_size if stat.S_ISREG(about.st_mode) else 0
+def _open(kind: type[Dataset], path: PurePath, checked: bool, time_limit: int | None) -> Dataset:
+    return kind(Store.open(path), checked, time_limit)
 
 
 def _first(record: Any) -> Any:

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 from offmarl.errors import VaultFormatError
 from offmarl.vault import layout
-from offmarl.vault.layout import Leaf
+from offmarl.vault.layout import METADATA, Leaf
 from offmarl.vault.manifest import Manifest, read_manifest, read_metadata, stock_length
 from offmarl.vault.metadata import STOCK_KEYS, parse_metadata, to_metadata
-from offmarl.vault.store import METADATA, Store
+from offmarl.vault.store import Store
 
 
 class Description(NamedTuple):
@@ -25,7 +25,7 @@ class Description(NamedTuple):
 
 def describe(store: Store) -> Description:
     """Read what a vault says of itself; `VaultFormatError` where that is no sense."""
-    metadata = read_metadata(store.location)
+    metadata = read_metadata(store.driver)
     own = read_manifest(store)
     return _of_ours(store, own, metadata) if own else _of_others(store, metadata)
 

@@ -30,6 +30,14 @@ MAX_ROWS = 2**24
 MAX_CHUNK_BYTES = 2**32
 """No vault has more; a forged one that says so would have us fill the memory."""
 
+MANIFEST = "manifest.ocdbt"
+UNFINISHED = f"{MANIFEST}.__lock"
+"""The manifest that a commit has begun to write beside the present one."""
+METADATA = "metadata.json"
+DATA = "d"
+"""The directory of the data files."""
+LOCK = "writer.lock"
+
 SIGNALS = ("rewards", "terminals", "truncations")
 """The arrays that episodes are told by in any vault."""
 
@@ -260,6 +268,17 @@ def encode_index(length: int) -> bytes:
 def decode_index(data: bytes) -> int:
     """Read the valid length that stock programs see."""
     return int(np.frombuffer(data, "<i4")[0])
+
+
+def load_json(data: bytes, name: str) -> dict[str, Any]:
+    """Read a JSON object of unknown origin; `VaultFormatError` if it is not one."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise VaultFormatError(f"{name} cannot be read: {error}.") from error
+    if not isinstance(value, dict):
+        raise VaultFormatError(f"{name} does not hold a JSON object.")
+    return value
 
 
 def dump_json(value: Any) -> bytes:

@@ -9,11 +9,11 @@ import numpy as np
 from offmarl.errors import VaultError, VaultFormatError
 from offmarl.vault import layout, tables
 from offmarl.vault.checksum import unseal
-from offmarl.vault.layout import Head, NumpyArray, Schema
-from offmarl.vault.location import Location
+from offmarl.vault.drivers import Driver
+from offmarl.vault.layout import METADATA, Head, NumpyArray, Schema, load_json
 from offmarl.vault.metadata import zarrays
 from offmarl.vault.mmap import Snapshot, open_snapshot
-from offmarl.vault.store import METADATA, Store, load_json
+from offmarl.vault.store import Store
 
 
 class Manifest(NamedTuple):
@@ -55,11 +55,11 @@ def stock_length(store: Store) -> int:
     return length
 
 
-def read_metadata(location: Location) -> dict[str, Any]:
+def read_metadata(driver: Driver) -> dict[str, Any]:
     """Return the content of ``metadata.json``."""
-    file = location.path / METADATA
+    file = driver.path / METADATA
     try:
-        data = location.read(METADATA)
+        data = driver.read(METADATA)
     except (OSError, ValueError) as error:
         raise VaultFormatError(f"{file} cannot be read: {error}.") from error
     if data is None:
@@ -145,7 +145,7 @@ def snapshot_of(store: Store, own: Manifest | None) -> Snapshot | None:
     if own and own.schema.codec != "raw":
         return None
     try:
-        snapshot = open_snapshot(store.location)
+        snapshot = open_snapshot(store.driver)
     except (OSError, ValueError) as error:
         raise VaultError(
             f"{store.path} was changed, moved or damaged after it was opened ({error}): open it "

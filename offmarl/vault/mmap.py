@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offmarl.vault import layout, tree
-from offmarl.vault.layout import Leaf, NumpyArray
-from offmarl.vault.location import Location
+from offmarl.vault.drivers import Driver, TensorStoreDriver
+from offmarl.vault.layout import Leaf, NumpyArray, load_json
 from offmarl.vault.region import Region
-from offmarl.vault.store import load_json
 from offmarl.vault.tree import ValueLocation
 
 _ABSENT = -1
@@ -59,14 +58,14 @@ class Snapshot:
         The system grants no more memory maps.
     """
 
-    def __init__(self, location: Location):
-        found = tree.current(location)
+    def __init__(self, driver: TensorStoreDriver):
+        found = tree.current(driver)
         if found.lost:
             raise ValueError(found.lost[0])
         self._values = {k: v for k, v in found.values.items() if isinstance(v, bytes)}
         placed = {k: v for k, v in found.values.items() if isinstance(v, ValueLocation)}
         files = sorted({place.file for place in placed.values()})
-        self.region = Region(location.directory, files)
+        self.region = Region(driver.directory, files)
         starts = dict(zip(files, self.region.starts.tolist(), strict=True))
         ends = dict(zip(files, (self.region.starts + self.region.sizes).tolist(), strict=True))
         self._extents: dict[str, tuple[int, int]] = {}
@@ -259,7 +258,7 @@ def cut(span: range, size: int) -> Iterator[tuple[int, slice, slice]]:
         done += count
 
 
-def open_snapshot(location: Location) -> Snapshot | None:
+def open_snapshot(driver: Driver) -> Snapshot | None:
     """Return what a store holds now, None where it cannot be mapped.
 
     Raises
@@ -267,14 +266,14 @@ def open_snapshot(location: Location) -> Snapshot | None:
     OSError, ValueError
         Files that the store refers to cannot be read.
     """
-    if not location.is_directory:
+    if not (driver.can_map and isinstance(driver, TensorStoreDriver)):
         return None
     try:
-        return Snapshot(location)
+        return Snapshot(driver)
     except MemoryError:
         return None
     except (OSError, ValueError):
-        return Snapshot(location)  # it was compacted in between: the new files say the same
+        return Snapshot(driver)  # it was compacted in between: the new files say the same
 
 
 def map_arrays(

@@ -1,21 +1,21 @@
 """Finding vaults, and what can be said of them at a glance."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path, PurePath, PurePosixPath
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from offmarl.errors import OffmarlError, VaultError, VaultFormatError, VaultNotFoundError
 from offmarl.paths import named
 from offmarl.vault import tables
-from offmarl.vault.archive import members_of
 from offmarl.vault.dataset import Dataset
-from offmarl.vault.location import Location
+from offmarl.vault.drivers import Directory, Driver, driver_of
 from offmarl.vault.manifest import read_episodes, read_manifest, read_metadata, stock_length
 from offmarl.vault.metadata import parse_metadata
-from offmarl.vault.store import MANIFEST, METADATA, Store, errors_of
+from offmarl.vault.store import Store, store_of
+from offmarl.vault.system import errors_of
 
 SUFFIX = ".vlt"
 
@@ -73,7 +73,7 @@ def open_vault(
     VaultFormatError
         What is there is not a vault, or is damaged.
     """
-    return Dataset(locate(path), checked, time_limit)
+    return Dataset(store_of(locate(path)), checked, time_limit)
 
 
 def open_source(path: str | os.PathLike[str], *, time_limit: int | None = None) -> Dataset:
@@ -84,7 +84,7 @@ def open_source(path: str | os.PathLike[str], *, time_limit: int | None = None) 
     return open_vault(path, checked=True, time_limit=time_limit)
 
 
-def place_of(path: str | os.PathLike[str]) -> Location:
+def place_of(path: str | os.PathLike[str]) -> Driver:
     """Return where data is that a path leads to, or that has this name; see `open_vault`.
 
     Raises
@@ -92,19 +92,19 @@ def place_of(path: str | os.PathLike[str]) -> Location:
     VaultNotFoundError
         It is the name of a dataset that was not pulled.
     """
-    return Location.of(named(os.fspath(path)) or path)
+    return driver_of(named(os.fspath(path)) or path)
 
 
-def locate(path: str | os.PathLike[str]) -> PurePath:
-    """Return the directory of the vault that a path means; see `open_vault`."""
-    location = place_of(path)
-    given = location.path
+def locate(path: str | os.PathLike[str]) -> Driver:
+    """Return the place of the vault that a path means; see `open_vault`."""
+    place = place_of(path)
+    given = place.path
     with errors_of(given):
-        if is_vault(location):
-            return given
-        inside, linked = vaults_in(given), linked_vaults_in(given)
+        if place.is_vault():
+            return place
+        inside, linked = place.vaults(), place.links()
     if len(inside) == 1:
-        return inside[0]
+        return driver_of(inside[0])
     if linked and not inside:
         raise refused_link(linked[0])
     if inside:
@@ -112,52 +112,15 @@ def locate(path: str | os.PathLike[str]) -> PurePath:
         if len(inside) > _MOST_NAMED:
             names += f", ... ({len(inside)} in all)"
         raise VaultError(f"{given} holds several vaults: add one of {names} to the path.")
-    if location.is_directory and location.directory.is_file():
-        raise VaultFormatError(
-            f"{given} is a file, and a vault is a directory: give a vault, or make one of a file "
-            "of another project with `offmarl convert`."
-        )
-    if location.is_directory and location.directory.exists():
-        raise VaultFormatError(
-            f"{given} is not a vault: a vault is a directory with {METADATA} and {MANIFEST} in it."
-        )
-    raise VaultNotFoundError(f"there is no vault at {given}.{_beside(given)}")
+    error = place.missing()
+    raise type(error)(f"{error}{_beside(given)}") if type(error) is VaultNotFoundError else error
 
 
 def _beside(path: PurePath) -> str:
     with suppress(OffmarlError, OSError, ValueError):
-        if near := vaults_in(path.parent):
+        if near := driver_of(path.parent).vaults():
             return f" Beside it: {', '.join(vault.name for vault in near[:_MOST_NAMED])}."
     return ""
-
-
-def is_vault(location: Location) -> bool:
-    """Whether a directory looks like a vault."""
-    if location.is_directory:
-        directory = location.directory
-        return (directory / METADATA).is_file() and (directory / MANIFEST).is_file()
-    if location.archive:
-        return {METADATA, MANIFEST} <= set(_names_below(location))
-    return all(location.read(name) is not None for name in (METADATA, MANIFEST))
-
-
-def vaults_in(path: PurePath) -> list[PurePath]:
-    """Return the vaults right below a directory; in an archive or a bucket, at any depth.
-
-    Those being created are not there yet. Links to vaults are left out: in a directory that comes
-    from somebody else they may lead to data that is private.
-    """
-    location = Location.of(path)
-    if not location.is_directory:
-        return [location.path / found for found in vaults_among(_names_below(location))]
-    return [below for below in _below(Path(path)) if not below.is_symlink()]
-
-
-def linked_vaults_in(path: PurePath) -> list[Path]:
-    """Return the symbolic links to vaults right below a directory of this machine."""
-    location = Location.of(path)
-    below = _below(Path(path)) if location.is_directory else []
-    return [one for one in below if one.is_symlink()]
 
 
 def refused_link(path: Path) -> VaultFormatError:
@@ -168,37 +131,6 @@ def refused_link(path: Path) -> VaultFormatError:
     )
 
 
-def _below(directory: Path) -> list[Path]:
-    """Return what looks like a vault right below a directory, links included."""
-    if not directory.is_dir():
-        return []
-    return sorted(
-        below
-        for below in directory.iterdir()
-        if not below.name.startswith(".") and is_vault(Location(below))
-    )
-
-
-def vaults_among(names: Iterable[str]) -> list[PurePosixPath]:
-    """Return the directories of vaults that files of these names belong to, sorted."""
-    ends = f"/{METADATA}", f"/{MANIFEST}"
-    paths = {PurePosixPath(name) for name in names if name.endswith(ends)}
-    found = {path.parent for path in paths if path.name == METADATA}
-    whole = [path for path in found if path / MANIFEST in paths and path.parts]
-    return sorted(path for path in whole if not path.name.startswith("."))
-
-
-def _names_below(location: Location) -> list[str]:
-    """Return the relative paths of all files below, in an archive or an object store."""
-    if location.archive is None:
-        with errors_of(location.path):
-            return location.names()
-    inside = location.path.relative_to(location.archive).as_posix()
-    prefix = "" if inside == "." else f"{inside}/"
-    names = (member.filename for member in members_of(location))
-    return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
-
-
 def list_vaults(directory: str | os.PathLike[str]) -> Iterator[tuple[PurePath, Summary]]:
     """Walk a directory tree and yield every vault's absolute path and summary, by path.
 
@@ -206,12 +138,12 @@ def list_vaults(directory: str | os.PathLike[str]) -> Iterator[tuple[PurePath, S
     are followed, but not in circles; one to a vault, below such a directory, is listed with an
     error. An archive and a bucket are looked through in the same way.
     """
-    location = place_of(directory)
-    with errors_of(location.path):
-        found = _walk(location.directory) if location.is_directory else vaults_in(location.path)
+    place = place_of(directory)
+    with errors_of(place.path):
+        found = _walk(place) if isinstance(place, Directory) else place.vaults()
     with ThreadPoolExecutor(_READERS) as readers:
         paths = list(found)
-        summaries = readers.map(lambda one: _summarise_found(one, location.path), paths)
+        summaries = readers.map(lambda one: _summarise_found(one, place.path), paths)
         yield from zip(paths, summaries, strict=True)
 
 
@@ -223,17 +155,18 @@ def _summarise_found(path: PurePath, root: PurePath) -> Summary:
     return summarise(path)
 
 
-def _walk(root: Path) -> Iterator[PurePath]:
+def _walk(place: Directory) -> Iterator[PurePath]:
+    root = place.directory
     if not root.is_dir():
         raise VaultNotFoundError(f"there is no directory {root} to list vaults in.")
-    if is_vault(Location(root)):
+    if place.is_vault():
         yield root
         return
     linked = [root.resolve()]
     for parent, below, _ in os.walk(root, followlinks=True):
         if parent.endswith(SUFFIX):
             below.clear()
-            yield from _below(Path(parent))
+            yield from sorted([*Directory(Path(parent)).vaults(), *Directory(Path(parent)).links()])
         inside = (Path(parent, name) for name in sorted(below) if not name.startswith("."))
         below[:] = [path.name for path in inside if _leads_on(path, linked)]
 
@@ -262,10 +195,10 @@ def summarise(path: PurePath) -> Summary:
 
 
 def _summarise(summary: Summary, path: PurePath) -> Summary:
-    store = Store(path)
+    store = Store.open(path)
     own = read_manifest(store)
     if own is None:
-        leaves, rows = parse_metadata(read_metadata(store.location))
+        leaves, rows = parse_metadata(read_metadata(store.driver))
         length = stock_length(store)
         observation = leaves.get("observations")
         num_agents = observation.shape[0] if observation and observation.shape else None

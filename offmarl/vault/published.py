@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from offmarl.errors import VaultFormatError
-from offmarl.vault.location import Location
-from offmarl.vault.store import load_json
+from offmarl.vault.drivers import Driver
+from offmarl.vault.layout import load_json
 
 RECORD = "pulled.json"
 """Beside the vaults of a dataset that was pulled, in ``<name>.vlt``."""
@@ -26,15 +26,13 @@ class Beside(NamedTuple):
     provenance: Mapping[str, Any] = {}
 
 
-def read_beside(location: Location) -> Beside:
+def read_beside(driver: Driver) -> Beside:
     """Return the facts recorded beside a vault in a local directory.
 
     Invalid fields are ignored; the vault is readable without them.
     """
-    if not location.is_directory:
-        return Beside()
     try:
-        content = Location(location.path.parent).read(RECORD)
+        content = driver.read_beside(RECORD)
         found = load_json(content, RECORD) if content else {}
     except (OSError, VaultFormatError):
         return Beside()

@@ -14,14 +14,14 @@ from offmarl.vault.checksum import OWN_PREFIX
 from offmarl.vault.commit import Contents
 from offmarl.vault.compaction import copy, repeat_tree
 from offmarl.vault.dataset import Dataset
+from offmarl.vault.drivers import Directory, Driver
 from offmarl.vault.grid import Grid
-from offmarl.vault.layout import Head, NumpyArray
-from offmarl.vault.location import Location
+from offmarl.vault.layout import METADATA, Head, NumpyArray
 from offmarl.vault.manifest import read_metadata
 from offmarl.vault.metadata import to_metadata, without_episodes
 from offmarl.vault.reindex import reindex
 from offmarl.vault.scan import Books
-from offmarl.vault.store import METADATA, Store
+from offmarl.vault.store import OcdbtStore, Store
 from offmarl.vault.tables import Table
 from offmarl.vault.verification import Verification, examine, foreign_grids, own_grids
 
@@ -60,15 +60,17 @@ def rebuild(source: Contents, found: Verification, target: Path) -> RebuildResul
     """
     kept = sound_length(found)
     native = bool(source.keys(OWN_PREFIX))
-    dropped = _own(source, kept, target) if native else _foreign(source, kept, target)
-    left = examine(target, deep=True)
+    target.mkdir()
+    store = OcdbtStore(Directory(target))
+    dropped = _own(source, kept, store) if native else _foreign(source, kept, store)
+    left = examine(store, deep=True)
     if left.faults and sound_length(left) < kept:
         # What could not be looked at in the source, because its description was damaged too.
         shutil.rmtree(target)
         return rebuild(source, found._replace(faults=(*found.faults, *left.faults)), target)
     if left.faults:
         raise VaultFormatError(
-            f"{source.location.path} cannot be repaired: {left.faults[0]}. Nothing was changed; "
+            f"{source.driver.path} cannot be repaired: {left.faults[0]}. Nothing was changed; "
             "copy the vault again from where it came from."
         )
     if kept < found.length:
@@ -92,18 +94,16 @@ def sound_length(found: Verification) -> int:
     return kept
 
 
-def _foreign(source: Contents, kept: int, target: Path) -> list[str]:
+def _foreign(source: Contents, kept: int, store: OcdbtStore) -> list[str]:
     """Copy the keys of a vault that others wrote, but for the chunks past the end."""
-    target.mkdir()
-    metadata = source.location.read(METADATA)
+    metadata = source.driver.read(METADATA)
     if metadata is None:
         raise VaultFormatError(
-            f"{source.location.path} cannot be repaired: it has lost {METADATA}, which nothing "
+            f"{source.driver.path} cannot be repaired: it has lost {METADATA}, which nothing "
             "else in it repeats. Copy that file again from where the vault came from."
         )
-    (target / METADATA).write_bytes(metadata)
-    grids = foreign_grids(source, read_metadata(source.location), [])
-    store = Store(target)
+    store.driver.write(METADATA, metadata)
+    grids = foreign_grids(source, read_metadata(source.driver), [])
     chunks = {chunk.key for grid in grids for chunk in grid.within(kept)}
     prefixes = tuple(layout.prefix_of(grid.name) for grid in grids)
     others = (k for k in source.tree.values if not k.startswith(prefixes) or k.endswith(".zarray"))
@@ -113,19 +113,17 @@ def _foreign(source: Contents, kept: int, target: Path) -> list[str]:
     return []
 
 
-def _own(source: Contents, kept: int, target: Path) -> list[str]:
+def _own(source: Contents, kept: int, store: Store) -> list[str]:
     """Build a vault of ours, and return what of it was dropped beside steps."""
-    target.mkdir()
-    schema = scan.read_schema(source, metadata_of(source.location), [])
+    schema = scan.read_schema(source, metadata_of(source.driver), [])
     own = scan.read(source, schema, [])
-    store = Store(target)
-    (target / METADATA).write_bytes(layout.dump_json(to_metadata(schema)))
+    store.driver.write(METADATA, layout.dump_json(to_metadata(schema)))
     copy(source, _chunk_keys(source, own_grids(schema), kept, own), store)
     ours = min(kept, own.own_length)
     untold = without_episodes(schema, {}, Head(length=ours), kept)
     store.commit(untold, fence={}).result()
     known = np.concatenate([_no_episodes(own), *own.ended.values()])
-    ended, running = reindex(Dataset(target, checked=False), ours, known)
+    ended, running = reindex(Dataset(store, checked=False), ours, known)
     ended["final"] = _finals_of(ended, known)
     ended, finals = _copy_finals(source, own, ended, store)
     head = _head(own, ours, ended, finals)
@@ -145,10 +143,10 @@ def _own(source: Contents, kept: int, target: Path) -> list[str]:
     return dropped
 
 
-def metadata_of(location: Location) -> dict[str, Any]:
+def metadata_of(driver: Driver) -> dict[str, Any]:
     """Return the content of ``metadata.json``; nothing where it is damaged or lost."""
     try:
-        return read_metadata(location)
+        return read_metadata(driver)
     except VaultFormatError:
         return {}
 

@@ -18,10 +18,12 @@ from offmarl.vault.atomic import sync
 from offmarl.vault.checksum import OWN_PREFIX
 from offmarl.vault.commit import Contents
 from offmarl.vault.compaction import copy, exclusive, rebuilding, switch
+from offmarl.vault.drivers import Directory
 from offmarl.vault.faults import Fault
-from offmarl.vault.location import Location
+from offmarl.vault.layout import DATA, METADATA
 from offmarl.vault.progress import Progress, quiet
-from offmarl.vault.store import DATA, METADATA, Store, errors_of
+from offmarl.vault.store import store_of
+from offmarl.vault.system import errors_of
 from offmarl.vault.verification import Verification, examine, find, own_grids
 
 
@@ -63,9 +65,10 @@ def repair(
     VaultFormatError
         There is nothing left that a vault could be made of.
     """
-    directory = Location.of(find(path)).directory
-    with exclusive(directory), errors_of(directory):
-        before = examine(directory, deep=True, progress=progress)
+    store = store_of(find(path))
+    directory = store.driver.directory
+    with exclusive(store.driver), errors_of(directory):
+        before = examine(store, deep=True, progress=progress)
         if before.sound:
             return Repair(directory, (), before.length, before.length, ())
         with rebuilding(directory) as fresh:
@@ -73,7 +76,7 @@ def repair(
             result = rebuild.rebuild(source, found, fresh / "sound")
             if not dry_run:
                 _put_in_place(directory, fresh / "sound")
-    known = before.length if source.location.directory == directory else None
+    known = before.length if source.driver.directory == directory else None
     return Repair(directory, before.faults, known, result.length, result.dropped)
 
 
@@ -83,12 +86,12 @@ def _source(directory: Path, fresh: Path, before: Verification) -> tuple[Content
     The last commit, if its tree can be read; otherwise a copy of what is left of the commit that
     most is left of.
     """
-    location = Location(directory)
+    driver = Directory(directory)
     with suppress(ValueError, OSError):
-        last = Contents(location, tree.current(location))
+        last = Contents(driver, tree.current(driver))
         if not last.tree.lost:
             return last, before
-    best = max(_candidates(location), key=_extent, default=None)
+    best = max(_candidates(driver), key=_extent, default=None)
     if best is None or _extent(best)[0] < 1:
         raise VaultFormatError(
             f"nothing is left of {directory}: neither its manifest nor any commit can be read. "
@@ -96,26 +99,26 @@ def _source(directory: Path, fresh: Path, before: Verification) -> tuple[Content
         )
     salvaged = fresh / "salvaged"
     _salvage(best, salvaged)
-    place = Location(salvaged)
-    return Contents(place, tree.current(place)), examine(salvaged, deep=True)
+    copied = store_of(Directory(salvaged))
+    return Contents.of(copied), examine(copied, deep=True)
 
 
-def _candidates(location: Location) -> Iterator[Contents]:
+def _candidates(driver: Directory) -> Iterator[Contents]:
     """Yield the last commit and those before it, up to the first that is whole."""
     with suppress(ValueError, OSError):
-        yield Contents(location, tree.current(location))
-        for earlier in tree.earlier(location):
-            yield Contents(location, earlier)
+        yield Contents(driver, tree.current(driver))
+        for earlier in tree.earlier(driver):
+            yield Contents(driver, earlier)
             if not earlier.lost:
                 return
         return
-    yield from (Contents(location, found) for found in tree.earlier(location))
+    yield from (Contents(driver, found) for found in tree.earlier(driver))
 
 
 def _extent(contents: Contents) -> tuple[int, int]:
     """Return what to judge a commit by: the steps that are there, and the keys."""
     try:
-        metadata = rebuild.metadata_of(contents.location)
+        metadata = rebuild.metadata_of(contents.driver)
         if not contents.keys(OWN_PREFIX):
             return (1, len(contents.tree.values)) if layout.INDEX_KEY in contents else (0, 0)
         schema = scan.read_schema(contents, metadata, [])
@@ -131,9 +134,9 @@ def _salvage(contents: Contents, target: Path) -> None:
     """Copy the values that can be read, and ``metadata.json``."""
     target.mkdir()
     readable = [key for key in contents.tree.values if not contents.is_cut_off(key)]
-    copy(contents, readable, Store(target), strict=False)
+    copy(contents, readable, store_of(Directory(target)), strict=False)
     with suppress(FileNotFoundError):
-        shutil.copy(Path(contents.location.directory, METADATA), target)
+        shutil.copy(Path(contents.driver.directory, METADATA), target)
 
 
 def _put_in_place(directory: Path, sound: Path) -> None:

@@ -10,17 +10,17 @@ import numpy as np
 from jaxtyping import Bool
 
 from offmarl.errors import VaultError, VaultFormatError
-from offmarl.vault import layout, scan, tables, tree
+from offmarl.vault import layout, scan, tables
 from offmarl.vault.commit import Contents
 from offmarl.vault.creation import free_place
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.faults import Fault, with_episodes
 from offmarl.vault.final_views import FinalViews
 from offmarl.vault.layout import POLICY_IDS, Codec, NumpyArray
-from offmarl.vault.location import Location
 from offmarl.vault.mmap import Snapshot
 from offmarl.vault.open import locate
 from offmarl.vault.progress import Advance, Progress, quiet, silent
+from offmarl.vault.store import Store
 from offmarl.vault.transform import pipeline, policy_ids
 from offmarl.vault.transform.pipeline import Remap, copy_pieces
 from offmarl.vault.transform.selection import Pieces, whole_episodes
@@ -110,7 +110,7 @@ def salvage(
             copy_pieces(vault, run, writer, remap, advance)
 
     pipeline.write("salvage", arguments, (examined, pieces), path, codec, progress, copy)
-    made = locate(path)
+    made = locate(path).path
     return Salvage(made, found.faults, pieces.episodes, pieces.steps, lost, unknown)
 
 
@@ -126,22 +126,21 @@ class _Remains(Dataset):
     def _kept(self) -> Iterator[tables.Table]:
         if self.manifest is None:
             return
-        location = Location.of(self.path)
-        contents = Contents(location, tree.current(location))
+        contents = Contents.of(self.store)
         known = scan.read(contents, self.manifest.schema, []).ended
         yield from (known[first] for first in sorted(known))
 
     @cached_property
     def _finals(self) -> FinalViews:
         return FinalViews(
-            self._store, self.spec, self.manifest.head.finals if self.manifest else 0, 0
+            self.store, self.spec, self.manifest.head.finals if self.manifest else 0, 0
         )
 
 
 def _open(found: Verification) -> Dataset:
     """Open a verified vault, of which parts may be missing."""
     try:
-        return _Remains(found.path, checked=False)  # the verification was deep
+        return _Remains(Store.open(found.path), checked=False)  # the verification was deep
     except VaultError as error:
         if found.sound:
             raise

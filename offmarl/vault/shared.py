@@ -17,8 +17,8 @@ from offmarl.vault import encoding, tables, values
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.index import Cut, account, is_there
 from offmarl.vault.layout import Head
-from offmarl.vault.location import Location
-from offmarl.vault.open import locate
+from offmarl.vault.open import locate, place_of
+from offmarl.vault.store import store_of
 from offmarl.vault.writer import manifest_of, resume
 
 
@@ -196,12 +196,12 @@ def join(
     VaultError
         It lies in an archive or in an object store, where nothing can be locked.
     """
-    if not Location.of(path).is_directory:
+    if not place_of(path).can_lock:
         raise VaultError(
             f"{path} cannot have several writers: only a directory of this machine can be locked. "
             "Write a vault each, and put them together with `offmarl cat`."
         )
-    return SharedWriter(Dataset(locate(path)), run, gather, timeout)
+    return SharedWriter(Dataset(store_of(locate(path))), run, gather, timeout)
 
 
 def _copied(record: Any) -> Any:

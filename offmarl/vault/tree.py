@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import tensorstore as ts
 
 from offmarl.vault import regular_files
-from offmarl.vault.location import Location
-from offmarl.vault.store import DATA, MANIFEST
+from offmarl.vault.drivers import TensorStoreDriver
+from offmarl.vault.layout import DATA, MANIFEST
 
 _NODE_MAGIC = bytes.fromhex("0cdb20de")
 """What every node of the tree begins with; its length follows in 8 bytes, little-endian."""
@@ -38,7 +38,7 @@ class Tree(NamedTuple):
     """Why parts of the tree cannot be read; the keys below them are missing here."""
 
 
-def current(location: Location) -> Tree:
+def current(driver: TensorStoreDriver) -> Tree:
     """Read the tree of the last commit.
 
     Raises
@@ -46,11 +46,11 @@ def current(location: Location) -> Tree:
     ValueError, OSError
         The manifest cannot be read.
     """
-    *_, last = _manifest(location)["versions"]
-    return _read(location, last["root"].get("location"))
+    *_, last = _manifest(driver)["versions"]
+    return _read(driver, last["root"].get("location"))
 
 
-def config_of(location: Location) -> dict[str, Any]:
+def config_of(driver: TensorStoreDriver) -> dict[str, Any]:
     """Return the settings of a store, its identity among them.
 
     Raises
@@ -58,11 +58,11 @@ def config_of(location: Location) -> dict[str, Any]:
     ValueError, OSError
         The manifest cannot be read.
     """
-    found: dict[str, Any] = _manifest(location)["config"]
+    found: dict[str, Any] = _manifest(driver)["config"]
     return found
 
 
-def live_files(location: Location) -> frozenset[str]:
+def live_files(driver: TensorStoreDriver) -> frozenset[str]:
     """Return the data files that anything in the store refers to, its earlier commits included.
 
     Raises
@@ -71,38 +71,33 @@ def live_files(location: Location) -> frozenset[str]:
         The manifest cannot be read.
     """
     found: set[str] = set()
-    for kind, node in _history(location, _manifest(location)):
-        found |= {_place(node).file} if kind == "versions" else _read(location, node).files
+    for kind, node in _history(driver, _manifest(driver)):
+        found |= {_place(node).file} if kind == "versions" else _read(driver, node).files
     return frozenset(found)
 
 
-def earlier(location: Location) -> Iterator[Tree]:
+def earlier(driver: TensorStoreDriver) -> Iterator[Tree]:
     """Yield the trees of earlier commits, the latest first, as far as they can be found.
 
     Where the manifest is gone they are those whose nodes lie in the data files, in no order.
     """
     try:
-        history = _history(location, _manifest(location))
+        history = _history(driver, _manifest(driver))
     except (ValueError, OSError):
-        roots = _scattered(location)
+        roots = _scattered(driver)
     else:
         roots = (node for kind, node in history if kind == "root")
         next(roots, None)
     for root in roots:
-        yield _read(location, root)
+        yield _read(driver, root)
 
 
-def _manifest(location: Location) -> Any:
-    _check_regular_files(location)
-    return ts.ocdbt.dump(location.files).result()
+def _manifest(driver: TensorStoreDriver) -> Any:
+    driver.check()
+    return ts.ocdbt.dump(driver.files).result()
 
 
-def _check_regular_files(location: Location) -> None:
-    if location.is_directory:
-        regular_files.check_regular_files(location.directory)
-
-
-def _history(location: Location, node: Any) -> Iterator[tuple[str, str]]:
+def _history(driver: TensorStoreDriver, node: Any) -> Iterator[tuple[str, str]]:
     """Yield where the roots of all commits are, the latest first, and the nodes that list them."""
     for version in reversed(node.get("versions") or node.get("entries", [])):
         if "location" in version.get("root", {}):
@@ -111,18 +106,18 @@ def _history(location: Location, node: Any) -> Iterator[tuple[str, str]]:
         if "location" in child:
             yield "versions", child["location"]
             with suppress(ValueError, OSError):
-                found = ts.ocdbt.dump(location.files, child["location"]).result()
-                yield from _history(location, found)
+                found = ts.ocdbt.dump(driver.files, child["location"]).result()
+                yield from _history(driver, found)
 
 
-def _scattered(location: Location) -> Iterator[str]:
+def _scattered(driver: TensorStoreDriver) -> Iterator[str]:
     """Yield what may be roots of trees: every node in the data files."""
-    _check_regular_files(location)
-    for name in location.files.list().result():
+    driver.check()
+    for name in driver.files.list().result():
         file = name.decode()
         if file == MANIFEST or not file.startswith(f"{DATA}/"):
             continue
-        data = bytes(location.files.read(file).result().value)
+        data = bytes(driver.files.read(file).result().value)
         offset = data.find(_NODE_MAGIC)
         while offset >= 0:
             size = int.from_bytes(data[offset + 4 : offset + _HEADER], "little")
@@ -131,7 +126,7 @@ def _scattered(location: Location) -> Iterator[str]:
             offset = data.find(_NODE_MAGIC, offset + 1)
 
 
-def _read(location: Location, root: str | None) -> Tree:
+def _read(driver: TensorStoreDriver, root: str | None) -> Tree:
     values: dict[str, ValueLocation | bytes] = {}
     files: set[str] = set()
     lost: list[str] = []
@@ -141,7 +136,7 @@ def _read(location: Location, root: str | None) -> Tree:
         node, prefix, above = waiting.pop()
         try:
             files.add(_place(node).file)
-            found = ts.ocdbt.dump(location.files, node).result()
+            found = ts.ocdbt.dump(driver.files, node).result()
         except (ValueError, OSError) as error:
             lost.append(str(error).partition(" [")[0])
             continue

@@ -13,9 +13,8 @@ from offmarl.vault.atomic import (
     refuse_existing,
     workspace,
 )
-from offmarl.vault.location import Location
-from offmarl.vault.open import vaults_among
-from offmarl.vault.store import errors_of
+from offmarl.vault.drivers import vaults_among
+from offmarl.vault.system import errors_of
 
 _BLOCK_BYTES = 2**20
 
@@ -52,11 +51,10 @@ def unpack(archive: Path, destination: Path, members: str | None = None) -> list
         The archive is damaged or unsafe, or has no such vault.
     """
     archive, destination = local(archive), local(destination)
-    inside = Location(archive / (members or ""), archive)
-    found = {member.filename: member for member in members_of(inside)}
+    found = {member.filename: member for member in members_of(archive)}
     vaults = [path for path in vaults_among(found) if _below(path, members)]
     if not vaults:
-        raise VaultFormatError(f"there is no vault in {inside.path}.")
+        raise VaultFormatError(f"there is no vault in {archive / (members or '')}.")
     roots = {*vaults}
     wanted = [one for one in found.values() if roots & {*PurePosixPath(one.filename).parents}]
     for path in vaults:

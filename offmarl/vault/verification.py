@@ -14,20 +14,20 @@ from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from offmarl.errors import VaultFormatError, VaultLayoutError
-from offmarl.vault import chunk_checks, encoding, layout, reindex, scan, tables, tree
+from offmarl.vault import chunk_checks, encoding, layout, reindex, scan, tables
 from offmarl.vault.checksum import OWN_PREFIX
 from offmarl.vault.commit import Contents
 from offmarl.vault.dataset import Dataset
+from offmarl.vault.drivers import Driver, driver_of
 from offmarl.vault.faults import Fault, merged, noting, of_chunk, with_episodes
 from offmarl.vault.grid import Grid
-from offmarl.vault.layout import Leaf, Schema
-from offmarl.vault.location import Location
+from offmarl.vault.layout import DATA, MANIFEST, METADATA, Leaf, Schema
 from offmarl.vault.manifest import read_metadata, stock_length
 from offmarl.vault.metadata import parse_metadata, zarray, zarrays
 from offmarl.vault.open import locate, place_of
 from offmarl.vault.progress import Progress, quiet
 from offmarl.vault.scan import Books
-from offmarl.vault.store import DATA, MANIFEST, METADATA, Store
+from offmarl.vault.store import Store, store_of
 
 _MAX_FAULTS = 1000
 """Of one kind: a forged index could say that a chunk is missing billions of times."""
@@ -83,11 +83,11 @@ def verify(
     VaultNotFoundError, VaultError
         There is nothing like a vault at the path.
     """
-    return examine(find(path), deep=deep, progress=progress)
+    return examine(store_of(find(path)), deep=deep, progress=progress)
 
 
-def find(path: str | os.PathLike[str]) -> PurePath:
-    """Return the vault that a path means, if need be one without its manifest or metadata."""
+def find(path: str | os.PathLike[str]) -> Driver:
+    """Return the place of the vault that a path means, even without its manifest or metadata."""
     try:
         return locate(path)
     except VaultFormatError:
@@ -96,21 +96,21 @@ def find(path: str | os.PathLike[str]) -> PurePath:
         places = (given, *below) if given.is_dir() else ()
         near = [place for place in places if _was_vault(place)]
         if given in near:
-            return given  # a killed rebuild leaves what looks like a vault below it
+            return driver_of(given)  # a killed rebuild leaves what looks like a vault below it
         if len(near) != 1:
             raise
-        return near[0]
+        return driver_of(near[0])
 
 
 def _was_vault(path: Path) -> bool:
     return (path / DATA).is_dir() or (path / MANIFEST).exists()
 
 
-def examine(path: PurePath, *, deep: bool, progress: Progress = quiet) -> Verification:
-    """Do what `verify` does with a vault whose place is known."""
-    location = Location.of(path)
+def examine(store: Store, *, deep: bool, progress: Progress = quiet) -> Verification:
+    """Do what `verify` does with a vault whose store is open."""
+    path = store.path
     try:
-        contents = Contents(location, tree.current(location))
+        contents = Contents.of(store)
     except VaultFormatError as error:
         return Verification(path, deep, False, 0, 0, 0, (Fault(str(error)),), ())
     except (ValueError, OSError) as error:
@@ -122,13 +122,13 @@ def examine(path: PurePath, *, deep: bool, progress: Progress = quiet) -> Verifi
     native = bool(contents.keys(OWN_PREFIX))
     layers = _Layers([], 0)
     with noting(found.faults):
-        layers = _native(contents, found) if native else _foreign(contents, found)
+        layers = _native(contents, found) if native else _foreign(store, contents, found)
     _check_places(contents, layers, found)
     if deep:
-        _check_content(contents, layers, found, progress)
+        _check_content(store, contents, layers, found, progress)
     if deep and layers.books and not any(f.steps or f.key == METADATA for f in found.faults):
         with noting(found.faults):
-            found.faults += reindex.differences(Dataset(path, checked=False), layers.books)
+            found.faults += reindex.differences(Dataset(store, checked=False), layers.books)
     faults = tuple(_told(fault, layers.books) for fault in merged(found.faults))
     unchecked = tuple(dict.fromkeys(found.unchecked))
     return Verification(
@@ -167,7 +167,7 @@ class _Layers(NamedTuple):
 def _native(contents: Contents, found: _Found) -> _Layers:
     metadata: dict[str, Any] = {}
     with noting(found.faults, METADATA):
-        metadata = read_metadata(contents.location)
+        metadata = read_metadata(contents.driver)
     schema = scan.read_schema(contents, metadata, found.faults)
     if metadata:
         with noting(found.faults, METADATA):
@@ -195,15 +195,15 @@ def _check_documents(contents: Contents, schema: Schema, faults: list[Fault]) ->
                 raise VaultFormatError("it is not what the vault's schema says.")
 
 
-def _foreign(contents: Contents, found: _Found) -> _Layers:
+def _foreign(store: Store, contents: Contents, found: _Found) -> _Layers:
     grids: list[Grid] = []
     length = 0
     with noting(found.faults, METADATA):
-        metadata = read_metadata(contents.location)
+        metadata = read_metadata(contents.driver)
         grids = foreign_grids(contents, metadata, found.faults)
         found.other_layout = _other_layout(metadata)
     with noting(found.faults, layout.INDEX_KEY):
-        length = stock_length(Store(contents.location.path))
+        length = stock_length(store)
     found.unchecked.append(f"{METADATA}: programs other than offmarl keep no digest of it.")
     found.unchecked += [
         f"{grid.name}: {grid.compressor or 'no'} compression keeps no checksum of its content."
@@ -258,7 +258,9 @@ def _check_places(contents: Contents, layers: _Layers, found: _Found) -> None:
                 break
 
 
-def _check_content(contents: Contents, layers: _Layers, found: _Found, progress: Progress) -> None:
+def _check_content(
+    store: Store, contents: Contents, layers: _Layers, found: _Found, progress: Progress
+) -> None:
     """Read every chunk that is where it should be."""
     own = layers.books
     sizes = [
@@ -268,7 +270,7 @@ def _check_content(contents: Contents, layers: _Layers, found: _Found, progress:
         if own and own.schema.codec == "raw":
             faults = chunk_checks.checksums_of(contents, layers.grids, own)
         else:
-            faults = chunk_checks.decoded(contents, layers.grids, layers.length)
+            faults = chunk_checks.decoded(store, contents, layers.grids, layers.length)
         for fault, size in faults:
             found.faults += [fault] if fault else []
             found.read_bytes += size

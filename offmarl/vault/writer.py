@@ -10,11 +10,9 @@ records and nothing else.
 import os
 import time
 from collections.abc import Mapping
-from pathlib import PurePath
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
-import tensorstore as ts
 
 from offmarl.errors import VaultError, VaultFormatError, VaultFullError
 from offmarl.types import EnvSpec, FinalObservations, Transition
@@ -24,9 +22,11 @@ from offmarl.vault.compaction import prepare
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.index import Cut, Record, account, is_there, tables_of, warn_of_length
 from offmarl.vault.layout import NumpyArray
+from offmarl.vault.lock import WriterLock
 from offmarl.vault.manifest import Manifest
 from offmarl.vault.open import locate
-from offmarl.vault.store import Store, WriterLock, conflict
+from offmarl.vault.store import Pending, Store, store_of
+from offmarl.vault.system import conflict
 from offmarl.vault.values import OnInvalid, RecordPosition
 
 _COMMIT_BYTES = 2**27
@@ -38,7 +38,7 @@ _COMMIT_SECONDS = 5.0
 class _Commit(NamedTuple):
     """A commit that the disk may still be working on."""
 
-    done: "ts.Future[None]"
+    done: Pending
     records: list[Record]
     staged: dict[str, Value]
     through: int
@@ -52,13 +52,13 @@ class Writer:
     Any thread may use it, inside a running event loop too, but only one at a time.
     """
 
-    def __init__(self, path: PurePath, lock: WriterLock, on_invalid: OnInvalid = "raise"):
-        vault = Dataset(path)
+    def __init__(self, store: Store, lock: WriterLock, on_invalid: OnInvalid = "raise"):
+        vault = Dataset(store)
         own = manifest_of(vault)
-        self.path = path
+        self.path = store.path
         self._lock = lock
         self._on_invalid = on_invalid
-        self._store = Store(path)
+        self.store = store
         self._schema = own.schema
         self._head = self._tip = own.head
         self._running = own.running
@@ -66,7 +66,7 @@ class Writer:
         self._pending: list[Record] = []
         self._annotated = False
         self._buffer = ChunkBuffer(self._schema, self._head.length)
-        self._buffer.restore(self._store)
+        self._buffer.restore(self.store)
         self._under_way: _Commit | None = None
         self._committed_at = time.monotonic()
         self._fence = self._stamps(own.stock_length)
@@ -168,7 +168,7 @@ class Writer:
 
     def drop_pages(self) -> None:
         """Ask the system not to cache what has been written: for recordings, read much later."""
-        self._store.drop_pages()
+        self.store.drop_pages()
 
     def close(self) -> None:
         """Flush, and let others write; again does nothing.
@@ -283,8 +283,8 @@ class Writer:
         writes = staged | (self._buffer.tail() if tail else {}) | tables_of(ready, self._head)
         if self._annotated:
             writes[layout.PROVENANCE_KEY] = layout.dump_json(self._provenance)
-        with self._store.errors():
-            done = self._store.commit(writes, self._fence)
+        with self.store.errors():
+            done = self.store.commit(writes, self._fence)
         self._under_way = _Commit(done, ready, staged, self._buffer.through, self._annotated)
         self._buffer.staged = {}
         self._annotated = False
@@ -295,7 +295,7 @@ class Writer:
         if self._under_way is None:
             return
         commit = self._under_way
-        with self._store.errors():
+        with self.store.errors():
             try:
                 commit.done.result()
             finally:
@@ -318,7 +318,7 @@ class Writer:
     def _stamps(self, stock_length: int) -> dict[str, bytes]:
         """Return the generations of keys that nobody can append without changing."""
         keys = (layout.INDEX_KEY, self._buffer.key_at(self._head.length))
-        (index, *_), stamps = self._store.stamps(keys)
+        (index, *_), stamps = self.store.stamps(keys)
         if layout.decode_index(index) != stock_length:
             raise conflict(self.path)
         return dict(zip(keys, stamps, strict=True))
@@ -355,11 +355,11 @@ def resume(path: str | os.PathLike[str], *, timeout: float = 0.0) -> Writer:
     VaultFormatError
         It was not written by offmarl, or is damaged.
     """
-    found = locate(path)
-    lock = WriterLock(found, timeout)
+    store = store_of(locate(path))
+    lock = store.driver.lock(timeout)
     try:
-        prepare(found)
-        return Writer(found, lock)
+        prepare(store)
+        return Writer(store, lock)
     except BaseException:
         lock.release()
         raise

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from baselines import bc
+from offmarl.programs import hyperparameters
 
 from .test_updates import SPEC, sequence
 
@@ -16,15 +17,15 @@ from .test_updates import SPEC, sequence
 def test_the_step_size_over_two_updates_and_after_them(anneal, sizes):
     rate = 1e-4
     args = bc.Args(Path(), updates=2, hidden=2, learning_rate=rate, anneal=anneal, agent_id=False)
-    program = bc.make(SPEC, args)
+    program, hyper = bc.make(SPEC, args, None), hyperparameters(args)
     batch = sequence([[[0, 2], [1, 1]], [[2, 0], [0, 0]]])
-    update = jax.jit(program.update)
-    state = jax.eval_shape(program.init, jax.random.key(0))
+    update = jax.jit(program.stages[0].update)
+    state = jax.eval_shape(program.init, jax.random.key(0), hyper)
     state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), state)
     moved = []
     for _ in range(3):
         before = state.params["params"]["head"]["bias"]
-        state, _ = update(state, batch, jax.random.key(1))
+        state, _ = update(state, batch, jax.random.key(1), hyper)
         moved.append(float(jnp.abs(state.params["params"]["head"]["bias"] - before).max()))
     # Gradients hardly change, and then Adam moves by just the step size.
     np.testing.assert_allclose(moved, rate * np.array(sizes), rtol=0.02, atol=1e-9)

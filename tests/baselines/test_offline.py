@@ -9,17 +9,16 @@ import pytest
 
 import offmarl
 from offmarl import envs, tracking, vault
-from offmarl.cli import programs
 from offmarl.networks import PolicyConfig, agent_network
-from offmarl.programs import record_policy
+from offmarl.programs import record_policy, registry
 from offmarl.report import final_returns
 
-BASELINES = ("bc", "maicq", "qmix_cql")
+BASELINES = ("bc", "iql_cql", "maicq", "qmix_bcq", "qmix_cql")
 
 
 def train(name: str, data: Path, out: Path, **options: object) -> np.ndarray:
     """Train a baseline and return the final returns of its best actions, ``(seeds, episodes)``."""
-    program = programs.load("baseline", name)
+    program = registry.load("baseline", name)
     run = program.main(program.Args(vault=data, out=out, final_episodes=64, **options))
     returns = final_returns(run, tracking.GREEDY_RETURN) or final_returns(run)
     return np.array(list(returns.values()))

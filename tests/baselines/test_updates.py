@@ -8,15 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from offmarl.cli import programs
+from offmarl.programs import DatasetStatistics, hyperparameters, registry
+from offmarl.programs.program import structure
 from offmarl.types import Discrete, EnvSpec, Sequence, View
 
 SPEC = EnvSpec("", num_agents=2, observation_size=2, state_size=2, action=Discrete(3))
 
 
 def make(name: str, **options: Any):
-    baseline = programs.load("baseline", name)
-    return baseline.make(SPEC, baseline.Args(vault=Path(), updates=10, hidden=4, **options))
+    baseline = registry.load("baseline", name)
+    args = baseline.Args(vault=Path(), updates=10, hidden=4, **options)
+    program = baseline.make(SPEC, structure(args), DatasetStatistics(None))
+    return program, hyperparameters(args)
 
 
 def sequence(action: list, **fields: Any) -> Sequence:
@@ -57,13 +60,14 @@ def sum_of(params: Any) -> Any:
     return params
 
 
-def update(program: Any, state: Any, batch: Sequence) -> tuple[Any, dict[str, float]]:
-    return jax.jit(program.update)(state, batch, jax.random.key(1))
+def update(program: Any, state: Any, batch: Sequence, hyper: Any) -> tuple[Any, dict[str, float]]:
+    (stage,) = program.stages
+    return jax.jit(stage.update)(state, batch, jax.random.key(1), hyper)
 
 
 def test_qmix_cql_by_hand() -> None:
-    program = make("qmix_cql", gamma=0.5, cql_samples=3, mixer_embed=1)
-    state = program.init(jax.random.key(0))
+    program, hyper = make("qmix_cql", gamma=0.5, cql_samples=3, mixer_embed=1)
+    state = program.init(jax.random.key(0), hyper)
     online, target = state.params, state.params
     state = state._replace(
         params=online._replace(
@@ -85,7 +89,7 @@ def test_qmix_cql_by_hand() -> None:
         mask=jnp.array([[True, True], [True, False], [True, False]]),
         next_known=jnp.array([[True, True], [True, True], [False, False]]),
     )
-    _, metrics = update(program, state, batch)
+    _, metrics = update(program, state, batch, hyper)
     # First window: 5 against 1 + ½ (3 + 3), the values of the legal actions, not of the best ones;
     # 4 against 0 + ½ 2, the target's value of the action best by the other network, of the living.
     # Second window: 8 against 2, terminated. What the third led to is not known.
@@ -97,7 +101,7 @@ def test_qmix_cql_by_hand() -> None:
 
 def test_maicq_by_hand() -> None:
     # Temperatures at which the better of two entries of the batch has three times the weight.
-    program = make(
+    program, hyper = make(
         "maicq",
         gamma=0.5,
         td_lambda=0.5,
@@ -105,7 +109,7 @@ def test_maicq_by_hand() -> None:
         policy_temperature=13 / 6 / np.log(3),
         mixer_embed=1,
     )
-    state = program.init(jax.random.key(0))
+    state = program.init(jax.random.key(0), hyper)
     state = state._replace(
         actor=jax.tree.map(jnp.zeros_like, state.actor),
         critic=state.critic._replace(
@@ -121,7 +125,7 @@ def test_maicq_by_hand() -> None:
         reward=jnp.array([[[0.0, 2.0], [9.0, 9.0]], [[1.0, 1.0], [3.0, 3.0]]]),
         terminated=jnp.zeros((2, 2, 2), bool).at[1, 1].set(True),
     )
-    _, metrics = update(program, state, batch)
+    _, metrics = update(program, state, batch, hyper)
     # The target's values of the second step's actions, 6 and 2, count 1½ and ½ times: 9 and 1.
     # 5 against 1 + ½ 9; 8 against 1 + ½ (½ 1 + ½ 3); 2 against 3. What follows 4 is not known.
     np.testing.assert_allclose(metrics["critic_loss"], (0.5**2 + 6**2 + 1) / 3, rtol=1e-5)
@@ -134,8 +138,8 @@ def test_maicq_by_hand() -> None:
 
 
 def test_bc_by_hand() -> None:
-    program = make("bc")
-    state = program.init(jax.random.key(0))
+    program, hyper = make("bc")
+    state = program.init(jax.random.key(0), hyper)
     state = state._replace(params=values_of(state.params, np.log([1.0, 2.0, 5.0]).tolist()))
     batch = sequence(
         [[[0, 2], [1, 1]], [[2, 0], [0, 0]]],
@@ -143,12 +147,12 @@ def test_bc_by_hand() -> None:
         alive=jnp.ones((2, 3, 2), bool).at[0, 1:, 1].set(False),
         mask=jnp.array([[True, True], [True, False]]),
     )
-    _, metrics = update(program, state, batch)
+    _, metrics = update(program, state, batch, hyper)
     likelihoods = [1 / 8, 5 / 8, 2 / 3, 5 / 8, 1 / 8]
     np.testing.assert_allclose(metrics["policy_loss"], -np.log(likelihoods).mean(), rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["bc", "maicq", "qmix_cql"])
+@pytest.mark.parametrize("name", ["bc", "iql_cql", "maicq", "qmix_bcq", "qmix_cql"])
 def test_nothing_is_learnt_from_padding_nor_from_the_dead(name: str) -> None:
     """Windows that are whole, terminate, and are cut off; agent 2 dies in the first."""
     alive = np.ones((3, 3, 2), bool)
@@ -187,12 +191,91 @@ def test_nothing_is_learnt_from_padding_nor_from_the_dead(name: str) -> None:
             next_known=jnp.where(mask, next_known, bool(seed % 2)),
         )
 
-    program = make(name)
-    state = program.init(jax.random.key(0))
-    step = jax.jit(program.update)
-    wanted = step(state, batch(0), jax.random.key(1))
+    program, hyper = make(name)
+    state = program.init(jax.random.key(0), hyper)
+    step = jax.jit(program.stages[0].update)
+    wanted = step(state, batch(0), jax.random.key(1), hyper)
     for seed in (1, 2):
-        found = step(state, batch(seed), jax.random.key(1))
+        found = step(state, batch(seed), jax.random.key(1), hyper)
         jax.tree.map(np.testing.assert_array_equal, found, wanted)
     moved = jax.tree.map(lambda a, b: (a != b).any(), wanted[0], state)
     assert all(jax.tree.leaves(program.policy_params(moved))[:2])
+
+
+def test_iql_cql_by_hand() -> None:
+    program, hyper = make("iql_cql", gamma=0.5, cql_weight=2.0)
+    state = program.init(jax.random.key(0), hyper)
+    state = state._replace(
+        params=values_of(state.params, [1.0, 2.0, 4.0]),
+        target=values_of(state.target, [1.0, 3.0, 2.0]),
+    )
+    batch = sequence(
+        [[[0, 2], [1, 1]], [[2, 0], [0, 0]]],
+        legal_actions=jnp.ones((2, 3, 2, 3), bool).at[0, 1, 0, 2].set(False),
+        alive=jnp.ones((2, 3, 2), bool).at[1, 0, 1].set(False),
+        reward=jnp.array([[[1.0, 2.0], [0.0, 0.0]], [[5.0, 9.0], [7.0, 7.0]]]),
+        terminated=jnp.zeros((2, 2, 2), bool).at[1, 0].set(True),
+        mask=jnp.array([[True, True], [True, False]]),
+        next_known=jnp.array([[True, False], [True, True]]),
+    )
+    _, metrics = update(program, state, batch, hyper)
+    # 1 against 1 + ½ 3, the target's value of the best action that is legal in the next step; 4
+    # against 2 + ½ 2. What the second step led to is not known. 4 against 5, terminated; its other
+    # agent is dead.
+    np.testing.assert_allclose(metrics["td_loss"], 0.5 * (1.5**2 + 1 + 1) / 3, rtol=1e-6)
+    np.testing.assert_allclose(metrics["q"], (1 + 4 + 2 + 2 + 4) / 5, rtol=1e-6)
+    every, some = np.log(np.exp([1, 2, 4]).sum()), np.log(np.exp([1, 2]).sum())
+    wanted = ((every - 1) + (every - 4) + (some - 2) + (every - 2) + (every - 4)) / 5
+    np.testing.assert_allclose(metrics["cql_loss"], wanted, rtol=1e-6)
+
+
+def test_qmix_bcq_by_hand() -> None:
+    program, hyper = make("qmix_bcq", gamma=0.5, threshold=0.3, mixer_embed=1)
+    state = program.init(jax.random.key(0), hyper)
+    online, target = state.params, state.target
+    state = state._replace(
+        params=online._replace(
+            agent=values_of(online.agent, [1.0, 2.0, 4.0]), mixer=sum_of(online.mixer)
+        ),
+        target=target._replace(
+            agent=values_of(target.agent, [1.0, 3.0, 2.0]), mixer=sum_of(target.mixer)
+        ),
+        # Ratios to the likeliest: 1, 0.5 and 0.2, so the best action by value is not allowed.
+        behaviour=values_of(state.behaviour, np.log([1.0, 0.5, 0.2]).tolist()),
+    )
+    batch = sequence(
+        [[[0, 2], [1, 1]], [[2, 2], [0, 0]]],
+        legal_actions=jnp.ones((2, 3, 2, 3), bool).at[0, 1, 0, 0].set(False),
+        reward=jnp.array([[[0.0, 2.0], [9.0, 9.0]], [[1.0, 1.0], [3.0, 3.0]]]),
+        terminated=jnp.zeros((2, 2, 2), bool).at[1, 0].set(True),
+        mask=jnp.array([[True, False], [True, False]]),
+    )
+    _, metrics = update(program, state, batch, hyper)
+    # 5 against 1 + ½ (2 + 3): agent 1's first action is illegal in the next step, so that its third
+    # is allowed there (0.2 / 0.5 = 0.4) and best. 8 against 1, terminated.
+    np.testing.assert_allclose(metrics["td_loss"], 0.5 * (1.5**2 + 7**2) / 2, rtol=1e-5)
+    probs = np.array([1.0, 0.5, 0.2]) / 1.7
+    wanted = -np.log([probs[0], probs[2], probs[2], probs[2]]).mean()
+    np.testing.assert_allclose(metrics["behaviour_loss"], wanted, rtol=1e-5)
+
+
+def test_qmix_bcq_acts_by_allowed_actions_too() -> None:
+    program, hyper = make("qmix_bcq", threshold=0.3)
+    actor = program.policy_params(program.init(jax.random.key(0), hyper))
+    actor = actor._replace(
+        agent=values_of(actor.agent, [1.0, 2.0, 4.0]),
+        behaviour=values_of(actor.behaviour, np.log([1.0, 0.5, 0.2]).tolist()),
+    )
+    policy = program.policy(True)
+    act = jax.jit(
+        lambda legal, actor: policy.act(
+            actor, policy.initial_carry(), jnp.zeros((2, 2)), legal, jax.random.key(0)
+        )
+    )
+    legal = jnp.ones((2, 3), bool).at[1, 0].set(False)
+    action, _, _ = act(legal, actor)
+    assert action.tolist() == [1, 2]
+    action, _, _ = act(legal, actor._replace(threshold=jnp.float32(0)))
+    assert action.tolist() == [2, 2]
+    action, _, _ = act(legal, actor._replace(threshold=jnp.float32(1)))
+    assert action.tolist() == [0, 1]

@@ -13,6 +13,7 @@ from offmarl import cli
 from offmarl.cli import output, programs
 from offmarl.cli.parse import documented, parse_script
 from offmarl.errors import OffmarlError, OptionError, UnknownNameError, VaultError
+from offmarl.programs import registry
 from tests.runs import write_run
 
 
@@ -114,10 +115,10 @@ def test_envs(offmarl):
 
 @pytest.mark.parametrize("kind", ["recorder", "baseline"])
 def test_programs_are_listed_with_their_first_line(offmarl, kind):
-    listed = offmarl(programs.VERBS[kind], "--json").json[f"{kind}s"]
+    listed = offmarl(registry.VERBS[kind], "--json").json[f"{kind}s"]
     assert (
         listed.keys()
-        == programs.find(kind).keys()
+        == registry.find(kind).keys()
         >= {"recorder": {"mappo"}, "baseline": {"bc"}}[kind]
     )
     assert all(listed.values())
@@ -239,8 +240,8 @@ def test_json_offers_the_values_of_an_option(offmarl):
 
 COMMANDS = [
     *([name] for name, verb in cli.VERBS.items() if not verb.runs_programs),
-    *([programs.VERBS[kind]] for kind in programs.VERBS),
-    *([programs.VERBS[kind], name] for kind in programs.VERBS for name in programs.find(kind)),
+    *([registry.VERBS[kind]] for kind in registry.VERBS),
+    *([registry.VERBS[kind], name] for kind in registry.VERBS for name in registry.find(kind)),
     ["record", "--policy"],
 ]
 
@@ -255,22 +256,22 @@ def test_help_lists_json_and_describes_each_flag_as_it_is_named(offmarl, command
 
 
 def test_flags_that_are_on_can_be_turned_off_and_on(monkeypatch):
-    bc = programs.load("baseline", "bc")
+    bc = registry.load("baseline", "bc")
     for given, agent_id in (["--no-agent-id"], False), (["--agent-id"], True), ([], True):
         monkeypatch.setattr(sys, "argv", ["bc.py", "--vault", "x", *given])
         args = parse_script(bc.Args, bc.__doc__)
         assert (args.agent_id, args.anneal, args.greedy) == (agent_id, True, False)
 
 
-@pytest.mark.parametrize("kind", programs.VERBS)
+@pytest.mark.parametrize("kind", registry.VERBS)
 def test_every_program_parses_its_options_as_the_command_line_does(kind):
-    for path in programs.find(kind).values():
+    for path in registry.find(kind).values():
         text = path.read_text()
         assert "parse_script(Args, __doc__)" in text and "tyro" not in text
 
 
 def test_a_script_has_the_help_of_the_command(offmarl, monkeypatch, capsys):
-    bc = programs.load("baseline", "bc")
+    bc = registry.load("baseline", "bc")
     monkeypatch.setattr(sys, "argv", ["bc.py", "--help"])
     with pytest.raises(SystemExit):
         parse_script(bc.Args, bc.__doc__)

@@ -3,7 +3,7 @@
 import shutil
 
 from offmarl.vault import tree
-from offmarl.vault.location import Location
+from offmarl.vault.drivers import Directory
 from tests.vault import damage
 
 
@@ -15,7 +15,7 @@ def test_verify_then_repair_then_compact(offmarl, tmp_path):
     assert "the content of 70 chunks (" in quick.out
     assert "is sound: 52 steps" in whole
     assert "Not checked" not in whole
-    place = tree.current(Location(path)).values["observations./0.3.0.0"]
+    place = tree.current(Directory(path)).values["observations./0.3.0.0"]
     data = bytearray((path / place.file).read_bytes())
     data[place.offset] ^= 1
     (path / place.file).write_bytes(data)

@@ -10,13 +10,12 @@ import pytest
 from huggingface_hub import constants
 
 import offmarl as library
-from offmarl import tracking, vault
+from offmarl import programs, tracking, vault
 from offmarl.checkpoint import Checkpoints
 from offmarl.cli import policies
 from offmarl.errors import OptionError, VaultError
 from offmarl.networks import PolicyConfig, init_policy
 from offmarl.paths import local
-from offmarl.programs import loop as driver
 from offmarl.programs import run as runs
 from offmarl.report import page
 from offmarl.types import Discrete, EnvSpec
@@ -49,7 +48,7 @@ def _write_run(directory):
 
     write_run(directory, "bc", "v/main", [[1.0, 2.0]])
     spec = EnvSpec("x", 3, 58, 112, Discrete(5))
-    init = partial(init_policy, PolicyConfig("feedforward"), spec)
+    init = partial(init_policy, PolicyConfig("recurrent"), spec)
     shapes = jax.eval_shape(init, jax.random.key(0))
     params = jax.tree.map(lambda leaf: np.zeros((1, *leaf.shape), leaf.dtype), shapes)
     checkpoints = Checkpoints(directory / tracking.CHECKPOINTS)
@@ -93,7 +92,7 @@ def spelled(place, monkeypatch, request):
 @pytest.fixture
 def light(monkeypatch):
     """Take out of the verbs what takes long: learning, acting, and the network."""
-    monkeypatch.setattr(driver, "_learn", lambda *_: None)
+    monkeypatch.setattr("offmarl.programs.offline._learn", lambda *_: None)
     monkeypatch.setattr(policies, "make_environment", lambda env, loaded: loaded)
     monkeypatch.setattr(policies, "play", lambda _, loaded, *__: dict.fromkeys(loaded, np.zeros(2)))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -226,6 +225,25 @@ def test_a_home_in_an_option_as_shells_leave_it(offmarl, place, spelled, light):
     assert offmarl(*words).json["run"] == str(place.home / "option")
 
 
+def test_programs_are_named_by_their_path(offmarl, place, monkeypatch, light):
+    from baselines import bc
+
+    mine = place.home / "my programs" / "mine.py"
+    mine.parent.mkdir()
+    mine.write_bytes(Path(bc.__file__).read_bytes())
+    (mine.parent / "here").mkdir()
+    monkeypatch.chdir(mine.parent / "here")
+    for name in ("../mine.py", str(mine)):
+        out = place.home / f"run of {len(name)}"
+        words = ["train", name, f"--vault={place.home / 'v.vlt'}", "--env=none", f"--out={out}"]
+        assert offmarl(*words, "--json").json["run"] == str(out)
+        assert tracking.read_run(out)["file"] == str(mine)
+    for verb in ("train", "record"):
+        wrong = offmarl(verb, "../nothing.py", "--vault=x")
+        assert wrong.code == 2 and "there is no file" in wrong.err
+        assert "Traceback" not in wrong.err
+
+
 # ------------------------------------------------------------------------ after a change of place
 
 
@@ -313,7 +331,6 @@ def test_urls(url, wanted):
 
 
 def test_credentials_reach_the_server_and_no_message():
-    from offmarl.vault.location import Location
 
     location = Location.of("http://me:secret@host/x.vlt/main")
     assert location.kvstore()["base_url"] == "http://me:secret@host/"

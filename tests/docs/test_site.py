@@ -11,8 +11,8 @@ pytest.importorskip("zensical", reason="needs pip install 'offmarl[docs]'")
 from docs import examples, make, pages
 from docs.links import broken_links
 from offmarl import envs
-from offmarl.cli import programs
 from offmarl.hub import card as catalogue
+from offmarl.programs import registry
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,7 +40,7 @@ def test_every_dataset_has_a_page():
 def test_every_program_has_a_page_with_its_arguments_and_its_source():
     found = pages.algorithms()
     for kind in ("recorder", "baseline"):
-        for name, path in programs.find(kind).items():
+        for name, path in registry.find(kind).items():
             text = found[f"catalogue/algorithms/{name}.md"]
             assert path.read_text().rstrip() in text and "`--learning-rate` (default" in text
 

@@ -5,8 +5,9 @@ import re
 import pytest
 
 from offmarl import envs
+from offmarl.testing import EnvironmentConformance
 
-from .conformance import EnvironmentConformance
+from .wrapped import wrapped_by
 
 QUICK = {
     "classic/xor",
@@ -107,6 +108,8 @@ def make(name):
     indirect=True,
 )
 class TestRegistered(EnvironmentConformance):
+    reference_of = wrapped_by
+
     @pytest.fixture
     def env(self, request):
         return make(request.param)
@@ -114,6 +117,7 @@ class TestRegistered(EnvironmentConformance):
 
 @pytest.mark.parametrize("env", cases({"mabrax"}), indirect=True)
 class TestBodies(EnvironmentConformance):
+    reference_of = wrapped_by
     tolerance = 1e-3
     """Contacts are stiff, and five steps of physics are one of ours."""
 

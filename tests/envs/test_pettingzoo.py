@@ -72,7 +72,7 @@ def test_misuse_is_explained():
     for _ in range(2):
         env.step({"agent_0": 0, "agent_1": 1})
     assert env.agents == []
-    with pytest.raises(OptionError, match="no episode under way"):
+    with pytest.raises(OptionError, match="no episode has started"):
         env.step({})
 
 

@@ -3,12 +3,10 @@
 Written anew from what these packages return, so that it shares no mistake with the adapters.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
 import jax
 import jax.numpy as jnp
 
+from offmarl.envs.conformance import Reference, Seen
 from offmarl.envs.optional_deps import quiet
 from offmarl.types import Continuous
 
@@ -18,48 +16,11 @@ SHORTENED = ("jaxmarl/coin_game", "jaxmarl/storm", "jaxmarl/storm_2p", "jaxmarl/
 WARNINGS = ("scatter inputs have incompatible types", "max_dist_to_goal", "Brax System")
 
 
-class Seen(NamedTuple):
-    """What a wrapped environment shows after a step, or a reset."""
-
-    observations: list
-    """Each agent's own, a vector."""
-    legal_actions: Any = None
-    state: Any = None
-    reward: Any = None
-    last: Any = None
-    truncated: Any = None
-
-
-class Wrapped(NamedTuple):
-    """The environment inside of one of ours."""
-
-    reset: Callable
-    """``key -> Seen``"""
-    step: Callable
-    """``key, our state, action -> Seen, its own state``"""
-    inner: Callable
-    """``our state -> its own state``"""
-
-
 def wrapped_by(env):
     """Return the environment inside of ours; None where ours is the only one."""
     kinds = {"jaxmarl": jaxmarl, "jumanji": jumanji, "matrax": matrax}
     kind = env.spec.name.partition("/")[0]
     return kinds[kind](env) if kind in kinds else None
-
-
-def close(left, right, tolerance):
-    """Say whether two trees are equal but for rounding."""
-
-    def same(a, b):
-        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
-            a, b = jax.random.key_data(a), jax.random.key_data(b)
-        if jnp.issubdtype(a.dtype, jnp.floating):
-            return jnp.isclose(a, b, tolerance, tolerance / 10, equal_nan=True).all()
-        return (a == b).all()
-
-    each = jax.tree.map(lambda a, b: same(jnp.asarray(a), jnp.asarray(b)), left, right)
-    return jnp.stack(jax.tree.leaves(each)).all()
 
 
 def vector(*parts):
@@ -95,7 +56,7 @@ def jaxmarl(env):
         last = None if name in SHORTENED else dones["__all__"]
         return seen(observations, after, reward=reward, last=last), after
 
-    return Wrapped(reset, step, lambda state: state.inner)
+    return Reference(reset, step, lambda state: state.inner)
 
 
 def stretched(space, action):
@@ -143,7 +104,7 @@ def jumanji(env):
             truncated = last & (timestep.discount == 1).all()
         return seen(timestep, reward=reward, last=last, truncated=truncated), after
 
-    return Wrapped(lambda key: seen(raw.reset(key)[1]), step, lambda state: state)
+    return Reference(lambda key: seen(raw.reset(key)[1]), step, lambda state: state)
 
 
 def view_of_jumanji(seen, num_agents):
@@ -209,4 +170,4 @@ def matrax(env):
         reward, last = timestep.reward.astype(jnp.float32), timestep.last()
         return seen(timestep, reward=reward, last=last, truncated=last), after
 
-    return Wrapped(lambda key: seen(raw.reset(key)[1]), step, lambda state: state)
+    return Reference(lambda key: seen(raw.reset(key)[1]), step, lambda state: state)

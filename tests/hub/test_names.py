@@ -9,7 +9,6 @@ from huggingface_hub import constants
 import offmarl as library
 from offmarl import vault
 from offmarl.errors import HubUnreachableError, VaultNotFoundError
-from offmarl.programs import loop as driver
 from offmarl.vault import Dataset
 from tests.cli.conftest import offmarl  # noqa: F401  (a fixture)
 from tests.vault.experience import SPEC, make
@@ -76,7 +75,7 @@ def test_every_verb_takes_the_name_of_what_was_pulled(
     published,
     monkeypatch,
 ):
-    monkeypatch.setattr(driver, "_learn", lambda *_: None)
+    monkeypatch.setattr("offmarl.programs.offline._learn", lambda *_: None)
     paths = library.hub.pull(NAME).paths
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     for verb, arguments in VERBS.items():

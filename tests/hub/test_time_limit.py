@@ -1,7 +1,6 @@
 """The time limit of published data: on its card, noted by a pull, used by all that opens it."""
 
 import dataclasses
-import importlib
 import io
 import json
 import shutil
@@ -12,7 +11,7 @@ import pytest
 
 from baselines import bc
 from offmarl import hub as library
-from offmarl import vault
+from offmarl import programs, vault
 from offmarl.errors import CardError, OptionError, RunError, ShapeError, VaultError
 from offmarl.hub import cache
 from offmarl.hub import card as catalogue
@@ -151,36 +150,36 @@ def test_recode_and_cat_take_a_limit(hub, packed, tmp_path):
 def test_train_takes_the_limit_and_notes_it(hub, packed, tmp_path, monkeypatch):
     hub.commit(REPOSITORY, {PATH: packed})
     path = library.pull(f"{NAME}/Good").paths["Good"]
-    driver = importlib.import_module("offmarl.programs.loop")
     learnt = []
-    monkeypatch.setattr(driver, "_learn", lambda _, dataset, __: learnt.append(dataset))
+    monkeypatch.setattr(
+        "offmarl.programs.offline._learn", lambda _, dataset, __: learnt.append(dataset)
+    )
     args = bc.Args(vault=path, env="none", held_out=0.25, out=tmp_path / "run", time_limit=6)
-    run = driver.train("bc", bc.make, args) / "run.json"
+    run = programs.train(bc.make, args) / "run.json"
     assert learnt[0].episodes.cause.tolist() == LIMITED
     record = json.loads(run.read_text())
     assert record["args"]["time_limit"] == record["spec"]["time_limit"] == 6
     untold = dataclasses.replace(args, out=tmp_path / "old", time_limit=None)
-    old = driver.train("bc", bc.make, untold) / "run.json"
+    old = programs.train(bc.make, untold) / "run.json"
     record = json.loads(old.read_text())
     del record["args"]["time_limit"]  # as a run has it that is from before there was the option
     old.write_text(json.dumps(record))
-    assert driver.train("bc", bc.make, untold) == tmp_path / "old" and len(learnt) == 2
+    assert programs.train(bc.make, untold) == tmp_path / "old" and len(learnt) == 2
 
 
 def test_another_limit_makes_another_run_wherever_it_is_from(published, tmp_path, monkeypatch):
     path = library.pull(f"{NAME}/Good").paths["Good"]
-    driver = importlib.import_module("offmarl.programs.loop")
-    monkeypatch.setattr(driver, "_learn", lambda *_: None)
+    monkeypatch.setattr("offmarl.programs.offline._learn", lambda *_: None)
     args = bc.Args(vault=path, env="none", held_out=0.25, out=tmp_path / "run")
-    run = driver.train("bc", bc.make, args)
-    driver.train("bc", bc.make, dataclasses.replace(args, time_limit=6))
+    run = programs.train(bc.make, args)
+    programs.train(bc.make, dataclasses.replace(args, time_limit=6))
     with pytest.raises(RunError, match=r"spec\.time_limit 6, not 7"):
-        driver.train("bc", bc.make, dataclasses.replace(args, time_limit=7))
+        programs.train(bc.make, dataclasses.replace(args, time_limit=7))
     noted = json.loads((path.parent / RECORD).read_text())
     (path.parent / RECORD).write_text(json.dumps(noted | {"time_limit": 7}))
     with pytest.raises(RunError, match=r"spec\.time_limit 6, not 7"):
-        driver.train("bc", bc.make, args)
-    assert driver.train("bc", bc.make, dataclasses.replace(args, time_limit=6)) == run
+        programs.train(bc.make, args)
+    assert programs.train(bc.make, dataclasses.replace(args, time_limit=6)) == run
 
 
 def test_a_card_keeps_the_limit_of_what_is_pushed(published, tmp_path):

@@ -1,4 +1,4 @@
-"""Training without any recording, to see what is learnt."""
+"""Training without any recording, to see what is learned."""
 
 from functools import partial
 
@@ -6,21 +6,22 @@ import jax
 
 from offmarl import envs
 from offmarl.evaluation import evaluate
-from offmarl.networks import make_policy
-from offmarl.programs.collect import collect
+from offmarl.programs import hyperparameters
+from offmarl.programs.loop import Schedule, collect
 
 
-def learn(recorder, args, config, env=None):
+def learn(recorder, args, env=None):
     """Return the greedy return and the sampled one after the training of ``args``."""
     env = env or envs.make(args.env)
-    program = recorder.make_program(args, env, config)
-    begin = program.prepare(jax.jit(program.init)(jax.random.key(args.seed)))
+    program, hyper = recorder.make(env.spec, args, env), hyperparameters(args)
+    begin = jax.jit(program.init)(jax.random.key(args.seed), hyper)
     iterations = args.total_steps // (args.num_envs * args.num_steps)
-    *_, (_, state, _) = collect(program, begin, jax.random.key(1), range(iterations), None)
+    schedule = Schedule(iterations, iterations, 1, (0,))
+    work = collect(program, begin, hyper, jax.random.key(1), schedule, 0, None)
+    *_, (_, state, _) = work
     returns = []
     for greedy in (True, False):
-        play = jax.jit(
-            partial(evaluate, env, make_policy(config, env.spec, greedy)), static_argnums=2
-        )
-        returns.append(float(play(program.acting(state), jax.random.key(2), 256).returns.mean()))
+        play = jax.jit(partial(evaluate, env, program.policy(greedy)), static_argnums=2)
+        params = program.policy_params(state)
+        returns.append(float(play(params, jax.random.key(2), 256).returns.mean()))
     return returns

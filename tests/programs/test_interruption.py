@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-from offmarl import interruption
 from offmarl.errors import OffmarlError, Stopped
-from offmarl.programs.interruption import checkpoint_timer, more_to_come
+from offmarl.programs import run as interruption
+from offmarl.programs.run import checkpoint_timer, more_to_come
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 

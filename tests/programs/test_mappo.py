@@ -12,7 +12,9 @@ import pytest
 from offmarl import envs
 from offmarl.distributions import categorical
 from offmarl.errors import OptionError
-from offmarl.networks import Moments, PolicyConfig
+from offmarl.networks import Moments
+from offmarl.programs import hyperparameters
+from offmarl.programs.program import structure
 from offmarl.types import Discrete, EnvSpec, Transition, View
 from recorders import mappo
 
@@ -44,9 +46,9 @@ def test_an_agent_that_is_gone_has_its_part_in_what_its_team_still_gets(reward, 
     )
     networks = SimpleNamespace(value=lambda _params, view: jnp.zeros(view.alive.shape))
     state = SimpleNamespace(params=None, moments=Moments.zero())
-    args = mappo.Args(gamma=1.0, gae_lambda=1.0)
+    hyper = hyperparameters(mappo.Args(gamma=1.0, gae_lambda=1.0))
     spec = replace(SPEC, reward=reward)
-    found, target = mappo.advantages(networks, args, spec, state, transitions, transitions.view)
+    found, target = mappo.advantages(networks, hyper, spec, state, transitions, transitions.view)
     np.testing.assert_allclose(found[:, 0, 0], [7.0, 6.0, 4.0])
     np.testing.assert_allclose(found[: len(second), 0, 1], second)
     np.testing.assert_array_equal(found, target)
@@ -68,8 +70,8 @@ def test_the_loss_of_a_minibatch_by_hand():
         advantage=jnp.array([[1.0, 2.0], [3.0, 1e6]]),
         target=jnp.array([[1.0, 3.0], [1.0, -1.0]]),
     )
-    args = mappo.Args(clip=0.2, entropy=0.01)
-    total, metrics = mappo.loss(mappo.Params((), ()), networks, args, batch)
+    hyper = hyperparameters(mappo.Args(clip=0.2, entropy=0.01))
+    total, metrics = mappo.loss(mappo.Params((), ()), networks, hyper, batch)
     # Ratios 1, 2 (clipped: its advantage is 0) and 1/2; advantages -a, 0, a with a = √1.5.
     a = np.sqrt(1.5)
     np.testing.assert_allclose(metrics["policy_loss"], -(-a + 0 + 0.5 * a) / 3, rtol=1e-5)
@@ -103,9 +105,9 @@ def test_values_are_scaled_and_followed_to_the_true_next_view():
     )
     moments = Moments(jnp.array(1e6), jnp.array(1.0), jnp.array(4e6))
     state = SimpleNamespace(params=jnp.array(1.0), moments=moments)
-    args = mappo.Args(gamma=0.5, gae_lambda=0.25)
+    hyper = hyperparameters(mappo.Args(gamma=0.5, gae_lambda=0.25))
     found, target = mappo.advantages(
-        networks, args, SPEC, state, transitions, view([1.0, 4.0, 3.0, 5.0])
+        networks, hyper, SPEC, state, transitions, view([1.0, 4.0, 3.0, 5.0])
     )
     # Values 2, 3, 5, 7 and, of the next views, 3, 9, 7, 11. A truncated step bootstraps, and no
     # advantage comes back over the episode's end.
@@ -123,29 +125,28 @@ STALE = Moments(jnp.array(10.0), jnp.array(3.0), jnp.array(40.0))
 @pytest.fixture(scope="module")
 def iteration():
     """What one iteration gives its parts: the arguments of `advantages` and of `learn`."""
-    advantages, seen, optimisers = mappo.advantages, [], []
+    advantages, seen = mappo.advantages, []
 
     def called(*args):
         seen.append((args[3:], advantages(*args)))
         return seen[-1][1]
 
-    def learn(networks, optimiser, args, state, batch, key):
-        optimisers.append(optimiser)
+    def learn(networks, args, hyper, state, batch, key):
         return state, {"advantages": seen[-1], "batch": batch}
 
     args = mappo.Args(num_envs=2, num_steps=4, minibatches=1, hidden=4, max_grad_norm=0.5)
-    config = PolicyConfig("feedforward", hidden=4)
-    program = mappo.make_program(args, envs.make("probe/two-step"), config)
-    before = jax.jit(program.init)(jax.random.key(0))._replace(moments=STALE)
+    env, hyper = envs.make("probe/two-step"), hyperparameters(args)
+    program = mappo.make(env.spec, structure(args), env)
+    before = jax.jit(program.init)(jax.random.key(0), hyper)._replace(moments=STALE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mappo, "advantages", called)
         patch.setattr(mappo, "learn", learn)
-        after, found = jax.jit(program.iterate)(before, jax.random.key(1))
-    return after, found, args, optimisers[0]
+        after, found = jax.jit(program.stages[0].update)(before, None, jax.random.key(1), hyper)
+    return after, found
 
 
 def test_values_are_scaled_by_stale_moments_and_targets_by_new_ones(iteration):
-    after, found, _, _ = iteration
+    after, found = iteration
     (state, transitions, _), (advantage, target) = found["advantages"]
     jax.tree.map(np.testing.assert_array_equal, state.moments, STALE)
     wanted = STALE.update(target, transitions.view.alive)
@@ -157,7 +158,7 @@ def test_values_are_scaled_by_stale_moments_and_targets_by_new_ones(iteration):
 
 
 def test_an_iteration_learns_from_its_own_steps_and_the_views_they_led_to(iteration):
-    after, found, _, _ = iteration
+    after, found = iteration
     (_, transitions, next_views), _ = found["advantages"]
     seen = transitions.view.state
     np.testing.assert_array_equal(found["batch"].view.state, seen.reshape(-1, 5))
@@ -167,8 +168,9 @@ def test_an_iteration_learns_from_its_own_steps_and_the_views_they_led_to(iterat
     assert int(after.iteration) == 1
 
 
-def test_gradients_are_clipped_before_adam(iteration):
-    *_, args, optimiser = iteration
+def test_gradients_are_clipped_before_adam():
+    args = mappo.Args(max_grad_norm=0.5)
+    optimiser = mappo.optimiser_of(args.learning_rate, args.max_grad_norm)
     state = optimiser.init(jnp.zeros(2))
     _, state = optimiser.update(jnp.array([300.0, 400.0]), state)  # of norm 500, not 0.5
     step, _ = optimiser.update(jnp.array([0.03, 0.04]), state)
@@ -184,7 +186,7 @@ def test_each_epoch_goes_over_the_samples_in_an_order_of_its_own(monkeypatch):
     monkeypatch.setattr(
         mappo,
         "loss",
-        lambda params, networks, args, batch: (
+        lambda params, networks, hyper, batch: (
             params @ batch.advantage[:, 0],
             {"loss": batch.advantage.sum()},
         ),
@@ -205,7 +207,9 @@ def test_each_epoch_goes_over_the_samples_in_an_order_of_its_own(monkeypatch):
     )
     state = mappo.State(jnp.zeros(2), (jnp.array(0), jnp.full((12, 2), -1.0)), *[None] * 4)
     args = mappo.Args(epochs=3, minibatches=4)
-    after, metrics = mappo.learn(None, optimiser, args, state, batch, jax.random.key(0))
+    monkeypatch.setattr(mappo, "optimiser_of", lambda *_: optimiser)
+    key, hyper = jax.random.key(0), hyperparameters(args)
+    after, metrics = mappo.learn(None, args, hyper, state, batch, key)
     count, log = after.optimiser
     assert int(count) == 12
     np.testing.assert_array_equal(after.params, [12, 12])
@@ -219,9 +223,9 @@ def test_each_epoch_goes_over_the_samples_in_an_order_of_its_own(monkeypatch):
 @pytest.mark.parametrize("minibatches", [8, 9])
 def test_there_are_enough_steps_for_the_minibatches(minibatches):
     args = mappo.Args(num_envs=2, num_steps=4, minibatches=minibatches, hidden=4)
-    config = PolicyConfig("feedforward", hidden=4)
+    env = envs.make("probe/match")
     if minibatches == 8:
-        mappo.make_program(args, envs.make("probe/match"), config)
+        mappo.make(env.spec, args, env)
     else:
         with pytest.raises(OptionError, match="cannot be divided into 9 minibatches"):
-            mappo.make_program(args, envs.make("probe/match"), config)
+            mappo.make(env.spec, args, env)

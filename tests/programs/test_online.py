@@ -19,14 +19,12 @@ from offmarl import envs, load_policy, tracking, vault
 from offmarl.checkpoint import Checkpoints
 from offmarl.envs.base import restart, transition
 from offmarl.errors import CheckpointError, OptionError, RunError, UnknownNameError
-from offmarl.networks import PolicyConfig
 from offmarl.types import Continuous, EnvSpec, View
 from recorders import mappo
 
 from .learning import learn
 
 ROOT = Path(__file__).parents[2]
-CONFIG = PolicyConfig("feedforward")
 
 
 @pytest.mark.parametrize(
@@ -43,7 +41,7 @@ def test_mappo_finds_the_optimum_of_a_probe(probe):
     args = mappo.Args(
         env=f"probe/{probe}", num_envs=16, num_steps=16, total_steps=20_000, learning_rate=3e-3
     )
-    greedy, sampled = learn(mappo, args, CONFIG)
+    greedy, sampled = learn(mappo, args)
     assert greedy == env.optimal_return
     assert sampled > 0.9 * env.optimal_return
 
@@ -71,7 +69,7 @@ class Dial:
 def test_mappo_turns_dials():
     """A value inside and one at the end of the range; doing nothing gets 0.25."""
     args = mappo.Args(num_envs=16, num_steps=16, total_steps=20_000, learning_rate=3e-3)
-    greedy, sampled = learn(mappo, args, PolicyConfig("feedforward", "gaussian"), Dial())
+    greedy, sampled = learn(mappo, args, Dial())
     assert greedy > 0.97
     assert sampled > 0.9
 
@@ -79,7 +77,7 @@ def test_mappo_turns_dials():
 @pytest.mark.nightly
 def test_mappo_learns_to_cover():
     """Seeds 0 to 3 came to 17.9 or more; a uniform policy to 9.3."""
-    assert learn(mappo, mappo.Args(total_steps=100_000, seed=1), CONFIG)[1] > 16
+    assert learn(mappo, mappo.Args(total_steps=100_000, seed=1))[1] > 16
 
 
 # ---------------------------------------------------------------------------------- the driver

@@ -163,7 +163,7 @@ def test_misuse_is_explained(path):
         ({"knight": 99}, "step 1 of the episode: the action of knight is 99, .* from 0 to 3"),
         ({"knight": -1}, "the action of knight is -1"),
         ({"knight": 1.5}, "the action of knight is 1.5"),
-        ({"squire": 1}, "the action of squire is 1, and it must be from 10 to 11"),
+        ({"squire": 1}, "the action of squire is 1, but must be from 10 to 11"),
         ({"squire": 12}, "the action of squire is 12"),
     ],
 )
@@ -206,9 +206,9 @@ STILL = {"knight": np.zeros(2, np.float32), "squire": np.array([0.5])}
         ({"knight": [-2.01, 0]}, "the action of knight, entry 0, is -2.01"),
         ({"squire": [np.nan]}, "the action of squire, entry 0, is nan, .* from 0 to 1"),
         ({"knight": [np.inf, 0]}, "the action of knight, entry 0, is inf"),
-        ({"knight": [0, 0, 0]}, r"the action of knight is \[0, 0, 0\], and it must be 2 numbers"),
+        ({"knight": [0, 0, 0]}, r"the action of knight is \[0, 0, 0\], but must be 2 numbers"),
         ({"squire": None}, "the action of squire, entry 0, is nan"),
-        ({"squire": "up"}, "the action of squire is 'up', and it must be 1 numbers"),
+        ({"squire": "up"}, "the action of squire is 'up', but must be 1 numbers"),
     ],
 )
 def test_a_vector_outside_of_its_bounds_is_refused_before_the_step(path, actions, message):

@@ -7,16 +7,13 @@ import pytest
 
 from offmarl import envs, vault
 from offmarl.errors import OptionError, ShapeError
-from offmarl.networks import PolicyConfig
-from offmarl.programs import Step, make_buffer
-from offmarl.programs.sampling import as_sequence, warm_start
+from offmarl.programs import Step, as_sequence, make_buffer, warm_start
 from offmarl.replay import load
 from offmarl.types import Transition, View
 from recorders import qmix
 
 from .learning import learn
 
-CONFIG = PolicyConfig("recurrent", "q", hidden=32)
 SMALL = {"num_envs": 16, "num_steps": 16, "length": 3, "capacity": 128, "hidden": 32}
 
 
@@ -91,7 +88,8 @@ def test_a_buffer_cannot_be_warm_started_from_other_data(random_data):
 def test_rounds_shorter_than_a_window_are_refused():
     args = qmix.Args(num_steps=8, length=9)
     with pytest.raises(OptionError, match=r"num_steps \(8\) must be at least length \(9\)"):
-        qmix.make_program(args, envs.make("probe/match"), CONFIG)
+        env = envs.make("probe/match")
+        qmix.make(env.spec, args, env)
 
 
 @pytest.mark.nightly
@@ -101,7 +99,7 @@ def test_qmix_finds_the_optimum_of_a_probe(probe):
     args = qmix.Args(
         env=f"probe/{probe}", total_steps=20_480, updates=16, learning_rate=3e-3, **SMALL
     )
-    greedy, sampled = learn(qmix, args, CONFIG)
+    greedy, sampled = learn(qmix, args)
     assert greedy == pytest.approx(env.optimal_return)
     assert sampled > 0.8 * env.optimal_return
 
@@ -123,4 +121,4 @@ def test_recorded_replay_warms_up_another_run(tmp_path):
 def test_qmix_learns_to_cover():
     """Seeds 0 and 2 came to 15.1 and 16.9 from a random 9.3."""
     args = qmix.Args(total_steps=100_000, seed=2)
-    assert learn(qmix, args, PolicyConfig("recurrent", "q"))[1] > 12.5
+    assert learn(qmix, args)[1] > 12.5

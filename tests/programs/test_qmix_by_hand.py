@@ -9,7 +9,9 @@ import optax
 import pytest
 
 from offmarl import envs
-from offmarl.networks import MixerWeights, PolicyConfig
+from offmarl.networks import MixerWeights
+from offmarl.programs import hyperparameters
+from offmarl.programs.program import structure
 from offmarl.types import Sequence, View
 from recorders import qmix
 
@@ -51,8 +53,8 @@ def batch() -> Sequence:
 
 
 def test_the_loss_by_hand_at_a_truncation_and_at_a_termination():
-    args = qmix.Args(gamma=0.5)
-    learn = jax.grad(lambda *params: qmix.loss(*params, NETWORKS, args, batch()), has_aux=True)
+    hyper = hyperparameters(qmix.Args(gamma=0.5))
+    learn = jax.grad(lambda *params: qmix.loss(*params, NETWORKS, hyper, batch()), has_aux=True)
     gradient, metrics = jax.jit(learn)(ONLINE, TARGET)
     # First window. Values 1 and 2, and 1 for the state: 4. The other network values the online
     # network's best actions of the next slot at 2·2 each, and the state at 20: 1 + ½ 28.
@@ -90,13 +92,13 @@ def rounds():
         max_grad_norm=1e-3,
         mixer_embed=2,
     )
-    config = PolicyConfig("recurrent", "q", hidden=4)
-    program = qmix.make_program(args, envs.make("probe/match"), config)
-    state = jax.jit(program.init)(jax.random.key(0))
+    env, hyper = envs.make("probe/match"), hyperparameters(args)
+    program = qmix.make(env.spec, structure(args), env)
+    state = jax.jit(program.init)(jax.random.key(0), hyper)
     states, metrics = [state], []
-    iterate = jax.jit(program.iterate)
+    update = jax.jit(program.stages[0].update)
     for number in range(4):
-        state, found = iterate(state, jax.random.key(number))
+        state, found = update(state, None, jax.random.key(number), hyper)
         states.append(state)
         metrics.append(found)
     return program, states, metrics
@@ -112,7 +114,7 @@ def test_exploration_comes_down_linearly_and_stays(rounds):
 def test_recorded_data_has_the_final_epsilon_and_the_newest_parameters(rounds):
     program, states, _ = rounds
     for state in (states[0], states[-1]):
-        acting = program.acting(state)
+        acting = program.policy_params(state)
         assert float(acting.epsilon) == pytest.approx(0.1)
         assert acting.network is state.params.agent
 

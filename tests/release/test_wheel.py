@@ -41,7 +41,7 @@ def test_wheel_holds_the_sources_and_nothing_else(wheel):
 
 def test_wheel_brings_its_programs_along(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path)
-    code = "from offmarl.cli import programs; print(*programs.find('baseline').values())"
+    code = "from offmarl.programs import registry; print(*registry.find('baseline').values())"
     found = subprocess.run(
         [sys.executable, "-P", "-c", code],
         cwd=tmp_path,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from offmarl import vault
-from offmarl.vault.store import LOCK
+from offmarl.vault.layout import LOCK
 
 from .experience import SPEC, make
 

@@ -1,11 +1,17 @@
-"""The stores of our own pass what every store must."""
+"""Directories pass what every place of vaults must do."""
+
+from typing import Any, ClassVar
 
 import pytest
 
-from offmarl.testing import StoreConformance, VaultStore
+from offmarl.testing import DriverConformance
 
 
-class TestDirectory(StoreConformance):
-    @pytest.fixture(params=["raw", "zstd"])
-    def store(self, tmp_path, request):
-        return VaultStore(tmp_path / "v.vlt", codec=request.param, chunk_steps=8)
+class TestRaw(DriverConformance):
+    @pytest.fixture
+    def place(self, tmp_path):
+        return tmp_path / "v.vlt" / "main"
+
+
+class TestZstd(TestRaw):
+    options: ClassVar[dict[str, Any]] = {"chunk_steps": 8, "codec": "zstd"}

@@ -8,8 +8,10 @@ import pytest
 from offmarl import vault
 from offmarl.errors import VaultExistsError, VaultLockedError
 from offmarl.vault import atomic, layout
-from offmarl.vault.location import Location
-from offmarl.vault.store import METADATA, Store, WriterLock
+from offmarl.vault.drivers import Directory
+from offmarl.vault.layout import METADATA
+from offmarl.vault.lock import WriterLock
+from offmarl.vault.store import Store
 
 from .experience import SPEC, make
 
@@ -161,21 +163,21 @@ def test_clearing_keeps_the_lock(tmp_path):
 
 def test_metadata_is_written_last(monkeypatch, tmp_path):
     """Where nothing can be renamed, as in an object store, it alone makes files a vault."""
-    write, noted = Location.write, []
+    write, noted = Directory.write, []
 
     def written(self, name, content):
-        head = Store(self.path).get(layout.HEAD_KEY)
+        head = Store.open(self.path).get(layout.HEAD_KEY)
         noted.append((name, head is not None))
         write(self, name, content)
 
-    monkeypatch.setattr(Location, "write", written)
+    monkeypatch.setattr(Directory, "write", written)
     vault.create(tmp_path / "a.vlt" / "b", SPEC, rows=2).close()
     assert noted == [(METADATA, True)]
 
 
 def test_a_failed_creation_leaves_nothing_and_frees_the_place(monkeypatch, tmp_path):
     with monkeypatch.context() as patch:
-        patch.setattr(Location, "write", lambda *_: (_ for _ in ()).throw(KeyError()))
+        patch.setattr(Directory, "write", lambda *_: (_ for _ in ()).throw(KeyError()))
         with pytest.raises(KeyError):
             vault.create(tmp_path / "a.vlt" / "b", SPEC, rows=2)
     assert list(tmp_path.iterdir()) == []
@@ -188,7 +190,7 @@ def test_the_pages_of_each_data_file_are_dropped_once(monkeypatch, tmp_path):
     monkeypatch.setattr(
         os, "posix_fadvise", lambda fd, *about: dropped.append((os.fstat(fd).st_ino, about))
     )
-    store = Store(tmp_path)
+    store = Store.open(tmp_path)
 
     def written(value):
         before = {file.stat().st_ino for file in tmp_path.glob("d/*")}

@@ -22,7 +22,8 @@ from offmarl.errors import (
 )
 from offmarl.types import FinalObservations
 from offmarl.vault import layout
-from offmarl.vault.store import UNFINISHED, Store
+from offmarl.vault.layout import UNFINISHED
+from offmarl.vault.store import OcdbtStore, Store
 
 from .experience import SPEC, assert_same, concatenate, make
 
@@ -248,7 +249,7 @@ def test_foreign_metadata_that_contradicts_the_arrays(path, changes):
 
 
 def test_a_newer_format(path):
-    store = Store(path)
+    store = Store.open(path)
     schema = store.get_json(layout.SCHEMA_KEY)
     newer = layout.dump_json(schema | {"version": 99})
     store.commit({layout.SCHEMA_KEY: newer}, {}).result()
@@ -257,7 +258,7 @@ def test_a_newer_format(path):
 
 
 def test_lost_files_and_keys(path):
-    store = Store(path)
+    store = Store.open(path)
     (key,) = store.keys(layout.FINALS_PREFIX)
     open_keys(path).write(key, None).result()
     with pytest.raises(VaultError):
@@ -272,7 +273,7 @@ def test_a_flipped_bit_is_found_when_compressed(tmp_path):
     path = tmp_path / "z.vlt" / "a"
     with vault.create(path, SPEC, rows=1, chunk_steps=64, codec="zstd") as writer:
         writer.append(*make(rows=1, steps=64))
-    store = Store(path)
+    store = Store.open(path)
     chunk = bytearray(store.get("observations./0.0.0.0"))
     chunk[len(chunk) // 2] ^= 1
     store.commit({"observations./0.0.0.0": bytes(chunk)}, {}).result()
@@ -281,7 +282,7 @@ def test_a_flipped_bit_is_found_when_compressed(tmp_path):
 
 
 def test_a_damaged_tail_is_not_written_again(path):
-    store = Store(path)
+    store = Store.open(path)
     tail = bytearray(store.get("rewards./0.2.0"))
     tail[0] ^= 1
     store.commit({"rewards./0.2.0": bytes(tail)}, {}).result()
@@ -291,7 +292,7 @@ def test_a_damaged_tail_is_not_written_again(path):
 
 def test_what_stock_left_behind_the_end_is_no_damage(path):
     """A stock program that died while appending: its steps are there and do not count."""
-    store = Store(path)
+    store = Store.open(path)
     tail = bytearray(store.get("rewards./0.2.0"))
     assert tail[16:32] == bytes(16)  # two of four steps, two agents, the first of two rows
     tail[16] = 1
@@ -314,9 +315,9 @@ def test_an_interrupt_while_committing(path, monkeypatch):
         def exception(self):
             return self.done.exception()
 
-    commit = Store.commit
+    commit = OcdbtStore.commit
     with vault.resume(path) as writer:
-        monkeypatch.setattr(Store, "commit", lambda *args: Interrupted(commit(*args)))
+        monkeypatch.setattr(OcdbtStore, "commit", lambda *args: Interrupted(commit(*args)))
         writer.append(*make())
         with pytest.raises(KeyboardInterrupt):
             writer.flush()
@@ -332,7 +333,7 @@ def test_past_what_stock_can_count(tmp_path):
     with vault.create(path, SPEC, rows=2, chunk_steps=16) as writer:
         writer.annotate({"x": 1})
     before = 2**31 - 16
-    store = Store(path)
+    store = Store.open(path)
     head = layout.Head(length=before)._asdict()
     writes = {
         layout.HEAD_KEY: layout.dump_json(head),

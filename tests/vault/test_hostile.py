@@ -12,7 +12,8 @@ import pytest
 from offmarl import vault
 from offmarl.errors import OffmarlError, VaultFormatError
 from offmarl.vault import layout
-from offmarl.vault.store import METADATA, Store
+from offmarl.vault.layout import METADATA
+from offmarl.vault.store import Store
 
 from .experience import SPEC, make
 
@@ -45,7 +46,7 @@ NONSENSE = (
 
 def foreign(path):
     """Take our own keys away, so that metadata.json is all there is to go by."""
-    store = Store(path)
+    store = Store.open(path)
     for key in store.keys("offmarl/"):
         store._kv.write(key, None).result()
 
@@ -117,7 +118,7 @@ def mutate_metadata(path, count, seed):
 
 def mutate_own_keys(path, count, seed):
     rng = random.Random(seed)
-    store = Store(path)
+    store = Store.open(path)
     documents = [k for k in store.keys("") if k.endswith(".zarray")]
     keys = (layout.SCHEMA_KEY, layout.HEAD_KEY, layout.PROVENANCE_KEY, *documents)
     values = {key: store.get(key) for key in keys}
@@ -194,7 +195,7 @@ def test_shapes_and_types_that_no_vault_has(path, shape, dtype):
 def test_arrays_whose_chunks_would_fill_the_memory(path):
     """Both descriptions agree on rows of terabytes, and the index that there are many."""
     foreign(path)
-    store = Store(path)
+    store = Store.open(path)
     document = store.get_json("rewards./.zarray")
     document |= {"shape": [2, 10**13, 10**6], "chunks": [2, 10**6, 10**6]}
     store.commit(
@@ -216,7 +217,7 @@ def test_a_head_that_speaks_of_billions(tmp_path, length):
     path = tmp_path / "v.vlt" / "a"
     with vault.create(path, SPEC, rows=1, chunk_steps=1) as writer:
         writer.append(*make(rows=1, steps=20))
-    store = Store(path)
+    store = Store.open(path)
     head = store.get_json(layout.HEAD_KEY) | {"length": length}
     forged = {
         layout.HEAD_KEY: layout.dump_json(head),
@@ -238,17 +239,17 @@ def test_a_head_that_speaks_of_billions(tmp_path, length):
 
 def test_an_index_that_speaks_of_billions(path):
     foreign(path)
-    Store(path).commit({"vault_index/0": b"\xff\xff\xff\x7f"}, {}).result()
+    Store.open(path).commit({"vault_index/0": b"\xff\xff\xff\x7f"}, {}).result()
     found = vault.verify(path, deep=True)
     assert 0 < len(found.faults) < 100
     assert found.length == 2**31 - 1
-    Store(path).commit({"vault_index/0": b"\xff\xff\xff\xff"}, {}).result()
+    Store.open(path).commit({"vault_index/0": b"\xff\xff\xff\xff"}, {}).result()
     assert "-1 steps" in str(vault.verify(path).faults[0])
 
 
 def test_the_episodes_of_an_index_that_speaks_of_billions(path):
     foreign(path)
-    Store(path).commit({"vault_index/0": b"\xff\xff\xff\x7f"}, {}).result()
+    Store.open(path).commit({"vault_index/0": b"\xff\xff\xff\x7f"}, {}).result()
     found = vault.open_vault(path)
     begin = time.monotonic()
     for read in (lambda: found.episodes, found.digest, found.read, lambda: found.quirks):

@@ -14,9 +14,9 @@ from offmarl.errors import OffmarlError, VaultError, VaultExistsError, VaultForm
 from offmarl.vault import tree
 from offmarl.vault.checksum import OWN_PREFIX
 from offmarl.vault.commit import Contents
-from offmarl.vault.location import Location
+from offmarl.vault.drivers import Directory
+from offmarl.vault.layout import DATA, LOCK, MANIFEST, METADATA
 from offmarl.vault.regular_files import open_file
-from offmarl.vault.store import DATA, LOCK, MANIFEST, METADATA
 
 from .experience import SPEC, make
 
@@ -36,7 +36,7 @@ def forge(source: Path, target: Path, prefix: str = "d/") -> Path:
     -------
     Where that file is, with the bytes that the index means: they would pass for the vault's own.
     """
-    location = Location(source)
+    location = Directory(source)
     contents = Contents(location, tree.current(location))
     values = {key: contents.fetch(key)() for key in contents.tree.values}
     chunks = {k for k in values if k[-1].isdigit() and not k.startswith((OWN_PREFIX, "vault_i"))}

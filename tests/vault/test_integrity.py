@@ -13,8 +13,9 @@ import offmarl
 from offmarl import vault
 from offmarl.errors import OffmarlError, VaultFormatError, VaultLockedError, VaultNotFoundError
 from offmarl.vault import layout, tables, tree
-from offmarl.vault.location import Location
-from offmarl.vault.store import METADATA, Store
+from offmarl.vault.drivers import Directory
+from offmarl.vault.layout import METADATA
+from offmarl.vault.store import Store
 
 from . import damage
 from .experience import assert_same, make, steps, unpack_version_2
@@ -35,7 +36,7 @@ def path(recorded, tmp_path):
 
 def place_of(path, key):
     """The file and offset of a value."""
-    place = tree.current(Location(path)).values[key]
+    place = tree.current(Directory(path)).values[key]
     return path / place.file, place.offset
 
 
@@ -48,7 +49,7 @@ def flip(path, key, offset=0):
 
 def overwrite(path, values):
     """Write keys as no program should."""
-    Store(path).commit(values, fence={}).result()
+    Store.open(path).commit(values, fence={}).result()
 
 
 def test_a_sound_vault(path):
@@ -84,7 +85,7 @@ def test_a_lost_file_is_found_without_reading(path):
 
 
 def test_a_missing_chunk_is_no_zeros(path):
-    store = Store(path)
+    store = Store.open(path)
     store._kv.write("infos.state./0.1.0", None).result()
     (fault,) = vault.verify(path).faults
     assert (fault.what, fault.leaf, fault.steps) == ("it is missing", "infos.state", (8, 16))
@@ -134,7 +135,7 @@ def test_neither_manifest_nor_metadata(path):
     ],
 )
 def test_keys_that_contradict_one_another(path, key, change, message):
-    store = Store(path)
+    store = Store.open(path)
     overwrite(path, {key: layout.dump_json(store.get_json(key) | change)})
     faults = vault.verify(path).faults
     assert any(message in str(fault) for fault in faults), faults
@@ -142,7 +143,7 @@ def test_keys_that_contradict_one_another(path, key, change, message):
 
 def test_an_episode_table_that_lies(path):
     key = layout.episodes_key(0)
-    store = Store(path)
+    store = Store.open(path)
     records = np.frombuffer(store.get(key), tables.dtype(2)).copy()
     records["returns"][1] += 1
     overwrite(path, {key: records.tobytes()})
@@ -225,7 +226,7 @@ def test_without_a_manifest_the_last_commit_is_found(path):
 
 
 def test_a_damaged_tree_leads_to_the_commit_before(path):
-    *_, last = ts.ocdbt.dump(Location(path).files).result()["versions"]
+    *_, last = ts.ocdbt.dump(Directory(path).files).result()["versions"]
     _, _, file, offset, _ = last["root"]["location"].split(":")
     data = bytearray((path / file).read_bytes())
     data[int(offset) + 50] ^= 4
@@ -266,7 +267,7 @@ def test_version_1_opens_and_is_brought_up_to_date(tmp_path):
     """As it was written: no checksums on our own keys, no schema in metadata.json."""
     path = unpack_version_2(tmp_path)
     before = damage.content(path)
-    store = Store(path)
+    store = Store.open(path)
     old = {key: store.get(key) for key in store.keys("offmarl/")}
     schema = {**json.loads(old[layout.SCHEMA_KEY]), "version": 1}
     old[layout.SCHEMA_KEY] = layout.dump_json(schema)
@@ -298,7 +299,7 @@ def test_places_without_a_vault(tmp_path, path):
 @pytest.fixture
 def foreign(path):
     """What is left where our own keys are taken away: a vault as others write them."""
-    Store(path)._kv.delete_range(ts.KvStore.KeyRange("offmarl/", "offmarl0")).result()
+    Store.open(path)._kv.delete_range(ts.KvStore.KeyRange("offmarl/", "offmarl0")).result()
     metadata = json.loads((path / METADATA).read_text())
     (path / METADATA).write_text(json.dumps({**metadata, "offmarl": "no more"}))
     return path

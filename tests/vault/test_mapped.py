@@ -227,7 +227,7 @@ def test_what_a_dead_stock_program_left_past_the_end_is_not_compared(
     tmp_path: Path, mapped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = record(tmp_path / "data.vlt") / "main"
-    store = Store(path)
+    store = Store.open(path)
     chunk = bytearray(store.get("rewards./0.1.0"))
     chunk[-4:] = b"left"
     store.commit({"rewards./0.1.0": chunk}, fence={}).result()

@@ -9,7 +9,7 @@ import pytest
 from offmarl import vault
 from offmarl.errors import VaultConflictError, VaultError, VaultExistsError, VaultNotFoundError
 from offmarl.vault import layout
-from offmarl.vault.location import Location
+from offmarl.vault.drivers import Bucket
 from offmarl.vault.store import Store
 
 from .experience import SPEC, assert_same, concatenate, make
@@ -68,8 +68,8 @@ def test_create_append_resume_read_and_list(bucket, tmp_path, codec):
 def test_what_a_killed_creation_left_is_no_vault(bucket):
     path = f"{bucket}/a.vlt/b"
     vault.create(path, SPEC, rows=2).close()
-    store = Store(vault.open_vault(path).path)
-    store.location.files.write("metadata.json", None).result()
+    store = Store.open(vault.open_vault(path).path)
+    store.driver.files.write("metadata.json", None).result()
     assert list(vault.list_vaults(bucket)) == []
     with vault.create(path, SPEC, rows=1) as writer:
         writer.append(*make(rows=1))
@@ -124,14 +124,14 @@ def test_a_bucket_that_is_not_there(bucket):
 def test_the_metadata_of_a_new_vault_comes_last(bucket, monkeypatch):
     """Files without it are no vault, so a killed creation leaves none."""
     path, seen = f"{bucket}/a.vlt/b", []
-    write = Location.write
+    write = Bucket.write
 
     def written(self, name, content):
-        store = Store(self.path)
+        store = Store.open(self.path)
         seen.append((name, store.get(layout.HEAD_KEY) is not None, list(vault.list_vaults(bucket))))
         write(self, name, content)
 
-    monkeypatch.setattr(Location, "write", written)
+    monkeypatch.setattr(Bucket, "write", written)
     vault.create(path, SPEC, rows=2).close()
     assert seen == [("metadata.json", True, [])]
     assert len(list(vault.list_vaults(bucket))) == 1

@@ -8,7 +8,8 @@ import pytest
 from offmarl import vault
 from offmarl.errors import InvalidValueError, ShapeError
 from offmarl.vault import layout
-from offmarl.vault.store import METADATA, Store
+from offmarl.vault.layout import METADATA
+from offmarl.vault.store import Store
 
 from .experience import SPEC, assert_same, concatenate, make, steps, unpack_version_2
 from .test_stock import append_with_stock, assert_stock_reads_and_samples, open_stock, to_stock
@@ -36,7 +37,7 @@ def test_new_vaults_have_an_id_for_each_agent(tmp_path):
     assert found.leaves[layout.POLICY_IDS].shape == (2,)
     assert_same(found[:], mixed(make(steps=20)[0]))
     assert vault.verify(path, deep=True).sound
-    assert Store(path).get_json(layout.SCHEMA_KEY)["version"] == 3
+    assert Store.open(path).get_json(layout.SCHEMA_KEY)["version"] == 3
     assert_stock_reads_and_samples(path, mixed(make(steps=20)[0]))
 
 
@@ -72,7 +73,7 @@ def test_appending_to_an_old_vault_keeps_its_form(old, tmp_path):
         with pytest.raises(InvalidValueError, match="the policy id in row 0, step 2"):
             writer.append(nonsense, parts[1][1], run="me")
         writer.append(*parts[1], run="me", chunk=1)
-    store = Store(old)
+    store = Store.open(old)
     assert store.get_json(layout.SCHEMA_KEY)["version"] == 2
     assert json.loads((old / METADATA).read_text())["offmarl"]["version"] == 2
     assert vault.verify(old, deep=True).sound
@@ -101,7 +102,7 @@ def test_an_old_vault_goes_through_everything(old, tmp_path, change):
         assert vault.open_vault(old).leaves[layout.POLICY_IDS].shape == ()
         made = vault.open_vault(old)
     elif change == "repair":
-        Store(old).commit({layout.RUNNING_KEY: b"nonsense"}, fence={}).result()
+        Store.open(old).commit({layout.RUNNING_KEY: b"nonsense"}, fence={}).result()
         vault.repair(old)
         made = vault.open_vault(old)
         assert made.leaves[layout.POLICY_IDS].shape == ()

@@ -9,7 +9,8 @@ from offmarl import vault
 from offmarl.errors import OffmarlError, VaultFormatError
 from offmarl.vault import layout, rebuild
 from offmarl.vault.compaction import REBUILT
-from offmarl.vault.store import METADATA, Store
+from offmarl.vault.layout import METADATA
+from offmarl.vault.store import Store
 
 from . import damage
 from .experience import assert_same, make
@@ -71,7 +72,7 @@ def test_open_episodes_are_counted_where_steps_are_dropped(path):
 def test_lost_final_views_are_counted_and_the_others_numbered_anew(path):
     whole = vault.open_vault(path)
     episodes, finals = whole.episodes, whole.finals
-    store = Store(path)
+    store = Store.open(path)
     keys = sorted(store.keys(layout.FINALS_PREFIX))
     counts = [len(store.get(key)) for key in keys]
     lost = round(counts[1] / sum(counts) * whole.manifest.head.finals)
@@ -142,7 +143,7 @@ def test_long_tables_are_written_in_blocks(path, monkeypatch):
     monkeypatch.setattr(rebuild, "_BLOCK_RECORDS", 5)
     flip(path, layout.PROVENANCE_KEY)
     vault.repair(path)
-    keys = Store(path).keys(layout.EPISODES_PREFIX)
+    keys = Store.open(path).keys(layout.EPISODES_PREFIX)
     first = [int(key.removeprefix(layout.EPISODES_PREFIX)) for key in keys]
     assert first == list(range(0, vault.open_vault(path).manifest.head.episodes, 5))
     assert damage.content(path).digest == before.digest
@@ -188,7 +189,7 @@ def test_a_killed_rebuild_is_tidied_up(path):
 
 def change_document(path, name, **changes):
     key = f"{name}./.zarray"
-    document = json.loads(Store(path).get(key)) | changes
+    document = json.loads(Store.open(path).get(key)) | changes
     overwrite(path, {key: layout.dump_json(document)})
 
 
@@ -215,7 +216,7 @@ def test_a_document_of_an_array_that_lies_is_refused(path, change):
 @pytest.mark.parametrize("change", [{"dtype": "<i4"}, {"dtype": ">f4"}, {"order": "F"}], ids=str)
 def test_arrays_of_others_are_not_mapped_as_what_they_are_not(path, change):
     """Without our own keys nothing tells which document is right, but no bits change type."""
-    store = Store(path)
+    store = Store.open(path)
     for key in store.keys("offmarl/"):
         store._kv.write(key, None).result()
     metadata = json.loads((path / METADATA).read_text())

@@ -1,8 +1,8 @@
-"""Coverage: drones with short sight keep an area (or a volume) under survey.
+"""Coverage: drones with short sight survey an area (or a volume).
 
-A map of unit cells is laid over the arena. It holds the staleness of what is known of each cell: 0
-while a drone's camera is on it, then growing, up to 1. The team is paid for the staleness it
-removes, so it must spread out, and come back.
+A map of unit cells covers the arena. It holds the staleness of each cell: 0 while a drone's camera
+covers it, then growing up to 1. The team's reward is the staleness it removes, so it must spread
+out and return.
 """
 
 import itertools
@@ -23,7 +23,7 @@ _REWARD_SCALE = 10.0
 
 
 class CoverageTask(NamedTuple):
-    """What is known of the arena."""
+    """The map of the arena."""
 
     staleness: Float[Array, "*G"]
 
@@ -35,13 +35,13 @@ class Coverage(SwarmEnv):
     A drone's camera covers the four (eight) cells nearest to it.
 
     The team's reward is ten times the staleness removed in the step, averaged over all cells: one
-    episode's return is at most ``10 (1 + time_limit / recovery_time)`` (30 by default), whatever N.
-    (The scale is that of SMAC's returns, which the temperatures and weights of offline methods are
-    tuned to.) Always truncated.
+    episode's return is at most ``10 (1 + time_limit / recovery_time)`` (30 by default), for any N.
+    (The scale is that of SMAC's returns, for which the temperatures and weights of offline methods
+    are tuned.) Episodes are always truncated.
 
-    Besides what all swarm tasks show, an agent observes ``map``: the staleness around it, 34
-    numbers, see `offmarl.envs.swarm.observations.sense_map`; its axes are the arena's, also for
-    unicycles. It broadcasts how stale the cells in its sight are on average. The global state holds
+    In addition to the common parts, an agent observes ``map``: the staleness around it, 34 numbers,
+    see `offmarl.envs.swarm.observations.sense_map`; its axes are those of the arena, also for
+    unicycles. It broadcasts the mean staleness of the cells in its sight. The global state includes
     the whole map.
 
     Metrics: ``staleness``, the mean over all cells.
@@ -51,7 +51,7 @@ class Coverage(SwarmEnv):
     cells_per_agent
         The area (volume) of the arena over N; its side is rounded to whole cells.
     recovery_time
-        Steps in which a cell out of sight goes from 0 to 1.
+        Steps in which the staleness of a cell out of sight grows from 0 to 1.
     """
 
     cells_per_agent: float = 32.0
@@ -101,18 +101,18 @@ class Coverage(SwarmEnv):
         return state.task.staleness
 
     def _steer(self, see: Blocks) -> Float[Array, "N D"]:
-        """Go where the nearest stale cells are; those nearer to another drone count for little."""
+        """Move towards the nearest stale cells; cells nearer to another drone count little."""
         size, dims = _PATCH[self.dims], self.dims
         sharp, blurred = _grid(size, dims), _grid(3, dims) * size
         cells = np.concatenate([sharp, blurred])
         weight = np.concatenate([np.ones(len(sharp)), np.full(len(blurred), size**dims / 4)])
         inner = np.concatenate([np.ones(len(sharp), bool), (blurred != 0).any(-1)])
         position = (see["own"][:, None, :dims] + 1) * self.side / 2
-        cells = cells + jnp.floor(position) + 0.5 - position  # as seen from the drone
+        cells = cells + jnp.floor(position) + 0.5 - position  # relative to the drone
         others = self._to_arena(see["own"], self._offsets(see["neighbours"]))
-        there = see["neighbours"][..., -1:] > 0
+        known = see["neighbours"][..., -1:] > 0
         theirs = jnp.abs(others[:, :, None] - cells[:, None]).sum(-1)
-        taken = (there & (theirs < jnp.abs(cells).sum(-1)[:, None])).any(1)
+        taken = (known & (theirs < jnp.abs(cells).sum(-1)[:, None])).any(1)
         worth = see["map"] * inner * weight * jnp.where(taken, 0.1, 1.0)
         velocity = self._to_arena(see["own"], see["own"][:, None, dims : 2 * dims])
         ahead = 0.5 * velocity + _moves(dims)

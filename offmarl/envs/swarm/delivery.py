@@ -1,7 +1,7 @@
-"""Delivery: drones carry loads between sites, and heavy ones only together.
+"""Delivery: drones carry loads between sites; heavy loads need several drones.
 
-Carrying is being there: a load moves along with the drones next to it, if they are strong enough.
-A drone alone with a heavy load must call for help, or fly on.
+A load moves with the drones next to it if they are strong enough. A drone alone with a heavy load
+must call for help or fly on.
 """
 
 from dataclasses import dataclass
@@ -29,24 +29,24 @@ _DELIVER_REWARD = 2.0
 
 
 class DeliveryTask(NamedTuple):
-    """The loads, and the sites they are carried between."""
+    """The loads and the sites."""
 
     sites: Float[Array, "S D"]
     position: Float[Array, "M D"]
     goal: Int[Array, "M"]
-    """Index of the site it must go to."""
+    """Index of the site to deliver it to."""
     heavy: Bool[Array, "M"]
     carried: Bool[Array, "M"]
-    """Whether drones strong enough are next to it."""
+    """Whether the drones next to it are strong enough."""
     carrying: Int[Array, "N"]
-    """The load a drone is next to, -1 for none."""
+    """The load that each drone grips, -1 for none."""
     delivered: Int[Array, ""]
-    """How many so far."""
+    """Number of loads delivered so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Delivery(SwarmEnv):
-    """N drones, scouts and lifters by turns, bring loads from site to site.
+    """N drones, alternately scouts and lifters, bring loads from site to site.
 
     There is a load for each drone, and a site for every two (at least three), at places drawn for
     the episode. Half of the loads are heavy, by chance. A drone within 1.5 cells of a load grips it
@@ -54,10 +54,11 @@ class Delivery(SwarmEnv):
     together, or 3 if it is heavy (a lifter and another, or three scouts), it moves as they do on
     average. Within 1.5 cells of its goal it is delivered, and a new one appears at a random site.
 
-    The team's reward, over N: 0.5 for each cell that a load gets nearer to its goal (less if it
-    gets further), and 2 when it is delivered, twice as much for heavy ones. Always truncated.
+    The team's reward, divided by N: 0.5 for each cell that a load gets nearer to its goal (negative
+    if it gets further away), and 2 when it is delivered; twice as much for heavy loads. Episodes
+    are always truncated.
 
-    Besides what all swarm tasks show, an agent observes the 3 nearest ``loads`` in sight (each:
+    In addition to the common parts, an agent observes the 3 nearest ``loads`` in sight (each:
     relative position, way from the load to its goal over 10 cells, whether heavy, whether carried,
     1). It broadcasts whether it grips a load, and whether that load needs more strength. The global
     state holds the loads' positions, goals, weights, and whether they are carried.
@@ -88,7 +89,7 @@ class Delivery(SwarmEnv):
 
     @property
     def num_sites(self) -> int:
-        """How many places loads are carried between."""
+        """Number of sites: S."""
         return max(3, self.num_agents // 2)
 
     def metrics(self, state: SwarmState) -> dict[str, Float[Array, ""]]:
@@ -122,15 +123,15 @@ class Delivery(SwarmEnv):
         return position, goal % self.num_sites, heavy
 
     def _grip(self, state: SwarmState, task: DeliveryTask) -> DeliveryTask:
-        """Tell which drones grip which load, and which loads are carried."""
-        near = find_points(state.drones.position, task.position, None, 1, _GRIP, self.side)
+        """Update which drone grips which load, and which loads are carried."""
+        near = find_points(state.drones.position, task.position, 1, _GRIP, self.side)
         carrying = jnp.where(jnp.isfinite(near.distance), near.which, -1)[:, 0]
         strength = jax.ops.segment_sum(state.params.strength, carrying, self.num_agents)
         carried = strength >= jnp.where(task.heavy, _HEAVY, _LIGHT)
         return task._replace(carried=carried, carrying=carrying)
 
     def _haul(self, before: SwarmState, moved: SwarmState) -> Float[Array, "M D"]:
-        """Return how the drones that grip each load moved on average."""
+        """Return the mean movement of the drones that grip each load."""
         load = jnp.arange(self.num_agents)
 
         def add(
@@ -143,7 +144,7 @@ class Delivery(SwarmEnv):
             sums = [jnp.where(grips, step, 0.0).sum(0) for step in (*steps, jnp.ones(()))]
             return total + jnp.stack(sums)
 
-        # A sum by scattering would differ from run to run on a GPU.
+        # A scatter-add would differ between runs on a GPU.
         start, task = before.drones.position, before.task
         values = (task.carrying, *(moved.drones.position - start).T)
         grippers = Points(start, before.alive, values)
@@ -211,11 +212,11 @@ class Delivery(SwarmEnv):
         return jnp.concatenate([task.position, task.sites]), jnp.concatenate([load, site])
 
     def _steer(self, see: Blocks) -> Float[Array, "N D"]:
-        """Carry what moves, help who calls or wait to be helped, else go to the nearest load."""
+        """Carry a moving load, help a caller or wait for help, else go to the nearest load."""
         dims, loads = self.dims, see["loads"]
         offset, way = self._offsets(loads), 10 * loads[..., dims : 2 * dims]
-        heavy, carried, there = (loads[..., i] > 0 for i in (-3, -2, -1))
-        distance = jnp.where(there, _length(offset), jnp.inf)
+        heavy, carried, known = (loads[..., i] > 0 for i in (-3, -2, -1))
+        distance = jnp.where(known, _length(offset), jnp.inf)
         grips, moves = distance[:, 0] <= _GRIP, carried[:, 0]
         others = self._offsets(see["neighbours"])
         busy = see["neighbours"][..., -3] > 0
@@ -223,9 +224,9 @@ class Delivery(SwarmEnv):
         held = (busy[..., None] & near).any(1)
         worth = ~carried & (heavy | ~held)
         cost = distance - jnp.where(heavy & held, 4.0, 0.0)
-        best = jnp.where(worth & there, cost, jnp.inf).argmin(-1)
+        best = jnp.where(worth & known, cost, jnp.inf).argmin(-1)
         fetch = jnp.take_along_axis(offset, best[:, None, None], 1)[:, 0]
-        nothing = ~(worth & there).any(-1)
+        nothing = ~(worth & known).any(-1)
         home = self._from_arena(see["own"], -self.side / 2 * see["own"][:, None, :dims])[:, 0]
         fetch = jnp.where(nothing[:, None], home, fetch)
         return jnp.where((grips & moves)[:, None], way[:, 0] + 0.5 * offset[:, 0], fetch)

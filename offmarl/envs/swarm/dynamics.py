@@ -6,7 +6,7 @@ that tasks lay over the arena, a square or cube with coordinates in [0, side]; t
 ==============  ==================================================  =============================
 dynamics        command, each entry in [-1, 1]                      discrete motions
 ==============  ==================================================  =============================
-velocity        the velocity wanted, in units of the top speed      rest, - and + along each axis
+velocity        target velocity, in units of the top speed          rest, - and + along each axis
 acceleration    thrust, against little drag: a double integrator    no thrust, - and + along each
 unicycle        speed along the heading, turn, and climb in 3D      rest, ahead, ahead turning
                                                                     left or right, up, down
@@ -30,26 +30,26 @@ DYNAMICS = ("velocity", "acceleration", "unicycle")
 OBSTACLE_RADIUS = 1.0
 
 _RESPONSE = 0.5
-"""Fraction of the difference from the commanded velocity that a step makes up, at mass 1."""
+"""Fraction of the difference to the commanded velocity removed in a step, at mass 1."""
 _THRUST = 0.3
 """Acceleration at full thrust in units of the top speed, at mass 1."""
 _DRAG = 0.1
-"""Fraction of its velocity through the air that a thrusting drone of mass 1 loses in a step."""
+"""Fraction of the velocity through the air that drag removes in a step, at mass 1."""
 _TURN = math.pi / 4
 """Largest turn in a step."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What drones of a type can do, relative to the standard type."""
+    """A type of drone, relative to the standard type."""
 
     name: str
     top_speed: float = 1.0
     mass: float = 1.0
     sight: float = 1.0
-    """Of the task's sensing range."""
+    """Sensing range, as a fraction of the task's."""
     strength: float = 2.0
-    """What it adds where drones must do a thing together."""
+    """Contribution where several drones must act together."""
 
 
 STANDARD = Kind("standard")
@@ -60,18 +60,18 @@ KINDS = (STANDARD, SCOUT, LIFTER, EVADER)
 
 
 class DroneState(NamedTuple):
-    """The drones, as points."""
+    """The drones as points."""
 
     position: Float[Array, "N D"]
     """Each coordinate in [0, side]."""
     velocity: Float[Array, "N D"]
-    """Over ground."""
+    """Velocity over ground."""
     heading: Float[Array, "N"]
     """Angle from the first axis to the second; only unicycles have one that is not 0."""
 
 
 class DroneParams(NamedTuple):
-    """What tells the drones apart, ``(N,)`` each; constant during an episode."""
+    """Parameters of the drones; constant during an episode."""
 
     top_speed: Float[Array, "N"]
     mass: Float[Array, "N"]
@@ -81,12 +81,12 @@ class DroneParams(NamedTuple):
 
 
 class Disturbance(NamedTuple):
-    """What the world is like in an episode."""
+    """Wind and sensor noise of an episode."""
 
     wind: Float[Array, "D"]
-    """Its velocity, in cells a step."""
+    """Wind velocity in cells per step."""
     noise: Float[Array, ""]
-    """Standard deviation of the drones' errors about position (cells) and velocity (cells/step)."""
+    """Standard deviation of the error in observed positions (cells) and velocities (cells/step)."""
 
 
 def spawn(key: PRNGKeyArray, num_agents: int, side: float, dims: int = 2) -> DroneState:
@@ -101,7 +101,7 @@ def at_rest(position: Float[Array, "N D"]) -> DroneState:
 
 
 def params_of(kinds: Sequence[Kind], sensing_range: float) -> DroneParams:
-    """Return the params of drones of the given kinds."""
+    """Return the parameters of drones of the given kinds."""
     table = [
         (kind.top_speed, kind.mass, kind.sight * sensing_range, kind.strength) for kind in kinds
     ]
@@ -109,7 +109,7 @@ def params_of(kinds: Sequence[Kind], sensing_range: float) -> DroneParams:
 
 
 def motions(dynamics: str, dims: int) -> Float[np.ndarray, "A D"]:
-    """Return the commands that a discrete drone chooses from; the first is to do nothing."""
+    """Return the commands of the discrete actions; the first does nothing."""
     if dynamics == "unicycle":
         flat = [[0, 0], [1, 0], [1, 1], [1, -1]]
         climbs = [[1, 0, 1], [1, 0, -1]] if dims == 3 else []
@@ -127,7 +127,7 @@ def move(
     side: float,
     dynamics: str = "velocity",
 ) -> DroneState:
-    """Advance one step. A wall takes away the velocity into it."""
+    """Advance one step. A wall removes the velocity component into it."""
     heading = drones.heading
     if dynamics == "unicycle":
         heading = (heading + _TURN * command[:, 1]) % (2 * math.pi)
@@ -144,19 +144,19 @@ def move(
 
 
 def command_towards(
-    wish: Float[Array, "N D"], velocity: Float[Array, "N D"], dynamics: str
+    desired: Float[Array, "N D"], velocity: Float[Array, "N D"], dynamics: str
 ) -> Float[Array, "N D"]:
-    """Return the commands that bring drones nearest to the velocities wished for.
+    """Return the commands that bring drones closest to the desired velocities.
 
-    Both in units of the top speed; for unicycles in their own frames.
+    Both velocities are in units of the top speed; for unicycles in their own frames.
     """
     if dynamics == "velocity":
-        return _bounded(wish)
+        return _bounded(desired)
     if dynamics == "acceleration":
-        return jnp.clip((wish - velocity) / _THRUST, -1.0, 1.0)
-    turn = jnp.clip(jnp.arctan2(wish[:, 1], wish[:, 0]) / _TURN, -1.0, 1.0)
-    flat = jnp.minimum(_norm(wish[:, :2]), 1.0)
-    return jnp.concatenate([flat, turn[:, None], wish[:, 2:]], -1)
+        return jnp.clip((desired - velocity) / _THRUST, -1.0, 1.0)
+    turn = jnp.clip(jnp.arctan2(desired[:, 1], desired[:, 0]) / _TURN, -1.0, 1.0)
+    flat = jnp.minimum(_norm(desired[:, :2]), 1.0)
+    return jnp.concatenate([flat, turn[:, None], desired[:, 2:]], -1)
 
 
 def _thrust(
@@ -171,13 +171,13 @@ def _thrust(
 
 
 def _along(heading: Float[Array, "N"], command: Float[Array, "N D"]) -> Float[Array, "N D"]:
-    """Return the velocity that a unicycle's command asks for."""
+    """Return the target velocity of a unicycle's command."""
     ahead = jnp.stack([jnp.cos(heading), jnp.sin(heading)], -1) * command[:, :1]
     return jnp.concatenate([ahead, command[:, 2:]], -1)
 
 
 def _bounded(command: Float[Array, "N D"]) -> Float[Array, "N D"]:
-    """Shorten what is longer than 1."""
+    """Shorten vectors longer than 1 to length 1."""
     return command / jnp.maximum(_norm(command), 1.0)
 
 
@@ -188,10 +188,10 @@ def _norm(vector: Float[Array, "N D"]) -> Float[Array, "N 1"]:
 def scatter(
     key: PRNGKeyArray, count: int, side: float, dims: int, gap: float
 ) -> Float[Array, "M D"]:
-    """Draw ``count`` points ``gap`` apart or more, and half that from the walls.
+    """Draw ``count`` points at least ``gap`` apart, and half that from the walls.
 
-    They lie in different cells of a grid, as far off the cells' centres as the gap allows. Where
-    the cells are smaller than the gap, they lie at the centres.
+    They lie in different cells of a grid, at most as far from the centres as the gap allows. If the
+    cells are smaller than the gap, they lie at the centres.
     """
     per_axis = math.ceil(count ** (1 / dims) - 1e-9)
     pitch = side / per_axis
@@ -204,8 +204,8 @@ def scatter(
 
 
 def keep_out(drones: DroneState, obstacles: Float[Array, "M D"], side: float) -> DroneState:
-    """Put drones that are inside an obstacle onto its surface; it takes away velocity into it."""
-    near = find_points(drones.position, obstacles, None, 1, OBSTACLE_RADIUS, side)
+    """Move drones inside an obstacle to its surface, and remove their velocity into it."""
+    near = find_points(drones.position, obstacles, 1, OBSTACLE_RADIUS, side)
     nearest = obstacles[near.which[:, 0]]
     offset = drones.position - nearest
     distance = jnp.maximum(_norm(offset), 1e-6)
@@ -223,13 +223,13 @@ def keep_out(drones: DroneState, obstacles: Float[Array, "M D"], side: float) ->
 def stays_inside(
     position: Float[Array, "N D"], steps: Float[Array, "N A D"], side: float
 ) -> Bool[Array, "N A"]:
-    """Tell which displacements would keep each drone in the arena."""
+    """Return which displacements keep each drone in the arena."""
     target = position[:, None] + steps
     return ((target >= 0) & (target <= side)).all(-1)
 
 
 def to_frame(heading: Float[Array, "N"], vectors: Float[Array, "N K D"]) -> Float[Array, "N K D"]:
-    """Turn vectors into the frames of drones, whose first axis is straight ahead."""
+    """Rotate vectors into the frames of drones, whose first axis points ahead."""
     cos, sin = jnp.cos(heading)[:, None], jnp.sin(heading)[:, None]
     x, y = vectors[..., 0], vectors[..., 1]
     turned = jnp.stack([cos * x + sin * y, cos * y - sin * x], -1)

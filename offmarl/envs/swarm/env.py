@@ -1,4 +1,4 @@
-"""What every swarm task is: the frame of reset and step that tasks fill in."""
+"""Reset, step and scripted controller of all swarm tasks; the tasks add their rules."""
 
 import functools
 from abc import abstractmethod
@@ -24,11 +24,11 @@ _SPEED_SPREAD = 0.25
 
 @dataclass(frozen=True, kw_only=True)
 class SwarmEnv(SwarmObservations):
-    """An environment of the suite, but for what the task itself says."""
+    """An environment of the suite without the rules of a task."""
 
     @abstractmethod
     def _begin(self, key: PRNGKeyArray, state: SwarmState) -> ArrayTree:
-        """Return the task's own state at the start."""
+        """Return the initial state of the task."""
 
     @abstractmethod
     def _advance(
@@ -36,26 +36,26 @@ class SwarmEnv(SwarmObservations):
     ) -> tuple[SwarmState, Float[Array, "N"], Bool[Array, ""]]:
         """Return the state after a step, the agents' rewards, and whether the task is done.
 
-        In ``moved`` the drones have moved.
+        ``moved`` is the state before the step with the drones moved.
         """
 
     @abstractmethod
     def _status(self, state: SwarmState) -> Float[Array, "N C"]:
-        """Return what agents broadcast with ``comm="status"``."""
+        """Return the broadcasts for ``comm="status"``."""
 
     @abstractmethod
     def _steer(self, see: Blocks) -> Float[Array, "N D"]:
-        """Return the velocities the scripted controller wants, in units of the top speed."""
+        """Return the velocities of the scripted controller, in units of the top speed."""
 
     @abstractmethod
     def metrics(self, state: SwarmState) -> dict[str, Float[Array, ""]]:
-        """Return how the task stands, by name; see the class for what each means."""
+        """Return metrics of the state by name; the task's class describes them."""
 
     def _spawn(self, key: PRNGKeyArray) -> DroneState:
         return dynamics.spawn(key, self._num_drones, self.side, self.dims)
 
     def _drive_scripted(self, state: SwarmState) -> Float[Array, "Q D"]:  # noqa: ARG002
-        """Return the commands of the drones that are no agents."""
+        """Return the commands of the drones that are not agents."""
         return jnp.zeros((0, self.dims))
 
     def _marks(self, state: SwarmState) -> tuple[Float[Array, "Q D"], Int[Array, "Q"]]:  # noqa: ARG002
@@ -66,7 +66,7 @@ class SwarmEnv(SwarmObservations):
 
     @property
     def spec(self) -> EnvSpec:
-        """Sizes, name and limit, teams where there are several, kinds where they differ."""
+        """Sizes, name and limit; teams if there are several, kinds if they differ."""
         _, view = _shapes(self)
         teams = self._teams[: self._num_acting]
         several = len(set(teams)) > 1
@@ -107,7 +107,7 @@ class SwarmEnv(SwarmObservations):
     def step(
         self, key: PRNGKeyArray, state: SwarmState, action: Array
     ) -> tuple[SwarmState, Timestep]:
-        """Move the drones, and let the task go on."""
+        """Move the drones and advance the task."""
         task_key, view_key = jax.random.split(key)
         command, message = self._decode(action)
         moved = self._fly(state, command)
@@ -122,7 +122,7 @@ class SwarmEnv(SwarmObservations):
         )
 
     def scripted(self) -> Policy:
-        """Return the scripted controller: it sees what the agents see, and has no parameters."""
+        """Return the scripted controller; it acts on the observations and has no parameters."""
 
         def act(
             _params: ArrayTree,
@@ -138,7 +138,7 @@ class SwarmEnv(SwarmObservations):
         return Policy(lambda: (), act)
 
     def read(self, observation: Float[Array, "*b O"]) -> dict[str, Float[Array, "..."]]:
-        """Take observations apart, by name: ``own`` and others flat, lists of things ``(K, F)``."""
+        """Split observations into parts by name: vectors, and lists of objects ``(K, F)``."""
         shapes, _ = _shapes(self)
         ends = np.cumsum([np.prod(shape, dtype=int) for shape in shapes.values()])
         parts = jnp.split(observation, ends[:-1], axis=-1)
@@ -148,7 +148,7 @@ class SwarmEnv(SwarmObservations):
         }
 
     def scene(self, state: SwarmState) -> Scene:
-        """Return what there is to draw."""
+        """Return the positions to draw."""
         marks, mark = self._marks(state)
         x, y = state.drones.velocity[:, 0], state.drones.velocity[:, 1]
         turning = self.dynamics == "unicycle"
@@ -190,7 +190,7 @@ class SwarmEnv(SwarmObservations):
         return Disturbance(wind, noise), params, obstacles
 
     def _fly(self, state: SwarmState, command: Float[Array, "N D"]) -> SwarmState:
-        """Move all that live."""
+        """Move all live drones."""
         command = jnp.concatenate([command, self._drive_scripted(state)])
         wind = state.disturbance.wind
         drones = dynamics.move(state.drones, command, state.params, wind, self.side, self.dynamics)
@@ -204,7 +204,7 @@ class SwarmEnv(SwarmObservations):
         return state._replace(drones=drones, time=state.time + 1)
 
     def _decode(self, action: Array) -> tuple[Float[Array, "N D"], Float[Array, "N C"]]:
-        """Return command and message."""
+        """Return the commands and messages of the actions."""
         silent = jnp.zeros((self._num_acting, self.comm_size))
         if self.action == "continuous":
             action = jnp.clip(action, -1.0, 1.0)
@@ -216,11 +216,14 @@ class SwarmEnv(SwarmObservations):
         return jnp.asarray(self._motions)[motion], jax.nn.one_hot(symbol, self.comm_size)
 
     def _encode(
-        self, wish: Float[Array, "N D"], own: Float[Array, "N F"], legal_actions: Bool[Array, "N A"]
+        self,
+        desired: Float[Array, "N D"],
+        own: Float[Array, "N F"],
+        legal_actions: Bool[Array, "N A"],
     ) -> Array:
-        """Return the actions that come nearest to the velocities wished for, and no message."""
+        """Return the actions closest to the desired velocities, without a message."""
         velocity = own[:, self.dims : 2 * self.dims]
-        command = dynamics.command_towards(wish, velocity, self.dynamics)
+        command = dynamics.command_towards(desired, velocity, self.dynamics)
         if self.action == "continuous":
             silent = jnp.zeros((len(own), legal_actions.shape[-1] - self.dims))
             return jnp.concatenate([command, silent], -1)
@@ -238,7 +241,7 @@ class SwarmEnv(SwarmObservations):
 
 
 def _draw_wind(key: PRNGKeyArray, dims: int) -> Float[Array, "D"]:
-    """Draw a velocity of any direction, its size uniform up to the strongest."""
+    """Draw a velocity of uniform direction, with uniform speed up to `_WIND`."""
     direction_key, strength_key = jax.random.split(key)
     direction = jax.random.normal(direction_key, (dims,))
     strength = jax.random.uniform(strength_key, maxval=_WIND)
@@ -247,8 +250,8 @@ def _draw_wind(key: PRNGKeyArray, dims: int) -> Float[Array, "D"]:
 
 @functools.cache
 def _shapes(task: SwarmEnv) -> tuple[dict[str, tuple[int, ...]], Any]:
-    """Return the shapes of one agent's parts of the observation, and the shapes of a view."""
-    names: list[str] = []  # a dictionary that passes through JAX would lose its order
+    """Return the shapes of the parts of one agent's observation, and those of a view."""
+    names: list[str] = []  # JAX sorts the keys of a dictionary
 
     def first(key: PRNGKeyArray) -> tuple[list[Array], View]:
         state, timestep = task.reset(key)

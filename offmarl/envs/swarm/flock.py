@@ -24,29 +24,30 @@ _SPACING = 1.5
 
 
 class FlockTask(NamedTuple):
-    """Where the flock is going, and how it fares."""
+    """The flock's beacon and how well it stays together."""
 
     beacon: Float[Array, "D"]
     together: Float[Array, ""]
-    """Mean over the drones of the fraction of the mates wanted that are near."""
+    """Mean togetherness of the drones."""
     collided: Float[Array, ""]
-    """Fraction of the drones."""
+    """Fraction of the drones that collided."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flock(SwarmEnv):
-    """N drones start in a bunch on one side of the arena, and a beacon shines on the other.
+    """N drones start in a bunch on one side of the arena and fly to a beacon on the other.
 
-    Obstacles stand between, and by default there is wind. A drone progresses by what it gets nearer
-    to the beacon in the step, up to 1; within ``arrival`` of the beacon it counts as 1. It is
-    together with its flock as far as it has 2 others (N - 1 if that is less) within 3 cells: 0, a
-    half or 1. It collides if it flies into an obstacle or comes within 0.5 cells of another.
+    Obstacles lie between, and by default there is wind. A drone's progress is the decrease of its
+    distance to the beacon in the step, at most 1; within the arrival distance of the beacon it
+    is 1. Its togetherness is 0, a half or 1: the fraction of 2 others (N - 1 if that is less) that
+    are within 3 cells. It collides if it flies into an obstacle or comes within 0.5 cells of
+    another drone.
 
     The team's reward is the mean over the drones of ``25 / time_limit`` times progress times
-    togetherness, less ``12.5 / time_limit`` for a collision: one episode's return is at most 25,
-    whatever N. Always truncated.
+    togetherness, minus ``12.5 / time_limit`` for a collision: one episode's return is at most 25
+    for any N. Episodes are always truncated.
 
-    Besides what all swarm tasks show, an agent observes the ``beacon``: the direction to it (a unit
+    In addition to the common parts, an agent observes the ``beacon``: the direction to it (a unit
     vector) and the distance over the arena's side. It broadcasts whether it is in touch with an
     obstacle. The global state holds the beacon's position.
 
@@ -72,12 +73,12 @@ class Flock(SwarmEnv):
 
     @property
     def side(self) -> int:
-        """Cells along one side of the arena: the journey, and room for the bunch at both ends."""
+        """Cells along one side of the arena: the journey and space for the bunch at both ends."""
         return round(self.journey + 4 * self._radius)
 
     @property
     def _radius(self) -> float:
-        """Half the side of the square (cube) that the flock starts in."""
+        """Half the side of the square (cube) in which the flock starts."""
         return _SPACING / 2 * self.num_agents ** (1 / self.dims)
 
     def metrics(self, state: SwarmState) -> dict[str, Float[Array, ""]]:
@@ -90,7 +91,7 @@ class Flock(SwarmEnv):
         }
 
     def _spawn(self, key: PRNGKeyArray) -> DroneState:
-        """Place the drones in a bunch, at equal spacing but for a little chance."""
+        """Place the drones in a bunch, uniformly at random."""
         bunch_key, course_key = jax.random.split(key)
         bunch = jax.random.uniform(
             bunch_key, (self.num_agents, self.dims), minval=-self._radius, maxval=self._radius
@@ -98,17 +99,17 @@ class Flock(SwarmEnv):
         return dynamics.at_rest(self.side / 2 - self._course(course_key) + bunch)
 
     def _course(self, key: PRNGKeyArray) -> Float[Array, "D"]:
-        """Draw the way from the bunch to the middle of the arena."""
+        """Draw the vector from the bunch to the centre of the arena."""
         direction = jax.random.normal(key, (self.dims,))
         return self.journey / 2 * direction / jnp.maximum(_length(direction), 1e-6)
 
     def _begin(self, key: PRNGKeyArray, state: SwarmState) -> FlockTask:  # noqa: ARG002
-        beacon = self.side - state.drones.position.mean(0)  # the other side of the middle
+        beacon = self.side - state.drones.position.mean(0)  # opposite of the bunch
         together, _ = self._company(state)
         return FlockTask(beacon, together.mean(), jnp.zeros(()))
 
     def _company(self, state: SwarmState) -> tuple[Float[Array, "N"], Bool[Array, "N"]]:
-        """Tell how far each drone is together with its flock, and who is too close to another."""
+        """Return each drone's togetherness, and whether it is too close to another."""
         mates = min(_MATES, self.num_agents - 1)
         if not mates:
             return jnp.ones(1), jnp.zeros(1, bool)
@@ -135,7 +136,7 @@ class Flock(SwarmEnv):
 
     @property
     def _arrival(self) -> float:
-        """Distance from the beacon that has room for all."""
+        """Distance from the beacon that leaves space for all drones."""
         return 2.0 + self._radius
 
     def _sense(self, seen: SwarmState) -> Blocks:
@@ -146,11 +147,11 @@ class Flock(SwarmEnv):
         return {"beacon": jnp.concatenate([direction, distance / self.side], -1)}
 
     def _touching(self, state: SwarmState) -> Bool[Array, "N"]:
-        """Tell which drones are at an obstacle, where flying into it leaves them."""
+        """Return which drones touch an obstacle, as after flying into one."""
         if state.obstacles is None:
             return jnp.zeros(self.num_agents, bool)
         reach = dynamics.OBSTACLE_RADIUS + _TOUCH
-        near = find_points(state.drones.position, state.obstacles, None, 1, reach, self.side)
+        near = find_points(state.drones.position, state.obstacles, 1, reach, self.side)
         return jnp.isfinite(near.distance[:, 0])
 
     def _status(self, state: SwarmState) -> Float[Array, "N 1"]:
@@ -163,28 +164,28 @@ class Flock(SwarmEnv):
         return state.task.beacon[None], jnp.full(1, MARKS.index("beacon"))
 
     def _steer(self, see: Blocks) -> Float[Array, "N D"]:
-        """Fly to the beacon, around obstacles, not too near to the others and not too far."""
-        offset, there = self._offsets(see["neighbours"]), see["neighbours"][..., -1:] > 0
+        """Fly to the beacon, around obstacles, neither too near to the others nor too far."""
+        offset, known = self._offsets(see["neighbours"]), see["neighbours"][..., -1:] > 0
         distance = jnp.maximum(_length(offset)[..., None], 0.1)
-        apart = jnp.where(there & (distance < 1.2), -offset / distance**2, 0.0).sum(1)
-        mean = offset.sum(1) / jnp.maximum(there.sum(1), 1)
+        apart = jnp.where(known & (distance < 1.2), -offset / distance**2, 0.0).sum(1)
+        mean = offset.sum(1) / jnp.maximum(known.sum(1), 1)
         straggling = jnp.maximum(_length(mean)[:, None] - 1.5, 0.0)
-        wish = see["beacon"][:, : self.dims] + 0.6 * apart + 0.6 * straggling * mean
+        desired = see["beacon"][:, : self.dims] + 0.6 * apart + 0.6 * straggling * mean
         if "obstacles" in see:
             obstacles = see["obstacles"]
-            wish = wish + _around(self._offsets(obstacles), obstacles[..., -1:], wish)
-        return 2 * wish
+            desired = desired + _around(self._offsets(obstacles), obstacles[..., -1:], desired)
+        return 2 * desired
 
 
 def _around(
-    offset: Float[Array, "N K D"], there: Float[Array, "N K 1"], wish: Float[Array, "N D"]
+    offset: Float[Array, "N K D"], known: Float[Array, "N K 1"], desired: Float[Array, "N D"]
 ) -> Float[Array, "N D"]:
-    """Return what leads around obstacles ahead: away from them, and not into them."""
+    """Return the velocity that leads around obstacles ahead."""
     distance = jnp.maximum(_length(offset)[..., None], 0.1)
     gap = jnp.maximum(distance - dynamics.OBSTACLE_RADIUS, 0.1)
     normal = -offset / distance
-    into = jnp.maximum(-(normal * wish[:, None]).sum(-1, keepdims=True), 0.0)
-    return jnp.where((there > 0) & (gap < 1.5), normal * (into + 0.1 / gap), 0.0).sum(1)
+    into = jnp.maximum(-(normal * desired[:, None]).sum(-1, keepdims=True), 0.0)
+    return jnp.where((known > 0) & (gap < 1.5), normal * (into + 0.1 / gap), 0.0).sum(1)
 
 
 def _length(vector: Float[Array, "*b D"]) -> Float[Array, "*b"]:

@@ -1,4 +1,4 @@
-"""What the agents of a swarm task get to see: their observations and the global state."""
+"""Observations and global state of the swarm tasks."""
 
 import functools
 import itertools
@@ -20,7 +20,7 @@ _NUM_OBSTACLES_SEEN = 2
 
 
 class SwarmState(NamedTuple):
-    """All that a task depends on. P counts all drones: the agents, then scripted ones."""
+    """The state of a task. P counts all drones: first the agents, then scripted drones."""
 
     drones: DroneState
     """``(P, ...)``"""
@@ -29,25 +29,25 @@ class SwarmState(NamedTuple):
     """``(P,)``"""
     disturbance: Disturbance
     obstacles: Float[Array, "M D"] | None
-    """Their centres."""
+    """Centres of the obstacles."""
     message: Float[Array, "N C"] | None
-    """What each agent broadcasts."""
+    """Broadcast of each agent."""
     task: ArrayTree
-    """The task's own."""
+    """The state of the task itself."""
     time: Int[Array, ""]
 
 
 Blocks = dict[str, Float[Array, "N ..."]]
-"""The parts of the observations by name."""
+"""Parts of the observations by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SwarmObservations(SwarmOptions):
-    """How views are made of states."""
+    """Builds views from states."""
 
     @abstractmethod
     def _sense(self, seen: SwarmState) -> Blocks:
-        """Return the task's parts of the observations, from what the drones can measure."""
+        """Return the task's parts of the observations; ``seen`` is the state as measured."""
 
     @abstractmethod
     def _summary(self, state: SwarmState) -> Float[Array, "S"]:
@@ -65,7 +65,7 @@ class SwarmObservations(SwarmOptions):
         )
 
     def _blocks(self, key: PRNGKeyArray, state: SwarmState) -> Blocks:
-        """Return the parts of the observations, ``(N, ...)`` each."""
+        """Return all parts of the observations, ``(N, ...)`` each."""
         noise_key, loss_key = jax.random.split(key)
         seen = self._measure(noise_key, state)
         blocks = {"own": self._sense_self(seen), **self._sense(seen)}
@@ -74,7 +74,7 @@ class SwarmObservations(SwarmOptions):
         return {**blocks, "neighbours": self._sense_neighbours(loss_key, seen)}
 
     def _measure(self, key: PRNGKeyArray, state: SwarmState) -> SwarmState:
-        """Return the state with drones where they are thought to be."""
+        """Return the state with measured positions and velocities: true values plus noise."""
         if "noise" not in self._randomised:
             return state
         error = state.disturbance.noise * jax.random.normal(key, (2, *state.drones.position.shape))
@@ -124,10 +124,10 @@ class SwarmObservations(SwarmOptions):
         count: int,
         features: Float[Array, "M F"] | None = None,
     ) -> Float[Array, "N K _"]:
-        """Describe the nearest points in sight of each agent: relative position, features, 1."""
+        """Describe the nearest points in sight of each agent: relative position, features and 1."""
         position, _, heading = (part[: self._num_acting] for part in seen.drones)
         sight = seen.params.sight[: self._num_acting]
-        near = find_points(position, points, None, count, self._farthest_sight, self.side)
+        near = find_points(position, points, count, self._farthest_sight, self.side)
         offset = self._in_frame(heading, points[near.which] - position[:, None])
         features = jnp.zeros((len(points), 0)) if features is None else features
         known = near.distance <= sight[:, None]
@@ -138,21 +138,21 @@ class SwarmObservations(SwarmOptions):
     ) -> Float[Array, "N K D"]:
         return dynamics.to_frame(heading, vectors) if self.dynamics == "unicycle" else vectors
 
-    def _offsets(self, things: Float[Array, "N K F"]) -> Float[Array, "N K D"]:
-        """Return where observed things are relative to the observer, in cells."""
+    def _offsets(self, objects: Float[Array, "N K F"]) -> Float[Array, "N K D"]:
+        """Return the positions of observed objects relative to the observer, in cells."""
         sight = [kind.sight * self.sensing_range for kind in self._kinds[: self._num_acting]]
-        return things[..., : self.dims] * jnp.asarray(sight)[:, None, None]
+        return objects[..., : self.dims] * jnp.asarray(sight)[:, None, None]
 
     def _from_arena(
         self, own: Float[Array, "N F"], vectors: Float[Array, "N K D"]
     ) -> Float[Array, "N K D"]:
-        """Turn vectors along the arena's axes into the frame that ``own`` was observed in."""
+        """Rotate vectors along the arena's axes into the frame of the observation ``own``."""
         return self._in_frame(self._heading(own), vectors)
 
     def _to_arena(
         self, own: Float[Array, "N F"], vectors: Float[Array, "N K D"]
     ) -> Float[Array, "N K D"]:
-        """Turn vectors in the frame that ``own`` was observed in back to the arena's axes."""
+        """Rotate vectors in the frame of the observation ``own`` back to the arena's axes."""
         return self._in_frame(-self._heading(own), vectors)
 
     def _heading(self, own: Float[Array, "N F"]) -> Float[Array, "N"]:
@@ -166,7 +166,7 @@ class SwarmObservations(SwarmOptions):
         return jnp.where(near.distance <= self.comm_range, near.which, -1)[:, :count]
 
     def _global_state(self, state: SwarmState) -> Float[Array, "S"]:
-        """Join positions, velocities and all that is not constant."""
+        """Concatenate positions, velocities and everything else that is not constant."""
         position, velocity, heading = state.drones
         motion = [2 * position / self.side - 1, velocity]
         if self.dynamics == "unicycle":
@@ -183,7 +183,7 @@ class SwarmObservations(SwarmOptions):
         return jnp.concatenate([part.ravel() for part in parts])
 
     def _legal_actions(self, state: SwarmState) -> Bool[Array, "N A"]:
-        """Forbid velocities that lead out of the arena; who is dead can do nothing."""
+        """Exclude velocities that leave the arena; dead agents can only rest."""
         agents = self._num_acting
         alive = state.alive[:agents, None]
         if isinstance(self._action_space, Continuous):
@@ -199,7 +199,7 @@ class SwarmObservations(SwarmOptions):
 def describe(
     known: Bool[Array, "N K"], offset: Float[Array, "N K D"], features: Float[Array, "N K F"]
 ) -> Float[Array, "N K D+F+1"]:
-    """Describe things around each drone: offset, features, and 1; zeros for what is not known."""
+    """Describe objects around each drone: offset, features and 1; zeros for unknown objects."""
     described = jnp.concatenate([offset, features, jnp.ones((*known.shape, 1))], -1)
     return jnp.where(known[..., None], described, 0.0)
 
@@ -207,10 +207,10 @@ def describe(
 def sense_map(
     cells: Float[Array, "*G"], position: Float[Array, "N D"], size: int
 ) -> Float[Array, "N F"]:
-    """Look at a map around each drone, sharp nearby and blurred further out.
+    """Read a map around each drone: single cells nearby, block means further out.
 
     F = size**D + 3**D: the block of ``size`` cells a side around the drone's own (``size`` is odd),
-    then the means of the 3**D blocks of that size around it. Outside the map there are zeros.
+    then the means of the 3**D blocks of that size around it. Outside the map, values are 0.
     """
     dims = position.shape[1]
     padded = jnp.pad(cells, size + size // 2)
@@ -237,11 +237,11 @@ def _blur(cells: Float[Array, "*P"], size: int) -> Float[Array, "*Q"]:
 
 
 def watched(position: Float[Array, "N D"], side: int) -> Bool[Array, "*G"]:
-    """Tell which cells are under a camera: those whose centres are the 2**D nearest to a drone."""
+    """Return which cells a camera covers: the 2**D cells with centres nearest to each drone."""
     dims = position.shape[1]
     corner = jnp.floor(position - 0.5).astype(jnp.int32)
     camera = jnp.asarray(list(itertools.product((0, 1), repeat=dims)))
-    cell = corner[:, None] + camera[None] + 1  # within a rim of one cell around the arena
-    with_rim = jnp.zeros((side + 2,) * dims, bool)
+    cell = corner[:, None] + camera[None] + 1  # inside a border of one cell around the arena
+    bordered = jnp.zeros((side + 2,) * dims, bool)
     at = tuple(cell[..., axis] for axis in range(dims))
-    return with_rim.at[at].set(True)[(slice(1, -1),) * dims]
+    return bordered.at[at].set(True)[(slice(1, -1),) * dims]

@@ -1,4 +1,4 @@
-"""The options that all swarm tasks have, and what follows from them alone."""
+"""Options of all swarm tasks, and properties that follow from them alone."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -14,30 +14,31 @@ from offmarl.types import Continuous, Discrete
 
 RANDOMISABLE = ("wind", "noise", "speed")
 GAP = 1.0
-"""Room to pass between any two obstacles."""
+"""Free space between two obstacles."""
 _MOST_OBSTACLES = 0.25
-"""So that each fits into a cell of its own with room to pass."""
+"""Largest fraction of the arena: each obstacle needs a grid cell and free space around it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SwarmOptions(ABC):
-    """Options that all swarm tasks have, and what they share.
+    """Options of all swarm tasks.
 
-    Every agent observes its ``own`` position (from -1 to 1 along each axis of the arena) and
-    velocity, its heading (cosine, sine; unicycles), kind (heterogeneous teams) and team (where
-    there are two); then what the task says; then the 2 nearest ``obstacles`` in sight (where there
-    are any; each: relative position, 1); then its nearest ``neighbours`` (each: relative position
-    and velocity, kind, whether of the own team, message, 1). Relative positions are in units of the
-    observer's range of sight, and things out of sight are zeros. Unicycles see all this in their
-    own frame, whose first axis is straight ahead. The size does not depend on N; `read` takes an
-    observation apart. Drones fly past one another freely where the task does not say otherwise.
+    Every agent observes its ``own`` position (from -1 to 1 along each axis of the arena), velocity,
+    heading (cosine and sine; unicycles only), kind (heterogeneous teams only) and team (if there
+    are two); then the parts of the task; then the 2 nearest ``obstacles`` in sight (if there are
+    any; each: relative position, 1); then its nearest ``neighbours`` (each: relative position,
+    relative velocity, kind, whether of the own team, message, 1). Relative positions are in units
+    of the observer's sensing range, and objects out of sight are zeros. Unicycles observe
+    everything in their own frame, whose first axis points ahead. The observation size does not
+    depend on N; `read` splits an observation into its parts. Drones pass through each other unless
+    the task says otherwise.
 
     Parameters
     ----------
     num_agents
         N, the (first) number in the name.
     name
-        What the spec calls it.
+        Name in the spec; `offmarl.envs.make` sets it.
     time_limit
         Steps of an episode.
     dims
@@ -45,32 +46,32 @@ class SwarmOptions(ABC):
     dynamics
         "velocity", "acceleration" or "unicycle": see `offmarl.envs.swarm.dynamics`.
     action
-        "discrete": a motion each. "continuous": the command itself, D numbers in [-1, 1].
+        "discrete": one motion per action. "continuous": the command, D numbers in [-1, 1].
     sensing_range
-        How far a standard drone sees, in cells.
+        Distance that a standard drone sees, in cells.
     num_neighbours
-        How many neighbours an agent can observe.
+        Number of neighbours that an agent can observe.
     comm
-        What agents broadcast, to be observed by their neighbours in the next view. "none".
-        "status": what the task says. "learned": a message chosen along with the action, one of
+        What agents broadcast; their neighbours observe it in the next view. "none": nothing.
+        "status": defined by the task. "learned": a message chosen with the action, one of
         ``comm_size`` symbols (``action = motion * comm_size + symbol``) or, with continuous
-        actions, that many numbers behind the command.
+        actions, that many numbers after the command.
     comm_size
-        Of a learned message.
+        Size of a learned message.
     comm_range
-        How far messages carry, in cells; hearing a drone also tells where it is.
+        Distance that messages carry, in cells; a received message includes the sender's position.
     comm_dropout
         Probability that a message is lost, for each step and receiver.
     randomise
-        What is drawn anew for each episode: "none", "all", or some of "wind" (any direction, up to
-        0.25 cells a step), "noise" (standard deviation up to 0.1 in what drones know of positions
-        and velocities, their own and others'), "speed" (top speeds, within 25%), joined by "+".
+        What is drawn for each episode: "none", "all", or a combination joined by "+" of "wind" (any
+        direction, up to 0.25 cells per step), "noise" (standard deviation up to 0.1 of observed
+        positions and velocities, own and others') and "speed" (top speeds, within 25%).
     obstacles
-        Fraction of the arena that obstacles cover: discs (balls) of radius 1 that drones slide
-        along.
+        Fraction of the arena covered by obstacles: discs (balls) of radius 1. Drones slide along
+        them.
     heterogeneous
-        Make every other drone, from the first, a scout (20% faster, more agile and far-sighted,
-        half as strong) and the others lifters (20% slower, less agile and short-sighted).
+        Make drones 0, 2, 4, ... scouts (20% faster, more agile, longer sight, half the strength)
+        and the others lifters (20% slower, less agile, shorter sight).
     """
 
     num_agents: int
@@ -122,7 +123,7 @@ class SwarmOptions(ABC):
 
     @property
     def _teams(self) -> tuple[int, ...]:
-        """Team of each drone."""
+        """The team of each drone."""
         return (0,) * self._num_drones
 
     @property
@@ -133,12 +134,12 @@ class SwarmOptions(ABC):
 
     @property
     def _farthest_sight(self) -> float:
-        """How far the drone sees that sees furthest."""
+        """The largest sensing range of any drone."""
         return self.sensing_range * max(kind.sight for kind in self._kinds)
 
     @property
     def _labels(self) -> list[Float[np.ndarray, "P"]]:
-        """What tells drones apart, as numbers: the kind, and the team."""
+        """Kind and team of each drone as numbers, if they differ."""
         labels = []
         if self.heterogeneous:
             labels.append(np.array([kind == dynamics.LIFTER for kind in self._kinds], np.float32))
@@ -168,12 +169,12 @@ class SwarmOptions(ABC):
 
 
 def arena_side(num_agents: int, cells_per_agent: float, dims: int) -> int:
-    """Return the side of an arena in which drones have so many cells each, in whole cells."""
+    """Return the side of an arena with so many cells per drone, in whole cells."""
     return max(2, round((num_agents * cells_per_agent) ** (1 / dims)))
 
 
 def require_one_of(option: str, value: object, known: tuple[object, ...]) -> None:
-    """Raise `OptionError` for an option that has none of the values it can have."""
+    """Raise `OptionError` if an option does not have one of the known values."""
     if value not in known:
         choices = ", ".join(map(str, known))
         raise OptionError(f"{option} must be one of {choices}, not {value!r}.")

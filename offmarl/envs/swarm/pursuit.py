@@ -1,6 +1,6 @@
-"""Pursuit: drones hunt others that are faster.
+"""Pursuit: drones hunt faster drones.
 
-Whoever is faster gets away from any one pursuer; walls and teammates must cut it off.
+An evader escapes any single pursuer; several pursuers must cut it off, using the walls.
 """
 
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ _CLOSING_REWARD = 2.0
 _OPPONENTS_SEEN = 3
 _THREATS = 3
 _WALL = 1.5
-"""Distance from which a fleeing evader shies at walls."""
+"""Distance within which fleeing evaders avoid walls."""
 
 
 class PursuitTask(NamedTuple):
-    """How the hunt stands."""
+    """Progress of the hunt."""
 
     gap: Float[Array, ""]
-    """Mean distance from the evaders at large to the pursuer nearest to each, over the side."""
+    """Mean distance from the free evaders to their nearest pursuers, over the arena's side."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,17 +42,17 @@ class Pursuit(SwarmEnv):
 
     The pursuers' reward for a catch at time t is ``10 (2 - t / time_limit) / M``, so 20 in all for
     catching everybody at once and 10 at the last moment; besides, twice the decrease of the mean
-    distance (over the arena's side) from the evaders at large to the pursuers nearest to them.
+    distance (over the arena's side) from the free evaders to the pursuers nearest to them.
 
     With ``evaders="learned"`` the evaders are agents too, after the pursuers, of team 1; rewards
     are individual, and an evader's is ``-10 (2 - t / time_limit)`` when it is caught. Its episode
     terminates then. With ``evaders="scripted"``, they flee: away from the 3 nearest pursuers in
     sight, the more the nearer, and away from walls; they rest where none is in sight.
 
-    Besides what all swarm tasks show, an agent observes the 3 nearest ``opponents`` alive and in
+    In addition to the common parts, an agent observes the 3 nearest ``opponents`` alive and in
     sight (each: relative position and velocity, 1). It broadcasts the relative position (in cells
-    over 10) of the nearest opponent it sees, and whether there is one. The global state tells who
-    is alive.
+    over 10) of the nearest opponent it sees, and whether there is one. The global state includes
+    who is alive.
 
     Metrics: ``caught``, a fraction of the evaders.
 
@@ -110,8 +110,8 @@ class Pursuit(SwarmEnv):
         return find_distance(evaders, pursuers, self.side)
 
     def _gap(self, state: SwarmState, closest: Float[Array, "M"]) -> Float[Array, ""]:
-        at_large = state.alive[self.num_agents :]
-        return jnp.where(at_large, closest, 0.0).mean() / self.side
+        free = state.alive[self.num_agents :]
+        return jnp.where(free, closest, 0.0).mean() / self.side
 
     def _advance(
         self,
@@ -120,9 +120,9 @@ class Pursuit(SwarmEnv):
         moved: SwarmState,
     ) -> tuple[SwarmState, Float[Array, "N"], Bool[Array, ""]]:
         closest = self._closest(moved)
-        at_large = before.alive[self.num_agents :]
-        caught = at_large & (closest <= _CATCH_RANGE)
-        alive = before.alive.at[self.num_agents :].set(at_large & ~caught)
+        free = before.alive[self.num_agents :]
+        caught = free & (closest <= _CATCH_RANGE)
+        alive = before.alive.at[self.num_agents :].set(free & ~caught)
         after = moved._replace(alive=alive)
         gap = self._gap(after, closest)
         worth = _CATCH_REWARD * (2 - before.time / self.time_limit) * caught
@@ -132,22 +132,22 @@ class Pursuit(SwarmEnv):
         return after._replace(task=PursuitTask(gap)), rewards[: self._num_acting], done
 
     def _drive_scripted(self, state: SwarmState) -> Float[Array, "Q D"]:
-        """Let evaders flee from the nearest pursuers and from walls."""
+        """Return the commands of fleeing evaders."""
         if self.evaders == "learned":
             return super()._drive_scripted(state)
         pursuers = state.drones.position[: self.num_agents]
         position, velocity, heading = (part[self.num_agents :] for part in state.drones)
         reach = self._farthest_sight
-        near = find_points(position, pursuers, None, _THREATS, reach, self.side)
+        near = find_points(position, pursuers, _THREATS, reach, self.side)
         sight = state.params.sight[self.num_agents :, None]
         offset = jnp.where((near.distance <= sight)[..., None], pursuers[near.which], jnp.inf)
-        wish = flee(position, offset - position[:, None], self.side)
+        desired = flee(position, offset - position[:, None], self.side)
         if self.dynamics == "unicycle":
-            wish, velocity = (
-                dynamics.to_frame(heading, x[:, None])[:, 0] for x in (wish, velocity)
+            desired, velocity = (
+                dynamics.to_frame(heading, x[:, None])[:, 0] for x in (desired, velocity)
             )
         top_speed = state.params.top_speed[self.num_agents :, None]
-        return dynamics.command_towards(wish, velocity / top_speed, self.dynamics)
+        return dynamics.command_towards(desired, velocity / top_speed, self.dynamics)
 
     def _sense(self, seen: SwarmState) -> Blocks:
         hunted = self._describe_others(seen, slice(0, self.num_agents), self._evaders)
@@ -166,8 +166,8 @@ class Pursuit(SwarmEnv):
         position, velocity, heading = (part[observers] for part in seen.drones)
         theirs = seen.drones.position[others]
         sight = seen.params.sight[observers, None]
-        at_large, reach = seen.alive[others], self._farthest_sight
-        near = find_points(position, theirs, at_large, _OPPONENTS_SEEN, reach, self.side)
+        free, reach = seen.alive[others], self._farthest_sight
+        near = find_points(position, theirs, _OPPONENTS_SEEN, reach, self.side, free)
         offset = (theirs[near.which] - position[:, None]) / sight[..., None]
         relative = seen.drones.velocity[others][near.which] - velocity[:, None]
         offset, relative = (self._in_frame(heading, x) for x in (offset, relative))
@@ -182,33 +182,35 @@ class Pursuit(SwarmEnv):
         return state.alive.astype(jnp.float32)
 
     def _steer(self, see: Blocks) -> Float[Array, "N D"]:
-        """Pursuers head where the nearest opponent will be, from their own side; evaders flee."""
+        """Pursuers head for the future position of the nearest opponent; evaders flee."""
         dims = self.dims
         opponents, neighbours = see["opponents"], see["neighbours"]
         theirs = self._offsets(opponents)
-        offset, there = theirs[:, 0], opponents[:, 0, -1:] > 0
+        offset, known = theirs[:, 0], opponents[:, 0, -1:] > 0
         lead = opponents[:, 0, dims : 2 * dims] + see["own"][:, dims : 2 * dims]
         mean = self._offsets(neighbours).sum(1) / jnp.maximum(
             (neighbours[..., -1] > 0).sum(-1, keepdims=True), 1
         )
         apart = -mean / jnp.maximum(jnp.sqrt(jnp.square(mean).sum(-1, keepdims=True)), 1.0)
         distance = jnp.sqrt(jnp.square(offset).sum(-1, keepdims=True))
-        wish = offset + lead * jnp.minimum(distance, 3.0) + apart * jnp.minimum(distance / 3, 1.0)
+        desired = (
+            offset + lead * jnp.minimum(distance, 3.0) + apart * jnp.minimum(distance / 3, 1.0)
+        )
         home = -see["own"][:, None, :dims] * self.side / 2
-        wish = jnp.where(there, wish, self._from_arena(see["own"], home)[:, 0] + 2 * apart)
+        desired = jnp.where(known, desired, self._from_arena(see["own"], home)[:, 0] + 2 * apart)
         if self.evaders == "scripted":
-            return wish
+            return desired
         threats = self._to_arena(see["own"], theirs)
         threats = jnp.where(opponents[..., -1:] > 0, threats, jnp.inf)
         away = flee((see["own"][:, :dims] + 1) * self.side / 2, threats, self.side)
         away = self._from_arena(see["own"], away[:, None])[:, 0]
-        return jnp.where(jnp.asarray(self._teams)[:, None] == 1, away, wish)
+        return jnp.where(jnp.asarray(self._teams)[:, None] == 1, away, desired)
 
 
 def flee(
     position: Float[Array, "M D"], threats: Float[Array, "M K D"], side: float
 ) -> Float[Array, "M D"]:
-    """Return the velocity of who flees from threats at relative positions, infinite for none."""
+    """Return the velocity that flees from threats at relative positions (infinite for none)."""
     squared = jnp.square(threats).sum(-1, keepdims=True)
     near = jnp.isfinite(squared)
     push = -jnp.where(near, threats, 0.0) / jnp.where(near, jnp.maximum(squared, 0.01), 1.0)

@@ -1,7 +1,7 @@
-"""Search: drones find targets that wander about, and stay with them.
+"""Search: drones find wandering targets and stay with them.
 
-A target is held while drones of enough strength are next to it. Scouts see far and are fast, but
-it takes two of them to hold what one lifter holds.
+Drones of enough strength next to a target hold it. Scouts see far and are fast, but holding a
+target takes two scouts or one lifter.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _HOLD_RANGE = 1.5
 _HOLD_STRENGTH = 2.0
 _TARGET_SPEED = 0.4
 _TARGET_TURN = 0.3
-"""Standard deviation of the change of a target's direction in a step, as a fraction of speed."""
+"""Standard deviation of the change of a target's velocity per step, as a fraction of speed."""
 _TARGETS_SEEN = 3
 _FIND_REWARD = 5.0
 _HOLD_REWARD = 20.0
@@ -34,14 +34,14 @@ class SearchTask(NamedTuple):
     position: Float[Array, "M D"]
     velocity: Float[Array, "M D"]
     found: Bool[Array, "M"]
-    """Seen by any drone so far."""
+    """Whether any drone has seen it."""
     strength: Float[Array, "M"]
-    """Of the drones next to it."""
+    """Total strength of the drones next to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search(SwarmEnv):
-    """N drones, scouts and lifters by turns, look for targets and hold them.
+    """N drones, alternately scouts and lifters, look for targets and hold them.
 
     There is a target for every two drones (rounded up, so one at least). It wanders at a constant
     0.4 cells a step, turning at random and back at walls. It is found when a drone first sees it,
@@ -49,9 +49,10 @@ class Search(SwarmEnv):
     standard drone, or two scouts. A drone counts for each target it is next to.
 
     The team's reward is 5 times the fraction of targets found in the step, and ``20 / time_limit``
-    times the fraction held: one episode's return is at most 25, whatever N. Always truncated.
+    times the fraction held: one episode's return is at most 25 for any N. Episodes are always
+    truncated.
 
-    Besides what all swarm tasks show, an agent observes the 3 nearest ``targets`` in sight (each:
+    In addition to the common parts, an agent observes the 3 nearest ``targets`` in sight (each:
     relative position, relative velocity, strength next to it over the strength needed, 1). It
     broadcasts the relative position (in cells over 10) of the nearest target it sees, whether it
     needs more strength, and whether there is one. The global state holds the targets' positions,
@@ -79,11 +80,11 @@ class Search(SwarmEnv):
 
     @property
     def num_targets(self) -> int:
-        """M."""
+        """Number of targets: M."""
         return -(-self.num_agents // 2)
 
     def metrics(self, state: SwarmState) -> dict[str, Float[Array, ""]]:
-        """Return the fractions of targets found so far, and held now."""
+        """Return the fractions of targets found so far and held now."""
         held = state.task.strength >= _HOLD_STRENGTH
         return {
             "found": state.task.found.mean(dtype=jnp.float32),
@@ -113,7 +114,7 @@ class Search(SwarmEnv):
         return moved._replace(task=task), jnp.full(self.num_agents, reward), jnp.zeros((), bool)
 
     def _watch(self, state: SwarmState, task: SearchTask) -> SearchTask:
-        """Tell which targets are found, and how strong the drones next to each are."""
+        """Update which targets are found, and the strength of the drones next to each."""
         params = state.params
         watchers = Points(state.drones.position, state.alive, (params.sight, params.strength))
         nobody = jnp.zeros(self.num_targets, bool), jnp.zeros(self.num_targets)
@@ -133,7 +134,7 @@ class Search(SwarmEnv):
     def _status(self, state: SwarmState) -> Float[Array, "N C"]:
         position = state.drones.position
         targets, reach = state.task.position, self._farthest_sight
-        near = find_points(position, targets, None, 1, reach, self.side)
+        near = find_points(position, targets, 1, reach, self.side)
         index = near.which[:, 0]
         lacks = state.task.strength[index] < _HOLD_STRENGTH
         offset = (targets[index] - position) / 10
@@ -153,26 +154,26 @@ class Search(SwarmEnv):
         )
 
     def _steer(self, see: Blocks) -> Float[Array, "N D"]:
-        """Go to the nearest target that needs this drone; patrol where there is none."""
+        """Go to the nearest target that needs this drone; patrol if there is none."""
         offset = self._offsets(see["targets"])
-        strength, there = see["targets"][..., -2], see["targets"][..., -1] > 0
+        strength, known = see["targets"][..., -2], see["targets"][..., -1] > 0
         distance = jnp.sqrt(jnp.square(offset).sum(-1))
         own = jnp.asarray([kind.strength / _HOLD_STRENGTH for kind in self._kinds])[:, None]
         without = strength - jnp.where(distance <= _HOLD_RANGE, own, 0.0)
-        wanted = there & (without < 1.0)
+        wanted = known & (without < 1.0)
         nearest = jnp.where(wanted, distance, jnp.inf).argmin(-1)
         chase = jnp.take_along_axis(offset, nearest[:, None, None], 1)[:, 0]
         return jnp.where(wanted.any(-1, keepdims=True), chase, self._patrol(see))
 
     def _patrol(self, see: Blocks) -> Float[Array, "N D"]:
-        """Circle around the middle of the arena, half way out."""
+        """Circle around the centre of the arena, halfway to the walls."""
         position = see["own"][:, : self.dims]
         radius = jnp.sqrt(jnp.square(position[:, :2]).sum(-1, keepdims=True))
         outward = position[:, :2] / jnp.maximum(radius, 1e-3)
         around = jnp.stack([-outward[:, 1], outward[:, 0]], -1)
         flat = around + 3 * (0.55 - radius) * outward
-        wish = jnp.concatenate([flat, -position[:, 2:]], -1)
-        return self._from_arena(see["own"], wish[:, None])[:, 0]
+        desired = jnp.concatenate([flat, -position[:, 2:]], -1)
+        return self._from_arena(see["own"], desired[:, None])[:, 0]
 
 
 def _watch(
@@ -181,7 +182,7 @@ def _watch(
     sight: Float[Array, "C M"],
     strength: Float[Array, "C M"],
 ) -> tuple[Bool[Array, "M"], Float[Array, "M"]]:
-    """Count in who sees each target, and the strength of those next to it."""
+    """Add the drones that see each target, and the strength of those next to it."""
     seen = (squared <= jnp.square(sight)).any(0)
     near = jnp.where(squared <= _HOLD_RANGE**2, strength, 0.0).sum(0)
     return so_far[0] | seen, so_far[1] + near

@@ -100,7 +100,7 @@ def import_dataset(
             for record in counted(found.records, found.total, progress):
                 writer.append(record.steps, record.finals, cut=record.cut)
             writer.flush()
-            if found.digest and Dataset(writer.path).digest() != found.digest:
+            if found.digest and Dataset(writer.store).digest() != found.digest:
                 raise VaultFormatError(
                     f"the content of {source} does not have the digest it records: it is damaged "
                     "or was changed. Copy it again, or remove the digest to import it anyway."

@@ -24,7 +24,7 @@ from offmarl.types import EnvSpec, FinalObservations, Transition, View
 from offmarl.vault import atomic
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.progress import Progress
-from offmarl.vault.store import errors_of
+from offmarl.vault.system import errors_of
 
 StrPath = str | os.PathLike[str]
 Item = TypeVar("Item")

@@ -16,8 +16,8 @@ from offmarl.vault import layout
 from offmarl.vault.atomic import whole
 from offmarl.vault.creation import create_whole
 from offmarl.vault.dataset import Dataset
+from offmarl.vault.drivers import driver_of
 from offmarl.vault.layout import Codec, NumpyArray
-from offmarl.vault.location import Location
 from offmarl.vault.open import SUFFIX, open_source
 from offmarl.vault.progress import Advance, Progress
 from offmarl.vault.tables import CAUSES, CUT, OPEN
@@ -161,7 +161,7 @@ def atomic_directory(path: StrPath) -> Iterator[Path]:
     VaultError
         The path has another form, or cannot be written.
     """
-    final = Location.of(path).directory
+    final = driver_of(path).directory
     if not final.name.endswith(SUFFIX):
         raise VaultError(f"{final} cannot hold several vaults: its name must end in {SUFFIX}.")
     with whole(final) as beside:

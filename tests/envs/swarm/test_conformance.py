@@ -3,8 +3,7 @@
 import pytest
 
 from offmarl import envs
-
-from ..conformance import EnvironmentConformance
+from offmarl.testing import EnvironmentConformance
 
 
 @pytest.mark.nightly

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from offmarl import envs
+from offmarl.envs.conformance import QUICKLY
 from offmarl.envs.swarm.dynamics import at_rest
 from offmarl.networks import PolicyConfig, make_policy
-
-from ..conformance import QUICKLY
 
 STAY, LEFT, RIGHT, DOWN, UP = range(5)
 KEY = jax.random.key(0)

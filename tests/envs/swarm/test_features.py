@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from offmarl import envs
+from offmarl.envs.conformance import QUICKLY
 from offmarl.envs.swarm.dynamics import at_rest
 from offmarl.types import Continuous, Discrete
-
-from ..conformance import QUICKLY
 
 KEY = jax.random.key(0)
 KEYS = jax.random.split(KEY, 8)

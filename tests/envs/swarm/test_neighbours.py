@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from offmarl import envs
+from offmarl.envs.conformance import QUICKLY
 from offmarl.envs.swarm import cell_list, neighbours
-
-from ..conformance import QUICKLY
 
 SIDE = 24
 REACH = 3.0
@@ -22,38 +21,38 @@ COUNT = 4
 BOTH = (cell_list.reduce_all_pairs, cell_list.reduce_cells)
 
 
-def searching_with(fold, find, *args):
-    with mock.patch.object(neighbours, "reduce_within", fold):
+def searching_with(reduce, find, *args):
+    with mock.patch.object(neighbours, "reduce_within", reduce):
         return find(*args)
 
 
 @jax.jit
 def neighbours_with_both(position, alive):
     find, options = neighbours.find_neighbours, (COUNT, REACH, SIDE)
-    return [searching_with(fold, find, position, alive, *options) for fold in BOTH]
+    return [searching_with(reduce, find, position, alive, *options) for reduce in BOTH]
 
 
 @jax.jit
-def points_with_both(position, points, there):
-    find, options = neighbours.find_points, (COUNT, REACH, SIDE)
-    return [searching_with(fold, find, position, points, there, *options) for fold in BOTH]
+def points_with_both(position, points, mask):
+    find, options = neighbours.find_points, (COUNT, REACH, SIDE, mask)
+    return [searching_with(reduce, find, position, points, *options) for reduce in BOTH]
 
 
-def brute_force(position, points, there, itself=False):
+def brute_force(position, points, mask, itself=False):
     """Sort all points by distance, lower index first where equal."""
     found = []
     for i, own in enumerate(position):
         squared = ((points - own) ** 2).sum(-1, dtype=np.float32)
         others = sorted(
-            (d, j) for j, d in enumerate(squared) if there[j] and not (itself and i == j)
+            (d, j) for j, d in enumerate(squared) if mask[j] and not (itself and i == j)
         )
         found.append([j for distance, j in others if distance <= REACH**2][:COUNT])
     return found
 
 
 def listed(near):
-    there = np.isfinite(near.distance)
-    return [row[known].tolist() for row, known in zip(np.asarray(near.which), there, strict=True)]
+    mask = np.isfinite(near.distance)
+    return [row[known].tolist() for row, known in zip(np.asarray(near.which), mask, strict=True)]
 
 
 def drawn_places(data, shape, least=0, most=SIDE):
@@ -75,9 +74,9 @@ def test_both_searches_find_the_nearest_in_range(dims, data):
 @given(st.data())
 def test_both_searches_find_the_nearest_points_also_outside_the_arena(data):
     position, points = drawn_places(data, (20, 2)), drawn_places(data, (30, 2), -5, SIDE + 5)
-    there = data.draw(hnp.arrays(bool, 30))
-    dense, cells = points_with_both(position, points, there)
-    assert listed(dense) == listed(cells) == brute_force(position, points, there)
+    mask = data.draw(hnp.arrays(bool, 30))
+    dense, cells = points_with_both(position, points, mask)
+    assert listed(dense) == listed(cells) == brute_force(position, points, mask)
     jax.tree.map(np.testing.assert_array_equal, dense, cells)
 
 
@@ -111,9 +110,9 @@ def test_the_cell_list_serves_large_swarms_and_all_pairs_small_or_crowded_ones()
     assert "while" not in program(300, 15.0)
 
 
-def test_points_that_are_not_there_are_not_found():
-    points, there = jnp.asarray([[1.0, 0.0], [3.0, 0.0], [2.0, 0.0]]), jnp.asarray([1, 0, 1], bool)
-    near = neighbours.find_points(jnp.zeros((1, 2)), points, there, 4, 9.0, 10.0)
+def test_invalid_points_are_not_found():
+    points, mask = jnp.asarray([[1.0, 0.0], [3.0, 0.0], [2.0, 0.0]]), jnp.asarray([1, 0, 1], bool)
+    near = neighbours.find_points(jnp.zeros((1, 2)), points, 4, 9.0, 10.0, mask)
     assert near.distance.tolist() == [[1.0, 2.0, np.inf, np.inf]]
     assert near.which[:, :2].tolist() == [[0, 2]]
 

@@ -9,9 +9,8 @@ import pytest
 
 from offmarl import envs
 from offmarl.envs.base import MARKS
+from offmarl.envs.conformance import QUICKLY
 from offmarl.envs.swarm.dynamics import at_rest
-
-from ..conformance import QUICKLY
 
 KEY = jax.random.key(0)
 RIGHT, DOWN = 2, 3
@@ -299,13 +298,6 @@ def test_carriers_wait_at_heavy_loads_and_go_home_where_nothing_is_to_do(deliver
 
 
 # ------------------------------------------------------------------ flock
-
-
-@pytest.fixture(scope="module")
-def flock():
-    env = envs.make("swarm/flock-3", randomise="none", obstacles=0.0, time_limit=50)
-    state, _ = reset(env)
-    return env, state._replace(task=state.task._replace(beacon=jnp.asarray([40.0, 10.0])))
 
 
 @pytest.mark.parametrize(

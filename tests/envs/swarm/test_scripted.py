@@ -5,10 +5,9 @@ import jax.numpy as jnp
 import pytest
 
 from offmarl import envs
+from offmarl.envs.conformance import QUICKLY
 from offmarl.evaluation import evaluate
 from offmarl.networks import PolicyConfig, make_policy
-
-from ..conformance import QUICKLY
 
 KEY = jax.random.key(0)
 

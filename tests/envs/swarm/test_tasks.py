@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from offmarl import envs
+from offmarl.envs.conformance import QUICKLY
 from offmarl.envs.swarm.dynamics import at_rest
 from offmarl.errors import OptionError
-
-from ..conformance import QUICKLY
 
 KEY = jax.random.key(0)
 STAY, LEFT, RIGHT, DOWN, UP = range(5)
@@ -208,13 +207,6 @@ def test_scripted_evaders_flee():
 
 
 # ------------------------------------------------------------------ flock
-
-
-@pytest.fixture(scope="module")
-def flock():
-    env = envs.make("swarm/flock-3", randomise="none", obstacles=0.0, time_limit=50)
-    state, _ = reset(env)
-    return env, state._replace(task=state.task._replace(beacon=jnp.asarray([40.0, 10.0])))
 
 
 @pytest.mark.parametrize(

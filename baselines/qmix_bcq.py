@@ -1,0 +1,198 @@
+"""QMIX+BCQ: monotonic value factorisation over actions that the data's agents might take, discrete.
+
+A behaviour network is fitted to the data by maximum likelihood, with an optimiser of its own. An
+action is allowed where it is legal and not too unlikely,
+
+    A_i = { a legal: π_b(a | o_i) / max over legal a' of π_b(a' | o_i) ≥ τ },
+
+and QMIX learns and acts by allowed actions alone, in its targets as in its policy:
+
+    L = E[ ½ (Q_tot(s, a) - y)² ],
+    y = r + γ (1 - terminated) Q̄_tot(s', argmax over A_i of Q_i(o_i', ·)).
+
+References: discrete BCQ, Fujimoto et al. 2019 (arXiv 1910.01708); QMIX, Rashid et al. 2018 (arXiv
+1803.11485); the combination and its τ, OG-MARL (Formanek et al. 2023, arXiv 2302.00521).
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from offmarl import cli, programs
+from offmarl.config import Fraction, Positive, PositiveInt
+from offmarl.distributions import categorical, mask_illegal, select
+from offmarl.losses import cross_entropy, double_q_values, masked_mean, td_targets
+from offmarl.networks import Mixer, PolicyConfig, agent_network, init_policy, mix
+from offmarl.programs import DatasetStatistics, Hyperparameters, Program, Stage
+from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence
+
+# ---------------------------------------------------------------------------------- arguments
+
+
+@dataclass(frozen=True)
+class Args(programs.Args):
+    """QMIX with batch-constrained actions."""
+
+    learning_rate: Positive = 3e-4
+    """Adam's step size, of the values and of the behaviour network."""
+    gamma: Fraction = 0.99
+    """Discount γ."""
+    threshold: Fraction = 0.4
+    """τ: actions less likely than this share of the likeliest one's probability are not allowed; 0
+    gives plain offline QMIX, 1 behaviour cloning."""
+    target_every: PositiveInt = 200
+    """Updates between copies to the target networks."""
+    hidden: PositiveInt = 64
+    """Width of the agents' layers, and of the mixer's hypernetworks."""
+    mixer_embed: PositiveInt = 32
+    """Width of the mixing function."""
+    agent_id: bool = True
+    """Give the networks the index of the agent they act for."""
+
+
+# ---------------------------------------------------------------------------------- state
+
+
+class Params(NamedTuple):
+    """The agents' shared action values and the mixer."""
+
+    agent: ArrayTree
+    mixer: ArrayTree
+
+
+class State(NamedTuple):
+    """What learns."""
+
+    params: Params
+    target: Params
+    behaviour: ArrayTree
+    optimiser: ArrayTree
+    behaviour_optimiser: ArrayTree
+    threshold: Float[Array, ""]
+    """Kept here so that the policy has it too."""
+    updates: Int[Array, ""]
+
+
+class Actor(NamedTuple):
+    """What the policy acts with: two networks."""
+
+    agent: ArrayTree
+    behaviour: ArrayTree
+    threshold: Float[Array, ""]
+
+
+# ---------------------------------------------------------------------------------- policy
+
+
+def allowed_actions(
+    logits: Float[Array, "*b A"], legal: Bool[Array, "*b A"], threshold: Float[Array, ""] | float
+) -> Bool[Array, "*b A"]:
+    """Return the legal actions that the behaviour network does not take for too unlikely."""
+    log_probs = jax.nn.log_softmax(categorical(logits, legal).logits)
+    ratio = jnp.exp(log_probs - log_probs.max(-1, keepdims=True))
+    return legal & (ratio >= threshold)
+
+
+# ---------------------------------------------------------------------------------- program
+
+
+def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
+    """Build the program for one kind of data."""
+    config = PolicyConfig("recurrent", "q", args.hidden, args.agent_id)
+    behaviour_config = replace(config, head="softmax")
+    network, behaviour = agent_network(config, spec), agent_network(behaviour_config, spec)
+    mixer = Mixer(spec.num_agents, args.mixer_embed, args.hidden)
+
+    def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
+        agent_key, behaviour_key, mixer_key = jax.random.split(key, 3)
+        params = Params(
+            init_policy(config, spec, agent_key).network,
+            mixer.init(mixer_key, jnp.zeros(spec.state_size)),
+        )
+        cloned, adam = init_policy(behaviour_config, spec, behaviour_key), optax.adam(0.0)
+        threshold, updates = jnp.asarray(hyper.threshold), jnp.zeros((), jnp.int32)
+        optimisers = adam.init(params), adam.init(cloned)
+        return State(params, params, cloned, *optimisers, threshold, updates)
+
+    def unroll(network: ArrayTree, params: ArrayTree, batch: Sequence) -> Float[Array, "B T N A"]:
+        observation = batch.view.observation
+        return jax.vmap(lambda o: network.apply(params, o, method="unroll"))(observation)
+
+    def behaviour_loss(cloned: ArrayTree, batch: Sequence) -> tuple[Float[Array, ""], Array]:
+        logits, view = unroll(behaviour, cloned, batch), batch.view_tm1
+        losses = jax.vmap(cross_entropy)(logits[:, :-1], batch.action, view.legal_actions)
+        return masked_mean(losses, batch.mask[..., None] & view.alive, batch.weight), logits
+
+    def loss(
+        params: Params, target: Params, logits: Array, batch: Sequence, hyper: Hyperparameters
+    ) -> tuple[Float[Array, ""], dict[str, Array]]:
+        q, q_target = unroll(network, params.agent, batch), unroll(network, target.agent, batch)
+        weights = mixer.apply(params.mixer, batch.view_tm1.state)
+        weights_target = mixer.apply(target.mixer, batch.view_t.state)
+        view_tm1, view_t = batch.view_tm1, batch.view_t
+
+        allowed = allowed_actions(logits[:, 1:], view_t.legal_actions, hyper.threshold)
+        v_t = double_q_values(q_target[:, 1:], q[:, 1:], allowed) * view_t.alive
+        discount_t = hyper.gamma * (1 - batch.terminated.all(-1))
+        target_tm1 = td_targets(batch.reward.mean(-1), discount_t, mix(weights_target, v_t))
+        q_tot_tm1 = mix(weights, select(q[:, :-1], batch.action) * view_tm1.alive)
+        error = 0.5 * (q_tot_tm1 - target_tm1) ** 2
+        td_loss = masked_mean(error, batch.mask & batch.next_known, batch.weight)
+        return td_loss, {"td_loss": td_loss, "q_tot": masked_mean(q_tot_tm1, batch.mask)}
+
+    def update(
+        state: State, batch: Sequence, _key: PRNGKeyArray, hyper: Hyperparameters
+    ) -> tuple[State, dict[str, Array]]:
+        adam, updates = optax.adam(hyper.learning_rate), state.updates + 1
+        (cloning, logits), gradient = jax.value_and_grad(behaviour_loss, has_aux=True)(
+            state.behaviour, batch
+        )
+        step, behaviour_optimiser = adam.update(gradient, state.behaviour_optimiser)
+        cloned = optax.apply_updates(state.behaviour, step)
+        gradient, metrics = jax.grad(loss, has_aux=True)(
+            state.params, state.target, logits, batch, hyper
+        )
+        step, optimiser = adam.update(gradient, state.optimiser)
+        params = optax.apply_updates(state.params, step)
+        target = optax.periodic_update(params, state.target, updates, args.target_every)
+        optimisers = optimiser, behaviour_optimiser
+        state = State(params, target, cloned, *optimisers, state.threshold, updates)
+        return state, {**metrics, "behaviour_loss": cloning}
+
+    def policy(_greedy: bool) -> Policy:
+        def act(
+            actor: Actor, carry: ArrayTree, observation: Array, legal: Array, _key: PRNGKeyArray
+        ) -> tuple[Array, Array, ArrayTree]:
+            q, memory = network.apply(actor.agent, carry[0], observation)
+            logits, behaviour_memory = behaviour.apply(actor.behaviour, carry[1], observation)
+            allowed = allowed_actions(logits, legal, actor.threshold)
+            action = mask_illegal(q, allowed).argmax(-1)
+            return action, jnp.zeros(spec.num_agents), (memory, behaviour_memory)
+
+        def initial_carry() -> ArrayTree:
+            return network.initial_carry(spec.num_agents), behaviour.initial_carry(spec.num_agents)
+
+        return Policy(initial_carry, act, draws=lambda _actor: False)
+
+    def policy_params(state: State) -> Actor:
+        return Actor(state.params.agent, state.behaviour, state.threshold)
+
+    return Program(init, (Stage(update),), policy, policy_params)
+
+
+# ---------------------------------------------------------------------------------- main
+
+
+def main(args: Args) -> Path:
+    """Train, evaluate and write the run; return its directory."""
+    return programs.train(make, args)
+
+
+if __name__ == "__main__":
+    with cli.exit_codes():
+        main(cli.parse_script(Args, __doc__))

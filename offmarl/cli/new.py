@@ -1,0 +1,73 @@
+"""``offmarl new``."""
+
+import keyword
+import os
+import re
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Literal
+
+from rich.console import Group
+from tyro.conf import Positional, arg
+
+from offmarl.cli.output import Report
+from offmarl.errors import OptionError
+from offmarl.paths import local
+
+_NEXT = {
+    "env": (
+        "offmarl envs {file}:{title}",
+        "offmarl record mappo --env {file}:{title} --tiers random,expert",
+    ),
+    "baseline": ("offmarl train {file} --help", "offmarl train {file} --vault VAULT"),
+}
+"""Commands that use a new file."""
+
+_TEMPLATES = {"env": "environment", "baseline": "baseline"}
+
+
+def new(
+    kind: Annotated[Literal["baseline", "env"], Positional],
+    name: Annotated[str, Positional, arg(metavar="NAME")],
+    directory: Path = Path(),
+) -> Report:
+    """Write a working baseline or environment as a file to start from.
+
+    Parameters
+    ----------
+    kind
+        What to write.
+    name
+        Name of the file without .py: a Python identifier.
+    directory
+        Directory for the file, which may be anywhere; it is created if it does not exist.
+    """
+    path = local(directory) / f"{name}.py"
+    _check(name, path)
+    title = "".join(part.capitalize() for part in name.split("_"))
+    template = files("offmarl.cli.templates") / f"{_TEMPLATES[kind]}.py"
+    text = template.read_text(encoding="utf-8").replace(f"my_{kind}", name)
+    text = text.replace(f"My{kind.capitalize()}", title)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("x", encoding="utf-8") as file:
+        file.write(text)
+    given = directory / path.name
+    commands = [command.format(file=given, title=title) for command in _NEXT[kind]]
+    view = Group(f"wrote {given}; to use it:", *(f"  {command}" for command in commands))
+    return Report({"path": path, "commands": commands}, view)
+
+
+def _check(name: str, path: Path) -> None:
+    """Raise `OptionError` for a name that cannot be that of a new module and its class."""
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or keyword.iskeyword(name):
+        raise OptionError(
+            f"{name!r} cannot name a Python module: use letters, digits and _, beginning with a "
+            "letter, such as my_env."
+        )
+    if os.path.lexists(path):
+        raise OptionError(
+            f"{path} exists and is not overwritten: choose another name or --directory."
+        )
+    if find_spec(name):
+        raise OptionError(f"Python already has a module named {name}: choose another name.")

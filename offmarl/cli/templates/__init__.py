@@ -1,0 +1,1 @@
+"""The files that ``offmarl new`` writes: working modules, copied under another name."""

@@ -1,0 +1,367 @@
+"""What every environment must do, as tests for pytest: see `EnvironmentConformance`.
+
+Compilation is nearly the whole cost, so each environment has three programs: one reset, one step,
+and a scan of steps of two environments under vmap with autoreset. All checks read the recording
+that these make.
+"""
+
+# ruff: noqa: ARG002 - all checks have the same arguments
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from offmarl.envs.base import autoreset
+from offmarl.types import Continuous, Discrete, EnvSpec, Timestep
+
+NUM_ENVS = 2
+NUM_STEPS = 500
+CHUNK = 125
+"""Steps in one call of a program; the first call is made twice, to compare the results."""
+QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+"""Compiler options for programs that run only for a moment."""
+
+
+class Seen(NamedTuple):
+    """What a reference implementation returns for a reset or a step; None is not compared."""
+
+    observations: list[Any]
+    """Each agent's own observation, ``(size,)``."""
+    legal_actions: Any = None
+    state: Any = None
+    reward: Any = None
+    last: Any = None
+    truncated: Any = None
+
+
+class Reference(NamedTuple):
+    """Another implementation of an environment, to compare every step with."""
+
+    reset: Callable[[Any], Seen]
+    """``key -> outcome``"""
+    step: Callable[[Any, Any, Any], tuple[Seen, Any]]
+    """``key, the environment's state, action -> outcome, state of the reference``"""
+    inner: Callable[[Any], Any]
+    """``the environment's state -> state of the reference``"""
+
+
+class Steps(NamedTuple):
+    """Random steps with autoreset: ``(E, T, ...)``."""
+
+    state: Any
+    """Before the step."""
+    action: Any
+    key: Any
+    timestep: Timestep
+    reference: Any
+    """The outcome of the same step in the reference; None if there is none."""
+    same_state: Any
+    """Whether the reference has the same state after it."""
+
+
+class Recording(NamedTuple):
+    """What the checks read."""
+
+    first: Timestep
+    """``(E, ...)``"""
+    first_reference: Any
+    steps: Steps
+    again: Steps
+    """The first `CHUNK` steps from a second call with the same arguments."""
+
+
+class Programs(NamedTuple):
+    """The compiled programs of an environment."""
+
+    reset: Callable[..., Any]
+    """``env.reset``, and that of the reference."""
+    step: Callable[..., Any]
+    """``env.step``"""
+    run: Callable[..., Any]
+    """`_rollout` under vmap."""
+    traces: list[Any]
+    """One entry for each time ``step`` was compiled."""
+
+
+ReferenceOf = Callable[[Any], Reference | None]
+
+
+def sample_actions(spec: EnvSpec, legal_actions: Any, key: Any) -> Any:
+    """Draw each agent's action, uniformly among the legal ones."""
+    if isinstance(spec.action, Continuous):
+        return jax.random.uniform(key, (spec.num_agents, spec.action_size), minval=-1, maxval=1)
+    return jax.random.categorical(key, jnp.where(legal_actions, 0.0, -jnp.inf)).astype(jnp.int32)
+
+
+def _rollout(
+    env: Any, reference: Reference | None, tolerance: float, carry: Any, key: Any
+) -> tuple[Any, Steps]:
+    """Take random actions in one environment, starting from a state and its view."""
+    resetting = autoreset(env)
+
+    def step(carry: Any, key: Any) -> tuple[Any, Steps]:
+        state, view = carry
+        action_key, step_key = jax.random.split(key)
+        action = sample_actions(env.spec, view.legal_actions, action_key)
+        after, timestep = resetting.step(step_key, state, action)
+        seen, same = None, jnp.ones((), bool)
+        if reference:
+            own_key, _ = jax.random.split(step_key)
+            seen, theirs = reference.step(own_key, state, action)
+            same = timestep.last | _close(reference.inner(after), theirs, tolerance)
+        return (after, timestep.view), Steps(state, action, step_key, timestep, seen, same)
+
+    return jax.lax.scan(step, carry, jax.random.split(key, CHUNK))
+
+
+@functools.lru_cache(maxsize=4)
+def compiled(
+    env: Any, reference_of: "ReferenceOf | None" = None, tolerance: float = 1e-5
+) -> Programs:
+    """Return the programs of an environment; equal arguments share them."""
+    reference = reference_of(env) if reference_of else None
+    traces: list[Any] = []
+
+    def reset(key: Any) -> Any:
+        return env.reset(key), reference.reset(key) if reference else None
+
+    def step(key: Any, state: Any, action: Any) -> Any:
+        traces.append(key)
+        return env.step(key, state, action)
+
+    run = jax.vmap(functools.partial(_rollout, env, reference, tolerance))
+    compile_quickly = functools.partial(jax.jit, compiler_options=QUICKLY)
+    return Programs(compile_quickly(reset), compile_quickly(step), compile_quickly(run), traces)
+
+
+@functools.lru_cache(maxsize=2)
+def record(
+    env: Any, reference_of: "ReferenceOf | None" = None, tolerance: float = 1e-5
+) -> Recording:
+    """Take `NUM_STEPS` random steps in each of `NUM_ENVS` environments."""
+    program = compiled(env, reference_of, tolerance)
+    reset_key, *keys = jax.random.split(jax.random.key(7), 1 + NUM_STEPS // CHUNK)
+    keys = [jax.random.split(key, NUM_ENVS) for key in keys]
+    begun = [program.reset(key) for key in jax.random.split(reset_key, NUM_ENVS)]
+    (state, first), seen = jax.tree.map(lambda *each: _join("stack", each, 0), *begun)
+    carry = start = state, first.view
+    chunks = []
+    for key in keys:
+        carry, steps = program.run(carry, key)
+        chunks.append(jax.device_get(steps))
+    steps = jax.tree.map(lambda *each: _join("concatenate", each, 1), *chunks)
+    again = program.run(start, keys[0])[1]
+    return jax.device_get(Recording(first, seen, steps, again))
+
+
+def _join(how: str, arrays: Any, axis: int) -> Any:
+    """Stack or concatenate: with NumPy, which compiles nothing, except for random keys."""
+    is_key = jnp.issubdtype(arrays[0].dtype, jax.dtypes.prng_key)
+    return getattr(jnp if is_key else np, how)(arrays, axis=axis)
+
+
+def _close(left: Any, right: Any, tolerance: float) -> Any:
+    """Whether two trees are equal up to rounding."""
+
+    def same(a: Any, b: Any) -> Any:
+        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
+        if jnp.issubdtype(a.dtype, jnp.floating):
+            return jnp.isclose(a, b, tolerance, tolerance / 10, equal_nan=True).all()
+        return (a == b).all()
+
+    each = jax.tree.map(lambda a, b: same(jnp.asarray(a), jnp.asarray(b)), left, right)
+    return jnp.stack(jax.tree.leaves(each)).all()
+
+
+def assert_equal(left: Any, right: Any) -> None:
+    """Raise `AssertionError` unless two trees of arrays are equal."""
+    jax.tree.map(np.testing.assert_array_equal, left, right)
+
+
+def assert_close(left: Any, right: Any, tolerance: float = 1e-5) -> None:
+    """Raise `AssertionError` unless two trees of arrays are equal up to a relative tolerance."""
+
+    def check(a: Any, b: Any) -> None:
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance / 10)
+
+    jax.tree.map(check, left, right)
+
+
+def _shapes(tree: Any, lead: int = 0) -> Any:
+    return jax.tree.map(lambda x: (x.shape[lead:], x.dtype.name), tree)
+
+
+def _types(tree: Any) -> list[Any]:
+    return [(x.shape, x.dtype.name, jax.typeof(x).weak_type) for x in jax.tree.leaves(tree)]
+
+
+def _ends(steps: Steps) -> list[int]:
+    """Return the first three steps of the first environment that end an episode."""
+    return np.flatnonzero(steps.timestep.last[0])[:3].tolist()
+
+
+def _at(steps: Any, t: int) -> Any:
+    """Return step ``t`` of the first environment."""
+    return jax.tree.map(lambda x: x[0, t], steps)
+
+
+class EnvironmentConformance:
+    """Tests that an environment keeps the protocol `offmarl.envs.Environment`.
+
+    Subclass it with a pytest fixture ``env``. It needs pytest 9 or later::
+
+        class TestMine(EnvironmentConformance):
+            @pytest.fixture
+            def env(self):
+                return offmarl.envs.make("path/to/mine.py:Mine")
+
+    Episodes must end within 500 random steps.
+    """
+
+    tolerance = 1e-5
+    """Largest relative difference between programs that compile differently."""
+
+    reference_of: "ReferenceOf | None" = None
+    """Returns another implementation of the environment to compare every step with, or None."""
+
+    def test_it_keeps_the_protocol(self, env: Any, subtests: Any) -> None:
+        """Run all checks on one recording: one test, so that one worker compiles it."""
+        recording = record(env, type(self).reference_of, self.tolerance)
+        for name in dir(self):
+            if name.startswith("_check_"):
+                with subtests.test(name.removeprefix("_check_").replace("_", " ")):
+                    getattr(self, name)(env, recording)
+
+    def _programs(self, env: Any) -> Programs:
+        return compiled(env, type(self).reference_of, self.tolerance)
+
+    def _step_alone(self, env: Any, steps: Steps, t: int) -> Any:
+        """Repeat a recorded step unbatched; return also the key of the reset after it."""
+        state, action, key = jax.tree.map(lambda x: x[0, t], steps[:3])
+        step_key, reset_key = jax.random.split(key)
+        return *self._programs(env).step(step_key, state, action), reset_key
+
+    def _check_shapes_and_types_are_those_of_the_spec(self, env: Any, recording: Recording) -> None:
+        spec = env.spec
+        agents = (spec.num_agents,)
+        view = {
+            "observation": ((*agents, spec.observation_size), "float32"),
+            "state": ((spec.state_size,), "float32"),
+            "legal_actions": ((*agents, spec.action_size), "bool"),
+            "alive": (agents, "bool"),
+        }
+        _, alone, _ = self._step_alone(env, recording.steps, 0)
+        for timestep, lead in ((alone, 0), (recording.first, 1), (recording.steps.timestep, 2)):
+            assert _shapes(timestep.view._asdict(), lead) == view
+            assert _shapes(timestep.next_view._asdict(), lead) == view
+            assert _shapes(timestep.reward, lead) == (agents, "float32")
+            for ended in (timestep.terminated, timestep.truncated):
+                assert _shapes(ended, lead) == (agents, "bool")
+            assert _shapes(timestep.last, lead) == ((), "bool")
+
+    def _check_a_step_changes_no_type(self, env: Any, recording: Recording) -> None:
+        """Otherwise a program would compile for fresh states and again for all others."""
+        program, action = self._programs(env), recording.steps.action[0, 0]
+        (state, first), _ = program.reset(jax.random.key(1))
+        after, step = program.step(jax.random.key(2), state, action)
+        fresh, later = (state, first.view), (after, step.view)
+        chex.assert_trees_all_equal_structs(later, fresh)
+        assert _types(later) == _types(fresh)
+        program.step(jax.random.key(3), after, action)
+        assert len(program.traces) == 1
+
+    def _check_an_episode_begins_with_nothing_earned(self, env: Any, recording: Recording) -> None:
+        first = recording.first
+        assert_equal(first.view, first.next_view)
+        assert not first.reward.any()
+        assert not (first.terminated.any() or first.truncated.any() or first.last.any())
+
+    def _check_the_same_keys_give_the_same_bits(self, env: Any, recording: Recording) -> None:
+        once = jax.tree.map(lambda x: x[:, :CHUNK], recording.steps.timestep)
+        assert_equal(recording.again.timestep, once)
+
+    def _check_a_batch_equals_its_members_and_keeps_what_the_action_led_to(
+        self, env: Any, recording: Recording
+    ) -> None:
+        steps = recording.steps
+        for t in [0, 1, *_ends(steps)]:
+            _, alone, _ = self._step_alone(env, steps, t)
+            kept = _at(steps.timestep, t)
+            assert_close(alone._replace(view=kept.view), kept, self.tolerance)
+
+    def _check_another_episode_begins_where_one_ends(self, env: Any, recording: Recording) -> None:
+        steps, reset = recording.steps, self._programs(env).reset
+        for t in _ends(steps):
+            *_, key = self._step_alone(env, steps, t)
+            (_, fresh), _ = reset(key)
+            assert_close(fresh.view, _at(steps.timestep, t).view, self.tolerance)
+        going_on = ~steps.timestep.last
+        views = (steps.timestep.view, steps.timestep.next_view)
+        assert_equal(*jax.tree.map(lambda x: x[going_on], views))
+
+    def _check_everything_is_finite(self, env: Any, recording: Recording) -> None:
+        seen = recording.first, recording.steps.timestep
+        finite = jax.tree.map(lambda x: bool(np.isfinite(x).all()), seen)
+        assert all(jax.tree.leaves(finite))
+
+    def _check_masks(self, env: Any, recording: Recording) -> None:
+        """Live agents can act; padding is zero in observations and never legal."""
+        num_agents, spec, steps = env.spec.num_agents, env.spec, recording.steps
+        sizes = spec.observation_sizes or (spec.observation_size,) * num_agents
+        action_sizes = spec.action_sizes or (spec.action_size,) * num_agents
+        for view in (steps.timestep.view, steps.timestep.next_view):
+            assert (view.legal_actions.any(-1) | ~view.alive).all()
+            for i in range(num_agents):
+                assert not view.observation[:, :, i, sizes[i] :].any()
+                assert not view.legal_actions[:, :, i, action_sizes[i] :].any()
+        if isinstance(spec.action, Discrete):
+            assert 0 <= steps.action.min() <= steps.action.max() < spec.num_actions
+
+    def _check_team_rewards_are_equal(self, env: Any, recording: Recording) -> None:
+        reward = recording.steps.timestep.reward
+        assert env.spec.reward == "individual" or (reward == reward[..., :1]).all()
+
+    def _check_ends_are_either_termination_or_truncation(
+        self, env: Any, recording: Recording
+    ) -> None:
+        step, limit = recording.steps.timestep, env.spec.time_limit
+        assert not (step.terminated & step.truncated).any()
+        assert_equal(step.last, (step.terminated | step.truncated).all(-1))
+        for truncated, last in zip(step.truncated, step.last, strict=True):
+            over = np.flatnonzero(last)
+            lengths = np.diff(over, prepend=-1)
+            assert len(over)
+            assert limit is None or (lengths <= limit).all()
+            assert (lengths[truncated[over].any(-1)] == limit).all()
+
+    def _check_every_step_equals_the_reference(self, env: Any, recording: Recording) -> None:
+        steps = recording.steps
+        if steps.reference is None:
+            return
+        assert steps.same_state.all()
+        self._compare(recording.first, recording.first_reference)
+        self._compare(steps.timestep, steps.reference)
+        ours, theirs = steps.timestep, steps.reference
+        assert_close(ours.reward, theirs.reward, self.tolerance)
+        if theirs.last is None:  # built for one more step, so it never ends itself
+            late = np.arange(NUM_STEPS) % env.spec.time_limit == env.spec.time_limit - 1
+            assert_equal(ours.last, np.broadcast_to(late, ours.last.shape))
+        else:
+            assert_equal(ours.last, theirs.last)
+        if theirs.truncated is not None:
+            assert_equal(ours.truncated.all(-1), theirs.truncated)
+
+    def _compare(self, ours: Timestep, theirs: Seen) -> None:
+        for i, expected in enumerate(theirs.observations):
+            own = ours.next_view.observation[..., i, : expected.shape[-1]]
+            assert_close(own, expected, self.tolerance)
+        if theirs.legal_actions is not None:
+            assert_equal(ours.next_view.legal_actions, theirs.legal_actions)
+        if theirs.state is not None:
+            assert_close(ours.next_view.state, theirs.state, self.tolerance)

@@ -1,0 +1,170 @@
+"""What a program takes from its dataset before it learns: moments, returns, first views."""
+
+from collections.abc import Callable, Hashable, Iterator
+from functools import partial
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Float
+from numpy.typing import NDArray
+
+from offmarl.errors import RunError
+from offmarl.types import Transition, View
+from offmarl.vault import Dataset
+
+STATISTICS_FILE = "dataset.npz"
+
+
+class MeanAndStd(NamedTuple):
+    """Moments of the entries of a vector."""
+
+    mean: Float[np.ndarray, "size"]
+    std: Float[np.ndarray, "size"]
+    """At least 1e-3, so that constant entries can be divided by it."""
+
+
+class DatasetStatistics:
+    """Arrays that a program takes from its dataset, computed on first use.
+
+    They are kept with the run. `load_policy` and a resumed run read them from there, so a policy
+    that normalises its input needs no dataset to act.
+
+    Parameters
+    ----------
+    dataset
+        None if only kept arrays are used.
+    arrays
+        Those kept, by name.
+    episodes
+        Numbers of the episodes that are learned from; None for all.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset | None,
+        arrays: dict[str, NDArray[Any]] | None = None,
+        episodes: NDArray[np.int64] | None = None,
+    ):
+        self._dataset, self._episodes = dataset, episodes
+        self._kept = dict(arrays or {})
+        self.used: dict[str, NDArray[Any]] = {}
+        """The arrays used so far, by name."""
+
+    def array(self, name: str, compute: Callable[[Dataset], Any]) -> NDArray[Any]:
+        """Return an array of the program's own, computed from the dataset or read from the run.
+
+        Parameters
+        ----------
+        name
+            What the run keeps it by.
+        compute
+            Computes it from the dataset.
+
+        Raises
+        ------
+        RunError
+            The run has no array of that name, and no dataset was given.
+        """
+        if name not in self._kept:
+            if self._dataset is None:
+                raise RunError(
+                    f"this run keeps no {name} of its dataset: the program that trained it was "
+                    "another version. Train it again."
+                )
+            self._kept[name] = np.asarray(compute(self._dataset))
+        self.used[name] = self._kept[name]
+        return self.used[name]
+
+    def observation_moments(self) -> MeanAndStd:
+        """Return the moments of observations, over all steps and living agents, ``(O,)``."""
+        return self._moments(
+            "observation", lambda steps: steps.view.observation[steps.view.alive.astype(bool)]
+        )
+
+    def state_moments(self) -> MeanAndStd:
+        """Return the moments of global states, over all steps, ``(S,)``."""
+        return self._moments("state", lambda steps: steps.view.state)
+
+    def returns(self) -> Float[np.ndarray, "episodes"]:
+        """Return the return of each complete episode: the mean over agents, not discounted."""
+
+        def compute(dataset: Dataset) -> NDArray[Any]:
+            found, chosen = dataset.episodes, self._chosen(dataset)
+            return found.episode_returns[chosen][found.scored[chosen]].astype(np.float32)
+
+        return self.array("returns", compute)
+
+    def initial_views(self, most: int = 1024) -> View:
+        """Return what agents see at the start of episodes, ``(M, ...)``.
+
+        Parameters
+        ----------
+        most
+            M at most; of more episodes, evenly spread ones are taken.
+        """
+
+        def first(name: str, dataset: Dataset) -> NDArray[Any]:
+            chosen = self._chosen(dataset)
+            chosen = chosen[np.linspace(0, len(chosen) - 1, min(most, len(chosen))).astype(int)]
+            table = dataset.episodes
+            steps = dataset.window_transitions(table.row[chosen], table.start[chosen], 1)
+            return np.asarray(getattr(steps.view, name))[:, 0]
+
+        found: Any = (
+            self.array(f"initial_{name}_{most}", partial(first, name)) for name in View._fields
+        )
+        return View(*found)
+
+    def identity(self) -> Hashable:
+        """Return a key of the arrays used so far."""
+        return tuple((name, array.tobytes()) for name, array in sorted(self.used.items()))
+
+    def _chosen(self, dataset: Dataset) -> NDArray[np.int64]:
+        every = np.arange(len(dataset.episodes.length))
+        return every if self._episodes is None else self._episodes
+
+    def _moments(self, name: str, values: Callable[[Transition], Any]) -> MeanAndStd:
+        def compute(dataset: Dataset) -> NDArray[Any]:
+            count, total, squares = 0, 0.0, 0.0
+            for steps in self._steps(dataset):
+                found = np.asarray(values(steps), np.float64)
+                count += len(found)
+                total, squares = total + found.sum(0), squares + (found**2).sum(0)
+            mean = total / max(count, 1)
+            std = np.sqrt(np.maximum(squares / max(count, 1) - mean**2, 0)).clip(1e-3)
+            return np.stack([mean, std]).astype(np.float32)
+
+        return MeanAndStd(*self.array(f"{name}_moments", compute))
+
+    def _steps(self, dataset: Dataset) -> Iterator[Transition]:
+        """Yield the steps of the episodes that are learned from, ``(M, ...)``, block by block."""
+        table, chosen = dataset.episodes, np.zeros(len(dataset.episodes.length), bool)
+        chosen[self._chosen(dataset)] = True
+        begins = table.row * dataset.length + table.start
+        for start, stop in dataset.blocks():
+            step = np.arange(dataset.rows)[:, None] * dataset.length + np.arange(start, stop)
+            kept = chosen[np.searchsorted(begins, step, side="right") - 1]
+            yield jax.tree.map(itemgetter(kept), dataset.transitions(start, stop))
+
+
+def save(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
+    """Write a run's arrays of its dataset, atomically; nothing where there are none."""
+    if arrays:
+        partial = path.with_name(f".{path.name}.partial")
+        with partial.open("wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+        partial.replace(path)
+
+
+def read(path: Path) -> dict[str, NDArray[Any]]:
+    """Return the arrays that a run keeps of its dataset."""
+    if not path.exists():
+        return {}
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return dict(file)
+    except (OSError, ValueError, KeyError) as error:
+        raise RunError(f"{path} is damaged ({error}): delete the run and train again.") from None

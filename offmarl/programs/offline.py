@@ -1,0 +1,308 @@
+"""Training offline: what a baseline does with its arguments, and what its run leaves behind."""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float, Key
+from numpy.typing import NDArray
+
+from offmarl import __version__, tracking
+from offmarl.errors import OptionError, RunError
+from offmarl.paths import below, local
+from offmarl.programs import dataset as data
+from offmarl.programs.dataset import DatasetStatistics
+from offmarl.programs.evaluate import Evaluator, evaluate, make_evaluator, summary
+from offmarl.programs.loop import (
+    LOG_EVERY,
+    Layout,
+    Learners,
+    Schedule,
+    build,
+    layout_of,
+    learn,
+    stage_starts,
+    start,
+    updates,
+)
+from offmarl.programs.program import (
+    FREE,
+    Args,
+    ArgsT,
+    Hyperparameters,
+    Program,
+    hyperparameters,
+)
+from offmarl.programs.registry import origin_of
+from offmarl.programs.run import (
+    CheckpointTimer,
+    Run,
+    checkpoint_timer,
+    keep_compiled_programs,
+    open_run,
+)
+from offmarl.replay import BatchSource, open_batches
+from offmarl.types import ArrayTree, EnvSpec
+from offmarl.vault import Dataset, open_vault
+
+
+def train(make: Callable[[EnvSpec, ArgsT, DatasetStatistics], Program], args: ArgsT) -> Path:
+    """Train a program on a vault, evaluate it, and write the run.
+
+    The same call again resumes a stopped run from its last checkpoint, to the same bits; a finished
+    run is left as it is. SIGINT and SIGTERM save a checkpoint and then stop the run.
+
+    Parameters
+    ----------
+    make
+        ``make(spec, args, dataset)`` builds the program; the file that it stands in is recorded.
+    args
+        Its arguments.
+
+    Returns
+    -------
+    The run's directory.
+
+    Raises
+    ------
+    VaultError, ShapeError, OptionError
+        The vault cannot be read, or does not suit the program or the environment; an argument is
+        invalid.
+    RunError
+        The directory holds a run with other arguments.
+    Stopped
+        A signal stopped the run; the message says where it resumes.
+    """
+    assert isinstance(args, Args)
+    keep_compiled_programs()
+    with checkpoint_timer(args.checkpoint_seconds, "update") as timer:
+        return _train(make, args, timer)
+
+
+def _train(
+    make: Callable[[EnvSpec, Any, DatasetStatistics], Program], args: Args, timer: CheckpointTimer
+) -> Path:
+    dataset, origin = open_vault(args.vault, time_limit=args.time_limit), origin_of(make)
+    args = _resolved(args, dataset.spec)
+    evaluator = make_evaluator(args, dataset)
+    args = replace(args, held_out=evaluator.fraction)
+    directory = _directory(origin.name, args, dataset)
+    kept = data.read(directory / data.STATISTICS_FILE)
+    statistics = DatasetStatistics(dataset, kept, evaluator.learned_from)
+    program = build(make, dataset.spec, args, statistics, statistics.identity)
+    layout = layout_of(args.seeds, args.batching, _seeds_at_once(directory))
+    record = {
+        "offmarl": __version__,
+        "kind": "baseline",
+        "program": origin.name,
+        "file": origin.file,
+        "sha256": origin.sha256,
+        "args": {key: value for key, value in asdict(args).items() if key not in FREE},
+        "spec": dataset.spec.to_json(),
+        "greedy": program.greedy,
+        "vault": f"{dataset.name}/{dataset.uid}",
+        "vault_digest": dataset.digest(),
+        "seeds": list(range(args.seed, args.seed + args.seeds)),
+        "seeds_at_once": layout.at_once,
+    }
+    schedule = _schedule(args, program)
+    run = open_run(directory, record)
+    data.save(directory / data.STATISTICS_FILE, statistics.used)
+    if not run.complete or run.lacks_checkpoint(schedule.updates):
+        _learn(_Job(run, program, evaluator, args, schedule, layout), dataset, timer)
+        run.finish()
+    return run.directory
+
+
+def _resolved(args: Args, spec: EnvSpec) -> Args:
+    """Fill in the arguments whose defaults depend on the data."""
+    small = spec.name.startswith(("classic/", "probe/"))
+    updates = (3_000 if small else 100_000) if args.updates is None else args.updates
+    every = max(updates // 20, 1) if args.evaluate_every is None else args.evaluate_every
+    return replace(args, updates=updates, evaluate_every=every)
+
+
+def _schedule(args: Args, program: Program) -> Schedule:
+    assert args.updates is not None and args.evaluate_every is not None
+    try:
+        starts = stage_starts(program.stages, args.updates)
+    except ValueError as error:
+        raise OptionError(
+            f"--updates {args.updates} does not fit the program, which has {error}: give "
+            "--updates of at least one more, or other lengths of its stages."
+        ) from None
+    return Schedule(args.updates, args.evaluate_every, LOG_EVERY, starts)
+
+
+def _seeds_at_once(directory: Path) -> int | None:
+    """Return how many seeds a run that exists computes side by side."""
+    try:
+        return tracking.read_run(directory).get("seeds_at_once")
+    except RunError:
+        return None
+
+
+def _directory(name: str, args: Args, dataset: Dataset) -> Path:
+    if args.out:
+        return local(args.out)
+    parts = dataset.spec.name or dataset.name, dataset.uid, name
+    return Path("runs") / below(*parts, option="--out")
+
+
+class _Job(NamedTuple):
+    """What stays the same from the first update to the last."""
+
+    run: Run
+    program: Program
+    evaluator: Evaluator
+    args: Args
+    schedule: Schedule
+    layout: Layout
+
+    @property
+    def seeds(self) -> NDArray[np.int64]:
+        """The training seeds."""
+        return self.args.seed + np.arange(self.args.seeds)
+
+    def keys(self) -> tuple[Key[Array, "seeds"], ...]:
+        """Return the keys to start, to update and to evaluate with; steps are folded in later."""
+        keys = jax.vmap(lambda seed: jax.random.split(jax.random.key(seed), 3))(self.seeds)
+        return keys[:, 0], keys[:, 1], keys[:, 2]
+
+    def hyper(self) -> Hyperparameters:
+        """Return the hyperparameters of each seed."""
+        one = hyperparameters(self.args)
+        return jax.tree.map(lambda leaf: np.full(self.args.seeds, leaf, leaf.dtype), one)
+
+    def tree(self, states: ArrayTree) -> dict[str, ArrayTree]:
+        """Return what a checkpoint holds."""
+        return {"state": states, "policy": self.program.policy_params(states)}
+
+
+def _learn(job: _Job, dataset: Dataset, timer: CheckpointTimer) -> None:
+    """Update, log, evaluate and checkpoint until the run is complete."""
+    run, schedule = job.run, job.schedule
+    start_keys, update_keys, evaluate_keys = job.keys()
+    learners = Learners(job.program, job.hyper(), update_keys, job.layout)
+    journal = _Journal(job, evaluate_keys)
+    done, states = journal.begin(start(job.program, start_keys, learners.hyper))
+    timer.begin(done)
+    with (
+        _batches(job, dataset, update_keys, done) as batches,
+        tracking.progress(run.record["program"], schedule.updates, done) as advance,
+    ):
+        work = updates(learners, states, batches, schedule, done)
+        learn(work, journal, schedule, done, timer, advance)
+    journal.close()
+    run.write_marl_eval(job.evaluator.environment)
+
+
+def _batches(
+    job: _Job, dataset: Dataset, keys: Key[Array, "seeds"], done: int
+) -> AbstractContextManager[BatchSource]:
+    args, total = job.args, job.schedule.updates
+    # Whatever a window holds beyond the longest episode would be masked out.
+    length = min(args.length, int(dataset.episodes.length.max(initial=1)))
+    return open_batches(
+        dataset,
+        args.replay,
+        args.batch_size,
+        length,
+        keys,
+        range(done, total, min(LOG_EVERY, total)),
+        int(args.memory * 1e9),
+        job.evaluator.learned_from,
+    )
+
+
+class _Journal:
+    """Metrics, evaluations and checkpoints of all seeds."""
+
+    def __init__(self, job: _Job, keys: Key[Array, "seeds"]):
+        self._job, self._keys = job, keys
+        self._checkpoints = job.run.checkpoints(keep=2)
+        self._means = Means()
+        self.note = ""
+
+    def begin(self, fresh: ArrayTree) -> tuple[int, ArrayTree]:
+        """Return the updates done, and the states after them."""
+        found = self._checkpoints.resume(self._job.tree(fresh))
+        done, states = (0, fresh) if found is None else (found.step, found.tree["state"])
+        if found is not None:
+            self._means = Means(found.info.get("sums", {}), found.info.get("count", 0))
+        tracking.cut(self._job.run.metrics, done)
+        return done, states
+
+    def add(self, _done: int, metrics: Mapping[str, NDArray[Any]], count: int) -> None:
+        """Take the metrics of the last updates."""
+        self._means.add(metrics, count)
+
+    def log(self, done: int) -> None:
+        """Write the means since the last line."""
+        self._write(done, self._means.take())
+
+    def evaluate(self, done: int, states: ArrayTree) -> None:
+        """Evaluate the policies of all seeds; the last time by more episodes."""
+        job, last = self._job, done == self._job.schedule.updates
+        episodes = job.args.final_episodes if last else job.args.evaluate_episodes
+        keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(self._keys, done)
+        params = job.program.policy_params(states)
+        found = evaluate(job.evaluator, job.program, job.layout, params, keys, episodes, last)
+        if found:
+            self._write(done, found)
+        self.note = summary(found)
+
+    def save(self, done: int, states: ArrayTree) -> None:
+        """Write a checkpoint, with the metrics not yet logged."""
+        info = {"sums": self._means.sums, "count": self._means.count}
+        self._checkpoints.save(done, self._job.tree(states), info)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._checkpoints.close()
+
+    def _write(self, step: int, metrics: Mapping[str, NDArray[Any]]) -> None:
+        """Write a line for each seed; metrics are ``(seeds, ...)``."""
+        tracking.append(
+            self._job.run.metrics,
+            *(
+                {"seed": seed, "step": step} | {name: value[i] for name, value in metrics.items()}
+                for i, seed in enumerate(self._job.seeds)
+            ),
+        )
+
+
+class Means:
+    """Means of metrics over the updates of a block, however the block is divided.
+
+    Parameters
+    ----------
+    sums
+        For each metric one sum for each seed; JSON.
+    count
+        Updates that they are over.
+    """
+
+    def __init__(self, sums: Mapping[str, list[float]] | None = None, count: int = 0):
+        self.sums = dict(sums or {})
+        self.count = count
+
+    def add(self, metrics: Mapping[str, Float[np.ndarray, "seeds n"]], count: int) -> None:
+        """Add the metrics of ``count`` updates, one after the other."""
+        for name, values in metrics.items():
+            before = np.array(self.sums.get(name, [0.0] * len(values)))[:, None]
+            # Unlike a sum's, the order of a cumulative sum's additions does not depend on how many
+            # there are, so that a run that was stopped within a block has the same bits.
+            self.sums[name] = np.cumsum(np.hstack([before, values]), axis=1)[:, -1].tolist()
+        self.count += count
+
+    def take(self) -> dict[str, Float[np.ndarray, "seeds"]]:
+        """Return the means, and begin anew."""
+        sums = {name: np.array(values) for name, values in self.sums.items()}
+        means = {name: (value / self.count).astype(np.float32) for name, value in sums.items()}
+        self.sums, self.count = {}, 0
+        return means

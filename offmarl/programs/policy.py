@@ -1,0 +1,207 @@
+"""Trained policies, loaded from their runs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from offmarl import tracking
+from offmarl.checkpoint import Checkpoints
+from offmarl.config import from_json
+from offmarl.envs.base import restart, transition
+from offmarl.errors import OptionError, RunError, ShapeError
+from offmarl.paths import local
+from offmarl.programs import dataset, registry
+from offmarl.programs.program import Program, hyperparameters, structure
+from offmarl.types import ArrayTree, EnvSpec, Policy, Timestep, View
+
+
+@dataclass(frozen=True)
+class LoadedPolicy:
+    """A policy from a run, ready to act.
+
+    Call it in a loop of your own, with NumPy or JAX arrays of a single environment::
+
+        carry = None
+        while not done:
+            key, act_key = jax.random.split(key)
+            action, carry = policy(observation, legal_actions, carry, act_key)
+    """
+
+    policy: Policy
+    params: ArrayTree
+    spec: EnvSpec
+    name: str
+    """The program that trained it."""
+    stochastic: bool
+    """Whether it draws its actions at random, so that each call needs a key."""
+
+    def __call__(
+        self,
+        observation: Float[Array | np.ndarray, "N O"],
+        legal_actions: Bool[Array | np.ndarray, "N A"] | None = None,
+        carry: ArrayTree | None = None,
+        key: PRNGKeyArray | None = None,
+    ) -> tuple[np.ndarray, ArrayTree]:
+        """Choose the agents' actions.
+
+        Parameters
+        ----------
+        observation
+            What the agents see.
+        legal_actions
+            ``(N, A)``; all of them by default.
+        carry
+            What the last call returned; None at the start of an episode.
+        key
+            A new one for each call of a stochastic policy; others do without.
+
+        Returns
+        -------
+        tuple
+            The actions, ``(N,)`` or ``(N, A)`` if continuous, and the carry for the next call.
+
+        Raises
+        ------
+        ShapeError
+            The observation is not that of the agents the policy was trained for.
+        OptionError
+            The policy is stochastic, and no key was given.
+        """
+        expected = (self.spec.num_agents, self.spec.observation_size)
+        if np.shape(observation) != expected:
+            raise ShapeError(
+                f"the policy of {self.name} acts on observations of shape {expected} (agents, "
+                f"observation size), and was given {np.shape(observation)}."
+            )
+        if key is None and self.stochastic:
+            raise OptionError(
+                f"the policy of {self.name} draws its actions at random and was called without a "
+                "key: give each call a key of its own, policy(observation, legal_actions, carry, "
+                "key=key), or load it with greedy=True for its best actions."
+            )
+        every_action = np.ones((self.spec.num_agents, self.spec.action_size), bool)
+        action, _, carry = self._act(
+            self.params,
+            self.policy.initial_carry() if carry is None else carry,
+            observation,
+            every_action if legal_actions is None else legal_actions,
+            _unused_key() if key is None else key,
+        )
+        return np.asarray(action), carry
+
+    @cached_property
+    def _act(self) -> Callable[..., tuple[Array, Array, ArrayTree]]:
+        return jax.jit(self.policy.act)
+
+
+@cache
+def _unused_key() -> PRNGKeyArray:
+    """Return what a policy that draws nothing is given for a key."""
+    return jax.random.key(0)
+
+
+def load_policy(
+    run_dir: str | Path, seed: int | None = None, greedy: bool | None = None
+) -> LoadedPolicy:
+    """Load the last policy of a run, built by the program that trained it.
+
+    Nothing but the run's directory is needed, and the program's file where it is the user's own.
+
+    Parameters
+    ----------
+    run_dir
+        A directory that `offmarl train` or `offmarl record` wrote.
+    seed
+        Which of the run's seeds; the first by default.
+    greedy
+        Whether to always take the best action; by default as the run was evaluated, which its
+        ``run.json`` says: recorders and ``bc`` draw their actions, and need a key for each call.
+
+    Raises
+    ------
+    RunError
+        It is not a run's directory, has no checkpoint yet or no such seed; or the file of its
+        program was moved or has changed.
+    CheckpointError
+        Its checkpoint is damaged.
+    """
+    run_dir = local(run_dir)
+    run = tracking.read_run(run_dir)
+    seeds = run["seeds"]
+    seed = seeds[0] if seed is None else seed
+    if seed not in seeds:
+        raise RunError(f"{run_dir} has no seed {seed}: its seeds are {seeds}.")
+    program, like = _program_of(run, run_dir)
+    checkpoints = Checkpoints(run_dir / tracking.CHECKPOINTS)
+    stacked = jax.eval_shape(
+        lambda tree: jax.tree.map(lambda leaf: jnp.stack([leaf] * len(seeds)), tree), like
+    )
+    tree, _ = checkpoints.restore({"policy": stacked})
+    checkpoints.close()
+    params = jax.tree.map(lambda leaf: leaf[seeds.index(seed)], tree["policy"])
+    policy = program.policy(run.get("greedy", True) if greedy is None else greedy)
+    spec = EnvSpec.from_json(run["spec"])
+    return LoadedPolicy(policy, params, spec, run["program"], policy.draws(params))
+
+
+def _program_of(run: dict[str, Any], run_dir: Path) -> tuple[Program, ArrayTree]:
+    """Build the program of a run, and describe the parameters of its policy."""
+    try:
+        kind: registry.Kind = run["kind"]
+        origin = registry.Origin(run["program"], run["file"], run["sha256"])
+    except KeyError as error:
+        raise RunError(
+            f"{run_dir} was written by another version of offmarl (its run.json has no {error}): "
+            "train again."
+        ) from None
+    module, spec = registry.load_origin(kind, origin, run_dir), EnvSpec.from_json(run["spec"])
+    args = from_json(module.Args, run["args"])
+    source: Any = _Blank(spec)
+    if kind == "baseline":
+        source = dataset.DatasetStatistics(None, dataset.read(run_dir / dataset.STATISTICS_FILE))
+    program: Program = module.make(spec, structure(args), source)
+
+    def params(key: PRNGKeyArray) -> ArrayTree:
+        return program.policy_params(program.init(key, hyperparameters(args)))
+
+    return program, jax.eval_shape(params, jax.random.key(0))
+
+
+@dataclass(frozen=True)
+class _Blank:
+    """An environment of a spec in which nothing happens.
+
+    A recorder's policy depends on sizes alone, so it is rebuilt without its environment.
+    """
+
+    spec: EnvSpec
+
+    def reset(self, key: PRNGKeyArray) -> tuple[tuple[()], Timestep]:  # noqa: ARG002
+        """Start an episode."""
+        return (), restart(self._view())
+
+    def step(
+        self,
+        key: PRNGKeyArray,  # noqa: ARG002
+        state: tuple[()],  # noqa: ARG002
+        action: Array,  # noqa: ARG002
+    ) -> tuple[tuple[()], Timestep]:
+        """Take a step."""
+        ended = jnp.zeros(self.spec.num_agents, bool)
+        return (), transition(self._view(), jnp.zeros(self.spec.num_agents), ended, ended)
+
+    def _view(self) -> View:
+        agents = self.spec.num_agents
+        return View(
+            jnp.zeros((agents, self.spec.observation_size)),
+            jnp.zeros(self.spec.state_size),
+            jnp.ones((agents, self.spec.action_size), bool),
+            jnp.ones(agents, bool),
+        )

@@ -1,0 +1,444 @@
+"""Drivers: the kinds of places that vaults are kept in.
+
+A driver knows one place: a directory, a part of a zip archive, a bucket or web address, or a place
+of a kind that a user registered with `register_driver`. What differs between these kinds is a
+method or a flag of the driver, so that the layers above never ask what kind it is.
+"""
+
+import math
+import os
+import stat
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path, PurePath, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from offmarl.errors import VaultError, VaultExistsError, VaultFormatError, VaultNotFoundError
+from offmarl.vault import regular_files
+from offmarl.vault.key_values import factories
+from offmarl.vault.layout import MANIFEST, METADATA
+from offmarl.vault.location import (
+    ARCHIVE_SUFFIX,
+    BUCKETS,
+    Url,
+    absolute,
+    archive_context,
+    caching_context,
+    kvstore_spec,
+)
+from offmarl.vault.lock import WriterLock
+from offmarl.vault.system import errors_of
+
+if TYPE_CHECKING:
+    import tensorstore as ts
+
+
+class Driver(ABC):
+    """One place.
+
+    Attributes
+    ----------
+    path
+        An absolute path or a `Url`. A path into an archive is written as if the archive were a
+        directory.
+    is_writable
+        Whether vaults can be written there.
+    can_lock
+        Whether a writer can lock a vault, so that several processes may take turns.
+    can_rename
+        Whether what was built beside a place can be moved to it in one instant.
+    can_map
+        Whether files can be mapped into memory.
+    """
+
+    is_writable = False
+    can_lock = can_rename = can_map = False
+
+    def __init__(self, path: PurePath):
+        self.path = path
+
+    @property
+    def directory(self) -> Path:
+        """The directory on this machine; `VaultError` if it is none."""
+        raise VaultError(
+            f"{self.path} is not a directory of this machine, which is needed here: unpack or "
+            "copy it first."
+        )
+
+    @property
+    def num_bytes(self) -> int | None:
+        """Bytes that the files take; None if finding out would mean reading them."""
+        return None
+
+    @abstractmethod
+    def read(self, name: str) -> bytes | None:
+        """Return the content of a small file, or None if it does not exist.
+
+        Raises
+        ------
+        OSError, ValueError
+            It exists and cannot be read.
+        """
+
+    def read_beside(self, name: str) -> bytes | None:
+        """Return the content of a small file in the directory above; None on other machines."""
+        del name
+        return None
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a small file; the caller syncs it if it must be durable.
+
+        Raises
+        ------
+        OSError, ValueError
+            It cannot be written.
+        """
+        raise VaultError(f"{self.path} cannot be written to: {name} of {len(content)} bytes.")
+
+    def clear(self) -> None:
+        """Remove all files, where vaults are created in place."""
+        raise VaultError(f"{self.path} cannot be written to.")
+
+    @abstractmethod
+    def is_vault(self) -> bool:
+        """Whether the place looks like a vault."""
+
+    @abstractmethod
+    def vaults(self) -> list[PurePath]:
+        """Return the vaults below: of a directory right below it, elsewhere at any depth.
+
+        A vault that is being created does not exist yet. Links to vaults are left out: in a
+        directory that comes from somebody else they may lead to private data.
+        """
+
+    def links(self) -> list[Path]:
+        """Return the symbolic links to vaults right below a directory."""
+        return []
+
+    def check(self) -> None:
+        """Raise `VaultFormatError` if the files are not safe to open."""
+        return
+
+    def lock(self, timeout: float = 0.0) -> WriterLock:
+        """Take the right to write; see `WriterLock`."""
+        if not self.is_writable:
+            raise VaultError(f"{self.path} cannot be written to: unpack or copy the vault first.")
+        return WriterLock(self.directory if self.can_lock else None, timeout)
+
+    def clear_unfinished(self, name: str) -> None:
+        """Remove a file that a killed commit left, if files can be removed."""
+        del name
+
+    def refuse_existing(self) -> None:
+        """Raise `VaultExistsError` if a vault cannot be created because something exists."""
+        if self.is_vault():
+            raise existing(self.path)
+
+    def missing(self) -> VaultError:
+        """Return the error for a place that is no vault and has none below."""
+        return VaultNotFoundError(f"there is no vault at {self.path}.")
+
+
+def existing(path: PurePath) -> VaultExistsError:
+    """Return the error for a place that is taken."""
+    return VaultExistsError(
+        f"there is something at {path} already: choose another path, remove it, or, if it is a "
+        "vault to go on with, resume it."
+    )
+
+
+class TensorStoreDriver(Driver):
+    """A place whose files TensorStore reads."""
+
+    def spec(self) -> dict[str, Any]:
+        """Return TensorStore's specification of the files below, named by relative paths."""
+        return kvstore_spec(self.path, "/")
+
+    @cached_property
+    def context(self) -> "ts.Context":
+        """What TensorStore shares between all that it opens here: a cache, but for directories."""
+        return caching_context()
+
+    @property
+    def staleness(self) -> float | None:
+        """The time after which TensorStore must ask again what a file holds; None for now.
+
+        What cannot be written does not change.
+        """
+        return None if self.is_writable else -math.inf
+
+    @cached_property
+    def files(self) -> "ts.KvStore":
+        """The files below."""
+        import tensorstore as ts
+
+        return ts.KvStore.open(self.spec(), context=self.context).result()
+
+    def read(self, name: str) -> bytes | None:
+        """Return the content of a small file, or None if it does not exist."""
+        found = self.files.read(name, staleness_bound=self.staleness).result()
+        return bytes(found.value) if found.state == "value" else None
+
+    def names(self) -> list[str]:
+        """Return the relative paths of all files below."""
+        with errors_of(self.path):
+            return [name.decode() for name in self.files.list().result()]
+
+    def is_vault(self) -> bool:
+        """Whether the place looks like a vault."""
+        return all(self.read(name) is not None for name in (METADATA, MANIFEST))
+
+    def vaults(self) -> list[PurePath]:
+        """Return the vaults below, at any depth."""
+        return [self.path / found for found in vaults_among(self.names())]
+
+
+class Directory(TensorStoreDriver):
+    """A directory of this machine, which need not exist."""
+
+    is_writable = can_lock = can_rename = can_map = True
+
+    @property
+    def directory(self) -> Path:
+        """The directory."""
+        return Path(self.path)
+
+    @cached_property
+    def context(self) -> "ts.Context":
+        """Nothing shared: the system caches files."""
+        import tensorstore as ts
+
+        return ts.Context()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the files take."""
+        return sum(_size(file) for file in self.directory.rglob("*"))
+
+    def read(self, name: str) -> bytes | None:
+        """Return the content of a small regular file, or None if it does not exist."""
+        try:
+            with os.fdopen(regular_files.open_file(self.directory, name), "rb") as file:
+                return file.read()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def read_beside(self, name: str) -> bytes | None:
+        """Return the content of a small file in the directory above."""
+        return Directory(self.path.parent).read(name)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a small file."""
+        (self.directory / name).write_bytes(content)
+
+    def is_vault(self) -> bool:
+        """Whether the directory looks like a vault."""
+        return (self.directory / METADATA).is_file() and (self.directory / MANIFEST).is_file()
+
+    def vaults(self) -> list[PurePath]:
+        """Return the vaults right below."""
+        return [below for below in self._below() if not below.is_symlink()]
+
+    def links(self) -> list[Path]:
+        """Return the symbolic links to vaults right below."""
+        return [below for below in self._below() if below.is_symlink()]
+
+    def _below(self) -> list[Path]:
+        if not self.directory.is_dir():
+            return []
+        return sorted(
+            below
+            for below in self.directory.iterdir()
+            if not below.name.startswith(".") and Directory(below).is_vault()
+        )
+
+    def check(self) -> None:
+        """Raise `VaultFormatError` if the directory holds links or special files."""
+        regular_files.check_regular_files(self.directory)
+
+    def clear_unfinished(self, name: str) -> None:
+        """Remove a file that a killed commit left."""
+        (self.directory / name).unlink(missing_ok=True)
+
+    def refuse_existing(self) -> None:
+        """Raise `VaultExistsError` if anything exists, even a link that leads nowhere."""
+        if self.directory.exists() or self.directory.is_symlink():
+            raise existing(self.path)
+
+    def missing(self) -> VaultError:
+        """Return the error for a directory, or a file, that is no vault."""
+        if self.directory.is_file():
+            return VaultFormatError(
+                f"{self.path} is a file, and a vault is a directory: give a vault, or make one of "
+                "a file of another project with `offmarl convert`."
+            )
+        if self.directory.exists():
+            return VaultFormatError(
+                f"{self.path} is not a vault: a vault is a directory with {METADATA} and "
+                f"{MANIFEST} in it."
+            )
+        return super().missing()
+
+
+class Archive(TensorStoreDriver):
+    """A path into a zip archive, on this machine or elsewhere.
+
+    Attributes
+    ----------
+    archive
+        The zip archive.
+    """
+
+    def __init__(self, path: PurePath, archive: PurePath):
+        super().__init__(path)
+        self.archive = archive
+
+    @property
+    def _prefix(self) -> str:
+        inside = self.path.relative_to(self.archive).as_posix()
+        return "" if inside == "." else f"{inside}/"
+
+    def spec(self) -> dict[str, Any]:
+        """Return TensorStore's specification of the files below, named by relative paths."""
+        return {"driver": "zip", "base": kvstore_spec(self.archive), "path": self._prefix}
+
+    @cached_property
+    def context(self) -> "ts.Context":
+        """A cache that all vaults of the archive share."""
+        if isinstance(self.archive, Path):
+            with suppress(OSError):
+                about = self.archive.stat()
+                return archive_context(
+                    self.archive, (about.st_ino, about.st_size, about.st_mtime_ns)
+                )
+        return caching_context()
+
+    def names(self) -> list[str]:
+        """Return the relative paths of all files below, once the archive was checked."""
+        from offmarl.vault.archive import members_of  # few vaults need it
+
+        prefix, names = self._prefix, (one.filename for one in members_of(self.archive))
+        return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+
+    def is_vault(self) -> bool:
+        """Whether the place looks like a vault."""
+        return {METADATA, MANIFEST} <= set(self.names())
+
+
+class Web(TensorStoreDriver):
+    """A web address, which can only be read and not listed."""
+
+    def names(self) -> list[str]:
+        """Raise `VaultNotFoundError`: web servers list nothing."""
+        raise VaultNotFoundError(
+            f"there is no vault at {self.path}, and web servers do not list what is below it: "
+            "give the whole path of a vault, such as https://host/name.vlt/uid."
+        )
+
+
+class Bucket(TensorStoreDriver):
+    """An address in an object store."""
+
+    is_writable = True
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a small file, durably."""
+        self.files.write(name, content).result()
+
+    def clear(self) -> None:
+        """Remove all files."""
+        import tensorstore as ts
+
+        self.files.delete_range(ts.KvStore.KeyRange()).result()
+
+
+class Registered(Driver):
+    """A place of a kind that was registered by `register_driver`.
+
+    Attributes
+    ----------
+    values
+        The user's key-value store. It also holds ``metadata.json``, which is written last when a
+        vault is created, so that a vault is what has one.
+    """
+
+    is_writable = True
+
+    def __init__(self, path: Url):
+        super().__init__(path)
+        self.values = factories[path.scheme](str(path))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all values."""
+        return sum(self.values.sizes("").values())
+
+    def read(self, name: str) -> bytes | None:
+        """Return the value of a key, or None."""
+        (value,) = self.values.read([name])
+        return value
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write one value."""
+        self.values.commit({name: content}, {})
+
+    def clear(self) -> None:
+        """Remove all keys."""
+        self.values.clear()
+
+    def is_vault(self) -> bool:
+        """Whether there is ``metadata.json``."""
+        return self.read(METADATA) is not None
+
+    def vaults(self) -> list[PurePath]:
+        """Return the vaults below, at any depth."""
+        keys = (PurePosixPath(key) for key in self.values.sizes("") if key.endswith(METADATA))
+        found = sorted({key.parent for key in keys if key.name == METADATA and len(key.parts) > 1})
+        return [self.path / below for below in found if not below.name.startswith(".")]
+
+
+def driver_of(path: str | os.PathLike[str]) -> Driver:
+    """Return the driver of a path or URL as users write it; the place need not exist.
+
+    Raises
+    ------
+    VaultError
+        It is a URL of an unknown scheme, or no path can be written like that.
+    """
+    full = absolute(path)
+    if isinstance(full, Url) and full.scheme in factories:
+        return Registered(full)
+    try:
+        if not isinstance(full, Url) and Path(full).is_dir():
+            return Directory(full)
+        for part in (full, *full.parents):
+            if part.name.endswith(ARCHIVE_SUFFIX) and (isinstance(part, Url) or _is_file(part)):
+                return Archive(full, part)
+    except OSError as error:
+        raise VaultError(f"there can be nothing at {full}: {error.strerror}.") from error
+    if not isinstance(full, Url):
+        return Directory(full)
+    return Bucket(full) if full.scheme in BUCKETS else Web(full)
+
+
+def _is_file(path: PurePath) -> bool:
+    return Path(path).is_file()
+
+
+def vaults_among(names: Iterable[str]) -> list[PurePosixPath]:
+    """Return the directories of vaults that files of these names belong to, sorted."""
+    ends = f"/{METADATA}", f"/{MANIFEST}"
+    paths = {PurePosixPath(name) for name in names if name.endswith(ends)}
+    found = {path.parent for path in paths if path.name == METADATA}
+    whole = [path for path in found if path / MANIFEST in paths and path.parts]
+    return sorted(path for path in whole if not path.name.startswith("."))
+
+
+def _size(file: Path) -> int:
+    try:
+        about = file.stat()
+    except FileNotFoundError:  # compaction removed it
+        return 0
+    return about.st_size if stat.S_ISREG(about.st_mode) else 0

@@ -1,0 +1,78 @@
+"""Key-value stores that users provide, so that vaults can be kept in places of other kinds."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+from offmarl.errors import VaultError
+from offmarl.vault.location import schemes
+
+
+@runtime_checkable
+class KeyValues(Protocol):
+    """A key-value store below a URL, which a user's driver provides; see `register_driver`.
+
+    Keys are relative paths, such as ``observations./0.0`` or, below the directory of several
+    vaults, ``main/observations./0.0``. Several threads may call one object.
+    """
+
+    def read(self, keys: Sequence[str]) -> list[bytes | None]:
+        """Return the values of keys; None for each key that does not exist."""
+
+    def sizes(self, prefix: str) -> Mapping[str, int]:
+        """Return the keys that begin with a prefix, and the bytes of their values."""
+
+    def generations(self, keys: Sequence[str]) -> list[bytes]:
+        """Return a stamp for each key that changes with every write; one too if it is missing."""
+
+    def commit(self, writes: Mapping[str, bytes], fence: Mapping[str, bytes]) -> None:
+        """Write all values or none, durably.
+
+        Parameters
+        ----------
+        writes
+            Keys and values.
+        fence
+            Keys and the generations that they must still have.
+
+        Raises
+        ------
+        VaultConflictError
+            A key of the fence has another generation; nothing was written.
+        """
+
+    def clear(self) -> None:
+        """Remove all keys."""
+
+
+Factory = Callable[[str], KeyValues]
+"""Opens the key-value store below a URL, which need not hold anything."""
+
+factories: dict[str, Factory] = {}
+
+
+def register_driver(scheme: str, factory: Factory) -> None:
+    """Let vaults be kept at URLs of a scheme, such as ``memory://name/data.vlt/main``.
+
+    Parameters
+    ----------
+    scheme
+        In lower case, without ``://``. A scheme that was registered before is replaced.
+    factory
+        Called with the URL of a vault, or of a directory of vaults. Calls with the same URL must
+        return views of the same data.
+
+    Raises
+    ------
+    VaultError
+        The scheme belongs to offmarl, or is not a word of lower-case letters, digits and ``+.-``.
+    """
+    ours = schemes - factories.keys()
+    if scheme in ours or not scheme[:1].isalpha() or not _is_scheme(scheme):
+        raise VaultError(f"{scheme!r} cannot be registered as the scheme of a driver.")
+    schemes.add(scheme)
+    factories[scheme] = factory
+
+
+def _is_scheme(text: str) -> bool:
+    allowed = set("abcdefghijklmnopqrstuvwxyz0123456789+.-")
+    return len(text) > 1 and allowed.issuperset(text)

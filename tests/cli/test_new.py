@@ -1,0 +1,104 @@
+"""What `offmarl new` writes works: an environment is recorded and trained on, a baseline trains."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from offmarl import envs, vault
+from offmarl.networks import PolicyConfig, make_policy
+from offmarl.programs.record import record_policy
+from offmarl.testing import EnvironmentConformance
+
+TRAIN = ("--updates", 4, "--evaluate-every", 2, "--evaluate-episodes", 2, "--final-episodes", 3)
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+class TestEnvironment(EnvironmentConformance):
+    @pytest.fixture
+    def env(self, offmarl, tmp_path):
+        made = offmarl("new", "env", "meeting", "--directory", "some where", "--json")
+        assert made.json["path"] == str(tmp_path / "some where" / "meeting.py")
+        return envs.make("some where/meeting.py:Meeting")
+
+
+@pytest.fixture
+def file(offmarl):
+    """Name an environment in a file beside the working directory."""
+    assert offmarl("new", "env", "line_game", "--directory", "../code").code == 0
+    return "../code/line_game.py:LineGame"
+
+
+@pytest.mark.slow
+def test_an_environment_from_a_file_is_recorded_and_trained_on(offmarl, file):
+    env = envs.make(f"{file}:time_limit=9")
+    path = Path("line_game.vlt/random")
+    record_policy(env, make_policy(PolicyConfig("random"), env.spec), (), path, 100, num_envs=2)
+    opened = vault.open_vault(path)
+    assert opened.spec.name == "line_game.py:LineGame:time_limit=9"
+    source = opened.provenance["environment_source"]
+    assert (source["file"], source["factory"]) == ("../code/line_game.py", "LineGame")
+
+    refused = offmarl("train", "bc", "--vault", path, *TRAIN)
+    assert refused.code == 2 and "path/to/file.py:FACTORY" in refused.err
+    trained = offmarl("train", "bc", "--vault", path, "--env", file, *TRAIN, "--json")
+    assert trained.code == 0, trained.err
+    refused = offmarl("evaluate", trained.json["run"])
+    assert refused.code == 2 and "does not run code that data names" in refused.err
+
+
+@pytest.mark.nightly
+def test_every_command_takes_an_environment_from_a_file(offmarl, file):
+    recorded = offmarl(
+        *("record", "mappo", "--env", f"{file}:time_limit=9", "--tiers", "random", "--json"),
+        *("--steps", 400, "--total-steps", 800, "--num-envs", 4, "--num-steps", 50),
+        *("--evaluations", 2, "--eval-episodes", 4),
+    )
+    assert recorded.code == 0, recorded.err
+    path = "vaults/line_game.py:LineGame:time_limit=9.vlt/random"
+    trained = offmarl("train", "bc", "--vault", path, "--env", file, *TRAIN, "--json")
+    run = trained.json["run"]
+    played = offmarl("evaluate", run, "--env", file, "--episodes", 2, "--json")
+    assert played.json["env"] == "line_game.py:LineGame"
+    again = ("record", "--policy", run, "--env", file, "--steps", 40, "--num-envs", 2, "--json")
+    assert offmarl(*again).json["env"] == "line_game.py:LineGame"
+
+
+def test_nothing_is_overwritten(offmarl, tmp_path):
+    (tmp_path / "mine.py").write_text("precious")
+    done = offmarl("new", "env", "mine")
+    assert done.code == 2 and "exists and is not overwritten" in done.err
+    assert (tmp_path / "mine.py").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("my-env", "letters, digits and _"),
+        ("2d", "letters, digits and _"),
+        ("../up", "letters, digits and _"),
+        ("class", "cannot name a Python module"),
+        ("json", "already has a module named json"),
+    ],
+)
+def test_names_of_files_that_are_refused(offmarl, tmp_path, name, message):
+    done = offmarl("new", "env", name)
+    assert done.code == 2 and message in done.err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_baseline_from_a_file_is_trained(offmarl, random_data):
+    assert offmarl("new", "baseline", "cautious", "--directory", "some where").code == 0
+    helped = offmarl("train", "some where/cautious.py", "--help")
+    assert helped.code == 0 and "Adam's step size" in helped.out
+    data = random_data("probe/observation")
+    trained = offmarl("train", "some where/cautious.py", "--vault", data, *TRAIN, "--json")
+    assert trained.code == 0, trained.err
+    run = trained.json["run"]
+    assert Path(run).name == "cautious"
+    assert offmarl("evaluate", run, "--episodes", 2, "--json").code == 0

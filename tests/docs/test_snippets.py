@@ -1,0 +1,201 @@
+"""Every snippet of the documentation runs, page by page, in the order of the page.
+
+Python runs in one namespace a page, commands of offmarl run in this process, other lines in a
+shell. Sizes are cut down. Commands that need a hub have tests of their own in tests/hub; here, as
+in tests/test_readme.py, only their options are checked.
+"""
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import offmarl
+from offmarl import cli, envs, programs
+from offmarl.networks import PolicyConfig, make_policy
+from tests.runs import write_policy
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+HUB = re.compile(r"og_marl|3m\.zip|--remote|org/name|offmarl (push|cache|doctor)")
+TRAINS = re.compile(r"offmarl (demo|train|record|evaluate|compare|report) ")
+
+SMALLER = {
+    "demo": "--seeds 1",
+    "record": "--total-steps 512 --steps 256 --num-envs 4 --evaluations 2 --eval-episodes 2",
+    "train": "--updates 4 --evaluate-every 2 --evaluate-episodes 2 --final-episodes 2 --seeds 1",
+    "evaluate": "--episodes 2",
+}
+"""Options that make a command small; they take the place of those that it is given."""
+
+SMALLER_NUMBERS = {
+    "episodes=1000": "episodes=4",
+    "processes=4": "processes=1",
+    "--steps 1e5": "--steps 500",
+    "--episodes 500": "--episodes 5",
+}
+
+
+class Snippet(NamedTuple):
+    """A block of code of a page."""
+
+    language: str
+    code: str
+    test: str
+    """What the comment before it says: ``<!-- test: skip, because ... -->``."""
+
+
+def snippets_of(text: str) -> list[Snippet]:
+    block = r"(?:<!-- test: (.*?) -->\n)?```(python|bash)\n(.*?)```"
+    return [Snippet(lang, code, test) for test, lang, code in re.findall(block, text, re.DOTALL)]
+
+
+PAGES = {
+    path.relative_to(DOCS).as_posix(): snippets
+    for path in sorted(DOCS.rglob("*.md"))
+    if (snippets := snippets_of(path.read_text()))
+}
+
+
+def _marks(snippets: list[Snippet]) -> list[Any]:
+    trains = any(one.language == "bash" and TRAINS.search(one.code) for one in snippets)
+    return [pytest.mark.nightly if trains else pytest.mark.slow]
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory) -> Path:
+    """Return a directory with the vaults and the run that the pages speak of."""
+    root = tmp_path_factory.mktemp("documented")
+    env = envs.make("swarm/coverage-3")
+    uniform = make_policy(PolicyConfig("random"), env.spec)
+    first = root / "vaults/swarm/coverage-3.vlt/medium"
+    programs.record_policy(env, uniform, (), first, steps=2000, num_envs=8)
+    for name in ("vaults/swarm/coverage-3.vlt/expert", "A.vlt/expert", "B.vlt/expert", "REF.vlt/x"):
+        shutil.copytree(first, root / name)
+    config = PolicyConfig("feedforward", hidden=8)
+    write_policy(root / "runs/swarm/coverage-3/medium/bc", config, env.spec, [0], greedy=False)
+    bridge = envs.make("classic/bridge")
+    uniform = make_policy(PolicyConfig("random"), bridge.spec)
+    programs.record_policy(bridge, uniform, (), root / "b.vlt/x", steps=400, num_envs=4)
+    call(f"convert {root}/b.vlt/x {root}/bridge_optimal.npz --to pymarl")
+    shutil.rmtree(root / "b.vlt")
+    return root
+
+
+def call(line: str) -> None:
+    """Run a command of offmarl in this process; it must succeed."""
+    before, sys.argv = sys.argv, ["offmarl", *shlex.split(line)]
+    try:
+        with contextlib.redirect_stdout(None):
+            cli.main()
+    except SystemExit as stop:
+        assert not stop.code, line
+    finally:
+        sys.argv = before
+
+
+def smaller(line: str) -> str:
+    """Return a command with small sizes."""
+    verb = line.split(maxsplit=1)[0]
+    options = SMALLER.get(verb, "") if "--policy" not in line else "--steps 256"
+    for name, _ in (pairs := re.findall(r"(--[\w-]+) (\S+)", options)):
+        line = re.sub(rf" {name} \S+", "", line)
+    return f"{line} {' '.join(f'{name} {value}' for name, value in pairs)}"
+
+
+def run_bash(code: str) -> None:
+    for line in re.sub(r"\\\n", " ", code).splitlines():
+        command = line.partition(" #")[0].strip()
+        if not command or HUB.search(command):
+            continue
+        if command.startswith("offmarl ") and ">" not in shlex.split(command):
+            words = [*map(glob, shlex.split(command.removeprefix("offmarl ")))]
+            call(smaller(" ".join(shlex.quote(one) for word in words for one in word)))
+        else:
+            path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+            home = {"PATH": path, "HOME": str(Path.cwd())}
+            subprocess.run(["bash", "-ec", command], check=True, env=os.environ | home)
+
+
+def glob(word: str) -> list[str]:
+    found = sorted(map(str, Path().glob(word))) if "*" in word and "/" in word else []
+    return found or [word]
+
+
+def given(page: str) -> dict[str, Any]:
+    """Return the names that a page takes for the reader's own."""
+    if page == "writing.md":
+        return {"number": 1, "StoreConformance": object, "pytest": pytest}
+    if page == "adapters.md":
+        from offmarl.programs.processes import RandomPolicy
+        from tests.programs import pettingzoo
+
+        def choose(observations: dict[str, Any]) -> dict[str, Any]:
+            return {agent: env.action_space(agent).sample() for agent in observations}
+
+        env = pettingzoo.Duel()
+        return {
+            "env": env,
+            "choose": choose,
+            "make_env": pettingzoo.Duel,
+            "make_policy": RandomPolicy,
+        }
+    return {}
+
+
+@pytest.mark.parametrize("page", [pytest.param(p, marks=_marks(s)) for p, s in PAGES.items()])
+def test_the_snippets_of_a_page_run(page, prepared, tmp_path, monkeypatch):
+    where = shutil.copytree(prepared, tmp_path / "here")
+    monkeypatch.chdir(where)
+    monkeypatch.setenv("OFFMARL_QUIET", "1")
+    monkeypatch.setattr(
+        offmarl,
+        "load_dataset",
+        lambda name: offmarl.open("vaults/swarm/coverage-3.vlt/medium"),
+        raising=False,
+    )
+    load_policy = offmarl.load_policy
+
+    def load(run: str, **options: Any) -> Any:
+        if not Path(run).exists():  # the run that a reader trains on a recording
+            spec = offmarl.open(f"{Path(run).parts[1]}.vlt").spec
+            write_policy(Path(run), PolicyConfig("feedforward", hidden=8), spec, [0], greedy=True)
+        return load_policy(run, **options)
+
+    monkeypatch.setattr(offmarl, "load_policy", load, raising=False)
+    namespace = given(page)
+    for snippet in PAGES[page]:
+        if snippet.test.startswith("skip"):
+            continue
+        code = snippet.code
+        for large, small in SMALLER_NUMBERS.items():
+            code = code.replace(large, small)
+        if snippet.language == "bash":
+            run_bash(code)
+            continue
+        exec(code, namespace)
+
+
+def test_the_parser_sees_every_snippet():
+    text = "<!-- test: skip, x -->\n```bash\na\n```\n\n```python\nb\n```\n"
+    assert snippets_of(text) == [Snippet("bash", "a\n", "skip, x"), Snippet("python", "b\n", "")]
+    assert len(PAGES) > 10
+
+
+def test_commands_are_made_small():
+    line = smaller("train bc --vault A.vlt --updates 5000 --seeds 10")
+    assert line.startswith("train bc --vault A.vlt --updates 4 ") and "5000" not in line
+    assert smaller("record --policy runs/a --steps 50000").endswith("runs/a --steps 256")
+
+
+def test_a_window_of_the_start_page_has_the_shape_it_prints():
+    (code,) = (one.code for one in PAGES["start.md"] if "replay.sample" in one.code)
+    assert np.prod(eval(re.search(r"# (\(.*\))", code)[1])) == 32 * 20 * 3

@@ -1,0 +1,354 @@
+"""The contract of programs: stages, hyperparameters, seeds, policies, files outside."""
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import offmarl
+from offmarl import programs, tracking
+from offmarl.checkpoint import Checkpoints
+from offmarl.errors import OptionError, RunError
+from offmarl.programs import loop, registry
+from offmarl.programs.loop import Layout, Schedule, layout_of, map_seeds, stage_starts
+from offmarl.programs.program import Stage, structure
+from offmarl.programs.run import compilation_cache, keep_compiled_programs
+from tests.programs import two_stage
+
+ENV = "probe/observation"
+SOURCE = Path(two_stage.__file__)
+
+
+def arguments(data, out, module=two_stage, **changes):
+    options = {
+        "updates": 17,
+        "evaluate_every": 5,
+        "evaluate_episodes": 4,
+        "final_episodes": 8,
+        "batch_size": 4,
+        "length": 2,
+        "seeds": 2,
+    }
+    return module.Args(vault=data, out=out, **options | changes)
+
+
+@pytest.fixture(scope="module")
+def trained(random_data, tmp_path_factory):
+    return two_stage.main(arguments(random_data(ENV), tmp_path_factory.mktemp("run") / "toy"))
+
+
+def weights(run, seed=0):
+    return offmarl.load_policy(run, seed).params
+
+
+# ---------------------------------------------------------------------------------- stages
+
+
+def test_stages_follow_one_another_and_lines_end_with_them(trained):
+    rows = tracking.read(trained / tracking.METRICS_FILE)
+    lines = [(row["step"], row["stage"]) for row in rows if "stage" in row and row["seed"] == 0]
+    assert lines == [(5, 0), (7, 0), (10, 1), (15, 1), (17, 1)]
+    evaluated = [row["step"] for row in rows if tracking.RETURN in row and row["seed"] == 0]
+    assert evaluated == [5, 10, 15, 17]
+    tree, _ = Checkpoints(trained / "checkpoints").restore(
+        {
+            "state": jax.eval_shape(
+                lambda: two_stage.State(
+                    jnp.zeros((2, 4, 2)), jnp.zeros((2, 4, 2)), jnp.zeros((2, 2), jnp.int32)
+                )
+            )
+        }
+    )
+    state = tree["state"]
+    assert state.updates.tolist() == [[7, 10]] * 2
+    assert (state.anchor != state.weights).any()
+
+
+@pytest.mark.parametrize("calls", [2, 8, 12])
+def test_stopped_in_any_stage_it_goes_on_to_the_same_bits(
+    trained, random_data, tmp_path, monkeypatch, calls
+):
+    args = arguments(random_data(ENV), tmp_path / "toy", checkpoint_seconds=0.0)
+    count, update = [0], loop._update
+
+    def stopping(*given):
+        count[0] += 1
+        if count[0] > calls:
+            raise KeyboardInterrupt
+        return update(*given)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(loop, "_update", stopping)
+        patch.setattr(loop, "SECONDS_AT_ONCE", 0.0)  # one update a call
+        two_stage.main(args)
+    assert Checkpoints(args.out / "checkpoints").latest() == calls
+    two_stage.main(args)
+    for name in (tracking.METRICS_FILE, tracking.MARL_EVAL_FILE):
+        assert (args.out / name).read_text() == (trained / name).read_text()
+    np.testing.assert_array_equal(weights(args.out, 1), weights(trained, 1))
+
+
+def test_stages_that_do_not_fit_the_run_are_refused(random_data, tmp_path):
+    with pytest.raises(OptionError, match="--updates 7 does not fit the program, which has 7"):
+        two_stage.main(arguments(random_data(ENV), tmp_path / "toy", updates=7))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "updates", "starts"),
+    [((None,), 9, (0,)), ((4, None), 9, (0, 4)), ((None, 2, 3), 9, (0, 4, 6)), ((4, 5), 9, (0, 4))],
+)
+def test_where_stages_start(lengths, updates, starts):
+    stages = tuple(Stage(lambda *_: None, length) for length in lengths)
+    assert stage_starts(stages, updates) == starts
+
+
+@pytest.mark.parametrize("lengths", [(9, None), (None, None), (3, 3), (5, 5)])
+def test_stages_that_do_not_add_up(lengths):
+    with pytest.raises(ValueError, match="updates in stages"):
+        stage_starts(tuple(Stage(lambda *_: None, length) for length in lengths), 9)
+
+
+def test_a_prime_interval_is_logged_in_blocks_and_a_remainder():
+    schedule = Schedule(updates=2_500, evaluate_every=1_009, log_every=500, starts=(0, 600))
+    lines, done = [], 0
+    while done < schedule.updates:
+        done = schedule.next_log(done)
+        lines.append(done)
+    assert lines == [500, 600, 1000, 1009, 1509, 2009, 2018, 2500]
+    assert [step for step in lines if schedule.is_evaluation(step)] == [1009, 2018, 2500]
+    # From anywhere within a block its end is the same.
+    assert [schedule.next_log(step) for step in (501, 601, 1008, 2018)] == [600, 1000, 1009, 2500]
+
+
+# ---------------------------------------------------------------------------------- numbers
+
+
+def test_another_hyperparameter_compiles_nothing_anew(trained, random_data, tmp_path):
+    traced = len(two_stage.TRACED)
+    assert traced > 0
+    args = arguments(random_data(ENV), tmp_path / "other", learning_rate=0.2)
+    other = two_stage.main(args)
+    assert len(two_stage.TRACED) == traced
+    assert not np.allclose(weights(other), weights(trained))
+
+
+def test_a_sweep_is_a_batch(trained):
+    program = two_stage.make(
+        offmarl.envs.make(ENV).spec,
+        structure(arguments(Path(), None)),
+        programs.DatasetStatistics(None, programs.dataset.read(trained / "dataset.npz")),
+    )
+    batch = program_batch()
+    state = program.init(jax.random.key(0), None)
+    one = lambda rate: program.stages[0].update(  # noqa: E731
+        state, batch, None, programs.Hyperparameters({"learning_rate": rate})
+    )
+    swept, _ = jax.vmap(one)(jnp.array([0.1, 0.2]))
+    for index, rate in enumerate((0.1, 0.2)):
+        alone, _ = one(jnp.float32(rate))
+        np.testing.assert_allclose(swept.weights[index], alone.weights, rtol=1e-6)
+
+
+def program_batch():
+    from tests.baselines.test_updates import sequence
+
+    batch = sequence([[[0, 1], [1, 1]], [[1, 0], [0, 0]]])
+    view = batch.view._replace(
+        observation=jnp.ones((2, 3, 2, 3)), legal_actions=jnp.ones((2, 3, 2, 2), bool)
+    )
+    return batch._replace(view=view)
+
+
+def test_make_must_not_compute_with_what_does_not_shape_the_program():
+    args = structure(two_stage.Args(vault=Path("x"), learning_rate=0.5))
+    assert args.pretrain == 7
+    with pytest.raises(TypeError, match=r"args.learning_rate \(mul\), .* `hyper.learning_rate`"):
+        _ = args.learning_rate * 2
+    with pytest.raises(TypeError, match=r"args.seed \(add\), which is for the loop alone"):
+        _ = args.seed + 1
+    hyper = programs.hyperparameters(two_stage.Args(vault=Path("x"), learning_rate=0.5))
+    assert hyper.learning_rate == 0.5
+    with pytest.raises(AttributeError, match=r"no hyperparameter 'gamma': .*learning_rate"):
+        _ = hyper.gamma
+
+
+# ---------------------------------------------------------------------------------- seeds
+
+
+def test_how_seeds_are_computed_is_kept_with_the_run(trained, random_data, tmp_path):
+    assert tracking.read_run(trained)["seeds_at_once"] == 1  # on a CPU
+    args = arguments(random_data(ENV), tmp_path / "toy", batching="vmap")
+    run = two_stage.main(args)
+    assert tracking.read_run(run)["seeds_at_once"] == 2
+    np.testing.assert_allclose(weights(run, 1), weights(trained, 1), atol=1e-5)
+    assert two_stage.main(dataclasses.replace(args, batching="map")) == run
+
+
+@pytest.mark.parametrize(
+    ("seeds", "batching", "at_once", "wanted"),
+    [(10, "auto", None, 1), (10, "map", None, 1), (10, "vmap", None, 10), (10, "auto", 5, 5)],
+)
+def test_layouts_on_one_device(seeds, batching, at_once, wanted):
+    assert layout_of(seeds, batching, at_once) == Layout(wanted, 1)
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3, 5])
+def test_every_layout_maps_all_seeds(at_once):
+    found = jax.jit(lambda x: map_seeds(Layout(at_once), lambda x, shared: x * shared, (x,), 2.0))(
+        jnp.arange(5.0)
+    )
+    np.testing.assert_array_equal(found, 2 * np.arange(5.0))
+
+
+SPREAD = """
+import sys
+from pathlib import Path
+import jax
+from tests.programs.test_program import arguments, two_stage
+assert len(jax.devices()) == 2
+from offmarl.programs.loop import layout_of
+assert layout_of(2, "auto").devices == 2
+for replay in ("device", "stream"):
+    two_stage.main(arguments(Path(sys.argv[1]), Path(sys.argv[2]) / replay, replay=replay))
+"""
+
+
+@pytest.mark.slow
+def test_seeds_are_spread_over_devices_with_the_same_bits(trained, random_data, tmp_path):
+    environment = os.environ | {
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+    }
+    command = [sys.executable, "-c", SPREAD, str(random_data(ENV)), str(tmp_path)]
+    subprocess.run(command, env=environment, check=True)
+    for replay in ("device", "stream"):
+        for seed in (0, 1):
+            np.testing.assert_array_equal(weights(tmp_path / replay, seed), weights(trained, seed))
+
+
+# ---------------------------------------------------------------------------------- policies
+
+
+def test_a_policy_is_loaded_without_its_dataset(trained, random_data):
+    statistics = programs.DatasetStatistics(offmarl.open(random_data(ENV)))
+    moments = statistics.observation_moments()
+    seen = offmarl.open(random_data(ENV)).transitions().view.observation.reshape(-1, 3)
+    np.testing.assert_allclose(moments.mean, seen.mean(0), atol=1e-6)
+    np.testing.assert_allclose(moments.std, np.float64(seen).std(0).clip(1e-3), rtol=1e-5)
+    with np.load(trained / "dataset.npz") as kept:
+        assert set(kept) == {"observation_moments", "best"}
+        np.testing.assert_array_equal(kept["observation_moments"][0], moments.mean)
+    policy = offmarl.load_policy(trained)
+    action, carry = policy(np.eye(3, dtype=np.float32)[:2])
+    assert action.shape == (2,) and not policy.stochastic
+    assert policy.policy.after_step(carry, jnp.ones(2), jnp.zeros(2, bool)).tolist() == [1, 1]
+
+
+def test_initial_views_and_returns_are_those_of_the_episodes(random_data):
+    dataset = offmarl.open(random_data("probe/two-step"))
+    statistics = programs.DatasetStatistics(dataset, episodes=np.array([3, 5]))
+    views = statistics.initial_views()
+    for index, number in enumerate((3, 5)):
+        first = dataset.episode(number).transition.view
+        np.testing.assert_array_equal(views.observation[index], first.observation[0])
+    np.testing.assert_array_equal(statistics.returns(), dataset.episodes.episode_returns[[3, 5]])
+    with pytest.raises(RunError, match="this run keeps no returns of its dataset"):
+        programs.DatasetStatistics(None).returns()
+
+
+# ---------------------------------------------------------------------------------- files
+
+
+@pytest.fixture
+def outside(tmp_path):
+    """A program outside the checkout, in a directory with a space in its name."""
+    path = tmp_path / "my programs" / "mine.py"
+    path.parent.mkdir()
+    shutil.copy(SOURCE, path)
+    return path
+
+
+def test_a_file_outside_is_as_good_as_one_inside(outside, random_data, tmp_path, monkeypatch):
+    monkeypatch.chdir(outside.parent)
+    for name in ("./mine.py", "../my programs/mine.py", str(outside)):
+        module = registry.load("baseline", name)
+        assert module.make.__code__.co_filename == str(outside)
+    run = module.main(arguments(random_data(ENV), tmp_path / "run", module, updates=9))
+    record = json.loads((run / tracking.RUN_FILE).read_text())
+    assert (record["program"], record["file"]) == ("mine", str(outside))
+    assert offmarl.load_policy(run).name == "mine"
+    text = outside.read_text()
+    outside.write_text(text + "\n")
+    with pytest.raises(RunError, match=r"mine.py, which has changed since: restore the file"):
+        offmarl.load_policy(run)
+    outside.rename(outside.with_name("other.py"))
+    with pytest.raises(RunError, match=r"mine.py, which is not there any more: put the file back"):
+        offmarl.load_policy(run)
+
+
+def test_files_that_are_no_programs_are_refused(outside):
+    outside.write_text("Args = make = None")
+    with pytest.raises(OptionError, match=r"mine.py is not a program: it has no main"):
+        registry.load("baseline", str(outside))
+    with pytest.raises(OptionError, match=r"there is no file .*gone.py"):
+        registry.load("recorder", str(outside.with_name("gone.py")))
+    outside.with_name("text.txt").write_text("")
+    with pytest.raises(OptionError, match=r"its name must end in \.py"):
+        registry.load("recorder", str(outside.with_name("text.txt")))
+
+
+def test_the_contract_in_the_documentation_is_a_program(random_data, tmp_path):
+    from offmarl.programs import program
+
+    example = program.__doc__.partition("in full::\n")[2].partition("\n`offmarl train")[0]
+    file = tmp_path / "majority.py"
+    file.write_text("\n".join(line[4:] for line in example.splitlines()))
+    majority = registry.load("baseline", str(file))
+    run = majority.main(arguments(random_data(ENV), tmp_path / "run", majority, updates=5))
+    counts = offmarl.load_policy(run).params
+    assert counts.shape == (2, 2) and counts.sum() > 10
+
+
+# ---------------------------------------------------------------------------------- compilation
+
+
+@pytest.fixture
+def no_cache(monkeypatch, tmp_path):
+    names = (
+        "jax_compilation_cache_dir",
+        "jax_persistent_cache_min_compile_time_secs",
+        "jax_compilation_cache_max_size",
+    )
+    before = {name: getattr(jax.config, name) for name in names}
+    jax.config.update("jax_compilation_cache_dir", None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    yield tmp_path / "offmarl" / "compiled"
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+def test_compiled_programs_are_kept_by_default(no_cache):
+    assert compilation_cache() == no_cache
+    keep_compiled_programs()
+    assert jax.config.jax_compilation_cache_dir == str(no_cache)
+    assert no_cache.is_dir()
+
+
+@pytest.mark.parametrize("by", ["switch", "choice"])
+def test_the_cache_can_be_turned_off_or_be_another(no_cache, monkeypatch, by):
+    if by == "switch":
+        monkeypatch.setenv("OFFMARL_COMPILATION_CACHE", "off")
+    else:
+        jax.config.update("jax_compilation_cache_dir", "elsewhere")
+    keep_compiled_programs()
+    wanted = None if by == "switch" else "elsewhere"
+    assert jax.config.jax_compilation_cache_dir == wanted
+    assert not no_cache.exists()

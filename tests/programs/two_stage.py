@@ -1,0 +1,100 @@
+"""A toy of two stages: it clones the data, then shifts its policy towards rewarded actions.
+
+Its policy remembers the last reward, and its input is normalised by the dataset's moments.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from offmarl import programs
+from offmarl.config import Positive, PositiveInt
+from offmarl.distributions import categorical
+from offmarl.types import Policy
+
+
+@dataclass(frozen=True)
+class Args(programs.Args):
+    """A toy."""
+
+    pretrain: PositiveInt = 7
+    """Updates of the first stage."""
+    learning_rate: Positive = 0.1
+    """Of both."""
+
+
+class State(NamedTuple):
+    """What learns."""
+
+    weights: Any
+    anchor: Any
+    """The weights that the second stage began with."""
+    updates: Any
+    """Of each stage."""
+
+
+TRACED: list[str] = []
+"""The stages that were traced, each time."""
+
+
+def make(spec, args, dataset):
+    """Build the program."""
+    moments = dataset.observation_moments()
+    best = dataset.array("best", lambda data: data.episodes.complete_returns.max())
+
+    def scores(weights, observation):
+        seen = (observation - moments.mean) / moments.std
+        return jnp.concatenate([seen, jnp.ones((*seen.shape[:-1], 1))], -1) @ weights
+
+    def init(key, hyper):
+        weights = 0.01 * jax.random.normal(key, (spec.observation_size + 1, spec.num_actions))
+        return State(weights, weights, jnp.zeros(2, jnp.int32))
+
+    def step(stage):
+        def update(state, batch, key, hyper):
+            TRACED.append(stage)
+            view = batch.view_tm1
+            gain = batch.reward / best if stage == "improve" else jnp.ones_like(batch.reward)
+
+            def loss(weights):
+                policy = categorical(scores(weights, view.observation), view.legal_actions)
+                return -(policy.log_prob(batch.action) * gain * batch.mask[..., None]).mean()
+
+            value, gradient = jax.value_and_grad(loss)(state.weights)
+            weights = optax.apply_updates(state.weights, -hyper.learning_rate * gradient)
+            done = state.updates.at[0 if stage == "clone" else 1].add(1)
+            metrics = {"loss": value, "stage": jnp.float32(stage == "improve")}
+            return State(weights, state.anchor, done), metrics
+
+        return update
+
+    def policy(greedy):
+        def act(weights, carry, observation, legal_actions, key):
+            logits = scores(weights, observation) + 0 * carry[:, None]
+            return categorical(logits, legal_actions).mode(), jnp.zeros(spec.num_agents), carry
+
+        return Policy(
+            initial_carry=lambda: jnp.zeros(spec.num_agents),
+            act=act,
+            after_step=lambda carry, reward, done: carry + reward,
+            draws=lambda weights: False,
+        )
+
+    return programs.Program(
+        init,
+        stages=(
+            programs.Stage(step("clone"), updates=args.pretrain),
+            programs.Stage(step("improve"), on_start=lambda s: s._replace(anchor=s.weights)),
+        ),
+        policy=policy,
+        policy_params=lambda state: state.weights,
+    )
+
+
+def main(args: Args) -> Path:
+    """Train, evaluate and write the run; return its directory."""
+    return programs.train(make, args)

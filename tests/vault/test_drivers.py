@@ -1,0 +1,116 @@
+"""A driver in one file: vaults in a dictionary, which TensorStore knows nothing of."""
+
+import itertools
+from threading import Lock
+from typing import Any, ClassVar
+
+import pytest
+
+from offmarl import vault
+from offmarl.errors import VaultConflictError, VaultError, VaultFormatError, VaultNotFoundError
+from offmarl.testing import DriverConformance, experience
+
+MEMORY: dict[str, tuple[bytes, bytes]] = {}
+"""URLs of keys, and their values and generations."""
+_LOCK, _COUNT = Lock(), itertools.count()
+
+
+class Memory:
+    def __init__(self, url: str):
+        self._prefix = f"{url}/"
+
+    def read(self, keys):
+        return [MEMORY.get(self._prefix + key, (None,))[0] for key in keys]
+
+    def sizes(self, prefix):
+        skip, begin = len(self._prefix), self._prefix + prefix
+        items = list(MEMORY.items())
+        return {key[skip:]: len(value) for key, (value, _) in items if key.startswith(begin)}
+
+    def generations(self, keys):
+        return [MEMORY.get(self._prefix + key, (b"", b"missing"))[1] for key in keys]
+
+    def commit(self, writes, fence):
+        with _LOCK:
+            if self.generations(list(fence)) != list(fence.values()):
+                raise VaultConflictError(f"{self._prefix} was changed by another program.")
+            stamp = str(next(_COUNT)).encode()
+            MEMORY.update({self._prefix + k: (value, stamp) for k, value in writes.items()})
+
+    def clear(self):
+        for key in self.sizes(""):
+            del MEMORY[self._prefix + key]
+
+
+@pytest.fixture(autouse=True)
+def registered():
+    vault.register_driver("memory", Memory)
+    yield
+    MEMORY.clear()
+
+
+class TestMemory(DriverConformance):
+    @pytest.fixture
+    def place(self):
+        return "memory://anywhere/some data/v.vlt/main"
+
+
+class TestMemoryZstd(TestMemory):
+    options: ClassVar[dict[str, Any]] = {"chunk_steps": 8, "codec": "zstd"}
+
+
+def write(url="memory://m/v.vlt/main", **options):
+    with vault.create(url, DriverConformance.spec, rows=2, chunk_steps=8, **options) as writer:
+        writer.append(*experience(DriverConformance.spec, 2, 20))
+    return vault.open_vault(url)
+
+
+@pytest.mark.parametrize("codec", ["raw", "zstd"])
+def test_it_holds_what_a_directory_would(tmp_path, codec):
+    found = write(codec=codec)
+    assert found.digest() == write(tmp_path / "v.vlt", codec=codec).digest()
+    copied = vault.cat([found], tmp_path / "copied.vlt")
+    assert vault.cat([copied], "memory://m/back.vlt").num_steps == found.num_steps
+
+
+def test_damage_is_found():
+    found = write()
+    (key,) = (key for key in MEMORY if key.endswith("observations./0.1.0.0"))
+    value, stamp = MEMORY[key]
+    MEMORY[key] = bytes([value[0] ^ 1]) + value[1:], stamp
+    (fault,) = vault.verify(found.path, deep=True).faults
+    assert (fault.leaf, fault.steps) == ("observations", (8, 16))
+    with pytest.raises(VaultFormatError, match="its checksum is wrong"):
+        vault.open_vault(found.path)[:]
+    del MEMORY[key]
+    assert "missing" in str(vault.verify(found.path).faults[0])
+    with pytest.raises(VaultFormatError, match=r"has lost observations./0.1.0.0"):
+        vault.open_vault(found.path)[:]
+
+
+def test_what_a_dictionary_cannot_do_is_said():
+    found = write()
+    for verb in (vault.compact, vault.repair, lambda path: vault.join(path, "me")):
+        with pytest.raises(VaultError, match="directory of this machine"):
+            verb(found.path)
+
+
+def test_another_vault_in_the_same_place():
+    write("memory://m/v.vlt/a")
+    write("memory://m/v.vlt/b")
+    with pytest.raises(VaultError, match="holds several vaults: add one of a, b"):
+        vault.open_vault("memory://m/v.vlt")
+    assert len(list(vault.list_vaults("memory://m"))) == 2
+    with pytest.raises(VaultNotFoundError, match="Beside it: a, b"):
+        vault.open_vault("memory://m/v.vlt/c")
+
+
+@pytest.mark.parametrize("scheme", ["s3", "https", "", "x", "Memory", "a b", "1up"])
+def test_schemes_that_cannot_be_registered(scheme):
+    with pytest.raises(VaultError, match="cannot be registered"):
+        vault.register_driver(scheme, Memory)
+
+
+def test_a_scheme_that_nobody_registered():
+    with pytest.raises(VaultError, match="not a place that vaults are kept in"):
+        vault.open_vault("elsewhere://m/v.vlt")
