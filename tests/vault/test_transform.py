@@ -391,13 +391,13 @@ def test_a_verb_opens_each_vault_once_and_returns_a_dataset(a, tmp_path, monkeyp
     record(tmp_path / "b.vlt" / "poor", rows=3, num_steps=50)  # with the returns of the other
     given = [a.path, tmp_path / "b.vlt" / "poor"]
     opened = Counter()
-    original = store.Store.__init__
+    original = store.OcdbtStore.__init__
 
-    def counted(self, path, *args, **options):
-        opened[path] += 1
-        original(self, path, *args, **options)
+    def counted(self, driver, *args):
+        opened[driver.path] += 1
+        original(self, driver, *args)
 
-    monkeypatch.setattr(store.Store, "__init__", counted)
+    monkeypatch.setattr(store.OcdbtStore, "__init__", counted)
     made = VERBS[verb](given, tmp_path / "v.vlt")
     assert type(made) is vault.Dataset
     used = given if verb in ("cat", "match") else given[:1]

@@ -21,7 +21,7 @@ from offmarl.vault.convert.pymarl import read_pymarl, write_pymarl
 from offmarl.vault.creation import create_whole
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.layout import Codec
-from offmarl.vault.open import open_source
+from offmarl.vault.open import open_source, open_vault
 from offmarl.vault.progress import Progress, quiet
 
 READERS: dict[str, Callable[..., AbstractContextManager[Imported]]] = {
@@ -105,7 +105,7 @@ def import_dataset(
                     f"the content of {source} does not have the digest it records: it is damaged "
                     "or was changed. Copy it again, or remove the digest to import it anyway."
                 )
-    return Dataset(writer.path)
+    return open_vault(path)
 
 
 def export_dataset(

@@ -18,7 +18,7 @@ from offmarl.vault.creation import create_whole
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.drivers import driver_of
 from offmarl.vault.layout import Codec, NumpyArray
-from offmarl.vault.open import SUFFIX, open_source
+from offmarl.vault.open import SUFFIX, open_source, open_vault
 from offmarl.vault.progress import Advance, Progress
 from offmarl.vault.tables import CAUSES, CUT, OPEN
 from offmarl.vault.transform import policy_ids
@@ -104,7 +104,7 @@ def run(
         selects = [select for _, select in chosen]
         taken = [(source, select(source)) for source, select in zip(sources, selects, strict=True)]
         _fill(writer, operation, arguments, taken, progress, provenance or {})
-    return Dataset(writer.path)
+    return open_vault(path)
 
 
 def examine_all(vaults: Sequence[Dataset], progress: Progress) -> list[Source]:
@@ -142,7 +142,7 @@ def rewrite(
             copy_rows(vault, writer, advance)
         taken = source, everything(vault)
         writer.annotate(_provenance("recode", arguments, [taken], source.named))
-    return Dataset(writer.path)
+    return open_vault(path)
 
 
 @contextmanager
