@@ -83,7 +83,8 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     ) -> tuple[Float[Array, ""], dict[str, Array]]:
         q, q_target = values(params, batch), values(target, batch)
         q_tm1 = select(q[:, :-1], batch.action)
-        v_t = double_q_values(q_target[:, 1:], q[:, 1:], batch.view_t.legal_actions)
+        view_t = batch.view_t
+        v_t = double_q_values(q_target[:, 1:], q[:, 1:], view_t.legal_actions) * view_t.alive
         target_tm1 = td_targets(batch.reward, hyper.gamma * (1 - batch.terminated), v_t)
 
         acts = batch.mask[..., None] & batch.view_tm1.alive

@@ -35,18 +35,18 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 
 VAULT = {
-    "storage/location": "test_odd test_errors test_archive test_object_store",
-    "storage/tree": "test_integrity test_compaction test_hostile",
-    "storage/store": "test_roundtrip test_errors test_full test_shared test_object_store",
-    "storage/staging": "test_durability test_errors test_kill test_export",
-    "reading/mapped": "test_bounds test_reading test_mapped",
-    "reading/checked": "test_mapped test_integrity",
-    "reading/bounds": "test_bounds test_reading",
-    "reading/reader": "test_bounds test_reading test_roundtrip test_quirks",
-    "writing/creation": "test_durability test_errors test_roundtrip test_object_store",
-    "writing/records": "test_roundtrip test_errors test_shared",
-    "integrity/mending": "test_repairing test_integrity test_salvage",
-    "integrity/repairing": "test_repairing test_integrity test_salvage",
+    "drivers": "test_odd test_errors test_archive test_object_store",
+    "tree": "test_integrity test_compaction test_hostile",
+    "store": "test_roundtrip test_errors test_full test_shared test_object_store",
+    "atomic": "test_durability test_errors test_kill test_export",
+    "mmap": "test_bounds test_reading test_mapped",
+    "checked": "test_mapped test_integrity",
+    "bounds": "test_bounds test_reading",
+    "dataset": "test_bounds test_reading test_roundtrip test_quirks",
+    "creation": "test_durability test_errors test_roundtrip test_object_store",
+    "index": "test_roundtrip test_errors test_shared",
+    "manifest": "test_integrity test_repairing test_reading",
+    "repairing": "test_repairing test_integrity test_salvage",
     "transform/expression": "test_transform_expression test_precedence",
 }
 """Files below ``offmarl/vault``, and the files in ``tests/vault`` that run first; then all run."""

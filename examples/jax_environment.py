@@ -93,12 +93,13 @@ def look(state: MeetState) -> View:
 # `step` are pure functions.
 
 # %%
-env = Meet(time_limit=8)
-state, timestep = jax.jit(env.reset)(jax.random.key(0))
-print("places:", state.place)
-for _ in range(3):
-    state, timestep = jax.jit(env.step)(jax.random.key(1), state, jnp.array([0, 2]))
-    print("places:", state.place, "rewards:", timestep.reward)
+if __name__ == "__main__":  # not where a command imports this file
+    env = Meet(time_limit=8)
+    state, timestep = jax.jit(env.reset)(jax.random.key(0))
+    print("places:", state.place)
+    for _ in range(3):
+        state, timestep = jax.jit(env.step)(jax.random.key(1), state, jnp.array([0, 2]))
+        print("places:", state.place, "rewards:", timestep.reward)
 
 # %% [markdown]
 # ## Use it from the command line
@@ -125,13 +126,12 @@ for _ in range(3):
 # `offmarl.envs.register` gives the environment a name in this process. A package gives it one in
 # every process with an entry point in the group `offmarl.envs`.
 
+
 # %%
-offmarl.envs.register("example/meet", Meet)
-env = offmarl.envs.make("example/meet:time_limit=8")
-uniform = make_policy(PolicyConfig("random"), env.spec)
-
-
 def main(path: Path) -> None:
+    offmarl.envs.register("example/meet", Meet)
+    env = offmarl.envs.make("example/meet:time_limit=8")
+    uniform = make_policy(PolicyConfig("random"), env.spec)
     record_policy(env, uniform, (), path, steps=2000, num_envs=8)
     dataset = offmarl.open(path)
     print(dataset.spec.name, "mean return of random play:", dataset.episodes.mean_return)

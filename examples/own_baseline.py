@@ -26,6 +26,7 @@ from offmarl import cli, programs
 from offmarl.config import Positive, PositiveInt
 from offmarl.losses import masked_mean
 from offmarl.networks import PolicyConfig, agent_head, agent_network, init_policy, make_policy
+from offmarl.types import ArrayTree
 
 # %% [markdown]
 # ## Arguments
@@ -57,8 +58,8 @@ class Args(programs.Args):
 
 # %%
 class State(NamedTuple):
-    params: programs.ArrayTree
-    optimiser: programs.ArrayTree
+    params: ArrayTree
+    optimiser: ArrayTree
 
 
 def make(spec, args: Args, dataset) -> programs.Program:
@@ -110,6 +111,6 @@ def main(args: Args) -> Path:
     return programs.train(make, args)
 
 
-if __name__ == "__main__" and not cli.in_notebook():
+if __name__ == "__main__" and "__file__" in globals():  # not in a notebook
     with cli.exit_codes():
         main(cli.parse_script(Args, __doc__))

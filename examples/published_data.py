@@ -91,4 +91,5 @@ def main(name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "vaults/swarm/coverage-3.vlt/medium")
+    is_file = "__file__" in globals()  # not a notebook, whose arguments are not ours
+    main(sys.argv[1] if is_file and sys.argv[1:] else "vaults/swarm/coverage-3.vlt/medium")

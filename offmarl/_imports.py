@@ -15,7 +15,8 @@ from typing import Any
 
 from offmarl.errors import OptionError
 
-_IMPORTLIB = importlib.__file__
+_HIDDEN = ("<", __file__, str(Path(importlib.__file__).parent))
+"""Beginnings of the file names of frames that are not the user's code."""
 
 
 class RecordedName(str):
@@ -105,7 +106,7 @@ def summarize(error: BaseException) -> str:
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith("<") and frame.filename not in (__file__, _IMPORTLIB)
+        if not frame.filename.startswith(_HIDDEN)
     ]
     return (
         f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else text

@@ -1,7 +1,7 @@
-"""The exceptions a user of offmarl can meet.
+"""The exceptions that offmarl raises for problems that users can fix.
 
-Every message says what was wrong, with what, and what to do about it. The command line prints the
-message alone; a traceback means a defect of ours.
+A message says what is wrong, with what, and what to do. The command line prints only the message; a
+traceback is a bug in offmarl.
 """
 
 import difflib
@@ -10,35 +10,35 @@ from pathlib import Path
 
 
 class OffmarlError(Exception):
-    """Something a user can put right; the parent of all of offmarl's own exceptions."""
+    """A problem that a user can fix; the base of all of offmarl's exceptions."""
 
 
 class VaultError(OffmarlError):
-    """A vault cannot be created, read or written as asked."""
+    """A vault cannot be created, read or written."""
 
 
 class VaultNotFoundError(VaultError):
-    """There is nothing at the path."""
+    """No vault exists at the path."""
 
 
 class VaultExistsError(VaultError):
-    """A vault would be created where something is already."""
+    """A vault cannot be created at a path that exists already."""
 
 
 class VaultFormatError(VaultError):
-    """What is there is not a vault, or its parts contradict one another."""
+    """The data at the path is not a vault, or is inconsistent."""
 
 
 class ChecksumError(OffmarlError):
-    """Data is not what was written or published: its checksum is wrong."""
+    """Data differs from what was written or published: its checksum is wrong."""
 
 
 class VaultChecksumError(VaultFormatError, ChecksumError):
-    """A part of a vault is not what was written: its checksum is wrong."""
+    """A part of a vault differs from what was written: its checksum is wrong."""
 
 
 class VaultLayoutError(VaultFormatError):
-    """A vault, perhaps undamaged, whose arrays are not those of multi-agent experience.
+    """The arrays of a vault, which may be intact, are not those of multi-agent experience.
 
     `offmarl.vault.Dataset.read` may still read them.
     """
@@ -49,15 +49,15 @@ class VaultLockedError(VaultError):
 
 
 class VaultConflictError(VaultError):
-    """A program that knows no lock changed the vault under an open writer."""
+    """A program that does not use the lock changed the vault while a writer was open."""
 
 
 class VaultFullError(VaultError):
-    """The disk, the quota or the file size limit left no room for a commit."""
+    """A commit does not fit on the disk, in the quota or in the file size limit."""
 
 
 class ShapeError(OffmarlError):
-    """Data and program do not fit: other shapes, other numbers of agents, other kinds of action."""
+    """Data and program differ in shapes, number of agents or kind of action."""
 
 
 class InvalidValueError(OffmarlError):
@@ -65,19 +65,19 @@ class InvalidValueError(OffmarlError):
 
 
 class UnknownNameError(OffmarlError):
-    """A name that nothing is registered under: an environment, a tier, a baseline."""
+    """No environment, tier, baseline or other object has this name."""
 
 
 class OptionError(OffmarlError):
-    """An option has a value that it cannot have."""
+    """An option has an invalid value."""
 
 
 class CardError(OffmarlError):
-    """A dataset's card is not as a card must be."""
+    """A dataset's card is invalid."""
 
 
 class HubError(OffmarlError):
-    """A dataset cannot be pulled from, or pushed to, the hub as asked."""
+    """A dataset cannot be pulled from, or pushed to, the hub."""
 
 
 class HubUnreachableError(HubError):
@@ -85,11 +85,11 @@ class HubUnreachableError(HubError):
 
 
 class HubChecksumError(HubError, ChecksumError):
-    """What arrived is not what was published."""
+    """The data received differs from what was published."""
 
 
 class MissingExtraError(OffmarlError):
-    """A package that is not among offmarl's own dependencies is asked for, and not installed."""
+    """An optional package is needed and not installed."""
 
 
 class PluginError(OffmarlError):
@@ -97,33 +97,33 @@ class PluginError(OffmarlError):
 
 
 class ExpressionError(OffmarlError):
-    """A condition on episodes cannot be understood, or asks for what the data does not tell."""
+    """A condition on episodes is invalid, or needs something that the data does not record."""
 
 
 class RunError(OffmarlError):
-    """A training run cannot be started, resumed or loaded as asked."""
+    """A run cannot be started, resumed or loaded."""
 
 
 class CheckpointError(RunError):
-    """A checkpoint is damaged: it does not hold what was saved.
+    """A checkpoint is damaged.
 
     Attributes
     ----------
     reason
-        What was found.
+        The damage that was found.
     """
 
     def __init__(self, path: Path, reason: str, advice: str = ""):
         advice = advice or (
-            "delete it and repeat the command of its run, which goes on from the checkpoint before "
-            "it, or from the beginning where there is none."
+            "delete it and repeat the command of its run, which continues from the previous "
+            "checkpoint, or starts again if there is none."
         )
         super().__init__(f"checkpoint {path} is damaged ({reason}): {advice}")
         self.reason = reason
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal stopped a program that saves its work; no `OffmarlError`, as Ctrl-C is none.
+    """A signal stopped a program that saves its work. Like Ctrl-C, this is not an `OffmarlError`.
 
     Attributes
     ----------
@@ -137,18 +137,18 @@ class Stopped(KeyboardInterrupt):
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], see: str = "") -> UnknownNameError:
-    """Build the error for an unknown name, with the nearest known ones.
+    """Return the error for an unknown name, with the closest known names.
 
     Parameters
     ----------
     kind
-        What was asked for, in the singular: "environment", "tier", "baseline".
+        The kind of object, in the singular, such as "environment" or "tier".
     name
-        The name as given.
+        The unknown name.
     known
         The names that exist.
     see
-        A command that lists them, if there is one.
+        A command that lists them.
     """
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
@@ -156,6 +156,6 @@ def unknown_name(kind: str, name: str, known: Iterable[str], see: str = "") -> U
     if near:
         hint = f"did you mean {' or '.join(near)}?"
     else:
-        hint = f"known: {some}" if names else "there are none at all."
+        hint = f"known: {some}" if names else "none exist."
     more = f" See `{see}`." if see else ""
-    return UnknownNameError(f"there is no {kind} named {name!r}: {hint}{more}")
+    return UnknownNameError(f"no {kind} named {name!r}: {hint}{more}")

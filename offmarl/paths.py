@@ -1,4 +1,4 @@
-"""Paths as users write them, made absolute in one place."""
+"""Paths as users write them, resolved in one place."""
 
 import os
 import re
@@ -8,15 +8,15 @@ from pathlib import Path
 from offmarl.errors import OptionError
 
 _OF_FILES = (".vlt", ".zip")
-"""Suffixes of paths, which are never looked up as names."""
+"""Suffixes of paths: a text with one of these is never looked up as a dataset's name."""
 
 
 def local(path: str | os.PathLike[str]) -> Path:
     """Return the absolute path of a file or directory on this machine, which need not exist.
 
-    ``~`` and ``~user`` are expanded. ``..`` means what it means to the operating system: after a
-    symbolic link it leads to the parent of the directory that the link points to. Other links are
-    kept, so that a vault has the name that its user gave it.
+    ``~`` and ``~user`` are expanded. ``..`` has the meaning of the operating system: after a
+    symbolic link it leads to the parent of the link's target. Other links are kept, so that a vault
+    keeps the name that its user gave it.
 
     Raises
     ------
@@ -51,31 +51,31 @@ def _without_parents(path: Path) -> Path:
 
 
 _UNUSUAL = re.compile(r"[^\w .,:;=+@%()\[\]!-]")
-"""Characters that no file that data names is to have."""
+"""Characters that are not allowed in file names taken from data."""
 
 
 def below(*names: str, option: str) -> Path:
-    """Return the relative path that names from data stand for; it never leads upward.
+    """Return a safe relative path made of names from data; it never leads upward.
 
-    Slashes divide a name into directories. Empty parts, leading dots and unusual characters are
-    left out or replaced, since whoever made the data decides what its names are.
+    Slashes separate directories. Empty parts, leading dots and unusual characters are removed or
+    replaced, because the author of the data chose the names.
 
     Parameters
     ----------
     names
-        Such as an environment's name and a vault's uid.
+        Names such as that of an environment and the uid of a vault.
     option
-        What the user can give instead of a name that cannot be used, such as "--out".
+        The option that a user can give instead of an unusable name, such as "--out".
 
     Raises
     ------
     OptionError
-        Nothing is left of a name.
+        A name has no usable part.
     """
     found = [[_tame(part) for part in name.split("/")] for name in names]
     for name, parts in zip(names, found, strict=True):
         if not any(parts):
-            raise OptionError(f"the data's name {name!r} can name no directory: give {option}.")
+            raise OptionError(f"the name {name!r} in the data cannot be a path: give {option}.")
     return Path(*(part for parts in found for part in parts if part))
 
 
@@ -84,7 +84,7 @@ def _tame(part: str) -> str:
 
 
 Finder = Callable[[str], Path | None]
-"""Returns the path of a name, or None if the text is no name."""
+"""Returns the path of a dataset's name; None for any other text."""
 
 _finders: list[Finder] = []
 
@@ -92,7 +92,7 @@ _finders: list[Finder] = []
 def register_names(finder: Finder) -> None:
     """Register a finder of names that can be given in place of paths of existing data.
 
-    The names belong to layers above the vault; `offmarl` registers those of datasets.
+    Layers above the vault define the names; `offmarl` registers those of datasets.
     """
     _finders.append(finder)
 

@@ -1,4 +1,4 @@
-"""Sound statistics for a handful of runs.
+"""Statistics for comparisons of few runs.
 
 Point estimates, performance profiles and stratified bootstrap intervals after Agarwal et al.,
 "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (NeurIPS 2021), on the
@@ -6,8 +6,8 @@ protocol of Gorsane et al., "Towards a Standardised Performance Evaluation Proto
 MARL" (NeurIPS 2022).
 
 Scores are arrays ``(runs, tasks)``: one number per independent run (training seed) and task. Every
-estimate also takes axes in front, ``(*b, runs, tasks)``, which is what makes the bootstrap one
-vectorised call.
+estimate also accepts leading axes, ``(*b, runs, tasks)``, so that the bootstrap is one vectorised
+call.
 """
 
 from collections.abc import Callable
@@ -20,23 +20,23 @@ from offmarl.errors import OptionError, ShapeError
 
 Scores = Float[np.ndarray, "*b runs tasks"]
 Estimate = Callable[..., Any]
-"""From one or more arrays of scores ``(*b, runs, tasks)`` to an array ``(*b, ...)``."""
+"""A function of one or more arrays of scores ``(*b, runs, tasks)`` to an array ``(*b, ...)``."""
 
 MIN_RUNS = 3
-"""Runs that an interval needs at least: resamples of fewer say nothing of the spread."""
+"""Minimum number of runs for an interval: resamples of fewer do not estimate the spread."""
 
 
 class Reference(NamedTuple):
-    """Mean returns of an environment that scores are normalised by."""
+    """Mean returns of an environment, by which scores are normalised."""
 
     random: float
-    """Of uniform legal actions; normalised to 0."""
+    """Mean return of uniform legal actions; normalised to 0."""
     expert: float
-    """Of an expert; normalised to 1."""
+    """Mean return of an expert; normalised to 1."""
 
 
 def normalise(scores: Float[np.ndarray, "*s"], reference: Reference) -> Float[np.ndarray, "*s"]:
-    """Return scores on the scale from random (0) to expert (1); they may lie beyond both.
+    """Return scores on the scale from random (0) to expert (1), which they may exceed.
 
     Raises
     ------
@@ -71,7 +71,7 @@ def median(scores: Scores) -> Float[np.ndarray, "*b"]:
 def iqm(scores: Scores) -> Float[np.ndarray, "*b"]:
     """Return the interquartile mean: the mean of the middle half of all runs of all tasks.
 
-    A quarter of the scores, rounded down, is left out at each end.
+    A quarter of the scores, rounded down, is excluded at each end.
     """
     ordered = np.sort(scores.reshape(*scores.shape[:-2], -1), axis=-1)
     trim = ordered.shape[-1] // 4
@@ -79,14 +79,14 @@ def iqm(scores: Scores) -> Float[np.ndarray, "*b"]:
 
 
 def optimality_gap(scores: Scores, target: float = 1.0) -> Float[np.ndarray, "*b"]:
-    """Return how far scores stay below ``target`` on average; what lies above it counts as zero."""
+    """Return the mean shortfall of scores below ``target``; scores above it count as zero."""
     return np.asarray(np.mean(np.maximum(target - scores, 0.0), axis=(-2, -1)))
 
 
 def performance_profile(
     scores: Scores, thresholds: Float[np.ndarray, "K"]
 ) -> Float[np.ndarray, "*b K"]:
-    """Return the fraction of runs, over all tasks, that score above each threshold."""
+    """Return the fraction of runs, over all tasks, with scores above each threshold."""
     above = scores[..., None] > thresholds
     return np.asarray(np.mean(above, axis=(-3, -2)))
 
@@ -117,11 +117,11 @@ def bootstrap_interval(
     Parameters
     ----------
     estimate
-        Any function of this module, or one like them.
+        A function of this module, or one with the same signature.
     scores
-        The arrays it takes, each ``(runs, tasks)``.
+        Its arguments, each ``(runs, tasks)``.
     seed
-        Of the draws: the same seed gives the same interval.
+        Seed of the draws: the same seed gives the same interval.
     confidence
         The interval's coverage, between 0 and 1.
     resamples
@@ -130,17 +130,17 @@ def bootstrap_interval(
     Returns
     -------
     low, high
-        Arrays of the estimate's own shape.
+        Arrays of the shape of the estimate.
 
     Raises
     ------
     ShapeError
-        Scores are not ``(runs, tasks)``, are of fewer than `MIN_RUNS` runs, or hold a NaN.
+        Scores are not ``(runs, tasks)``, have fewer than `MIN_RUNS` runs, or contain a NaN.
     """
     for array in map(checked, scores):
         if len(array) < MIN_RUNS:
             raise ShapeError(
-                f"an interval needs at least {MIN_RUNS} runs, not {len(array)}: train more seeds."
+                f"an interval needs at least {MIN_RUNS} runs: got {len(array)}. Train more seeds."
             )
     generator = np.random.default_rng(seed)
     drawn = [_resample(generator, array, resamples) for array in scores]
@@ -150,13 +150,13 @@ def bootstrap_interval(
 
 
 def checked(scores: np.ndarray) -> Float[np.ndarray, "runs tasks"]:
-    """Return scores as they are, or raise a `ShapeError` that says what is wrong with them."""
+    """Return the scores, or raise `ShapeError` if they are invalid."""
     if scores.ndim != 2 or scores.size == 0:
         raise ShapeError(
             f"scores have the shape {scores.shape}: give a number per run and task, (runs, tasks)."
         )
     if not np.isfinite(scores).all():
-        raise ShapeError("scores hold a NaN or an infinity: leave out the runs that failed.")
+        raise ShapeError("scores contain a NaN or an infinity: leave out the runs that failed.")
     return scores
 
 

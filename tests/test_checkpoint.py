@@ -1,4 +1,5 @@
 import errno
+import json
 import os
 import resource
 import shutil
@@ -247,6 +248,18 @@ def test_a_checkpoint_without_checksums_is_read(tmp_path):
     tree, info = checkpoints.restore({"policy": jnp.zeros(2)})
     assert (tree["policy"].tolist(), info) == ([1.0, 1.0], {"a": 1})
     checkpoints.close()
+
+
+def test_the_checksum_of_the_json_part_does_not_depend_on_its_layout(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, {"policy": jnp.ones(2)}, {"b": 1, "a": 2})
+    checkpoints.close()
+    file = tmp_path / "1" / "about" / "metadata"
+    about = json.loads(file.read_text())
+    about["info"] = dict(reversed(about["info"].items()))
+    file.write_text(json.dumps(dict(reversed(about.items())), indent=2))
+    _, info = Checkpoints(tmp_path).restore({"policy": jnp.zeros(2)})
+    assert info == {"a": 2, "b": 1}
 
 
 # ---------------------------------------------------------------------------- no damage

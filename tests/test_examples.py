@@ -1,22 +1,78 @@
-"""The examples run as a user runs them: as a file, from another directory."""
+"""The examples run as a user runs them: as a file, from another directory, and as notebooks."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def run(name: str, *arguments: object, where: Path) -> str:
-    command = [sys.executable, EXAMPLES / name, *map(str, arguments)]
+def run(*command: object, where: Path) -> str:
     result = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=os.environ, cwd=where
+        [sys.executable, *map(str, command)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ,
+        cwd=where,
     )
     assert result.returncode == 0, result.stderr
     return result.stdout
 
 
+def copied(name: str, where: Path) -> str:
+    """Copy an example to where a reader saves it."""
+    return shutil.copy(EXAMPLES / name, where / name).name
+
+
 def test_published_data(random_data, tmp_path):
-    said = run("published_data.py", random_data("probe/observation"), where=tmp_path)
+    said = run(
+        copied("published_data.py", tmp_path), random_data("probe/observation"), where=tmp_path
+    )
     assert said.startswith("cross-entropy: 0.693 at first, 0.6")
+
+
+@pytest.mark.slow
+def test_jax_environment(tmp_path):
+    said = run(copied("jax_environment.py", tmp_path), where=tmp_path)
+    assert "places: [3 1] rewards: [0. 0.]" in said and "places: [2 2] rewards: [1. 1.]" in said
+    assert "example/meet:time_limit=8 mean return of random play: 1." in said
+
+
+@pytest.mark.nightly
+def test_pettingzoo_torch(tmp_path):
+    pytest.importorskip("torch", reason="needs PyTorch")
+    said = run(copied("pettingzoo_torch.py", tmp_path), where=tmp_path)
+    assert "mean return recorded: 9.9" in said
+    assert "mean return of the clone's best actions: 10.0" in said
+
+
+@pytest.mark.nightly
+def test_own_baseline(random_data, tmp_path):
+    train = ["-m", "offmarl", "train", copied("own_baseline.py", tmp_path)]
+    data = ["--vault", random_data("probe/observation"), "--out", "run"]
+    run(*train, *data, "--updates", 300, "--final-episodes", 16, where=tmp_path)
+    said = run("-m", "offmarl", "evaluate", "run", "--episodes", 16, "--json", where=tmp_path)
+    assert '"mean": 1.0' in said
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["jax_environment", "own_baseline", "published_data"])
+def test_a_notebook_runs(name, random_data, tmp_path, monkeypatch):
+    nbclient = pytest.importorskip("nbclient", reason="needs pip install 'offmarl[dev]'")
+    from docs import examples
+
+    shutil.copytree(random_data("probe/observation"), tmp_path / "data.vlt/main")
+    monkeypatch.setenv("PYTHONPATH", str(EXAMPLES.parent))
+    notebook = examples.read(EXAMPLES / f"{name}.py")
+    for cell in notebook.cells:
+        cell.source = cell.source.replace("vaults/swarm/coverage-3.vlt/medium", "data.vlt")
+    resources = {"metadata": {"path": str(tmp_path)}}
+    client = nbclient.NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources=resources
+    )
+    client.execute()

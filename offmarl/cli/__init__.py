@@ -26,14 +26,14 @@ from offmarl.errors import OffmarlError, OptionError, Stopped, UnknownNameError,
 
 
 class Verb(NamedTuple):
-    """Where a verb's function is found, and what it does in a line."""
+    """The module of a verb's function, and its help."""
 
     module: str
     summary: str
     runs_programs: bool = False
-    """The function is given the arguments as they are: programs parse their own."""
+    """Whether the function takes the arguments unparsed, because programs parse their own."""
     example: str = ""
-    """Arguments that ``--help`` shows in use."""
+    """Arguments of the example in ``--help``."""
 
 
 VERBS = {

@@ -1,4 +1,4 @@
-"""``offmarl demo``: the whole way, on a small swarm."""
+"""``offmarl demo``: record, learn offline and compare, on a small swarm."""
 
 import os
 import tempfile
@@ -32,19 +32,17 @@ _BASELINES: dict[str, dict[str, Any]] = {
 def demo(out: Path = Path("demo"), seeds: int = 3, seed: int = 0) -> Report:
     """Record, learn offline and compare on a small swarm, in minutes.
 
-    A swarm is trained online and recorded at four tiers; policies are trained offline on two of
-    them and compared.
-
-    Stopped, the same command goes on where it was.
+    A swarm is trained online and recorded at four tiers. Policies are trained offline on two of
+    them, and compared. If the command is stopped, repeat it to continue.
 
     Parameters
     ----------
     out
         Directory for the vaults, the runs and the figure.
     seeds
-        Training seeds of each baseline.
+        Number of training seeds of each baseline.
     seed
-        Decides everything random.
+        Seed of all random numbers.
     """
     with tempfile.TemporaryDirectory() as cache:
         # Each program is built anew for each dataset; this way it is compiled once. JAX reads it
@@ -90,7 +88,7 @@ def _returns(path: Path) -> list[float]:
 
 
 def _scores(runs: Iterable[Path]) -> dict[Entry, Float[np.ndarray, "seeds"]]:
-    """Return the scores of what the runs learnt: those of best actions, then of sampled ones."""
+    """Return the scores of runs: first of greedy policies, then of sampled ones."""
     found = [item for run in runs for item in scores_of(run).items()]
     return dict(sorted(found, key=lambda item: item[0].acting == "sampled"))
 
@@ -121,7 +119,7 @@ def _report(
         table(
             ["tier", "episodes", "mean return"],
             [[tier, *row.values()] for tier, row in recorded.items()],
-            f"What was recorded: {_ENV}, MAPPO",
+            f"Recorded: {_ENV}, MAPPO",
         ),
         table(
             ["learnt from", "data", *next(iter(learnt.values()))],
@@ -133,8 +131,8 @@ def _report(
                 ]
                 for tier in learnt
             ],
-            "What was learnt offline: IQM of the return over seeds"
-            + (" [95% interval]" if enough else f"; no interval below {MIN_RUNS} seeds"),
+            "Learnt offline: IQM of the return over seeds"
+            + (" [95% interval]" if enough else f"; intervals need at least {MIN_RUNS} seeds"),
         ),
         f"Figure: {figure}   Vaults: {out / 'vaults'}   Runs: {out / 'runs'}",
     )

@@ -31,14 +31,14 @@ _PACKAGES = (
 )
 
 _CORRECTIONS = (
-    # No value of an option means none.
+    # Options take no value "None".
     (r"'None', |, 'None'|\{None\}\||(?<=\{)None,", ""),
-    # What is no option is a file or directory, which the shell knows best how to complete.
+    # Other arguments are files or directories, which the shell completes best.
     (r'\[\[ "\$completions" ==', '[[ -z "$completions" || "$completions" =='),
     (r'COMPREPLY=\(\$\(compgen -f -- "\$cur"\)\)', "COMPREPLY=()"),
     ("complete -F", "complete -o default -F"),
 )
-"""What tyro writes into a shell's script, and what it says in the end."""
+"""Patterns in the completion script that tyro writes, and their replacements."""
 
 
 def doctor() -> Report:
@@ -55,7 +55,7 @@ def doctor() -> Report:
         },
         "cache": _cache(),
         "hub": {one: problem or "answers" for one, problem in client.problems().items()},
-        "token": "there is one" if get_token() else "none: public datasets only",
+        "token": "found" if get_token() else "none: public datasets only",
     }
     return Report(facts, grid({name: _in_words(fact) for name, fact in facts.items()}))
 
@@ -84,7 +84,7 @@ def _devices() -> list[str]:
 
 
 def _missing_by_extra() -> dict[str, list[str]]:
-    """Return the packages that each extra would bring and that are not there."""
+    """Return the missing packages of each extra."""
     missing: dict[str, list[str]] = {}
     requirements: list[str] = []
     with contextlib.suppress(metadata.PackageNotFoundError):  # run from a checkout, not installed
@@ -123,17 +123,17 @@ def _script(shell: str) -> str:
     arguments = ["--tyro-print-completion", shell]
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         subcommand_cli_from_dict(_commands(), prog="offmarl", args=arguments, config=conventions())
-    # A completion is a line: what describes it must not have several.
+    # A completion is one line, so its description must be one line, too.
     script = re.sub(
         "(?m)^COMPLETION_SPEC.*", lambda spec: spec[0].replace(r"\n", " "), printed.getvalue()
     )
-    for theirs, ours in _CORRECTIONS:
-        script = re.sub(theirs, ours, script)
+    for pattern, replacement in _CORRECTIONS:
+        script = re.sub(pattern, replacement, script)
     return script
 
 
 def _commands() -> dict[str, Callable[..., Any]]:
-    """Return what each verb's options are read from."""
+    """Return the function that each verb's options are read from."""
     from offmarl.cli import VERBS, function_of
 
     kinds = {verb: kind for kind, verb in registry.VERBS.items()}

@@ -1,4 +1,4 @@
-"""``offmarl pull``, ``push`` and ``cache``: datasets on the hub, and those that came from there."""
+"""``offmarl pull``, ``push`` and ``cache``: datasets on the hub and in the cache."""
 
 import sys
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ from offmarl.hub import cache as pulled_datasets
 from offmarl.hub.cache import parse
 from offmarl.terminal import number
 
-_NOTHING = "nothing was pulled yet."
+_NOTHING = "no dataset was pulled."
 
 
 def pull(
@@ -32,15 +32,15 @@ def pull(
     ----------
     name
         A dataset of `offmarl ls --remote`, such as og_marl/smac_v1/3m, or a repository that
-        `offmarl push` filled, such as org/name. /UID: one of its vaults, without fetching the
-        others. @REVISION: a branch, tag or commit.
+        `offmarl push` wrote, such as org/name. /UID: only this vault of the dataset. @REVISION: a
+        branch, tag or commit.
     out
-        Directory to put it in; by default the cache that `offmarl cache ls` lists.
+        Directory for the dataset; by default the cache that `offmarl cache ls` lists.
     dry_run
-        Only print how large it is.
+        Only print the size.
     time_limit
         For data that flags the time limit as a termination: the number of steps after which
-        episodes were cut off, by default that of its card. It is stored beside the data and used
+        episodes were truncated, by default that of the card. It is stored beside the data and used
         whenever the data is opened.
     """
     if dry_run:
@@ -51,7 +51,7 @@ def pull(
     facts = _about(pulled.card) | limit | about
     checks = {f"{uid} checked by": check for uid, check in pulled.checks.items()}
     if not pulled.asked:
-        facts["note"] = "the hub could not be reached, so there may be a newer version."
+        facts["note"] = "the hub could not be reached, so a newer version may exist."
     text = Group(
         *map(as_is, pulled.paths.values()),
         grid(facts | checks),
@@ -67,8 +67,8 @@ def _planned(plan: hub.Plan) -> Report:
     totals = [sum(size[i] for size in plan.sizes.values()) for i in (0, 1)]
     if len(rows) > 1:
         rows.append(["all", *map(_size, totals)])
-    about = {"commit": plan.commit, "free": f"{_size(plan.free)} on the disk it would go to"}
-    columns = ["uid", "to fetch", "on the disk"]
+    about = {"commit": plan.commit, "free": f"{_size(plan.free)} on the disk of the dataset"}
+    columns = ["uid", "download", "on disk"]
     data = {
         "name": plan.card.name,
         "commit": plan.commit,
@@ -93,28 +93,28 @@ def push(
 ) -> Report:
     """Publish vaults as a dataset on the hub.
 
-    It consists of shards, a card, checksums and Croissant metadata.
+    The dataset consists of shards, a card, checksums and Croissant metadata.
 
     Parameters
     ----------
     vaults
-        Vaults of one environment, such as vaults/swarm/coverage-3.vlt/expert, or the .vlt directory
-        for all of its uids.
+        Vaults of one environment, such as vaults/swarm/coverage-3.vlt/expert, or a .vlt directory
+        for all vaults in it.
     to
         The repository, such as org/name; it is created if it does not exist.
     licence
         SPDX identifier of the data's licence, such as CC-BY-4.0, or an expression of them; "other",
-        with --licence-link; or "unknown". May be left out where all sources of the data state the
-        same one; your own recordings have none until you choose it.
+        with --licence-link; or "unknown". By default the licence that all sources of the data
+        state; your own recordings have none until you choose it.
     licence_link
         Address of the text of a licence that is "other".
     name
-        The dataset's name, source/environment/scenario; by default from the repository and the
-        environment.
+        The dataset's name, source/environment/scenario; by default made of the repository's owner
+        and the environment.
     summary
-        How it was made, in a sentence; by default from its provenance.
+        How the data was made, in a sentence; by default from its provenance.
     citation
-        What to cite, as BibTeX; by default what the sources of the data ask for.
+        The citation, as BibTeX; by default what the sources of the data ask for.
     private
         Make the repository private.
     message
@@ -141,13 +141,13 @@ def cache(
     Parameters
     ----------
     action
-        "verify" compares every file with the checksum it was published with.
+        "verify" compares every file with its published checksum.
     names
-        Datasets, as "ls" names them.
+        Datasets, by the names that "ls" lists.
     everything
-        All of them, instead of names.
+        All datasets, instead of names.
     yes
-        Remove without asking.
+        Remove without confirmation.
     """
     found = _here()
     chosen = found if action == "ls" and not names else _choose(found, names, everything)
@@ -165,13 +165,13 @@ def cache(
 
 
 def _confirm(chosen: Mapping[str, pulled_datasets.Entry], yes: bool) -> None:
-    """Ask before datasets are removed; `OptionError` if standard input is no terminal."""
+    """Ask before datasets are removed; `OptionError` if standard input is not a terminal."""
     if yes or not chosen:
         return
     if not sys.stdin.isatty():
         raise OptionError(
-            f"{len(chosen)} pulled datasets would be removed ({', '.join(chosen)}), and standard "
-            "input is no terminal to ask on: give --yes."
+            f"removing {len(chosen)} pulled datasets ({', '.join(chosen)}) needs confirmation, but "
+            "standard input is not a terminal: give --yes."
         )
     listed = "\n".join(f"{name}  {_size(one.size)}" for name, one in chosen.items())
     if not ask(f"{listed}\nRemove?"):
@@ -179,7 +179,7 @@ def _confirm(chosen: Mapping[str, pulled_datasets.Entry], yes: bool) -> None:
 
 
 def verify_pulled(name: str) -> Report | None:
-    """Verify a pulled dataset for `offmarl verify`, which is given a path or a name.
+    """Verify a pulled dataset for `offmarl verify`, which takes a path or a name.
 
     Returns None if nothing of that name was pulled.
     """
@@ -199,7 +199,7 @@ def verify_pulled(name: str) -> Report | None:
 
 def _verified(chosen: Mapping[str, pulled_datasets.Entry], uid: str | None = None) -> Report:
     counts = {name: pulled_datasets.verify(entry, uid) for name, entry in chosen.items()}
-    lines = [f"{name}: {count} files are as published." for name, count in counts.items()]
+    lines = [f"{name}: {count} files match what was published." for name, count in counts.items()]
     return Report({"verified": counts}, Group(*lines or [_NOTHING]))
 
 
@@ -231,7 +231,7 @@ def _choose(
             raise unknown_name("pulled dataset", name, found, see="offmarl cache ls")
         chosen |= matching
     if not chosen:
-        raise OptionError("name the datasets, or give --all; `offmarl cache ls` lists them.")
+        raise OptionError("give names of datasets or --all; `offmarl cache ls` lists them.")
     return chosen
 
 
@@ -268,7 +268,7 @@ def _uids(card: Card) -> str:
     uids = ", ".join(
         uid if mean is None else f"{uid} ({number(mean)})" for uid, mean in means.items()
     )
-    return uids if card.hub else f"to be recorded: {uids}"
+    return uids if card.hub else f"not published, record it: {uids}"
 
 
 def _about(card: Card) -> dict[str, Any]:
@@ -282,7 +282,7 @@ def _about(card: Card) -> dict[str, Any]:
 
 
 def _licence(card: Card) -> str:
-    """Format the licence and its source."""
+    """Format the licences, and who states them."""
     _, code, link, note = astuple(card.licence)
     data = f"data {card.licence.data}" + (f" ({link})" if link else "")
     return data + (f"; code {code}" if code else "") + (f". {note}" if note else "")

@@ -1,4 +1,4 @@
-"""``offmarl verify``, ``repair`` and ``compact``: vaults as files that can be damaged."""
+"""``offmarl verify``, ``repair`` and ``compact``: the integrity of a vault's files."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -29,9 +29,9 @@ def verify(path: Path, deep: bool = False) -> Report:
     ----------
     path
         A vault of any program, in a directory, an archive or an object store; or the name of a
-        dataset that was pulled, every file of which is compared with what was published.
+        pulled dataset, whose files are all compared with what was published.
     deep
-        Also read every chunk and compute the episodes again.
+        Also read every chunk, and compute the episodes again.
     """
     if may_be_name(path):
         from offmarl.cli.hub import verify_pulled  # the hub's client takes a while to import
@@ -58,8 +58,8 @@ def verify(path: Path, deep: bool = False) -> Report:
 def repair(path: Path, dry_run: bool = False, salvage: str | None = None) -> Report:
     """Recover the intact data of a damaged vault.
 
-    The longest undamaged part from the beginning is kept, and what is lost is listed. The repaired
-    vault is built beside the old one and replaces it atomically. An undamaged vault is not changed.
+    The longest intact part from the beginning is kept, and lost data is listed. The repaired vault
+    is built beside the old one and replaces it atomically. An intact vault is not changed.
 
     Parameters
     ----------
@@ -68,11 +68,11 @@ def repair(path: Path, dry_run: bool = False, salvage: str | None = None) -> Rep
     dry_run
         Only print what would be kept.
     salvage
-        Leave the vault as it is, and write all its undamaged episodes to a new vault at this path.
+        Do not change the vault, but write all its intact episodes to a new vault at this path.
     """
     if salvage is not None:
         if dry_run:
-            raise OptionError("--dry-run changes nothing, nor does --salvage: give one of them.")
+            raise OptionError("--dry-run and --salvage both leave the vault unchanged: give one.")
         return _salvaged(vault.salvage(path, salvage, progress=_in_bytes))
     done = vault.repair(path, dry_run=dry_run, progress=_in_bytes)
     data = {
@@ -84,7 +84,7 @@ def repair(path: Path, dry_run: bool = False, salvage: str | None = None) -> Rep
         "faults": [fault._asdict() for fault in done.faults],
     }
     if not done.faults:
-        return Report(data, f"{done.path} is sound: nothing was changed.")
+        return Report(data, f"{done.path} is intact: nothing was changed.")
     of_all = "" if done.length_before is None else f" of {number(done.length_before)}"
     kept = f"{number(done.length)}{of_all} steps of each row"
     verb = "would keep" if dry_run else "kept"
@@ -93,9 +93,9 @@ def repair(path: Path, dry_run: bool = False, salvage: str | None = None) -> Rep
         data,
         Group(
             f"{done.path}: {verb} {kept}.",
-            "Wrong was:",
+            "Faults:",
             *_lines(done.faults),
-            "Lost is:",
+            "Lost:",
             *lost,
         ),
     )
@@ -116,19 +116,19 @@ def _salvaged(done: vault.Salvage) -> Report:
     kept = f"{number(done.episodes)} episodes, {number(done.steps)} steps"
     return Report(
         data,
-        Group(f"{done.path}: {kept}.", "Left behind:", *_lines(lost or ["nothing"])),
+        Group(f"{done.path}: {kept}.", "Lost:", *_lines(lost or ["nothing"])),
     )
 
 
 def compact(path: Path) -> Report:
     """Reclaim unused space.
 
-    Data that later commits replaced is removed, and the rest is put in reading order.
+    Data that later commits replaced is removed, and the rest is stored in reading order.
 
     Parameters
     ----------
     path
-        A vault of any program; no process may write to it meanwhile.
+        A vault of any program, which no process may write to meanwhile.
     """
     done = vault.compact(path)
     line = (
@@ -143,21 +143,21 @@ def _outcome(found: vault.Verification) -> list[RenderableType]:
     looked = f"{number(found.length)} steps of each row, {number(found.chunks)} chunks{read}"
     lines: list[RenderableType] = []
     if found.sound:
-        extent = "is sound" if not found.skipped else "is sound as far as was checked"
+        extent = "is intact" if not found.skipped else "is intact as far as checked"
         lines.append(f"{found.path} {extent}: {looked}.")
     else:
         lines += [f"{found.path} is damaged ({looked}):", *_lines(found.faults)]
         lines.append(
-            "`offmarl repair` keeps the longest undamaged part from the beginning; `offmarl repair "
-            "--salvage OUT` writes all undamaged episodes to a new vault."
+            "`offmarl repair` keeps the longest intact part from the beginning; `offmarl repair "
+            "--salvage OUT` writes all intact episodes to a new vault."
         )
     if found.skipped:
-        lines.append("Not checked, so damage there goes unnoticed; --deep checks it:")
+        lines.append("Not checked, so damage there is not detected; --deep checks it:")
         lines += _lines(found.skipped)
     if found.other_layout:
         lines.append(f"It has neither offmarl's nor OG-MARL's layout: {found.other_layout}")
     if found.unchecked:
-        lines += ["Without a checksum, so damage there may go unnoticed:"]
+        lines += ["Without a checksum, so damage there may not be detected:"]
         lines += _lines(found.unchecked)
     return lines
 

@@ -3,6 +3,7 @@
 import keyword
 import os
 import re
+import shlex
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -53,7 +54,8 @@ def new(
     with path.open("x", encoding="utf-8") as file:
         file.write(text)
     given = directory / path.name
-    commands = [command.format(file=given, title=title) for command in _NEXT[kind]]
+    quoted = shlex.quote(str(given))
+    commands = [command.format(file=quoted, title=title) for command in _NEXT[kind]]
     view = Group(f"wrote {given}; to use it:", *(f"  {command}" for command in commands))
     return Report({"path": path, "commands": commands}, view)
 

@@ -19,7 +19,7 @@ _JSON = "Print the outcome as one JSON object, for programs."
 
 
 class UsageExit(SystemExit):
-    """Ends the process because of wrong arguments, which were explained on standard error.
+    """Ends the process because of wrong arguments, which are explained on standard error.
 
     Attributes
     ----------
@@ -38,13 +38,13 @@ def parse(target: Callable[..., T], command: str, description: str, arguments: l
     Parameters
     ----------
     target
-        What to call; its parameters become the options.
+        The function or dataclass; its parameters become the options.
     command
         The words before the arguments, such as "ls" or "train bc".
     description
-        Printed by ``--help``.
+        Text for ``--help``.
     arguments
-        As they were typed, without ``--json``.
+        The arguments, without ``--json``.
 
     Raises
     ------
@@ -97,7 +97,7 @@ def _parse(
 
 
 def _constructors() -> Any:
-    """Return how values are made of text: ``~`` is expanded, which shells leave in --out=~/runs."""
+    """Return rules for values: ``~`` is expanded, which shells do not expand in --out=~/runs."""
     from tyro.constructors import (
         ConstructorRegistry,
         PrimitiveConstructorSpec,
@@ -122,14 +122,14 @@ def _constructors() -> Any:
 
 
 def conventions() -> tuple[Any, ...]:
-    """Return tyro's configuration; an option without a value means none."""
+    """Return tyro's configuration: no option takes the value "None"."""
     from tyro.conf import DisallowNone
 
     return (DisallowNone,)
 
 
 def documented(target: Callable[..., T], json: bool = True) -> Callable[..., Callable[[], T]]:
-    """Return a function with the parameters of ``target`` as tyro's help shows them best.
+    """Return a function with the parameters of ``target``, prepared for tyro's help.
 
     Each parameter's text is one paragraph. Defaults that mean "none" are not shown. A flag
     that is off by default has one form, ``--greedy``; one that is on by default has two,
@@ -144,7 +144,7 @@ def documented(target: Callable[..., T], json: bool = True) -> Callable[..., Cal
 
     Returns
     -------
-    A function that returns ``target`` bound to its arguments, to be called later.
+    A function that returns ``target`` with its arguments bound, to be called later.
     """
 
     def shown(*args: Any, **options: Any) -> Any:
@@ -192,7 +192,7 @@ def _annotated(hint: Any, default: Any, text: str) -> Any:
 
 
 def _reason(printed: str) -> str:
-    """Return what tyro printed in a box, as one line without the help texts in it.
+    """Return the error that tyro printed in a box as one line, without its help texts.
 
     The first line is the title. The box is drawn in lines, or in dashes where the output is not
     UTF-8.
@@ -204,10 +204,10 @@ def _reason(printed: str) -> str:
     tail = f" See `{see[1]}`." if see else ""
     helps = ("For full helptext", "Argument helptext")
     reasons = [one.rstrip(".:") for one in parts if one and not one.startswith(helps)]
-    # No value of an option means none, though tyro lists it.
+    # Options take no value "None", though tyro lists it.
     return re.sub(r"'None', |, 'None'", "", "; ".join(reasons)) + "." + tail
 
 
 def _plain(text: str) -> str:
-    """Return text without the codes that colour it."""
+    """Return text without escape codes for colours."""
     return re.sub(r"\x1b\[[\d;]*m", "", text)

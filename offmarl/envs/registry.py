@@ -16,15 +16,22 @@ import importlib
 import inspect
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping
-from importlib.metadata import EntryPoint
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from offmarl import paths
 from offmarl._imports import RecordedName, attribute, import_file, import_module, summarize
 from offmarl.envs.catalogue import BUILT_IN, EnvInfo, Family, Option
-from offmarl.envs.plugins import load_plugin, plugins
-from offmarl.errors import OffmarlError, OptionError, UnknownNameError, unknown_name
+from offmarl.errors import (
+    OffmarlError,
+    OptionError,
+    PluginError,
+    UnknownNameError,
+    unknown_name,
+)
 
 if TYPE_CHECKING:
     from offmarl.envs.base import Environment
@@ -34,6 +41,10 @@ _NAME = re.compile(r"\w+([-./|]\w+)*", re.ASCII)
 _IDENTIFIER = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 _FILE = re.compile(rf"(?P<file>.+\.py):(?P<factory>{_IDENTIFIER})(?::(?P<options>.*))?", re.DOTALL)
 _MODULE = re.compile(rf"(?P<module>{_IDENTIFIER}):(?P<factory>{_IDENTIFIER})(?::(?P<options>.*))?")
+
+_GROUP = "offmarl.envs"
+"""Entry points of installed packages. Reading them imports nothing; a plug-in is imported when one
+of its environments is created, so a broken one does not affect the others."""
 
 _REGISTERED = "offmarl.envs.register"
 _REQUIRED = object()
@@ -205,7 +216,7 @@ class _Found(NamedTuple):
         """Import the factory: a callable; of offmarl also one with ``options`` and ``build``."""
         factory = self.family.factory
         if isinstance(factory, EntryPoint):
-            return load_plugin(self.family.name, factory)
+            return _load_plugin(self.family.name, factory)
         if not isinstance(factory, str) or self.family.source != "offmarl":
             return factory
         module, _, name = factory.partition(":")
@@ -213,7 +224,7 @@ class _Found(NamedTuple):
 
 
 def _families() -> tuple[Family, ...]:
-    return (*BUILT_IN, *_registered.values(), *plugins())
+    return (*BUILT_IN, *_registered.values(), *_plugins())
 
 
 def _resolve(name: str) -> _Found:
@@ -305,6 +316,47 @@ def _info_of(factory: Any) -> EnvInfo:
     if isinstance(about, EnvInfo):
         return about
     return EnvInfo((inspect.getdoc(factory) or "").partition("\n")[0].rstrip("."))
+
+
+# ------------------------------------------------------------------ plug-ins
+
+
+def _plugins() -> tuple[Family, ...]:
+    """Return the environments of installed packages."""
+    return _plugins_on(tuple(sys.path))
+
+
+@lru_cache(maxsize=8)
+def _plugins_on(path: tuple[str, ...]) -> tuple[Family, ...]:
+    """Read the entry points once for each import path."""
+    del path
+    found = []
+    for point in entry_points(group=_GROUP):
+        about = EnvInfo(f"from the package {_package(point)}")
+        found.append(Family(point.name, point, about, None, _package(point)))
+    return tuple(found)
+
+
+def _package(point: EntryPoint) -> str:
+    """Return the name and version of the package that an entry point belongs to."""
+    return f"{point.dist.name} {point.dist.version}" if point.dist else "an unnamed package"
+
+
+def _load_plugin(name: str, point: EntryPoint) -> Any:
+    """Import a plug-in's factory.
+
+    Raises
+    ------
+    PluginError
+        The import fails; the message names the package.
+    """
+    try:
+        return point.load()
+    except (Exception, SystemExit) as error:
+        raise PluginError(
+            f"the package {_package(point)} provides the environment {name!r} as {point.value}, "
+            f"which cannot be imported ({summarize(error)}): update or uninstall the package."
+        ) from error
 
 
 # ------------------------------------------------------------------ arguments

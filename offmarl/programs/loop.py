@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
@@ -125,7 +126,7 @@ class Layout(NamedTuple):
 
     def mesh(self) -> Mesh:
         """Return the devices, along the axis "seed"."""
-        return jax.make_mesh((self.devices,), ("seed",), devices=jax.devices()[: self.devices])
+        return Mesh(np.array(jax.devices()[: self.devices]), ("seed",))
 
     def place(self, tree: ArrayTree, per_seed: bool) -> ArrayTree:
         """Put arrays on the devices: divided by seeds, or the same on each."""

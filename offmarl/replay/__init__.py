@@ -3,7 +3,7 @@
 from offmarl.replay.batches import BatchSource, open_batches, split_key
 from offmarl.replay.device import Replay, load
 from offmarl.replay.sampling import EpisodeTable, Source, window_starts
-from offmarl.replay.stream import Batches, Stream, WindowSource
+from offmarl.replay.stream import Batches, Stream, WindowSource, whole_episodes
 
 __all__ = [
     "BatchSource",
@@ -16,5 +16,6 @@ __all__ = [
     "load",
     "open_batches",
     "split_key",
+    "whole_episodes",
     "window_starts",
 ]

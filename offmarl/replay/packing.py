@@ -141,7 +141,7 @@ def pack_steps(
 
 
 def blank(layout: Layout) -> NDArray[np.uint32]:
-    """Return the row ``(W,)`` of a view that nobody knows.
+    """Return the row ``(W,)`` of an unknown view.
 
     It allows every action, so that no program meets an agent without one.
     """

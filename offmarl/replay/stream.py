@@ -157,6 +157,12 @@ class WindowSource:
         return packing.pack_steps(flat, left.ravel(), known, self._layout)
 
 
+def whole_episodes(source: Source, episodes: NDArray[np.int64]) -> Sequence:
+    """Put some episodes on the device, ``(M, T, ...)`` with T the length of the longest."""
+    longest = int(source.episodes.length.take(episodes, mode="clip").max(initial=1))
+    return WindowSource(source, 1, longest, episodes).beginnings()
+
+
 class Stream:
     """An endless iterator over the batches of a dataset, on the device, gathered ahead of time.
 
@@ -206,7 +212,7 @@ class Stream:
         return {"seed": self.seed, "start": self.step}
 
     def close(self) -> None:
-        """Stop gathering; again does nothing."""
+        """Stop gathering. Idempotent."""
         self._ahead.close()
 
     def __enter__(self) -> "Stream":

@@ -56,7 +56,7 @@ def members_of(archive: PurePath) -> list[zipfile.ZipInfo]:
 
 @lru_cache(maxsize=4)
 def _unchanged_members(archive: Path, _: tuple[int, ...]) -> tuple[zipfile.ZipInfo, ...]:
-    """Return the files of an archive, whose directory is read once while nobody changes it."""
+    """Return the files of an archive, whose directory is read once while it stays the same."""
     return _trusted_members(archive)
 
 
@@ -114,7 +114,7 @@ def _distrust(archive: PurePath, fault: str) -> VaultFormatError:
 
 @contextmanager
 def readable(archive: PurePath) -> Iterator[None]:
-    """Turn what a damaged archive raises into an error of ours."""
+    """Turn what a damaged archive raises into an error of offmarl."""
     try:
         yield
     except FileNotFoundError as error:

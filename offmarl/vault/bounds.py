@@ -1,5 +1,6 @@
-"""What may be asked of a vault, and errors that say what there is."""
+"""What can be asked of a vault, and errors that say what it has."""
 
+from collections.abc import Iterator
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,42 @@ def check_steps(vault: "Dataset", start: int, stop: int) -> None:
             f"steps {start} to {stop} were asked for, and {vault.path} has steps 0 to "
             f"{vault.length}."
         )
+
+
+def check_episode(number: int, count: int, path: PurePath) -> None:
+    """Raise `VaultError` if a vault has no episode of this number; negative ones count back."""
+    if not -count <= number < count:
+        raise VaultError(f"episode {number} was asked for, and {path} has {count}.")
+
+
+def interval(steps: slice, length: int) -> tuple[int, int]:
+    """Return the first step of a slice and the one after the last."""
+    if not isinstance(steps, slice):
+        raise VaultError(f"steps are taken by slices: ask for [{steps}:{steps} + 1], say.")
+    start, stop, stride = steps.indices(length)
+    if stride != 1:
+        raise VaultError(f"steps are read one after the other, not every {stride}th.")
+    return start, max(start, stop)
+
+
+def percentiles(length: int, low: float, high: float) -> tuple[int, int]:
+    """Return the interval of steps between two percentiles of time."""
+    if not 0 <= low <= high <= 100:
+        raise VaultError(
+            f"percentiles {low} to {high} were asked for: give two in order from 0 to 100."
+        )
+    return round(length * low / 100), round(length * high / 100)
+
+
+def blocks(
+    start: int, length: int, chunk: int, step_bytes: int, most: int
+) -> Iterator[tuple[int, int]]:
+    """Cut time into intervals of about ``most`` bytes that end where chunks do."""
+    size = chunk * max(1, most // (step_bytes * chunk))
+    while start < length:
+        stop = min(length, (start // size + 1) * size)
+        yield start, stop
+        start = stop
 
 
 def indices(part: slice, size: int, axis: str) -> range:

@@ -1,4 +1,4 @@
-"""Comparing the chunks of a vault of ours with their checksums, each once, when it is first used.
+"""Comparing the chunks of a vault with their checksums, each once, when it is first used.
 
 The checksums of all chunks are one vector, and which chunks have proved sound is another. Later
 reads only check the second vector.
@@ -18,7 +18,8 @@ from offmarl.vault import layout
 from offmarl.vault.checksum import unseal
 from offmarl.vault.faults import damaged, of_chunk, with_episodes
 from offmarl.vault.grid import Chunk
-from offmarl.vault.layout import Head, Leaf, NumpyArray, Schema, load_json
+from offmarl.vault.layout import Leaf, NumpyArray, Schema
+from offmarl.vault.manifest import decode_head
 from offmarl.vault.mmap import Check, Snapshot
 from offmarl.vault.store import Store
 from offmarl.vault.tables import Episodes
@@ -51,7 +52,7 @@ class Fresh(NamedTuple):
 
 
 class Checks:
-    """Which chunks of a vault of ours have proved sound, as they are read in one way.
+    """Which chunks of a vault of offmarl have proved sound, as they are read in one way.
 
     Chunks read through TensorStore and chunks of mapped files are noted in objects of their own, as
     a chunk that was sound in one commit tells nothing of another. Threads may share an object: a
@@ -104,7 +105,7 @@ class Checks:
             self._store, self._schema, self._leaves, self._length, self._covered, self._episodes
         )
         head = unseal(layout.HEAD_KEY, snapshot.value(layout.HEAD_KEY) or b"", self._store.path)
-        found._written = Head.from_json(load_json(head, layout.HEAD_KEY)).length
+        found._written = decode_head(head).length
         for number in range(found._numbers):
             key = layout.checksums_key(number)
             try:
@@ -118,7 +119,7 @@ class Checks:
         wanted = list(numbers)
         keys = [layout.HEAD_KEY, *map(layout.checksums_key, wanted)]
         head, *found = self._store.get_all(keys)
-        self._written = Head.from_json(load_json(head, layout.HEAD_KEY)).length
+        self._written = decode_head(head).length
         for number, value in zip(wanted, found, strict=True):
             self._enter(number, value)
 

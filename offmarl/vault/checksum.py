@@ -16,14 +16,14 @@ _SIZE = len(_MARK) + 4
 
 
 def seal(key: str, value: bytes | bytearray) -> bytes | bytearray:
-    """Return what to store under a key: a value of ours with its checksum, others as they are."""
+    """Return what to store under a key: values of offmarl with their checksum, others as given."""
     if not key.startswith(OWN_PREFIX):
         return value
     return b"".join((value, _MARK, google_crc32c.value(value).to_bytes(4, "big")))
 
 
 def is_sealed(stored: bytes) -> bool:
-    """Whether a value of ours has a checksum; those of version 1 have none."""
+    """Whether a value under one of offmarl's keys has a checksum; those of version 1 have none."""
     return stored[-_SIZE:-4] == _MARK
 
 

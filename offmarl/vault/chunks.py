@@ -155,7 +155,7 @@ class ChunkBuffer:
                 yield leaf.chunk_key(name, block, chunk)
 
     def key_at(self, step: int) -> str:
-        """Return a key that anybody who appends a step there must write."""
+        """Return a key that every append of a step there must write."""
         return self._leaves["rewards"].chunk_key("rewards", 0, step // self._schema.chunk_steps)
 
 

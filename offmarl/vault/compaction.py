@@ -201,7 +201,7 @@ def tidy(driver: Driver) -> None:
     try:
         live = tree.live_files(driver)
     except (ValueError, OSError):
-        live = None  # without a manifest nobody knows, so that repair may need any of them
+        live = None  # unknown without a manifest: repair may need any of them
     for file in (directory / DATA).glob("*"):
         if live is not None and f"{DATA}/{file.name}" not in live:
             file.unlink()

@@ -55,7 +55,7 @@ def of_shapes(leaves: Mapping[str, Leaf], rows: int) -> list[str]:
 
 
 def recorded(provenance: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the quirks that a vault of ours notes of itself: what an import has kept."""
+    """Return the quirks that a vault of offmarl notes of itself: what an import has kept."""
     noted = provenance.get("quirks")
     return tuple(quirk for quirk in MEANINGS if isinstance(noted, list) and quirk in noted)
 

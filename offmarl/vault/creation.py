@@ -239,7 +239,7 @@ def _at_least_one(name: str, value: SupportsIndex) -> int:
 
 
 def _check_sizes(schema: Schema) -> None:
-    """Raise `VaultError` where a vault would be one that nobody opens."""
+    """Raise `VaultError` if a vault would be too large to open."""
     if schema.rows > layout.MAX_ROWS:
         raise VaultError(f"a vault has {layout.MAX_ROWS} rows at most: got {schema.rows}.")
     if schema.chunk_bytes > layout.MAX_CHUNK_BYTES:
@@ -251,7 +251,7 @@ def _check_sizes(schema: Schema) -> None:
 
 
 def _fill(store: Store, schema: Schema, provenance: Mapping[str, Any]) -> None:
-    """Write an empty vault where nobody else writes."""
+    """Write an empty vault in a place that is locked or new."""
     store.commit(without_episodes(schema, provenance, Head()), fence={}).result()
     store.driver.write(METADATA, layout.dump_json(to_metadata(schema)))
 

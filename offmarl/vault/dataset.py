@@ -1,6 +1,5 @@
 """A dataset: a vault of any program, read as experience and drawn from for learning."""
 
-import dataclasses
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import PurePath
@@ -10,15 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from offmarl.errors import OptionError, VaultError
-from offmarl.types import Discrete, EnvSpec, Episode, Sequence, Transition, View
+from offmarl.errors import VaultError
+from offmarl.types import EnvSpec, Episode, Sequence, Transition, View
 from offmarl.vault import bounds, compat, encoding, infer, layout, tables
 from offmarl.vault.arrays import Arrays
 from offmarl.vault.checked import checks_of
-from offmarl.vault.description import describe
 from offmarl.vault.final_views import FinalViews
 from offmarl.vault.layout import NumpyArray
-from offmarl.vault.manifest import check_documents, read_table, snapshot_of
+from offmarl.vault.manifest import check_documents, describe, read_table, snapshot_of, unchecked
 from offmarl.vault.mmap import Snapshot
 from offmarl.vault.published import read_beside
 from offmarl.vault.store import Store
@@ -30,10 +28,6 @@ _BLOCK_BYTES = 2**25
 """About how much is in memory at once where a whole vault is gone through."""
 
 _ALL = slice(None)
-
-
-_STREAM_BYTES = 2**30
-"""Bytes of batches that a stream prepares by default."""
 
 
 class Dataset:
@@ -93,7 +87,7 @@ class Dataset:
 
     @property
     def native(self) -> bool:
-        """Whether it has an episode table, final views and provenance of ours."""
+        """Whether offmarl wrote it: it has an episode table, final views and provenance."""
         return self.manifest is not None
 
     @property
@@ -119,44 +113,25 @@ class Dataset:
     @property
     def unchecked(self) -> tuple[str, ...]:
         """What is read without being compared with a checksum, in words."""
-        if self.manifest is None:
-            return (
-                "all arrays: a program other than offmarl wrote them, so at most their codec has "
-                "checksums",
-            )
-        if self.manifest.schema.codec == "raw" and not self._checked:
-            return ("all arrays: the vault was opened with checked=False",)
-        begin = self.manifest.head.length
-        if begin == self.length:
-            return ()
-        begin -= begin % self.manifest.schema.chunk_steps
-        return (f"steps {begin} to {self.length - 1}: another program appended to them",)
+        return unchecked(self.manifest, self.length, self._checked)
 
     @cached_property
     def spec(self) -> EnvSpec:
         """The environment's sizes; in a foreign vault, what its arrays tell of them."""
         if self.manifest:
             return self.manifest.schema.spec
-        spec = encoding.spec_of(self.leaves)
-        if spec.action == Discrete(0):
-            spec = dataclasses.replace(spec, action=Discrete(infer.highest_action(self) + 1))
-        return dataclasses.replace(spec, time_limit=self.time_limit)
+        return infer.spec(self)
 
     @cached_property
     def quirks(self) -> tuple[str, ...]:
-        """What a foreign vault does differently, and `transitions` and `episodes` put right.
+        """What a foreign vault does differently, which `transitions` and `episodes` correct.
 
-        Of a vault of ours, impossible values that it was imported with. `read` leaves all as it is.
-        `offmarl.vault.compat.MEANINGS` says what quirks mean.
+        For a vault of offmarl: invalid values that it was imported with. `read` corrects nothing.
+        `offmarl.vault.compat.MEANINGS` explains each.
         """
         if self.manifest:
             return compat.recorded(self.provenance)
-        return (
-            *compat.of_shapes(self.leaves, self.rows),
-            *(["padded observations"] if infer.is_padded(self) else []),
-            *compat.of_ends(self._table, self.time_limit),
-            *compat.of_returns(self._table),
-        )
+        return infer.quirks(self, self._table)
 
     @cached_property
     def episodes(self) -> tables.Episodes:
@@ -266,9 +241,8 @@ class Dataset:
     ) -> dict[str, NumpyArray]:
         """Gather windows from anywhere, as they are on disk.
 
-        From an uncompressed vault on this machine as fast as from arrays in memory, however much
-        larger than memory it is, and from a cold disk many reads at a time; from others a chunk is
-        read for every window.
+        Uncompressed vaults on this machine are gathered from as fast as arrays in memory, even if
+        they are larger than memory; of others a chunk is read for every window.
 
         Parameters
         ----------
@@ -301,8 +275,7 @@ class Dataset:
     ) -> None:
         """Have the disk begin to read windows that `windows` will be asked for next.
 
-        Returns at once. Many reads are then under way together, which is what disks are fast at.
-        Without effect on vaults that are not memory-mapped.
+        Returns at once. Without effect on vaults that are not memory-mapped.
         """
         names = list(self.leaves if leaves is None else leaves)
         self._arrays.prefetch(names, *bounds.windows(self, rows, starts, length), length)
@@ -310,20 +283,12 @@ class Dataset:
     def percentiles(self, low: float, high: float) -> tuple[int, int]:
         """Return the interval of steps from one percentile of time to another.
 
-        Examples
-        --------
-        >>> data.transitions(*data.percentiles(90, 100))  # the last tenth
-
         Raises
         ------
         VaultError
             They are no percentiles, or not in order.
         """
-        if not 0 <= low <= high <= 100:
-            raise VaultError(
-                f"percentiles {low} to {high} were asked for: give two in order from 0 to 100."
-            )
-        return round(self.length * low / 100), round(self.length * high / 100)
+        return bounds.percentiles(self.length, low, high)
 
     def episode(self, number: int) -> Episode:
         """Read one episode.
@@ -339,9 +304,7 @@ class Dataset:
             There is no such episode, or it cannot be read.
         """
         table = self.episodes
-        count = len(table.row)
-        if not -count <= number < count:
-            raise VaultError(f"episode {number} was asked for, and {self.path} has {count}.")
+        bounds.check_episode(number, len(table.row), self.path)
         row, start = int(table.row[number]), int(table.start[number])
         steps = self.transitions(start, start + int(table.length[number]), slice(row, row + 1))
         final = None
@@ -376,12 +339,7 @@ class Dataset:
 
     def __getitem__(self, steps: slice) -> Transition:
         """Return the transitions of a slice of time, with Python's rules for slices."""
-        if not isinstance(steps, slice):
-            raise VaultError(f"steps are taken by slices: ask for [{steps}:{steps} + 1], say.")
-        start, stop, stride = steps.indices(self.length)
-        if stride != 1:
-            raise VaultError(f"steps are read one after the other, not every {stride}th.")
-        return self.transitions(start, max(start, stop))
+        return self.transitions(*bounds.interval(steps, self.length))
 
     def blocks(
         self, leaves: Iterable[str] | None = None, start: int = 0, rows: int | None = None
@@ -394,21 +352,12 @@ class Dataset:
         names = list(self.leaves if leaves is None else leaves)
         step_bytes = (rows or self.rows) * sum(self.leaves[name].step_bytes for name in names)
         chunk = max(self._arrays.chunk(name)[1] for name in names)
-        size = chunk * max(1, _BLOCK_BYTES // (step_bytes * chunk))
-        while start < self.length:
-            stop = min(self.length, (start // size + 1) * size)
-            yield start, stop
-            start = stop
+        yield from bounds.blocks(start, self.length, chunk, step_bytes, _BLOCK_BYTES)
 
     def _check_length(self) -> None:
         """Raise `VaultFormatError` where the vault says that it has more steps than can be."""
-        if self._has_length:
-            return
-        if self.manifest:
-            infer.check_own_length(self, self.store, self.manifest.schema)
-        else:
-            chunk_steps = {name: self._arrays.chunk(name)[1] for name in self.leaves}
-            infer.check_length(self, self.store, chunk_steps)
+        if not self._has_length:
+            infer.check_length(self, lambda name: self._arrays.chunk(name)[1])
         self._has_length = True
 
     @property
@@ -468,7 +417,7 @@ class Dataset:
         *,
         seed: int = 0,
         start: int = 0,
-        memory: int = _STREAM_BYTES,
+        memory: int = 2**30,
         episodes: NDArray[np.int64] | None = None,
     ) -> "Stream":
         """Return an endless iterator over batches of data that is too large for the device.
@@ -488,7 +437,7 @@ class Dataset:
         Raises
         ------
         ShapeError
-            The dataset holds no step, or a size is not positive.
+            As for `replay`.
         OptionError
             The memory is too small for a few batches.
 
@@ -505,18 +454,8 @@ class Dataset:
     def hold_out(self, fraction: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Divide the episodes into those to learn from and those to evaluate with.
 
-        The result depends on the data and the fraction alone, and equals what
-        `offmarl.vault.split` selects. At least one episode is held out.
-
-        Parameters
-        ----------
-        fraction
-            Of the episodes to hold out, above 0 and below 1.
-
-        Returns
-        -------
-        tuple
-            The numbers of both, in order.
+        At least one episode is held out. The same data and ``fraction``, in (0, 1), always give
+        the same numbers, which are those that `offmarl.vault.split` selects.
 
         Raises
         ------
@@ -528,23 +467,10 @@ class Dataset:
         >>> rest, held_out = dataset.hold_out(0.1)
         >>> replay, test = dataset.replay(256, 20, rest), dataset.whole_episodes(held_out)
         """
-        count = len(self.episodes.length)
-        kept = min(round((1 - fraction) * count), count - 1) if 0 < fraction < 1 else 0
-        if kept < 1:
-            raise OptionError(
-                f"a fraction of {fraction:g} of the {count} episodes of {self.path} cannot be held "
-                "out: give one above 0 and below 1 that leaves an episode to learn from."
-            )
-        order = tables.shuffled(count, seed=0)
-        return np.sort(order[:kept]), np.sort(order[kept:])
+        return tables.hold_out(len(self.episodes.length), fraction, self.path)
 
     def whole_episodes(self, episodes: NDArray[np.int64]) -> Sequence:
         """Put some episodes on the device, ``(M, T, ...)`` with T the length of the longest.
-
-        Parameters
-        ----------
-        episodes
-            Their numbers.
 
         Raises
         ------
@@ -553,10 +479,9 @@ class Dataset:
         OptionError
             An episode does not exist.
         """
-        from offmarl.replay import WindowSource
+        from offmarl.replay import whole_episodes
 
-        longest = int(self.episodes.length.take(episodes, mode="clip").max(initial=1))
-        return WindowSource(self, 1, longest, episodes).beginnings()
+        return whole_episodes(self, episodes)
 
     def digest(self) -> str:
         """Return the SHA-256 of the logical content; see `offmarl.vault.digest`."""

@@ -112,3 +112,9 @@ def _numbered(episodes: tuple[int, ...]) -> str:
             return f" ({count} episodes: {', '.join(map(str, episodes[:8]))}, ...)"
         case _:
             return f" (episodes {', '.join(map(str, episodes))})"
+
+
+def expect(condition: bool | np.bool_, otherwise: str) -> None:
+    """Raise `VaultFormatError` with a text unless a condition holds."""
+    if not condition:
+        raise VaultFormatError(otherwise)

@@ -1,12 +1,14 @@
-"""Finding out from a vault's steps what nobody noted of them."""
+"""What a vault's steps tell that its tables do not."""
 
+import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from offmarl.errors import VaultFormatError
+from offmarl.types import Discrete, EnvSpec
 from offmarl.vault import compat, encoding, layout, tables
 from offmarl.vault.layout import NumpyArray, Schema
 from offmarl.vault.store import Store
@@ -20,7 +22,7 @@ UNBACKED_STEPS = 2**20
 A vault of another program may have so many steps of zeros without a chunk.
 """
 _UNCOUNTED_CHUNKS = 2**20
-"""A vault of ours with more chunks has its length compared with its files, or with its keys."""
+"""A vault of offmarl with more chunks has its length compared with its files, or with its keys."""
 _NUMBER = re.compile(r"\d+[./](\d+)")
 
 
@@ -35,8 +37,37 @@ def episodes(vault: "Dataset", start: int = 0) -> Iterator[tables.Table]:
     yield running[running["length"] > 0]
 
 
-def check_length(vault: "Dataset", store: Store, chunk_steps: Mapping[str, int]) -> None:
-    """Raise `VaultFormatError` where a vault has far fewer chunks than its length needs.
+def spec(vault: "Dataset") -> EnvSpec:
+    """Return the sizes that the arrays of a vault of another program tell."""
+    found = encoding.spec_of(vault.leaves)
+    if found.action == Discrete(0):
+        found = dataclasses.replace(found, action=Discrete(highest_action(vault) + 1))
+    return dataclasses.replace(found, time_limit=vault.time_limit)
+
+
+def quirks(vault: "Dataset", table: tables.Table) -> tuple[str, ...]:
+    """Return what a vault of another program does differently; ``table`` is as on disk."""
+    return (
+        *compat.of_shapes(vault.leaves, vault.rows),
+        *(["padded observations"] if is_padded(vault) else []),
+        *compat.of_ends(table, vault.time_limit),
+        *compat.of_returns(table),
+    )
+
+
+def check_length(vault: "Dataset", chunk_steps: Callable[[str], int]) -> None:
+    """Raise `VaultFormatError` if a vault has less data than its length needs.
+
+    ``chunk_steps`` returns the steps of an array's chunks.
+    """
+    if vault.manifest:
+        _check_own_length(vault, vault.store, vault.manifest.schema)
+    else:
+        _check_foreign_length(vault, vault.store, {x: chunk_steps(x) for x in vault.leaves})
+
+
+def _check_foreign_length(vault: "Dataset", store: Store, chunk_steps: Mapping[str, int]) -> None:
+    """Raise `VaultFormatError` if a vault has far fewer chunks than its length needs.
 
     Chunks that other programs left out are read as zeros, so a forged index of a few bytes could
     stand for billions of steps. What is really there bounds the work.
@@ -63,11 +94,11 @@ def check_length(vault: "Dataset", store: Store, chunk_steps: Mapping[str, int])
     )
 
 
-def check_own_length(vault: "Dataset", store: Store, schema: Schema) -> None:
-    """Raise `VaultFormatError` where a vault of ours has less data than its length needs.
+def _check_own_length(vault: "Dataset", store: Store, schema: Schema) -> None:
+    """Raise `VaultFormatError` where a vault of offmarl has less data than its length needs.
 
     What is remembered of each chunk takes memory, so a forged length of a few bytes could take all
-    that there is.
+    memory.
 
     Parameters
     ----------

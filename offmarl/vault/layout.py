@@ -80,7 +80,7 @@ class Leaf(NamedTuple):
 
 
 class Schema(NamedTuple):
-    """What never changes in a vault of ours."""
+    """What never changes in a vault of offmarl."""
 
     spec: EnvSpec
     rows: int
@@ -134,7 +134,7 @@ class Schema(NamedTuple):
         return cls._fields[:-1]
 
     def _check(self) -> None:
-        """Raise `ValueError` where sizes make no sense, before anybody allocates so much."""
+        """Raise `ValueError` where sizes make no sense, before so much is allocated."""
         spec = self.spec
         sizes = (spec.num_agents, spec.observation_size, spec.state_size, spec.action_size)
         counts = (self.rows, self.chunk_rows, self.chunk_steps, spec.num_agents)
@@ -152,7 +152,7 @@ class Head(NamedTuple):
     length: int = 0
     """Steps of each row that are valid."""
     episodes: int = 0
-    """Records in the episode table: those that ended, or that nobody will end."""
+    """Records in the episode table: those that ended, or that were given up."""
     finals: int = 0
     """Final views stored."""
     total_return: float = 0.0
@@ -160,7 +160,7 @@ class Head(NamedTuple):
     runs: Mapping[str, int] = {}
     """How many chunks of each run are there."""
     run: str | None = None
-    """The run that wrote last, if one of ours did; an episode never spans two."""
+    """The run of offmarl that wrote last, if one did; an episode never spans two."""
     unverified: tuple[tuple[int, int], ...] = ()
     """Intervals of steps that were adopted from a stock writer."""
 
@@ -196,7 +196,7 @@ def prefix_of(name: str) -> str:
 
 
 def leaves(spec: EnvSpec, agent_policies: bool = True) -> dict[str, Leaf]:
-    """Name the arrays of a vault of ours, in their canonical order.
+    """Name the arrays of a vault of offmarl, in their canonical order.
 
     ``agent_policies`` is that of its `Schema`.
     """

@@ -1,23 +1,31 @@
-"""Reading what a vault says of itself: ``metadata.json``, and our own keys."""
+"""The manifest: what offmarl's own keys, and ``metadata.json``, say of a vault.
+
+Each key is decoded in one place. `read_manifest` is strict, as reading and writing need it;
+`read_parts` keeps what it can and collects faults, as verifying and repairing need it.
+"""
 
 import json
+import math
+from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from offmarl.errors import VaultError, VaultFormatError
-from offmarl.vault import layout, tables
+from offmarl.vault import encoding, layout, tables
 from offmarl.vault.checksum import unseal
+from offmarl.vault.commit import Contents
 from offmarl.vault.drivers import Driver
-from offmarl.vault.layout import METADATA, Head, NumpyArray, Schema, load_json
-from offmarl.vault.metadata import zarrays
+from offmarl.vault.faults import Fault, expect, noting
+from offmarl.vault.layout import METADATA, Head, Leaf, NumpyArray, Schema, load_json
+from offmarl.vault.metadata import STOCK_KEYS, parse_metadata, schema_in, to_metadata, zarrays
 from offmarl.vault.mmap import Snapshot, open_snapshot
 from offmarl.vault.store import Store
 
 
 class Manifest(NamedTuple):
-    """Our own keys, all of one commit."""
+    """The keys of offmarl, all of one commit."""
 
     schema: Schema
     head: Head
@@ -36,6 +44,22 @@ class Manifest(NamedTuple):
         """Intervals of steps that a stock program appended, adopted or not."""
         begin = self.head.length
         return self.head.unverified + (((begin, self.length),) if begin < self.length else ())
+
+
+def unchecked(manifest: Manifest | None, length: int, checked: bool) -> tuple[str, ...]:
+    """Return what of a vault is read without being compared with a checksum, in words."""
+    if manifest is None:
+        return (
+            "all arrays: a program other than offmarl wrote them, so at most their codec has "
+            "checksums",
+        )
+    if manifest.schema.codec == "raw" and not checked:
+        return ("all arrays: the vault was opened with checked=False",)
+    begin = manifest.head.length
+    if begin == length:
+        return ()
+    begin -= begin % manifest.schema.chunk_steps
+    return (f"steps {begin} to {length - 1}: another program appended to them",)
 
 
 def stock_length(store: Store) -> int:
@@ -76,23 +100,56 @@ def read_manifest(store: Store) -> Manifest | None:
     # A writer may commit between two reads; the head tells, because every commit changes it.
     while True:
         (head,) = store.get_all([layout.HEAD_KEY])
-        own = _read_own(store, schema, Head.from_json(load_json(head, layout.HEAD_KEY)))
+        own = _read_own(store, schema, decode_head(head))
         if store.get(layout.HEAD_KEY) == head:
             return own
 
 
-def _read_own(store: Store, schema: Schema, head: Head) -> Manifest:
-    index, running, provenance = store.get_all(
-        [layout.INDEX_KEY, layout.RUNNING_KEY, layout.PROVENANCE_KEY]
-    )
+def _decoders(schema: Schema) -> dict[str, tuple[str, Callable[[bytes], Any]]]:
+    """Return the fields of a manifest beside the schema: their keys, and what decodes these."""
     dtype = tables.dtype(schema.spec.num_agents)
-    own = Manifest(
-        schema=schema,
-        head=head,
-        running=np.frombuffer(running, dtype),
-        provenance=load_json(provenance, layout.PROVENANCE_KEY),
-        stock_length=layout.decode_index(index),
-    )
+
+    def running(data: bytes) -> tables.Table:
+        expect(
+            len(data) == schema.rows * dtype.itemsize,
+            f"{layout.RUNNING_KEY} has {len(data)} bytes for {schema.rows} rows.",
+        )
+        return np.frombuffer(data, dtype)
+
+    return {
+        "head": (layout.HEAD_KEY, decode_head),
+        "stock_length": (layout.INDEX_KEY, layout.decode_index),
+        "running": (layout.RUNNING_KEY, running),
+        "provenance": (layout.PROVENANCE_KEY, lambda x: load_json(x, layout.PROVENANCE_KEY)),
+    }
+
+
+def decode_head(data: bytes) -> Head:
+    """Decode the head; `VaultFormatError` if it is damaged."""
+    return Head.from_json(load_json(data, layout.HEAD_KEY))
+
+
+def _first_of(key: str, prefix: str) -> int:
+    """Return the number of the first record in a block of a table."""
+    number = key.removeprefix(prefix)
+    expect(number.isdecimal(), f"{key} is not the key of a block.")
+    return int(number)
+
+
+def _records(data: bytes, dtype: np.dtype[Any]) -> NumpyArray:
+    """Decode a block of a table."""
+    expect(len(data) % dtype.itemsize == 0, f"{len(data)} bytes are no whole records.")
+    return np.frombuffer(data, dtype)
+
+
+def _read_own(store: Store, schema: Schema, head: Head) -> Manifest:
+    decoders = _decoders(schema)
+    values = store.get_all([key for key, _ in decoders.values()])
+    found = {
+        name: decode(value)
+        for (name, (_, decode)), value in zip(decoders.items(), values, strict=True)
+    }
+    own = Manifest(schema, **{**found, "head": head})
     if own.length < head.length:
         raise VaultFormatError(
             f"{store.path} had {head.length} steps a row, and its index was set back to "
@@ -104,7 +161,7 @@ def _read_own(store: Store, schema: Schema, head: Head) -> Manifest:
 
 def read_table(store: Store, prefix: str, count: int, dtype: np.dtype[Any]) -> NumpyArray:
     """Return the first ``count`` records of a table that is kept in blocks."""
-    keys = [key for key in store.keys(prefix) if int(key.removeprefix(prefix)) < count]
+    keys = [key for key in store.keys(prefix) if _first_of(key, prefix) < count]
     data = b"".join(store.get_all(keys))
     if len(data) != count * dtype.itemsize:
         raise VaultFormatError(
@@ -165,4 +222,136 @@ def check_same(own: Manifest, snapshot: Snapshot, path: PurePath) -> None:
     if Schema.from_json(schema) != own.schema or Head.from_json(head).length < own.head.length:
         raise VaultError(
             f"{path} is another vault, or a shorter one, than when it was opened: open it again."
+        )
+
+
+class Parts(NamedTuple):
+    """What could be read of a manifest; None for what could not."""
+
+    schema: Schema
+    head: Head | None
+    stock_length: int | None
+    """The length that stock programs see."""
+    ended: dict[int, tables.Table]
+    """The undamaged blocks of the episode table, by the number of their first record."""
+    running: tables.Table | None
+    provenance: dict[str, object] | None
+    finals: dict[int, int]
+    """How many final views are in each block that is there, by the number of the first."""
+
+    @property
+    def own_length(self) -> int:
+        """Steps of each row that offmarl wrote, or adopted."""
+        return self.head.length if self.head else self.stock_length or 0
+
+    @property
+    def length(self) -> int:
+        """Steps of each row."""
+        if self.head is None or self.stock_length is None:
+            return self.own_length
+        return max(self.head.length, self.head.whole_length(self.stock_length))
+
+    @property
+    def table(self) -> tables.Table | None:
+        """The whole episode table, those that run on included; None if a part is missing."""
+        if self.running is None or self.head is None:
+            return None
+        blocks = [self.ended[first] for first in sorted(self.ended)]
+        table = np.concatenate([*blocks, self.running[self.running["length"] > 0]])
+        starts = np.cumsum([0, *map(len, blocks)])
+        whole = sorted(self.ended) == starts[:-1].tolist() and starts[-1] == self.head.episodes
+        return table if whole else None
+
+
+def read_parts(contents: Contents, schema: Schema, faults: list[Fault]) -> Parts:
+    """Read what can be read of a commit's manifest, and note what cannot."""
+    found: dict[str, Any] = {}
+    for name, (key, decode) in _decoders(schema).items():
+        found[name] = None
+        with noting(faults, key):
+            found[name] = decode(contents.get(key))
+    ended, finals = {}, {}
+    dtype = tables.dtype(schema.spec.num_agents)
+    for key in contents.keys(layout.EPISODES_PREFIX):
+        with noting(faults, key):
+            first = _first_of(key, layout.EPISODES_PREFIX)
+            ended[first] = _records(contents.get(key), dtype)
+    for key in contents.keys(layout.FINALS_PREFIX):
+        with noting(faults, key):
+            first = _first_of(key, layout.FINALS_PREFIX)
+            finals[first] = len(read_final_block(contents, schema, first))
+    return Parts(schema, ended=ended, finals=finals, **found)
+
+
+def read_final_block(contents: Contents, schema: Schema, first: int) -> NumpyArray:
+    """Read a block of packed final views; `VaultFormatError` if it is damaged."""
+    return _records(contents.get(layout.finals_key(first)), encoding.view_dtype(schema.spec))
+
+
+def read_schema(contents: Contents, metadata: Mapping[str, Any], faults: list[Fault]) -> Schema:
+    """Return the schema, from ``metadata.json`` if the key is damaged.
+
+    Raises
+    ------
+    VaultFormatError
+        Neither can be read.
+    """
+    found: list[Schema] = []
+    with noting(faults, layout.SCHEMA_KEY):
+        found.append(Schema.from_json(contents.get_json(layout.SCHEMA_KEY)))
+    return found[0] if found else schema_in(metadata)
+
+
+class Description(NamedTuple):
+    """As `offmarl.vault.Dataset` has it."""
+
+    manifest: Manifest | None
+    leaves: Mapping[str, Leaf]
+    rows: int
+    length: int
+    provenance: Mapping[str, Any]
+    unverified: tuple[tuple[int, int], ...] = ()
+
+
+def describe(store: Store) -> Description:
+    """Read what a vault says of itself; `VaultFormatError` where that is no sense."""
+    metadata = read_metadata(store.driver)
+    own = read_manifest(store)
+    return _of_ours(store, own, metadata) if own else _of_others(store, metadata)
+
+
+def _of_ours(store: Store, own: Manifest, metadata: Mapping[str, Any]) -> Description:
+    expected = to_metadata(own.schema)
+    if any(metadata.get(key) != expected[key] for key in STOCK_KEYS):
+        raise VaultFormatError(
+            f"{store.path / METADATA} contradicts the vault's own schema, so one of them was "
+            "changed or damaged: copy the vault again from where it came from, or see what "
+            "`offmarl repair` makes of it."
+        )
+    leaves = own.schema.leaves
+    return Description(own, leaves, own.schema.rows, own.length, own.provenance, own.unverified)
+
+
+def _of_others(store: Store, metadata: Mapping[str, Any]) -> Description:
+    leaves, rows = parse_metadata(metadata)
+    for name, leaf in leaves.items():
+        _check_array(store, name, leaf, rows)
+    told = {key: metadata[key] for key in metadata if key not in STOCK_KEYS}
+    return Description(None, leaves, rows, stock_length(store), told)
+
+
+def _check_array(store: Store, name: str, leaf: Leaf, rows: int) -> None:
+    array = store.array(layout.prefix_of(name))
+    found = Leaf(array.dtype.numpy_dtype, array.shape[2:])
+    if found != leaf or array.shape[0] != rows:
+        raise VaultFormatError(
+            f"{store.path}: {METADATA} says that {name} has {rows} rows of {leaf.dtype} "
+            f"{leaf.shape}, and its array has {array.shape[0]} of {found.dtype} {found.shape}."
+        )
+    chunk = array.chunk_layout.read_chunk.shape
+    size = math.prod(size or 1 for size in chunk or ()) * leaf.dtype.itemsize
+    if size > layout.MAX_CHUNK_BYTES:
+        raise VaultFormatError(
+            f"{store.path}: the chunks of {name} are said to have shape {chunk}, which no vault "
+            "has, and reading one would fill the memory."
         )

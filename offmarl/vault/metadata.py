@@ -150,7 +150,7 @@ def index_zarray() -> bytes:
 
 
 def zarrays(schema: Schema) -> dict[str, bytes]:
-    """Return the keys and values of all ``.zarray`` documents of a vault of ours."""
+    """Return the keys and values of all ``.zarray`` documents of a vault of offmarl."""
     found = {
         prefix_of(name) + ".zarray": zarray(leaf, schema) for name, leaf in schema.leaves.items()
     }
@@ -181,7 +181,7 @@ def _zarray(
 def without_episodes(
     schema: Schema, provenance: Mapping[str, Any], head: Head, stock_length: int = 0
 ) -> dict[str, bytes]:
-    """Return all keys and values of a vault of ours that has no chunks, or none told of yet."""
+    """Return all keys and values of a vault of offmarl that has no chunks, or none told of yet."""
     running = tables.none_running(schema.rows, schema.spec.num_agents)
     return zarrays(schema) | {
         INDEX_KEY: encode_index(stock_length),

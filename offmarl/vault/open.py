@@ -54,13 +54,14 @@ def open_vault(
     path
         ``<directory>/<name>.vlt/<uid>``, or ``<directory>/<name>.vlt`` where it holds one uid. The
         directory may be a zip archive (``3m.zip/3m.vlt/Good``), a bucket (``s3://...``,
-        ``gs://...``) or a web address, of an archive too. Or the name of a dataset that was pulled,
-        such as ``og_marl/smac_v1/3m/Good``; whatever is at a path of that name comes first.
+        ``gs://...``), a web address, of an archive too, or a URL of a registered driver (see
+        `offmarl.vault.register_driver`). Or the name of a dataset that was pulled, such as
+        ``og_marl/smac_v1/3m/Good``; an existing path of that name comes first.
     checked
-        Compare every chunk of an uncompressed vault of ours with its checksum before it is first
-        used. ``False`` skips that: damage then goes unnoticed. Compressed chunks of ours are always
-        compared. Other programs keep no checksums that offmarl could compare;
-        `Dataset.unchecked` says what is read without.
+        Compare every chunk of an uncompressed vault of offmarl with its checksum before it is first
+        used. ``False`` skips that: damage then goes unnoticed. Compressed chunks are always
+        compared. Other programs keep no checksums that offmarl could compare; `Dataset.unchecked`
+        lists what is read without.
     time_limit
         For vaults of other programs, many of which flag the end of time as a termination: the steps
         after which an episode was cut off, so that those of this length are truncated instead. By

@@ -76,7 +76,7 @@ def open_file(directory: Path, name: str) -> int:
             below = os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
             os.close(parent)
             parent = below
-        # O_NONBLOCK: a named pipe would wait for somebody to write to it.
+        # O_NONBLOCK: a named pipe would wait for a writer.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         found = os.open(last, flags, dir_fd=parent)
     finally:

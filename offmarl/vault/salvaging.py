@@ -10,13 +10,14 @@ import numpy as np
 from jaxtyping import Bool
 
 from offmarl.errors import VaultError, VaultFormatError
-from offmarl.vault import layout, scan, tables
+from offmarl.vault import layout, tables
 from offmarl.vault.commit import Contents
 from offmarl.vault.creation import free_place
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.faults import Fault, with_episodes
 from offmarl.vault.final_views import FinalViews
 from offmarl.vault.layout import POLICY_IDS, Codec, NumpyArray
+from offmarl.vault.manifest import read_parts
 from offmarl.vault.mmap import Snapshot
 from offmarl.vault.open import locate
 from offmarl.vault.progress import Advance, Progress, quiet, silent
@@ -127,7 +128,7 @@ class _Remains(Dataset):
         if self.manifest is None:
             return
         contents = Contents.of(self.store)
-        known = scan.read(contents, self.manifest.schema, []).ended
+        known = read_parts(contents, self.manifest.schema, []).ended
         yield from (known[first] for first in sorted(known))
 
     @cached_property

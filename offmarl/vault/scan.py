@@ -1,111 +1,39 @@
-"""Our own keys, read one by one, so that what is damaged takes nothing else with it."""
+"""Whether the parts of a manifest agree with one another and with ``metadata.json``."""
 
 import json
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Any
 
 import numpy as np
 
-from offmarl.errors import VaultFormatError
-from offmarl.vault import encoding, layout, tables
-from offmarl.vault.commit import Contents
-from offmarl.vault.faults import Fault, noting
-from offmarl.vault.layout import Head, NumpyArray, Schema
-from offmarl.vault.metadata import STOCK_KEYS, schema_in, to_metadata
+from offmarl.errors import VaultError, VaultFormatError
+from offmarl.vault import layout, tables
+from offmarl.vault.checked import agrees
+from offmarl.vault.commit import Contents, ahead
+from offmarl.vault.faults import Fault, expect, noting, of_chunk
+from offmarl.vault.grid import Chunk, Grid
+from offmarl.vault.layout import NumpyArray, Schema
+from offmarl.vault.manifest import Parts
+from offmarl.vault.metadata import STOCK_KEYS, to_metadata
+from offmarl.vault.store import Store
 
 
-class Books(NamedTuple):
-    """What could be read of our own keys; None where something could not."""
-
-    schema: Schema
-    head: Head | None
-    stock_length: int | None
-    """The length that stock programs see."""
-    ended: dict[int, tables.Table]
-    """The sound blocks of the episode table, by the number of their first record."""
-    running: tables.Table | None
-    provenance: dict[str, object] | None
-    finals: dict[int, int]
-    """How many final views are in each block that is there, by the number of the first."""
-
-    @property
-    def own_length(self) -> int:
-        """Steps of each row that we wrote, or adopted."""
-        return self.head.length if self.head else self.stock_length or 0
-
-    @property
-    def length(self) -> int:
-        """Steps of each row."""
-        if self.head is None or self.stock_length is None:
-            return self.own_length
-        return max(self.head.length, self.head.whole_length(self.stock_length))
-
-    @property
-    def table(self) -> tables.Table | None:
-        """The whole episode table, those that run on included; None where it is not known whole."""
-        if self.running is None or self.head is None:
-            return None
-        blocks = [self.ended[first] for first in sorted(self.ended)]
-        table = np.concatenate([*blocks, self.running[self.running["length"] > 0]])
-        starts = np.cumsum([0, *map(len, blocks)])
-        whole = sorted(self.ended) == starts[:-1].tolist() and starts[-1] == self.head.episodes
-        return table if whole else None
-
-
-def read(contents: Contents, schema: Schema, faults: list[Fault]) -> Books:
-    """Read what can be read, and note what cannot."""
-    head = stock_length = running = provenance = None
-    dtype = tables.dtype(schema.spec.num_agents)
-    with noting(faults, layout.HEAD_KEY):
-        head = Head.from_json(contents.get_json(layout.HEAD_KEY))
-    with noting(faults, layout.INDEX_KEY):
-        stock_length = layout.decode_index(contents.get(layout.INDEX_KEY))
-    with noting(faults, layout.RUNNING_KEY):
-        running = np.frombuffer(contents.get(layout.RUNNING_KEY), dtype)
-        _expect(len(running) == schema.rows, f"it has {len(running)} rows of {schema.rows}.")
-    with noting(faults, layout.PROVENANCE_KEY):
-        provenance = contents.get_json(layout.PROVENANCE_KEY)
-    ended = {}
-    for key in contents.keys(layout.EPISODES_PREFIX):
-        with noting(faults, key):
-            first = int(key.removeprefix(layout.EPISODES_PREFIX))
-            ended[first] = np.frombuffer(contents.get(key), dtype)
-    finals = {}
-    for key in contents.keys(layout.FINALS_PREFIX):
-        with noting(faults, key):
-            first = int(key.removeprefix(layout.FINALS_PREFIX))
-            finals[first] = len(final_views(contents, schema, first))
-    return Books(schema, head, stock_length, ended, running, provenance, finals)
-
-
-def final_views(contents: Contents, schema: Schema, first: int) -> NumpyArray:
-    """Read a block of packed final views; `VaultFormatError` where it is damaged."""
-    dtype = encoding.view_dtype(schema.spec)
-    data = contents.get(layout.finals_key(first))
-    _expect(len(data) % dtype.itemsize == 0, f"{len(data)} bytes are no whole final views.")
-    return np.frombuffer(data, dtype)
-
-
-def _expect(condition: bool | np.bool_, otherwise: str) -> None:
-    if not condition:
-        raise VaultFormatError(otherwise)
-
-
-def check(books: Books) -> None:
-    """Raise `VaultFormatError` where tables that can be read contradict one another."""
-    head, stock_length, table = books.head, books.stock_length, books.table
-    if head is None or stock_length is None or books.running is None:
+def check(parts: Parts) -> None:
+    """Raise `VaultFormatError` where the parts contradict one another."""
+    head, stock_length, table = parts.head, parts.stock_length, parts.table
+    if head is None or stock_length is None or parts.running is None:
         return
-    _expect(
+    expect(
         head.whole_length(stock_length) >= head.length,
         f"the vault has {head.length} steps a row, and its index was set back to {stock_length}.",
     )
     if table is None:
         raise VaultFormatError(f"of {head.episodes} episodes some are not in the episode table.")
-    _check_contiguous(table, head.length, books.schema.rows)
+    _check_contiguous(table, head.length, parts.schema.rows)
     finals = table["final"][table["final"] >= 0]
-    _expect(
-        sum(books.finals.values()) == head.finals and _distinct_below(finals, head.finals),
+    expect(
+        sum(parts.finals.values()) == head.finals and _distinct_below(finals, head.finals),
         f"the {head.finals} final views are not those that the episode table names.",
     )
 
@@ -117,7 +45,7 @@ def _check_contiguous(table: tables.Table, length: int, rows: int) -> None:
     first = np.diff(table["row"], prepend=-1) != 0
     before = np.where(first, 0, np.roll(ends, 1))
     last = np.roll(first, -1)
-    _expect(
+    expect(
         (table["length"] > 0).all()
         and (table["start"] == before).all()
         and (ends[last] == length).all()
@@ -130,30 +58,16 @@ def _distinct_below(numbers: NumpyArray, stop: int) -> bool:
     return len(np.unique(numbers)) == len(numbers) and bool((numbers < stop).all())
 
 
-def read_schema(contents: Contents, metadata: Mapping[str, Any], faults: list[Fault]) -> Schema:
-    """Return the schema, from ``metadata.json`` where our key is damaged.
-
-    Raises
-    ------
-    VaultFormatError
-        It is nowhere to be had.
-    """
-    found: list[Schema] = []
-    with noting(faults, layout.SCHEMA_KEY):
-        found.append(Schema.from_json(contents.get_json(layout.SCHEMA_KEY)))
-    return found[0] if found else schema_in(metadata)
-
-
 def check_metadata(metadata: Mapping[str, Any], schema: Schema) -> None:
     """Raise `VaultFormatError` where ``metadata.json`` is not what follows from the schema."""
     expected = json.loads(layout.dump_json(to_metadata(schema)))
     keys = STOCK_KEYS if metadata.get("offmarl") == {"version": 1} else expected
     wrong = [key for key in keys if metadata.get(key) != expected[key]]
-    _expect(not wrong, f"its {', '.join(wrong)} is not what the vault's schema says.")
+    expect(not wrong, f"its {', '.join(wrong)} is not what the vault's schema says.")
 
 
-def unchecked(contents: Contents, own: Books) -> list[str]:
-    """Say what of a vault of ours no checksum protects.
+def unchecked(contents: Contents, own: Parts) -> list[str]:
+    """Say what of a vault of offmarl no checksum protects.
 
     Raises
     ------
@@ -172,3 +86,110 @@ def unchecked(contents: Contents, own: Books) -> list[str]:
             f"{own.length - 1}: a stock program appended to them, without checksums."
         )
     return notes
+
+
+_Reads = list[tuple[Chunk, int, Callable[[], bytes]]]
+"""Chunks of one stretch of time, their place among all of it, and their values to come."""
+Checked = tuple[Fault | None, int]
+"""What is wrong with a chunk, if anything, and the bytes read."""
+
+
+def misplaced(contents: Contents, grid: Grid, chunk: Chunk) -> str:
+    """Say what is wrong with a chunk that was not read yet; empty where nothing is."""
+    if chunk.key not in contents:
+        return "" if grid.sparse else "it is missing"
+    size = contents.size(chunk.key)
+    if grid.compressor is None and size != grid.chunk_bytes:
+        return f"it has {size} bytes instead of {grid.chunk_bytes}"
+    return "its data file is not there, or cut off" if contents.is_cut_off(chunk.key) else ""
+
+
+def placed_length(contents: Contents, grids: Iterable[Grid], length: int) -> int:
+    """Return the steps up to the first chunk that is not where it should be."""
+    for grid in grids:
+        wrong = (chunk for chunk in grid.within(length) if misplaced(contents, grid, chunk))
+        length = min(length, next((chunk.steps[0] for chunk in wrong), length))
+    return length
+
+
+def stored_bytes(contents: Contents, grid: Grid, length: int) -> int:
+    """Return how many bytes of an array there are to read."""
+    return sum(contents.size(chunk.key) for chunk in _placed(contents, grid, length))
+
+
+def _placed(contents: Contents, grid: Grid, length: int) -> Iterator[Chunk]:
+    limit = len(contents.tree.values)  # a forged index may speak of more chunks than can be
+    for chunk in grid.within(min(length, limit * grid.chunks[1])):
+        if chunk.key in contents and not misplaced(contents, grid, chunk):
+            yield chunk
+
+
+def decoded(
+    store: Store, contents: Contents, grids: Iterable[Grid], length: int
+) -> Iterator[Checked]:
+    """Decode every chunk, which checks what checksums its codec has."""
+    for grid in grids:
+        try:
+            array = store.array(layout.prefix_of(grid.name))
+        except VaultError:
+            continue  # its description is at fault, and that has been said
+
+        def read(chunk: Chunk, array: NumpyArray = array) -> Callable[[], NumpyArray]:
+            return array[slice(*chunk.rows), slice(*chunk.steps)].read().result
+
+        for chunk, result in ahead(_placed(contents, grid, length), read, grid.chunk_bytes):
+            faults: list[Fault] = []
+            with noting(faults):
+                result()
+            fault = of_chunk(chunk, f"it cannot be decoded: {faults[0].what}") if faults else None
+            yield fault, contents.size(chunk.key)
+
+
+def checksums_of(contents: Contents, grids: list[Grid], own: Parts) -> Iterator[Checked]:
+    """Compare the CRC32C of every chunk of a ``raw`` vault with those kept beside them.
+
+    Chunks that a stock program appended to have none until they are adopted.
+    """
+    steps = own.schema.chunk_steps
+    count = own.own_length // steps if own.length > own.own_length else -(-own.length // steps)
+    numbers = range(min(count, len(contents.tree.values)))
+
+    def start(number: int) -> _Reads:
+        chunks = chain.from_iterable(grid.at(number, own.length) for grid in grids)
+        grid_of = {grid.name: grid for grid in grids}
+        return [
+            (chunk, position, contents.fetch(chunk.key))
+            for position, chunk in enumerate(chunks)
+            if not misplaced(contents, grid_of[chunk.leaf], chunk)
+        ]
+
+    size = sum(grid.chunk_bytes * own.schema.rows // own.schema.chunk_rows for grid in grids)
+    for number, reads in ahead(numbers, start, size):
+        yield from _compare(contents, number, reads, own)
+
+
+def _compare(contents: Contents, number: int, reads: _Reads, own: Parts) -> Iterator[Checked]:
+    problem: list[Fault] = []
+    expected = layout.decode_checksums(b"")
+    with noting(problem):
+        expected = layout.decode_checksums(contents.get(layout.checksums_key(number)))
+    for chunk, position, read in reads:
+        faults: list[Fault] = []
+        value = b""
+        with noting(faults):
+            value = read()
+        if faults:
+            yield of_chunk(chunk, faults[0].what), 0
+        elif position >= len(expected):
+            what = f"its checksum cannot be read: {problem[0].what if problem else 'too few'}"
+            yield of_chunk(chunk, what), len(value)
+        elif _agrees(value, int(expected[position]), chunk, own):
+            yield None, len(value)
+        else:
+            yield of_chunk(chunk, "its checksum is wrong"), len(value)
+
+
+def _agrees(value: bytes, expected: int, chunk: Chunk, own: Parts) -> bool:
+    shape = own.schema.chunk_rows, own.schema.chunk_steps, -1
+    steps = np.frombuffer(value, np.uint8).reshape(shape)
+    return agrees(steps, expected, chunk.steps[1] - chunk.steps[0])

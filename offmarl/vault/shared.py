@@ -126,7 +126,7 @@ class SharedWriter:
         self._waiting, self._steps = [], 0
 
     def close(self) -> None:
-        """Flush, and take no more; again does nothing."""
+        """Flush, and take no more steps. Idempotent."""
         if not self._closed:
             self.flush()
             self._closed = True
@@ -154,7 +154,7 @@ class SharedWriter:
     def _check_alone(self, chunks: int) -> None:
         """Raise where another writer took the name of this run.
 
-        After a commit that failed, nobody knows whether the disk has it: then more may be there.
+        A commit that failed may still have reached the disk: then more records may exist.
         """
         most = self._committed + (len(self._waiting) if self._unsure else 0)
         if not self._committed <= chunks <= most:
@@ -175,7 +175,7 @@ def join(
     gather: int | None = None,
     timeout: float = 60.0,
 ) -> SharedWriter:
-    """Open a vault of ours to append to it together with other processes.
+    """Open a vault of offmarl to append to it together with other processes.
 
     Parameters
     ----------

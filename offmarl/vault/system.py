@@ -21,7 +21,7 @@ _MOST_TEXT = 1000
 
 @contextlib.contextmanager
 def errors_of(path: PurePath) -> Iterator[None]:
-    """Turn what tensorstore and the system raise about a vault into errors of ours."""
+    """Turn what tensorstore and the system raise about a vault into errors of offmarl."""
     try:
         yield
     except (ValueError, OSError) as error:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from offmarl.errors import ShapeError
+from offmarl.errors import OptionError, ShapeError
 
 OPEN, TERMINATED, TRUNCATED, CUT = range(4)
 CAUSES = np.array(["open", "terminated", "truncated", "cut"])
@@ -231,6 +231,28 @@ def to_episodes(table: Table) -> Episodes:
         policy_id=table["policy_id"].astype(np.int64),
         final=table["final"].copy(),
     )
+
+
+def hold_out(
+    count: int, fraction: float, path: object
+) -> tuple[Int[np.ndarray, "K"], Int[np.ndarray, "H"]]:
+    """Divide episodes at random, always in the same way; see `offmarl.vault.Dataset.hold_out`.
+
+    Parameters
+    ----------
+    count, fraction
+        How many episodes there are, and the part of them to hold out.
+    path
+        For messages.
+    """
+    kept = min(round((1 - fraction) * count), count - 1) if 0 < fraction < 1 else 0
+    if kept < 1:
+        raise OptionError(
+            f"a fraction of {fraction:g} of the {count} episodes of {path} cannot be held out: "
+            "give one above 0 and below 1 that leaves an episode to learn from."
+        )
+    order = shuffled(count, seed=0)
+    return np.sort(order[:kept]), np.sort(order[kept:])
 
 
 def shuffled(count: int, seed: int) -> Int[np.ndarray, "M"]:

@@ -14,7 +14,7 @@ from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from offmarl.errors import VaultFormatError, VaultLayoutError
-from offmarl.vault import chunk_checks, encoding, layout, reindex, scan, tables
+from offmarl.vault import encoding, index, layout, scan, tables
 from offmarl.vault.checksum import OWN_PREFIX
 from offmarl.vault.commit import Contents
 from offmarl.vault.dataset import Dataset
@@ -22,11 +22,10 @@ from offmarl.vault.drivers import Driver, driver_of
 from offmarl.vault.faults import Fault, merged, noting, of_chunk, with_episodes
 from offmarl.vault.grid import Grid
 from offmarl.vault.layout import DATA, MANIFEST, METADATA, Leaf, Schema
-from offmarl.vault.manifest import read_metadata, stock_length
+from offmarl.vault.manifest import Parts, read_metadata, read_parts, read_schema, stock_length
 from offmarl.vault.metadata import parse_metadata, zarray, zarrays
 from offmarl.vault.open import locate, place_of
 from offmarl.vault.progress import Progress, quiet
-from offmarl.vault.scan import Books
 from offmarl.vault.store import Store, store_of
 
 _MAX_FAULTS = 1000
@@ -126,10 +125,10 @@ def examine(store: Store, *, deep: bool, progress: Progress = quiet) -> Verifica
     _check_places(contents, layers, found)
     if deep:
         _check_content(store, contents, layers, found, progress)
-    if deep and layers.books and not any(f.steps or f.key == METADATA for f in found.faults):
+    if deep and layers.parts and not any(f.steps or f.key == METADATA for f in found.faults):
         with noting(found.faults):
-            found.faults += reindex.differences(Dataset(store, checked=False), layers.books)
-    faults = tuple(_told(fault, layers.books) for fault in merged(found.faults))
+            found.faults += index.differences(Dataset(store, checked=False), layers.parts)
+    faults = tuple(_told(fault, layers.parts) for fault in merged(found.faults))
     unchecked = tuple(dict.fromkeys(found.unchecked))
     return Verification(
         path=path,
@@ -161,18 +160,18 @@ class _Layers(NamedTuple):
 
     grids: list[Grid]
     length: int
-    books: Books | None = None
+    parts: Parts | None = None
 
 
 def _native(contents: Contents, found: _Found) -> _Layers:
     metadata: dict[str, Any] = {}
     with noting(found.faults, METADATA):
         metadata = read_metadata(contents.driver)
-    schema = scan.read_schema(contents, metadata, found.faults)
+    schema = read_schema(contents, metadata, found.faults)
     if metadata:
         with noting(found.faults, METADATA):
             scan.check_metadata(metadata, schema)
-    own = scan.read(contents, schema, found.faults)
+    own = read_parts(contents, schema, found.faults)
     with noting(found.faults):
         scan.check(own)
     with noting(found.faults):
@@ -182,7 +181,7 @@ def _native(contents: Contents, found: _Found) -> _Layers:
 
 
 def own_grids(schema: Schema) -> list[Grid]:
-    """Return the arrays that a vault of ours has."""
+    """Return the arrays that a vault of offmarl has."""
     found = schema.leaves.items()
     return [Grid.of(name, json.loads(zarray(leaf, schema))) for name, leaf in found]
 
@@ -248,7 +247,7 @@ def _check_places(contents: Contents, layers: _Layers, found: _Found) -> None:
     for grid in layers.grids:
         faults = 0
         for chunk in grid.within(layers.length):
-            if what := chunk_checks.misplaced(contents, grid, chunk):
+            if what := scan.misplaced(contents, grid, chunk):
                 found.faults.append(of_chunk(chunk, what))
                 faults += 1
             found.chunks += 1
@@ -262,22 +261,20 @@ def _check_content(
     store: Store, contents: Contents, layers: _Layers, found: _Found, progress: Progress
 ) -> None:
     """Read every chunk that is where it should be."""
-    own = layers.books
-    sizes = [
-        (grid, chunk_checks.stored_bytes(contents, grid, layers.length)) for grid in layers.grids
-    ]
+    own = layers.parts
+    sizes = [(grid, scan.stored_bytes(contents, grid, layers.length)) for grid in layers.grids]
     with progress("verify", sum(size for _, size in sizes)) as advance:
         if own and own.schema.codec == "raw":
-            faults = chunk_checks.checksums_of(contents, layers.grids, own)
+            faults = scan.checksums_of(contents, layers.grids, own)
         else:
-            faults = chunk_checks.decoded(store, contents, layers.grids, layers.length)
+            faults = scan.decoded(store, contents, layers.grids, layers.length)
         for fault, size in faults:
             found.faults += [fault] if fault else []
             found.read_bytes += size
             advance(size)
 
 
-def _told(fault: Fault, own: Books | None) -> Fault:
+def _told(fault: Fault, own: Parts | None) -> Fault:
     """Name the episodes a fault hits, where our own table tells."""
     table = own.table if own else None
     if table is None or not own or own.length > own.own_length:
@@ -289,8 +286,8 @@ def _skipped(contents: Contents, layers: _Layers, found: _Found) -> tuple[str, .
     """Say what only a deep verification looks at."""
     if not found.chunks:
         return ()
-    sizes = (chunk_checks.stored_bytes(contents, grid, layers.length) for grid in layers.grids)
+    sizes = (scan.stored_bytes(contents, grid, layers.length) for grid in layers.grids)
     content = f"the content of {found.chunks} chunks ({sum(sizes)} bytes)"
     return (
-        (content, "whether the episode table is what the steps say") if layers.books else (content,)
+        (content, "whether the episode table is what the steps say") if layers.parts else (content,)
     )

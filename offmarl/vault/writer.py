@@ -171,7 +171,7 @@ class Writer:
         self.store.drop_pages()
 
     def close(self) -> None:
-        """Flush, and let others write; again does nothing.
+        """Flush, and let others write. Idempotent.
 
         Raises
         ------
@@ -196,7 +196,7 @@ class Writer:
         """Let others write; what is not flushed is given up."""
         self._closed = True
         if self._under_way is not None:
-            self._under_way.done.exception()  # waits: nobody else may write before
+            self._under_way.done.exception()  # waits: no other writer may start before
         self._lock.release()
 
     def __reduce__(self) -> NoReturn:
@@ -229,7 +229,7 @@ class Writer:
         fresh: bool,
         cut: Cut = False,
     ) -> None:
-        """Take steps into the buffer, and what follows from them into the books."""
+        """Take steps into the buffer, and what follows from them into the tables."""
         arrays = self._checked(transition, finals)
         record = account(
             transition, arrays, finals, tip, self._running, self.spec, fresh=fresh, cut=cut
@@ -291,7 +291,7 @@ class Writer:
         self._committed_at = time.monotonic()
 
     def _settle(self) -> None:
-        """Wait for the commit under way, if there is one, and enter it in the books."""
+        """Wait for the commit under way, if there is one, and record its outcome."""
         if self._under_way is None:
             return
         commit = self._under_way
@@ -316,7 +316,7 @@ class Writer:
         self._fence = self._stamps(min(self._head.length, layout.MAX_STOCK_LENGTH))
 
     def _stamps(self, stock_length: int) -> dict[str, bytes]:
-        """Return the generations of keys that nobody can append without changing."""
+        """Return the generations of keys that every append changes."""
         keys = (layout.INDEX_KEY, self._buffer.key_at(self._head.length))
         (index, *_), stamps = self.store.stamps(keys)
         if layout.decode_index(index) != stock_length:
@@ -333,13 +333,13 @@ def manifest_of(vault: Dataset) -> Manifest:
     if vault.manifest is None:
         raise VaultFormatError(
             f"{vault.path} was not written by offmarl, so nothing can be appended to it: copy its "
-            "data to a vault of ours first."
+            "data to a vault of offmarl first."
         )
     return vault.manifest
 
 
 def resume(path: str | os.PathLike[str], *, timeout: float = 0.0) -> Writer:
-    """Open a vault of ours to append to it.
+    """Open a vault of offmarl to append to it.
 
     Parameters
     ----------

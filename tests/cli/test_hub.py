@@ -24,13 +24,13 @@ def test_pull_look_verify_remove(offmarl):
     (name,) = listed
     assert name.startswith(f"{NAME}@") and list(listed[name]["uids"]) == ["Good"]
     for verify in (["cache", "verify", NAME], ["verify", NAME], ["verify", name]):
-        assert "4 files are as published" in offmarl(*verify).out
+        assert "4 files match what was published" in offmarl(*verify).out
     (Path(listed[name]["uids"]["Good"]) / "d" / "0").write_bytes(b"other")
     damaged = offmarl("verify", NAME)
     assert damaged.code == 1 and "1 of 4 files" in damaged.err
     assert "1 removed" in offmarl("cache", "rm", name, "--yes").out
-    assert "nothing was pulled yet" in offmarl("cache", "ls").out
-    assert "nothing was pulled yet" in offmarl("cache", "verify", "--all").out
+    assert "no dataset was pulled" in offmarl("cache", "ls").out
+    assert "no dataset was pulled" in offmarl("cache", "verify", "--all").out
     assert f"run `offmarl pull {NAME}`" in offmarl("verify", NAME).err
 
 
@@ -41,7 +41,7 @@ def test_pull_look_verify_remove(offmarl):
         (["pull", "lab/suite/smalll"], 2, "did you mean lab/suite/small"),
         (["pull", f"{NAME}@v9"], 1, "no revision 'v9'"),
         (["cache", "rm", "lab"], 2, "no pulled dataset named 'lab'"),
-        (["cache", "rm"], 2, "name the datasets, or give --all"),
+        (["cache", "rm"], 2, "give names of datasets or --all"),
         (["cache", "rm", "lab", "--all"], 2, "give names (lab) or --all, not both"),
         (["cache", "verify", "lab", "--all"], 2, "give names (lab) or --all, not both"),
         (["pull", NAME, "--time-limit", "0"], 2, "a positive number of steps: got 0"),

@@ -10,10 +10,10 @@ from tests.vault import damage
 def test_verify_then_repair_then_compact(offmarl, tmp_path):
     path = damage.record(tmp_path / "v.vlt" / "a")
     quick, whole = offmarl("verify", "v.vlt"), offmarl("verify", "v.vlt", "--deep").out
-    assert "is sound as far as was checked: 52 steps of each row, 70 chunks" in quick.out
-    assert "Not checked, so damage there goes unnoticed; --deep checks it:" in quick.out
+    assert "is intact as far as checked: 52 steps of each row, 70 chunks" in quick.out
+    assert "Not checked, so damage there is not detected; --deep checks it:" in quick.out
     assert "the content of 70 chunks (" in quick.out
-    assert "is sound: 52 steps" in whole
+    assert "is intact: 52 steps" in whole
     assert "Not checked" not in whole
     place = tree.current(Directory(path)).values["observations./0.3.0.0"]
     data = bytearray((path / place.file).read_bytes())
@@ -28,7 +28,7 @@ def test_verify_then_repair_then_compact(offmarl, tmp_path):
 
     assert "`offmarl repair --salvage OUT` writes" in " ".join(found.out.split())
     taken = offmarl("repair", "v.vlt", "--salvage", "out.vlt")
-    assert "Left behind:" in taken.out
+    assert "Lost:" in taken.out
     assert "row 0, steps " in taken.out
     assert offmarl("verify", "out.vlt", "--deep").code == 0
     assert offmarl("repair", "v.vlt", "--salvage", "o.vlt", "--dry-run").code == 2
@@ -49,7 +49,7 @@ def test_verify_then_repair_then_compact(offmarl, tmp_path):
 def test_an_archive_is_verified_and_left_alone(offmarl, tmp_path):
     damage.record(tmp_path / "v.vlt" / "a", "zstd")
     shutil.make_archive("v", "zip", tmp_path, "v.vlt")
-    assert "is sound" in offmarl("verify", "v.zip/v.vlt/a", "--deep").out
+    assert "is intact" in offmarl("verify", "v.zip/v.vlt/a", "--deep").out
     for verb in ("repair", "compact"):
         refused = offmarl(verb, "v.zip/v.vlt/a")
         assert refused.code == 1

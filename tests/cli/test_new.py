@@ -51,6 +51,11 @@ def test_an_environment_from_a_file_is_recorded_and_trained_on(offmarl, file):
     assert refused.code == 2 and "does not run code that data names" in refused.err
 
 
+def test_the_commands_it_prints_can_be_pasted(offmarl):
+    made = offmarl("new", "baseline", "my_clone", "--directory", "../some where", "--json").json
+    assert made["commands"][-1] == "offmarl train '../some where/my_clone.py' --vault VAULT"
+
+
 @pytest.mark.nightly
 def test_every_command_takes_an_environment_from_a_file(offmarl, file):
     recorded = offmarl(

@@ -28,6 +28,19 @@ def test_every_environment_has_a_page_that_builds_it():
     assert "`time_limit` (default `60`)\n:   Steps of an episode." in flock
 
 
+def test_a_new_environment_gets_a_page():
+    from offmarl.envs import classic
+    from offmarl.envs.registry import _registered
+
+    envs.register("mine/xor", classic.Xor)
+    try:
+        found = pages.environments({}, with_extras=False)
+    finally:
+        del _registered["mine/xor"]
+    assert "[`mine/xor`](mine-xor.md)" in found["catalogue/environments/index.md"]
+    assert "| agents | 2 |" in found["catalogue/environments/mine-xor.md"]
+
+
 def test_every_dataset_has_a_page():
     found = pages.datasets()
     assert len(found) == 1 + len(catalogue.names())
@@ -50,7 +63,7 @@ def test_a_new_baseline_gets_a_page(tmp_path, monkeypatch):
         '"""MINE: a new one."""\nfrom dataclasses import dataclass\n\n\n'
         '@dataclass\nclass Args:\n    width: int = 3\n    """How wide."""\n'
     )
-    monkeypatch.setattr(programs, "find", lambda kind: {f"{kind}-x": tmp_path / "mine.py"})
+    monkeypatch.setattr(registry, "find", lambda kind: {f"{kind}-x": tmp_path / "mine.py"})
     found = pages.algorithms()
     assert "MINE: a new one" in found["catalogue/algorithms/index.md"]
     assert "`--width` (default `3`)\n:   How wide." in found["catalogue/algorithms/baseline-x.md"]

@@ -6,6 +6,7 @@ in tests/test_readme.py, only their options are checked.
 """
 
 import contextlib
+import io
 import os
 import re
 import shlex
@@ -94,7 +95,7 @@ def call(line: str) -> None:
     """Run a command of offmarl in this process; it must succeed."""
     before, sys.argv = sys.argv, ["offmarl", *shlex.split(line)]
     try:
-        with contextlib.redirect_stdout(None):
+        with contextlib.redirect_stdout(io.StringIO()):
             cli.main()
     except SystemExit as stop:
         assert not stop.code, line
@@ -133,7 +134,7 @@ def glob(word: str) -> list[str]:
 def given(page: str) -> dict[str, Any]:
     """Return the names that a page takes for the reader's own."""
     if page == "writing.md":
-        return {"number": 1, "StoreConformance": object, "pytest": pytest}
+        return {"number": 1, "DriverConformance": object, "pytest": pytest}
     if page == "adapters.md":
         from offmarl.programs.processes import RandomPolicy
         from tests.programs import pettingzoo

@@ -76,7 +76,7 @@ def test_xor_is_cut_off_at_its_limit():
         "the first gets a contested cell",
         "a free cell",
         "one's own goal is open",
-        "done stays, and blocks nobody",
+        "done stays, and does not block",
         "done ignores its action",
         "another's goal is open once it is done",
     ],

@@ -24,13 +24,12 @@ QUICK = {
 DAILY = {
     "swarm/search-3",
     "jaxmarl/mpe/simple_spread_v3",
-    "jaxmarl/smax/3m",
-    "jaxmarl/smax/2s3z",
-    "jaxmarl/smax/5m_vs_6m",
-    "jaxmarl/smax/smacv2_5_units",
+    "jaxmarl/smax/5m_vs_6m",  # sides of unequal size
+    "jaxmarl/smax/smacv2_5_units",  # units of several types, drawn for each episode
     "jumanji/lbf:grid_size=6,fov=3",
 }
-"""Slow environments that CI runs every time. The rest run nightly."""
+"""Slow environments that CI runs every time: one for each code path of the adapters. The others run
+nightly."""
 
 NUMBERS = {"matrax/penalty-K": 25, "matrax/no-conflict-K": 2, "matrax/conflict-K": 5}
 """Where not every number goes."""

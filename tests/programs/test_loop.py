@@ -134,7 +134,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
         patch.setattr(loop, "SECONDS_AT_ONCE", 0.0)  # one update a call
         bc.main(stopped)
     assert Checkpoints(stopped.out / "checkpoints").latest() == (13 if calls == 13 else None)
-    assert calls == 1 or offsets[-1] == 2 < max(offsets), "in the middle of a piece"
+    assert calls == 1 or offsets[-1] > 0, "in the middle of a piece"
     assert not json.loads((stopped.out / tracking.RUN_FILE).read_text())["complete"]
     bc.main(stopped)
     same_run(stopped.out, whole)
@@ -186,7 +186,7 @@ def test_a_name_in_the_data_never_leads_elsewhere(
     vars(dataset)["spec"] = dataclasses.replace(dataset.spec, name=name)
     args = dataclasses.replace(args, out=None)
     if expected is None:
-        with pytest.raises(OptionError, match=r"'../.. ' can name no directory: give --out"):
+        with pytest.raises(OptionError, match=r"'../.. ' in the data cannot be a path: give --out"):
             _directory("bc", args, dataset)
     else:
         assert _directory("bc", args, dataset) == Path("runs") / expected / "random" / "bc"

@@ -1,5 +1,6 @@
 """What the wheel holds, and that it works where there is no checkout."""
 
+import os
 import subprocess
 import sys
 import zipfile
@@ -52,3 +53,17 @@ def test_wheel_brings_its_programs_along(wheel, tmp_path):
     )
     expected = {path.name for path in (ROOT / "baselines").glob("[!_]*.py")}
     assert set(found.stdout.split()) == {str(tmp_path / "offmarl/baselines" / e) for e in expected}
+
+
+@pytest.mark.nightly
+def test_the_source_distribution_makes_the_same_wheel_and_runs_the_demo(wheel, tmp_path):
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path, ROOT]
+    subprocess.run(command, check=True, capture_output=True)  # the wheel from the sdist
+    (second,) = tmp_path.glob("offmarl-*.whl")
+    assert set(zipfile.ZipFile(second).namelist()) == set(zipfile.ZipFile(wheel).namelist())
+    place = tmp_path / "installed"
+    zipfile.ZipFile(second).extractall(place)
+    demo = [sys.executable, "-P", "-m", "offmarl", "demo", "--seeds", "1", "--json"]
+    env = os.environ | {"PYTHONPATH": str(place), "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
+    said = subprocess.run(demo, cwd=tmp_path, env=env, check=True, capture_output=True, text=True)
+    assert '"learnt"' in said.stdout and (tmp_path / "demo/demo.png").exists()

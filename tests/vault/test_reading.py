@@ -1,5 +1,7 @@
 """Any slice, any window, by episode, by percentile: against NumPy, over vaults of every kind."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -151,3 +153,25 @@ def test_many_chunks_before_the_map_pays(tmp_path: Path) -> None:
     assert found._arrays._mapped is None
     np.testing.assert_array_equal(found[:].reward, transition.reward)
     assert found._arrays._mapped is not None
+
+
+READING = """
+archive arrays atomic bounds checked checksum commit compat dataset drivers encoding faults grid
+infer key_values layout location lock manifest metadata mmap open published regular_files store
+system tables tree final_views progress
+"""
+
+
+def test_reading_loads_reading(vaults: dict[str, Dataset]) -> None:
+    """Neither writing, verifying, repairing, transforming nor JAX."""
+    code = """
+import sys, offmarl
+offmarl.open(sys.argv[1])[1:3]
+assert "jax" not in sys.modules
+print(*(name for name in sys.modules if name.startswith("offmarl.")))
+"""
+    run = [sys.executable, "-c", code, str(next(iter(vaults.values())).path)]
+    loaded = subprocess.run(run, check=True, capture_output=True, text=True).stdout.split()
+    inside = {name.removeprefix("offmarl.vault.") for name in loaded if ".vault." in name}
+    assert inside <= set(READING.split())
+    assert len(loaded) <= 40

@@ -7,7 +7,7 @@ import pytest
 
 from offmarl import vault
 from offmarl.errors import OffmarlError, VaultFormatError
-from offmarl.vault import layout, rebuild
+from offmarl.vault import layout, repairing
 from offmarl.vault.compaction import REBUILT
 from offmarl.vault.layout import METADATA
 from offmarl.vault.store import Store
@@ -140,7 +140,7 @@ def test_unverified_steps_are_cut_with_the_rest(path):
 
 def test_long_tables_are_written_in_blocks(path, monkeypatch):
     before = damage.content(path)
-    monkeypatch.setattr(rebuild, "_BLOCK_RECORDS", 5)
+    monkeypatch.setattr(repairing, "_BLOCK_RECORDS", 5)
     flip(path, layout.PROVENANCE_KEY)
     vault.repair(path)
     keys = Store.open(path).keys(layout.EPISODES_PREFIX)

@@ -103,10 +103,10 @@ class Delivery(SwarmEnv):
         site_key, load_key = jax.random.split(key)
         sites = dynamics.scatter(site_key, self.num_sites, self.side, self.dims, _SITE_GAP)
         position, goal, heavy = self._new_loads(load_key, sites)
-        nobody = jnp.zeros(self.num_agents, bool)
+        none = jnp.zeros(self.num_agents, bool)
         free = jnp.full(self.num_agents, -1, jnp.int32)
         delivered = jnp.zeros((), jnp.int32)
-        task = DeliveryTask(sites, position, goal, heavy, nobody, free, delivered)
+        task = DeliveryTask(sites, position, goal, heavy, none, free, delivered)
         return self._grip(state, task)
 
     def _new_loads(

@@ -96,8 +96,8 @@ class Search(SwarmEnv):
         shape = (self.num_targets, self.dims)
         position = jax.random.uniform(place_key, shape, maxval=self.side)
         velocity = _TARGET_SPEED * _unit(jax.random.normal(course_key, shape))
-        nobody = jnp.zeros(self.num_targets, bool)
-        return self._watch(state, SearchTask(position, velocity, nobody, jnp.zeros(nobody.shape)))
+        none = jnp.zeros(self.num_targets, bool)
+        return self._watch(state, SearchTask(position, velocity, none, jnp.zeros(none.shape)))
 
     def _advance(
         self,
@@ -117,9 +117,9 @@ class Search(SwarmEnv):
         """Update which targets are found, and the strength of the drones next to each."""
         params = state.params
         watchers = Points(state.drones.position, state.alive, (params.sight, params.strength))
-        nobody = jnp.zeros(self.num_targets, bool), jnp.zeros(self.num_targets)
+        none = jnp.zeros(self.num_targets, bool), jnp.zeros(self.num_targets)
         reach = max(self._farthest_sight, _HOLD_RANGE)
-        seen, strength = reduce_within(_watch, nobody, task.position, watchers, reach, self.side)
+        seen, strength = reduce_within(_watch, none, task.position, watchers, reach, self.side)
         return task._replace(found=task.found | seen, strength=strength)
 
     def _sense(self, seen: SwarmState) -> Blocks:

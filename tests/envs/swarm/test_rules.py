@@ -287,7 +287,7 @@ def test_carriers_wait_at_heavy_loads_and_go_home_where_nothing_is_to_do(deliver
     see["own"][:, :2] = 0.5, -0.25
     see["loads"][0, :1] = [thing((1 / 7.2, 0.5 / 7.2), 0, 0, 1, 0)]  # to stay is to wait
     see["loads"][1, :1] = [thing((3 / 4.8, 0), 0.1, 0.1, 0, 1)]  # carried by others
-    # Held by nobody: who is near the load does not grip it, who grips is too far away.
+    # Not held: drones near the load do not grip it, and the one that grips is too far away.
     see["loads"][2, :1] = [thing((2 / 7.2, 0), 0, 0, 0, 0)]
     see["neighbours"][2, 0, :2] = 2 / 7.2, 0
     see["neighbours"][2, 0, -3:] = 0, 0, 1

@@ -1,0 +1,42 @@
+"""The tree of a store, of several levels; small vaults have one."""
+
+import pytest
+import tensorstore as ts
+
+from offmarl.vault import tree
+from offmarl.vault.drivers import driver_of
+from offmarl.vault.layout import DATA
+
+KEYS = {f"key {number:04}": bytes([number % 251]) * 40 for number in range(300)}
+
+
+@pytest.fixture
+def store(tmp_path):
+    config = {"max_decoded_node_bytes": 2000, "max_inline_value_bytes": 10}
+    base = {"driver": "file", "path": f"{tmp_path}/"}
+    spec = {"driver": "ocdbt", "base": base, "config": config}
+    opened = ts.KvStore.open(spec).result()
+    with ts.Transaction(atomic=True) as transaction:
+        for key, value in KEYS.items():
+            opened.with_transaction(transaction)[key] = value
+    return tmp_path
+
+
+def read(path, value):
+    return (path / value.file).read_bytes()[value.offset :][: value.length]
+
+
+def test_every_key_is_found_on_every_level(store):
+    found = tree.current(driver_of(store))
+    assert found.lost == ()
+    assert {key: read(store, value) for key, value in found.values.items()} == KEYS
+
+
+def test_without_a_manifest_only_whole_nodes_are_roots(store):
+    (store / "manifest.ocdbt").unlink()
+    largest = max(tree.earlier(driver_of(store)), key=lambda found: len(found.values))
+    assert largest.lost == ()
+    assert largest.values.keys() == KEYS.keys()
+    for file in (store / DATA).iterdir():
+        file.write_bytes(file.read_bytes()[:-1])
+    assert not any(found.lost for found in tree.earlier(driver_of(store)) if not found.values)
