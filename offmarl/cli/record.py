@@ -39,6 +39,7 @@ def record_policy(
     seed: int = 0,
     training_seed: int | None = None,
     greedy: bool = False,
+    program: Path | None = None,
 ) -> Report:
     """Record a trained policy; the same command resumes a recording that was stopped.
 
@@ -62,12 +63,14 @@ def record_policy(
         Which of the run's seeds; the first by default.
     greedy
         Always take the best action, rather than draw one as in training.
+    program
+        File of the program that trained the run, where it is a file of your own. Its code runs.
     """
     from offmarl import programs
     from offmarl.cli.policies import make_environment
 
     trained = read_run(policy)["seeds"][0] if training_seed is None else training_seed
-    loaded = programs.load_policy(policy, trained, greedy)
+    loaded = programs.load_policy(policy, trained, greedy, program)
     environment = make_environment(env, loaded)
     named = below(f"{environment.spec.name}.vlt", option="--env")
     path = out / named / (name or below(loaded.name, option="--name"))
