@@ -1,4 +1,4 @@
-"""A fingerprint of what a vault says, not of how it is stored."""
+"""Digests of a vault's content, which do not depend on how it is stored."""
 
 import hashlib
 import math
@@ -17,12 +17,12 @@ from offmarl.vault.progress import Advance, silent
 def digest(vault: Dataset, advance: Advance = silent) -> str:
     """Return the SHA-256 of a vault's logical content, in hexadecimal.
 
-    It is over every episode's steps, way of ending and final view, in no particular order: the same
-    for the same experience whatever the codec, the chunks, the rows, the order of the episodes and
-    the program that wrote them. Policy ids that are equal over agents count as one, so that vaults
-    which keep one for a step have the same digest as those which keep one for each agent.
+    It covers every episode's steps, cause and final view, in any order. So it does not depend on
+    the codec, the chunks, the rows, the order of the episodes or the program that wrote them.
+    Policy ids that are equal over agents count as one: a vault with one id for a step has the same
+    digest as a vault with one for each agent.
     """
-    # Policy ids without an axis of agents: older vaults have none, and their digests stay.
+    # Without the axis of agents of policy ids, which older vaults lack: their digests stay valid.
     leaves = layout.leaves(vault.spec, agent_policies=False)
     shapes = [[name, *leaf.shape] for name, leaf in leaves.items()]
     total = hashlib.sha256(layout.dump_json(shapes))
@@ -39,11 +39,11 @@ def episode_digests(
     Parameters
     ----------
     vault
-        Whose episodes.
+        The vault.
     policies
-        Whether episodes of equal steps differ where the ids of their policies do.
+        Whether policy ids are part of the content.
     advance
-        Called with the steps of every block.
+        Called with the number of steps of every block.
     """
     found = dict(_of_episodes(vault, policies, advance))
     return [found[episode] for episode in range(len(found))]
@@ -77,7 +77,7 @@ def _of_episodes(vault: Dataset, policies: bool, advance: Advance) -> Iterator[t
 
 
 def _mixed_steps(steps: Transition, policies: bool) -> NumpyArray:
-    """Return the steps ``(B, T)`` at which agents have different policies."""
+    """Return the mask ``(B, T)`` of steps at which agents have different policies."""
     ids = np.asarray(steps.policy_id)
     if not policies:
         return np.zeros(ids.shape[:2], bool)
@@ -99,6 +99,6 @@ def _pack_steps(transition: Transition, policies: bool) -> NumpyArray:
 
 
 def _pack(arrays: list[NumpyArray], lead: int) -> NumpyArray:
-    """Put the bytes of each record side by side: ``(*lead, ...)`` arrays to ``(*lead, bytes)``."""
+    """Join the bytes of each record: ``(*lead, ...)`` arrays to ``(*lead, bytes)``."""
     flat = (x.reshape(*x.shape[:lead], math.prod(x.shape[lead:])) for x in arrays)
     return np.concatenate([np.ascontiguousarray(x).view(np.uint8) for x in flat], axis=-1)

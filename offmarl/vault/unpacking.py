@@ -20,19 +20,19 @@ _BLOCK_BYTES = 2**20
 
 
 def unpack(archive: Path, destination: Path, members: str | None = None) -> list[Path]:
-    """Unpack the vaults in a zip archive, each of which appears at its place whole or not at all.
+    """Unpack the vaults in a zip archive; each appears at its path whole or not at all.
 
-    Checksums are checked on the way, and names and sizes before anything is written. Files that
-    belong to no vault stay in the archive.
+    Names and sizes are checked before anything is written, and checksums while unpacking. Files
+    that belong to no vault stay in the archive.
 
     Parameters
     ----------
     archive
         The zip archive.
     destination
-        The directory to unpack to; made where there is none.
+        The directory to unpack to; created if it does not exist.
     members
-        A path inside the archive, such as ``"3m.vlt/Good"``, to unpack the vaults below it only.
+        A path inside the archive, such as ``"3m.vlt/Good"``: only vaults below it are unpacked.
 
     Returns
     -------
@@ -42,13 +42,13 @@ def unpack(archive: Path, destination: Path, members: str | None = None) -> list
     Raises
     ------
     VaultExistsError
-        One of them is there already.
+        One of the paths exists.
     VaultFullError
-        There is no room.
+        The disk has too little free space.
     VaultLockedError
         Another process unpacks the same archive there.
     VaultFormatError
-        The archive is damaged or not to be trusted, or there is no such vault in it.
+        The archive is damaged or unsafe, or has no such vault.
     """
     archive, destination = local(archive), local(destination)
     found = {member.filename: member for member in members_of(archive)}

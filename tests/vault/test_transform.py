@@ -5,6 +5,7 @@ import tracemalloc
 from collections import Counter
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from offmarl import vault
 from offmarl.errors import OptionError, ShapeError, VaultError, VaultExistsError
 from offmarl.types import View
-from offmarl.vault import chunks, dataset, final_views, writer
+from offmarl.vault import chunks, dataset, final_views, store, writer
 from offmarl.vault.digest import episode_digests
 from offmarl.vault.transform import pipeline, selection
 
@@ -369,6 +370,42 @@ def test_stock_reads_what_is_made(a, tmp_path):
     np.testing.assert_array_equal(state.experience["rewards"], made.transitions().reward)
     ends = np.asarray(state.experience["terminals"]) + np.asarray(state.experience["truncations"])
     assert (ends[0] > 0).all(-1).sum() == len(a.episodes.row)
+
+
+# ---------------------------------------------------------------------------------- datasets
+
+VERBS = {
+    "cat": vault.cat,
+    "filter": lambda sources, path: vault.filter(sources[0], "length > 1", path),
+    "sample": lambda sources, path: vault.sample(sources[0], path, steps=5),
+    "match": lambda sources, path: vault.sample(sources[0], path, like=sources[1]),
+    "slice": lambda sources, path: vault.slice(sources[0], path, stop=2),
+    "dedup": lambda sources, path: vault.dedup(sources[0], path),
+    "recode": lambda sources, path: vault.recode(sources[0], path),
+    "split": lambda sources, path: vault.split(sources[0], path)["train"],
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_opens_each_vault_once_and_returns_a_dataset(a, tmp_path, monkeypatch, verb):
+    record(tmp_path / "b.vlt" / "poor", rows=3, num_steps=50)  # with the returns of the other
+    given = [a.path, tmp_path / "b.vlt" / "poor"]
+    opened = Counter()
+    original = store.OcdbtStore.__init__
+
+    def counted(self, driver, *args):
+        opened[driver.path] += 1
+        original(self, driver, *args)
+
+    monkeypatch.setattr(store.OcdbtStore, "__init__", counted)
+    made = VERBS[verb](given, tmp_path / "v.vlt")
+    assert type(made) is vault.Dataset
+    used = given if verb in ("cat", "match") else given[:1]
+    assert [opened[path] for path in (*used, made.path)] == [1] * (len(used) + 1)
+    opened.clear()
+    VERBS[verb]([vault.open_vault(path) for path in given], tmp_path / "w.vlt")
+    assert [opened[path] for path in given] == [1, 1]  # by `open_vault`
+    assert made.replay(batch=2, length=2).sample(jax.random.key(0)).reward.shape[:2] == (2, 2)
 
 
 # ---------------------------------------------------------------------------------- lineage
