@@ -27,18 +27,19 @@ def evaluate(
     run
         Directory of a run.
     env
-        Environment to play in; by default the one of the run's data.
+        Environment to play in; by default the one that the run's data was recorded in.
     episodes
         Number of episodes for each training seed.
     seed
-        Decides everything random in the episodes.
+        Random seed of the episodes.
     act
-        Take the best action always, or draw it from the policy; by default whichever the run was
-        evaluated by.
+        greedy takes the best action, sample draws it from the policy, and as-trained does what the
+        run's own evaluations did.
     render
-        Write an episode of the first training seed here, as GIF or MP4, or its middle as PNG.
+        File for an episode of the first training seed: GIF or MP4, or PNG for its middle step.
     program
-        File of the program that trained the run, where it is a file of your own. Its code runs.
+        Python file of the program that trained the run, if the program is not one of offmarl's. The
+        file's code is run.
     """
     if episodes < 1:
         raise OptionError(f"--episodes must be at least 1: got {episodes}.")
