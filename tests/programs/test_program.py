@@ -22,6 +22,7 @@ from offmarl.programs import loop, registry
 from offmarl.programs.loop import Layout, Schedule, layout_of, map_seeds, stage_starts
 from offmarl.programs.program import Stage, structure
 from offmarl.programs.run import compilation_cache, keep_compiled_programs
+from offmarl.report import final_returns
 from tests.programs import two_stage
 
 ENV = "probe/observation"
@@ -51,6 +52,16 @@ def weights(run, seed=0):
 
 
 # ---------------------------------------------------------------------------------- stages
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("probe", ["one-step", "observation", "match"])  # no bootstrap, no memory
+def test_two_stages_find_the_optimum_of_a_probe(probe, random_data, tmp_path):
+    changes = {"updates": 500, "pretrain": 50, "batch_size": 32, "final_episodes": 64}
+    data = random_data(f"probe/{probe}")
+    run = two_stage.main(arguments(data, tmp_path / "toy", **changes, evaluate_every=500))
+    returns = np.array(list(final_returns(run).values()))
+    np.testing.assert_array_equal(returns, np.ones((2, 64)))
 
 
 def test_stages_follow_one_another_and_lines_end_with_them(trained):
