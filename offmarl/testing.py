@@ -10,6 +10,7 @@ pytest collects its tests from a subclass::
 """
 
 import os
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,6 +19,9 @@ from offmarl import vault
 from offmarl.envs import conformance
 from offmarl.errors import InvalidValueError, OffmarlError, ShapeError, VaultError, VaultExistsError
 from offmarl.types import Discrete, EnvSpec, FinalObservations, Transition, View
+from offmarl.vault import encoding
+from offmarl.vault.layout import METADATA
+from offmarl.vault.store import Store
 
 EnvironmentConformance = conformance.EnvironmentConformance
 """What every environment must do: see `offmarl.envs.conformance`."""
@@ -132,6 +136,35 @@ def table_of(episodes: vault.Episodes) -> list[Episode]:
     """Return an episode table as `episodes_of` does."""
     names = ("row", "start", "length", "cause", "policy_id", "returns")
     return list(zip(*(getattr(episodes, name).tolist() for name in names), strict=True))
+
+
+def write_stock(path: Path, transition: Transition) -> Path:
+    """Write steps ``(rows, T, ...)`` to ``<directory>/<name>.vlt/<uid>`` by stock flashbax."""
+    import flashbax  # tests of environments do without
+    import jax
+    from flashbax.vault import Vault
+
+    disk = encoding.to_disk(transition)
+    steps: dict[str, Any] = {"infos": {}}
+    for name, array in disk.items():
+        group = steps["infos"] if name.startswith("infos.") else steps
+        kind = np.int32 if array.dtype == np.int32 else np.float32
+        group[name.removeprefix("infos.")] = jax.numpy.asarray(array, kind)
+    state = flashbax.buffers.trajectory_buffer.TrajectoryBufferState(
+        experience=steps, current_index=jax.numpy.array(0), is_full=jax.numpy.array(True)
+    )
+    first = jax.tree.map(lambda x: x[:, :1], steps)
+    stock = Vault(path.parent.name, first, rel_dir=str(path.parents[1]), vault_uid=path.name)
+    stock.write(state, source_interval=(0, transition.last.shape[1]))
+    return path
+
+
+def copy_stock(path: Path, place: "Place") -> None:
+    """Copy a vault of stock flashbax, key by key, to a place that any driver keeps."""
+    source, target = Store.open(path), Store.open(place)
+    keys = source.keys("")
+    target.commit(dict(zip(keys, source.get_all(keys), strict=True)), {}).result()
+    target.driver.write(METADATA, (path / METADATA).read_bytes())
 
 
 Place = str | os.PathLike[str]
@@ -366,6 +399,15 @@ class DriverConformance:
             found = vault.verify(place, deep=deep)
             assert found.sound, found.faults
             assert found.length == 29
+
+    def test_a_vault_of_stock_flashbax(self, place: Place, tmp_path: Path) -> None:
+        """Its index and steps are read, and nothing is wrong with it."""
+        ((transition, _),) = self.parts(20)
+        copy_stock(write_stock(tmp_path / "stock.vlt" / "a", transition), place)
+        found = vault.open_vault(place)
+        assert (found.native, found.rows, found.length) == (False, self.rows, 20)
+        assert_same(found.transitions(), transition)
+        assert vault.verify(place, deep=True).sound
 
     def test_it_is_copied(self, place: Place) -> None:
         """By the verbs, from and to the place."""

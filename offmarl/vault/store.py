@@ -13,14 +13,13 @@ from functools import cached_property
 from pathlib import PurePath
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
-import numpy as np
 import tensorstore as ts
 
 from offmarl.errors import VaultFormatError
 from offmarl.vault.checksum import seal, unseal
 from offmarl.vault.drivers import Driver, Registered, TensorStoreDriver, driver_of
 from offmarl.vault.grid import Grid
-from offmarl.vault.layout import DATA, UNFINISHED, load_json
+from offmarl.vault.layout import DATA, INDEX_PREFIX, UNFINISHED, NumpyArray, load_json
 from offmarl.vault.system import conflict, errors_of
 
 T = TypeVar("T")
@@ -280,12 +279,14 @@ class KeyValueStore(Store):
         Raises
         ------
         VaultFormatError
-            Its description is missing or damaged.
+            Its description is missing or damaged, or says that chunks are stored in a way that
+            cannot be read; see `Grid.of`.
         """
         document = self.get_json(f"{prefix}.zarray")
         if document is None:
             raise VaultFormatError(f"{self.path} has lost {prefix}.zarray: the vault is damaged.")
-        grid = Grid.of(prefix.removesuffix("./") or prefix, document)
+        axes = 1 if prefix == INDEX_PREFIX else 2
+        grid = Grid.of(prefix.removesuffix("./") or prefix, document, axes)
 
         def read(domain: ts.IndexDomain, out: Any, _: Any) -> None:
             index = [a // c for a, c in zip(domain.origin, grid.chunks, strict=True)]
@@ -300,19 +301,11 @@ class KeyValueStore(Store):
             chunk_layout=ts.ChunkLayout(read_chunk_shape=grid.chunks),
         )
 
-    def _chunk(self, key: str, grid: Grid, complete: bool) -> Any:
+    def _chunk(self, key: str, grid: Grid, complete: bool) -> NumpyArray:
         """Read and decode one chunk."""
         (value,) = self._values.read([key])
         if value is None and complete:
             raise VaultFormatError(f"{self.path} has lost {key}: the vault is damaged.")
         if value is None:
-            return np.zeros(grid.chunks, grid.dtype)
-        if grid.compressor is not None:
-            from numcodecs import get_codec  # imported here: few vaults need it
-
-            value = bytes(get_codec({"id": grid.compressor}).decode(value))
-        if len(value) != grid.chunk_bytes:
-            raise VaultFormatError(
-                f"{self.path}: {key} has {len(value)} bytes instead of {grid.chunk_bytes}."
-            )
-        return np.frombuffer(value, grid.dtype).reshape(grid.chunks)
+            return grid.missing_chunk()
+        return grid.decode(value, f"{self.path}: {key}")

@@ -30,7 +30,7 @@ from offmarl.vault.store import Store, store_of
 
 _MAX_FAULTS = 1000
 """Of one kind: a forged index could say that a chunk is missing billions of times."""
-_WITHOUT_CHECKSUM = (None, "blosc", "zstd", "lz4")
+_WITHOUT_CHECKSUM = (None, "blosc", "zstd")
 """Codecs whose output holds no checksum, or none as TensorStore writes it; None: uncompressed."""
 
 

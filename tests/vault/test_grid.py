@@ -1,0 +1,126 @@
+"""Chunks that a registered driver keeps are decoded as TensorStore decodes them, and no others."""
+
+import bz2
+import json
+import pickle
+import tracemalloc
+import zlib
+
+import numpy as np
+import pytest
+import tensorstore as ts
+from numcodecs import Blosc, Zstd
+
+from offmarl import vault
+from offmarl.errors import VaultFormatError
+from offmarl.testing import DriverConformance, experience
+from offmarl.vault.grid import Grid
+from offmarl.vault.store import Store
+
+from .test_drivers import MEMORY, registered
+
+__all__ = ["registered"]  # a fixture that every test uses
+
+DOCUMENT = {
+    "zarr_format": 2,
+    "shape": [4, 100],
+    "chunks": [2, 8],
+    "dtype": "<f4",
+    "compressor": None,
+    "fill_value": None,
+    "order": "C",
+    "filters": None,
+}
+CODECS = [None, *({"id": name} for name in ("blosc", "bz2", "gzip", "zlib", "zstd"))]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize(
+    ("dtype", "fill"), [("<f4", None), ("<f4", "NaN"), (">i2", 7), ("|b1", True), ("bfloat16", 1.5)]
+)
+def test_chunks_are_what_tensorstore_wrote(codec, order, dtype, fill):
+    document = DOCUMENT | {"compressor": codec, "order": order, "dtype": dtype, "fill_value": fill}
+    document["dimension_separator"] = "/"
+    spec = {"driver": "zarr", "kvstore": {"driver": "memory"}, "metadata": document}
+    written = ts.open(spec, create=True).result()
+    kind = written.dtype.numpy_dtype
+    written[1:4, 3:21].write((np.arange(54).reshape(3, 18) % 100).astype(kind)).result()
+    files = written.kvstore
+    values = {f"a./{key.decode()}": files.read(key).result().value for key in files.list().result()}
+    store = Store.open("memory://m/v.vlt/a")
+    store.commit(values, {}).result()
+    found = store.array("a./").read().result()
+    np.testing.assert_array_equal(found.astype(kind), written.read().result())
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"compressor": {"id": "pickle"}}, "the compressor 'pickle'"),
+        ({"compressor": {"id": "lz4"}}, "the compressor 'lz4'"),
+        ({"filters": [{"id": "delta", "dtype": "<f4"}]}, "has filters"),
+        ({"order": "K"}, "the order 'K'"),
+        ({"dimension_separator": "/../"}, "the separator"),
+        ({"dtype": "|O"}, "values of object"),
+        ({"dtype": "f4,f4"}, "cannot be read here"),
+        ({"fill_value": "seven"}, "cannot be understood"),
+        ({"shape": [4], "chunks": [2]}, "which no vault has"),
+    ],
+)
+def test_documents_that_are_refused(changed, message):
+    with pytest.raises(VaultFormatError, match=message):
+        Grid.of("a", DOCUMENT | changed)
+
+
+@pytest.mark.parametrize(
+    ("codec", "value"),
+    [
+        ("zlib", zlib.compress(bytes(10**7))),
+        ("gzip", zlib.compress(bytes(10**7), wbits=31)),
+        ("bz2", bz2.compress(bytes(10**7))),
+        ("zstd", Zstd().encode(bytes(10**7))),
+        ("blosc", Blosc().encode(bytes(10**7))),
+        *(
+            (codec, compress(bytes(63)))
+            for codec, compress in [
+                ("zlib", zlib.compress),
+                ("zstd", Zstd().encode),
+                ("blosc", Blosc().encode),
+            ]
+        ),
+        *((codec, b"damaged bytes") for codec in ("zlib", "gzip", "bz2", "zstd", "blosc")),
+    ],
+)
+def test_a_chunk_of_another_size_is_refused_in_little_memory(codec, value):
+    grid = Grid.of("a", DOCUMENT | {"compressor": {"id": codec}})
+    assert grid.chunk_bytes == 64
+    tracemalloc.start()
+    with pytest.raises(VaultFormatError, match=r"^here (cannot be decoded|has \d+ bytes)"):
+        grid.decode(value, "here")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10**6
+
+
+class Trap:
+    ran = 0
+
+    def __reduce__(self):
+        return exec, (f"from {__name__} import Trap; Trap.ran += 1",)
+
+
+def test_verifying_unpickles_nothing():
+    url = "memory://m/v.vlt/main"
+    with vault.create(url, DriverConformance.spec, rows=2, codec="zstd") as writer:
+        writer.append(*experience(DriverConformance.spec, 2, 20))
+    for key, (value, stamp) in list(MEMORY.items()):
+        if key.endswith("rewards./.zarray"):
+            document = json.loads(value) | {"compressor": {"id": "pickle"}}
+            MEMORY[key] = json.dumps(document).encode(), stamp
+        elif "rewards./" in key:
+            MEMORY[key] = pickle.dumps(Trap()), stamp
+    assert not vault.verify(url, deep=True).sound
+    with pytest.raises(VaultFormatError):
+        vault.open_vault(url).read(0, 5)
+    assert Trap.ran == 0
