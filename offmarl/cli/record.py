@@ -39,6 +39,7 @@ def record_policy(
     seed: int = 0,
     training_seed: int | None = None,
     greedy: bool = False,
+    program: Path | None = None,
 ) -> Report:
     """Record a trained policy; the same command resumes a recording that was stopped.
 
@@ -62,12 +63,15 @@ def record_policy(
         The training seed whose policy is recorded; by default the run's first.
     greedy
         Take the best action instead of drawing one from the policy.
+    program
+        Python file of the program that trained the run, if the program is not one of offmarl's. The
+        file's code is run.
     """
     from offmarl import programs
     from offmarl.cli.policies import make_environment
 
     trained = read_run(policy)["seeds"][0] if training_seed is None else training_seed
-    loaded = programs.load_policy(policy, trained, greedy)
+    loaded = programs.load_policy(policy, trained, greedy, program)
     environment = make_environment(env, loaded)
     named = below(f"{environment.spec.name}.vlt", option="--env")
     path = out / named / (name or below(loaded.name, option="--name"))
