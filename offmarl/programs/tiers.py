@@ -92,7 +92,7 @@ class _Run(NamedTuple):
     program: Program
     policy: Policy
     """The program's, which draws its actions."""
-    source: Mapping[str, Any]
+    source: dict[str, dict[str, str]]
     """From `environment_source`."""
 
     @property
@@ -195,7 +195,8 @@ def _record(run: _Run) -> dict[str, Any]:
         "greedy": run.program.greedy,
         "vault": None,
         "seeds": [run.args.seed],
-    } | run.source
+        **run.source,
+    }
 
 
 # ---------------------------------------------------------------------------------- training
