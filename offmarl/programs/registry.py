@@ -36,8 +36,8 @@ class Origin(NamedTuple):
     """Checksum of that file, in hexadecimal digits; None for a program of offmarl."""
 
 
-_ran: dict[Origin, ModuleType] = {}
-"""Programs in the user's own files that were trained in this process."""
+_ran: dict[tuple[str, str | None], ModuleType] = {}
+"""Programs in the user's own files that were trained in this process, by path and checksum."""
 
 
 def find(kind: Kind) -> dict[str, Path]:
@@ -90,10 +90,10 @@ def origin_of(make: Callable[..., Any]) -> Origin:
     ours = (file for kind in VERBS for file in find(kind).values())
     if any(path == file.resolve() for file in ours):
         return Origin(path.stem, None, None)
-    origin = Origin(path.stem, str(path), _sha256(path))
+    file, sha256 = str(path), _sha256(path)
     if make.__module__ in sys.modules:
-        _ran[origin] = sys.modules[make.__module__]
-    return origin
+        _ran[file, sha256] = sys.modules[make.__module__]
+    return Origin(path.stem, file, sha256)
 
 
 def load_origin(
@@ -131,8 +131,8 @@ def load_origin(
             )
         return _load_named(kind, origin.name)
     if program is None:
-        if origin in _ran:
-            return _ran[origin]
+        if (origin.file, origin.sha256) in _ran:
+            return _ran[origin.file, origin.sha256]
         raise RunError(
             f"{run} was trained by a program in the file {origin.file}, and offmarl does not run "
             "code that a run's record names. If you trust the file, name it yourself: "
