@@ -301,6 +301,29 @@ def test_initial_views_and_returns_are_those_of_the_episodes(random_data):
         programs.DatasetStatistics(None).returns()
 
 
+@pytest.mark.parametrize("where", ["init", "update", "policy"])
+def test_statistics_are_taken_in_make_alone(where, random_data, tmp_path):
+    """Later ones would be those of the dataset that the program was compiled for."""
+
+    def make(spec, args, dataset):
+        program = two_stage.make(spec, args, dataset)
+
+        def late(function):
+            def called(*given):
+                dataset.observation_moments()
+                return function(*given)
+
+            return called
+
+        if where == "update":
+            stages = tuple(stage._replace(update=late(stage.update)) for stage in program.stages)
+            return program._replace(stages=stages)
+        return program._replace(**{where: late(getattr(program, where))})
+
+    with pytest.raises(RuntimeError, match="takes observation_moments .* call it in make"):
+        programs.train(make, arguments(random_data(ENV), tmp_path / "run"))
+
+
 # ---------------------------------------------------------------------------------- files
 
 
