@@ -237,6 +237,21 @@ def test_layouts_on_one_device(seeds, batching, at_once, wanted):
     assert layout_of(seeds, batching, at_once) == Layout(wanted, 1)
 
 
+@pytest.mark.parametrize(
+    ("seeds", "batching", "wanted"),
+    [
+        (10, "vmap", Layout(5, 2)),
+        (8, "vmap", Layout(2, 4)),
+        (9, "vmap", Layout(3, 3)),
+        (7, "vmap", Layout(7, 1)),
+        (10, "map", Layout(1, 2)),
+    ],
+)
+def test_layouts_on_four_devices(seeds, batching, wanted, monkeypatch):
+    monkeypatch.setattr(jax, "local_devices", lambda: ["device"] * 4)
+    assert layout_of(seeds, batching) == wanted
+
+
 @pytest.mark.parametrize("at_once", [1, 2, 3, 5])
 def test_every_layout_maps_all_seeds(at_once):
     found = jax.jit(lambda x: map_seeds(Layout(at_once), lambda x, shared: x * shared, (x,), 2.0))(
@@ -320,7 +335,7 @@ def test_statistics_are_taken_in_make_alone(where, random_data, tmp_path):
             return program._replace(stages=stages)
         return program._replace(**{where: late(getattr(program, where))})
 
-    with pytest.raises(RuntimeError, match="takes observation_moments .* call it in make"):
+    with pytest.raises(RuntimeError, match=r"takes observation_moments .* call it in make"):
         programs.train(make, arguments(random_data(ENV), tmp_path / "run"))
 
 
