@@ -43,17 +43,17 @@ class Args(programs.Args):
     learning_rate: Positive = 1e-3
     """Adam's step size."""
     anneal: bool = True
-    """Let the step size fall to zero over the run, so that the clone settles on the frequencies of
+    """Decrease the step size to zero over the run, so that the clone settles on the frequencies of
     the data rather than on those of the last batches."""
     tanh: bool = False
-    """Clone continuous actions by a Gaussian that is squashed by tanh, rather than clipped. It
-    cannot take the ends of the range, which the data of controllers is full of."""
+    """Use a tanh-squashed Gaussian for continuous actions instead of a clipped one. It gives no
+    probability to the ends of the range, where controllers often act."""
     greedy: bool = False
-    """Evaluate the clone's best actions only, rather than act as randomly as the data does."""
+    """Evaluate the clone by its best actions instead of sampled ones."""
     hidden: PositiveInt = 64
     """Width of the policy's layers."""
     agent_id: bool = True
-    """Tell the policy which agent it acts for."""
+    """Give the policy the index of the agent it acts for."""
 
 
 # ---------------------------------------------------------------------------------- state

@@ -63,7 +63,7 @@ class Args(programs.Args):
     mixer_embed: PositiveInt = 32
     """Width of the mixing function."""
     agent_id: bool = True
-    """Tell the networks which agent they act for."""
+    """Give the networks the index of the agent they act for."""
 
 
 # ---------------------------------------------------------------------------------- state

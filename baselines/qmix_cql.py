@@ -65,7 +65,7 @@ class Args(programs.Args):
     mixer_embed: PositiveInt = 32
     """Width of the mixing function."""
     agent_id: bool = True
-    """Tell the network which agent it acts for."""
+    """Give the network the index of the agent it acts for."""
 
 
 # ---------------------------------------------------------------------------------- state

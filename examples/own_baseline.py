@@ -102,7 +102,9 @@ def make(spec, args: Args, dataset) -> programs.Program:
 # offmarl compare runs/classic/bridge/random/own_baseline runs/classic/bridge/random/bc
 # ```
 #
-# `offmarl train own_baseline.py --help` lists the arguments. `main` lets the file run as a script,
+# `offmarl train own_baseline.py --help` lists the arguments. Evaluating a run or loading its policy
+# runs the code of this file, so both ask for it: `offmarl evaluate RUN --program own_baseline.py`,
+# `offmarl.load_policy(run, program="own_baseline.py")`. `main` lets the file run as a script,
 # too.
 
 

@@ -28,7 +28,7 @@ class RecordedName(str):
     __slots__ = ()
 
 
-def import_file(path: Path) -> ModuleType:
+def import_file(path: Path, name: str | None = None) -> ModuleType:
     """Import a Python file that may be anywhere.
 
     The same content at the same path is the same module, so that classes and compiled programs are
@@ -38,6 +38,8 @@ def import_file(path: Path) -> ModuleType:
     ----------
     path
         Absolute path of the file.
+    name
+        Name of the module, for a file of offmarl; such a file imports no modules beside it.
 
     Raises
     ------
@@ -46,20 +48,23 @@ def import_file(path: Path) -> ModuleType:
     """
     if path.suffix != ".py" or not path.is_file():
         raise OptionError(f"{path} is not a Python file: give the path of an existing .py file.")
-    digest = hashlib.sha256(bytes(path) + path.read_bytes()).hexdigest()
-    name = f"_offmarl_file_{path.stem}_{digest[:16]}"
+    if name is None:
+        digest = hashlib.sha256(bytes(path) + path.read_bytes()).hexdigest()
+        name = f"_offmarl_file_{path.stem}_{digest[:16]}"
+        _add_to_path(path.parent)
     if name in sys.modules:
         return sys.modules[name]
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise OptionError(f"{path} cannot be imported as Python code.")
-    _add_to_path(path.parent)
     module = module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look up their module by name
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         del sys.modules[name]
+        if not isinstance(error, (Exception, SystemExit)):  # the user interrupts
+            raise
         raise OptionError(f"{path} cannot be imported: {summarize(error)}") from error
     return module
 

@@ -44,7 +44,7 @@ def evaluate(
     policy, params
         How to act.
     key
-        Decides everything random in the episodes.
+        Random seed of the episodes.
     num_episodes
         Static.
 

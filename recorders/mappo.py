@@ -58,13 +58,13 @@ class Args(OnlineArgs):
     epochs: PositiveInt = 4
     """Passes over the steps of an update."""
     minibatches: PositiveInt = 4
-    """Parts that a pass is made in."""
+    """Minibatches in a pass."""
     learning_rate: Positive = 7e-4
-    """Of Adam, for actor and critic."""
+    """Adam's step size, of actor and critic."""
     gamma: Fraction = 0.99
     """Discount."""
     gae_lambda: Fraction = 0.95
-    """Trade-off of bias and variance in the advantages, λ."""
+    """λ of generalised advantage estimation: trades bias for variance."""
     clip: Positive = 0.2
     """How far the probability of an action may move in an update, ε."""
     entropy: NonNegative = 0.01
@@ -72,11 +72,11 @@ class Args(OnlineArgs):
     max_grad_norm: Positive = 0.5
     """Global norm that gradients are clipped to."""
     tanh: bool = False
-    """Draw continuous actions from a Gaussian that is squashed by tanh, rather than clipped."""
+    """Use a tanh-squashed Gaussian for continuous actions instead of a clipped one."""
     hidden: PositiveInt = 64
     """Width of the networks' layers."""
     agent_id: bool = True
-    """Tell the networks which agent they act for."""
+    """Give the networks the index of the agent they act for."""
 
 
 # ---------------------------------------------------------------------------------- state

@@ -61,24 +61,24 @@ class Args(OnlineArgs):
     num_steps: PositiveInt = 32
     """Time steps in each environment between rounds of updates."""
     updates: PositiveInt = 32
-    """Gradient updates a round."""
+    """Gradient updates in a round."""
     capacity: PositiveInt = 4096
     """Time steps that the replay holds of each environment."""
     warm_start: Path | None = None
-    """Vault whose newest steps the replay starts out with."""
+    """Vault whose newest steps fill the replay at the start."""
     batch_size: PositiveInt = 32
-    """Windows a batch."""
+    """Windows in a batch."""
     length: PositiveInt = 10
-    """Steps a window."""
+    """Steps in a window."""
     learning_rate: Positive = 1e-3
-    """Of Adam."""
+    """Adam's step size."""
     gamma: Fraction = 0.95
     """Discount; a swarm's rewards follow soon, and a short horizon learns them faster."""
     epsilon: Fraction = 0.05
-    """Probability of a random action, once exploration has come down from 1; recorded data has it
-    too."""
+    """Probability of a random action after exploration, which begins at 1; the policy that is
+    recorded explores with it too."""
     exploration: Fraction = 0.2
-    """Part of the training in which it comes down."""
+    """Fraction of the training over which that probability decreases from 1 to epsilon."""
     target_every: PositiveInt = 200
     """Updates between copies to the target networks."""
     max_grad_norm: Positive = 10.0
@@ -88,7 +88,7 @@ class Args(OnlineArgs):
     mixer_embed: PositiveInt = 32
     """Width of the mixing function."""
     agent_id: bool = True
-    """Tell the network which agent it acts for."""
+    """Give the network the index of the agent it acts for."""
 
 
 # ---------------------------------------------------------------------------------- state

@@ -47,7 +47,7 @@ VERBS = {
     "train": Verb("train", "Train an offline baseline on a vault", True),
     "new": Verb(
         "new",
-        "Write a working baseline or environment as a file to start from",
+        "Create a working baseline or environment file to start from",
         example="env my_env --directory ~/research",
     ),
     "evaluate": Verb(
@@ -108,7 +108,7 @@ VERBS = {
     ),
     "sample": Verb(
         "transform",
-        "Draw some of a vault's episodes, or take the best",
+        "Sample the episodes of a vault, or select the best",
         example="A.vlt --steps 1e5 --match-returns --seed 0 -o B.vlt",
     ),
     "split": Verb(
@@ -118,13 +118,13 @@ VERBS = {
     ),
     "slice": Verb(
         "transform",
-        "Take an interval of a vault's episodes, or of its time",
+        "Extract a range of episodes or time steps",
         example="A.vlt --start 100 --stop 200 -o B.vlt",
     ),
     "dedup": Verb("transform", "Remove duplicate episodes", example="A.vlt -o B.vlt"),
     "recode": Verb(
         "transform",
-        "Store a vault with another codec, other chunks, or in one row",
+        "Store a vault with another codec, chunk size or layout",
         example="A.vlt --codec zstd --chunk-steps 2048 -o B.vlt",
     ),
 }

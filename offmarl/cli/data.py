@@ -40,7 +40,7 @@ def ls(
     remote
         List the datasets of the catalogue instead, which `offmarl pull` downloads.
     env
-        Only those of this environment, such as swarm/coverage-3, or smac_v1 with --remote.
+        Only list data of this environment, such as swarm/coverage-3, or smac_v1 with --remote.
     agents
         Only those with this number of agents.
     """

@@ -18,6 +18,7 @@ def evaluate(
     seed: int = 0,
     act: Literal["as-trained", "greedy", "sample"] = "as-trained",
     render: Path | None = None,
+    program: Path | None = None,
 ) -> Report:
     """Play episodes with a trained policy, for each of its training seeds.
 
@@ -26,16 +27,19 @@ def evaluate(
     run
         Directory of a run.
     env
-        Environment to play in; by default the one of the run's data.
+        Environment to play in; by default the one that the run's data was recorded in.
     episodes
         Number of episodes for each training seed.
     seed
-        Decides everything random in the episodes.
+        Random seed of the episodes.
     act
-        Take the best action always, or draw it from the policy; by default whichever the run was
-        evaluated by.
+        greedy takes the best action, sample draws it from the policy, and as-trained does what the
+        run's own evaluations did.
     render
-        Write an episode of the first training seed here, as GIF or MP4, or its middle as PNG.
+        File for an episode of the first training seed: GIF or MP4, or PNG for its middle step.
+    program
+        Python file of the program that trained the run, if the program is not one of offmarl's. The
+        file's code is run.
     """
     if episodes < 1:
         raise OptionError(f"--episodes must be at least 1: got {episodes}.")
@@ -46,7 +50,7 @@ def evaluate(
     from offmarl.report.render import save
 
     greedy = None if act == "as-trained" else act == "greedy"
-    loaded = {trained: load_policy(run, trained, greedy=greedy) for trained in seeds}
+    loaded = {trained: load_policy(run, trained, greedy, program) for trained in seeds}
     first = loaded[seeds[0]]
     environment = policies.make_environment(env, first)
     if render:

@@ -33,12 +33,12 @@ def new(
     name: Annotated[str, Positional, arg(metavar="NAME")],
     directory: Path = Path(),
 ) -> Report:
-    """Write a working baseline or environment as a file to start from.
+    """Create a working baseline or environment file to start from.
 
     Parameters
     ----------
     kind
-        What to write.
+        Kind of file.
     name
         Name of the file without .py: a Python identifier.
     directory

@@ -11,7 +11,7 @@ from offmarl.tracking import read_run
 
 _USAGE = """\
 offmarl record NAME ...           train agents online and record them
-offmarl record --policy RUN ...   record a trained policy, as `--policy --help` says
+offmarl record --policy RUN ...   record a trained policy; see `offmarl record --policy --help`
 """
 
 
@@ -39,6 +39,7 @@ def record_policy(
     seed: int = 0,
     training_seed: int | None = None,
     greedy: bool = False,
+    program: Path | None = None,
 ) -> Report:
     """Record a trained policy; the same command resumes a recording that was stopped.
 
@@ -47,27 +48,30 @@ def record_policy(
     policy
         Directory of the run that trained it.
     steps
-        Environment steps to record in all, rounded up to whole steps of all environments.
+        Total number of environment steps to record, rounded up to a multiple of --num-envs.
     out
-        Directory for the vault, which is put in ENV.vlt/NAME.
+        Directory for the vault ENV.vlt/NAME.
     name
-        What to call the recording; by default as the program that trained the policy.
+        Name of the recording; by default that of the program that trained the policy.
     env
         Environment to record in; by default the one of the run.
     num_envs
-        Environments side by side.
+        Number of environments that run side by side.
     seed
-        Decides everything random in the recording.
+        Random seed of the recording.
     training_seed
-        Which of the run's seeds; the first by default.
+        The training seed whose policy is recorded; by default the run's first.
     greedy
-        Always take the best action, rather than draw one as in training.
+        Take the best action instead of drawing one from the policy.
+    program
+        Python file of the program that trained the run, if the program is not one of offmarl's. The
+        file's code is run.
     """
     from offmarl import programs
     from offmarl.cli.policies import make_environment
 
     trained = read_run(policy)["seeds"][0] if training_seed is None else training_seed
-    loaded = programs.load_policy(policy, trained, greedy)
+    loaded = programs.load_policy(policy, trained, greedy, program)
     environment = make_environment(env, loaded)
     named = below(f"{environment.spec.name}.vlt", option="--env")
     path = out / named / (name or below(loaded.name, option="--name"))

@@ -201,7 +201,8 @@ def compare(
     runs
         Directories of runs, as `offmarl train` writes them.
     html
-        Write a self-contained page here.
+        Write a self-contained page here, with an episode of each run whose environment can be drawn
+        and whose program is one of offmarl's.
     figure
         Write the figure here, as PNG, PDF or SVG.
     references
@@ -318,7 +319,9 @@ def _run_films(runs: Sequence[Path]) -> list[str]:
 
     shown = []
     for directory in runs:
-        with suppress(OffmarlError):  # the environment is not installed or cannot be drawn
+        # The environment is not installed or cannot be drawn, or the program is in a file, which
+        # only its user may name.
+        with suppress(OffmarlError):
             loaded = load_policy(directory)
             watched = policies.watch(policies.make_environment(None, loaded), loaded, seed=0)
             name = labelled(loaded.name, acting_of(read_run(directory)))

@@ -108,11 +108,16 @@ def _unused_key() -> PRNGKeyArray:
 
 
 def load_policy(
-    run_dir: str | Path, seed: int | None = None, greedy: bool | None = None
+    run_dir: str | Path,
+    seed: int | None = None,
+    greedy: bool | None = None,
+    program: str | Path | None = None,
 ) -> LoadedPolicy:
     """Load the last policy of a run, built by the program that trained it.
 
-    Nothing but the run's directory is needed, and the program's file where it is the user's own.
+    Runs of offmarl's own recorders and baselines need their directory alone. A run of a program in
+    a file of yours also needs ``program``, because importing a file runs its code, and a run that
+    you downloaded could name any file. The process that trained the run does without it.
 
     Parameters
     ----------
@@ -123,12 +128,17 @@ def load_policy(
     greedy
         Whether to always take the best action; by default as the run was evaluated, which its
         ``run.json`` says: recorders and ``bc`` draw their actions, and need a key for each call.
+    program
+        The Python file of the program that trained the run, wherever the file is now. It is
+        imported only if its checksum is the one that the run recorded.
 
     Raises
     ------
     RunError
-        It is not a run's directory, has no checkpoint yet or no such seed; or the file of its
-        program was moved or has changed.
+        It is not a run's directory, has no checkpoint yet or no such seed; or its program is in a
+        file, and ``program`` does not name that file or names one with other content.
+    OptionError
+        The file ``program`` does not exist or is not a program, or the run needs none.
     CheckpointError
         Its checkpoint is damaged.
     """
@@ -138,7 +148,7 @@ def load_policy(
     seed = seeds[0] if seed is None else seed
     if seed not in seeds:
         raise RunError(f"{run_dir} has no seed {seed}: its seeds are {seeds}.")
-    program, like = _program_of(run, run_dir)
+    built, like = _program_of(run, run_dir, program)
     checkpoints = Checkpoints(run_dir / tracking.CHECKPOINTS)
     stacked = jax.eval_shape(
         lambda tree: jax.tree.map(lambda leaf: jnp.stack([leaf] * len(seeds)), tree), like
@@ -146,12 +156,14 @@ def load_policy(
     tree, _ = checkpoints.restore({"policy": stacked})
     checkpoints.close()
     params = jax.tree.map(lambda leaf: leaf[seeds.index(seed)], tree["policy"])
-    policy = program.policy(run.get("greedy", True) if greedy is None else greedy)
+    policy = built.policy(run.get("greedy", True) if greedy is None else greedy)
     spec = EnvSpec.from_json(run["spec"])
     return LoadedPolicy(policy, params, spec, run["program"], policy.draws(params))
 
 
-def _program_of(run: dict[str, Any], run_dir: Path) -> tuple[Program, ArrayTree]:
+def _program_of(
+    run: dict[str, Any], run_dir: Path, file: str | Path | None
+) -> tuple[Program, ArrayTree]:
     """Build the program of a run, and describe the parameters of its policy."""
     try:
         kind: registry.Kind = run["kind"]
@@ -161,7 +173,10 @@ def _program_of(run: dict[str, Any], run_dir: Path) -> tuple[Program, ArrayTree]
             f"{run_dir} was written by another version of offmarl (its run.json has no {error}): "
             "train again."
         ) from None
-    module, spec = registry.load_origin(kind, origin, run_dir), EnvSpec.from_json(run["spec"])
+    if kind not in registry.VERBS:
+        raise RunError(f"{run_dir} records a program of an unknown kind, {kind!r}: train again.")
+    module = registry.load_origin(kind, origin, run_dir, file)
+    spec = EnvSpec.from_json(run["spec"])
     args = from_json(module.Args, run["args"])
     source: Any = _Blank(spec)
     if kind == "baseline":

@@ -92,49 +92,51 @@ class Args(Validated):
     """Arguments that all offline programs share."""
 
     vault: Path
-    """Dataset to learn from, such as vaults/swarm/coverage-3.vlt/medium, or the name of one that
-    was pulled; `offmarl cat` makes one of several."""
+    """Dataset to learn from: a vault such as vaults/swarm/coverage-3.vlt/medium, or the name of a
+    pulled dataset. `offmarl cat` joins several into one."""
     time_limit: PositiveInt | None = None
-    """For a vault of another program that flags the end of time as a termination: the steps after
-    which episodes were cut off; by default what `offmarl pull` noted of it."""
+    """For a vault of another program that flags the time limit as a termination: the limit in
+    steps, by default the one that `offmarl pull` stored."""
     env: str | None = None
-    """Environment to evaluate in; by default the one the dataset was recorded in. "none": train
-    without one."""
+    """Environment to evaluate in; by default the one the dataset was recorded in, if offmarl has
+    it. "none": do not evaluate in an environment. Code of your own is given as
+    path/to/file.py:FACTORY or package.module:FACTORY."""
     validation: Path | None = None
-    """Vault of held-out episodes, such as `offmarl split` makes: how often the policy agrees with
-    their actions is evaluated too, which needs no environment."""
+    """Vault of held-out episodes, such as `offmarl split` makes. The policy's agreement with their
+    actions is evaluated too, which needs no environment."""
     held_out: Fraction | None = None
-    """Part of the vault's episodes to hold out instead: never learned from, always the same ones.
-    By default 0.1 where there is neither an environment nor --validation, and 0 otherwise."""
+    """Fraction of the vault's episodes to hold out instead; always the same episodes. By default
+    0.1 if there is neither an environment nor --validation, and 0 otherwise."""
     out: Path | None = None
     """Directory of the run; by default runs/ENVIRONMENT/TIER/PROGRAM."""
     seeds: PositiveInt = 1
-    """Independent runs, trained in one process and kept in one directory."""
+    """Number of independent training seeds; one process trains them all, into one directory."""
     seed: Seed = 0
     """The first of the seeds."""
     batching: Literal["auto", "map", "vmap"] = "auto"
-    """How several seeds share a device: one after the other in one compiled loop, or side by side.
-    "auto": the former on a CPU, where it is faster, the latter elsewhere. A resumed run keeps what
-    it was started with."""
+    """How several seeds share a device. "map": one after the other in one compiled loop; "vmap":
+    side by side; "auto": map on CPUs, where it is faster, and vmap elsewhere. A resumed run keeps
+    the value that it was started with."""
     updates: PositiveInt | None = None
-    """Gradient updates; by default 100,000, and 3,000 on classic/* and probe/* data."""
+    """Number of gradient updates; by default 100,000, or 3,000 on classic/* and probe/* data."""
     batch_size: PositiveInt = 32
-    """Windows a batch."""
+    """Windows in a batch."""
     length: PositiveInt = 20
-    """Steps a window."""
+    """Steps in a window."""
     replay: Literal["auto", "device", "stream"] = "auto"
-    """Where batches come from: the whole dataset on the device, or streamed from disk; the same
-    batches either way. "auto": the device where the data fits into half of its free memory."""
+    """Where batches come from. "device": the whole dataset is loaded onto the device; "stream":
+    batches are read from disk; "auto": device if the data fits into half of its free memory. The
+    batches are the same."""
     memory: Positive = 1.0
-    """GB that streamed batches may take at a time."""
+    """Most memory that streamed batches may use, in GB."""
     evaluate_every: PositiveInt | None = None
-    """Updates between evaluations; by default a twentieth of all."""
+    """Updates between evaluations; by default a twentieth of --updates."""
     evaluate_episodes: PositiveInt = 32
-    """Episodes an evaluation."""
+    """Episodes in an evaluation."""
     final_episodes: PositiveInt = 320
     """Episodes of the last evaluation, whose returns are the run's result."""
     checkpoint_seconds: NonNegative = 30.0
-    """Seconds of work that a kill may cost; Ctrl-C and SIGTERM save before they stop."""
+    """Seconds between checkpoints; Ctrl-C and SIGTERM save one before the program stops."""
 
 
 @dataclass(frozen=True)
@@ -142,26 +144,28 @@ class OnlineArgs(Validated):
     """Arguments that all recorders share."""
 
     env: str = "swarm/coverage-3"
-    """Environment to learn in; `offmarl envs` lists them."""
+    """Environment to learn in: a name that `offmarl envs` lists, or code of your own as
+    path/to/file.py:FACTORY or package.module:FACTORY."""
     tiers: str = "random,medium,expert,replay"
-    """Data to record, of random, poor, medium, good, expert, replay (all training data) and
-    medium-replay (that up to the medium policy, cut from replay, which is recorded too)."""
+    """Tiers to record, joined by commas: random, poor, medium, good, expert, replay (all training
+    data), medium-replay (the training data up to the medium policy; replay is recorded too)."""
     out: Path = Path("vaults")
-    """Directory for the vaults, and for the run beside them."""
+    """Directory for the vaults and the run."""
     steps: PositiveInt = 100_000
-    """Environment steps to record in each tier; replay has all steps of the training."""
+    """Environment steps to record in each tier; replay holds all steps of the training."""
     total_steps: PositiveInt = 300_000
     """Environment steps to train for."""
     num_envs: PositiveInt = 32
-    """Environments side by side."""
+    """Number of environments that run side by side."""
     evaluations: PositiveInt = 40
-    """Versions of the policy to evaluate and keep during training; tiers are chosen from them."""
+    """Number of policy versions to evaluate and keep during training; tiers are chosen from
+    them."""
     eval_episodes: PositiveInt = 64
     """Episodes in an evaluation."""
     seed: Seed = 0
-    """Decides everything random."""
+    """Random seed."""
     checkpoint_seconds: NonNegative = 30.0
-    """Seconds of work that a kill may cost; Ctrl-C and SIGTERM save before they stop."""
+    """Seconds between checkpoints; Ctrl-C and SIGTERM save one before the program stops."""
 
 
 FREE = ("out", "replay", "memory", "checkpoint_seconds", "batching")

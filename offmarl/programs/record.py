@@ -68,7 +68,7 @@ def record_policy(
     num_envs
         E.
     seed
-        Decides everything random.
+        Random seed.
     provenance
         A JSON object to keep with the data, such as where the policy comes from.
     checkpoint_seconds

@@ -1,7 +1,10 @@
-"""The recorders and baselines by name, and programs in files of the user's own.
+"""The recorders and baselines by name, and programs in the user's own files.
 
-In a checkout they are at the top level, beside the package; in a wheel, inside it. Any other file
-is as good: it is named by its path.
+In a checkout, recorders and baselines are at the top level, beside the package; in a wheel, inside
+it. The path of a Python file names any other program.
+
+The record of a run names the program that trained it. A downloaded run has such a record too, so a
+record alone never makes offmarl import a file: the user names the file.
 """
 
 import ast
@@ -9,12 +12,11 @@ import hashlib
 import inspect
 import sys
 from collections.abc import Callable
-from importlib.machinery import ModuleSpec, SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
+from offmarl._imports import import_file
 from offmarl.errors import OptionError, RunError, unknown_name
 from offmarl.paths import local
 
@@ -25,13 +27,17 @@ _PARTS = ("Args", "make", "main")
 
 
 class Origin(NamedTuple):
-    """Where a program is from, as its runs record it."""
+    """Where a program comes from, as its runs record it."""
 
     name: str
     file: str | None
-    """Absolute path of a file of the user's own; None for a recorder or baseline of offmarl."""
+    """Absolute path of the user's own file; None for a recorder or baseline of offmarl."""
     sha256: str | None
-    """Of that file."""
+    """Checksum of that file, in hexadecimal digits; None for a program of offmarl."""
+
+
+_ran: dict[tuple[str, str | None], ModuleType] = {}
+"""Programs in the user's own files that were trained in this process, by path and checksum."""
 
 
 def find(kind: Kind) -> dict[str, Path]:
@@ -51,89 +57,121 @@ def summary(path: Path) -> str:
 
 
 def load(kind: Kind, name: str) -> ModuleType:
-    """Import a program.
+    """Import a program that the user named.
 
     Parameters
     ----------
     kind
-        What it is.
+        Which kind of program it is.
     name
-        The name of one of offmarl's own, or the path of a Python file.
+        The name of a recorder or baseline of offmarl, or the path of a Python file.
 
     Raises
     ------
     UnknownNameError
-        There is no program of that name.
+        offmarl has no program of that name.
     OptionError
-        There is no such file, or it is not a program.
+        The file does not exist, is not a program, or cannot be imported.
     """
     if name.endswith(".py") or "/" in name:
-        return _load_file(local(name))
-    paths = find(kind)
-    if name not in paths:
-        raise unknown_name(kind, name, paths, see=f"offmarl {VERBS[kind]} --help")
-    return _import(f"offmarl.{kind}s.{name}", paths[name])
+        return _load_file(_checked(local(name)))
+    return _load_named(kind, name)
 
 
 def origin_of(make: Callable[..., Any]) -> Origin:
-    """Return where a program is from, by the function that builds it."""
+    """Return where a program that is about to run comes from.
+
+    Parameters
+    ----------
+    make
+        The function that builds the program.
+    """
     path = Path(inspect.getsourcefile(make) or "").resolve()
     ours = (file for kind in VERBS for file in find(kind).values())
     if any(path == file.resolve() for file in ours):
         return Origin(path.stem, None, None)
-    return Origin(path.stem, str(path), _sha256(path))
+    file, sha256 = str(path), _sha256(path)
+    if make.__module__ in sys.modules:
+        _ran[file, sha256] = sys.modules[make.__module__]
+    return Origin(path.stem, file, sha256)
 
 
-def load_origin(kind: Kind, origin: Origin, run: Path) -> ModuleType:
-    """Import the program that a run was made by.
+def load_origin(
+    kind: Kind, origin: Origin, run: Path, program: str | Path | None = None
+) -> ModuleType:
+    """Import the program that trained a run.
+
+    Parameters
+    ----------
+    kind
+        Which kind of program it is.
+    origin
+        What the run's record says of the program.
+    run
+        Directory of the run.
+    program
+        The file that the user named. It is imported only if its checksum is the recorded one. None
+        is enough for a program of offmarl, and for one that was trained in this process.
 
     Raises
     ------
     RunError
-        Its file was moved or has changed.
+        The program is in a file that the user did not name, or the named file differs from it.
+    UnknownNameError
+        offmarl has no program of the recorded name.
+    OptionError
+        The named file does not exist, is not a program or cannot be imported; or a file was named
+        for a program of offmarl.
     """
     if origin.file is None:
-        return load(kind, origin.name)
-    path = Path(origin.file)
-    if not path.is_file():
+        if program is not None:
+            raise OptionError(
+                f"{run} was trained by offmarl's own {kind} {origin.name}, not by {program}: leave "
+                "out the program."
+            )
+        return _load_named(kind, origin.name)
+    if program is None:
+        if (origin.file, origin.sha256) in _ran:
+            return _ran[origin.file, origin.sha256]
         raise RunError(
-            f"{run} was made by {path}, which is not there any more: put the file back, or train "
-            "again."
+            f"{run} was trained by a program in the file {origin.file}, and offmarl does not run "
+            "code that a run's record names. If you trust the file, name it yourself: "
+            f'load_policy(..., program="{origin.file}"), or --program {origin.file} on the command '
+            "line."
         )
+    path = _checked(local(program))
     if _sha256(path) != origin.sha256:
         raise RunError(
-            f"{run} was made by {path}, which has changed since: restore the file as it was, or "
-            "train again."
+            f"{path} is not the program that trained {run}: that was {origin.file}, with other "
+            "content. Name that file, with its content as it was then, or train again."
         )
     return _load_file(path)
 
 
-def _load_file(path: Path) -> ModuleType:
+def _load_named(kind: Kind, name: str) -> ModuleType:
+    paths = find(kind)
+    if name not in paths:
+        raise unknown_name(kind, name, paths, see=f"offmarl {VERBS[kind]} --help")
+    return import_file(paths[name], f"offmarl.{kind}s.{name}")
+
+
+def _checked(path: Path) -> Path:
+    """Return the path of a Python file that exists, without links."""
     if not path.is_file():
         raise OptionError(f"there is no file {path}: give the path of a program's Python file.")
     if path.suffix != ".py":
         raise OptionError(f"{path} is not a Python file: its name must end in .py.")
-    module = _import(f"offmarl_program_{_sha256(path)[:16]}_{path.stem}", path.resolve())
+    return path.resolve()
+
+
+def _load_file(path: Path) -> ModuleType:
+    module = import_file(path)
     missing = [part for part in _PARTS if not hasattr(module, part)]
     if missing:
         raise OptionError(
             f"{path} is not a program: it has no {' and no '.join(missing)}. "
             "`offmarl new baseline NAME` writes one to start from."
         )
-    return module
-
-
-def _import(module_name: str, path: Path) -> ModuleType:
-    if module_name in sys.modules:
-        return sys.modules[module_name]
-    loader = SourceFileLoader(module_name, str(path))
-    module = module_from_spec(cast(ModuleSpec, spec_from_loader(module_name, loader)))
-    sys.modules[module_name] = module  # dataclasses look their module up by name
-    try:
-        loader.exec_module(module)
-    except BaseException:
-        del sys.modules[module_name]
-        raise
     return module
 
 

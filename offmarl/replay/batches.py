@@ -55,7 +55,7 @@ def open_batches(
     kind
         Where batches come from. "auto": the device where the data fits into half of what is free.
     batch_size, length
-        Windows a batch, and steps a window.
+        Windows in a batch, and steps in a window.
     keys
         One for each seed.
     steps

@@ -38,7 +38,7 @@ class Replay:
     spec
         Sizes of the data.
     batch_size, length
-        Windows a batch, and steps a window (B and T).
+        Windows in a batch, and steps in a window (B and T).
     """
 
     rows: UInt32[Array, "R W"]
@@ -78,7 +78,7 @@ def load(source: Source, batch_size: int, length: int, episodes: Chosen = None) 
     source
         What to draw from.
     batch_size, length
-        Windows a batch, and steps a window.
+        Windows in a batch, and steps in a window.
     episodes
         Numbers of the episodes to draw windows from; all of them by default.
 

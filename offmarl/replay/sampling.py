@@ -85,7 +85,7 @@ def window_starts(
     offsets, lengths
         First index and number of steps of each episode, ``(M,)``.
     window
-        Steps a window.
+        Steps in a window.
 
     Returns
     -------
@@ -113,7 +113,7 @@ class WindowTable:
     source
         What to draw from.
     batch_size, length
-        Windows a batch, and steps a window.
+        Windows in a batch, and steps in a window.
     episodes
         Numbers of the episodes that windows are of, in order; all of them by default.
 

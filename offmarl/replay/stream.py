@@ -69,7 +69,7 @@ class WindowSource:
     source
         What to draw from.
     batch_size, length
-        Windows a batch, and steps a window.
+        Windows in a batch, and steps in a window.
     episodes
         Numbers of the episodes to draw windows from; all of them by default.
 

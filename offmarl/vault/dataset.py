@@ -249,7 +249,7 @@ class Dataset:
         rows, starts
             ``(W,)`` the environment and the first step of each window.
         length
-            Steps a window.
+            Steps in a window.
         leaves
             Disk names; all by default.
 
@@ -390,9 +390,9 @@ class Dataset:
         Parameters
         ----------
         batch
-            Windows a batch.
+            Windows in a batch.
         length
-            Steps a window.
+            Steps in a window.
         episodes
             Numbers of the episodes to draw from, as `episodes` counts them; all by default.
 

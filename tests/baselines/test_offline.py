@@ -41,7 +41,7 @@ def test_xor_with_one_good_joint_action(name: str, xor: Path, tmp_path: Path) ->
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["maicq", "qmix_cql"])
+@pytest.mark.parametrize("name", ["iql_cql", "maicq", "qmix_bcq", "qmix_cql"])
 @pytest.mark.parametrize("probe", ["two-step", "match", "memory"])
 def test_probes_from_random_data(
     name: str, probe: str, random_data: Callable[[str], Path], tmp_path: Path

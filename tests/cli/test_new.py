@@ -7,6 +7,7 @@ import pytest
 
 from offmarl import envs, vault
 from offmarl.networks import PolicyConfig, make_policy
+from offmarl.programs import registry
 from offmarl.programs.record import record_policy
 from offmarl.testing import EnvironmentConformance
 
@@ -97,7 +98,7 @@ def test_names_of_files_that_are_refused(offmarl, tmp_path, name, message):
 
 
 @pytest.mark.slow
-def test_a_baseline_from_a_file_is_trained(offmarl, random_data):
+def test_a_baseline_from_a_file_is_trained(offmarl, random_data, monkeypatch):
     assert offmarl("new", "baseline", "cautious", "--directory", "some where").code == 0
     helped = offmarl("train", "some where/cautious.py", "--help")
     assert helped.code == 0 and "Adam's step size" in helped.out
@@ -106,4 +107,13 @@ def test_a_baseline_from_a_file_is_trained(offmarl, random_data):
     assert trained.code == 0, trained.err
     run = trained.json["run"]
     assert Path(run).name == "cautious"
-    assert offmarl("evaluate", run, "--episodes", 2, "--json").code == 0
+    evaluate = ("evaluate", run, "--episodes", 2, "--json")
+    assert offmarl(*evaluate).code == 0  # this process ran the program
+    monkeypatch.setattr(registry, "_ran", {})
+    refused = offmarl(*evaluate)
+    assert refused.code == 1 and "--program" in refused.json["error"]["message"]
+    program = ("--program", "some where/cautious.py")
+    assert offmarl(*evaluate, *program).code == 0
+    record = ("record", "--policy", run, "--steps", 40, "--num-envs", 2, "--json")
+    assert offmarl(*record).code == 1
+    assert offmarl(*record, *program).json["steps"] == 40

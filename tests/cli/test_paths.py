@@ -331,10 +331,11 @@ def test_urls(url, wanted):
 
 
 def test_credentials_reach_the_server_and_no_message():
+    from offmarl.vault.location import absolute, kvstore_spec
 
-    location = Location.of("http://me:secret@host/x.vlt/main")
-    assert location.kvstore()["base_url"] == "http://me:secret@host/"
-    assert "secret" not in f"{location.path} {location.path / 'y'} {location.path!r}"
+    path = absolute("http://me:secret@host/x.vlt/main")
+    assert kvstore_spec(path)["base_url"] == "http://me:secret@host/"
+    assert "secret" not in f"{path} {path / 'y'} {path!r}"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The contract of programs: stages, hyperparameters, seeds, policies, files outside."""
 
 import dataclasses
+import hashlib
 import json
 import os
 import shutil
@@ -16,11 +17,12 @@ import pytest
 import offmarl
 from offmarl import programs, tracking
 from offmarl.checkpoint import Checkpoints
-from offmarl.errors import OptionError, RunError
+from offmarl.errors import OptionError, RunError, UnknownNameError
 from offmarl.programs import loop, registry
 from offmarl.programs.loop import Layout, Schedule, layout_of, map_seeds, stage_starts
 from offmarl.programs.program import Stage, structure
 from offmarl.programs.run import compilation_cache, keep_compiled_programs
+from offmarl.report import final_returns
 from tests.programs import two_stage
 
 ENV = "probe/observation"
@@ -50,6 +52,16 @@ def weights(run, seed=0):
 
 
 # ---------------------------------------------------------------------------------- stages
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("probe", ["one-step", "observation", "match"])  # no bootstrap, no memory
+def test_two_stages_find_the_optimum_of_a_probe(probe, random_data, tmp_path):
+    changes = {"updates": 500, "pretrain": 50, "batch_size": 32, "final_episodes": 64}
+    data = random_data(f"probe/{probe}")
+    run = two_stage.main(arguments(data, tmp_path / "toy", **changes, evaluate_every=500))
+    returns = np.array(list(final_returns(run).values()))
+    np.testing.assert_array_equal(returns, np.ones((2, 64)))
 
 
 def test_stages_follow_one_another_and_lines_end_with_them(trained):
@@ -284,14 +296,58 @@ def test_a_file_outside_is_as_good_as_one_inside(outside, random_data, tmp_path,
     run = module.main(arguments(random_data(ENV), tmp_path / "run", module, updates=9))
     record = json.loads((run / tracking.RUN_FILE).read_text())
     assert (record["program"], record["file"]) == ("mine", str(outside))
-    assert offmarl.load_policy(run).name == "mine"
+    assert offmarl.load_policy(run).name == "mine"  # this process ran the program
+
+
+def test_a_file_runs_only_if_the_user_names_it(outside, random_data, tmp_path, monkeypatch):
+    module = registry.load("baseline", str(outside))
+    run = module.main(arguments(random_data(ENV), tmp_path / "run", module, updates=9, seeds=1))
+    monkeypatch.setattr(registry, "_ran", {})  # as in another process
+    ran = tmp_path / "ran"
     text = outside.read_text()
-    outside.write_text(text + "\n")
-    with pytest.raises(RunError, match=r"mine.py, which has changed since: restore the file"):
+    with pytest.raises(RunError, match=rf'name it yourself: load_policy\(..., program="{outside}"'):
         offmarl.load_policy(run)
-    outside.rename(outside.with_name("other.py"))
-    with pytest.raises(RunError, match=r"mine.py, which is not there any more: put the file back"):
+    assert offmarl.load_policy(run, program=outside).name == "mine"
+    moved = outside.rename(tmp_path / "moved.py")
+    assert offmarl.load_policy(run, program=str(moved)).name == "mine"
+    outside.write_text(f"open({str(ran)!r}, 'w').close()\n{text}")
+    with pytest.raises(RunError, match=r"is not the program that trained .*, with other content"):
+        offmarl.load_policy(run, program=outside)
+    with pytest.raises(OptionError, match=r"there is no file .*gone.py"):
+        offmarl.load_policy(run, program="gone.py")
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"program": "{file}"}, UnknownNameError, "baseline"),
+        ({"program": "evil", "kind": "{kind}"}, RunError, "of an unknown kind"),
+        ({"file": "{file}", "sha256": "{sha256}"}, RunError, "does not run code that a run's rec"),
+    ],
+)
+def test_a_downloaded_record_imports_no_file(trained, tmp_path, change, error, message):
+    run, file = tmp_path / "run", tmp_path / "evils" / "evil.py"
+    file.parent.mkdir()
+    file.write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+    known = {"file": file, "kind": tmp_path / "evil", "sha256": sha256}
+    shutil.copytree(trained, run)
+    record = json.loads((run / tracking.RUN_FILE).read_text()) | {"file": None, "sha256": None}
+    record |= {key: value.format(**known) for key, value in change.items()}
+    (run / tracking.RUN_FILE).write_text(json.dumps(record))
+    with pytest.raises(error, match=message):
         offmarl.load_policy(run)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_program_of_offmarl_needs_no_file(trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "run")
+    record = json.loads((trained / tracking.RUN_FILE).read_text())
+    record |= {"program": "bc", "file": None, "sha256": None}
+    (tmp_path / "run" / tracking.RUN_FILE).write_text(json.dumps(record))
+    with pytest.raises(OptionError, match=r"own baseline bc, not by mine\.py: leave out"):
+        offmarl.load_policy(tmp_path / "run", program="mine.py")
 
 
 def test_files_that_are_no_programs_are_refused(outside):

@@ -5,6 +5,7 @@ any dataset, and compare it with other baselines::
 
     offmarl train my_baseline.py --vault VAULT
     offmarl compare runs/*/*/*/my_baseline runs/*/*/*/bc
+    offmarl evaluate RUN --program my_baseline.py
 """
 
 from dataclasses import dataclass

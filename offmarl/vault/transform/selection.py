@@ -87,7 +87,7 @@ def everything(vault: Dataset) -> Pieces:
 
 
 def time_interval(vault: Dataset, start: int, stop: int) -> Pieces:
-    """Take an interval of every row's time, and of episodes the part inside it."""
+    """Take a range of time steps of every row; episodes are cut at its ends."""
     pieces = everything(vault)
     within = Pieces(pieces.episode, np.maximum(pieces.start, start), np.minimum(pieces.stop, stop))
     return Pieces(*(column[within.length > 0] for column in within))

@@ -54,7 +54,7 @@ def cat(
     path
         The vault to write.
     codec
-        raw or zstd; by default that of the (first) source.
+        raw or zstd; by default the codec of the first source.
     time_limit
         For vaults of other programs that flag the time limit as a termination: the limit. The new
         vault then distinguishes truncation from termination, and its spec has the limit.
@@ -135,7 +135,7 @@ def sample(
     codec: Codec | None = None,
     progress: Progress = quiet,
 ) -> Dataset:
-    """Draw some of a vault's episodes, or take the best.
+    """Sample the episodes of a vault, or select the best.
 
     The episodes keep their order.
 
@@ -273,7 +273,7 @@ def slice(
     provenance: Mapping[str, Any] | None = None,
     progress: Progress = quiet,
 ) -> Dataset:
-    """Take an interval of a vault's episodes, or of its time.
+    """Extract a range of episodes or time steps.
 
     Parameters
     ----------
@@ -353,7 +353,7 @@ def recode(
     time_limit: int | None = None,
     progress: Progress = quiet,
 ) -> Dataset:
-    """Store a vault with another codec, other chunks, or in one row.
+    """Store a vault with another codec, chunk size or layout.
 
     Parameters
     ----------
