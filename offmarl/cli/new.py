@@ -1,5 +1,6 @@
 """``offmarl new``."""
 
+import ast
 import keyword
 import os
 import re
@@ -48,8 +49,15 @@ def new(
     _check(name, path)
     title = "".join(part.capitalize() for part in name.split("_"))
     template = files("offmarl.cli.templates") / f"{_TEMPLATES[kind]}.py"
-    text = template.read_text(encoding="utf-8").replace(f"my_{kind}", name)
-    text = text.replace(f"My{kind.capitalize()}", title)
+    text = template.read_text(encoding="utf-8")
+    original = f"My{kind.capitalize()}"
+    if keyword.iskeyword(title) or title in _names(text) - {original}:
+        raise _unusable(name, title)
+    text = text.replace(f"my_{kind}", name).replace(original, title)
+    try:
+        ast.parse(text)
+    except SyntaxError as error:
+        raise _unusable(name, title) from error
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("x", encoding="utf-8") as file:
         file.write(text)
@@ -58,6 +66,27 @@ def new(
     commands = [command.format(file=quoted, title=title) for command in _NEXT[kind]]
     view = Group(f"wrote {given}; to use it:", *(f"  {command}" for command in commands))
     return Report({"path": path, "commands": commands}, view)
+
+
+def _names(text: str) -> set[str]:
+    """Return the names that a module binds or uses, its attributes' names left out."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Name(id=name) | ast.arg(arg=name):
+                found.add(name)
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
+                found.add(name)
+            case ast.alias(name=name, asname=other):
+                found.add(other or name.partition(".")[0])
+    return found
+
+
+def _unusable(name: str, title: str) -> OptionError:
+    return OptionError(
+        f"{name!r} would be {title} in the file, which is a keyword of Python or the name of "
+        f"something else in the file: choose another name, such as my_{name}."
+    )
 
 
 def _check(name: str, path: Path) -> None:

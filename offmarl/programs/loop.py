@@ -15,7 +15,14 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
-from offmarl.programs.program import ArgsT, Hyperparameters, Program, Stage, structure
+from offmarl.programs.program import (
+    ArgsT,
+    Hyperparameters,
+    Program,
+    Stage,
+    shaping_values,
+    structure,
+)
 from offmarl.programs.run import CheckpointTimer
 from offmarl.programs.writer import ChunkWriter
 from offmarl.replay import Batches, BatchSource, Replay, split_key
@@ -49,9 +56,8 @@ def build(
     identity
         Returns what tells sources apart that ``make`` uses differently; called after it.
     """
-    shaping = structure(args)
-    program = make(spec, shaping, source)
-    key = make, spec, type(args), tuple(vars(shaping).items()), identity()
+    program = make(spec, structure(args), source)
+    key = make, spec, type(args), shaping_values(args), identity()
     if key not in _programs and len(_programs) >= _MOST_PROGRAMS:
         del _programs[next(iter(_programs))]
     return _programs.setdefault(key, program)

@@ -20,7 +20,7 @@ from offmarl.checkpoint import Checkpoints
 from offmarl.errors import OptionError, RunError, UnknownNameError
 from offmarl.programs import loop, registry
 from offmarl.programs.loop import Layout, Schedule, layout_of, map_seeds, stage_starts
-from offmarl.programs.program import Stage, structure
+from offmarl.programs.program import Stage, shaping_values, structure
 from offmarl.programs.run import compilation_cache, keep_compiled_programs
 from offmarl.report import final_returns
 from tests.programs import two_stage
@@ -190,6 +190,31 @@ def test_make_must_not_compute_with_what_does_not_shape_the_program():
     assert hyper.learning_rate == 0.5
     with pytest.raises(AttributeError, match=r"no hyperparameter 'gamma': .*learning_rate"):
         _ = hyper.gamma
+
+
+@pytest.mark.parametrize(
+    ("use", "what"),
+    [
+        (lambda rate: rate == 0, "eq"),
+        (lambda rate: rate != 0, "ne"),
+        (lambda rate: rate in (0.0, 1.0), "eq"),
+        (lambda rate: rate in {0.0, 1.0}, "hash"),
+        (lambda rate: f"{rate}", "format"),
+        (str, "str"),
+        (lambda rate: divmod(rate, 2), "divmod"),
+    ],
+)
+def test_make_must_not_compare_or_format_a_hyperparameter(use, what):
+    args = structure(two_stage.Args(vault=Path("x"), learning_rate=0.5))
+    with pytest.raises(TypeError, match=rf"make uses args.learning_rate \({what}\), .* `hyper."):
+        use(args.learning_rate)
+    assert "learning_rate=<learning_rate: a hyperparameter" in repr(args)
+
+
+def test_the_values_that_shape_a_program_are_those_that_make_may_use():
+    args = two_stage.Args(vault=Path("x"), learning_rate=0.5, pretrain=3, batch_size=4, updates=9)
+    shaping = {"pretrain": 3, "batch_size": 4, "updates": 9, "length": 20}
+    assert dict(shaping_values(args)) == shaping
 
 
 # ---------------------------------------------------------------------------------- seeds

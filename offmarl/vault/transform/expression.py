@@ -267,6 +267,8 @@ class _Parser:
     def _among(self, left: _Term, sign: _Token, values: ast.expr) -> _Term:
         """Build ``left in (values)``; a single value in parentheses is no tuple to Python."""
         options = values.elts if isinstance(values, ast.Tuple) else [values]
+        if not options:
+            raise self._error(values.col_offset, "`in` needs values, such as (1, 2)")
         equal = _Token("sign", "==", sign.at)
         found = [self._compare(left, equal, self._term(option)) for option in options]
         among = _fold(np.logical_or, found)
@@ -321,7 +323,9 @@ class _Parser:
             return self._error(at, "an operator is missing in what begins here")
         if at == len(self._text):
             return self._error(at, "a value is missing, and the expression ends")
-        return self._error(at, f"{self._tokens[self._numbers[at]].text!r:.40} cannot stand here")
+        # Python counts `not in` as two tokens, and its error may be at the second.
+        token = next(token for token in self._tokens[::-1] if token.at <= at)
+        return self._error(token.at, f"{token.text!r:.40} cannot stand here")
 
     def _error(self, at: int, what: str, more: str = "") -> ExpressionError:
         begin = max(0, at - 40)
