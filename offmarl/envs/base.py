@@ -143,6 +143,14 @@ class _Named:
     def spec(self) -> EnvSpec:
         return replace(self.env.spec, name=self.name)
 
+    # Python looks the methods of a protocol up in the class.
+
+    def reset(self, key: PRNGKeyArray) -> tuple[EnvState, Timestep]:
+        return self.env.reset(key)
+
+    def step(self, key: PRNGKeyArray, state: EnvState, action: Array) -> tuple[EnvState, Timestep]:
+        return self.env.step(key, state, action)
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "env":  # which copying and pickling look up first
             raise AttributeError(name)

@@ -15,7 +15,14 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
-from offmarl.programs.program import ArgsT, Hyperparameters, Program, Stage, structure
+from offmarl.programs.program import (
+    ArgsT,
+    Hyperparameters,
+    Program,
+    Stage,
+    shaping_values,
+    structure,
+)
 from offmarl.programs.run import CheckpointTimer
 from offmarl.programs.writer import ChunkWriter
 from offmarl.replay import Batches, BatchSource, Replay, split_key
@@ -49,9 +56,8 @@ def build(
     identity
         Returns what tells sources apart that ``make`` uses differently; called after it.
     """
-    shaping = structure(args)
-    program = make(spec, shaping, source)
-    key = make, spec, type(args), tuple(vars(shaping).items()), identity()
+    program = make(spec, structure(args), source)
+    key = make, spec, type(args), shaping_values(args), identity()
     if key not in _programs and len(_programs) >= _MOST_PROGRAMS:
         del _programs[next(iter(_programs))]
     return _programs.setdefault(key, program)
@@ -126,7 +132,7 @@ class Layout(NamedTuple):
 
     def mesh(self) -> Mesh:
         """Return the devices, along the axis "seed"."""
-        return Mesh(np.array(jax.devices()[: self.devices]), ("seed",))
+        return Mesh(np.array(jax.local_devices()[: self.devices]), ("seed",))
 
     def place(self, tree: ArrayTree, per_seed: bool) -> ArrayTree:
         """Put arrays on the devices: divided by seeds, or the same on each."""
@@ -137,7 +143,7 @@ class Layout(NamedTuple):
 
 
 def layout_of(seeds: int, batching: str, at_once: int | None = None) -> Layout:
-    """Choose how seeds are computed.
+    """Choose how seeds are computed, on as many of this process's devices as divide them.
 
     Parameters
     ----------
@@ -149,13 +155,18 @@ def layout_of(seeds: int, batching: str, at_once: int | None = None) -> Layout:
     at_once
         What a resumed run was started with, which is kept.
     """
-    devices = len(jax.devices())
+    most = len(jax.local_devices())
     if at_once is None:
         if batching == "auto":
             batching = "map" if jax.default_backend() == "cpu" else "vmap"
-        at_once = 1 if batching == "map" else -(-seeds // devices)
+        at_once = 1 if batching == "map" else seeds // _largest_divisor(seeds, most)
     groups = seeds // at_once if seeds % at_once == 0 else 1
-    return Layout(at_once, max(n for n in range(1, devices + 1) if groups % n == 0))
+    return Layout(at_once, _largest_divisor(groups, most))
+
+
+def _largest_divisor(number: int, most: int) -> int:
+    """Return the largest divisor of a number that is at most ``most``."""
+    return max(divisor for divisor in range(1, most + 1) if number % divisor == 0)
 
 
 def map_seeds(
@@ -358,7 +369,8 @@ def collect(
     for number in range(done, schedule.updates):
         stage = schedule.stage(number)
         if number == schedule.starts[stage]:
-            state = program.stages[stage].on_start(state)
+            # A copy, because donated leaves must not be one another, or kept elsewhere.
+            state = jax.tree.map(jnp.copy, program.stages[stage].on_start(state))
         state, metrics = _collect(program, stage, state, jax.random.fold_in(key, number), hyper)
         if chunks is not None:
             cut = number == schedule.updates - 1

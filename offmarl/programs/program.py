@@ -226,18 +226,28 @@ def hyperparameters(args: Validated) -> Hyperparameters:
 def structure(args: ArgsT) -> ArgsT:
     """Return arguments with those that must not shape a program made unusable.
 
-    Programs that differ in these alone are compiled once. A ``make`` that computes with one raises
-    `TypeError`, rather than keep a value that later runs do not have.
+    Programs that differ in these alone are compiled once. A ``make`` that computes with one,
+    compares it or formats it raises `TypeError`, rather than keep a value that later runs do not
+    have.
     """
     shaping = copy.copy(args)
-    numeric, shared = _hyperparameter_names(args), _shared_names(args)
-    for name in vars(args):
-        if name in numeric:
-            why = f"a hyperparameter: write `hyper.{name}` in init or update"
-            object.__setattr__(shaping, name, _Unusable(name, why))
-        elif name in shared and name not in SHAPING:
-            object.__setattr__(shaping, name, _Unusable(name, "for the loop alone"))
+    for name, why in _reasons(args).items():
+        object.__setattr__(shaping, name, _Unusable(name, why))
     return shaping
+
+
+def shaping_values(args: Validated) -> tuple[tuple[str, Any], ...]:
+    """Return the names and values of the arguments that may shape a program."""
+    excluded = _reasons(args)
+    return tuple((name, value) for name, value in vars(args).items() if name not in excluded)
+
+
+def _reasons(args: Validated) -> dict[str, str]:
+    """Return the arguments that must not shape a program, each with the reason."""
+    numeric, shared = _hyperparameter_names(args), _shared_names(args) - set(SHAPING)
+    return {name: "for the loop alone" for name in vars(args) if name in shared} | {
+        name: f"a hyperparameter: write `hyper.{name}` in init or update" for name in numeric
+    }
 
 
 def _hyperparameter_names(args: Validated) -> list[str]:
@@ -250,27 +260,22 @@ def _shared_names(args: Validated) -> set[str]:
 
 
 class _Unusable:
-    """Stands for an argument that ``make`` must not use; equal for equal names."""
+    """Stands for an argument that ``make`` must not use."""
 
     def __init__(self, name: str, why: str):
         self._name, self._why = name, why
 
     def _refuse(self, *_: Any, what: str) -> NoReturn:
-        raise TypeError(f"make computes with args.{self._name} ({what}), which is {self._why}.")
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Unusable) and other._name == self._name
-
-    def __hash__(self) -> int:
-        return hash(self._name)
+        raise TypeError(f"make uses args.{self._name} ({what}), which is {self._why}.")
 
     def __repr__(self) -> str:
         return f"<{self._name}: {self._why}>"
 
 
 _OPERATORS = (
-    "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow neg pos abs "
-    "float int bool round index jax_array array lt le gt ge iter len fspath"
+    "add radd sub rsub mul rmul matmul rmatmul truediv rtruediv floordiv rfloordiv mod rmod divmod "
+    "rdivmod pow rpow neg pos abs float int complex bool round trunc floor ceil index jax_array "
+    "array eq ne lt le gt ge hash str format iter len contains getitem fspath"
 )
 for _name in _OPERATORS.split():
     setattr(_Unusable, f"__{_name}__", partialmethod(_Unusable._refuse, what=_name))

@@ -91,9 +91,10 @@ def find(path: str | os.PathLike[str]) -> Driver:
         return locate(path)
     except VaultFormatError:
         given = Path(place_of(path).path)
+        if not given.is_dir():
+            raise
         below = (place for place in given.iterdir() if not place.is_symlink())
-        places = (given, *below) if given.is_dir() else ()
-        near = [place for place in places if _was_vault(place)]
+        near = [place for place in (given, *below) if _was_vault(place)]
         if given in near:
             return driver_of(given)  # a killed rebuild leaves what looks like a vault below it
         if len(near) != 1:

@@ -143,7 +143,7 @@ def test_continuous_actions_and_rewards_of_each_agent(offmarl, tmp_path):
     page = _Page(Path("page.html"))
     assert page.row("rewards", 2)[1] == "individual"
     assert any(alt.startswith("Returns of each agent: a/main: means ") for alt in page.alts)
-    assert "How the values of each dimension are distributed." in page.alts
+    assert "Distribution of the values of each dimension." in page.alts
 
 
 @pytest.mark.parametrize("steps", [0, 1])

@@ -20,7 +20,7 @@ from offmarl.checkpoint import Checkpoints
 from offmarl.errors import OptionError, RunError, UnknownNameError
 from offmarl.programs import loop, registry
 from offmarl.programs.loop import Layout, Schedule, layout_of, map_seeds, stage_starts
-from offmarl.programs.program import Stage, structure
+from offmarl.programs.program import Stage, shaping_values, structure
 from offmarl.programs.run import compilation_cache, keep_compiled_programs
 from offmarl.report import final_returns
 from tests.programs import two_stage
@@ -192,6 +192,31 @@ def test_make_must_not_compute_with_what_does_not_shape_the_program():
         _ = hyper.gamma
 
 
+@pytest.mark.parametrize(
+    ("use", "what"),
+    [
+        (lambda rate: rate == 0, "eq"),
+        (lambda rate: rate != 0, "ne"),
+        (lambda rate: rate in (0.0, 1.0), "eq"),
+        (lambda rate: rate in {0.0, 1.0}, "hash"),
+        (lambda rate: f"{rate}", "format"),
+        (str, "str"),
+        (lambda rate: divmod(rate, 2), "divmod"),
+    ],
+)
+def test_make_must_not_compare_or_format_a_hyperparameter(use, what):
+    args = structure(two_stage.Args(vault=Path("x"), learning_rate=0.5))
+    with pytest.raises(TypeError, match=rf"make uses args.learning_rate \({what}\), .* `hyper."):
+        use(args.learning_rate)
+    assert "learning_rate=<learning_rate: a hyperparameter" in repr(args)
+
+
+def test_the_values_that_shape_a_program_are_those_that_make_may_use():
+    args = two_stage.Args(vault=Path("x"), learning_rate=0.5, pretrain=3, batch_size=4, updates=9)
+    shaping = {"pretrain": 3, "batch_size": 4, "updates": 9, "length": 20}
+    assert dict(shaping_values(args)) == shaping
+
+
 # ---------------------------------------------------------------------------------- seeds
 
 
@@ -210,6 +235,21 @@ def test_how_seeds_are_computed_is_kept_with_the_run(trained, random_data, tmp_p
 )
 def test_layouts_on_one_device(seeds, batching, at_once, wanted):
     assert layout_of(seeds, batching, at_once) == Layout(wanted, 1)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "batching", "wanted"),
+    [
+        (10, "vmap", Layout(5, 2)),
+        (8, "vmap", Layout(2, 4)),
+        (9, "vmap", Layout(3, 3)),
+        (7, "vmap", Layout(7, 1)),
+        (10, "map", Layout(1, 2)),
+    ],
+)
+def test_layouts_on_four_devices(seeds, batching, wanted, monkeypatch):
+    monkeypatch.setattr(jax, "local_devices", lambda: ["device"] * 4)
+    assert layout_of(seeds, batching) == wanted
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 3, 5])
@@ -261,7 +301,7 @@ def test_a_policy_is_loaded_without_its_dataset(trained, random_data):
     policy = offmarl.load_policy(trained)
     action, carry = policy(np.eye(3, dtype=np.float32)[:2])
     assert action.shape == (2,) and not policy.stochastic
-    assert policy.policy.after_step(carry, jnp.ones(2), jnp.zeros(2, bool)).tolist() == [1, 1]
+    assert policy.after_step(carry, np.ones(2), np.zeros(2, bool)).tolist() == [1, 1]
 
 
 def test_initial_views_and_returns_are_those_of_the_episodes(random_data):
@@ -274,6 +314,29 @@ def test_initial_views_and_returns_are_those_of_the_episodes(random_data):
     np.testing.assert_array_equal(statistics.returns(), dataset.episodes.episode_returns[[3, 5]])
     with pytest.raises(RunError, match="this run keeps no returns of its dataset"):
         programs.DatasetStatistics(None).returns()
+
+
+@pytest.mark.parametrize("where", ["init", "update", "policy"])
+def test_statistics_are_taken_in_make_alone(where, random_data, tmp_path):
+    """Later ones would be those of the dataset that the program was compiled for."""
+
+    def make(spec, args, dataset):
+        program = two_stage.make(spec, args, dataset)
+
+        def late(function):
+            def called(*given):
+                dataset.observation_moments()
+                return function(*given)
+
+            return called
+
+        if where == "update":
+            stages = tuple(stage._replace(update=late(stage.update)) for stage in program.stages)
+            return program._replace(stages=stages)
+        return program._replace(**{where: late(getattr(program, where))})
+
+    with pytest.raises(RuntimeError, match=r"takes observation_moments .* call it in make"):
+        programs.train(make, arguments(random_data(ENV), tmp_path / "run"))
 
 
 # ---------------------------------------------------------------------------------- files
