@@ -169,7 +169,7 @@ def _fill(value: Any, dtype: np.dtype[Any]) -> np.generic | None:
         return None
     number = complex(*map(float, value)) if isinstance(value, list) else value
     number = float(number) if isinstance(number, str) else number
-    found: np.generic = np.asarray(number, dtype)[()]
+    found: np.generic = np.array([number], dtype)[0]
     return found
 
 
