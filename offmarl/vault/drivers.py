@@ -22,6 +22,7 @@ from offmarl.vault.layout import MANIFEST, METADATA
 from offmarl.vault.location import (
     ARCHIVE_SUFFIX,
     BUCKETS,
+    WEB,
     Url,
     absolute,
     archive_context,
@@ -405,11 +406,18 @@ def driver_of(path: str | os.PathLike[str]) -> Driver:
     Raises
     ------
     VaultError
-        It is a URL of an unknown scheme, or no path can be written like that.
+        It is a URL of an unknown scheme, or of one that another process registered, or no path
+        can be written like that.
     """
     full = absolute(path)
     if isinstance(full, Url) and full.scheme in factories:
         return Registered(full)
+    if isinstance(full, Url) and full.scheme not in (*BUCKETS, *WEB):
+        raise VaultError(
+            f"{full} has a scheme that this process did not register: call "
+            f"`offmarl.vault.register_driver({full.scheme!r}, ...)` in every process that opens "
+            "the vault, spawned ones too."
+        )
     try:
         if not isinstance(full, Url) and Path(full).is_dir():
             return Directory(full)

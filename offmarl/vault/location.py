@@ -19,7 +19,8 @@ _SERVICES = ("s3", "gcs", "http")
 _RETRIES = 6
 """About half a minute, as the pauses double from a second."""
 BUCKETS = ("s3", "gs")
-_SCHEMES = (*BUCKETS, "http", "https")
+WEB = ("http", "https")
+_SCHEMES = (*BUCKETS, *WEB)
 schemes = {*_SCHEMES}
 """The schemes that URLs may have; `offmarl.vault.drivers.register_driver` adds to them."""
 _COLLAPSED = re.compile(r"([a-z][a-z0-9+.-]+):/(?=[^/])", re.IGNORECASE)

@@ -1,6 +1,7 @@
 """A driver in one file: vaults in a dictionary, which TensorStore knows nothing of."""
 
 import itertools
+import pickle
 from threading import Lock
 from typing import Any, ClassVar
 
@@ -9,6 +10,7 @@ import pytest
 from offmarl import vault
 from offmarl.errors import VaultConflictError, VaultError, VaultFormatError, VaultNotFoundError
 from offmarl.testing import DriverConformance, experience
+from offmarl.vault.key_values import factories
 
 MEMORY: dict[str, tuple[bytes, bytes]] = {}
 """URLs of keys, and their values and generations."""
@@ -114,3 +116,12 @@ def test_schemes_that_cannot_be_registered(scheme):
 def test_a_scheme_that_nobody_registered():
     with pytest.raises(VaultError, match="not a place that vaults are kept in"):
         vault.open_vault("elsewhere://m/v.vlt")
+
+
+def test_a_process_that_did_not_register_the_driver_is_told_to(monkeypatch):
+    sent = [pickle.dumps(write(url)) for url in ("memory://m/v.vlt/a", "memory://m/v.zip/v.vlt/a")]
+    assert pickle.loads(sent[0]).length == 20
+    monkeypatch.delitem(factories, "memory")
+    for one in sent:
+        with pytest.raises(VaultError, match=r"register_driver\('memory', ...\)` in every process"):
+            pickle.loads(one)
