@@ -155,8 +155,8 @@ class ClippedGaussian(NamedTuple):
         return jnp.where(self.legal_actions, of_entry, 0.0).sum(-1)
 
 
-_LARGEST_TANH = 1 - 2**-23
-"""Actions nearer to an end of the range than float32 can tell apart count as this far from it."""
+_LARGEST_TANH = 1 - 2**-24
+"""The largest float32 below 1: what stands for 1, which no tanh reaches."""
 
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(32)
 
@@ -165,8 +165,13 @@ class TanhGaussian(NamedTuple):
     """The distribution of tanh(u), u ~ N(mean, std²), each entry on its own.
 
     Its density is exact: log N(u) - log(1 - tanh²u), the latter in a form that stays accurate where
-    tanh saturates (Haarnoja et al. 2018, arXiv 1812.05905, appendix C). Actions at the very ends of
-    the range, which it cannot produce, are taken for the nearest float32.
+    tanh saturates (Haarnoja et al. 2018, arXiv 1812.05905, appendix C).
+
+    Actions are in the open interval: drawn ones, and those of data, are clipped to a margin of
+    2^-24 from its ends, to the float32 next to 1 (|u| <= 8.7). So data at -1 or 1, which the
+    distribution cannot produce, has a finite density: that at the margin. The log-probability of a
+    drawn action is that of the clipped action, so `log_prob` of the stored action agrees with it.
+    Where most of the distribution is beyond the margin, it is therefore not the density of u.
     """
 
     mean: Float[Array, "*b A"]
@@ -180,18 +185,19 @@ class TanhGaussian(NamedTuple):
     def sample_and_log_prob(
         self, key: PRNGKeyArray
     ) -> tuple[Float[Array, "*b A"], Float[Array, "*b"]]:
-        """Draw an action, and return its log-probability, exact also where tanh saturates."""
-        drawn = self.mean + self.std * jax.random.normal(key, self.mean.shape)
-        action = jnp.where(self.legal_actions, jnp.tanh(drawn), 0.0)
-        return action, self._log_prob_of(drawn)
+        """Draw an action, and return what `log_prob` returns for it."""
+        action = self._squash(self.mean + self.std * jax.random.normal(key, self.mean.shape))
+        return action, self.log_prob(action)
 
     def mode(self) -> Float[Array, "*b A"]:
         """Return the tanh of the mean, as is usual; it is the median, not the density's peak."""
-        return jnp.where(self.legal_actions, jnp.tanh(self.mean), 0.0)
+        return self._squash(self.mean)
 
     def log_prob(self, action: Float[Array, "*b A"]) -> Float[Array, "*b"]:
         """Return the log-density of an action."""
-        return self._log_prob_of(jnp.arctanh(jnp.clip(action, -_LARGEST_TANH, _LARGEST_TANH)))
+        drawn = jnp.arctanh(jnp.clip(action, -_LARGEST_TANH, _LARGEST_TANH))
+        of_entry = norm.logpdf(drawn, self.mean, self.std) - _log_slope(drawn)
+        return jnp.where(self.legal_actions, of_entry, 0.0).sum(-1)
 
     def entropy(self) -> Float[Array, "*b"]:
         """Return the entropy, by a quadrature of 32 nodes; its error is below 0.02 for std <= 3."""
@@ -201,9 +207,9 @@ class TanhGaussian(NamedTuple):
         of_entry = of_gaussian + (_log_slope(nodes) * weights).sum(-1)
         return jnp.where(self.legal_actions, of_entry, 0.0).sum(-1)
 
-    def _log_prob_of(self, drawn: Float[Array, "*b A"]) -> Float[Array, "*b"]:
-        of_entry = norm.logpdf(drawn, self.mean, self.std) - _log_slope(drawn)
-        return jnp.where(self.legal_actions, of_entry, 0.0).sum(-1)
+    def _squash(self, drawn: Float[Array, "*b A"]) -> Float[Array, "*b A"]:
+        inside = jnp.clip(jnp.tanh(drawn), -_LARGEST_TANH, _LARGEST_TANH)
+        return jnp.where(self.legal_actions, inside, 0.0)
 
 
 def _log_slope(x: Float[Array, "*b"]) -> Float[Array, "*b"]:
