@@ -56,7 +56,8 @@ def test_own_baseline(random_data, tmp_path):
     train = ["-m", "offmarl", "train", copied("own_baseline.py", tmp_path)]
     data = ["--vault", random_data("probe/observation"), "--out", "run"]
     run(*train, *data, "--updates", 300, "--final-episodes", 16, where=tmp_path)
-    said = run("-m", "offmarl", "evaluate", "run", "--episodes", 16, "--json", where=tmp_path)
+    evaluate = ["-m", "offmarl", "evaluate", "run", "--program", "own_baseline.py"]
+    said = run(*evaluate, "--episodes", 16, "--json", where=tmp_path)
     assert '"mean": 1.0' in said
 
 

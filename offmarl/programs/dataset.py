@@ -30,7 +30,9 @@ class DatasetStatistics:
     """Arrays that a program takes from its dataset, computed on first use.
 
     They are kept with the run. `load_policy` and a resumed run read them from there, so a policy
-    that normalises its input needs no dataset to act.
+    that normalises its input needs no dataset to act. A program takes them in ``make``: what it
+    takes later, in ``init`` or ``update``, would stay those of the first dataset that the process
+    compiles the program for.
 
     Parameters
     ----------
@@ -50,6 +52,7 @@ class DatasetStatistics:
     ):
         self._dataset, self._episodes = dataset, episodes
         self._kept = dict(arrays or {})
+        self._frozen = False
         self.used: dict[str, NDArray[Any]] = {}
         """The arrays used so far, by name."""
 
@@ -67,7 +70,14 @@ class DatasetStatistics:
         ------
         RunError
             The run has no array of that name, and no dataset was given.
+        RuntimeError
+            ``make`` has returned.
         """
+        if self._frozen:
+            raise RuntimeError(
+                f"the program takes {name} from its dataset outside of make: call it in make, and "
+                "use the result in init, update or the policy."
+            )
         if name not in self._kept:
             if self._dataset is None:
                 raise RunError(
@@ -118,8 +128,9 @@ class DatasetStatistics:
         )
         return View(*found)
 
-    def identity(self) -> Hashable:
-        """Return a key of the arrays used so far."""
+    def freeze(self) -> Hashable:
+        """Refuse every later access, and return a key of the arrays used so far."""
+        self._frozen = True
         return tuple((name, array.tobytes()) for name, array in sorted(self.used.items()))
 
     def _chosen(self, dataset: Dataset) -> NDArray[np.int64]:

@@ -132,7 +132,7 @@ class Layout(NamedTuple):
 
     def mesh(self) -> Mesh:
         """Return the devices, along the axis "seed"."""
-        return Mesh(np.array(jax.devices()[: self.devices]), ("seed",))
+        return Mesh(np.array(jax.local_devices()[: self.devices]), ("seed",))
 
     def place(self, tree: ArrayTree, per_seed: bool) -> ArrayTree:
         """Put arrays on the devices: divided by seeds, or the same on each."""
@@ -143,7 +143,7 @@ class Layout(NamedTuple):
 
 
 def layout_of(seeds: int, batching: str, at_once: int | None = None) -> Layout:
-    """Choose how seeds are computed.
+    """Choose how seeds are computed, on as many of this process's devices as divide them.
 
     Parameters
     ----------
@@ -155,13 +155,18 @@ def layout_of(seeds: int, batching: str, at_once: int | None = None) -> Layout:
     at_once
         What a resumed run was started with, which is kept.
     """
-    devices = len(jax.devices())
+    most = len(jax.local_devices())
     if at_once is None:
         if batching == "auto":
             batching = "map" if jax.default_backend() == "cpu" else "vmap"
-        at_once = 1 if batching == "map" else -(-seeds // devices)
+        at_once = 1 if batching == "map" else seeds // _largest_divisor(seeds, most)
     groups = seeds // at_once if seeds % at_once == 0 else 1
-    return Layout(at_once, max(n for n in range(1, devices + 1) if groups % n == 0))
+    return Layout(at_once, _largest_divisor(groups, most))
+
+
+def _largest_divisor(number: int, most: int) -> int:
+    """Return the largest divisor of a number that is at most ``most``."""
+    return max(divisor for divisor in range(1, most + 1) if number % divisor == 0)
 
 
 def map_seeds(
@@ -364,7 +369,8 @@ def collect(
     for number in range(done, schedule.updates):
         stage = schedule.stage(number)
         if number == schedule.starts[stage]:
-            state = program.stages[stage].on_start(state)
+            # A copy, because donated leaves must not be one another, or kept elsewhere.
+            state = jax.tree.map(jnp.copy, program.stages[stage].on_start(state))
         state, metrics = _collect(program, stage, state, jax.random.fold_in(key, number), hyper)
         if chunks is not None:
             cut = number == schedule.updates - 1

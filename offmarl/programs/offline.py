@@ -93,7 +93,7 @@ def _train(
     directory = _directory(origin.name, args, dataset)
     kept = data.read(directory / data.STATISTICS_FILE)
     statistics = DatasetStatistics(dataset, kept, evaluator.learned_from)
-    program = build(make, dataset.spec, args, statistics, statistics.identity)
+    program = build(make, dataset.spec, args, statistics, statistics.freeze)
     layout = layout_of(args.seeds, args.batching, _seeds_at_once(directory))
     record = {
         "offmarl": __version__,

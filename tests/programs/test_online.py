@@ -19,6 +19,8 @@ from offmarl import envs, load_policy, tracking, vault
 from offmarl.checkpoint import Checkpoints
 from offmarl.envs.base import restart, transition
 from offmarl.errors import CheckpointError, OptionError, RunError, UnknownNameError
+from offmarl.programs.loop import Schedule, collect, stage_starts
+from offmarl.programs.program import Hyperparameters, Program, Stage
 from offmarl.types import Continuous, EnvSpec, View
 from recorders import mappo
 
@@ -44,6 +46,31 @@ def test_mappo_finds_the_optimum_of_a_probe(probe):
     greedy, sampled = learn(mappo, args)
     assert greedy == env.optimal_return
     assert sampled > 0.9 * env.optimal_return
+
+
+def test_a_recorder_may_begin_a_stage_with_leaves_that_are_one_another():
+    """Its state is donated, and no buffer may be donated twice."""
+    kept = jnp.float32(5.0)  # as a program that has read it from a file
+
+    def add_one(state, _batch, _key, _hyper):
+        return {name: leaf + 1 for name, leaf in state.items()}, {}
+
+    stages = (
+        Stage(add_one, 1),
+        Stage(add_one, 1, on_start=lambda state: state | {"target": state["params"]}),
+        Stage(add_one, 1, on_start=lambda state: state | {"params": kept}),
+    )
+    program = Program(lambda *_: None, stages, lambda _: None, lambda state: state)
+    state = {"params": jnp.float32(1.0), "target": jnp.float32(0.0)}
+    schedule = Schedule(3, 3, 1, stage_starts(stages, 3))
+    work = collect(program, state, Hyperparameters({}), jax.random.key(0), schedule, 0, None)
+    found = [jax.tree.map(float, state) for _, state, _ in work]
+    assert found == [
+        {"params": 2.0, "target": 1.0},
+        {"params": 3.0, "target": 3.0},
+        {"params": 6.0, "target": 4.0},
+    ]
+    assert kept == 5.0
 
 
 @dataclass(frozen=True)

@@ -237,6 +237,21 @@ def test_layouts_on_one_device(seeds, batching, at_once, wanted):
     assert layout_of(seeds, batching, at_once) == Layout(wanted, 1)
 
 
+@pytest.mark.parametrize(
+    ("seeds", "batching", "wanted"),
+    [
+        (10, "vmap", Layout(5, 2)),
+        (8, "vmap", Layout(2, 4)),
+        (9, "vmap", Layout(3, 3)),
+        (7, "vmap", Layout(7, 1)),
+        (10, "map", Layout(1, 2)),
+    ],
+)
+def test_layouts_on_four_devices(seeds, batching, wanted, monkeypatch):
+    monkeypatch.setattr(jax, "local_devices", lambda: ["device"] * 4)
+    assert layout_of(seeds, batching) == wanted
+
+
 @pytest.mark.parametrize("at_once", [1, 2, 3, 5])
 def test_every_layout_maps_all_seeds(at_once):
     found = jax.jit(lambda x: map_seeds(Layout(at_once), lambda x, shared: x * shared, (x,), 2.0))(
@@ -299,6 +314,29 @@ def test_initial_views_and_returns_are_those_of_the_episodes(random_data):
     np.testing.assert_array_equal(statistics.returns(), dataset.episodes.episode_returns[[3, 5]])
     with pytest.raises(RunError, match="this run keeps no returns of its dataset"):
         programs.DatasetStatistics(None).returns()
+
+
+@pytest.mark.parametrize("where", ["init", "update", "policy"])
+def test_statistics_are_taken_in_make_alone(where, random_data, tmp_path):
+    """Later ones would be those of the dataset that the program was compiled for."""
+
+    def make(spec, args, dataset):
+        program = two_stage.make(spec, args, dataset)
+
+        def late(function):
+            def called(*given):
+                dataset.observation_moments()
+                return function(*given)
+
+            return called
+
+        if where == "update":
+            stages = tuple(stage._replace(update=late(stage.update)) for stage in program.stages)
+            return program._replace(stages=stages)
+        return program._replace(**{where: late(getattr(program, where))})
+
+    with pytest.raises(RuntimeError, match=r"takes observation_moments .* call it in make"):
+        programs.train(make, arguments(random_data(ENV), tmp_path / "run"))
 
 
 # ---------------------------------------------------------------------------------- files
