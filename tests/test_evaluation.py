@@ -163,6 +163,47 @@ def test_a_policy_is_compiled_once(tmp_path):
     assert loaded._act is loaded._act
 
 
+def test_a_policy_of_a_loop_is_given_its_rewards():
+    """A return-to-go policy: it chooses 2 until it has been paid 3."""
+    spec = EnvSpec("", 2, 3, 1, Discrete(4))
+
+    def act(params, carry, observation, legal_actions, key):
+        return jnp.where(carry > 0, 2, 1), jnp.zeros(2), carry
+
+    policy = Policy(
+        lambda: jnp.full(2, 3.0),
+        act,
+        after_step=lambda carry, reward, done: jnp.where(done, 9.0, carry - reward),
+    )
+    loaded = LoadedPolicy(policy, (), spec, "to_go", stochastic=False)
+    seen, going, carry, chosen = np.zeros((2, 3), np.float32), np.zeros(2, bool), None, []
+    for reward in (1, 2, 0):
+        action, carry = loaded(seen, carry=carry)
+        chosen.append(action.tolist())
+        with pytest.raises(OptionError, match=r"the policy of to_go .*after_step\(carry, reward"):
+            loaded(seen, carry=carry)
+        with pytest.raises(ShapeError, match=r"each agent, \(2,\), and was given \(3,\) and \(3,"):
+            loaded.after_step(carry, np.ones(3), np.zeros(3, bool))
+        carry = loaded.after_step(carry, np.array([reward, 0.0]), going)
+        with pytest.raises(OptionError, match="no action that waits"):
+            loaded.after_step(carry, np.zeros(2), going)
+    assert chosen == [[2, 2], [2, 2], [1, 2]]
+    _, carry = loaded(seen, carry=carry)
+    assert loaded.after_step(carry, np.zeros(2), ~going).tolist() == [9, 9]
+
+
+def test_a_policy_that_remembers_no_rewards_keeps_its_carry():
+    def act(params, carry, observation, legal_actions, key):
+        return jnp.zeros(2, jnp.int32), jnp.zeros(2), carry + 1
+
+    spec = EnvSpec("", 2, 3, 1, Discrete(4))
+    loaded = LoadedPolicy(Policy(lambda: jnp.zeros(()), act), (), spec, "counts", stochastic=False)
+    seen = np.zeros((2, 3), np.float32)
+    _, carry = loaded(seen)
+    assert loaded.after_step(carry, np.ones(2), np.zeros(2, bool)) is carry
+    assert loaded(seen, carry=carry)[1] == 2
+
+
 def test_a_damaged_checkpoint_is_no_policy(tmp_path):
     write_policy(
         tmp_path / "run", PolicyConfig("feedforward"), EnvSpec("", 2, 3, 1, Discrete(4)), [0]

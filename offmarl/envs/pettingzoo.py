@@ -337,14 +337,18 @@ class Translator:
 class PettingZooPolicy:
     """Runs a policy in a PettingZoo environment.
 
-    Call it with the observations and infos, and pass the actions that it returns to the
-    environment; call `reset` at the start of every episode::
+    Call it with the observations and infos, pass the actions that it returns to the environment,
+    and pass what the step brought to `after_step`; call `reset` at the start of every episode::
 
         policy = PettingZooPolicy(offmarl.load_policy("runs/mine/bc"), env)
         observations, infos = env.reset()
         policy.reset()
         while env.agents:
-            observations, *_, infos = env.step(policy(observations, infos))
+            actions = policy(observations, infos)
+            observations, rewards, terminations, truncations, infos = env.step(actions)
+            policy.after_step(rewards, terminations, truncations)
+
+    A policy that remembers no rewards does without `after_step`.
 
     Parameters
     ----------
@@ -375,6 +379,24 @@ class PettingZooPolicy:
         self._key, key = jax.random.split(self._key)
         action, self._carry = self._policy(view.observation, view.legal_actions, self._carry, key)
         return self._translator.by_agent(np.asarray(action), agents)
+
+    def after_step(
+        self,
+        rewards: Mapping[str, float],
+        terminations: Mapping[str, bool],
+        truncations: Mapping[str, bool],
+    ) -> None:
+        """Tell the policy the outcome of a step; arguments as ``env.step`` returned them.
+
+        The reward of an absent agent is 0, and it is done.
+        """
+        remember = getattr(self._policy, "after_step", None)
+        if remember is None:
+            return
+        agents = self._env.possible_agents
+        reward = np.array([rewards.get(agent, 0) for agent in agents], np.float32)
+        done = [terminations.get(agent, True) or truncations.get(agent, True) for agent in agents]
+        self._carry = remember(self._carry, reward, np.array(done, bool))
 
 
 def name_of(env: Any) -> str:

@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from offmarl import paths
@@ -250,13 +251,18 @@ def _import(code: re.Match[str]) -> _Found:
     if where.endswith(".py"):
         path = paths.local(where)
         module, base = import_file(path), f"{path.name}:{name}"
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        source |= {"file": where, "sha256": digest}
+        source |= {"file": where, "sha256": _sha256(path)}
     else:
         module, base = import_module(where), f"{where}:{name}"
         source |= {"module": where}
+        if file := getattr(module, "__file__", None):
+            source |= {"sha256": _sha256(Path(file))}
     factory = attribute(module, name, where)
     return _Found(Family(base, factory, EnvInfo(""), None, where), base, (), suffix, source)
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _find(base: str) -> tuple[Family, tuple[Option, ...]]:

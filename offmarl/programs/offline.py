@@ -42,6 +42,7 @@ from offmarl.programs.run import (
     CheckpointTimer,
     Run,
     checkpoint_timer,
+    environment_source,
     keep_compiled_programs,
     open_run,
 )
@@ -73,7 +74,8 @@ def train(make: Callable[[EnvSpec, ArgsT, DatasetStatistics], Program], args: Ar
         The vault cannot be read, or does not suit the program or the environment; an argument is
         invalid.
     RunError
-        The directory holds a run with other arguments.
+        The directory holds a run with other arguments, or one evaluated in an environment of
+        other code.
     Stopped
         A signal stopped the run; the message says where it resumes.
     """
@@ -108,7 +110,7 @@ def _train(
         "vault_digest": dataset.digest(),
         "seeds": list(range(args.seed, args.seed + args.seeds)),
         "seeds_at_once": layout.at_once,
-    }
+    } | (environment_source(evaluator.env.spec.name) if evaluator.env else {})
     schedule = _schedule(args, program)
     run = open_run(directory, record)
     data.save(directory / data.STATISTICS_FILE, statistics.used)

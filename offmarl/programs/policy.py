@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,12 @@ from offmarl.programs.program import Program, hyperparameters, structure
 from offmarl.types import ArrayTree, EnvSpec, Policy, Timestep, View
 
 
+class _Unfinished(NamedTuple):
+    """The carry between an action and its reward, of a policy that remembers rewards."""
+
+    carry: ArrayTree
+
+
 @dataclass(frozen=True)
 class LoadedPolicy:
     """A policy from a run, ready to act.
@@ -29,9 +35,14 @@ class LoadedPolicy:
     Call it in a loop of your own, with NumPy or JAX arrays of a single environment::
 
         carry = None
-        while not done:
+        while not done.all():
             key, act_key = jax.random.split(key)
             action, carry = policy(observation, legal_actions, carry, act_key)
+            observation, legal_actions, reward, done = step(action)
+            carry = policy.after_step(carry, reward, done)
+
+    ``after_step`` is for the policies that remember rewards (`Policy.after_step`), which refuse the
+    next action without it; it returns the carry of the others as it is.
     """
 
     policy: Policy
@@ -58,21 +69,22 @@ class LoadedPolicy:
         legal_actions
             ``(N, A)``; all of them by default.
         carry
-            What the last call returned; None at the start of an episode.
+            What `after_step`, or the last call, returned; None at the start of an episode.
         key
             A new one for each call of a stochastic policy; others do without.
 
         Returns
         -------
         tuple
-            The actions, ``(N,)`` or ``(N, A)`` if continuous, and the carry for the next call.
+            The actions, ``(N,)`` or ``(N, A)`` if continuous, and the carry for `after_step`.
 
         Raises
         ------
         ShapeError
             The observation is not that of the agents the policy was trained for.
         OptionError
-            The policy is stochastic, and no key was given.
+            The policy is stochastic, and no key was given; or it remembers rewards, and
+            `after_step` was not called since its last action.
         """
         expected = (self.spec.num_agents, self.spec.observation_size)
         if np.shape(observation) != expected:
@@ -86,6 +98,12 @@ class LoadedPolicy:
                 "key: give each call a key of its own, policy(observation, legal_actions, carry, "
                 "key=key), or load it with greedy=True for its best actions."
             )
+        if isinstance(carry, _Unfinished):
+            raise OptionError(
+                f"the policy of {self.name} remembers rewards and was not given that of its last "
+                "action: after each step, pass the carry through "
+                "policy.after_step(carry, reward, done)."
+            )
         every_action = np.ones((self.spec.num_agents, self.spec.action_size), bool)
         action, _, carry = self._act(
             self.params,
@@ -94,7 +112,52 @@ class LoadedPolicy:
             every_action if legal_actions is None else legal_actions,
             _unused_key() if key is None else key,
         )
-        return np.asarray(action), carry
+        remembers = self.policy.after_step is not None
+        return np.asarray(action), _Unfinished(carry) if remembers else carry
+
+    def after_step(
+        self,
+        carry: ArrayTree,
+        reward: Float[Array | np.ndarray, "N"],
+        done: Bool[Array | np.ndarray, "N"],
+    ) -> ArrayTree:
+        """Return the carry after the outcome of a step.
+
+        Parameters
+        ----------
+        carry
+            What the call that chose the step's actions returned.
+        reward
+            Of each agent.
+        done
+            Which agents terminated or were truncated.
+
+        Raises
+        ------
+        ShapeError
+            There is not one reward and one ``done`` for each agent.
+        OptionError
+            The policy remembers rewards, and chose no action since the last one.
+        """
+        agents = (self.spec.num_agents,)
+        if np.shape(reward) != agents or np.shape(done) != agents:
+            raise ShapeError(
+                f"the policy of {self.name} takes a reward and a done for each agent, {agents}, "
+                f"and was given {np.shape(reward)} and {np.shape(done)}."
+            )
+        if self.policy.after_step is None:
+            return carry
+        if not isinstance(carry, _Unfinished):
+            raise OptionError(
+                f"the policy of {self.name} has no action that waits for a reward: give after_step "
+                "the carry that policy(observation, ...) returned, once a step."
+            )
+        return self._after_step(carry.carry, np.asarray(reward, np.float32), np.asarray(done, bool))
+
+    @cached_property
+    def _after_step(self) -> Callable[..., ArrayTree]:
+        assert self.policy.after_step is not None
+        return jax.jit(self.policy.after_step)
 
     @cached_property
     def _act(self) -> Callable[..., tuple[Array, Array, ArrayTree]]:

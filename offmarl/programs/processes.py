@@ -23,7 +23,8 @@ PythonPolicy = Callable[[Mapping[str, Any], Mapping[str, Any]], Any]
 or a pair of it and a dict of log-probabilities.
 
 One with a method ``reset()`` has it called at the start of every episode; one with a method
-``seed(number)`` is given the episode's seed there.
+``seed(number)`` is given the episode's seed there. One with a method ``after_step(rewards,
+terminations, truncations)`` is given what each step returned.
 """
 
 
@@ -216,4 +217,6 @@ def _play_episode(recorder: Recorder, policy: PythonPolicy, seed: int) -> None:
     while recorder.env.agents:
         chosen = policy(observations, infos)
         actions, log_prob = chosen if isinstance(chosen, tuple) else (chosen, None)
-        observations, *_, infos = recorder.step(actions, log_prob)
+        observations, *outcome, infos = recorder.step(actions, log_prob)
+        if hasattr(policy, "after_step"):
+            policy.after_step(*outcome)

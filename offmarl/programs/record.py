@@ -22,7 +22,12 @@ from offmarl.paths import local
 from offmarl.programs.buffer import Capture, add, init_capture, make_buffer
 from offmarl.programs.loop import Schedule, collect
 from offmarl.programs.program import Hyperparameters, Program, Stage
-from offmarl.programs.run import CheckpointTimer, checkpoint_timer, keep_compiled_programs
+from offmarl.programs.run import (
+    CheckpointTimer,
+    checkpoint_timer,
+    environment_source,
+    keep_compiled_programs,
+)
 from offmarl.programs.writer import ChunkWriter
 from offmarl.rollout import RolloutState, init_rollout, rollout
 from offmarl.tracking import progress
@@ -102,7 +107,7 @@ def record_policy(
         "num_envs": num_envs,
         "chunks": [num_chunks, program.num_steps],
         "seed": seed,
-    }
+    } | environment_source(env.spec.name)
     if is_complete(path, recipe):
         return False
     with checkpoint_timer(checkpoint_seconds, "step") as timer:

@@ -22,7 +22,7 @@ import numpy as np
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from jaxtyping import Float
 
-from offmarl import checkpoint, tracking
+from offmarl import checkpoint, envs, tracking
 from offmarl.errors import RunError, Stopped
 
 _EVALUATED = (
@@ -141,6 +141,23 @@ def open_run(directory: Path, record: Mapping[str, Any]) -> Run:
             "directory with --out, or give the settings it was begun with to go on with it."
         )
     return Run(directory, record, complete)
+
+
+def environment_source(name: str) -> dict[str, dict[str, str]]:
+    """Return what a record or recipe says of the code of an environment made in this process.
+
+    Parameters
+    ----------
+    name
+        Its ``spec.name``, which does not tell one ``chase.py`` from another.
+
+    Returns
+    -------
+    ``{"environment_source": ...}``, without the path of the file; empty for the environments of
+    offmarl.
+    """
+    source = {key: value for key, value in envs.source(name).items() if key != "file"}
+    return {"environment_source": source} if source else {}
 
 
 def _by_step(

@@ -28,6 +28,7 @@ from offmarl.programs.run import (
     CheckpointTimer,
     Run,
     checkpoint_timer,
+    environment_source,
     keep_compiled_programs,
     more_to_come,
     open_run,
@@ -91,6 +92,8 @@ class _Run(NamedTuple):
     program: Program
     policy: Policy
     """The program's, which draws its actions."""
+    source: dict[str, dict[str, str]]
+    """From `environment_source`."""
 
     @property
     def name(self) -> str:
@@ -109,11 +112,16 @@ class _Run(NamedTuple):
         return -(-self.args.total_steps // self.iteration_steps)
 
     @property
-    def recipe(self) -> dict[str, Any]:
-        """All that decides the result."""
+    def settings(self) -> dict[str, Any]:
+        """The arguments that decide the result."""
         args = asdict(self.args) | {"env": envs.short_name(self.args.env)}
         del args["out"], args["checkpoint_seconds"]
         return tracking.plain(args)  # as provenance on disk will have it
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """All that decides the result, for the vaults."""
+        return self.settings | self.source
 
     def vault(self, tier: str) -> Path:
         return self.args.out / f"{envs.short_name(self.args.env)}.vlt" / tier
@@ -150,7 +158,7 @@ def record_online(make: Callable[[EnvSpec, ArgsT, Environment], Program], args: 
     Raises
     ------
     RunError
-        The directory holds a run of other arguments.
+        The directory holds a run of other arguments, or of an environment of other code.
     Stopped
         A signal stopped the run; the message says where it resumes.
     UnknownNameError
@@ -162,7 +170,8 @@ def record_online(make: Callable[[EnvSpec, ArgsT, Environment], Program], args: 
     tiers, env = parse_tiers(args.tiers), envs.make(args.env)
     keep_compiled_programs()
     program = build(make, env.spec, args, env, lambda: cast(Hashable, env))
-    run = _Run(origin_of(make), args, env, program, program.policy(False))
+    source = environment_source(env.spec.name)
+    run = _Run(origin_of(make), args, env, program, program.policy(False), source)
     opened = open_run(run.directory, _record(run))
     if opened.complete and not opened.lacks_checkpoint(run.iterations):
         return _summary(run, tiers, "complete already, nothing was changed")
@@ -181,11 +190,12 @@ def _record(run: _Run) -> dict[str, Any]:
         "program": run.name,
         "file": run.origin.file,
         "sha256": run.origin.sha256,
-        "args": run.recipe,
+        "args": run.settings,
         "spec": run.env.spec.to_json(),
         "greedy": run.program.greedy,
         "vault": None,
         "seeds": [run.args.seed],
+        **run.source,
     }
 
 
@@ -250,7 +260,7 @@ def _progress(run: _Run, start: int) -> AbstractContextManager[tracking.Advance]
 
 
 def _provenance(run: _Run, tier: str) -> dict[str, Any]:
-    return {"program": run.name, "args": run.recipe, "tier": tier}
+    return {"program": run.name, "args": run.settings, "tier": tier}
 
 
 def _about(run: _Run, version: Version) -> dict[str, Any]:

@@ -79,12 +79,16 @@ def _episode(
     import jax
     import jax.numpy as jnp
 
+    from offmarl.rollout import remember
+
     def step(carry: ArrayTree, keys: Any) -> tuple[ArrayTree, ArrayTree]:
         state, view, memory = carry
         action, _, memory = policy.act(
             params, memory, view.observation, view.legal_actions, keys[0]
         )
         state, timestep = env.step(keys[1], state, action)
+        done = timestep.terminated | timestep.truncated
+        memory = remember(policy, memory, timestep.reward, done)
         seen = env.scene(state), timestep.reward.mean(), timestep.last
         return (state, timestep.view, memory), seen
 

@@ -3,6 +3,7 @@
 Each takes one file of the user's.
 """
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -129,7 +130,12 @@ def test_a_module_is_found_in_the_working_directory(folder, monkeypatch):
     monkeypatch.chdir(folder)
     env = envs.make("outside_game:sized:num_agents=4")
     assert (env.spec.name, env.spec.num_agents) == ("outside_game:sized:num_agents=4", 4)
-    assert envs.source(env.spec.name) == {"module": "outside_game", "factory": "sized"}
+    digest = hashlib.sha256((folder / "outside_game.py").read_bytes()).hexdigest()
+    assert envs.source(env.spec.name) == {
+        "module": "outside_game",
+        "factory": "sized",
+        "sha256": digest,
+    }
 
 
 def test_a_registered_environment(folder, monkeypatch):

@@ -1,11 +1,13 @@
 """Our environments behind PettingZoo's API, and PettingZoo's read as arrays."""
 
 import warnings
+from functools import partial
 
 import jax
 import numpy as np
 import pytest
 
+import offmarl
 from offmarl import envs
 from offmarl.errors import OptionError, ShapeError
 
@@ -127,3 +129,42 @@ def test_a_policy_of_ours_acts():
     actor.reset()
     actor(observations, infos)
     assert calls == [None, 1, None]
+
+
+class Remembering:
+    """A policy that keeps what it is given of each step."""
+
+    def __init__(self):
+        self.outcomes = []
+
+    def __call__(self, observation, legal_actions, carry, key):
+        return np.array([0, 0]), carry
+
+    def after_step(self, carry, reward, done):
+        self.outcomes.append((reward.tolist(), done.tolist()))
+        return len(self.outcomes)
+
+
+def test_a_policy_of_ours_is_given_its_rewards():
+    policy, env = Remembering(), Duel()
+    actor = envs.PettingZooPolicy(policy, env)
+    observations, infos = env.reset()
+    returned = []
+    while env.agents:
+        observations, *outcome, infos = env.step(actor(observations, infos))
+        actor.after_step(*outcome)
+        returned.append(outcome)
+    rewards, _, truncations = returned[-1]
+    assert "squire" not in rewards and truncations == {"knight": True}
+    assert policy.outcomes[-1] == ([rewards["knight"], 0], [True, True])
+    rewards, *_ = returned[0]
+    assert policy.outcomes[0] == ([rewards["knight"], rewards["squire"]], [False, False])
+    assert actor._carry == len(policy.outcomes)
+
+
+def test_recorded_episodes_give_a_policy_its_rewards(tmp_path):
+    policy = Remembering()
+    make_policy = partial(envs.PettingZooPolicy, policy)
+    offmarl.record_episodes(Duel, tmp_path / "duel.vlt", 2, make_policy)
+    played = offmarl.open(tmp_path / "duel.vlt")[:]
+    assert [reward for reward, _ in policy.outcomes] == played.reward[0].tolist()

@@ -4,6 +4,7 @@ import io
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
@@ -12,6 +13,7 @@ from offmarl import envs
 from offmarl.errors import OptionError
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.report import render
+from offmarl.types import Policy
 
 BLUE, ORANGE = (0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
@@ -31,6 +33,20 @@ def test_an_episode_is_played_to_its_end_and_not_beyond(bridge):
     assert start.tolist() == [[2.5, 1.5], [3.5, 1.5]]
     assert bridge.score[0] == 0.0
     assert (np.diff(bridge.score) < 0).all()  # every step away from the goals costs
+
+
+def test_the_policy_of_a_film_is_given_its_rewards():
+    """Agents that move only once they have been paid: both are seen to."""
+    env = envs.make("classic/bridge:time_limit=3")
+
+    def act(params, carry, observation, legal_actions, key):
+        return jnp.where(carry < 0, 3, 0), jnp.zeros(2), carry
+
+    policy = Policy(lambda: jnp.zeros(2), act, after_step=lambda carry, reward, done: reward)
+    film = render.play(env, policy, (), jax.random.key(0))
+    begin, paid, moved, _ = (np.array(scene.drones) for scene in film.scenes)
+    np.testing.assert_array_equal(begin, paid)
+    assert (moved != paid).any()
 
 
 def test_a_gif_has_a_frame_for_every_instant(bridge, tmp_path: Path):
