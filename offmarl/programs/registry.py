@@ -13,6 +13,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
@@ -136,8 +137,8 @@ def load_origin(
         raise RunError(
             f"{run} was trained by a program in the file {origin.file}, and offmarl does not run "
             "code that a run's record names. If you trust the file, name it yourself: "
-            f'load_policy(..., program="{origin.file}"), or --program {origin.file} on the command '
-            "line."
+            f'load_policy(..., program="{origin.file}"), or on the command line '
+            f"--program {quote(str(origin.file))}."
         )
     path = _checked(local(program))
     if _sha256(path) != origin.sha256:
