@@ -229,3 +229,8 @@ def test_there_are_enough_steps_for_the_minibatches(minibatches):
     else:
         with pytest.raises(OptionError, match="cannot be divided into 9 minibatches"):
             mappo.make(env.spec, args, env)
+
+
+def test_by_default_every_step_of_an_update_is_in_a_minibatch():
+    args = mappo.Args()
+    assert args.num_envs * args.num_steps % args.minibatches == 0
