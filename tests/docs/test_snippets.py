@@ -156,6 +156,8 @@ def given(page: str) -> dict[str, Any]:
 def test_the_snippets_of_a_page_run(page, prepared, tmp_path, monkeypatch):
     where = shutil.copytree(prepared, tmp_path / "here")
     monkeypatch.chdir(where)
+    if any("offmarl train bc" in snippet.code for snippet in PAGES[page]):
+        shutil.rmtree("runs")  # the page makes the run itself
     monkeypatch.setenv("OFFMARL_QUIET", "1")
     monkeypatch.setattr(
         offmarl,
