@@ -29,6 +29,7 @@ from offmarl.networks import (
     init_policy,
     make_policy,
     stochastic_head,
+    unroll_batch,
 )
 from offmarl.programs import DatasetStatistics, Hyperparameters, Program, Stage
 from offmarl.types import ArrayTree, EnvSpec, Sequence
@@ -83,7 +84,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
 
     def loss(params: ArrayTree, batch: Sequence) -> Float[Array, ""]:
         view = batch.view_tm1
-        outputs = jax.vmap(lambda o: network.apply(params, o, method="unroll"))(view.observation)
+        outputs = unroll_batch(network, params, view.observation)
         losses = -head(outputs, view.legal_actions).log_prob(batch.action)
         return masked_mean(losses, batch.mask[..., None] & view.alive, batch.weight)
 

@@ -25,7 +25,14 @@ from offmarl import cli, programs
 from offmarl.config import Fraction, NonNegative, Positive, PositiveInt
 from offmarl.distributions import mask_illegal, select
 from offmarl.losses import double_q_values, masked_mean, td_targets
-from offmarl.networks import PolicyConfig, QParams, agent_network, init_policy, make_policy
+from offmarl.networks import (
+    PolicyConfig,
+    QParams,
+    agent_network,
+    init_policy,
+    make_policy,
+    unroll_batch,
+)
 from offmarl.programs import DatasetStatistics, Hyperparameters, Program, Stage
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
@@ -74,14 +81,12 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         params = init_policy(config, spec, key).network
         return State(params, params, optax.adam(0.0).init(params), jnp.zeros((), jnp.int32))
 
-    def values(params: ArrayTree, batch: Sequence) -> Float[Array, "B T+1 N A"]:
-        observation = batch.view.observation
-        return jax.vmap(lambda o: network.apply(params, o, method="unroll"))(observation)
-
     def loss(
         params: ArrayTree, target: ArrayTree, batch: Sequence, hyper: Hyperparameters
     ) -> tuple[Float[Array, ""], dict[str, Array]]:
-        q, q_target = values(params, batch), values(target, batch)
+        observation = batch.view.observation
+        q = unroll_batch(network, params, observation)
+        q_target = unroll_batch(network, target, observation)
         q_tm1 = select(q[:, :-1], batch.action)
         view_t = batch.view_t
         v_t = double_q_values(q_target[:, 1:], q[:, 1:], view_t.legal_actions) * view_t.alive

@@ -35,6 +35,7 @@ from offmarl.networks import (
     make_policy,
     mix,
     mixing_coefficients,
+    unroll_batch,
 )
 from offmarl.programs import DatasetStatistics, Hyperparameters, Program, Stage
 from offmarl.types import ArrayTree, EnvSpec, Sequence
@@ -111,7 +112,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     def data_values(critic: Critic, batch: Sequence) -> tuple[Array, Array, MixerWeights]:
         """Q_i of all actions, Q_tot of the data's, and the mixing weights, each ``(B, T, ...)``."""
         view = batch.view_tm1
-        q = jax.vmap(lambda o: values.apply(critic.agent, o, method="unroll"))(view.observation)
+        q = unroll_batch(values, critic.agent, view.observation)
         weights = mixer.apply(critic.mixer, view.state)
         q_tot = mix(weights, select(q, batch.action) * view.alive)
         return q, q_tot, weights
@@ -136,7 +137,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         actor: ArrayTree, q: Array, weights: MixerWeights, batch: Sequence, hyper: Hyperparameters
     ) -> Float[Array, ""]:
         view = batch.view_tm1
-        logits = jax.vmap(lambda o: policy.apply(actor, o, method="unroll"))(view.observation)
+        logits = unroll_batch(policy, actor, view.observation)
         log_loss = jax.vmap(cross_entropy)(logits, batch.action, view.legal_actions)
         probs = jax.nn.softmax(categorical(logits, view.legal_actions).logits)
         advantage = select(q, batch.action) - (probs * q).sum(-1)

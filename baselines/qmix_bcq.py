@@ -27,7 +27,7 @@ from offmarl import cli, programs
 from offmarl.config import Fraction, Positive, PositiveInt
 from offmarl.distributions import categorical, mask_illegal, select
 from offmarl.losses import cross_entropy, double_q_values, masked_mean, td_targets
-from offmarl.networks import Mixer, PolicyConfig, agent_network, init_policy, mix
+from offmarl.networks import Mixer, PolicyConfig, agent_network, init_policy, mix, unroll_batch
 from offmarl.programs import DatasetStatistics, Hyperparameters, Program, Stage
 from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence
 
@@ -119,19 +119,18 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         optimisers = adam.init(params), adam.init(cloned)
         return State(params, params, cloned, *optimisers, threshold, updates)
 
-    def unroll(network: ArrayTree, params: ArrayTree, batch: Sequence) -> Float[Array, "B T N A"]:
-        observation = batch.view.observation
-        return jax.vmap(lambda o: network.apply(params, o, method="unroll"))(observation)
-
     def behaviour_loss(cloned: ArrayTree, batch: Sequence) -> tuple[Float[Array, ""], Array]:
-        logits, view = unroll(behaviour, cloned, batch), batch.view_tm1
+        logits = unroll_batch(behaviour, cloned, batch.view.observation)
+        view = batch.view_tm1
         losses = jax.vmap(cross_entropy)(logits[:, :-1], batch.action, view.legal_actions)
         return masked_mean(losses, batch.mask[..., None] & view.alive, batch.weight), logits
 
     def loss(
         params: Params, target: Params, logits: Array, batch: Sequence, hyper: Hyperparameters
     ) -> tuple[Float[Array, ""], dict[str, Array]]:
-        q, q_target = unroll(network, params.agent, batch), unroll(network, target.agent, batch)
+        observation = batch.view.observation
+        q = unroll_batch(network, params.agent, observation)
+        q_target = unroll_batch(network, target.agent, observation)
         weights = mixer.apply(params.mixer, batch.view_tm1.state)
         weights_target = mixer.apply(target.mixer, batch.view_t.state)
         view_tm1, view_t = batch.view_tm1, batch.view_t

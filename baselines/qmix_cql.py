@@ -39,6 +39,7 @@ from offmarl.networks import (
     init_policy,
     make_policy,
     mix,
+    unroll_batch,
 )
 from offmarl.programs import DatasetStatistics, Hyperparameters, Program, Stage
 from offmarl.types import ArrayTree, EnvSpec, Sequence
@@ -106,7 +107,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
 
     def values(params: Params, batch: Sequence) -> tuple[Array, Array]:
         observation, state = batch.view.observation, batch.view.state
-        q = jax.vmap(lambda o: network.apply(params.agent, o, method="unroll"))(observation)
+        q = unroll_batch(network, params.agent, observation)
         return q, mixer.apply(params.mixer, state)
 
     def loss(

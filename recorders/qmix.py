@@ -32,6 +32,7 @@ from offmarl.networks import (
     init_policy,
     make_policy,
     mix,
+    unroll_batch,
 )
 from offmarl.programs import (
     Capture,
@@ -126,7 +127,7 @@ class Networks(NamedTuple):
     def values(self, params: Params, batch: Sequence) -> tuple[Array, MixerWeights]:
         """Q of all actions ``(B, T+1, N, A)`` and the mixing functions ``(B, T+1, ...)``."""
         observation, state = batch.view.observation, batch.view.state
-        q = jax.vmap(lambda o: self.agent.apply(params.agent, o, method="unroll"))(observation)
+        q = unroll_batch(self.agent, params.agent, observation)
         return q, self.mixer.apply(params.mixer, state)
 
 

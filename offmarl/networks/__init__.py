@@ -11,7 +11,7 @@ from offmarl.networks.policies import (
     make_policy,
     stochastic_head,
 )
-from offmarl.networks.torsos import FeedForward, Moments, Recurrent
+from offmarl.networks.torsos import FeedForward, Moments, Recurrent, unroll_batch
 
 __all__ = [
     "FeedForward",
@@ -29,4 +29,5 @@ __all__ = [
     "mix",
     "mixing_coefficients",
     "stochastic_head",
+    "unroll_batch",
 ]

@@ -4,12 +4,14 @@ Both torsos have the same three methods, so that a program need not know which i
 ``initial_carry(num_agents)``, a call for one step and ``unroll`` for T steps of one episode.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
+
+from offmarl.types import ArrayTree
 
 
 def _with_agent_id(observation: Float[Array, "*b N O"]) -> Float[Array, "*b N O+N"]:
@@ -175,3 +177,11 @@ class Moments(NamedTuple):
             self.mean + shift * size / weight,
             self.squares + squares + shift**2 * self.weight * size / weight,
         )
+
+
+def unroll_batch(
+    network: Any, params: ArrayTree, observation: Float[Array, "B T N O"]
+) -> Float[Array, "B T N _"]:
+    """Apply a torso, or what has its methods, to windows of steps, each from an empty memory."""
+    unrolled: Array = jax.vmap(lambda one: network.apply(params, one, method="unroll"))(observation)
+    return unrolled
