@@ -20,8 +20,8 @@ from offmarl.types import EnvSpec, View
 from offmarl.vault import encoding, layout
 from offmarl.vault.checked import Checks, ChunkPlace, Fresh
 from offmarl.vault.commit import ahead
-from offmarl.vault.layout import Leaf, NumpyArray
-from offmarl.vault.manifest import read_table
+from offmarl.vault.layout import NumpyArray
+from offmarl.vault.manifest import Description, read_table
 from offmarl.vault.mmap import MappedArray, Snapshot, cut, map_arrays
 from offmarl.vault.store import Store
 
@@ -48,14 +48,9 @@ class Arrays:
 
     Parameters
     ----------
-    store
-        Where they are.
-    leaves
-        Disk name to the data type and the shape of a single step.
-    rows, length
-        The first two axes.
-    complete
-        Whether every chunk must be there; other programs may leave out those of a fill value.
+    vault
+        What the vault says of itself. Every chunk must exist if offmarl wrote it; other programs
+        may leave out chunks of a fill value.
     snapshot
         Returns what the store holds, or None where it cannot be mapped; called once at most.
     checks
@@ -64,18 +59,13 @@ class Arrays:
 
     def __init__(
         self,
-        store: Store,
-        leaves: Mapping[str, Leaf],
-        rows: int,
-        length: int,
-        complete: bool,
+        vault: Description,
         snapshot: Callable[[], Snapshot | None],
         checks: Checks | None,
     ):
-        self._store = store
-        self._leaves = leaves
-        self._rows, self._length = rows, length
-        self._complete = complete
+        self._store, self._leaves = vault.store, vault.leaves
+        self._rows, self._length = vault.rows, vault.length
+        self._complete = vault.manifest is not None
         self._snapshot = snapshot
         self._fetched = _View({}, checks)
         self._mapping = Lock()

@@ -16,6 +16,7 @@ from offmarl.vault.arrays import Arrays, FinalViews
 from offmarl.vault.checked import checks_of
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.manifest import (
+    Manifest,
     check_documents,
     describe,
     read_beside,
@@ -45,8 +46,8 @@ class Dataset:
     ----------
     path
         Its directory; one in an archive or at a URL is written in the same way.
-    own
-        Our own keys; None in a foreign vault.
+    manifest
+        The keys of offmarl; None in a vault of another program.
     leaves
         Disk name to the data type and the shape of a single step.
     rows, length
@@ -61,8 +62,7 @@ class Dataset:
     """
 
     def __init__(self, store: Store, checked: bool = True, time_limit: int | None = None):
-        self.path = path = store.path
-        self.store = store
+        self.store, self.path = store, store.path
         self._checked = checked
         self._has_length = False
         self._read_through: Arrays | None = None
@@ -72,7 +72,9 @@ class Dataset:
         self.leaves, self.rows, self.length = described.leaves, described.rows, described.length
         self.unverified = described.unverified
         if self.manifest and time_limit is not None:
-            raise VaultError(f"{path} tells how its episodes ended: open it without a time limit.")
+            raise VaultError(
+                f"{self.path} records how its episodes ended: open it without a time limit."
+            )
         beside = read_beside(store.driver)
         known = None if self.manifest else beside.time_limit
         self.time_limit = known if time_limit is None else time_limit
@@ -148,19 +150,19 @@ class Dataset:
     @cached_property
     def _table(self) -> tables.Table:
         """Every episode, its end as it is on disk."""
-        return np.concatenate(list(self._tables()))
+        found = [self._recorded(self.manifest)] if self.manifest else []
+        start = self.manifest.head.length if self.manifest else 0
+        if start < self.length or not self.manifest:
+            found += compat.infer_episodes(self, self.spec.num_agents, start)
+        return np.concatenate(found)
 
     @cached_property
     def _limited(self) -> NumpyArray:
         return compat.limited_steps(self, self._table)
 
-    def _tables(self) -> Iterator[tables.Table]:
-        start = 0
-        if self.manifest:
-            yield read_episodes(self.store, self.manifest)
-            start = self.manifest.head.length
-        if start < self.length or not self.manifest:
-            yield from compat.infer_episodes(self, self.spec.num_agents, start)
+    def _recorded(self, manifest: Manifest) -> tables.Table:
+        """Return the episodes that offmarl wrote."""
+        return read_episodes(self.store, manifest)
 
     @property
     def finals(self) -> View:
@@ -357,7 +359,7 @@ class Dataset:
         """Raise `VaultFormatError` where the vault says that it has more steps than can be."""
         if not self._has_length:
             bounds.check_length(self._described, lambda name: self._arrays.chunk(name)[1])
-        self._has_length = True
+            self._has_length = True
 
     @property
     def _arrays(self) -> Arrays:
@@ -374,9 +376,7 @@ class Dataset:
         if self._checked and self.manifest and self.manifest.schema.codec == "raw":
             self._check_length()  # what is remembered of each chunk takes memory
             checks = checks_of(self._described, lambda: self.episodes)
-        return Arrays(
-            self.store, self.leaves, self.rows, self.length, self.native, self._snapshot, checks
-        )
+        return Arrays(self._described, self._snapshot, checks)
 
     def _snapshot(self) -> Snapshot | None:
         return snapshot_of(self.store, self.manifest)

@@ -49,8 +49,8 @@ def test_the_same_content_in_less_room(path):
 def test_many_small_commits(tmp_path):
     path = tmp_path / "v.vlt" / "a"
     with vault.create(path, SPEC, rows=2, chunk_steps=64) as writer:
-        for commit in range(100):
-            writer.append(*make(steps=3, seed=commit))
+        for seed in range(100):
+            writer.append(*make(steps=3, seed=seed))
             writer.flush()
     done = vault.compact(path)
     assert done.bytes_after < done.bytes_before / 5

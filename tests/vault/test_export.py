@@ -90,7 +90,7 @@ def test_all_is_durable_before_it_is_there(source, tmp_path, monkeypatch, layout
             synced.append(durable)
         sync(durable)
 
-    monkeypatch.setattr(atomic, "sync", noted)
+    monkeypatch.setattr(files, "sync", noted)
     vault.export_dataset(source, path, layout)
     beside = tmp_path / ".out.part" / "out"
     written = {beside / file.relative_to(path) for file in (path, *path.rglob("*"))}
