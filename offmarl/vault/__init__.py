@@ -8,7 +8,7 @@
 
 from typing import TYPE_CHECKING
 
-from offmarl._lazy import lazy_getattr
+from offmarl._imports import lazy_getattr
 
 if TYPE_CHECKING:
     from offmarl.vault.archive import unpack

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from offmarl import vault
-from offmarl.cli.convert import convert
+from offmarl.cli.transform import convert
 from offmarl.vault import creation, files
 
 EPISODES, STEPS = 3, 50
