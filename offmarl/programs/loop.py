@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
+from offmarl.programs.buffer import ChunkWriter
 from offmarl.programs.program import (
     ArgsT,
     Hyperparameters,
@@ -24,7 +25,6 @@ from offmarl.programs.program import (
     structure,
 )
 from offmarl.programs.run import CheckpointTimer
-from offmarl.programs.writer import ChunkWriter
 from offmarl.replay import Batches, BatchSource, Replay, split_key
 from offmarl.types import ArrayTree, EnvSpec
 

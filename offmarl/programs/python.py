@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from offmarl import vault
-from offmarl.envs import optional_deps
+from offmarl._imports import import_optional
 from offmarl.errors import (
     InvalidValueError,
     OptionError,
@@ -222,7 +222,7 @@ def record(
         The environment does not have the parallel API, its agents' actions cannot be held in one
         array, or they do not fit the vault.
     """
-    optional_deps.load("pettingzoo", "pettingzoo")
+    import_optional("pettingzoo", "pettingzoo")
     from offmarl.envs.pettingzoo import check_parallel
 
     check_parallel(env)

@@ -19,7 +19,7 @@ from offmarl.envs import Environment, autoreset
 from offmarl.envs.base import require_positive
 from offmarl.errors import RunError
 from offmarl.paths import local
-from offmarl.programs.buffer import Capture, add, init_capture, make_buffer
+from offmarl.programs.buffer import Capture, ChunkWriter, add, init_capture, make_buffer
 from offmarl.programs.loop import Schedule, collect
 from offmarl.programs.program import Hyperparameters, Program, Stage
 from offmarl.programs.run import (
@@ -28,7 +28,6 @@ from offmarl.programs.run import (
     environment_source,
     keep_compiled_programs,
 )
-from offmarl.programs.writer import ChunkWriter
 from offmarl.rollout import RolloutState, init_rollout, rollout
 from offmarl.tracking import progress
 from offmarl.types import ArrayTree, EnvSpec, Policy

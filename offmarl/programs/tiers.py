@@ -20,6 +20,7 @@ from offmarl.envs import Environment
 from offmarl.errors import CheckpointError, OptionError, unknown_name
 from offmarl.evaluation import Evaluation, evaluate
 from offmarl.networks import PolicyConfig, make_policy
+from offmarl.programs.buffer import ChunkWriter
 from offmarl.programs.loop import Schedule, build, collect, learn, stage_starts
 from offmarl.programs.program import ArgsT, OnlineArgs, Program, hyperparameters
 from offmarl.programs.record import is_complete, open_for_recording, record_policy, resume
@@ -33,7 +34,6 @@ from offmarl.programs.run import (
     more_to_come,
     open_run,
 )
-from offmarl.programs.writer import ChunkWriter
 from offmarl.types import ArrayTree, EnvSpec, Policy
 
 FRACTIONS = {"poor": 0.25, "medium": 0.5, "good": 0.75}

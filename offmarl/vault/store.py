@@ -16,11 +16,11 @@ from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 import tensorstore as ts
 
 from offmarl.errors import VaultFormatError
-from offmarl.vault.checksum import seal, unseal
-from offmarl.vault.drivers import Driver, Registered, TensorStoreDriver, driver_of
-from offmarl.vault.grid import Grid
-from offmarl.vault.layout import DATA, INDEX_PREFIX, UNFINISHED, NumpyArray, load_json
-from offmarl.vault.system import conflict, errors_of
+from offmarl.vault.drivers import Driver, TensorStoreDriver, driver_of
+from offmarl.vault.files import conflict, errors_of
+from offmarl.vault.key_values import Registered
+from offmarl.vault.layout import DATA, INDEX_PREFIX, UNFINISHED, NumpyArray, load_json, seal, unseal
+from offmarl.vault.metadata import Grid
 
 T = TypeVar("T")
 
