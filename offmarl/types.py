@@ -228,11 +228,11 @@ class Sequence(NamedTuple):
     next_known: Bool[Array, "*b T"]
     """Steps whose next view is known, or not needed because all agents terminated. Temporal
     difference terms of the others must be masked out."""
-    first: Bool[Array, "*b T+1"]
+    first: Bool[Array, "*b slots"]
     """Slots that begin an episode. The window's first slot may lie inside an episode."""
-    time: Int[Array, "*b T+1"] | None = None
+    time: Int[Array, "*b slots"] | None = None
     """Steps of the episode before each slot; None where they are not known."""
-    episode: Int[Array, "*b T+1"] | None = None
+    episode: Int[Array, "*b slots"] | None = None
     """Number of each slot's episode in ``Dataset.episodes``; None where there is no table."""
     return_to_go: Float[Array, "*b T N"] | None = None
     """Discounted sum of each agent's rewards from the step to the episode's end, undiscounted by

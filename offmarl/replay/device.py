@@ -20,9 +20,7 @@ from offmarl.types import EnvSpec, Sequence
 _Block = tuple[NDArray[np.int64], NDArray[np.uint32]]
 
 
-@partial(
-    jax.tree_util.register_dataclass, data_fields=["rows"], meta_fields=["spec", "windows"]
-)
+@partial(jax.tree_util.register_dataclass, data_fields=["rows"], meta_fields=["spec", "windows"])
 @dataclass(frozen=True, repr=False)
 class Replay:
     """A dataset on the device, and the shape of the batches drawn from it.
@@ -40,7 +38,7 @@ class Replay:
         Sizes of the batches.
     """
 
-    rows: UInt32[Array, "R+T W"]
+    rows: UInt32[Array, "rows W"]
     spec: EnvSpec
     windows: Windows
 
@@ -106,19 +104,19 @@ def nbytes(source: Source, windows: Windows, episodes: Chosen = None) -> int:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _blank_rows(count: int, width: int) -> UInt32[Array, "R+T W"]:
+def _blank_rows(count: int, width: int) -> UInt32[Array, "rows W"]:
     return jnp.zeros((count, width), jnp.uint32)
 
 
 @partial(jax.jit, donate_argnums=0)
 def _put(
-    rows: UInt32[Array, "R+T W"], where: Int[Array, "n"], block: UInt32[Array, "n W"]
-) -> UInt32[Array, "R+T W"]:
+    rows: UInt32[Array, "rows W"], where: Int[Array, "n"], block: UInt32[Array, "n W"]
+) -> UInt32[Array, "rows W"]:
     return rows.at[where].set(block, mode="drop")
 
 
 @partial(jax.jit, static_argnums=1, donate_argnums=0)
-def _close(rows: UInt32[Array, "R+T W"], num_slots: int) -> UInt32[Array, "R+T W"]:
+def _close(rows: UInt32[Array, "rows W"], num_slots: int) -> UInt32[Array, "rows W"]:
     """Repeat the circle's beginning after its end, so that windows there are one slice too."""
     past = jnp.arange(num_slots, len(rows))
     return rows.at[past].set(rows[past % num_slots])

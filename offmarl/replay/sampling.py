@@ -2,9 +2,9 @@
 
 Each episode of L steps takes L+1 slots: one for each step, and one for the view that the episode
 ended with. The slots of all episodes form a circle. A window of T steps is T+1 slots on end, the
-last of which only gives the next view of the one before. Windows start at every slot of the circle
-with the same probability, so each step is in each of a window's first T slots equally often, wherever
-in its episode it is, and however long the episode.
+last of which only gives the next view of the slot before it. Windows start at every slot of the
+circle with the same probability. So each step is equally likely in each of a window's first T
+slots, wherever in its episode it is, and however long the episode.
 """
 
 from collections.abc import Iterator

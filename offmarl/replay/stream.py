@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import count, islice
-from operator import itemgetter
 from typing import Any, TypeVar
 
 import jax
@@ -46,9 +45,7 @@ _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 
 
-@partial(
-    jax.tree_util.register_dataclass, data_fields=["rows"], meta_fields=["spec", "windows"]
-)
+@partial(jax.tree_util.register_dataclass, data_fields=["rows"], meta_fields=["spec", "windows"])
 @dataclass(frozen=True)
 class Batches:
     """Batches on the device that were drawn beforehand; a pytree, to pass to jitted functions.
