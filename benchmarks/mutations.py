@@ -36,9 +36,9 @@ ROOT = Path(__file__).parents[1]
 
 VAULT = {
     "drivers": "test_odd test_errors test_archive test_object_store",
-    "tree": "test_integrity test_compaction test_hostile",
+    "commit": "test_tree test_integrity test_compaction test_hostile",
     "store": "test_roundtrip test_errors test_full test_shared test_object_store",
-    "atomic": "test_durability test_errors test_kill test_export",
+    "files": "test_durability test_errors test_kill test_export",
     "mmap": "test_bounds test_reading test_mapped",
     "checked": "test_mapped test_integrity",
     "bounds": "test_bounds test_reading",

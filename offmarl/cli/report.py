@@ -24,8 +24,8 @@ from offmarl.statistics import MIN_RUNS, Reference, spread
 from offmarl.terminal import number
 from offmarl.tracking import RETURN, acting_of, labelled, progress, read_run
 from offmarl.vault import Dataset
+from offmarl.vault.files import errors_of
 from offmarl.vault.open import open_source, place_of
-from offmarl.vault.system import errors_of
 
 _MOST_FRAMES = 100
 

@@ -17,10 +17,10 @@ from offmarl.report.accumulators import (
     hash_rows,
     make_actions_accumulator,
 )
+from offmarl.terminal import Progress, quiet
 from offmarl.types import EnvSpec, Transition, View
 from offmarl.vault import Dataset, Episodes
 from offmarl.vault.digest import digest
-from offmarl.vault.progress import Progress, quiet
 
 LENGTHS = (5, 10, 20, 50, 100)
 """Window lengths that `Survey.windows` is reported for."""

@@ -1,8 +1,9 @@
-"""Zip archives: looked through before anything in them is believed."""
+"""Zip archives of vaults: checked before anything in them is used, and unpacked."""
 
 import math
 import os
 import re
+import shutil
 import stat
 import struct
 import zipfile
@@ -13,10 +14,17 @@ from functools import lru_cache
 from io import BytesIO
 from pathlib import Path, PurePath, PurePosixPath
 
-from offmarl.errors import VaultFormatError
+from offmarl.errors import VaultFormatError, VaultFullError
+from offmarl.paths import local
+from offmarl.vault.files import (
+    errors_of,
+    make_directory,
+    publish,
+    refuse_existing,
+    workspace,
+)
 from offmarl.vault.layout import MANIFEST, METADATA
-from offmarl.vault.location import open_files
-from offmarl.vault.system import errors_of
+from offmarl.vault.location import open_files, vaults_among
 
 _TAIL = 2**16 + 2**10
 """Bytes at an archive's end: its end records with the longest comment, most directories too."""
@@ -205,3 +213,76 @@ def _read_tail(archive: PurePath, size: int) -> bytes:
     if found.state != "value":
         raise FileNotFoundError
     return bytes(found.value)
+
+
+_BLOCK_BYTES = 2**20
+
+
+def unpack(archive: Path, destination: Path, members: str | None = None) -> list[Path]:
+    """Unpack the vaults in a zip archive; each appears at its path whole or not at all.
+
+    Names and sizes are checked before anything is written, and checksums while unpacking. Files
+    that belong to no vault stay in the archive.
+
+    Parameters
+    ----------
+    archive
+        The zip archive.
+    destination
+        The directory to unpack to; created if it does not exist.
+    members
+        A path inside the archive, such as ``"3m.vlt/Good"``: only vaults below it are unpacked.
+
+    Returns
+    -------
+    list
+        The paths of the vaults.
+
+    Raises
+    ------
+    VaultExistsError
+        One of the paths exists.
+    VaultFullError
+        The disk has too little free space.
+    VaultLockedError
+        Another process unpacks the same archive there.
+    VaultFormatError
+        The archive is damaged or unsafe, or has no such vault.
+    """
+    archive, destination = local(archive), local(destination)
+    found = {member.filename: member for member in members_of(archive)}
+    vaults = [path for path in vaults_among(found) if _below(path, members)]
+    if not vaults:
+        raise VaultFormatError(f"there is no vault in {archive / (members or '')}.")
+    roots = {*vaults}
+    wanted = [one for one in found.values() if roots & {*PurePosixPath(one.filename).parents}]
+    for path in vaults:
+        refuse_existing(destination / path)
+    with errors_of(destination), workspace(destination / f".{archive.name}.part") as part:
+        _check_room(part, archive, sum(member.file_size for member in wanted))
+        with readable(archive), zipfile.ZipFile(archive) as opened:
+            for member in wanted:
+                _extract(opened, member, part / member.filename)
+        for path in vaults:
+            make_directory((destination / path).parent)
+            publish(part / path, destination / path)
+    return [destination / path for path in vaults]
+
+
+def _below(path: PurePosixPath | str, prefix: PurePosixPath | str | None) -> bool:
+    return prefix is None or PurePosixPath(path).is_relative_to(prefix)
+
+
+def _check_room(directory: Path, archive: Path, size: int) -> None:
+    free = shutil.disk_usage(directory).free
+    if size > free:
+        raise VaultFullError(
+            f"{archive} takes {size} bytes unpacked, and {directory.parent} has room for {free}: "
+            "nothing was unpacked."
+        )
+
+
+def _extract(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with archive.open(member) as source, path.open("wb") as target:
+        shutil.copyfileobj(source, target, _BLOCK_BYTES)

@@ -7,7 +7,7 @@ others through TensorStore, a bounded number of bytes at a time.
 import resource
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from functools import cached_property, partial
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -16,10 +16,12 @@ import tensorstore as ts
 from numpy.typing import NDArray
 
 from offmarl.errors import VaultError
-from offmarl.vault import layout
+from offmarl.types import EnvSpec, View
+from offmarl.vault import encoding, layout
 from offmarl.vault.checked import Checks, ChunkPlace, Fresh
 from offmarl.vault.commit import ahead
-from offmarl.vault.layout import Leaf, NumpyArray
+from offmarl.vault.layout import NumpyArray
+from offmarl.vault.manifest import Description, read_table
 from offmarl.vault.mmap import MappedArray, Snapshot, cut, map_arrays
 from offmarl.vault.store import Store
 
@@ -46,14 +48,9 @@ class Arrays:
 
     Parameters
     ----------
-    store
-        Where they are.
-    leaves
-        Disk name to the data type and the shape of a single step.
-    rows, length
-        The first two axes.
-    complete
-        Whether every chunk must be there; other programs may leave out those of a fill value.
+    vault
+        What the vault says of itself. Every chunk must exist if offmarl wrote it; other programs
+        may leave out chunks of a fill value.
     snapshot
         Returns what the store holds, or None where it cannot be mapped; called once at most.
     checks
@@ -62,18 +59,13 @@ class Arrays:
 
     def __init__(
         self,
-        store: Store,
-        leaves: Mapping[str, Leaf],
-        rows: int,
-        length: int,
-        complete: bool,
+        vault: Description,
         snapshot: Callable[[], Snapshot | None],
         checks: Checks | None,
     ):
-        self._store = store
-        self._leaves = leaves
-        self._rows, self._length = rows, length
-        self._complete = complete
+        self._store, self._leaves = vault.store, vault.leaves
+        self._rows, self._length = vault.rows, vault.length
+        self._schema = vault.manifest.schema if vault.manifest else None
         self._snapshot = snapshot
         self._fetched = _View({}, checks)
         self._mapping = Lock()
@@ -89,7 +81,7 @@ class Arrays:
         self._check_names([name])
         if name not in self._opened:
             prefix = layout.prefix_of(name)
-            self._opened[name] = self._store.array(prefix, complete=self._complete)
+            self._opened[name] = self._store.array(prefix, complete=self._schema is not None)
         return self._opened[name]
 
     def _check_names(self, names: Iterable[str]) -> None:
@@ -102,6 +94,8 @@ class Arrays:
 
     def chunk(self, name: str) -> tuple[int, int]:
         """Return the rows and the steps of an array's chunks."""
+        if self._schema:
+            return self._schema.chunk_rows, self._schema.chunk_steps
         rows, steps, *_ = self.open(name).chunk_layout.read_chunk.shape
         return rows, steps
 
@@ -325,3 +319,62 @@ def _settle(pending: deque[tuple[NumpyArray, Any]], most: int) -> None:
         target, read = pending.popleft()
         target[...] = read.result()
         in_flight -= target.nbytes
+
+
+_IN_MEMORY_BYTES = 2**25
+"""Views that take more are read in blocks when they are asked for."""
+
+
+class FinalViews:
+    """The final views of a vault, which may be more than fit in memory.
+
+    Parameters
+    ----------
+    store, spec
+        The vault's.
+    count
+        How many there are.
+    in_memory_bytes
+        Where all take no more, they are read at once and kept.
+    """
+
+    def __init__(
+        self, store: Store, spec: EnvSpec, count: int, in_memory_bytes: int = _IN_MEMORY_BYTES
+    ):
+        self._store = store
+        self._dtype = encoding.view_dtype(spec)
+        self._count = count
+        self._in_memory = count * self._dtype.itemsize <= in_memory_bytes
+
+    @cached_property
+    def all(self) -> View:
+        """All of them, ``(F, ...)``."""
+        table = read_table(self._store, layout.FINALS_PREFIX, self._count, self._dtype)
+        return encoding.unpack_view(table)
+
+    def read(self, numbers: NumpyArray) -> View:
+        """Read some, ``(len(numbers), ...)``."""
+        if self._in_memory:
+            return View(*(field[numbers] for field in self.all))
+        views: NumpyArray = np.empty(len(numbers), self._dtype)
+        block = self._block_of(numbers)
+        for one in np.unique(block):
+            first = self._firsts[one]
+            (data,) = self._store.get_all([layout.finals_key(int(first))])
+            here = block == one
+            views[here] = np.frombuffer(data, self._dtype)[numbers[here] - first]
+        return encoding.unpack_view(views)
+
+    def in_block(self, key: str, numbers: NumpyArray) -> NumpyArray:
+        """Return which views are stored under a key; none that are -1."""
+        first = int(key.removeprefix(layout.FINALS_PREFIX))
+        return (numbers >= 0) & (self._firsts[self._block_of(numbers)] == first)
+
+    def _block_of(self, numbers: NumpyArray) -> NumpyArray:
+        return np.searchsorted(self._firsts, numbers, side="right") - 1
+
+    @cached_property
+    def _firsts(self) -> NumpyArray:
+        """The number of the first view in each block of them."""
+        prefix = layout.FINALS_PREFIX
+        return np.array([int(key.removeprefix(prefix)) for key in self._store.keys(prefix)])

@@ -7,7 +7,7 @@ reads only check the second vector.
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import google_crc32c
 import numpy as np
@@ -15,18 +15,13 @@ from jaxtyping import Bool, Int
 
 from offmarl.errors import VaultChecksumError, VaultFormatError
 from offmarl.vault import layout
-from offmarl.vault.checksum import unseal
 from offmarl.vault.faults import damaged, of_chunk, with_episodes
-from offmarl.vault.grid import Chunk
-from offmarl.vault.layout import Leaf, NumpyArray, Schema
-from offmarl.vault.manifest import decode_head
+from offmarl.vault.layout import Leaf, NumpyArray, Schema, unseal
+from offmarl.vault.manifest import Description, decode_head
+from offmarl.vault.metadata import Chunk
 from offmarl.vault.mmap import Check, Snapshot
 from offmarl.vault.store import Store
 from offmarl.vault.tables import Episodes
-
-if TYPE_CHECKING:
-    from offmarl.vault.dataset import Dataset
-
 
 _UNKNOWN = -1
 
@@ -268,17 +263,17 @@ class _Check(NamedTuple):
         self.sound[block, number] = True
 
 
-def checks_of(store: Store, vault: "Dataset") -> Checks | None:
-    """Return what to compare a vault's reads with.
+def checks_of(vault: Description, episodes: Callable[[], Episodes]) -> Checks | None:
+    """Return the checks of a vault that was opened.
 
-    None where its codec does that by itself, and where others wrote it, who keep no checksums.
+    None if its codec has checksums of its own, or if another program wrote it: those keep none.
     """
     if vault.manifest is None or vault.manifest.schema.codec != "raw":
         return None
     schema, length = vault.manifest.schema, vault.manifest.head.length
     if length < vault.length:  # a stock program wrote to the last chunk
         length -= length % schema.chunk_steps
-    return Checks(store, schema, vault.leaves, vault.length, length, lambda: vault.episodes)
+    return Checks(vault.store, schema, vault.leaves, vault.length, length, episodes)
 
 
 def agrees(chunk: NumpyArray, expected: int, filled: int) -> bool:

@@ -16,15 +16,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from offmarl.errors import VaultConflictError, VaultFormatError
-from offmarl.vault import layout, tree
-from offmarl.vault.atomic import sync
-from offmarl.vault.checksum import OWN_PREFIX, unseal
+from offmarl.vault import commit, layout
 from offmarl.vault.commit import Contents, ahead
 from offmarl.vault.drivers import Directory, Driver
-from offmarl.vault.layout import DATA, MANIFEST, UNFINISHED, load_json
+from offmarl.vault.files import errors_of, sync
+from offmarl.vault.layout import DATA, MANIFEST, OWN_PREFIX, UNFINISHED, load_json, unseal
 from offmarl.vault.open import locate
 from offmarl.vault.store import Store, store_of
-from offmarl.vault.system import errors_of
 from offmarl.vault.verification import examine
 
 REBUILT = ".rebuilt"
@@ -71,7 +69,7 @@ def compact(path: str | os.PathLike[str]) -> Compaction:
         contents = Contents.of(store)
         with rebuilding(directory) as fresh:
             # With the same identity, programs that have the vault open read on.
-            rebuilt = store_of(Directory(fresh), tree.config_of(Directory(directory)))
+            rebuilt = store_of(Directory(fresh), commit.config_of(Directory(directory)))
             copy(contents, contents.tree.values, rebuilt)
             repeat_tree(rebuilt)
             switch(directory, fresh, expected=manifest)
@@ -199,7 +197,7 @@ def tidy(driver: Driver) -> None:
     if not rest.exists():
         return
     try:
-        live = tree.live_files(driver)
+        live = commit.live_files(driver)
     except (ValueError, OSError):
         live = None  # unknown without a manifest: repair may need any of them
     for file in (directory / DATA).glob("*"):

@@ -12,15 +12,13 @@ from typing import Any, SupportsIndex, get_args
 from offmarl.errors import VaultError, VaultExistsError, VaultLockedError
 from offmarl.types import EnvSpec
 from offmarl.vault import layout
-from offmarl.vault.atomic import clear, make_directory, publish
 from offmarl.vault.drivers import Directory, Driver, driver_of
+from offmarl.vault.files import WriterLock, clear_directory, errors_of, make_directory, publish
 from offmarl.vault.layout import METADATA, Codec, Head, Schema
 from offmarl.vault.location import absolute
-from offmarl.vault.lock import WriterLock
 from offmarl.vault.metadata import to_metadata, without_episodes
 from offmarl.vault.open import SUFFIX
 from offmarl.vault.store import Store, store_of
-from offmarl.vault.system import errors_of
 from offmarl.vault.values import OnInvalid
 from offmarl.vault.writer import Writer
 
@@ -104,7 +102,7 @@ def _building(place: Driver, part: Path) -> Iterator[tuple[Store, WriterLock]]:
         raise
     try:
         place.refuse_existing()
-        clear(part)
+        clear_directory(part)
         yield store_of(fresh), lock
     except BaseException:
         _remove(part)  # before others may build there

@@ -11,14 +11,20 @@ from numpy.typing import NDArray
 
 from offmarl.errors import VaultError
 from offmarl.types import EnvSpec, Episode, Sequence, Transition, View
-from offmarl.vault import bounds, compat, encoding, infer, layout, tables
-from offmarl.vault.arrays import Arrays
+from offmarl.vault import bounds, compat, encoding, layout, tables
+from offmarl.vault.arrays import Arrays, FinalViews
 from offmarl.vault.checked import checks_of
-from offmarl.vault.final_views import FinalViews
 from offmarl.vault.layout import NumpyArray
-from offmarl.vault.manifest import check_documents, describe, read_table, snapshot_of, unchecked
+from offmarl.vault.manifest import (
+    Manifest,
+    check_documents,
+    describe,
+    read_beside,
+    read_episodes,
+    snapshot_of,
+    unchecked,
+)
 from offmarl.vault.mmap import Snapshot
-from offmarl.vault.published import read_beside
 from offmarl.vault.store import Store
 
 if TYPE_CHECKING:  # they bring in JAX, which reading does without
@@ -40,8 +46,8 @@ class Dataset:
     ----------
     path
         Its directory; one in an archive or at a URL is written in the same way.
-    own
-        Our own keys; None in a foreign vault.
+    manifest
+        The keys of offmarl; None in a vault of another program.
     leaves
         Disk name to the data type and the shape of a single step.
     rows, length
@@ -56,19 +62,20 @@ class Dataset:
     """
 
     def __init__(self, store: Store, checked: bool = True, time_limit: int | None = None):
-        self.path = path = store.path
-        self.store = store
+        self.store, self.path = store, store.path
         self._checked = checked
         self._has_length = False
         self._read_through: Arrays | None = None
         self._opening = Lock()
-        described = describe(self.store)
+        self._described = described = describe(store)
         self.manifest = described.manifest
         self.leaves, self.rows, self.length = described.leaves, described.rows, described.length
         self.unverified = described.unverified
         if self.manifest and time_limit is not None:
-            raise VaultError(f"{path} tells how its episodes ended: open it without a time limit.")
-        beside = read_beside(self.store.driver)
+            raise VaultError(
+                f"{self.path} records how its episodes ended: open it without a time limit."
+            )
+        beside = read_beside(store.driver)
         known = None if self.manifest else beside.time_limit
         self.time_limit = known if time_limit is None else time_limit
         self.provenance = {**described.provenance, **beside.provenance}
@@ -120,7 +127,7 @@ class Dataset:
         """The environment's sizes; in a foreign vault, what its arrays tell of them."""
         if self.manifest:
             return self.manifest.schema.spec
-        return infer.spec(self)
+        return compat.infer_spec(self)
 
     @cached_property
     def quirks(self) -> tuple[str, ...]:
@@ -131,7 +138,7 @@ class Dataset:
         """
         if self.manifest:
             return compat.recorded(self.provenance)
-        return infer.quirks(self, self._table)
+        return compat.find_quirks(self, self._table)
 
     @cached_property
     def episodes(self) -> tables.Episodes:
@@ -143,27 +150,19 @@ class Dataset:
     @cached_property
     def _table(self) -> tables.Table:
         """Every episode, its end as it is on disk."""
-        return np.concatenate(list(self._tables()))
+        found = [self._recorded(self.manifest)] if self.manifest else []
+        start = self.manifest.head.length if self.manifest else 0
+        if start < self.length or not self.manifest:
+            found += compat.infer_episodes(self, self.spec.num_agents, start)
+        return np.concatenate(found)
 
     @cached_property
     def _limited(self) -> NumpyArray:
-        return infer.limited(self, self._table)
+        return compat.limited_steps(self, self._table)
 
-    def _tables(self) -> Iterator[tables.Table]:
-        if self.manifest is None:
-            yield from infer.episodes(self)
-            return
-        head, running = self.manifest.head, self.manifest.running
-        yield from self._kept()
-        yield running[running["length"] > 0]
-        if head.length < self.length:
-            yield from infer.episodes(self, head.length)
-
-    def _kept(self) -> Iterator[tables.Table]:
-        """Yield the table of our own of the episodes that ended."""
-        if self.manifest:
-            dtype = tables.dtype(self.spec.num_agents)
-            yield read_table(self.store, layout.EPISODES_PREFIX, self.manifest.head.episodes, dtype)
+    def _recorded(self, manifest: Manifest) -> tables.Table:
+        """Return the episodes that offmarl wrote."""
+        return read_episodes(self.store, manifest)
 
     @property
     def finals(self) -> View:
@@ -224,12 +223,12 @@ class Dataset:
             There are no such steps or arrays, or they cannot be read.
         """
         stop = self.length if stop is None else stop
-        bounds.check_steps(self, start, stop)
-        if stop - start > infer.UNBACKED_STEPS:
+        bounds.check_steps(self._described, start, stop)
+        if stop - start > bounds.UNBACKED_STEPS:
             self._check_length()
         names = list(self.leaves if leaves is None else leaves)
         span = bounds.indices(rows, self.rows, "rows")
-        some = {} if agents == _ALL else bounds.agents(self, agents)
+        some = {} if agents == _ALL else bounds.agents(self.leaves, self.spec.num_agents, agents)
         return self._arrays.read(names, span, range(start, stop), some)
 
     def windows(
@@ -264,7 +263,8 @@ class Dataset:
             There are no such steps or arrays, or they cannot be read.
         """
         names = list(self.leaves if leaves is None else leaves)
-        return self._arrays.windows(names, *bounds.windows(self, rows, starts, length), length)
+        rows, starts = bounds.windows(self._described, rows, starts, length)
+        return self._arrays.windows(names, rows, starts, length)
 
     def prefetch(
         self,
@@ -278,7 +278,8 @@ class Dataset:
         Returns at once. Without effect on vaults that are not memory-mapped.
         """
         names = list(self.leaves if leaves is None else leaves)
-        self._arrays.prefetch(names, *bounds.windows(self, rows, starts, length), length)
+        rows, starts = bounds.windows(self._described, rows, starts, length)
+        self._arrays.prefetch(names, rows, starts, length)
 
     def percentiles(self, low: float, high: float) -> tuple[int, int]:
         """Return the interval of steps from one percentile of time to another.
@@ -357,8 +358,8 @@ class Dataset:
     def _check_length(self) -> None:
         """Raise `VaultFormatError` where the vault says that it has more steps than can be."""
         if not self._has_length:
-            infer.check_length(self, lambda name: self._arrays.chunk(name)[1])
-        self._has_length = True
+            bounds.check_length(self._described, lambda name: self._arrays.chunk(name)[1])
+            self._has_length = True
 
     @property
     def _arrays(self) -> Arrays:
@@ -374,10 +375,8 @@ class Dataset:
         checks = None
         if self._checked and self.manifest and self.manifest.schema.codec == "raw":
             self._check_length()  # what is remembered of each chunk takes memory
-            checks = checks_of(self.store, self)
-        return Arrays(
-            self.store, self.leaves, self.rows, self.length, self.native, self._snapshot, checks
-        )
+            checks = checks_of(self._described, lambda: self.episodes)
+        return Arrays(self._described, self._snapshot, checks)
 
     def _snapshot(self) -> Snapshot | None:
         return snapshot_of(self.store, self.manifest)

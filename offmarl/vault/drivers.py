@@ -9,15 +9,15 @@ import math
 import os
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
-from pathlib import Path, PurePath, PurePosixPath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from offmarl.errors import VaultError, VaultExistsError, VaultFormatError, VaultNotFoundError
-from offmarl.vault import regular_files
-from offmarl.vault.key_values import factories
+from offmarl.errors import VaultError, VaultFormatError, VaultNotFoundError
+from offmarl.vault import files
+from offmarl.vault.files import WriterLock, errors_of
 from offmarl.vault.layout import MANIFEST, METADATA
 from offmarl.vault.location import (
     ARCHIVE_SUFFIX,
@@ -28,9 +28,8 @@ from offmarl.vault.location import (
     archive_context,
     caching_context,
     kvstore_spec,
+    vaults_among,
 )
-from offmarl.vault.lock import WriterLock
-from offmarl.vault.system import errors_of
 
 if TYPE_CHECKING:
     import tensorstore as ts
@@ -135,19 +134,11 @@ class Driver(ABC):
     def refuse_existing(self) -> None:
         """Raise `VaultExistsError` if a vault cannot be created because something exists."""
         if self.is_vault():
-            raise existing(self.path)
+            raise files.existing(self.path)
 
     def missing(self) -> VaultError:
         """Return the error for a place that is no vault and has none below."""
         return VaultNotFoundError(f"there is no vault at {self.path}.")
-
-
-def existing(path: PurePath) -> VaultExistsError:
-    """Return the error for a place that is taken."""
-    return VaultExistsError(
-        f"there is something at {path} already: choose another path, remove it, or, if it is a "
-        "vault to go on with, resume it."
-    )
 
 
 class TensorStoreDriver(Driver):
@@ -221,7 +212,7 @@ class Directory(TensorStoreDriver):
     def read(self, name: str) -> bytes | None:
         """Return the content of a small regular file, or None if it does not exist."""
         try:
-            with os.fdopen(regular_files.open_file(self.directory, name), "rb") as file:
+            with os.fdopen(files.open_file(self.directory, name), "rb") as file:
                 return file.read()
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -257,7 +248,7 @@ class Directory(TensorStoreDriver):
 
     def check(self) -> None:
         """Raise `VaultFormatError` if the directory holds links or special files."""
-        regular_files.check_regular_files(self.directory)
+        files.check_regular_files(self.directory)
 
     def clear_unfinished(self, name: str) -> None:
         """Remove a file that a killed commit left."""
@@ -265,8 +256,7 @@ class Directory(TensorStoreDriver):
 
     def refuse_existing(self) -> None:
         """Raise `VaultExistsError` if anything exists, even a link that leads nowhere."""
-        if self.directory.exists() or self.directory.is_symlink():
-            raise existing(self.path)
+        files.refuse_existing(self.directory)
 
     def missing(self) -> VaultError:
         """Return the error for a directory, or a file, that is no vault."""
@@ -355,49 +345,8 @@ class Bucket(TensorStoreDriver):
         self.files.delete_range(ts.KvStore.KeyRange()).result()
 
 
-class Registered(Driver):
-    """A place of a kind that was registered by `register_driver`.
-
-    Attributes
-    ----------
-    values
-        The user's key-value store. It also holds ``metadata.json``, which is written last when a
-        vault is created, so that a vault is what has one.
-    """
-
-    is_writable = True
-
-    def __init__(self, path: Url):
-        super().__init__(path)
-        self.values = factories[path.scheme](str(path))
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all values."""
-        return sum(self.values.sizes("").values())
-
-    def read(self, name: str) -> bytes | None:
-        """Return the value of a key, or None."""
-        (value,) = self.values.read([name])
-        return value
-
-    def write(self, name: str, content: bytes) -> None:
-        """Write one value."""
-        self.values.commit({name: content}, {})
-
-    def clear(self) -> None:
-        """Remove all keys."""
-        self.values.clear()
-
-    def is_vault(self) -> bool:
-        """Whether there is ``metadata.json``."""
-        return self.read(METADATA) is not None
-
-    def vaults(self) -> list[PurePath]:
-        """Return the vaults below, at any depth."""
-        keys = (PurePosixPath(key) for key in self.values.sizes("") if key.endswith(METADATA))
-        found = sorted({key.parent for key in keys if key.name == METADATA and len(key.parts) > 1})
-        return [self.path / below for below in found if not below.name.startswith(".")]
+openers: dict[str, Callable[[Url], Driver]] = {}
+"""What opens the places of registered schemes; `offmarl.vault.register_driver` adds to it."""
 
 
 def driver_of(path: str | os.PathLike[str]) -> Driver:
@@ -410,8 +359,8 @@ def driver_of(path: str | os.PathLike[str]) -> Driver:
         can be written like that.
     """
     full = absolute(path)
-    if isinstance(full, Url) and full.scheme in factories:
-        return Registered(full)
+    if isinstance(full, Url) and full.scheme in openers:
+        return openers[full.scheme](full)
     if isinstance(full, Url) and full.scheme not in (*BUCKETS, *WEB):
         raise VaultError(
             f"{full} has a scheme that this process did not register: call "
@@ -433,15 +382,6 @@ def driver_of(path: str | os.PathLike[str]) -> Driver:
 
 def _is_file(path: PurePath) -> bool:
     return Path(path).is_file()
-
-
-def vaults_among(names: Iterable[str]) -> list[PurePosixPath]:
-    """Return the directories of vaults that files of these names belong to, sorted."""
-    ends = f"/{METADATA}", f"/{MANIFEST}"
-    paths = {PurePosixPath(name) for name in names if name.endswith(ends)}
-    found = {path.parent for path in paths if path.name == METADATA}
-    whole = [path for path in found if path / MANIFEST in paths and path.parts]
-    return sorted(path for path in whole if not path.name.startswith("."))
 
 
 def _size(file: Path) -> int:

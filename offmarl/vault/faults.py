@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from offmarl.errors import OffmarlError, VaultFormatError
-from offmarl.vault.grid import Chunk
+from offmarl.vault.metadata import Chunk
 from offmarl.vault.tables import Episodes
 
 

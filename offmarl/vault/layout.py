@@ -9,6 +9,7 @@ Published names are known here and in `offmarl.vault.encoding` alone.
 import json
 import math
 from collections.abc import Iterable, Mapping
+from pathlib import PurePath
 from typing import Any, Literal, NamedTuple, get_args
 
 import google_crc32c
@@ -202,17 +203,15 @@ def leaves(spec: EnvSpec, agent_policies: bool = True) -> dict[str, Leaf]:
     """
     agents = (spec.num_agents,)
     float32, int32 = np.dtype("<f4"), np.dtype("<i4")
-    continuous = isinstance(spec.action, Continuous)
+    continuous, action_size = isinstance(spec.action, Continuous), spec.action_size
     return {
         "observations": Leaf(float32, (*agents, spec.observation_size)),
-        "actions": Leaf(float32, (*agents, spec.action_size))
-        if continuous
-        else Leaf(int32, agents),
+        "actions": Leaf(float32, (*agents, action_size)) if continuous else Leaf(int32, agents),
         "rewards": Leaf(float32, agents),
         "terminals": Leaf(float32, agents),
         "truncations": Leaf(float32, agents),
         "infos.state": Leaf(float32, (spec.state_size,)),
-        "infos.legals": Leaf(float32, (*agents, spec.action_size)),
+        "infos.legals": Leaf(float32, (*agents, action_size)),
         "infos.alive": Leaf(float32, agents),
         "infos.behaviour_log_probs": Leaf(float32, agents),
         POLICY_IDS: Leaf(int32, agents if agent_policies else ()),
@@ -287,3 +286,36 @@ def dump_json(value: Any) -> bytes:
         return json.dumps(value).encode()
     except (TypeError, ValueError) as error:
         raise VaultError(f"provenance must be plain JSON values: {error}.") from error
+
+
+OWN_PREFIX = "offmarl/"
+_MARK = b"\x00c1c"
+_SIZE = len(_MARK) + 4
+
+
+def seal(values: Mapping[str, bytes | bytearray]) -> dict[str, bytes | bytearray]:
+    """Return what to store: values under keys of offmarl with their checksum, others as given."""
+    return {
+        key: b"".join((value, _MARK, google_crc32c.value(value).to_bytes(4, "big")))
+        if key.startswith(OWN_PREFIX)
+        else value
+        for key, value in values.items()
+    }
+
+
+def is_sealed(stored: bytes) -> bool:
+    """Whether a value under one of offmarl's keys has a checksum; those of version 1 have none."""
+    return stored[-_SIZE:-4] == _MARK
+
+
+def unseal(key: str, stored: bytes, path: PurePath) -> bytes:
+    """Return the value that `seal` was given; `VaultFormatError` where the checksum is wrong."""
+    if not key.startswith(OWN_PREFIX) or not is_sealed(stored):
+        return stored
+    value = stored[:-_SIZE]
+    if google_crc32c.value(value) != int.from_bytes(stored[-4:], "big"):
+        raise VaultFormatError(
+            f"{path} is damaged: the checksum of {key} is wrong. `offmarl verify` tells what is "
+            "left of the vault, and `offmarl repair` keeps that."
+        )
+    return value

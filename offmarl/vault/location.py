@@ -3,12 +3,14 @@
 import os
 import posixpath
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from offmarl.errors import VaultError
 from offmarl.paths import local
+from offmarl.vault.layout import MANIFEST, METADATA
 
 if TYPE_CHECKING:
     import tensorstore as ts
@@ -22,7 +24,7 @@ BUCKETS = ("s3", "gs")
 WEB = ("http", "https")
 _SCHEMES = (*BUCKETS, *WEB)
 schemes = {*_SCHEMES}
-"""The schemes that URLs may have; `offmarl.vault.drivers.register_driver` adds to them."""
+"""The schemes that URLs may have; `offmarl.vault.register_driver` adds to them."""
 _COLLAPSED = re.compile(r"([a-z][a-z0-9+.-]+):/(?=[^/])", re.IGNORECASE)
 """How `pathlib` writes the beginning of a URL."""
 _SERVER = re.compile(r"(\[[^\]/@]*\]|[^\[\]/:@]+)(:\d+)?(?=/|$)")
@@ -175,3 +177,12 @@ def open_files(path: PurePath) -> "ts.KvStore":
     import tensorstore as ts
 
     return ts.KvStore.open(kvstore_spec(path, "/"), context=caching_context()).result()
+
+
+def vaults_among(names: Iterable[str]) -> list[PurePosixPath]:
+    """Return the directories of vaults that files of these names belong to, sorted."""
+    ends = f"/{METADATA}", f"/{MANIFEST}"
+    paths = {PurePosixPath(name) for name in names if name.endswith(ends)}
+    found = {path.parent for path in paths if path.name == METADATA}
+    whole = [path for path in found if path / MANIFEST in paths and path.parts]
+    return sorted(path for path in whole if not path.name.startswith("."))

@@ -14,11 +14,10 @@ import numpy as np
 
 from offmarl.errors import VaultError, VaultFormatError
 from offmarl.vault import encoding, layout, tables
-from offmarl.vault.checksum import unseal
 from offmarl.vault.commit import Contents
 from offmarl.vault.drivers import Driver
 from offmarl.vault.faults import Fault, expect, noting
-from offmarl.vault.layout import METADATA, Head, Leaf, NumpyArray, Schema, load_json
+from offmarl.vault.layout import METADATA, Head, Leaf, NumpyArray, Schema, load_json, unseal
 from offmarl.vault.metadata import STOCK_KEYS, parse_metadata, schema_in, to_metadata, zarrays
 from offmarl.vault.mmap import Snapshot, open_snapshot
 from offmarl.vault.store import Store
@@ -183,8 +182,9 @@ def check_documents(store: Store, schema: Schema) -> None:
 
     Nothing protects these documents, and data would be taken for what it is not.
     """
-    for key, expected in zarrays(schema).items():
-        if store.get_json(key) != json.loads(expected):
+    expected = zarrays(schema)
+    for (key, document), value in zip(expected.items(), store.get_all([*expected]), strict=True):
+        if value != document and load_json(value, key) != json.loads(document):
             raise VaultFormatError(
                 f"{store.path} is damaged: {key} is not what the vault's schema says. `offmarl "
                 "repair` sets it right."
@@ -303,14 +303,20 @@ def read_schema(contents: Contents, metadata: Mapping[str, Any], faults: list[Fa
 
 
 class Description(NamedTuple):
-    """As `offmarl.vault.Dataset` has it."""
+    """What a vault says of itself; the fields are those of `offmarl.vault.Dataset`."""
 
+    store: Store
     manifest: Manifest | None
     leaves: Mapping[str, Leaf]
     rows: int
     length: int
     provenance: Mapping[str, Any]
     unverified: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def path(self) -> PurePath:
+        """The vault's path."""
+        return self.store.path
 
 
 def describe(store: Store) -> Description:
@@ -328,8 +334,10 @@ def _of_ours(store: Store, own: Manifest, metadata: Mapping[str, Any]) -> Descri
             "changed or damaged: copy the vault again from where it came from, or see what "
             "`offmarl repair` makes of it."
         )
-    leaves = own.schema.leaves
-    return Description(own, leaves, own.schema.rows, own.length, own.provenance, own.unverified)
+    schema = own.schema
+    return Description(
+        store, own, schema.leaves, schema.rows, own.length, own.provenance, own.unverified
+    )
 
 
 def _of_others(store: Store, metadata: Mapping[str, Any]) -> Description:
@@ -337,7 +345,7 @@ def _of_others(store: Store, metadata: Mapping[str, Any]) -> Description:
     for name, leaf in leaves.items():
         _check_array(store, name, leaf, rows)
     told = {key: metadata[key] for key in metadata if key not in STOCK_KEYS}
-    return Description(None, leaves, rows, stock_length(store), told)
+    return Description(store, None, leaves, rows, stock_length(store), told)
 
 
 def _check_array(store: Store, name: str, leaf: Leaf, rows: int) -> None:
@@ -355,3 +363,35 @@ def _check_array(store: Store, name: str, leaf: Leaf, rows: int) -> None:
             f"{store.path}: the chunks of {name} are said to have shape {chunk}, which no vault "
             "has, and reading one would fill the memory."
         )
+
+
+RECORD = "pulled.json"
+"""Beside the vaults of a dataset that was pulled, in ``<name>.vlt``."""
+TIME_LIMIT = "time_limit"
+"""In the record: steps after which episodes were cut off, if that is known."""
+PUBLISHED = "published"
+"""In the record, and in the provenance of these vaults: where they are from, licence, citation."""
+
+
+class Beside(NamedTuple):
+    """Facts recorded by `offmarl pull`; empty for other vaults."""
+
+    time_limit: int | None = None
+    provenance: Mapping[str, Any] = {}
+
+
+def read_beside(driver: Driver) -> Beside:
+    """Return the facts recorded beside a vault in a local directory.
+
+    Invalid fields are ignored; the vault is readable without them.
+    """
+    try:
+        content = driver.read_beside(RECORD)
+        found = load_json(content, RECORD) if content else {}
+    except (OSError, VaultFormatError):
+        return Beside()
+    limit, published = found.get(TIME_LIMIT), found.get(PUBLISHED)
+    return Beside(
+        limit if type(limit) is int and limit > 0 else None,
+        {PUBLISHED: published} if isinstance(published, dict) else {},
+    )

@@ -12,10 +12,10 @@ from offmarl.paths import named
 from offmarl.vault import tables
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.drivers import Directory, Driver, driver_of
+from offmarl.vault.files import errors_of
 from offmarl.vault.manifest import read_episodes, read_manifest, read_metadata, stock_length
 from offmarl.vault.metadata import parse_metadata
 from offmarl.vault.store import Store, store_of
-from offmarl.vault.system import errors_of
 
 SUFFIX = ".vlt"
 

@@ -16,24 +16,28 @@ import numpy as np
 
 from offmarl import __version__
 from offmarl.errors import OffmarlError, VaultFormatError
-from offmarl.vault import layout, scan, tables, tree
-from offmarl.vault.atomic import sync
-from offmarl.vault.checksum import OWN_PREFIX
+from offmarl.terminal import Progress, quiet
+from offmarl.vault import commit, layout, tables
 from offmarl.vault.commit import Contents
 from offmarl.vault.compaction import copy, exclusive, rebuilding, repeat_tree, switch
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.drivers import Directory, Driver
 from offmarl.vault.faults import Fault
-from offmarl.vault.grid import Grid
+from offmarl.vault.files import errors_of, sync
 from offmarl.vault.index import reindex
-from offmarl.vault.layout import DATA, METADATA, Head, NumpyArray
+from offmarl.vault.layout import DATA, METADATA, OWN_PREFIX, Head, NumpyArray
 from offmarl.vault.manifest import Parts, read_final_block, read_metadata, read_parts, read_schema
-from offmarl.vault.metadata import to_metadata, without_episodes
-from offmarl.vault.progress import Progress, quiet
+from offmarl.vault.metadata import Grid, to_metadata, without_episodes
 from offmarl.vault.store import OcdbtStore, Store, store_of
-from offmarl.vault.system import errors_of
 from offmarl.vault.tables import Table
-from offmarl.vault.verification import Verification, examine, find, foreign_grids, own_grids
+from offmarl.vault.verification import (
+    Verification,
+    examine,
+    find,
+    foreign_grids,
+    own_grids,
+    placed_length,
+)
 
 
 class Repair(NamedTuple):
@@ -97,7 +101,7 @@ def _source(directory: Path, fresh: Path, before: Verification) -> tuple[Content
     """
     driver = Directory(directory)
     with suppress(ValueError, OSError):
-        last = Contents(driver, tree.current(driver))
+        last = Contents(driver, commit.current_tree(driver))
         if not last.tree.lost:
             return last, before
     best = max(_candidates(driver), key=_extent, default=None)
@@ -115,13 +119,13 @@ def _source(directory: Path, fresh: Path, before: Verification) -> tuple[Content
 def _candidates(driver: Directory) -> Iterator[Contents]:
     """Yield the last commit and those before it, up to the first that is whole."""
     with suppress(ValueError, OSError):
-        yield Contents(driver, tree.current(driver))
-        for earlier in tree.earlier(driver):
+        yield Contents(driver, commit.current_tree(driver))
+        for earlier in commit.earlier_trees(driver):
             yield Contents(driver, earlier)
             if not earlier.lost:
                 return
         return
-    yield from (Contents(driver, found) for found in tree.earlier(driver))
+    yield from (Contents(driver, found) for found in commit.earlier_trees(driver))
 
 
 def _extent(contents: Contents) -> tuple[int, int]:
@@ -134,7 +138,7 @@ def _extent(contents: Contents) -> tuple[int, int]:
         own = read_parts(contents, schema, [])
     except OffmarlError:
         return 0, 0
-    return scan.placed_length(contents, own_grids(schema), own.length), len(contents.tree.values)
+    return placed_length(contents, own_grids(schema), own.length), len(contents.tree.values)
 
 
 def _salvage(contents: Contents, target: Path) -> None:

@@ -20,13 +20,12 @@ from offmarl.vault import compat, encoding, layout, values
 from offmarl.vault.chunks import ChunkBuffer, Value
 from offmarl.vault.compaction import prepare
 from offmarl.vault.dataset import Dataset
+from offmarl.vault.files import WriterLock, conflict
 from offmarl.vault.index import Cut, Record, account, is_there, tables_of, warn_of_length
 from offmarl.vault.layout import NumpyArray
-from offmarl.vault.lock import WriterLock
 from offmarl.vault.manifest import Manifest
 from offmarl.vault.open import locate
 from offmarl.vault.store import Pending, Store, store_of
-from offmarl.vault.system import conflict
 from offmarl.vault.values import OnInvalid, RecordPosition
 
 _COMMIT_BYTES = 2**27
