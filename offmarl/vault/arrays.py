@@ -65,7 +65,7 @@ class Arrays:
     ):
         self._store, self._leaves = vault.store, vault.leaves
         self._rows, self._length = vault.rows, vault.length
-        self._complete = vault.manifest is not None
+        self._schema = vault.manifest.schema if vault.manifest else None
         self._snapshot = snapshot
         self._fetched = _View({}, checks)
         self._mapping = Lock()
@@ -81,7 +81,7 @@ class Arrays:
         self._check_names([name])
         if name not in self._opened:
             prefix = layout.prefix_of(name)
-            self._opened[name] = self._store.array(prefix, complete=self._complete)
+            self._opened[name] = self._store.array(prefix, complete=self._schema is not None)
         return self._opened[name]
 
     def _check_names(self, names: Iterable[str]) -> None:
@@ -94,6 +94,8 @@ class Arrays:
 
     def chunk(self, name: str) -> tuple[int, int]:
         """Return the rows and the steps of an array's chunks."""
+        if self._schema:
+            return self._schema.chunk_rows, self._schema.chunk_steps
         rows, steps, *_ = self.open(name).chunk_layout.read_chunk.shape
         return rows, steps
 

@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path, PurePath
 
 from offmarl.errors import (
@@ -42,6 +43,7 @@ _SYNCS = 16
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
+@lru_cache(maxsize=1024)  # a store has few files, and a reference to one for each value
 def check_name(name: str) -> str:
     """Return the name of a data file; `ValueError` where it may lead out of the vault."""
     if not _NAME.fullmatch(name) or {".", ".."} & {*name.split("/")}:
@@ -115,26 +117,31 @@ def open_file(directory: Path, name: str) -> int:
 
 @contextlib.contextmanager
 def errors_of(path: PurePath) -> Iterator[None]:
-    """Turn what tensorstore and the system raise about a vault into errors of offmarl."""
+    """Turn what TensorStore and the system raise about a vault into errors of offmarl."""
     try:
         yield
     except (ValueError, OSError) as error:
-        # What follows is for TensorStore's developers, and may quote what a vault says at length.
-        text = str(error).partition(" [")[0][:_MOST_TEXT]
-        if "Generation mismatch" in text:
-            raise conflict(path) from error
-        if "Configuration mismatch" in text:
-            raise VaultError(
-                f"{path} is another vault than when it was opened, or was repaired: open it again."
-            ) from error
-        if lost := _LOST_CHUNK.search(text):
-            raise VaultFormatError(
-                f"{path} has lost {lost[1]}: `offmarl verify` tells what is left of the vault, and "
-                "`offmarl repair` keeps that."
-            ) from error
-        if any(sign in text for sign in _NO_ROOM):
-            raise full(path) from error
-        raise VaultError(f"{path} cannot be read or written: {text}") from error
+        raise vault_error(error, path) from error
+
+
+def vault_error(error: ValueError | OSError, path: PurePath) -> VaultError:
+    """Return the error of offmarl for what TensorStore or the system raised about a vault."""
+    # What follows " [" is for TensorStore's developers, and may quote the vault at length.
+    text = str(error).partition(" [")[0][:_MOST_TEXT]
+    if "Generation mismatch" in text:
+        return conflict(path)
+    if "Configuration mismatch" in text:
+        return VaultError(
+            f"{path} is another vault than when it was opened, or was repaired: open it again."
+        )
+    if lost := _LOST_CHUNK.search(text):
+        return VaultFormatError(
+            f"{path} has lost {lost[1]}: `offmarl verify` shows what is left of the vault, and "
+            "`offmarl repair` keeps that."
+        )
+    if any(sign in text for sign in _NO_ROOM):
+        return full(path)
+    return VaultError(f"{path} cannot be read or written: {text}")
 
 
 def full(path: PurePath) -> VaultFullError:

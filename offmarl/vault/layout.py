@@ -203,17 +203,15 @@ def leaves(spec: EnvSpec, agent_policies: bool = True) -> dict[str, Leaf]:
     """
     agents = (spec.num_agents,)
     float32, int32 = np.dtype("<f4"), np.dtype("<i4")
-    continuous = isinstance(spec.action, Continuous)
+    continuous, action_size = isinstance(spec.action, Continuous), spec.action_size
     return {
         "observations": Leaf(float32, (*agents, spec.observation_size)),
-        "actions": Leaf(float32, (*agents, spec.action_size))
-        if continuous
-        else Leaf(int32, agents),
+        "actions": Leaf(float32, (*agents, action_size)) if continuous else Leaf(int32, agents),
         "rewards": Leaf(float32, agents),
         "terminals": Leaf(float32, agents),
         "truncations": Leaf(float32, agents),
         "infos.state": Leaf(float32, (spec.state_size,)),
-        "infos.legals": Leaf(float32, (*agents, spec.action_size)),
+        "infos.legals": Leaf(float32, (*agents, action_size)),
         "infos.alive": Leaf(float32, agents),
         "infos.behaviour_log_probs": Leaf(float32, agents),
         POLICY_IDS: Leaf(int32, agents if agent_policies else ()),
@@ -295,11 +293,14 @@ _MARK = b"\x00c1c"
 _SIZE = len(_MARK) + 4
 
 
-def seal(key: str, value: bytes | bytearray) -> bytes | bytearray:
-    """Return what to store under a key: values of offmarl with their checksum, others as given."""
-    if not key.startswith(OWN_PREFIX):
-        return value
-    return b"".join((value, _MARK, google_crc32c.value(value).to_bytes(4, "big")))
+def seal(values: Mapping[str, bytes | bytearray]) -> dict[str, bytes | bytearray]:
+    """Return what to store: values under keys of offmarl with their checksum, others as given."""
+    return {
+        key: b"".join((value, _MARK, google_crc32c.value(value).to_bytes(4, "big")))
+        if key.startswith(OWN_PREFIX)
+        else value
+        for key, value in values.items()
+    }
 
 
 def is_sealed(stored: bytes) -> bool:

@@ -182,8 +182,9 @@ def check_documents(store: Store, schema: Schema) -> None:
 
     Nothing protects these documents, and data would be taken for what it is not.
     """
-    for key, expected in zarrays(schema).items():
-        if store.get_json(key) != json.loads(expected):
+    expected = zarrays(schema)
+    for (key, document), value in zip(expected.items(), store.get_all([*expected]), strict=True):
+        if value != document and load_json(value, key) != json.loads(document):
             raise VaultFormatError(
                 f"{store.path} is damaged: {key} is not what the vault's schema says. `offmarl "
                 "repair` sets it right."

@@ -17,7 +17,7 @@ import tensorstore as ts
 
 from offmarl.errors import VaultFormatError
 from offmarl.vault.drivers import Driver, TensorStoreDriver, driver_of
-from offmarl.vault.files import conflict, errors_of
+from offmarl.vault.files import conflict, errors_of, vault_error
 from offmarl.vault.key_values import Registered
 from offmarl.vault.layout import DATA, INDEX_PREFIX, UNFINISHED, NumpyArray, load_json, seal, unseal
 from offmarl.vault.metadata import Grid
@@ -139,13 +139,13 @@ class Store(ABC):
         It is called again if a compaction removed files between two reads of it: the new ones
         hold the same.
         """
+        try:
+            return read()
+        except (ValueError, OSError) as error:
+            if not isinstance(error, ValueError) or "NOT_FOUND" not in str(error):
+                raise vault_error(error, self.path) from error
+        # Not inside `except`, which would keep what was read the first time in memory.
         with self.errors():
-            try:
-                return read()
-            except ValueError as error:
-                if "NOT_FOUND" not in str(error):
-                    raise
-            # Not inside `except`, which would keep what was read the first time in memory.
             return read()
 
     def errors(self) -> contextlib.AbstractContextManager[None]:
@@ -166,6 +166,7 @@ class OcdbtStore(Store):
 
     def __init__(self, driver: TensorStoreDriver, config: Mapping[str, Any] | None = None):
         self.driver: TensorStoreDriver = driver
+        self._staleness = driver.staleness
         self._dropped: set[str] = set()
         self._spec = {"driver": "ocdbt", "base": driver.spec()}
         if config:
@@ -177,7 +178,7 @@ class OcdbtStore(Store):
         return ts.KvStore.open(self._spec, context=self.driver.context).result()
 
     def _read(self, keys: Sequence[str]) -> list[bytes | None]:
-        bound = self.driver.staleness
+        bound = self._staleness
         reads = [self._kv.read(key, staleness_bound=bound) for key in keys]
         found = [read.result() for read in reads]
         return [bytes(value.value) if value.state == "value" else None for value in found]
@@ -189,9 +190,12 @@ class OcdbtStore(Store):
 
     def stamps(self, keys: Sequence[str]) -> tuple[list[bytes], list[bytes]]:
         """Return the first 4 bytes of keys, and their generations."""
-        with self.errors():
+
+        def read() -> list[Any]:
             reads = [self._kv.read(key, byte_range=slice(0, 4)) for key in keys]
-            found = [read.result() for read in reads]
+            return [read.result() for read in reads]
+
+        found = self.attempt(read)
         return [bytes(x.value) for x in found], [bytes(x.stamp.generation) for x in found]
 
     def array(self, prefix: str, *, complete: bool = False, write: bool = False) -> ts.TensorStore:
@@ -220,7 +224,7 @@ class OcdbtStore(Store):
             transaction.abort()
             raise conflict(self.path)
         # TensorStore takes a bytearray too, though its types do not say so.
-        sealed = {key: cast("bytes", seal(key, value)) for key, value in writes.items()}
+        sealed = cast("Mapping[str, bytes]", seal(writes))
         pending = [inside.write(key, value) for key, value in sealed.items()]
         done = transaction.commit_async()
         # A dropped future is a dropped write: they live as long as the commit does.
@@ -268,7 +272,7 @@ class KeyValueStore(Store):
         self, writes: Mapping[str, bytes | bytearray], fence: Mapping[str, bytes]
     ) -> "Future[None]":
         """Write all values or none; done when the call returns."""
-        self._values.commit({key: bytes(seal(key, x)) for key, x in writes.items()}, fence)
+        self._values.commit({key: bytes(value) for key, value in seal(writes).items()}, fence)
         done: Future[None] = Future()
         done.set_result(None)
         return done
