@@ -235,9 +235,9 @@ class Sequence(NamedTuple):
     episode: Int[Array, "*b slots"] | None = None
     """Number of each slot's episode in ``Dataset.episodes``; None where there is no table."""
     return_to_go: Float[Array, "*b T N"] | None = None
-    """Discounted sum of each agent's rewards from the step to the episode's end, undiscounted by
-    default; None where it was not asked for. Of an incomplete episode it holds the recorded rewards
-    only; ``Dataset.episodes.complete`` tells which those are."""
+    """Sum of each agent's rewards from the step to the episode's end, discounted as the replay was
+    asked to; None where it was not asked for. In an incomplete episode it is the sum of the
+    recorded rewards only; ``Dataset.episodes.complete`` says which episodes are complete."""
     weight: Float[Array, "*b"] | Float[Array, "*b T"] | None = None
     """Weight of each window, or of each step, in a loss, as `offmarl.losses.masked_mean` takes it;
     None where all weigh the same."""
