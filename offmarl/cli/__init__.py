@@ -37,7 +37,7 @@ class Verb(NamedTuple):
 
 
 VERBS = {
-    "demo": Verb("demo", "Record, learn offline and compare on a small swarm, in minutes"),
+    "demo": Verb("demo", "Record, train offline and compare on a small swarm, in minutes"),
     "envs": Verb(
         "environments",
         "List the environments, or describe, measure and draw one",

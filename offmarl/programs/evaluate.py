@@ -135,7 +135,7 @@ def evaluate(
     layout
         How seeds share the devices.
     params
-        Of the policies, one for each seed along the first axis.
+        Of the policies, one for each seed along the first axis; more are not evaluated.
     keys
         One for each seed.
     episodes
@@ -148,6 +148,8 @@ def evaluate(
     Values by metric: the returns, and `tracking.AGREEMENT` and `tracking.LOG_LIKELIHOOD`.
     """
     found: dict[str, Array] = {}
+    seeds = len(keys)
+    params, keys = layout.place((params, keys), per_seed=True)
     if evaluator.held_out is not None:
         found |= _imitation(program, layout, params, evaluator.held_out)
     if evaluator.env is not None:
@@ -155,7 +157,7 @@ def evaluate(
         found[tracking.RETURN] = play(program.greedy, params, keys)
         if last and not program.greedy:
             found[tracking.GREEDY_RETURN] = play(True, params, keys)
-    return jax.device_get(found)
+    return {name: values[:seeds] for name, values in jax.device_get(found).items()}
 
 
 @partial(jax.jit, static_argnums=(0, 1))

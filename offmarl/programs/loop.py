@@ -128,7 +128,8 @@ class Layout(NamedTuple):
     """Seeds computed side by side, by `jax.vmap`, on one device. The others follow one after the
     other, by `jax.lax.map`. The results' bits depend on this number, and not on the devices."""
     devices: int = 1
-    """Devices that the seeds are spread over."""
+    """Devices that the seeds are spread over. With one seed at a time they need not divide the
+    seeds: `place` adds copies of the last seed."""
 
     def mesh(self) -> Mesh:
         """Return the devices, along the axis "seed"."""
@@ -138,20 +139,25 @@ class Layout(NamedTuple):
         """Put arrays on the devices: divided by seeds, or the same on each."""
         if self.devices == 1:
             return tree
+        if per_seed:
+            tree = jax.tree.map(self._pad, tree)
         axes = _PER_SEED if per_seed else _SHARED
         return jax.device_put(tree, NamedSharding(self.mesh(), axes))
 
+    def _pad(self, leaf: Any) -> Any:
+        missing = -len(leaf) % self.devices
+        return jnp.concatenate([leaf, *[leaf[-1:]] * missing]) if missing else leaf
+
 
 def layout_of(seeds: int, batching: str, at_once: int | None = None) -> Layout:
-    """Choose how seeds are computed, on as many of this process's devices as divide them.
+    """Choose how seeds are computed on this process's devices.
 
     Parameters
     ----------
     seeds
         How many.
     batching
-        "map", "vmap", or "auto": whichever is faster on the backend. On one core of a CPU ten seeds
-        cost 9 to 10 times one seed by "map", and 11 to 15 times by "vmap".
+        "map", "vmap", or "auto": whichever is faster on the backend.
     at_once
         What a resumed run was started with, which is kept.
     """
@@ -160,6 +166,9 @@ def layout_of(seeds: int, batching: str, at_once: int | None = None) -> Layout:
         if batching == "auto":
             batching = "map" if jax.default_backend() == "cpu" else "vmap"
         at_once = 1 if batching == "map" else seeds // _largest_divisor(seeds, most)
+    if at_once == 1:
+        rounds = -(-seeds // most)
+        return Layout(1, -(-seeds // rounds))
     groups = seeds // at_once if seeds % at_once == 0 else 1
     return Layout(at_once, _largest_divisor(groups, most))
 
@@ -261,10 +270,10 @@ def updates(
 
     Yields
     ------
-    The updates done in all, the states after them, and the metrics of each update since the last
-    time, on the host.
+    The updates done in all, the states after them (with the copies that `Layout.place` adds), and
+    the metrics of each update since the last time, on the host.
     """
-    size, data, stages = 1, None, learners.program.stages
+    seeds, size, data, stages = len(learners.keys), 1, None, learners.program.stages
     states = learners.layout.place(states, per_seed=True)
     hyper, keys = learners.layout.place((learners.hyper, learners.keys), per_seed=True)
     while done < schedule.updates:
@@ -281,7 +290,7 @@ def updates(
         states, metrics = _update(
             learners.program, stage, learners.layout, states, (keys, hyper), place, data
         )
-        metrics = {name: value[:, :count] for name, value in jax.device_get(metrics).items()}
+        metrics = {name: value[:seeds, :count] for name, value in jax.device_get(metrics).items()}
         seconds = (time.monotonic() - begun) / count
         done += count
         size = max(1, min(2 * size, int(SECONDS_AT_ONCE / max(seconds, 1e-9)), LOG_EVERY))

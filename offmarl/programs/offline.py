@@ -181,7 +181,10 @@ class _Job(NamedTuple):
         return jax.tree.map(lambda leaf: np.full(self.args.seeds, leaf, leaf.dtype), one)
 
     def tree(self, states: ArrayTree) -> dict[str, ArrayTree]:
-        """Return what a checkpoint holds."""
+        """Return what a checkpoint holds: one state for each seed, without added copies."""
+        seeds = self.args.seeds
+        if len(jax.tree.leaves(states)[0]) > seeds:
+            states = jax.tree.map(lambda leaf: leaf[:seeds], jax.device_get(states))
         return {"state": states, "policy": self.program.policy_params(states)}
 
 

@@ -11,12 +11,13 @@ import ast
 import hashlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from shlex import quote
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
+from offmarl import tracking
 from offmarl._imports import import_file
 from offmarl.errors import OptionError, RunError, unknown_name
 from offmarl.paths import local
@@ -147,6 +148,17 @@ def load_origin(
             "content. Name that file, with its content as it was then, or train again."
         )
     return _load_file(path)
+
+
+def file_of_run(run: Path, files: Iterable[Path]) -> Path | None:
+    """Return the file, among some that the user named, of the program that trained a run.
+
+    None if it is none of them.
+    """
+    sha256 = tracking.read_run(run).get("sha256")
+    return next(
+        (file for file in files if sha256 and _sha256(_checked(local(file))) == sha256), None
+    )
 
 
 def _load_named(kind: Kind, name: str) -> ModuleType:

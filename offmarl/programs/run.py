@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -188,6 +188,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _more = ContextVar("more to come", default=False)
 
+_DEVICE_COUNT = "xla_force_host_platform_device_count"
+
 
 class CheckpointTimer:
     """Says when a checkpoint is due, and stops the program after one that a signal requested.
@@ -306,6 +308,30 @@ def checkpoint_timer(seconds: float, unit: str) -> Iterator[CheckpointTimer]:
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
+
+
+# ---------------------------------------------------------------------------------- cores
+
+
+def use_cores(seeds: int, batching: str) -> None:
+    """Split the CPU into devices for JAX, one for each seed if there are as many cores.
+
+    Two cores train four seeds 1.5 times as fast as one device does, and to the same bits. The
+    command line calls this before JAX starts; later it has no effect, and neither has it after the
+    user has set the number (``JAX_NUM_CPU_DEVICES``). Seeds under `jax.vmap` stay on one device,
+    because the bits of their results depend on how many are computed side by side.
+
+    Parameters
+    ----------
+    seeds, batching
+        As in `offmarl.programs.Args`.
+    """
+    config: Any = jax.config
+    chosen = config.jax_num_cpu_devices >= 0 or _DEVICE_COUNT in os.environ.get("XLA_FLAGS", "")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if batching != "vmap" and not chosen:
+        with suppress(RuntimeError):  # JAX has started
+            config.update("jax_num_cpu_devices", min(seeds, cores or 1))
 
 
 # ---------------------------------------------------------------------------------- compilation

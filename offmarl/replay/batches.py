@@ -102,8 +102,11 @@ def _largest_divisor(number: int, most: int) -> int:
 
 
 def _free_bytes() -> int:
-    """Return the bytes that are free on the device; where it is a processor, its memory."""
+    """Return the bytes that are free on the device.
+
+    For a CPU, its memory, of which each of the devices that it is split into has a share.
+    """
     stats = jax.devices()[0].memory_stats()
     if stats:
         return int(stats["bytes_limit"] - stats["bytes_in_use"])
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // len(jax.local_devices())
