@@ -266,7 +266,7 @@ def ahead(
         Results that may be ready or under way before they are asked for.
     """
     with ThreadPoolExecutor(_THREADS, "offmarl-stream") as pool:
-        started = _ahead.ahead(arguments, partial(pool.submit, produce), most + 1)
+        started = _ahead.ahead(arguments, lambda one: pool.submit(produce, one), most + 1)
         try:
             # A loop's variable would hold the last result while the next one is waited for.
             yield from map(_result, started)
