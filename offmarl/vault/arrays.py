@@ -18,11 +18,13 @@ from offmarl._ahead import ahead, depth_of
 from offmarl.errors import VaultError
 from offmarl.types import EnvSpec, View
 from offmarl.vault import encoding, layout
-from offmarl.vault.checked import Checks, ChunkPlace, Fresh
+from offmarl.vault.bounds import check_length, check_own_length
+from offmarl.vault.checked import Checks, ChunkPlace, Fresh, checks_of
 from offmarl.vault.layout import NumpyArray
-from offmarl.vault.manifest import Description, read_table
-from offmarl.vault.mmap import MappedArray, Snapshot, cut, map_arrays
+from offmarl.vault.manifest import Description, check_documents, read_table, snapshot_of
+from offmarl.vault.mmap import MappedArray, cut, map_arrays
 from offmarl.vault.store import Store
+from offmarl.vault.tables import Episodes
 
 _IN_FLIGHT_BYTES = 2**26
 """Bytes that TensorStore may be reading at once; they are held beside the result."""
@@ -50,22 +52,23 @@ class Arrays:
     vault
         What the vault says of itself. Every chunk must exist if offmarl wrote it; other programs
         may leave out chunks of a fill value.
-    snapshot
-        Returns what the store holds, or None where it cannot be mapped; called once at most.
     checks
         What every chunk is compared with before it is first used, if anything.
+    mapped
+        Whether the files may be mapped into memory.
     """
 
     def __init__(
         self,
         vault: Description,
-        snapshot: Callable[[], Snapshot | None],
         checks: Checks | None,
+        mapped: bool,
     ):
         self._store, self._leaves = vault.store, vault.leaves
         self._rows, self._length = vault.rows, vault.length
         self._schema = vault.manifest.schema if vault.manifest else None
-        self._snapshot = snapshot
+        self._vault, self._may_map = vault, mapped
+        self._has_length = False
         self._fetched = _View({}, checks)
         self._mapping = Lock()
         self._mapped: _View | None = None
@@ -98,6 +101,12 @@ class Arrays:
         rows, steps, *_ = self.open(name).chunk_layout.read_chunk.shape
         return rows, steps
 
+    def check_length(self) -> None:
+        """Raise `VaultFormatError` if there is less data than the vault's length needs."""
+        if not self._has_length:
+            check_length(self._vault, lambda name: self.chunk(name)[1])
+            self._has_length = True
+
     def _view(self) -> "_View":
         """Return the mapped files, mapping them on the first call; threads share them."""
         if self._mapped is None:
@@ -107,7 +116,8 @@ class Arrays:
         return self._mapped
 
     def _map(self) -> "_View":
-        snapshot, checks = self._snapshot(), self._fetched.checks
+        vault, checks = self._vault, self._fetched.checks
+        snapshot = snapshot_of(vault.store, vault.manifest) if self._may_map else None
         if snapshot is None:
             return self._fetched
         maps = map_arrays(snapshot, self._leaves, self._rows, self._length)
@@ -295,6 +305,36 @@ class Arrays:
         shape = (length, *self._leaves[name].shape)
         windows = [read.result() for read in reads]
         return np.stack(windows) if windows else np.empty((0, *shape), self._leaves[name].dtype)
+
+
+def open_arrays(
+    vault: Description, episodes: Callable[[], Episodes], checked: bool, mapped: bool
+) -> Arrays:
+    """Open the arrays of a vault.
+
+    Parameters
+    ----------
+    vault
+        The vault's description.
+    episodes
+        Returns the vault's episodes, for messages about damage.
+    checked
+        Whether to compare chunks with their checksums.
+    mapped
+        Whether the files may be mapped into memory.
+
+    Raises
+    ------
+    VaultFormatError
+        The ``.zarray`` documents of a vault of offmarl differ from its schema, or there is less
+        data than its length needs.
+    """
+    if vault.manifest:
+        check_documents(vault.store, vault.manifest.schema)
+    if not (checked and vault.manifest and vault.manifest.schema.codec == "raw"):
+        return Arrays(vault, None, mapped)
+    check_own_length(vault, vault.manifest.schema)  # the state of each chunk takes memory
+    return Arrays(vault, checks_of(vault, episodes), mapped)
 
 
 def _again(read: Callable[[ChunkPlace], Any], place: ChunkPlace) -> NumpyArray:

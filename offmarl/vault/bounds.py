@@ -132,7 +132,7 @@ def check_length(vault: Description, chunk_steps: Callable[[str], int]) -> None:
     ``chunk_steps`` returns the steps of an array's chunks.
     """
     if vault.manifest:
-        _check_own_length(vault, vault.manifest.schema)
+        check_own_length(vault, vault.manifest.schema)
     else:
         _check_foreign_length(vault, chunk_steps)
 
@@ -156,7 +156,7 @@ def _check_foreign_length(vault: Description, chunk_steps: Callable[[str], int])
     )
 
 
-def _check_own_length(vault: Description, schema: Schema) -> None:
+def check_own_length(vault: Description, schema: Schema) -> None:
     """Raise `VaultFormatError` if the files, or the chunks, are too few for the length.
 
     The state that is kept for each chunk takes memory, so a forged length of a few bytes could take

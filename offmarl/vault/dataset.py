@@ -12,19 +12,15 @@ from numpy.typing import NDArray
 from offmarl.errors import VaultError
 from offmarl.types import EnvSpec, Episode, Sequence, Transition, View
 from offmarl.vault import bounds, compat, encoding, layout, tables
-from offmarl.vault.arrays import Arrays, FinalViews
-from offmarl.vault.checked import checks_of
+from offmarl.vault.arrays import Arrays, FinalViews, open_arrays
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.manifest import (
     Manifest,
-    check_documents,
     describe,
     read_beside,
     read_episodes,
-    snapshot_of,
     unchecked,
 )
-from offmarl.vault.mmap import Snapshot
 from offmarl.vault.store import Store
 
 if TYPE_CHECKING:  # they bring in JAX, which reading does without
@@ -60,20 +56,17 @@ class Dataset:
         The one that a foreign vault was opened with, or else the one that `offmarl pull` noted.
     """
 
+    _mapped = True  # whether the files may be mapped into memory
+
     def __init__(self, store: Store, checked: bool = True, time_limit: int | None = None):
         self.store, self.path = store, store.path
-        self._checked = checked
-        self._has_length = False
+        self._checked, self._opening = checked, Lock()
         self._read_through: Arrays | None = None
-        self._opening = Lock()
         self._described = described = describe(store)
-        self.manifest = described.manifest
+        self.manifest, self.unverified = described.manifest, described.unverified
         self.leaves, self.rows, self.length = described.leaves, described.rows, described.length
-        self.unverified = described.unverified
         if self.manifest and time_limit is not None:
-            raise VaultError(
-                f"{self.path} records how its episodes ended: open it without a time limit."
-            )
+            raise VaultError(f"{self.path} records how episodes end: open it without a time limit.")
         beside = read_beside(store.driver)
         known = None if self.manifest else beside.time_limit
         self.time_limit = known if time_limit is None else time_limit
@@ -224,7 +217,7 @@ class Dataset:
         stop = self.length if stop is None else stop
         bounds.check_steps(self._described, start, stop)
         if stop - start > bounds.UNBACKED_STEPS:
-            self._check_length()
+            self._arrays.check_length()
         names = list(self.leaves if leaves is None else leaves)
         span = bounds.indices(rows, self.rows, "rows")
         some = {} if agents == _ALL else bounds.agents(self.leaves, self.spec.num_agents, agents)
@@ -354,37 +347,21 @@ class Dataset:
 
         ``rows`` is how many will be read at once; all by default.
         """
-        self._check_length()
+        self._arrays.check_length()
         names = list(self.leaves if leaves is None else leaves)
         step_bytes = (rows or self.rows) * sum(self.leaves[name].step_bytes for name in names)
         chunk = max(self._arrays.chunk(name)[1] for name in names)
         yield from bounds.blocks(start, self.length, chunk, step_bytes, _BLOCK_BYTES)
-
-    def _check_length(self) -> None:
-        """Raise `VaultFormatError` if there is less data than the vault's length needs."""
-        if not self._has_length:
-            bounds.check_length(self._described, lambda name: self._arrays.chunk(name)[1])
-            self._has_length = True
 
     @property
     def _arrays(self) -> Arrays:
         if self._read_through is None:
             with self._opening:  # threads share it, and what it maps
                 if self._read_through is None:
-                    self._read_through = self._open_arrays()
+                    self._read_through = open_arrays(
+                        self._described, lambda: self.episodes, self._checked, self._mapped
+                    )
         return self._read_through
-
-    def _open_arrays(self) -> Arrays:
-        if self.manifest:
-            check_documents(self.store, self.manifest.schema)
-        checks = None
-        if self._checked and self.manifest and self.manifest.schema.codec == "raw":
-            self._check_length()  # the state of each chunk takes memory
-            checks = checks_of(self._described, lambda: self.episodes)
-        return Arrays(self._described, self._snapshot, checks)
-
-    def _snapshot(self) -> Snapshot | None:
-        return snapshot_of(self.store, self.manifest)
 
     def replay(
         self,
