@@ -185,7 +185,7 @@ def test_make_must_not_compute_with_what_does_not_shape_the_program():
     assert args.pretrain == 7
     with pytest.raises(TypeError, match=r"args.learning_rate \(mul\), .* `hyper.learning_rate`"):
         _ = args.learning_rate * 2
-    with pytest.raises(TypeError, match=r"args.seed \(add\), which is for the loop alone"):
+    with pytest.raises(TypeError, match=r"args.seed \(add\), which is for the loop only"):
         _ = args.seed + 1
     hyper = programs.hyperparameters(two_stage.Args(vault=Path("x"), learning_rate=0.5))
     assert hyper.learning_rate == 0.5
@@ -350,7 +350,7 @@ def test_initial_views_and_returns_are_those_of_the_episodes(random_data):
         first = dataset.episode(number).transition.view
         np.testing.assert_array_equal(views.observation[index], first.observation[0])
     np.testing.assert_array_equal(statistics.returns(), dataset.episodes.episode_returns[[3, 5]])
-    with pytest.raises(RunError, match="this run keeps no returns of its dataset"):
+    with pytest.raises(RunError, match="this run has no returns of its dataset"):
         programs.DatasetStatistics(None).returns()
 
 
@@ -424,7 +424,11 @@ def test_a_file_runs_only_if_the_user_names_it(outside, random_data, tmp_path, m
     [
         ({"program": "{file}"}, UnknownNameError, "baseline"),
         ({"program": "evil", "kind": "{kind}"}, RunError, "of an unknown kind"),
-        ({"file": "{file}", "sha256": "{sha256}"}, RunError, "does not run code that a run's rec"),
+        (
+            {"file": "{file}", "sha256": "{sha256}"},
+            RunError,
+            "does not run code because a run's rec",
+        ),
     ],
 )
 def test_a_downloaded_record_imports_no_file(trained, tmp_path, change, error, message):
