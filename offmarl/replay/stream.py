@@ -6,12 +6,11 @@ and has no state but the step's number. Threads gather what comes next from the 
 while the device computes.
 """
 
-from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import count, islice
+from itertools import count
 from typing import TypeVar
 
 import jax
@@ -19,6 +18,7 @@ import numpy as np
 from jaxtyping import Array, Int, Key, UInt32
 from numpy.typing import NDArray
 
+from offmarl import _ahead
 from offmarl.errors import OptionError
 from offmarl.replay import packing
 from offmarl.replay.sampling import Chosen, Source, WindowTable, draw_on_host, on_host
@@ -265,15 +265,14 @@ def ahead(
     most
         Results that may be ready or under way before they are asked for.
     """
-    rest = iter(arguments)
     with ThreadPoolExecutor(_THREADS, "offmarl-stream") as pool:
-        pending = deque(pool.submit(produce, argument) for argument in islice(rest, most))
+        started = _ahead.ahead(arguments, lambda one: pool.submit(produce, one), most + 1)
         try:
-            while pending:
-                result = pending.popleft().result()
-                pending.extend(pool.submit(produce, argument) for argument in islice(rest, 1))
-                yield result
-                del result
+            # A loop's variable would hold the last result while the next one is waited for.
+            yield from map(_result, started)
         finally:
-            for future in pending:
-                future.cancel()
+            pool.shutdown(cancel_futures=True)
+
+
+def _result(started: tuple[object, Future[_Out]]) -> _Out:
+    return started[1].result()

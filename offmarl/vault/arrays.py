@@ -5,7 +5,6 @@ others through TensorStore, a bounded number of bytes at a time.
 """
 
 import resource
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from threading import Lock
@@ -15,11 +14,11 @@ import numpy as np
 import tensorstore as ts
 from numpy.typing import NDArray
 
+from offmarl._ahead import ahead, depth_of
 from offmarl.errors import VaultError
 from offmarl.types import EnvSpec, View
 from offmarl.vault import encoding, layout
 from offmarl.vault.checked import Checks, ChunkPlace, Fresh
-from offmarl.vault.commit import ahead
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.manifest import Description, read_table
 from offmarl.vault.mmap import MappedArray, Snapshot, cut, map_arrays
@@ -222,17 +221,17 @@ class Arrays:
         self, names: Iterable[str], rows: range, steps: range, agents: Mapping[str, slice]
     ) -> dict[str, NumpyArray]:
         """Read through TensorStore, several pieces at once but not all."""
-        pending: deque[tuple[NumpyArray, Any]] = deque()
-        found = {}
+        found, pieces = {}, []
         for name in names:
             index = (slice(rows.start, rows.stop, rows.step), *_agents(agents.get(name)))
             array = self.open(name)[(index[0], slice(steps.start, steps.stop), *index[1:])]
             found[name] = np.empty(array.shape, array.dtype.numpy_dtype)
             for span, inside in self._pieces(name, found[name], steps):
-                target = found[name][:, inside]
-                pending.append((target, array[:, span].read()))
-                _settle(pending, _IN_FLIGHT_BYTES)
-        _settle(pending, 0)
+                pieces.append((found[name][:, inside], array[:, span]))
+        largest = max((target.nbytes for target, _ in pieces), default=0)
+        depth = depth_of(largest, _IN_FLIGHT_BYTES)
+        for (target, _), read in ahead(pieces, lambda piece: piece[1].read(), depth):
+            target[...] = read.result()
         return found
 
     def _fetch_whole(
@@ -269,7 +268,7 @@ class Arrays:
             return here.read().result
 
         chunk_bytes = rows * steps * self._leaves[name].step_bytes
-        for place, result in ahead(places, read, chunk_bytes):
+        for place, result in ahead(places, read, depth_of(chunk_bytes)):
             chunk = np.ascontiguousarray(result())
             if checks.is_fresh(name, place):
                 again = partial(_again, read, place)
@@ -310,15 +309,6 @@ def _usage() -> tuple[int, int]:
 
 def _agents(agents: slice | None) -> tuple[slice, ...]:
     return () if agents is None else (agents,)
-
-
-def _settle(pending: deque[tuple[NumpyArray, Any]], most: int) -> None:
-    """Wait for reads, the oldest first, until no more bytes than ``most`` are under way."""
-    in_flight = sum(target.nbytes for target, _ in pending)
-    while pending and in_flight > most:
-        target, read = pending.popleft()
-        target[...] = read.result()
-        in_flight -= target.nbytes
 
 
 _IN_MEMORY_BYTES = 2**25

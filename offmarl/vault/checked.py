@@ -16,8 +16,8 @@ from jaxtyping import Bool, Int
 from offmarl.errors import VaultChecksumError, VaultFormatError
 from offmarl.vault import layout
 from offmarl.vault.faults import damaged, of_chunk, with_episodes
-from offmarl.vault.layout import Leaf, NumpyArray, Schema, unseal
-from offmarl.vault.manifest import Description, decode_head
+from offmarl.vault.layout import Head, Leaf, NumpyArray, Schema, unseal
+from offmarl.vault.manifest import Description
 from offmarl.vault.metadata import Chunk
 from offmarl.vault.mmap import Check, Snapshot
 from offmarl.vault.store import Store
@@ -100,7 +100,7 @@ class Checks:
             self._store, self._schema, self._leaves, self._length, self._covered, self._episodes
         )
         head = unseal(layout.HEAD_KEY, snapshot.value(layout.HEAD_KEY) or b"", self._store.path)
-        found._written = decode_head(head).length
+        found._written = Head.decode(head).length
         for number in range(found._numbers):
             key = layout.checksums_key(number)
             try:
@@ -114,7 +114,7 @@ class Checks:
         wanted = list(numbers)
         keys = [layout.HEAD_KEY, *map(layout.checksums_key, wanted)]
         head, *found = self._store.get_all(keys)
-        self._written = decode_head(head).length
+        self._written = Head.decode(head).length
         for number, value in zip(wanted, found, strict=True):
             self._enter(number, value)
 

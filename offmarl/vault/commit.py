@@ -4,9 +4,7 @@ A store keeps its earlier commits until it is compacted, and even without its ma
 their trees can be found in the data files. So what a damaged store held can still be recovered.
 """
 
-import math
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -295,16 +293,3 @@ def _whole(key: str, read: Any, length: int) -> bytes:
     if found.state != "value" or len(found.value) != length:
         raise VaultFormatError(f"the data file of {key} is not there, or is cut off.")
     return bytes(found.value)
-
-
-def ahead(
-    items: Iterable[T], start: Callable[[T], Any], item_bytes: int, room: int = 2**26
-) -> Iterator[tuple[T, Any]]:
-    """Start work on items before its results are asked for, as many as memory has room for."""
-    waiting: deque[tuple[T, Any]] = deque()
-    depth = max(2, math.ceil(room / max(item_bytes, 2**16)))
-    for item in items:
-        waiting.append((item, start(item)))
-        if len(waiting) == depth:
-            yield waiting.popleft()
-    yield from waiting

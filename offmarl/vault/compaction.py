@@ -15,9 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from offmarl._ahead import ahead, depth_of
 from offmarl.errors import VaultConflictError, VaultFormatError
 from offmarl.vault import commit, layout
-from offmarl.vault.commit import Contents, ahead
+from offmarl.vault.commit import Contents
 from offmarl.vault.drivers import Directory, Driver
 from offmarl.vault.files import errors_of, sync
 from offmarl.vault.layout import DATA, MANIFEST, OWN_PREFIX, UNFINISHED, load_json, unseal
@@ -114,7 +115,7 @@ def copy(contents: Contents, keys: Iterable[str], target: Store, *, strict: bool
 
 
 def _values(contents: Contents, keys: list[str], strict: bool) -> Iterator[tuple[str, bytes]]:
-    for key, read in ahead(keys, contents.fetch, _BATCH_BYTES // 16):
+    for key, read in ahead(keys, contents.fetch, depth_of(_BATCH_BYTES // 16)):
         try:
             value = unseal(key, read(), contents.driver.path)
         except (VaultFormatError, ValueError, OSError):
@@ -220,7 +221,7 @@ def prepare(store: Store) -> None:
         return
     keys = store.keys(OWN_PREFIX)
     values = zip(keys, store.get_all(keys), strict=True)
-    with store.errors():
+    with errors_of(store.path):
         store.commit({k: _sealed(k, value) for k, value in values}, fence={}).result()
 
 

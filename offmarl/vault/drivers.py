@@ -142,7 +142,16 @@ class Driver(ABC):
 
 
 class TensorStoreDriver(Driver):
-    """A place whose files TensorStore reads."""
+    """A place whose files TensorStore reads.
+
+    Attributes
+    ----------
+    staleness
+        When TensorStore's cache of a file counts as current: minus infinity, always, where nothing
+        can be written; None where TensorStore must ask again.
+    """
+
+    staleness: float | None = -math.inf
 
     def spec(self) -> dict[str, Any]:
         """Return TensorStore's specification of the files below, named by relative paths."""
@@ -152,14 +161,6 @@ class TensorStoreDriver(Driver):
     def context(self) -> "ts.Context":
         """What TensorStore shares between all that it opens here: a cache, but for directories."""
         return caching_context()
-
-    @property
-    def staleness(self) -> float | None:
-        """The time after which TensorStore must ask again what a file holds; None for now.
-
-        What cannot be written does not change.
-        """
-        return None if self.is_writable else -math.inf
 
     @cached_property
     def files(self) -> "ts.KvStore":
@@ -191,6 +192,7 @@ class Directory(TensorStoreDriver):
     """A directory of this machine, which need not exist."""
 
     is_writable = can_lock = can_rename = can_map = True
+    staleness = None
 
     @property
     def directory(self) -> Path:
@@ -333,6 +335,7 @@ class Bucket(TensorStoreDriver):
     """An address in an object store."""
 
     is_writable = True
+    staleness = None
 
     def write(self, name: str, content: bytes) -> None:
         """Write a small file, durably."""

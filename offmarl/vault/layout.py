@@ -107,7 +107,7 @@ class Schema(NamedTuple):
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that `from_json` reads back."""
         version = SCHEMA_VERSION if self.agent_policies else SEALED_VERSION
-        fields = {name: getattr(self, name) for name in self._stored()}
+        fields = {name: getattr(self, name) for name in _STORED}
         return {"version": version, **fields, "spec": self.spec.to_json()}
 
     @classmethod
@@ -119,7 +119,7 @@ class Schema(NamedTuple):
                 f"up to {SCHEMA_VERSION}: install a newer offmarl."
             )
         try:
-            fields = {name: data[name] for name in cls._stored()}
+            fields = {name: data[name] for name in _STORED}
             fields |= {"spec": EnvSpec.from_json(data["spec"])}
             schema = cls(**fields, agent_policies=data["version"] > SEALED_VERSION)
             schema._check()
@@ -129,10 +129,6 @@ class Schema(NamedTuple):
                 "`offmarl repair` may find it in metadata.json; or copy the vault again."
             ) from error
         return schema
-
-    @classmethod
-    def _stored(cls) -> tuple[str, ...]:
-        return cls._fields[:-1]
 
     def _check(self) -> None:
         """Raise `ValueError` where sizes make no sense, before so much is allocated."""
@@ -145,6 +141,9 @@ class Schema(NamedTuple):
             raise ValueError("sizes are out of all proportion")
         if self.rows % self.chunk_rows or self.codec not in get_args(Codec):
             raise ValueError("chunk_rows or codec is not one there is")
+
+
+_STORED = Schema._fields[:-1]
 
 
 class Head(NamedTuple):
@@ -173,8 +172,9 @@ class Head(NamedTuple):
         return self.length + stock_length - min(self.length, MAX_STOCK_LENGTH)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Head":
-        """Read what was written of ``_asdict()``; `VaultFormatError` where it cannot be."""
+    def decode(cls, value: bytes) -> "Head":
+        """Read what was written of ``_asdict()``; `VaultFormatError` if it is damaged."""
+        data = load_json(value, HEAD_KEY)
         try:
             intervals = tuple((int(a), int(b)) for a, b in data["unverified"])
             head = cls(**{**data, "unverified": intervals})

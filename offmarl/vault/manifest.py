@@ -99,7 +99,7 @@ def read_manifest(store: Store) -> Manifest | None:
     # A writer may commit between two reads; the head tells, because every commit changes it.
     while True:
         (head,) = store.get_all([layout.HEAD_KEY])
-        own = _read_own(store, schema, decode_head(head))
+        own = _read_own(store, schema, Head.decode(head))
         if store.get(layout.HEAD_KEY) == head:
             return own
 
@@ -116,16 +116,11 @@ def _decoders(schema: Schema) -> dict[str, tuple[str, Callable[[bytes], Any]]]:
         return np.frombuffer(data, dtype)
 
     return {
-        "head": (layout.HEAD_KEY, decode_head),
+        "head": (layout.HEAD_KEY, Head.decode),
         "stock_length": (layout.INDEX_KEY, layout.decode_index),
         "running": (layout.RUNNING_KEY, running),
         "provenance": (layout.PROVENANCE_KEY, lambda x: load_json(x, layout.PROVENANCE_KEY)),
     }
-
-
-def decode_head(data: bytes) -> Head:
-    """Decode the head; `VaultFormatError` if it is damaged."""
-    return Head.from_json(load_json(data, layout.HEAD_KEY))
 
 
 def _first_of(key: str, prefix: str) -> int:
@@ -216,10 +211,11 @@ def snapshot_of(store: Store, own: Manifest | None) -> Snapshot | None:
 def check_same(own: Manifest, snapshot: Snapshot, path: PurePath) -> None:
     """Raise `VaultError` where a snapshot is not of the vault that was opened."""
     schema, head = (
-        load_json(unseal(key, snapshot.value(key) or b"", path), f"{path}: {key}")
+        unseal(key, snapshot.value(key) or b"", path)
         for key in (layout.SCHEMA_KEY, layout.HEAD_KEY)
     )
-    if Schema.from_json(schema) != own.schema or Head.from_json(head).length < own.head.length:
+    found = Schema.from_json(load_json(schema, f"{path}: {layout.SCHEMA_KEY}"))
+    if found != own.schema or Head.decode(head).length < own.head.length:
         raise VaultError(
             f"{path} is another vault, or a shorter one, than when it was opened: open it again."
         )
@@ -319,11 +315,25 @@ class Description(NamedTuple):
         return self.store.path
 
 
-def describe(store: Store) -> Description:
-    """Read what a vault says of itself; `VaultFormatError` where that is no sense."""
+def describe(store: Store, *, check_arrays: bool = True) -> Description:
+    """Read what a vault of any program says of itself.
+
+    Parameters
+    ----------
+    store
+        The vault's.
+    check_arrays
+        Whether to open the arrays of another program's vault, and compare them with
+        ``metadata.json``.
+
+    Raises
+    ------
+    VaultFormatError
+        It contradicts itself, or cannot be understood.
+    """
     metadata = read_metadata(store.driver)
     own = read_manifest(store)
-    return _of_ours(store, own, metadata) if own else _of_others(store, metadata)
+    return _of_ours(store, own, metadata) if own else _of_others(store, metadata, check_arrays)
 
 
 def _of_ours(store: Store, own: Manifest, metadata: Mapping[str, Any]) -> Description:
@@ -340,9 +350,9 @@ def _of_ours(store: Store, own: Manifest, metadata: Mapping[str, Any]) -> Descri
     )
 
 
-def _of_others(store: Store, metadata: Mapping[str, Any]) -> Description:
+def _of_others(store: Store, metadata: Mapping[str, Any], check_arrays: bool) -> Description:
     leaves, rows = parse_metadata(metadata)
-    for name, leaf in leaves.items():
+    for name, leaf in leaves.items() if check_arrays else ():
         _check_array(store, name, leaf, rows)
     told = {key: metadata[key] for key in metadata if key not in STOCK_KEYS}
     return Description(store, None, leaves, rows, stock_length(store), told)

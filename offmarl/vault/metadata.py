@@ -137,28 +137,17 @@ def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
     return {name: value for part in parts for name, value in part.items()}
 
 
-def zarray(leaf: Leaf, schema: Schema) -> bytes:
-    """Return the zarr v2 ``.zarray`` document of a leaf."""
-    compressor = {"id": "zstd", "level": 1} if schema.codec == "zstd" else None
-    return _zarray(
-        leaf.dtype,
-        (schema.rows, TIME_AXIS, *leaf.shape),
-        (schema.chunk_rows, schema.chunk_steps, *leaf.shape),
-        compressor,
-    )
-
-
-def index_zarray() -> bytes:
-    """Return the ``.zarray`` document of the valid length."""
-    return _zarray(np.dtype("<i4"), (1,), (1,), None)
-
-
 def zarrays(schema: Schema) -> dict[str, bytes]:
-    """Return the keys and values of all ``.zarray`` documents of a vault of offmarl."""
+    """Return the keys and values of all ``.zarray`` documents (zarr v2) of a vault of offmarl."""
+    compressor = {"id": "zstd", "level": 1} if schema.codec == "zstd" else None
+    lead, chunk = (schema.rows, TIME_AXIS), (schema.chunk_rows, schema.chunk_steps)
     found = {
-        prefix_of(name) + ".zarray": zarray(leaf, schema) for name, leaf in schema.leaves.items()
+        f"{prefix_of(name)}.zarray": _zarray(
+            leaf.dtype, (*lead, *leaf.shape), (*chunk, *leaf.shape), compressor
+        )
+        for name, leaf in schema.leaves.items()
     }
-    return found | {INDEX_PREFIX + ".zarray": index_zarray()}
+    return found | {f"{INDEX_PREFIX}.zarray": _zarray(np.dtype("<i4"), (1,), (1,), None)}
 
 
 def _zarray(

@@ -13,8 +13,7 @@ from offmarl.vault import tables
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.drivers import Directory, Driver, driver_of
 from offmarl.vault.files import errors_of
-from offmarl.vault.manifest import read_episodes, read_manifest, read_metadata, stock_length
-from offmarl.vault.metadata import parse_metadata
+from offmarl.vault.manifest import describe, read_episodes
 from offmarl.vault.store import Store, store_of
 
 SUFFIX = ".vlt"
@@ -197,18 +196,17 @@ def summarise(path: PurePath) -> Summary:
 
 def _summarise(summary: Summary, path: PurePath) -> Summary:
     store = Store.open(path)
-    own = read_manifest(store)
+    found = describe(store, check_arrays=False)
+    own, steps = found.manifest, found.rows * found.length
     if own is None:
-        leaves, rows = parse_metadata(read_metadata(store.driver))
-        length = stock_length(store)
-        observation = leaves.get("observations")
+        observation = found.leaves.get("observations")
         num_agents = observation.shape[0] if observation and observation.shape else None
-        return summary._replace(num_agents=num_agents, steps=rows * length)
+        return summary._replace(num_agents=num_agents, steps=steps)
     episodes = tables.to_episodes(read_episodes(store, own))
     return summary._replace(
         env=own.schema.spec.name or None,
         num_agents=own.schema.spec.num_agents,
-        steps=own.schema.rows * own.length,
+        steps=steps,
         episodes=len(episodes.row),
         mean_return=episodes.mean_return,
         native=True,

@@ -48,6 +48,7 @@ class Store(ABC):
     """
 
     driver: Driver
+    path: PurePath
 
     @staticmethod
     def open(path: str | os.PathLike[str]) -> "Store":
@@ -62,11 +63,6 @@ class Store(ABC):
             The path is a URL of an unknown scheme, or no path at all.
         """
         return store_of(driver_of(path))
-
-    @property
-    def path(self) -> PurePath:
-        """The place's path."""
-        return self.driver.path
 
     @abstractmethod
     def _read(self, keys: Sequence[str]) -> list[bytes | None]:
@@ -145,12 +141,8 @@ class Store(ABC):
             if not isinstance(error, ValueError) or "NOT_FOUND" not in str(error):
                 raise vault_error(error, self.path) from error
         # Not inside `except`, which would keep what was read the first time in memory.
-        with self.errors():
+        with errors_of(self.path):
             return read()
-
-    def errors(self) -> contextlib.AbstractContextManager[None]:
-        """Turn errors of TensorStore and the system into errors of offmarl."""
-        return errors_of(self.path)
 
 
 def store_of(driver: Driver, config: Mapping[str, Any] | None = None) -> Store:
@@ -166,7 +158,7 @@ class OcdbtStore(Store):
 
     def __init__(self, driver: TensorStoreDriver, config: Mapping[str, Any] | None = None):
         self.driver: TensorStoreDriver = driver
-        self._staleness = driver.staleness
+        self.path = driver.path
         self._dropped: set[str] = set()
         self._spec = {"driver": "ocdbt", "base": driver.spec()}
         if config:
@@ -178,7 +170,7 @@ class OcdbtStore(Store):
         return ts.KvStore.open(self._spec, context=self.driver.context).result()
 
     def _read(self, keys: Sequence[str]) -> list[bytes | None]:
-        bound = self._staleness
+        bound = self.driver.staleness
         reads = [self._kv.read(key, staleness_bound=bound) for key in keys]
         found = [read.result() for read in reads]
         return [bytes(value.value) if value.state == "value" else None for value in found]
@@ -190,12 +182,10 @@ class OcdbtStore(Store):
 
     def stamps(self, keys: Sequence[str]) -> tuple[list[bytes], list[bytes]]:
         """Return the first 4 bytes of keys, and their generations."""
-
-        def read() -> list[Any]:
-            reads = [self._kv.read(key, byte_range=slice(0, 4)) for key in keys]
-            return [read.result() for read in reads]
-
-        found = self.attempt(read)
+        start, most = self._kv.read, slice(0, 4)
+        found = self.attempt(
+            lambda: [read.result() for read in [start(key, byte_range=most) for key in keys]]
+        )
         return [bytes(x.value) for x in found], [bytes(x.stamp.generation) for x in found]
 
     def array(self, prefix: str, *, complete: bool = False, write: bool = False) -> ts.TensorStore:
@@ -252,6 +242,7 @@ class KeyValueStore(Store):
 
     def __init__(self, driver: Registered):
         self.driver: Registered = driver
+        self.path = driver.path
         self._values = driver.values
 
     def _read(self, keys: Sequence[str]) -> list[bytes | None]:
@@ -263,7 +254,7 @@ class KeyValueStore(Store):
 
     def stamps(self, keys: Sequence[str]) -> tuple[list[bytes], list[bytes]]:
         """Return the first 4 bytes of keys, and their generations."""
-        with self.errors():
+        with errors_of(self.path):
             generations = self._values.generations(keys)
             values = self._values.read(keys)
         return [(value or b"")[:4] for value in values], generations

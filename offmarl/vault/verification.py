@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from offmarl._ahead import ahead, depth_of
 from offmarl.errors import VaultError, VaultFormatError, VaultLayoutError
 from offmarl.terminal import Progress, quiet
 from offmarl.vault import encoding, index, layout, tables
 from offmarl.vault.checked import agrees
-from offmarl.vault.commit import Contents, ahead
+from offmarl.vault.commit import Contents
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.drivers import Driver, driver_of
 from offmarl.vault.faults import Fault, expect, merged, noting, of_chunk, with_episodes
@@ -32,7 +33,6 @@ from offmarl.vault.metadata import (
     Grid,
     parse_metadata,
     to_metadata,
-    zarray,
     zarrays,
 )
 from offmarl.vault.open import locate, place_of
@@ -193,8 +193,10 @@ def _native(contents: Contents, found: _Found) -> _Layers:
 
 def own_grids(schema: Schema) -> list[Grid]:
     """Return the arrays that a vault of offmarl has."""
-    found = schema.leaves.items()
-    return [Grid.of(name, json.loads(zarray(leaf, schema))) for name, leaf in found]
+    documents = zarrays(schema).values()  # that of the index comes last
+    return [
+        Grid.of(name, json.loads(one)) for name, one in zip(schema.leaves, documents, strict=False)
+    ]
 
 
 def _check_documents(contents: Contents, schema: Schema, faults: list[Fault]) -> None:
@@ -422,7 +424,9 @@ def decoded(
         def read(chunk: Chunk, array: NumpyArray = array) -> Callable[[], NumpyArray]:
             return array[slice(*chunk.rows), slice(*chunk.steps)].read().result
 
-        for chunk, result in ahead(_placed(contents, grid, length), read, grid.chunk_bytes):
+        for chunk, result in ahead(
+            _placed(contents, grid, length), read, depth_of(grid.chunk_bytes)
+        ):
             faults: list[Fault] = []
             with noting(faults):
                 result()
@@ -449,7 +453,7 @@ def checksums_of(contents: Contents, grids: list[Grid], own: Parts) -> Iterator[
         ]
 
     size = sum(grid.chunk_bytes * own.schema.rows // own.schema.chunk_rows for grid in grids)
-    for number, reads in ahead(numbers, start, size):
+    for number, reads in ahead(numbers, start, depth_of(size)):
         yield from _compare(contents, number, reads, own)
 
 

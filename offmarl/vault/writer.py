@@ -20,7 +20,7 @@ from offmarl.vault import compat, encoding, layout, values
 from offmarl.vault.chunks import ChunkBuffer, Value
 from offmarl.vault.compaction import prepare
 from offmarl.vault.dataset import Dataset
-from offmarl.vault.files import WriterLock, conflict
+from offmarl.vault.files import WriterLock, conflict, errors_of
 from offmarl.vault.index import Cut, Record, account, is_there, tables_of, warn_of_length
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.manifest import Manifest
@@ -282,7 +282,7 @@ class Writer:
         writes = staged | (self._buffer.tail() if tail else {}) | tables_of(ready, self._head)
         if self._annotated:
             writes[layout.PROVENANCE_KEY] = layout.dump_json(self._provenance)
-        with self.store.errors():
+        with errors_of(self.path):
             done = self.store.commit(writes, self._fence)
         self._under_way = _Commit(done, ready, staged, self._buffer.through, self._annotated)
         self._buffer.staged = {}
@@ -294,7 +294,7 @@ class Writer:
         if self._under_way is None:
             return
         commit = self._under_way
-        with self.store.errors():
+        with errors_of(self.path):
             try:
                 commit.done.result()
             finally:
