@@ -220,8 +220,8 @@ def test_a_run_goes_on_from_the_newest_intact_checkpoint(tmp_path):
     for step in (2, 3):
         (tmp_path / str(step) / "about" / "metadata").write_text("{}")
     with (
-        pytest.warns(UserWarning, match="renamed to 3.damaged, and the run goes on from .* 2"),
-        pytest.warns(UserWarning, match="renamed to 2.damaged, and the run goes on from .* 1"),
+        pytest.warns(UserWarning, match="renamed to 3.damaged, and the run resumes from .* 2"),
+        pytest.warns(UserWarning, match="renamed to 2.damaged, and the run resumes from .* 1"),
     ):
         step, tree, info = checkpoints.resume(like)
     assert (step, tree["policy"].tolist(), info) == (1, [1.0, 1.0], {"step": 1})

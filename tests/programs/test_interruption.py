@@ -72,7 +72,7 @@ def test_without_work_to_save_a_signal_stops_at_once(begun, says):
 @pytest.mark.parametrize("second", SIGNALS)
 def test_a_second_signal_stops_at_once(second):
     with (
-        pytest.raises(Stopped, match=r"at step 10: .* goes on") as stopped,
+        pytest.raises(Stopped, match=r"at step 10: .* resumes there") as stopped,
         checkpoint_timer(30.0, "step") as timer,
     ):
         timer.begin(10)

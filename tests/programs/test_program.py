@@ -373,7 +373,7 @@ def test_statistics_are_taken_in_make_alone(where, random_data, tmp_path):
             return program._replace(stages=stages)
         return program._replace(**{where: late(getattr(program, where))})
 
-    with pytest.raises(RuntimeError, match=r"takes observation_moments .* call it in make"):
+    with pytest.raises(RuntimeError, match=r"reads observation_moments .* read it in make"):
         programs.train(make, arguments(random_data(ENV), tmp_path / "run"))
 
 
@@ -406,7 +406,7 @@ def test_a_file_runs_only_if_the_user_names_it(outside, random_data, tmp_path, m
     monkeypatch.setattr(registry, "_ran", {})  # as in another process
     ran = tmp_path / "ran"
     text = outside.read_text()
-    with pytest.raises(RunError, match=rf'name it yourself: load_policy\(..., program="{outside}"'):
+    with pytest.raises(RunError, match=rf'give it yourself: load_policy\(..., program="{outside}"'):
         offmarl.load_policy(run)
     assert offmarl.load_policy(run, program=outside).name == "mine"
     moved = outside.rename(tmp_path / "moved.py")
@@ -451,7 +451,7 @@ def test_a_program_of_offmarl_needs_no_file(trained, tmp_path):
     record = json.loads((trained / tracking.RUN_FILE).read_text())
     record |= {"program": "bc", "file": None, "sha256": None}
     (tmp_path / "run" / tracking.RUN_FILE).write_text(json.dumps(record))
-    with pytest.raises(OptionError, match=r"own baseline bc, not by mine\.py: leave out"):
+    with pytest.raises(OptionError, match=r"own baseline bc, not by mine\.py: do not"):
         offmarl.load_policy(tmp_path / "run", program="mine.py")
 
 
@@ -469,7 +469,7 @@ def test_files_that_are_no_programs_are_refused(outside):
 def test_the_contract_in_the_documentation_is_a_program(random_data, tmp_path):
     from offmarl.programs import program
 
-    example = program.__doc__.partition("in full::\n")[2].partition("\n`offmarl train")[0]
+    example = program.__doc__.partition("complete baseline::\n")[2].partition("\n`offmarl train")[0]
     file = tmp_path / "majority.py"
     file.write_text("\n".join(line[4:] for line in example.splitlines()))
     majority = registry.load("baseline", str(file))
