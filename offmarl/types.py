@@ -206,11 +206,15 @@ class Episode(NamedTuple):
 
 
 class Sequence(NamedTuple):
-    """A window of T steps of one episode, ready to learn from.
+    """A window of T steps, ready to learn from.
 
-    ``view`` has T+1 slots: slot t+1 is the exact next view of step t, the end of an episode
-    included. Windows never cross an episode's end; where an episode is shorter than the window the
-    rest is masked out.
+    Windows are cut from episodes laid end to end. Each episode of L steps takes L+1 slots: one for
+    each step, and one for the view that the episode ended with. A window may therefore hold the
+    end of one episode and the beginnings of others.
+
+    ``view`` has T+1 slots. Where ``mask`` is true at t, slot t+1 is the exact next view of step t,
+    also at the end of an episode. Recurrent networks must empty their memory at the slots that are
+    ``first``; between these no slot depends on another episode.
     """
 
     view: View
@@ -220,13 +224,23 @@ class Sequence(NamedTuple):
     truncated: Bool[Array, "*b T N"]
     behaviour_log_prob: Float[Array, "*b T N"]
     mask: Bool[Array, "*b T"]
-    """Steps that are there."""
+    """Steps that count in losses: false for the slots that end episodes, and for burn-in."""
     next_known: Bool[Array, "*b T"]
     """Steps whose next view is known, or not needed because all agents terminated. Temporal
     difference terms of the others must be masked out."""
-    weight: Float[Array, "*b"] | None = None
-    """Weight of each window in a loss, as `offmarl.losses.masked_mean` takes it; None where all
-    weigh the same."""
+    first: Bool[Array, "*b slots"]
+    """Slots that begin an episode. The window's first slot may lie inside an episode."""
+    time: Int[Array, "*b slots"] | None = None
+    """Steps of the episode before each slot; None where they are not known."""
+    episode: Int[Array, "*b slots"] | None = None
+    """Number of each slot's episode in ``Dataset.episodes``; None where there is no table."""
+    return_to_go: Float[Array, "*b T N"] | None = None
+    """Sum of each agent's rewards from the step to the episode's end, discounted as the replay was
+    asked to; None where it was not asked for. In an incomplete episode it is the sum of the
+    recorded rewards only; ``Dataset.episodes.complete`` says which episodes are complete."""
+    weight: Float[Array, "*b"] | Float[Array, "*b T"] | None = None
+    """Weight of each window, or of each step, in a loss, as `offmarl.losses.masked_mean` takes it;
+    None where all weigh the same."""
 
     @property
     def view_tm1(self) -> View:

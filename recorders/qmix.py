@@ -127,7 +127,7 @@ class Networks(NamedTuple):
     def values(self, params: Params, batch: Sequence) -> tuple[Array, MixerWeights]:
         """Q of all actions ``(B, T+1, N, A)`` and the mixing functions ``(B, T+1, ...)``."""
         observation, state = batch.view.observation, batch.view.state
-        q = unroll_batch(self.agent, params.agent, observation)
+        q = unroll_batch(self.agent, params.agent, observation, batch.first)
         return q, self.mixer.apply(params.mixer, state)
 
 

@@ -227,7 +227,9 @@ def test_likelihood_is_that_of_what_living_agents_did():
     view = View(jnp.zeros((1, 4, 2, 1)), jnp.zeros((1, 4, 1)), legal, alive)
     action, blank = jnp.array([[[2, 0], [1, 0], [0, 0]]]), jnp.zeros((1, 3, 2))
     mask = jnp.array([[True, True, False]])
-    episodes = Sequence(view, action, blank, blank > 0, blank > 0, blank, mask, mask)
+    episodes = Sequence(
+        view, action, blank, blank > 0, blank > 0, blank, mask, mask, view.state[..., 0] > 0
+    )
     # 5/8 and 1/8 in the first step; in the second one agent, and 2/3 of two legal actions.
     wanted = np.log([5 / 8, 1 / 8, 2 / 3]).mean()
     policy = make_policy(config, spec)
@@ -246,7 +248,9 @@ def test_agreement_counts_what_living_agents_did():
     action = jnp.zeros(shape, int).at[0, 0].set(1).at[1, :, 2].set(1)
     mask = jnp.arange(4) < jnp.array([[2], [4]])
     blank = jnp.zeros(shape)
-    episodes = Sequence(view, action, blank, blank > 0, blank > 0, blank, mask, mask)
+    episodes = Sequence(
+        view, action, blank, blank > 0, blank > 0, blank, mask, mask, view.state[..., 0] > 0
+    )
     found = agreement(Policy(tuple, act), jnp.array(0), episodes)
     np.testing.assert_array_equal(found, [0.5, 1.0])
     continuous = episodes._replace(action=jnp.stack([blank, blank + 0.5], -1))

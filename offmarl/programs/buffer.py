@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Int
 from numpy.typing import NDArray
 
 from offmarl.errors import ShapeError, VaultError
-from offmarl.replay import load
+from offmarl.replay import Replay, Windows, load
 from offmarl.types import Continuous, EnvSpec, FinalObservations, Sequence, Transition, View
 from offmarl.vault import Dataset, Writer
 
@@ -375,27 +375,38 @@ def _like(capture: Capture) -> Capture:
 
 
 def as_sequence(step: Step) -> Sequence:
-    """Turn windows sampled from a buffer, ``(B, T, ...)``, into sequences of one episode each.
+    """Turn windows sampled from a buffer, ``(B, T, ...)``, into sequences.
 
-    An episode may end inside a window; later steps are masked. Up to there each view is the next
-    view of the step before, so the next views hold all views, including the true final one.
+    Each step that ends an episode is followed by a slot for the view that it led to, as in windows
+    of a dataset. These slots push as many steps out of the window, so a step in the T slots after f
+    ends is used in T - f of the windows that hold it.
     """
-    transition = step.transition
-    ended_before = jnp.cumsum(transition.last, axis=1) - transition.last > 0
-    view = jax.tree.map(
-        lambda first, following: jnp.concatenate([first[:, :1], following], axis=1),
-        transition.view,
-        step.next_view,
-    )
+    transition, num_steps = step.transition, step.transition.last.shape[1]
+    ends_before = jnp.cumsum(transition.last, axis=1) - transition.last
+    slot_of_step = jnp.arange(num_steps) + ends_before
+    slots = jnp.arange(num_steps + 1)
+    # The step in each slot; in a slot that follows an end, and in the last, the step before it.
+    index = (slot_of_step[:, None] <= slots[:, None]).sum(-1) - 1
+    is_step = jnp.take_along_axis(slot_of_step, index, axis=1) == slots
+
+    def take(leaf: Array, index: Array = index[:, :-1]) -> Array:
+        return jax.vmap(lambda leaf, index: leaf[index])(leaf, index)
+
+    def view(before: Array, after: Array) -> Array:
+        acted = is_step.reshape(is_step.shape + (1,) * (before.ndim - 2))
+        return jnp.where(acted, take(before, index), take(after, index))
+
+    begins = jnp.pad(transition.last[:, :-1], ((0, 0), (1, 0)))
     return Sequence(
-        view=view,
-        action=transition.action,
-        reward=transition.reward,
-        terminated=transition.terminated,
-        truncated=transition.truncated,
-        behaviour_log_prob=transition.behaviour_log_prob,
-        mask=~ended_before,
+        view=jax.tree.map(view, transition.view, step.next_view),
+        action=take(transition.action),
+        reward=take(transition.reward),
+        terminated=take(transition.terminated),
+        truncated=take(transition.truncated),
+        behaviour_log_prob=take(transition.behaviour_log_prob),
+        mask=is_step[:, :-1],
         next_known=jnp.ones_like(transition.last),
+        first=is_step & take(begins, index),
     )
 
 
@@ -427,9 +438,8 @@ def warm_start(
             f"{vault.path} and {spec.name} differ in {difference}: give a vault recorded in "
             f"{spec.name}."
         )
-    replay = load(vault, batch_size=1, length=1)
-    starts = np.asarray(replay.starts)
-    starts = starts[np.asarray(jax.jit(lambda r: r.windows(r.starts).next_known)(replay))[:, 0]]
+    replay = load(vault, Windows(batch_size=1, length=1))
+    starts = np.flatnonzero(jax.jit(_is_usable)(replay))
     steps = min(len(starts) // num_envs, capacity)
     if steps == 0:
         raise ShapeError(
@@ -438,7 +448,7 @@ def warm_start(
         )
     rows = starts[-steps * num_envs :].reshape(num_envs, steps)
     goes_on = np.pad(rows[:, 1:] == rows[:, :-1] + 1, ((0, 0), (0, 1)))
-    sequence = jax.jit(lambda replay, starts: replay.windows(starts))(replay, rows.ravel())
+    sequence = jax.jit(lambda replay, slots: replay.at(slots))(replay, rows.ravel())
     step = jax.tree.map(
         lambda leaf: leaf.reshape(num_envs, steps, *leaf.shape[1:]).swapaxes(0, 1),
         _as_step(sequence, jnp.asarray(goes_on.ravel())),
@@ -446,6 +456,12 @@ def warm_start(
     fresh = init_capture(buffer, spec, sampled=True)
     filled = add(buffer, fresh, step.transition, step.next_view)
     return filled._replace(total=fresh.total)  # these steps are not recorded again
+
+
+def _is_usable(replay: Replay) -> Bool[Array, "R"]:
+    """Return the slots of a replay that hold a step with a known next view."""
+    windows = replay.at(jnp.arange(replay.num_slots))
+    return (windows.mask & windows.next_known)[:, 0]
 
 
 def _as_step(sequence: Sequence, goes_on: jax.Array) -> Step:

@@ -46,7 +46,7 @@ from offmarl.programs.run import (
     keep_compiled_programs,
     open_run,
 )
-from offmarl.replay import BatchSource, open_batches
+from offmarl.replay import BatchSource, Windows, open_batches
 from offmarl.types import ArrayTree, EnvSpec
 from offmarl.vault import Dataset, open_vault
 
@@ -210,13 +210,11 @@ def _batches(
     job: _Job, dataset: Dataset, keys: Key[Array, "seeds"], done: int
 ) -> AbstractContextManager[BatchSource]:
     args, total = job.args, job.schedule.updates
-    # Steps of a window beyond the longest episode would be masked.
-    length = min(args.length, int(dataset.episodes.length.max(initial=1)))
+    windows = Windows(args.batch_size, args.length, args.burn_in, job.program.return_to_go)
     return open_batches(
         dataset,
         args.replay,
-        args.batch_size,
-        length,
+        windows,
         keys,
         range(done, total, min(LOG_EVERY, total)),
         int(args.memory * 1e9),

@@ -74,6 +74,7 @@ from jaxtyping import Array, PRNGKeyArray
 from offmarl.config import (
     Fraction,
     NonNegative,
+    NonNegativeInt,
     Positive,
     PositiveInt,
     Seed,
@@ -123,6 +124,9 @@ class Args(Validated):
     """Windows in a batch."""
     length: PositiveInt = 20
     """Steps in a window."""
+    burn_in: NonNegativeInt = 0
+    """Steps added before each window's that only fill the memory of recurrent networks: they do not
+    count in losses."""
     replay: Literal["auto", "device", "stream"] = "auto"
     """Where batches come from. "device": the whole dataset is loaded onto the device; "stream":
     batches are read from disk; "auto": device if the data fits into half of its free memory. The
@@ -315,6 +319,8 @@ class Program(NamedTuple):
     greedy: bool = True
     """Whether the policy is evaluated with its best actions. A policy that is evaluated with
     sampled actions, such as a clone of stochastic data, is also evaluated greedily at the end."""
+    return_to_go: float | None = None
+    """Discount of the returns-to-go that its batches carry, 1 for plain sums; None for none."""
     num_steps: int = 0
     """Number of time steps that an update takes in each environment and adds to ``state.capture``,
     a `Capture`, which is recorded; 0 for a program that learns from a dataset."""

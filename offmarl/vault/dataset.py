@@ -329,6 +329,12 @@ class Dataset:
         steps = encoding.from_disk(self.read(start, stop, rows, known), self.spec)
         return steps if self.manifest else compat.normalise(steps, self._limited[rows, start:stop])
 
+    def rewards(self, start: int = 0, stop: int | None = None) -> NDArray[np.float32]:
+        """Read the rewards of an interval of time, ``(B, T, N)``, and nothing else."""
+        found = self.read(start, stop, leaves=["rewards"])["rewards"]
+        shape = *found.shape[:2], self.spec.num_agents
+        return found.reshape(shape).astype(np.float32, copy=False)
+
     def window_transitions(self, rows: NumpyArray, starts: NumpyArray, length: int) -> Transition:
         """Gather windows as records ``(W, length, ...)``; see `windows` and `transitions`."""
         known = [name for name in layout.leaves(self.spec) if name in self.leaves]
@@ -382,9 +388,18 @@ class Dataset:
         return snapshot_of(self.store, self.manifest)
 
     def replay(
-        self, batch: int = 32, length: int = 20, episodes: NDArray[np.int64] | None = None
+        self,
+        batch: int = 32,
+        length: int = 20,
+        episodes: NDArray[np.int64] | None = None,
+        *,
+        burn_in: int = 0,
+        return_to_go: float | None = None,
     ) -> "Replay":
         """Put the data on the device and return a replay to sample from under jit.
+
+        Each step of the data is equally likely in a batch. Windows are cut from the episodes laid
+        end to end, and may hold parts of several: see `offmarl.Sequence`.
 
         Parameters
         ----------
@@ -394,20 +409,27 @@ class Dataset:
             Steps in a window.
         episodes
             Numbers of the episodes to draw from, as `episodes` counts them; all by default.
+        burn_in
+            Steps added before each window's to fill a recurrent memory; their mask is false.
+        return_to_go
+            Discount of the returns-to-go that batches carry: 1 for plain sums. None leaves them
+            out.
 
         Raises
         ------
         ShapeError
             The dataset holds no step, or a size is not positive.
+        OptionError
+            An episode does not exist or is named twice, or the discount is not in [0, 1].
 
         Examples
         --------
         >>> replay = offmarl.open("vaults/swarm/coverage-3.vlt/expert").replay(256, 20)
         >>> batch = jax.jit(lambda replay, key: replay.sample(key))(replay, jax.random.key(0))
         """
-        from offmarl.replay import load
+        from offmarl.replay import Windows, load
 
-        return load(self, batch, length, episodes)
+        return load(self, Windows(batch, length, burn_in, return_to_go), episodes)
 
     def stream(
         self,
@@ -418,6 +440,8 @@ class Dataset:
         start: int = 0,
         memory: int = 2**30,
         episodes: NDArray[np.int64] | None = None,
+        burn_in: int = 0,
+        return_to_go: float | None = None,
     ) -> "Stream":
         """Return an endless iterator over batches of data that is too large for the device.
 
@@ -425,8 +449,9 @@ class Dataset:
 
         Parameters
         ----------
-        batch, length, episodes
-            As for `replay`.
+        batch, length, episodes, burn_in, return_to_go
+            As for `replay`. Returns-to-go need all rewards to be read at the start, and four bytes
+            of memory for each step and agent.
         seed, start
             What the batches follow from, and the number of the first: `Stream.state` returns both.
         memory
@@ -438,7 +463,7 @@ class Dataset:
         ShapeError
             As for `replay`.
         OptionError
-            The memory is too small for a few batches.
+            As for `replay`, or the memory is too small for a few batches.
 
         Examples
         --------
@@ -446,9 +471,10 @@ class Dataset:
         ...     for batch in stream:
         ...         state = update(state, batch)
         """
-        from offmarl.replay import Stream
+        from offmarl.replay import Stream, Windows
 
-        return Stream(self, batch, length, seed, start, memory, episodes)
+        shape = Windows(batch, length, burn_in, return_to_go)
+        return Stream(self, shape, seed, start, memory, episodes)
 
     def hold_out(self, fraction: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Divide the episodes into those to learn from and those to evaluate with.
