@@ -1,4 +1,4 @@
-"""A dataset: a vault of any program, read as experience and drawn from for learning."""
+"""A dataset: a vault of any program, read as experience or sampled for learning."""
 
 from collections.abc import Iterable, Iterator
 from functools import cached_property
@@ -39,8 +39,8 @@ _ALL = slice(None)
 class Dataset:
     """A vault as it was when it was opened; made by `open_vault`.
 
-    It reads any interval, window or episode, and is drawn from by `replay` and `stream`. The verbs
-    of `offmarl.vault`, such as `offmarl.vault.filter`, take datasets and return them.
+    It reads any interval, window or episode; `replay` and `stream` sample from it. The verbs of
+    `offmarl.vault`, such as `offmarl.vault.filter`, take datasets and return them.
 
     Attributes
     ----------
@@ -53,8 +53,7 @@ class Dataset:
     rows, length
         The first two axes of every array: environments, and time steps of each.
     provenance
-        Where the data comes from; JSON. Of a dataset that was pulled, what it was published as,
-        too.
+        Where the data comes from; JSON. For a dataset that was pulled, also its publication.
     unverified
         Intervals of steps, ``((start, stop), ...)``, that a stock program appended.
     time_limit
@@ -81,11 +80,11 @@ class Dataset:
         self.provenance = {**described.provenance, **beside.provenance}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Have other processes open it again, as it is then, and not be sent what is in memory."""
+        """Pickle the path only: another process opens the vault again, as it is then."""
         return _open, (type(self), self.path, self._checked, self.time_limit)
 
     def __repr__(self) -> str:
-        """Say what is known of it without reading any data."""
+        """Describe the dataset without reading any data."""
         told = f"{self.num_steps:,} steps in {self.rows} rows"
         if self.manifest:
             spec = self.manifest.schema.spec
@@ -104,7 +103,7 @@ class Dataset:
 
     @property
     def uid(self) -> str:
-        """What tells it from the dataset's other vaults."""
+        """The name of the vault within the dataset."""
         return self.path.name
 
     @property
@@ -114,24 +113,24 @@ class Dataset:
 
     @property
     def num_bytes(self) -> int | None:
-        """Bytes that its files take; None where finding out would mean reading them."""
+        """Bytes that its files take; None if finding out would mean reading them."""
         return self.store.driver.num_bytes
 
     @property
     def unchecked(self) -> tuple[str, ...]:
-        """What is read without being compared with a checksum, in words."""
+        """Descriptions of the data that is read without being compared with a checksum."""
         return unchecked(self.manifest, self.length, self._checked)
 
     @cached_property
     def spec(self) -> EnvSpec:
-        """The environment's sizes; in a foreign vault, what its arrays tell of them."""
+        """The environment's sizes; inferred from the arrays if another program wrote the vault."""
         if self.manifest:
             return self.manifest.schema.spec
         return compat.infer_spec(self)
 
     @cached_property
     def quirks(self) -> tuple[str, ...]:
-        """What a foreign vault does differently, which `transitions` and `episodes` correct.
+        """Deviations of another program's vault, which `transitions` and `episodes` correct.
 
         For a vault of offmarl: invalid values that it was imported with. `read` corrects nothing.
         `offmarl.vault.compat.MEANINGS` explains each.
@@ -142,7 +141,7 @@ class Dataset:
 
     @cached_property
     def episodes(self) -> tables.Episodes:
-        """Every episode, by row and start; those that run on at the end of the data too."""
+        """Every episode, by row and start, including unfinished ones at the end of the data."""
         table = self._table.copy()
         table["cause"][compat.by_limit(table, self.time_limit)] = tables.TRUNCATED
         return tables.to_episodes(table)
@@ -180,7 +179,7 @@ class Dataset:
         Raises
         ------
         VaultError
-            There are no such views; -1 stands for none.
+            The numbers are out of range; -1 stands for none.
         """
         numbers = np.asarray(numbers)
         bounds.check_finals(numbers, self.manifest.head.finals if self.manifest else 0, self.path)
@@ -240,8 +239,8 @@ class Dataset:
     ) -> dict[str, NumpyArray]:
         """Gather windows from anywhere, as they are on disk.
 
-        Uncompressed vaults on this machine are gathered from as fast as arrays in memory, even if
-        they are larger than memory; of others a chunk is read for every window.
+        Uncompressed vaults on this machine are read as fast as arrays in memory, even if they are
+        larger than memory. For other vaults, a chunk is read for every window.
 
         Parameters
         ----------
@@ -273,7 +272,7 @@ class Dataset:
         length: int,
         leaves: Iterable[str] | None = None,
     ) -> None:
-        """Have the disk begin to read windows that `windows` will be asked for next.
+        """Start to read windows from the disk that `windows` will be asked for next.
 
         Returns at once. Without effect on vaults that are not memory-mapped.
         """
@@ -287,7 +286,7 @@ class Dataset:
         Raises
         ------
         VaultError
-            They are no percentiles, or not in order.
+            They are outside [0, 100], or not in order.
         """
         return bounds.percentiles(self.length, low, high)
 
@@ -320,10 +319,10 @@ class Dataset:
     def transitions(
         self, start: int = 0, stop: int | None = None, rows: slice = _ALL
     ) -> Transition:
-        """Read steps as records ``(B, T, ...)``; what a foreign vault lacks is filled in.
+        """Read steps as records ``(B, T, ...)``; arrays that a vault lacks are filled in.
 
-        Everything is legal and everybody alive where the vault does not tell, the state is all
-        observations, log-probabilities are NaN and policies -1.
+        Without such arrays, all actions are legal, all agents are alive, the state is all
+        observations, log-probabilities are NaN and policy ids -1.
         """
         known = [name for name in layout.leaves(self.spec) if name in self.leaves]
         steps = encoding.from_disk(self.read(start, stop, rows, known), self.spec)
@@ -362,7 +361,7 @@ class Dataset:
         yield from bounds.blocks(start, self.length, chunk, step_bytes, _BLOCK_BYTES)
 
     def _check_length(self) -> None:
-        """Raise `VaultFormatError` where the vault says that it has more steps than can be."""
+        """Raise `VaultFormatError` if there is less data than the vault's length needs."""
         if not self._has_length:
             bounds.check_length(self._described, lambda name: self._arrays.chunk(name)[1])
             self._has_length = True
@@ -380,7 +379,7 @@ class Dataset:
             check_documents(self.store, self.manifest.schema)
         checks = None
         if self._checked and self.manifest and self.manifest.schema.codec == "raw":
-            self._check_length()  # what is remembered of each chunk takes memory
+            self._check_length()  # the state of each chunk takes memory
             checks = checks_of(self._described, lambda: self.episodes)
         return Arrays(self._described, self._snapshot, checks)
 
