@@ -1,6 +1,6 @@
 """MAICQ: multi-agent implicit constraint Q-learning, discrete and recurrent.
 
-Values are only ever taken at the data's own actions: a softmax over the batch re-weights them
+Values are computed only for the data's actions: a softmax over the batch re-weights them
 towards the good ones, both in the critic's targets and in the agents' policies:
 
     critic  L = E[ (Q_tot(s, a) - y)² ],   y = TD(λ) of r + γ w(s', a') Q̄_tot(s', a'),

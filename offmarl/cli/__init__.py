@@ -67,7 +67,7 @@ VERBS = {
     ),
     "show": Verb(
         "data",
-        "Show what a vault holds and where it comes from",
+        "Show the contents and the origin of a vault",
         example="vaults/swarm/coverage-3.vlt/medium",
     ),
     "report": Verb(

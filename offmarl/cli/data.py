@@ -88,7 +88,7 @@ def _listed(found: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 def show(path: _Vault, time_limit: int | None = None) -> Report:
-    """Show what a vault holds and where it comes from.
+    """Show the contents and the origin of a vault.
 
     Parameters
     ----------
@@ -286,9 +286,9 @@ def verify(path: _Vault, deep: bool = False) -> Report:
     ----------
     path
         A vault of any program, in a directory, an archive or an object store; or the name of a
-        pulled dataset, whose files are all compared with what was published.
+        pulled dataset: all its files are compared with the published checksums.
     deep
-        Also read every chunk, and compute the episodes again.
+        Also read every chunk, and recompute the episode table.
     """
     if may_be_name(path):
         from offmarl.cli.hub import verify_pulled  # the hub's client takes a while to import
@@ -385,7 +385,7 @@ def compact(path: _Vault) -> Report:
     Parameters
     ----------
     path
-        A vault of any program, which no process may write to meanwhile.
+        A vault of any program. No process may write to it meanwhile.
     """
     done = vault.compact(path)
     line = (

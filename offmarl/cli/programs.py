@@ -39,7 +39,7 @@ _MORE = {
     AGREEMENT: "agreement",
     LOG_LIKELIHOOD: "log_prob",
 }
-"""What is shown beside what a run is compared by: metric to heading."""
+"""Metrics that are shown beside the main one, and their headings."""
 
 
 def record(arguments: list[str]) -> Report:
@@ -149,8 +149,8 @@ def evaluate(
     seed
         Random seed of the episodes.
     act
-        greedy takes the best action, sample draws it from the policy, and as-trained does what the
-        run's own evaluations did.
+        How the policy acts. greedy: it takes the best action. sample: it samples actions.
+        as-trained: as in the run's own evaluations.
     render
         File for an episode of the first training seed: GIF or MP4, or PNG for its middle step.
     program

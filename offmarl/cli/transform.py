@@ -215,15 +215,17 @@ def convert(
     to
         Layout to write a vault in; pymarl writes HDF5 if OUT ends in .h5, and otherwise .npz.
     env
-        The environment it was recorded in, if offmarl has it.
+        Environment that the dataset was recorded in: a name that `offmarl envs` lists, or code of
+        your own as path/to/file.py:FACTORY or package.module:FACTORY.
     time_limit
-        Steps after which episodes were cut off, so that their ends are not taken for terminations;
-        by default the environment's.
+        Number of steps after which episodes were truncated, so that these ends are not read as
+        terminations; by default the environment's.
     licence
         SPDX identifier of the dataset's licence, such as CC-BY-4.0, or an expression of them. It is
         stored with the vault and published by `offmarl push`.
     citation
-        What the dataset asks to cite, as BibTeX. It is stored and published in the same way.
+        The citation that the dataset asks for, as BibTeX. It is stored and published in the same
+        way.
     """
     terms = _terms(licence, citation)
     if to is not None:

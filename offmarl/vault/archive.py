@@ -29,21 +29,21 @@ from offmarl.vault.location import open_files, vaults_among
 _TAIL = 2**16 + 2**10
 """Bytes at an archive's end: its end records with the longest comment, most directories too."""
 _MOST_DIRECTORY = 2**24
-"""Bytes of an archive's directory."""
+"""The most bytes of an archive's directory."""
 _MOST_FILES = 2**17
-"""Files of an archive: to look through so many takes about two seconds."""
+"""Files of an archive: checking so many takes about two seconds."""
 _END = struct.Struct("<4x4xHHI4x2x")
 _END64 = struct.Struct("<4x8x2x2x4x4x8xQQ8x")
 _LOCATOR = 20
-"""Bytes between the wide end record (ZIP64) and the other one."""
+"""Bytes between the ZIP64 end record and the other end record."""
 _IN_ZIP64 = 2**32 - 1
-"""What a field says that is too small for its number."""
+"""The value of a field whose number is too large for it, and is in the ZIP64 record instead."""
 _IN_ZIP64_COUNT = 2**16 - 1
 _LEADS_OUT = re.compile(r"[\\:]|(^|/)\.\.(/|$)")
 _LARGEST_DOCUMENT = 2**26
-"""Files that are read whole to open a vault are not as large in any honest one."""
+"""The most bytes of a file that is read whole to open a vault; real ones are far smaller."""
 _MOST_DEFLATED = 200
-"""Files that inflate to more times their size, and to a gigabyte together, are a bomb."""
+"""Files that inflate to more times their size, and to over a gigabyte together, are a bomb."""
 
 
 def members_of(archive: PurePath) -> list[zipfile.ZipInfo]:
@@ -52,8 +52,8 @@ def members_of(archive: PurePath) -> list[zipfile.ZipInfo]:
     Raises
     ------
     VaultFormatError
-        It is no zip archive, it is damaged, or something about it is not to be trusted: names that
-        lead out of it, links, a file that is there twice, encryption, sizes that cannot be.
+        It is not a zip archive, is damaged, or is unsafe: names that lead out of it, links,
+        duplicate files, encryption, impossible sizes.
     """
     if not isinstance(archive, Path):
         return list(_trusted_members(archive))
@@ -76,7 +76,7 @@ def _trusted_members(archive: PurePath) -> tuple[zipfile.ZipInfo, ...]:
 
 
 def _check(archive: PurePath, members: Iterable[zipfile.ZipInfo]) -> None:
-    """Raise `VaultFormatError` where an archive's directory is not to be trusted."""
+    """Raise `VaultFormatError` if an archive's directory is unsafe."""
     packed = unpacked = 0
     stop = -math.inf  # places count from the archive's tail where only that was read
     names: set[str] = set()
@@ -94,7 +94,7 @@ def _check(archive: PurePath, members: Iterable[zipfile.ZipInfo]) -> None:
 
 
 def _plain(name: str) -> str:
-    """Write a name as `PurePosixPath` does, which costs more than all other checks together."""
+    """Normalise a name as `PurePosixPath` does, which itself is slower than all other checks."""
     if "//" in name or "./" in f"{name}/" or name.endswith("/"):
         return str(PurePosixPath(name))
     return name or "."
@@ -134,7 +134,7 @@ def readable(archive: PurePath) -> Iterator[None]:
 
 
 def _opened(archive: PurePath) -> zipfile.ZipFile:
-    """Open an archive, elsewhere than on this machine for its directory alone."""
+    """Open an archive; of one on another machine only the directory is read."""
     if isinstance(archive, Path):
         with archive.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -158,8 +158,8 @@ def _opened(archive: PurePath) -> zipfile.ZipFile:
 def _check_directory(archive: PurePath, tail: bytes) -> int:
     """Return the bytes of an archive's directory and of what follows it.
 
-    Python reads a directory as a whole, and takes seconds for a hundred thousand files. It believes
-    the wide end record (ZIP64) wherever that is there, so the two must agree.
+    Python reads a directory as a whole, which takes seconds for a hundred thousand files. It uses
+    the ZIP64 end record wherever one exists, so the two end records must agree.
 
     Parameters
     ----------
@@ -171,7 +171,7 @@ def _check_directory(archive: PurePath, tail: bytes) -> int:
     Raises
     ------
     VaultFormatError
-        The directory takes more than that of any dataset, or its end records contradict each other.
+        The directory is larger than that of any dataset, or its end records contradict each other.
     """
     end = _find_end(tail)
     if end < 0:
@@ -187,14 +187,14 @@ def _check_directory(archive: PurePath, tail: bytes) -> int:
         end, files, size = wide, files64, size64
     if size > _MOST_DIRECTORY:
         raise _distrust(archive, f"its directory takes {size} bytes, and a dataset's far less")
-    # What is read is what lies there, whatever the count of the end record.
+    # Python reads all entries that exist, whatever count the end record gives.
     if (count := max(files, tail.count(b"PK\1\2", max(0, end - size), end))) > _MOST_FILES:
         raise _distrust(archive, f"it has {count} files, and a dataset far fewer")
     return len(tail) - end + size
 
 
 def _find_end(tail: bytes) -> int:
-    """Return where the end record begins, as `zipfile` looks for it; -1 where there is none."""
+    """Return where the end record begins, searched for as `zipfile` does; -1 if there is none."""
     last = len(tail) - _END.size
     if last >= 0 and tail.startswith(b"PK\5\6", last) and tail.endswith(b"\0\0"):
         return last

@@ -23,7 +23,7 @@ _NUMBER = re.compile(r"\d+[./](\d+)")
 
 
 def check_steps(vault: Description, start: int, stop: int) -> None:
-    """Raise `VaultError` where a vault does not have these steps."""
+    """Raise `VaultError` if a vault does not have these steps."""
     if not 0 <= start <= stop <= vault.length:
         raise VaultError(
             f"steps {start} to {stop} were asked for, and {vault.path} has steps 0 to "
@@ -68,7 +68,7 @@ def blocks(
 
 
 def indices(part: slice, size: int, axis: str) -> range:
-    """Return the indices that a slice picks; `VaultError` where they do not go up."""
+    """Return the indices that a slice picks; `VaultError` if they are descending."""
     if not isinstance(part, slice):
         raise VaultError(f"{axis} are given by a slice, such as slice(0, 2): got {part!r}.")
     span = range(*part.indices(size))
@@ -78,7 +78,7 @@ def indices(part: slice, size: int, axis: str) -> range:
 
 
 def agents(leaves: Mapping[str, Leaf], num_agents: int, part: slice) -> dict[str, slice]:
-    """Return what to read of the third axis of the arrays in which it is that of agents."""
+    """Return the slice of agents for each array whose third axis is that of agents."""
     span = indices(part, num_agents, "agents")
     having = (name for name, leaf in leaves.items() if _has_agents(name, leaf, num_agents))
     return dict.fromkeys(having, slice(span.start, span.stop, span.step))
@@ -93,7 +93,7 @@ def _has_agents(name: str, leaf: Leaf, num_agents: int) -> bool:
 def windows(
     vault: Description, rows: NumpyArray, starts: NumpyArray, length: int
 ) -> tuple[NumpyArray, NumpyArray]:
-    """Return the rows and starts of windows; `VaultError` where a vault does not have them."""
+    """Return the rows and starts of windows; `VaultError` if a vault does not have them."""
     rows, starts = _whole("rows", rows), _whole("starts", starts)
     if rows.ndim != 1 or rows.shape != starts.shape or length < 1:
         raise VaultError(
@@ -118,7 +118,7 @@ def _whole(what: str, numbers: NumpyArray) -> NumpyArray:
 
 
 def check_finals(numbers: NumpyArray, count: int, path: PurePath) -> None:
-    """Raise `VaultError` where a vault does not have these final views."""
+    """Raise `VaultError` if a vault does not have these final views."""
     if len(numbers) and not 0 <= numbers.min() <= numbers.max() < count:
         raise VaultError(
             f"final views {numbers.min()} to {numbers.max()} were asked for, and {path} has "
@@ -132,7 +132,7 @@ def check_length(vault: Description, chunk_steps: Callable[[str], int]) -> None:
     ``chunk_steps`` returns the steps of an array's chunks.
     """
     if vault.manifest:
-        _check_own_length(vault, vault.manifest.schema)
+        check_own_length(vault, vault.manifest.schema)
     else:
         _check_foreign_length(vault, chunk_steps)
 
@@ -156,7 +156,7 @@ def _check_foreign_length(vault: Description, chunk_steps: Callable[[str], int])
     )
 
 
-def _check_own_length(vault: Description, schema: Schema) -> None:
+def check_own_length(vault: Description, schema: Schema) -> None:
     """Raise `VaultFormatError` if the files, or the chunks, are too few for the length.
 
     The state that is kept for each chunk takes memory, so a forged length of a few bytes could take

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 _NODE_MAGIC = bytes.fromhex("0cdb20de")
-"""What every node of the tree begins with; its length follows in 8 bytes, little-endian."""
+"""The first bytes of every node of the tree; its length follows in 8 bytes, little-endian."""
 _HEADER = 12
 
 
@@ -43,7 +43,7 @@ class Tree(NamedTuple):
     files: frozenset[str]
     """The data files that values and nodes are in."""
     lost: tuple[str, ...]
-    """Why parts of the tree cannot be read; the keys below them are missing here."""
+    """Why parts of the tree cannot be read; the keys below these parts are missing."""
 
 
 def current_tree(driver: TensorStoreDriver) -> Tree:
@@ -85,9 +85,9 @@ def live_files(driver: TensorStoreDriver) -> frozenset[str]:
 
 
 def earlier_trees(driver: TensorStoreDriver) -> Iterator[Tree]:
-    """Yield the trees of earlier commits, the latest first, as far as they can be found.
+    """Yield the trees of earlier commits that can be found, the latest first.
 
-    Where the manifest is gone they are those whose nodes lie in the data files, in no order.
+    Without a manifest, every node in the data files is taken as a root, in no order.
     """
     try:
         history = _history(driver, _manifest(driver))
@@ -119,7 +119,7 @@ def _history(driver: TensorStoreDriver, node: Any) -> Iterator[tuple[str, str]]:
 
 
 def _scattered(driver: TensorStoreDriver) -> Iterator[str]:
-    """Yield what may be roots of trees: every node in the data files."""
+    """Yield possible roots of trees: every node in the data files."""
     driver.check()
     for name in driver.files.list().result():
         file = name.decode()
@@ -216,7 +216,7 @@ class Contents:
         return key in self.tree.values
 
     def size(self, key: str) -> int:
-        """Return the bytes stored under a key that is there."""
+        """Return the size in bytes of the stored value of a key that exists."""
         value = self.tree.values[key]
         return value.length if isinstance(value, ValueLocation) else len(value)
 
@@ -225,7 +225,7 @@ class Contents:
         return sorted(key for key in self.tree.values if key.startswith(prefix))
 
     def is_cut_off(self, key: str) -> bool:
-        """Whether a value reaches past the end of its file; looked at on this machine only."""
+        """Whether a value reaches past the end of its file; checked on this machine only."""
         place = self.tree.values[key]
         if not isinstance(place, ValueLocation) or not self.driver.can_map:
             return False
@@ -237,7 +237,7 @@ class Contents:
         return {name: file.lstat().st_size for name, file in files.items() if file.is_file()}
 
     def fetch(self, key: str) -> Callable[[], bytes]:
-        """Start to read what is stored under a key that is there; call the result for it."""
+        """Start to read the stored value of a key that exists; calling the result returns it."""
         place = self.tree.values[key]
         if not isinstance(place, ValueLocation):
             return lambda: place

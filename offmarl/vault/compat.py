@@ -48,18 +48,18 @@ _ABSENT = {
 
 
 def recorded(provenance: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the quirks that a vault of offmarl notes of itself: what an import has kept."""
+    """Return the quirks recorded in the provenance of a vault of offmarl that was imported."""
     noted = provenance.get("quirks")
     return tuple(quirk for quirk in MEANINGS if isinstance(noted, list) and quirk in noted)
 
 
 def of_returns(episodes: Table) -> list[str]:
-    """Return the quirks that the returns of an episode table tell."""
+    """Return the quirks that show in the returns of an episode table."""
     return [] if np.isfinite(episodes["returns"]).all() else ["not finite"]
 
 
 def of_ends(episodes: Table, time_limit: int | None) -> list[str]:
-    """Return the quirks of how episodes end, as an episode table of what is on disk tells them."""
+    """Return the quirks of how episodes end; ``episodes`` is the table as on disk."""
     if time_limit is not None:
         return ["time limit terminal"] if by_limit(episodes, time_limit).any() else []
     ended = episodes[episodes["cause"] != tables.OPEN]
@@ -76,7 +76,7 @@ def by_limit(ended: Table, time_limit: int | None) -> NumpyArray:
 
 
 def normalise(steps: Transition, limits: NumpyArray) -> Transition:
-    """Put right what is padded, and how episodes end.
+    """Correct padded observations, and ends by a time limit.
 
     Parameters
     ----------

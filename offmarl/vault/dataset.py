@@ -1,4 +1,4 @@
-"""A dataset: a vault of any program, read as experience and drawn from for learning."""
+"""A dataset: a vault of any program, read as experience or sampled for learning."""
 
 from collections.abc import Iterable, Iterator
 from functools import cached_property
@@ -12,19 +12,15 @@ from numpy.typing import NDArray
 from offmarl.errors import VaultError
 from offmarl.types import EnvSpec, Episode, Sequence, Transition, View
 from offmarl.vault import bounds, compat, encoding, layout, tables
-from offmarl.vault.arrays import Arrays, FinalViews
-from offmarl.vault.checked import checks_of
+from offmarl.vault.arrays import Arrays, FinalViews, open_arrays
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.manifest import (
     Manifest,
-    check_documents,
     describe,
     read_beside,
     read_episodes,
-    snapshot_of,
     unchecked,
 )
-from offmarl.vault.mmap import Snapshot
 from offmarl.vault.store import Store
 
 if TYPE_CHECKING:  # they bring in JAX, which reading does without
@@ -39,8 +35,8 @@ _ALL = slice(None)
 class Dataset:
     """A vault as it was when it was opened; made by `open_vault`.
 
-    It reads any interval, window or episode, and is drawn from by `replay` and `stream`. The verbs
-    of `offmarl.vault`, such as `offmarl.vault.filter`, take datasets and return them.
+    It reads any interval, window or episode; `replay` and `stream` sample from it. The verbs of
+    `offmarl.vault`, such as `offmarl.vault.filter`, take datasets and return them.
 
     Attributes
     ----------
@@ -53,39 +49,35 @@ class Dataset:
     rows, length
         The first two axes of every array: environments, and time steps of each.
     provenance
-        Where the data comes from; JSON. Of a dataset that was pulled, what it was published as,
-        too.
+        Where the data comes from; JSON. For a dataset that was pulled, also its publication.
     unverified
         Intervals of steps, ``((start, stop), ...)``, that a stock program appended.
     time_limit
         The one that a foreign vault was opened with, or else the one that `offmarl pull` noted.
     """
 
+    _mapped = True  # whether the files may be mapped into memory
+
     def __init__(self, store: Store, checked: bool = True, time_limit: int | None = None):
         self.store, self.path = store, store.path
-        self._checked = checked
-        self._has_length = False
+        self._checked, self._opening = checked, Lock()
         self._read_through: Arrays | None = None
-        self._opening = Lock()
         self._described = described = describe(store)
-        self.manifest = described.manifest
+        self.manifest, self.unverified = described.manifest, described.unverified
         self.leaves, self.rows, self.length = described.leaves, described.rows, described.length
-        self.unverified = described.unverified
         if self.manifest and time_limit is not None:
-            raise VaultError(
-                f"{self.path} records how its episodes ended: open it without a time limit."
-            )
+            raise VaultError(f"{self.path} records how episodes end: open it without a time limit.")
         beside = read_beside(store.driver)
         known = None if self.manifest else beside.time_limit
         self.time_limit = known if time_limit is None else time_limit
         self.provenance = {**described.provenance, **beside.provenance}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Have other processes open it again, as it is then, and not be sent what is in memory."""
+        """Pickle the path only: another process opens the vault again, as it is then."""
         return _open, (type(self), self.path, self._checked, self.time_limit)
 
     def __repr__(self) -> str:
-        """Say what is known of it without reading any data."""
+        """Describe the dataset without reading any data."""
         told = f"{self.num_steps:,} steps in {self.rows} rows"
         if self.manifest:
             spec = self.manifest.schema.spec
@@ -104,7 +96,7 @@ class Dataset:
 
     @property
     def uid(self) -> str:
-        """What tells it from the dataset's other vaults."""
+        """The name of the vault within the dataset."""
         return self.path.name
 
     @property
@@ -114,24 +106,24 @@ class Dataset:
 
     @property
     def num_bytes(self) -> int | None:
-        """Bytes that its files take; None where finding out would mean reading them."""
+        """Bytes that its files take; None if finding out would mean reading them."""
         return self.store.driver.num_bytes
 
     @property
     def unchecked(self) -> tuple[str, ...]:
-        """What is read without being compared with a checksum, in words."""
+        """Descriptions of the data that is read without being compared with a checksum."""
         return unchecked(self.manifest, self.length, self._checked)
 
     @cached_property
     def spec(self) -> EnvSpec:
-        """The environment's sizes; in a foreign vault, what its arrays tell of them."""
+        """The environment's sizes; inferred from the arrays if another program wrote the vault."""
         if self.manifest:
             return self.manifest.schema.spec
         return compat.infer_spec(self)
 
     @cached_property
     def quirks(self) -> tuple[str, ...]:
-        """What a foreign vault does differently, which `transitions` and `episodes` correct.
+        """Deviations of another program's vault, which `transitions` and `episodes` correct.
 
         For a vault of offmarl: invalid values that it was imported with. `read` corrects nothing.
         `offmarl.vault.compat.MEANINGS` explains each.
@@ -142,7 +134,7 @@ class Dataset:
 
     @cached_property
     def episodes(self) -> tables.Episodes:
-        """Every episode, by row and start; those that run on at the end of the data too."""
+        """Every episode, by row and start, including unfinished ones at the end of the data."""
         table = self._table.copy()
         table["cause"][compat.by_limit(table, self.time_limit)] = tables.TRUNCATED
         return tables.to_episodes(table)
@@ -180,7 +172,7 @@ class Dataset:
         Raises
         ------
         VaultError
-            There are no such views; -1 stands for none.
+            The numbers are out of range; -1 stands for none.
         """
         numbers = np.asarray(numbers)
         bounds.check_finals(numbers, self.manifest.head.finals if self.manifest else 0, self.path)
@@ -225,7 +217,7 @@ class Dataset:
         stop = self.length if stop is None else stop
         bounds.check_steps(self._described, start, stop)
         if stop - start > bounds.UNBACKED_STEPS:
-            self._check_length()
+            self._arrays.check_length()
         names = list(self.leaves if leaves is None else leaves)
         span = bounds.indices(rows, self.rows, "rows")
         some = {} if agents == _ALL else bounds.agents(self.leaves, self.spec.num_agents, agents)
@@ -240,8 +232,8 @@ class Dataset:
     ) -> dict[str, NumpyArray]:
         """Gather windows from anywhere, as they are on disk.
 
-        Uncompressed vaults on this machine are gathered from as fast as arrays in memory, even if
-        they are larger than memory; of others a chunk is read for every window.
+        Uncompressed vaults on this machine are read as fast as arrays in memory, even if they are
+        larger than memory. For other vaults, a chunk is read for every window.
 
         Parameters
         ----------
@@ -273,7 +265,7 @@ class Dataset:
         length: int,
         leaves: Iterable[str] | None = None,
     ) -> None:
-        """Have the disk begin to read windows that `windows` will be asked for next.
+        """Start to read windows from the disk that `windows` will be asked for next.
 
         Returns at once. Without effect on vaults that are not memory-mapped.
         """
@@ -287,7 +279,7 @@ class Dataset:
         Raises
         ------
         VaultError
-            They are no percentiles, or not in order.
+            They are outside [0, 100], or not in order.
         """
         return bounds.percentiles(self.length, low, high)
 
@@ -320,10 +312,10 @@ class Dataset:
     def transitions(
         self, start: int = 0, stop: int | None = None, rows: slice = _ALL
     ) -> Transition:
-        """Read steps as records ``(B, T, ...)``; what a foreign vault lacks is filled in.
+        """Read steps as records ``(B, T, ...)``; arrays that a vault lacks are filled in.
 
-        Everything is legal and everybody alive where the vault does not tell, the state is all
-        observations, log-probabilities are NaN and policies -1.
+        Without such arrays, all actions are legal, all agents are alive, the state is all
+        observations, log-probabilities are NaN and policy ids -1.
         """
         known = [name for name in layout.leaves(self.spec) if name in self.leaves]
         steps = encoding.from_disk(self.read(start, stop, rows, known), self.spec)
@@ -355,37 +347,21 @@ class Dataset:
 
         ``rows`` is how many will be read at once; all by default.
         """
-        self._check_length()
+        self._arrays.check_length()
         names = list(self.leaves if leaves is None else leaves)
         step_bytes = (rows or self.rows) * sum(self.leaves[name].step_bytes for name in names)
         chunk = max(self._arrays.chunk(name)[1] for name in names)
         yield from bounds.blocks(start, self.length, chunk, step_bytes, _BLOCK_BYTES)
-
-    def _check_length(self) -> None:
-        """Raise `VaultFormatError` where the vault says that it has more steps than can be."""
-        if not self._has_length:
-            bounds.check_length(self._described, lambda name: self._arrays.chunk(name)[1])
-            self._has_length = True
 
     @property
     def _arrays(self) -> Arrays:
         if self._read_through is None:
             with self._opening:  # threads share it, and what it maps
                 if self._read_through is None:
-                    self._read_through = self._open_arrays()
+                    self._read_through = open_arrays(
+                        self._described, lambda: self.episodes, self._checked, self._mapped
+                    )
         return self._read_through
-
-    def _open_arrays(self) -> Arrays:
-        if self.manifest:
-            check_documents(self.store, self.manifest.schema)
-        checks = None
-        if self._checked and self.manifest and self.manifest.schema.codec == "raw":
-            self._check_length()  # what is remembered of each chunk takes memory
-            checks = checks_of(self._described, lambda: self.episodes)
-        return Arrays(self._described, self._snapshot, checks)
-
-    def _snapshot(self) -> Snapshot | None:
-        return snapshot_of(self.store, self.manifest)
 
     def replay(
         self,

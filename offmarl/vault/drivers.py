@@ -1,8 +1,8 @@
 """Drivers: the kinds of places that vaults are kept in.
 
-A driver knows one place: a directory, a part of a zip archive, a bucket or web address, or a place
-of a kind that a user registered with `register_driver`. What differs between these kinds is a
-method or a flag of the driver, so that the layers above never ask what kind it is.
+A driver stands for one place: a directory, a part of a zip archive, a bucket, a web address, or a
+place of a scheme that a user registered with `offmarl.vault.register_driver`. Differences between
+the kinds are methods and flags of the driver, so the layers above do not test for the kind.
 """
 
 import math
@@ -48,7 +48,7 @@ class Driver(ABC):
     can_lock
         Whether a writer can lock a vault, so that several processes may take turns.
     can_rename
-        Whether what was built beside a place can be moved to it in one instant.
+        Whether a directory built beside a place can be moved to it atomically.
     can_map
         Whether files can be mapped into memory.
     """
@@ -61,7 +61,7 @@ class Driver(ABC):
 
     @property
     def directory(self) -> Path:
-        """The directory on this machine; `VaultError` if it is none."""
+        """The directory on this machine; `VaultError` for other places."""
         raise VaultError(
             f"{self.path} is not a directory of this machine, which is needed here: unpack or "
             "copy it first."
@@ -110,7 +110,7 @@ class Driver(ABC):
         """Return the vaults below: of a directory right below it, elsewhere at any depth.
 
         A vault that is being created does not exist yet. Links to vaults are left out: in a
-        directory that comes from somebody else they may lead to private data.
+        directory from an untrusted source they may lead to private data.
         """
 
     def links(self) -> list[Path]:
@@ -122,7 +122,7 @@ class Driver(ABC):
         return
 
     def lock(self, timeout: float = 0.0) -> WriterLock:
-        """Take the right to write; see `WriterLock`."""
+        """Take the vault's lock; see `WriterLock`."""
         if not self.is_writable:
             raise VaultError(f"{self.path} cannot be written to: unpack or copy the vault first.")
         return WriterLock(self.directory if self.can_lock else None, timeout)
@@ -137,7 +137,7 @@ class Driver(ABC):
             raise files.existing(self.path)
 
     def missing(self) -> VaultError:
-        """Return the error for a place that is no vault and has none below."""
+        """Return the error for a place without a vault at it or below it."""
         return VaultNotFoundError(f"there is no vault at {self.path}.")
 
 
@@ -159,7 +159,7 @@ class TensorStoreDriver(Driver):
 
     @cached_property
     def context(self) -> "ts.Context":
-        """What TensorStore shares between all that it opens here: a cache, but for directories."""
+        """TensorStore's context for everything opened here, with a cache."""
         return caching_context()
 
     @cached_property
@@ -201,7 +201,7 @@ class Directory(TensorStoreDriver):
 
     @cached_property
     def context(self) -> "ts.Context":
-        """Nothing shared: the system caches files."""
+        """A context without a cache: the system caches files."""
         import tensorstore as ts
 
         return ts.Context()
@@ -261,7 +261,7 @@ class Directory(TensorStoreDriver):
         files.refuse_existing(self.directory)
 
     def missing(self) -> VaultError:
-        """Return the error for a directory, or a file, that is no vault."""
+        """Return the error for a directory or a file that is not a vault."""
         if self.directory.is_file():
             return VaultFormatError(
                 f"{self.path} is a file, and a vault is a directory: give a vault, or make one of "
@@ -309,7 +309,7 @@ class Archive(TensorStoreDriver):
         return caching_context()
 
     def names(self) -> list[str]:
-        """Return the relative paths of all files below, once the archive was checked."""
+        """Check the archive, and return the relative paths of all files below."""
         from offmarl.vault.archive import members_of  # few vaults need it
 
         prefix, names = self._prefix, (one.filename for one in members_of(self.archive))
@@ -353,13 +353,12 @@ openers: dict[str, Callable[[Url], Driver]] = {}
 
 
 def driver_of(path: str | os.PathLike[str]) -> Driver:
-    """Return the driver of a path or URL as users write it; the place need not exist.
+    """Return the driver for a path or URL as users write it; the place need not exist.
 
     Raises
     ------
     VaultError
-        It is a URL of an unknown scheme, or of one that another process registered, or no path
-        can be written like that.
+        It is a URL of an unknown or unregistered scheme, or an invalid path.
     """
     full = absolute(path)
     if isinstance(full, Url) and full.scheme in openers:

@@ -45,14 +45,14 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 @lru_cache(maxsize=1024)  # a store has few files, and a reference to one for each value
 def check_name(name: str) -> str:
-    """Return the name of a data file; `ValueError` where it may lead out of the vault."""
+    """Return the name of a data file; `ValueError` if it may lead out of the vault."""
     if not _NAME.fullmatch(name) or {".", ".."} & {*name.split("/")}:
         raise ValueError(f"{name!r:.200} is not the name of a file inside the vault")
     return name
 
 
 def check_regular_files(directory: Path) -> None:
-    """Raise `VaultFormatError` where a vault's directory holds links or special files.
+    """Raise `VaultFormatError` if a vault's directory holds links or special files.
 
     TensorStore follows links, so this comes before it opens anything. A directory that cannot be
     listed raises `VaultError`.
@@ -88,14 +88,14 @@ def _refused(directory: Path, path: Path) -> VaultFormatError:
 def open_file(directory: Path, name: str) -> int:
     """Open a regular file of a vault for reading, and return its descriptor.
 
-    No link is followed below the directory, even one that is made meanwhile.
+    No link is followed below the directory, even one that is created meanwhile.
 
     Raises
     ------
     ValueError
-        The name may lead out of the vault, or is that of something else than a regular file.
+        The name may lead out of the vault, or is not that of a regular file.
     OSError
-        It cannot be opened; `FileNotFoundError` where there is none.
+        It cannot be opened; `FileNotFoundError` if it does not exist.
     """
     *parents, last = check_name(name).split("/")
     parent = os.open(directory, _DIRECTORY)
@@ -145,7 +145,7 @@ def vault_error(error: ValueError | OSError, path: PurePath) -> VaultError:
 
 
 def full(path: PurePath) -> VaultFullError:
-    """Return the error for a disk without room."""
+    """Return the error for a full disk."""
     return VaultFullError(
         f"there is no room on the disk for {path}: everything committed is safe and readable. Make "
         "room, then flush the writer or repeat the command."
@@ -153,7 +153,7 @@ def full(path: PurePath) -> VaultFullError:
 
 
 def conflict(path: PurePath) -> VaultError:
-    """Return the error for a vault that was changed, or taken away, under an open writer."""
+    """Return the error for a vault that was changed or moved while a writer had it open."""
     if isinstance(path, Path) and not path.exists():
         return VaultNotFoundError(
             f"there is no vault at {path} any more: it was moved or removed while it was open for "
@@ -171,8 +171,8 @@ class WriterLock:
     Parameters
     ----------
     directory
-        What to lock. None for places without locks, such as buckets: nothing is held, and only the
-        fence of a commit detects another writer.
+        The directory to lock. None for places without locks, such as buckets: then only the fence
+        of a commit detects another writer.
     timeout
         Seconds to wait for another process.
 
@@ -209,7 +209,7 @@ class WriterLock:
             raise VaultLockedError(
                 f"{directory} is being written by {holder}: wait until it is done, or stop it."
             )
-        with contextlib.suppress(OSError):  # it only tells others who we are
+        with contextlib.suppress(OSError):  # the text only names the holder to others
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
 
@@ -222,7 +222,7 @@ class WriterLock:
                 return True
             if time.monotonic() >= end:
                 return False
-            # Not all at the same time: who has waited long has had more tries.
+            # At random times, so that many waiting processes do not try at once.
             time.sleep(random.uniform(0.001, 0.01))
 
     def release(self) -> None:
@@ -236,19 +236,19 @@ class WriterLock:
         self._fd = -1
 
     def __del__(self) -> None:
-        # Only closed: to unlock would take the lock from the process that this one was forked from.
+        # Only close: unlocking would release the lock of a process that this one was forked from.
         if self._fd >= 0:
             self._close()
 
 
 @contextmanager
 def workspace(directory: Path) -> Iterator[Path]:
-    """Make a directory to build in, cleared of what a killed process left; gone afterwards.
+    """Make an empty directory to build in, under a lock; it is removed afterwards.
 
     Raises
     ------
     VaultLockedError
-        Another process builds there.
+        Another process is building there.
     VaultError
         It cannot be made.
     """
@@ -265,15 +265,15 @@ def workspace(directory: Path) -> Iterator[Path]:
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Yield a path of the same name, in a directory beside that may hold other things meanwhile.
+    """Yield a path of the same name in a temporary directory beside the given one.
 
-    What is there when the block ends, a file or a directory, is made durable and takes the place;
-    where the block fails nothing appears.
+    When the block ends, the file or directory at the yielded path is made durable and moved to
+    ``path``. If the block fails, nothing appears there.
 
     Raises
     ------
     VaultExistsError
-        There is something at the place.
+        Something exists at the path.
     VaultLockedError, VaultError
         As for `workspace`.
     """
@@ -292,7 +292,7 @@ def refuse_existing(path: Path) -> None:
 
 
 def existing(path: PurePath) -> VaultExistsError:
-    """Return the error for a place that is taken."""
+    """Return the error for a path where something exists."""
     return VaultExistsError(
         f"there is something at {path} already: choose another path, remove it, or, if it is a "
         "vault to go on with, resume it."
@@ -300,7 +300,7 @@ def existing(path: PurePath) -> VaultExistsError:
 
 
 def clear_directory(directory: Path) -> None:
-    """Remove what is in a directory, but not the lock that is held on it."""
+    """Remove everything in a directory except the lock file."""
     for rest in directory.iterdir():
         if rest.is_dir() and not rest.is_symlink():
             shutil.rmtree(rest)
@@ -309,7 +309,7 @@ def clear_directory(directory: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory and those above it, unless they are there, so that they outlast a crash."""
+    """Make a directory and its missing parents durably."""
     if path.is_dir():
         return
     make_directory(path.parent)
@@ -318,7 +318,7 @@ def make_directory(path: Path) -> None:
 
 
 def publish(source: Path, target: Path) -> None:
-    """Make what is finished durable, and move it to its place, whose parent is durable."""
+    """Make a finished file or directory durable, and move it to its place."""
     with ThreadPoolExecutor(_SYNCS) as pool:  # a disk makes many files durable at once
         list(pool.map(sync, (*source.rglob("*"), source)))
     source.rename(target)

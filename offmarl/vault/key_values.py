@@ -1,4 +1,4 @@
-"""Drivers of users: vaults in key-value stores that a user provides."""
+"""Drivers by users: vaults in key-value stores of any kind."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath, PurePosixPath
@@ -58,7 +58,7 @@ class Registered(Driver):
     ----------
     values
         The user's key-value store. It also holds ``metadata.json``, which is written last when a
-        vault is created, so that a vault is what has one.
+        vault is created, so a vault exists once this key does.
     """
 
     is_writable = True
@@ -97,7 +97,7 @@ class Registered(Driver):
 
 
 def register_driver(scheme: str, factory: Factory) -> None:
-    """Let vaults be kept at URLs of a scheme, such as ``memory://name/data.vlt/main``.
+    """Register a driver for URLs of a scheme, such as ``memory://name/data.vlt/main``.
 
     Parameters
     ----------
@@ -112,8 +112,8 @@ def register_driver(scheme: str, factory: Factory) -> None:
     VaultError
         The scheme belongs to offmarl, or is not a word of lower-case letters, digits and ``+.-``.
     """
-    ours = schemes - openers.keys()
-    if scheme in ours or not scheme[:1].isalpha() or not _is_scheme(scheme):
+    reserved = schemes - openers.keys()
+    if scheme in reserved or not scheme[:1].isalpha() or not _is_scheme(scheme):
         raise VaultError(f"{scheme!r} cannot be registered as the scheme of a driver.")
     schemes.add(scheme)
     openers[scheme] = lambda url: Registered(url, factory(str(url)))

@@ -1,7 +1,7 @@
-"""The manifest: what offmarl's own keys, and ``metadata.json``, say of a vault.
+"""The manifest: the content of offmarl's keys and of ``metadata.json``.
 
-Each key is decoded in one place. `read_manifest` is strict, as reading and writing need it;
-`read_parts` keeps what it can and collects faults, as verifying and repairing need it.
+Each key is decoded in one place. `read_manifest` is strict, for reading and writing. `read_parts`
+keeps what it can read and collects faults, for verifying and repairing.
 """
 
 import json
@@ -35,7 +35,7 @@ class Manifest(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Steps of each row, those that a stock program appended included."""
+        """Steps of each row, including those that a stock program appended."""
         return self.head.whole_length(self.stock_length)
 
     @property
@@ -46,7 +46,7 @@ class Manifest(NamedTuple):
 
 
 def unchecked(manifest: Manifest | None, length: int, checked: bool) -> tuple[str, ...]:
-    """Return what of a vault is read without being compared with a checksum, in words."""
+    """Describe the data that is read without being compared with a checksum."""
     if manifest is None:
         return (
             "all arrays: a program other than offmarl wrote them, so at most their codec has "
@@ -62,7 +62,7 @@ def unchecked(manifest: Manifest | None, length: int, checked: bool) -> tuple[st
 
 
 def stock_length(store: Store) -> int:
-    """Return the steps of each row of a vault that others wrote.
+    """Return the steps of each row of another program's vault.
 
     Raises
     ------
@@ -91,12 +91,12 @@ def read_metadata(driver: Driver) -> dict[str, Any]:
 
 
 def read_manifest(store: Store) -> Manifest | None:
-    """Return our own keys, or None where there are none."""
+    """Return offmarl's keys, or None if another program wrote the vault."""
     data = store.get_json(layout.SCHEMA_KEY)
     if data is None:
         return None
     schema = Schema.from_json(data)
-    # A writer may commit between two reads; the head tells, because every commit changes it.
+    # A writer may commit between two reads. Every commit changes the head, so it is compared.
     while True:
         (head,) = store.get_all([layout.HEAD_KEY])
         own = _read_own(store, schema, Head.decode(head))
@@ -105,7 +105,7 @@ def read_manifest(store: Store) -> Manifest | None:
 
 
 def _decoders(schema: Schema) -> dict[str, tuple[str, Callable[[bytes], Any]]]:
-    """Return the fields of a manifest beside the schema: their keys, and what decodes these."""
+    """Return the key and the decoder of each field of a manifest, without the schema."""
     dtype = tables.dtype(schema.spec.num_agents)
 
     def running(data: bytes) -> tables.Table:
@@ -154,7 +154,7 @@ def _read_own(store: Store, schema: Schema, head: Head) -> Manifest:
 
 
 def read_table(store: Store, prefix: str, count: int, dtype: np.dtype[Any]) -> NumpyArray:
-    """Return the first ``count`` records of a table that is kept in blocks."""
+    """Return the first ``count`` records of a table that is stored in blocks."""
     keys = [key for key in store.keys(prefix) if _first_of(key, prefix) < count]
     data = b"".join(store.get_all(keys))
     if len(data) != count * dtype.itemsize:
@@ -166,16 +166,16 @@ def read_table(store: Store, prefix: str, count: int, dtype: np.dtype[Any]) -> N
 
 
 def read_episodes(store: Store, own: Manifest) -> tables.Table:
-    """Return the episodes that we wrote: those that ended, and those that run on."""
+    """Return the episodes that offmarl wrote: those that ended, and the unfinished ones."""
     dtype = tables.dtype(own.schema.spec.num_agents)
     ended = read_table(store, layout.EPISODES_PREFIX, own.head.episodes, dtype)
     return np.concatenate([ended, own.running[own.running["length"] > 0]])
 
 
 def check_documents(store: Store, schema: Schema) -> None:
-    """Raise `VaultFormatError` where an array is described otherwise than the schema says.
+    """Raise `VaultFormatError` if the ``.zarray`` documents differ from the schema.
 
-    Nothing protects these documents, and data would be taken for what it is not.
+    They have no checksums, and a wrong one would have data misread.
     """
     expected = zarrays(schema)
     for (key, document), value in zip(expected.items(), store.get_all([*expected]), strict=True):
@@ -187,12 +187,12 @@ def check_documents(store: Store, schema: Schema) -> None:
 
 
 def snapshot_of(store: Store, own: Manifest | None) -> Snapshot | None:
-    """Map a vault's files; None where that cannot be, or is of no use.
+    """Map a vault's files; None if that is impossible or useless.
 
     Raises
     ------
     VaultError
-        They are not those of when it was opened.
+        They are not those of the vault that was opened.
     """
     if own and own.schema.codec != "raw":
         return None
@@ -209,7 +209,7 @@ def snapshot_of(store: Store, own: Manifest | None) -> Snapshot | None:
 
 
 def check_same(own: Manifest, snapshot: Snapshot, path: PurePath) -> None:
-    """Raise `VaultError` where a snapshot is not of the vault that was opened."""
+    """Raise `VaultError` if a snapshot is not of the vault that was opened."""
     schema, head = (
         unseal(key, snapshot.value(key) or b"", path)
         for key in (layout.SCHEMA_KEY, layout.HEAD_KEY)
@@ -222,7 +222,7 @@ def check_same(own: Manifest, snapshot: Snapshot, path: PurePath) -> None:
 
 
 class Parts(NamedTuple):
-    """What could be read of a manifest; None for what could not."""
+    """The parts of a manifest that could be read; None for others."""
 
     schema: Schema
     head: Head | None
@@ -233,7 +233,7 @@ class Parts(NamedTuple):
     running: tables.Table | None
     provenance: dict[str, object] | None
     finals: dict[int, int]
-    """How many final views are in each block that is there, by the number of the first."""
+    """How many final views are in each existing block, by the number of its first."""
 
     @property
     def own_length(self) -> int:
@@ -249,7 +249,7 @@ class Parts(NamedTuple):
 
     @property
     def table(self) -> tables.Table | None:
-        """The whole episode table, those that run on included; None if a part is missing."""
+        """The whole episode table with the unfinished episodes; None if a part is missing."""
         if self.running is None or self.head is None:
             return None
         blocks = [self.ended[first] for first in sorted(self.ended)]
@@ -260,7 +260,7 @@ class Parts(NamedTuple):
 
 
 def read_parts(contents: Contents, schema: Schema, faults: list[Fault]) -> Parts:
-    """Read what can be read of a commit's manifest, and note what cannot."""
+    """Read the intact parts of a commit's manifest, and append the faults of the others."""
     found: dict[str, Any] = {}
     for name, (key, decode) in _decoders(schema).items():
         found[name] = None
@@ -299,7 +299,7 @@ def read_schema(contents: Contents, metadata: Mapping[str, Any], faults: list[Fa
 
 
 class Description(NamedTuple):
-    """What a vault says of itself; the fields are those of `offmarl.vault.Dataset`."""
+    """The description that a vault holds; the fields are those of `offmarl.vault.Dataset`."""
 
     store: Store
     manifest: Manifest | None
@@ -316,7 +316,7 @@ class Description(NamedTuple):
 
 
 def describe(store: Store, *, check_arrays: bool = True) -> Description:
-    """Read what a vault of any program says of itself.
+    """Read the description of a vault of any program.
 
     Parameters
     ----------

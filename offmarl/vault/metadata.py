@@ -1,4 +1,4 @@
-"""What a vault begins with, and what stock programs look at: ``metadata.json``, ``.zarray``."""
+"""The documents that stock programs read: ``metadata.json``, and ``.zarray`` of each array."""
 
 import bz2
 import itertools
@@ -48,7 +48,7 @@ _EXTENSION_TYPES = frozenset(
 
 
 def to_metadata(schema: Schema) -> dict[str, Any]:
-    """Return the content of ``metadata.json`` that stock programs open the vault by."""
+    """Return the content of ``metadata.json``, which stock programs open the vault with."""
     found = schema.leaves
     lead = (schema.rows, schema.chunk_steps)
     return {
@@ -60,12 +60,12 @@ def to_metadata(schema: Schema) -> dict[str, Any]:
 
 
 def _signed(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema with its CRC32C: the copy of it that is kept beside the store."""
+    """Return the copy of a schema for ``metadata.json``, with its CRC32C."""
     return {**schema, "crc32c": f"{google_crc32c.value(dump_json(schema)):08x}"}
 
 
 def schema_in(metadata: Mapping[str, Any]) -> Schema:
-    """Return the copy of the schema in ``metadata.json``; `VaultFormatError` if it is not sound."""
+    """Return the copy of the schema in ``metadata.json``; `VaultFormatError` if it is damaged."""
     copy = metadata.get("offmarl")
     schema = {k: v for k, v in copy.items() if k != "crc32c"} if isinstance(copy, dict) else {}
     if copy != _signed(schema):
@@ -174,7 +174,7 @@ def _zarray(
 def without_episodes(
     schema: Schema, provenance: Mapping[str, Any], head: Head, stock_length: int = 0
 ) -> dict[str, bytes]:
-    """Return all keys and values of a vault of offmarl that has no chunks, or none told of yet."""
+    """Return all keys and values of a vault of offmarl without chunks and episodes."""
     running = tables.none_running(schema.rows, schema.spec.num_agents)
     return zarrays(schema) | {
         INDEX_KEY: encode_index(stock_length),
@@ -193,7 +193,7 @@ _ANY_HEADER = 47
 
 
 class Chunk(NamedTuple):
-    """A chunk, or one of several that a stretch of time and rows is cut into."""
+    """A chunk of an array, and the rows and steps that it holds."""
 
     key: str
     leaf: str
@@ -210,13 +210,13 @@ class Grid(NamedTuple):
     name
         The array's name on disk.
     shape, chunks
-        Of the array, and of a chunk.
+        The shapes of the array and of a chunk.
     compressor
-        The codec's name; None where chunks are stored as they are.
+        The codec's name; None if chunks are not compressed.
     fill
-        The value of chunks that are left out; None where none may be.
+        The value of chunks that are left out; None if none may be.
     order
-        Of the entries of a chunk: "C", the last axis fastest, or "F".
+        The order of a chunk's entries: "C" (the last axis changes fastest) or "F".
     """
 
     name: str
@@ -235,8 +235,8 @@ class Grid(NamedTuple):
         Raises
         ------
         VaultFormatError
-            It cannot be right, has fewer than ``axes`` axes, or says that chunks are stored in a
-            way that TensorStore's zarr driver does not read.
+            It is invalid, has fewer than ``axes`` axes, or its chunks are stored in a way that
+            TensorStore's zarr driver does not read.
         """
         compressor = document.get("compressor")
         try:
@@ -296,7 +296,7 @@ class Grid(NamedTuple):
     def decode(self, value: bytes, place: str) -> NumpyArray:
         """Return the content of a chunk from its stored bytes.
 
-        No more memory is used than the content of a chunk takes, whatever the bytes say.
+        Memory is bounded by the size of a chunk, whatever the bytes claim.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Finding vaults, and what can be said of them at a glance."""
+"""Finding, opening and listing vaults."""
 
 import os
 from collections.abc import Iterator
@@ -20,11 +20,11 @@ SUFFIX = ".vlt"
 
 _MOST_NAMED = 20
 _READERS = 4
-"""Vaults looked at together: to open one is mostly to wait."""
+"""Vaults that are opened at once: opening one is mostly waiting."""
 
 
 class Summary(NamedTuple):
-    """A vault at a glance; None where finding out would mean reading the data."""
+    """A short description of a vault; None where finding out would mean reading the data."""
 
     name: str
     uid: str
@@ -33,7 +33,7 @@ class Summary(NamedTuple):
     steps: int | None = None
     """Recorded transitions in all rows."""
     episodes: int | None = None
-    """Episodes, as far as we wrote them: without those that another program appended."""
+    """Episodes that offmarl wrote, without those that another program appended."""
     mean_return: float | None = None
     """Mean over those that are complete, and over agents; see `offmarl.vault.Episodes`."""
     native: bool = False
@@ -136,7 +136,7 @@ def list_vaults(directory: str | os.PathLike[str]) -> Iterator[tuple[PurePath, S
 
     A vault that cannot be read is listed with its error. Symbolic links to directories of datasets
     are followed, but not in circles; one to a vault, below such a directory, is listed with an
-    error. An archive and a bucket are looked through in the same way.
+    error. Archives and buckets are searched in the same way.
     """
     place = place_of(directory)
     with errors_of(place.path):
@@ -172,7 +172,7 @@ def _walk(place: Directory) -> Iterator[PurePath]:
 
 
 def _leads_on(path: Path, linked: list[Path]) -> bool:
-    """Whether a walk goes on to a directory; ``linked`` are its root and the targets of links.
+    """Whether a walk descends into a directory; ``linked`` are its root and the targets of links.
 
     A link into one of them, or to a directory above the root, would repeat what is found there.
     """

@@ -19,7 +19,6 @@ from offmarl.vault.dataset import Dataset
 from offmarl.vault.faults import Fault, with_episodes
 from offmarl.vault.layout import POLICY_IDS, Codec, NumpyArray
 from offmarl.vault.manifest import Manifest, read_parts
-from offmarl.vault.mmap import Snapshot
 from offmarl.vault.open import locate
 from offmarl.vault.store import Store
 from offmarl.vault.transform import pipeline, policy_ids
@@ -121,8 +120,7 @@ class _Remains(Dataset):
     A memory map would need all files.
     """
 
-    def _snapshot(self) -> Snapshot | None:
-        return None
+    _mapped = False
 
     def _recorded(self, manifest: Manifest) -> tables.Table:
         known = read_parts(Contents.of(self.store), manifest.schema, []).ended

@@ -132,8 +132,8 @@ class Store(ABC):
     def attempt(self, read: Callable[[], T]) -> T:
         """Return what ``read`` does, with errors of offmarl.
 
-        It is called again if a compaction removed files between two reads of it: the new ones
-        hold the same.
+        It is called again if a compaction removed files between two reads: the new files hold the
+        same data.
         """
         try:
             return read()
@@ -204,8 +204,8 @@ class OcdbtStore(Store):
         self, writes: Mapping[str, bytes | bytearray], fence: Mapping[str, bytes]
     ) -> "ts.Future[None]":
         """Start to write all values or none."""
-        # TensorStore writes over the manifest that a killed process had begun without cutting it
-        # to size: if that was longer, its rest would stay behind the new manifest.
+        # TensorStore overwrites a manifest that a killed process began without truncating it: if
+        # that one was longer, its rest would follow the new manifest.
         self.driver.clear_unfinished(UNFINISHED)
         transaction = ts.Transaction(atomic=True, repeatable_read=True)
         inside = self._kv.with_transaction(transaction)
@@ -224,8 +224,8 @@ class OcdbtStore(Store):
     def drop_pages(self) -> None:
         """Ask the kernel not to keep in memory what has been written since the last call.
 
-        A recording outgrows the page cache, and every page it takes is one that others lose; on
-        virtual machines a fresh page costs more than writing it.
+        A recording outgrows the page cache and evicts the pages of other programs; on virtual
+        machines a new page costs more than writing it.
         """
         if not (hasattr(os, "posix_fadvise") and self.driver.can_map):
             return

@@ -1,9 +1,9 @@
-"""Whether a vault is as it was written, and where it is not.
+"""Verifying vaults: finding damage, and where it is.
 
-What the checks rest on: OCDBT keeps CRC32C of its manifest and its nodes, and so of the keys and of
-short values; ours are on the chunks of ``raw`` vaults and on our own keys; zstd frames of ours have
-a checksum of their content. ``metadata.json`` and the ``.zarray`` documents say nothing that the
-vault's own schema does not say too.
+The checks rest on these checksums. OCDBT has CRC32C of its manifest and its nodes, and so of keys
+and short values. Vaults of offmarl have CRC32C of the chunks of ``raw`` vaults and of offmarl's
+keys; their zstd frames have a checksum of the content. ``metadata.json`` and the ``.zarray``
+documents are compared with the schema.
 """
 
 import json
@@ -45,52 +45,52 @@ _WITHOUT_CHECKSUM = (None, "blosc", "zstd")
 
 
 class Verification(NamedTuple):
-    """What was found."""
+    """The result of a verification."""
 
     path: PurePath
     deep: bool
     """Whether the content of every chunk was read."""
     native: bool
-    """Whether it has our own keys."""
+    """Whether offmarl wrote it."""
     length: int
-    """Steps of each row that it says it has."""
+    """Steps of each row, according to its index."""
     chunks: int
-    """Chunks that were looked at."""
+    """Chunks that were checked."""
     read_bytes: int
-    """Bytes of theirs that were read."""
+    """Bytes of chunks that were read."""
     faults: tuple[Fault, ...]
     unchecked: tuple[str, ...]
-    """What no checksum protects, so that damage there may go unnoticed."""
+    """Data without checksums, where damage may go unnoticed."""
     skipped: tuple[str, ...] = ()
-    """What could be checked and was not, because that takes ``deep``."""
+    """What only ``deep`` checks."""
     other_layout: str = ""
-    """Why it cannot be used as multi-agent experience although it may be sound, if so."""
+    """Why the arrays are not multi-agent experience, if they are not."""
 
     @property
     def sound(self) -> bool:
-        """Whether nothing is wrong with what was checked."""
+        """Whether no fault was found."""
         return not self.faults
 
 
 def verify(
     path: str | os.PathLike[str], *, deep: bool = False, progress: Progress = quiet
 ) -> Verification:
-    """Find out whether a vault of any program is as it was written.
+    """Check whether a vault of any program is as it was written.
 
     Parameters
     ----------
     path
         As `open_vault` takes it; files may be missing there.
     deep
-        Whether to read every chunk, and to find the episodes anew. Otherwise only what the vault
-        says of itself is checked, and that every chunk is where it should be.
+        Whether to read every chunk, and to compare the episode table with the steps. Otherwise only
+        the documents and tables are checked, and that every chunk exists.
     progress
-        Shows how far it is.
+        Shows the progress.
 
     Raises
     ------
     VaultNotFoundError, VaultError
-        There is nothing like a vault at the path.
+        There is no vault at the path.
     """
     return examine(store_of(find(path)), deep=deep, progress=progress)
 
@@ -157,7 +157,7 @@ def examine(store: Store, *, deep: bool, progress: Progress = quiet) -> Verifica
 
 @dataclass
 class _Found:
-    """What is found while a vault is gone through."""
+    """The findings so far."""
 
     faults: list[Fault]
     unchecked: list[str] = field(default_factory=list)
@@ -167,7 +167,7 @@ class _Found:
 
 
 class _Layers(NamedTuple):
-    """What a vault says of itself: the arrays, how far they go, and our own keys."""
+    """The description that a vault holds: its arrays, their length, and offmarl's keys."""
 
     grids: list[Grid]
     length: int
@@ -226,7 +226,7 @@ def _foreign(store: Store, contents: Contents, found: _Found) -> _Layers:
 
 
 def _other_layout(metadata: Mapping[str, Any]) -> str:
-    """Say why the arrays of a vault that others wrote are not multi-agent experience, if so."""
+    """Describe why the arrays of another program's vault are not multi-agent experience, if so."""
     leaves, _ = parse_metadata(metadata)
     try:
         encoding.spec_of(leaves)
@@ -238,7 +238,7 @@ def _other_layout(metadata: Mapping[str, Any]) -> str:
 def foreign_grids(
     contents: Contents, metadata: Mapping[str, Any], faults: list[Fault]
 ) -> list[Grid]:
-    """Return the arrays of a vault that others wrote, and note those that cannot be read."""
+    """Return the arrays of another program's vault, and note those that cannot be read."""
     leaves, rows = parse_metadata(metadata)
     grids = []
     for name, leaf in leaves.items():
@@ -256,7 +256,7 @@ def _foreign_grid(contents: Contents, key: str, name: str, leaf: Leaf, rows: int
 
 
 def _check_places(contents: Contents, layers: _Layers, found: _Found) -> None:
-    """Check that every chunk is there, with as many bytes as it must have."""
+    """Check that every chunk exists and has the right size."""
     for grid in layers.grids:
         faults = 0
         for chunk in grid.within(layers.length):
@@ -273,7 +273,7 @@ def _check_places(contents: Contents, layers: _Layers, found: _Found) -> None:
 def _check_content(
     store: Store, contents: Contents, layers: _Layers, found: _Found, progress: Progress
 ) -> None:
-    """Read every chunk that is where it should be."""
+    """Read every chunk that exists."""
     own = layers.parts
     sizes = [(grid, stored_bytes(contents, grid, layers.length)) for grid in layers.grids]
     with progress("verify", sum(size for _, size in sizes)) as advance:
@@ -288,7 +288,7 @@ def _check_content(
 
 
 def _told(fault: Fault, own: Parts | None) -> Fault:
-    """Name the episodes a fault hits, where our own table tells."""
+    """Name the episodes that a fault hits, if the vault has an episode table."""
     table = own.table if own else None
     if table is None or not own or own.length > own.own_length:
         return fault
@@ -296,7 +296,7 @@ def _told(fault: Fault, own: Parts | None) -> Fault:
 
 
 def _skipped(contents: Contents, layers: _Layers, found: _Found) -> tuple[str, ...]:
-    """Say what only a deep verification looks at."""
+    """Describe what only a deep verification checks."""
     if not found.chunks:
         return ()
     sizes = (stored_bytes(contents, grid, layers.length) for grid in layers.grids)
@@ -307,7 +307,7 @@ def _skipped(contents: Contents, layers: _Layers, found: _Found) -> tuple[str, .
 
 
 def check_parts(parts: Parts) -> None:
-    """Raise `VaultFormatError` where the parts contradict one another."""
+    """Raise `VaultFormatError` if the parts contradict one another."""
     head, stock_length, table = parts.head, parts.stock_length, parts.table
     if head is None or stock_length is None or parts.running is None:
         return
@@ -326,7 +326,7 @@ def check_parts(parts: Parts) -> None:
 
 
 def _check_contiguous(table: tables.Table, length: int, rows: int) -> None:
-    """Raise where the episodes of a row do not stand one after the other from its start to end."""
+    """Raise if the episodes of a row do not follow one another from its start to its end."""
     table = table[np.lexsort((table["start"], table["row"]))]
     ends = table["start"] + table["length"]
     first = np.diff(table["row"], prepend=-1) != 0
@@ -346,7 +346,7 @@ def _distinct_below(numbers: NumpyArray, stop: int) -> bool:
 
 
 def check_metadata(metadata: Mapping[str, Any], schema: Schema) -> None:
-    """Raise `VaultFormatError` where ``metadata.json`` is not what follows from the schema."""
+    """Raise `VaultFormatError` if ``metadata.json`` differs from the schema."""
     expected = json.loads(layout.dump_json(to_metadata(schema)))
     keys = STOCK_KEYS if metadata.get("offmarl") == {"version": 1} else expected
     wrong = [key for key in keys if metadata.get(key) != expected[key]]
@@ -354,12 +354,12 @@ def check_metadata(metadata: Mapping[str, Any], schema: Schema) -> None:
 
 
 def _unprotected(contents: Contents, own: Parts) -> list[str]:
-    """Say what of a vault of offmarl no checksum protects.
+    """Describe the data of a vault of offmarl that has no checksum.
 
     Raises
     ------
     VaultFormatError
-        Checksums are missing that should be there.
+        Checksums are missing.
     """
     notes = []
     version = contents.get_json(layout.SCHEMA_KEY).get("version")
@@ -382,7 +382,7 @@ Checked = tuple[Fault | None, int]
 
 
 def misplaced(contents: Contents, grid: Grid, chunk: Chunk) -> str:
-    """Say what is wrong with a chunk that was not read yet; empty where nothing is."""
+    """Describe what is wrong with a chunk, without reading it; empty if nothing is."""
     if chunk.key not in contents:
         return "" if grid.sparse else "it is missing"
     size = contents.size(chunk.key)
@@ -392,7 +392,7 @@ def misplaced(contents: Contents, grid: Grid, chunk: Chunk) -> str:
 
 
 def placed_length(contents: Contents, grids: Iterable[Grid], length: int) -> int:
-    """Return the steps up to the first chunk that is not where it should be."""
+    """Return the steps before the first chunk that is missing or has another size."""
     for grid in grids:
         wrong = (chunk for chunk in grid.within(length) if misplaced(contents, grid, chunk))
         length = min(length, next((chunk.steps[0] for chunk in wrong), length))
@@ -400,12 +400,12 @@ def placed_length(contents: Contents, grids: Iterable[Grid], length: int) -> int
 
 
 def stored_bytes(contents: Contents, grid: Grid, length: int) -> int:
-    """Return how many bytes of an array there are to read."""
+    """Return the bytes of an array's existing chunks."""
     return sum(contents.size(chunk.key) for chunk in _placed(contents, grid, length))
 
 
 def _placed(contents: Contents, grid: Grid, length: int) -> Iterator[Chunk]:
-    limit = len(contents.tree.values)  # a forged index may speak of more chunks than can be
+    limit = len(contents.tree.values)  # a forged index may claim more chunks than exist
     for chunk in grid.within(min(length, limit * grid.chunks[1])):
         if chunk.key in contents and not misplaced(contents, grid, chunk):
             yield chunk
@@ -414,12 +414,12 @@ def _placed(contents: Contents, grid: Grid, length: int) -> Iterator[Chunk]:
 def decoded(
     store: Store, contents: Contents, grids: Iterable[Grid], length: int
 ) -> Iterator[Checked]:
-    """Decode every chunk, which checks what checksums its codec has."""
+    """Decode every chunk, which checks its codec's checksums."""
     for grid in grids:
         try:
             array = store.array(layout.prefix_of(grid.name))
         except VaultError:
-            continue  # its description is at fault, and that has been said
+            continue  # the fault of its description was noted already
 
         def read(chunk: Chunk, array: NumpyArray = array) -> Callable[[], NumpyArray]:
             return array[slice(*chunk.rows), slice(*chunk.steps)].read().result
@@ -435,7 +435,7 @@ def decoded(
 
 
 def checksums_of(contents: Contents, grids: list[Grid], own: Parts) -> Iterator[Checked]:
-    """Compare the CRC32C of every chunk of a ``raw`` vault with those kept beside them.
+    """Compare every chunk of a ``raw`` vault with its stored CRC32C.
 
     Chunks that a stock program appended to have none until they are adopted.
     """

@@ -185,7 +185,7 @@ def test_make_must_not_compute_with_what_does_not_shape_the_program():
     assert args.pretrain == 7
     with pytest.raises(TypeError, match=r"args.learning_rate \(mul\), .* `hyper.learning_rate`"):
         _ = args.learning_rate * 2
-    with pytest.raises(TypeError, match=r"args.seed \(add\), which is for the loop alone"):
+    with pytest.raises(TypeError, match=r"args.seed \(add\), which is for the loop only"):
         _ = args.seed + 1
     hyper = programs.hyperparameters(two_stage.Args(vault=Path("x"), learning_rate=0.5))
     assert hyper.learning_rate == 0.5
@@ -350,7 +350,7 @@ def test_initial_views_and_returns_are_those_of_the_episodes(random_data):
         first = dataset.episode(number).transition.view
         np.testing.assert_array_equal(views.observation[index], first.observation[0])
     np.testing.assert_array_equal(statistics.returns(), dataset.episodes.episode_returns[[3, 5]])
-    with pytest.raises(RunError, match="this run keeps no returns of its dataset"):
+    with pytest.raises(RunError, match="this run has no returns of its dataset"):
         programs.DatasetStatistics(None).returns()
 
 
@@ -373,7 +373,7 @@ def test_statistics_are_taken_in_make_alone(where, random_data, tmp_path):
             return program._replace(stages=stages)
         return program._replace(**{where: late(getattr(program, where))})
 
-    with pytest.raises(RuntimeError, match=r"takes observation_moments .* call it in make"):
+    with pytest.raises(RuntimeError, match=r"reads observation_moments .* read it in make"):
         programs.train(make, arguments(random_data(ENV), tmp_path / "run"))
 
 
@@ -406,7 +406,7 @@ def test_a_file_runs_only_if_the_user_names_it(outside, random_data, tmp_path, m
     monkeypatch.setattr(registry, "_ran", {})  # as in another process
     ran = tmp_path / "ran"
     text = outside.read_text()
-    with pytest.raises(RunError, match=rf'name it yourself: load_policy\(..., program="{outside}"'):
+    with pytest.raises(RunError, match=rf'give it yourself: load_policy\(..., program="{outside}"'):
         offmarl.load_policy(run)
     assert offmarl.load_policy(run, program=outside).name == "mine"
     moved = outside.rename(tmp_path / "moved.py")
@@ -424,7 +424,11 @@ def test_a_file_runs_only_if_the_user_names_it(outside, random_data, tmp_path, m
     [
         ({"program": "{file}"}, UnknownNameError, "baseline"),
         ({"program": "evil", "kind": "{kind}"}, RunError, "of an unknown kind"),
-        ({"file": "{file}", "sha256": "{sha256}"}, RunError, "does not run code that a run's rec"),
+        (
+            {"file": "{file}", "sha256": "{sha256}"},
+            RunError,
+            "does not run code because a run's rec",
+        ),
     ],
 )
 def test_a_downloaded_record_imports_no_file(trained, tmp_path, change, error, message):
@@ -447,7 +451,7 @@ def test_a_program_of_offmarl_needs_no_file(trained, tmp_path):
     record = json.loads((trained / tracking.RUN_FILE).read_text())
     record |= {"program": "bc", "file": None, "sha256": None}
     (tmp_path / "run" / tracking.RUN_FILE).write_text(json.dumps(record))
-    with pytest.raises(OptionError, match=r"own baseline bc, not by mine\.py: leave out"):
+    with pytest.raises(OptionError, match=r"own baseline bc, not by mine\.py: do not"):
         offmarl.load_policy(tmp_path / "run", program="mine.py")
 
 
@@ -465,7 +469,7 @@ def test_files_that_are_no_programs_are_refused(outside):
 def test_the_contract_in_the_documentation_is_a_program(random_data, tmp_path):
     from offmarl.programs import program
 
-    example = program.__doc__.partition("in full::\n")[2].partition("\n`offmarl train")[0]
+    example = program.__doc__.partition("complete baseline::\n")[2].partition("\n`offmarl train")[0]
     file = tmp_path / "majority.py"
     file.write_text("\n".join(line[4:] for line in example.splitlines()))
     majority = registry.load("baseline", str(file))
