@@ -8,7 +8,7 @@ from docs.flow import Flow
 from offmarl import envs
 from offmarl.hub.card import Uid
 
-_WIDTH, _LEFT, _ROW = 560, 130, 34
+_WIDTH, _LEFT, _ROW = 440, 116, 34
 
 
 def draw_environments(names: Mapping[str, str], folder: Path) -> dict[str, str]:

@@ -172,8 +172,9 @@ def test_an_example_is_a_page_and_a_notebook(path):
     code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     assert page.startswith("# ") and all(f"```python\n{cell}\n```" in page for cell in code)
     ast.parse("\n".join(code))
-    text = examples.notebooks(path.parent)[f"{path.stem}.ipynb"]
-    assert '"cell-0"' in text and text == examples.notebooks(path.parent)[f"{path.stem}.ipynb"]
+    files = examples.downloads(path.parent)
+    assert '"cell-0"' in files[f"{path.stem}.ipynb"] and files == examples.downloads(path.parent)
+    assert files[path.name] == path.read_text()
 
 
 def test_broken_links_are_found(tmp_path):
@@ -204,7 +205,12 @@ def test_a_link_out_of_the_site_is_refused(tmp_path):
 def test_the_site_builds_without_warnings_or_broken_links(tmp_path):
     site = make.build(tmp_path, with_extras=False)
     assert len(list(site.rglob("*.html"))) > 100
+    assert {path.name for path in (ROOT / "examples").glob("*.py")} <= {
+        path.name for path in (site / "howto").iterdir()
+    }
     assert (site / "howto/published_data.ipynb").exists()
+    maicq = (site / "catalogue/algorithms/maicq/index.html").read_text()
+    assert '<svg class="flow"' in maicq and ">target mixer</text>" in maicq
     html = (site / "api/offmarl.envs/index.html").read_text()
     assert 'id="offmarl.envs.make"' in html
     drawn = site / "catalogue/environments/pictures"
