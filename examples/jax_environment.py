@@ -115,7 +115,7 @@ if __name__ == "__main__":  # not where a command imports this file
 # ```
 #
 # ```bash
-# offmarl train bc --vault meet/*/expert --env jax_environment.py:Meet --out meet/bc
+# offmarl train bc --vault meet/*/expert --env jax_environment.py:Meet --updates 3000 --out meet/bc
 # ```
 #
 # `--env` is given again because a vault only holds the environment's name, and offmarl does not
