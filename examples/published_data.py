@@ -30,8 +30,8 @@ from offmarl.vault import Dataset
 # The path of a vault works too. This needs no network:
 #
 # ```bash
-# offmarl record mappo --env swarm/coverage-3 --tiers random --total-steps 20000 --steps 20000
-# python published_data.py vaults/swarm/coverage-3.vlt/random
+# offmarl record mappo --env swarm/coverage-3 --tiers expert --total-steps 100000 --steps 20000
+# python published_data.py vaults/swarm/coverage-3.vlt/expert
 # ```
 
 
