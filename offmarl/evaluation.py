@@ -39,13 +39,13 @@ def evaluate(
     Parameters
     ----------
     env
-        With a time limit; autoresetting or not.
+        An environment with a time limit, with or without autoreset.
     policy, params
-        How to act.
+        The policy and its parameters.
     key
-        Random seed of the episodes.
+        Random key of the episodes.
     num_episodes
-        Static.
+        Number of episodes; static.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Paths as users write them, resolved in one place."""
+"""Resolves paths as users write them."""
 
 import os
 import re
@@ -46,7 +46,7 @@ def _without_parents(path: Path) -> Path:
     if ".." not in path.parts:
         return path
     last = len(path.parts) - path.parts[::-1].index("..")
-    # Unlike Path.resolve, this raises nothing where links lead in a circle.
+    # Unlike Path.resolve, this does not raise if links form a circle.
     return Path(os.path.realpath(Path(*path.parts[:last])), *path.parts[last:])
 
 

@@ -134,7 +134,7 @@ def plan(name: str, out: str | os.PathLike[str] | None = None) -> Plan:
     with _opened(source, out) as entry:
         sizes = _sizes(entry, source, target.uid)
         free = shutil.disk_usage(entry.path).free
-    if not known:  # leave no trace of a question
+    if not known:  # remove the directory that was created for this plan
         cache.remove(entry) if out is None else shutil.rmtree(entry.path)
     return Plan(source.card, source.commit, sizes, free)
 

@@ -115,10 +115,7 @@ def salvage(
 
 
 class _Remains(Dataset):
-    """A damaged vault: its readable tables, and only the files that are asked for.
-
-    A memory map would need all files.
-    """
+    """A damaged vault, which is read without a memory map, since a map would need all files."""
 
     _mapped = False
 
@@ -142,8 +139,8 @@ def _open(found: Verification) -> Dataset:
         if found.sound:
             raise
         raise VaultFormatError(
-            f"{found.path} has damaged tables ({found.faults[0]}), so its episodes cannot be found:"
-            " `offmarl repair --dry-run` shows what it can keep."
+            f"{found.path} has damaged tables ({found.faults[0]}), so its episodes are unknown: "
+            "`offmarl repair --dry-run` shows what a repair would keep."
         ) from error
 
 
@@ -158,7 +155,7 @@ def _sound(left: Dataset, found: Verification) -> Bool[np.ndarray, "M"]:
 
 
 def _runs(vault: Dataset, pieces: Pieces, faults: Iterable[Fault]) -> Iterator[Pieces]:
-    """Divide pieces so that no damage lies between those that are read together."""
+    """Divide pieces into groups without damage between them; a group is read at once."""
     touched = np.zeros(vault.rows, bool)
     for fault in faults:
         touched[slice(*(fault.rows or (0, vault.rows)))] = True

@@ -171,7 +171,7 @@ def early(terminated):
     [
         (lambda arrays: arrays.pop("filled"), "it has no filled, only"),
         (change("filled", gap), "has gaps"),
-        (change("terminated", early), "goes on after its end"),
+        (change("terminated", early), "continues after its end"),
         (change("actions", lambda x: x + 1), "actions 1 to 3, and there are 3"),
         (change("state", lambda x: x[:, :-1]), "'state' has shape"),
         (change("state", lambda x: x.astype(object)), "holds Python objects"),

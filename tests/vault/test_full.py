@@ -112,7 +112,7 @@ def test_close_without_room_keeps_the_steps_until_there_is_some(full):
     path, fill, empty = full
     writer = begin(path, fill)
     for _ in range(2):
-        with pytest.raises(VaultFullError, match="no room on the disk"):
+        with pytest.raises(VaultFullError, match="no space left on the disk"):
             writer.close()
         assert length(path) == 40
         with pytest.raises(VaultLockedError):
@@ -183,7 +183,7 @@ def test_a_writer_goes_on_when_there_is_room(small_disk):
         with ballast.open("wb") as file, suppress(OSError):
             file.write(bytes(2**20))
         append_on(writer, 2, 3)
-        with pytest.raises(VaultFullError, match="no room on the disk"):
+        with pytest.raises(VaultFullError, match="no space left on the disk"):
             writer.flush()
         assert length(path) == 80
         append_on(writer, 4)

@@ -474,7 +474,7 @@ def test_nothing_is_written_over(a, tmp_path):
         ({"top": 0.1, "match_returns": True}, "cannot be matched"),
         ({"top": 1.5}, r"in \(0, 1\]: got 1.5"),
         ({"steps": 0}, "at least one"),
-        ({"steps": 10**9}, "1,000,000,000 steps were asked for, and .* has 150"),
+        ({"steps": 10**9}, "1,000,000,000 steps were requested, and .* has 150"),
         ({"episodes": 10**6}, "has .* to choose from"),
     ],
 )

@@ -261,8 +261,8 @@ def _extent(batch: Mapping[str, NumpyArray]) -> tuple[NumpyArray, NumpyArray, Nu
     ends_early = (batch["terminated"][..., 0] != 0) & executed & ~last
     if (filled != (slots < count[:, None])).any() or ends_early.any():
         raise VaultError(
-            "an episode has gaps, or goes on after its end: `filled` must be 1 from the first slot "
-            "to the one after the last step, and `terminated` at that step at the earliest."
+            "an episode has gaps, or continues after its end: `filled` must be 1 from the first "
+            "slot to the one after the last step, and `terminated` must not be 1 before that step."
         )
     return lengths, executed, last
 

@@ -212,7 +212,7 @@ def take_first(vault: Dataset, order: Order, steps: int | None, episodes: int | 
     for wanted, unit, count in ((steps, "steps", available), (episodes, "episodes", len(order))):
         if wanted is not None and wanted > count:
             raise OptionError(
-                f"{wanted:,} {unit} were asked for, and {vault.path} has {count:,} to choose from."
+                f"{wanted:,} {unit} were requested, and {vault.path} has {count:,} to choose from."
             )
     if steps is not None:
         return _first_steps(vault, order, steps)
