@@ -63,7 +63,7 @@ class Driver(ABC):
     def directory(self) -> Path:
         """The directory on this machine; `VaultError` for other places."""
         raise VaultError(
-            f"{self.path} is not a directory of this machine, which is needed here: unpack or "
+            f"{self.path} is not a directory on this machine, which is needed here: unpack or "
             "copy it first."
         )
 
@@ -189,7 +189,7 @@ class TensorStoreDriver(Driver):
 
 
 class Directory(TensorStoreDriver):
-    """A directory of this machine, which need not exist."""
+    """A directory on this machine, which need not exist."""
 
     is_writable = can_lock = can_rename = can_map = True
     staleness = None

@@ -343,7 +343,7 @@ def test_credentials_reach_the_server_and_no_message():
     [
         ("s3://me:secret@bucket/x.vlt", "AWS_ACCESS_KEY_ID"),
         ("S3://me:secret@bucket/x.vlt", "has an unsupported scheme"),
-        ("gs://secret@bucket/x.vlt", "which buckets do not take"),
+        ("gs://secret@bucket/x.vlt", "which buckets do not accept"),
         ("s3:/me:secret@bucket/x.vlt", "s3://***@bucket/x.vlt has a user name or password"),
         ("S3:/me:secret@bucket/x.vlt", "has an unsupported scheme"),
         ("s3:///me:secret@bucket/x.vlt", "s3://***@bucket/x.vlt has a user name or password"),

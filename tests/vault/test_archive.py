@@ -58,7 +58,7 @@ def test_a_vault_in_an_archive_is_read_in_place(folder, name):
 def test_what_is_not_in_the_archive(folder):
     with pytest.raises(VaultError, match=r"several vaults: add one of 3m.vlt/Good, 3m.vlt/Poor"):
         vault.open_vault(folder / "stored.zip")
-    with pytest.raises(VaultNotFoundError, match="Beside it: Good, Poor"):
+    with pytest.raises(VaultNotFoundError, match="Nearby: Good, Poor"):
         vault.open_vault(folder / "stored.zip" / "3m.vlt" / "Goof")
     with pytest.raises(VaultError, match="cannot be written to: unpack"):
         vault.resume(folder / "stored.zip" / "3m.vlt" / "Good")

@@ -103,7 +103,7 @@ def test_another_vault_in_the_same_place():
     with pytest.raises(VaultError, match="holds several vaults: add one of a, b"):
         vault.open_vault("memory://m/v.vlt")
     assert len(list(vault.list_vaults("memory://m"))) == 2
-    with pytest.raises(VaultNotFoundError, match="Beside it: a, b"):
+    with pytest.raises(VaultNotFoundError, match="Nearby: a, b"):
         vault.open_vault("memory://m/v.vlt/c")
 
 

@@ -42,7 +42,7 @@ def open_keys(path):
 
 def test_nothing_there(tmp_path, path):
     for attempt in (vault.open_vault, vault.resume):
-        with pytest.raises(VaultNotFoundError, match=r"no vault at .*b\. Beside it: a"):
+        with pytest.raises(VaultNotFoundError, match=r"no vault at .*b\. Nearby: a"):
             attempt(path.with_name("b"))
     with pytest.raises(VaultNotFoundError, match="no directory"):
         list(vault.list_vaults(tmp_path / "nowhere"))
@@ -163,8 +163,8 @@ def test_final_views_that_do_not_fit(path):
     row, time = np.argwhere(~transition.last)[0]
     misplaced = finals._replace(row=np.full_like(finals.row, row), time=np.full_like(time, time))
     wrong = [
-        (misplaced._replace(time=np.full_like(finals.time, time)), "there is none"),
-        (FinalObservations(finals.row * 0 + 7, finals.time, finals.view), "there is none"),
+        (misplaced._replace(time=np.full_like(finals.time, time)), "where no episode ends"),
+        (FinalObservations(finals.row * 0 + 7, finals.time, finals.view), "where no episode ends"),
         (finals._replace(row=finals.row[:-1]), "one of each for every view"),
         (finals._replace(view=finals.view._replace(state=finals.view.state[:, 1:])), "state"),
     ]

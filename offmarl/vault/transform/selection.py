@@ -1,4 +1,4 @@
-"""Which parts of a vault a transform takes: by number, by time, by sample or by condition."""
+"""Selects parts of a vault for a transform: by number, by time, by sample or by condition."""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from offmarl.vault.transform.policy_ids import Source
 Unit = Literal["episodes", "steps"]
 
 Order = Int[np.ndarray, "K"]
-"""Episode numbers in the order in which a sample takes them: every prefix is a sample."""
+"""Episode numbers in the order in which they are drawn: every prefix is a sample."""
 
 SPLITS = {2: ("train", "validation"), 3: ("train", "validation", "test")}
 """Names of the parts of a split, by their number."""
@@ -164,7 +164,7 @@ def matched(returns: Float[np.ndarray, "M"], like: Float[np.ndarray, "L"], seed:
         members = np.flatnonzero((stratum == one) & inside)
         if not len(members):
             raise _cannot_match(edges[max(one - 1, 0)], edges[one])
-        # Episodes of a stratum are due at even distances, which are shorter for larger shares.
+        # Episodes of a stratum are placed at even distances, which are shorter for larger shares.
         moments = np.arange(len(members)) + rng.random(len(members))
         due[rng.permutation(members)] = moments / share[one]
         most = min(most, len(members) / share[one])
