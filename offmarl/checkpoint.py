@@ -260,11 +260,11 @@ class Checkpoints:
         except Exception as error:  # orbax raises errors of any type for damaged files
             if _is_of_system(error) and isinstance(error, OSError | MemoryError | ImportError):
                 raise
-            if _is_of_system(error) or not self._is_readable_anew(parts):
+            if _is_of_system(error) or not self._can_save_and_read(parts):
                 raise self._unreadable(step, _in_words(error)) from error
             raise self._damaged(step, _in_words(error)) from None
 
-    def _is_readable_anew(self, parts: Mapping[str, Any]) -> bool:
+    def _can_save_and_read(self, parts: Mapping[str, Any]) -> bool:
         """Whether a small checkpoint of the same structure can be saved and read.
 
         If it can, the files are damaged. Orbax's errors are the same for damage and for missing or

@@ -1,4 +1,4 @@
-"""Settings of the whole suite; JAX reads its own from the environment when it is imported."""
+"""Settings of the whole suite, and environment variables that JAX reads when it is imported."""
 
 import atexit
 import os

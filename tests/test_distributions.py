@@ -1,4 +1,4 @@
-"""Distributions of actions against what defines them: draws, masses and integrals."""
+"""Distributions of actions against draws, probability masses and integrals."""
 
 import jax
 import jax.numpy as jnp

@@ -288,7 +288,7 @@ def licence_of(vaults: Sequence["Dataset"], name: str | None, link: str | None) 
         (one.licence, one.link) for one in found if one.licence
     }
     if name is None:
-        return _taken_over(found, stated)
+        return _common_licence(found, stated)
     licence = licence_named(name)
     check_link(licence, link)
     others = {known for known, _ in stated if known and known.lower() != licence.lower()}
@@ -300,7 +300,7 @@ def licence_of(vaults: Sequence["Dataset"], name: str | None, link: str | None) 
     return Licence(licence, link=link)
 
 
-def _taken_over(found: list[Statement], stated: set[tuple[str | None, str | None]]) -> Licence:
+def _common_licence(found: list[Statement], stated: set[tuple[str | None, str | None]]) -> Licence:
     """Return the licence that all sources state; offmarl's own recordings need a choice."""
     unstated = sorted({one.words for one in found if not (one.licence or one.recorded)})
     if unstated:

@@ -114,7 +114,7 @@ def pull(
         raise
     with _opened(source, out) as entry:
         _note(entry, source, time_limit)
-        fetched = _bring(entry, source, target.uid)
+        fetched = _install_missing(entry, source, target.uid)
         return _pulled(entry, source.card, target, fetched)
 
 
@@ -311,7 +311,7 @@ def _claim(entry: Entry, source: _Source) -> None:
         entry.note(about | {"card": card})
 
 
-def _bring(entry: Entry, source: _Source, uid: str | None) -> int:
+def _install_missing(entry: Entry, source: _Source, uid: str | None) -> int:
     """Install the vaults that are missing, and return the bytes downloaded."""
     here = set(entry.record.get("uids", {})) & set(entry.uids)
     if source.archive is None:

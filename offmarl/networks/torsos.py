@@ -120,7 +120,7 @@ class Recurrent(nn.Module):
         self, carry: Float[Array, "*b N hidden"], observation: Float[Array, "*b N O"]
     ) -> tuple[Float[Array, "*b N _"], Float[Array, "*b N hidden"]]:
         """Apply the network to one step."""
-        carry = self._recur(carry, self._gates(observation))
+        carry = self._gru_step(carry, self._gates(observation))
         return self.append(self.head(nn.relu(carry))), carry
 
     def unroll(
@@ -134,7 +134,7 @@ class Recurrent(nn.Module):
 
         def step(carry: Array, x: tuple[Array, Array]) -> tuple[Array, Array]:
             gates, is_first = x
-            carry = self._recur(jnp.where(is_first, 0.0, carry), gates)
+            carry = self._gru_step(jnp.where(is_first, 0.0, carry), gates)
             return carry, carry
 
         gates = self._gates(observation)
@@ -146,7 +146,7 @@ class Recurrent(nn.Module):
         x = _with_agent_id(observation) if self.agent_id else observation
         return self.input_gates(nn.relu(self.embed(x)))
 
-    def _recur(self, carry: Array, gates: Array) -> Array:
+    def _gru_step(self, carry: Array, gates: Array) -> Array:
         reset_x, update_x, new_x = jnp.split(gates, 3, axis=-1)
         reset_h, update_h, new_h = jnp.split(carry @ self.recurrent_kernel, 3, axis=-1)
         reset = nn.sigmoid(reset_x + reset_h)

@@ -86,8 +86,8 @@ def agents(leaves: Mapping[str, Leaf], num_agents: int, part: slice) -> dict[str
 
 def _has_agents(name: str, leaf: Leaf, num_agents: int) -> bool:
     """Whether the first axis of an array's steps is that of agents; a state's may be, too."""
-    of_everybody = name == "infos.state" and len(leaf.shape) == 1
-    return leaf.shape[:1] == (num_agents,) and not of_everybody
+    is_global = name == "infos.state" and len(leaf.shape) == 1
+    return leaf.shape[:1] == (num_agents,) and not is_global
 
 
 def windows(

@@ -67,7 +67,7 @@ def create(
     """
     place = _destination(path)
     schema = _schema(spec, rows, chunk_steps, codec)
-    make = _create_beside if place.can_rename else _create_in_place
+    make = _create_and_move if place.can_rename else _create_in_place
     with errors_of(place.path):
         return make(place, schema, provenance or {}, on_invalid)
 
@@ -110,7 +110,7 @@ def _building(place: Driver, part: Path) -> Iterator[tuple[Store, WriterLock]]:
         raise
 
 
-def _create_beside(
+def _create_and_move(
     place: Driver, schema: Schema, provenance: Mapping[str, Any], on_invalid: OnInvalid
 ) -> Writer:
     final = place.directory
@@ -149,13 +149,13 @@ def create_whole(
     """
     place = free_place(path)
     schema = _schema(spec, rows, chunk_steps, codec)
-    whole = _whole_beside if place.can_rename else _whole_in_place
+    whole = _build_and_move if place.can_rename else _build_in_place
     with whole(place, schema, provenance or {}, on_invalid) as writer:
         yield writer
 
 
 @contextmanager
-def _whole_beside(
+def _build_and_move(
     place: Driver, schema: Schema, provenance: Mapping[str, Any], on_invalid: OnInvalid
 ) -> Iterator[Writer]:
     final = place.directory
@@ -175,7 +175,7 @@ def _whole_beside(
 
 
 @contextmanager
-def _whole_in_place(
+def _build_in_place(
     place: Driver, schema: Schema, provenance: Mapping[str, Any], on_invalid: OnInvalid
 ) -> Iterator[Writer]:
     """Create a vault where nothing can be renamed; a killed process leaves an incomplete one."""

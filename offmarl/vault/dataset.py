@@ -17,13 +17,13 @@ from offmarl.vault.layout import NumpyArray
 from offmarl.vault.manifest import (
     Manifest,
     describe,
-    read_beside,
     read_episodes,
+    read_pull_record,
     unchecked,
 )
 from offmarl.vault.store import Store
 
-if TYPE_CHECKING:  # they bring in JAX, which reading does without
+if TYPE_CHECKING:  # they import JAX, which reading does without
     from offmarl.replay import Replay, Stream
 
 _BLOCK_BYTES = 2**25
@@ -53,8 +53,7 @@ class Dataset:
     unverified
         Intervals of steps, ``((start, stop), ...)``, that a stock program appended.
     time_limit
-        The time limit that a foreign vault was opened with, else the one that `offmarl pull`
-        recorded; None if there is neither.
+        The limit that a foreign vault was opened with, else that of `offmarl pull`, else None.
     """
 
     _mapped = True  # whether the files may be mapped into memory
@@ -68,10 +67,10 @@ class Dataset:
         self.leaves, self.rows, self.length = described.leaves, described.rows, described.length
         if self.manifest and time_limit is not None:
             raise VaultError(f"{self.path} records how episodes end: open it without a time limit.")
-        beside = read_beside(store.driver)
-        known = None if self.manifest else beside.time_limit
+        pulled = read_pull_record(store.driver)
+        known = None if self.manifest else pulled.time_limit
         self.time_limit = known if time_limit is None else time_limit
-        self.provenance = {**described.provenance, **beside.provenance}
+        self.provenance = {**described.provenance, **pulled.provenance}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the path only: another process opens the vault again, as it is then."""
@@ -79,11 +78,11 @@ class Dataset:
 
     def __repr__(self) -> str:
         """Describe the dataset without reading any data."""
-        told = f"{self.num_steps:,} steps in {self.rows} rows"
+        text = f"{self.num_steps:,} steps in {self.rows} rows"
         if self.manifest:
             spec = self.manifest.schema.spec
-            told = f"{spec.name}, {spec.num_agents} agents, {told}"
-        return f"<{type(self).__name__} {str(self.path)!r}: {told}>"
+            text = f"{spec.name}, {spec.num_agents} agents, {text}"
+        return f"<{type(self).__name__} {str(self.path)!r}: {text}>"
 
     @property
     def native(self) -> bool:

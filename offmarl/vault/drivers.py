@@ -82,7 +82,7 @@ class Driver(ABC):
             It exists and cannot be read.
         """
 
-    def read_beside(self, name: str) -> bytes | None:
+    def read_in_parent(self, name: str) -> bytes | None:
         """Return the content of a small file in the directory above; None on other machines."""
         del name
         return None
@@ -219,7 +219,7 @@ class Directory(TensorStoreDriver):
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def read_beside(self, name: str) -> bytes | None:
+    def read_in_parent(self, name: str) -> bytes | None:
         """Return the content of a small file in the directory above."""
         return Directory(self.path.parent).read(name)
 

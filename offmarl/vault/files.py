@@ -264,7 +264,7 @@ def workspace(directory: Path) -> Iterator[Path]:
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Yield a path of the same name in a temporary directory beside the given one.
+    """Yield a path of the same name in a temporary directory next to the given one.
 
     When the block ends, the file or directory at the yielded path is made durable and moved to
     ``path``. If the block fails, nothing appears there.
@@ -277,11 +277,11 @@ def whole(path: Path) -> Iterator[Path]:
         As for `workspace`.
     """
     refuse_existing(path)
-    with workspace(path.with_name(f".{path.name}.part")) as beside:
-        yield beside / path.name
+    with workspace(path.with_name(f".{path.name}.part")) as part:
+        yield part / path.name
         refuse_existing(path)
         with errors_of(path):
-            publish(beside / path.name, path)
+            publish(part / path.name, path)
 
 
 def refuse_existing(path: Path) -> None:

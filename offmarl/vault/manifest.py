@@ -331,10 +331,14 @@ def describe(store: Store, *, check_arrays: bool = True) -> Description:
     """
     metadata = read_metadata(store.driver)
     own = read_manifest(store)
-    return _of_ours(store, own, metadata) if own else _of_others(store, metadata, check_arrays)
+    return (
+        _describe_own(store, own, metadata)
+        if own
+        else _describe_foreign(store, metadata, check_arrays)
+    )
 
 
-def _of_ours(store: Store, own: Manifest, metadata: Mapping[str, Any]) -> Description:
+def _describe_own(store: Store, own: Manifest, metadata: Mapping[str, Any]) -> Description:
     expected = to_metadata(own.schema)
     if any(metadata.get(key) != expected[key] for key in STOCK_KEYS):
         raise VaultFormatError(
@@ -348,12 +352,12 @@ def _of_ours(store: Store, own: Manifest, metadata: Mapping[str, Any]) -> Descri
     )
 
 
-def _of_others(store: Store, metadata: Mapping[str, Any], check_arrays: bool) -> Description:
+def _describe_foreign(store: Store, metadata: Mapping[str, Any], check_arrays: bool) -> Description:
     leaves, rows = parse_metadata(metadata)
     for name, leaf in leaves.items() if check_arrays else ():
         _check_array(store, name, leaf, rows)
-    told = {key: metadata[key] for key in metadata if key not in STOCK_KEYS}
-    return Description(store, None, leaves, rows, stock_length(store), told)
+    extra = {key: metadata[key] for key in metadata if key not in STOCK_KEYS}
+    return Description(store, None, leaves, rows, stock_length(store), extra)
 
 
 def _check_array(store: Store, name: str, leaf: Leaf, rows: int) -> None:
@@ -374,32 +378,32 @@ def _check_array(store: Store, name: str, leaf: Leaf, rows: int) -> None:
 
 
 RECORD = "pulled.json"
-"""Beside the vaults of a dataset that was pulled, in ``<name>.vlt``."""
+"""Name of the record next to the vaults of a dataset that was pulled, in ``<name>.vlt``."""
 TIME_LIMIT = "time_limit"
 """In the record: steps after which the environment truncated episodes, if known."""
 PUBLISHED = "published"
 """In the record, and in the provenance of these vaults: their source, licence and citation."""
 
 
-class Beside(NamedTuple):
+class PullRecord(NamedTuple):
     """Facts recorded by `offmarl pull`; empty for other vaults."""
 
     time_limit: int | None = None
     provenance: Mapping[str, Any] = {}
 
 
-def read_beside(driver: Driver) -> Beside:
-    """Return the facts recorded beside a vault in a local directory.
+def read_pull_record(driver: Driver) -> PullRecord:
+    """Return the facts recorded next to a vault in a local directory.
 
     Invalid fields are ignored; the vault is readable without them.
     """
     try:
-        content = driver.read_beside(RECORD)
+        content = driver.read_in_parent(RECORD)
         found = load_json(content, RECORD) if content else {}
     except (OSError, VaultFormatError):
-        return Beside()
+        return PullRecord()
     limit, published = found.get(TIME_LIMIT), found.get(PUBLISHED)
-    return Beside(
+    return PullRecord(
         limit if type(limit) is int and limit > 0 else None,
         {PUBLISHED: published} if isinstance(published, dict) else {},
     )

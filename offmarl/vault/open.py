@@ -113,10 +113,10 @@ def locate(path: str | os.PathLike[str]) -> Driver:
             names += f", ... ({len(inside)} in all)"
         raise VaultError(f"{given} holds several vaults: add one of {names} to the path.")
     error = place.missing()
-    raise type(error)(f"{error}{_beside(given)}") if type(error) is VaultNotFoundError else error
+    raise type(error)(f"{error}{_nearby(given)}") if type(error) is VaultNotFoundError else error
 
 
-def _beside(path: PurePath) -> str:
+def _nearby(path: PurePath) -> str:
     with suppress(OffmarlError, OSError, ValueError):
         if near := driver_of(path.parent).vaults():
             return f" Nearby: {', '.join(vault.name for vault in near[:_MOST_NAMED])}."
@@ -168,10 +168,10 @@ def _walk(place: Directory) -> Iterator[PurePath]:
             below.clear()
             yield from sorted([*Directory(Path(parent)).vaults(), *Directory(Path(parent)).links()])
         inside = (Path(parent, name) for name in sorted(below) if not name.startswith("."))
-        below[:] = [path.name for path in inside if _leads_on(path, linked)]
+        below[:] = [path.name for path in inside if _descends_into(path, linked)]
 
 
-def _leads_on(path: Path, linked: list[Path]) -> bool:
+def _descends_into(path: Path, linked: list[Path]) -> bool:
     """Whether a walk descends into a directory; ``linked`` are its root and the targets of links.
 
     A link into one of them, or to a directory above the root, would repeat what is found there.

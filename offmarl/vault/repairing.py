@@ -159,7 +159,7 @@ def _put_in_place(directory: Path, sound: Path) -> None:
 
 
 _BLOCK_RECORDS = 2**16
-_FOUND_AGAIN = (
+_EPISODES_REBUILT = (
     "of episodes known only from their steps: final views, whether the recording cut them off, and "
     "where those that it abandoned ended"
 )
@@ -252,8 +252,8 @@ def _own(source: Contents, kept: int, store: Store) -> list[str]:
     store.driver.write(METADATA, layout.dump_json(to_metadata(schema)))
     copy(source, _chunk_keys(source, own_grids(schema), kept, own), store)
     ours = min(kept, own.own_length)
-    untold = without_episodes(schema, {}, Head(length=ours), kept)
-    store.commit(untold, fence={}).result()
+    empty = without_episodes(schema, {}, Head(length=ours), kept)
+    store.commit(empty, fence={}).result()
     known = np.concatenate([_no_episodes(own), *own.ended.values()])
     ended, running = reindex(Dataset(store, checked=False), ours, known)
     ended["final"] = _finals_of(ended, known)
@@ -343,7 +343,7 @@ def _dropped(own: Parts, running: Table, head: Head) -> list[str]:
         lines.append("which records of which run exist: a recording cannot continue from here")
     known = sum(map(len, own.ended.values()))
     if own.head is None or known < own.head.episodes:
-        lines.append(_FOUND_AGAIN)
+        lines.append(_EPISODES_REBUILT)
     if own.head and head.finals < own.head.finals and head.length == own.head.length:
         lines.append(f"{own.head.finals - head.finals} final views")
     if own.provenance is None:

@@ -114,7 +114,7 @@ def salvage(
     return Salvage(made, found.faults, pieces.episodes, pieces.steps, lost, unknown)
 
 
-class _Remains(Dataset):
+class _DamagedDataset(Dataset):
     """A damaged vault, which is read without a memory map, since a map would need all files."""
 
     _mapped = False
@@ -134,7 +134,7 @@ class _Remains(Dataset):
 def _open(found: Verification) -> Dataset:
     """Open a verified vault, of which parts may be missing."""
     try:
-        return _Remains(Store.open(found.path), checked=False)  # the verification was deep
+        return _DamagedDataset(Store.open(found.path), checked=False)  # the verification was deep
     except VaultError as error:
         if found.sound:
             raise
@@ -156,11 +156,11 @@ def _sound(left: Dataset, found: Verification) -> Bool[np.ndarray, "M"]:
 
 def _runs(vault: Dataset, pieces: Pieces, faults: Iterable[Fault]) -> Iterator[Pieces]:
     """Divide pieces into groups without damage between them; a group is read at once."""
-    touched = np.zeros(vault.rows, bool)
+    damaged = np.zeros(vault.rows, bool)
     for fault in faults:
-        touched[slice(*(fault.rows or (0, vault.rows)))] = True
+        damaged[slice(*(fault.rows or (0, vault.rows)))] = True
     row = vault.episodes.row[pieces.episode]
-    near = touched[row[1:]] | touched[row[:-1]]
+    near = damaged[row[1:]] | damaged[row[:-1]]
     apart = (np.diff(row) > 0) | (pieces.start[1:] != pieces.stop[:-1])
     edges = np.flatnonzero(near & apart) + 1
     columns = (np.split(column, edges) for column in pieces)

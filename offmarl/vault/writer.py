@@ -162,10 +162,10 @@ class Writer:
     def flush(self) -> None:
         """Commit everything. When this returns, all appended steps are durable."""
         self._check_open()
-        self._settle()
+        self._await_commit()
         if self._pending or self._annotated:
             self._commit(tail=True)
-            self._settle()
+            self._await_commit()
 
     def drop_pages(self) -> None:
         """Ask the system to drop what was written from its cache, for data that is read later."""
@@ -277,7 +277,7 @@ class Writer:
 
         With ``tail``, the commit also has the unfinished chunk, and so every record.
         """
-        self._settle()
+        self._await_commit()
         through = self._buffer.length if tail else self._buffer.through
         ready = [record for record in self._pending if record.head.length <= through]
         staged = self._buffer.staged
@@ -291,7 +291,7 @@ class Writer:
         self._annotated = False
         self._committed_at = time.monotonic()
 
-    def _settle(self) -> None:
+    def _await_commit(self) -> None:
         """Wait for the commit in progress, if there is one, and record its outcome."""
         if self._under_way is None:
             return

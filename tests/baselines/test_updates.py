@@ -1,4 +1,4 @@
-"""What one update of each baseline learns from, and what it must not look at."""
+"""One update of each baseline: what it learns from, and what it must ignore."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Every verb and every library function takes a path however it is written."""
+"""Every command and library function accepts paths in any notation."""
 
 import importlib
 import os

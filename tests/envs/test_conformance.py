@@ -1,4 +1,4 @@
-"""Every environment that has a name, its maps and layouts, and a few with other options."""
+"""Every named environment, its maps and layouts, and some with other options."""
 
 import re
 

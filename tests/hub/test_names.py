@@ -1,4 +1,4 @@
-"""Names of datasets where a vault's path is expected, and pulling what is here without a hub."""
+"""Names of datasets in place of paths, and pulls of local datasets without a hub."""
 
 import io
 import zipfile

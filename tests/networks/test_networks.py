@@ -1,4 +1,4 @@
-"""Torsos, the mixer, and policies described by data."""
+"""Torsos, the mixer, and policies that a `PolicyConfig` describes."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""MAPPO through the driver of all recorders: learning, tiers, and going on after a kill."""
+"""MAPPO in the loop of all recorders: learning, tiers, and resuming after a kill."""
 
 import json
 import os

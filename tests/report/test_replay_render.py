@@ -1,4 +1,4 @@
-"""Recorded episodes are done again, or it is said that they cannot be."""
+"""Recorded episodes are played again, or an error says why they cannot be."""
 
 import numpy as np
 import pytest

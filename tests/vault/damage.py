@@ -1,4 +1,4 @@
-"""Damaging vaults in every way that a disk or a network might, and judging what is left."""
+"""Damages vaults as disks and networks might, and compares what is left."""
 
 import random
 import shutil

@@ -1,4 +1,4 @@
-"""Zip archives of vaults: read where they lie, unpacked, and refused if not to be believed."""
+"""Zip archives of vaults: read in place, unpacked, and refused if unsafe."""
 
 import contextlib
 import io

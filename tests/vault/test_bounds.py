@@ -1,4 +1,4 @@
-"""The edges of what may be asked for: numbers of more than 32 bits, and the last episode."""
+"""The limits of requests: numbers of more than 32 bits, and the last episode."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Importing PyMARL's episode batches: made-up ones, and the published ones where they are."""
+"""Importing PyMARL's episode batches: generated ones, and published ones if present."""
 
 import hashlib
 import sys

@@ -1,4 +1,4 @@
-"""A driver in one file: vaults in a dictionary, which TensorStore knows nothing of."""
+"""A driver in one file: vaults in a dictionary, without TensorStore's drivers."""
 
 import itertools
 import pickle

@@ -1,4 +1,4 @@
-"""In which order what is built becomes durable, appears at its place, and is complete."""
+"""The order in which files become durable, appear at their path, and are complete."""
 
 import os
 from pathlib import Path

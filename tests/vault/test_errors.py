@@ -1,4 +1,4 @@
-"""What can be wrong with a vault, or with what is put into it, and what is said about it."""
+"""Invalid vaults and invalid input, and the error messages."""
 
 import errno
 import fcntl

@@ -1,4 +1,4 @@
-"""Exports appear whole or not at all: killed, on a full disk, two at once, after a power cut."""
+"""Exports appear whole or not at all: after kills, full disks, power cuts, and two at once."""
 
 import dataclasses
 import random

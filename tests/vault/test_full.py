@@ -1,4 +1,4 @@
-"""The disk is full at every write there is: an error that says so, and nothing lost."""
+"""A full disk at every single write: an error that says so, and nothing lost."""
 
 import gc
 import shutil

@@ -1,4 +1,4 @@
-"""Whatever a vault says of itself: an error of ours or the truth, soon, and in little memory."""
+"""Forged vaults: an error of offmarl or correct data, quickly and in little memory."""
 
 import json
 import random

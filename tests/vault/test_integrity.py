@@ -1,4 +1,4 @@
-"""Damage is found, said where it is, and put right; nothing else is said to be damaged."""
+"""Damage is found, located and repaired; intact data is not reported."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Memory maps: what happens to the files meanwhile, memory held low, and reads that are checked."""
+"""Memory maps: changes to the files meanwhile, low memory use, and checked reads."""
 
 import subprocess
 import sys

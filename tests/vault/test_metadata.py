@@ -1,4 +1,4 @@
-"""Chunks that a registered driver keeps are decoded as TensorStore decodes them, and no others."""
+"""Chunks of registered drivers are decoded as TensorStore decodes them, others are refused."""
 
 import bz2
 import json

@@ -1,4 +1,4 @@
-"""What is unusual and works, or cannot work and is said to: names, numbers, arrays, handles."""
+"""Unusual input that works or is refused: names, numbers, arrays, handles."""
 
 import os
 import pickle

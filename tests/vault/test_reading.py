@@ -1,4 +1,4 @@
-"""Any slice, any window, by episode, by percentile: against NumPy, over vaults of every kind."""
+"""Slices, windows, episodes and percentiles against NumPy, for vaults of every kind."""
 
 import subprocess
 import sys

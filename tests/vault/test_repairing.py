@@ -1,4 +1,4 @@
-"""What a repair keeps beside the steps, what it drops and says so, and killed rebuildings."""
+"""What a repair keeps in addition to steps, what it reports as dropped, and killed repairs."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Of a damaged vault, every episode that the damage does not touch."""
+"""Salvaging the intact episodes of a damaged vault."""
 
 from contextlib import suppress
 from shutil import copytree

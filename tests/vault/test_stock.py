@@ -1,4 +1,4 @@
-"""Stock flashbax opens, reads, samples and appends what we write, and we read what it writes."""
+"""Stock flashbax opens, reads, samples and appends offmarl's vaults, and offmarl reads stock's."""
 
 from typing import NamedTuple
 

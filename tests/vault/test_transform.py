@@ -1,4 +1,4 @@
-"""Vaults made of vaults: what must hold whatever the data, and known outcomes of small ones."""
+"""Transforms: invariants for any data, and known results for small vaults."""
 
 import json
 import tracemalloc

@@ -1,4 +1,4 @@
-"""Values that cannot be: refused when they are appended, kept and noted by imports."""
+"""Invalid values: refused when appended, kept with a quirk by imports."""
 
 import warnings
 from dataclasses import replace

@@ -259,8 +259,8 @@ def counted(items: Iterable[Item], total: int, progress: Progress) -> Iterator[I
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """Yield a temporary path that replaces ``path`` when the block ends without an error."""
-    with errors_of(path), files.whole(path) as beside:
-        yield beside
+    with errors_of(path), files.whole(path) as part:
+        yield part
 
 
 def to_slices(array: Any) -> Append:
@@ -299,9 +299,9 @@ def npz(
     compression
         A constant of ``zipfile``.
     """
-    beside = path.with_name(f"{path.name}.arrays")
-    beside.mkdir()
-    files = {name: beside / f"{name}.npy" for name in columns}
+    part = path.with_name(f"{path.name}.arrays")
+    part.mkdir()
+    files = {name: part / f"{name}.npy" for name in columns}
     with ExitStack() as stack:
         opened = {name: stack.enter_context(file.open("wb")) for name, file in files.items()}
         yield {name: _to_npy(opened[name], column) for name, column in columns.items()}

@@ -322,7 +322,7 @@ def write_pymarl(vault: Dataset, path: StrPath, progress: Progress = quiet) -> P
         "terminated": _column("u1", *lead, 1),
         "filled": _column("i8", *lead, 1),
     }
-    with common.whole(path) as beside, _create(beside, columns) as arrays:
+    with common.whole(path) as part, _create(part, columns) as arrays:
         for episode in common.counted(vault.each_episode(), len(lengths), progress):
             for name, values in _slots(episode, rewards).items():
                 shape, dtype = columns[name]

@@ -164,8 +164,8 @@ def atomic_directory(path: StrPath) -> Iterator[Path]:
     final = driver_of(path).directory
     if not final.name.endswith(SUFFIX):
         raise VaultError(f"{final} cannot hold several vaults: its name must end in {SUFFIX}.")
-    with whole(final) as beside:
-        yield beside
+    with whole(final) as part:
+        yield part
 
 
 def _create(

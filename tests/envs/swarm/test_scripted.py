@@ -1,4 +1,4 @@
-"""The scripted controllers: legal whatever the options, and much better than chance."""
+"""Scripted controllers: legal with all options, and much better than random play."""
 
 import jax
 import jax.numpy as jnp
