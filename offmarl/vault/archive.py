@@ -187,7 +187,7 @@ def _check_directory(archive: PurePath, tail: bytes) -> int:
         end, files, size = wide, files64, size64
     if size > _MOST_DIRECTORY:
         raise _distrust(archive, f"its directory takes {size} bytes, and a dataset's far less")
-    # Python reads all entries that exist, whatever count the end record gives.
+    # Python reads all entries that exist, even if the end record gives another count.
     if (count := max(files, tail.count(b"PK\1\2", max(0, end - size), end))) > _MOST_FILES:
         raise _distrust(archive, f"it has {count} files, and a dataset far fewer")
     return len(tail) - end + size

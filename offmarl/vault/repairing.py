@@ -198,7 +198,7 @@ def rebuild(source: Contents, found: Verification, target: Path) -> RebuildResul
     dropped = _own(source, kept, store) if native else _foreign(source, kept, store)
     left = examine(store, deep=True)
     if left.faults and sound_length(left) < kept:
-        # Arrays that could not be checked in the source, because their description was damaged too.
+        # The source's arrays could not be checked if their description was damaged too.
         shutil.rmtree(target)
         return rebuild(source, found._replace(faults=(*found.faults, *left.faults)), target)
     if left.faults:
