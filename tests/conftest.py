@@ -23,7 +23,25 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _programs
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 
+if "TMPDIR" not in os.environ and Path("/dev/shm").is_dir():
+    # In memory nothing waits for a disk. No test can see a difference: what survives when the power
+    # fails is not tested by cutting it.
+    if shutil.disk_usage("/dev/shm").free > 2**32:
+        os.environ["TMPDIR"] = "/dev/shm"
+
 import hypothesis
+from jaxtyping import install_import_hook
+
+from tests import typecheck  # noqa: F401 - the hook imports only the package
+
+# Shapes and types are checked at run time: always in the code that JAX runs; elsewhere, where the
+# checks take most of the time, in nightly runs, which set this to "offmarl".
+_checked = os.environ.get(
+    "OFFMARL_TYPECHECK",
+    "offmarl.distributions offmarl.envs offmarl.evaluation offmarl.losses offmarl.networks "
+    "offmarl.programs offmarl.replay offmarl.rollout",
+)
+install_import_hook(_checked.split(), "tests.typecheck.check")
 
 hypothesis.settings.register_profile("offmarl", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("offmarl")
