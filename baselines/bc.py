@@ -84,7 +84,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
 
     def loss(params: ArrayTree, batch: Sequence) -> Float[Array, ""]:
         view = batch.view_tm1
-        outputs = unroll_batch(network, params, view.observation)
+        outputs = unroll_batch(network, params, view.observation, batch.first[:, :-1])
         losses = -head(outputs, view.legal_actions).log_prob(batch.action)
         return masked_mean(losses, batch.mask[..., None] & view.alive, batch.weight)
 

@@ -85,8 +85,8 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         params: ArrayTree, target: ArrayTree, batch: Sequence, hyper: Hyperparameters
     ) -> tuple[Float[Array, ""], dict[str, Array]]:
         observation = batch.view.observation
-        q = unroll_batch(network, params, observation)
-        q_target = unroll_batch(network, target, observation)
+        q = unroll_batch(network, params, observation, batch.first)
+        q_target = unroll_batch(network, target, observation, batch.first)
         q_tm1 = select(q[:, :-1], batch.action)
         view_t = batch.view_t
         v_t = double_q_values(q_target[:, 1:], q[:, 1:], view_t.legal_actions) * view_t.alive

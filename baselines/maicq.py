@@ -1,6 +1,6 @@
 """MAICQ: multi-agent implicit constraint Q-learning, discrete and recurrent.
 
-Values are only ever taken at the data's own actions: a softmax over the batch re-weights them
+Values are computed only for the data's actions: a softmax over the batch re-weights them
 towards the good ones, both in the critic's targets and in the agents' policies:
 
     critic  L = E[ (Q_tot(s, a) - y)² ],   y = TD(λ) of r + γ w(s', a') Q̄_tot(s', a'),
@@ -112,7 +112,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     def data_values(critic: Critic, batch: Sequence) -> tuple[Array, Array, MixerWeights]:
         """Q_i of all actions, Q_tot of the data's, and the mixing weights, each ``(B, T, ...)``."""
         view = batch.view_tm1
-        q = unroll_batch(values, critic.agent, view.observation)
+        q = unroll_batch(values, critic.agent, view.observation, batch.first[:, :-1])
         weights = mixer.apply(critic.mixer, view.state)
         q_tot = mix(weights, select(q, batch.action) * view.alive)
         return q, q_tot, weights
@@ -124,7 +124,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         _, q_tot_target, _ = data_values(target, batch)
         weighted = q_tot_target * softmax_weights(q_tot_target, batch.mask, hyper.value_temperature)
         discount = hyper.gamma * (1 - batch.terminated.all(-1))
-        # The data's next action is needed: the last step of a window has none.
+        # The data's next action is needed: the last step of a window, or of an episode, has none.
         has_next = jnp.pad(batch.mask[:, 1:], ((0, 0), (0, 1)))
         targets = jax.vmap(lambda_targets, in_axes=(0, 0, 0, 0, None))(
             batch.reward.mean(-1), discount, weighted, has_next, hyper.td_lambda
@@ -137,7 +137,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         actor: ArrayTree, q: Array, weights: MixerWeights, batch: Sequence, hyper: Hyperparameters
     ) -> Float[Array, ""]:
         view = batch.view_tm1
-        logits = unroll_batch(policy, actor, view.observation)
+        logits = unroll_batch(policy, actor, view.observation, batch.first[:, :-1])
         log_loss = jax.vmap(cross_entropy)(logits, batch.action, view.legal_actions)
         probs = jax.nn.softmax(categorical(logits, view.legal_actions).logits)
         advantage = select(q, batch.action) - (probs * q).sum(-1)

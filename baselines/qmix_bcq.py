@@ -120,7 +120,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         return State(params, params, cloned, *optimisers, threshold, updates)
 
     def behaviour_loss(cloned: ArrayTree, batch: Sequence) -> tuple[Float[Array, ""], Array]:
-        logits = unroll_batch(behaviour, cloned, batch.view.observation)
+        logits = unroll_batch(behaviour, cloned, batch.view.observation, batch.first)
         view = batch.view_tm1
         losses = jax.vmap(cross_entropy)(logits[:, :-1], batch.action, view.legal_actions)
         return masked_mean(losses, batch.mask[..., None] & view.alive, batch.weight), logits
@@ -129,8 +129,8 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         params: Params, target: Params, logits: Array, batch: Sequence, hyper: Hyperparameters
     ) -> tuple[Float[Array, ""], dict[str, Array]]:
         observation = batch.view.observation
-        q = unroll_batch(network, params.agent, observation)
-        q_target = unroll_batch(network, target.agent, observation)
+        q = unroll_batch(network, params.agent, observation, batch.first)
+        q_target = unroll_batch(network, target.agent, observation, batch.first)
         weights = mixer.apply(params.mixer, batch.view_tm1.state)
         weights_target = mixer.apply(target.mixer, batch.view_t.state)
         view_tm1, view_t = batch.view_tm1, batch.view_t

@@ -107,7 +107,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
 
     def values(params: Params, batch: Sequence) -> tuple[Array, Array]:
         observation, state = batch.view.observation, batch.view.state
-        q = unroll_batch(network, params.agent, observation)
+        q = unroll_batch(network, params.agent, observation, batch.first)
         return q, mixer.apply(params.mixer, state)
 
     def loss(

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from offmarl import envs
-from offmarl.envs.optional_deps import quiet
+from offmarl._imports import quiet
 from offmarl.types import Continuous
 
 NUM_ENVS, NUM_STEPS = 64, 16

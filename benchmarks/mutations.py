@@ -36,9 +36,9 @@ ROOT = Path(__file__).parents[1]
 
 VAULT = {
     "drivers": "test_odd test_errors test_archive test_object_store",
-    "tree": "test_integrity test_compaction test_hostile",
+    "commit": "test_tree test_integrity test_compaction test_hostile",
     "store": "test_roundtrip test_errors test_full test_shared test_object_store",
-    "atomic": "test_durability test_errors test_kill test_export",
+    "files": "test_durability test_errors test_kill test_export",
     "mmap": "test_bounds test_reading test_mapped",
     "checked": "test_mapped test_integrity",
     "bounds": "test_bounds test_reading",
@@ -71,8 +71,8 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("tests/programs",),
     ),
     "offmarl/hub/install.py": (("tests/hub/test_download.py",), ("tests/hub",)),
-    "offmarl/networks/torso.py": (("tests/networks",), ("tests/test_evaluation.py",)),
-    "offmarl/networks/mixer.py": (("tests/networks",), ("tests/baselines/test_updates.py",)),
+    "offmarl/networks/torsos.py": (("tests/networks",), ("tests/test_evaluation.py",)),
+    "offmarl/networks/mixers.py": (("tests/networks",), ("tests/baselines/test_updates.py",)),
     "recorders/qmix.py": (("tests/programs/test_qmix_by_hand.py",), ("tests/programs",)),
     "recorders/mappo.py": (("tests/programs/test_mappo.py",), ("tests/programs",)),
     "baselines/bc.py": (("tests/baselines",),),

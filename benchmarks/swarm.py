@@ -27,7 +27,7 @@ from typing import Any
 import jax
 
 from offmarl import envs
-from offmarl.envs.swarm import cell_list
+from offmarl.envs.swarm import neighbours
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.rollout import init_rollout, rollout
 
@@ -169,7 +169,7 @@ def main() -> None:
     parser.add_argument("--dense", action="store_true")
     args = parser.parse_args()
     if args.dense:
-        cell_list.DENSE_LIMIT = max(args.agents) ** 2
+        neighbours.DENSE_LIMIT = max(args.agents) ** 2
     print(f"jax {jax.__version__} on {jax.devices()[0].device_kind}\n")
     compare(args) if args.together else sweep(args)
 

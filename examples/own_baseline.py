@@ -72,7 +72,7 @@ def make(spec, args: Args, dataset) -> programs.Program:
 
     def loss(params, batch, hyper):
         view = batch.view_tm1
-        outputs = jax.vmap(lambda o: network.apply(params, o, method="unroll"))(view.observation)
+        outputs, _ = network.apply(params, (), view.observation)
         log_prob = head(outputs, view.legal_actions).log_prob(batch.action)
         mask = batch.mask[..., None] & view.alive
         weight = jnp.exp(batch.reward / hyper.temperature)

@@ -27,7 +27,7 @@ TensorStore.
 
 from typing import TYPE_CHECKING
 
-from offmarl._lazy import lazy_getattr
+from offmarl._imports import lazy_getattr
 from offmarl.errors import (
     CardError,
     CheckpointError,

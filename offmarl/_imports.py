@@ -1,19 +1,24 @@
-"""Importing code that a user names: a file, or an attribute of a module.
+"""Imports by name: the user's own code, optional packages, and names loaded on first use.
 
-Only names that the user typed may reach these functions. Names read from files are `RecordedName`,
-and callers refuse to import code for them, because the author of a downloaded dataset chose them.
+Only names that the user typed may reach `import_file` and `import_module`. Names read from files
+are `RecordedName`, and callers refuse to import code for them, because the author of a downloaded
+dataset chose them.
 """
 
 import hashlib
 import importlib
+import io
 import sys
 import traceback
-from importlib.util import module_from_spec, spec_from_file_location
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from offmarl.errors import OptionError
+from offmarl.errors import MissingExtraError, OptionError
 
 _HIDDEN = ("<", __file__, str(Path(importlib.__file__).parent))
 """Beginnings of the file names of frames that are not the user's code."""
@@ -122,3 +127,78 @@ def _add_to_path(directory: Path) -> None:
     """Append a directory to the import path: installed packages keep precedence."""
     if str(directory) not in sys.path:
         sys.path.append(str(directory))
+
+
+# ------------------------------------------------------------------------- optional packages
+
+
+def import_optional(module: str, extra: str) -> ModuleType:
+    """Import a module of an optional package, such as an environment's.
+
+    Raises
+    ------
+    MissingExtraError
+        The package is not installed.
+    """
+    package = module.partition(".")[0]
+    try:
+        with _untouched_streams(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # packages warn about each other
+            return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        raise MissingExtraError(
+            f"{package} is not installed: run `pip install 'offmarl[{extra}]'`."
+        ) from error
+
+
+@contextmanager
+def _untouched_streams() -> Iterator[None]:
+    """Hide what a package prints, and restore the streams that it replaces.
+
+    JaxMARL prints when it is imported, and resets ``sys.stdout`` and ``sys.stderr`` to Python's
+    own, although a notebook or a test may have replaced them.
+    """
+    before = sys.stdout, sys.stderr, sys.__stdout__
+    sys.stdout = sys.__stdout__ = io.StringIO()  # type: ignore[misc, assignment]
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr, sys.__stdout__ = before  # type: ignore[misc]
+
+
+@contextmanager
+def quiet(*messages: str) -> Iterator[None]:
+    """Hide a package's output and its warnings that begin with these messages."""
+    with redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        for message in messages:
+            warnings.filterwarnings("ignore", message)
+        yield
+
+
+# -------------------------------------------------------------------------------- lazy names
+
+
+def lazy_getattr(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a package's ``__getattr__``, which imports public names and submodules on first use.
+
+    Parameters
+    ----------
+    package
+        The package's name.
+    homes
+        The public names and where each one lives: "module", or "module:attribute".
+    """
+
+    def load(name: str) -> Any:
+        if name in homes:
+            module, _, attribute = homes[name].partition(":")
+        elif not name.startswith("_") and find_spec(f"{package}.{name}"):
+            module, attribute = f"{package}.{name}", ""
+        else:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        home = importlib.import_module(module)
+        return getattr(home, attribute) if attribute else home
+
+    return load

@@ -31,20 +31,20 @@ from offmarl.errors import CheckpointError, RunError
 from offmarl.types import ArrayTree
 
 _ABOUT = "about"
-"""The JSON part of a checkpoint: ``info``, and a description and a checksum of each array."""
+"""Name of the JSON part of a checkpoint: ``info``, and a description and checksum of each array."""
 
 _OWN_LEFTOVER = re.compile(r"\d+\.(deleted|orbax-checkpoint-tmp(-\d+)?)")
-"""Directories that a killed process leaves: ours on the way out, orbax's on the way in."""
+"""Directories that a killed process leaves: half deleted by us, or half written by orbax."""
 
 
 _OF_ORBAX = "_CHECKPOINT_METADATA"
-"""The file that orbax puts into each of its checkpoints."""
+"""A file in each of orbax's checkpoints."""
 
 _MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-"""Errors of the operating system that say that a part of a checkpoint is not there."""
+"""Errors of the operating system for a missing part of a checkpoint."""
 
 _OS_ERROR = re.compile(r"(?:\[OS error |os_error_code=')(\d+)")
-"""How versions of TensorStore tell, in a ValueError, of an error of the operating system."""
+"""An operating system's error in the text of TensorStore's ValueError, by version."""
 
 
 class Resumed(NamedTuple):
@@ -58,18 +58,18 @@ class Resumed(NamedTuple):
 class Checkpoints:
     """The checkpoints in one directory, numbered by step.
 
-    Saves are atomic and have ended when `save` returns: killed in the middle, what was there
-    before is still there. Typed PRNG keys, NamedTuples, optax states and empty nodes are welcome.
+    Saves are atomic and complete when `save` returns: a kill during a save leaves the earlier
+    checkpoints intact. Trees may hold typed PRNG keys, NamedTuples, optax states and empty nodes.
     Each array is stored with the CRC32C of its type, shape and bytes, which is compared when it is
-    read; checkpoints of earlier versions have none and are read as they are. Other files and
-    directories in the directory are left alone.
+    read. Checkpoints of earlier versions have no checksums and are read without them. Other files
+    in the directory are not touched.
 
     Parameters
     ----------
     directory
-        Made by the first save.
+        The directory; the first save creates it.
     keep
-        How many of the newest checkpoints to keep; all of them by default.
+        Number of the newest checkpoints to keep; by default all.
     """
 
     def __init__(self, directory: str | Path, keep: int | None = None):
@@ -82,7 +82,7 @@ class Checkpoints:
         Parameters
         ----------
         step
-            Its number; larger than any before.
+            Its number, larger than all earlier ones.
         tree
             Named pytrees of arrays. Each can be restored without the others.
         info
@@ -91,8 +91,8 @@ class Checkpoints:
         Raises
         ------
         RunError
-            Something else has the name that the checkpoint would have. A checkpoint of ours that
-            lost a part is renamed to ``<step>.damaged`` instead, with a warning.
+            Another file has the name of the checkpoint. A checkpoint that has lost a part is
+            renamed to ``<step>.damaged``, with a warning.
         """
         from orbax.checkpoint import args
 
@@ -105,12 +105,12 @@ class Checkpoints:
                 stacklevel=2,
             )
         if path.exists() or path.is_symlink():
-            raise RunError(f"{path} is in the way of a checkpoint: move it to another place.")
+            raise RunError(f"{path} is in the place of a new checkpoint: move or rename it.")
         host = {name: jax.device_get(_without_keys(part)) for name, part in tree.items()}
         parts = {
             name: args.StandardSave(_wrap(part))
             for name, part in host.items()
-            if jax.tree.leaves(part)  # orbax knows no empty trees
+            if jax.tree.leaves(part)  # orbax rejects empty trees
         }
         about = _sealed(
             {
@@ -120,7 +120,7 @@ class Checkpoints:
             }
         )
         self._directory.mkdir(parents=True, exist_ok=True)
-        self._remove_leftovers()  # orbax warns of its own
+        self._remove_leftovers()  # otherwise orbax warns about its own
         self._checkpointer.save(path, args.Composite(**parts, **{_ABOUT: args.JsonSave(about)}))
         self._remove_old()
 
@@ -135,7 +135,7 @@ class Checkpoints:
         return sorted(int(path.name) for path in self._directory.iterdir() if _is_whole(path))
 
     def latest(self) -> int | None:
-        """Return the number of the newest checkpoint, None where there is none."""
+        """Return the number of the newest checkpoint, or None."""
         return max(self.steps(), default=None)
 
     def restore(
@@ -146,9 +146,9 @@ class Checkpoints:
         Parameters
         ----------
         like
-            The parts wanted, as arrays or `jax.ShapeDtypeStruct` of the shapes to expect.
+            The parts to read, as arrays or `jax.ShapeDtypeStruct` of the expected shapes.
         step
-            Its number; the newest by default.
+            Number of the checkpoint; by default the newest.
 
         Returns
         -------
@@ -158,8 +158,8 @@ class Checkpoints:
         Raises
         ------
         RunError
-            There is no such checkpoint, it holds something other than ``like``, or it cannot be
-            read for a reason that need not be damage.
+            The checkpoint does not exist, does not match ``like``, or cannot be read for a reason
+            that may not be damage.
         CheckpointError
             It is damaged.
         OSError
@@ -187,11 +187,12 @@ class Checkpoints:
         return dict(like) | tree, about["info"]
 
     def resume(self, like: Mapping[str, ArrayTree]) -> Resumed | None:
-        """Read the newest checkpoint that is intact; None where there is none.
+        """Read the newest intact checkpoint; None if there is none.
 
-        A damaged one is renamed to ``<step>.damaged``, with a warning: the run repeats the work
-        since the one before it and ends with the same result. Nothing is renamed unless two reads
-        find the same damage, nor where the operating system or a library fails.
+        A damaged checkpoint is renamed to ``<step>.damaged``, with a warning. The run then repeats
+        the work since the checkpoint before it and ends with the same result. A checkpoint is
+        renamed only if two reads find the same damage, and not if the operating system or a library
+        fails.
 
         Parameters
         ----------
@@ -201,8 +202,8 @@ class Checkpoints:
         Raises
         ------
         RunError
-            The checkpoint holds something other than ``like``, or it cannot be read for a reason
-            that need not be damage.
+            The checkpoint does not match ``like``, or cannot be read for a reason that may not be
+            damage.
         OSError
             The operating system cannot read it now.
         """
@@ -224,7 +225,7 @@ class Checkpoints:
         self._checkpointer.close()
 
     def _remove_old(self) -> None:
-        """Delete checkpoints that are not to be kept, each as a whole."""
+        """Delete the checkpoints beyond `keep`, each atomically."""
         if self._keep is not None:
             for step in self.steps()[: -self._keep]:
                 path = self._directory / str(step)
@@ -232,7 +233,7 @@ class Checkpoints:
         self._remove_leftovers()
 
     def _remove_leftovers(self) -> None:
-        """Delete what a killed process left half written or half deleted."""
+        """Delete half written and half deleted checkpoints of a killed process."""
         for path in self._directory.iterdir():
             if _OWN_LEFTOVER.fullmatch(path.name) and _is_directory(path):
                 shutil.rmtree(path)
@@ -241,7 +242,7 @@ class Checkpoints:
         path = self._directory / str(step)
         aside = _rename_damaged(path)
         before = self.latest()
-        on = "starts from the beginning" if before is None else f"goes on from checkpoint {before}"
+        on = "starts from the beginning" if before is None else f"resumes from checkpoint {before}"
         warnings.warn(
             f"checkpoint {path} is damaged ({reason}): it was renamed to {aside.name}, and the run "
             f"{on}.",
@@ -256,7 +257,7 @@ class Checkpoints:
             for name in parts:
                 _read_once(path / name)
             return self._checkpointer.restore(path, args.Composite(**parts)) if parts else {}
-        except Exception as error:  # orbax raises all kinds where its own files are damaged
+        except Exception as error:  # orbax raises errors of any type for damaged files
             if _is_of_system(error) and isinstance(error, OSError | MemoryError | ImportError):
                 raise
             if _is_of_system(error) or not self._is_readable_anew(parts):
@@ -264,9 +265,10 @@ class Checkpoints:
             raise self._damaged(step, _in_words(error)) from None
 
     def _is_readable_anew(self, parts: Mapping[str, Any]) -> bool:
-        """Whether a small one of the same structure can be saved and read; then the files are bad.
+        """Whether a small checkpoint of the same structure can be saved and read.
 
-        What orbax raises does not tell damage from libraries that are missing or do not fit.
+        Then the files are damaged: orbax's errors do not tell damage from missing or incompatible
+        libraries.
         """
         from orbax.checkpoint import args
 
@@ -300,7 +302,7 @@ class Checkpoints:
     def _compare(
         self, step: int, name: str, part: ArrayTree, expected: Mapping[str, Any] | None
     ) -> None:
-        """Compare the checksums of what was read; None where an earlier version saved it."""
+        """Compare checksums; ``expected`` is None for a checkpoint of an earlier version."""
         if expected is None:
             return
         for leaf, checksum in _checksums(part).items():
@@ -312,9 +314,9 @@ class Checkpoints:
 
     def _unreadable(self, step: int, reason: str) -> RunError:
         return RunError(
-            f"checkpoint {self._directory / str(step)} cannot be read ({reason}). It need not be "
-            "damaged and was left as it is: repeat the command, and if that fails too, check the "
-            "disk and the installation with `offmarl doctor`."
+            f"checkpoint {self._directory / str(step)} cannot be read ({reason}). It may be intact "
+            "and was not changed: repeat the command, and if that fails too, check the disk, and "
+            "the installation with `offmarl doctor`."
         )
 
     def _check(self, step: int, name: str, wanted: dict[str, Any], found: dict[str, Any]) -> None:
@@ -337,10 +339,9 @@ class Checkpoints:
 
 
 def _read_once(directory: Path) -> None:
-    """Read each array that a part holds, one after the other.
+    """Read the arrays of a part one after the other.
 
-    Orbax reads them side by side; where one fails it abandons the others, which then print
-    tracebacks from threads of their own.
+    Orbax reads them concurrently. If one fails, the threads of the others print tracebacks.
     """
     import tensorstore
 
@@ -360,7 +361,7 @@ def _in_words(error: BaseException) -> str:
 
 
 def _is_of_system(error: BaseException) -> bool:
-    """Whether the system failed, and not the files: it lacks memory, descriptors or a library."""
+    """Whether memory, descriptors or a library are missing, and the files may be intact."""
     return any(
         isinstance(one, MemoryError | ImportError)
         or (isinstance(one, OSError) and not isinstance(one, _MISSING))
@@ -370,14 +371,14 @@ def _is_of_system(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and those that it came from."""
+    """Yield an error, its cause, and so on."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
 def _wrap(part: ArrayTree) -> dict[str, ArrayTree]:
-    """Make a container of what may be a single array, which orbax would not take."""
+    """Put a tree into a container, because orbax rejects a single array."""
     return {"tree": part}
 
 
@@ -391,13 +392,13 @@ def _is_directory(path: Path) -> bool:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether orbax put a checkpoint of ours there; users may keep files of any name beside."""
+    """Whether a path is a complete checkpoint, and not another file of the user."""
     number = path.name.isascii() and path.name.isdigit() and path.name == str(int(path.name))
     return number and _is_directory(path) and (path / _ABOUT).is_dir()
 
 
 def _is_remnant(path: Path) -> bool:
-    """Whether there is what is left of a checkpoint of ours, and no whole one."""
+    """Whether a path is an incomplete checkpoint."""
     number = path.name.isascii() and path.name.isdigit()
     ours = _is_directory(path) and (path / _OF_ORBAX).is_file()
     return number and ours and not _is_whole(path)
@@ -446,7 +447,7 @@ def _is_intact(about: dict[str, Any]) -> bool:
 
 
 def _is_unsealed(about: dict[str, Any]) -> bool:
-    """Whether an earlier version wrote it; no flip of a few bits makes that of a sealed one."""
+    """Whether an earlier version wrote it; a few flipped bits cannot make a sealed one look so."""
     return about.keys() == {"info", "leaves"}
 
 
@@ -463,10 +464,10 @@ def _with_keys(like: ArrayTree, tree: ArrayTree) -> ArrayTree:
 
 
 def _abstract(tree: ArrayTree) -> ArrayTree:
-    """Describe the arrays to restore.
+    """Describe the arrays to restore, as NumPy arrays.
 
-    By NumPy's arrays: orbax would tie JAX's to a device, and a program that gets some arrays that
-    are and some that are not is compiled once more.
+    Orbax would commit JAX arrays to a device, and a program whose inputs are partly committed is
+    compiled again.
     """
 
     def describe(leaf: Any) -> NDArray[Any]:

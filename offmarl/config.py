@@ -28,6 +28,7 @@ class Rule(NamedTuple):
 
 
 PositiveInt = Annotated[int, Rule("at least 1", lambda x: x >= 1)]
+NonNegativeInt = Annotated[int, Rule("at least 0", lambda x: x >= 0)]
 Seed = Annotated[int, Rule("from 0 to 2,147,483,647", lambda x: 0 <= x < 2**31)]
 Fraction = Annotated[float, Rule("from 0 to 1", lambda x: 0 <= x <= 1)]
 Positive = Annotated[float, Rule("above 0 and finite", lambda x: 0 < x < math.inf)]

@@ -1,4 +1,4 @@
-"""How good a policy is: the returns of whole episodes, and its likeness to recorded ones."""
+"""Evaluation of policies: returns of whole episodes, and agreement with recorded episodes."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,8 +17,7 @@ class Evaluation(NamedTuple):
     """The episodes of an evaluation."""
 
     returns: Float[Array, "episodes"]
-    """Undiscounted sum of rewards, the mean over agents: where the reward is the team's, the
-    team's return."""
+    """Undiscounted sum of rewards, averaged over agents; for a team reward, the team's return."""
     lengths: Int[Array, "episodes"]
     """Steps taken."""
 
@@ -51,7 +50,7 @@ def evaluate(
     Raises
     ------
     OptionError
-        There is no episode to play.
+        ``num_episodes`` is not positive.
     ShapeError
         The environment has no time limit, so that an episode has no largest length.
     """
@@ -101,8 +100,8 @@ def evaluate(
 def agreement(policy: Policy, params: ArrayTree, episodes: Sequence) -> Float[Array, "episodes"]:
     """Return how often a policy chooses the actions of recorded episodes.
 
-    It observes what the recorded agents did, from the first step on. This needs no environment; it
-    does not measure return, since a good policy need not agree with a poor one.
+    The policy observes the recorded episodes from the first step on. This needs no environment.
+    Agreement does not measure return: a good policy may disagree with poor data.
 
     Parameters
     ----------
@@ -113,14 +112,14 @@ def agreement(policy: Policy, params: ArrayTree, episodes: Sequence) -> Float[Ar
 
     Returns
     -------
-    For each episode the share of the actions of living agents that are the same; of continuous
-    ones, 1 less half the mean absolute difference of their entries.
+    For each episode the fraction of equal actions of live agents; for continuous actions, 1 minus
+    half the mean absolute difference of their entries.
     """
 
     def step(carry: ArrayTree, seen: _Seen) -> tuple[ArrayTree, Array]:
         view = seen.observation, seen.legal_actions
         action, _, after = policy.act(params, carry, *view, jax.random.key(0))
-        if policy.log_prob is not None:  # the memory is of the recorded action
+        if policy.log_prob is not None:  # the carry follows the recorded action
             _, after = policy.log_prob(params, carry, *view, seen.action)
         return remember(policy, after, seen.reward, seen.done), _likeness(action, seen.action)
 
@@ -141,8 +140,8 @@ def log_likelihood(
 
     Returns
     -------
-    For each episode the mean log-probability in nats of the actions of living agents; of continuous
-    ones the log-density of all entries.
+    For each episode the mean log-probability, in nats, of the actions of live agents; for
+    continuous actions, the log-density of all entries.
 
     Raises
     ------
@@ -151,7 +150,7 @@ def log_likelihood(
     """
     log_prob_of = policy.log_prob
     if log_prob_of is None:
-        raise OptionError("this policy has no log_prob: it makes no action more or less likely.")
+        raise OptionError("this policy has no log_prob, so the likelihood of actions is unknown.")
 
     def step(carry: ArrayTree, seen: _Seen) -> tuple[ArrayTree, Array]:
         log_prob, carry = log_prob_of(
@@ -163,7 +162,7 @@ def log_likelihood(
 
 
 class _Seen(NamedTuple):
-    """A recorded step, as a policy meets it."""
+    """A recorded step, as input of a policy."""
 
     observation: Float[Array, "N O"]
     legal_actions: Bool[Array, "N A"]

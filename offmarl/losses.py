@@ -15,7 +15,9 @@ Scalar = float | Float[Array, ""]
 
 
 def masked_mean(
-    x: Float[Array, "*b"], mask: Bool[Array, "*b"], weight: Float[Array, "B"] | None = None
+    x: Float[Array, "*b"],
+    mask: Bool[Array, "*b"],
+    weight: Float[Array, "B"] | Float[Array, "B T"] | None = None,
 ) -> Float[Array, ""]:
     """Mean of ``x`` over the entries of ``mask``; 0 if there are none.
 
@@ -24,13 +26,13 @@ def masked_mean(
     x, mask
         Of one shape; what the mask leaves out may be NaN.
     weight
-        Weight of each window, along the first axis, such as ``batch.weight``: the importance
-        weights of prioritised replay. Terms are multiplied by it; the mean still divides by the
-        number of entries. None weighs all windows alike.
+        Weight of each window or of each step, along the first axes, such as ``batch.weight``: the
+        importance weights of prioritised replay. Terms are multiplied by it; the mean still
+        divides by the number of entries of the mask. None weighs all alike.
     """
     kept = jnp.where(mask, x, 0.0)
     if weight is not None:
-        kept = kept * weight.reshape(-1, *(1,) * (x.ndim - 1))
+        kept = kept * weight.reshape(*weight.shape, *(1,) * (x.ndim - weight.ndim))
     return kept.sum() / jnp.maximum(mask.sum(), 1)
 
 

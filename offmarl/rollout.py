@@ -12,14 +12,14 @@ from offmarl.types import ArrayTree, Policy, Transition, View
 
 
 class RolloutState(NamedTuple):
-    """Where E environments stand between two rollouts."""
+    """State of E environments between two rollouts."""
 
     env_state: EnvState
     """``(E, ...)``"""
     view: View
-    """What the agents see now, ``(E, ...)``."""
+    """The current views, ``(E, ...)``."""
     carry: ArrayTree
-    """The policy's memory of the episodes under way, ``(E, ...)``."""
+    """The policy's carry in the running episodes, ``(E, ...)``."""
 
 
 def init_rollout(
@@ -50,18 +50,17 @@ def rollout(
     state
         From `init_rollout`, or from the rollout before.
     key
-        Another one for each rollout; environments and steps have keys of their own from it.
+        Random key, a new one for each rollout; every environment and step has its own key from it.
     num_steps
         T; static.
     policy_id
-        What to record as the policy's id, for all agents or each. It is data: another one does not
-        recompile.
+        Id of the policy to record, for all agents or for each. A new value does not recompile.
 
     Returns
     -------
     tuple
-        The state after them; the transitions ``(T, E, ...)``; and the views that the actions
-        truly led to, ``(T, E, ...)``, also where an episode ended and the next one began.
+        The state after the steps; the transitions ``(T, E, ...)``; and the views after the
+        actions, ``(T, E, ...)``, which at the end of an episode are its final views.
     """
     num_envs = state.view.alive.shape[0]
     fresh_carry = _initial_carry(policy, num_envs)

@@ -1,4 +1,4 @@
-"""Text for the terminal: numbers formatted, and control characters from data escaped.
+"""What a terminal shows: text with control characters escaped, formatted numbers, progress.
 
 Names and sentences in vaults, cards, archives and answers of a hub are written by others. Escape
 sequences in them could move the cursor, rewrite what is on the screen or set the window's title,
@@ -7,6 +7,8 @@ and bidirectional overrides could show one name for another.
 
 import re
 import unicodedata
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 _KEPT = "\n\t\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"
@@ -61,3 +63,22 @@ def number(cell: Any) -> str:
 def interval(value: float, low: float | None, high: float | None) -> str:
     """Format an estimate with its confidence interval, if it has one."""
     return number(value) if low is None else f"{number(value)} [{number(low)}, {number(high)}]"
+
+
+Advance = Callable[[int], object]
+"""Called with how many more steps are done."""
+
+Progress = Callable[[str, int], AbstractContextManager[Advance]]
+"""Shows the progress of long work: called with a description and the total number of steps, it
+gives an `Advance`. `offmarl.tracking.progress` is one."""
+
+
+def silent(steps: int) -> None:
+    """No-op `Advance`."""
+
+
+@contextmanager
+def quiet(description: str, total: int) -> Iterator[Advance]:
+    """Show nothing; a `Progress`."""
+    del description, total
+    yield silent

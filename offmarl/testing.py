@@ -1,4 +1,4 @@
-"""For tests: made-up experience, a slow and obvious account of it, and what drivers must do.
+"""For tests: random experience, a slow and simple reference, and the tests of storage drivers.
 
 A driver that is registered with `offmarl.vault.register_driver` is tested by `DriverConformance`;
 pytest collects its tests from a subclass::
@@ -227,14 +227,14 @@ class DriverConformance:
             begin += transition.last.shape[1]
 
     def test_an_empty_vault(self, place: Place) -> None:
-        """It can be read, and has what it was created with."""
+        """It can be read, and has the sizes and spec of its creation."""
         self.create(place).close()
         found = vault.open_vault(place)
         assert (found.rows, found.length, found.spec) == (self.rows, 0, self.spec)
         assert len(found.episodes.row) == 0
 
-    def test_what_is_flushed_is_there(self, place: Place) -> None:
-        """A reader sees it all, while the writer goes on."""
+    def test_flushed_steps_can_be_read(self, place: Place) -> None:
+        """A reader sees all flushed steps while the writer continues."""
         parts = self.parts(1, 30, 4)
         with self.create(place) as writer:
             for count, part in enumerate(parts, 1):
@@ -243,8 +243,8 @@ class DriverConformance:
                 self.check(place, parts[:count])
         self.check(place, parts)
 
-    def test_what_is_appended_is_copied(self, place: Place) -> None:
-        """The arrays may be used for something else at once."""
+    def test_appended_arrays_are_copied(self, place: Place) -> None:
+        """The caller may reuse the arrays immediately."""
         ((transition, finals),) = self.parts(12)
         with self.create(place) as writer:
             reward: Any = np.array(transition.reward)
@@ -252,8 +252,8 @@ class DriverConformance:
             reward[:] = 0
         self.check(place, [(transition, finals)])
 
-    def test_writing_goes_on(self, place: Place) -> None:
-        """Another writer continues, episodes that were running too."""
+    def test_writing_is_resumed(self, place: Place) -> None:
+        """Another writer continues, also with episodes that were running."""
         parts = self.parts(7, 9, 20)
         self.create(place).close()
         for part in parts:
@@ -261,8 +261,8 @@ class DriverConformance:
                 writer.append(*part)
         self.check(place, parts)
 
-    def test_what_is_not_flushed_may_be_lost(self, place: Place) -> None:
-        """But never a part of a record."""
+    def test_only_whole_unflushed_records_are_lost(self, place: Place) -> None:
+        """A record that was not flushed is either complete or absent."""
         parts = self.parts(7, 9, 20)
         writer = self.create(place)
         for part in parts[:2]:
@@ -272,8 +272,8 @@ class DriverConformance:
         writer.release()
         self.check(place, parts[: 2 + (vault.open_vault(place).length > 16)])
 
-    def test_records_of_a_run_are_there_once(self, place: Place) -> None:
-        """A program that is run again skips them, and cannot leave any out."""
+    def test_records_of_a_run_are_written_once(self, place: Place) -> None:
+        """A repeated program skips existing records, and cannot leave one out."""
         parts = self.parts(3, 5, 4)
         for count in (2, 3):
             with self.create(place) if count == 2 else vault.resume(place) as writer:
@@ -286,7 +286,7 @@ class DriverConformance:
         self.check(place, parts)
 
     def test_slices(self, place: Place) -> None:
-        """Any interval of time is read, and none that is not there."""
+        """Any interval of existing time steps can be read, and no other one."""
         parts = self.parts(11, 13)
         with self.create(place) as writer:
             for part in parts:
@@ -299,15 +299,15 @@ class DriverConformance:
             found.transitions(20, 25)
 
     def test_provenance(self, place: Place) -> None:
-        """It is merged, and there with the next flush."""
+        """It is merged, and written with the next flush."""
         with self.create(place) as writer:
             writer.annotate({"tier": "expert", "seed": 1})
             writer.flush()
             writer.annotate({"seed": 2})
         assert vault.open_vault(place).provenance.items() >= {"tier": "expert", "seed": 2}.items()
 
-    def test_what_does_not_fit_is_refused(self, place: Place) -> None:
-        """Nothing of it is written."""
+    def test_invalid_steps_are_refused(self, place: Place) -> None:
+        """Nothing of them is written."""
         ((transition, finals),) = self.parts(6)
         narrow = transition._replace(reward=transition.reward[..., :1])
         never: Any = np.zeros_like(transition.last)
@@ -322,7 +322,7 @@ class DriverConformance:
         self.check(place, [(transition, finals)])
 
     def test_a_vault_is_not_created_twice(self, place: Place) -> None:
-        """What is there stays."""
+        """The existing vault is not changed."""
         parts = self.parts(6)
         with self.create(place) as writer:
             writer.append(*parts[0])
@@ -330,14 +330,14 @@ class DriverConformance:
             self.create(place)
         self.check(place, parts)
 
-    def test_what_is_not_there_cannot_be_opened(self, place: Place) -> None:
-        """And says so as an error of ours."""
+    def test_a_missing_vault_cannot_be_opened(self, place: Place) -> None:
+        """Opening it raises an error of offmarl."""
         for opened in (vault.open_vault, vault.resume):
             with np.testing.assert_raises(OffmarlError):
                 opened(place)
 
     def test_the_digest_is_of_the_content(self, place: Place) -> None:
-        """Not of how it was appended."""
+        """It does not depend on how the steps were appended."""
         parts = self.parts(6, 8)
         digests = set()
         with self.create(place) as writer:
@@ -349,7 +349,7 @@ class DriverConformance:
         assert len(digests) == 2
 
     def test_two_writers_are_never_mixed(self, place: Place) -> None:
-        """The second is refused: by a lock, or by the fence of its commit."""
+        """The second writer fails at its lock, or at its commit."""
         parts = self.parts(6, 6)
         first = self.create(place)
         with np.testing.assert_raises(VaultError):
@@ -367,13 +367,13 @@ class DriverConformance:
         self.check(place, parts[:1])
 
     def test_it_is_listed(self, place: Place) -> None:
-        """With its length, from the directory above it."""
+        """Listing the directory above it returns its path and length."""
         found, _ = self.written(place, 9)
         ((listed, summary),) = vault.list_vaults(found.path.parent)
         assert (str(listed), summary.steps) == (str(found.path), 18)
 
     def test_windows(self, place: Place) -> None:
-        """Any are gathered, across chunks too."""
+        """Any windows can be gathered, also across chunks."""
         found, parts = self.written(place, 20, 13)
         whole = concatenate([transition for transition, _ in parts])
         rows, starts = np.array([0, 1, 1, 0]), np.array([0, 5, 13, 28])
@@ -383,7 +383,7 @@ class DriverConformance:
             np.testing.assert_array_equal(windows.reward[window], expected)
 
     def test_replay(self, place: Place) -> None:
-        """On the device and streamed, the same batches."""
+        """Replay on the device and streamed replay give the same batches."""
         import jax  # tests of files alone do without
 
         found, _ = self.written(place, 30)
@@ -393,7 +393,7 @@ class DriverConformance:
         jax.tree.map(np.testing.assert_array_equal, batch, streamed)
 
     def test_it_is_verified(self, place: Place) -> None:
-        """All of it, from its steps too."""
+        """Verification passes, also with all steps read."""
         self.written(place, 21, 8)
         for deep in (False, True):
             found = vault.verify(place, deep=deep)
@@ -401,7 +401,7 @@ class DriverConformance:
             assert found.length == 29
 
     def test_a_vault_of_stock_flashbax(self, place: Place, tmp_path: Path) -> None:
-        """Its index and steps are read, and nothing is wrong with it."""
+        """It can be read, and verification passes."""
         ((transition, _),) = self.parts(20)
         copy_stock(write_stock(tmp_path / "stock.vlt" / "a", transition), place)
         found = vault.open_vault(place)
@@ -410,7 +410,7 @@ class DriverConformance:
         assert vault.verify(place, deep=True).sound
 
     def test_it_is_copied(self, place: Place) -> None:
-        """By the verbs, from and to the place."""
+        """The verbs read from the place and write to it."""
         found, _ = self.written(place, 12)
         doubled = vault.cat([found, place], found.path.parent / "doubled")
         assert doubled.num_steps == 2 * found.num_steps

@@ -1,8 +1,8 @@
-"""What a run leaves behind for people and programs to read, and the progress it shows.
+"""Files of a run for people and programs, and progress displays.
 
-A run's directory holds ``run.json`` (what was run), ``metrics.jsonl`` (one JSON object a line) and
-``marl_eval.json`` (evaluations, in the layout of Gorsane et al., 2022); ``checkpoints/`` is
-`offmarl.checkpoint`'s.
+A run's directory holds ``run.json`` (what was run), ``metrics.jsonl`` (one JSON object per line)
+and ``marl_eval.json`` (evaluations, in the layout of Gorsane et al., 2022). `offmarl.checkpoint`
+writes ``checkpoints/``.
 """
 
 import json
@@ -38,13 +38,13 @@ MARL_EVAL_FILE = "marl_eval.json"
 CHECKPOINTS = "checkpoints"
 
 Acting = Literal["greedy", "sampled"]
-"""How a policy acts: by its best actions, or by actions drawn from its distribution."""
+"""How a policy acts: with its best actions, or with sampled ones."""
 
 RETURN = "episode_return"
-"""The name of the main metric: returns of the policy as it acts."""
+"""Name of the main metric: returns of the policy."""
 
 GREEDY_RETURN = "greedy_episode_return"
-"""Returns of a policy that acts at random otherwise, by its best actions."""
+"""Returns with the best actions, of a policy that otherwise samples its actions."""
 
 AGREEMENT = "action_agreement"
 """How far a policy agrees with the actions of held-out episodes, from 0 to 1."""
@@ -57,7 +57,7 @@ LOG_LIKELIHOOD = "action_log_likelihood"
 
 
 def to_json(data: Any, indent: int | None = None) -> str:
-    """Return data as JSON: arrays as lists, and what JSON does not know (NaN, infinities) as null.
+    """Return data as JSON: arrays as lists, and numbers that JSON lacks (NaN, infinities) as null.
 
     Accepts what `json.dumps` does, and arrays, array scalars and paths anywhere within.
     """
@@ -102,7 +102,7 @@ def acting_of(run: Mapping[str, Any]) -> Acting:
 
 
 def labelled(algorithm: str, *details: str | None) -> str:
-    """Return an algorithm's name with what tells it apart, such as "bc (greedy)"."""
+    """Return an algorithm's name with details, such as "bc (greedy)"."""
     given = ", ".join(filter(None, details))
     return f"{algorithm} ({given})" if given else algorithm
 
@@ -115,7 +115,7 @@ def append(path: Path, *records: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a file of JSON lines; a line that a crash cut off is left out."""
+    """Return the records of a file of JSON lines, without a line that a crash cut off."""
     if not path.exists():
         return []
     whole = path.read_text().rpartition("\n")[0]
@@ -181,7 +181,7 @@ def marl_eval(
     absolute
         The final evaluation: each metric's values.
     metric
-        What was evaluated.
+        Name of the main metric.
 
     Returns
     -------
@@ -208,7 +208,7 @@ def marl_eval(
 
 
 class Advance(Protocol):
-    """Tell a progress display that so many more steps are done, with a word on how it goes."""
+    """Advances a progress display by a number of steps, with a short note."""
 
     def __call__(self, steps: int = 1, note: str = "") -> None:
         """Advance by ``steps``; ``note`` replaces the last one, such as "return 3.21"."""
@@ -223,21 +223,21 @@ _SECONDS_BETWEEN_LINES = 10.0
 def progress(
     description: str, total: int, completed: int = 0, unit: Literal["steps", "bytes"] = "steps"
 ) -> Iterator[Advance]:
-    """Show how far some long work is, on standard error, while the block runs.
+    """Show progress on standard error while the block runs.
 
-    On a terminal a bar with the rate and the time left; elsewhere a line now and then; nothing
-    with ``OFFMARL_QUIET=1`` in the environment.
+    A terminal shows a bar with the rate and the remaining time; other outputs get a line every few
+    seconds. ``OFFMARL_QUIET=1`` in the environment turns it off.
 
     Parameters
     ----------
     description
-        What is being done, in a word or two.
+        A short description of the work.
     total
-        Number of steps in all.
+        Total number of steps.
     completed
-        Steps that an earlier run had done already.
+        Number of steps done before.
     unit
-        What a step is.
+        Unit of the steps.
     """
     description = one_line(description)
     if is_quiet():

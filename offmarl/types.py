@@ -49,31 +49,32 @@ class Continuous:
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """What a program must know of an environment; static under jit.
+    """Sizes, name and limits of an environment; static under jit.
 
     Parameters
     ----------
     name
-        The name ``offmarl.envs.make`` knows it by; empty where a dataset does not tell.
+        Name for ``offmarl.envs.make``; empty if a dataset does not record it.
     num_agents, observation_size, state_size
         N, O and S.
     action
         The kind and size of the action, the same for all agents.
     time_limit
-        Steps after which an episode is truncated; None where there is no limit or none is known.
+        Number of steps after which an episode is truncated; None if there is no limit or it is
+        unknown.
     reward
-        "team": every agent is given the same reward. "individual": each its own.
+        "team": all agents receive the same reward. "individual": each receives its own.
     state
         "native": the environment has a global state. "concatenated": it is all observations.
     agents
-        The agents' names in their order; None where they have none but their numbers.
+        The agents' names in order; None if they have only numbers.
     observation_sizes, action_sizes
-        How much of O and of A each agent uses, where they differ: the rest of its observations is
-        zero, the rest of its actions never legal. None where all agents use all of it.
+        Number of the O entries and A actions that each agent uses: the rest of its observations is
+        zero, and the rest of its actions is never legal. None if all agents use all of them.
     teams
-        Each agent's team where there are several; None where all are of one.
+        Team of each agent; None if there is one team.
     kinds
-        What type each agent is of, where they differ; None where all are alike.
+        Type of each agent; None if all are of one type.
     """
 
     name: str
@@ -101,12 +102,12 @@ class EnvSpec:
 
     @property
     def num_actions(self) -> int:
-        """The number of discrete actions; `ShapeError` where actions are continuous."""
+        """The number of discrete actions; `ShapeError` if actions are continuous."""
         if isinstance(self.action, Discrete):
             return self.action.num_actions
         raise ShapeError(
-            f"{self.name or 'this dataset'} has continuous actions of size {self.action.size}, and "
-            "a program for discrete actions was asked to use it: choose a continuous baseline."
+            f"{self.name or 'this dataset'} has continuous actions of size {self.action.size}, but "
+            "the program needs discrete ones: choose a baseline for continuous actions."
         )
 
     def difference(self, other: EnvSpec) -> str:
@@ -134,22 +135,22 @@ class EnvSpec:
 
 
 class View(NamedTuple):
-    """All there is to see at one instant: before an action, or after an episode's last one."""
+    """What agents see at one instant: before an action, or after the last action of an episode."""
 
     observation: Float[Array, "*b N O"]
     state: Float[Array, "*b S"]
     legal_actions: Bool[Array, "*b N A"]
     """Which actions (or dimensions of a continuous action) each agent may use."""
     alive: Bool[Array, "*b N"]
-    """Agents that still act. The actions and losses of the others mean nothing."""
+    """Agents that still act. The actions and losses of the others have no meaning."""
 
 
 class Timestep(NamedTuple):
-    """What an environment returns.
+    """The result of a step or reset of an environment.
 
-    ``view`` is the one to act on next. After the last step of an episode an autoresetting
-    environment has put the first view of the next episode there; ``next_view`` always holds what
-    the action truly led to.
+    ``view`` is the view for the next action. After the last step of an episode, an autoresetting
+    environment returns the first view of the next episode there. ``next_view`` is always the view
+    after the step.
     """
 
     view: View
@@ -173,19 +174,18 @@ class Transition(NamedTuple):
     truncated: Bool[Array, "*b N"]
     last: Bool[Array, "*b"]
     behaviour_log_prob: Float[Array, "*b N"]
-    """Log-probability (density) of each agent's action under the policy that took it; NaN where
-    the dataset does not tell."""
+    """Log-probability (density) of each agent's action under the policy that took it; NaN if
+    unknown."""
     policy_id: Int[Array, "*b N"] | Int[Array, "*b"]
-    """Index of the policy that chose each agent's action in the dataset's table of policies; -1
-    where the dataset does not tell. What is read from a vault has one for each agent; what is
-    written may have one for all of them."""
+    """Index of the policy that chose each agent's action in the dataset's table of policies; -1 if
+    unknown. Steps read from a vault have one for each agent; written steps may have one for all."""
 
 
 class FinalObservations(NamedTuple):
-    """The views that M episodes of a recorded chunk ended with.
+    """The final views of M episodes of a recorded chunk.
 
-    Transitions hold the view before each action only; with the finals the next view of every step
-    is known, and no view is stored twice.
+    Transitions hold only the view before each action. With the final views, the next view of every
+    step is known, and no view is stored twice.
     """
 
     row: Int[Array, "M"]
@@ -202,15 +202,19 @@ class Episode(NamedTuple):
     transition: Transition
     """``(T, ...)``"""
     final: View | None
-    """What its last step led to; None where the dataset does not tell."""
+    """The view after the last step; None if unknown."""
 
 
 class Sequence(NamedTuple):
-    """A window of T steps of one episode, ready to learn from.
+    """A window of T steps, ready to learn from.
 
-    ``view`` has T+1 slots: slot t+1 is the exact next view of step t, the end of an episode
-    included. Windows never cross an episode's end; where an episode is shorter than the window the
-    rest is masked out.
+    Windows are cut from episodes laid end to end. Each episode of L steps takes L+1 slots: one for
+    each step, and one for the view that the episode ended with. A window may therefore hold the
+    end of one episode and the beginnings of others.
+
+    ``view`` has T+1 slots. Where ``mask`` is true at t, slot t+1 is the exact next view of step t,
+    also at the end of an episode. Recurrent networks must empty their memory at the slots that are
+    ``first``; between these no slot depends on another episode.
     """
 
     view: View
@@ -220,13 +224,23 @@ class Sequence(NamedTuple):
     truncated: Bool[Array, "*b T N"]
     behaviour_log_prob: Float[Array, "*b T N"]
     mask: Bool[Array, "*b T"]
-    """Steps that are there."""
+    """Steps that count in losses: false for the slots that end episodes, and for burn-in."""
     next_known: Bool[Array, "*b T"]
     """Steps whose next view is known, or not needed because all agents terminated. Temporal
     difference terms of the others must be masked out."""
-    weight: Float[Array, "*b"] | None = None
-    """Weight of each window in a loss, as `offmarl.losses.masked_mean` takes it; None where all
-    weigh the same."""
+    first: Bool[Array, "*b slots"]
+    """Slots that begin an episode. The window's first slot may lie inside an episode."""
+    time: Int[Array, "*b slots"] | None = None
+    """Steps of the episode before each slot; None where they are not known."""
+    episode: Int[Array, "*b slots"] | None = None
+    """Number of each slot's episode in ``Dataset.episodes``; None where there is no table."""
+    return_to_go: Float[Array, "*b T N"] | None = None
+    """Sum of each agent's rewards from the step to the episode's end, discounted as the replay was
+    asked to; None where it was not asked for. In an incomplete episode it is the sum of the
+    recorded rewards only; ``Dataset.episodes.complete`` says which episodes are complete."""
+    weight: Float[Array, "*b"] | Float[Array, "*b T"] | None = None
+    """Weight of each window, or of each step, in a loss, as `offmarl.losses.masked_mean` takes it;
+    None where all weigh the same."""
 
     @property
     def view_tm1(self) -> View:
@@ -273,9 +287,9 @@ class Policy(NamedTuple):
         | None
     ) = None
     """``log_prob(params, carry, observation, legal_actions, action) -> (log_prob, carry)``: of a
-    given joint action, with the carry that follows it. None if the policy has no likelihood."""
+    given joint action, with the carry after it. None if the policy has no likelihood."""
     after_step: Callable[[ArrayTree, Float[Array, "N"], Bool[Array, "N"]], ArrayTree] | None = None
-    """``after_step(carry, reward, done) -> carry``: what the policy remembers of a step's outcome;
-    ``done`` are the agents that terminated or were truncated. None if it remembers nothing."""
+    """``after_step(carry, reward, done) -> carry``: the carry after the outcome of a step, where
+    ``done`` marks agents that terminated or were truncated. None if the carry does not use it."""
     draws: Callable[[ArrayTree], bool] = lambda _params: True
-    """Whether the policy of some parameters draws its actions at random, so that it needs a key."""
+    """Whether the policy with these parameters samples its actions, so that it needs a key."""

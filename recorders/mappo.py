@@ -66,7 +66,7 @@ class Args(OnlineArgs):
     gae_lambda: Fraction = 0.95
     """λ of generalised advantage estimation: trades bias for variance."""
     clip: Positive = 0.2
-    """How far the probability of an action may move in an update, ε."""
+    """ε, the largest relative change of an action's probability in an update."""
     entropy: NonNegative = 0.01
     """Weight of the entropy bonus."""
     max_grad_norm: Positive = 0.5

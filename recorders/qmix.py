@@ -74,10 +74,10 @@ class Args(OnlineArgs):
     learning_rate: Positive = 1e-3
     """Adam's step size."""
     gamma: Fraction = 0.95
-    """Discount; a swarm's rewards follow soon, and a short horizon learns them faster."""
+    """Discount. Rewards of the swarm tasks follow soon, so a short horizon learns faster."""
     epsilon: Fraction = 0.05
-    """Probability of a random action after exploration, which begins at 1; the policy that is
-    recorded explores with it too."""
+    """Probability of a random action at the end of exploration, which starts at 1. The recorded
+    policy also acts at random with this probability."""
     exploration: Fraction = 0.2
     """Fraction of the training over which that probability decreases from 1 to epsilon."""
     target_every: PositiveInt = 200
@@ -127,14 +127,14 @@ class Networks(NamedTuple):
     def values(self, params: Params, batch: Sequence) -> tuple[Array, MixerWeights]:
         """Q of all actions ``(B, T+1, N, A)`` and the mixing functions ``(B, T+1, ...)``."""
         observation, state = batch.view.observation, batch.view.state
-        q = unroll_batch(self.agent, params.agent, observation)
+        q = unroll_batch(self.agent, params.agent, observation, batch.first)
         return q, self.mixer.apply(params.mixer, state)
 
 
 def loss(
     params: Params, target: Params, networks: Networks, hyper: Hyperparameters, batch: Sequence
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
-    """½ (Q_tot - y)², y the double-Q target, over the steps that are there."""
+    """½ (Q_tot - y)², y the double-Q target, over the valid steps."""
     q, weights = networks.values(params, batch)
     q_target, weights_target = networks.values(target, batch)
     view_tm1, view_t = batch.view_tm1, batch.view_t

@@ -12,6 +12,7 @@ import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["OFFMARL_QUIET"] = "1"
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "1")  # whichever test starts JAX, and with which seeds
 # Compilation is most of what the tests cost. Nightly runs set this to 0, so that optimised code is
 # tested too.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")

@@ -148,7 +148,7 @@ def test_files_of_the_user_are_left_alone(tmp_path):
         **users,
         directory / "2": False,
     }
-    with pytest.raises(RunError, match="12 is in the way of a checkpoint"):
+    with pytest.raises(RunError, match="12 is in the place of a new checkpoint"):
         checkpoints.save(12, {"policy": jnp.ones(2)}, {})
     checkpoints.close()
 
@@ -220,8 +220,8 @@ def test_a_run_goes_on_from_the_newest_intact_checkpoint(tmp_path):
     for step in (2, 3):
         (tmp_path / str(step) / "about" / "metadata").write_text("{}")
     with (
-        pytest.warns(UserWarning, match="renamed to 3.damaged, and the run goes on from .* 2"),
-        pytest.warns(UserWarning, match="renamed to 2.damaged, and the run goes on from .* 1"),
+        pytest.warns(UserWarning, match="renamed to 3.damaged, and the run resumes from .* 2"),
+        pytest.warns(UserWarning, match="renamed to 2.damaged, and the run resumes from .* 1"),
     ):
         step, tree, info = checkpoints.resume(like)
     assert (step, tree["policy"].tolist(), info) == (1, [1.0, 1.0], {"step": 1})
@@ -330,7 +330,7 @@ def test_errors_of_libraries_rename_nothing(two_saved, monkeypatch, error, expec
         checkpoints.resume(like)
     assert raised.type is expected
     if expected is RunError:
-        assert "need not be damaged and was left as it is" in str(raised.value)
+        assert "may be intact and was not changed" in str(raised.value)
     assert checkpoints.resume(like).step == 2
 
 

@@ -95,7 +95,7 @@ def test_a_policy_is_loaded_from_its_run_alone(tmp_path, kind, head):
     only_last = np.arange(spec.action_size) == spec.action_size - 1
     action, _ = loaded(observation, np.tile(only_last, (2, 1)))
     assert action.tolist() == [spec.action_size - 1] * 2
-    with pytest.raises(ShapeError, match=r"was given \(1, 3\)"):
+    with pytest.raises(ShapeError, match=r"not \(1, 3\)"):
         loaded(np.ones((1, 3), np.float32))
 
 
@@ -182,10 +182,10 @@ def test_a_policy_of_a_loop_is_given_its_rewards():
         chosen.append(action.tolist())
         with pytest.raises(OptionError, match=r"the policy of to_go .*after_step\(carry, reward"):
             loaded(seen, carry=carry)
-        with pytest.raises(ShapeError, match=r"each agent, \(2,\), and was given \(3,\) and \(3,"):
+        with pytest.raises(ShapeError, match=r"of shape \(2,\), one for each agent, not \(3,"):
             loaded.after_step(carry, np.ones(3), np.zeros(3, bool))
         carry = loaded.after_step(carry, np.array([reward, 0.0]), going)
-        with pytest.raises(OptionError, match="no action that waits"):
+        with pytest.raises(OptionError, match="has chosen no action since"):
             loaded.after_step(carry, np.zeros(2), going)
     assert chosen == [[2, 2], [2, 2], [1, 2]]
     _, carry = loaded(seen, carry=carry)
@@ -227,7 +227,9 @@ def test_likelihood_is_that_of_what_living_agents_did():
     view = View(jnp.zeros((1, 4, 2, 1)), jnp.zeros((1, 4, 1)), legal, alive)
     action, blank = jnp.array([[[2, 0], [1, 0], [0, 0]]]), jnp.zeros((1, 3, 2))
     mask = jnp.array([[True, True, False]])
-    episodes = Sequence(view, action, blank, blank > 0, blank > 0, blank, mask, mask)
+    episodes = Sequence(
+        view, action, blank, blank > 0, blank > 0, blank, mask, mask, view.state[..., 0] > 0
+    )
     # 5/8 and 1/8 in the first step; in the second one agent, and 2/3 of two legal actions.
     wanted = np.log([5 / 8, 1 / 8, 2 / 3]).mean()
     policy = make_policy(config, spec)
@@ -246,7 +248,9 @@ def test_agreement_counts_what_living_agents_did():
     action = jnp.zeros(shape, int).at[0, 0].set(1).at[1, :, 2].set(1)
     mask = jnp.arange(4) < jnp.array([[2], [4]])
     blank = jnp.zeros(shape)
-    episodes = Sequence(view, action, blank, blank > 0, blank > 0, blank, mask, mask)
+    episodes = Sequence(
+        view, action, blank, blank > 0, blank > 0, blank, mask, mask, view.state[..., 0] > 0
+    )
     found = agreement(Policy(tuple, act), jnp.array(0), episodes)
     np.testing.assert_array_equal(found, [0.5, 1.0])
     continuous = episodes._replace(action=jnp.stack([blank, blank + 0.5], -1))

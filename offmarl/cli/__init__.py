@@ -37,21 +37,21 @@ class Verb(NamedTuple):
 
 
 VERBS = {
-    "demo": Verb("demo", "Record, learn offline and compare on a small swarm, in minutes"),
+    "demo": Verb("demo", "Record, train offline and compare on a small swarm, in minutes"),
     "envs": Verb(
         "environments",
         "List the environments, or describe, measure and draw one",
         example="swarm/flock-8 --picture flock.gif",
     ),
-    "record": Verb("record", "Train agents online and record them at several tiers", True),
-    "train": Verb("train", "Train an offline baseline on a vault", True),
+    "record": Verb("programs", "Train agents online and record them at several tiers", True),
+    "train": Verb("programs", "Train an offline baseline on a vault", True),
     "new": Verb(
         "new",
         "Create a working baseline or environment file to start from",
         example="env my_env --directory ~/research",
     ),
     "evaluate": Verb(
-        "evaluate",
+        "programs",
         "Play episodes with a trained policy",
         example="runs/swarm/coverage-3/medium/bc --render episode.gif",
     ),
@@ -67,7 +67,7 @@ VERBS = {
     ),
     "show": Verb(
         "data",
-        "Show what a vault holds and where it comes from",
+        "Show the contents and the origin of a vault",
         example="vaults/swarm/coverage-3.vlt/medium",
     ),
     "report": Verb(
@@ -76,7 +76,7 @@ VERBS = {
         example="vaults/swarm/coverage-3.vlt --html page.html",
     ),
     "convert": Verb(
-        "convert",
+        "transform",
         "Convert a dataset of another project into a vault, or back",
         example="bridge.npz bridge.vlt --from pymarl --env classic/bridge",
     ),
@@ -95,11 +95,9 @@ VERBS = {
     ),
     "doctor": Verb("doctor", "Check the installation and the connection to the hub"),
     "completion": Verb("doctor", "Print a shell completion script"),
-    "verify": Verb("integrity", "Check a vault for damage", example="A.vlt --deep"),
-    "repair": Verb(
-        "integrity", "Recover the intact data of a damaged vault", example="A.vlt --dry-run"
-    ),
-    "compact": Verb("integrity", "Reclaim unused space", example="A.vlt"),
+    "verify": Verb("data", "Check a vault for damage", example="A.vlt --deep"),
+    "repair": Verb("data", "Recover the intact data of a damaged vault", example="A.vlt --dry-run"),
+    "compact": Verb("data", "Reclaim unused space", example="A.vlt"),
     "cat": Verb("transform", "Join vaults into one", example="A.vlt B.vlt -o C.vlt"),
     "filter": Verb(
         "transform",

@@ -1,7 +1,5 @@
-"""``offmarl demo``: record, learn offline and compare, on a small swarm."""
+"""``offmarl demo``: record, train offline and compare, on a small swarm."""
 
-import os
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,14 +10,14 @@ from rich.console import Group
 
 from offmarl.cli.output import Report, table
 from offmarl.programs import registry
-from offmarl.programs.run import more_to_come
+from offmarl.programs.run import more_to_come, use_cores
 from offmarl.report import Entry, estimate, figure_demo, scores_of
 from offmarl.statistics import MIN_RUNS
 from offmarl.terminal import interval
 
 _ENV = "swarm/coverage-3"
 _TIERS = ("random", "medium", "expert", "replay")
-_LEARN_FROM = ("medium", "expert")
+_TRAIN_ON = ("medium", "expert")
 _RECORDER = {"total_steps": 160_000, "steps": 20_000, "evaluations": 16}
 _BASELINE = {"batch_size": 16, "length": 10, "learning_rate": 1e-3, "final_episodes": 96}
 _BASELINES: dict[str, dict[str, Any]] = {
@@ -30,7 +28,7 @@ _BASELINES: dict[str, dict[str, Any]] = {
 
 
 def demo(out: Path = Path("demo"), seeds: int = 3, seed: int = 0) -> Report:
-    """Record, learn offline and compare on a small swarm, in minutes.
+    """Record, train offline and compare on a small swarm, in minutes.
 
     A swarm is trained online and recorded at four tiers. Policies are trained offline on two of
     them, and compared. If the command is stopped, repeat it to continue.
@@ -44,16 +42,13 @@ def demo(out: Path = Path("demo"), seeds: int = 3, seed: int = 0) -> Report:
     seed
         Seed of all random numbers.
     """
-    with tempfile.TemporaryDirectory() as cache:
-        # Each program is built anew for each dataset; this way it is compiled once. JAX reads it
-        # when it is imported, which no module of the command line does by itself.
-        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache)
-        with more_to_come():
-            _record(out, seed)
-            runs = {
-                tier: {name: _train(name, tier, out, seeds, seed) for name in _BASELINES}
-                for tier in _LEARN_FROM
-            }
+    use_cores(seeds, "auto")
+    with more_to_come():
+        _record(out, seed)
+        runs = {
+            tier: {name: _train(name, tier, out, seeds, seed) for name in _BASELINES}
+            for tier in _TRAIN_ON
+        }
     tiers = {tier: _returns(_vault(out, tier)) for tier in _TIERS}
     scores = {tier: _scores(runs[tier].values()) for tier in runs}
     figure = out / "demo.png"
@@ -103,15 +98,15 @@ def _report(
         tier: {"episodes": len(returns), "mean_return": float(np.mean(returns))}
         for tier, returns in tiers.items()
     }
-    learnt = {
+    trained = {
         tier: {entry.label: estimate(values) for entry, values in found.items()}
         for tier, found in scores.items()
     }
-    enough = any(iqm.low is not None for found in learnt.values() for iqm in found.values())
+    enough = any(iqm.low is not None for found in trained.values() for iqm in found.values())
     data = {
         "recorded": recorded,
-        "learnt": {
-            tier: {name: iqm._asdict() for name, iqm in learnt[tier].items()} for tier in learnt
+        "trained": {
+            tier: {name: iqm._asdict() for name, iqm in trained[tier].items()} for tier in trained
         },
         "figure": figure,
     }
@@ -122,16 +117,16 @@ def _report(
             f"Recorded: {_ENV}, MAPPO",
         ),
         table(
-            ["learnt from", "data", *next(iter(learnt.values()))],
+            ["trained on", "data", *next(iter(trained.values()))],
             [
                 [
                     tier,
                     float(np.mean(tiers[tier])),
-                    *(interval(*iqm) for iqm in learnt[tier].values()),
+                    *(interval(*iqm) for iqm in trained[tier].values()),
                 ]
-                for tier in learnt
+                for tier in trained
             ],
-            "Learnt offline: IQM of the return over seeds"
+            "Trained offline: IQM of the return over seeds"
             + (" [95% interval]" if enough else f"; intervals need at least {MIN_RUNS} seeds"),
         ),
         f"Figure: {figure}   Vaults: {out / 'vaults'}   Runs: {out / 'runs'}",

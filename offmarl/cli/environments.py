@@ -55,13 +55,13 @@ def envs(
     ----------
     name
         An environment, such as swarm/coverage-8, path/to/file.py:FACTORY or package.module:FACTORY;
-        or the beginning of names, to list only those.
+        or a prefix of names, to list only these environments.
     seconds
         Minimum time for measuring an environment's speed.
     picture
-        File for a picture, if the environment can be drawn: its scripted controller, or random
-        actions. A .png shows one instant, a .gif or .mp4 an episode; by default a .png in the
-        directory for temporary files.
+        File for a picture, if the environment can be drawn; the agents follow its scripted
+        controller if it has one, and act at random otherwise. A .png shows one instant, a .gif or
+        .mp4 an episode. By default a .png in the directory for temporary files.
     """
     known = registry.describe()
     listed = {family: about for family, about in known.items() if family.startswith(name)}

@@ -102,7 +102,7 @@ def show_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 
 def show_interrupt(interrupt: KeyboardInterrupt) -> None:
-    """Print where a stopped command will continue, if it says so."""
+    """Print where a stopped command resumes, if it is known."""
     message = str(interrupt) or "stopped: repeat the command to finish it."
     _err.print(printable(hidden(message)), style="yellow", markup=False, soft_wrap=True)
 

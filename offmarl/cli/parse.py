@@ -71,7 +71,17 @@ def parse_script(target: Callable[..., T], description: str | None) -> T:
     SystemExit, UsageExit
         As `parse`.
     """
-    return _parse(documented(target, json=False), None, description or "", None)
+    args = _parse(documented(target, json=False), None, description or "", None)
+    use_cores_for(args)
+    return args
+
+
+def use_cores_for(args: Any) -> None:
+    """Let the seeds of a program's arguments use all cores, where it trains several."""
+    if getattr(args, "seeds", 1) > 1:
+        from offmarl.programs.run import use_cores  # brings in JAX
+
+        use_cores(args.seeds, args.batching)
 
 
 def _parse(

@@ -27,7 +27,7 @@ def make_environment(name: str | None, loaded: LoadedPolicy) -> Environment:
     if difference := loaded.spec.difference(environment.spec):
         raise ShapeError(
             f"the policy of {loaded.name} and {name} differ in {difference}: give the environment "
-            "it was trained in, or one of the same sizes."
+            "that it was trained in, or one of the same sizes."
         )
     return environment
 
@@ -35,7 +35,7 @@ def make_environment(name: str | None, loaded: LoadedPolicy) -> Environment:
 def play(
     environment: Environment, policies: Mapping[int, LoadedPolicy], episodes: int, seed: int
 ) -> dict[int, Float[np.ndarray, "episodes"]]:
-    """Return the returns of each policy's episodes, which begin alike for all of them."""
+    """Return the returns of each policy's episodes, which have the same initial states."""
     policy = next(iter(policies.values())).policy
 
     @jax.jit

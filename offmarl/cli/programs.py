@@ -1,15 +1,184 @@
-"""Recorders and baselines on the command line: listed, and run with their own arguments."""
+"""``offmarl record``, ``train`` and ``evaluate``: run programs, and play what they trained."""
 
-from typing import Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
+import numpy as np
+from jaxtyping import Float
 from rich.console import Group
+from tyro.conf import Positional, arg
 
-from offmarl.cli.output import Report, table
-from offmarl.cli.parse import parse
+from offmarl.cli.data import show
+from offmarl.cli.output import Report, records, table
+from offmarl.cli.parse import parse, use_cores_for
+from offmarl.errors import OptionError
+from offmarl.paths import below
 from offmarl.programs.registry import VERBS, Kind, find, load, summary
+from offmarl.report import UNITS, estimate, final_returns, metric_of
+from offmarl.statistics import MIN_RUNS, spread
+from offmarl.terminal import interval
+from offmarl.tracking import (
+    AGREEMENT,
+    GREEDY_RETURN,
+    LOG_LIKELIHOOD,
+    MARL_EVAL_FILE,
+    RETURN,
+    acting_of,
+    labelled,
+    read_run,
+)
+
+_USAGE = """\
+offmarl record NAME ...           train agents online and record them
+offmarl record --policy RUN ...   record a trained policy; see `offmarl record --policy --help`
+"""
+
+_MORE = {
+    GREEDY_RETURN: "greedy_mean",
+    AGREEMENT: "agreement",
+    LOG_LIKELIHOOD: "log_prob",
+}
+"""Metrics that are shown beside the main one, and their headings."""
 
 
-def overview(kind: Kind, usage: str) -> Report:
+def record(arguments: list[str]) -> Report:
+    """Train agents online and record them at several tiers, or record a trained policy."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        return _overview("recorder", _USAGE)
+    if arguments[0].startswith("-"):
+        helped = {"-h", "--help"}.intersection(arguments)
+        asked = ["--help"] if helped else arguments  # `--policy --help` is no policy
+        return parse(record_policy, "record", "Record a trained policy.", asked)
+    name, *rest = arguments
+    recorded = _run("recorder", name, rest)
+    title = "{run}: {outcome}".format(**recorded.data)
+    return Report(recorded.data, records(recorded.data["vaults"], title))
+
+
+def record_policy(
+    policy: Path,
+    steps: int,
+    out: Path = Path("vaults"),
+    name: str | None = None,
+    env: str | None = None,
+    num_envs: int = 64,
+    seed: int = 0,
+    training_seed: int | None = None,
+    greedy: bool = False,
+    program: Path | None = None,
+) -> Report:
+    """Record a trained policy; the same command resumes a recording that was stopped.
+
+    Parameters
+    ----------
+    policy
+        Directory of the run that trained it.
+    steps
+        Total number of environment steps to record, rounded up to a multiple of --num-envs.
+    out
+        Directory for the vault ENV.vlt/NAME.
+    name
+        Name of the recording; by default that of the program that trained the policy.
+    env
+        Environment to record in; by default the one of the run.
+    num_envs
+        Number of environments that run side by side.
+    seed
+        Random seed of the recording.
+    training_seed
+        The training seed whose policy is recorded; by default the run's first.
+    greedy
+        Take the best action instead of drawing one from the policy.
+    program
+        Python file of the program that trained the run, if the program is not one of offmarl's. The
+        file's code is run.
+    """
+    from offmarl import programs
+    from offmarl.cli.policies import make_environment
+
+    trained = read_run(policy)["seeds"][0] if training_seed is None else training_seed
+    loaded = programs.load_policy(policy, trained, greedy, program)
+    environment = make_environment(env, loaded)
+    named = below(f"{environment.spec.name}.vlt", option="--env")
+    path = out / named / (name or below(loaded.name, option="--name"))
+    origin = {"program": loaded.name, "run": str(policy), "training_seed": trained}
+    programs.record_policy(
+        environment, loaded.policy, loaded.params, path, steps, num_envs, seed, {"policy": origin}
+    )
+    return show(str(path))
+
+
+def train(arguments: list[str]) -> Report:
+    """Train an offline baseline on a vault."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        return _overview("baseline", "offmarl train NAME --vault PATH ...")
+    name, *rest = arguments
+    run: Path = _run("baseline", name, rest)
+    if not (run / MARL_EVAL_FILE).exists():
+        view = f"{name} is trained but not evaluated (no environment, no held-out data): {run}"
+        return Report({"run": run}, view)
+    metric = metric_of([run])
+    unit = UNITS[metric]
+    if metric == RETURN:
+        unit = labelled(unit, acting_of(read_run(run)))
+    title = f"{name}, trained and evaluated in {run}: {unit}"
+    more = {head: final_returns(run, other) for other, head in _MORE.items() if other != metric}
+    return _returns_report(title, {"run": run}, final_returns(run, metric), more)
+
+
+def evaluate(
+    run: Annotated[Path, Positional, arg(metavar="RUN")],
+    env: str | None = None,
+    episodes: int = 320,
+    seed: int = 0,
+    act: Literal["as-trained", "greedy", "sample"] = "as-trained",
+    render: Path | None = None,
+    program: Path | None = None,
+) -> Report:
+    """Play episodes with a trained policy, for each of its training seeds.
+
+    Parameters
+    ----------
+    run
+        Directory of a run.
+    env
+        Environment to play in; by default the one that the run's data was recorded in.
+    episodes
+        Number of episodes for each training seed.
+    seed
+        Random seed of the episodes.
+    act
+        How the policy acts. greedy: it takes the best action. sample: it samples actions.
+        as-trained: as in the run's own evaluations.
+    render
+        File for an episode of the first training seed: GIF or MP4, or PNG for its middle step.
+    program
+        Python file of the program that trained the run, if the program is not one of offmarl's. The
+        file's code is run.
+    """
+    if episodes < 1:
+        raise OptionError(f"--episodes must be at least 1: got {episodes}.")
+    record = read_run(run)
+    seeds = record["seeds"]
+    from offmarl.cli import policies  # brings in JAX, which --help does without
+    from offmarl.programs import load_policy
+    from offmarl.report.render import save
+
+    greedy = None if act == "as-trained" else act == "greedy"
+    loaded = {trained: load_policy(run, trained, greedy, program) for trained in seeds}
+    first = loaded[seeds[0]]
+    environment = policies.make_environment(env, first)
+    if render:
+        save(policies.watch(environment, first, seed), render)
+    returns = policies.play(environment, loaded, episodes, seed)
+    acting = acting_of(record if greedy is None else {"greedy": greedy})
+    title = f"{labelled(first.name, acting)} of {run} in {environment.spec.name}: returns"
+    about = {"run": run, "env": environment.spec.name, "acting": acting}
+    return _returns_report(title, about, returns)
+
+
+def _overview(kind: Kind, usage: str) -> Report:
     """Return the list of programs, as help."""
     summaries = {name: summary(path) for name, path in find(kind).items()}
     rows = table([kind, ""], summaries.items())
@@ -21,8 +190,34 @@ def overview(kind: Kind, usage: str) -> Report:
     return Report({f"{kind}s": summaries}, Group(usage, rows, more))
 
 
-def run(kind: Kind, name: str, arguments: list[str]) -> Any:
+def _run(kind: Kind, name: str, arguments: list[str]) -> Any:
     """Parse a program's own arguments and run it."""
     program = load(kind, name)
     args = parse(program.Args, f"{VERBS[kind]} {name}", program.__doc__ or "", arguments)
+    use_cores_for(args)
     return program.main(args)
+
+
+def _returns_report(
+    title: str,
+    about: Mapping[str, Any],
+    returns: Mapping[int, Float[np.ndarray, "episodes"]],
+    more: Mapping[str, Mapping[int, Float[np.ndarray, "episodes"]]] | None = None,
+) -> Report:
+    """Report the returns of the policies of a run's training seeds.
+
+    ``more`` holds other metrics, by the key of their mean.
+    """
+    rows = [
+        {"seed": trained, "episodes": len(values), **spread(values)}
+        | {name: float(found[trained].mean()) for name, found in (more or {}).items() if found}
+        for trained, values in returns.items()
+    ]
+    iqm = estimate(np.array([values.mean() for values in returns.values()]))
+    parts = [records(rows, title)]
+    if len(rows) >= MIN_RUNS:
+        parts.append(f"IQM over seeds [95% interval]: {interval(*iqm)}")
+    elif len(rows) > 1:
+        few = f"intervals need at least {MIN_RUNS} seeds"
+        parts.append(f"IQM over seeds: {interval(*iqm)} ({few})")
+    return Report({**about, "seeds": rows, "iqm": iqm._asdict()}, Group(*parts))

@@ -1,7 +1,7 @@
 """``offmarl report`` and ``compare``: describe datasets, and compare runs."""
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +12,8 @@ from tyro.conf import Positional, arg
 
 from offmarl import report as reports
 from offmarl.cli.output import Report, table
-from offmarl.errors import OffmarlError, OptionError, RunError, VaultError
+from offmarl.errors import OffmarlError, OptionError, RunError, ShapeError, VaultError
+from offmarl.programs.registry import file_of_run
 from offmarl.report import page, tables
 from offmarl.report.comparison import Comparison, Data, Row, Runs
 from offmarl.report.contents import LENGTHS, Survey, survey
@@ -23,8 +24,8 @@ from offmarl.statistics import MIN_RUNS, Reference, spread
 from offmarl.terminal import number
 from offmarl.tracking import RETURN, acting_of, labelled, progress, read_run
 from offmarl.vault import Dataset
+from offmarl.vault.files import errors_of
 from offmarl.vault.open import open_source, place_of
-from offmarl.vault.system import errors_of
 
 _MOST_FRAMES = 100
 
@@ -32,6 +33,7 @@ _MOST_FRAMES = 100
 def report(
     vaults: Annotated[tuple[str, ...], Positional, arg(metavar="VAULT...")] = (),
     html: Path | None = None,
+    env: str | None = None,
     time_limit: int | None = None,
 ) -> Report:
     """Describe the contents of datasets: figures, coverage, episodes.
@@ -44,20 +46,26 @@ def report(
     html
         Write a self-contained page here, with figures, and with animated episodes if the
         environment can play them again.
+    env
+        Environment that plays the episodes again; by default the one that each dataset was recorded
+        in. Code of your own is given as path/to/file.py:FACTORY or package.module:FACTORY.
     time_limit
         For vaults of other programs that flag the time limit as a termination: the limit.
     """
     if html and html.is_dir():
         raise OptionError(f"{html} is a directory: give a file name, such as {html / 'page.html'}.")
+    if env and not html:
+        raise OptionError("--env plays episodes again for a page: give --html, too.")
     found = [open_source(path, time_limit=time_limit) for path in dict.fromkeys(_each(vaults))]
     if not found:
         raise VaultError("no vaults to report on: give the path of at least one vault.")
+    played_in = _environment(env, found) if env else None
     surveys = {name: survey(one, progress) for name, one in _named(found).items()}
     if len(vaults) == 1:  # one path may stand for several vaults: sort them by return
         surveys = dict(sorted(surveys.items(), key=lambda item: _mean_return(item[1])))
     if html:
         html.parent.mkdir(parents=True, exist_ok=True)
-        text = page.dataset_page(surveys, _episode_films(surveys))
+        text = page.dataset_page(surveys, _episode_films(surveys, played_in))
         html.write_text(text)
     return Report(
         {"vaults": {name: _survey_data(one) for name, one in surveys.items()}, "page": html},
@@ -85,6 +93,26 @@ def _named(vaults: Sequence[Dataset]) -> dict[str, Dataset]:
     return dict(zip(names, vaults, strict=True))
 
 
+def _environment(name: str, vaults: Iterable[Dataset]) -> Any:
+    """Make the environment that the user named, for all vaults.
+
+    Raises
+    ------
+    ShapeError
+        It has other sizes than a vault.
+    """
+    from offmarl import envs  # brings in JAX
+
+    env = envs.make(name)
+    for vault in vaults:
+        if difference := vault.spec.difference(env.spec):
+            raise ShapeError(
+                f"{vault.path} and {name} differ in {difference}: give the environment that the "
+                "dataset was recorded in."
+            )
+    return env
+
+
 def _mean_return(found: Survey) -> float:
     mean = found.episodes.mean_return
     return -np.inf if mean is None else mean
@@ -104,25 +132,31 @@ def _view(surveys: Surveys) -> Iterator[Any]:
         yield from (Text(f"  {name}: {text}" if name else f"  {text}") for name, text in known)
 
 
-def _episode_films(surveys: Surveys) -> list[str]:
+def _episode_films(surveys: Surveys, env: Any | None) -> list[str]:
     """Return the worst, median and best episode of each dataset that can be drawn."""
     shown, unseen = [], []
     for name, one in surveys.items():
         try:
-            shown += list(_watched(name, one))
+            shown += list(_watched(name, one, env))
         except OffmarlError as error:
             unseen.append((name, str(error)))
-    title = page.heading("Episodes")
+    return _episodes_section(shown, unseen)
+
+
+def _episodes_section(
+    shown: Sequence[tuple[bytes, str]], unseen: Sequence[tuple[str, str]]
+) -> list[str]:
+    """Return the films, and the reasons for those that are missing."""
     return [
-        title,
+        page.heading("Episodes"),
         *([page.films(shown)] if shown else []),
         *([page.notes(unseen)] if unseen else []),
     ]
 
 
-def _watched(name: str, found: Survey) -> Iterator[tuple[bytes, str]]:
+def _watched(name: str, found: Survey, env: Any | None) -> Iterator[tuple[bytes, str]]:
     """Draw a few episodes; `OffmarlError` if the environment is unknown or cannot be drawn."""
-    if not found.spec.name:
+    if env is None and not found.spec.name:
         raise OptionError("the environment of the dataset is unknown, so no episode can be drawn.")
     whole = np.flatnonzero(found.episodes.scored)
     if not len(whole):
@@ -130,7 +164,7 @@ def _watched(name: str, found: Survey) -> Iterator[tuple[bytes, str]]:
     from offmarl import envs  # brings in JAX
     from offmarl.report import render, replay_render
 
-    env = envs.make(found.spec.name)
+    env = envs.make(found.spec.name) if env is None else env
     order = whole[np.argsort(found.returns, kind="stable")]
     chosen = {"worst": order[0], "median": order[(len(order) - 1) // 2], "best": order[-1]}
     with progress(f"draw {name}", len(chosen)) as advance:
@@ -190,6 +224,7 @@ def compare(
     references: Annotated[
         tuple[tuple[str, float, float], ...], arg(metavar="[ENV RANDOM EXPERT ...]")
     ] = (),
+    program: Annotated[tuple[Path, ...], arg(metavar="[PATH ...]")] = (),
 ) -> Report:
     """Compare runs: IQM with intervals, profiles, a figure, a page.
 
@@ -201,13 +236,16 @@ def compare(
     runs
         Directories of runs, as `offmarl train` writes them.
     html
-        Write a self-contained page here, with an episode of each run whose environment can be drawn
-        and whose program is one of offmarl's.
+        Write a self-contained page here, with an episode of each run whose environment can be
+        drawn.
     figure
         Write the figure here, as PNG, PDF or SVG.
     references
         Mean returns of random play and of an expert in an environment; returns are normalised so
         that these are 0 and 1. By default those of the datasets that offmarl can record again.
+    program
+        Python files of the programs that trained the runs, for programs that are not offmarl's. A
+        page shows episodes of these runs only if their files are given; the files' code is run.
     """
     if not runs:
         raise RunError("no runs to compare: give the directory of at least one run.")
@@ -230,7 +268,7 @@ def compare(
         reports.save(reports.figure_comparison(comparison), figure)
     if html:
         html.parent.mkdir(parents=True, exist_ok=True)
-        html.write_text(_comparison_page(comparison, sections, notes, runs))
+        html.write_text(_comparison_page(comparison, sections, notes, runs, program))
     written = [f"wrote {path}" for path in (html, figure) if path]
     shown = (table(columns, rows, title) for title, columns, rows in sections)
     return Report(_comparison_data(comparison, found, notes), Group(*shown, *notes, *written))
@@ -294,6 +332,7 @@ def _comparison_page(
     sections: Iterable[Section],
     notes: Iterable[str],
     runs: Sequence[Path],
+    programs: Sequence[Path],
 ) -> str:
     caption = (
         "Left: the mean return of each seed, and the IQM over seeds. Hollow markers and dashed "
@@ -304,29 +343,39 @@ def _comparison_page(
         body += [page.heading(title), page.table(columns, [map(number, row) for row in rows])]
     body += [
         page.notes(("", note) for note in notes),
-        *_run_films(runs),
+        *_run_films(runs, programs),
         page.heading("Runs"),
         page.table(["run", "program", "data", "digest", "settings"], map(_run, runs)),
     ]
     return page.document("Comparison of runs", body)
 
 
-def _run_films(runs: Sequence[Path]) -> list[str]:
-    """Return an episode of each run's first seed, if its environment can be drawn."""
+def _run_films(runs: Sequence[Path], programs: Sequence[Path]) -> list[str]:
+    """Return an episode of each run's first seed, if its environment can be drawn.
+
+    Warns of each run whose program is in a file that the user did not give.
+    """
     from offmarl.cli import policies
     from offmarl.programs import load_policy
     from offmarl.report import render
 
-    shown = []
+    shown, unseen = [], []
     for directory in runs:
-        # The environment is not installed or cannot be drawn, or the program is in a file, which
-        # only its user may name.
-        with suppress(OffmarlError):
-            loaded = load_policy(directory)
+        try:
+            loaded = load_policy(directory, program=file_of_run(directory, programs))
+        except OffmarlError as error:
+            unseen.append((str(directory), str(error)))
+            if read_run(directory).get("file"):
+                warnings.warn(f"the page shows no episode of {directory}: {error}", stacklevel=1)
+            continue
+        try:
             watched = policies.watch(policies.make_environment(None, loaded), loaded, seed=0)
-            name = labelled(loaded.name, acting_of(read_run(directory)))
-            shown.append((render.to_gif(watched), f"{name}: {directory}"))
-    return [page.heading("Episodes"), page.films(shown)] if shown else []
+        except OffmarlError as error:  # the environment is not installed, or cannot be drawn
+            unseen.append((str(directory), str(error)))
+            continue
+        name = labelled(loaded.name, acting_of(read_run(directory)))
+        shown.append((render.to_gif(watched), f"{name}: {directory}"))
+    return _episodes_section(shown, unseen)
 
 
 def _run(directory: Path) -> list[str]:

@@ -56,9 +56,9 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name in ("PettingZooPolicy", "to_pettingzoo"):
-        from offmarl.envs import optional_deps
+        from offmarl._imports import import_optional
 
-        optional_deps.load("pettingzoo", "pettingzoo")
+        import_optional("pettingzoo", "pettingzoo")
         from offmarl.envs import pettingzoo
 
         return getattr(pettingzoo, name)

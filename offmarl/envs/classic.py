@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from offmarl.envs import optional_deps
+from offmarl._imports import import_optional
 from offmarl.envs.base import MARKS, Scene, require_positive, restart, transition
 from offmarl.envs.spaces import strongly_typed
 from offmarl.errors import OptionError
@@ -284,7 +284,7 @@ class Matrax:
 
 @lru_cache(maxsize=256)
 def _matrix_game(game: str, number: int, keep_state: bool, time_limit: int) -> Any:
-    matrax = optional_deps.load("matrax", "envs")
+    matrax = import_optional("matrax", "envs")
     if game == "climbing":
         payoff = matrax.climbing_game
     else:

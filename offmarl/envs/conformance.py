@@ -65,7 +65,7 @@ class Steps(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """What the checks read."""
+    """The data that the checks read."""
 
     first: Timestep
     """``(E, ...)``"""

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from offmarl.envs import optional_deps
+from offmarl._imports import import_optional, quiet
 from offmarl.envs.base import restart, transition
 from offmarl.envs.catalogue import Option
 from offmarl.envs.spaces import (
@@ -124,7 +124,7 @@ class JaxMarl:
     def reset(self, key: PRNGKeyArray) -> tuple[JaxMarlState, Timestep]:
         """Start an episode."""
         wrapped = _wrap(self)
-        with optional_deps.quiet(*_WARNINGS):
+        with quiet(*_WARNINGS):
             observations, inner = wrapped.env.reset(key)
             view = _view(wrapped, observations, inner)
         return JaxMarlState(strongly_typed(inner), jnp.zeros((), jnp.int32)), restart(view)
@@ -138,7 +138,7 @@ class JaxMarl:
         taken = wrapped.actions.split(action)
         by_agent = dict(zip(env.agents, taken, strict=True))
         given = tuple(taken) if compat.tuple_of_actions else by_agent
-        with optional_deps.quiet(*_WARNINGS):
+        with quiet(*_WARNINGS):
             observations, inner, rewards, dones, _ = env.step_env(key, state.inner, given)
             view = _view(wrapped, observations, inner)
             terminal = compat.terminal(env, state.inner, by_agent, inner)
@@ -166,7 +166,7 @@ class _Wrapped(NamedTuple):
 def _wrap(env: JaxMarl) -> _Wrapped:
     """Create the JaxMARL environment once: JAX compiles once for the same object."""
     compat = _COMPAT[env.compat]
-    with optional_deps.quiet(*_WARNINGS):
+    with quiet(*_WARNINGS):
         with jax.ensure_compile_time_eval():
             inner = _construct(env)
         observations, _ = jax.eval_shape(inner.reset, jax.random.key(0))
@@ -197,7 +197,7 @@ def _spec(env: JaxMarl) -> EnvSpec:
 
 
 def _native_state(wrapped: _Wrapped, key: PRNGKeyArray) -> Array | None:
-    with optional_deps.quiet(*_WARNINGS):
+    with quiet(*_WARNINGS):
         return wrapped.compat.state(wrapped.env, *wrapped.env.reset(key))
 
 
@@ -273,8 +273,8 @@ def _arguments(cls: Any) -> tuple[dict[str, Any], bool]:
 
 def _load_class(env_class: str, compat: str) -> Any:
     if compat == "mabrax":
-        optional_deps.load("brax", "mabrax")
-    return getattr(optional_deps.load("jaxmarl.registration", "envs"), env_class)
+        import_optional("brax", "mabrax")
+    return getattr(import_optional("jaxmarl.registration", "envs"), env_class)
 
 
 def _construct(env: JaxMarl) -> Any:
@@ -292,10 +292,10 @@ def _convert(env: JaxMarl, arguments: Mapping[str, Option]) -> dict[str, Any]:
     """Return the arguments for the class: objects where a name holds only a word."""
     given: dict[str, Any] = dict(arguments)
     if "SMAX" in env.env_class:
-        smax = optional_deps.load("jaxmarl.environments.smax", "envs")
+        smax = import_optional("jaxmarl.environments.smax", "envs")
         given["scenario"] = smax.map_name_to_scenario(given["scenario"])
     if env.env_class == "Overcooked":
-        layouts = optional_deps.load("jaxmarl.environments", "envs").overcooked_layouts
+        layouts = import_optional("jaxmarl.environments", "envs").overcooked_layouts
         given["layout"] = layouts[given["layout"]]
     if given.get("agent_view_size") == 0:
         given["agent_view_size"] = None
@@ -313,7 +313,7 @@ def _no_mujoco_log() -> Iterator[None]:
 
     They concern JaxMARL's own body descriptions, which users cannot change.
     """
-    mujoco = optional_deps.load("mujoco", "mabrax")
+    mujoco = import_optional("mujoco", "mabrax")
     before = mujoco.get_mju_user_warning()
     mujoco.set_mju_user_warning(lambda message: None)
     try:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Num, PRNGKeyArray
 
-from offmarl.envs import optional_deps
+from offmarl._imports import import_optional
 from offmarl.envs.base import require_positive, restart, transition
 from offmarl.envs.spaces import flatten, strongly_typed
 from offmarl.errors import OptionError
@@ -404,5 +404,5 @@ class MultiCvrp(Jumanji):
 
 
 def _environment(module: str) -> Any:
-    optional_deps.load("jumanji", "envs")
-    return optional_deps.load(f"jumanji.environments.{module}", "envs")
+    import_optional("jumanji", "envs")
+    return import_optional(f"jumanji.environments.{module}", "envs")

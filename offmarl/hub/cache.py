@@ -32,8 +32,8 @@ from offmarl.hub import card as cards
 from offmarl.hub.card import Card
 from offmarl.paths import local
 from offmarl.vault.drivers import driver_of
+from offmarl.vault.manifest import RECORD
 from offmarl.vault.open import SUFFIX
-from offmarl.vault.published import RECORD
 
 ARRIVING = ".arriving"
 """Directory of incomplete data, in the directory of a dataset."""

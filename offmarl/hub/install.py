@@ -25,7 +25,7 @@ from offmarl.hub.cache import Entry
 from offmarl.hub.card import Card
 from offmarl.hub.client import Connection, Received, Remote
 from offmarl.vault.archive import members_of
-from offmarl.vault.drivers import vaults_among
+from offmarl.vault.location import vaults_among
 
 PART = 8 * 2**20
 """Bytes that are written and recorded at once: the most that a killed process loses."""

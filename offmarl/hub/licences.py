@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
 from offmarl.errors import CardError, OptionError, unknown_name
-from offmarl.vault.published import PUBLISHED
+from offmarl.vault.manifest import PUBLISHED
 
 if TYPE_CHECKING:
     from offmarl.vault import Dataset

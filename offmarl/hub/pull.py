@@ -23,8 +23,8 @@ from offmarl.hub.card import Card, to_toml
 from offmarl.hub.client import Remote
 from offmarl.paths import local
 from offmarl.vault.dataset import Dataset
+from offmarl.vault.manifest import PUBLISHED, TIME_LIMIT
 from offmarl.vault.open import SUFFIX
-from offmarl.vault.published import PUBLISHED, TIME_LIMIT
 
 CARD = "offmarl.toml"
 """The card in a repository that `push` filled."""

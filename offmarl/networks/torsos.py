@@ -1,7 +1,7 @@
 """Networks that all agents share, and running statistics to normalise by.
 
 Both torsos have the same three methods, so that a program need not know which it was given:
-``initial_carry(num_agents)``, a call for one step and ``unroll`` for T steps of one episode.
+``initial_carry(num_agents)``, a call for one step and ``unroll`` for the steps of a window.
 """
 
 from typing import Any, NamedTuple
@@ -77,8 +77,10 @@ class FeedForward(nn.Module):
         out = nn.Dense(self.outputs, kernel_init=nn.initializers.orthogonal(self.output_scale))
         return _Constants(self.constants)(out(x)), carry
 
-    def unroll(self, observation: Float[Array, "T N O"]) -> Float[Array, "T N _"]:
-        """All steps of one episode."""
+    def unroll(
+        self, observation: Float[Array, "T N O"], _first: Bool[Array, "T"]
+    ) -> Float[Array, "T N _"]:
+        """All steps of a window."""
         return self((), observation)[0]
 
 
@@ -120,18 +122,22 @@ class Recurrent(nn.Module):
         carry = self._recur(carry, self._gates(observation))
         return self.append(self.head(nn.relu(carry))), carry
 
-    def unroll(self, observation: Float[Array, "T N O"]) -> Float[Array, "T N _"]:
-        """All steps of one episode, from an empty memory.
+    def unroll(
+        self, observation: Float[Array, "T N O"], first: Bool[Array, "T"]
+    ) -> Float[Array, "T N _"]:
+        """All steps of a window, from an empty memory; also empty at the ``first`` of episodes.
 
         Everything but the recurrence itself is one matrix product over all steps.
         """
 
-        def step(carry: Array, gates: Array) -> tuple[Array, Array]:
-            carry = self._recur(carry, gates)
+        def step(carry: Array, x: tuple[Array, Array]) -> tuple[Array, Array]:
+            gates, is_first = x
+            carry = self._recur(jnp.where(is_first, 0.0, carry), gates)
             return carry, carry
 
         gates = self._gates(observation)
-        _, memory = jax.lax.scan(step, jnp.zeros((*gates.shape[1:-1], self.hidden)), gates)
+        empty = jnp.zeros((*gates.shape[1:-1], self.hidden))
+        _, memory = jax.lax.scan(step, empty, (gates, first))
         return self.append(self.head(nn.relu(memory)))
 
     def _gates(self, observation: Float[Array, "*b N O"]) -> Float[Array, "*b N gates"]:
@@ -180,8 +186,26 @@ class Moments(NamedTuple):
 
 
 def unroll_batch(
-    network: Any, params: ArrayTree, observation: Float[Array, "B T N O"]
+    network: Any,
+    params: ArrayTree,
+    observation: Float[Array, "B T N O"],
+    first: Bool[Array, "B T"],
 ) -> Float[Array, "B T N _"]:
-    """Apply a torso, or what has its methods, to windows of steps, each from an empty memory."""
-    unrolled: Array = jax.vmap(lambda one: network.apply(params, one, method="unroll"))(observation)
-    return unrolled
+    """Apply a torso, or what has its methods, to windows of steps.
+
+    Parameters
+    ----------
+    network, params
+        The torso.
+    observation
+        What agents saw in each slot.
+    first
+        Slots that begin an episode, as in `offmarl.types.Sequence`: the memory is empty there, and
+        at the beginning of the window.
+    """
+
+    def unroll(observation: Array, first: Array) -> Array:
+        unrolled: Array = network.apply(params, observation, first, method="unroll")
+        return unrolled
+
+    return jax.vmap(unroll)(observation, first)

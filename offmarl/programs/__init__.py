@@ -8,11 +8,12 @@ what a program is.
 
 from typing import TYPE_CHECKING
 
-from offmarl._lazy import lazy_getattr
+from offmarl._imports import lazy_getattr
 
 if TYPE_CHECKING:
     from offmarl.programs.buffer import (
         Capture,
+        ChunkWriter,
         Step,
         add,
         as_sequence,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     )
     from offmarl.programs.record import record_policy
     from offmarl.programs.tiers import TIERS, Recorded, record_online
-    from offmarl.programs.writer import ChunkWriter
 
 __all__ = [
     "TIERS",
@@ -67,6 +67,7 @@ __all__ = [
 _HOMES = {
     "buffer": (
         "Capture",
+        "ChunkWriter",
         "Step",
         "add",
         "as_sequence",
@@ -81,7 +82,6 @@ _HOMES = {
     "program": ("Args", "Hyperparameters", "OnlineArgs", "Program", "Stage", "hyperparameters"),
     "record": ("record_policy",),
     "tiers": ("TIERS", "Recorded", "record_online"),
-    "writer": ("ChunkWriter",),
 }
 
 if not TYPE_CHECKING:  # type checkers take any name from a module that has this

@@ -1,7 +1,11 @@
-"""Trajectories in a flashbax buffer on the device: recorded chunk by chunk, and sampled."""
+"""Trajectories in a flashbax buffer on the device: sampled, and written to a vault by a thread."""
 
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import NamedTuple
+from types import TracebackType
+from typing import Any, NamedTuple
 
 import flashbax
 import jax
@@ -11,18 +15,22 @@ from flashbax.buffers.trajectory_buffer import TrajectoryBuffer, TrajectoryBuffe
 from jaxtyping import Array, Bool, Int
 from numpy.typing import NDArray
 
-from offmarl.errors import ShapeError
-from offmarl.replay import load
+from offmarl.errors import ShapeError, VaultError
+from offmarl.replay import Replay, Windows, load
 from offmarl.types import Continuous, EnvSpec, FinalObservations, Sequence, Transition, View
-from offmarl.vault import Dataset
+from offmarl.vault import Dataset, Writer
+
+_WAITING_BYTES = 256 * 2**20
+"""Memory for chunks that wait for the disk; `ChunkWriter.put` blocks beyond it. At least one chunk
+may wait."""
 
 
 class Step(NamedTuple):
-    """What the buffer holds of each step."""
+    """A step in the buffer."""
 
     transition: Transition
     next_view: View | None
-    """The view it truly led to; None in a buffer that is not sampled from."""
+    """The true next view, also at the end of an episode; None in a buffer that is not sampled."""
 
 
 class Capture(NamedTuple):
@@ -31,26 +39,26 @@ class Capture(NamedTuple):
     buffer: TrajectoryBufferState
     """Of `Step`, ``(E, capacity, ...)``: sample from it with the functions of `make_buffer`."""
     next_views: View | None
-    """Those of the steps in a buffer without them, ``(capacity, E, ...)``, as the rollout left
-    them: only a few are ever looked at, and copying all costs a tenth of a fast rollout."""
+    """Next views of the steps if the buffer has none, ``(capacity, E, ...)``, as the rollout
+    returned them. Few are ever read, and copying all would cost a tenth of a fast rollout."""
     total: Int[Array, ""]
-    """Time steps ever added to each row."""
+    """Total number of time steps added to each row."""
 
     @property
     def capacity(self) -> int:
-        """Time steps it has room for in each row."""
+        """Number of time steps of each row."""
         return int(self.buffer.experience.transition.last.shape[1])
 
 
 class Chunk(NamedTuple):
-    """Steps that go to the vault together."""
+    """Steps that are written to the vault together."""
 
     transition: Transition
     """``(E, T, ...)``"""
     finals: FinalObservations
-    """The views that the episodes which ended here ended with; the views are padded."""
+    """Final views of the episodes that end in the chunk; the views are padded."""
     stop: int
-    """Time steps that had been added when this was taken: the chunk ends there."""
+    """Total number of time steps at the end of the chunk."""
 
 
 def make_buffer(
@@ -61,11 +69,11 @@ def make_buffer(
     Parameters
     ----------
     num_envs
-        E, its rows.
+        E, the number of rows.
     capacity
-        Time steps it holds of each row; the newest replace the oldest.
+        Number of time steps of each row; new steps replace the oldest.
     batch_size, sequence_length
-        What ``sample`` returns, for programs that learn from the buffer.
+        Sizes of the samples, for programs that learn from the buffer.
     """
     return flashbax.make_trajectory_buffer(
         add_batch_size=num_envs,
@@ -78,17 +86,17 @@ def make_buffer(
 
 
 def init_capture(buffer: TrajectoryBuffer, spec: EnvSpec, sampled: bool = False) -> Capture:
-    """Start with nothing captured.
+    """Return an empty capture.
 
     Parameters
     ----------
     buffer
-        As `make_buffer` made it.
+        From `make_buffer`.
     spec
-        The environment's.
+        Spec of the environment.
     sampled
-        Whether a program learns from samples of the buffer, which then holds the next views too.
-        Where it does not, every `add` must fill the buffer.
+        Whether a program samples the buffer, which then holds the next views, too. Otherwise every
+        `add` must fill the buffer.
     """
     transition, view = _empty_step(spec)
     total = jnp.zeros((), jnp.int32)
@@ -103,12 +111,12 @@ def init_capture(buffer: TrajectoryBuffer, spec: EnvSpec, sampled: bool = False)
 def add(
     buffer: TrajectoryBuffer, capture: Capture, transitions: Transition, next_views: View
 ) -> Capture:
-    """Add what a rollout returned, ``(T, E, ...)``; T is at most the buffer's capacity.
+    """Add the steps of a rollout, ``(T, E, ...)``; T is at most the buffer's capacity.
 
     Raises
     ------
     ShapeError
-        The steps do not fill a buffer that was not said to be sampled from.
+        The steps do not fill a buffer that is not sampled.
     """
     num_steps = transitions.last.shape[0]
     total = capture.total + num_steps
@@ -117,8 +125,8 @@ def add(
         return Capture(buffer.add(capture.buffer, step), None, total)
     if num_steps != capture.capacity:
         raise ShapeError(
-            f"{num_steps} steps were added to a buffer of {capture.capacity}: add as many as it "
-            "has room for, or say at its start that it is sampled from."
+            f"{num_steps} steps were added to a buffer of {capture.capacity}: add as many steps as "
+            "its capacity, or give init_capture sampled=True."
         )
     step = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), Step(transitions, None))
     return Capture(buffer.add(capture.buffer, step), next_views, total)
@@ -127,14 +135,14 @@ def add(
 def take(capture: Capture, num_steps: int, cut: bool = False) -> Chunk:
     """Copy the last ``num_steps`` time steps out of the buffer, so that it may be overwritten.
 
-    The copy is made on the device. Of the next views only those that episodes ended with are taken:
-    the others are in the transitions. Waits until the steps are there, for only then is known how
-    many those are.
+    The copy is made on the device. Of the next views only the final views of episodes are copied:
+    the others are in the transitions. Blocks until the steps are computed, because the number of
+    final views depends on them.
 
     Parameters
     ----------
     capture
-        Left as it is.
+        The capture, which is not changed.
     num_steps
         T, at most the buffer's capacity.
     cut
@@ -149,9 +157,9 @@ def take(capture: Capture, num_steps: int, cut: bool = False) -> Chunk:
 
 
 def whole(capture: Capture) -> Chunk:
-    """Return all of a full buffer as a chunk, uncopied where it was filled from its beginning.
+    """Return a full buffer as a chunk, without a copy if it was filled from its beginning.
 
-    It must not be donated while the chunk is in use. Waits until the steps are there.
+    The capture must not be donated while the chunk is in use. Blocks until the steps are computed.
     """
     if int(capture.buffer.current_index) != 0:
         return take(capture, capture.capacity)
@@ -161,9 +169,9 @@ def whole(capture: Capture) -> Chunk:
 
 
 def _copy_finals(capture: Capture, last: NDArray[np.bool_], start: int) -> FinalObservations:
-    """Copy the views that the steps marked in ``last`` led to; their place begins at ``start``."""
+    """Copy the final views of the steps marked in ``last``, which begin at ``start``."""
     row, time = np.nonzero(last)
-    size = 1 << max(len(row) - 1, 0).bit_length()  # few sizes, so that little is compiled
+    size = 1 << max(len(row) - 1, 0).bit_length()  # few sizes, so that few programs are compiled
     where = np.zeros((2, size), np.int32)
     where[:, : len(row)] = row, (start + time) % capture.capacity
     if capture.next_views is None:
@@ -224,67 +232,214 @@ def _empty_step(spec: EnvSpec) -> tuple[Transition, View]:
     return transition, view
 
 
+# ---------------------------------------------------------------------------------- writing
+
+
+class ChunkWriter:
+    """Writes chunks to a vault in order, in a thread, while the device computes.
+
+    After an error in the thread, the next call of any method raises it, and nothing more is
+    written. At the end of a ``with`` block, also after an exception such as Ctrl-C, the chunks that
+    wait are written and the vault is closed.
+
+    Parameters
+    ----------
+    vault
+        The vault, open for writing.
+    run
+        Name of the chunks' run in the vault.
+    start
+        Number of the first chunk.
+    written
+        Number of time steps before that chunk.
+    """
+
+    def __init__(self, vault: Writer, run: str, start: int = 0, written: int = 0):
+        self._vault = vault
+        self._run = run
+        self._next = start
+        self._written = written
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="offmarl-vault")
+        self._pending: deque[Future[None]] = deque()
+        self._spares: deque[Capture] = deque()
+        self._failed = False
+
+    def put(self, capture: Capture, num_steps: int, cut: bool = False) -> Capture:
+        """Write the newest steps; blocks while too many chunks wait for the disk.
+
+        A buffer that holds only these steps is written without a copy, and another one takes its
+        place. From a larger buffer the steps are copied.
+
+        Parameters
+        ----------
+        capture
+            The capture. Each of its steps must be in exactly one chunk.
+        num_steps
+            T, the number of time steps added since the last call.
+        cut
+            Cut off the running episodes at the last step.
+
+        Returns
+        -------
+        Capture
+            The capture to use next.
+        """
+        self._make_room(capture, num_steps)
+        if cut or capture.capacity > num_steps:
+            self._submit(self._write, take(capture, num_steps, cut), cut)
+            return capture
+        spare = self._spares.popleft() if self._spares else _like(capture)
+        self._submit(self._write_whole, capture)
+        return spare._replace(total=capture.total + 0)  # a copy, because the caller donates it
+
+    def _make_room(self, capture: Capture, num_steps: int) -> None:
+        transition = capture.buffer.experience.transition
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(transition))
+        room = max(_WAITING_BYTES * capture.capacity // (size * num_steps), 1)
+        while self._pending and (self._pending[0].done() or len(self._pending) >= room):
+            self._wait()
+
+    def _submit(self, write: Callable[..., None], *what: Any) -> None:
+        self._pending.append(self._thread.submit(write, self._next, *what))
+        self._next += 1
+
+    def flush(self) -> None:
+        """Block until all chunks are on disk."""
+        while self._pending:
+            self._wait()
+        self._vault.flush()
+
+    def complete(self, **provenance: Any) -> None:
+        """Mark the recording as complete, and add to its provenance."""
+        self.flush()
+        self._vault.annotate(provenance | {"complete": True})
+
+    def __enter__(self) -> "ChunkWriter":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._thread.shutdown()
+        with self._vault:
+            while self._pending and kind is None:
+                self._wait()
+
+    def _wait(self) -> None:
+        self._pending.popleft().result()
+
+    def _write_whole(self, index: int, capture: Capture) -> None:
+        self._write(index, whole(capture), cut=False)
+        self._spares.append(capture)
+
+    def _write(self, index: int, chunk: Chunk, cut: bool) -> None:
+        if self._failed:
+            return
+        try:
+            self._check(chunk)
+            if index >= self._vault.chunks(self._run):
+                transition = jax.tree.map(np.asarray, chunk.transition)
+                finals = _unpad(chunk.finals)
+                self._vault.append(transition, finals, run=self._run, chunk=index, cut=cut)
+                self._vault.drop_pages()
+        except BaseException:
+            self._failed = True
+            raise
+
+    def _check(self, chunk: Chunk) -> None:
+        start = chunk.stop - chunk.transition.last.shape[1]
+        if start != self._written:
+            raise VaultError(
+                f"run {self._run!r}: a chunk that starts at time step {start} cannot follow "
+                f"{self._written} written ones. The steps between were overwritten in the buffer "
+                "or written twice: call put after each add, with the number of added steps."
+            )
+        self._written = chunk.stop
+
+
+def _unpad(finals: FinalObservations) -> FinalObservations:
+    count = len(finals.row)
+    return finals._replace(view=jax.tree.map(lambda leaf: np.asarray(leaf)[:count], finals.view))
+
+
+@jax.jit
+def _like(capture: Capture) -> Capture:
+    """Return a new capture of the same size."""
+    return jax.tree.map(jnp.zeros_like, capture)
+
+
 # ---------------------------------------------------------------------------------- sampling
 
 
 def as_sequence(step: Step) -> Sequence:
-    """Turn windows sampled from a buffer, ``(B, T, ...)``, into sequences of one episode each.
+    """Turn windows sampled from a buffer, ``(B, T, ...)``, into sequences.
 
-    A window may start anywhere, so an episode may end inside it: what comes after is masked out.
-    Until then each view is the one the step before led to, so the next views are all there is to
-    know, the true final view included.
+    Each step that ends an episode is followed by a slot for the view that it led to, as in windows
+    of a dataset. These slots push as many steps out of the window, so a step in the T slots after f
+    ends is used in T - f of the windows that hold it.
     """
-    transition = step.transition
-    ended_before = jnp.cumsum(transition.last, axis=1) - transition.last > 0
-    view = jax.tree.map(
-        lambda first, following: jnp.concatenate([first[:, :1], following], axis=1),
-        transition.view,
-        step.next_view,
-    )
+    transition, num_steps = step.transition, step.transition.last.shape[1]
+    ends_before = jnp.cumsum(transition.last, axis=1) - transition.last
+    slot_of_step = jnp.arange(num_steps) + ends_before
+    slots = jnp.arange(num_steps + 1)
+    # The step in each slot; in a slot that follows an end, and in the last, the step before it.
+    index = (slot_of_step[:, None] <= slots[:, None]).sum(-1) - 1
+    is_step = jnp.take_along_axis(slot_of_step, index, axis=1) == slots
+
+    def take(leaf: Array, index: Array = index[:, :-1]) -> Array:
+        return jax.vmap(lambda leaf, index: leaf[index])(leaf, index)
+
+    def view(before: Array, after: Array) -> Array:
+        acted = is_step.reshape(is_step.shape + (1,) * (before.ndim - 2))
+        return jnp.where(acted, take(before, index), take(after, index))
+
+    begins = jnp.pad(transition.last[:, :-1], ((0, 0), (1, 0)))
     return Sequence(
-        view=view,
-        action=transition.action,
-        reward=transition.reward,
-        terminated=transition.terminated,
-        truncated=transition.truncated,
-        behaviour_log_prob=transition.behaviour_log_prob,
-        mask=~ended_before,
+        view=jax.tree.map(view, transition.view, step.next_view),
+        action=take(transition.action),
+        reward=take(transition.reward),
+        terminated=take(transition.terminated),
+        truncated=take(transition.truncated),
+        behaviour_log_prob=take(transition.behaviour_log_prob),
+        mask=is_step[:, :-1],
         next_known=jnp.ones_like(transition.last),
+        first=is_step & take(begins, index),
     )
 
 
 def warm_start(
     buffer: TrajectoryBuffer, num_envs: int, capacity: int, spec: EnvSpec, vault: Dataset
 ) -> Capture:
-    """Start a capture with the newest steps of a vault in its buffer.
+    """Return a capture whose buffer holds the newest steps of a vault.
 
-    The vault's steps are cut into one stretch for each environment; an episode that does not fit
-    its stretch is truncated there, with its true next view. Steps whose next view the vault does
-    not hold are left out.
+    The vault's steps are divided into one interval for each environment. An episode that crosses
+    the end of an interval is truncated there, with its true next view. Steps without a next view in
+    the vault are left out.
 
     Parameters
     ----------
     buffer, num_envs, capacity
-        As given to `make_buffer`.
+        The buffer, and its sizes as given to `make_buffer`.
     spec
-        The environment's.
+        Spec of the environment.
     vault
-        Its data; it may have any number of rows.
+        A dataset with any number of rows.
 
     Raises
     ------
     ShapeError
-        The vault is of other sizes than the environment, or holds fewer steps than there are
-        environments.
+        The vault has other sizes than the environment, or fewer steps than there are environments.
     """
     if difference := vault.spec.difference(spec):
         raise ShapeError(
-            f"{vault.path} and {spec.name} differ in {difference}: warm-start from data recorded "
-            f"in {spec.name}."
+            f"{vault.path} and {spec.name} differ in {difference}: give a vault recorded in "
+            f"{spec.name}."
         )
-    replay = load(vault, batch_size=1, length=1)
-    starts = np.asarray(replay.starts)
-    starts = starts[np.asarray(jax.jit(lambda r: r.windows(r.starts).next_known)(replay))[:, 0]]
+    replay = load(vault, Windows(batch_size=1, length=1))
+    starts = np.flatnonzero(jax.jit(_is_usable)(replay))
     steps = min(len(starts) // num_envs, capacity)
     if steps == 0:
         raise ShapeError(
@@ -293,14 +448,20 @@ def warm_start(
         )
     rows = starts[-steps * num_envs :].reshape(num_envs, steps)
     goes_on = np.pad(rows[:, 1:] == rows[:, :-1] + 1, ((0, 0), (0, 1)))
-    sequence = jax.jit(lambda replay, starts: replay.windows(starts))(replay, rows.ravel())
+    sequence = jax.jit(lambda replay, slots: replay.at(slots))(replay, rows.ravel())
     step = jax.tree.map(
         lambda leaf: leaf.reshape(num_envs, steps, *leaf.shape[1:]).swapaxes(0, 1),
         _as_step(sequence, jnp.asarray(goes_on.ravel())),
     )
     fresh = init_capture(buffer, spec, sampled=True)
     filled = add(buffer, fresh, step.transition, step.next_view)
-    return filled._replace(total=fresh.total)  # nothing of this is to be recorded again
+    return filled._replace(total=fresh.total)  # these steps are not recorded again
+
+
+def _is_usable(replay: Replay) -> Bool[Array, "R"]:
+    """Return the slots of a replay that hold a step with a known next view."""
+    windows = replay.at(jnp.arange(replay.num_slots))
+    return (windows.mask & windows.next_known)[:, 0]
 
 
 def _as_step(sequence: Sequence, goes_on: jax.Array) -> Step:

@@ -1,4 +1,4 @@
-"""What a program takes from its dataset before it learns: moments, returns, first views."""
+"""Statistics of a dataset that a program uses: moments, returns, initial views."""
 
 from collections.abc import Callable, Hashable, Iterator
 from functools import partial
@@ -19,7 +19,7 @@ STATISTICS_FILE = "dataset.npz"
 
 
 class MeanAndStd(NamedTuple):
-    """Moments of the entries of a vector."""
+    """Mean and standard deviation of the entries of a vector."""
 
     mean: Float[np.ndarray, "size"]
     std: Float[np.ndarray, "size"]
@@ -27,21 +27,20 @@ class MeanAndStd(NamedTuple):
 
 
 class DatasetStatistics:
-    """Arrays that a program takes from its dataset, computed on first use.
+    """Arrays that a program computes from its dataset, on first use.
 
-    They are kept with the run. `load_policy` and a resumed run read them from there, so a policy
-    that normalises its input needs no dataset to act. A program takes them in ``make``: what it
-    takes later, in ``init`` or ``update``, would stay those of the first dataset that the process
-    compiles the program for.
+    The run stores them. `load_policy` and a resumed run read them from there, so a policy that
+    normalises its input acts without the dataset. A program reads them in ``make``: if it read them
+    in ``init`` or ``update``, the compiled program would keep those of the first dataset.
 
     Parameters
     ----------
     dataset
-        None if only kept arrays are used.
+        The dataset; None if only stored arrays are used.
     arrays
-        Those kept, by name.
+        The stored arrays, by name.
     episodes
-        Numbers of the episodes that are learned from; None for all.
+        Numbers of the training episodes; None for all.
     """
 
     def __init__(
@@ -57,14 +56,14 @@ class DatasetStatistics:
         """The arrays used so far, by name."""
 
     def array(self, name: str, compute: Callable[[Dataset], Any]) -> NDArray[Any]:
-        """Return an array of the program's own, computed from the dataset or read from the run.
+        """Return an array of the program, computed from the dataset or read from the run.
 
         Parameters
         ----------
         name
-            What the run keeps it by.
+            Name of the array in the run.
         compute
-            Computes it from the dataset.
+            Function that computes it from the dataset.
 
         Raises
         ------
@@ -75,31 +74,31 @@ class DatasetStatistics:
         """
         if self._frozen:
             raise RuntimeError(
-                f"the program takes {name} from its dataset outside of make: call it in make, and "
+                f"the program reads {name} of its dataset outside of make: read it in make, and "
                 "use the result in init, update or the policy."
             )
         if name not in self._kept:
             if self._dataset is None:
                 raise RunError(
-                    f"this run keeps no {name} of its dataset: the program that trained it was "
-                    "another version. Train it again."
+                    f"this run has no {name} of its dataset, because another version of the "
+                    "program trained it: train again."
                 )
             self._kept[name] = np.asarray(compute(self._dataset))
         self.used[name] = self._kept[name]
         return self.used[name]
 
     def observation_moments(self) -> MeanAndStd:
-        """Return the moments of observations, over all steps and living agents, ``(O,)``."""
+        """Return the moments of observations over all steps and live agents, ``(O,)``."""
         return self._moments(
             "observation", lambda steps: steps.view.observation[steps.view.alive.astype(bool)]
         )
 
     def state_moments(self) -> MeanAndStd:
-        """Return the moments of global states, over all steps, ``(S,)``."""
+        """Return the moments of global states over all steps, ``(S,)``."""
         return self._moments("state", lambda steps: steps.view.state)
 
     def returns(self) -> Float[np.ndarray, "episodes"]:
-        """Return the return of each complete episode: the mean over agents, not discounted."""
+        """Return the undiscounted return of each complete episode, averaged over agents."""
 
         def compute(dataset: Dataset) -> NDArray[Any]:
             found, chosen = dataset.episodes, self._chosen(dataset)
@@ -108,12 +107,12 @@ class DatasetStatistics:
         return self.array("returns", compute)
 
     def initial_views(self, most: int = 1024) -> View:
-        """Return what agents see at the start of episodes, ``(M, ...)``.
+        """Return the first views of episodes, ``(M, ...)``.
 
         Parameters
         ----------
         most
-            M at most; of more episodes, evenly spread ones are taken.
+            Largest M; of more episodes, evenly spread ones are taken.
         """
 
         def first(name: str, dataset: Dataset) -> NDArray[Any]:
@@ -129,7 +128,7 @@ class DatasetStatistics:
         return View(*found)
 
     def freeze(self) -> Hashable:
-        """Refuse every later access, and return a key of the arrays used so far."""
+        """Reject later reads, and return a key of the arrays used so far."""
         self._frozen = True
         return tuple((name, array.tobytes()) for name, array in sorted(self.used.items()))
 
@@ -151,7 +150,7 @@ class DatasetStatistics:
         return MeanAndStd(*self.array(f"{name}_moments", compute))
 
     def _steps(self, dataset: Dataset) -> Iterator[Transition]:
-        """Yield the steps of the episodes that are learned from, ``(M, ...)``, block by block."""
+        """Yield the steps of the training episodes, ``(M, ...)``, block by block."""
         table, chosen = dataset.episodes, np.zeros(len(dataset.episodes.length), bool)
         chosen[self._chosen(dataset)] = True
         begins = table.row * dataset.length + table.start
@@ -162,7 +161,7 @@ class DatasetStatistics:
 
 
 def save(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
-    """Write a run's arrays of its dataset, atomically; nothing where there are none."""
+    """Write a run's arrays of its dataset atomically, if there are any."""
     if arrays:
         partial = path.with_name(f".{path.name}.partial")
         with partial.open("wb") as file:
@@ -171,7 +170,7 @@ def save(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
 
 
 def read(path: Path) -> dict[str, NDArray[Any]]:
-    """Return the arrays that a run keeps of its dataset."""
+    """Return a run's arrays of its dataset."""
     if not path.exists():
         return {}
     try:

@@ -1,4 +1,4 @@
-"""How the policies of a training are evaluated: by episodes played, and by held-out actions."""
+"""Evaluation of policies in training: by played episodes, and by held-out actions."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -20,38 +20,38 @@ from offmarl.types import ArrayTree, EnvSpec, Sequence
 from offmarl.vault import Dataset, open_vault
 
 HELD_OUT = 0.1
-"""Part of the episodes that is held out where nothing else could evaluate a policy."""
+"""Fraction of the episodes that is held out if there is no other way to evaluate a policy."""
 
 
 class Evaluator(NamedTuple):
-    """What policies are evaluated by; made by `make_evaluator`."""
+    """How policies are evaluated; made by `make_evaluator`."""
 
     spec: EnvSpec
-    """The dataset's."""
+    """The dataset's spec."""
     env: Environment | None
     """Environment in which episodes are played."""
     held_out: Sequence | None
-    """Some whole episodes, whose actions are compared with the policy's."""
+    """Whole episodes, whose actions are compared with the policy's."""
     learned_from: NDArray[np.int64] | None
-    """Numbers of the episodes that are not held out; None for all."""
+    """Numbers of the episodes to train on; None for all."""
     fraction: float = 0.0
-    """Part of the episodes that is held out."""
+    """Fraction of the episodes that is held out."""
 
     @property
     def environment(self) -> str:
-        """Name of the environment played in, or else of the one the data is from."""
+        """Name of the environment that is played in, or of the data's if there is none."""
         return self.env.spec.name if self.env else self.spec.name
 
 
 def make_evaluator(args: Args, dataset: Dataset) -> Evaluator:
-    """Make the environment, and read the held-out episodes, that arguments ask for.
+    """Make the environment and read the held-out episodes.
 
     Raises
     ------
     ShapeError
-        One of them differs from the data that is learned from.
+        The environment or the held-out data has other sizes than the training data.
     OptionError
-        The episodes cannot be held out, or both a fraction and a vault were given.
+        No episode can be held out, or both a fraction and a vault were given.
     UnknownNameError, VaultError
         The environment or vault does not exist.
     """
@@ -66,13 +66,13 @@ def make_evaluator(args: Args, dataset: Dataset) -> Evaluator:
 
 
 def _some(episodes: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-    """Return at most so many episodes from everywhere: early ones may be those of worse agents."""
+    """Return at most ``most`` episodes, evenly spread: early agents may be worse than late ones."""
     chosen = np.linspace(0, len(episodes) - 1, min(most, len(episodes)))
     return episodes[chosen.round().astype(int)]
 
 
 def _fraction(args: Args, env: Environment | None, dataset: Dataset) -> float:
-    """Return which part of the episodes to hold out."""
+    """Return the fraction of the episodes to hold out."""
     if args.held_out is not None:
         return args.held_out
     several = len(dataset.episodes.length) > 1
@@ -90,20 +90,20 @@ def _environment(args: Args, dataset: Dataset) -> Environment | None:
             raise
         raise UnknownNameError(
             f"{dataset.path} was recorded in {str(name)!r}, which is not an installed environment: "
-            "name one of the same sizes with --env (for code of your own, path/to/file.py:FACTORY "
-            "or package.module:FACTORY), or train with --env none, which holds episodes out and "
+            "give one of the same sizes with --env (code of your own as path/to/file.py:FACTORY or "
+            "package.module:FACTORY), or train with --env none, which holds out episodes and "
             "measures the agreement with their actions."
         ) from error
     if difference := dataset.spec.difference(env.spec):
         raise ShapeError(
-            f"{dataset.path} and {name} differ in {difference}: name the environment it was "
+            f"{dataset.path} and {name} differ in {difference}: give the environment it was "
             "recorded in with --env, or train with --env none."
         )
     return env
 
 
 def _validation(args: Args, path: Path, dataset: Dataset) -> Sequence:
-    """Return held-out episodes, as many as the last evaluation is to have."""
+    """Return held-out episodes, at most as many as the last evaluation has."""
     if args.held_out:
         raise OptionError("give --validation or --held-out, not both.")
     data = open_vault(path)
@@ -111,8 +111,8 @@ def _validation(args: Args, path: Path, dataset: Dataset) -> Sequence:
         data = open_vault(path, time_limit=dataset.time_limit)
     if difference := dataset.spec.difference(data.spec):
         raise ShapeError(
-            f"{dataset.path} and {data.path} differ in {difference}: hold out episodes of the data "
-            "that is learned from, with `offmarl split`."
+            f"{dataset.path} and {data.path} differ in {difference}: hold out episodes of the "
+            "training data, with `offmarl split`."
         )
     return data.whole_episodes(_some(np.arange(len(data.episodes.length)), args.final_episodes))
 
@@ -131,23 +131,25 @@ def evaluate(
     Parameters
     ----------
     evaluator, program
-        By what, and what.
+        The evaluator, and the program of the policies.
     layout
         How seeds share the devices.
     params
-        Of the policies, one for each seed along the first axis.
+        Parameters of the policies, with a leading axis of at least as many entries as ``keys``.
     keys
-        One for each seed.
+        Random keys, one for each seed.
     episodes
-        How many to play.
+        Number of episodes to play.
     last
-        Whether a policy that is evaluated by drawn actions is evaluated by its best ones too.
+        Whether policies that sample their actions are also evaluated greedily.
 
     Returns
     -------
     Values by metric: the returns, and `tracking.AGREEMENT` and `tracking.LOG_LIKELIHOOD`.
     """
     found: dict[str, Array] = {}
+    seeds = len(keys)
+    params, keys = layout.place((params, keys), per_seed=True)
     if evaluator.held_out is not None:
         found |= _imitation(program, layout, params, evaluator.held_out)
     if evaluator.env is not None:
@@ -155,7 +157,7 @@ def evaluate(
         found[tracking.RETURN] = play(program.greedy, params, keys)
         if last and not program.greedy:
             found[tracking.GREEDY_RETURN] = play(True, params, keys)
-    return jax.device_get(found)
+    return {name: values[:seeds] for name, values in jax.device_get(found).items()}
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -192,7 +194,7 @@ def _returns(
 
 
 def summary(found: Mapping[str, Float[np.ndarray, "seeds episodes"]]) -> str:
-    """Return an evaluation in a few words."""
+    """Summarize an evaluation in a few words."""
     words = {tracking.AGREEMENT: "agreement {:.3f}", tracking.RETURN: "return {:.2f}"}
     return ", ".join(
         word.format(found[name].mean()) for name, word in words.items() if name in found

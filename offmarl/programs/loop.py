@@ -1,7 +1,7 @@
-"""The loop that all programs share: updates, compiled for all seeds and handed out in pieces.
+"""The loop that all programs share: updates, compiled for all seeds and run in pieces.
 
-Everything random is a pure function of (seed, update), so a resumed run gives the bits of one that
-never stopped, and streamed batches are those of a replay on the device.
+All randomness is a pure function of (seed, update). So a resumed run has the same bits as an
+uninterrupted one, and streamed batches equal those of a replay on the device.
 """
 
 import time
@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
+from offmarl.programs.buffer import ChunkWriter
 from offmarl.programs.program import (
     ArgsT,
     Hyperparameters,
@@ -24,15 +25,14 @@ from offmarl.programs.program import (
     structure,
 )
 from offmarl.programs.run import CheckpointTimer
-from offmarl.programs.writer import ChunkWriter
 from offmarl.replay import Batches, BatchSource, Replay, split_key
 from offmarl.types import ArrayTree, EnvSpec
 
 LOG_EVERY = 500
-"""Most updates between two lines of metrics."""
+"""Largest number of updates between two lines of metrics."""
 
 SECONDS_AT_ONCE = 1.0
-"""How long a call of the compiled loop may take: a signal is answered when it returns."""
+"""Duration of a call of the compiled loop: signals are handled between calls."""
 
 _MOST_PROGRAMS = 8
 _programs: dict[Hashable, Program] = {}
@@ -45,16 +45,16 @@ def build(
     source: Any,
     identity: Callable[[], Hashable],
 ) -> Program:
-    """Make a program, or return an equal one that was made before and has been compiled.
+    """Build a program, or return an equal one that was built and compiled before.
 
     Parameters
     ----------
     make, spec, source
         ``make(spec, args, source)`` builds it.
     args
-        Its hyperparameters do not shape it; see `structure`.
+        The program's arguments. Hyperparameters do not shape a program; see `structure`.
     identity
-        Returns what tells sources apart that ``make`` uses differently; called after it.
+        Returns a key of what ``make`` has used of the source; called after ``make``.
     """
     program = make(spec, structure(args), source)
     key = make, spec, type(args), shaping_values(args), identity()
@@ -70,7 +70,7 @@ class Schedule(NamedTuple):
     """When a run logs, evaluates and changes from one stage to the next."""
 
     updates: int
-    """In all."""
+    """Total number."""
     evaluate_every: int
     log_every: int
     starts: tuple[int, ...]
@@ -81,7 +81,7 @@ class Schedule(NamedTuple):
         return max(index for index, start in enumerate(self.starts) if start <= update)
 
     def next_log(self, done: int) -> int:
-        """Return after which update the next line of metrics is due.
+        """Return the update after which the next line of metrics is due.
 
         Lines divide the time between evaluations into blocks of ``log_every`` updates and a
         remainder; none spans two stages.
@@ -93,12 +93,12 @@ class Schedule(NamedTuple):
         return min(after, self.updates, *later)
 
     def is_evaluation(self, done: int) -> bool:
-        """Whether the policy is evaluated after so many updates: at intervals, and at the end."""
+        """Whether the policy is evaluated after this update: at intervals, and at the end."""
         return done % self.evaluate_every == 0 or done == self.updates
 
 
 def stage_starts(stages: tuple[Stage, ...], updates: int) -> tuple[int, ...]:
-    """Return the first update of each stage, in a run of so many.
+    """Return the first update of each stage in a run of ``updates``.
 
     Raises
     ------
@@ -128,7 +128,8 @@ class Layout(NamedTuple):
     """Seeds computed side by side, by `jax.vmap`, on one device. The others follow one after the
     other, by `jax.lax.map`. The results' bits depend on this number, and not on the devices."""
     devices: int = 1
-    """Devices that the seeds are spread over."""
+    """Devices that the seeds are spread over. With one seed at a time they need not divide the
+    seeds: `place` adds copies of the last seed."""
 
     def mesh(self) -> Mesh:
         """Return the devices, along the axis "seed"."""
@@ -138,28 +139,36 @@ class Layout(NamedTuple):
         """Put arrays on the devices: divided by seeds, or the same on each."""
         if self.devices == 1:
             return tree
+        if per_seed:
+            tree = jax.tree.map(self._pad, tree)
         axes = _PER_SEED if per_seed else _SHARED
         return jax.device_put(tree, NamedSharding(self.mesh(), axes))
 
+    def _pad(self, leaf: Any) -> Any:
+        missing = -len(leaf) % self.devices
+        return jnp.concatenate([leaf, *[leaf[-1:]] * missing]) if missing else leaf
+
 
 def layout_of(seeds: int, batching: str, at_once: int | None = None) -> Layout:
-    """Choose how seeds are computed, on as many of this process's devices as divide them.
+    """Choose how seeds are computed on this process's devices.
 
     Parameters
     ----------
     seeds
-        How many.
+        Number of seeds.
     batching
-        "map", "vmap", or "auto": whichever is faster on the backend. On one core of a CPU ten seeds
-        cost 9 to 10 times one seed by "map", and 11 to 15 times by "vmap".
+        "map", "vmap", or "auto": whichever is faster on the backend.
     at_once
-        What a resumed run was started with, which is kept.
+        The value of a resumed run, which is kept.
     """
     most = len(jax.local_devices())
     if at_once is None:
         if batching == "auto":
             batching = "map" if jax.default_backend() == "cpu" else "vmap"
         at_once = 1 if batching == "map" else seeds // _largest_divisor(seeds, most)
+    if at_once == 1:
+        rounds = -(-seeds // most)
+        return Layout(1, -(-seeds // rounds))
     groups = seeds // at_once if seeds % at_once == 0 else 1
     return Layout(at_once, _largest_divisor(groups, most))
 
@@ -177,9 +186,9 @@ def map_seeds(
     Parameters
     ----------
     layout
-        How they are computed.
+        How the seeds are computed.
     function
-        Takes an entry of each of ``per_seed``, and then ``shared``.
+        Function of an entry of each of ``per_seed``, and of ``shared``.
     per_seed
         Trees with a leading axis of seeds.
     shared
@@ -207,11 +216,11 @@ def map_seeds(
 
 @partial(jax.jit, static_argnums=0)
 def start(program: Program, keys: Key[Array, "seeds"], hyper: Hyperparameters) -> ArrayTree:
-    """Return the fresh states of all seeds; ``hyper`` has an axis of seeds too.
+    """Return the initial states of all seeds; ``hyper`` has a leading axis of seeds, too.
 
-    One after the other: orthogonal initialisation under vmap is a batched QR factorisation, and
-    several of those at once can wait for one another for ever on a CPU of few cores (jaxlib 0.10
-    splits each over the very threads that they hold).
+    The seeds follow one another. Under vmap, orthogonal initialisation is a batched QR
+    factorisation, and several of these at once can deadlock on a CPU with few cores: jaxlib 0.10
+    splits each over the threads that run them.
     """
     return jax.lax.map(lambda own: program.init(*own), (keys, hyper))
 
@@ -227,13 +236,13 @@ def start_stage(stage: Stage, states: ArrayTree, layout: Layout) -> ArrayTree:
 
 
 class Learners(NamedTuple):
-    """What learns: one program, and what is different for each of its seeds."""
+    """A program, and the values that differ between its seeds."""
 
     program: Program
     hyper: Hyperparameters
     """With a leading axis of seeds."""
     keys: Key[Array, "seeds"]
-    """Update i of a seed draws from ``fold_in(key, i)``, whenever it is done."""
+    """Update i of a seed always draws from ``fold_in(key, i)``."""
     layout: Layout
 
 
@@ -249,22 +258,22 @@ def updates(
     Parameters
     ----------
     learners
-        What learns.
+        The program and its seeds.
     states
-        Of all seeds; donated, as are those yielded, at the next step.
+        States of all seeds. They are donated, and so are the yielded states at the next step.
     batches
-        What they learn from.
+        The training data.
     schedule
         Where to stop in between.
     done
-        Updates done before.
+        Number of updates done before.
 
     Yields
     ------
-    The updates done in all, the states after them, and the metrics of each update since the last
-    time, on the host.
+    The number of updates done, the states after them (with the copies that `Layout.place` adds),
+    and on the host the metrics of each update since the last yield.
     """
-    size, data, stages = 1, None, learners.program.stages
+    seeds, size, data, stages = len(learners.keys), 1, None, learners.program.stages
     states = learners.layout.place(states, per_seed=True)
     hyper, keys = learners.layout.place((learners.hyper, learners.keys), per_seed=True)
     while done < schedule.updates:
@@ -281,7 +290,7 @@ def updates(
         states, metrics = _update(
             learners.program, stage, learners.layout, states, (keys, hyper), place, data
         )
-        metrics = {name: value[:, :count] for name, value in jax.device_get(metrics).items()}
+        metrics = {name: value[:seeds, :count] for name, value in jax.device_get(metrics).items()}
         seconds = (time.monotonic() - begun) / count
         done += count
         size = max(1, min(2 * size, int(SECONDS_AT_ONCE / max(seconds, 1e-9)), LOG_EVERY))
@@ -300,9 +309,9 @@ def _update(
 ) -> tuple[ArrayTree, dict[str, Float[Array, "seeds most"]]]:
     """Sample and update ``count`` times, at most `LOG_EVERY`, for all seeds.
 
-    One compiled loop serves every ``count``, so that an update gives the same bits wherever a run
-    was stopped. All seeds sample one replay; batches drawn beforehand are ``(seeds, most, ...)``
-    and used from ``offset`` on. Metrics beyond ``count`` are zero.
+    One compiled loop serves every ``count``, so that an update has the same bits wherever a run was
+    interrupted. All seeds sample the same replay. Streamed batches are ``(seeds, most, ...)`` and
+    used from ``offset`` on. Metrics beyond ``count`` are zero.
     """
     first, offset, count = place
 
@@ -344,32 +353,32 @@ def collect(
     done: int,
     chunks: ChunkWriter | None,
 ) -> Iterator[tuple[int, ArrayTree, dict[str, Array]]]:
-    """Update a program that collects its own steps, and hand every step to a vault.
+    """Update a program that collects its own steps, and write every step to a vault.
 
     Parameters
     ----------
     program
-        What acts, and learns from it.
+        The program, which acts and learns.
     state, hyper
-        Of a single seed, without an axis of seeds. The state is donated, as is each one yielded,
-        at the next step.
+        State and hyperparameters of one seed, without an axis of seeds. The state is donated, and
+        so is each yielded state at the next step.
     key
-        Update i draws from ``fold_in(key, i)``, whenever it is done.
+        Update i always draws from ``fold_in(key, i)``.
     schedule
-        Its updates. Episodes are cut after the last.
+        The updates. Episodes are cut off after the last one.
     done
-        Updates done before.
+        Number of updates done before.
     chunks
-        Where the steps go; None where they are not kept.
+        Writes the steps; None if they are not kept.
 
     Yields
     ------
-    The updates done in all, the state after them, and the last one's metrics, on the device.
+    The number of updates done, the state after them, and the last update's metrics on the device.
     """
     for number in range(done, schedule.updates):
         stage = schedule.stage(number)
         if number == schedule.starts[stage]:
-            # A copy, because donated leaves must not be one another, or kept elsewhere.
+            # A copy, because donated leaves must not be aliases or kept elsewhere.
             state = jax.tree.map(jnp.copy, program.stages[stage].on_start(state))
         state, metrics = _collect(program, stage, state, jax.random.fold_in(key, number), hyper)
         if chunks is not None:
@@ -390,11 +399,11 @@ def _collect(
 
 @runtime_checkable
 class Journal(Protocol):
-    """What a run writes down; a baseline's and a recorder's differ."""
+    """The files of a run; those of baselines and recorders differ."""
 
     @property
     def note(self) -> str:
-        """How good the policy is, in a few words."""
+        """The last evaluation in a few words, for the progress bar."""
         ...
 
     def add(self, done: int, metrics: Mapping[str, Any], count: int, /) -> None:
@@ -430,17 +439,17 @@ def learn(
     work
         From `updates` or `collect`.
     journal
-        Where the results go.
+        Takes the results.
     schedule
-        When.
+        When to log and evaluate.
     done
-        Updates done before.
+        Number of updates done before.
     timer
-        Says when a checkpoint is due.
+        Tells when a checkpoint is due.
     advance
-        Shows that so many more steps are done, and how good the policy is.
+        Shows progress: called with a number of steps and `Journal.note`.
     unit
-        Steps that an update counts as.
+        Number of steps of one update, for the progress.
     """
     for step, states, metrics in work:
         timer.work_done()

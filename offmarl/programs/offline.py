@@ -1,4 +1,4 @@
-"""Training offline: what a baseline does with its arguments, and what its run leaves behind."""
+"""Offline training: what a baseline runs, and the files of its run."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -46,7 +46,7 @@ from offmarl.programs.run import (
     keep_compiled_programs,
     open_run,
 )
-from offmarl.replay import BatchSource, open_batches
+from offmarl.replay import BatchSource, Windows, open_batches
 from offmarl.types import ArrayTree, EnvSpec
 from offmarl.vault import Dataset, open_vault
 
@@ -54,15 +54,16 @@ from offmarl.vault import Dataset, open_vault
 def train(make: Callable[[EnvSpec, ArgsT, DatasetStatistics], Program], args: ArgsT) -> Path:
     """Train a program on a vault, evaluate it, and write the run.
 
-    The same call again resumes a stopped run from its last checkpoint, to the same bits; a finished
-    run is left as it is. SIGINT and SIGTERM save a checkpoint and then stop the run.
+    The same call resumes a stopped run from its last checkpoint and ends with the same bits as an
+    uninterrupted run. A finished run is not changed. SIGINT and SIGTERM save a checkpoint and then
+    stop the run.
 
     Parameters
     ----------
     make
-        ``make(spec, args, dataset)`` builds the program; the file that it stands in is recorded.
+        ``make(spec, args, dataset)`` builds the program. The run records the file that defines it.
     args
-        Its arguments.
+        The program's arguments.
 
     Returns
     -------
@@ -71,11 +72,10 @@ def train(make: Callable[[EnvSpec, ArgsT, DatasetStatistics], Program], args: Ar
     Raises
     ------
     VaultError, ShapeError, OptionError
-        The vault cannot be read, or does not suit the program or the environment; an argument is
+        The vault cannot be read, or does not fit the program or the environment; an argument is
         invalid.
     RunError
-        The directory holds a run with other arguments, or one evaluated in an environment of
-        other code.
+        The directory holds a run with other arguments or other code of the environment.
     Stopped
         A signal stopped the run; the message says where it resumes.
     """
@@ -121,7 +121,7 @@ def _train(
 
 
 def _resolved(args: Args, spec: EnvSpec) -> Args:
-    """Fill in the arguments whose defaults depend on the data."""
+    """Resolve the defaults that depend on the data."""
     small = spec.name.startswith(("classic/", "probe/"))
     updates = (3_000 if small else 100_000) if args.updates is None else args.updates
     every = max(updates // 20, 1) if args.evaluate_every is None else args.evaluate_every
@@ -134,14 +134,14 @@ def _schedule(args: Args, program: Program) -> Schedule:
         starts = stage_starts(program.stages, args.updates)
     except ValueError as error:
         raise OptionError(
-            f"--updates {args.updates} does not fit the program, which has {error}: give "
-            "--updates of at least one more, or other lengths of its stages."
+            f"--updates {args.updates} does not fit the program, which has {error}: give more "
+            "--updates, or other lengths of the stages."
         ) from None
     return Schedule(args.updates, args.evaluate_every, LOG_EVERY, starts)
 
 
 def _seeds_at_once(directory: Path) -> int | None:
-    """Return how many seeds a run that exists computes side by side."""
+    """Return how many seeds an existing run computes side by side."""
     try:
         return tracking.read_run(directory).get("seeds_at_once")
     except RunError:
@@ -156,7 +156,7 @@ def _directory(name: str, args: Args, dataset: Dataset) -> Path:
 
 
 class _Job(NamedTuple):
-    """What stays the same from the first update to the last."""
+    """The constants of a run."""
 
     run: Run
     program: Program
@@ -171,7 +171,7 @@ class _Job(NamedTuple):
         return self.args.seed + np.arange(self.args.seeds)
 
     def keys(self) -> tuple[Key[Array, "seeds"], ...]:
-        """Return the keys to start, to update and to evaluate with; steps are folded in later."""
+        """Return the keys for initial states, updates and evaluations, one for each seed."""
         keys = jax.vmap(lambda seed: jax.random.split(jax.random.key(seed), 3))(self.seeds)
         return keys[:, 0], keys[:, 1], keys[:, 2]
 
@@ -181,7 +181,10 @@ class _Job(NamedTuple):
         return jax.tree.map(lambda leaf: np.full(self.args.seeds, leaf, leaf.dtype), one)
 
     def tree(self, states: ArrayTree) -> dict[str, ArrayTree]:
-        """Return what a checkpoint holds."""
+        """Return what a checkpoint holds: one state for each seed, without added copies."""
+        seeds = self.args.seeds
+        if len(jax.tree.leaves(states)[0]) > seeds:
+            states = jax.tree.map(lambda leaf: leaf[:seeds], jax.device_get(states))
         return {"state": states, "policy": self.program.policy_params(states)}
 
 
@@ -207,13 +210,11 @@ def _batches(
     job: _Job, dataset: Dataset, keys: Key[Array, "seeds"], done: int
 ) -> AbstractContextManager[BatchSource]:
     args, total = job.args, job.schedule.updates
-    # Whatever a window holds beyond the longest episode would be masked out.
-    length = min(args.length, int(dataset.episodes.length.max(initial=1)))
+    windows = Windows(args.batch_size, args.length, args.burn_in, job.program.return_to_go)
     return open_batches(
         dataset,
         args.replay,
-        args.batch_size,
-        length,
+        windows,
         keys,
         range(done, total, min(LOG_EVERY, total)),
         int(args.memory * 1e9),
@@ -240,7 +241,7 @@ class _Journal:
         return done, states
 
     def add(self, _done: int, metrics: Mapping[str, NDArray[Any]], count: int) -> None:
-        """Take the metrics of the last updates."""
+        """Add the metrics of the last updates."""
         self._means.add(metrics, count)
 
     def log(self, done: int) -> None:
@@ -248,7 +249,7 @@ class _Journal:
         self._write(done, self._means.take())
 
     def evaluate(self, done: int, states: ArrayTree) -> None:
-        """Evaluate the policies of all seeds; the last time by more episodes."""
+        """Evaluate the policies of all seeds, with more episodes after the last update."""
         job, last = self._job, done == self._job.schedule.updates
         episodes = job.args.final_episodes if last else job.args.evaluate_episodes
         keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(self._keys, done)
@@ -279,14 +280,14 @@ class _Journal:
 
 
 class Means:
-    """Means of metrics over the updates of a block, however the block is divided.
+    """Means of metrics over a block of updates, independent of how the block is divided.
 
     Parameters
     ----------
     sums
-        For each metric one sum for each seed; JSON.
+        Sums of each metric, one for each seed; JSON.
     count
-        Updates that they are over.
+        Number of updates in the sums.
     """
 
     def __init__(self, sums: Mapping[str, list[float]] | None = None, count: int = 0):
@@ -297,13 +298,13 @@ class Means:
         """Add the metrics of ``count`` updates, one after the other."""
         for name, values in metrics.items():
             before = np.array(self.sums.get(name, [0.0] * len(values)))[:, None]
-            # Unlike a sum's, the order of a cumulative sum's additions does not depend on how many
-            # there are, so that a run that was stopped within a block has the same bits.
+            # The order of additions in a cumulative sum, unlike in a sum, does not depend on their
+            # number, so that a run that was interrupted within a block has the same bits.
             self.sums[name] = np.cumsum(np.hstack([before, values]), axis=1)[:, -1].tolist()
         self.count += count
 
     def take(self) -> dict[str, Float[np.ndarray, "seeds"]]:
-        """Return the means, and begin anew."""
+        """Return the means, and reset them."""
         sums = {name: np.array(values) for name, values in self.sums.items()}
         means = {name: (value / self.count).astype(np.float32) for name, value in sums.items()}
         self.sums, self.count = {}, 0

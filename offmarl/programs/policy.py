@@ -23,16 +23,16 @@ from offmarl.types import ArrayTree, EnvSpec, Policy, Timestep, View
 
 
 class _Unfinished(NamedTuple):
-    """The carry between an action and its reward, of a policy that remembers rewards."""
+    """The carry between an action and its reward, for a policy that takes rewards as input."""
 
     carry: ArrayTree
 
 
 @dataclass(frozen=True)
 class LoadedPolicy:
-    """A policy from a run, ready to act.
+    """A trained policy of a run.
 
-    Call it in a loop of your own, with NumPy or JAX arrays of a single environment::
+    Call it in your own loop, with NumPy or JAX arrays of a single environment::
 
         carry = None
         while not done.all():
@@ -41,8 +41,8 @@ class LoadedPolicy:
             observation, legal_actions, reward, done = step(action)
             carry = policy.after_step(carry, reward, done)
 
-    ``after_step`` is for the policies that remember rewards (`Policy.after_step`), which refuse the
-    next action without it; it returns the carry of the others as it is.
+    Policies that take rewards as input need ``after_step`` (see `Policy.after_step`): without it
+    they raise an error at the next action. Other policies return the carry unchanged.
     """
 
     policy: Policy
@@ -65,13 +65,13 @@ class LoadedPolicy:
         Parameters
         ----------
         observation
-            What the agents see.
+            The agents' observations.
         legal_actions
-            ``(N, A)``; all of them by default.
+            Mask of legal actions; by default all are legal.
         carry
-            What `after_step`, or the last call, returned; None at the start of an episode.
+            The result of `after_step` or of the last call; None at the start of an episode.
         key
-            A new one for each call of a stochastic policy; others do without.
+            Random key, a new one for each call; only a stochastic policy needs it.
 
         Returns
         -------
@@ -81,27 +81,27 @@ class LoadedPolicy:
         Raises
         ------
         ShapeError
-            The observation is not that of the agents the policy was trained for.
+            The observation has another shape than those that the policy was trained with.
         OptionError
-            The policy is stochastic, and no key was given; or it remembers rewards, and
-            `after_step` was not called since its last action.
+            The policy is stochastic, and no key was given; or it takes rewards as input, and
+            `after_step` was not called after its last action.
         """
         expected = (self.spec.num_agents, self.spec.observation_size)
         if np.shape(observation) != expected:
             raise ShapeError(
                 f"the policy of {self.name} acts on observations of shape {expected} (agents, "
-                f"observation size), and was given {np.shape(observation)}."
+                f"observation size), not {np.shape(observation)}."
             )
         if key is None and self.stochastic:
             raise OptionError(
-                f"the policy of {self.name} draws its actions at random and was called without a "
-                "key: give each call a key of its own, policy(observation, legal_actions, carry, "
-                "key=key), or load it with greedy=True for its best actions."
+                f"the policy of {self.name} samples its actions and was called without a key: give "
+                "each call a new key, policy(observation, legal_actions, carry, key=key), or load "
+                "the policy with greedy=True for its best actions."
             )
         if isinstance(carry, _Unfinished):
             raise OptionError(
-                f"the policy of {self.name} remembers rewards and was not given that of its last "
-                "action: after each step, pass the carry through "
+                f"the policy of {self.name} takes rewards as input, and the reward of its last "
+                "action is missing: after each step, pass the carry through "
                 "policy.after_step(carry, reward, done)."
             )
         every_action = np.ones((self.spec.num_agents, self.spec.action_size), bool)
@@ -126,31 +126,32 @@ class LoadedPolicy:
         Parameters
         ----------
         carry
-            What the call that chose the step's actions returned.
+            The carry that the policy returned with the actions of the step.
         reward
-            Of each agent.
+            Reward of each agent.
         done
-            Which agents terminated or were truncated.
+            Whether each agent terminated or was truncated.
 
         Raises
         ------
         ShapeError
-            There is not one reward and one ``done`` for each agent.
+            ``reward`` or ``done`` does not have one entry for each agent.
         OptionError
-            The policy remembers rewards, and chose no action since the last one.
+            The policy takes rewards as input, and chose no action since the last reward.
         """
         agents = (self.spec.num_agents,)
         if np.shape(reward) != agents or np.shape(done) != agents:
             raise ShapeError(
-                f"the policy of {self.name} takes a reward and a done for each agent, {agents}, "
-                f"and was given {np.shape(reward)} and {np.shape(done)}."
+                f"the policy of {self.name} takes a reward and a done of shape {agents}, one "
+                f"for each agent, not {np.shape(reward)} and {np.shape(done)}."
             )
         if self.policy.after_step is None:
             return carry
         if not isinstance(carry, _Unfinished):
             raise OptionError(
-                f"the policy of {self.name} has no action that waits for a reward: give after_step "
-                "the carry that policy(observation, ...) returned, once a step."
+                f"the policy of {self.name} has chosen no action since the last reward: call "
+                "after_step once for each step, with the carry that policy(observation, ...) "
+                "returned."
             )
         return self._after_step(carry.carry, np.asarray(reward, np.float32), np.asarray(done, bool))
 
@@ -166,7 +167,7 @@ class LoadedPolicy:
 
 @cache
 def _unused_key() -> PRNGKeyArray:
-    """Return what a policy that draws nothing is given for a key."""
+    """Return a key for policies that do not use it."""
     return jax.random.key(0)
 
 
@@ -178,32 +179,33 @@ def load_policy(
 ) -> LoadedPolicy:
     """Load the last policy of a run, built by the program that trained it.
 
-    Runs of offmarl's own recorders and baselines need their directory alone. A run of a program in
-    a file of yours also needs ``program``, because importing a file runs its code, and a run that
-    you downloaded could name any file. The process that trained the run does without it.
+    Runs of offmarl's own recorders and baselines need only their directory. A run of a program in
+    your own file also needs ``program``, because importing a file runs its code, and a downloaded
+    run could name any file. The process that trained the run does not need it.
 
     Parameters
     ----------
     run_dir
         A directory that `offmarl train` or `offmarl record` wrote.
     seed
-        Which of the run's seeds; the first by default.
+        Training seed; by default the run's first.
     greedy
-        Whether to always take the best action; by default as the run was evaluated, which its
-        ``run.json`` says: recorders and ``bc`` draw their actions, and need a key for each call.
+        Whether to always take the best action; by default as the run's own evaluations did, which
+        ``run.json`` records. Policies of recorders and ``bc`` sample their actions and need a key
+        for each call.
     program
-        The Python file of the program that trained the run, wherever the file is now. It is
-        imported only if its checksum is the one that the run recorded.
+        The Python file of the program that trained the run; it may have moved. It is imported only
+        if its checksum is the recorded one.
 
     Raises
     ------
     RunError
-        It is not a run's directory, has no checkpoint yet or no such seed; or its program is in a
-        file, and ``program`` does not name that file or names one with other content.
+        The directory is not that of a run, or the run has no checkpoint or no such seed; or its
+        program is in a file, and ``program`` is missing or has other content.
     OptionError
-        The file ``program`` does not exist or is not a program, or the run needs none.
+        ``program`` does not exist or is not a program, or the run does not need it.
     CheckpointError
-        Its checkpoint is damaged.
+        The checkpoint is damaged.
     """
     run_dir = local(run_dir)
     run = tracking.read_run(run_dir)

@@ -19,24 +19,24 @@ _STARTUP = multiprocessing.get_context("spawn")  # a fork of a process that runs
 
 
 PythonPolicy = Callable[[Mapping[str, Any], Mapping[str, Any]], Any]
-"""Chooses, from observations and infos, the actions of the agents that are there: a dict by agent,
-or a pair of it and a dict of log-probabilities.
+"""A function of observations and infos that returns the actions of the present agents: a dict by
+agent, or a pair of this dict and a dict of log-probabilities.
 
-One with a method ``reset()`` has it called at the start of every episode; one with a method
-``seed(number)`` is given the episode's seed there. One with a method ``after_step(rewards,
-terminations, truncations)`` is given what each step returned.
+Three methods are called if the policy has them: ``reset()`` at the start of every episode,
+``seed(number)`` there with the episode's seed, and ``after_step(rewards, terminations,
+truncations)`` with the outcome of each step.
 """
 
 
 class RandomPolicy:
-    """Draws each agent's action uniformly, among the legal ones where a mask says which."""
+    """Draws each agent's action uniformly, among the legal ones if there is a mask."""
 
     def __init__(self, env: Any):
         self._env = env
         self._random = np.random.default_rng(0)
 
     def seed(self, number: int) -> None:
-        """Let the episode's draws depend on a number only."""
+        """Seed the draws of an episode."""
         self._random = np.random.default_rng(number)
 
     def __call__(
@@ -65,7 +65,7 @@ def _legal(observation: Any, info: Mapping[str, Any], num_actions: int) -> Any:
 
 
 class _Share(NamedTuple):
-    """What one process records: episodes ``number``, ``number + of``, ... below ``episodes``."""
+    """The episodes of one process: ``number``, ``number + of``, ... below ``episodes``."""
 
     make_env: Callable[[], Any]
     make_policy: Callable[[Any], PythonPolicy]
@@ -91,26 +91,26 @@ def record_episodes(
 ) -> int:
     """Record episodes of a PettingZoo environment in several processes, into one vault.
 
-    Stopped by Ctrl-C or by `kill`, the same call resumes where it was, with whole episodes only;
-    when all is there it does nothing. Episode i is always played with seed ``seed + i``; in which
-    order the processes' episodes lie in the vault is up to chance.
+    After Ctrl-C or a kill, the same call resumes the recording, which holds whole episodes only. A
+    complete recording is not changed. Episode i is always played with seed ``seed + i``. The order
+    of the processes' episodes in the vault varies between recordings.
 
     Parameters
     ----------
     make_env
         Builds the environment, in each process: a function at the top level of a module.
     path
-        Of the vault, ``<directory>/<name>.vlt/<uid>``.
+        Path of the vault, ``<directory>/<name>.vlt/<uid>``.
     episodes
-        How many episodes the vault has in the end.
+        Total number of episodes in the vault.
     make_policy
-        Builds the policy from the environment, in each process; by default one that acts at
-        random. For a trained one: ``functools.partial(make, "runs/mine/bc")`` with a ``make`` of
-        yours that returns a `offmarl.envs.PettingZooPolicy`.
+        Builds the policy from the environment, in each process; by default a random policy. For a
+        trained one, give ``functools.partial(make, "runs/mine/bc")`` with your own function
+        ``make`` that returns an `offmarl.envs.PettingZooPolicy`.
     processes
-        How many act side by side.
+        Number of processes.
     seed
-        Of the first episode.
+        Seed of the first episode.
     name, time_limit, provenance
         As for `record`.
 
@@ -122,10 +122,9 @@ def record_episodes(
     Raises
     ------
     RunError
-        The vault at the path was begun with another seed or number of processes, or by something
-        else.
+        The vault was started with another seed or number of processes, or by another program.
     OptionError
-        A number makes no sense.
+        ``episodes`` or ``processes`` is below 1.
     """
     if episodes < 1 or processes < 1:
         raise OptionError(
@@ -149,12 +148,12 @@ def record_episodes(
 def _check_recipe(path: Path, recipe: Mapping[str, Any]) -> None:
     try:
         found = vault.open_vault(path).provenance.get("recipe")
-    except (VaultNotFoundError, VaultFormatError):  # nothing, or what a killed process began
+    except (VaultNotFoundError, VaultFormatError):  # nothing, or the remains of a killed process
         return
     if found != recipe:
         raise RunError(
-            f"{path} was begun with {found or 'no such recording'}, not {dict(recipe)}: give the "
-            "same arguments to go on with it, or another path."
+            f"{path} was started with {found or 'another kind of recording'}, not {dict(recipe)}: "
+            "give the same arguments to resume it, or another path."
         )
 
 
@@ -191,7 +190,7 @@ def _play_counted(share: _Share) -> int:
 
 
 def _play(share: _Share, count: Callable[[], None]) -> int:
-    """Record a share, but for the episodes of it that are there; return how many were played."""
+    """Record the missing episodes of a share; return how many were played."""
     env = share.make_env()
     policy = share.make_policy(env)
     run = f"process {share.number} of {share.of}"
@@ -202,7 +201,7 @@ def _play(share: _Share, count: Callable[[], None]) -> int:
             try:
                 _play_episode(recorder, policy, share.seed + episode)
             except BaseException:
-                recorder.discard()  # it will be played anew, and whole
+                recorder.discard()  # the next call plays it again
                 raise
             count()
     env.close()

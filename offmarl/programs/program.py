@@ -1,8 +1,8 @@
 """What a program is: arguments, and pure functions of one seed over plain state.
 
-A program is a file with ``Args``, ``make`` and ``main``. The loops do the rest, the same for all:
-sampling, seeds, evaluation, logging, checkpoints, resuming, and loading the policy again. The
-shortest baseline, in full::
+A program is a file with ``Args``, ``make`` and ``main``. The loop that all programs share does the
+rest: sampling, seeds, evaluation, logging, checkpoints, resuming and loading the policy. This is a
+complete baseline::
 
     '''Majority: each agent does what it did most often in the data.'''
 
@@ -74,6 +74,7 @@ from jaxtyping import Array, PRNGKeyArray
 from offmarl.config import (
     Fraction,
     NonNegative,
+    NonNegativeInt,
     Positive,
     PositiveInt,
     Seed,
@@ -102,8 +103,8 @@ class Args(Validated):
     it. "none": do not evaluate in an environment. Code of your own is given as
     path/to/file.py:FACTORY or package.module:FACTORY."""
     validation: Path | None = None
-    """Vault of held-out episodes, such as `offmarl split` makes. The policy's agreement with their
-    actions is evaluated too, which needs no environment."""
+    """Vault of held-out episodes, such as `offmarl split` writes. The policy's agreement with their
+    actions is evaluated, too; this needs no environment."""
     held_out: Fraction | None = None
     """Fraction of the vault's episodes to hold out instead; always the same episodes. By default
     0.1 if there is neither an environment nor --validation, and 0 otherwise."""
@@ -115,20 +116,23 @@ class Args(Validated):
     """The first of the seeds."""
     batching: Literal["auto", "map", "vmap"] = "auto"
     """How several seeds share a device. "map": one after the other in one compiled loop; "vmap":
-    side by side; "auto": map on CPUs, where it is faster, and vmap elsewhere. A resumed run keeps
-    the value that it was started with."""
+    side by side; "auto": map on CPUs, where it is faster, and vmap elsewhere. With map, the seeds
+    are spread over the CPU's cores. A resumed run keeps the value that it was started with."""
     updates: PositiveInt | None = None
     """Number of gradient updates; by default 100,000, or 3,000 on classic/* and probe/* data."""
     batch_size: PositiveInt = 32
     """Windows in a batch."""
     length: PositiveInt = 20
     """Steps in a window."""
+    burn_in: NonNegativeInt = 0
+    """Steps added before each window's that only fill the memory of recurrent networks: they do not
+    count in losses."""
     replay: Literal["auto", "device", "stream"] = "auto"
     """Where batches come from. "device": the whole dataset is loaded onto the device; "stream":
     batches are read from disk; "auto": device if the data fits into half of its free memory. The
     batches are the same."""
     memory: Positive = 1.0
-    """Most memory that streamed batches may use, in GB."""
+    """Largest memory for streamed batches, in GB."""
     evaluate_every: PositiveInt | None = None
     """Updates between evaluations; by default a twentieth of --updates."""
     evaluate_episodes: PositiveInt = 32
@@ -169,7 +173,7 @@ class OnlineArgs(Validated):
 
 
 FREE = ("out", "replay", "memory", "checkpoint_seconds", "batching")
-"""Arguments that may differ when a run is resumed, because they do not change its result."""
+"""Arguments that may differ when a run is resumed, because they do not change the result."""
 
 SHAPING = ("updates", "batch_size", "length", "total_steps", "num_envs")
 """Shared arguments that ``make`` may use; the others are the loop's."""
@@ -180,8 +184,8 @@ class Hyperparameters:
     """The numeric hyperparameters of a program, as arrays: ``hyper.learning_rate``.
 
     They are the fields of its own ``Args`` that hold a float (`Fraction`, `Positive` and so on). As
-    arrays, other values compile nothing anew, and several can be computed side by side: `jax.vmap`
-    over a tree with a leading axis.
+    arrays, they can change without a new compilation, and several values can be computed side by
+    side, with `jax.vmap` over a tree with a leading axis.
 
     Parameters
     ----------
@@ -224,11 +228,11 @@ def hyperparameters(args: Validated) -> Hyperparameters:
 
 
 def structure(args: ArgsT) -> ArgsT:
-    """Return arguments with those that must not shape a program made unusable.
+    """Return arguments in which those that must not shape a program are unusable.
 
-    Programs that differ in these alone are compiled once. A ``make`` that computes with one,
-    compares it or formats it raises `TypeError`, rather than keep a value that later runs do not
-    have.
+    Programs that differ only in these are compiled once. If ``make`` computes with such an
+    argument, compares it or formats it, it raises `TypeError`; the compiled program would otherwise
+    keep a value that later runs do not have.
     """
     shaping = copy.copy(args)
     for name, why in _reasons(args).items():
@@ -245,7 +249,7 @@ def shaping_values(args: Validated) -> tuple[tuple[str, Any], ...]:
 def _reasons(args: Validated) -> dict[str, str]:
     """Return the arguments that must not shape a program, each with the reason."""
     numeric, shared = _hyperparameter_names(args), _shared_names(args) - set(SHAPING)
-    return {name: "for the loop alone" for name in vars(args) if name in shared} | {
+    return {name: "for the loop only" for name in vars(args) if name in shared} | {
         name: f"a hyperparameter: write `hyper.{name}` in init or update" for name in numeric
     }
 
@@ -260,7 +264,7 @@ def _shared_names(args: Validated) -> set[str]:
 
 
 class _Unusable:
-    """Stands for an argument that ``make`` must not use."""
+    """Placeholder for an argument that ``make`` must not use."""
 
     def __init__(self, name: str, why: str):
         self._name, self._why = name, why
@@ -294,10 +298,10 @@ class Stage(NamedTuple):
     `offmarl.types.Sequence` ``(B, T, ...)``, None for a program that collects its own steps;
     metrics are scalars by name. Losses take ``batch.weight`` into account where they can."""
     updates: int | None = None
-    """How many updates it takes; None for those that the other stages leave."""
+    """Number of updates; None for the updates that the other stages leave."""
     on_start: Callable[[ArrayTree], ArrayTree] = lambda state: state
-    """What to do with the state of a seed before the first update; not compiled, so it may read
-    files."""
+    """Function of the state of a seed, applied before the first update. It is not compiled, so it
+    may read files."""
 
 
 class Program(NamedTuple):
@@ -306,15 +310,17 @@ class Program(NamedTuple):
     init: Callable[[PRNGKeyArray, Hyperparameters], ArrayTree]
     """``init(key, hyper) -> state``, a pytree of arrays."""
     stages: tuple[Stage, ...]
-    """In order. Each is compiled on its own. Every stage keeps the structure of the state."""
+    """The stages in order. Each is compiled separately and keeps the structure of the state."""
     policy: Callable[[bool], Policy]
-    """``policy(greedy)``: how the program acts, by its best actions or by drawn ones."""
+    """``policy(greedy)``: the policy, which takes the best action or samples one."""
     policy_params: Callable[[ArrayTree], ArrayTree]
-    """``policy_params(state)``: the parameters that its policy acts with. A run keeps them, and
-    `load_policy` reads them."""
+    """``policy_params(state)``: the parameters of its policy. A run stores them, and `load_policy`
+    reads them."""
     greedy: bool = True
-    """Whether the policy is evaluated by its best actions. One that is not (a clone of stochastic
-    data acts as the data did) is evaluated that way too, once, at the end."""
+    """Whether the policy is evaluated with its best actions. A policy that is evaluated with
+    sampled actions, such as a clone of stochastic data, is also evaluated greedily at the end."""
+    return_to_go: float | None = None
+    """Discount of the returns-to-go that its batches carry, 1 for plain sums; None for none."""
     num_steps: int = 0
-    """Time steps that an update takes in each of its environments and adds to ``state.capture``, a
-    `Capture`, from where they are recorded; 0 for a program that learns from a dataset."""
+    """Number of time steps that an update takes in each environment and adds to ``state.capture``,
+    a `Capture`, which is recorded; 0 for a program that learns from a dataset."""

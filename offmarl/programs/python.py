@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from offmarl import vault
-from offmarl.envs import optional_deps
+from offmarl._imports import import_optional
 from offmarl.errors import (
     InvalidValueError,
     OptionError,
@@ -34,7 +34,7 @@ _CREATION_SECONDS = 10.0
 """How long to wait for another process that creates the vault."""
 
 _FLUSH_SECONDS = 30.0
-"""How much of a slow environment's work a kill may cost."""
+"""Largest time between two writes to disk: what a killed process may lose."""
 
 _DISK_NAMES = {
     "action": "actions",
@@ -45,18 +45,17 @@ _DISK_NAMES = {
 
 
 class Recorder:
-    """Steps an environment and writes what happens to a vault; made by `record`.
+    """Steps an environment and records its episodes in a vault; made by `record`.
 
-    Each episode is written to the vault when it has ended. One that is left unfinished, by a reset,
-    the end of the block, or an exception such as Ctrl-C, is cut off there, with its last
-    observations.
+    Each episode is written to the vault when it ends. An episode that a reset, the end of the block
+    or an exception such as Ctrl-C interrupts is cut off there, with its last observations.
 
     Attributes
     ----------
     env
-        The environment, untouched.
+        The environment, which is not wrapped.
     episodes, steps
-        How many were recorded by this recorder.
+        Numbers of episodes and steps that this recorder has recorded.
     """
 
     def __init__(self, env: Any, path: Path, run: str, resume: bool, about: Mapping[str, Any]):
@@ -73,7 +72,7 @@ class Recorder:
         self._flushed = time.monotonic()
 
     def reset(self, **arguments: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """Start an episode, and return what ``env.reset`` does; takes its arguments."""
+        """Start an episode: call ``env.reset`` with these arguments, and return its result."""
         self._cut()
         observations, infos = self.env.reset(**arguments)
         self._translator = self._translator or self._open()
@@ -86,29 +85,30 @@ class Recorder:
         log_prob: Mapping[str, float] | None = None,
         policy_id: int | Mapping[str, int] = -1,
     ) -> tuple[Mapping[str, Any], ...]:
-        """Take a step, and return what ``env.step`` does.
+        """Take a step, and return the result of ``env.step``.
 
         Parameters
         ----------
         actions
-            Of the agents in ``env.agents``.
+            Action of each agent in ``env.agents``.
         log_prob
             Log-probability of each action under the policy that chose it, if known.
         policy_id
-            Which policy that was, if there are several: one number, or one for each agent.
+            Id of the policy that chose the actions, if there are several policies: one number, or
+            one for each agent.
 
         Raises
         ------
         OptionError
-            No episode is under way.
+            No episode is running.
         InvalidValueError
-            An action is outside its agent's action space: then the environment did not take the
-            step. Or the environment returned NaN or infinity, or ``log_prob`` is infinite or above
-            0: then the episode is cut off before the step, and `reset` begins the next one.
+            An action is outside its agent's action space; the environment did not take the step.
+            Or the environment returned NaN or infinity, or ``log_prob`` is infinite or above 0; the
+            episode is cut off before the step, and `reset` starts the next one.
         """
         episode = self._episode
         if episode is None or episode.broken:
-            raise OptionError("no episode is under way: call reset before step.")
+            raise OptionError("no episode is running: call reset before step.")
         joint = episode.joint(actions)
         outcome = self.env.step(actions)
         episode.add(joint, log_prob or {}, policy_id, outcome)
@@ -118,21 +118,21 @@ class Recorder:
         return tuple(outcome)
 
     def discard(self) -> None:
-        """Forget the episode under way."""
+        """Drop the running episode."""
         self._episode = None
 
     def flush(self) -> None:
-        """Write the finished episodes to the disk."""
+        """Write the finished episodes to disk."""
         if self._writer is not None:
             self._writer.flush()
         self._flushed = time.monotonic()
 
     def recorded(self) -> int:
-        """Return how many episodes of this run the disk has."""
+        """Return the number of episodes of this run on disk."""
         return self._writer.chunks() if self._writer is not None else 0
 
     def close(self) -> None:
-        """Cut the episode under way, and write everything to the disk."""
+        """Cut off the running episode, and write everything to disk."""
         self._cut()
         if self._writer is not None:
             self._writer.close()
@@ -149,7 +149,7 @@ class Recorder:
         self.close()
 
     def _open(self) -> "Translator":
-        """Create the vault, or join it; an environment knows its sizes only once it was reset."""
+        """Create the vault or join it; only a reset environment knows its sizes."""
         from offmarl.envs.pettingzoo import Translator, name_of
 
         options = {k: self._about[k] for k in ("name", "time_limit")}
@@ -197,18 +197,18 @@ def record(
     Parameters
     ----------
     env
-        Of the parallel API; agents may differ in their spaces, and die.
+        An environment of the parallel API. Its agents may have different spaces, and may die.
     path
-        Of the vault, ``<directory>/<name>.vlt/<uid>``; several processes may record to one.
+        Path of the vault, ``<directory>/<name>.vlt/<uid>``. Several processes may record to one.
     resume
-        Whether to add to a vault that is there.
+        Whether to append to an existing vault.
     name
-        The environment that `offmarl.envs.make` knows this one by, if any; trained policies are
-        evaluated there. By default what its metadata says, if that names a known environment.
+        Name under which `offmarl.envs.make` builds this environment, if any; trained policies are
+        evaluated there. By default the name in its metadata, if `make` knows it.
     time_limit
-        Steps after which it truncates its episodes, if you know.
+        Number of steps after which the environment truncates its episodes, if known.
     provenance
-        A JSON object to keep with a new vault, such as where the policy comes from.
+        A JSON object to store with a new vault, such as the source of the policy.
     run
         Name of this writer, for a recording whose episodes must not be recorded twice.
 
@@ -217,19 +217,19 @@ def record(
     MissingExtraError
         PettingZoo is not installed.
     VaultExistsError
-        Something exists at the path, and ``resume`` is False.
+        The path exists, and ``resume`` is False.
     ShapeError
-        The environment does not have the parallel API, its agents' actions cannot be held in one
-        array, or they do not fit the vault.
+        The environment does not have the parallel API, its agents' actions do not fit into one
+        array, or the environment does not fit the vault.
     """
-    optional_deps.load("pettingzoo", "pettingzoo")
+    import_optional("pettingzoo", "pettingzoo")
     from offmarl.envs.pettingzoo import check_parallel
 
     check_parallel(env)
     path = local(path)
     if path.exists() and not resume:
         raise VaultExistsError(
-            f"there is a vault at {path} already: choose another path, or add to it by resume=True."
+            f"there is a vault at {path} already: choose another path, or append with resume=True."
         )
     about = {
         "name": name,
@@ -240,19 +240,19 @@ def record(
 
 
 class _Episode:
-    """The steps of the episode under way.
+    """The steps of the running episode.
 
     Attributes
     ----------
     broken
-        Whether the environment took a step whose outcome was refused: no further step can follow.
+        Whether the outcome of the last step was invalid, so that the episode cannot continue.
     """
 
     def __init__(self, translator: "Translator", env: Any, observations: Any, infos: Any):
         self._translator, self._env = translator, env
         self._agents = list(env.possible_agents)
         present = np.array([agent in env.agents for agent in self._agents])
-        self._terminated = ~present  # who is not there from the start has no episode to go on
+        self._terminated = ~present  # agents that are absent at the start never take part
         self._truncated = np.zeros_like(present)
         self._steps: list[dict[str, Any]] = []
         self.broken = False
@@ -279,14 +279,14 @@ class _Episode:
         policy_id: int | Mapping[str, int],
         outcome: tuple[Any, ...],
     ) -> None:
-        """Add what a step of the environment returned, unless it raises `InvalidValueError`."""
+        """Add the outcome of a step, or raise `InvalidValueError` and add nothing."""
         observations, rewards, terminations, truncations, infos = outcome
         ended = self._of(terminations, False, bool)
         cut_off = self._of(truncations, False, bool) & ~ended
         present = np.array([agent in self._env.agents for agent in self._agents])
         terminated = (self._terminated | ended) & ~present
         truncated = ((self._truncated | cut_off) & ~present) & ~terminated
-        truncated |= ~present & ~terminated  # gone without a flag
+        truncated |= ~present & ~terminated  # agents that left without a flag
         everybody = dict.fromkeys(self._agents, policy_id)
         step = {
             "action": joint,
@@ -307,9 +307,9 @@ class _Episode:
         self._views.append(view)
 
     def _check(self, step: Mapping[str, Any], view: View) -> None:
-        """Raise `InvalidValueError` for a step's values now, before its episode is appended.
+        """Raise `InvalidValueError` for invalid values of a step when it is taken.
 
-        ``view`` is the one that the step led to, or the first view of the episode.
+        ``view`` is the next view of the step, or the first view of the episode.
         """
         arrays = {_DISK_NAMES[name]: value for name, value in step.items() if name in _DISK_NAMES}
         arrays |= {"observations": view.observation, "infos.state": view.state}
@@ -320,12 +320,13 @@ class _Episode:
         )
 
     def record(self, cut: bool) -> tuple[Transition, FinalObservations]:
-        """Return the episode, ``(1, T, ...)``, and the view that it ended with.
+        """Return the episode, ``(1, T, ...)``, and its final view.
 
         Parameters
         ----------
         cut
-            Whether the recording ends it here: then who has not terminated is truncated.
+            Whether the recording ends the episode here. Agents that have not terminated are then
+            marked as truncated.
         """
         fields: dict[str, Any] = {
             k: np.stack([step[k] for step in self._steps])[None] for k in self._steps[0]
@@ -349,7 +350,7 @@ class _Episode:
 
 
 def _join_if_there(path: Path, run: str) -> vault.SharedWriter | None:
-    """Join a vault; None where there is none, or another process is about to make it."""
+    """Join a vault; None if it does not exist or another process is creating it."""
     try:
         return vault.join(path, run)
     except (VaultNotFoundError, VaultFormatError):
@@ -357,7 +358,7 @@ def _join_if_there(path: Path, run: str) -> vault.SharedWriter | None:
 
 
 def _create(path: Path, spec: EnvSpec, provenance: Mapping[str, Any], resume: bool) -> None:
-    """Create a vault, unless another process does so at this moment."""
+    """Create a vault, unless another process is creating it."""
     deadline = time.monotonic() + _CREATION_SECONDS
     while True:
         try:
@@ -375,11 +376,11 @@ def _create(path: Path, spec: EnvSpec, provenance: Mapping[str, Any], resume: bo
 def _check_fit(writer: vault.SharedWriter, spec: EnvSpec) -> None:
     if difference := writer.spec.difference(spec):
         raise ShapeError(
-            f"{writer.path} holds data of {writer.spec.name or 'another environment'}, from which "
-            f"{spec.name or 'this one'} differs in {difference}: record to another vault."
+            f"{writer.path} holds data of {writer.spec.name or 'another environment'}, which "
+            f"differs from {spec.name or 'this one'} in {difference}: record to another vault."
         )
     if writer.rows != 1:
         raise VaultError(
-            f"{writer.path} has {writer.rows} rows, and episodes recorded one by one need a vault "
-            "of one: record to another vault, and put both together with `offmarl cat`."
+            f"{writer.path} has {writer.rows} rows, but episodes that are recorded one by one need "
+            "a vault of one row: record to another vault, and join both with `offmarl cat`."
         )

@@ -1,4 +1,4 @@
-"""Recording a policy that does not learn, and telling whether a recording is complete."""
+"""Recording of a fixed policy, and the state of recordings."""
 
 import hashlib
 import shutil
@@ -19,7 +19,7 @@ from offmarl.envs import Environment, autoreset
 from offmarl.envs.base import require_positive
 from offmarl.errors import RunError
 from offmarl.paths import local
-from offmarl.programs.buffer import Capture, add, init_capture, make_buffer
+from offmarl.programs.buffer import Capture, ChunkWriter, add, init_capture, make_buffer
 from offmarl.programs.loop import Schedule, collect
 from offmarl.programs.program import Hyperparameters, Program, Stage
 from offmarl.programs.run import (
@@ -28,13 +28,12 @@ from offmarl.programs.run import (
     environment_source,
     keep_compiled_programs,
 )
-from offmarl.programs.writer import ChunkWriter
 from offmarl.rollout import RolloutState, init_rollout, rollout
 from offmarl.tracking import progress
 from offmarl.types import ArrayTree, EnvSpec, Policy
 
 _CHUNK = 64
-"""Time steps collected at once, at most: few enough to stay in the processor's cache."""
+"""Largest number of time steps collected at once: they should fit into the processor's cache."""
 
 
 class _State(NamedTuple):
@@ -54,42 +53,42 @@ def record_policy(
     provenance: Mapping[str, Any] | None = None,
     checkpoint_seconds: float = 30.0,
 ) -> bool:
-    """Let a policy act in parallel environments, and write all of it to a vault.
+    """Play a policy in parallel environments, and write all steps to a vault.
 
-    Killed at any instant, the same call again resumes from the last checkpoint and ends with the
-    content of a call that was never stopped. Once it has ended, it changes nothing.
+    After a kill at any instant, the same call resumes from the last checkpoint and ends with the
+    content of an uninterrupted call. A complete recording is not changed.
 
     Parameters
     ----------
     env
         The environment, without autoreset.
     policy, params
-        Who acts; recorded as policy 0.
+        The policy, recorded as policy 0.
     path
-        Of the vault to make, ``<directory>/<name>.vlt/<uid>``; it gets one row per environment.
+        Path of the vault, ``<directory>/<name>.vlt/<uid>``, with one row for each environment.
     steps
-        Environment steps to record in all, rounded up to whole rows. Episodes running at the end
-        are cut there.
+        Total number of environment steps, rounded up to whole rows. Running episodes are cut off at
+        the end.
     num_envs
-        E.
+        E, the number of environments.
     seed
         Random seed.
     provenance
-        A JSON object to keep with the data, such as where the policy comes from.
+        A JSON object to store with the data, such as the source of the policy.
     checkpoint_seconds
-        How much work a kill may cost, in seconds; SIGINT and SIGTERM save before they stop.
+        Seconds between checkpoints. SIGINT and SIGTERM save one before they stop the recording.
 
     Returns
     -------
     bool
-        False where the recording was there already, and whole.
+        False if the recording was complete already.
 
     Raises
     ------
     OptionError
-        There is nothing to record, or no environment to record it in.
+        ``steps`` or ``num_envs`` is not positive.
     RunError
-        There is another recording at the path.
+        The path holds another recording.
     Stopped
         A signal stopped the recording; the message says where it resumes.
     VaultError
@@ -117,10 +116,10 @@ def record_policy(
 
 @lru_cache(maxsize=4)
 def _fixed(env: Environment, policy: Policy, num_envs: int, num_steps: int) -> Program:
-    """Describe a policy that stays as it is as a program that learns nothing.
+    """Return a fixed policy as a program that does not learn.
 
-    Its parameters are put into the state that it begins with. Cached, so that recordings of one
-    policy with other parameters share what is compiled.
+    The caller puts the parameters into the initial state. Cached, so that recordings of a policy
+    with other parameters share the compiled program.
     """
     env = autoreset(env)
     buffer = make_buffer(num_envs, num_steps)
@@ -184,7 +183,7 @@ def _record(
 def resume(
     program: Program, checkpoints: Checkpoints, key: PRNGKeyArray, hyper: Hyperparameters
 ) -> tuple[int, ArrayTree, dict[str, Any]]:
-    """Return where to resume: the updates done, the state after them, the checkpoint's info."""
+    """Return the number of updates done, the state after them, and the checkpoint's info."""
     init = jax.jit(program.init)
     found = checkpoints.resume({"state": jax.eval_shape(init, key, hyper)})
     if found is None:
@@ -206,19 +205,19 @@ def fingerprint(tree: ArrayTree) -> str:
 
 
 def is_complete(path: Path, recipe: Mapping[str, Any]) -> bool:
-    """Say whether a recording is there and whole.
+    """Whether a recording exists and is complete.
 
     Parameters
     ----------
     path
-        Of its vault.
+        Path of its vault.
     recipe
-        A JSON object of all that decides what is recorded.
+        A JSON object of everything that determines the recording.
 
     Raises
     ------
     RunError
-        The vault at the path was recorded by another recipe.
+        The vault was recorded with another recipe.
     """
     if not path.exists():
         return False
@@ -227,8 +226,8 @@ def is_complete(path: Path, recipe: Mapping[str, Any]) -> bool:
     for name in sorted(found.keys() | recipe.keys()):
         if found.get(name) != recipe.get(name):
             raise RunError(
-                f"{path} was begun with {name}={found.get(name)!r}, not {recipe.get(name)!r}: "
-                "give the same arguments to go on with it, or another place for the new one."
+                f"{path} was started with {name}={found.get(name)!r}, not {recipe.get(name)!r}: "
+                "give the same arguments to resume it, or another path for the new recording."
             )
     return bool(provenance["complete"])
 
@@ -242,9 +241,9 @@ def open_for_recording(
 ) -> vault.Writer:
     """Create the vault of a recording, or resume it.
 
-    ``provenance`` is kept with the data, and so are the recipe (see `is_complete`) and the versions
-    of the software. Where the environment is not one of offmarl, ``environment_source`` says where
-    its code came from.
+    The provenance is stored with the data, with the recipe (see `is_complete`), the versions of the
+    software and, for an environment that is not one of offmarl, the source of its code
+    (``environment_source``).
     """
     if path.exists():
         return vault.resume(path)

@@ -11,12 +11,13 @@ import ast
 import hashlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from shlex import quote
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
+from offmarl import tracking
 from offmarl._imports import import_file
 from offmarl.errors import OptionError, RunError, unknown_name
 from offmarl.paths import local
@@ -28,7 +29,7 @@ _PARTS = ("Args", "make", "main")
 
 
 class Origin(NamedTuple):
-    """Where a program comes from, as its runs record it."""
+    """The source of a program, as its runs record it."""
 
     name: str
     file: str | None
@@ -63,7 +64,7 @@ def load(kind: Kind, name: str) -> ModuleType:
     Parameters
     ----------
     kind
-        Which kind of program it is.
+        Kind of the program.
     name
         The name of a recorder or baseline of offmarl, or the path of a Python file.
 
@@ -80,7 +81,7 @@ def load(kind: Kind, name: str) -> ModuleType:
 
 
 def origin_of(make: Callable[..., Any]) -> Origin:
-    """Return where a program that is about to run comes from.
+    """Return the source of a program that is about to run.
 
     Parameters
     ----------
@@ -105,14 +106,14 @@ def load_origin(
     Parameters
     ----------
     kind
-        Which kind of program it is.
+        Kind of the program.
     origin
-        What the run's record says of the program.
+        Source of the program, from the run's record.
     run
         Directory of the run.
     program
-        The file that the user named. It is imported only if its checksum is the recorded one. None
-        is enough for a program of offmarl, and for one that was trained in this process.
+        The file that the user named. It is imported only if its checksum is the recorded one. It
+        may be None for a program of offmarl or one that was trained in this process.
 
     Raises
     ------
@@ -127,8 +128,8 @@ def load_origin(
     if origin.file is None:
         if program is not None:
             raise OptionError(
-                f"{run} was trained by offmarl's own {kind} {origin.name}, not by {program}: leave "
-                "out the program."
+                f"{run} was trained by offmarl's own {kind} {origin.name}, not by {program}: do "
+                "not give a program."
             )
         return _load_named(kind, origin.name)
     if program is None:
@@ -136,7 +137,7 @@ def load_origin(
             return _ran[origin.file, origin.sha256]
         raise RunError(
             f"{run} was trained by a program in the file {origin.file}, and offmarl does not run "
-            "code that a run's record names. If you trust the file, name it yourself: "
+            "code because a run's record names it. If you trust the file, give it yourself: "
             f'load_policy(..., program="{origin.file}"), or on the command line '
             f"--program {quote(str(origin.file))}."
         )
@@ -144,9 +145,20 @@ def load_origin(
     if _sha256(path) != origin.sha256:
         raise RunError(
             f"{path} is not the program that trained {run}: that was {origin.file}, with other "
-            "content. Name that file, with its content as it was then, or train again."
+            "content. Give that file with its content at that time, or train again."
         )
     return _load_file(path)
+
+
+def file_of_run(run: Path, files: Iterable[Path]) -> Path | None:
+    """Return the file, among some that the user named, of the program that trained a run.
+
+    None if it is none of them.
+    """
+    sha256 = tracking.read_run(run).get("sha256")
+    return next(
+        (file for file in files if sha256 and _sha256(_checked(local(file))) == sha256), None
+    )
 
 
 def _load_named(kind: Kind, name: str) -> ModuleType:

@@ -1,4 +1,4 @@
-"""Train online, evaluate, and record quality tiers: what a recorder does with its arguments."""
+"""Online training with evaluation, and recording of quality tiers: what a recorder runs."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,6 +20,7 @@ from offmarl.envs import Environment
 from offmarl.errors import CheckpointError, OptionError, unknown_name
 from offmarl.evaluation import Evaluation, evaluate
 from offmarl.networks import PolicyConfig, make_policy
+from offmarl.programs.buffer import ChunkWriter
 from offmarl.programs.loop import Schedule, build, collect, learn, stage_starts
 from offmarl.programs.program import ArgsT, OnlineArgs, Program, hyperparameters
 from offmarl.programs.record import is_complete, open_for_recording, record_policy, resume
@@ -33,18 +34,17 @@ from offmarl.programs.run import (
     more_to_come,
     open_run,
 )
-from offmarl.programs.writer import ChunkWriter
 from offmarl.types import ArrayTree, EnvSpec, Policy
 
 FRACTIONS = {"poor": 0.25, "medium": 0.5, "good": 0.75}
-"""How much of the way from random to expert a tier's checkpoint has come."""
+"""Return of a tier's checkpoint, as a fraction of the way from random to expert."""
 
 REPLAY_TIERS = ("replay", "medium-replay")
-"""Training data: all of it, and that up to the medium checkpoint, which is cut from the former."""
+"""Training data: all of it, and its part up to the medium checkpoint."""
 
 TIERS = ("random", *FRACTIONS, "expert", *REPLAY_TIERS)
-"""``random``: an untrained policy, uniform over legal actions. ``expert``: the best checkpoint.
-Those of `REPLAY_TIERS`: training data. The others: by `FRACTIONS`."""
+"""``random`` is a uniform policy over legal actions, ``expert`` the best checkpoint. `REPLAY_TIERS`
+are training data. `FRACTIONS` defines the others."""
 
 
 def parse_tiers(text: str) -> list[str]:
@@ -57,18 +57,18 @@ def parse_tiers(text: str) -> list[str]:
 
 
 def first_to_reach(fraction: float, returns: Sequence[float], random: float, expert: float) -> int:
-    """Return the index of the first checkpoint that is a fraction of the way to the expert.
+    """Return the index of the first checkpoint that has come a fraction of the way to the expert.
 
     Parameters
     ----------
     fraction
-        Of the way from random to expert.
+        Fraction of the way from random to expert.
     returns
         Mean return of each checkpoint, in the order of training.
     random, expert
-        Mean returns of the random policy and of the best checkpoint, the latter evaluated anew:
-        the best of many noisy estimates is too high. It may thus come out above every checkpoint;
-        where none reaches the threshold, the best stands in.
+        Mean returns of the random policy and of the best checkpoint. The best checkpoint is
+        evaluated again, because the best of many noisy estimates is too high. If no checkpoint
+        reaches the threshold, the best one is taken.
     """
     threshold = random + fraction * (expert - random)
     reached = (index for index, value in enumerate(returns) if value >= threshold)
@@ -76,7 +76,7 @@ def first_to_reach(fraction: float, returns: Sequence[float], random: float, exp
 
 
 def best(returns: Sequence[float]) -> int:
-    """Return the index of the best checkpoint; the first of equals."""
+    """Return the index of the best checkpoint, the first one if several are equal."""
     return max(range(len(returns)), key=returns.__getitem__)
 
 
@@ -84,14 +84,14 @@ def best(returns: Sequence[float]) -> int:
 
 
 class _Run(NamedTuple):
-    """What the parts below share."""
+    """The values that the functions below share."""
 
     origin: Origin
     args: OnlineArgs
     env: Environment
     program: Program
     policy: Policy
-    """The program's, which draws its actions."""
+    """The program's policy with sampled actions."""
     source: dict[str, dict[str, str]]
     """From `environment_source`."""
 
@@ -113,14 +113,14 @@ class _Run(NamedTuple):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The arguments that decide the result."""
+        """The arguments that determine the result."""
         args = asdict(self.args) | {"env": envs.short_name(self.args.env)}
         del args["out"], args["checkpoint_seconds"]
-        return tracking.plain(args)  # as provenance on disk will have it
+        return tracking.plain(args)  # as in the provenance on disk
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """All that decides the result, for the vaults."""
+        """Everything that determines the result, for the vaults."""
         return self.settings | self.source
 
     def vault(self, tier: str) -> Path:
@@ -134,7 +134,7 @@ _INIT, _TRAIN, _EVALUATE, _EVALUATE_EXPERT, _EVALUATE_RANDOM = range(5)
 
 
 class Recorded(NamedTuple):
-    """What a recorder made, for programs and for people."""
+    """The result of a recorder, for programs and for people."""
 
     data: dict[str, Any]
     view: Table
@@ -143,22 +143,22 @@ class Recorded(NamedTuple):
 def record_online(make: Callable[[EnvSpec, ArgsT, Environment], Program], args: ArgsT) -> Recorded:
     """Train a program online and record the requested tiers.
 
-    The run's directory is ``<out>/<env>.run-<name>``, the vaults ``<out>/<env>.vlt/<tier>``. Killed
-    at any instant, the same call again resumes from the last checkpoint, and ends with the
-    parameters and the data of a call that was never stopped. A finished run is left as it is.
+    The run's directory is ``<out>/<env>.run-<name>``, the vaults are ``<out>/<env>.vlt/<tier>``.
+    After a kill at any instant, the same call resumes from the last checkpoint and ends with the
+    parameters and data of an uninterrupted call. A finished run is not changed.
 
     Parameters
     ----------
     make
-        ``make(spec, args, env)`` builds the program for an environment, given without autoreset;
-        the file that it stands in is recorded.
+        ``make(spec, args, env)`` builds the program for an environment without autoreset. The run
+        records the file that defines it.
     args
-        Its arguments.
+        The program's arguments.
 
     Raises
     ------
     RunError
-        The directory holds a run of other arguments, or of an environment of other code.
+        The directory holds a run with other arguments or other code of the environment.
     Stopped
         A signal stopped the run; the message says where it resumes.
     UnknownNameError
@@ -206,7 +206,7 @@ class Version(NamedTuple):
     """An evaluated version of the policy."""
 
     iteration: int
-    """Iterations of training behind it; its id in the replay data."""
+    """Number of training iterations before it; its policy id in the replay data."""
     returns: list[float]
 
     @property
@@ -216,7 +216,7 @@ class Version(NamedTuple):
 
 
 def _train(run: _Run, opened: Run, timer: CheckpointTimer, keep: bool) -> list[Version]:
-    """Train to the end and return the versions evaluated on the way."""
+    """Train to the end, and return the evaluated versions."""
     journal, hyper = _Journal(run, opened), hyperparameters(run.args)
     done, begin, info = resume(run.program, journal.checkpoints, run.key(_INIT), hyper)
     journal.go_on(done, info)
@@ -241,7 +241,7 @@ def _schedule(run: _Run) -> Schedule:
     except ValueError as error:
         raise OptionError(
             f"--total-steps {run.args.total_steps} is {run.iterations} updates, and the program "
-            f"has {error}: give more --total-steps, or other lengths of its stages."
+            f"has {error}: give more --total-steps, or other lengths of the stages."
         ) from None
     return Schedule(run.iterations, every, 1, starts)
 
@@ -272,7 +272,7 @@ def _about(run: _Run, version: Version) -> dict[str, Any]:
 
 
 class _Journal:
-    """The files of a run in training: metrics, checkpoints to resume from, policies to record."""
+    """The files of a training run: metrics, checkpoints to resume from, policies to record."""
 
     def __init__(self, run: _Run, opened: Run):
         self._run = run
@@ -282,7 +282,7 @@ class _Journal:
         self.checkpoints = opened.checkpoints(keep=2)
         self.versions: list[Version] = []
         self.chunks: ChunkWriter | None = None
-        """Where the training data goes."""
+        """Writes the training data."""
 
     def go_on(self, start: int, info: Mapping[str, Any]) -> None:
         """Drop what was written after the checkpoint that training resumes from."""
@@ -290,15 +290,15 @@ class _Journal:
         self.versions = [Version(*version) for version in info.get("versions", [])]
 
     def add(self, done: int, metrics: Mapping[str, Any], _count: int) -> None:
-        """Note metrics, without waiting for the device."""
+        """Keep metrics, without waiting for the device."""
         step = done * self._run.iteration_steps
         self._unwritten.append({"seed": self._run.args.seed, "step": step, **metrics})
 
     def log(self, done: int) -> None:
-        """Leave the lines for the next checkpoint."""
+        """Do nothing: `save` writes the lines."""
 
     def evaluate(self, done: int, state: ArrayTree) -> None:
-        """Evaluate a version, and keep it."""
+        """Evaluate the policy, and keep it as a version."""
         key = jax.random.fold_in(self._run.key(_EVALUATE), done)
         params = self._run.program.policy_params(state)
         returns = _returns(self._run, self._run.policy, params, key)
@@ -308,7 +308,7 @@ class _Journal:
             self._policies.save(done, {"policy": params}, {})
 
     def save(self, done: int, state: ArrayTree) -> None:
-        """Write the data and metrics up to here, and a checkpoint to resume from."""
+        """Write the data and metrics so far, and a checkpoint to resume from."""
         if self.chunks is not None:
             self.chunks.flush()
         tracking.append(self._metrics, *self._unwritten)
@@ -319,7 +319,7 @@ class _Journal:
 
     @property
     def note(self) -> str:
-        """How good the last version is."""
+        """Return of the last version."""
         return f"return {self.versions[-1].mean:.3g}" if self.versions else ""
 
     def close(self) -> None:
@@ -341,7 +341,7 @@ def _evaluate(
 
 
 def _policies(run: _Run) -> Checkpoints:
-    """Return the place of all evaluated versions of the policy."""
+    """Return the checkpoints of all evaluated versions of the policy."""
     return Checkpoints(run.directory / "policies")
 
 
@@ -349,7 +349,7 @@ def _policies(run: _Run) -> Checkpoints:
 
 
 def _record_tiers(run: _Run, versions: Sequence[Version], tiers: Sequence[str]) -> None:
-    """Record the tiers other than replay, which training has recorded."""
+    """Record all tiers but replay, which the training has recorded."""
     play = partial(_returns, run)
     uniform = make_policy(PolicyConfig("random"), run.env.spec)
     random = float(play(uniform, (), run.key(_EVALUATE_RANDOM)).mean())
@@ -378,7 +378,7 @@ def _record_tiers(run: _Run, versions: Sequence[Version], tiers: Sequence[str]) 
 
 
 def _cut_replay(run: _Run, tier: str, until: Version, versions: Sequence[Version]) -> None:
-    """Take the training data up to a version of the policy."""
+    """Extract the training data up to a version of the policy."""
     recipe = {**run.recipe, "iterations": until.iteration}
     if is_complete(run.vault(tier), recipe):
         return
@@ -423,8 +423,8 @@ def _load(run: _Run, version: Version) -> ArrayTree:
         raise CheckpointError(
             run.directory / "policies" / str(version.iteration),
             error.reason,
-            f"delete {run.directory} and repeat the command: what was recorded is kept, and the "
-            "training is repeated.",
+            f"delete {run.directory} and repeat the command: it keeps the recorded data and "
+            "repeats the training.",
         ) from error
     policies.close()
     return tree["policy"]

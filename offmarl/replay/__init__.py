@@ -2,7 +2,7 @@
 
 from offmarl.replay.batches import BatchSource, open_batches, split_key
 from offmarl.replay.device import Replay, load
-from offmarl.replay.sampling import EpisodeTable, Source, window_starts
+from offmarl.replay.sampling import EpisodeTable, Source, Windows
 from offmarl.replay.stream import Batches, Stream, WindowSource, whole_episodes
 
 __all__ = [
@@ -13,9 +13,9 @@ __all__ = [
     "Source",
     "Stream",
     "WindowSource",
+    "Windows",
     "load",
     "open_batches",
     "split_key",
     "whole_episodes",
-    "window_starts",
 ]

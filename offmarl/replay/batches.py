@@ -12,7 +12,7 @@ from jaxtyping import Array, Int, Key, PRNGKeyArray
 
 from offmarl.replay import device
 from offmarl.replay.device import Replay, load
-from offmarl.replay.sampling import Chosen, Source, on_host
+from offmarl.replay.sampling import Chosen, Source, Windows, on_host
 from offmarl.replay.stream import IN_HAND, Batches, WindowSource, ahead, parts_ahead
 
 Kind = Literal["auto", "device", "stream"]
@@ -39,8 +39,7 @@ def split_key(key: PRNGKeyArray, step: Int[Array, ""] | int) -> tuple[PRNGKeyArr
 def open_batches(
     source: Source,
     kind: Kind,
-    batch_size: int,
-    length: int,
+    windows: Windows,
     keys: Key[Array, "seeds"],
     steps: range,
     memory: int,
@@ -54,8 +53,8 @@ def open_batches(
         What to learn from.
     kind
         Where batches come from. "auto": the device where the data fits into half of what is free.
-    batch_size, length
-        Windows in a batch, and steps in a window.
+    windows
+        What to draw.
     keys
         One for each seed.
     steps
@@ -69,20 +68,21 @@ def open_batches(
     Raises
     ------
     ShapeError
-        There is no step to draw, or a size is not positive.
+        There is no step to draw.
     OptionError
-        There is no room for a few batches.
+        There is no room for a few batches, or there are no such episodes.
     """
-    if kind == "device" or (kind == "auto" and 2 * device.nbytes(source, length) <= _free_bytes()):
-        yield BatchSource(steps.step, repeat(load(source, batch_size, length, episodes)))
+    needed = device.nbytes(source, windows, episodes)
+    if kind == "device" or (kind == "auto" and 2 * needed <= _free_bytes()):
+        yield BatchSource(steps.step, repeat(load(source, windows, episodes)))
         return
-    windows, host_keys = WindowSource(source, batch_size, length, episodes), on_host(keys)
-    part = len(keys) * windows.batch_bytes
+    drawn, host_keys = WindowSource(source, windows, episodes), on_host(keys)
+    part = len(keys) * drawn.batch_bytes
     most = parts_ahead(memory, part, "a batch for each seed", _MOST_AHEAD)
     updates = _largest_divisor(steps.step, memory // (part * (most + IN_HAND)))
 
     def gather(first: int) -> Batches:
-        return windows.batches(_sample_keys(host_keys, first + jnp.arange(updates)))
+        return drawn.batches(_sample_keys(host_keys, first + jnp.arange(updates)))
 
     firsts = range(steps.start - steps.start % updates, steps.stop, updates)
     with closing(ahead(gather, firsts, most)) as data:
@@ -102,8 +102,11 @@ def _largest_divisor(number: int, most: int) -> int:
 
 
 def _free_bytes() -> int:
-    """Return the bytes that are free on the device; where it is a processor, its memory."""
+    """Return the bytes that are free on the device.
+
+    For a CPU, its memory, of which each of the devices that it is split into has a share.
+    """
     stats = jax.devices()[0].memory_stats()
     if stats:
         return int(stats["bytes_limit"] - stats["bytes_in_use"])
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // len(jax.local_devices())

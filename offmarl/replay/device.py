@@ -13,15 +13,14 @@ from jaxtyping import Array, Int, PRNGKeyArray, UInt32
 from numpy.typing import NDArray
 
 from offmarl.replay import packing
-from offmarl.replay.sampling import Chosen, Source, WindowTable, draw
+from offmarl.replay.packing import Place
+from offmarl.replay.sampling import Chosen, SlotTable, Source, Windows, draw, returns_to_go
 from offmarl.types import EnvSpec, Sequence
 
+_Block = tuple[NDArray[np.int64], NDArray[np.uint32]]
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["rows", "starts"],
-    meta_fields=["spec", "batch_size", "length"],
-)
+
+@partial(jax.tree_util.register_dataclass, data_fields=["rows"], meta_fields=["spec", "windows"])
 @dataclass(frozen=True, repr=False)
 class Replay:
     """A dataset on the device, and the shape of the batches drawn from it.
@@ -32,117 +31,125 @@ class Replay:
     Attributes
     ----------
     rows
-        ``(R, W)`` packed steps and final views.
-    starts
-        ``(M,)`` rows at which a window may start.
+        ``(R+T, W)`` packed slots: the circle of R, and its first T once more.
     spec
         Sizes of the data.
-    batch_size, length
-        Windows in a batch, and steps in a window (B and T).
+    windows
+        Sizes of the batches.
     """
 
-    rows: UInt32[Array, "R W"]
-    starts: Int[Array, "M"]
+    rows: UInt32[Array, "rows W"]
     spec: EnvSpec
-    batch_size: int
-    length: int
+    windows: Windows
+
+    @property
+    def num_slots(self) -> int:
+        """R: the slots at which a window may start."""
+        return self.rows.shape[0] - self.windows.steps
 
     def sample(self, key: PRNGKeyArray) -> Sequence:
-        """Draw ``batch_size`` windows uniformly, with replacement; fields are ``(B, T, ...)``."""
-        return self.windows(self.starts[draw(key, self.batch_size, self.starts.shape[0])])
+        """Draw a batch of windows, in which each step is equally likely; ``(B, T, ...)``."""
+        return self.at(draw(key, self.windows.batch_size, self.num_slots))
 
-    def windows(self, starts: Int[Array, "B"]) -> Sequence:
-        """Unpack the windows that start at the given rows."""
-        size = (self.length + 1, self.rows.shape[1])
-        rows = jax.vmap(lambda start: jax.lax.dynamic_slice(self.rows, (start, 0), size))(starts)
-        return packing.to_sequence(rows, self.spec)
+    def at(self, slots: Int[Array, "B"]) -> Sequence:
+        """Unpack the windows that start at the given slots."""
+        size = (self.windows.slots, self.rows.shape[1])
+        rows = jax.vmap(lambda slot: jax.lax.dynamic_slice(self.rows, (slot, 0), size))(slots)
+        return packing.to_sequence(rows, self.spec, self.windows)
 
     def __repr__(self) -> str:
         """Say what is drawn, and not what from."""
-        name = self.spec.name or "a dataset"
-        return f"<Replay of {name}: batches of {self.batch_size} windows of {self.length} steps>"
+        name, shape = self.spec.name or "a dataset", self.windows
+        return f"<Replay of {name}: batches of {shape.batch_size} windows of {shape.length} steps>"
 
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
-        return int(self.rows.nbytes + self.starts.nbytes)
+        return int(self.rows.nbytes)
 
 
-def load(source: Source, batch_size: int, length: int, episodes: Chosen = None) -> Replay:
+def load(source: Source, windows: Windows, episodes: Chosen = None) -> Replay:
     """Put a whole vault on the device, once, a block after the other.
 
-    The host holds one block at a time, some tens of megabytes.
+    The host holds one block at a time, some tens of megabytes, and the returns-to-go if batches
+    carry them.
 
     Parameters
     ----------
     source
         What to draw from.
-    batch_size, length
-        Windows in a batch, and steps in a window.
+    windows
+        What to draw.
     episodes
-        Numbers of the episodes to draw windows from; all of them by default.
+        Numbers of the episodes to draw from; all of them by default. Only these are loaded.
 
     Raises
     ------
     ShapeError
-        Where there is no step to draw, or a size is not positive.
+        There is no step to draw.
+    OptionError
+        There are no episodes of such numbers.
     """
-    table = WindowTable(source, batch_size, length, episodes)
-    layout = packing.layout_of(source.spec)
-    rows = _blank_rows(table.num_rows, jnp.asarray(packing.blank(layout)))
-    for where, block in chain(_finals(source, table, layout), _steps(source, table, layout)):
+    table, layout = SlotTable(source, episodes), packing.layout_of(source.spec, windows)
+    rows = _blank_rows(table.num_slots + windows.steps, layout.width)
+    for where, block in chain(_ends(source, table, layout), _steps(source, table, layout, windows)):
         rows = _put(rows, where, block)
-    starts = jnp.asarray(table.all_starts(), jnp.int32)
-    return Replay(rows, starts, source.spec, batch_size, length)
+    return Replay(_close(rows, table.num_slots), source.spec, windows)
 
 
-def nbytes(source: Source, length: int) -> int:
-    """Return the bytes that `load` would take on the device for windows of a length."""
-    table = WindowTable(source, 1, length)
-    return 4 * (table.num_rows * packing.layout_of(source.spec).width + table.num_windows)
+def nbytes(source: Source, windows: Windows, episodes: Chosen = None) -> int:
+    """Return the bytes that `load` would take on the device."""
+    slots = SlotTable(source, episodes).num_slots + windows.steps
+    return 4 * slots * packing.layout_of(source.spec, windows).width
 
 
-@partial(jax.jit, static_argnums=0)
-def _blank_rows(count: int, row: UInt32[Array, "W"]) -> UInt32[Array, "R W"]:
-    return jnp.broadcast_to(row, (count, len(row)))
+@partial(jax.jit, static_argnums=(0, 1))
+def _blank_rows(count: int, width: int) -> UInt32[Array, "rows W"]:
+    return jnp.zeros((count, width), jnp.uint32)
 
 
 @partial(jax.jit, donate_argnums=0)
 def _put(
-    rows: UInt32[Array, "R W"], where: Int[Array, "n"], block: UInt32[Array, "n W"]
-) -> UInt32[Array, "R W"]:
-    return rows.at[where].set(block, unique_indices=True)
+    rows: UInt32[Array, "rows W"], where: Int[Array, "n"], block: UInt32[Array, "n W"]
+) -> UInt32[Array, "rows W"]:
+    return rows.at[where].set(block, mode="drop")
+
+
+@partial(jax.jit, static_argnums=1, donate_argnums=0)
+def _close(rows: UInt32[Array, "rows W"], num_slots: int) -> UInt32[Array, "rows W"]:
+    """Repeat the circle's beginning after its end, so that windows there are one slice too."""
+    past = jnp.arange(num_slots, len(rows))
+    return rows.at[past].set(rows[past % num_slots])
 
 
 def _steps(
-    source: Source, table: WindowTable, layout: packing.Layout
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint32]]]:
-    """Yield the vault's steps packed, and the rows they belong to, by blocks of time."""
+    source: Source, table: SlotTable, layout: packing.Layout, windows: Windows
+) -> Iterator[_Block]:
+    """Yield the vault's steps packed, and the slots they belong to, by blocks of time."""
     episodes = source.episodes
+    discount = windows.return_to_go
+    to_go = None if discount is None else returns_to_go(source, discount)
+    # Episodes that are not drawn from are put past the end, where nothing is stored.
+    offsets = np.full(len(episodes.length), table.num_slots + windows.steps)
+    offsets[table.episodes] = table.offsets
     # Episodes stand one after the other in each row of the vault, and the rows in order.
     begins = episodes.row * source.length + episodes.start
     for start, stop in source.blocks():
         time = np.tile(np.arange(start, stop), source.rows)
         row = np.repeat(np.arange(source.rows), stop - start)
         episode = np.searchsorted(begins, row * source.length + time, side="right") - 1
-        done = time - episodes.start[episode]
-        left, known = episodes.length[episode] - done, episodes.final[episode] >= 0
         steps: Any = source.transitions(start, stop)
         flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), steps)
-        yield table.offsets[episode] + done, packing.pack_steps(flat, left, known, layout)
+        place = Place(time - episodes.start[episode], episode)
+        follows = None if to_go is None else to_go[row, time]
+        packed = packing.pack_steps(flat, place, episodes, layout, follows)
+        yield offsets[episode] + place.time, packed
 
 
-def _finals(
-    source: Source, table: WindowTable, layout: packing.Layout
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint32]]]:
-    """Yield the final views packed, and the rows they belong to."""
-    final = source.episodes.final
-    known = np.flatnonzero(final >= 0)
-    step = 2**12
-    for first in range(0, len(known), step):
-        some = known[first : first + step]
-        views = source.final_views(final[some])
-        yield (
-            (table.offsets + table.lengths)[some],
-            packing.pack(views._asdict(), layout, len(some)),
-        )
+def _ends(source: Source, table: SlotTable, layout: packing.Layout) -> Iterator[_Block]:
+    """Yield the slots that end episodes, packed, and where they belong."""
+    count = 2**12
+    for first in range(0, len(table.episodes), count):
+        some = slice(first, first + count)
+        place = Place(table.lengths[some], table.episodes[some])
+        yield table.offsets[some] + place.time, packing.pack_ends(place, source, layout)

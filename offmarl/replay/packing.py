@@ -1,10 +1,11 @@
-"""One step in one row of 32-bit words, the form in which replay keeps and moves data.
+"""One slot in one row of 32-bit words, the form in which replay keeps and moves data.
 
 All fields of a step are packed into a row, masks as single bits, and every episode is followed by
 one row that holds its final view. A window of T steps is then T+1 rows on end: one thing to fetch,
-and its last row is the exact next view wherever the window ends.
+and the row after each step is its exact next view, wherever the window or the episode ends.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, UInt32
 from numpy.typing import NDArray
 
+from offmarl.replay.sampling import EpisodeTable, Source, Windows
 from offmarl.types import Continuous, EnvSpec, Sequence, Transition, View
 
 
@@ -27,7 +29,7 @@ class _Field(NamedTuple):
 
     @property
     def size(self) -> int:
-        return int(np.prod(self.shape))
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,8 @@ class Layout:
         return self.num_words + -(-self.num_bits // 32)
 
 
-def layout_of(spec: EnvSpec) -> Layout:
-    """Return how steps of some sizes are packed."""
+def layout_of(spec: EnvSpec, windows: Windows) -> Layout:
+    """Return how the slots of windows are packed."""
     agents, actions = spec.num_agents, spec.action_size
     continuous = isinstance(spec.action, Continuous)
     words: dict[str, tuple[tuple[int, ...], str]] = {
@@ -63,13 +65,17 @@ def layout_of(spec: EnvSpec) -> Layout:
         "action": ((agents, actions), "float32") if continuous else ((agents,), "int32"),
         "reward": ((agents,), "float32"),
         "behaviour_log_prob": ((agents,), "float32"),
-        "remaining": ((), "int32"),
+        "time": ((), "int32"),
+        "episode": ((), "int32"),
     }
+    if windows.return_to_go is not None:
+        words["return_to_go"] = ((agents,), "float32")
     bits: dict[str, tuple[tuple[int, ...], str]] = {
         "legal_actions": ((agents, actions), "bool"),
         "alive": ((agents,), "bool"),
         "terminated": ((agents,), "bool"),
         "truncated": ((agents,), "bool"),
+        "mask": ((), "bool"),
         "next_known": ((), "bool"),
     }
     return Layout(_place(words), _place(bits))
@@ -120,8 +126,31 @@ def unpack(rows: UInt32[Array, "*b W"], layout: Layout) -> dict[str, Array]:
     return words | bits
 
 
+class Place(NamedTuple):
+    """Where ``n`` slots are in their episodes."""
+
+    time: NDArray[np.int64]
+    """``(n,)`` steps of the episode before each."""
+    episode: NDArray[np.int64]
+    """``(n,)`` numbers of the episodes."""
+
+    def at(self, index: NDArray[Any]) -> "Place":
+        """Return some of them."""
+        return Place(self.time[index], self.episode[index])
+
+    def spread(self, index: NDArray[np.int64], count: int) -> "Place":
+        """Put them at an index of ``count``; the others are the first step of the first episode."""
+        time, episode = np.zeros((2, count), np.int64)
+        time[index], episode[index] = self
+        return Place(time, episode)
+
+
 def pack_steps(
-    transition: Transition, left: NDArray[Any], final_known: NDArray[np.bool_], layout: Layout
+    transition: Transition,
+    place: Place,
+    episodes: EpisodeTable,
+    layout: Layout,
+    return_to_go: NDArray[np.float32] | None = None,
 ) -> NDArray[np.uint32]:
     """Pack steps ``(n, ...)`` into ``(n, W)``.
 
@@ -129,33 +158,48 @@ def pack_steps(
     ----------
     transition
         The steps.
-    left
-        ``(n,)`` steps of the episode that are left, this one included.
-    final_known
-        ``(n,)`` whether the view that the episode ended with is known.
+    place
+        Where they are.
+    episodes
+        The table that numbers their episodes.
+    layout
+        How to pack them.
+    return_to_go
+        ``(n, N)``; needed where the layout has it.
     """
-    known = (left > 1) | final_known | transition.terminated.all(-1)
-    fields = transition.view._asdict() | transition._asdict()
-    fields |= {"remaining": left, "next_known": known}
-    return pack(fields, layout, len(left))
+    is_last = place.time == episodes.length[place.episode] - 1
+    known = ~is_last | (episodes.final[place.episode] >= 0) | transition.terminated.all(-1)
+    fields = transition.view._asdict() | transition._asdict() | place._asdict()
+    fields |= {"mask": np.ones(len(known), bool), "next_known": known}
+    if return_to_go is not None:
+        fields["return_to_go"] = return_to_go
+    return pack(fields, layout, len(known))
 
 
-def blank(layout: Layout) -> NDArray[np.uint32]:
-    """Return the row ``(W,)`` of an unknown view.
+def pack_ends(place: Place, source: Source, layout: Layout) -> NDArray[np.uint32]:
+    """Pack the slots that end some episodes, ``(n, W)``: what their last steps led to.
 
-    It allows every action, so that no program meets an agent without one.
+    A view that is not known allows every action, so that no program meets an agent without one.
     """
-    row = np.zeros(layout.width, np.uint32)
-    row[layout.num_words :] = np.uint32(0xFFFFFFFF)
-    return row
+    final = source.episodes.final[place.episode]
+    known, agents = final >= 0, source.spec.num_agents
+    unknown = ~known[:, None, None]
+    fields = place._asdict() | {
+        "legal_actions": np.broadcast_to(unknown, (len(final), agents, source.spec.action_size)),
+        "alive": np.broadcast_to(unknown[..., 0], (len(final), agents)),
+    }
+    rows = pack(fields, layout, len(final))
+    if known.any():
+        views = source.final_views(final[known])._asdict()
+        rows[known] = pack(views | place.at(known)._asdict(), layout, int(known.sum()))
+    return rows
 
 
-def to_sequence(rows: UInt32[Array, "*b S W"], spec: EnvSpec) -> Sequence:
+def to_sequence(rows: UInt32[Array, "*b S W"], spec: EnvSpec, windows: Windows) -> Sequence:
     """Unpack windows of S = T+1 rows each."""
-    fields = unpack(rows, layout_of(spec))
+    fields = unpack(rows, layout_of(spec, windows))
     lead = (slice(None),) * (rows.ndim - 2)
     steps = {name: x[(*lead, slice(None, -1))] for name, x in fields.items()}
-    length = rows.shape[-2] - 1
     return Sequence(
         view=View(*(fields[name] for name in View._fields)),
         action=steps["action"],
@@ -163,6 +207,10 @@ def to_sequence(rows: UInt32[Array, "*b S W"], spec: EnvSpec) -> Sequence:
         terminated=steps["terminated"],
         truncated=steps["truncated"],
         behaviour_log_prob=steps["behaviour_log_prob"],
-        mask=jnp.arange(length) < fields["remaining"][(*lead, slice(None, 1))],
+        mask=steps["mask"] & (jnp.arange(windows.steps) >= windows.burn_in),
         next_known=steps["next_known"],
+        first=fields["time"] == 0,
+        time=fields["time"],
+        episode=fields["episode"],
+        return_to_go=steps.get("return_to_go"),
     )

@@ -1,13 +1,21 @@
-"""What replay reads, where training windows may start, and which of them make a batch."""
+"""What replay reads, how episodes are laid end to end, and which windows make a batch.
+
+Each episode of L steps takes L+1 slots: one for each step, and one for the view that the episode
+ended with. The slots of all episodes form a circle. A window of T steps is T+1 slots on end, the
+last of which only gives the next view of the slot before it. Windows start at every slot of the
+circle with the same probability. So each step is equally likely in each of a window's first T
+slots, wherever in its episode it is, and however long the episode.
+"""
 
 from collections.abc import Iterator
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import partial
 from pathlib import PurePath
 from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
-from jaxtyping import Array, Int, Key, PRNGKeyArray, UInt32
+from jaxtyping import Array, Float, Int, Key, PRNGKeyArray, UInt32
 from numpy.typing import NDArray
 
 from offmarl.errors import OptionError, ShapeError
@@ -62,6 +70,9 @@ class Source(Protocol):
     def transitions(self, start: int, stop: int) -> Transition:
         """Read an interval of time, ``(rows, T, ...)``."""
 
+    def rewards(self, start: int, stop: int) -> NDArray[np.float32]:
+        """Read the rewards of an interval of time, ``(rows, T, N)``."""
+
     def window_transitions(self, rows: Any, starts: Any, length: int) -> Transition:
         """Gather windows, ``(W, length, ...)``: the steps from each start on."""
 
@@ -72,133 +83,163 @@ class Source(Protocol):
         """Read final views, ``(len(numbers), ...)``."""
 
 
-def window_starts(
-    offsets: NDArray[np.int64], lengths: NDArray[np.int64], window: int
-) -> NDArray[np.int64]:
-    """List every index at which a window may start without crossing an episode's end.
-
-    An episode shorter than the window has one start, its first step: the rest of that window is
-    to be masked out.
+@dataclass(frozen=True)
+class Windows:
+    """The shape of batches, and what their windows carry.
 
     Parameters
     ----------
-    offsets, lengths
-        First index and number of steps of each episode, ``(M,)``.
-    window
-        Steps in a window.
+    batch_size
+        B, windows in a batch.
+    length
+        Steps in a window that count in losses.
+    burn_in
+        Steps before these that only fill a recurrent memory: ``mask`` is false there.
+    return_to_go
+        Discount of the returns-to-go that batches carry: 1 for plain sums. None leaves them out.
 
-    Returns
-    -------
-    Start indices, episode by episode. Each window of the data is listed once, so drawing from
-    them uniformly draws windows uniformly.
+    Raises
+    ------
+    ShapeError
+        A size is too small.
+    OptionError
+        The discount is not in [0, 1].
     """
-    counts = _counts(lengths, window)
-    first = np.repeat(np.cumsum(counts) - counts, counts)
-    within = np.arange(counts.sum()) - first
-    return np.repeat(offsets, counts) + within
+
+    batch_size: int = 32
+    length: int = 20
+    burn_in: int = 0
+    return_to_go: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the sizes."""
+        if self.batch_size < 1 or self.length < 1 or self.burn_in < 0:
+            burn_in = f" after {self.burn_in} of burn-in" if self.burn_in else ""
+            raise ShapeError(
+                f"batches of {self.batch_size} windows of {self.length} steps{burn_in} cannot be "
+                "drawn: windows and steps must be at least 1, and burn-in at least 0."
+            )
+        if self.return_to_go is not None and not 0 <= self.return_to_go <= 1:
+            raise OptionError(
+                f"a return-to-go cannot be discounted by {self.return_to_go:g}: give a discount "
+                "from 0 to 1, where 1 is the plain sum of rewards."
+            )
+
+    @property
+    def steps(self) -> int:
+        """T: all steps of a window, burn-in included."""
+        return self.burn_in + self.length
+
+    @property
+    def slots(self) -> int:
+        """T+1: its views."""
+        return self.steps + 1
 
 
-def _counts(lengths: NDArray[np.int64], window: int) -> NDArray[np.int64]:
-    """Return how many windows may start in each episode."""
-    return np.where(lengths > 0, np.maximum(lengths - window, 0) + 1, 0)
+class SlotTable:
+    """The circle of slots: episodes laid end to end, each with one slot more than it has steps.
 
-
-class WindowTable:
-    """The windows of a dataset in packed order, in which one more row follows each episode.
-
-    It takes memory by the episode, where `window_starts` takes it by the step.
+    It takes memory by the episode.
 
     Parameters
     ----------
     source
         What to draw from.
-    batch_size, length
-        Windows in a batch, and steps in a window.
     episodes
-        Numbers of the episodes that windows are of, in order; all of them by default.
+        Numbers of the episodes, in order; all of them by default.
+
+    Attributes
+    ----------
+    episodes
+        ``(K,)`` their numbers.
+    lengths
+        ``(K,)`` steps of each.
+    offsets
+        ``(K,)`` first slot of each.
 
     Raises
     ------
     ShapeError
-        Where there is no step to draw, or a size is not positive.
+        There is no step to draw.
     OptionError
-        Where there are no episodes of such numbers.
+        There are no episodes of such numbers, or one is named twice.
     """
 
-    def __init__(self, source: Source, batch_size: int, length: int, episodes: Chosen = None):
-        if batch_size < 1 or length < 1:
-            raise ShapeError(
-                f"batches of {batch_size} windows of {length} steps cannot be drawn: both must be "
-                "at least 1."
-            )
+    def __init__(self, source: Source, episodes: Chosen = None):
         if source.rows * source.length == 0:
             raise ShapeError(f"{source.path} holds no steps yet: record into it first.")
-        self.length = length
-        self.lengths = source.episodes.length
-        self.offsets = np.cumsum(self.lengths + 1) - (self.lengths + 1)
-        self._chosen = np.arange(len(self.lengths)) if episodes is None else episodes
-        count = len(self.lengths)
-        if not len(self._chosen) or self._chosen.min() < 0 or self._chosen.max() >= count:
+        count = len(source.episodes.length)
+        chosen = np.arange(count) if episodes is None else np.asarray(episodes, np.int64)
+        if not len(chosen) or chosen.min() < 0 or chosen.max() >= count:
             raise OptionError(
                 f"{source.path} has episodes 0 to {count - 1}: choose some of these to draw from."
             )
+        if len(np.unique(chosen)) < len(chosen):
+            raise OptionError("an episode to draw from is named twice: name each once.")
+        self.episodes = chosen
+        self.lengths = source.episodes.length[chosen]
+        self.offsets = np.cumsum(self.lengths + 1) - (self.lengths + 1)
 
     @property
-    def num_rows(self) -> int:
-        """Packed rows: the steps, one for every episode's end, and a window's worth of padding."""
-        return int((self.lengths + 1).sum()) + self.length
+    def num_slots(self) -> int:
+        """Slots of the circle: the steps, and one for every episode's end."""
+        return int(self.offsets[-1] + self.lengths[-1] + 1)
 
-    @property
-    def num_windows(self) -> int:
-        """How many windows there are."""
-        return int(self._ends[-1])
+    def locate(self, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the episode of each slot, as an index of `episodes`, and the steps before it.
 
-    @property
-    def beginnings(self) -> NDArray[np.int64]:
-        """The packed rows at which the episodes begin that are drawn from."""
-        return self.offsets[self._chosen]
-
-    def all_starts(self) -> NDArray[np.int64]:
-        """Return the packed rows at which any window starts."""
-        return window_starts(self.beginnings, self.lengths[self._chosen], self.length)
-
-    def starts(self, windows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the packed rows at which windows start: some of `all_starts`."""
-        place = np.searchsorted(self._ends, windows, side="right")
-        episode = self._chosen[place]
-        before = self._ends[place] - _counts(self.lengths[episode], self.length)
-        return self.offsets[episode] + windows - before
-
-    @cached_property
-    def _ends(self) -> NDArray[np.int64]:
-        """The number of windows in each episode that is drawn from and all such before it."""
-        return np.cumsum(_counts(self.lengths[self._chosen], self.length))
+        Slots past the circle's end are those at its beginning.
+        """
+        slots = slots % self.num_slots
+        index = np.searchsorted(self.offsets, slots, side="right") - 1
+        return index, slots - self.offsets[index]
 
 
-def draw(key: PRNGKeyArray, batch_size: int, num_windows: int) -> Int[Array, "B"]:
-    """Draw windows uniformly, with replacement: the same whatever kind of replay asks."""
-    return jax.random.randint(key, (batch_size,), 0, num_windows)
+def returns_to_go(source: Source, discount: float) -> Float[np.ndarray, "rows length N"]:
+    """Return what follows each step: the discounted rewards of it and of the rest of its episode.
+
+    Takes four bytes for each step and agent.
+    """
+    found = np.empty((source.rows, source.length, source.spec.num_agents), np.float32)
+    for start, stop in source.blocks():
+        found[:, start:stop] = source.rewards(start, stop)
+    table = source.episodes
+    longest_first = np.argsort(-table.length, kind="stable")
+    row, length = table.row[longest_first], table.length[longest_first]
+    last = table.start[longest_first] + length - 1
+    follows = np.zeros((len(length), found.shape[-1]))
+    for back in range(int(length.max(initial=0))):
+        some = slice(np.searchsorted(-length, -back, side="left"))  # those longer than `back`
+        here = row[some], last[some] - back
+        follows[some] = found[here] + discount * follows[some]
+        found[here] = follows[some]
+    return found
+
+
+def draw(key: PRNGKeyArray, batch_size: int, num_slots: int) -> Int[Array, "B"]:
+    """Draw the slots that windows start at, uniformly: the same whatever kind of replay asks."""
+    return jax.random.randint(key, (batch_size,), 0, num_slots)
 
 
 def draw_on_host(
-    keys: Key[Array, "*b"], batch_size: int, num_windows: int
+    keys: Key[Array, "*b"], batch_size: int, num_slots: int
 ) -> Int[np.ndarray, "*b B"]:
     """Draw for many keys, without waiting for what the accelerator is busy with.
 
-    There may be more windows than `draw` can tell apart, which knows 32 bits.
+    There may be more slots than `draw` can tell apart, which knows 32 bits.
     """
     flat = on_host(keys).ravel()
-    if num_windows < 2**31:
-        found = np.asarray(_draws(flat, batch_size, num_windows)).astype(np.int64)
+    if num_slots < 2**31:
+        found = np.asarray(_draws(flat, batch_size, num_slots)).astype(np.int64)
     else:
         words = np.asarray(_words(flat, batch_size)).astype(np.uint64)
-        found = ((words[..., 0] << 32 | words[..., 1]) % num_windows).astype(np.int64)
+        found = ((words[..., 0] << 32 | words[..., 1]) % num_slots).astype(np.int64)
     return found.reshape(*keys.shape, batch_size)
 
 
 @partial(jax.jit, static_argnums=(1, 2))
-def _draws(keys: Key[Array, "n"], batch_size: int, num_windows: int) -> Int[Array, "n B"]:
-    return jax.vmap(lambda key: draw(key, batch_size, num_windows))(keys)
+def _draws(keys: Key[Array, "n"], batch_size: int, num_slots: int) -> Int[Array, "n B"]:
+    return jax.vmap(lambda key: draw(key, batch_size, num_slots))(keys)
 
 
 @partial(jax.jit, static_argnums=1)

@@ -6,22 +6,31 @@ and has no state but the step's number. Threads gather what comes next from the 
 while the device computes.
 """
 
-from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import count, islice
-from typing import TypeVar
+from itertools import count
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jaxtyping import Array, Int, Key, UInt32
 from numpy.typing import NDArray
 
+from offmarl import _ahead
 from offmarl.errors import OptionError
 from offmarl.replay import packing
-from offmarl.replay.sampling import Chosen, Source, WindowTable, draw_on_host, on_host
+from offmarl.replay.packing import Place
+from offmarl.replay.sampling import (
+    Chosen,
+    SlotTable,
+    Source,
+    Windows,
+    draw_on_host,
+    on_host,
+    returns_to_go,
+)
 from offmarl.types import EnvSpec, Sequence
 
 _THREADS = 2
@@ -36,7 +45,7 @@ _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["rows"], meta_fields=["spec"])
+@partial(jax.tree_util.register_dataclass, data_fields=["rows"], meta_fields=["spec", "windows"])
 @dataclass(frozen=True)
 class Batches:
     """Batches on the device that were drawn beforehand; a pytree, to pass to jitted functions.
@@ -47,18 +56,21 @@ class Batches:
         ``(*b, B, T+1, W)`` packed windows.
     spec
         Sizes of the data.
+    windows
+        Sizes of the batches.
     """
 
     rows: UInt32[Array, "*b W"]
     spec: EnvSpec
+    windows: Windows
 
     def __getitem__(self, index: Int[Array, ""] | int) -> "Batches":
         """Return those at an index of the first axis."""
-        return Batches(self.rows[index], self.spec)
+        return Batches(self.rows[index], self.spec, self.windows)
 
     def sequence(self) -> Sequence:
         """Unpack them; fields are ``(*b, B, T, ...)``."""
-        return packing.to_sequence(self.rows, self.spec)
+        return packing.to_sequence(self.rows, self.spec, self.windows)
 
 
 class WindowSource:
@@ -68,99 +80,117 @@ class WindowSource:
     ----------
     source
         What to draw from.
-    batch_size, length
-        Windows in a batch, and steps in a window.
+    windows
+        What to draw.
     episodes
-        Numbers of the episodes to draw windows from; all of them by default.
+        Numbers of the episodes to draw from; all of them by default.
 
     Raises
     ------
     ShapeError
-        Where there is no step to draw, or a size is not positive.
+        There is no step to draw.
+    OptionError
+        There are no episodes of such numbers.
     """
 
-    def __init__(self, source: Source, batch_size: int, length: int, episodes: Chosen = None):
-        self._source = source
-        self._table = WindowTable(source, batch_size, length, episodes)
-        self._layout = packing.layout_of(source.spec)
-        self._batch_size = batch_size
+    def __init__(self, source: Source, windows: Windows, episodes: Chosen = None):
+        self._source, self._shape = source, windows
+        self._table = SlotTable(source, episodes)
+        self._layout = packing.layout_of(source.spec, windows)
+        discount = windows.return_to_go
+        self._to_go = None if discount is None else returns_to_go(source, discount)
 
     @property
     def batch_bytes(self) -> int:
         """Bytes of a batch."""
-        return 4 * self._batch_size * (self._table.length + 1) * self._layout.width
+        return 4 * self._shape.batch_size * self._shape.slots * self._layout.width
 
     def batches(self, keys: Key[Array, "*b"]) -> Batches:
         """Return the batches that keys draw, on the device."""
-        windows = draw_on_host(keys, self._batch_size, self._table.num_windows)
-        rows = self._windows(self._table.starts(windows.ravel()))
-        rows = rows.reshape(*windows.shape, *rows.shape[1:])
-        return Batches(jax.device_put(rows), self._source.spec)
+        starts = draw_on_host(keys, self._shape.batch_size, self._table.num_slots)
+        rows = self._windows(starts.ravel())
+        return self._put(rows.reshape(*starts.shape, *rows.shape[1:]))
 
     def beginnings(self) -> Sequence:
-        """Return the windows that the episodes begin with, ``(M, T, ...)``, on the device."""
-        rows = self._windows(self._table.beginnings)
-        return _sequence(Batches(jax.device_put(rows), self._source.spec))
+        """Return the windows that the episodes begin with, ``(K, T, ...)``, on the device.
+
+        Where an episode ends before its window, the slot that ends it is repeated.
+        """
+        rows, ends = self._windows(self._table.offsets), self._table.lengths
+        slots = np.minimum(np.arange(self._shape.slots), ends[:, None])
+        return _sequence(self._put(np.take_along_axis(rows, slots[..., None], axis=1)))
+
+    def _put(self, rows: NDArray[np.uint32]) -> Batches:
+        return Batches(jax.device_put(rows), self._source.spec, self._shape)
 
     def _windows(self, starts: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """Return the windows ``(n, T+1, W)`` that start at packed rows."""
-        rows = np.empty((len(starts), self._table.length + 1, self._layout.width), np.uint32)
+        """Return the windows ``(n, T+1, W)`` that start at slots."""
         self._prefetch(starts)
+        if len(starts) <= _GATHERED_WINDOWS:
+            return self._gather(starts)
+        rows = np.empty((len(starts), self._shape.slots, self._layout.width), np.uint32)
         for first in range(0, len(starts), _GATHERED_WINDOWS):
             part = slice(first, first + _GATHERED_WINDOWS)
-            self._gather(starts[part], rows[part])
+            rows[part] = self._gather(starts[part])
         return rows
 
-    def _locate(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the episodes that packed rows belong to, and their places in them."""
-        episode = np.searchsorted(self._table.offsets, rows, side="right") - 1
-        return episode, rows - self._table.offsets[episode]
-
     def _prefetch(self, starts: NDArray[np.int64]) -> None:
-        source, (episode, place) = self._source, self._locate(starts)
-        size = min(self._table.length + 1, source.length)
-        time = np.minimum(source.episodes.start[episode] + place, source.length - size)
-        source.prefetch(source.episodes.row[episode], time, size)
+        source, place = self._source, self._place(starts)
+        size = min(self._shape.slots, source.length)
+        time = np.minimum(source.episodes.start[place.episode] + place.time, source.length - size)
+        source.prefetch(source.episodes.row[place.episode], time, size)
 
-    def _gather(self, starts: NDArray[np.int64], out: NDArray[np.uint32]) -> None:
-        """Fill ``(n, T+1, W)`` with the windows that start at packed rows."""
-        size = self._table.length + 1
-        episode, place = self._locate(starts)
-        # Most windows end before their episode does, and then they are one piece on disk.
-        whole = place + size <= self._table.lengths[episode]
-        out[whole] = self._steps(episode[whole], place[whole], size).reshape(-1, *out.shape[1:])
-        rows = starts[~whole, None] + np.arange(size)
-        out[~whole] = self._rows(rows.ravel()).reshape(-1, *out.shape[1:])
+    def _place(self, slots: NDArray[np.int64]) -> Place:
+        index, time = self._table.locate(slots)
+        return Place(time, self._table.episodes[index])
 
-    def _rows(self, rows: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """Return packed rows of any kind ``(n, W)``: steps, final views, and padding."""
-        episode, place = self._locate(rows)
-        end, final = self._table.lengths[episode], self._source.episodes.final[episode]
-        packed = np.tile(packing.blank(self._layout), (len(rows), 1))
-        is_step = place < end
-        packed[is_step] = self._steps(episode[is_step], place[is_step], 1)
-        is_final = (place == end) & (final >= 0)
-        views = self._source.final_views(final[is_final])._asdict()
-        packed[is_final] = packing.pack(views, self._layout, int(is_final.sum()))
-        return packed
+    def _gather(self, starts: NDArray[np.int64]) -> NDArray[np.uint32]:
+        """Pack the windows ``(n, T+1, W)`` that start at slots."""
+        shape = len(starts), self._shape.slots
+        place = self._place((starts[:, None] + np.arange(shape[1])).ravel())
+        is_step = place.time < self._source.episodes.length[place.episode]
+        steps, ends = np.flatnonzero(is_step), np.flatnonzero(~is_step)
+        packed, index = self._read(place.at(steps), window=steps // shape[1])
+        if len(packed) == len(place.time):  # most steps are where they belong already
+            moved = np.flatnonzero(index != steps)
+            rows = packed
+            rows[steps[moved]] = rows[index[moved]]
+        else:
+            rows = np.empty((len(place.time), self._layout.width), np.uint32)
+            rows[steps] = packed[index]
+        rows[ends] = packing.pack_ends(place.at(ends), self._source, self._layout)
+        return rows.reshape(*shape, -1)
 
-    def _steps(
-        self, episode: NDArray[np.int64], place: NDArray[np.int64], size: int
-    ) -> NDArray[np.uint32]:
-        """Pack ``size`` steps on end of each episode, from a place on: ``(n * size, W)``."""
-        episodes = self._source.episodes
-        start = episodes.start[episode] + place
-        steps = self._source.window_transitions(episodes.row[episode], start, size)
+    def _read(
+        self, place: Place, window: NDArray[np.int64]
+    ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """Return packed rows, and which of them are the wanted steps.
+
+        What lies on end on disk is read as one piece of a fixed size, also across the end of an
+        episode. Each window has at least one, and most have no more.
+        """
+        source, episodes = self._source, self._source.episodes
+        row, time = episodes.row[place.episode], episodes.start[place.episode] + place.time
+        breaks = (np.diff(window) != 0) | (np.diff(row) != 0) | (np.diff(time) != 1)
+        begins = np.append(0, np.flatnonzero(breaks) + 1)
+        size = min(self._shape.slots, source.length)
+        first = np.minimum(time[begins], source.length - size)
+        steps: Any = source.window_transitions(row[begins], first, size)
         flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), steps)
-        left = (episodes.length[episode] - place)[:, None] - np.arange(size)
-        known = np.repeat(episodes.final[episode] >= 0, size)
-        return packing.pack_steps(flat, left.ravel(), known, self._layout)
+        base = np.arange(len(begins)) * size - first
+        index = np.repeat(base, np.diff(begins, append=len(time))) + time
+        there = place.spread(index, len(flat.last))
+        to_go = None
+        if self._to_go is not None:
+            to_go = np.zeros((len(flat.last), source.spec.num_agents), np.float32)
+            to_go[index] = self._to_go[row, time]
+        return packing.pack_steps(flat, there, episodes, self._layout, to_go), index
 
 
 def whole_episodes(source: Source, episodes: NDArray[np.int64]) -> Sequence:
     """Put some episodes on the device, ``(M, T, ...)`` with T the length of the longest."""
     longest = int(source.episodes.length.take(episodes, mode="clip").max(initial=1))
-    return WindowSource(source, 1, longest, episodes).beginnings()
+    return WindowSource(source, Windows(1, longest), episodes).beginnings()
 
 
 class Stream:
@@ -181,19 +211,18 @@ class Stream:
     def __init__(
         self,
         source: Source,
-        batch_size: int,
-        length: int,
+        windows: Windows,
         seed: int,
         start: int,
         memory: int,
         episodes: Chosen = None,
     ):
-        windows = WindowSource(source, batch_size, length, episodes)
-        most = parts_ahead(memory, windows.batch_bytes, "a batch", _MOST_AHEAD)
+        drawn = WindowSource(source, windows, episodes)
+        most = parts_ahead(memory, drawn.batch_bytes, "a batch", _MOST_AHEAD)
         key = on_host(jax.random.key(seed))
         self.seed, self.step = seed, start
         self._ahead = ahead(
-            lambda step: windows.batches(jax.random.fold_in(key, step)),
+            lambda step: drawn.batches(jax.random.fold_in(key, step)),
             count(start),
             most,
         )
@@ -265,15 +294,14 @@ def ahead(
     most
         Results that may be ready or under way before they are asked for.
     """
-    rest = iter(arguments)
     with ThreadPoolExecutor(_THREADS, "offmarl-stream") as pool:
-        pending = deque(pool.submit(produce, argument) for argument in islice(rest, most))
+        started = _ahead.ahead(arguments, lambda one: pool.submit(produce, one), most + 1)
         try:
-            while pending:
-                result = pending.popleft().result()
-                pending.extend(pool.submit(produce, argument) for argument in islice(rest, 1))
-                yield result
-                del result
+            # A loop's variable would hold the last result while the next one is waited for.
+            yield from map(_result, started)
         finally:
-            for future in pending:
-                future.cancel()
+            pool.shutdown(cancel_futures=True)
+
+
+def _result(started: tuple[object, Future[_Out]]) -> _Out:
+    return started[1].result()

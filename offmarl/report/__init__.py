@@ -8,7 +8,7 @@ matplotlib is imported when the first figure is drawn.
 
 from typing import TYPE_CHECKING
 
-from offmarl._lazy import lazy_getattr
+from offmarl._imports import lazy_getattr
 from offmarl.report.comparison import (
     UNITS,
     Comparison,

@@ -57,7 +57,7 @@ class Data(NamedTuple):
     """What runs must have in common to be compared."""
 
     name: str
-    """Name of the dataset, ``name/uid``; for runs that learnt online, of the environment."""
+    """Name of the dataset, ``name/uid``; for runs trained online, of the environment."""
     digest: str
     """Digest of the dataset's content; empty if the run does not record it."""
     environment: str
@@ -65,7 +65,7 @@ class Data(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """Final scores of runs, and the data they learnt from."""
+    """Final scores of runs, and the data they were trained on."""
 
     scores: Scores
     data: dict[str, Data]
@@ -187,7 +187,7 @@ def metric_of(directories: Iterable[Path]) -> str:
 def read_runs(directories: Iterable[Path], metric: str = RETURN) -> Runs:
     """Return the final scores of runs, by dataset and entry, greedy entries first.
 
-    Runs belong together if they learnt from the same content, whatever its name, and were
+    Runs belong together if they were trained on the same content, whatever its name, and were
     evaluated in the same environment. Runs of one program on one dataset are distinguished by their
     directories.
 

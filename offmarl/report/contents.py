@@ -17,10 +17,10 @@ from offmarl.report.accumulators import (
     hash_rows,
     make_actions_accumulator,
 )
+from offmarl.terminal import Progress, quiet
 from offmarl.types import EnvSpec, Transition, View
 from offmarl.vault import Dataset, Episodes
 from offmarl.vault.digest import digest
-from offmarl.vault.progress import Progress, quiet
 
 LENGTHS = (5, 10, 20, 50, 100)
 """Window lengths that `Survey.windows` is reported for."""
@@ -71,17 +71,17 @@ class Rewards(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """The windows of one length that training would draw from."""
+    """The windows of one length that training would draw from; see `offmarl.replay.sampling`."""
 
     length: int
     total: int
-    """Windows that start anywhere in an episode; one for each shorter episode."""
+    """Windows that are equally likely: one starts at each step, and one at each episode's end."""
     padded: float
-    """Fraction of their steps that is padding."""
+    """Fraction of their slots that hold no step, but the end of an episode."""
     short_episodes: int
     """Episodes shorter than the window."""
     crossing: float
-    """Fraction of the windows of a flat time axis that would cross the end of an episode."""
+    """Fraction of the windows that hold steps of more than one episode."""
 
 
 class Survey(NamedTuple):
@@ -130,16 +130,18 @@ class Survey(NamedTuple):
     def windows(self, length: int) -> Windows:
         """Return the windows of ``length`` steps that training would draw from."""
         lengths = self.episodes.length
-        count = int((np.maximum(lengths - length, 0) + 1).sum())
-        missing = int(np.maximum(length - lengths, 0).sum())
-        flat = self.vault.rows * max(self.vault.length - length + 1, 0)
-        inside = int(np.maximum(lengths - length + 1, 0).sum())
+        count = int((lengths + 1).sum())
+        # These begin at one of an episode's steps and stop before the next episode's first, or
+        # begin at the slot that ends an episode and hold steps of the next one only.
+        before_its_end = int(np.maximum(lengths - length + 2, 0).clip(max=lengths).sum())
+        after_an_end = int((lengths >= length - 2).sum())
+        single = min(before_its_end + after_an_end, count)
         return Windows(
             length,
             count,
-            padded=missing / (count * length) if count else 0.0,
+            padded=len(lengths) / count if count else 0.0,
             short_episodes=int((lengths < length).sum()),
-            crossing=1 - inside / flat if flat else 0.0,
+            crossing=1 - single / count if count else 0.0,
         )
 
 

@@ -67,9 +67,9 @@ def figure_demo(tiers: Mapping[str, Sequence[float]], scores: Scores, path: Path
         _draw_returns(left, returns)
         means = {tier: float(returns[tier].mean()) for tier in scores if tier in returns}
         _draw_scores(figure, right, scores, means)
-        left.set_title("What was recorded")
+        left.set_title("Recorded data")
         left.set_ylabel("episode return")
-        right.set_title(f"What was learnt offline: {_iqm_title(scores)}")
+        right.set_title(f"Trained offline: {_iqm_title(scores)}")
 
     save(make_figure(draw, (11, 4.4)), path)
 

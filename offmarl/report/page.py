@@ -159,9 +159,10 @@ def _figure(image: bytes, kind: str, caption: str, alt: str, style: str) -> str:
 # ---------------------------------------------------------------------------------- datasets
 
 _WINDOWS = (
-    "A window starts anywhere in an episode and never crosses its end; a shorter episode gives one "
-    "window, padded and masked. “Would cross” is the share of windows that would cross the end of "
-    "an episode if they were drawn from the flat time axis."
+    "Windows are cut from the episodes laid end to end, so that each step is equally likely. After "
+    "each episode, a slot without a step holds the view that it ended with: these are the “slots "
+    "empty”. “Episodes shorter” are those with fewer steps than a window. “Hold several” is the "
+    "share of windows with steps of more than one episode."
 )
 _COVERAGE = (
     "SACo, the joint state-action coverage, is the number of distinct pairs of global state and "

@@ -147,7 +147,7 @@ def coverage(surveys: Surveys) -> Section:
 
 def windows(surveys: Surveys) -> Section:
     """Return the training windows of several lengths."""
-    columns = ["dataset", "length", "windows", "steps padded", "episodes shorter", "would cross"]
+    columns = ["dataset", "length", "windows", "slots empty", "episodes shorter", "hold several"]
     rows = []
     for name, found in surveys.items():
         for one in map(found.windows, LENGTHS):

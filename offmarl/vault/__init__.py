@@ -8,9 +8,10 @@
 
 from typing import TYPE_CHECKING
 
-from offmarl._lazy import lazy_getattr
+from offmarl._imports import lazy_getattr
 
 if TYPE_CHECKING:
+    from offmarl.vault.archive import unpack
     from offmarl.vault.compaction import Compaction, compact
     from offmarl.vault.convert import export_dataset, import_dataset
     from offmarl.vault.creation import create, create_whole
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from offmarl.vault.shared import SharedWriter, join
     from offmarl.vault.tables import Episodes
     from offmarl.vault.transform import cat, dedup, filter, recode, sample, slice, split
-    from offmarl.vault.unpacking import unpack
     from offmarl.vault.verification import Verification, verify
     from offmarl.vault.writer import Writer, resume
 
@@ -63,6 +63,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "archive": "unpack",
     "convert": "export_dataset import_dataset",
     "faults": "Fault",
     "compaction": "Compaction compact",
@@ -74,7 +75,6 @@ _HOMES = {
     "salvaging": "Salvage salvage",
     "tables": "Episodes",
     "transform": "cat dedup filter recode sample slice split",
-    "unpacking": "unpack",
     "creation": "create create_whole",
     "shared": "SharedWriter join",
     "writer": "Writer resume",

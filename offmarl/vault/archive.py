@@ -1,8 +1,9 @@
-"""Zip archives: looked through before anything in them is believed."""
+"""Zip archives of vaults: checked before anything in them is used, and unpacked."""
 
 import math
 import os
 import re
+import shutil
 import stat
 import struct
 import zipfile
@@ -13,29 +14,36 @@ from functools import lru_cache
 from io import BytesIO
 from pathlib import Path, PurePath, PurePosixPath
 
-from offmarl.errors import VaultFormatError
+from offmarl.errors import VaultFormatError, VaultFullError
+from offmarl.paths import local
+from offmarl.vault.files import (
+    errors_of,
+    make_directory,
+    publish,
+    refuse_existing,
+    workspace,
+)
 from offmarl.vault.layout import MANIFEST, METADATA
-from offmarl.vault.location import open_files
-from offmarl.vault.system import errors_of
+from offmarl.vault.location import open_files, vaults_among
 
 _TAIL = 2**16 + 2**10
 """Bytes at an archive's end: its end records with the longest comment, most directories too."""
 _MOST_DIRECTORY = 2**24
-"""Bytes of an archive's directory."""
+"""The most bytes of an archive's directory."""
 _MOST_FILES = 2**17
-"""Files of an archive: to look through so many takes about two seconds."""
+"""Files of an archive: checking so many takes about two seconds."""
 _END = struct.Struct("<4x4xHHI4x2x")
 _END64 = struct.Struct("<4x8x2x2x4x4x8xQQ8x")
 _LOCATOR = 20
-"""Bytes between the wide end record (ZIP64) and the other one."""
+"""Bytes between the ZIP64 end record and the other end record."""
 _IN_ZIP64 = 2**32 - 1
-"""What a field says that is too small for its number."""
+"""The value of a field whose number is too large for it, and is in the ZIP64 record instead."""
 _IN_ZIP64_COUNT = 2**16 - 1
 _LEADS_OUT = re.compile(r"[\\:]|(^|/)\.\.(/|$)")
 _LARGEST_DOCUMENT = 2**26
-"""Files that are read whole to open a vault are not as large in any honest one."""
+"""The most bytes of a file that is read whole to open a vault; real ones are far smaller."""
 _MOST_DEFLATED = 200
-"""Files that inflate to more times their size, and to a gigabyte together, are a bomb."""
+"""Files that inflate to more times their size, and to over a gigabyte together, are a bomb."""
 
 
 def members_of(archive: PurePath) -> list[zipfile.ZipInfo]:
@@ -44,8 +52,8 @@ def members_of(archive: PurePath) -> list[zipfile.ZipInfo]:
     Raises
     ------
     VaultFormatError
-        It is no zip archive, it is damaged, or something about it is not to be trusted: names that
-        lead out of it, links, a file that is there twice, encryption, sizes that cannot be.
+        It is not a zip archive, is damaged, or is unsafe: names that lead out of it, links,
+        duplicate files, encryption, impossible sizes.
     """
     if not isinstance(archive, Path):
         return list(_trusted_members(archive))
@@ -68,7 +76,7 @@ def _trusted_members(archive: PurePath) -> tuple[zipfile.ZipInfo, ...]:
 
 
 def _check(archive: PurePath, members: Iterable[zipfile.ZipInfo]) -> None:
-    """Raise `VaultFormatError` where an archive's directory is not to be trusted."""
+    """Raise `VaultFormatError` if an archive's directory is unsafe."""
     packed = unpacked = 0
     stop = -math.inf  # places count from the archive's tail where only that was read
     names: set[str] = set()
@@ -86,7 +94,7 @@ def _check(archive: PurePath, members: Iterable[zipfile.ZipInfo]) -> None:
 
 
 def _plain(name: str) -> str:
-    """Write a name as `PurePosixPath` does, which costs more than all other checks together."""
+    """Normalise a name as `PurePosixPath` does, which itself is slower than all other checks."""
     if "//" in name or "./" in f"{name}/" or name.endswith("/"):
         return str(PurePosixPath(name))
     return name or "."
@@ -126,7 +134,7 @@ def readable(archive: PurePath) -> Iterator[None]:
 
 
 def _opened(archive: PurePath) -> zipfile.ZipFile:
-    """Open an archive, elsewhere than on this machine for its directory alone."""
+    """Open an archive; of one on another machine only the directory is read."""
     if isinstance(archive, Path):
         with archive.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -150,8 +158,8 @@ def _opened(archive: PurePath) -> zipfile.ZipFile:
 def _check_directory(archive: PurePath, tail: bytes) -> int:
     """Return the bytes of an archive's directory and of what follows it.
 
-    Python reads a directory as a whole, and takes seconds for a hundred thousand files. It believes
-    the wide end record (ZIP64) wherever that is there, so the two must agree.
+    Python reads a directory as a whole, which takes seconds for a hundred thousand files. It uses
+    the ZIP64 end record wherever one exists, so the two end records must agree.
 
     Parameters
     ----------
@@ -163,7 +171,7 @@ def _check_directory(archive: PurePath, tail: bytes) -> int:
     Raises
     ------
     VaultFormatError
-        The directory takes more than that of any dataset, or its end records contradict each other.
+        The directory is larger than that of any dataset, or its end records contradict each other.
     """
     end = _find_end(tail)
     if end < 0:
@@ -179,14 +187,14 @@ def _check_directory(archive: PurePath, tail: bytes) -> int:
         end, files, size = wide, files64, size64
     if size > _MOST_DIRECTORY:
         raise _distrust(archive, f"its directory takes {size} bytes, and a dataset's far less")
-    # What is read is what lies there, whatever the count of the end record.
+    # Python reads all entries that exist, whatever count the end record gives.
     if (count := max(files, tail.count(b"PK\1\2", max(0, end - size), end))) > _MOST_FILES:
         raise _distrust(archive, f"it has {count} files, and a dataset far fewer")
     return len(tail) - end + size
 
 
 def _find_end(tail: bytes) -> int:
-    """Return where the end record begins, as `zipfile` looks for it; -1 where there is none."""
+    """Return where the end record begins, searched for as `zipfile` does; -1 if there is none."""
     last = len(tail) - _END.size
     if last >= 0 and tail.startswith(b"PK\5\6", last) and tail.endswith(b"\0\0"):
         return last
@@ -205,3 +213,76 @@ def _read_tail(archive: PurePath, size: int) -> bytes:
     if found.state != "value":
         raise FileNotFoundError
     return bytes(found.value)
+
+
+_BLOCK_BYTES = 2**20
+
+
+def unpack(archive: Path, destination: Path, members: str | None = None) -> list[Path]:
+    """Unpack the vaults in a zip archive; each appears at its path whole or not at all.
+
+    Names and sizes are checked before anything is written, and checksums while unpacking. Files
+    that belong to no vault stay in the archive.
+
+    Parameters
+    ----------
+    archive
+        The zip archive.
+    destination
+        The directory to unpack to; created if it does not exist.
+    members
+        A path inside the archive, such as ``"3m.vlt/Good"``: only vaults below it are unpacked.
+
+    Returns
+    -------
+    list
+        The paths of the vaults.
+
+    Raises
+    ------
+    VaultExistsError
+        One of the paths exists.
+    VaultFullError
+        The disk has too little free space.
+    VaultLockedError
+        Another process unpacks the same archive there.
+    VaultFormatError
+        The archive is damaged or unsafe, or has no such vault.
+    """
+    archive, destination = local(archive), local(destination)
+    found = {member.filename: member for member in members_of(archive)}
+    vaults = [path for path in vaults_among(found) if _below(path, members)]
+    if not vaults:
+        raise VaultFormatError(f"there is no vault in {archive / (members or '')}.")
+    roots = {*vaults}
+    wanted = [one for one in found.values() if roots & {*PurePosixPath(one.filename).parents}]
+    for path in vaults:
+        refuse_existing(destination / path)
+    with errors_of(destination), workspace(destination / f".{archive.name}.part") as part:
+        _check_room(part, archive, sum(member.file_size for member in wanted))
+        with readable(archive), zipfile.ZipFile(archive) as opened:
+            for member in wanted:
+                _extract(opened, member, part / member.filename)
+        for path in vaults:
+            make_directory((destination / path).parent)
+            publish(part / path, destination / path)
+    return [destination / path for path in vaults]
+
+
+def _below(path: PurePosixPath | str, prefix: PurePosixPath | str | None) -> bool:
+    return prefix is None or PurePosixPath(path).is_relative_to(prefix)
+
+
+def _check_room(directory: Path, archive: Path, size: int) -> None:
+    free = shutil.disk_usage(directory).free
+    if size > free:
+        raise VaultFullError(
+            f"{archive} takes {size} bytes unpacked, and {directory.parent} has room for {free}: "
+            "nothing was unpacked."
+        )
+
+
+def _extract(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with archive.open(member) as source, path.open("wb") as target:
+        shutil.copyfileobj(source, target, _BLOCK_BYTES)

@@ -1,13 +1,12 @@
-"""The arrays of a vault, each read in the fastest way there is.
+"""The arrays of a vault, each read in the fastest available way.
 
 Uncompressed arrays on this machine are read from memory maps (`offmarl.vault.mmap`), all
 others through TensorStore, a bounded number of bytes at a time.
 """
 
 import resource
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from functools import cached_property, partial
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -15,18 +14,22 @@ import numpy as np
 import tensorstore as ts
 from numpy.typing import NDArray
 
+from offmarl._ahead import ahead, depth_of
 from offmarl.errors import VaultError
-from offmarl.vault import layout
-from offmarl.vault.checked import Checks, ChunkPlace, Fresh
-from offmarl.vault.commit import ahead
-from offmarl.vault.layout import Leaf, NumpyArray
-from offmarl.vault.mmap import MappedArray, Snapshot, cut, map_arrays
+from offmarl.types import EnvSpec, View
+from offmarl.vault import encoding, layout
+from offmarl.vault.bounds import check_length, check_own_length
+from offmarl.vault.checked import Checks, ChunkPlace, Fresh, checks_of
+from offmarl.vault.layout import NumpyArray
+from offmarl.vault.manifest import Description, check_documents, read_table, snapshot_of
+from offmarl.vault.mmap import MappedArray, cut, map_arrays
 from offmarl.vault.store import Store
+from offmarl.vault.tables import Episodes
 
 _IN_FLIGHT_BYTES = 2**26
-"""What TensorStore may be reading at once; that much is held beside the result."""
+"""Bytes that TensorStore may be reading at once; they are held beside the result."""
 _RELEASE_BYTES = 2**24
-"""Compare this much of mapped files, and their pages are released."""
+"""The pages of mapped files are released after this many bytes were compared."""
 _KEYS_A_CHUNK = 64
 """Reading a chunk through TensorStore takes about as long as finding this many for the map."""
 
@@ -34,7 +37,7 @@ _THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # macOS coun
 
 
 class _View(NamedTuple):
-    """A way to read arrays, and what is known of the chunks that are read in this way."""
+    """A way to read arrays, and the checks of chunks that are read in this way."""
 
     maps: Mapping[str, MappedArray]
     """The arrays that are mapped; all others are read through TensorStore."""
@@ -42,46 +45,37 @@ class _View(NamedTuple):
 
 
 class Arrays:
-    """Reads the arrays of one vault; `Dataset` sees to it that only what is there is asked for.
+    """Reads the arrays of one vault; `Dataset` checks that the requested steps and rows exist.
 
     Parameters
     ----------
-    store
-        Where they are.
-    leaves
-        Disk name to the data type and the shape of a single step.
-    rows, length
-        The first two axes.
-    complete
-        Whether every chunk must be there; other programs may leave out those of a fill value.
-    snapshot
-        Returns what the store holds, or None where it cannot be mapped; called once at most.
+    vault
+        What the vault says of itself. Every chunk must exist if offmarl wrote it; other programs
+        may leave out chunks of a fill value.
     checks
         What every chunk is compared with before it is first used, if anything.
+    mapped
+        Whether the files may be mapped into memory.
     """
 
     def __init__(
         self,
-        store: Store,
-        leaves: Mapping[str, Leaf],
-        rows: int,
-        length: int,
-        complete: bool,
-        snapshot: Callable[[], Snapshot | None],
+        vault: Description,
         checks: Checks | None,
+        mapped: bool,
     ):
-        self._store = store
-        self._leaves = leaves
-        self._rows, self._length = rows, length
-        self._complete = complete
-        self._snapshot = snapshot
+        self._store, self._leaves = vault.store, vault.leaves
+        self._rows, self._length = vault.rows, vault.length
+        self._schema = vault.manifest.schema if vault.manifest else None
+        self._vault, self._may_map = vault, mapped
+        self._has_length = False
         self._fetched = _View({}, checks)
         self._mapping = Lock()
         self._mapped: _View | None = None
         self._opened: dict[str, Any] = {}
         self._chunks_read = 0
-        # Where windows are in memory already, asking for them costs more than gathering them; where
-        # they are not, gathering alone would wait for the disk at one page after the other.
+        # If windows are in memory already, prefetching costs more than gathering them. If they are
+        # not, gathering without prefetching would wait for the disk page by page.
         self._cold = True
 
     def open(self, name: str) -> Any:
@@ -89,7 +83,7 @@ class Arrays:
         self._check_names([name])
         if name not in self._opened:
             prefix = layout.prefix_of(name)
-            self._opened[name] = self._store.array(prefix, complete=self._complete)
+            self._opened[name] = self._store.array(prefix, complete=self._schema is not None)
         return self._opened[name]
 
     def _check_names(self, names: Iterable[str]) -> None:
@@ -102,11 +96,19 @@ class Arrays:
 
     def chunk(self, name: str) -> tuple[int, int]:
         """Return the rows and the steps of an array's chunks."""
+        if self._schema:
+            return self._schema.chunk_rows, self._schema.chunk_steps
         rows, steps, *_ = self.open(name).chunk_layout.read_chunk.shape
         return rows, steps
 
+    def check_length(self) -> None:
+        """Raise `VaultFormatError` if there is less data than the vault's length needs."""
+        if not self._has_length:
+            check_length(self._vault, lambda name: self.chunk(name)[1])
+            self._has_length = True
+
     def _view(self) -> "_View":
-        """Return the mapped files, which are mapped first if need be; threads share them."""
+        """Return the mapped files, mapping them on the first call; threads share them."""
         if self._mapped is None:
             with self._mapping:
                 if self._mapped is None:
@@ -114,7 +116,8 @@ class Arrays:
         return self._mapped
 
     def _map(self) -> "_View":
-        snapshot, checks = self._snapshot(), self._fetched.checks
+        vault, checks = self._vault, self._fetched.checks
+        snapshot = snapshot_of(vault.store, vault.manifest) if self._may_map else None
         if snapshot is None:
             return self._fetched
         maps = map_arrays(snapshot, self._leaves, self._rows, self._length)
@@ -123,7 +126,7 @@ class Arrays:
     def read(
         self, names: Iterable[str], rows: range, steps: range, agents: Mapping[str, slice]
     ) -> dict[str, NumpyArray]:
-        """Read ``(B, T, ...)`` of some arrays; of those in ``agents`` so much of the third axis."""
+        """Read ``(B, T, ...)`` of some arrays; ``agents`` selects from the third axis of some."""
         names = list(names)
         self._check_names(names)
         maps, known = self._view() if self._map_pays(names, rows, steps) else self._fetched
@@ -181,7 +184,7 @@ class Arrays:
     ) -> None:
         """Have the disk begin to read windows; without effect on what is not mapped.
 
-        Of chunks that must yet be compared with their checksums, all is read.
+        Chunks that must still be compared with their checksums are read as a whole.
         """
         names = list(names)
         self._check_names(names)
@@ -211,7 +214,7 @@ class Arrays:
         checks.note(fresh)
 
     def _map_pays(self, names: Iterable[str], rows: range, steps: range) -> bool:
-        """Whether the map is there, or reads so far have cost as much as making it would."""
+        """Whether the map exists, or reads so far have cost as much as making it would."""
         if self._mapped is not None:
             return True
         self._chunks_read += self._count(names, len(rows), len(steps))
@@ -228,17 +231,17 @@ class Arrays:
         self, names: Iterable[str], rows: range, steps: range, agents: Mapping[str, slice]
     ) -> dict[str, NumpyArray]:
         """Read through TensorStore, several pieces at once but not all."""
-        pending: deque[tuple[NumpyArray, Any]] = deque()
-        found = {}
+        found, pieces = {}, []
         for name in names:
             index = (slice(rows.start, rows.stop, rows.step), *_agents(agents.get(name)))
             array = self.open(name)[(index[0], slice(steps.start, steps.stop), *index[1:])]
             found[name] = np.empty(array.shape, array.dtype.numpy_dtype)
             for span, inside in self._pieces(name, found[name], steps):
-                target = found[name][:, inside]
-                pending.append((target, array[:, span].read()))
-                _settle(pending, _IN_FLIGHT_BYTES)
-        _settle(pending, 0)
+                pieces.append((found[name][:, inside], array[:, span]))
+        largest = max((target.nbytes for target, _ in pieces), default=0)
+        depth = depth_of(largest, _IN_FLIGHT_BYTES)
+        for (target, _), read in ahead(pieces, lambda piece: piece[1].read(), depth):
+            target[...] = read.result()
         return found
 
     def _fetch_whole(
@@ -275,7 +278,7 @@ class Arrays:
             return here.read().result
 
         chunk_bytes = rows * steps * self._leaves[name].step_bytes
-        for place, result in ahead(places, read, chunk_bytes):
+        for place, result in ahead(places, read, depth_of(chunk_bytes)):
             chunk = np.ascontiguousarray(result())
             if checks.is_fresh(name, place):
                 again = partial(_again, read, place)
@@ -304,6 +307,36 @@ class Arrays:
         return np.stack(windows) if windows else np.empty((0, *shape), self._leaves[name].dtype)
 
 
+def open_arrays(
+    vault: Description, episodes: Callable[[], Episodes], checked: bool, mapped: bool
+) -> Arrays:
+    """Open the arrays of a vault.
+
+    Parameters
+    ----------
+    vault
+        The vault's description.
+    episodes
+        Returns the vault's episodes, for messages about damage.
+    checked
+        Whether to compare chunks with their checksums.
+    mapped
+        Whether the files may be mapped into memory.
+
+    Raises
+    ------
+    VaultFormatError
+        The ``.zarray`` documents of a vault of offmarl differ from its schema, or there is less
+        data than its length needs.
+    """
+    if vault.manifest:
+        check_documents(vault.store, vault.manifest.schema)
+    if not (checked and vault.manifest and vault.manifest.schema.codec == "raw"):
+        return Arrays(vault, None, mapped)
+    check_own_length(vault, vault.manifest.schema)  # the state of each chunk takes memory
+    return Arrays(vault, checks_of(vault, episodes), mapped)
+
+
 def _again(read: Callable[[ChunkPlace], Any], place: ChunkPlace) -> NumpyArray:
     return np.ascontiguousarray(read(place)())
 
@@ -318,10 +351,59 @@ def _agents(agents: slice | None) -> tuple[slice, ...]:
     return () if agents is None else (agents,)
 
 
-def _settle(pending: deque[tuple[NumpyArray, Any]], most: int) -> None:
-    """Wait for reads, the oldest first, until no more bytes than ``most`` are under way."""
-    in_flight = sum(target.nbytes for target, _ in pending)
-    while pending and in_flight > most:
-        target, read = pending.popleft()
-        target[...] = read.result()
-        in_flight -= target.nbytes
+_IN_MEMORY_BYTES = 2**25
+"""Views that take more are read in blocks when they are asked for."""
+
+
+class FinalViews:
+    """The final views of a vault, which may not fit in memory.
+
+    Parameters
+    ----------
+    store, spec
+        The vault's.
+    count
+        How many there are.
+    in_memory_bytes
+        If all take no more, they are read at once and kept; 32 MB by default.
+    """
+
+    def __init__(self, store: Store, spec: EnvSpec, count: int, in_memory_bytes: int | None = None):
+        most = _IN_MEMORY_BYTES if in_memory_bytes is None else in_memory_bytes
+        self._store = store
+        self._dtype = encoding.view_dtype(spec)
+        self._count = count
+        self._in_memory = count * self._dtype.itemsize <= most
+
+    @cached_property
+    def all(self) -> View:
+        """All of them, ``(F, ...)``."""
+        table = read_table(self._store, layout.FINALS_PREFIX, self._count, self._dtype)
+        return encoding.unpack_view(table)
+
+    def read(self, numbers: NumpyArray) -> View:
+        """Read some, ``(len(numbers), ...)``."""
+        if self._in_memory:
+            return View(*(field[numbers] for field in self.all))
+        views: NumpyArray = np.empty(len(numbers), self._dtype)
+        block = self._block_of(numbers)
+        for one in np.unique(block):
+            first = self._firsts[one]
+            (data,) = self._store.get_all([layout.finals_key(int(first))])
+            here = block == one
+            views[here] = np.frombuffer(data, self._dtype)[numbers[here] - first]
+        return encoding.unpack_view(views)
+
+    def in_block(self, key: str, numbers: NumpyArray) -> NumpyArray:
+        """Return which views are stored under a key; none that are -1."""
+        first = int(key.removeprefix(layout.FINALS_PREFIX))
+        return (numbers >= 0) & (self._firsts[self._block_of(numbers)] == first)
+
+    def _block_of(self, numbers: NumpyArray) -> NumpyArray:
+        return np.searchsorted(self._firsts, numbers, side="right") - 1
+
+    @cached_property
+    def _firsts(self) -> NumpyArray:
+        """The number of the first view in each block of them."""
+        prefix = layout.FINALS_PREFIX
+        return np.array([int(key.removeprefix(prefix)) for key in self._store.keys(prefix)])

@@ -1,20 +1,29 @@
-"""What can be asked of a vault, and errors that say what it has."""
+"""Which steps, rows, agents and episodes a vault has, and whether its length can be true."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from offmarl.errors import VaultError
-from offmarl.vault.layout import Leaf, NumpyArray
+from offmarl.errors import VaultError, VaultFormatError
+from offmarl.vault import layout
+from offmarl.vault.layout import Leaf, NumpyArray, Schema
+from offmarl.vault.manifest import Description
+from offmarl.vault.store import Store
 
-if TYPE_CHECKING:
-    from offmarl.vault.dataset import Dataset
+UNBACKED_STEPS = 2**20
+"""Steps that may be read before a vault's length is compared with its chunks.
+
+A vault of another program may have so many steps of zeros without a chunk.
+"""
+_UNCOUNTED_CHUNKS = 2**20
+"""A vault of offmarl with more chunks has its length compared with its files, or with its keys."""
+_NUMBER = re.compile(r"\d+[./](\d+)")
 
 
-def check_steps(vault: "Dataset", start: int, stop: int) -> None:
-    """Raise `VaultError` where a vault does not have these steps."""
+def check_steps(vault: Description, start: int, stop: int) -> None:
+    """Raise `VaultError` if a vault does not have these steps."""
     if not 0 <= start <= stop <= vault.length:
         raise VaultError(
             f"steps {start} to {stop} were asked for, and {vault.path} has steps 0 to "
@@ -59,7 +68,7 @@ def blocks(
 
 
 def indices(part: slice, size: int, axis: str) -> range:
-    """Return the indices that a slice picks; `VaultError` where they do not go up."""
+    """Return the indices that a slice picks; `VaultError` if they are descending."""
     if not isinstance(part, slice):
         raise VaultError(f"{axis} are given by a slice, such as slice(0, 2): got {part!r}.")
     span = range(*part.indices(size))
@@ -68,11 +77,10 @@ def indices(part: slice, size: int, axis: str) -> range:
     return span if span else range(span.start, span.start)
 
 
-def agents(vault: "Dataset", part: slice) -> dict[str, slice]:
-    """Return what to read of the third axis of the arrays in which it is that of agents."""
-    count = vault.spec.num_agents
-    span = indices(part, count, "agents")
-    having = (name for name, leaf in vault.leaves.items() if _has_agents(name, leaf, count))
+def agents(leaves: Mapping[str, Leaf], num_agents: int, part: slice) -> dict[str, slice]:
+    """Return the slice of agents for each array whose third axis is that of agents."""
+    span = indices(part, num_agents, "agents")
+    having = (name for name, leaf in leaves.items() if _has_agents(name, leaf, num_agents))
     return dict.fromkeys(having, slice(span.start, span.stop, span.step))
 
 
@@ -83,9 +91,9 @@ def _has_agents(name: str, leaf: Leaf, num_agents: int) -> bool:
 
 
 def windows(
-    vault: "Dataset", rows: NumpyArray, starts: NumpyArray, length: int
+    vault: Description, rows: NumpyArray, starts: NumpyArray, length: int
 ) -> tuple[NumpyArray, NumpyArray]:
-    """Return the rows and starts of windows; `VaultError` where a vault does not have them."""
+    """Return the rows and starts of windows; `VaultError` if a vault does not have them."""
     rows, starts = _whole("rows", rows), _whole("starts", starts)
     if rows.ndim != 1 or rows.shape != starts.shape or length < 1:
         raise VaultError(
@@ -110,9 +118,73 @@ def _whole(what: str, numbers: NumpyArray) -> NumpyArray:
 
 
 def check_finals(numbers: NumpyArray, count: int, path: PurePath) -> None:
-    """Raise `VaultError` where a vault does not have these final views."""
+    """Raise `VaultError` if a vault does not have these final views."""
     if len(numbers) and not 0 <= numbers.min() <= numbers.max() < count:
         raise VaultError(
             f"final views {numbers.min()} to {numbers.max()} were asked for, and {path} has "
             f"{count}, from 0: an episode whose `final` is -1 has none."
         )
+
+
+def check_length(vault: Description, chunk_steps: Callable[[str], int]) -> None:
+    """Raise `VaultFormatError` if a vault has less data than its length needs.
+
+    ``chunk_steps`` returns the steps of an array's chunks.
+    """
+    if vault.manifest:
+        check_own_length(vault, vault.manifest.schema)
+    else:
+        _check_foreign_length(vault, chunk_steps)
+
+
+def _check_foreign_length(vault: Description, chunk_steps: Callable[[str], int]) -> None:
+    """Raise `VaultFormatError` if there are far fewer chunks than the length needs.
+
+    Chunks that other programs left out are read as zeros, so a forged index of a few bytes could
+    stand for billions of steps. The chunks that exist bound the work.
+    """
+    backed = 0
+    for name in vault.leaves:
+        numbers = (match[1] for match in _chunks_of(vault.store, name))
+        backed = max(backed, len(set(numbers)) * chunk_steps(name))
+        if vault.length <= 2 * backed + UNBACKED_STEPS:
+            return
+    raise VaultFormatError(
+        f"{vault.path} says that each row has {vault.length:,} steps, and there is data for "
+        f"{backed:,} at most: its index is damaged or forged. `offmarl repair` keeps what is "
+        "sound; or copy the vault again from where it came from."
+    )
+
+
+def check_own_length(vault: Description, schema: Schema) -> None:
+    """Raise `VaultFormatError` if the files, or the chunks, are too few for the length.
+
+    The state that is kept for each chunk takes memory, so a forged length of a few bytes could take
+    all memory.
+    """
+    blocks, numbers = schema.rows // schema.chunk_rows, -(-vault.length // schema.chunk_steps)
+    if blocks * numbers * len(vault.leaves) <= _UNCOUNTED_CHUNKS:
+        return
+    files = vault.store.driver.num_bytes if schema.codec == "raw" else None
+    if files is not None:
+        needed = blocks * numbers * schema.chunk_bytes
+        if files >= needed:
+            return
+        found = f"that takes {needed:,} bytes, and its files have {files:,}"
+    else:
+        count = sum(1 for _ in _chunks_of(vault.store, next(iter(vault.leaves))))
+        if count >= blocks * numbers:
+            return
+        found = f"that takes {blocks * numbers:,} chunks of each array, and there are {count:,}"
+    raise VaultFormatError(
+        f"{vault.path} says that it has {schema.rows:,} rows of {vault.length:,} steps: {found}. "
+        "It has lost data, or its length is damaged or forged. `offmarl repair` keeps what is "
+        "sound; or copy the vault again from where it came from."
+    )
+
+
+def _chunks_of(store: Store, name: str) -> Iterator[re.Match[str]]:
+    """Yield the keys of an array's chunks, matched for the number of the chunk of time."""
+    prefix = layout.prefix_of(name)
+    keys = (_NUMBER.match(key.removeprefix(prefix)) for key in store.keys(prefix))
+    return (match for match in keys if match)

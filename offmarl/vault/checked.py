@@ -1,13 +1,13 @@
-"""Comparing the chunks of a vault with their checksums, each once, when it is first used.
+"""Comparing each chunk of a vault with its checksum once, when it is first used.
 
-The checksums of all chunks are one vector, and which chunks have proved sound is another. Later
-reads only check the second vector.
+The checksums of all chunks are one array, and a mask of the chunks that are sound is another. Later
+Later reads only look at the mask.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import google_crc32c
 import numpy as np
@@ -15,18 +15,13 @@ from jaxtyping import Bool, Int
 
 from offmarl.errors import VaultChecksumError, VaultFormatError
 from offmarl.vault import layout
-from offmarl.vault.checksum import unseal
 from offmarl.vault.faults import damaged, of_chunk, with_episodes
-from offmarl.vault.grid import Chunk
-from offmarl.vault.layout import Leaf, NumpyArray, Schema
-from offmarl.vault.manifest import decode_head
+from offmarl.vault.layout import Head, Leaf, NumpyArray, Schema, unseal
+from offmarl.vault.manifest import Description
+from offmarl.vault.metadata import Chunk
 from offmarl.vault.mmap import Check, Snapshot
 from offmarl.vault.store import Store
 from offmarl.vault.tables import Episodes
-
-if TYPE_CHECKING:
-    from offmarl.vault.dataset import Dataset
-
 
 _UNKNOWN = -1
 
@@ -39,24 +34,24 @@ class ChunkPlace(NamedTuple):
 
 
 class Fresh(NamedTuple):
-    """Chunks that are about to be read for the first time."""
+    """Chunks that are read, of which some were not compared yet."""
 
     names: tuple[str, ...]
     """The arrays that are read."""
     touched: Int[np.ndarray, "P"]
     """Numbers of the chunks that are read of each."""
     chunks: dict[str, list[ChunkPlace]]
-    """Those that were not compared, in the order of time; arrays without such are left out."""
+    """Those that were not compared, in the order of time; arrays without any are left out."""
     checks: dict[str, Check]
-    """What compares them, where they are mapped."""
+    """The checks that compare them if they are mapped."""
 
 
 class Checks:
-    """Which chunks of a vault of offmarl have proved sound, as they are read in one way.
+    """Which chunks of a vault of offmarl were found sound, for one way of reading them.
 
-    Chunks read through TensorStore and chunks of mapped files are noted in objects of their own, as
-    a chunk that was sound in one commit tells nothing of another. Threads may share an object: a
-    lock guards everything but a look at what is known to be sound.
+    Chunks read through TensorStore and chunks of mapped files have separate objects: they may be of
+    different commits. Threads may share an object: a lock guards everything except reading the mask
+    of sound chunks.
 
     Parameters
     ----------
@@ -88,7 +83,7 @@ class Checks:
         self._numbers = -(-covered // schema.chunk_steps)
         self._chunks = -(-length // schema.chunk_steps)
         columns = len(leaves) * self._blocks
-        # Zeros take no memory until they are written: those that are not loaded are never read.
+        # Zeros take no memory until they are written, and entries that are not loaded are not read.
         self._expected: Int[np.ndarray, "T columns"] = np.zeros((self._numbers, columns), int)
         self._loaded: Bool[np.ndarray, "T"] = np.zeros(self._numbers, bool)
         shape = len(leaves), self._blocks, self._chunks
@@ -100,26 +95,26 @@ class Checks:
         self._lock = Lock()
 
     def of(self, snapshot: Snapshot) -> "Checks":
-        """Return the checks of mapped files: nothing of them is sound yet."""
+        """Return the checks of mapped files, none of which was compared yet."""
         found = Checks(
             self._store, self._schema, self._leaves, self._length, self._covered, self._episodes
         )
         head = unseal(layout.HEAD_KEY, snapshot.value(layout.HEAD_KEY) or b"", self._store.path)
-        found._written = decode_head(head).length
+        found._written = Head.decode(head).length
         for number in range(found._numbers):
             key = layout.checksums_key(number)
             try:
                 found._enter(number, unseal(key, snapshot.value(key) or b"", self._store.path))
             except VaultFormatError:
-                found._enter(number, b"")  # only who reads these chunks need know
+                found._enter(number, b"")  # reading one of these chunks raises the error
         return found
 
     def _load(self, numbers: Iterable[int]) -> None:
-        """Load the checksums of some chunks of time, and how far the last one goes, in one go."""
+        """Load the checksums of some chunks of time, and the vault's length, in one read."""
         wanted = list(numbers)
         keys = [layout.HEAD_KEY, *map(layout.checksums_key, wanted)]
         head, *found = self._store.get_all(keys)
-        self._written = decode_head(head).length
+        self._written = Head.decode(head).length
         for number, value in zip(wanted, found, strict=True):
             self._enter(number, value)
 
@@ -131,7 +126,7 @@ class Checks:
         self._loaded[number] = True
 
     def in_steps(self, names: Iterable[str], rows: range, steps: range) -> Fresh | None:
-        """Return which chunks that steps of some arrays are in have yet to be compared, if any."""
+        """Return the chunks that hold some steps, if any of them must still be compared."""
         key = tuple(names)
         if key in self._done or not (key and rows and steps):
             return None
@@ -147,7 +142,7 @@ class Checks:
         starts: Int[np.ndarray, "W"],
         length: int,
     ) -> Fresh | None:
-        """Return which chunks that windows of some arrays are in have yet to be compared."""
+        """Return the chunks that hold some windows, if any of them must still be compared."""
         key = tuple(names)
         if key in self._done or not (key and len(rows) and length):
             return None
@@ -185,7 +180,7 @@ class Checks:
         return Fresh(names, touched, chunks, {name: self._check_of(name) for name in chunks})
 
     def note(self, fresh: Fresh) -> None:
-        """Remember that these chunks were compared, so that later reads see it at one look."""
+        """Note that these chunks were compared, so that later reads skip them quickly."""
         rows = np.array([self._index[name] for name in fresh.names])
         with self._lock:
             sound = self._sound_in_all[fresh.names]
@@ -194,7 +189,7 @@ class Checks:
                 self._done.add(fresh.names)
 
     def is_fresh(self, name: str, place: ChunkPlace) -> bool:
-        """Whether a chunk has yet to be compared."""
+        """Whether a chunk must still be compared."""
         return not self._sound[self._index[name], place.block * self._chunks + place.number]
 
     def _check_of(self, name: str) -> "_Check":
@@ -248,12 +243,12 @@ class Checks:
 
 
 class _Check(NamedTuple):
-    """What compares the mapped chunks of an array; see `offmarl.vault.mmap.Check`."""
+    """Compares the mapped chunks of an array; see `offmarl.vault.mmap.Check`."""
 
     sound: Bool[np.ndarray, "B T"]
     expected: Int[np.ndarray, "T B"]
     prove: Callable[[ChunkPlace, NumpyArray], None]
-    """Looks closer at what has another checksum."""
+    """Examines a chunk with another checksum."""
 
     def is_fresh(self, block: int, number: int) -> bool:
         return not self.sound[block, number]
@@ -268,23 +263,23 @@ class _Check(NamedTuple):
         self.sound[block, number] = True
 
 
-def checks_of(store: Store, vault: "Dataset") -> Checks | None:
-    """Return what to compare a vault's reads with.
+def checks_of(vault: Description, episodes: Callable[[], Episodes]) -> Checks | None:
+    """Return the checks of a vault that was opened.
 
-    None where its codec does that by itself, and where others wrote it, who keep no checksums.
+    None if its codec has checksums of its own, or if another program wrote it: those keep none.
     """
     if vault.manifest is None or vault.manifest.schema.codec != "raw":
         return None
     schema, length = vault.manifest.schema, vault.manifest.head.length
     if length < vault.length:  # a stock program wrote to the last chunk
         length -= length % schema.chunk_steps
-    return Checks(store, schema, vault.leaves, vault.length, length, lambda: vault.episodes)
+    return Checks(vault.store, schema, vault.leaves, vault.length, length, episodes)
 
 
 def agrees(chunk: NumpyArray, expected: int, filled: int) -> bool:
-    """Whether a chunk has a checksum, or has it without what follows the vault's end.
+    """Whether a chunk has a checksum, as it is or with zeros after the vault's end.
 
-    A stock program that died may have left something there, which is no data.
+    A stock program that died may have left something there, which is not data.
 
     Parameters
     ----------

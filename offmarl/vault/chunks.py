@@ -19,7 +19,7 @@ it."""
 
 
 class _Chunk:
-    """The values of all keys of one chunk of time, each seen as the array ``(rows, T, ...)`` it is.
+    """The values of all keys of one chunk of time, and an array ``(rows, T, ...)`` over each.
 
     The arrays are views of the values, so that a full chunk goes to disk without being copied.
     """
@@ -67,18 +67,17 @@ class ChunkBuffer:
 
     @property
     def staged_bytes(self) -> int:
-        """What a commit would write."""
+        """Bytes that a commit would write."""
         return sum(map(len, self.staged.values()))
 
     def restore(self, store: Store) -> None:
-        """Take back the steps of the unfinished chunk from disk.
+        """Read the steps of the unfinished chunk from disk.
 
         Raises
         ------
         VaultFormatError
-            They are not those that were written. They are about to be written again, with checksums
-            that would make the damage look right. What follows them in the chunk does not matter: a
-            stock program that died may have left it.
+            They are damaged; writing them again, with new checksums, would hide the damage. Data
+            after them in the chunk does not matter: a stock program that died may have left it.
         """
         if not self._filled:
             return
@@ -124,9 +123,9 @@ class ChunkBuffer:
         self._number, self._filled = self._number + 1, 0
 
     def tail(self) -> dict[str, Value]:
-        """Return the keys and values of the unfinished chunk, zeros where nothing is yet.
+        """Return the keys and values of the unfinished chunk, padded with zeros.
 
-        They change with the next steps that are put in.
+        The values change with the next call of `put`.
         """
         if not self._filled:
             return {}
@@ -135,7 +134,7 @@ class ChunkBuffer:
         return self._encode()
 
     def recycle(self, through: int) -> None:
-        """Use the memory of chunks again that are durable up to a number of steps."""
+        """Reuse the memory of chunks that are durable up to a number of steps."""
         durable = [n for n in self._lent if (n + 1) * self._schema.chunk_steps <= through]
         chunks = [self._lent.pop(number) for number in durable]
         room = max(1, _SPARE_BYTES // sum(map(len, self._chunk.values)))
@@ -170,7 +169,7 @@ def _compress(value: Value) -> bytes:
 
 
 def _zstd() -> Any:
-    # Imported here: it takes as long as all else together, and few vaults need it.
+    # Imported here: it takes as long as all other imports together, and few vaults need it.
     from numcodecs import Zstd
 
     return Zstd(level=1, checksum=True)

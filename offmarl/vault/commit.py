@@ -1,20 +1,184 @@
-"""The values of one commit of a store, read where the tree says that they lie."""
+"""The commits of an OCDBT store: the tree of keys that each has, and the values it leads to.
 
-import math
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+A store keeps its earlier commits until it is compacted, and even without its manifest the nodes of
+their trees can be found in the data files. So what a damaged store held can still be recovered.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+import tensorstore as ts
 
 from offmarl.errors import VaultFormatError
-from offmarl.vault.checksum import OWN_PREFIX, is_sealed, unseal
-from offmarl.vault.drivers import Driver, Registered, TensorStoreDriver
-from offmarl.vault.layout import load_json
+from offmarl.vault.drivers import Driver, TensorStoreDriver
+from offmarl.vault.files import check_name
+from offmarl.vault.key_values import Registered
+from offmarl.vault.layout import DATA, MANIFEST, OWN_PREFIX, is_sealed, load_json, unseal
 from offmarl.vault.store import Store
-from offmarl.vault.tree import Tree, ValueLocation, current
 
 T = TypeVar("T")
+
+
+_NODE_MAGIC = bytes.fromhex("0cdb20de")
+"""The first bytes of every node of the tree; its length follows in 8 bytes, little-endian."""
+_HEADER = 12
+
+
+class ValueLocation(NamedTuple):
+    """Where a value lies."""
+
+    file: str
+    offset: int
+    length: int
+
+
+class Tree(NamedTuple):
+    """What one commit of a store holds."""
+
+    values: dict[str, ValueLocation | bytes]
+    """Where the value of each key lies; short values are in the nodes themselves."""
+    files: frozenset[str]
+    """The data files that values and nodes are in."""
+    lost: tuple[str, ...]
+    """Why parts of the tree cannot be read; the keys below these parts are missing."""
+
+
+def current_tree(driver: TensorStoreDriver) -> Tree:
+    """Read the tree of the last commit.
+
+    Raises
+    ------
+    ValueError, OSError
+        The manifest cannot be read.
+    """
+    *_, last = _manifest(driver)["versions"]
+    return _read(driver, last["root"].get("location"))
+
+
+def config_of(driver: TensorStoreDriver) -> dict[str, Any]:
+    """Return the settings of a store, its identity among them.
+
+    Raises
+    ------
+    ValueError, OSError
+        The manifest cannot be read.
+    """
+    found: dict[str, Any] = _manifest(driver)["config"]
+    return found
+
+
+def live_files(driver: TensorStoreDriver) -> frozenset[str]:
+    """Return the data files that anything in the store refers to, its earlier commits included.
+
+    Raises
+    ------
+    ValueError, OSError
+        The manifest cannot be read.
+    """
+    found: set[str] = set()
+    for kind, node in _history(driver, _manifest(driver)):
+        found |= {_place(node).file} if kind == "versions" else _read(driver, node).files
+    return frozenset(found)
+
+
+def earlier_trees(driver: TensorStoreDriver) -> Iterator[Tree]:
+    """Yield the trees of earlier commits that can be found, the latest first.
+
+    Without a manifest, every node in the data files is taken as a root, in no order.
+    """
+    try:
+        history = _history(driver, _manifest(driver))
+    except (ValueError, OSError):
+        roots = _scattered(driver)
+    else:
+        roots = (node for kind, node in history if kind == "root")
+        next(roots, None)
+    for root in roots:
+        yield _read(driver, root)
+
+
+def _manifest(driver: TensorStoreDriver) -> Any:
+    driver.check()
+    return ts.ocdbt.dump(driver.files).result()
+
+
+def _history(driver: TensorStoreDriver, node: Any) -> Iterator[tuple[str, str]]:
+    """Yield where the roots of all commits are, the latest first, and the nodes that list them."""
+    for version in reversed(node.get("versions") or node.get("entries", [])):
+        if "location" in version.get("root", {}):
+            yield "root", version["root"]["location"]
+    for child in reversed(node.get("version_tree_nodes") or node.get("entries", [])):
+        if "location" in child:
+            yield "versions", child["location"]
+            with suppress(ValueError, OSError):
+                found = ts.ocdbt.dump(driver.files, child["location"]).result()
+                yield from _history(driver, found)
+
+
+def _scattered(driver: TensorStoreDriver) -> Iterator[str]:
+    """Yield possible roots of trees: every node in the data files."""
+    driver.check()
+    for name in driver.files.list().result():
+        file = name.decode()
+        if file == MANIFEST or not file.startswith(f"{DATA}/"):
+            continue
+        data = bytes(driver.files.read(file).result().value)
+        offset = data.find(_NODE_MAGIC)
+        while offset >= 0:
+            size = int.from_bytes(data[offset + 4 : offset + _HEADER], "little")
+            if _HEADER < size <= len(data) - offset:
+                yield f"btreenode::{file}:{offset}:{size}"
+            offset = data.find(_NODE_MAGIC, offset + 1)
+
+
+def _read(driver: TensorStoreDriver, root: str | None) -> Tree:
+    values: dict[str, ValueLocation | bytes] = {}
+    files: set[str] = set()
+    lost: list[str] = []
+    # The height of every node is less than its parent's, or a forged tree might have no end.
+    waiting: list[tuple[str, bytes, int | None]] = [(root, b"", None)] if root else []
+    while waiting:
+        node, prefix, above = waiting.pop()
+        try:
+            files.add(_place(node).file)
+            found = ts.ocdbt.dump(driver.files, node).result()
+        except (ValueError, OSError) as error:
+            lost.append(str(error).partition(" [")[0])
+            continue
+        height = found["height"]
+        if above is not None and height != above - 1:
+            lost.append(f"{node} is not where it belongs")
+            continue
+        for entry in found["entries"]:
+            key = prefix + bytes(entry["key"])
+            if "location" in entry:
+                below = prefix + bytes(entry["subtree_common_prefix"])
+                waiting.append((entry["location"], below, height))
+                continue
+            try:
+                value = _value(entry)
+            except ValueError as error:
+                lost.append(f"the place of {key.decode(errors='replace')!r:.200}: {error}")
+                continue
+            values[key.decode(errors="replace")] = value
+            if isinstance(value, ValueLocation):
+                files.add(value.file)
+    return Tree(values, frozenset(files), tuple(lost))
+
+
+def _value(entry: Any) -> ValueLocation | bytes:
+    if "inline_value" in entry:
+        return bytes(entry["inline_value"])
+    return _place(entry["indirect_value"])
+
+
+def _place(location: str) -> ValueLocation:
+    """Take apart ``kind:base:file:offset:length``; `ValueError` where it leads out of the store."""
+    _, base, file, offset, length = location.split(":")
+    return ValueLocation(check_name(base + file), int(offset), int(length))
 
 
 class Contents:
@@ -46,13 +210,13 @@ class Contents:
         if isinstance(driver, Registered):
             return _RegisteredContents(driver)
         assert isinstance(driver, TensorStoreDriver)
-        return Contents(driver, current(driver))
+        return Contents(driver, current_tree(driver))
 
     def __contains__(self, key: str) -> bool:
         return key in self.tree.values
 
     def size(self, key: str) -> int:
-        """Return the bytes stored under a key that is there."""
+        """Return the size in bytes of the stored value of a key that exists."""
         value = self.tree.values[key]
         return value.length if isinstance(value, ValueLocation) else len(value)
 
@@ -61,7 +225,7 @@ class Contents:
         return sorted(key for key in self.tree.values if key.startswith(prefix))
 
     def is_cut_off(self, key: str) -> bool:
-        """Whether a value reaches past the end of its file; looked at on this machine only."""
+        """Whether a value reaches past the end of its file; checked on this machine only."""
         place = self.tree.values[key]
         if not isinstance(place, ValueLocation) or not self.driver.can_map:
             return False
@@ -73,7 +237,7 @@ class Contents:
         return {name: file.lstat().st_size for name, file in files.items() if file.is_file()}
 
     def fetch(self, key: str) -> Callable[[], bytes]:
-        """Start to read what is stored under a key that is there; call the result for it."""
+        """Start to read the stored value of a key that exists; calling the result returns it."""
         place = self.tree.values[key]
         if not isinstance(place, ValueLocation):
             return lambda: place
@@ -129,16 +293,3 @@ def _whole(key: str, read: Any, length: int) -> bytes:
     if found.state != "value" or len(found.value) != length:
         raise VaultFormatError(f"the data file of {key} is not there, or is cut off.")
     return bytes(found.value)
-
-
-def ahead(
-    items: Iterable[T], start: Callable[[T], Any], item_bytes: int, room: int = 2**26
-) -> Iterator[tuple[T, Any]]:
-    """Start work on items before its results are asked for, as many as memory has room for."""
-    waiting: deque[tuple[T, Any]] = deque()
-    depth = max(2, math.ceil(room / max(item_bytes, 2**16)))
-    for item in items:
-        waiting.append((item, start(item)))
-        if len(waiting) == depth:
-            yield waiting.popleft()
-    yield from waiting

@@ -1,10 +1,10 @@
-"""Rebuilding a vault's store beside it, and putting the new one in its place in one instant.
+"""Rebuilding a vault's store beside it, and replacing the old one atomically.
 
-Every commit leaves behind what it replaced. A store that is built anew holds what is alive and no
-more, in the order in which it is read. Its data files are moved among the old ones, which does
-nothing yet; then its manifest replaces the old one, which is a single rename; then the files that
-nothing refers to any longer are deleted. The directory that the store was built in is removed last:
-where it is there, somebody was killed in between, and the next who may write tidies up.
+Every commit leaves behind the data that it replaced. A rebuilt store holds only live data, in the
+order in which it is read. Its data files are moved among the old ones, where nothing refers to them
+yet. Then its manifest replaces the old one by a single rename, and the files that nothing refers to
+any longer are deleted. The directory that the store was built in is removed last. If it exists, a
+process was killed in between, and the next writer cleans up.
 """
 
 import os
@@ -15,16 +15,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from offmarl._ahead import ahead, depth_of
 from offmarl.errors import VaultConflictError, VaultFormatError
-from offmarl.vault import layout, tree
-from offmarl.vault.atomic import sync
-from offmarl.vault.checksum import OWN_PREFIX, unseal
-from offmarl.vault.commit import Contents, ahead
+from offmarl.vault import commit, layout
+from offmarl.vault.commit import Contents
 from offmarl.vault.drivers import Directory, Driver
-from offmarl.vault.layout import DATA, MANIFEST, UNFINISHED, load_json
+from offmarl.vault.files import errors_of, sync
+from offmarl.vault.layout import DATA, MANIFEST, OWN_PREFIX, UNFINISHED, load_json, unseal
 from offmarl.vault.open import locate
 from offmarl.vault.store import Store, store_of
-from offmarl.vault.system import errors_of
 from offmarl.vault.verification import examine
 
 REBUILT = ".rebuilt"
@@ -35,7 +34,7 @@ _CHUNK = re.compile(r"(.+\./)(\d+)\.(\d+)((?:\.\d+)*)")
 
 
 class Compaction(NamedTuple):
-    """What a vault took before and after, in its data files and manifest."""
+    """The size of a vault's data files and manifest before and after."""
 
     path: Path
     bytes_before: int
@@ -45,16 +44,16 @@ class Compaction(NamedTuple):
 
 
 def compact(path: str | os.PathLike[str]) -> Compaction:
-    """Drop what no longer counts from a vault's files, and put the rest in the order of reading.
+    """Reclaim unused space, and store the data in the order in which it is read.
 
-    The content stays the same, whatever program wrote it and whatever instant the process dies at.
-    It needs as much room as the result takes. Programs that have the vault open go on reading;
-    stock programs must not write to it meanwhile.
+    The content stays the same, whatever program wrote the vault, even if the process is killed. The
+    disk needs free space for the result. Programs that have the vault open can read on; stock
+    programs must not write to it meanwhile.
 
     Raises
     ------
     VaultLockedError
-        Somebody writes to it.
+        Another process is writing to it.
     VaultFormatError
         It is damaged.
     VaultConflictError
@@ -71,7 +70,7 @@ def compact(path: str | os.PathLike[str]) -> Compaction:
         contents = Contents.of(store)
         with rebuilding(directory) as fresh:
             # With the same identity, programs that have the vault open read on.
-            rebuilt = store_of(Directory(fresh), tree.config_of(Directory(directory)))
+            rebuilt = store_of(Directory(fresh), commit.config_of(Directory(directory)))
             copy(contents, contents.tree.values, rebuilt)
             repeat_tree(rebuilt)
             switch(directory, fresh, expected=manifest)
@@ -81,7 +80,7 @@ def compact(path: str | os.PathLike[str]) -> Compaction:
 
 @contextmanager
 def exclusive(driver: Driver) -> Iterator[None]:
-    """Hold the right to write to a vault, tidied up."""
+    """Hold a vault's lock, after cleaning up what a killed process left."""
     lock = driver.lock()
     try:
         tidy(driver)
@@ -92,7 +91,7 @@ def exclusive(driver: Driver) -> Iterator[None]:
 
 @contextmanager
 def rebuilding(directory: Path) -> Iterator[Path]:
-    """Make the directory to build a store in; what is left of it at the end is cleared."""
+    """Make the directory to build a store in; it is removed afterwards."""
     fresh = directory / REBUILT
     fresh.mkdir()
     try:
@@ -102,21 +101,21 @@ def rebuilding(directory: Path) -> Iterator[Path]:
 
 
 def copy(contents: Contents, keys: Iterable[str], target: Store, *, strict: bool = True) -> None:
-    """Copy keys and values, in the order in which they are read; our own keys with checksums.
+    """Copy keys and values in the order in which they are read; offmarl's keys with checksums.
 
-    Where not ``strict``, what cannot be read is left out.
+    If not ``strict``, values that cannot be read are left out.
 
     Raises
     ------
     VaultFormatError
-        A value cannot be read, or one of our own is damaged.
+        A value cannot be read, or one of offmarl's is damaged.
     """
     for batch in _batches(_values(contents, sorted(keys, key=_order), strict)):
         target.commit(batch, fence={}).result()
 
 
 def _values(contents: Contents, keys: list[str], strict: bool) -> Iterator[tuple[str, bytes]]:
-    for key, read in ahead(keys, contents.fetch, _BATCH_BYTES // 16):
+    for key, read in ahead(keys, contents.fetch, depth_of(_BATCH_BYTES // 16)):
         try:
             value = unseal(key, read(), contents.driver.path)
         except (VaultFormatError, ValueError, OSError):
@@ -127,7 +126,7 @@ def _values(contents: Contents, keys: list[str], strict: bool) -> Iterator[tuple
 
 
 def _batches(values: Iterable[tuple[str, bytes]]) -> Iterator[dict[str, bytes]]:
-    """Gather values to commits that fit in memory."""
+    """Group values into commits that fit in memory."""
     batch: dict[str, bytes] = {}
     size = 0
     for key, value in values:
@@ -140,16 +139,16 @@ def _batches(values: Iterable[tuple[str, bytes]]) -> Iterator[dict[str, bytes]]:
 
 
 def repeat_tree(store: Store) -> None:
-    """Commit once more, so that a store that is built anew has its tree twice, as others have.
+    """Commit once more, so that a rebuilt store has two trees, as other stores have.
 
-    The earlier one is what a repair goes by where the later one is damaged.
+    A repair uses the earlier one if the later one is damaged.
     """
     (index,) = store.get_all([layout.INDEX_KEY])
     store.commit({layout.INDEX_KEY: index}, fence={}).result()
 
 
 def _order(key: str) -> tuple[bool, str, int, int, str]:
-    """Sort the chunks of a leaf by time; our own keys, which tell that all is there, are last."""
+    """Sort the chunks of a leaf by time, and offmarl's keys, which complete a vault, last."""
     found = _CHUNK.fullmatch(key)
     leaf, block, number, rest = found.groups() if found else (key, 0, -1, "")
     return key.startswith(OWN_PREFIX), leaf, int(number), int(block), rest
@@ -165,14 +164,14 @@ def _sealed(key: str, value: bytes) -> bytes:
 
 
 def switch(directory: Path, fresh: Path, expected: bytes | None) -> None:
-    """Put a store in the place of another, all at once.
+    """Replace a store by another atomically.
 
     Parameters
     ----------
     directory, fresh
-        The vault's, and the one that the store was built in.
+        The vault's directory, and the one in which the new store was built.
     expected
-        The manifest that will be replaced, if it must still be the same.
+        The manifest that is replaced, if it must be unchanged.
     """
     for file in (fresh / DATA).iterdir():
         file.rename(directory / DATA / file.name)
@@ -187,9 +186,9 @@ def switch(directory: Path, fresh: Path, expected: bytes | None) -> None:
 
 
 def tidy(driver: Driver) -> None:
-    """Delete what a killed commit left, and what a rebuilding did, put in its place or not.
+    """Delete what a killed commit or rebuild left.
 
-    Only who holds the right to write may do so.
+    The caller must hold the vault's lock.
     """
     driver.clear_unfinished(UNFINISHED)
     if not isinstance(driver, Directory):
@@ -199,7 +198,7 @@ def tidy(driver: Driver) -> None:
     if not rest.exists():
         return
     try:
-        live = tree.live_files(driver)
+        live = commit.live_files(driver)
     except (ValueError, OSError):
         live = None  # unknown without a manifest: repair may need any of them
     for file in (directory / DATA).glob("*"):
@@ -209,9 +208,9 @@ def tidy(driver: Driver) -> None:
 
 
 def prepare(store: Store) -> None:
-    """Clear what a killed rebuilding left, and give our own keys checksums if they have none.
+    """Delete what a killed process left, and add checksums to offmarl's keys of version 1.
 
-    Only who holds the right to write may do so.
+    The caller must hold the vault's lock.
     """
     tidy(store.driver)
     schema = store.get_json(layout.SCHEMA_KEY)
@@ -222,7 +221,7 @@ def prepare(store: Store) -> None:
         return
     keys = store.keys(OWN_PREFIX)
     values = zip(keys, store.get_all(keys), strict=True)
-    with store.errors():
+    with errors_of(store.path):
         store.commit({k: _sealed(k, value) for k, value in values}, fence={}).result()
 
 

@@ -1,12 +1,17 @@
-"""Deviations of published vaults, reported by name and corrected on reading."""
+"""Vaults of other programs: what their arrays tell, and which deviations are corrected on reading.
 
-from collections.abc import Mapping
-from typing import Any
+Such vaults have no episode table and no sizes, so both are inferred from the data. Each deviation
+has a name, a quirk, that is reported.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from offmarl.types import Transition
-from offmarl.vault import tables
+from offmarl.types import Discrete, EnvSpec, Transition
+from offmarl.vault import encoding, layout, tables
 from offmarl.vault.layout import Leaf, NumpyArray
 from offmarl.vault.tables import Table
 
@@ -42,36 +47,19 @@ _ABSENT = {
 }
 
 
-def of_shapes(leaves: Mapping[str, Leaf], rows: int) -> list[str]:
-    """Return the quirks that the names and shapes of a foreign vault's arrays tell."""
-    state, actions = leaves.get("infos.state"), leaves["actions"]
-    found = {
-        "several rows": rows > 1,
-        "state per agent": state is not None and len(state.shape) > 1,
-        "action axis": actions.dtype.kind in "biu" and len(actions.shape) > 1,
-    }
-    absent = [quirk for name, quirk in _ABSENT.items() if name not in leaves]
-    return [quirk for quirk, there in found.items() if there] + absent
-
-
 def recorded(provenance: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the quirks that a vault of offmarl notes of itself: what an import has kept."""
+    """Return the quirks recorded in the provenance of a vault of offmarl that was imported."""
     noted = provenance.get("quirks")
     return tuple(quirk for quirk in MEANINGS if isinstance(noted, list) and quirk in noted)
 
 
-def is_padded(observations: NumpyArray) -> bool:
-    """Whether observations are padded with minus infinity."""
-    return bool(np.isneginf(observations).any())
-
-
 def of_returns(episodes: Table) -> list[str]:
-    """Return the quirks that the returns of an episode table tell."""
+    """Return the quirks that show in the returns of an episode table."""
     return [] if np.isfinite(episodes["returns"]).all() else ["not finite"]
 
 
 def of_ends(episodes: Table, time_limit: int | None) -> list[str]:
-    """Return the quirks of how episodes end, as an episode table of what is on disk tells them."""
+    """Return the quirks of how episodes end; ``episodes`` is the table as on disk."""
     if time_limit is not None:
         return ["time limit terminal"] if by_limit(episodes, time_limit).any() else []
     ended = episodes[episodes["cause"] != tables.OPEN]
@@ -88,7 +76,7 @@ def by_limit(ended: Table, time_limit: int | None) -> NumpyArray:
 
 
 def normalise(steps: Transition, limits: NumpyArray) -> Transition:
-    """Put right what is padded, and how episodes end.
+    """Correct padded observations, and ends by a time limit.
 
     Parameters
     ----------
@@ -110,3 +98,95 @@ def normalise(steps: Transition, limits: NumpyArray) -> Transition:
 def _unpad(values: NumpyArray) -> NumpyArray:
     padding = np.isneginf(values)
     return np.where(padding, np.float32(0), values) if padding.any() else values
+
+
+@runtime_checkable
+class Readable(Protocol):
+    """What inference needs of a `offmarl.vault.Dataset`, whose attributes these are."""
+
+    leaves: Mapping[str, Leaf]
+    rows: int
+    length: int
+    time_limit: int | None
+
+    def read(
+        self,
+        start: int = 0,
+        stop: int | None = None,
+        rows: slice = ...,
+        leaves: Iterable[str] | None = None,
+    ) -> dict[str, NumpyArray]:
+        """Read steps of some arrays."""
+
+    def blocks(
+        self, leaves: Iterable[str] | None = None, start: int = 0
+    ) -> Iterator[tuple[int, int]]:
+        """Cut time into intervals that fit in memory."""
+
+
+def infer_spec(vault: Readable) -> EnvSpec:
+    """Infer the environment's sizes from the arrays of a vault of another program."""
+    found = encoding.spec_of(vault.leaves)
+    if found.action == Discrete(0):
+        found = dataclasses.replace(found, action=Discrete(_highest_action(vault) + 1))
+    return dataclasses.replace(found, time_limit=vault.time_limit)
+
+
+def _highest_action(vault: Readable) -> int:
+    """Return the highest discrete action; 0 if there are none."""
+    names = ["actions"]
+    blocks = (vault.read(*block, leaves=names)["actions"] for block in vault.blocks(names))
+    return max((int(actions.max()) for actions in blocks), default=0)
+
+
+def infer_episodes(vault: Readable, num_agents: int, start: int = 0) -> Iterator[Table]:
+    """Find the episodes from a step on, at which new ones begin, by rewards and ends."""
+    running = tables.none_running(vault.rows, num_agents, start)
+    names = [name for name in layout.SIGNALS if name in vault.leaves]
+    for begin, stop in vault.blocks(names, start):
+        signals = encoding.signals_of(vault.read(begin, stop, leaves=names))
+        ended, running = tables.scan(running, begin, signals)
+        yield ended
+    yield running[running["length"] > 0]
+
+
+def find_quirks(vault: Readable, table: Table) -> tuple[str, ...]:
+    """Return how a vault of another program deviates; ``table`` holds its episodes as on disk."""
+    return (
+        *_of_shapes(vault.leaves, vault.rows),
+        *(["padded observations"] if _is_padded(vault) else []),
+        *of_ends(table, vault.time_limit),
+        *of_returns(table),
+    )
+
+
+def _of_shapes(leaves: Mapping[str, Leaf], rows: int) -> list[str]:
+    """Return the quirks that the names and shapes of the arrays show."""
+    state, actions = leaves.get("infos.state"), leaves["actions"]
+    found = {
+        "several rows": rows > 1,
+        "state per agent": state is not None and len(state.shape) > 1,
+        "action axis": actions.dtype.kind in "biu" and len(actions.shape) > 1,
+    }
+    absent = [quirk for name, quirk in _ABSENT.items() if name not in leaves]
+    return [quirk for quirk, is_present in found.items() if is_present] + absent
+
+
+def _is_padded(vault: Readable) -> bool:
+    """Whether the first observations are padded with minus infinity."""
+    names = ["observations"]
+    _, stop = next(vault.blocks(names), (0, 0))
+    return bool(np.isneginf(vault.read(0, stop, leaves=names)["observations"]).any())
+
+
+def limited_steps(vault: Readable, table: Table) -> NumpyArray:
+    """Return the mask ``(B, T)`` of steps where a time limit is flagged as termination.
+
+    ``table`` holds the vault's episodes as on disk.
+    """
+    if vault.time_limit is None:
+        return np.broadcast_to(False, (vault.rows, vault.length))
+    steps: NumpyArray = np.zeros((vault.rows, vault.length), bool)
+    ended = table[by_limit(table, vault.time_limit)]
+    steps[ended["row"], ended["start"] + ended["length"] - 1] = True
+    return steps

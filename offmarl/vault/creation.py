@@ -1,4 +1,4 @@
-"""Creating vaults: built beside their place, made durable, and moved there whole."""
+"""Creating vaults: each is built beside its place, made durable, and moved there whole."""
 
 import json
 import operator
@@ -12,15 +12,13 @@ from typing import Any, SupportsIndex, get_args
 from offmarl.errors import VaultError, VaultExistsError, VaultLockedError
 from offmarl.types import EnvSpec
 from offmarl.vault import layout
-from offmarl.vault.atomic import clear, make_directory, publish
 from offmarl.vault.drivers import Directory, Driver, driver_of
+from offmarl.vault.files import WriterLock, clear_directory, errors_of, make_directory, publish
 from offmarl.vault.layout import METADATA, Codec, Head, Schema
 from offmarl.vault.location import absolute
-from offmarl.vault.lock import WriterLock
 from offmarl.vault.metadata import to_metadata, without_episodes
 from offmarl.vault.open import SUFFIX
 from offmarl.vault.store import Store, store_of
-from offmarl.vault.system import errors_of
 from offmarl.vault.values import OnInvalid
 from offmarl.vault.writer import Writer
 
@@ -50,9 +48,9 @@ def create(
     provenance
         Where the data comes from; a JSON object.
     chunk_steps
-        Steps of one row that are stored together, 1024 by default, or as many as make 32 MB with
-        all rows. So much is held in memory, and `Writer.flush` writes so much unless the steps so
-        far are a multiple: flush at multiples where you flush often.
+        Steps of one row that are stored together, a chunk: 1024 by default, or fewer so that all
+        rows take at most 32 MB. One chunk is held in memory. `Writer.flush` writes an unfinished
+        chunk as a whole, so flush at multiples of this number if you flush often.
     codec
         "raw": uncompressed, with CRC32C beside each chunk. "zstd": compressed frames with checksum.
     on_invalid
@@ -63,9 +61,9 @@ def create(
     Raises
     ------
     VaultExistsError
-        There is something at the path.
+        Something exists at the path.
     VaultError
-        The path names no vault, an option makes no sense, or nothing can be written there.
+        The path cannot be a vault's, an option is invalid, or the place is not writable.
     """
     place = _destination(path)
     schema = _schema(spec, rows, chunk_steps, codec)
@@ -77,7 +75,7 @@ def create(
 def _schema(
     spec: EnvSpec, rows: SupportsIndex, chunk_steps: SupportsIndex | None, codec: Codec
 ) -> Schema:
-    """Return a new vault's schema; `VaultError` if an option makes no sense."""
+    """Return a new vault's schema; `VaultError` if an option is invalid."""
     spec = _plain(spec)
     count = _at_least_one("rows", rows)
     if chunk_steps is None:
@@ -104,7 +102,7 @@ def _building(place: Driver, part: Path) -> Iterator[tuple[Store, WriterLock]]:
         raise
     try:
         place.refuse_existing()
-        clear(part)
+        clear_directory(part)
         yield store_of(fresh), lock
     except BaseException:
         _remove(part)  # before others may build there
@@ -125,7 +123,7 @@ def _create_beside(
 def _create_in_place(
     place: Driver, schema: Schema, provenance: Mapping[str, Any], on_invalid: OnInvalid
 ) -> Writer:
-    """Create where nothing can be renamed: what a vault is known by comes last."""
+    """Create where nothing can be renamed: ``metadata.json``, which marks a vault, comes last."""
     lock = place.lock()
     place.refuse_existing()
     place.clear()
@@ -180,7 +178,7 @@ def _whole_beside(
 def _whole_in_place(
     place: Driver, schema: Schema, provenance: Mapping[str, Any], on_invalid: OnInvalid
 ) -> Iterator[Writer]:
-    """Create where nothing can be renamed; a killed process leaves the steps so far."""
+    """Create where nothing can be renamed; a killed process leaves an incomplete vault."""
     with errors_of(place.path):
         writer = _create_in_place(place, schema, provenance, on_invalid)
     try:
@@ -195,7 +193,7 @@ def _whole_in_place(
 
 
 def free_place(path: str | os.PathLike[str]) -> Driver:
-    """Return where a vault of this path will be; `VaultError` if it cannot be created."""
+    """Return the place of a new vault; `VaultError` if it cannot be created there."""
     place = _destination(path)
     place.refuse_existing()
     return place
@@ -217,7 +215,7 @@ def _destination(path: str | os.PathLike[str]) -> Driver:
 
 
 def _plain(spec: EnvSpec) -> EnvSpec:
-    """Return a spec as it will be read back, with Python's numbers where it has NumPy's."""
+    """Return a spec as it will be read back, with NumPy's numbers converted to Python's."""
     try:
         written = json.dumps(spec.to_json(), default=operator.index)
     except TypeError as error:
@@ -257,7 +255,7 @@ def _fill(store: Store, schema: Schema, provenance: Mapping[str, Any]) -> None:
 
 
 def _remove(failed: Path) -> None:
-    """Remove a vault that came to nothing, and the directory made for it."""
+    """Remove a vault that was not finished, and the directory made for it."""
     shutil.rmtree(failed, ignore_errors=True)
     with suppress(OSError):
         failed.parent.rmdir()

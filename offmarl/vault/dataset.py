@@ -1,4 +1,4 @@
-"""A dataset: a vault of any program, read as experience and drawn from for learning."""
+"""A dataset: a vault of any program, read as experience or sampled for learning."""
 
 from collections.abc import Iterable, Iterator
 from functools import cached_property
@@ -11,14 +11,16 @@ from numpy.typing import NDArray
 
 from offmarl.errors import VaultError
 from offmarl.types import EnvSpec, Episode, Sequence, Transition, View
-from offmarl.vault import bounds, compat, encoding, infer, layout, tables
-from offmarl.vault.arrays import Arrays
-from offmarl.vault.checked import checks_of
-from offmarl.vault.final_views import FinalViews
+from offmarl.vault import bounds, compat, encoding, layout, tables
+from offmarl.vault.arrays import Arrays, FinalViews, open_arrays
 from offmarl.vault.layout import NumpyArray
-from offmarl.vault.manifest import check_documents, describe, read_table, snapshot_of, unchecked
-from offmarl.vault.mmap import Snapshot
-from offmarl.vault.published import read_beside
+from offmarl.vault.manifest import (
+    Manifest,
+    describe,
+    read_beside,
+    read_episodes,
+    unchecked,
+)
 from offmarl.vault.store import Store
 
 if TYPE_CHECKING:  # they bring in JAX, which reading does without
@@ -33,52 +35,49 @@ _ALL = slice(None)
 class Dataset:
     """A vault as it was when it was opened; made by `open_vault`.
 
-    It reads any interval, window or episode, and is drawn from by `replay` and `stream`. The verbs
-    of `offmarl.vault`, such as `offmarl.vault.filter`, take datasets and return them.
+    It reads any interval, window or episode; `replay` and `stream` sample from it. The verbs of
+    `offmarl.vault`, such as `offmarl.vault.filter`, take datasets and return them.
 
     Attributes
     ----------
     path
         Its directory; one in an archive or at a URL is written in the same way.
-    own
-        Our own keys; None in a foreign vault.
+    manifest
+        The keys of offmarl; None in a vault of another program.
     leaves
         Disk name to the data type and the shape of a single step.
     rows, length
         The first two axes of every array: environments, and time steps of each.
     provenance
-        Where the data comes from; JSON. Of a dataset that was pulled, what it was published as,
-        too.
+        Where the data comes from; JSON. For a dataset that was pulled, also its publication.
     unverified
         Intervals of steps, ``((start, stop), ...)``, that a stock program appended.
     time_limit
         The one that a foreign vault was opened with, or else the one that `offmarl pull` noted.
     """
 
+    _mapped = True  # whether the files may be mapped into memory
+
     def __init__(self, store: Store, checked: bool = True, time_limit: int | None = None):
-        self.path = path = store.path
-        self.store = store
-        self._checked = checked
-        self._has_length = False
+        self.store, self.path = store, store.path
+        self._checked, self._opening = checked, Lock()
         self._read_through: Arrays | None = None
-        self._opening = Lock()
-        described = describe(self.store)
-        self.manifest = described.manifest
+        self._described = described = describe(store)
+        self.manifest, self.unverified = described.manifest, described.unverified
         self.leaves, self.rows, self.length = described.leaves, described.rows, described.length
-        self.unverified = described.unverified
         if self.manifest and time_limit is not None:
-            raise VaultError(f"{path} tells how its episodes ended: open it without a time limit.")
-        beside = read_beside(self.store.driver)
+            raise VaultError(f"{self.path} records how episodes end: open it without a time limit.")
+        beside = read_beside(store.driver)
         known = None if self.manifest else beside.time_limit
         self.time_limit = known if time_limit is None else time_limit
         self.provenance = {**described.provenance, **beside.provenance}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Have other processes open it again, as it is then, and not be sent what is in memory."""
+        """Pickle the path only: another process opens the vault again, as it is then."""
         return _open, (type(self), self.path, self._checked, self.time_limit)
 
     def __repr__(self) -> str:
-        """Say what is known of it without reading any data."""
+        """Describe the dataset without reading any data."""
         told = f"{self.num_steps:,} steps in {self.rows} rows"
         if self.manifest:
             spec = self.manifest.schema.spec
@@ -97,7 +96,7 @@ class Dataset:
 
     @property
     def uid(self) -> str:
-        """What tells it from the dataset's other vaults."""
+        """The name of the vault within the dataset."""
         return self.path.name
 
     @property
@@ -107,35 +106,35 @@ class Dataset:
 
     @property
     def num_bytes(self) -> int | None:
-        """Bytes that its files take; None where finding out would mean reading them."""
+        """Bytes that its files take; None if finding out would mean reading them."""
         return self.store.driver.num_bytes
 
     @property
     def unchecked(self) -> tuple[str, ...]:
-        """What is read without being compared with a checksum, in words."""
+        """Descriptions of the data that is read without being compared with a checksum."""
         return unchecked(self.manifest, self.length, self._checked)
 
     @cached_property
     def spec(self) -> EnvSpec:
-        """The environment's sizes; in a foreign vault, what its arrays tell of them."""
+        """The environment's sizes; inferred from the arrays if another program wrote the vault."""
         if self.manifest:
             return self.manifest.schema.spec
-        return infer.spec(self)
+        return compat.infer_spec(self)
 
     @cached_property
     def quirks(self) -> tuple[str, ...]:
-        """What a foreign vault does differently, which `transitions` and `episodes` correct.
+        """Deviations of another program's vault, which `transitions` and `episodes` correct.
 
         For a vault of offmarl: invalid values that it was imported with. `read` corrects nothing.
         `offmarl.vault.compat.MEANINGS` explains each.
         """
         if self.manifest:
             return compat.recorded(self.provenance)
-        return infer.quirks(self, self._table)
+        return compat.find_quirks(self, self._table)
 
     @cached_property
     def episodes(self) -> tables.Episodes:
-        """Every episode, by row and start; those that run on at the end of the data too."""
+        """Every episode, by row and start, including unfinished ones at the end of the data."""
         table = self._table.copy()
         table["cause"][compat.by_limit(table, self.time_limit)] = tables.TRUNCATED
         return tables.to_episodes(table)
@@ -143,27 +142,19 @@ class Dataset:
     @cached_property
     def _table(self) -> tables.Table:
         """Every episode, its end as it is on disk."""
-        return np.concatenate(list(self._tables()))
+        found = [self._recorded(self.manifest)] if self.manifest else []
+        start = self.manifest.head.length if self.manifest else 0
+        if start < self.length or not self.manifest:
+            found += compat.infer_episodes(self, self.spec.num_agents, start)
+        return np.concatenate(found)
 
     @cached_property
     def _limited(self) -> NumpyArray:
-        return infer.limited(self, self._table)
+        return compat.limited_steps(self, self._table)
 
-    def _tables(self) -> Iterator[tables.Table]:
-        if self.manifest is None:
-            yield from infer.episodes(self)
-            return
-        head, running = self.manifest.head, self.manifest.running
-        yield from self._kept()
-        yield running[running["length"] > 0]
-        if head.length < self.length:
-            yield from infer.episodes(self, head.length)
-
-    def _kept(self) -> Iterator[tables.Table]:
-        """Yield the table of our own of the episodes that ended."""
-        if self.manifest:
-            dtype = tables.dtype(self.spec.num_agents)
-            yield read_table(self.store, layout.EPISODES_PREFIX, self.manifest.head.episodes, dtype)
+    def _recorded(self, manifest: Manifest) -> tables.Table:
+        """Return the episodes that offmarl wrote."""
+        return read_episodes(self.store, manifest)
 
     @property
     def finals(self) -> View:
@@ -181,7 +172,7 @@ class Dataset:
         Raises
         ------
         VaultError
-            There are no such views; -1 stands for none.
+            The numbers are out of range; -1 stands for none.
         """
         numbers = np.asarray(numbers)
         bounds.check_finals(numbers, self.manifest.head.finals if self.manifest else 0, self.path)
@@ -224,12 +215,12 @@ class Dataset:
             There are no such steps or arrays, or they cannot be read.
         """
         stop = self.length if stop is None else stop
-        bounds.check_steps(self, start, stop)
-        if stop - start > infer.UNBACKED_STEPS:
-            self._check_length()
+        bounds.check_steps(self._described, start, stop)
+        if stop - start > bounds.UNBACKED_STEPS:
+            self._arrays.check_length()
         names = list(self.leaves if leaves is None else leaves)
         span = bounds.indices(rows, self.rows, "rows")
-        some = {} if agents == _ALL else bounds.agents(self, agents)
+        some = {} if agents == _ALL else bounds.agents(self.leaves, self.spec.num_agents, agents)
         return self._arrays.read(names, span, range(start, stop), some)
 
     def windows(
@@ -241,8 +232,8 @@ class Dataset:
     ) -> dict[str, NumpyArray]:
         """Gather windows from anywhere, as they are on disk.
 
-        Uncompressed vaults on this machine are gathered from as fast as arrays in memory, even if
-        they are larger than memory; of others a chunk is read for every window.
+        Uncompressed vaults on this machine are read as fast as arrays in memory, even if they are
+        larger than memory. For other vaults, a chunk is read for every window.
 
         Parameters
         ----------
@@ -264,7 +255,8 @@ class Dataset:
             There are no such steps or arrays, or they cannot be read.
         """
         names = list(self.leaves if leaves is None else leaves)
-        return self._arrays.windows(names, *bounds.windows(self, rows, starts, length), length)
+        rows, starts = bounds.windows(self._described, rows, starts, length)
+        return self._arrays.windows(names, rows, starts, length)
 
     def prefetch(
         self,
@@ -273,12 +265,13 @@ class Dataset:
         length: int,
         leaves: Iterable[str] | None = None,
     ) -> None:
-        """Have the disk begin to read windows that `windows` will be asked for next.
+        """Start to read windows from the disk that `windows` will be asked for next.
 
         Returns at once. Without effect on vaults that are not memory-mapped.
         """
         names = list(self.leaves if leaves is None else leaves)
-        self._arrays.prefetch(names, *bounds.windows(self, rows, starts, length), length)
+        rows, starts = bounds.windows(self._described, rows, starts, length)
+        self._arrays.prefetch(names, rows, starts, length)
 
     def percentiles(self, low: float, high: float) -> tuple[int, int]:
         """Return the interval of steps from one percentile of time to another.
@@ -286,7 +279,7 @@ class Dataset:
         Raises
         ------
         VaultError
-            They are no percentiles, or not in order.
+            They are outside [0, 100], or not in order.
         """
         return bounds.percentiles(self.length, low, high)
 
@@ -319,14 +312,20 @@ class Dataset:
     def transitions(
         self, start: int = 0, stop: int | None = None, rows: slice = _ALL
     ) -> Transition:
-        """Read steps as records ``(B, T, ...)``; what a foreign vault lacks is filled in.
+        """Read steps as records ``(B, T, ...)``; arrays that a vault lacks are filled in.
 
-        Everything is legal and everybody alive where the vault does not tell, the state is all
-        observations, log-probabilities are NaN and policies -1.
+        Without such arrays, all actions are legal, all agents are alive, the state is all
+        observations, log-probabilities are NaN and policy ids -1.
         """
         known = [name for name in layout.leaves(self.spec) if name in self.leaves]
         steps = encoding.from_disk(self.read(start, stop, rows, known), self.spec)
         return steps if self.manifest else compat.normalise(steps, self._limited[rows, start:stop])
+
+    def rewards(self, start: int = 0, stop: int | None = None) -> NDArray[np.float32]:
+        """Read the rewards of an interval of time, ``(B, T, N)``, and nothing else."""
+        found = self.read(start, stop, leaves=["rewards"])["rewards"]
+        shape = *found.shape[:2], self.spec.num_agents
+        return found.reshape(shape).astype(np.float32, copy=False)
 
     def window_transitions(self, rows: NumpyArray, starts: NumpyArray, length: int) -> Transition:
         """Gather windows as records ``(W, length, ...)``; see `windows` and `transitions`."""
@@ -348,44 +347,35 @@ class Dataset:
 
         ``rows`` is how many will be read at once; all by default.
         """
-        self._check_length()
+        self._arrays.check_length()
         names = list(self.leaves if leaves is None else leaves)
         step_bytes = (rows or self.rows) * sum(self.leaves[name].step_bytes for name in names)
         chunk = max(self._arrays.chunk(name)[1] for name in names)
         yield from bounds.blocks(start, self.length, chunk, step_bytes, _BLOCK_BYTES)
-
-    def _check_length(self) -> None:
-        """Raise `VaultFormatError` where the vault says that it has more steps than can be."""
-        if not self._has_length:
-            infer.check_length(self, lambda name: self._arrays.chunk(name)[1])
-        self._has_length = True
 
     @property
     def _arrays(self) -> Arrays:
         if self._read_through is None:
             with self._opening:  # threads share it, and what it maps
                 if self._read_through is None:
-                    self._read_through = self._open_arrays()
+                    self._read_through = open_arrays(
+                        self._described, lambda: self.episodes, self._checked, self._mapped
+                    )
         return self._read_through
 
-    def _open_arrays(self) -> Arrays:
-        if self.manifest:
-            check_documents(self.store, self.manifest.schema)
-        checks = None
-        if self._checked and self.manifest and self.manifest.schema.codec == "raw":
-            self._check_length()  # what is remembered of each chunk takes memory
-            checks = checks_of(self.store, self)
-        return Arrays(
-            self.store, self.leaves, self.rows, self.length, self.native, self._snapshot, checks
-        )
-
-    def _snapshot(self) -> Snapshot | None:
-        return snapshot_of(self.store, self.manifest)
-
     def replay(
-        self, batch: int = 32, length: int = 20, episodes: NDArray[np.int64] | None = None
+        self,
+        batch: int = 32,
+        length: int = 20,
+        episodes: NDArray[np.int64] | None = None,
+        *,
+        burn_in: int = 0,
+        return_to_go: float | None = None,
     ) -> "Replay":
         """Put the data on the device and return a replay to sample from under jit.
+
+        Each step of the data is equally likely in a batch. Windows are cut from the episodes laid
+        end to end, and may hold parts of several: see `offmarl.Sequence`.
 
         Parameters
         ----------
@@ -395,20 +385,27 @@ class Dataset:
             Steps in a window.
         episodes
             Numbers of the episodes to draw from, as `episodes` counts them; all by default.
+        burn_in
+            Steps added before each window's to fill a recurrent memory; their mask is false.
+        return_to_go
+            Discount of the returns-to-go that batches carry: 1 for plain sums. None leaves them
+            out.
 
         Raises
         ------
         ShapeError
             The dataset holds no step, or a size is not positive.
+        OptionError
+            An episode does not exist or is named twice, or the discount is not in [0, 1].
 
         Examples
         --------
         >>> replay = offmarl.open("vaults/swarm/coverage-3.vlt/expert").replay(256, 20)
         >>> batch = jax.jit(lambda replay, key: replay.sample(key))(replay, jax.random.key(0))
         """
-        from offmarl.replay import load
+        from offmarl.replay import Windows, load
 
-        return load(self, batch, length, episodes)
+        return load(self, Windows(batch, length, burn_in, return_to_go), episodes)
 
     def stream(
         self,
@@ -419,6 +416,8 @@ class Dataset:
         start: int = 0,
         memory: int = 2**30,
         episodes: NDArray[np.int64] | None = None,
+        burn_in: int = 0,
+        return_to_go: float | None = None,
     ) -> "Stream":
         """Return an endless iterator over batches of data that is too large for the device.
 
@@ -426,8 +425,9 @@ class Dataset:
 
         Parameters
         ----------
-        batch, length, episodes
-            As for `replay`.
+        batch, length, episodes, burn_in, return_to_go
+            As for `replay`. Returns-to-go need all rewards to be read at the start, and four bytes
+            of memory for each step and agent.
         seed, start
             What the batches follow from, and the number of the first: `Stream.state` returns both.
         memory
@@ -439,7 +439,7 @@ class Dataset:
         ShapeError
             As for `replay`.
         OptionError
-            The memory is too small for a few batches.
+            As for `replay`, or the memory is too small for a few batches.
 
         Examples
         --------
@@ -447,9 +447,10 @@ class Dataset:
         ...     for batch in stream:
         ...         state = update(state, batch)
         """
-        from offmarl.replay import Stream
+        from offmarl.replay import Stream, Windows
 
-        return Stream(self, batch, length, seed, start, memory, episodes)
+        shape = Windows(batch, length, burn_in, return_to_go)
+        return Stream(self, shape, seed, start, memory, episodes)
 
     def hold_out(self, fraction: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Divide the episodes into those to learn from and those to evaluate with.

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from offmarl.terminal import Advance, silent
 from offmarl.types import Transition
 from offmarl.vault import encoding, layout
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.layout import NumpyArray
-from offmarl.vault.progress import Advance, silent
 
 
 def digest(vault: Dataset, advance: Advance = silent) -> str:

@@ -1,23 +1,23 @@
 """Drivers: the kinds of places that vaults are kept in.
 
-A driver knows one place: a directory, a part of a zip archive, a bucket or web address, or a place
-of a kind that a user registered with `register_driver`. What differs between these kinds is a
-method or a flag of the driver, so that the layers above never ask what kind it is.
+A driver stands for one place: a directory, a part of a zip archive, a bucket, a web address, or a
+place of a scheme that a user registered with `offmarl.vault.register_driver`. Differences between
+the kinds are methods and flags of the driver, so the layers above do not test for the kind.
 """
 
 import math
 import os
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
-from pathlib import Path, PurePath, PurePosixPath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from offmarl.errors import VaultError, VaultExistsError, VaultFormatError, VaultNotFoundError
-from offmarl.vault import regular_files
-from offmarl.vault.key_values import factories
+from offmarl.errors import VaultError, VaultFormatError, VaultNotFoundError
+from offmarl.vault import files
+from offmarl.vault.files import WriterLock, errors_of
 from offmarl.vault.layout import MANIFEST, METADATA
 from offmarl.vault.location import (
     ARCHIVE_SUFFIX,
@@ -28,9 +28,8 @@ from offmarl.vault.location import (
     archive_context,
     caching_context,
     kvstore_spec,
+    vaults_among,
 )
-from offmarl.vault.lock import WriterLock
-from offmarl.vault.system import errors_of
 
 if TYPE_CHECKING:
     import tensorstore as ts
@@ -49,7 +48,7 @@ class Driver(ABC):
     can_lock
         Whether a writer can lock a vault, so that several processes may take turns.
     can_rename
-        Whether what was built beside a place can be moved to it in one instant.
+        Whether a directory built beside a place can be moved to it atomically.
     can_map
         Whether files can be mapped into memory.
     """
@@ -62,7 +61,7 @@ class Driver(ABC):
 
     @property
     def directory(self) -> Path:
-        """The directory on this machine; `VaultError` if it is none."""
+        """The directory on this machine; `VaultError` for other places."""
         raise VaultError(
             f"{self.path} is not a directory of this machine, which is needed here: unpack or "
             "copy it first."
@@ -111,7 +110,7 @@ class Driver(ABC):
         """Return the vaults below: of a directory right below it, elsewhere at any depth.
 
         A vault that is being created does not exist yet. Links to vaults are left out: in a
-        directory that comes from somebody else they may lead to private data.
+        directory from an untrusted source they may lead to private data.
         """
 
     def links(self) -> list[Path]:
@@ -123,7 +122,7 @@ class Driver(ABC):
         return
 
     def lock(self, timeout: float = 0.0) -> WriterLock:
-        """Take the right to write; see `WriterLock`."""
+        """Take the vault's lock; see `WriterLock`."""
         if not self.is_writable:
             raise VaultError(f"{self.path} cannot be written to: unpack or copy the vault first.")
         return WriterLock(self.directory if self.can_lock else None, timeout)
@@ -135,23 +134,24 @@ class Driver(ABC):
     def refuse_existing(self) -> None:
         """Raise `VaultExistsError` if a vault cannot be created because something exists."""
         if self.is_vault():
-            raise existing(self.path)
+            raise files.existing(self.path)
 
     def missing(self) -> VaultError:
-        """Return the error for a place that is no vault and has none below."""
+        """Return the error for a place without a vault at it or below it."""
         return VaultNotFoundError(f"there is no vault at {self.path}.")
 
 
-def existing(path: PurePath) -> VaultExistsError:
-    """Return the error for a place that is taken."""
-    return VaultExistsError(
-        f"there is something at {path} already: choose another path, remove it, or, if it is a "
-        "vault to go on with, resume it."
-    )
-
-
 class TensorStoreDriver(Driver):
-    """A place whose files TensorStore reads."""
+    """A place whose files TensorStore reads.
+
+    Attributes
+    ----------
+    staleness
+        When TensorStore's cache of a file counts as current: minus infinity, always, where nothing
+        can be written; None where TensorStore must ask again.
+    """
+
+    staleness: float | None = -math.inf
 
     def spec(self) -> dict[str, Any]:
         """Return TensorStore's specification of the files below, named by relative paths."""
@@ -159,16 +159,8 @@ class TensorStoreDriver(Driver):
 
     @cached_property
     def context(self) -> "ts.Context":
-        """What TensorStore shares between all that it opens here: a cache, but for directories."""
+        """TensorStore's context for everything opened here, with a cache."""
         return caching_context()
-
-    @property
-    def staleness(self) -> float | None:
-        """The time after which TensorStore must ask again what a file holds; None for now.
-
-        What cannot be written does not change.
-        """
-        return None if self.is_writable else -math.inf
 
     @cached_property
     def files(self) -> "ts.KvStore":
@@ -200,6 +192,7 @@ class Directory(TensorStoreDriver):
     """A directory of this machine, which need not exist."""
 
     is_writable = can_lock = can_rename = can_map = True
+    staleness = None
 
     @property
     def directory(self) -> Path:
@@ -208,7 +201,7 @@ class Directory(TensorStoreDriver):
 
     @cached_property
     def context(self) -> "ts.Context":
-        """Nothing shared: the system caches files."""
+        """A context without a cache: the system caches files."""
         import tensorstore as ts
 
         return ts.Context()
@@ -221,7 +214,7 @@ class Directory(TensorStoreDriver):
     def read(self, name: str) -> bytes | None:
         """Return the content of a small regular file, or None if it does not exist."""
         try:
-            with os.fdopen(regular_files.open_file(self.directory, name), "rb") as file:
+            with os.fdopen(files.open_file(self.directory, name), "rb") as file:
                 return file.read()
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -257,7 +250,7 @@ class Directory(TensorStoreDriver):
 
     def check(self) -> None:
         """Raise `VaultFormatError` if the directory holds links or special files."""
-        regular_files.check_regular_files(self.directory)
+        files.check_regular_files(self.directory)
 
     def clear_unfinished(self, name: str) -> None:
         """Remove a file that a killed commit left."""
@@ -265,11 +258,10 @@ class Directory(TensorStoreDriver):
 
     def refuse_existing(self) -> None:
         """Raise `VaultExistsError` if anything exists, even a link that leads nowhere."""
-        if self.directory.exists() or self.directory.is_symlink():
-            raise existing(self.path)
+        files.refuse_existing(self.directory)
 
     def missing(self) -> VaultError:
-        """Return the error for a directory, or a file, that is no vault."""
+        """Return the error for a directory or a file that is not a vault."""
         if self.directory.is_file():
             return VaultFormatError(
                 f"{self.path} is a file, and a vault is a directory: give a vault, or make one of "
@@ -317,7 +309,7 @@ class Archive(TensorStoreDriver):
         return caching_context()
 
     def names(self) -> list[str]:
-        """Return the relative paths of all files below, once the archive was checked."""
+        """Check the archive, and return the relative paths of all files below."""
         from offmarl.vault.archive import members_of  # few vaults need it
 
         prefix, names = self._prefix, (one.filename for one in members_of(self.archive))
@@ -343,6 +335,7 @@ class Bucket(TensorStoreDriver):
     """An address in an object store."""
 
     is_writable = True
+    staleness = None
 
     def write(self, name: str, content: bytes) -> None:
         """Write a small file, durably."""
@@ -355,63 +348,21 @@ class Bucket(TensorStoreDriver):
         self.files.delete_range(ts.KvStore.KeyRange()).result()
 
 
-class Registered(Driver):
-    """A place of a kind that was registered by `register_driver`.
-
-    Attributes
-    ----------
-    values
-        The user's key-value store. It also holds ``metadata.json``, which is written last when a
-        vault is created, so that a vault is what has one.
-    """
-
-    is_writable = True
-
-    def __init__(self, path: Url):
-        super().__init__(path)
-        self.values = factories[path.scheme](str(path))
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all values."""
-        return sum(self.values.sizes("").values())
-
-    def read(self, name: str) -> bytes | None:
-        """Return the value of a key, or None."""
-        (value,) = self.values.read([name])
-        return value
-
-    def write(self, name: str, content: bytes) -> None:
-        """Write one value."""
-        self.values.commit({name: content}, {})
-
-    def clear(self) -> None:
-        """Remove all keys."""
-        self.values.clear()
-
-    def is_vault(self) -> bool:
-        """Whether there is ``metadata.json``."""
-        return self.read(METADATA) is not None
-
-    def vaults(self) -> list[PurePath]:
-        """Return the vaults below, at any depth."""
-        keys = (PurePosixPath(key) for key in self.values.sizes("") if key.endswith(METADATA))
-        found = sorted({key.parent for key in keys if key.name == METADATA and len(key.parts) > 1})
-        return [self.path / below for below in found if not below.name.startswith(".")]
+openers: dict[str, Callable[[Url], Driver]] = {}
+"""What opens the places of registered schemes; `offmarl.vault.register_driver` adds to it."""
 
 
 def driver_of(path: str | os.PathLike[str]) -> Driver:
-    """Return the driver of a path or URL as users write it; the place need not exist.
+    """Return the driver for a path or URL as users write it; the place need not exist.
 
     Raises
     ------
     VaultError
-        It is a URL of an unknown scheme, or of one that another process registered, or no path
-        can be written like that.
+        It is a URL of an unknown or unregistered scheme, or an invalid path.
     """
     full = absolute(path)
-    if isinstance(full, Url) and full.scheme in factories:
-        return Registered(full)
+    if isinstance(full, Url) and full.scheme in openers:
+        return openers[full.scheme](full)
     if isinstance(full, Url) and full.scheme not in (*BUCKETS, *WEB):
         raise VaultError(
             f"{full} has a scheme that this process did not register: call "
@@ -433,15 +384,6 @@ def driver_of(path: str | os.PathLike[str]) -> Driver:
 
 def _is_file(path: PurePath) -> bool:
     return Path(path).is_file()
-
-
-def vaults_among(names: Iterable[str]) -> list[PurePosixPath]:
-    """Return the directories of vaults that files of these names belong to, sorted."""
-    ends = f"/{METADATA}", f"/{MANIFEST}"
-    paths = {PurePosixPath(name) for name in names if name.endswith(ends)}
-    found = {path.parent for path in paths if path.name == METADATA}
-    whole = [path for path in found if path / MANIFEST in paths and path.parts]
-    return sorted(path for path in whole if not path.name.startswith("."))
 
 
 def _size(file: Path) -> int:

@@ -1,4 +1,4 @@
-"""Records of experience as the arrays on disk, and back."""
+"""Conversion between records of experience and the arrays on disk."""
 
 import math
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ from offmarl.vault.tables import Signals
 
 
 def to_disk(transition: Transition) -> dict[str, NumpyArray]:
-    """Name the arrays of a record as they are on disk; nothing is copied or converted.
+    """Return the arrays of a record by their names on disk, neither copied nor converted.
 
-    `fit` makes of them what a vault takes.
+    `fit` also brings them to a vault's shapes.
     """
     view = transition.view
     return {
@@ -33,13 +33,13 @@ def to_disk(transition: Transition) -> dict[str, NumpyArray]:
 
 
 def from_disk(arrays: Mapping[str, NumpyArray], spec: EnvSpec) -> Transition:
-    """Make a record of what was read; what a foreign vault lacks is filled in.
+    """Make a record of arrays that were read; arrays that a vault lacks are filled in.
 
     Parameters
     ----------
     arrays
-        Disk name to ``(B, T, ...)``. Trailing axes may be split otherwise than ours are, as long as
-        a step has as many entries.
+        Disk name to ``(B, T, ...)``. Trailing axes may be split in another way than in vaults of
+        offmarl, if a step has as many entries.
     spec
         The sizes to bring them to.
     """
@@ -74,7 +74,7 @@ def from_disk(arrays: Mapping[str, NumpyArray], spec: EnvSpec) -> Transition:
 
 
 def signals_of(arrays: Mapping[str, NumpyArray]) -> Signals:
-    """Return what episodes are told by; ends and policies that no array names are unknown."""
+    """Return the signals that episodes are found by; missing ends and policies are unknown."""
     reward = arrays["rewards"]
     if reward.dtype.kind not in "biuf":  # bfloat16 and its like do not mix with others
         reward = reward.astype(np.float32)
@@ -88,7 +88,7 @@ def signals_of(arrays: Mapping[str, NumpyArray]) -> Signals:
 def first_agents(policy_ids: NumpyArray) -> NumpyArray:
     """Return the ``(*b, T)`` policy ids of the first agent, of ids ``(*b, T)`` or ``(*b, T, N)``.
 
-    They stand for a whole team where one number must: agents of most teams have the same policy.
+    They stand for a whole team in tables with one policy id a step.
     """
     return policy_ids if policy_ids.ndim < 3 else policy_ids[..., 0]
 
@@ -96,8 +96,8 @@ def first_agents(policy_ids: NumpyArray) -> NumpyArray:
 def spec_of(found: Mapping[str, Leaf]) -> EnvSpec:
     """Infer the sizes of a foreign vault from the shapes of its arrays.
 
-    The number of discrete actions is that of the legal-action mask, or 0 where there is none and
-    the data must tell.
+    The number of discrete actions is that of the legal-action mask; 0 without a mask, when it must
+    be inferred from the data.
 
     Raises
     ------
@@ -148,7 +148,7 @@ def view_dtype(spec: EnvSpec) -> np.dtype[Any]:
 
 
 def pack_view(view: View, spec: EnvSpec) -> NumpyArray:
-    """Pack M views into records of `view_dtype`; `ShapeError` where they do not fit."""
+    """Pack M views into records of `view_dtype`; `ShapeError` if they do not fit."""
     dtype = view_dtype(spec)
     packed = np.zeros(len(np.asarray(view.alive)), dtype)
     for name in dtype.names or ():
@@ -167,8 +167,8 @@ def unpack_view(packed: NumpyArray) -> View:
 def fit(transition: Transition, schema: Schema) -> dict[str, NumpyArray]:
     """Return the arrays of a record by their names on disk, as a vault takes them.
 
-    Nothing is copied that need not be. Wider numbers of the same kind, such as float64, may still
-    have to be cast: what is too large for the vault's type is for `offmarl.vault.values`.
+    Arrays are not copied if possible. Wider numbers of the same kind, such as float64, are cast
+    later, by `offmarl.vault.values`.
 
     Raises
     ------
@@ -190,7 +190,7 @@ def fit(transition: Transition, schema: Schema) -> dict[str, NumpyArray]:
 
 
 def _fit_policies(ids: NumpyArray, lead: tuple[int, int], schema: Schema) -> NumpyArray:
-    """Give ids the axis of agents, or take it away, where the vault has them the other way."""
+    """Add the axis of agents to policy ids, or remove it, as the vault has it."""
     if schema.agent_policies and ids.shape == lead:
         return np.broadcast_to(ids[..., None], (*lead, schema.spec.num_agents))
     if schema.agent_policies or ids.shape != (*lead, schema.spec.num_agents):

@@ -8,12 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from offmarl.errors import OffmarlError, VaultFormatError
-from offmarl.vault.grid import Chunk
+from offmarl.vault.metadata import Chunk
 from offmarl.vault.tables import Episodes
 
 
 class Fault(NamedTuple):
-    """Something that is not as it was written; None where it concerns no leaf, rows or steps."""
+    """Damage in a vault; leaf, rows and steps are None if it does not belong to any."""
 
     what: str
     key: str | None = None
@@ -25,7 +25,7 @@ class Fault(NamedTuple):
     steps: tuple[int, int] | None = None
     """The first step of time, and the one after the last."""
     episodes: tuple[int, ...] = ()
-    """Numbers in `Dataset.episodes`, as far as these can still be told."""
+    """Numbers in `Dataset.episodes`, if they are known."""
 
     def __str__(self) -> str:
         if self.leaf is None or self.rows is None or self.steps is None:
@@ -35,14 +35,14 @@ class Fault(NamedTuple):
 
 
 def of_chunk(chunk: Chunk, what: str) -> Fault:
-    """Say what is wrong with a chunk."""
+    """Return the fault of a chunk."""
     return Fault(what, chunk.key, chunk.leaf, chunk.rows, chunk.steps)
 
 
 def damaged(
     path: PurePath, what: object, kind: type[VaultFormatError] = VaultFormatError
 ) -> VaultFormatError:
-    """Return the error for a vault in which something is wrong, such as a `Fault`."""
+    """Return the error for a damaged vault; ``what`` may be a `Fault`."""
     return kind(
         f"{path} is damaged: {what}. `offmarl verify --deep` lists all damage. Copy the vault "
         "again from where it came from, or keep what is sound with `offmarl repair`."
@@ -51,7 +51,7 @@ def damaged(
 
 @contextmanager
 def noting(faults: list[Fault], key: str | None = None) -> Iterator[None]:
-    """Note what the block raises as a fault, and go on."""
+    """Append an error that the block raises to the faults, and suppress it."""
     try:
         yield
     except (OffmarlError, ValueError, OSError) as error:
@@ -59,7 +59,7 @@ def noting(faults: list[Fault], key: str | None = None) -> Iterator[None]:
 
 
 def merged(faults: Iterable[Fault]) -> list[Fault]:
-    """Join what is wrong in the same way with steps that follow one another."""
+    """Join equal faults of consecutive steps."""
     result: list[Fault] = []
     for fault in sorted(faults, key=_place):
         last = result[-1] if result else None

@@ -1,4 +1,4 @@
-"""What an appended record adds to a vault's tables."""
+"""The rows that an appended record adds to a vault's tables."""
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ Cut = bool | np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class Record(NamedTuple):
-    """The episodes and final views that a record adds, and what the vault is with it."""
+    """The episodes and final views that a record adds, and the vault's head with it."""
 
     head: Head
     ended: tables.Table
@@ -36,14 +36,14 @@ def is_there(path: object, run: str, chunk: int | None, done: int) -> bool:
     path
         The vault.
     run, chunk
-        Who appends, and which of its records, None for the next.
+        The run, and the number of its record; None for the next.
     done
-        How many it has appended.
+        How many records it has appended.
 
     Raises
     ------
     VaultError
-        One before it is missing, or they are no name and no number of a record.
+        An earlier record is missing, or the name or the number is invalid.
     """
     if not isinstance(run, str) or (chunk is not None and chunk < 0):
         raise VaultError(
@@ -69,22 +69,22 @@ def account(
     fresh: bool,
     cut: Cut = False,
 ) -> Record:
-    """Find what follows from steps ``(rows, T, ...)`` that are appended.
+    """Return the record of steps ``(rows, T, ...)`` that are appended.
 
     Parameters
     ----------
     transition, arrays
         The steps, and the same by their names on disk.
     finals
-        Views that episodes ended with here.
+        The final views of episodes that end here.
     tip
-        The head before, which says already whose the record is.
+        The head before, with the record's run.
     running
-        The episodes that run on before.
+        The episodes that were unfinished before.
     spec
         The environment's sizes.
     fresh
-        Whether new episodes begin here, whatever was running.
+        Whether new episodes begin here, even if others are unfinished.
     cut
         Steps at which the recording, not the environment, ended the episode.
 
@@ -181,7 +181,7 @@ def _cut_steps(cut: Cut, shape: tuple[int, int]) -> NumpyArray:
 
 
 def _mark_cut(ended: tables.Table, begin: int, cut: NumpyArray) -> tables.Table:
-    """Tell truncations by the recording from those by the environment."""
+    """Mark which truncations are by the recording."""
     is_cut = cut[ended["row"], ended["start"] + ended["length"] - 1 - begin]
     if is_cut.sum() != cut.sum():
         raise ShapeError(
@@ -205,8 +205,8 @@ def reindex(vault: Dataset, stop: int, known: Table) -> tuple[Table, Table]:
     stop
         Where to end.
     known
-        What is known of the episodes: nothing in the steps tells of those that were given up, nor
-        what is an end by the recording and what by the environment.
+        The known episodes. The steps do not show which episodes were given up, nor whether the
+        recording or the environment truncated an episode.
 
     Returns
     -------
@@ -232,7 +232,7 @@ def reindex(vault: Dataset, stop: int, known: Table) -> tuple[Table, Table]:
 
 
 def differences(vault: Dataset, own: Parts) -> Iterator[Fault]:
-    """Yield what the episode table says otherwise than the steps do."""
+    """Yield the differences between the episode table and the steps."""
     table, head = own.table, own.head
     if table is None or head is None:
         return
@@ -268,7 +268,7 @@ def _ends(table: Table) -> Table:
 
 
 def _with_ends(signals: Signals, given_up: Table, begin: int) -> Signals:
-    """Return the signals with an end where an episode was given up."""
+    """Return the signals with an end added where an episode was given up."""
     time = _ends(given_up) - begin
     here = (time >= 0) & (time < signals.reward.shape[1])
     terminated = signals.terminated.copy()

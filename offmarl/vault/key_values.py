@@ -1,10 +1,13 @@
-"""Key-value stores that users provide, so that vaults can be kept in places of other kinds."""
+"""Drivers by users: vaults in key-value stores of any kind."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePath, PurePosixPath
 from typing import Protocol, runtime_checkable
 
 from offmarl.errors import VaultError
-from offmarl.vault.location import schemes
+from offmarl.vault.drivers import Driver, openers
+from offmarl.vault.layout import METADATA
+from offmarl.vault.location import Url, schemes
 
 
 @runtime_checkable
@@ -47,11 +50,54 @@ class KeyValues(Protocol):
 Factory = Callable[[str], KeyValues]
 """Opens the key-value store below a URL, which need not hold anything."""
 
-factories: dict[str, Factory] = {}
+
+class Registered(Driver):
+    """A place of a scheme that a user registered.
+
+    Attributes
+    ----------
+    values
+        The user's key-value store. It also holds ``metadata.json``, which is written last when a
+        vault is created, so a vault exists once this key does.
+    """
+
+    is_writable = True
+
+    def __init__(self, path: Url, values: KeyValues):
+        super().__init__(path)
+        self.values = values
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all values."""
+        return sum(self.values.sizes("").values())
+
+    def read(self, name: str) -> bytes | None:
+        """Return the value of a key, or None."""
+        (value,) = self.values.read([name])
+        return value
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write one value."""
+        self.values.commit({name: content}, {})
+
+    def clear(self) -> None:
+        """Remove all keys."""
+        self.values.clear()
+
+    def is_vault(self) -> bool:
+        """Whether there is ``metadata.json``."""
+        return self.read(METADATA) is not None
+
+    def vaults(self) -> list[PurePath]:
+        """Return the vaults below, at any depth."""
+        keys = (PurePosixPath(key) for key in self.values.sizes("") if key.endswith(METADATA))
+        found = sorted({key.parent for key in keys if key.name == METADATA and len(key.parts) > 1})
+        return [self.path / below for below in found if not below.name.startswith(".")]
 
 
 def register_driver(scheme: str, factory: Factory) -> None:
-    """Let vaults be kept at URLs of a scheme, such as ``memory://name/data.vlt/main``.
+    """Register a driver for URLs of a scheme, such as ``memory://name/data.vlt/main``.
 
     Parameters
     ----------
@@ -66,11 +112,11 @@ def register_driver(scheme: str, factory: Factory) -> None:
     VaultError
         The scheme belongs to offmarl, or is not a word of lower-case letters, digits and ``+.-``.
     """
-    ours = schemes - factories.keys()
-    if scheme in ours or not scheme[:1].isalpha() or not _is_scheme(scheme):
+    reserved = schemes - openers.keys()
+    if scheme in reserved or not scheme[:1].isalpha() or not _is_scheme(scheme):
         raise VaultError(f"{scheme!r} cannot be registered as the scheme of a driver.")
     schemes.add(scheme)
-    factories[scheme] = factory
+    openers[scheme] = lambda url: Registered(url, factory(str(url)))
 
 
 def _is_scheme(text: str) -> bool:

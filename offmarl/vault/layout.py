@@ -1,14 +1,15 @@
-"""The format on disk: names, data types, keys, and what the small ones of ours hold.
+"""The format on disk: names, data types, keys, and the content of offmarl's small keys.
 
 A vault is a directory ``<name>.vlt/<uid>`` as flashbax 1.x lays it out: an OCDBT key-value store
 with one zarr v2 array a leaf, shaped ``(B, 10**13, *leaf)``, the valid length in ``vault_index``,
-and ``metadata.json``. Ours adds keys under ``offmarl/``, which stock programs do not look at.
-Published names are known here and in `offmarl.vault.encoding` alone.
+and ``metadata.json``. Vaults of offmarl have more keys, under ``offmarl/``, which stock programs
+ignore. Published names appear only here and in `offmarl.vault.encoding`.
 """
 
 import json
 import math
 from collections.abc import Iterable, Mapping
+from pathlib import PurePath
 from typing import Any, Literal, NamedTuple, get_args
 
 import google_crc32c
@@ -28,7 +29,7 @@ MAX_STOCK_LENGTH = 2**31 - 1
 """Stock keeps the valid length in an int32."""
 MAX_ROWS = 2**24
 MAX_CHUNK_BYTES = 2**32
-"""No vault has more; a forged one that says so would have us fill the memory."""
+"""The most bytes of a chunk; a forged vault with larger chunks would fill the memory."""
 
 MANIFEST = "manifest.ocdbt"
 UNFINISHED = f"{MANIFEST}.__lock"
@@ -39,10 +40,10 @@ DATA = "d"
 LOCK = "writer.lock"
 
 SIGNALS = ("rewards", "terminals", "truncations")
-"""The arrays that episodes are told by in any vault."""
+"""The arrays that the episodes of any vault are found by."""
 
 BARE = "/"
-"""What the array of a vault is called that holds nothing but one array, and so has no name."""
+"""The name given to the array of a vault that holds a single array without a name."""
 POLICY_IDS = "infos.policy_ids"
 
 INDEX_PREFIX = "vault_index/"
@@ -59,8 +60,8 @@ Codec = Literal["raw", "zstd"]
 
 
 NumpyArray = Any
-"""A NumPy array. The records of `offmarl.types` hold such as well as JAX's, for which they are
-annotated, so a type checker must not look."""
+"""A NumPy array. The records of `offmarl.types` hold NumPy's arrays as well as JAX's, but are
+annotated for JAX's, so type checkers must accept any type here."""
 
 
 class Leaf(NamedTuple):
@@ -80,7 +81,7 @@ class Leaf(NamedTuple):
 
 
 class Schema(NamedTuple):
-    """What never changes in a vault of offmarl."""
+    """The properties of a vault of offmarl that never change."""
 
     spec: EnvSpec
     rows: int
@@ -99,14 +100,14 @@ class Schema(NamedTuple):
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of the chunks of all arrays that stand side by side, uncompressed."""
+        """Uncompressed bytes of one chunk of every array."""
         step_bytes = sum(leaf.step_bytes for leaf in self.leaves.values())
         return self.chunk_rows * self.chunk_steps * step_bytes
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that `from_json` reads back."""
         version = SCHEMA_VERSION if self.agent_policies else SEALED_VERSION
-        fields = {name: getattr(self, name) for name in self._stored()}
+        fields = {name: getattr(self, name) for name in _STORED}
         return {"version": version, **fields, "spec": self.spec.to_json()}
 
     @classmethod
@@ -118,7 +119,7 @@ class Schema(NamedTuple):
                 f"up to {SCHEMA_VERSION}: install a newer offmarl."
             )
         try:
-            fields = {name: data[name] for name in cls._stored()}
+            fields = {name: data[name] for name in _STORED}
             fields |= {"spec": EnvSpec.from_json(data["spec"])}
             schema = cls(**fields, agent_policies=data["version"] > SEALED_VERSION)
             schema._check()
@@ -129,12 +130,8 @@ class Schema(NamedTuple):
             ) from error
         return schema
 
-    @classmethod
-    def _stored(cls) -> tuple[str, ...]:
-        return cls._fields[:-1]
-
     def _check(self) -> None:
-        """Raise `ValueError` where sizes make no sense, before so much is allocated."""
+        """Raise `ValueError` for impossible sizes, before memory is allocated for them."""
         spec = self.spec
         sizes = (spec.num_agents, spec.observation_size, spec.state_size, spec.action_size)
         counts = (self.rows, self.chunk_rows, self.chunk_steps, spec.num_agents)
@@ -146,34 +143,38 @@ class Schema(NamedTuple):
             raise ValueError("chunk_rows or codec is not one there is")
 
 
+_STORED = Schema._fields[:-1]
+
+
 class Head(NamedTuple):
-    """What every commit replaces; the rest of a vault is read up to what the head says."""
+    """The counts that every commit replaces; other keys are read up to these counts."""
 
     length: int = 0
     """Steps of each row that are valid."""
     episodes: int = 0
-    """Records in the episode table: those that ended, or that were given up."""
+    """Records in the episode table: episodes that ended or were given up."""
     finals: int = 0
     """Final views stored."""
     total_return: float = 0.0
     """Sum over these episodes of the mean over agents of their returns."""
     runs: Mapping[str, int] = {}
-    """How many chunks of each run are there."""
+    """How many records of each run are committed."""
     run: str | None = None
     """The run of offmarl that wrote last, if one did; an episode never spans two."""
     unverified: tuple[tuple[int, int], ...] = ()
     """Intervals of steps that were adopted from a stock writer."""
 
     def whole_length(self, stock_length: int) -> int:
-        """Return the steps of each row, those that a stock program appended included.
+        """Return the steps of each row, including those that a stock program appended.
 
-        ``stock_length`` is that of the index, which counts them, but no further than it can.
+        ``stock_length`` is that of the index, which counts them up to its largest number.
         """
         return self.length + stock_length - min(self.length, MAX_STOCK_LENGTH)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Head":
-        """Read what was written of ``_asdict()``; `VaultFormatError` where it cannot be."""
+    def decode(cls, value: bytes) -> "Head":
+        """Read what was written of ``_asdict()``; `VaultFormatError` if it is damaged."""
+        data = load_json(value, HEAD_KEY)
         try:
             intervals = tuple((int(a), int(b)) for a, b in data["unverified"])
             head = cls(**{**data, "unverified": intervals})
@@ -202,17 +203,15 @@ def leaves(spec: EnvSpec, agent_policies: bool = True) -> dict[str, Leaf]:
     """
     agents = (spec.num_agents,)
     float32, int32 = np.dtype("<f4"), np.dtype("<i4")
-    continuous = isinstance(spec.action, Continuous)
+    continuous, action_size = isinstance(spec.action, Continuous), spec.action_size
     return {
         "observations": Leaf(float32, (*agents, spec.observation_size)),
-        "actions": Leaf(float32, (*agents, spec.action_size))
-        if continuous
-        else Leaf(int32, agents),
+        "actions": Leaf(float32, (*agents, action_size)) if continuous else Leaf(int32, agents),
         "rewards": Leaf(float32, agents),
         "terminals": Leaf(float32, agents),
         "truncations": Leaf(float32, agents),
         "infos.state": Leaf(float32, (spec.state_size,)),
-        "infos.legals": Leaf(float32, (*agents, spec.action_size)),
+        "infos.legals": Leaf(float32, (*agents, action_size)),
         "infos.alive": Leaf(float32, agents),
         "infos.behaviour_log_probs": Leaf(float32, agents),
         POLICY_IDS: Leaf(int32, agents if agent_policies else ()),
@@ -220,7 +219,7 @@ def leaves(spec: EnvSpec, agent_policies: bool = True) -> dict[str, Leaf]:
 
 
 def default_chunk_steps(spec: EnvSpec, rows: int) -> int:
-    """Return a power of two of steps, 1024 or so few that those of all rows are 32 MB at most."""
+    """Return a power of two of steps: 1024, or fewer so that all rows take at most 32 MB."""
     step_bytes = rows * sum(leaf.step_bytes for leaf in leaves(spec).values())
     return 1 << max(0, min(1024, 2**25 // step_bytes).bit_length() - 1)
 
@@ -228,7 +227,7 @@ def default_chunk_steps(spec: EnvSpec, rows: int) -> int:
 def default_chunk_rows(rows: int, chunk_steps: int) -> int:
     """Return how many rows to store together, so that a chunk has 2048 steps of them at most.
 
-    A key costs the same whatever its value; short stretches of many rows would be all keys.
+    Each key has a fixed cost, which would dominate for chunks of few steps of single rows.
     """
     most = max(1, min(rows, 2048 // max(chunk_steps, 1)))
     return max(size for size in range(1, most + 1) if rows % size == 0)
@@ -256,7 +255,7 @@ def encode_checksums(values: Iterable[bytes | bytearray]) -> bytes:
 
 
 def decode_checksums(data: bytes) -> NumpyArray:
-    """Return the numbers that `encode_checksums` wrote; one that is cut short is not there."""
+    """Return the numbers that `encode_checksums` wrote, without one that is cut short."""
     return np.frombuffer(data, ">u4", len(data) // 4)
 
 
@@ -282,8 +281,41 @@ def load_json(data: bytes, name: str) -> dict[str, Any]:
 
 
 def dump_json(value: Any) -> bytes:
-    """Serialise; `VaultError` where it is no JSON."""
+    """Serialise; `VaultError` if it is not plain JSON."""
     try:
         return json.dumps(value).encode()
     except (TypeError, ValueError) as error:
         raise VaultError(f"provenance must be plain JSON values: {error}.") from error
+
+
+OWN_PREFIX = "offmarl/"
+_MARK = b"\x00c1c"
+_SIZE = len(_MARK) + 4
+
+
+def seal(values: Mapping[str, bytes | bytearray]) -> dict[str, bytes | bytearray]:
+    """Return what to store: values under keys of offmarl with their checksum, others as given."""
+    return {
+        key: b"".join((value, _MARK, google_crc32c.value(value).to_bytes(4, "big")))
+        if key.startswith(OWN_PREFIX)
+        else value
+        for key, value in values.items()
+    }
+
+
+def is_sealed(stored: bytes) -> bool:
+    """Whether a value under one of offmarl's keys has a checksum; version 1 wrote none."""
+    return stored[-_SIZE:-4] == _MARK
+
+
+def unseal(key: str, stored: bytes, path: PurePath) -> bytes:
+    """Return the value that `seal` was given; `VaultFormatError` if the checksum is wrong."""
+    if not key.startswith(OWN_PREFIX) or not is_sealed(stored):
+        return stored
+    value = stored[:-_SIZE]
+    if google_crc32c.value(value) != int.from_bytes(stored[-4:], "big"):
+        raise VaultFormatError(
+            f"{path} is damaged: the checksum of {key} is wrong. `offmarl verify` shows what is "
+            "left of the vault, and `offmarl repair` keeps that."
+        )
+    return value

@@ -1,14 +1,16 @@
-"""Paths and URLs as users write them, parsed once; and what TensorStore calls them."""
+"""Paths and URLs: parsed as users write them, and translated for TensorStore."""
 
 import os
 import posixpath
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from offmarl.errors import VaultError
 from offmarl.paths import local
+from offmarl.vault.layout import MANIFEST, METADATA
 
 if TYPE_CHECKING:
     import tensorstore as ts
@@ -22,7 +24,7 @@ BUCKETS = ("s3", "gs")
 WEB = ("http", "https")
 _SCHEMES = (*BUCKETS, *WEB)
 schemes = {*_SCHEMES}
-"""The schemes that URLs may have; `offmarl.vault.drivers.register_driver` adds to them."""
+"""The schemes that URLs may have; `offmarl.vault.register_driver` adds to them."""
 _COLLAPSED = re.compile(r"([a-z][a-z0-9+.-]+):/(?=[^/])", re.IGNORECASE)
 """How `pathlib` writes the beginning of a URL."""
 _SERVER = re.compile(r"(\[[^\]/@]*\]|[^\[\]/:@]+)(:\d+)?(?=/|$)")
@@ -30,7 +32,7 @@ _SERVER = re.compile(r"(\[[^\]/@]*\]|[^\[\]/:@]+)(:\d+)?(?=/|$)")
 
 
 class Url(PurePosixPath):
-    """An address such as ``s3://bucket/coverage.vlt/expert``, taken apart as paths are.
+    """An address such as ``s3://bucket/coverage.vlt/expert``, with the methods of a path.
 
     Its text hides a user name and password: it ends up on terminals, in logs and in provenance.
     """
@@ -40,7 +42,7 @@ class Url(PurePosixPath):
 
     @property
     def scheme(self) -> str:
-        """What stands before ``://``."""
+        """The part before ``://``."""
         return self.parts[0].removesuffix(":")
 
     @property
@@ -50,19 +52,19 @@ class Url(PurePosixPath):
 
     @property
     def key(self) -> str:
-        """What stands after the host."""
+        """The part after the host."""
         return "/".join(self.parts[2:])
 
 
 def absolute(path: str | os.PathLike[str]) -> PurePath:
     """Return an absolute `Path`, or a `Url` where one is given; see `offmarl.paths.local`.
 
-    A URL with a single slash, as `pathlib` writes it, is taken for that URL.
+    A URL with a single slash, as `pathlib` writes it, is accepted.
 
     Raises
     ------
     VaultError
-        It is a URL of a kind that nothing is kept under, or a path that cannot be one.
+        The URL has an unknown scheme, or the path is invalid.
     OptionError
         It is empty.
     """
@@ -102,7 +104,7 @@ def hide_credentials(text: str) -> str:
     """Return a URL with its user name and password replaced by ``***``.
 
     A password may contain ``/`` or ``@`` that should have been percent-encoded. So unless the URL
-    begins with a server, all that stands before its last ``@`` is hidden.
+    begins with a server, everything before its last ``@`` is hidden.
     """
     scheme, separator, rest = text.partition("://")
     server = rest.lstrip("/")
@@ -112,7 +114,7 @@ def hide_credentials(text: str) -> str:
 
 
 def _checked(path: Path) -> Path:
-    """Raise `VaultError` where TensorStore would look for another path than we do."""
+    """Raise `VaultError` if TensorStore would read the path differently."""
     if "\\" in path.as_posix():
         raise VaultError(f"{path} has a backslash in it, which TensorStore takes for a slash.")
     try:
@@ -137,7 +139,7 @@ def kvstore_spec(path: PurePath, end: str = "") -> dict[str, Any]:
 
 
 def _aws() -> dict[str, Any]:
-    """Return what TensorStore does not take from AWS's usual environment variables itself."""
+    """Return options from AWS's environment variables that TensorStore does not read itself."""
     variables = {
         "endpoint": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
         "aws_region": ("AWS_REGION", "AWS_DEFAULT_REGION"),
@@ -157,7 +159,7 @@ def _aws() -> dict[str, Any]:
 def archive_context(_: Path, __: tuple[int, ...]) -> "ts.Context":
     """Share a cache between all vaults of an archive while it stays the same.
 
-    Otherwise its directory would be read for each of them.
+    Without it the archive's directory would be read for each of them.
     """
     return caching_context()
 
@@ -175,3 +177,12 @@ def open_files(path: PurePath) -> "ts.KvStore":
     import tensorstore as ts
 
     return ts.KvStore.open(kvstore_spec(path, "/"), context=caching_context()).result()
+
+
+def vaults_among(names: Iterable[str]) -> list[PurePosixPath]:
+    """Return the directories of vaults that files of these names belong to, sorted."""
+    ends = f"/{METADATA}", f"/{MANIFEST}"
+    paths = {PurePosixPath(name) for name in names if name.endswith(ends)}
+    found = {path.parent for path in paths if path.name == METADATA}
+    whole = [path for path in found if path / MANIFEST in paths and path.parts]
+    return sorted(path for path in whole if not path.name.startswith("."))

@@ -1,7 +1,7 @@
-"""The manifest: what offmarl's own keys, and ``metadata.json``, say of a vault.
+"""The manifest: the content of offmarl's keys and of ``metadata.json``.
 
-Each key is decoded in one place. `read_manifest` is strict, as reading and writing need it;
-`read_parts` keeps what it can and collects faults, as verifying and repairing need it.
+Each key is decoded in one place. `read_manifest` is strict, for reading and writing. `read_parts`
+keeps what it can read and collects faults, for verifying and repairing.
 """
 
 import json
@@ -14,11 +14,10 @@ import numpy as np
 
 from offmarl.errors import VaultError, VaultFormatError
 from offmarl.vault import encoding, layout, tables
-from offmarl.vault.checksum import unseal
 from offmarl.vault.commit import Contents
 from offmarl.vault.drivers import Driver
 from offmarl.vault.faults import Fault, expect, noting
-from offmarl.vault.layout import METADATA, Head, Leaf, NumpyArray, Schema, load_json
+from offmarl.vault.layout import METADATA, Head, Leaf, NumpyArray, Schema, load_json, unseal
 from offmarl.vault.metadata import STOCK_KEYS, parse_metadata, schema_in, to_metadata, zarrays
 from offmarl.vault.mmap import Snapshot, open_snapshot
 from offmarl.vault.store import Store
@@ -36,7 +35,7 @@ class Manifest(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Steps of each row, those that a stock program appended included."""
+        """Steps of each row, including those that a stock program appended."""
         return self.head.whole_length(self.stock_length)
 
     @property
@@ -47,7 +46,7 @@ class Manifest(NamedTuple):
 
 
 def unchecked(manifest: Manifest | None, length: int, checked: bool) -> tuple[str, ...]:
-    """Return what of a vault is read without being compared with a checksum, in words."""
+    """Describe the data that is read without being compared with a checksum."""
     if manifest is None:
         return (
             "all arrays: a program other than offmarl wrote them, so at most their codec has "
@@ -63,7 +62,7 @@ def unchecked(manifest: Manifest | None, length: int, checked: bool) -> tuple[st
 
 
 def stock_length(store: Store) -> int:
-    """Return the steps of each row of a vault that others wrote.
+    """Return the steps of each row of another program's vault.
 
     Raises
     ------
@@ -92,21 +91,21 @@ def read_metadata(driver: Driver) -> dict[str, Any]:
 
 
 def read_manifest(store: Store) -> Manifest | None:
-    """Return our own keys, or None where there are none."""
+    """Return offmarl's keys, or None if another program wrote the vault."""
     data = store.get_json(layout.SCHEMA_KEY)
     if data is None:
         return None
     schema = Schema.from_json(data)
-    # A writer may commit between two reads; the head tells, because every commit changes it.
+    # A writer may commit between two reads. Every commit changes the head, so it is compared.
     while True:
         (head,) = store.get_all([layout.HEAD_KEY])
-        own = _read_own(store, schema, decode_head(head))
+        own = _read_own(store, schema, Head.decode(head))
         if store.get(layout.HEAD_KEY) == head:
             return own
 
 
 def _decoders(schema: Schema) -> dict[str, tuple[str, Callable[[bytes], Any]]]:
-    """Return the fields of a manifest beside the schema: their keys, and what decodes these."""
+    """Return the key and the decoder of each field of a manifest, without the schema."""
     dtype = tables.dtype(schema.spec.num_agents)
 
     def running(data: bytes) -> tables.Table:
@@ -117,16 +116,11 @@ def _decoders(schema: Schema) -> dict[str, tuple[str, Callable[[bytes], Any]]]:
         return np.frombuffer(data, dtype)
 
     return {
-        "head": (layout.HEAD_KEY, decode_head),
+        "head": (layout.HEAD_KEY, Head.decode),
         "stock_length": (layout.INDEX_KEY, layout.decode_index),
         "running": (layout.RUNNING_KEY, running),
         "provenance": (layout.PROVENANCE_KEY, lambda x: load_json(x, layout.PROVENANCE_KEY)),
     }
-
-
-def decode_head(data: bytes) -> Head:
-    """Decode the head; `VaultFormatError` if it is damaged."""
-    return Head.from_json(load_json(data, layout.HEAD_KEY))
 
 
 def _first_of(key: str, prefix: str) -> int:
@@ -160,7 +154,7 @@ def _read_own(store: Store, schema: Schema, head: Head) -> Manifest:
 
 
 def read_table(store: Store, prefix: str, count: int, dtype: np.dtype[Any]) -> NumpyArray:
-    """Return the first ``count`` records of a table that is kept in blocks."""
+    """Return the first ``count`` records of a table that is stored in blocks."""
     keys = [key for key in store.keys(prefix) if _first_of(key, prefix) < count]
     data = b"".join(store.get_all(keys))
     if len(data) != count * dtype.itemsize:
@@ -172,19 +166,20 @@ def read_table(store: Store, prefix: str, count: int, dtype: np.dtype[Any]) -> N
 
 
 def read_episodes(store: Store, own: Manifest) -> tables.Table:
-    """Return the episodes that we wrote: those that ended, and those that run on."""
+    """Return the episodes that offmarl wrote: those that ended, and the unfinished ones."""
     dtype = tables.dtype(own.schema.spec.num_agents)
     ended = read_table(store, layout.EPISODES_PREFIX, own.head.episodes, dtype)
     return np.concatenate([ended, own.running[own.running["length"] > 0]])
 
 
 def check_documents(store: Store, schema: Schema) -> None:
-    """Raise `VaultFormatError` where an array is described otherwise than the schema says.
+    """Raise `VaultFormatError` if the ``.zarray`` documents differ from the schema.
 
-    Nothing protects these documents, and data would be taken for what it is not.
+    They have no checksums, and a wrong one would have data misread.
     """
-    for key, expected in zarrays(schema).items():
-        if store.get_json(key) != json.loads(expected):
+    expected = zarrays(schema)
+    for (key, document), value in zip(expected.items(), store.get_all([*expected]), strict=True):
+        if value != document and load_json(value, key) != json.loads(document):
             raise VaultFormatError(
                 f"{store.path} is damaged: {key} is not what the vault's schema says. `offmarl "
                 "repair` sets it right."
@@ -192,12 +187,12 @@ def check_documents(store: Store, schema: Schema) -> None:
 
 
 def snapshot_of(store: Store, own: Manifest | None) -> Snapshot | None:
-    """Map a vault's files; None where that cannot be, or is of no use.
+    """Map a vault's files; None if that is impossible or useless.
 
     Raises
     ------
     VaultError
-        They are not those of when it was opened.
+        They are not those of the vault that was opened.
     """
     if own and own.schema.codec != "raw":
         return None
@@ -214,19 +209,20 @@ def snapshot_of(store: Store, own: Manifest | None) -> Snapshot | None:
 
 
 def check_same(own: Manifest, snapshot: Snapshot, path: PurePath) -> None:
-    """Raise `VaultError` where a snapshot is not of the vault that was opened."""
+    """Raise `VaultError` if a snapshot is not of the vault that was opened."""
     schema, head = (
-        load_json(unseal(key, snapshot.value(key) or b"", path), f"{path}: {key}")
+        unseal(key, snapshot.value(key) or b"", path)
         for key in (layout.SCHEMA_KEY, layout.HEAD_KEY)
     )
-    if Schema.from_json(schema) != own.schema or Head.from_json(head).length < own.head.length:
+    found = Schema.from_json(load_json(schema, f"{path}: {layout.SCHEMA_KEY}"))
+    if found != own.schema or Head.decode(head).length < own.head.length:
         raise VaultError(
             f"{path} is another vault, or a shorter one, than when it was opened: open it again."
         )
 
 
 class Parts(NamedTuple):
-    """What could be read of a manifest; None for what could not."""
+    """The parts of a manifest that could be read; None for others."""
 
     schema: Schema
     head: Head | None
@@ -237,7 +233,7 @@ class Parts(NamedTuple):
     running: tables.Table | None
     provenance: dict[str, object] | None
     finals: dict[int, int]
-    """How many final views are in each block that is there, by the number of the first."""
+    """How many final views are in each existing block, by the number of its first."""
 
     @property
     def own_length(self) -> int:
@@ -253,7 +249,7 @@ class Parts(NamedTuple):
 
     @property
     def table(self) -> tables.Table | None:
-        """The whole episode table, those that run on included; None if a part is missing."""
+        """The whole episode table with the unfinished episodes; None if a part is missing."""
         if self.running is None or self.head is None:
             return None
         blocks = [self.ended[first] for first in sorted(self.ended)]
@@ -264,7 +260,7 @@ class Parts(NamedTuple):
 
 
 def read_parts(contents: Contents, schema: Schema, faults: list[Fault]) -> Parts:
-    """Read what can be read of a commit's manifest, and note what cannot."""
+    """Read the intact parts of a commit's manifest, and append the faults of the others."""
     found: dict[str, Any] = {}
     for name, (key, decode) in _decoders(schema).items():
         found[name] = None
@@ -303,8 +299,9 @@ def read_schema(contents: Contents, metadata: Mapping[str, Any], faults: list[Fa
 
 
 class Description(NamedTuple):
-    """As `offmarl.vault.Dataset` has it."""
+    """The description that a vault holds; the fields are those of `offmarl.vault.Dataset`."""
 
+    store: Store
     manifest: Manifest | None
     leaves: Mapping[str, Leaf]
     rows: int
@@ -312,12 +309,31 @@ class Description(NamedTuple):
     provenance: Mapping[str, Any]
     unverified: tuple[tuple[int, int], ...] = ()
 
+    @property
+    def path(self) -> PurePath:
+        """The vault's path."""
+        return self.store.path
 
-def describe(store: Store) -> Description:
-    """Read what a vault says of itself; `VaultFormatError` where that is no sense."""
+
+def describe(store: Store, *, check_arrays: bool = True) -> Description:
+    """Read the description of a vault of any program.
+
+    Parameters
+    ----------
+    store
+        The vault's.
+    check_arrays
+        Whether to open the arrays of another program's vault, and compare them with
+        ``metadata.json``.
+
+    Raises
+    ------
+    VaultFormatError
+        It contradicts itself, or cannot be understood.
+    """
     metadata = read_metadata(store.driver)
     own = read_manifest(store)
-    return _of_ours(store, own, metadata) if own else _of_others(store, metadata)
+    return _of_ours(store, own, metadata) if own else _of_others(store, metadata, check_arrays)
 
 
 def _of_ours(store: Store, own: Manifest, metadata: Mapping[str, Any]) -> Description:
@@ -328,16 +344,18 @@ def _of_ours(store: Store, own: Manifest, metadata: Mapping[str, Any]) -> Descri
             "changed or damaged: copy the vault again from where it came from, or see what "
             "`offmarl repair` makes of it."
         )
-    leaves = own.schema.leaves
-    return Description(own, leaves, own.schema.rows, own.length, own.provenance, own.unverified)
+    schema = own.schema
+    return Description(
+        store, own, schema.leaves, schema.rows, own.length, own.provenance, own.unverified
+    )
 
 
-def _of_others(store: Store, metadata: Mapping[str, Any]) -> Description:
+def _of_others(store: Store, metadata: Mapping[str, Any], check_arrays: bool) -> Description:
     leaves, rows = parse_metadata(metadata)
-    for name, leaf in leaves.items():
+    for name, leaf in leaves.items() if check_arrays else ():
         _check_array(store, name, leaf, rows)
     told = {key: metadata[key] for key in metadata if key not in STOCK_KEYS}
-    return Description(None, leaves, rows, stock_length(store), told)
+    return Description(store, None, leaves, rows, stock_length(store), told)
 
 
 def _check_array(store: Store, name: str, leaf: Leaf, rows: int) -> None:
@@ -355,3 +373,35 @@ def _check_array(store: Store, name: str, leaf: Leaf, rows: int) -> None:
             f"{store.path}: the chunks of {name} are said to have shape {chunk}, which no vault "
             "has, and reading one would fill the memory."
         )
+
+
+RECORD = "pulled.json"
+"""Beside the vaults of a dataset that was pulled, in ``<name>.vlt``."""
+TIME_LIMIT = "time_limit"
+"""In the record: steps after which episodes were cut off, if that is known."""
+PUBLISHED = "published"
+"""In the record, and in the provenance of these vaults: where they are from, licence, citation."""
+
+
+class Beside(NamedTuple):
+    """Facts recorded by `offmarl pull`; empty for other vaults."""
+
+    time_limit: int | None = None
+    provenance: Mapping[str, Any] = {}
+
+
+def read_beside(driver: Driver) -> Beside:
+    """Return the facts recorded beside a vault in a local directory.
+
+    Invalid fields are ignored; the vault is readable without them.
+    """
+    try:
+        content = driver.read_beside(RECORD)
+        found = load_json(content, RECORD) if content else {}
+    except (OSError, VaultFormatError):
+        return Beside()
+    limit, published = found.get(TIME_LIMIT), found.get(PUBLISHED)
+    return Beside(
+        limit if type(limit) is int and limit > 0 else None,
+        {PUBLISHED: published} if isinstance(published, dict) else {},
+    )

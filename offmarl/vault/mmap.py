@@ -20,10 +20,10 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from offmarl.vault import layout, regular_files, tree
+from offmarl.vault import commit, files, layout
+from offmarl.vault.commit import ValueLocation
 from offmarl.vault.drivers import Driver, TensorStoreDriver
 from offmarl.vault.layout import Leaf, NumpyArray, load_json
-from offmarl.vault.tree import ValueLocation
 
 _PROT_NONE = 0
 _MAP_FIXED = 0x10  # on Linux and macOS; Python does not name these two
@@ -72,7 +72,7 @@ class Region:
         self.bytes.flags.writeable = False
 
     def _map_file(self, directory: Path, name: str, start: int, size: int) -> None:
-        descriptor = regular_files.open_file(directory, name)
+        descriptor = files.open_file(directory, name)
         try:
             shared = mmap.MAP_SHARED | _MAP_FIXED
             _map(self._base + start, size, mmap.PROT_READ, shared, descriptor)
@@ -100,7 +100,7 @@ class Region:
 
 
 def _size(directory: Path, name: str) -> int:
-    descriptor = regular_files.open_file(directory, name)
+    descriptor = files.open_file(directory, name)
     try:
         return os.fstat(descriptor).st_size
     finally:
@@ -164,7 +164,7 @@ class Snapshot:
     """
 
     def __init__(self, driver: TensorStoreDriver):
-        found = tree.current(driver)
+        found = commit.current_tree(driver)
         if found.lost:
             raise ValueError(found.lost[0])
         self._values = {k: v for k, v in found.values.items() if isinstance(v, bytes)}

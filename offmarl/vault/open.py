@@ -1,4 +1,4 @@
-"""Finding vaults, and what can be said of them at a glance."""
+"""Finding, opening and listing vaults."""
 
 import os
 from collections.abc import Iterator
@@ -12,20 +12,19 @@ from offmarl.paths import named
 from offmarl.vault import tables
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.drivers import Directory, Driver, driver_of
-from offmarl.vault.manifest import read_episodes, read_manifest, read_metadata, stock_length
-from offmarl.vault.metadata import parse_metadata
+from offmarl.vault.files import errors_of
+from offmarl.vault.manifest import describe, read_episodes
 from offmarl.vault.store import Store, store_of
-from offmarl.vault.system import errors_of
 
 SUFFIX = ".vlt"
 
 _MOST_NAMED = 20
 _READERS = 4
-"""Vaults looked at together: to open one is mostly to wait."""
+"""Vaults that are opened at once: opening one is mostly waiting."""
 
 
 class Summary(NamedTuple):
-    """A vault at a glance; None where finding out would mean reading the data."""
+    """A short description of a vault; None where finding out would mean reading the data."""
 
     name: str
     uid: str
@@ -34,7 +33,7 @@ class Summary(NamedTuple):
     steps: int | None = None
     """Recorded transitions in all rows."""
     episodes: int | None = None
-    """Episodes, as far as we wrote them: without those that another program appended."""
+    """Episodes that offmarl wrote, without those that another program appended."""
     mean_return: float | None = None
     """Mean over those that are complete, and over agents; see `offmarl.vault.Episodes`."""
     native: bool = False
@@ -137,7 +136,7 @@ def list_vaults(directory: str | os.PathLike[str]) -> Iterator[tuple[PurePath, S
 
     A vault that cannot be read is listed with its error. Symbolic links to directories of datasets
     are followed, but not in circles; one to a vault, below such a directory, is listed with an
-    error. An archive and a bucket are looked through in the same way.
+    error. Archives and buckets are searched in the same way.
     """
     place = place_of(directory)
     with errors_of(place.path):
@@ -173,7 +172,7 @@ def _walk(place: Directory) -> Iterator[PurePath]:
 
 
 def _leads_on(path: Path, linked: list[Path]) -> bool:
-    """Whether a walk goes on to a directory; ``linked`` are its root and the targets of links.
+    """Whether a walk descends into a directory; ``linked`` are its root and the targets of links.
 
     A link into one of them, or to a directory above the root, would repeat what is found there.
     """
@@ -197,18 +196,17 @@ def summarise(path: PurePath) -> Summary:
 
 def _summarise(summary: Summary, path: PurePath) -> Summary:
     store = Store.open(path)
-    own = read_manifest(store)
+    found = describe(store, check_arrays=False)
+    own, steps = found.manifest, found.rows * found.length
     if own is None:
-        leaves, rows = parse_metadata(read_metadata(store.driver))
-        length = stock_length(store)
-        observation = leaves.get("observations")
+        observation = found.leaves.get("observations")
         num_agents = observation.shape[0] if observation and observation.shape else None
-        return summary._replace(num_agents=num_agents, steps=rows * length)
+        return summary._replace(num_agents=num_agents, steps=steps)
     episodes = tables.to_episodes(read_episodes(store, own))
     return summary._replace(
         env=own.schema.spec.name or None,
         num_agents=own.schema.spec.num_agents,
-        steps=own.schema.rows * own.length,
+        steps=steps,
         episodes=len(episodes.row),
         mean_return=episodes.mean_return,
         native=True,

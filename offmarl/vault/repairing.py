@@ -1,8 +1,7 @@
-"""Keeping what is sound of a damaged vault.
+"""Repairing a damaged vault: its longest intact beginning is kept.
 
-That is the longest stretch from the beginning whose chunks are all as they were written, in every
-row and leaf, so whole steps to the end of a chunk. The episode table is made anew from it; what it
-said beside, where it can still be read, is taken over.
+That is every step before the first damaged chunk of any row and array. The episode table is rebuilt
+from these steps, with what they do not show taken from the old table if it can be read.
 """
 
 import os
@@ -16,24 +15,28 @@ import numpy as np
 
 from offmarl import __version__
 from offmarl.errors import OffmarlError, VaultFormatError
-from offmarl.vault import layout, scan, tables, tree
-from offmarl.vault.atomic import sync
-from offmarl.vault.checksum import OWN_PREFIX
+from offmarl.terminal import Progress, quiet
+from offmarl.vault import commit, layout, tables
 from offmarl.vault.commit import Contents
 from offmarl.vault.compaction import copy, exclusive, rebuilding, repeat_tree, switch
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.drivers import Directory, Driver
 from offmarl.vault.faults import Fault
-from offmarl.vault.grid import Grid
+from offmarl.vault.files import errors_of, sync
 from offmarl.vault.index import reindex
-from offmarl.vault.layout import DATA, METADATA, Head, NumpyArray
+from offmarl.vault.layout import DATA, METADATA, OWN_PREFIX, Head, NumpyArray
 from offmarl.vault.manifest import Parts, read_final_block, read_metadata, read_parts, read_schema
-from offmarl.vault.metadata import to_metadata, without_episodes
-from offmarl.vault.progress import Progress, quiet
+from offmarl.vault.metadata import Grid, to_metadata, without_episodes
 from offmarl.vault.store import OcdbtStore, Store, store_of
-from offmarl.vault.system import errors_of
 from offmarl.vault.tables import Table
-from offmarl.vault.verification import Verification, examine, find, foreign_grids, own_grids
+from offmarl.vault.verification import (
+    Verification,
+    examine,
+    find,
+    foreign_grids,
+    own_grids,
+    placed_length,
+)
 
 
 class Repair(NamedTuple):
@@ -53,26 +56,26 @@ class Repair(NamedTuple):
 def repair(
     path: str | os.PathLike[str], *, dry_run: bool = False, progress: Progress = quiet
 ) -> Repair:
-    """Keep the longest sound prefix of a damaged vault, and set the rest of it right.
+    """Keep the longest intact beginning of a damaged vault, and rebuild its tables and documents.
 
-    It is built beside the vault and takes its place in one instant: killed at any other, the vault
-    is as it was. It needs as much room as the result takes.
+    The result is built beside the vault and replaces it atomically: if the process is killed, the
+    vault is unchanged. The disk needs free space for the result.
 
     Parameters
     ----------
     path
         As `open_vault` takes it; files may be missing there.
     dry_run
-        Whether only to say what would be done.
+        Whether only to report what would be done.
     progress
-        Shows how far the search for damage is.
+        Shows the progress of the search for damage.
 
     Raises
     ------
     VaultLockedError
-        Somebody writes to it.
+        Another process is writing to it.
     VaultFormatError
-        There is nothing left that a vault could be made of.
+        Too little is left to build a vault from.
     """
     store = store_of(find(path))
     directory = store.driver.directory
@@ -90,14 +93,14 @@ def repair(
 
 
 def _source(directory: Path, fresh: Path, before: Verification) -> tuple[Contents, Verification]:
-    """Return what to repair from, and what is wrong with it.
+    """Return the commit to repair from, and its faults.
 
-    The last commit, if its tree can be read; otherwise a copy of what is left of the commit that
-    most is left of.
+    The last commit if its tree can be read; otherwise a copy of the commit of which most can be
+    read.
     """
     driver = Directory(directory)
     with suppress(ValueError, OSError):
-        last = Contents(driver, tree.current(driver))
+        last = Contents(driver, commit.current_tree(driver))
         if not last.tree.lost:
             return last, before
     best = max(_candidates(driver), key=_extent, default=None)
@@ -113,19 +116,19 @@ def _source(directory: Path, fresh: Path, before: Verification) -> tuple[Content
 
 
 def _candidates(driver: Directory) -> Iterator[Contents]:
-    """Yield the last commit and those before it, up to the first that is whole."""
+    """Yield the last commit and earlier ones, up to the first with a whole tree."""
     with suppress(ValueError, OSError):
-        yield Contents(driver, tree.current(driver))
-        for earlier in tree.earlier(driver):
+        yield Contents(driver, commit.current_tree(driver))
+        for earlier in commit.earlier_trees(driver):
             yield Contents(driver, earlier)
             if not earlier.lost:
                 return
         return
-    yield from (Contents(driver, found) for found in tree.earlier(driver))
+    yield from (Contents(driver, found) for found in commit.earlier_trees(driver))
 
 
 def _extent(contents: Contents) -> tuple[int, int]:
-    """Return how much of a commit is left: its steps, and its keys."""
+    """Return how many steps, and how many keys, of a commit are left."""
     try:
         metadata = metadata_of(contents.driver)
         if not contents.keys(OWN_PREFIX):
@@ -134,7 +137,7 @@ def _extent(contents: Contents) -> tuple[int, int]:
         own = read_parts(contents, schema, [])
     except OffmarlError:
         return 0, 0
-    return scan.placed_length(contents, own_grids(schema), own.length), len(contents.tree.values)
+    return placed_length(contents, own_grids(schema), own.length), len(contents.tree.values)
 
 
 def _salvage(contents: Contents, target: Path) -> None:
@@ -147,7 +150,7 @@ def _salvage(contents: Contents, target: Path) -> None:
 
 
 def _put_in_place(directory: Path, sound: Path) -> None:
-    """Replace the metadata, which says the same in every commit, and then the store."""
+    """Replace the metadata, which is the same in every commit, and then the store."""
     sync(sound / METADATA)
     (sound / METADATA).replace(directory / METADATA)
     (directory / DATA).mkdir(exist_ok=True)
@@ -162,7 +165,7 @@ _FOUND_AGAIN = (
 
 
 class RebuildResult(NamedTuple):
-    """What was built."""
+    """A rebuilt vault."""
 
     length: int
     """Steps of each row."""
@@ -171,21 +174,21 @@ class RebuildResult(NamedTuple):
 
 
 def rebuild(source: Contents, found: Verification, target: Path) -> RebuildResult:
-    """Build a vault of the longest sound prefix.
+    """Build a vault of the longest intact beginning.
 
     Parameters
     ----------
     source
-        The damaged one.
+        The damaged vault's commit.
     found
-        What is wrong with it.
+        The faults that were found in it.
     target
         A directory to make.
 
     Raises
     ------
     VaultFormatError
-        No vault can be made of what is left.
+        Too little is left to build a vault from.
     """
     kept = sound_length(found)
     native = bool(source.keys(OWN_PREFIX))
@@ -194,7 +197,7 @@ def rebuild(source: Contents, found: Verification, target: Path) -> RebuildResul
     dropped = _own(source, kept, store) if native else _foreign(source, kept, store)
     left = examine(store, deep=True)
     if left.faults and sound_length(left) < kept:
-        # What could not be looked at in the source, because its description was damaged too.
+        # Arrays that could not be checked in the source, because their description was damaged too.
         shutil.rmtree(target)
         return rebuild(source, found._replace(faults=(*found.faults, *left.faults)), target)
     if left.faults:
@@ -210,7 +213,7 @@ def rebuild(source: Contents, found: Verification, target: Path) -> RebuildResul
 def sound_length(found: Verification) -> int:
     """Return the steps before the first that something is wrong with; `VaultFormatError` if none.
 
-    A vault is not emptied: what lies behind the damage may still be useful.
+    A vault is not emptied: the data after the damage may still be useful.
     """
     kept = min([found.length, *(fault.steps[0] for fault in found.faults if fault.steps)])
     if found.length and not kept:
@@ -224,7 +227,7 @@ def sound_length(found: Verification) -> int:
 
 
 def _foreign(source: Contents, kept: int, store: OcdbtStore) -> list[str]:
-    """Copy the keys of a vault that others wrote, but for the chunks past the end."""
+    """Copy the keys of another program's vault, without the chunks past the end."""
     metadata = source.driver.read(METADATA)
     if metadata is None:
         raise VaultFormatError(
@@ -243,7 +246,7 @@ def _foreign(source: Contents, kept: int, store: OcdbtStore) -> list[str]:
 
 
 def _own(source: Contents, kept: int, store: Store) -> list[str]:
-    """Build a vault of offmarl, and return what of it was dropped beside steps."""
+    """Build a vault of offmarl, and describe what was dropped beside steps."""
     schema = read_schema(source, metadata_of(source.driver), [])
     own = read_parts(source, schema, [])
     store.driver.write(METADATA, layout.dump_json(to_metadata(schema)))
@@ -273,7 +276,7 @@ def _own(source: Contents, kept: int, store: Store) -> list[str]:
 
 
 def metadata_of(driver: Driver) -> dict[str, Any]:
-    """Return the content of ``metadata.json``; nothing where it is damaged or lost."""
+    """Return the content of ``metadata.json``; empty if it is damaged or lost."""
     try:
         return read_metadata(driver)
     except VaultFormatError:
@@ -332,7 +335,7 @@ def _head(own: Parts, length: int, ended: Table, finals: int) -> Head:
 
 
 def _dropped(own: Parts, running: Table, head: Head) -> list[str]:
-    """Say what the new tables lack of the old."""
+    """Describe what the new tables lack of the old."""
     lines = []
     if own.head is None or head.length < own.head.length:
         unfinished = int((running["length"] > 0).sum())

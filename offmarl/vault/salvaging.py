@@ -10,17 +10,16 @@ import numpy as np
 from jaxtyping import Bool
 
 from offmarl.errors import VaultError, VaultFormatError
+from offmarl.terminal import Advance, Progress, quiet, silent
 from offmarl.vault import layout, tables
+from offmarl.vault.arrays import FinalViews
 from offmarl.vault.commit import Contents
 from offmarl.vault.creation import free_place
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.faults import Fault, with_episodes
-from offmarl.vault.final_views import FinalViews
 from offmarl.vault.layout import POLICY_IDS, Codec, NumpyArray
-from offmarl.vault.manifest import read_parts
-from offmarl.vault.mmap import Snapshot
+from offmarl.vault.manifest import Manifest, read_parts
 from offmarl.vault.open import locate
-from offmarl.vault.progress import Advance, Progress, quiet, silent
 from offmarl.vault.store import Store
 from offmarl.vault.transform import pipeline, policy_ids
 from offmarl.vault.transform.pipeline import Remap, copy_pieces
@@ -121,15 +120,12 @@ class _Remains(Dataset):
     A memory map would need all files.
     """
 
-    def _snapshot(self) -> Snapshot | None:
-        return None
+    _mapped = False
 
-    def _kept(self) -> Iterator[tables.Table]:
-        if self.manifest is None:
-            return
-        contents = Contents.of(self.store)
-        known = read_parts(contents, self.manifest.schema, []).ended
-        yield from (known[first] for first in sorted(known))
+    def _recorded(self, manifest: Manifest) -> tables.Table:
+        known = read_parts(Contents.of(self.store), manifest.schema, []).ended
+        running = manifest.running[manifest.running["length"] > 0]
+        return np.concatenate([*(known[first] for first in sorted(known)), running])
 
     @cached_property
     def _finals(self) -> FinalViews:

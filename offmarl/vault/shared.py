@@ -1,9 +1,9 @@
 """Several processes that append to one vault at once.
 
-Each gathers whole episodes in memory, and now and then takes the vault's lock for the milliseconds
-of one commit: it reads where the vault ends, appends there, and lets go. So the vault is at all
-times what one writer would have written: no gaps between the writers' episodes, nothing half
-written, and nothing to clear up after one that died.
+Each gathers whole episodes in memory, and takes the vault's lock for the milliseconds of a commit:
+it reads where the vault ends, appends there, and releases the lock. So at all times the vault is as
+one writer would have written it: no gaps between the writers' episodes, nothing half written, and
+nothing to clean up after a writer that died.
 """
 
 import os
@@ -90,7 +90,7 @@ class SharedWriter:
         Raises
         ------
         ShapeError
-            It does not fit the vault, contradicts itself, or an episode goes on at the end.
+            It does not fit the vault, contradicts itself, or an episode is unfinished at the end.
         InvalidValueError
             A value is invalid, as in `Writer.append`.
         VaultLockedError

@@ -16,11 +16,11 @@ from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 import tensorstore as ts
 
 from offmarl.errors import VaultFormatError
-from offmarl.vault.checksum import seal, unseal
-from offmarl.vault.drivers import Driver, Registered, TensorStoreDriver, driver_of
-from offmarl.vault.grid import Grid
-from offmarl.vault.layout import DATA, INDEX_PREFIX, UNFINISHED, NumpyArray, load_json
-from offmarl.vault.system import conflict, errors_of
+from offmarl.vault.drivers import Driver, TensorStoreDriver, driver_of
+from offmarl.vault.files import conflict, errors_of, vault_error
+from offmarl.vault.key_values import Registered
+from offmarl.vault.layout import DATA, INDEX_PREFIX, UNFINISHED, NumpyArray, load_json, seal, unseal
+from offmarl.vault.metadata import Grid
 
 T = TypeVar("T")
 
@@ -48,6 +48,7 @@ class Store(ABC):
     """
 
     driver: Driver
+    path: PurePath
 
     @staticmethod
     def open(path: str | os.PathLike[str]) -> "Store":
@@ -62,11 +63,6 @@ class Store(ABC):
             The path is a URL of an unknown scheme, or no path at all.
         """
         return store_of(driver_of(path))
-
-    @property
-    def path(self) -> PurePath:
-        """The place's path."""
-        return self.driver.path
 
     @abstractmethod
     def _read(self, keys: Sequence[str]) -> list[bytes | None]:
@@ -136,21 +132,17 @@ class Store(ABC):
     def attempt(self, read: Callable[[], T]) -> T:
         """Return what ``read`` does, with errors of offmarl.
 
-        It is called again if a compaction removed files between two reads of it: the new ones
-        hold the same.
+        It is called again if a compaction removed files between two reads: the new files hold the
+        same data.
         """
-        with self.errors():
-            try:
-                return read()
-            except ValueError as error:
-                if "NOT_FOUND" not in str(error):
-                    raise
-            # Not inside `except`, which would keep what was read the first time in memory.
+        try:
             return read()
-
-    def errors(self) -> contextlib.AbstractContextManager[None]:
-        """Turn errors of TensorStore and the system into errors of offmarl."""
-        return errors_of(self.path)
+        except (ValueError, OSError) as error:
+            if not isinstance(error, ValueError) or "NOT_FOUND" not in str(error):
+                raise vault_error(error, self.path) from error
+        # Not inside `except`, which would keep what was read the first time in memory.
+        with errors_of(self.path):
+            return read()
 
 
 def store_of(driver: Driver, config: Mapping[str, Any] | None = None) -> Store:
@@ -166,6 +158,7 @@ class OcdbtStore(Store):
 
     def __init__(self, driver: TensorStoreDriver, config: Mapping[str, Any] | None = None):
         self.driver: TensorStoreDriver = driver
+        self.path = driver.path
         self._dropped: set[str] = set()
         self._spec = {"driver": "ocdbt", "base": driver.spec()}
         if config:
@@ -189,9 +182,10 @@ class OcdbtStore(Store):
 
     def stamps(self, keys: Sequence[str]) -> tuple[list[bytes], list[bytes]]:
         """Return the first 4 bytes of keys, and their generations."""
-        with self.errors():
-            reads = [self._kv.read(key, byte_range=slice(0, 4)) for key in keys]
-            found = [read.result() for read in reads]
+        start, most = self._kv.read, slice(0, 4)
+        found = self.attempt(
+            lambda: [read.result() for read in [start(key, byte_range=most) for key in keys]]
+        )
         return [bytes(x.value) for x in found], [bytes(x.stamp.generation) for x in found]
 
     def array(self, prefix: str, *, complete: bool = False, write: bool = False) -> ts.TensorStore:
@@ -210,8 +204,8 @@ class OcdbtStore(Store):
         self, writes: Mapping[str, bytes | bytearray], fence: Mapping[str, bytes]
     ) -> "ts.Future[None]":
         """Start to write all values or none."""
-        # TensorStore writes over the manifest that a killed process had begun without cutting it
-        # to size: if that was longer, its rest would stay behind the new manifest.
+        # TensorStore overwrites a manifest that a killed process began without truncating it: if
+        # that one was longer, its rest would follow the new manifest.
         self.driver.clear_unfinished(UNFINISHED)
         transaction = ts.Transaction(atomic=True, repeatable_read=True)
         inside = self._kv.with_transaction(transaction)
@@ -220,7 +214,7 @@ class OcdbtStore(Store):
             transaction.abort()
             raise conflict(self.path)
         # TensorStore takes a bytearray too, though its types do not say so.
-        sealed = {key: cast("bytes", seal(key, value)) for key, value in writes.items()}
+        sealed = cast("Mapping[str, bytes]", seal(writes))
         pending = [inside.write(key, value) for key, value in sealed.items()]
         done = transaction.commit_async()
         # A dropped future is a dropped write: they live as long as the commit does.
@@ -230,8 +224,8 @@ class OcdbtStore(Store):
     def drop_pages(self) -> None:
         """Ask the kernel not to keep in memory what has been written since the last call.
 
-        A recording outgrows the page cache, and every page it takes is one that others lose; on
-        virtual machines a fresh page costs more than writing it.
+        A recording outgrows the page cache and evicts the pages of other programs; on virtual
+        machines a new page costs more than writing it.
         """
         if not (hasattr(os, "posix_fadvise") and self.driver.can_map):
             return
@@ -248,6 +242,7 @@ class KeyValueStore(Store):
 
     def __init__(self, driver: Registered):
         self.driver: Registered = driver
+        self.path = driver.path
         self._values = driver.values
 
     def _read(self, keys: Sequence[str]) -> list[bytes | None]:
@@ -259,7 +254,7 @@ class KeyValueStore(Store):
 
     def stamps(self, keys: Sequence[str]) -> tuple[list[bytes], list[bytes]]:
         """Return the first 4 bytes of keys, and their generations."""
-        with self.errors():
+        with errors_of(self.path):
             generations = self._values.generations(keys)
             values = self._values.read(keys)
         return [(value or b"")[:4] for value in values], generations
@@ -268,7 +263,7 @@ class KeyValueStore(Store):
         self, writes: Mapping[str, bytes | bytearray], fence: Mapping[str, bytes]
     ) -> "Future[None]":
         """Write all values or none; done when the call returns."""
-        self._values.commit({key: bytes(seal(key, x)) for key, x in writes.items()}, fence)
+        self._values.commit({key: bytes(value) for key, value in seal(writes).items()}, fence)
         done: Future[None] = Future()
         done.set_result(None)
         return done

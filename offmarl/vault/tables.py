@@ -1,6 +1,6 @@
-"""The episode table: where each episode lies, what it returned and how it ended.
+"""The episode table: the position, the return and the end of each episode.
 
-Episodes stand one after the other on the time axis of each row. A table is a structured array with
+Episodes follow one another on the time axis of each row. A table is a structured array with
 one record an episode; the episodes still running are a table too, one record a row, so that a
 block of steps can be scanned without looking at the ones before it.
 """
@@ -24,10 +24,10 @@ Table = np.ndarray
 class Episodes(NamedTuple):
     """All M episodes of a vault, ordered by row and start.
 
-    An episode is complete where the environment ended it: it terminated, or a limit of the
-    environment's truncated it. One that the recording cut off, or that runs on at the end of the
-    data, is incomplete, and its return is partial. Mean returns, percentiles and distributions use
-    `complete_returns`; report `incomplete` next to them.
+    An episode is complete if the environment ended it, by termination or by a limit of its own. An
+    episode that the recording cut off, or that is unfinished at the end of the data, is incomplete,
+    and its return is partial. Mean returns, percentiles and distributions use `complete_returns`;
+    report `incomplete` next to them.
     """
 
     row: Int[np.ndarray, "M"]
@@ -59,7 +59,7 @@ class Episodes(NamedTuple):
 
     @property
     def scored(self) -> Bool[np.ndarray, "M"]:
-        """Complete episodes with a return; one with a reward of NaN or infinity has none."""
+        """Complete episodes with a finite return."""
         return self.complete & np.isfinite(self.episode_returns)
 
     @property
@@ -69,13 +69,13 @@ class Episodes(NamedTuple):
 
     @property
     def mean_return(self) -> float | None:
-        """Mean of the `complete_returns`; None where there are none."""
+        """Mean of the `complete_returns`; None if there are none."""
         returns = self.complete_returns
         return float(returns.mean()) if len(returns) else None
 
     @property
     def incomplete(self) -> int:
-        """How many episodes the recording cut off, or run on at the end of the data."""
+        """Number of episodes that the recording cut off, or that are unfinished at the end."""
         return int((~self.complete).sum())
 
     @property
@@ -85,7 +85,7 @@ class Episodes(NamedTuple):
 
 
 class Signals(NamedTuple):
-    """What an episode table is made of."""
+    """The arrays that an episode table is computed from."""
 
     reward: Float[np.ndarray, "B T N"]
     terminated: Bool[np.ndarray, "B T N"]
@@ -123,7 +123,7 @@ def none_running(rows: int, num_agents: int, start: int = 0) -> Table:
 
 
 def scan(running: Table, begin: int, signals: Signals) -> tuple[Table, Table]:
-    """Cut a block of steps into the episodes that end in it and those that go on.
+    """Divide a block of steps into episodes that end in it and episodes that continue.
 
     Sums run in the order of time, so returns are the same bits however the steps are split into
     blocks.
@@ -187,7 +187,7 @@ def attach_finals(
     time: Int[np.ndarray, "F"],
     first: int,
 ) -> Table:
-    """Tell the episodes that ended in a block which final view is theirs.
+    """Assign final views to the episodes that ended in a block.
 
     Parameters
     ----------
@@ -236,7 +236,7 @@ def to_episodes(table: Table) -> Episodes:
 def hold_out(
     count: int, fraction: float, path: object
 ) -> tuple[Int[np.ndarray, "K"], Int[np.ndarray, "H"]]:
-    """Divide episodes at random, always in the same way; see `offmarl.vault.Dataset.hold_out`.
+    """Divide episodes at random, deterministically; see `offmarl.vault.Dataset.hold_out`.
 
     Parameters
     ----------

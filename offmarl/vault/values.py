@@ -1,7 +1,7 @@
 """Values that no environment and no policy can produce.
 
 One NaN in a reward makes a return NaN, and one in an observation that a loss masks out makes its
-gradient NaN all the same. So every value is looked at, those of agents that are not alive too.
+gradient NaN all the same. So every value is checked, those of dead agents too.
 """
 
 import warnings
@@ -27,7 +27,7 @@ _Wrong = NumpyArray | None
 
 
 class RecordPosition(NamedTuple):
-    """Where the first of some steps is, for messages: "row 0, step 5 of the vault"."""
+    """The position of the first of some steps, for messages: "row 0, step 5 of the vault"."""
 
     step: int = 0
     of: str = "of the record"
@@ -95,7 +95,7 @@ def find(
     finals: FinalObservations | None = None,
     place: RecordPosition = IN_RECORD,
 ) -> Iterator[Invalid]:
-    """Yield what `check` refuses, at most once for each array."""
+    """Yield the values that `check` refuses, at most once for each array."""
     for name, rule in _rules(spec, arrays.get("infos.alive")).items():
         if name in arrays and (wrong := rule.wrong(arrays[name])) is not None:
             yield Invalid(rule.quirk, _message(rule, arrays[name], wrong, spec, place))
@@ -116,7 +116,7 @@ def _find_in_finals(
 
 
 def warn(found: Iterable[Invalid], known: Iterable[str]) -> list[str]:
-    """Warn of values that are kept, once for each quirk that is not known; return these quirks."""
+    """Warn of invalid values that are kept, once for each new quirk; return the new quirks."""
     fresh: dict[str, str] = {}
     for one in found:
         if one.quirk not in known:
@@ -133,7 +133,7 @@ def warn(found: Iterable[Invalid], known: Iterable[str]) -> list[str]:
 
 
 def _rules(spec: EnvSpec, alive: NumpyArray | None) -> dict[str, _Rule]:
-    """Return what must hold of each array, by its name on disk."""
+    """Return the rule for each array, by its name on disk."""
     flag = "0 or 1", "flags other than 0 and 1", _not_flag
     rules = {
         "observations": _Rule("observation", "finite", "not finite", _not_finite),
@@ -191,8 +191,8 @@ def _out_of_bounds(values: NumpyArray) -> _Wrong:
 def _not_among(values: NumpyArray, spec: EnvSpec, alive: NumpyArray | None) -> _Wrong:
     """Find discrete actions outside the action space.
 
-    An agent with fewer actions than others has only its own, but one that is not alive may be
-    recorded with any action of the joint space.
+    An agent with fewer actions than others may only use its own, but a dead agent may be recorded
+    with any action of the joint space.
     """
     if values.min(initial=0) < 0 or values.max(initial=0) >= spec.num_actions:
         return _some((values < 0) | (values >= spec.num_actions))
@@ -242,7 +242,7 @@ def _agent(spec: EnvSpec, number: int) -> str:
 
 
 def cast(arrays: Mapping[str, NumpyArray], types: Mapping[str, Any]) -> dict[str, NumpyArray]:
-    """Bring arrays to narrower types of their kind; the others are as they were.
+    """Cast arrays to narrower types of their kind; return the others unchanged.
 
     Parameters
     ----------

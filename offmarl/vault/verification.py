@@ -1,31 +1,41 @@
-"""Whether a vault is as it was written, and where it is not.
+"""Verifying vaults: finding damage, and where it is.
 
-What the checks rest on: OCDBT keeps CRC32C of its manifest and its nodes, and so of the keys and of
-short values; ours are on the chunks of ``raw`` vaults and on our own keys; zstd frames of ours have
-a checksum of their content. ``metadata.json`` and the ``.zarray`` documents say nothing that the
-vault's own schema does not say too.
+The checks rest on these checksums. OCDBT has CRC32C of its manifest and its nodes, and so of keys
+and short values. Vaults of offmarl have CRC32C of the chunks of ``raw`` vaults and of offmarl's
+keys; their zstd frames have a checksum of the content. ``metadata.json`` and the ``.zarray``
+documents are compared with the schema.
 """
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-from offmarl.errors import VaultFormatError, VaultLayoutError
-from offmarl.vault import encoding, index, layout, scan, tables
-from offmarl.vault.checksum import OWN_PREFIX
+import numpy as np
+
+from offmarl._ahead import ahead, depth_of
+from offmarl.errors import VaultError, VaultFormatError, VaultLayoutError
+from offmarl.terminal import Progress, quiet
+from offmarl.vault import encoding, index, layout, tables
+from offmarl.vault.checked import agrees
 from offmarl.vault.commit import Contents
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.drivers import Driver, driver_of
-from offmarl.vault.faults import Fault, merged, noting, of_chunk, with_episodes
-from offmarl.vault.grid import Grid
-from offmarl.vault.layout import DATA, MANIFEST, METADATA, Leaf, Schema
+from offmarl.vault.faults import Fault, expect, merged, noting, of_chunk, with_episodes
+from offmarl.vault.layout import DATA, MANIFEST, METADATA, OWN_PREFIX, Leaf, NumpyArray, Schema
 from offmarl.vault.manifest import Parts, read_metadata, read_parts, read_schema, stock_length
-from offmarl.vault.metadata import parse_metadata, zarray, zarrays
+from offmarl.vault.metadata import (
+    STOCK_KEYS,
+    Chunk,
+    Grid,
+    parse_metadata,
+    to_metadata,
+    zarrays,
+)
 from offmarl.vault.open import locate, place_of
-from offmarl.vault.progress import Progress, quiet
 from offmarl.vault.store import Store, store_of
 
 _MAX_FAULTS = 1000
@@ -35,52 +45,52 @@ _WITHOUT_CHECKSUM = (None, "blosc", "zstd")
 
 
 class Verification(NamedTuple):
-    """What was found."""
+    """The result of a verification."""
 
     path: PurePath
     deep: bool
     """Whether the content of every chunk was read."""
     native: bool
-    """Whether it has our own keys."""
+    """Whether offmarl wrote it."""
     length: int
-    """Steps of each row that it says it has."""
+    """Steps of each row, according to its index."""
     chunks: int
-    """Chunks that were looked at."""
+    """Chunks that were checked."""
     read_bytes: int
-    """Bytes of theirs that were read."""
+    """Bytes of chunks that were read."""
     faults: tuple[Fault, ...]
     unchecked: tuple[str, ...]
-    """What no checksum protects, so that damage there may go unnoticed."""
+    """Data without checksums, where damage may go unnoticed."""
     skipped: tuple[str, ...] = ()
-    """What could be checked and was not, because that takes ``deep``."""
+    """What only ``deep`` checks."""
     other_layout: str = ""
-    """Why it cannot be used as multi-agent experience although it may be sound, if so."""
+    """Why the arrays are not multi-agent experience, if they are not."""
 
     @property
     def sound(self) -> bool:
-        """Whether nothing is wrong with what was checked."""
+        """Whether no fault was found."""
         return not self.faults
 
 
 def verify(
     path: str | os.PathLike[str], *, deep: bool = False, progress: Progress = quiet
 ) -> Verification:
-    """Find out whether a vault of any program is as it was written.
+    """Check whether a vault of any program is as it was written.
 
     Parameters
     ----------
     path
         As `open_vault` takes it; files may be missing there.
     deep
-        Whether to read every chunk, and to find the episodes anew. Otherwise only what the vault
-        says of itself is checked, and that every chunk is where it should be.
+        Whether to read every chunk, and to compare the episode table with the steps. Otherwise only
+        the documents and tables are checked, and that every chunk exists.
     progress
-        Shows how far it is.
+        Shows the progress.
 
     Raises
     ------
     VaultNotFoundError, VaultError
-        There is nothing like a vault at the path.
+        There is no vault at the path.
     """
     return examine(store_of(find(path)), deep=deep, progress=progress)
 
@@ -147,7 +157,7 @@ def examine(store: Store, *, deep: bool, progress: Progress = quiet) -> Verifica
 
 @dataclass
 class _Found:
-    """What is found while a vault is gone through."""
+    """The findings so far."""
 
     faults: list[Fault]
     unchecked: list[str] = field(default_factory=list)
@@ -157,7 +167,7 @@ class _Found:
 
 
 class _Layers(NamedTuple):
-    """What a vault says of itself: the arrays, how far they go, and our own keys."""
+    """The description that a vault holds: its arrays, their length, and offmarl's keys."""
 
     grids: list[Grid]
     length: int
@@ -171,20 +181,22 @@ def _native(contents: Contents, found: _Found) -> _Layers:
     schema = read_schema(contents, metadata, found.faults)
     if metadata:
         with noting(found.faults, METADATA):
-            scan.check_metadata(metadata, schema)
+            check_metadata(metadata, schema)
     own = read_parts(contents, schema, found.faults)
     with noting(found.faults):
-        scan.check(own)
+        check_parts(own)
     with noting(found.faults):
-        found.unchecked += scan.unchecked(contents, own)
+        found.unchecked += _unprotected(contents, own)
     _check_documents(contents, schema, found.faults)
     return _Layers(own_grids(schema), own.length, own)
 
 
 def own_grids(schema: Schema) -> list[Grid]:
     """Return the arrays that a vault of offmarl has."""
-    found = schema.leaves.items()
-    return [Grid.of(name, json.loads(zarray(leaf, schema))) for name, leaf in found]
+    documents = zarrays(schema).values()  # that of the index comes last
+    return [
+        Grid.of(name, json.loads(one)) for name, one in zip(schema.leaves, documents, strict=False)
+    ]
 
 
 def _check_documents(contents: Contents, schema: Schema, faults: list[Fault]) -> None:
@@ -214,7 +226,7 @@ def _foreign(store: Store, contents: Contents, found: _Found) -> _Layers:
 
 
 def _other_layout(metadata: Mapping[str, Any]) -> str:
-    """Say why the arrays of a vault that others wrote are not multi-agent experience, if so."""
+    """Describe why the arrays of another program's vault are not multi-agent experience, if so."""
     leaves, _ = parse_metadata(metadata)
     try:
         encoding.spec_of(leaves)
@@ -226,7 +238,7 @@ def _other_layout(metadata: Mapping[str, Any]) -> str:
 def foreign_grids(
     contents: Contents, metadata: Mapping[str, Any], faults: list[Fault]
 ) -> list[Grid]:
-    """Return the arrays of a vault that others wrote, and note those that cannot be read."""
+    """Return the arrays of another program's vault, and note those that cannot be read."""
     leaves, rows = parse_metadata(metadata)
     grids = []
     for name, leaf in leaves.items():
@@ -244,11 +256,11 @@ def _foreign_grid(contents: Contents, key: str, name: str, leaf: Leaf, rows: int
 
 
 def _check_places(contents: Contents, layers: _Layers, found: _Found) -> None:
-    """Check that every chunk is there, with as many bytes as it must have."""
+    """Check that every chunk exists and has the right size."""
     for grid in layers.grids:
         faults = 0
         for chunk in grid.within(layers.length):
-            if what := scan.misplaced(contents, grid, chunk):
+            if what := misplaced(contents, grid, chunk):
                 found.faults.append(of_chunk(chunk, what))
                 faults += 1
             found.chunks += 1
@@ -261,14 +273,14 @@ def _check_places(contents: Contents, layers: _Layers, found: _Found) -> None:
 def _check_content(
     store: Store, contents: Contents, layers: _Layers, found: _Found, progress: Progress
 ) -> None:
-    """Read every chunk that is where it should be."""
+    """Read every chunk that exists."""
     own = layers.parts
-    sizes = [(grid, scan.stored_bytes(contents, grid, layers.length)) for grid in layers.grids]
+    sizes = [(grid, stored_bytes(contents, grid, layers.length)) for grid in layers.grids]
     with progress("verify", sum(size for _, size in sizes)) as advance:
         if own and own.schema.codec == "raw":
-            faults = scan.checksums_of(contents, layers.grids, own)
+            faults = checksums_of(contents, layers.grids, own)
         else:
-            faults = scan.decoded(store, contents, layers.grids, layers.length)
+            faults = decoded(store, contents, layers.grids, layers.length)
         for fault, size in faults:
             found.faults += [fault] if fault else []
             found.read_bytes += size
@@ -276,7 +288,7 @@ def _check_content(
 
 
 def _told(fault: Fault, own: Parts | None) -> Fault:
-    """Name the episodes a fault hits, where our own table tells."""
+    """Name the episodes that a fault hits, if the vault has an episode table."""
     table = own.table if own else None
     if table is None or not own or own.length > own.own_length:
         return fault
@@ -284,11 +296,189 @@ def _told(fault: Fault, own: Parts | None) -> Fault:
 
 
 def _skipped(contents: Contents, layers: _Layers, found: _Found) -> tuple[str, ...]:
-    """Say what only a deep verification looks at."""
+    """Describe what only a deep verification checks."""
     if not found.chunks:
         return ()
-    sizes = (scan.stored_bytes(contents, grid, layers.length) for grid in layers.grids)
+    sizes = (stored_bytes(contents, grid, layers.length) for grid in layers.grids)
     content = f"the content of {found.chunks} chunks ({sum(sizes)} bytes)"
     return (
         (content, "whether the episode table is what the steps say") if layers.parts else (content,)
     )
+
+
+def check_parts(parts: Parts) -> None:
+    """Raise `VaultFormatError` if the parts contradict one another."""
+    head, stock_length, table = parts.head, parts.stock_length, parts.table
+    if head is None or stock_length is None or parts.running is None:
+        return
+    expect(
+        head.whole_length(stock_length) >= head.length,
+        f"the vault has {head.length} steps a row, and its index was set back to {stock_length}.",
+    )
+    if table is None:
+        raise VaultFormatError(f"of {head.episodes} episodes some are not in the episode table.")
+    _check_contiguous(table, head.length, parts.schema.rows)
+    finals = table["final"][table["final"] >= 0]
+    expect(
+        sum(parts.finals.values()) == head.finals and _distinct_below(finals, head.finals),
+        f"the {head.finals} final views are not those that the episode table names.",
+    )
+
+
+def _check_contiguous(table: tables.Table, length: int, rows: int) -> None:
+    """Raise if the episodes of a row do not follow one another from its start to its end."""
+    table = table[np.lexsort((table["start"], table["row"]))]
+    ends = table["start"] + table["length"]
+    first = np.diff(table["row"], prepend=-1) != 0
+    before = np.where(first, 0, np.roll(ends, 1))
+    last = np.roll(first, -1)
+    expect(
+        (table["length"] > 0).all()
+        and (table["start"] == before).all()
+        and (ends[last] == length).all()
+        and table["row"][first].tolist() == list(range(rows if length else 0)),
+        "the episodes of the episode table do not stand one after the other to the vault's end.",
+    )
+
+
+def _distinct_below(numbers: NumpyArray, stop: int) -> bool:
+    return len(np.unique(numbers)) == len(numbers) and bool((numbers < stop).all())
+
+
+def check_metadata(metadata: Mapping[str, Any], schema: Schema) -> None:
+    """Raise `VaultFormatError` if ``metadata.json`` differs from the schema."""
+    expected = json.loads(layout.dump_json(to_metadata(schema)))
+    keys = STOCK_KEYS if metadata.get("offmarl") == {"version": 1} else expected
+    wrong = [key for key in keys if metadata.get(key) != expected[key]]
+    expect(not wrong, f"its {', '.join(wrong)} is not what the vault's schema says.")
+
+
+def _unprotected(contents: Contents, own: Parts) -> list[str]:
+    """Describe the data of a vault of offmarl that has no checksum.
+
+    Raises
+    ------
+    VaultFormatError
+        Checksums are missing.
+    """
+    notes = []
+    version = contents.get_json(layout.SCHEMA_KEY).get("version")
+    if contents.unsealed and version == 1:
+        notes.append("our own keys: version 1 kept no checksums of them.")
+    elif contents.unsealed:
+        raise VaultFormatError(f"{', '.join(sorted(contents.unsealed))} have no checksum.")
+    if own.length > own.own_length:
+        notes.append(
+            f"steps {own.own_length - own.own_length % own.schema.chunk_steps} to "
+            f"{own.length - 1}: a stock program appended to them, without checksums."
+        )
+    return notes
+
+
+_Reads = list[tuple[Chunk, int, Callable[[], bytes]]]
+"""Chunks of one stretch of time, their place among all of it, and their values to come."""
+Checked = tuple[Fault | None, int]
+"""What is wrong with a chunk, if anything, and the bytes read."""
+
+
+def misplaced(contents: Contents, grid: Grid, chunk: Chunk) -> str:
+    """Describe what is wrong with a chunk, without reading it; empty if nothing is."""
+    if chunk.key not in contents:
+        return "" if grid.sparse else "it is missing"
+    size = contents.size(chunk.key)
+    if grid.compressor is None and size != grid.chunk_bytes:
+        return f"it has {size} bytes instead of {grid.chunk_bytes}"
+    return "its data file is not there, or cut off" if contents.is_cut_off(chunk.key) else ""
+
+
+def placed_length(contents: Contents, grids: Iterable[Grid], length: int) -> int:
+    """Return the steps before the first chunk that is missing or has another size."""
+    for grid in grids:
+        wrong = (chunk for chunk in grid.within(length) if misplaced(contents, grid, chunk))
+        length = min(length, next((chunk.steps[0] for chunk in wrong), length))
+    return length
+
+
+def stored_bytes(contents: Contents, grid: Grid, length: int) -> int:
+    """Return the bytes of an array's existing chunks."""
+    return sum(contents.size(chunk.key) for chunk in _placed(contents, grid, length))
+
+
+def _placed(contents: Contents, grid: Grid, length: int) -> Iterator[Chunk]:
+    limit = len(contents.tree.values)  # a forged index may claim more chunks than exist
+    for chunk in grid.within(min(length, limit * grid.chunks[1])):
+        if chunk.key in contents and not misplaced(contents, grid, chunk):
+            yield chunk
+
+
+def decoded(
+    store: Store, contents: Contents, grids: Iterable[Grid], length: int
+) -> Iterator[Checked]:
+    """Decode every chunk, which checks its codec's checksums."""
+    for grid in grids:
+        try:
+            array = store.array(layout.prefix_of(grid.name))
+        except VaultError:
+            continue  # the fault of its description was noted already
+
+        def read(chunk: Chunk, array: NumpyArray = array) -> Callable[[], NumpyArray]:
+            return array[slice(*chunk.rows), slice(*chunk.steps)].read().result
+
+        for chunk, result in ahead(
+            _placed(contents, grid, length), read, depth_of(grid.chunk_bytes)
+        ):
+            faults: list[Fault] = []
+            with noting(faults):
+                result()
+            fault = of_chunk(chunk, f"it cannot be decoded: {faults[0].what}") if faults else None
+            yield fault, contents.size(chunk.key)
+
+
+def checksums_of(contents: Contents, grids: list[Grid], own: Parts) -> Iterator[Checked]:
+    """Compare every chunk of a ``raw`` vault with its stored CRC32C.
+
+    Chunks that a stock program appended to have none until they are adopted.
+    """
+    steps = own.schema.chunk_steps
+    count = own.own_length // steps if own.length > own.own_length else -(-own.length // steps)
+    numbers = range(min(count, len(contents.tree.values)))
+
+    def start(number: int) -> _Reads:
+        chunks = chain.from_iterable(grid.at(number, own.length) for grid in grids)
+        grid_of = {grid.name: grid for grid in grids}
+        return [
+            (chunk, position, contents.fetch(chunk.key))
+            for position, chunk in enumerate(chunks)
+            if not misplaced(contents, grid_of[chunk.leaf], chunk)
+        ]
+
+    size = sum(grid.chunk_bytes * own.schema.rows // own.schema.chunk_rows for grid in grids)
+    for number, reads in ahead(numbers, start, depth_of(size)):
+        yield from _compare(contents, number, reads, own)
+
+
+def _compare(contents: Contents, number: int, reads: _Reads, own: Parts) -> Iterator[Checked]:
+    problem: list[Fault] = []
+    expected = layout.decode_checksums(b"")
+    with noting(problem):
+        expected = layout.decode_checksums(contents.get(layout.checksums_key(number)))
+    for chunk, position, read in reads:
+        faults: list[Fault] = []
+        value = b""
+        with noting(faults):
+            value = read()
+        if faults:
+            yield of_chunk(chunk, faults[0].what), 0
+        elif position >= len(expected):
+            what = f"its checksum cannot be read: {problem[0].what if problem else 'too few'}"
+            yield of_chunk(chunk, what), len(value)
+        elif _agrees(value, int(expected[position]), chunk, own):
+            yield None, len(value)
+        else:
+            yield of_chunk(chunk, "its checksum is wrong"), len(value)
+
+
+def _agrees(value: bytes, expected: int, chunk: Chunk, own: Parts) -> bool:
+    shape = own.schema.chunk_rows, own.schema.chunk_steps, -1
+    steps = np.frombuffer(value, np.uint8).reshape(shape)
+    return agrees(steps, expected, chunk.steps[1] - chunk.steps[0])

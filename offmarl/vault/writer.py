@@ -1,10 +1,9 @@
 """Appending to vaults.
 
-Steps are gathered to whole chunks, and a commit writes finished chunks, the episode table and the
-new length in one atomic transaction, while further steps are gathered. The length covers whole
-appended records only: a finished chunk may hold the beginning of a record whose end is still in
-memory, and those steps are not there yet. So whatever happens, a vault holds its first so many
-records and nothing else.
+Steps are gathered into whole chunks. A commit writes finished chunks, the episode table and the new
+length in one atomic transaction, while further steps are gathered. The length covers only whole
+records: a finished chunk may hold the beginning of a record whose end is still in memory, and these
+steps are not counted yet. So if a process dies, the vault holds a prefix of the appended records.
 """
 
 import os
@@ -20,13 +19,12 @@ from offmarl.vault import compat, encoding, layout, values
 from offmarl.vault.chunks import ChunkBuffer, Value
 from offmarl.vault.compaction import prepare
 from offmarl.vault.dataset import Dataset
+from offmarl.vault.files import WriterLock, conflict, errors_of
 from offmarl.vault.index import Cut, Record, account, is_there, tables_of, warn_of_length
 from offmarl.vault.layout import NumpyArray
-from offmarl.vault.lock import WriterLock
 from offmarl.vault.manifest import Manifest
 from offmarl.vault.open import locate
 from offmarl.vault.store import Pending, Store, store_of
-from offmarl.vault.system import conflict
 from offmarl.vault.values import OnInvalid, RecordPosition
 
 _COMMIT_BYTES = 2**27
@@ -104,24 +102,25 @@ class Writer:
     ) -> None:
         """Add steps to every row.
 
-        All is copied before the call returns, and goes to the disk, in large commits, while the
-        program goes on: it is durable after `flush`. Where the disk has no room a later call says
-        so, the steps stay in memory and `flush` tries again: they must not be appended twice.
+        The arrays are copied before the call returns, and are written in large commits in the
+        background; they are durable after `flush`. If the disk is full, a later call raises
+        `VaultFullError`, the steps stay in memory, and `flush` tries again: do not append them
+        twice.
 
         Parameters
         ----------
         transition
             Arrays ``(rows, T, ...)``, any T.
         finals
-            The views that the episodes which ended here ended with. The next view at the end of an
-            episode without one is unknown.
+            The final views of episodes that end here. Without one, the view after an episode's last
+            step is unknown.
         run, chunk
-            Who appends, and which of its records this is, counted from 0; by default the next. A
-            record that is there already is skipped, so a command can be run again. An episode never
-            goes on from one run to another.
+            The name of the run that appends, and the number of the record, from 0; by default the
+            next. A record that exists already is skipped, so a command can be run again. An episode
+            never spans two runs.
         cut
-            Where the recording, not the environment, ended an episode: at the last step of all
-            rows or of each, or at any step ``(rows, T)``.
+            Where the recording, not the environment, ended an episode: at the last step, as one
+            flag or one a row, or at any step ``(rows, T)``.
 
         Raises
         ------
@@ -171,7 +170,7 @@ class Writer:
         self.store.drop_pages()
 
     def close(self) -> None:
-        """Flush, and let others write. Idempotent.
+        """Flush, and release the lock. Idempotent.
 
         Raises
         ------
@@ -179,7 +178,7 @@ class Writer:
             The disk has no room: the writer stays open, with the steps in memory. Make room and
             close it again, or `release` it to give them up.
         VaultError
-            Anything else that stands in the way of a commit; the writer is closed.
+            The commit failed for another reason; the writer is closed.
         """
         if self._closed:
             return
@@ -193,14 +192,14 @@ class Writer:
         self.release()
 
     def release(self) -> None:
-        """Let others write; what is not flushed is given up."""
+        """Release the lock without flushing; steps that are not flushed are lost."""
         self._closed = True
         if self._under_way is not None:
             self._under_way.done.exception()  # waits: no other writer may start before
         self._lock.release()
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be copied to a process that does not hold the lock."""
+        """Refuse pickling: another process does not hold the lock."""
         raise VaultError(
             f"the writer of {self.path} cannot be sent elsewhere: have each process join the vault."
         )
@@ -229,7 +228,7 @@ class Writer:
         fresh: bool,
         cut: Cut = False,
     ) -> None:
-        """Take steps into the buffer, and what follows from them into the tables."""
+        """Add steps to the buffer, and their episodes to the tables."""
         arrays = self._checked(transition, finals)
         record = account(
             transition, arrays, finals, tip, self._running, self.spec, fresh=fresh, cut=cut
@@ -242,7 +241,7 @@ class Writer:
     def _checked(
         self, transition: Transition, finals: FinalObservations | None
     ) -> dict[str, NumpyArray]:
-        """Return the arrays to store, once their shapes and values have been looked at."""
+        """Check shapes and values, and return the arrays to store."""
         arrays = encoding.fit(transition, self._schema)
         place = RecordPosition(self._tip.length, "of the vault")
         if self._on_invalid == "raise":
@@ -255,7 +254,7 @@ class Writer:
         return values.cast(arrays, self._schema.leaves)
 
     def _adopt(self, vault: Dataset) -> None:
-        """Take in what a stock program appended, as episodes of unknown policies.
+        """Adopt the steps that a stock program appended, as episodes of unknown policies.
 
         The data is already on disk, so invalid values are kept.
         """
@@ -272,7 +271,7 @@ class Writer:
         self._on_invalid = on_invalid
 
     def _commit(self, tail: bool = False) -> None:
-        """Start to write full chunks, and the tables up to the last record that is in them whole.
+        """Start to write full chunks, and the tables up to the last whole record in them.
 
         With ``tail``, also the unfinished chunk and so every record.
         """
@@ -283,7 +282,7 @@ class Writer:
         writes = staged | (self._buffer.tail() if tail else {}) | tables_of(ready, self._head)
         if self._annotated:
             writes[layout.PROVENANCE_KEY] = layout.dump_json(self._provenance)
-        with self.store.errors():
+        with errors_of(self.path):
             done = self.store.commit(writes, self._fence)
         self._under_way = _Commit(done, ready, staged, self._buffer.through, self._annotated)
         self._buffer.staged = {}
@@ -295,11 +294,11 @@ class Writer:
         if self._under_way is None:
             return
         commit = self._under_way
-        with self.store.errors():
+        with errors_of(self.path):
             try:
                 commit.done.result()
             finally:
-                # An interrupt does not stop a commit: wait, so that our books agree with the disk.
+                # An interrupt does not stop a commit: wait, so that memory and disk agree.
                 failed = commit.done.exception() is not None
                 self._under_way = None
                 if failed:
@@ -329,7 +328,7 @@ class Writer:
 
 
 def manifest_of(vault: Dataset) -> Manifest:
-    """Return our keys of a vault; `VaultFormatError` where it has none, to append by."""
+    """Return the manifest of a vault; `VaultFormatError` if offmarl did not write it."""
     if vault.manifest is None:
         raise VaultFormatError(
             f"{vault.path} was not written by offmarl, so nothing can be appended to it: copy its "

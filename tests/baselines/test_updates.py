@@ -41,6 +41,7 @@ def sequence(action: list, **fields: Any) -> Sequence:
         "behaviour_log_prob": jnp.zeros((*lead, 2)),
         "mask": jnp.ones(lead, bool),
         "next_known": jnp.ones(lead, bool),
+        "first": jnp.zeros(slots, bool),
     }
     return Sequence(view, action, **defaults | fields)
 
@@ -189,6 +190,7 @@ def test_nothing_is_learnt_from_padding_nor_from_the_dead(name: str) -> None:
             behaviour_log_prob=jnp.full((3, 2, 2), jnp.nan),
             mask=jnp.asarray(mask),
             next_known=jnp.where(mask, next_known, bool(seed % 2)),
+            first=jnp.zeros((3, 3), bool),
         )
 
     program, hyper = make(name)

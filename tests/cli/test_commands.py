@@ -335,7 +335,7 @@ def test_recorded_paths_can_be_copied_from_a_narrow_terminal(offmarl, monkeypatc
     path = "vaults/swarm/coverage-3.vlt/medium"
     row = {"tier": "medium", "steps": 100_352, "episodes": 1, "mean_return": 1.0, "path": path}
     recorded = SimpleNamespace(data={"run": "r", "outcome": "recorded", "vaults": [row]})
-    monkeypatch.setattr(programs, "run", lambda *_: recorded)
+    monkeypatch.setattr(programs, "_run", lambda *_: recorded)
     monkeypatch.setattr(output._out, "width", 80)
     outcome = offmarl("record", "mappo")
     assert path in outcome.out and "100,352" in outcome.out

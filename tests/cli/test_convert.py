@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from offmarl import vault
-from offmarl.cli import convert as commands
+from offmarl.cli import transform as commands
 from offmarl.types import Continuous, EnvSpec
 from offmarl.vault import convert, encoding
 from offmarl.vault.convert.common import Imported, Record

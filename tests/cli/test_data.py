@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from offmarl import vault
-from offmarl.cli.convert import convert
-from offmarl.vault import atomic, creation
+from offmarl.cli.transform import convert
+from offmarl.vault import creation, files
 
 EPISODES, STEPS = 3, 50
 
@@ -49,7 +49,7 @@ def test_the_licence_of_a_source_is_kept(offmarl, xor_file):
 
 def test_a_kill_after_publication_leaves_the_terms(xor_file, tmp_path, monkeypatch):
     def publish_and_die(part, final):
-        atomic.publish(part, final)
+        files.publish(part, final)
         if final.name == "main":  # the whole vault, not the empty one to write to
             raise KeyboardInterrupt
 

@@ -17,11 +17,11 @@ def test_the_demo_goes_all_the_way(tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "_BASELINES", {"bc": {"updates": 20}})
     report = demo.demo(tmp_path, seeds=2)
     assert list(report.data["recorded"]) == ["random", "medium", "expert", "replay"]
-    assert {tier: list(found) for tier, found in report.data["learnt"].items()} == {
+    assert {tier: list(found) for tier, found in report.data["trained"].items()} == {
         "medium": ["bc (greedy)", "bc (sampled)"],
         "expert": ["bc (greedy)", "bc (sampled)"],
     }
-    assert report.data["learnt"]["medium"]["bc (greedy)"]["low"] is None  # of two seeds
+    assert report.data["trained"]["medium"]["bc (greedy)"]["low"] is None  # of two seeds
     assert (tmp_path / "demo.png").stat().st_size > 10_000
     again = demo.demo(tmp_path, seeds=2)  # everything is there already
     assert again.data == report.data

@@ -2,7 +2,7 @@
 
 import shutil
 
-from offmarl.vault import tree
+from offmarl.vault import commit
 from offmarl.vault.drivers import Directory
 from tests.vault import damage
 
@@ -15,7 +15,7 @@ def test_verify_then_repair_then_compact(offmarl, tmp_path):
     assert "the content of 70 chunks (" in quick.out
     assert "is intact: 52 steps" in whole
     assert "Not checked" not in whole
-    place = tree.current(Directory(path)).values["observations./0.3.0.0"]
+    place = commit.current_tree(Directory(path)).values["observations./0.3.0.0"]
     data = bytearray((path / place.file).read_bytes())
     data[place.offset] ^= 1
     (path / place.file).write_bytes(data)

@@ -1,6 +1,7 @@
 """What `offmarl new` writes works: an environment is recorded and trained on, a baseline trains."""
 
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,14 @@ def test_a_baseline_from_a_file_is_trained(offmarl, random_data, monkeypatch):
     assert refused.code == 1 and "--program" in refused.json["error"]["message"]
     program = ("--program", "some where/cautious.py")
     assert offmarl(*evaluate, *program).code == 0
+    compare = ("compare", run, "--html", "page.html")
+    with warnings.catch_warnings(action="always"):
+        compared = offmarl(*compare)
+    assert compared.code == 0
+    assert f"warning: the page shows no episode of {run}: " in compared.err
+    assert "--program" in compared.err
+    assert "<h2>Episodes" in Path("page.html").read_text()
+    assert offmarl(*compare, *program).code == 0  # without a warning: probes cannot be drawn
     record = ("record", "--policy", run, "--steps", 40, "--num-envs", 2, "--json")
     assert offmarl(*record).code == 1
     assert offmarl(*record, *program).json["steps"] == 40

@@ -170,6 +170,30 @@ def test_recorded_episodes_are_shown(offmarl, random_data):
     assert page.text.count("data:image/gif;base64,") == 3
 
 
+MEETING = """
+from offmarl import envs
+
+
+def meet(name):
+    return envs.make("swarm/coverage-2:time_limit=6")
+"""
+
+
+def test_recorded_episodes_are_shown_in_an_environment_that_the_user_names(
+    offmarl, random_data, tmp_path
+):
+    path = random_data("swarm/coverage-2:time_limit=6")
+    (tmp_path / "mine.py").write_text(MEETING)
+    outcome = offmarl("report", path, "--html", "page.html", "--env", "mine.py:meet")
+    assert outcome.code == 0, outcome.err
+    assert Path("page.html").read_text().count("data:image/gif;base64,") == 3
+    other = offmarl("report", path, "--html", "other.html", "--env", "swarm/coverage-3")
+    assert other.code == 1 and "differ in num_agents (2, not 3)" in other.err
+    assert not Path("other.html").exists()
+    alone = offmarl("report", path, "--env", "mine.py:meet")
+    assert alone.code == 2 and "give --html, too" in alone.err
+
+
 def test_odd_names_and_numbers(offmarl, tmp_path):
     """Names that matplotlib would take for formulas or hide; numbers that spoil a linear axis."""
     steps, finals = make(SPEC, 2, 40)

@@ -6,8 +6,8 @@ Written anew from what these packages return, so that it shares no mistake with 
 import jax
 import jax.numpy as jnp
 
+from offmarl._imports import quiet
 from offmarl.envs.conformance import Reference, Seen
-from offmarl.envs.optional_deps import quiet
 from offmarl.types import Continuous
 
 SHORTENED = ("jaxmarl/coin_game", "jaxmarl/storm", "jaxmarl/storm_2p", "jaxmarl/storm_np")

@@ -18,7 +18,7 @@ from offmarl.hub import card as catalogue
 from offmarl.report.contents import survey
 from offmarl.report.warnings import data_warnings
 from offmarl.vault import open_vault
-from offmarl.vault.published import RECORD
+from offmarl.vault.manifest import RECORD
 from tests.vault.experience import SPEC, make
 from tests.vault.test_quirks import tree
 from tests.vault.test_stock import write_stock

@@ -173,7 +173,7 @@ def test_steps_overwritten_or_taken_twice_are_noticed(taken):
     if taken == [4, 4]:
         run()
     else:
-        with pytest.raises(VaultError, match="overwritten in the buffer or taken twice"):
+        with pytest.raises(VaultError, match="overwritten in the buffer or written twice"):
             run()
 
 

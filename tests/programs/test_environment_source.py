@@ -102,7 +102,7 @@ def test_a_recording_is_of_one_environment(chase, tmp_path):
     path = tmp_path / "data.vlt" / "main"
     assert record_policy(*acting(chase("a", 1.0)), path, 4, 2)
     assert not record_policy(*acting(chase("copy", 1.0)), path, 4, 2)
-    with pytest.raises(RunError, match=r"was begun with environment_source="):
+    with pytest.raises(RunError, match=r"was started with environment_source="):
         record_policy(*acting(chase("b", 2.0)), path, 4, 2)
     recipe = vault.open_vault(path).provenance["recipe"]
     assert str(tmp_path) not in str(recipe)

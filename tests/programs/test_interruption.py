@@ -46,7 +46,7 @@ def test_a_signal_saves_the_work_and_stops(signum):
         signal.raise_signal(signum)
         assert timer.is_due()
         timer.saved(12_300)
-    assert str(stopped.value) == "stopped at update 12,300: the same command goes on from there."
+    assert str(stopped.value) == "stopped at update 12,300: the same command resumes there."
     assert stopped.value.signum == signum
     assert isinstance(stopped.value, KeyboardInterrupt)
     assert not isinstance(stopped.value, OffmarlError)
@@ -55,9 +55,9 @@ def test_a_signal_saves_the_work_and_stops(signum):
 @pytest.mark.parametrize(
     ("begun", "says"),
     [
-        (None, "before the first step: the same command starts where this one did."),
+        (None, "before the first step: repeat the command to start again."),
         (0, "before the first checkpoint: the same command starts at step 0."),
-        (70, "at step 70: the same command goes on from there."),
+        (70, "at step 70: the same command resumes there."),
     ],
 )
 def test_without_work_to_save_a_signal_stops_at_once(begun, says):
@@ -72,7 +72,7 @@ def test_without_work_to_save_a_signal_stops_at_once(begun, says):
 @pytest.mark.parametrize("second", SIGNALS)
 def test_a_second_signal_stops_at_once(second):
     with (
-        pytest.raises(Stopped, match=r"at step 10: .* goes on") as stopped,
+        pytest.raises(Stopped, match=r"at step 10: .* resumes there") as stopped,
         checkpoint_timer(30.0, "step") as timer,
     ):
         timer.begin(10)
@@ -92,9 +92,7 @@ def test_a_signal_that_comes_as_the_work_ends_changes_nothing():
 
 def test_a_signal_that_comes_as_the_work_ends_stops_the_work_after_it():
     with (
-        pytest.raises(
-            Stopped, match=r"^stopped: the same command goes on from there\.$"
-        ) as stopped,
+        pytest.raises(Stopped, match=r"^stopped: the same command resumes the work\.$") as stopped,
         more_to_come(),
         more_to_come(False),  # of the part under way, which is itself followed by others
         checkpoint_timer(30.0, "step") as timer,

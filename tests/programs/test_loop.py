@@ -104,8 +104,8 @@ def test_what_a_run_leaves_behind(args: bc.Args, whole: Path) -> None:
     ("replay", "calls", "signum", "says"),
     [
         ("device", 1, signal.SIGINT, "before the first checkpoint: the same .* starts at update 0"),
-        ("device", 13, signal.SIGTERM, "at update 13: the same command goes on from there"),
-        ("stream", 13, signal.SIGINT, "at update 13: the same command goes on from there"),
+        ("device", 13, signal.SIGTERM, "at update 13: the same command resumes there"),
+        ("stream", 13, signal.SIGINT, "at update 13: the same command resumes there"),
     ],
 )
 def test_a_stopped_run_goes_on_to_the_same_bits(
@@ -386,7 +386,7 @@ def test_kill_9_or_a_signal_and_the_same_command_again(
     killed_at, _ = stop(program, signal.SIGKILL)
     stopped_at, said = stop(program, signum)
     assert 0 < killed_at < stopped_at < 4000
-    assert said == f"stopped at update {stopped_at:,}: the same command goes on from there.\n"
+    assert said == f"stopped at update {stopped_at:,}: the same command resumes there.\n"
     subprocess.run(command(program, killed), check=True, capture_output=True, env=ENVIRONMENT)
     same_run(killed, whole)
 

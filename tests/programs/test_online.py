@@ -296,6 +296,6 @@ def test_killed_and_called_again_it_is_the_run_that_never_stopped(recorded, tmp_
             said = process.stderr.read()
         if signum == signal.SIGTERM:
             step = 128 * Checkpoints(run / "checkpoints").latest()
-            assert f"Stopped: stopped at step {step:,}: the same command goes on" in said
+            assert f"Stopped: stopped at step {step:,}: the same command resumes" in said
     subprocess.run(command, env=environment, check=True)
     assert content(tmp_path) == content(whole)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from offmarl.errors import OptionError, RunError, UnknownNameError
 from offmarl.programs import loop, registry
 from offmarl.programs.loop import Layout, Schedule, layout_of, map_seeds, stage_starts
 from offmarl.programs.program import Stage, shaping_values, structure
-from offmarl.programs.run import compilation_cache, keep_compiled_programs
+from offmarl.programs.run import compilation_cache, keep_compiled_programs, use_cores
 from offmarl.report import final_returns
 from tests.programs import two_stage
 
@@ -184,7 +185,7 @@ def test_make_must_not_compute_with_what_does_not_shape_the_program():
     assert args.pretrain == 7
     with pytest.raises(TypeError, match=r"args.learning_rate \(mul\), .* `hyper.learning_rate`"):
         _ = args.learning_rate * 2
-    with pytest.raises(TypeError, match=r"args.seed \(add\), which is for the loop alone"):
+    with pytest.raises(TypeError, match=r"args.seed \(add\), which is for the loop only"):
         _ = args.seed + 1
     hyper = programs.hyperparameters(two_stage.Args(vault=Path("x"), learning_rate=0.5))
     assert hyper.learning_rate == 0.5
@@ -244,7 +245,10 @@ def test_layouts_on_one_device(seeds, batching, at_once, wanted):
         (8, "vmap", Layout(2, 4)),
         (9, "vmap", Layout(3, 3)),
         (7, "vmap", Layout(7, 1)),
-        (10, "map", Layout(1, 2)),
+        (10, "map", Layout(1, 4)),  # 3, 3, 3 and 1
+        (5, "map", Layout(1, 3)),  # 2, 2 and 1: a fourth device would save no time
+        (3, "map", Layout(1, 3)),
+        (1, "map", Layout(1, 1)),
     ],
 )
 def test_layouts_on_four_devices(seeds, batching, wanted, monkeypatch):
@@ -263,13 +267,15 @@ def test_every_layout_maps_all_seeds(at_once):
 SPREAD = """
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 import jax
 from tests.programs.test_program import arguments, two_stage
 assert len(jax.devices()) == 2
 from offmarl.programs.loop import layout_of
-assert layout_of(2, "auto").devices == 2
+assert layout_of(3, "auto") == (1, 2)
 for replay in ("device", "stream"):
-    two_stage.main(arguments(Path(sys.argv[1]), Path(sys.argv[2]) / replay, replay=replay))
+    out = Path(sys.argv[2]) / replay
+    two_stage.main(arguments(Path(sys.argv[1]), out, replay=replay, seeds=3))
 """
 
 
@@ -277,13 +283,45 @@ for replay in ("device", "stream"):
 def test_seeds_are_spread_over_devices_with_the_same_bits(trained, random_data, tmp_path):
     environment = os.environ | {
         "PYTHONPATH": str(Path(__file__).parents[2]),
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "JAX_NUM_CPU_DEVICES": "2",
     }
     command = [sys.executable, "-c", SPREAD, str(random_data(ENV)), str(tmp_path)]
     subprocess.run(command, env=environment, check=True)
+    third = two_stage.main(arguments(random_data(ENV), tmp_path / "third", seeds=1, seed=2))
+    alone = {0: trained, 1: trained, 2: third}
     for replay in ("device", "stream"):
-        for seed in (0, 1):
-            np.testing.assert_array_equal(weights(tmp_path / replay, seed), weights(trained, seed))
+        for seed, run in alone.items():
+            np.testing.assert_array_equal(weights(tmp_path / replay, seed), weights(run, seed))
+            assert metrics(tmp_path / replay, seed) == metrics(run, seed)
+
+
+def metrics(run, seed):
+    return [row for row in tracking.read(run / "metrics.jsonl") if row["seed"] == seed]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "batching", "flags", "wanted"),
+    [
+        (3, "auto", "", 3),
+        (10, "map", "", 4),
+        (10, "vmap", "", None),
+        (10, "auto", "--xla_force_host_platform_device_count=2", None),
+    ],
+)
+def test_the_cpu_is_split_into_a_device_for_each_seed(seeds, batching, flags, wanted, monkeypatch):
+    asked = {}
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
+    monkeypatch.setattr(
+        jax, "config", SimpleNamespace(jax_num_cpu_devices=-1, update=asked.setdefault)
+    )
+    use_cores(seeds, batching)
+    assert asked == ({} if wanted is None else {"jax_num_cpu_devices": wanted})
+
+
+def test_a_number_of_devices_that_the_user_chose_is_kept(monkeypatch):
+    monkeypatch.setattr(jax, "config", SimpleNamespace(jax_num_cpu_devices=2))
+    use_cores(10, "auto")
 
 
 # ---------------------------------------------------------------------------------- policies
@@ -312,7 +350,7 @@ def test_initial_views_and_returns_are_those_of_the_episodes(random_data):
         first = dataset.episode(number).transition.view
         np.testing.assert_array_equal(views.observation[index], first.observation[0])
     np.testing.assert_array_equal(statistics.returns(), dataset.episodes.episode_returns[[3, 5]])
-    with pytest.raises(RunError, match="this run keeps no returns of its dataset"):
+    with pytest.raises(RunError, match="this run has no returns of its dataset"):
         programs.DatasetStatistics(None).returns()
 
 
@@ -335,7 +373,7 @@ def test_statistics_are_taken_in_make_alone(where, random_data, tmp_path):
             return program._replace(stages=stages)
         return program._replace(**{where: late(getattr(program, where))})
 
-    with pytest.raises(RuntimeError, match=r"takes observation_moments .* call it in make"):
+    with pytest.raises(RuntimeError, match=r"reads observation_moments .* read it in make"):
         programs.train(make, arguments(random_data(ENV), tmp_path / "run"))
 
 
@@ -368,7 +406,7 @@ def test_a_file_runs_only_if_the_user_names_it(outside, random_data, tmp_path, m
     monkeypatch.setattr(registry, "_ran", {})  # as in another process
     ran = tmp_path / "ran"
     text = outside.read_text()
-    with pytest.raises(RunError, match=rf'name it yourself: load_policy\(..., program="{outside}"'):
+    with pytest.raises(RunError, match=rf'give it yourself: load_policy\(..., program="{outside}"'):
         offmarl.load_policy(run)
     assert offmarl.load_policy(run, program=outside).name == "mine"
     moved = outside.rename(tmp_path / "moved.py")
@@ -386,7 +424,11 @@ def test_a_file_runs_only_if_the_user_names_it(outside, random_data, tmp_path, m
     [
         ({"program": "{file}"}, UnknownNameError, "baseline"),
         ({"program": "evil", "kind": "{kind}"}, RunError, "of an unknown kind"),
-        ({"file": "{file}", "sha256": "{sha256}"}, RunError, "does not run code that a run's rec"),
+        (
+            {"file": "{file}", "sha256": "{sha256}"},
+            RunError,
+            "does not run code because a run's rec",
+        ),
     ],
 )
 def test_a_downloaded_record_imports_no_file(trained, tmp_path, change, error, message):
@@ -409,7 +451,7 @@ def test_a_program_of_offmarl_needs_no_file(trained, tmp_path):
     record = json.loads((trained / tracking.RUN_FILE).read_text())
     record |= {"program": "bc", "file": None, "sha256": None}
     (tmp_path / "run" / tracking.RUN_FILE).write_text(json.dumps(record))
-    with pytest.raises(OptionError, match=r"own baseline bc, not by mine\.py: leave out"):
+    with pytest.raises(OptionError, match=r"own baseline bc, not by mine\.py: do not"):
         offmarl.load_policy(tmp_path / "run", program="mine.py")
 
 
@@ -427,7 +469,7 @@ def test_files_that_are_no_programs_are_refused(outside):
 def test_the_contract_in_the_documentation_is_a_program(random_data, tmp_path):
     from offmarl.programs import program
 
-    example = program.__doc__.partition("in full::\n")[2].partition("\n`offmarl train")[0]
+    example = program.__doc__.partition("complete baseline::\n")[2].partition("\n`offmarl train")[0]
     file = tmp_path / "majority.py"
     file.write_text("\n".join(line[4:] for line in example.splitlines()))
     majority = registry.load("baseline", str(file))

@@ -149,7 +149,7 @@ def test_misuse_is_explained(path):
     xor = envs.to_pettingzoo("classic/xor:time_limit=2")
     with (
         pytest.raises(
-            ShapeError, match=r"data of another environment, from which classic/xor.* differs in"
+            ShapeError, match=r"data of another environment, which differs from classic/xor.* in"
         ),
         offmarl.record(xor, path, resume=True) as recorder,
     ):

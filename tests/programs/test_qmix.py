@@ -8,7 +8,7 @@ import pytest
 from offmarl import envs, vault
 from offmarl.errors import OptionError, ShapeError
 from offmarl.programs import Step, as_sequence, make_buffer, warm_start
-from offmarl.replay import load
+from offmarl.replay import Windows, load
 from offmarl.types import Transition, View
 from recorders import qmix
 
@@ -47,11 +47,19 @@ def numbered_step(last: list[bool]) -> Step:
     )
 
 
-def test_windows_end_with_the_episode_and_its_true_final_view():
+def test_a_window_holds_the_true_final_view_of_each_episode():
     sequence = as_sequence(numbered_step([False, True, False, False]))
-    np.testing.assert_array_equal(sequence.mask[0], [True, True, False, False])
-    # Slot 2 is what the episode's last step led to, not the first view of the next episode.
-    assert sequence.view.state[0, :, 0].tolist() == [0, 100, 101, 102, 103]
+    # Slot 2 is what the episode's last step led to, and then the next episode begins.
+    assert sequence.view.state[0, :, 0].tolist() == [0, 1, 101, 2, 3]
+    assert sequence.mask[0].tolist() == [True, True, False, True]
+    assert sequence.first[0].tolist() == [False, False, False, True, False]
+    unbroken = as_sequence(numbered_step([False, False, False, False]))
+    assert unbroken.view.state[0, :, 0].tolist() == [0, 1, 2, 3, 103]
+    assert unbroken.mask.all() and not unbroken.first.any()
+    ends = as_sequence(numbered_step([True, True, False, True]))
+    assert ends.view.state[0, :, 0].tolist() == [0, 100, 1, 101, 2]
+    assert ends.mask[0].tolist() == [True, False, True, False]
+    assert ends.first[0].tolist() == [False, False, True, False, True]
 
 
 def test_a_buffer_warm_started_from_a_vault_holds_its_newest_steps(random_data):
@@ -61,8 +69,10 @@ def test_a_buffer_warm_started_from_a_vault_holds_its_newest_steps(random_data):
     capture = warm_start(buffer, 4, 10, env.spec, data)
     step = capture.buffer.experience
     assert int(capture.total) == 0  # none of it is the recording's own
-    expected = load(data, 1, 1)
-    expected = jax.device_get(expected.windows(expected.starts[-40:]))
+    expected = load(data, Windows(1, 1))
+    expected = jax.device_get(expected.at(jnp.arange(expected.num_slots)))
+    steps = np.flatnonzero(expected.mask[:, 0] & expected.next_known[:, 0])[-40:]
+    expected = jax.tree.map(lambda x: x[steps], expected)
     np.testing.assert_array_equal(
         step.transition.view.observation.reshape(40, 2, 3), expected.view.observation[:, 0]
     )

@@ -18,7 +18,7 @@ from recorders import qmix
 # An agent values action a in the slot that shows the number n at n times entry a of its
 # parameters. The mixer adds the agents' values and its parameter times the state.
 NETWORKS = qmix.Networks(
-    agent=SimpleNamespace(apply=lambda params, seen, method: seen * params),
+    agent=SimpleNamespace(apply=lambda params, seen, first, method: seen * params),
     mixer=SimpleNamespace(
         apply=lambda scale, state: MixerWeights(
             jnp.ones((*state.shape[:-1], 2, 1)),
@@ -49,6 +49,7 @@ def batch() -> Sequence:
         behaviour_log_prob=jnp.zeros((2, 3, 2)),
         mask=jnp.array([[True, True, False], [True, False, False]]),
         next_known=jnp.ones((2, 3), bool),
+        first=jnp.zeros((2, 4), bool),
     )
 
 

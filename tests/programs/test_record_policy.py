@@ -93,7 +93,7 @@ def test_another_recording_at_the_same_place_is_refused(arguments, name, value):
     record_policy(**arguments)
     if value is None:
         value = jax.tree.map(lambda leaf: leaf + 1, arguments["params"])
-    with pytest.raises(RunError, match="was begun with"):
+    with pytest.raises(RunError, match="was started with"):
         record_policy(**arguments | {name: value})
 
 

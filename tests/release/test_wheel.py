@@ -66,4 +66,4 @@ def test_the_source_distribution_makes_the_same_wheel_and_runs_the_demo(wheel, t
     demo = [sys.executable, "-P", "-m", "offmarl", "demo", "--seeds", "1", "--json"]
     env = os.environ | {"PYTHONPATH": str(place), "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
     said = subprocess.run(demo, cwd=tmp_path, env=env, check=True, capture_output=True, text=True)
-    assert '"learnt"' in said.stdout and (tmp_path / "demo/demo.png").exists()
+    assert '"trained"' in said.stdout and (tmp_path / "demo/demo.png").exists()

@@ -5,14 +5,15 @@ import threading
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import offmarl
 from offmarl import vault
 from offmarl.errors import OptionError, ShapeError
-from offmarl.replay import Batches, Replay, open_batches, split_key
-from offmarl.replay.sampling import WindowTable, draw_on_host, window_starts
+from offmarl.replay import Batches, Replay, Windows, open_batches, split_key
+from offmarl.replay.sampling import draw_on_host
 from offmarl.replay.stream import ahead
 from offmarl.vault import Dataset
 
@@ -108,22 +109,23 @@ def test_nothing_to_stream(tmp_path: Path, dataset: Dataset) -> None:
         dataset.stream(batch=0)
 
 
-def test_window_tables_number_the_listed_starts(dataset: Dataset) -> None:
-    table = WindowTable(dataset, 1, 5)
-    listed = window_starts(table.offsets, table.lengths, 5)
-    assert table.num_windows == len(listed)
-    np.testing.assert_array_equal(table.starts(np.arange(len(listed))), listed)
+@pytest.mark.parametrize("sizes", [{"burn_in": 3}, {"return_to_go": 0.9}])
+def test_burn_in_and_returns_to_go_stream_the_same(dataset: Dataset, sizes: dict) -> None:
+    replay = dataset.replay(16, 5, **sizes)
+    with dataset.stream(16, 5, seed=3, **sizes) as stream:
+        same(next(stream), replay.sample(jax.random.fold_in(jax.random.key(3), 0)))
 
 
 def test_windows_of_some_episodes_only(dataset: Dataset) -> None:
     some = np.flatnonzero(dataset.episodes.length % 2 == 0)
-    table = WindowTable(dataset, 1, 5, some)
-    listed = window_starts(table.offsets[some], table.lengths[some], 5)
-    np.testing.assert_array_equal(table.starts(np.arange(table.num_windows)), listed)
     replay = dataset.replay(16, 5, some)
-    np.testing.assert_array_equal(replay.starts, listed)
+    assert replay.num_slots == (dataset.episodes.length[some] + 1).sum()
+    windows = replay.at(jnp.arange(replay.num_slots))
+    assert set(np.unique(windows.episode)) == set(some)
     with dataset.stream(16, 5, seed=3, episodes=some) as stream:
         same(next(stream), replay.sample(jax.random.fold_in(jax.random.key(3), 0)))
+    with pytest.raises(OptionError, match="named twice"):
+        dataset.replay(16, 5, np.array([1, 1]))
 
 
 def test_held_out_episodes_are_those_that_split_deals_out(dataset: Dataset, tmp_path: Path) -> None:
@@ -149,12 +151,13 @@ def test_whole_episodes(dataset: Dataset) -> None:
         episode = dataset.episode(int(number))
         length = dataset.episodes.length[number]
         np.testing.assert_array_equal(found.action[i, :length], episode.transition.action)
-        np.testing.assert_array_equal(found.view.state[i, length], episode.final.state)
+        for slot in range(length, found.mask.shape[1] + 1):  # the last view is repeated
+            np.testing.assert_array_equal(found.view.state[i, slot], episode.final.state)
     with pytest.raises(OptionError, match="choose some of these"):
         dataset.whole_episodes(np.array([10_000]))
 
 
-def test_more_windows_than_32_bits_tell_apart() -> None:
+def test_more_slots_than_32_bits_tell_apart() -> None:
     count = 3 * 2**40
     keys = jax.random.split(jax.random.key(0), (4, 5))
     found = draw_on_host(keys, 1000, count)
@@ -167,7 +170,7 @@ def test_more_windows_than_32_bits_tell_apart() -> None:
 def test_feeds_give_every_seed_its_own_batches(dataset: Dataset, kind: str) -> None:
     keys = jax.random.split(jax.random.key(0), 2)
     replay, memory = dataset.replay(4, 5), 200_000
-    with open_batches(dataset, kind, 4, 5, keys, range(12, 24, 6), memory) as feed:
+    with open_batches(dataset, kind, Windows(4, 5), keys, range(12, 24, 6), memory) as feed:
         assert 6 % feed.updates == 0
         for first in range(12, 24, feed.updates):
             data = next(feed.data)
@@ -179,5 +182,5 @@ def test_feeds_give_every_seed_its_own_batches(dataset: Dataset, kind: str) -> N
 
 def test_small_data_goes_to_the_device(dataset: Dataset) -> None:
     keys = jax.random.split(jax.random.key(0), 1)
-    with open_batches(dataset, "auto", 4, 5, keys, range(0, 6, 6), 2**20) as feed:
+    with open_batches(dataset, "auto", Windows(4, 5), keys, range(0, 6, 6), 2**20) as feed:
         assert isinstance(next(feed.data), Replay)

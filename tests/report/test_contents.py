@@ -8,7 +8,6 @@ import pytest
 
 from offmarl import report, vault
 from offmarl.errors import VaultError
-from offmarl.replay import window_starts
 from offmarl.report.accumulators import RangesAccumulator
 from offmarl.report.warnings import data_warnings
 from offmarl.types import Continuous, Discrete, EnvSpec
@@ -153,23 +152,17 @@ def test_rewards(discrete, found, steps):
     np.testing.assert_allclose(told.curve, [np.mean(values) for values in bins], atol=1e-6)
 
 
-@pytest.mark.parametrize("length", [1, 7, 30, STEPS + 1])
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 30, STEPS + 1])
 def test_windows(discrete, found, length):
     table = discrete.episodes
-    starts = window_starts(table.row * STEPS + table.start, table.length, length)
+    is_step = np.concatenate([[True] * n + [False] for n in table.length])
     told = found.windows(length)
-    assert told.total == len(starts)
+    assert told.total == len(is_step)
     assert told.short_episodes == (table.length < length).sum()
-    missing = sum(max(0, length - n) for n in table.length)
-    np.testing.assert_allclose(told.padded, missing / (len(starts) * length))
-    flat = [range(row * STEPS, (row + 1) * STEPS - length + 1) for row in range(ROWS)]
-    inside = set(starts[np.repeat(table.length >= length, _counts(table, length))].tolist())
-    across = [place not in inside for places in flat for place in places]
-    np.testing.assert_allclose(told.crossing, np.mean(across) if across else 0.0)
-
-
-def _counts(table, length):
-    return np.maximum(table.length - length, 0) + 1
+    windows = is_step[(np.arange(len(is_step))[:, None] + np.arange(length)) % len(is_step)]
+    np.testing.assert_allclose(told.padded, 1 - windows.mean())
+    episodes = windows[:, 0] + (windows[:, 1:] & ~windows[:, :-1]).sum(1)
+    np.testing.assert_allclose(told.crossing, np.mean(episodes > 1))
 
 
 def test_continuous_actions(tmp_path):

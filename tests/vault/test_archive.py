@@ -17,7 +17,7 @@ from offmarl.errors import (
     VaultFullError,
     VaultNotFoundError,
 )
-from offmarl.vault import archive, unpacking
+from offmarl.vault import archive
 
 from .experience import SPEC, assert_same, make, steps
 from .loopback import serve
@@ -199,7 +199,7 @@ def test_a_flipped_bit_is_found_while_unpacking(tmp_path, folder):
 
 def test_no_room(tmp_path, folder, monkeypatch):
     usage = type("Usage", (), {"free": 1000})
-    monkeypatch.setattr(unpacking.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(archive.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(VaultFullError, match="has room for 1000"):
         vault.unpack(folder / "stored.zip", tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []

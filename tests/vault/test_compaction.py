@@ -8,7 +8,7 @@ import pytest
 
 from offmarl import vault
 from offmarl.errors import VaultConflictError, VaultError, VaultFormatError, VaultLockedError
-from offmarl.vault import compaction, tree
+from offmarl.vault import commit, compaction
 from offmarl.vault.drivers import Directory
 
 from . import damage
@@ -49,12 +49,12 @@ def test_the_same_content_in_less_room(path):
 def test_many_small_commits(tmp_path):
     path = tmp_path / "v.vlt" / "a"
     with vault.create(path, SPEC, rows=2, chunk_steps=64) as writer:
-        for commit in range(100):
-            writer.append(*make(steps=3, seed=commit))
+        for seed in range(100):
+            writer.append(*make(steps=3, seed=seed))
             writer.flush()
     done = vault.compact(path)
     assert done.bytes_after < done.bytes_before / 5
-    values = tree.current(Directory(path)).values
+    values = commit.current_tree(Directory(path)).values
     places = [values[f"observations./0.{number}.0.0"] for number in range(5)]
     assert len({place.file for place in places}) == 1
     assert places == sorted(places)
@@ -128,7 +128,7 @@ def test_a_damaged_vault_is_not_compacted(path):
 
 
 def test_a_checksum_that_was_wrong_stays_wrong(path):
-    place = tree.current(Directory(path)).values["observations./0.2.0.0"]
+    place = commit.current_tree(Directory(path)).values["observations./0.2.0.0"]
     file = path / place.file
     data = bytearray(file.read_bytes())
     data[place.offset + 9] ^= 1
@@ -140,7 +140,7 @@ def test_a_checksum_that_was_wrong_stays_wrong(path):
 
 def damaged(path):
     """A vault that a repair keeps a part of."""
-    place = tree.current(Directory(path)).values["observations./0.4.0.0"]
+    place = commit.current_tree(Directory(path)).values["observations./0.4.0.0"]
     file = path / place.file
     data = bytearray(file.read_bytes())
     data[place.offset + 9] ^= 1
@@ -184,7 +184,7 @@ def campaign(victims, program, path, instants):
         assert died.signal == signal.SIGKILL or "seconds" in when
         PROGRAMS[program](path)
         assert state_of(path) == after
-        live = tree.live_files(Directory(path))
+        live = commit.live_files(Directory(path))
         assert {f"d/{file.name}" for file in (path / "d").iterdir()} == live
         assert not (path / compaction.REBUILT).exists()
     return states

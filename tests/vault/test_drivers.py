@@ -10,7 +10,7 @@ import pytest
 from offmarl import vault
 from offmarl.errors import VaultConflictError, VaultError, VaultFormatError, VaultNotFoundError
 from offmarl.testing import DriverConformance, experience
-from offmarl.vault.key_values import factories
+from offmarl.vault.drivers import openers
 
 MEMORY: dict[str, tuple[bytes, bytes]] = {}
 """URLs of keys, and their values and generations."""
@@ -121,7 +121,7 @@ def test_a_scheme_that_nobody_registered():
 def test_a_process_that_did_not_register_the_driver_is_told_to(monkeypatch):
     sent = [pickle.dumps(write(url)) for url in ("memory://m/v.vlt/a", "memory://m/v.zip/v.vlt/a")]
     assert pickle.loads(sent[0]).length == 20
-    monkeypatch.delitem(factories, "memory")
+    monkeypatch.delitem(openers, "memory")
     for one in sent:
         with pytest.raises(VaultError, match=r"register_driver\('memory', ...\)` in every process"):
             pickle.loads(one)

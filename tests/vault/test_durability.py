@@ -7,10 +7,10 @@ import pytest
 
 from offmarl import vault
 from offmarl.errors import VaultExistsError, VaultLockedError
-from offmarl.vault import atomic, layout
+from offmarl.vault import files, layout
 from offmarl.vault.drivers import Directory
+from offmarl.vault.files import WriterLock
 from offmarl.vault.layout import METADATA
-from offmarl.vault.lock import WriterLock
 from offmarl.vault.store import Store
 
 from .experience import SPEC, make
@@ -89,7 +89,7 @@ def test_a_whole_vault_that_fails_leaves_nothing(tmp_path):
 @pytest.mark.parametrize("kind", ["file", "directory"])
 def test_what_is_staged_is_durable_before_it_is_there(events, tmp_path, kind):
     place = tmp_path / "out"
-    with atomic.whole(place) as beside:
+    with files.whole(place) as beside:
         if kind == "file":
             beside.write_text("content")
         else:
@@ -102,7 +102,7 @@ def test_what_is_staged_is_durable_before_it_is_there(events, tmp_path, kind):
 
 def test_what_fails_in_staging_leaves_nothing(tmp_path):
     def fail():
-        with atomic.whole(tmp_path / "out") as beside:
+        with files.whole(tmp_path / "out") as beside:
             beside.write_text("half")
             raise KeyError
 
@@ -113,7 +113,7 @@ def test_what_fails_in_staging_leaves_nothing(tmp_path):
 
 def test_what_came_to_the_place_meanwhile_stays(tmp_path):
     def run():
-        with atomic.whole(tmp_path / "out") as beside:
+        with files.whole(tmp_path / "out") as beside:
             beside.write_text("mine")
             (tmp_path / "out").write_text("theirs")
 
@@ -133,8 +133,8 @@ def test_a_place_that_is_taken_is_refused_at_once(tmp_path, there):
     else:
         place.symlink_to(tmp_path / "nowhere")
     with pytest.raises(VaultExistsError):
-        atomic.refuse_existing(place)
-    with pytest.raises(VaultExistsError), atomic.whole(place):
+        files.refuse_existing(place)
+    with pytest.raises(VaultExistsError), files.whole(place):
         pytest.fail("it was begun")
 
 
@@ -142,9 +142,9 @@ def test_a_workspace_is_cleared_and_nobody_elses(tmp_path):
     directory = tmp_path / "beside"
     (directory / "old").mkdir(parents=True)
     (directory / "old" / "file").write_text("")
-    with atomic.workspace(directory) as fresh:
+    with files.workspace(directory) as fresh:
         assert [entry.name for entry in fresh.iterdir()] == ["writer.lock"]
-        with pytest.raises(VaultLockedError), atomic.workspace(directory):
+        with pytest.raises(VaultLockedError), files.workspace(directory):
             pytest.fail("two build there")
         assert directory.exists()
     assert list(tmp_path.iterdir()) == []
@@ -153,7 +153,7 @@ def test_a_workspace_is_cleared_and_nobody_elses(tmp_path):
 def test_clearing_keeps_the_lock(tmp_path):
     lock = WriterLock(tmp_path)
     (tmp_path / "file").write_text("")
-    atomic.clear(tmp_path)
+    files.clear_directory(tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["writer.lock"]
     with pytest.raises(VaultLockedError):
         WriterLock(tmp_path)

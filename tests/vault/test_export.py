@@ -8,7 +8,7 @@ import pytest
 
 from offmarl import vault
 from offmarl.errors import VaultExistsError, VaultFullError, VaultLockedError
-from offmarl.vault import atomic
+from offmarl.vault import files
 
 from .experience import SPEC, whole_episodes
 from .killed import PROGRAMS, Victims
@@ -61,7 +61,7 @@ def campaign(victims, source, tmp_path, monkeypatch, suffix, instants):
 
 def remove(path: Path) -> None:
     if path.is_dir():
-        atomic.clear(path)
+        files.clear_directory(path)
         path.rmdir()
     else:
         path.unlink()
@@ -83,14 +83,14 @@ def test_all_is_durable_before_it_is_there(source, tmp_path, monkeypatch, layout
     """Else a power cut could leave the name and not what it names."""
     path = tmp_path / "out"
     synced: list[Path] = []
-    sync = atomic.sync
+    sync = files.sync
 
     def noted(durable: Path) -> None:
         if not path.exists():
             synced.append(durable)
         sync(durable)
 
-    monkeypatch.setattr(atomic, "sync", noted)
+    monkeypatch.setattr(files, "sync", noted)
     vault.export_dataset(source, path, layout)
     beside = tmp_path / ".out.part" / "out"
     written = {beside / file.relative_to(path) for file in (path, *path.rglob("*"))}
@@ -112,7 +112,7 @@ def test_a_full_disk(small_disk, tmp_path, layout, room):
 
 def test_two_at_once_and_what_is_there(source, tmp_path):
     path = tmp_path / "a.npz"
-    with atomic.workspace(tmp_path / ".a.npz.part"), pytest.raises(VaultLockedError):
+    with files.workspace(tmp_path / ".a.npz.part"), pytest.raises(VaultLockedError):
         vault.export_dataset(source, path, "numpy")
     path.symlink_to(tmp_path / "nowhere")
     with pytest.raises(VaultExistsError):

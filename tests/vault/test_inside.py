@@ -11,12 +11,11 @@ import tensorstore as ts
 
 from offmarl import vault
 from offmarl.errors import OffmarlError, VaultError, VaultExistsError, VaultFormatError
-from offmarl.vault import tree
-from offmarl.vault.checksum import OWN_PREFIX
+from offmarl.vault import commit
 from offmarl.vault.commit import Contents
 from offmarl.vault.drivers import Directory
-from offmarl.vault.layout import DATA, LOCK, MANIFEST, METADATA
-from offmarl.vault.regular_files import open_file
+from offmarl.vault.files import open_file
+from offmarl.vault.layout import DATA, LOCK, MANIFEST, METADATA, OWN_PREFIX
 
 from .experience import SPEC, make
 
@@ -37,11 +36,11 @@ def forge(source: Path, target: Path, prefix: str = "d/") -> Path:
     Where that file is, with the bytes that the index means: they would pass for the vault's own.
     """
     location = Directory(source)
-    contents = Contents(location, tree.current(location))
+    contents = Contents(location, commit.current_tree(location))
     values = {key: contents.fetch(key)() for key in contents.tree.values}
     chunks = {k for k in values if k[-1].isdigit() and not k.startswith((OWN_PREFIX, "vault_i"))}
     context = ts.Context()  # what TensorStore keeps in memory may have any name
-    spec = {"driver": "ocdbt", "base": "memory://", "config": tree.config_of(location)}
+    spec = {"driver": "ocdbt", "base": "memory://", "config": commit.config_of(location)}
     for keys, one in ((values.keys() - chunks, "d/"), (chunks, prefix)):
         store = ts.KvStore.open({**spec, "value_data_prefix": one}, context=context).result()
         with ts.Transaction(atomic=True) as transaction:
@@ -53,7 +52,7 @@ def forge(source: Path, target: Path, prefix: str = "d/") -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(memory[name])
     (target / METADATA).write_bytes((source / METADATA).read_bytes())
-    place = tree.ValueLocation(*_place_of(memory, chunks))
+    place = commit.ValueLocation(*_place_of(memory, chunks))
     return Path(os.path.normpath(target / place.file))
 
 

@@ -12,7 +12,7 @@ import tensorstore as ts
 import offmarl
 from offmarl import vault
 from offmarl.errors import OffmarlError, VaultFormatError, VaultLockedError, VaultNotFoundError
-from offmarl.vault import layout, tables, tree
+from offmarl.vault import commit, layout, tables
 from offmarl.vault.drivers import Directory
 from offmarl.vault.layout import METADATA
 from offmarl.vault.store import Store
@@ -36,7 +36,7 @@ def path(recorded, tmp_path):
 
 def place_of(path, key):
     """The file and offset of a value."""
-    place = tree.current(Directory(path)).values[key]
+    place = commit.current_tree(Directory(path)).values[key]
     return path / place.file, place.offset
 
 

@@ -14,6 +14,7 @@ import pytest
 from offmarl import vault
 from offmarl.errors import VaultChecksumError, VaultError
 from offmarl.vault import arrays, checked
+from offmarl.vault.manifest import snapshot_of
 from offmarl.vault.mmap import MappedArray, Region, map_arrays
 from offmarl.vault.store import Store
 
@@ -84,7 +85,7 @@ def test_checked_reads_name_what_is_damaged(
 ) -> None:
     path = record(tmp_path / "data.vlt", count=64)
     if not mapped:
-        monkeypatch.setattr(vault.Dataset, "_snapshot", lambda self: None)
+        monkeypatch.setattr(vault.Dataset, "_mapped", False)
     needle = make(rows=2, steps=64)[0].reward[1, 32:].tobytes()
     file = next(f for f in (path / "main" / "d").iterdir() if needle in f.read_bytes())
     data = bytearray(file.read_bytes())
@@ -159,7 +160,7 @@ def test_the_disk_is_asked_for_every_byte_of_a_window(
         Region, "will_need", lambda _, *spans: asked.extend(zip(*spans, strict=True))
     )
     found.prefetch([1], [start], length, ["observations"])
-    region = found._snapshot().region.bytes
+    region = snapshot_of(found.store, found.manifest).region.bytes
     data = b"".join(region[begin : begin + size].tobytes() for begin, size in asked)
     expected = make(rows=2, steps=40)[0].view.observation[1, start : start + length]
     assert data == expected.tobytes()
@@ -205,7 +206,7 @@ def test_each_chunk_is_compared_once(
     path = record(tmp_path / "data.vlt", count=96)
     found = vault.open_vault(path)
     if not mapped:
-        monkeypatch.setattr(vault.Dataset, "_snapshot", lambda self: None)
+        monkeypatch.setattr(vault.Dataset, "_mapped", False)
     sizes = compared(monkeypatch)
     rewards = 2 * 32 * found.leaves["rewards"].step_bytes
     found.windows([0, 1, 1], [3, 3, 20], 5, ["rewards", "actions"])
@@ -231,7 +232,7 @@ def test_what_a_dead_stock_program_left_past_the_end_is_not_compared(
     chunk[-4:] = b"left"
     store.commit({"rewards./0.1.0": chunk}, fence={}).result()
     if not mapped:
-        monkeypatch.setattr(vault.Dataset, "_snapshot", lambda self: None)
+        monkeypatch.setattr(vault.Dataset, "_mapped", False)
     assert_same(vault.open_vault(path)[:], make(rows=2, steps=40)[0])
     assert vault.verify(path, deep=True).sound
 
@@ -243,7 +244,7 @@ def test_a_writer_while_a_checked_reader_reads(
     """The last chunk and its checksum are replaced between two reads of it."""
     path = record(tmp_path / "data.vlt")
     if not mapped:
-        monkeypatch.setattr(vault.Dataset, "_snapshot", lambda self: None)
+        monkeypatch.setattr(vault.Dataset, "_mapped", False)
     found = vault.open_vault(path)
     first = make(rows=2, steps=40)[0]
     for seed in range(1, 4):

@@ -118,5 +118,5 @@ def test_ours_have_none(tmp_path):
     with vault.create(path, SPEC, rows=2) as writer:
         writer.append(*make())
     assert vault.open_vault(path).quirks == ()
-    with pytest.raises(VaultError, match="tells how its episodes ended"):
+    with pytest.raises(VaultError, match="records how episodes end"):
         vault.open_vault(path, time_limit=5)

@@ -156,9 +156,8 @@ def test_many_chunks_before_the_map_pays(tmp_path: Path) -> None:
 
 
 READING = """
-archive arrays atomic bounds checked checksum commit compat dataset drivers encoding faults grid
-infer key_values layout location lock manifest metadata mmap open published regular_files store
-system tables tree final_views progress
+archive arrays bounds checked commit compat dataset drivers encoding faults files key_values layout
+location manifest metadata mmap open store tables
 """
 
 

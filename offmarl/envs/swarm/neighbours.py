@@ -1,18 +1,216 @@
-"""Nearest neighbours: of drones among each other, of points around drones, and distances."""
+"""What is near what: nearest neighbours of drones, nearest points, distances.
 
+Small swarms compare all pairs. Large ones use a cell list (grid hash), which sorts points by the
+cells of a grid whose cells are at least as wide as the reach of the search. All points within reach
+of an observer then lie in a few runs of adjacent cells, which are contiguous in the sorted order,
+so the cost is that of the neighbourhood and not of the swarm. The runs of an observer are read one
+after the other, in blocks of fixed size, until those of every observer are exhausted: the result is
+exact however crowded a cell is.
+"""
+
+import functools
+import itertools
 import math
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from offmarl.envs.swarm.cell_list import Points, reduce_within, sum_of_squares, use_dense
-
 _NONE = np.iinfo(np.int32).max
 
 _FAR_AT_ONCE = 32
+
+DENSE_LIMIT = 100
+"""Number of points up to which all pairs are compared; see `use_dense`.
+
+Above it, the cell list is faster on a CPU.
+"""
+
+_MARGIN = 1.001
+"""Width of a cell over the reach: rounding never separates two points within reach."""
+
+_LARGEST_BLOCK = 32
+
+Carry = TypeVar("Carry")
+
+Add = Callable[..., Carry]
+"""``add(carry, squared, *values)``: add pairs, given as ``(C, N)`` squared distances and values.
+
+C is any number. An entry that is not a pair has an infinite squared distance and arbitrary values.
+"""
+
+
+class Points(NamedTuple):
+    """The points to search among."""
+
+    position: Float[Array, "M D"]
+    mask: Bool[Array, "M"]
+    """Valid points; the others are never found."""
+    values: tuple[Array, ...] = ()
+    """``(M,)`` each: values for `Add`."""
+
+
+class _Grid(NamedTuple):
+    """A square (cubic) grid over the arena, with a border of empty cells."""
+
+    cells: int
+    """Cells along each axis."""
+    width: float
+    """Width of a cell."""
+    dims: int
+
+    @property
+    def strides(self) -> Int[np.ndarray, "D"]:
+        return (self.cells ** np.arange(self.dims)[::-1]).astype(np.int32)
+
+    def cell_of(self, position: Float[Array, "N D"]) -> Int[Array, "N"]:
+        """Return the index of the cell of each position, the nearest cell outside the arena."""
+        inner = jnp.clip((position / self.width).astype(jnp.int32), 0, self.cells - 3)
+        return (inner + 1) @ self.strides
+
+
+class _Runs(NamedTuple):
+    """The points around each observer: the concatenation of R runs in sorted order."""
+
+    order: Int[Array, "M"]
+    """Indices of the points, sorted by cell."""
+    stop: Int[Array, "R N"]
+    """End of each run in the concatenation."""
+    shift: Int[Array, "R N"]
+    """Offset from a position in the concatenation to the position in the order, by run."""
+
+
+def reduce_within(
+    add: Add[Carry],
+    initial: Carry,
+    observers: Float[Array, "N D"],
+    points: Points,
+    reach: float,
+    side: float,
+) -> Carry:
+    """Reduce over the pairs of observers and points, at least over all pairs within reach.
+
+    Parameters
+    ----------
+    add
+        Adds pairs, in any order; see `Add`. Pairs beyond the reach must not change its result.
+    initial
+        Initial value: arrays ``(..., N)``.
+    observers
+        Their positions.
+    points
+        The points to search among.
+    reach
+        Largest distance; static.
+    side
+        Side of the arena. Coordinates should be in [0, side]; points outside are found as well.
+    """
+    dense = use_dense(points.position.shape, reach, side)
+    reduce = reduce_all_pairs if dense else reduce_cells
+    return reduce(add, initial, observers, points, reach, side)
+
+
+def use_dense(shape: tuple[int, ...], reach: float, side: float) -> bool:
+    """Whether all pairs are compared for points of shape ``(M, D)``."""
+    return shape[0] <= DENSE_LIMIT + 2 * _around(shape, reach, side)
+
+
+def _around(shape: tuple[int, ...], width: float, side: float) -> float:
+    """Return the average number of points in a cell and the cells adjacent to it."""
+    num_points, dims = shape
+    return num_points * min(3 * width / side, 1.0) ** dims
+
+
+def reduce_all_pairs(
+    add: Add[Carry],
+    initial: Carry,
+    observers: Float[Array, "N D"],
+    points: Points,
+    reach: float,  # noqa: ARG001
+    side: float,  # noqa: ARG001
+) -> Carry:
+    """Reduce over all pairs at once: the cost grows with N times M."""
+    offsets = [its[:, None] - own for its, own in _axes(points.position, observers)]
+    squared = jnp.where(points.mask[:, None], sum_of_squares(offsets), jnp.inf)
+    return add(initial, squared, *(_spread(value, squared) for value in points.values))
+
+
+def reduce_cells(
+    add: Add[Carry],
+    initial: Carry,
+    observers: Float[Array, "N D"],
+    points: Points,
+    reach: float,
+    side: float,
+) -> Carry:
+    """Reduce over the pairs in the same or adjacent cells: the cost grows with N + M."""
+    num_points, dims = points.position.shape
+    grid = _lay_grid(num_points, dims, reach, side)
+    runs = _find_runs(grid, observers, points)
+    columns = [column[runs.order] for column in (*points.position.T, *points.values)]
+    around = _around(points.position.shape, grid.width, side)
+    block = min(_LARGEST_BLOCK, 4 * math.ceil(around / 4))
+
+    def unread(state: tuple[Int[Array, ""], Carry]) -> Bool[Array, ""]:
+        return (state[0] < runs.stop[-1]).any()
+
+    def read_block(state: tuple[Int[Array, ""], Carry]) -> tuple[Int[Array, ""], Carry]:
+        offset, carry = state
+        place = offset + jnp.arange(block, dtype=jnp.int32)[:, None]
+        at = jnp.zeros((block, observers.shape[0]), jnp.int32)
+        for stop, shift in zip(runs.stop[::-1], runs.shift[::-1], strict=True):
+            at = jnp.where(place < stop, place + shift, at)
+        read = [column[at] for column in columns]
+        squared = sum_of_squares([its - own for its, own in zip(read, observers.T, strict=False)])
+        squared = jnp.where(place < runs.stop[-1], squared, jnp.inf)
+        return offset + block, add(carry, squared, *read[dims:])
+
+    return jax.lax.while_loop(unread, read_block, (jnp.zeros((), jnp.int32), initial))[1]
+
+
+def _lay_grid(num_points: int, dims: int, reach: float, side: float) -> _Grid:
+    """Choose cells as small as the reach allows, but at most about two for each point."""
+    most = math.ceil((2 * num_points) ** (1 / dims))
+    per_axis = max(1, min(math.floor(side / (_MARGIN * reach)), most))
+    return _Grid(per_axis + 2, side / per_axis, dims)
+
+
+def _find_runs(grid: _Grid, observers: Float[Array, "N D"], points: Points) -> _Runs:
+    """Sort the points by cell, and find the runs around each observer.
+
+    A run is three adjacent cells along the last axis; each of the ``3**(D-1)`` rows of cells around
+    an observer has one.
+    """
+    num_cells = grid.cells**grid.dims
+    cell = jnp.where(points.mask, grid.cell_of(points.position), num_cells)
+    filled = jnp.zeros(num_cells + 1, jnp.int32).at[cell + 1].add(1, mode="drop")
+    first = jnp.cumsum(filled)
+    around = np.array(list(itertools.product((-1, 0, 1), repeat=grid.dims - 1)), np.int32)
+    row = grid.cell_of(observers) + (around @ grid.strides[:-1])[:, None]
+    start, end = first[row - 1], first[row + 2]
+    stop = jnp.cumsum(end - start, 0)
+    # The order within a cell makes no difference, and a stable sort takes twice as long.
+    order = jnp.argsort(cell, stable=False).astype(jnp.int32)
+    return _Runs(order, stop, end - stop)
+
+
+def sum_of_squares(offsets: Sequence[Float[Array, "*b"]]) -> Float[Array, "*b"]:
+    """Add in a fixed order, so that all searches return the same bits."""
+    return functools.reduce(jnp.add, [jnp.square(offset) for offset in offsets])
+
+
+def _axes(one: Float[Array, "M D"], other: Float[Array, "N D"]) -> Any:
+    return zip(one.T, other.T, strict=True)
+
+
+def _spread(value: Array, table: Float[Array, "M N"]) -> Array:
+    return jnp.broadcast_to(value[:, None], table.shape)
+
+
+# ---------------------------------------------------------------------------------- neighbours
 
 
 class Neighbours(NamedTuple):

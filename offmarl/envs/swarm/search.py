@@ -12,9 +12,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl.envs.base import MARKS, require_positive
-from offmarl.envs.swarm.cell_list import Points, reduce_within
 from offmarl.envs.swarm.env import SwarmEnv
-from offmarl.envs.swarm.neighbours import find_points
+from offmarl.envs.swarm.neighbours import Points, find_points, reduce_within
 from offmarl.envs.swarm.observations import Blocks, SwarmState
 from offmarl.envs.swarm.options import arena_side
 

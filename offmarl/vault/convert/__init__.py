@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from offmarl.errors import OptionError, VaultFormatError, unknown_name
+from offmarl.terminal import Progress, quiet
 from offmarl.types import EnvSpec
 from offmarl.vault.convert.columns import read_numpy, read_zarr, write_numpy, write_zarr
 from offmarl.vault.convert.common import Imported, StrPath, counted
@@ -22,7 +23,6 @@ from offmarl.vault.creation import create_whole
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.layout import Codec
 from offmarl.vault.open import open_source, open_vault
-from offmarl.vault.progress import Progress, quiet
 
 READERS: dict[str, Callable[..., AbstractContextManager[Imported]]] = {
     "pymarl": read_pymarl,

@@ -21,6 +21,7 @@ import numpy as np
 
 from offmarl.errors import VaultError, VaultFormatError
 from offmarl.paths import local
+from offmarl.terminal import Progress, quiet
 from offmarl.types import EnvSpec, FinalObservations, View
 from offmarl.vault import encoding, layout
 from offmarl.vault.convert import common
@@ -37,7 +38,6 @@ from offmarl.vault.convert.common import (
 )
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.layout import NumpyArray
-from offmarl.vault.progress import Progress, quiet
 from offmarl.vault.tables import CAUSES, CUT, OPEN
 
 _TABLES = ("episodes.length", "episodes.cause", "episodes.final")

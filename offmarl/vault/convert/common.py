@@ -20,11 +20,11 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 import numpy as np
 
 from offmarl.errors import MissingExtraError, ShapeError, VaultError, VaultNotFoundError
+from offmarl.terminal import Progress
 from offmarl.types import EnvSpec, FinalObservations, Transition, View
-from offmarl.vault import atomic
+from offmarl.vault import files
+from offmarl.vault.files import errors_of
 from offmarl.vault.layout import NumpyArray
-from offmarl.vault.progress import Progress
-from offmarl.vault.system import errors_of
 
 StrPath = str | os.PathLike[str]
 Item = TypeVar("Item")
@@ -223,8 +223,8 @@ def check_links_stay_inside(directory: Path) -> None:
 
 
 def _below(directory: Path) -> Iterator[Path]:
-    for parent, directories, files in os.walk(directory):
-        yield from (Path(parent, name) for name in (*directories, *files))
+    for parent, below, names in os.walk(directory):
+        yield from (Path(parent, name) for name in (*below, *names))
 
 
 def _refused(reason: str) -> VaultError:
@@ -259,7 +259,7 @@ def counted(items: Iterable[Item], total: int, progress: Progress) -> Iterator[I
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """Yield a temporary path that replaces ``path`` when the block ends without an error."""
-    with errors_of(path), atomic.whole(path) as beside:
+    with errors_of(path), files.whole(path) as beside:
         yield beside
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from offmarl.errors import OptionError, VaultError
+from offmarl.terminal import Progress, quiet
 from offmarl.types import Continuous, Discrete, EnvSpec, Episode, FinalObservations, View
 from offmarl.vault import encoding, layout
 from offmarl.vault.convert.common import (
@@ -29,7 +30,6 @@ from offmarl.vault.convert.common import (
 )
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.layout import NumpyArray
-from offmarl.vault.progress import Progress, quiet
 from offmarl.vault.tables import CAUSES, CUT
 
 _SPEC = re.compile(r"offmarl:(\{.*\})", re.DOTALL)

@@ -12,6 +12,7 @@ import numpy as np
 
 from offmarl.errors import ShapeError, VaultError, VaultNotFoundError
 from offmarl.paths import local
+from offmarl.terminal import Progress, quiet
 from offmarl.types import Discrete, EnvSpec, Episode, FinalObservations, Transition, View
 from offmarl.vault.convert import common
 from offmarl.vault.convert.common import (
@@ -31,7 +32,6 @@ from offmarl.vault.convert.common import (
 )
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.layout import NumpyArray
-from offmarl.vault.progress import Progress, quiet
 
 _REQUIRED = ("obs", "actions", "reward", "terminated", "filled")
 _OPTIONAL = ("state", "avail_actions")

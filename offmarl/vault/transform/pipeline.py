@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from offmarl.errors import ShapeError, VaultError
+from offmarl.terminal import Advance, Progress
 from offmarl.types import EnvSpec, FinalObservations, Transition, View
 from offmarl.vault import layout
-from offmarl.vault.atomic import whole
 from offmarl.vault.creation import create_whole
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.drivers import driver_of
+from offmarl.vault.files import whole
 from offmarl.vault.layout import Codec, NumpyArray
 from offmarl.vault.open import SUFFIX, open_source, open_vault
-from offmarl.vault.progress import Advance, Progress
 from offmarl.vault.tables import CAUSES, CUT, OPEN
 from offmarl.vault.transform import policy_ids
 from offmarl.vault.transform.policy_ids import Named, Source, name_of, sources_of

@@ -13,11 +13,11 @@ import numpy as np
 from jaxtyping import Int
 
 from offmarl.errors import VaultError
+from offmarl.terminal import Advance
 from offmarl.vault.creation import DEFAULT_UID
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.digest import digest
 from offmarl.vault.layout import POLICY_IDS, NumpyArray
-from offmarl.vault.progress import Advance
 
 KEY = "origins"
 """Where a vault's provenance lists them."""

@@ -21,11 +21,11 @@ from typing import Any, Literal
 import numpy as np
 
 from offmarl.errors import OptionError, VaultError
+from offmarl.terminal import Progress, quiet
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.digest import episode_digests
 from offmarl.vault.layout import Codec
 from offmarl.vault.open import open_vault
-from offmarl.vault.progress import Progress, quiet
 from offmarl.vault.tables import shuffled
 from offmarl.vault.transform import pipeline, selection
 from offmarl.vault.transform.pipeline import AnyVault, StrPath, opened, opened_with_limit

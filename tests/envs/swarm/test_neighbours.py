@@ -13,12 +13,12 @@ from hypothesis.extra import numpy as hnp
 
 from offmarl import envs
 from offmarl.envs.conformance import QUICKLY
-from offmarl.envs.swarm import cell_list, neighbours
+from offmarl.envs.swarm import neighbours
 
 SIDE = 24
 REACH = 3.0
 COUNT = 4
-BOTH = (cell_list.reduce_all_pairs, cell_list.reduce_cells)
+BOTH = (neighbours.reduce_all_pairs, neighbours.reduce_cells)
 
 
 def searching_with(reduce, find, *args):
@@ -148,9 +148,9 @@ def test_no_task_can_tell_which_search_there_is(name, monkeypatch):
 
     seen = []
     for limit in (10**9, -(10**9)):
-        monkeypatch.setattr(cell_list, "DENSE_LIMIT", limit)
+        monkeypatch.setattr(neighbours, "DENSE_LIMIT", limit)
         with mock.patch.object(
-            cell_list, "reduce_cells", wraps=cell_list.reduce_cells
+            neighbours, "reduce_cells", wraps=neighbours.reduce_cells
         ) as reduce_cells:
             program = jax.jit(jax.vmap(play), compiler_options=QUICKLY)
             seen.append(program(jax.random.split(jax.random.key(0), 4)))

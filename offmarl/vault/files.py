@@ -1,0 +1,334 @@
+"""Files and directories on this machine: opened safely, locked, and put in place whole.
+
+A vault may come from anyone. Its index names the files that hold its data, and its directory may
+hold links, so a forged vault could have another file read, published or cut short. So names must be
+plain relative paths, and must lead to regular files without following a link.
+
+A program may be killed at any instant. So files and directories are built beside their place, under
+a lock, made durable, and renamed.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import random
+import re
+import shutil
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path, PurePath
+
+from offmarl.errors import (
+    VaultConflictError,
+    VaultError,
+    VaultExistsError,
+    VaultFormatError,
+    VaultFullError,
+    VaultLockedError,
+    VaultNotFoundError,
+)
+from offmarl.vault.layout import LOCK
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
+_NO_ROOM = ("No space left", "ENOSPC", "File too large", "EFBIG", "EDQUOT", "quota exceeded")
+_LOST_CHUNK = re.compile(r'NOT_FOUND: chunk .* stored at "([^"]+)"')
+_MOST_TEXT = 1000
+_SYNCS = 16
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+@lru_cache(maxsize=1024)  # a store has few files, and a reference to one for each value
+def check_name(name: str) -> str:
+    """Return the name of a data file; `ValueError` if it may lead out of the vault."""
+    if not _NAME.fullmatch(name) or {".", ".."} & {*name.split("/")}:
+        raise ValueError(f"{name!r:.200} is not the name of a file inside the vault")
+    return name
+
+
+def check_regular_files(directory: Path) -> None:
+    """Raise `VaultFormatError` if a vault's directory holds links or special files.
+
+    TensorStore follows links, so this comes before it opens anything. A directory that cannot be
+    listed raises `VaultError`.
+    """
+    waiting = [os.fspath(directory)]
+    while waiting:
+        below = waiting.pop()
+        try:
+            with os.scandir(below) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+                    elif not entry.is_file(follow_symlinks=False):
+                        raise _refused(directory, Path(entry.path))
+        except (FileNotFoundError, NotADirectoryError):
+            pass  # nothing is there, or a writer removed it
+        except OSError as error:
+            raise VaultError(
+                f"{below} cannot be read: {error.strerror}. Who reads a vault needs the right to "
+                "list all of its directories."
+            ) from error
+
+
+def _refused(directory: Path, path: Path) -> VaultFormatError:
+    kind = "a symbolic link" if path.is_symlink() else "not a regular file"
+    return VaultFormatError(
+        f"{directory} is not to be trusted: its {path.relative_to(directory)} is {kind}, so data "
+        "outside the vault could be read or overwritten. Replace it by a copy of the file, or copy "
+        "the vault again from where it came from."
+    )
+
+
+def open_file(directory: Path, name: str) -> int:
+    """Open a regular file of a vault for reading, and return its descriptor.
+
+    No link is followed below the directory, even one that is created meanwhile.
+
+    Raises
+    ------
+    ValueError
+        The name may lead out of the vault, or is not that of a regular file.
+    OSError
+        It cannot be opened; `FileNotFoundError` if it does not exist.
+    """
+    *parents, last = check_name(name).split("/")
+    parent = os.open(directory, _DIRECTORY)
+    try:
+        for part in parents:
+            below = os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+            os.close(parent)
+            parent = below
+        # O_NONBLOCK: a named pipe would wait for a writer.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        found = os.open(last, flags, dir_fd=parent)
+    finally:
+        os.close(parent)
+    if not stat.S_ISREG(os.fstat(found).st_mode):
+        os.close(found)
+        raise ValueError(f"{name} is not a regular file")
+    return found
+
+
+@contextlib.contextmanager
+def errors_of(path: PurePath) -> Iterator[None]:
+    """Turn what TensorStore and the system raise about a vault into errors of offmarl."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise vault_error(error, path) from error
+
+
+def vault_error(error: ValueError | OSError, path: PurePath) -> VaultError:
+    """Return the error of offmarl for what TensorStore or the system raised about a vault."""
+    # What follows " [" is for TensorStore's developers, and may quote the vault at length.
+    text = str(error).partition(" [")[0][:_MOST_TEXT]
+    if "Generation mismatch" in text:
+        return conflict(path)
+    if "Configuration mismatch" in text:
+        return VaultError(
+            f"{path} is another vault than when it was opened, or was repaired: open it again."
+        )
+    if lost := _LOST_CHUNK.search(text):
+        return VaultFormatError(
+            f"{path} has lost {lost[1]}: `offmarl verify` shows what is left of the vault, and "
+            "`offmarl repair` keeps that."
+        )
+    if any(sign in text for sign in _NO_ROOM):
+        return full(path)
+    return VaultError(f"{path} cannot be read or written: {text}")
+
+
+def full(path: PurePath) -> VaultFullError:
+    """Return the error for a full disk."""
+    return VaultFullError(
+        f"there is no room on the disk for {path}: everything committed is safe and readable. Make "
+        "room, then flush the writer or repeat the command."
+    )
+
+
+def conflict(path: PurePath) -> VaultError:
+    """Return the error for a vault that was changed or moved while a writer had it open."""
+    if isinstance(path, Path) and not path.exists():
+        return VaultNotFoundError(
+            f"there is no vault at {path} any more: it was moved or removed while it was open for "
+            "writing. Move it back and flush the writer again, or resume it where it is now."
+        )
+    return VaultConflictError(
+        f"{path} was changed by a program that does not know our lock; nothing was written over "
+        "it. Stop that program and open the vault again: the steps it appended will be adopted."
+    )
+
+
+class WriterLock:
+    """The exclusive right to write to a directory; it ends with the process that holds it.
+
+    Parameters
+    ----------
+    directory
+        The directory to lock. None for places without locks, such as buckets: then only the fence
+        of a commit detects another writer.
+    timeout
+        Seconds to wait for another process.
+
+    Raises
+    ------
+    VaultLockedError
+        Another process holds the lock; the message names it.
+    VaultError
+        The directory cannot be written to or locked.
+    """
+
+    def __init__(self, directory: Path | None, timeout: float = 0.0):
+        self._fd = -1
+        if directory is None:
+            return
+        check_regular_files(directory)
+        try:
+            self._fd = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise full(directory) from error
+            raise VaultError(f"{directory} cannot be written to: {error.strerror}.") from error
+        try:
+            locked = self._wait(timeout)
+        except OSError as error:
+            self._close()
+            raise VaultError(
+                f"{directory} cannot be locked ({error.strerror}): its file system lacks flock, or "
+                "was mounted without it. Write to a local disk, and move the vault afterwards."
+            ) from error
+        if not locked:
+            holder = os.pread(self._fd, 1000, 0).decode(errors="replace") or "another process"
+            self._close()
+            raise VaultLockedError(
+                f"{directory} is being written by {holder}: wait until it is done, or stop it."
+            )
+        with contextlib.suppress(OSError):  # the text only names the holder to others
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+
+    def _wait(self, timeout: float) -> bool:
+        """Return whether the lock was obtained in time."""
+        end = time.monotonic() + timeout
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            if time.monotonic() >= end:
+                return False
+            # At random times, so that many waiting processes do not try at once.
+            time.sleep(random.uniform(0.001, 0.01))
+
+    def release(self) -> None:
+        """Let others write. Idempotent."""
+        if self._fd >= 0:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)  # a forked process may have it open, too
+            self._close()
+
+    def _close(self) -> None:
+        os.close(self._fd)
+        self._fd = -1
+
+    def __del__(self) -> None:
+        # Only close: unlocking would release the lock of a process that this one was forked from.
+        if self._fd >= 0:
+            self._close()
+
+
+@contextmanager
+def workspace(directory: Path) -> Iterator[Path]:
+    """Make an empty directory to build in, under a lock; it is removed afterwards.
+
+    Raises
+    ------
+    VaultLockedError
+        Another process is building there.
+    VaultError
+        It cannot be made.
+    """
+    with errors_of(directory):
+        make_directory(directory)
+        lock = WriterLock(directory)
+    try:
+        clear_directory(directory)
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)  # before others may build there
+        lock.release()
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Yield a path of the same name in a temporary directory beside the given one.
+
+    When the block ends, the file or directory at the yielded path is made durable and moved to
+    ``path``. If the block fails, nothing appears there.
+
+    Raises
+    ------
+    VaultExistsError
+        Something exists at the path.
+    VaultLockedError, VaultError
+        As for `workspace`.
+    """
+    refuse_existing(path)
+    with workspace(path.with_name(f".{path.name}.part")) as beside:
+        yield beside / path.name
+        refuse_existing(path)
+        with errors_of(path):
+            publish(beside / path.name, path)
+
+
+def refuse_existing(path: Path) -> None:
+    """Raise `VaultExistsError` if anything exists there, even a link that leads nowhere."""
+    if path.exists() or path.is_symlink():
+        raise existing(path)
+
+
+def existing(path: PurePath) -> VaultExistsError:
+    """Return the error for a path where something exists."""
+    return VaultExistsError(
+        f"there is something at {path} already: choose another path, remove it, or, if it is a "
+        "vault to go on with, resume it."
+    )
+
+
+def clear_directory(directory: Path) -> None:
+    """Remove everything in a directory except the lock file."""
+    for rest in directory.iterdir():
+        if rest.is_dir() and not rest.is_symlink():
+            shutil.rmtree(rest)
+        elif rest.name != LOCK:
+            rest.unlink()
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory and its missing parents durably."""
+    if path.is_dir():
+        return
+    make_directory(path.parent)
+    path.mkdir(exist_ok=True)
+    sync(path.parent)
+
+
+def publish(source: Path, target: Path) -> None:
+    """Make a finished file or directory durable, and move it to its place."""
+    with ThreadPoolExecutor(_SYNCS) as pool:  # a disk makes many files durable at once
+        list(pool.map(sync, (*source.rglob("*"), source)))
+    source.rename(target)
+    sync(target.parent)
+
+
+def sync(path: Path) -> None:
+    """Make a file, or the names in a directory, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,92 @@
+"""A source of windows in memory, with episodes of given lengths."""
+
+from pathlib import PurePath
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from offmarl.types import Discrete, EnvSpec, Transition, View
+
+SPEC = EnvSpec("test", num_agents=2, observation_size=3, state_size=2, action=Discrete(3))
+
+
+class Table(NamedTuple):
+    row: np.ndarray
+    start: np.ndarray
+    length: np.ndarray
+    final: np.ndarray
+
+
+class MemorySource:
+    """Rows of episodes, ``[[8, 50], [30, 28]]``, with random steps.
+
+    Parameters
+    ----------
+    lengths
+        Steps of the episodes of each row; all rows have as many steps.
+    without_final
+        Numbers of the episodes whose last view is not known.
+    """
+
+    path = PurePath("memory")
+    spec = SPEC
+
+    def __init__(self, lengths: list[list[int]], without_final: tuple[int, ...] = ()):
+        rng = np.random.default_rng(0)
+        self.rows, self.length = len(lengths), sum(lengths[0])
+        lead = self.rows, self.length
+        every = [n for row in lengths for n in row]
+        final = np.arange(len(every))
+        final[list(without_final)] = -1
+        self.episodes = Table(
+            row=np.repeat(np.arange(self.rows), [len(row) for row in lengths]),
+            start=np.concatenate([np.cumsum(row) - row for row in lengths]),
+            length=np.array(every),
+            final=final,
+        )
+        last = np.zeros(lead, bool)
+        last[self.episodes.row, self.episodes.start + self.episodes.length - 1] = True
+        terminated = last & (rng.random(lead) < 0.5)
+        agents = (*lead, 2)
+        self.steps = Transition(
+            view=self._views(rng, lead),
+            action=rng.integers(0, 3, agents).astype(np.int32),
+            reward=rng.integers(-3, 4, agents).astype(np.float32),
+            terminated=np.repeat(terminated[..., None], 2, -1),
+            truncated=np.repeat((last & ~terminated)[..., None], 2, -1),
+            last=last,
+            behaviour_log_prob=-rng.random(agents).astype(np.float32),
+            policy_id=np.zeros(agents, np.int32),
+        )
+        self.finals = self._views(rng, (len(every),))
+
+    @staticmethod
+    def _views(rng: np.random.Generator, lead: tuple[int, ...]) -> View:
+        return View(
+            observation=rng.normal(size=(*lead, 2, 3)).astype(np.float32),
+            state=rng.normal(size=(*lead, 2)).astype(np.float32),
+            legal_actions=rng.random((*lead, 2, 3)) < 0.7,
+            alive=rng.random((*lead, 2)) < 0.8,
+        )
+
+    def blocks(self):
+        return ((start, min(start + 16, self.length)) for start in range(0, self.length, 16))
+
+    def transitions(self, start, stop):
+        return jax.tree.map(lambda x: x[:, start:stop], self.steps)
+
+    def rewards(self, start, stop):
+        return self.steps.reward[:, start:stop]
+
+    def window_transitions(self, rows, starts, length):
+        assert (starts >= 0).all() and (starts + length <= self.length).all()
+        index = rows[:, None], starts[:, None] + np.arange(length)
+        return jax.tree.map(lambda x: x[index], self.steps)
+
+    def prefetch(self, rows, starts, length):
+        assert (starts >= 0).all() and (starts + length <= self.length).all()
+
+    def final_views(self, numbers):
+        assert (numbers >= 0).all()
+        return jax.tree.map(lambda x: x[numbers], self.finals)

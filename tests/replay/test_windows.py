@@ -1,0 +1,170 @@
+"""Windows: which steps they hold, how often, and what they tell of each."""
+
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from offmarl.errors import OptionError, ShapeError
+from offmarl.replay import Batches, Windows, WindowSource, load
+from offmarl.replay.sampling import draw
+from offmarl.types import Sequence, View
+
+from .memory import SPEC, MemorySource
+
+CHUNK = 64
+"""Windows unpacked at once, so that tables of all sizes share one compiled program."""
+
+
+@st.composite
+def sources(drawn: st.DrawFn) -> MemorySource:
+    """Rows of equally many steps; the last episode of each is cut where the row ends."""
+    lengths = drawn(st.lists(st.lists(st.integers(1, 15), min_size=1, max_size=6), min_size=1))
+    lengths = lengths[:3]
+    size = max(sum(row) for row in lengths)
+    lengths = [[*row, size - sum(row)] if sum(row) < size else row for row in lengths]
+    count = sum(map(len, lengths))
+    return MemorySource(lengths, tuple(drawn(st.sets(st.integers(0, count - 1)))))
+
+
+unpack = jax.jit(Batches.sequence)
+
+
+def all_windows(source: MemorySource, windows: Windows, episodes=None) -> Sequence:
+    """Return the windows that start at each slot, ``(R, T, ...)``."""
+    drawn = WindowSource(source, windows, episodes)
+    chosen = source.episodes.length if episodes is None else source.episodes.length[episodes]
+    count = int((chosen + 1).sum())
+    parts = []
+    for first in range(0, count, CHUNK):
+        rows = drawn._windows((first + np.arange(CHUNK)) % count)
+        parts.append(jax.device_get(unpack(Batches(jnp.asarray(rows), SPEC, windows))))
+    return jax.tree.map(lambda *x: np.concatenate(x)[:count], *parts)
+
+
+def slots_of(source: MemorySource, episodes=None) -> Iterator[tuple[int, int, bool]]:
+    """Yield the episode and the time of each slot of the circle, and whether it is a step."""
+    for episode in range(len(source.episodes.length)) if episodes is None else episodes:
+        length = source.episodes.length[episode]
+        yield from ((episode, time, time < length) for time in range(length + 1))
+
+
+@settings(max_examples=25)
+@given(sources(), st.sampled_from([0, 3]))
+def test_every_step_is_in_every_slot_once(source: MemorySource, burn_in: int) -> None:
+    """So each step is exactly equally likely, alone and at each distance from a window's start."""
+    found = all_windows(source, Windows(1, 5 - burn_in, burn_in))
+    number = found.episode * 1000 + found.time
+    steps = np.sort([1000 * e + t for e, t, is_step in slots_of(source) if is_step])
+    assert not found.mask[:, :burn_in].any()
+    for slot in range(burn_in, 5):
+        np.testing.assert_array_equal(np.sort(number[:, slot][found.mask[:, slot]]), steps)
+
+
+@settings(max_examples=25)
+@given(sources(), st.booleans())
+def test_windows_hold_the_data(source: MemorySource, odd_only: bool) -> None:
+    table = source.episodes
+    episodes = np.arange(1, len(table.length), 2) if odd_only else np.arange(len(table.length))
+    if not len(episodes):
+        return
+    found = all_windows(source, Windows(1, 5), episodes)
+    slots = np.array([*slots_of(source, episodes)])
+    circle = (np.arange(len(slots))[:, None] + np.arange(6)) % len(slots)
+    episode, time, is_step = slots[circle].transpose(2, 0, 1)
+    np.testing.assert_array_equal(found.episode, episode)
+    np.testing.assert_array_equal(found.time, time)
+    np.testing.assert_array_equal(found.mask, is_step[:, :-1])
+    np.testing.assert_array_equal(found.first, time == 0)
+    there, known = found.mask, table.final[episode] >= 0
+    at = table.row[episode], table.start[episode] + np.minimum(time, table.length[episode] - 1)
+    for name in ("action", "reward", "terminated", "truncated", "behaviour_log_prob"):
+        wanted = getattr(source.steps, name)[at][:, :-1]
+        np.testing.assert_array_equal(getattr(found, name)[there], wanted[there])
+    for name in View._fields:
+        seen, final = (getattr(view, name) for view in (source.steps.view, source.finals))
+        of_step = is_step.reshape(*is_step.shape, *(1,) * (seen.ndim - 2))
+        wanted = np.where(of_step, seen[at], final[episode])
+        some = is_step.astype(bool) | known
+        np.testing.assert_array_equal(getattr(found.view, name)[some], wanted[some])
+    assert found.view.legal_actions[~is_step.astype(bool) & ~known].all()
+    is_last = time == table.length[episode] - 1
+    over = source.steps.terminated[at].all(-1)
+    np.testing.assert_array_equal(found.next_known[there], (~is_last | known | over)[:, :-1][there])
+
+
+@settings(max_examples=25)
+@given(sources(), st.sampled_from([1.0, 0.5]))
+def test_returns_to_go(source: MemorySource, discount: float) -> None:
+    found = all_windows(source, Windows(1, 5, return_to_go=discount))
+    table, follows = source.episodes, {}
+    for episode, (row, start, length, _) in enumerate(zip(*table, strict=True)):
+        value = np.zeros(2)
+        for time in reversed(range(length)):
+            value = source.steps.reward[row, start + time] + discount * value
+            follows[episode, time] = value
+    for window, slot in np.argwhere(found.mask):
+        wanted = follows[int(found.episode[window, slot]), int(found.time[window, slot])]
+        np.testing.assert_allclose(found.return_to_go[window, slot], wanted, rtol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def short_and_long() -> tuple[MemorySource, Sequence]:
+    """Equally many episodes of 8 and of 50 steps, and all windows of 20."""
+    source = MemorySource([[8, 50] * 8, [50, 8] * 8])
+    return source, all_windows(source, Windows(1, 20))
+
+
+def test_batches_are_made_of_what_the_data_is_made_of(short_and_long) -> None:
+    source, found = short_and_long
+    lengths = source.episodes.length[found.episode[:, :-1][found.mask]]
+    times = found.time[:, :-1][found.mask]
+    assert found.mask.mean() == 58 / 60  # slots used
+    assert np.mean(lengths == 8) == 8 / 58
+    assert np.mean(times == lengths - 1) == 2 / 58
+    # An agent that never does the same in short and long episodes is cloned as it is.
+    long = source.episodes.length == 50
+    actions = (found.episode[:, :-1] % 2 == 1)[found.mask]
+    of_data = np.repeat(np.arange(len(long)) % 2 == 1, source.episodes.length)
+    assert actions.mean() == of_data.mean()
+
+
+def test_draws_agree_with_the_exact_probabilities(short_and_long) -> None:
+    _, found = short_and_long
+    starts = np.asarray(
+        jax.jit(draw, static_argnums=(1, 2))(jax.random.key(0), 10**6, len(found.mask))
+    )
+    slot = np.arange(10**6) % 20
+    step = (found.episode * 100 + found.time)[starts, slot][found.mask[starts, slot]]
+    _, counts = np.unique(step, return_counts=True)
+    assert len(counts) == 16 * 58
+    assert chisquare(counts).pvalue > 0.001
+
+
+@pytest.mark.parametrize("lengths", [[[1, 1, 1]], [[2, 1], [3]], [[9, 1, 2], [4, 8]]])
+def test_the_device_holds_the_same_windows(lengths: list[list[int]]) -> None:
+    """Of a window that is longer than all the data, too."""
+    source, windows = MemorySource(lengths, without_final=(0,)), Windows(1, 6, 3, 0.9)
+    replay = load(source, windows)
+    found = jax.jit(lambda replay: replay.at(jnp.arange(replay.num_slots)))(replay)
+    jax.tree.map(np.testing.assert_array_equal, found, all_windows(source, windows))
+
+
+def test_sizes_that_cannot_be() -> None:
+    for sizes in ({"batch_size": 0}, {"length": 0}, {"burn_in": -1}):
+        with pytest.raises(ShapeError, match="cannot be drawn"):
+            Windows(**sizes)
+    with pytest.raises(OptionError, match=r"cannot be discounted by 1\.5"):
+        Windows(return_to_go=1.5)
+    source = MemorySource([[3, 4]])
+    refused = pytest.raises(OptionError, match="episodes 0 to 1")
+    for episodes in ([2], [-1], []):
+        with refused:
+            WindowSource(source, Windows(), np.array(episodes, int))
+    with pytest.raises(OptionError, match="named twice"):
+        WindowSource(source, Windows(), np.array([1, 1]))

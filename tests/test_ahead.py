@@ -1,0 +1,34 @@
+"""Work that is started before its results are needed."""
+
+from itertools import count
+
+import pytest
+
+from offmarl._ahead import ahead, depth_of
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_so_many_are_started_when_one_is_taken(depth):
+    started = []
+    work = ahead(count(), lambda item: started.append(item) or -item, depth)
+    assert started == []
+    for number in range(3):
+        assert next(work) == (number, -number)
+        assert started == list(range(number + depth))
+
+
+@pytest.mark.parametrize("items", [0, 1, 2, 7])
+def test_all_items_in_order(items):
+    assert list(ahead(range(items), str, 3)) == [(item, str(item)) for item in range(items)]
+
+
+def test_an_error_of_the_start_leaves_what_came_before():
+    work = ahead([4, 2, 0, 1], lambda item: 8 // item, 2)
+    assert next(work) == (4, 2)
+    with pytest.raises(ZeroDivisionError):
+        next(work)
+
+
+@pytest.mark.parametrize(("item_bytes", "depth"), [(0, 16), (2**16, 16), (2**18, 4), (2**30, 2)])
+def test_items_fit_in_memory(item_bytes, depth):
+    assert depth_of(item_bytes, memory=2**20) == depth
