@@ -1,8 +1,8 @@
 """What sampling and seeds cost: ratios in one run.
 
 Sampling: batches of windows drawn under jit from a dataset on the device, ours against a flashbax
-trajectory buffer that holds the same leaves. Ours also has the exact next view at each step, and
-never crosses the end of an episode; the buffer's windows do both badly or not at all.
+trajectory buffer that holds the same leaves. Ours also has the exact next view at each step, also
+at the end of an episode, which the buffer's windows do not have.
 
 Seeds: ten seeds side by side in one program against ten runs one after the other, each with its
 own compilation, as a user would start them.

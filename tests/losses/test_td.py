@@ -61,3 +61,24 @@ def test_windows_count_by_their_weight() -> None:
     x, mask = jnp.array([[1.0, 2.0], [3.0, jnp.nan]]), jnp.array([[True, True], [True, False]])
     weight = jnp.array([2.0, 0.5])
     assert masked_mean(x, mask, weight) == pytest.approx((2 * 1 + 2 * 2 + 0.5 * 3) / 3)
+
+
+def test_lambda_targets_never_look_past_an_episode_in_the_window() -> None:
+    r = jnp.array([1.0, 2.0, 50.0, 4.0])  # the third slot only ends the first episode
+    v = jnp.array([10.0, 20.0, 90.0, 40.0])
+    has_next = jnp.array([True, False, True, False])
+    terminated = lambda_targets(r, jnp.array([0.5, 0.0, 0.5, 0.5]), v, has_next, 0.5)
+    # 2, as nothing follows; 1 + ½ (½ 20 + ½ 2).
+    np.testing.assert_allclose(terminated[:2], [6.5, 2.0])
+    truncated = lambda_targets(r, jnp.full(4, 0.5), v, has_next, 0.5)
+    # The value of the truncated step stands for its target: 1 + ½ 20.
+    np.testing.assert_allclose(truncated[:2], [11.0, 20.0])
+
+
+@pytest.mark.parametrize("weight", [[[1.0, 0.0], [2.0, 5.0]], [1.5, 2.0]])
+def test_weights_of_steps_or_of_windows(weight: list) -> None:
+    x = jnp.arange(1.0, 9.0).reshape(2, 2, 2)
+    mask = jnp.array([[True, True], [True, False]])[..., None] & jnp.array([True, False])
+    each = jnp.broadcast_to(jnp.array(weight).reshape(2, -1), (2, 2))
+    wanted = (1 * each[0, 0] + 3 * each[0, 1] + 5 * each[1, 0]) / 3
+    np.testing.assert_allclose(masked_mean(x, mask, jnp.array(weight)), wanted)

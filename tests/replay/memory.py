@@ -1,5 +1,6 @@
 """A source of windows in memory, with episodes of given lengths."""
 
+import copy
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -69,6 +70,12 @@ class MemorySource:
             legal_actions=rng.random((*lead, 2, 3)) < 0.7,
             alive=rng.random((*lead, 2)) < 0.8,
         )
+
+    def with_actions(self, action: np.ndarray) -> "MemorySource":
+        """Return the same episodes with other actions."""
+        other = copy.copy(self)
+        other.steps = self.steps._replace(action=action)
+        return other
 
     def blocks(self):
         return ((start, min(start + 16, self.length)) for start in range(0, self.length, 16))

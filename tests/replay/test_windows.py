@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from offmarl.errors import OptionError, ShapeError
-from offmarl.replay import Batches, Windows, WindowSource, load
+from offmarl.losses import masked_mean
+from offmarl.replay import Batches, Replay, Windows, WindowSource, load
 from offmarl.replay.sampling import draw
 from offmarl.types import Sequence, View
 
@@ -127,11 +128,30 @@ def test_batches_are_made_of_what_the_data_is_made_of(short_and_long) -> None:
     assert found.mask.mean() == 58 / 60  # slots used
     assert np.mean(lengths == 8) == 8 / 58
     assert np.mean(times == lengths - 1) == 2 / 58
-    # An agent that never does the same in short and long episodes is cloned as it is.
-    long = source.episodes.length == 50
-    actions = (found.episode[:, :-1] % 2 == 1)[found.mask]
-    of_data = np.repeat(np.arange(len(long)) % 2 == 1, source.episodes.length)
-    assert actions.mean() == of_data.mean()
+
+
+def test_a_clone_has_the_frequencies_of_the_data(short_and_long) -> None:
+    """Of one action in short episodes and another in long ones, by a policy that sees neither."""
+    source, _ = short_and_long
+    length = np.repeat(source.episodes.length, source.episodes.length)
+    action = np.where(length == 8, 1, 0).reshape(source.rows, -1, 1).repeat(2, -1)
+    replay = load(source.with_actions(action.astype(np.int32)), Windows(32, 20))
+
+    def loss(logit: jax.Array, batch: Sequence) -> jax.Array:
+        losses = jax.nn.softplus(logit) - logit * batch.action
+        return masked_mean(losses, batch.mask[..., None] & batch.view_tm1.alive)
+
+    @jax.jit
+    def clone(replay: Replay, keys: jax.Array) -> jax.Array:
+        def step(logit: jax.Array, x: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+            number, key = x
+            gradient = jax.grad(loss)(logit, replay.sample(key))
+            return logit - 20 / (number + 10) * gradient, None
+
+        return jax.nn.sigmoid(jax.lax.scan(step, jnp.zeros(()), (jnp.arange(400), keys))[0])
+
+    found = clone(replay, jax.random.split(jax.random.key(0), 400))
+    np.testing.assert_allclose(found, 8 / 58, atol=0.01)
 
 
 def test_draws_agree_with_the_exact_probabilities(short_and_long) -> None:

@@ -1,0 +1,124 @@
+"""Episodes that share a window are learned from as if each had a window of its own."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from offmarl.programs import DatasetStatistics, hyperparameters, registry
+from offmarl.programs.program import structure
+from offmarl.types import Discrete, EnvSpec, Sequence, View
+
+SPEC = EnvSpec("", num_agents=2, observation_size=2, state_size=2, action=Discrete(3))
+WINDOWS, STEPS = 4, 5
+
+
+class Piece(NamedTuple):
+    """Steps of an episode of four, and what follows the last of them."""
+
+    episode: int
+    start: int
+    stop: int
+
+
+class Case(NamedTuple):
+    """How the episodes end, and whether only the data's actions are legal."""
+
+    terminated: bool
+    next_known: bool
+    forced: bool
+
+
+def record(episode: int, time: int, forced: bool) -> dict[str, np.ndarray]:
+    """Return the slot of an episode at some time; its end is at time 4."""
+    rng = np.random.default_rng(100 * episode + time)
+    action = rng.integers(0, 3, 2)
+    return {
+        "observation": rng.normal(size=(2, 2)),
+        "state": rng.normal(size=2),
+        "alive": np.array([True, time < 2 or episode % 2 == 0]),
+        "action": action,
+        "legal_actions": (np.arange(3) == action[:, None]) | (time == 4) | (not forced),
+        "reward": rng.normal(size=2),
+    }
+
+
+def noise(rng: np.random.Generator) -> dict[str, Any]:
+    """Return a slot without a step, which no loss may depend on."""
+    return {
+        "observation": rng.normal(size=(2, 2)),
+        "state": rng.normal(size=2),
+        "alive": rng.random(2) < 0.5,
+        "legal_actions": np.ones((2, 3), bool),
+        "action": rng.integers(0, 3, 2),
+        "reward": rng.normal(size=2),
+        "terminated": rng.random(2) < 0.5,
+        "truncated": rng.random(2) < 0.5,
+        "mask": False,
+        "next_known": rng.random() < 0.5,
+        "first": rng.random() < 0.5,
+    }
+
+
+def window(pieces: list[Piece], case: Case, rng: np.random.Generator) -> list[dict[str, Any]]:
+    """Return the slots of a window, ``T+1`` of them."""
+    slots = []
+    for episode, start, stop in pieces:
+        for time in range(start, stop + 1):
+            last = time == 3
+            slot = noise(rng) | record(episode, time, case.forced) | {"first": time == 0}
+            if time < stop:
+                slot |= {
+                    "terminated": np.full(2, last and case.terminated),
+                    "truncated": np.full(2, last and not case.terminated),
+                    "mask": True,
+                    "next_known": not last or case.terminated or case.next_known,
+                }
+            elif not case.next_known and stop == 4:
+                slot |= noise(rng)
+            slots.append(slot)
+    return slots + [noise(rng) for _ in range(STEPS + 1 - len(slots))]
+
+
+def batch_of(windows: list[list[Piece]], case: Case, seed: int) -> Sequence:
+    rng = np.random.default_rng(seed)
+    slots = [window(pieces, case, rng) for pieces in windows]
+    fields = {
+        name: jnp.asarray(np.array([[slot[name] for slot in row] for row in slots]))
+        for name in slots[0][0]
+    }
+    fields = {n: x.astype(jnp.float32) if x.dtype == float else x for n, x in fields.items()}
+    view = View(*(fields.pop(name) for name in View._fields))
+    first = fields.pop("first")
+    steps = {name: x[:, :STEPS] for name, x in fields.items()}
+    unknown = jnp.full(steps["reward"].shape, jnp.nan)
+    return Sequence(view=view, first=first, behaviour_log_prob=unknown, **steps)
+
+
+APART = [[Piece(0, 1, 4)], [Piece(1, 0, 1)], [Piece(2, 2, 4)], [Piece(3, 0, 2)]]
+PACKED = [[*APART[0], *APART[1]], [*APART[2], *APART[3]], [], []]
+# Weights that depend on what else is in the batch at the same time are switched off.
+OPTIONS = {"maicq": {"value_temperature": 1e9, "policy_temperature": 1e9}}
+
+
+@pytest.mark.parametrize("name", ["bc", "iql_cql", "maicq", "qmix_bcq", "qmix_cql"])
+def test_nothing_passes_from_one_episode_to_the_next(name: str) -> None:
+    baseline = registry.load("baseline", name)
+    args = baseline.Args(vault=Path(), updates=10, hidden=4, **OPTIONS.get(name, {}))
+    program = baseline.make(SPEC, structure(args), DatasetStatistics(None))
+    hyper, key = hyperparameters(args), jax.random.key(0)
+    state, update = program.init(key, hyper), jax.jit(program.stages[0].update)
+    forced = name == "qmix_cql"  # or the other actions that it draws would differ
+    for ends in ((True, False), (False, True), (False, False)):
+        case = Case(*ends, forced)
+        apart, apart_metrics = update(state, batch_of(APART, case, 1), key, hyper)
+        packed, metrics = update(state, batch_of(PACKED, case, 2), key, hyper)
+        for metric, value in apart_metrics.items():
+            np.testing.assert_allclose(metrics[metric], value, rtol=1e-5, err_msg=metric)
+        for field in (field for field in state._fields if "optimiser" in field):
+            one, other = (getattr(after, field)[0].mu for after in (apart, packed))
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), one, other)
+        assert any(jnp.abs(leaf).max() > 1e-4 for leaf in jax.tree.leaves(one))
