@@ -24,16 +24,15 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _programs
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 
-if "TMPDIR" not in os.environ and Path("/dev/shm").is_dir():
-    # In memory nothing waits for a disk. No test can see a difference: what survives when the power
-    # fails is not tested by cutting it.
-    if shutil.disk_usage("/dev/shm").free > 2**32:
-        os.environ["TMPDIR"] = "/dev/shm"
-
 import hypothesis
 from jaxtyping import install_import_hook
 
 from tests import typecheck  # noqa: F401 - the hook imports only the package
+
+_MEMORY = Path("/dev/shm")
+if "TMPDIR" not in os.environ and _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 2**32:
+    # Writes to memory do not wait for a disk. No test cuts the power, which is when they differ.
+    os.environ["TMPDIR"] = str(_MEMORY)
 
 # Shapes and types are checked at run time: always in the code that JAX runs; elsewhere, where the
 # checks take most of the time, in nightly runs, which set this to "offmarl".
