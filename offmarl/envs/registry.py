@@ -274,7 +274,9 @@ def _find(base: str) -> tuple[Family, tuple[Option, ...]]:
     if not matches:
         raise _not_found(base)
     if len(matches) > 1:
-        listed = " and ".join(f"{family.name!r} of {family.source}" for family, _ in matches)
+        listed = " and ".join(
+            sorted(f"{family.name!r} of {family.source}" for family, _ in matches)
+        )
         raise OptionError(
             f"the environment name {base!r} is ambiguous: it matches {listed}. Uninstall or rename "
             "one of them."

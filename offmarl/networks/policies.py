@@ -136,7 +136,7 @@ def init_policy(config: PolicyConfig, spec: EnvSpec, key: PRNGKeyArray) -> Array
         return ()
     network = agent_network(config, spec)
     carry = network.initial_carry(spec.num_agents)
-    params = network.init(key, carry, jnp.zeros((spec.num_agents, spec.observation_size)))
+    params = jax.jit(network.init)(key, carry, jnp.zeros((spec.num_agents, spec.observation_size)))
     return QParams(params, jnp.zeros(())) if config.head == "q" else params
 
 

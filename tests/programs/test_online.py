@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     "probe",
     [
-        "two-step",
+        pytest.param("two-step", marks=pytest.mark.nightly),
         pytest.param("match", marks=pytest.mark.nightly),
         pytest.param("one-step", marks=pytest.mark.nightly),
         pytest.param("observation", marks=pytest.mark.nightly),
