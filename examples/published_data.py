@@ -4,8 +4,8 @@
 # This page trains a linear policy by behaviour cloning on a dataset, with nothing but JAX and
 # Optax. Replace the loss with your own.
 #
-# offmarl gives you batches; the learner is yours. Every array of a batch begins with the windows
-# of the batch and the steps of a window.
+# offmarl provides the batches; the learner is your own code. The first two axes of every array of a
+# batch are the windows and their steps.
 
 # %%
 import sys
@@ -44,8 +44,8 @@ def open_data(name: str) -> Dataset:
 # %% [markdown]
 # ## The loss
 #
-# A window never crosses the end of an episode. An episode can be shorter than a window, so
-# `batch.mask` marks the steps that exist, and `alive` marks the agents that take part.
+# A window can hold steps of several episodes. Between two episodes lies a slot without an action,
+# so `batch.mask` marks the steps that count, and `alive` marks the agents that take part.
 
 
 # %%
