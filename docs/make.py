@@ -231,6 +231,7 @@ def main() -> None:
         help="do not build the environments of other packages to state their sizes",
     )
     arguments = parser.parse_args()
+    os.environ.setdefault("OFFMARL_QUIET", "1")
     try:
         site = build(arguments.out.resolve(), not arguments.no_extras)
     except SiteError as error:

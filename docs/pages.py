@@ -15,7 +15,8 @@ from typing import Any
 import docstring_parser
 
 import offmarl
-from docs.pictures import returns_chart
+from docs.flow import flow_of
+from docs.pictures import flow_chart, returns_chart
 from offmarl import envs
 from offmarl.cli.parse import parameter_texts
 from offmarl.errors import MissingExtraError, OptionError, UnknownNameError
@@ -300,10 +301,12 @@ def _program(kind: registry.Kind, name: str, path: Path) -> str:
     where = "--env swarm/coverage-3" if kind == "recorder" else "--vault DATA"
     own = vars(module.Args).get("__annotations__", {})
     fields = sorted(dataclasses.fields(module.Args), key=lambda one: one.name not in own)
+    data = "the collected steps" if kind == "recorder" else "a batch"
     return "\n".join(
         [
             f"# {name}\n\n{prose(module.__doc__)}",
             f"```bash\noffmarl {verb} {name} {where}\n```\n",
+            f"## Data flow\n\n{flow_chart(flow_of(module), data)}",
             "## Arguments\n",
             _definitions(fields, texts, flags=True),
             f"## Source\n\n`{path.parent.name}/{path.name}`\n",

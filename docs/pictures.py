@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from docs.flow import Flow
 from offmarl import envs
 from offmarl.hub.card import Uid
 
@@ -81,3 +82,117 @@ def returns_chart(uids: Mapping[str, Uid]) -> str:
         f'<svg class="returns" viewBox="0 0 {_WIDTH} {bottom + 20}" role="img" '
         f'aria-label="{about}">{"".join(rows)}</svg>\n\n<small>{about}.</small>\n'
     )
+
+
+# ---------------------------------------------------------------------------------- programs
+
+
+_LINE, _PAD, _BETWEEN, _BOX, _ARROW = 17, 7, 12, 118, 56
+
+
+class _Box(NamedTuple):
+    """A box of a diagram, with a name on each line."""
+
+    names: tuple[str, ...]
+    style: str
+    column: int
+    y: float
+
+    @property
+    def height(self) -> float:
+        return _LINE * len(self.names) + 2 * _PAD
+
+    @property
+    def x(self) -> float:
+        return 2 + self.column * (_BOX + _ARROW)
+
+    def draw(self) -> str:
+        middle, first = self.x + _BOX / 2, self.y + _PAD + 0.75 * _LINE
+        texts = "".join(
+            f'<text x="{middle:g}" y="{first + _LINE * number:g}">{name}</text>'
+            for number, name in enumerate(self.names)
+        )
+        size = f'width="{_BOX}" height="{self.height:g}" rx="6"'
+        return f'<g class="{self.style}"><rect x="{self.x:g}" y="{self.y:g}" {size}/>{texts}</g>'
+
+
+def flow_chart(flow: Flow, data: str) -> str:
+    """Return an SVG of what goes into a program's losses, in the colours of the page.
+
+    Parameters
+    ----------
+    flow
+        What the program computes.
+    data
+        What the fields are of, such as "a batch".
+    """
+    boxes = _arranged(flow)
+    place = {name: box for box in boxes for name in box.names}
+    arrows = {(place[start].names, place[stop].names) for start, stop in flow.arrows}
+    ends = sorted((place[a[0]], place[b[0]]) for a, b in arrows)
+    paths = "".join(_arrow(start, stop) for start, stop in ends)
+    width = max(box.x for box in boxes) + _BOX + 2
+    height = max(box.y + box.height for box in boxes) + 2
+    about = (
+        f"Left, the fields of {data}; middle, the networks that they go into (dashed: target "
+        "networks); right, the losses and the action that depend on them"
+    )
+    return (
+        f'<svg class="flow" viewBox="0 0 {width:g} {height:g}" style="max-width: {width:g}px" '
+        f'role="img" aria-label="{about}">{paths}{"".join(box.draw() for box in boxes)}</svg>\n\n'
+        f"<small>{about}. Generated from the computation that JAX traces.</small>\n"
+    )
+
+
+def _arranged(flow: Flow) -> list[_Box]:
+    """Place the boxes: fields with the same arrows share one, and networks follow their inputs."""
+    networks = set(flow.networks)
+    groups: dict[frozenset[str], list[str]] = {}
+    for name in flow.fields:
+        groups.setdefault(flow.targets(name), []).append(name)
+    ordered = sorted(groups.items(), key=lambda item: (not item[0] & networks, item[1]))
+    above = [tuple(names) for targets, names in ordered if targets & networks]
+    below = [tuple(names) for targets, names in ordered if not targets & networks]
+    columns = _columns(flow)
+    placed = _stack(above, "data", 0, 2)
+    for column in sorted(set(columns.values())):
+        names = [(name,) for name in flow.networks if columns[name] == column]
+        placed += [
+            box._replace(style="target" if "target" in box.names[0] else "network")
+            for box in _stack(names, "network", column, 2)
+        ]
+    # Arrows from these to the results pass below the networks.
+    placed += _stack(below, "data", 0, max((box.y + box.height for box in placed), default=0) + 12)
+    results = _stack(
+        [(name,) for name in flow.results], "result", max(columns.values(), default=0) + 1, 0
+    )
+    middle = (max(b.y + b.height for b in placed) - results[-1].y - results[-1].height) / 2
+    return placed + [box._replace(y=box.y + max(middle, 2)) for box in results]
+
+
+def _stack(boxes: list[tuple[str, ...]], style: str, column: int, y: float) -> list[_Box]:
+    placed = []
+    for names in boxes:
+        placed.append(_Box(names, style, column, y))
+        y += placed[-1].height + _BETWEEN
+    return placed
+
+
+def _columns(flow: Flow) -> dict[str, int]:
+    """Return the column of each network: right of the networks that it takes as input."""
+    columns = dict.fromkeys(flow.networks, 1)
+    for _ in flow.networks:  # enough turns for the longest chain; a cycle ends here too
+        for start, stop in flow.arrows:
+            if start in columns and stop in columns:
+                columns[stop] = max(columns[stop], min(columns[start] + 1, len(columns)))
+    return columns
+
+
+def _arrow(start: _Box, stop: _Box) -> str:
+    x, y = start.x + _BOX, start.y + start.height / 2
+    end, target = stop.x - 2, stop.y + stop.height / 2
+    turn, bend = stop.x - _ARROW, _ARROW * 0.6  # straight to the gap before its target
+    line = (
+        f"M{x:g} {y:g}H{turn:g}C{turn + bend:g} {y:g} {end - bend:g} {target:g} {end:g} {target:g}"
+    )
+    return f'<path d="{line}"/><path class="head" d="M{end - 6:g} {target - 4:g}l6 4l-6 4z"/>'

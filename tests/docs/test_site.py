@@ -3,13 +3,18 @@
 import ast
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 pytest.importorskip("zensical", reason="needs pip install 'offmarl[docs]'")
 
 from docs import examples, make, pages
+from docs.flow import Flow, Source, Trace, Weights, flow_of
 from docs.links import broken_links
+from docs.pictures import flow_chart
 from offmarl import envs
 from offmarl.hub import card as catalogue
 from offmarl.programs import registry
@@ -50,7 +55,9 @@ def test_every_dataset_has_a_page():
     assert "offmarl record mappo --env swarm/coverage-3" in own and "offmarl pull" not in own
 
 
-def test_every_program_has_a_page_with_its_arguments_and_its_source():
+def test_every_program_has_a_page_with_its_arguments_and_its_source(monkeypatch):
+    monkeypatch.setattr(pages, "flow_of", lambda module: module.__name__)  # tested below
+    monkeypatch.setattr(pages, "flow_chart", lambda flow, data: f"{data} of {flow}\n")
     found = pages.algorithms()
     for kind in ("recorder", "baseline"):
         for name, path in registry.find(kind).items():
@@ -58,15 +65,82 @@ def test_every_program_has_a_page_with_its_arguments_and_its_source():
             assert path.read_text().rstrip() in text and "`--learning-rate` (default" in text
 
 
-def test_a_new_baseline_gets_a_page(tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text(
-        '"""MINE: a new one."""\nfrom dataclasses import dataclass\n\n\n'
-        '@dataclass\nclass Args:\n    width: int = 3\n    """How wide."""\n'
-    )
-    monkeypatch.setattr(registry, "find", lambda kind: {f"{kind}-x": tmp_path / "mine.py"})
+def test_a_new_baseline_gets_a_page(monkeypatch):
+    path = ROOT / "examples/own_baseline.py"
+    monkeypatch.setattr(registry, "find", lambda kind: {f"mine_{kind}": path})
+    monkeypatch.setattr(pages, "flow_chart", lambda flow, data: f"losses: {flow.results[0]}\n")
     found = pages.algorithms()
-    assert "MINE: a new one" in found["catalogue/algorithms/index.md"]
-    assert "`--width` (default `3`)\n:   How wide." in found["catalogue/algorithms/baseline-x.md"]
+    assert "[`mine_baseline`](mine_baseline.md)" in found["catalogue/algorithms/index.md"]
+    text = found["catalogue/algorithms/mine_baseline.md"]
+    assert "`--temperature` (default `1.0`)\n:   The smaller," in text
+    assert "losses: policy_loss" in text
+
+
+def test_the_flow_of_a_baseline_is_read_off_its_computation():
+    found = flow_of(registry.load("baseline", "qmix_cql"))
+    assert found.networks == ("agent", "mixer", "target agent", "target mixer")
+    assert found.results == ("cql_loss", "td_loss", "best action")
+    assert found.targets("observation") == {"agent", "target agent"}
+    assert found.targets("state") == {"mixer", "target mixer"}
+    assert found.targets("reward") == found.targets("target agent") == {"td_loss"}
+    assert found.targets("agent") == set(found.results)
+    assert "truncated" not in found.fields  # nor behaviour_log_prob: QMIX+CQL does not use them
+
+
+def test_the_flow_of_a_recorder_is_that_of_its_losses():
+    found = flow_of(registry.load("recorder", "mappo"))
+    assert found.networks == ("actor", "critic")
+    assert found.targets("state") == {"critic"}
+    assert found.targets("actor") == {"policy_loss", "best action"}
+
+
+def test_the_flow_passes_loops_branches_and_networks_in_a_row():
+    def loop(weights, x, y):
+        def body(carry, piece):
+            return carry @ weights["inner"] + piece, piece
+
+        after, pieces = jax.lax.scan(body, x, y)
+        chosen = jax.lax.cond(y.sum() > 0, lambda: after, lambda: 2 * after)
+        return chosen @ weights["outer"], pieces.sum()
+
+    trace = Trace()
+    inner, outer = ({Weights(name)} for name in ("inner", "outer"))
+    eye = jnp.eye(2)
+    inputs = {"inner": eye, "outer": eye}, jnp.ones(2), jnp.ones((3, 2))
+    tags = [frozenset(one) for one in (inner, outer, {Source("x")}, {Source("y")})]
+    first, second = trace.run(jax.make_jaxpr(loop)(*inputs).jaxpr, tags)
+    assert first == {Source("outer", True)} and second == {Source("y")}
+    assert trace.arrows == {
+        *((name, "inner") for name in ("x", "y")),
+        *((name, "outer") for name in ("inner", "y")),
+    }
+
+
+def test_a_diagram_has_a_box_for_each_name_and_fits_a_phone():
+    flow = Flow(
+        ("action", "observation"),
+        ("actor", "critic"),
+        ("critic_loss", "best action"),
+        frozenset(
+            {
+                ("observation", "actor"),
+                ("actor", "critic"),
+                ("actor", "best action"),
+                ("action", "critic_loss"),
+                ("critic", "critic_loss"),
+            }
+        ),
+    )
+    svg = flow_chart(flow, "a batch")
+    root = ElementTree.fromstring(svg.partition("\n")[0])
+    rects = {text.text: rect for rect, *texts in root.iter("g") for text in texts}
+    assert set(rects) == {*flow.fields, *flow.networks, *flow.results}
+    x = {name: float(rect.get("x")) for name, rect in rects.items()}
+    assert x["observation"] == x["action"] < x["actor"] < x["critic"] < x["critic_loss"]
+    assert len(root.findall("path[@class='head']")) == len(flow.arrows)
+    spans = [(float(r.get("y")), float(r.get("height"))) for r in rects.values()]
+    width, height = map(float, root.get("viewBox").split()[2:])
+    assert all(y >= 0 and y + tall <= height for y, tall in spans) and width < 700
 
 
 def test_a_new_dataset_gets_a_page(monkeypatch):
