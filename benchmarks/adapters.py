@@ -1,15 +1,15 @@
-"""What the adapters cost: environment steps a second through ours and of the raw environment.
+"""Cost of the adapters: steps per second with an adapter, relative to the raw environment.
 
     python benchmarks/adapters.py [--rounds 5]
 
-Both reset themselves, in 64 environments, with random actions drawn in the same way (among the
-legal ones where the raw environment says which), in a scan of 16 steps that keeps observations,
-rewards and ends; turns alternate and the median ratio counts. (In longer scans one side's arrays
-are above the 32 MB from which glibc fetches memory anew in each call, and the other's are not.)
-JaxMARL's own ``step`` and Jumanji's ``AutoResetWrapper`` reset in every step, so the last column is
-what counts for the adapter alone: both without any reset. The second table is autoreset alone: a
-pool of 256 resets against fresh ones. Where other programs run, one core (``taskset -c 0``) gives
-the steadiest ratios.
+Both sides run 64 environments with autoreset and random actions (legal ones, if the raw environment
+has a mask of legal actions), in a scan of 16 steps that returns observations, rewards and ends. The
+sides take turns, and the median ratio is printed. (In longer scans, the arrays of one side exceed
+32 MB, for which glibc allocates new memory in each call, and those of the other do not.) JaxMARL's
+``step`` and Jumanji's ``AutoResetWrapper`` reset in every step, so the last column compares both
+sides without resets: it is the cost of the adapter alone. The second table compares autoreset with
+a pool of 256 initial states and without. If other programs are running, use one core
+(``taskset -c 0``) for the most stable ratios.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def draw(spec, key, legal):
 
 
 def masked(env):
-    """Say whether the raw environment has legal actions."""
+    """Whether the raw environment has a mask of legal actions."""
     return env.spec.name.startswith(("jumanji", "jaxmarl/smax"))
 
 
@@ -160,7 +160,7 @@ def main():
     parser.add_argument("--only", default="", help="environments whose names have this in them")
     args = parser.parse_args()
     print(f"{jax.default_backend()}, {NUM_ENVS} environments, scan of {NUM_STEPS}")
-    columns = ("steps/s, with resets", "ours", "raw", "ours/raw", "the same without resets")
+    columns = ("steps/s, with resets", "adapter", "raw", "ratio", "ratio without resets")
     print("{:36s} {:>10s} {:>10s} {:>9s} {:>24s}".format(*columns))
     for name in ADAPTED:
         if args.only in name:

@@ -1,9 +1,9 @@
-"""How long the commands take that should answer at once, started anew each time.
+"""Duration of short commands, each started in a new process.
 
     python benchmarks/commands.py [--rounds 20]
 
-`offmarl --help`, and `offmarl ls` on a directory of 200 small vaults, which are copies of one;
-beside them the imports that `ls` cannot do without, as what it could cost at least.
+The commands are `offmarl --help`, and `offmarl ls` on a directory of 200 small vaults, which are
+copies of one. The imports that `ls` needs are measured too, as a lower bound of its duration.
 """
 
 import os

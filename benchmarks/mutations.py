@@ -3,12 +3,12 @@
     python benchmarks/mutations.py --seed 0 --mutations 60 [--jobs N] [--results FILE]
 
 The nodes to change are drawn uniformly, without replacement, from all nodes of the listed files
-that one of the rules below applies to; then one of the changes of that node is drawn. A smaller
-``--mutations`` takes the first of the same order. The rules leave out type annotations, decorators,
-blocks under ``TYPE_CHECKING``, strings (docstrings and the texts of errors with them) and the
-arguments of raised errors. A mutant is killed where the tests that are not slow fail or take more
-than four times as long as without it. The tests run in copies of the tracked files: the
-checkout is not touched. Mutants that the results file knows already are not run again.
+to which one of the rules below applies. Then one of the changes of that node is drawn. A smaller
+``--mutations`` takes the first nodes of the same order. The rules exclude type annotations,
+decorators, blocks under ``TYPE_CHECKING``, strings (including docstrings and the texts of errors)
+and the arguments of raised errors. A mutant is killed if the tests that are not slow fail, or take
+more than four times as long as without it. The tests run in copies of the tracked files, so the
+checkout is not changed. Mutants that are in the results file are not run again.
 """
 
 import argparse
@@ -83,7 +83,7 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
 """The files to change, and the tests to run for each, in stages: the nearest first."""
 
 _LEFT_OUT = ("slow", "nightly")
-"""The marks of tests that do not run, as far as there are such marks."""
+"""Marks of tests that do not run, if the marks exist."""
 _QUIETLY = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--no-header", "--tb=line"]
 _PATIENCE = 4.0
 _LEAST_SECONDS = 120.0
@@ -133,7 +133,7 @@ Change = tuple[str, ast.AST]
 
 
 def changes(node: ast.AST) -> list[Change]:
-    """Return all that may be done to a node."""
+    """Return all changes that the rules allow for a node."""
     found = [change for rule in _RULES for change in rule(node)]
     before = ast.dump(node)
     return [change for change in found if ast.dump(change[1]) != before]
@@ -238,7 +238,7 @@ class Mutant(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What tells it from others; it depends on the file's content."""
+        """Identifies the mutant; it depends on the file's content."""
         return hashlib.sha256(f"{self.file}\n{self.source}".encode()).hexdigest()[:16]
 
 
@@ -248,7 +248,7 @@ def mutable(file: str) -> list[tuple[str, ast.AST]]:
 
 
 def _nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield a node and those below it, but for what is never changed."""
+    """Yield a node and its descendants, without nodes that are never changed."""
     if isinstance(node, ast.JoinedStr) or _is_text(node) or _is_for_types(node):
         return
     for test in (getattr(node, "test", None), *getattr(node, "ifs", ())):
@@ -265,7 +265,7 @@ def _nodes(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _is_text(node: ast.AST) -> bool:
-    """Whether a statement is nothing but text: a docstring."""
+    """Whether a statement is a string, such as a docstring."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
@@ -274,7 +274,7 @@ def _is_for_types(node: ast.AST) -> bool:
 
 
 def draw(seed: int, count: int) -> list[Mutant]:
-    """Draw mutants, none of the same node as another."""
+    """Draw mutants, at most one of each node."""
     rng = random.Random(seed)
     nodes = [place for file in TARGETS for place in mutable(file)]
     rng.shuffle(nodes)
@@ -289,7 +289,7 @@ def draw(seed: int, count: int) -> list[Mutant]:
 
 
 def _mutant(file: str, node: ast.AST, rng: random.Random) -> Mutant | None:
-    """Change a node; None where Python cannot compile the result."""
+    """Change a node; None if Python cannot compile the result."""
     change, new = rng.choice(changes(node))
     original = (ROOT / file).read_text()
     text = ast.unparse(ast.fix_missing_locations(new))
@@ -352,7 +352,7 @@ class Bench:
         print(f"{self._seconds[tests]:6.0f} s without a mutant: {' '.join(tests)}", flush=True)
 
     def judge(self, mutant: Mutant) -> str:
-        """Return what killed a mutant; nothing where it survived."""
+        """Return what killed a mutant; empty if it survived."""
         tree = self._free.get()
         file = tree / mutant.file
         original = file.read_text()
@@ -387,7 +387,7 @@ class Bench:
             try:
                 status = process.wait(limit)
             except subprocess.TimeoutExpired:
-                return f"no end in {limit:.0f} s"
+                return f"not finished in {limit:.0f} s"
             finally:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
@@ -399,14 +399,14 @@ class Bench:
 
 
 def _write(file: Path, source: str) -> None:
-    """Write a module, and drop what Python compiled of it before."""
+    """Write a module, and delete its compiled version."""
     file.write_text(source)
     for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
         compiled.unlink()
 
 
 def _failure(lines: list[str]) -> str:
-    """Return the line of pytest's summary that names what failed."""
+    """Return the line of pytest's summary that names the failed test."""
     named = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
     return named[0][:160] if named else ""
 
@@ -443,7 +443,7 @@ def main(seed: int, count: int, jobs: int, results: Path, only: str) -> None:
 
 
 def report(mutants: list[Mutant], known: dict[str, dict[str, str]], seed: int) -> None:
-    """Print the share that was killed, by file, and the survivors."""
+    """Print the fraction of killed mutants by file, and the survivors."""
     survivors = [mutant for mutant in mutants if not known[mutant.key]["killed_by"]]
     print(f"\n{'file':48} killed")
     for file in dict.fromkeys(mutant.file for mutant in mutants):

@@ -1,12 +1,12 @@
-"""Reading vaults: against stock flashbax, against NumPy in memory, against the disk itself.
+"""Speed of reading vaults, relative to stock flashbax, to NumPy arrays in memory, and to the disk.
 
     python benchmarks/reading.py [--size 8] [--directory DIR] [--only stock|large|checked]
 
-"checked" compares reads that are compared with checksums, as they are by default, with others.
+"checked" compares reads with and without comparison with checksums (with is the default).
 
-Eight agents, 1360 bytes of observations, actions, rewards and ends a step, one row. Each
-measurement is a process of its own; `--size` is that of the large vault in GB, deleted afterwards.
-Linux only.
+The vaults have eight agents, one row, and 1360 bytes of observations, actions, rewards and ends per
+step. Each measurement runs in a new process. `--size` is the size of the large vault in GB; it is
+deleted afterwards. Linux only.
 """
 
 import argparse
@@ -42,7 +42,7 @@ LEAVES += ["infos.state", "infos.legals"]  # what stock has too
 
 
 def median(function: Callable[[], object], repeat: int, rounds: int = 5) -> float:
-    """Seconds a call: the median of some rounds."""
+    """Return the seconds of a call: the median of some rounds."""
     times = []
     for _ in range(rounds):
         start = time.perf_counter()
@@ -53,7 +53,7 @@ def median(function: Callable[[], object], repeat: int, rounds: int = 5) -> floa
 
 
 def peak() -> int:
-    """Most bytes that this process ever had in memory, mapped files included."""
+    """Return the peak resident memory of this process in bytes, including mapped files."""
     (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in x)
     return int(line.split()[1]) * 1024
 
@@ -101,7 +101,7 @@ def starts_in(length: int, seed: int) -> list[np.ndarray]:
 
 
 def warm(path: Path) -> dict[str, float]:
-    """Random windows with little memory of our own, all of the vault in the page cache."""
+    """Measure random windows with a small heap limit, and the whole vault in the page cache."""
     resource.setrlimit(resource.RLIMIT_DATA, (DATA_LIMIT, DATA_LIMIT))
     found = vault.open_vault(path)
     start = time.perf_counter()
@@ -119,7 +119,7 @@ def warm(path: Path) -> dict[str, float]:
 
 
 def memory(path: Path) -> dict[str, float]:
-    """The same from NumPy arrays; they hold 2 GB, many times what the processor caches."""
+    """Measure the same from NumPy arrays of 2 GB, many times the size of the processor's cache."""
     found = vault.open_vault(path)
     arrays = {
         k: v[0] for k, v in found.read(0, min(found.length, 1_500_000), leaves=LEAVES).items()
@@ -169,7 +169,7 @@ def cold(path: Path) -> dict[str, float]:
 
 
 def disk(path: Path) -> dict[str, float]:
-    """Reads of the sizes that windows are made of, at random places of the same files."""
+    """Measure reads of the sizes of windows, at random places of the same files."""
     found = vault.open_vault(path)
     sizes = [found.leaves[name].step_bytes * WINDOW for name in LEAVES]
     files = [file for file in (path / "d").iterdir() if file.stat().st_size > 2**20]
@@ -200,7 +200,7 @@ def disk(path: Path) -> dict[str, float]:
 
 
 def checked(path: Path) -> dict[str, float]:
-    """Seconds of reads with checksums and without, taken in turns; all is in the page cache."""
+    """Measure reads with and without checksums in turns; all data is in the page cache."""
     found: dict[str, list[float]] = {}
     batches = starts_in(vault.open_vault(path).length, 4)
     row = np.zeros(BATCH, np.int64)
@@ -211,7 +211,7 @@ def checked(path: Path) -> dict[str, float]:
         found.setdefault(name, []).append(time.perf_counter() - start)
 
     def opened_as(name: str) -> vault.Dataset:
-        """Open it anew, its files mapped, because making the map is another matter."""
+        """Open the vault again and map its files, which is not part of the measurement."""
         opened = vault.open_vault(path, checked=name == "checked")
         opened.prefetch(row[:1], row[:1], 1, ["rewards"])
         return opened
@@ -243,7 +243,7 @@ def checked(path: Path) -> dict[str, float]:
 
 
 def replays(path: Path) -> dict[str, float]:
-    """Seconds a batch of 32 windows, from the device and from the disk."""
+    """Measure the seconds of a batch of 32 windows, from the device and from the disk."""
     import jax
 
     import offmarl
@@ -289,7 +289,7 @@ def report_stock(root: Path) -> None:
         measure("ours", root / "ours.vlt" / "r"),
         measure("stock", root / "stock.vlt" / "r"),
     )
-    print(f"against stock, {STEPS:,} steps        ours      stock   stock / ours")
+    print(f"against stock, {STEPS:,} steps     offmarl      stock  stock/offmarl")
     for name, unit, title in (
         ("read", 1e3, "read all, ms"),
         ("window", 1e3, f"window of {WINDOW}, ms"),
@@ -297,7 +297,7 @@ def report_stock(root: Path) -> None:
     ):
         ratio = theirs[name] / mine[name]
         print(f"{title:24} {mine[name] * unit:14.3f} {theirs[name] * unit:10.2f} {ratio:10.1f}x")
-    print(f"our peak over what is returned: {mine['peak'] / mine['returned']:.2f}")
+    print(f"offmarl's peak over the bytes returned: {mine['peak'] / mine['returned']:.2f}")
     took = measure("replays", root / "ours.vlt" / "r")
     print(f"batch of 32 windows, ms: device {1e3 * took['device']:.2f}, stream", end=" ")
     print(f"{1e3 * took['stream']:.2f}")

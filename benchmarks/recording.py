@@ -1,8 +1,8 @@
-"""What recording costs: the same rollout, recorded and not, as a ratio in one run.
+"""Cost of recording: the speed of a rollout with recording, relative to the same rollout without.
 
-Unrecorded, a rollout's transitions and next views are computed and dropped. Recorded, they go
-through the flashbax buffer and the writer's thread into a vault, until all of it is on the disk.
-The two take turns, and the median of the rounds counts.
+Without recording, the transitions and next views of a rollout are computed and dropped. With
+recording, they go through the flashbax buffer and the writer's thread into a vault, until all data
+is on the disk. The two take turns, and the median of the rounds is printed.
 """
 
 import tempfile

@@ -1,16 +1,16 @@
-"""Kills and flipped bits: does anything wrong ever come back without an error?
+"""Tests that kills and flipped bits never lead to wrong data without an error.
 
     python benchmarks/robustness.py [--kills 100] [--flips 200] [--directory DIR] [--seed 0]
 
-Kills (SIGKILL, at random instants) of the programs that write: creating and appending, several
-writers of one vault, `offmarl record` and `offmarl train`. After each the vault must be absent or
-hold a prefix of what an undisturbed program writes; programs that are started again must end with
-the same content, and a training run with the same parameters.
+Kills: programs that write are killed (SIGKILL) at random instants: creating and appending, several
+writers of one vault, `offmarl record` and `offmarl train`. After each kill, the vault must not
+exist or hold a prefix of the data that an undisturbed program writes. Programs that are started
+again must end with the same content, and a training run with the same parameters.
 
-Flips, one bit at a time, in every file in turn of a raw vault, of a zstd vault and of a run's
-checkpoints. Vaults are read by training itself, and checkpoints by loading the policy and by going
-on with the run. Each flip must raise an error of offmarl's, or leave the result identical: many
-bytes of a vault are dead, because later commits replaced them. Everything else counts as wrong, is
+Flips: one bit at a time is flipped, in each file of a raw vault, of a zstd vault and of a run's
+checkpoints. The vaults are then read by training, and the checkpoints by loading the policy and by
+resuming the run. Each flip must raise an error of offmarl or leave the result identical: many bytes
+of a vault are unused, because later commits replaced them. Everything else counts as wrong, is
 listed, and makes the exit status 1.
 """
 
@@ -53,7 +53,7 @@ RECORD = "--env probe/observation --steps 4096 --total-steps 8192 --num-envs 16 
 
 
 class Outcome(NamedTuple):
-    """What became of some damage."""
+    """The results of some damage."""
 
     target: str
     detected: int
@@ -68,7 +68,7 @@ class Outcome(NamedTuple):
 
 
 def write_vault(path: Path, codec: str) -> Path:
-    """Several commits, and so bytes that are dead, final views, and an unfinished chunk."""
+    """Write a vault with several commits, unused bytes, final views, and a partial chunk."""
     options = {"chunk_steps": 32, "codec": codec, "provenance": {"recorder": "x" * 200}}
     with vault.create(path, SPEC, rows=2, **options) as writer:
         for commit in range(6):
@@ -86,7 +86,7 @@ def digest_of(tree: object) -> str:
 
 
 def train(path: Path, run: Path, updates: int = UPDATES) -> str:
-    """Train on a vault as the command line does, and return what the parameters are known by."""
+    """Train on a vault as the command line does, and return a hash of the parameters."""
     baseline = registry.load("baseline", "bc")
     options = {"seeds": 1, "updates": updates, "evaluate_every": UPDATES // 2, "batch_size": 8}
     args = baseline.Args(vault=path, out=run, env="none", length=5, hidden=8, **options)
@@ -104,7 +104,7 @@ def train_anew(path: Path) -> str:
 
 
 def go_on(path: Path, run: Path) -> str:
-    """Load the policy of a stopped run, and go on with a copy of it."""
+    """Load the policy of a stopped run, and resume a copy of the run."""
     policy = digest_of(offmarl.load_policy(run, 0).params)
     with tempfile.TemporaryDirectory() as name:
         copy = shutil.copytree(run, Path(name) / "run")
@@ -208,7 +208,7 @@ def kill_writers(root: Path, count: int, rng: random.Random) -> Outcome:
 
 
 def is_wrong(path: Path, whole: Path, acknowledged: int = 0) -> str:
-    """Say what is wrong with the vault of a killed program; empty where it holds a prefix."""
+    """Describe the fault of a killed program's vault; empty if it holds a prefix of the data."""
     try:
         found = vault.open_vault(path)
     except VaultNotFoundError:
@@ -261,7 +261,7 @@ def run_command(command: str, seconds: float | None) -> None:
 
 
 def recorded(place: Path) -> str:
-    """Return what all vaults that a recorder made are known by."""
+    """Return the digests of all vaults that a recorder made."""
     paths = sorted(path for path, _ in vault.list_vaults(place))
     return "".join(f"{path.name} {vault.open_vault(path).digest()}" for path in paths)
 

@@ -2,19 +2,19 @@
 
     python benchmarks/swarm.py
 
-The whole sweep: every task, 10 to 4096 agents, in 1 to 16,384 environments side by side; random
-legal actions, autoreset, scans of 128 steps, compiled and run once before timing. Rows appear as
-they are measured. What would not fit into the device's memory is left out, and so is what would
-take more than half a minute a round, judged by the row before; the table says which. Choose less
-with ``--tasks``, ``--agents`` and ``--envs``.
+The full sweep measures every task with 10 to 4096 agents in 1 to 16,384 environments: random legal
+actions, autoreset, scans of 128 steps, compiled and run once before timing. Rows are printed as
+they are measured. Settings are skipped if they do not fit into the device's memory, or if a round
+would take more than half a minute by the row before; the table says which. Select fewer with
+``--tasks``, ``--agents`` and ``--envs``.
 
     taskset -c 0,1 python benchmarks/swarm.py --together 4000 --agents 100 1000 4000
 
-How the cost grows: every number of agents in as many environments as make so many agents in all,
-in turns, so that nothing but the size of the swarm differs.
+This measures how the cost grows: each swarm size runs in as many environments as give about 4000
+agents in all, in turns, so that only the size of the swarm differs.
 
-Targets, loads and evaders are half as many as the agents, or as many (loads), as the tasks say;
-obstacles are as many as fit (flock). ``--dense`` compares all pairs whatever the size of the swarm.
+There are half as many targets and evaders as agents, as many loads, and as many obstacles as fit
+(flock). ``--dense`` compares all pairs for any size of the swarm.
 """
 
 import argparse

@@ -1,9 +1,10 @@
-"""Copying a vault with `offmarl.vault.cat`, against stock flashbax and a plain copy of the files.
+"""Speed of copying a vault with `offmarl.vault.cat`, against stock flashbax and a file copy.
 
     python benchmarks/transforms.py [--directory DIR] [--steps N] [--rounds N]
 
-The steps are those of `benchmarks/vault.py`. Stock reads the whole vault and writes it to another
-one, a thousand steps a call; ours reads twice, once for the digest in the lineage, and syncs.
+The steps are those of `benchmarks/vault.py`. Stock flashbax reads the whole vault and writes it to
+another one, a thousand steps per call. offmarl reads it twice, once for the digest in the lineage,
+and syncs.
 """
 
 import argparse

@@ -1,13 +1,14 @@
-"""Vaults against stock flashbax, as ratios in one run.
+"""Speed of writing and reading vaults, relative to stock flashbax in the same run.
 
     python benchmarks/vault.py [--directory DIR]
 
-Eight agents, 1360 bytes of observations, actions, rewards and ends a step, one row. Both write the
-same steps; ours with their log-probabilities, policies and alive masks besides. Stock syncs each
-array's file by itself in every call, so "durable each", where ours flushes after every call too, is
-the comparison between equals; without it a vault is durable when the writer is closed.
+The vaults have eight agents, one row, and 1360 bytes of observations, actions, rewards and ends per
+step. Both sides write the same steps; offmarl also writes log-probabilities, policies and alive
+masks. Stock syncs the file of each array in every call. The rows "durable each", where offmarl also
+flushes after every call, compare equal guarantees; in the others, offmarl's data is durable when
+the writer is closed.
 
-Bulk writes are compared with a file to which the same number of bytes is appended and synced.
+Bulk writes are compared with appending the same number of bytes to a file and syncing it.
 """
 
 import argparse
@@ -94,7 +95,7 @@ def open_stock(path: Path) -> StockVault:
 
 
 def seconds(function: Callable[[], object], repeat: int = 1, tries: int = 3) -> float:
-    """The best of some tries."""
+    """Return the seconds of the best of some tries."""
     times = []
     for _ in range(tries):
         start = time.perf_counter()
@@ -115,7 +116,7 @@ def disk(path: Path) -> int:
 
 
 def writes(root: Path, steps: int, call: int, flush: bool) -> tuple[float, float, float]:
-    """Seconds of ours and of stock, and stock's size on the disk over ours."""
+    """Return offmarl's and stock's seconds, and stock's size on disk over offmarl's."""
     data = experience(steps)
     ours, stock = root / "ours.vlt" / "a", root / "stock.vlt" / "a"
 
@@ -131,7 +132,7 @@ def writes(root: Path, steps: int, call: int, flush: bool) -> tuple[float, float
 
 
 def bulk(root: Path, pieces: int = 32, call: int = 10_000) -> list[tuple[str, float, float]]:
-    """Seconds of ours and of a plain file, synced after each of the pieces and at the end alone."""
+    """Return offmarl's and a plain file's seconds, synced after each piece or at the end."""
     data = experience(call)
     bytes_a_step = sum(leaf.step_bytes for leaf in layout.leaves(SPEC).values())
     piece = np.random.default_rng(0).bytes(call * bytes_a_step)
@@ -210,7 +211,7 @@ def main() -> None:
                 sizes.append((title, size))
             rows += reads(root, 100_000)
             appended = bulk(root)
-    print(f"{'':34} {'ours ms':>10} {'stock ms':>10} {'ratio':>7}")
+    print(f"{'':34} {'offmarl ms':>10} {'stock ms':>10} {'ratio':>7}")
     for title, ours, stock in rows:
         print(f"{title:34} {1e3 * ours:10.2f} {1e3 * stock:10.2f} {stock / ours:6.1f}x")
     for title, size in sizes:

@@ -1,10 +1,10 @@
-"""How far the code is walked by everyday tasks: files, functions, hops, and stores opened.
+"""Files, functions and hops of everyday tasks, and the stores that they open.
 
     python benchmarks/walks.py [--json]
 
-Each task runs once to load what it needs, and is traced the second time, in all threads. A hop is a
+Each task runs once to import its modules, and is traced the second time, in all threads. A hop is a
 call whose nearest caller in offmarl is in another file; a link is a pair of files with such calls.
-A store is opened where TensorStore opens an OCDBT database.
+Opening a store means that TensorStore opens an OCDBT database.
 """
 
 import json
@@ -45,14 +45,14 @@ class Args:
 
 @dataclass
 class Walk:
-    """What a task walked over."""
+    """The trace of a task."""
 
     files: int = 0
     functions: int = 0
     links: int = 0
     hops: int = 0
     stores: dict[str, int] = field(default_factory=dict)
-    """How often a store was opened at each path."""
+    """Number of times a store was opened, by path."""
 
     @property
     def opens(self) -> int:
@@ -61,7 +61,7 @@ class Walk:
 
 
 class Trace:
-    """Counts calls in all threads while it is on."""
+    """Counts calls in all threads while it is active."""
 
     def __init__(self) -> None:
         self.codes: set[CodeType] = set()

@@ -4,8 +4,8 @@
 # An environment is a class with a `spec` and two pure functions, `reset` and `step`. This page
 # writes one, records it, and trains a baseline on the recording.
 #
-# In this environment two agents stand on a line of five places. Each sees its own place and the
-# other's, and the team gets a reward in every step in which they stand together.
+# In this environment two agents move on a line of five places. Each agent sees both places. The
+# team gets a reward in every step after which both agents are at the same place.
 
 # %%
 from dataclasses import dataclass
@@ -33,8 +33,8 @@ class MeetState(NamedTuple):
 # ## The environment
 #
 # Options are fields of a frozen dataclass. The environment never resets itself: recording and
-# evaluation do that. `transition` builds the record of a step; the arrays of agents have the
-# agents' axis first.
+# evaluation do that. `transition` builds the timestep after a step. In arrays over agents, the
+# agents are the first axis.
 
 
 # %%
@@ -93,7 +93,7 @@ def look(state: MeetState) -> View:
 # `step` are pure functions.
 
 # %%
-if __name__ == "__main__":  # not where a command imports this file
+if __name__ == "__main__":  # skipped when a command imports this file
     env = Meet(time_limit=8)
     state, timestep = jax.jit(env.reset)(jax.random.key(0))
     print("places:", state.place)
@@ -118,8 +118,8 @@ if __name__ == "__main__":  # not where a command imports this file
 # offmarl train bc --vault meet/*/expert --env jax_environment.py:Meet --out meet/bc
 # ```
 #
-# `--env` is given again because a vault only holds the environment's name, and offmarl does not
-# run code that data names.
+# `train` needs `--env` again, because a vault only stores the environment's name, and offmarl never
+# imports code because a dataset names it.
 #
 # ## Use it from Python
 #

@@ -5,8 +5,8 @@
 # in place of a name, and does the rest: sampling, seeds, evaluation, checkpoints, resuming, and
 # loading the policy again.
 #
-# This page writes *reward-weighted cloning*: behaviour cloning in which each step counts the more,
-# the higher its reward,
+# This page writes *reward-weighted cloning*: behaviour cloning in which steps with higher rewards
+# have larger weights,
 #
 #     L = -E[ w log π(a_i | o_i) ],   w = exp(r / temperature), scaled to a mean of 1.
 #
@@ -32,8 +32,8 @@ from offmarl.types import ArrayTree
 # ## Arguments
 #
 # `programs.Args` has the arguments that all baselines share: the vault, the seeds, the number of
-# updates and so on. Yours are fields with a line of help each. Their types say which values are
-# valid.
+# updates and so on. Add your own as fields, each with a line of help. Their types determine which
+# values are valid.
 
 
 # %%
@@ -44,7 +44,7 @@ class Args(programs.Args):
     learning_rate: Positive = 1e-3
     """Adam's step size."""
     temperature: Positive = 1.0
-    """The smaller, the more the policy follows the steps with the highest rewards."""
+    """Lower values give more weight to the steps with the highest rewards."""
     hidden: PositiveInt = 64
     """Width of the policy's layers."""
 
@@ -53,7 +53,7 @@ class Args(programs.Args):
 # ## The program
 #
 # `make` gets the sizes of the data, the arguments, and statistics of the dataset, and returns pure
-# functions of one seed. Numbers such as the learning rate come as `hyper`, which holds arrays.
+# functions of one seed. These get numbers such as the learning rate in `hyper`, as arrays.
 
 
 # %%

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # A PettingZoo environment with a PyTorch policy
 #
-# Any PettingZoo environment of the parallel API can be recorded while a policy of yours acts in
-# it, here one written in PyTorch. Then a baseline is trained on the recording, and acts in the
-# same environment. Install `offmarl[pettingzoo]` and `torch` first.
+# This page records a PettingZoo environment of the parallel API while a policy written in PyTorch
+# acts in it. Then it trains a baseline on the recording, and lets the baseline act in the same
+# environment. Install `offmarl[pettingzoo]` and `torch` first.
 
 # %%
 import subprocess
@@ -19,8 +19,8 @@ import offmarl
 # %% [markdown]
 # ## The environment
 #
-# Each of two agents sees a light that is on or off, and is rewarded for pressing the switch that
-# agrees with it. Use any environment whose actions are Discrete, or Boxes with finite bounds.
+# Each of two agents sees a light that is on or off, and is rewarded for choosing the action with
+# the same number. Any environment works whose actions are Discrete, or Boxes with finite bounds.
 
 
 # %%
@@ -64,7 +64,7 @@ class Lights(pettingzoo.ParallelEnv):
 # ## The policy
 #
 # The policy returns an action for each agent, and the log-probability of each action. The
-# recording keeps both. A policy that cannot give log-probabilities leaves them out.
+# recording keeps both. The log-probabilities are optional.
 
 # %%
 torch.manual_seed(0)
@@ -86,7 +86,7 @@ def act(observations):
 # %% [markdown]
 # ## Train it a little
 #
-# Any way of training will do. Here: follow the rewards of single steps (REINFORCE).
+# Train the policy in any way. This example follows the rewards of single steps (REINFORCE).
 
 # %%
 optimiser = torch.optim.Adam(network.parameters(), lr=0.02)

@@ -4,8 +4,8 @@
 # This page trains a linear policy by behaviour cloning on a dataset, with nothing but JAX and
 # Optax. Replace the loss with your own.
 #
-# offmarl gives you batches; the learner is yours. Every array of a batch begins with the windows
-# of the batch and the steps of a window.
+# offmarl provides the batches; the learner is your own code. The first two axes of every array of a
+# batch are the windows and their steps.
 
 # %%
 import sys
@@ -20,7 +20,7 @@ from offmarl.vault import Dataset
 # %% [markdown]
 # ## Open a dataset
 #
-# The name of a published dataset is pulled the first time it is opened. A path works too.
+# A published dataset is pulled the first time it is opened by its name. A path works too.
 #
 # ```bash
 # python published_data.py og_marl/smac_v1/3m/Good
@@ -37,8 +37,8 @@ def open_data(name: str) -> Dataset:
 # %% [markdown]
 # ## The loss
 #
-# A window never crosses the end of an episode. An episode can be shorter than a window, so
-# `batch.mask` marks the steps that exist, and `alive` marks the agents that take part.
+# A window can hold steps of several episodes. Between two episodes lies a slot without an action,
+# so `batch.mask` marks the steps that count, and `alive` marks the agents that take part.
 
 
 # %%

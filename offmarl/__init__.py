@@ -11,7 +11,7 @@
 | recording | `record` (Python environments), `record_episodes` (the same, in processes) |
 | evaluation | `evaluation`, `load_policy` |
 | statistics | `statistics` (intervals, profiles), `report` (tables, figures, pages) |
-| testing | `testing` (what storage drivers and environments must do) |
+| testing | `testing` (conformance tests for storage drivers and environments) |
 | records | `View`, `Timestep`, `Transition`, `Sequence`, `FinalObservations` |
 | specifications | `EnvSpec`, `Discrete`, `Continuous` |
 | errors | `OffmarlError`, `OptionError`, `UnknownNameError`, `ShapeError`, `InvalidValueError` |
@@ -21,7 +21,7 @@
 | | `HubError`, `HubUnreachableError`, `CardError` |
 | | `RunError`, `CheckpointError`, `MissingExtraError`, `PluginError` |
 
-Names are imported on first use, so ``import offmarl`` is fast and brings in neither JAX nor
+Names are imported on first use, so ``import offmarl`` is fast and imports neither JAX nor
 TensorStore.
 """
 
@@ -175,19 +175,19 @@ _HOMES = {
         )
     },
 }
-"""Names that are neither modules of the package nor imported above, and where each one lives."""
+"""Names that are neither modules of the package nor imported above, and where each is defined."""
 
 if not TYPE_CHECKING:  # type checkers take any name from a module that has this
     __getattr__ = lazy_getattr(__name__, _HOMES)
 
 
 def _find_dataset(name: str) -> "Path | None":
-    from offmarl.hub.cache import find  # it brings in the hub's client
+    from offmarl.hub.cache import find  # it imports the hub's client
 
     return find(name)
 
 
-# Paths are below the hub and cannot import it; this is the one place that knows both.
+# `offmarl.paths` is a layer below the hub and cannot import it, so they are connected here.
 register_names(_find_dataset)
 
 

@@ -1,4 +1,4 @@
-"""Work that is started before its results are needed."""
+"""Starts work before its results are needed."""
 
 import math
 from collections import deque
@@ -18,11 +18,11 @@ def ahead(
     Parameters
     ----------
     items
-        May be endless.
+        The items; the iterable may be infinite.
     start
-        Starts the work on an item, such as a read, and returns what its result comes from.
+        Starts the work on an item, such as a read, and returns a handle, such as a future.
     depth
-        Items whose work is under way, or waits to be used, when the caller takes one.
+        Number of items whose work is started before the first is yielded.
     """
     rest = iter(items)
     waiting = deque((item, start(item)) for item in islice(rest, depth))
@@ -32,5 +32,5 @@ def ahead(
 
 
 def depth_of(item_bytes: int, memory: int = 2**26) -> int:
-    """Return how many items to work on at once, at least 2, so that they fit in memory."""
+    """Return how many items of this size fit in ``memory`` bytes, at least 2."""
     return max(2, math.ceil(memory / max(item_bytes, 2**16)))

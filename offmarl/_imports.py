@@ -37,14 +37,14 @@ def import_file(path: Path, name: str | None = None) -> ModuleType:
     """Import a Python file that may be anywhere.
 
     The same content at the same path is the same module, so that classes and compiled programs are
-    shared; a changed file is imported again. Modules beside the file can be imported by it.
+    shared; a changed file is imported again. The file can import modules in its directory.
 
     Parameters
     ----------
     path
         Absolute path of the file.
     name
-        Name of the module, for a file of offmarl; such a file imports no modules beside it.
+        Name of the module, for a file of offmarl, which cannot import modules in its directory.
 
     Raises
     ------
@@ -68,7 +68,7 @@ def import_file(path: Path, name: str | None = None) -> ModuleType:
         spec.loader.exec_module(module)
     except BaseException as error:
         del sys.modules[name]
-        if not isinstance(error, (Exception, SystemExit)):  # the user interrupts
+        if not isinstance(error, (Exception, SystemExit)):  # such as KeyboardInterrupt
             raise
         raise OptionError(f"{path} cannot be imported: {summarize(error)}") from error
     return module
@@ -111,7 +111,7 @@ def attribute(module: ModuleType, name: str, where: str) -> Any:
 def summarize(error: BaseException) -> str:
     """Return an error of a user's code in one line, with the file and line that raised it."""
     text = f"{type(error).__name__}: {error}"
-    if isinstance(error, SyntaxError):  # whose text says where it is
+    if isinstance(error, SyntaxError):  # its text has the file and the line
         return text
     frames = [
         frame

@@ -3,10 +3,10 @@
 A run's checkpoint is a mapping of named pytrees, at least these two:
 
 ``policy``
-    The parameters the policy acts with, each with a leading axis of seeds (of length one where
-    a program trains a single seed). `offmarl.programs.load_policy` reads this and nothing else.
+    The parameters that the policy acts with. Each has a leading axis of seeds, also if a program
+    trains a single seed. `offmarl.programs.load_policy` reads only this part.
 ``state``
-    Everything the program needs to resume with the same bits.
+    Everything that the program needs to resume with the same bits.
 """
 
 import errno
@@ -34,7 +34,7 @@ _ABOUT = "about"
 """Name of the JSON part of a checkpoint: ``info``, and a description and checksum of each array."""
 
 _OWN_LEFTOVER = re.compile(r"\d+\.(deleted|orbax-checkpoint-tmp(-\d+)?)")
-"""Directories that a killed process leaves: half deleted by us, or half written by orbax."""
+"""Directories that a killed process leaves: half deleted by offmarl, or half written by orbax."""
 
 
 _OF_ORBAX = "_CHECKPOINT_METADATA"
@@ -100,12 +100,12 @@ class Checkpoints:
         if _is_remnant(path):
             aside = _rename_damaged(path)
             warnings.warn(
-                f"checkpoint {path} has lost a part: it was renamed to {aside.name}, and a new one "
-                "takes its place.",
+                f"checkpoint {path} has lost a part: it was renamed to {aside.name}, and a new "
+                "checkpoint is written.",
                 stacklevel=2,
             )
         if path.exists() or path.is_symlink():
-            raise RunError(f"{path} is in the place of a new checkpoint: move or rename it.")
+            raise RunError(f"{path} has the name of a new checkpoint: move or rename it.")
         host = {name: jax.device_get(_without_keys(part)) for name, part in tree.items()}
         parts = {
             name: args.StandardSave(_wrap(part))
@@ -129,7 +129,7 @@ class Checkpoints:
         return self._directory.is_dir()
 
     def steps(self) -> list[int]:
-        """Return the numbers of all whole checkpoints, in order."""
+        """Return the numbers of all complete checkpoints, in order."""
         if not self._directory.is_dir():
             return []
         return sorted(int(path.name) for path in self._directory.iterdir() if _is_whole(path))
@@ -233,7 +233,7 @@ class Checkpoints:
         self._remove_leftovers()
 
     def _remove_leftovers(self) -> None:
-        """Delete half written and half deleted checkpoints of a killed process."""
+        """Delete checkpoints that a killed process wrote or deleted only in part."""
         for path in self._directory.iterdir():
             if _OWN_LEFTOVER.fullmatch(path.name) and _is_directory(path):
                 shutil.rmtree(path)
@@ -260,15 +260,15 @@ class Checkpoints:
         except Exception as error:  # orbax raises errors of any type for damaged files
             if _is_of_system(error) and isinstance(error, OSError | MemoryError | ImportError):
                 raise
-            if _is_of_system(error) or not self._is_readable_anew(parts):
+            if _is_of_system(error) or not self._can_save_and_read(parts):
                 raise self._unreadable(step, _in_words(error)) from error
             raise self._damaged(step, _in_words(error)) from None
 
-    def _is_readable_anew(self, parts: Mapping[str, Any]) -> bool:
+    def _can_save_and_read(self, parts: Mapping[str, Any]) -> bool:
         """Whether a small checkpoint of the same structure can be saved and read.
 
-        Then the files are damaged: orbax's errors do not tell damage from missing or incompatible
-        libraries.
+        If it can, the files are damaged. Orbax's errors are the same for damage and for missing or
+        incompatible libraries.
         """
         from orbax.checkpoint import args
 
@@ -339,9 +339,9 @@ class Checkpoints:
 
 
 def _read_once(directory: Path) -> None:
-    """Read the arrays of a part one after the other.
+    """Read the arrays of a part one by one.
 
-    Orbax reads them concurrently. If one fails, the threads of the others print tracebacks.
+    Orbax would read them concurrently, and if one failed, the other threads would print tracebacks.
     """
     import tensorstore
 
@@ -447,7 +447,10 @@ def _is_intact(about: dict[str, Any]) -> bool:
 
 
 def _is_unsealed(about: dict[str, Any]) -> bool:
-    """Whether an earlier version wrote it; a few flipped bits cannot make a sealed one look so."""
+    """Whether an earlier version wrote the JSON part, without checksums.
+
+    A few flipped bits do not make a part with checksums look like one without.
+    """
     return about.keys() == {"info", "leaves"}
 
 

@@ -62,8 +62,8 @@ def float_fields(kind: type) -> list[str]:
 def from_json(kind: type[T], values: Mapping[str, Any]) -> T:
     """Return a dataclass of arguments, read from a JSON object.
 
-    Texts of fields that hold paths become paths, and lists tuples. Fields that the object lacks
-    have their defaults.
+    Strings become paths in fields that hold paths, and lists become tuples. Fields that the object
+    lacks get their defaults.
     """
     hints = get_type_hints(kind)
 

@@ -1,13 +1,13 @@
 """Distributions of actions: over legal discrete actions, and over continuous ones in [-1, 1].
 
-All have the same methods. ``*b`` stands for leading axes, such as time and agents; an action has
-the shape ``*b`` where it is discrete and ``*b A`` where it is continuous. Log-probabilities and
-entropies are in nats, with the shape ``*b``. Entries of a continuous action that an agent does not
-have (those that are not legal) are 0 and do not count.
+All have the same methods. ``*b`` stands for leading axes, such as time and agents. A discrete
+action has the shape ``*b``, a continuous one ``*b A``. Log-probabilities and entropies are in nats,
+with the shape ``*b``. Entries of a continuous action that are not legal (the agent does not have
+them) are 0 and do not count.
 
-Continuous actions come in two kinds. `ClippedGaussian` gives the ends of the range a probability of
-their own, so it fits data of controllers and saturated policies. `TanhGaussian` is smooth, as
-soft actor-critics and conservative penalties need it.
+There are two distributions of continuous actions. `ClippedGaussian` gives the ends of the range
+positive probabilities, so it fits data of controllers and saturated policies. `TanhGaussian` is
+smooth, which soft actor-critics and conservative penalties need.
 """
 
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 @runtime_checkable
 class Distribution(Protocol):
-    """What every distribution of actions can do."""
+    """The methods of every distribution of actions."""
 
     def sample(self, key: PRNGKeyArray) -> Array:
         """Draw an action."""
@@ -52,8 +52,8 @@ def mask_illegal(
 ) -> Float[Array, "*b A"]:
     """Replace the logits or values of illegal actions by -1e9.
 
-    Finite, because gradients through infinities are NaN, and far from the largest float, so that
-    sums of a few of them stay finite too.
+    The number is finite, because gradients through infinities are NaN. It is far from the largest
+    float, so that sums of several such entries stay finite too.
     """
     return jnp.where(legal_actions, scores, -1e9)
 
@@ -61,18 +61,18 @@ def mask_illegal(
 def select(values: Float[Array, "*b A"], action: Int[Array, "*b"]) -> Float[Array, "*b"]:
     """Return the value of each action taken.
 
-    By comparison rather than by indexing: the gradient of an index is a scatter, which costs
-    several times as much on every backend for the few actions that environments have.
+    This compares instead of indexing: the gradient of indexing is a scatter, which costs several
+    times as much on every backend for the few actions that environments have.
     """
     taken = action[..., None] == jnp.arange(values.shape[-1])
     return jnp.where(taken, values, 0.0).sum(-1)
 
 
 class Categorical(NamedTuple):
-    """A softmax distribution; made of scores and legal actions by `categorical`."""
+    """A softmax distribution; `categorical` makes one from scores and legal actions."""
 
     logits: Float[Array, "*b A"]
-    """Those of illegal actions are masked."""
+    """Logits; those of illegal actions are masked."""
 
     def sample(self, key: PRNGKeyArray) -> Int[Array, "*b"]:
         """Draw an action."""
@@ -106,12 +106,12 @@ def categorical(scores: Float[Array, "*b A"], legal_actions: Bool[Array, "*b A"]
 
 
 class ClippedGaussian(NamedTuple):
-    """The distribution of clip(u, -1, 1), u ~ N(mean, std²), each entry on its own.
+    """The distribution of clip(u, -1, 1), u ~ N(mean, std²), independently for each entry.
 
-    An end of the interval is taken with the probability of all that lies beyond it, and what lies
-    between has the density of the Gaussian. The log-probability of an action that is an end is the
-    logarithm of the former, of any other that of the latter: exact for the action as it is stored,
-    whatever was drawn. Ratios of the probabilities of two such policies are therefore exact too.
+    An end of the interval has the probability that u is at or beyond it. Between the ends, the
+    action has the density of the Gaussian. `log_prob` of an entry is the logarithm of that
+    probability at an end, and of the density elsewhere. It is a function of the stored action
+    alone, so the ratio of the probabilities of two such policies is exact.
     (Fujita and Maeda 2018, "Clipped Action Policy Gradient", arXiv 1802.07564.)
     """
 
@@ -136,7 +136,7 @@ class ClippedGaussian(NamedTuple):
         return jnp.where(self.legal_actions, jnp.clip(self.mean, -1.0, 1.0), 0.0)
 
     def log_prob(self, action: Float[Array, "*b A"]) -> Float[Array, "*b"]:
-        """Return the log-probability: of a mass at the ends, of a density between them."""
+        """Return the log-probability at the ends, and the log-density between them."""
         between = norm.logpdf(action, self.mean, self.std)
         low = norm.logcdf((-1.0 - self.mean) / self.std)
         high = norm.logcdf((self.mean - 1.0) / self.std)
@@ -156,22 +156,22 @@ class ClippedGaussian(NamedTuple):
 
 
 _LARGEST_TANH = 1 - 2**-24
-"""The largest float32 below 1: what stands for 1, which no tanh reaches."""
+"""The largest float32 below 1. It replaces 1, which tanh never reaches."""
 
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(32)
 
 
 class TanhGaussian(NamedTuple):
-    """The distribution of tanh(u), u ~ N(mean, std²), each entry on its own.
+    """The distribution of tanh(u), u ~ N(mean, std²), independently for each entry.
 
-    Its density is exact: log N(u) - log(1 - tanh²u), the latter in a form that stays accurate where
-    tanh saturates (Haarnoja et al. 2018, arXiv 1812.05905, appendix C).
+    Its log-density is exact: log N(u) - log(1 - tanh²u). The second term is computed in a form that
+    stays accurate where tanh saturates (Haarnoja et al. 2018, arXiv 1812.05905, appendix C).
 
-    Actions are in the open interval: drawn ones, and those of data, are clipped to a margin of
-    2^-24 from its ends, to the float32 next to 1 (|u| <= 8.7). So data at -1 or 1, which the
-    distribution cannot produce, has a finite density: that at the margin. The log-probability of a
-    drawn action is that of the clipped action, so `log_prob` of the stored action agrees with it.
-    Where most of the distribution is beyond the margin, it is therefore not the density of u.
+    Actions are clipped to the float32 numbers next to -1 and 1, at a distance of 2^-24
+    (|u| <= 8.7). Data at -1 or 1, which the distribution cannot produce, therefore has a finite
+    density. The log-probability of a drawn action is that of the clipped action, and agrees with
+    `log_prob` of the stored action. If most of the distribution lies beyond the limit, it differs
+    from the density of u.
     """
 
     mean: Float[Array, "*b A"]
@@ -190,7 +190,7 @@ class TanhGaussian(NamedTuple):
         return action, self.log_prob(action)
 
     def mode(self) -> Float[Array, "*b A"]:
-        """Return the tanh of the mean, as is usual; it is the median, not the density's peak."""
+        """Return the tanh of the mean. This is the median of the action, not its density's peak."""
         return self._squash(self.mean)
 
     def log_prob(self, action: Float[Array, "*b A"]) -> Float[Array, "*b"]:
@@ -200,7 +200,7 @@ class TanhGaussian(NamedTuple):
         return jnp.where(self.legal_actions, of_entry, 0.0).sum(-1)
 
     def entropy(self) -> Float[Array, "*b"]:
-        """Return the entropy, by a quadrature of 32 nodes; its error is below 0.02 for std <= 3."""
+        """Return the entropy, by quadrature with 32 nodes; the error is below 0.02 for std <= 3."""
         nodes = self.mean[..., None] + self.std[..., None] * jnp.asarray(_NODES, jnp.float32)
         weights = jnp.asarray(_WEIGHTS / _WEIGHTS.sum(), jnp.float32)
         of_gaussian = 0.5 + 0.5 * jnp.log(2 * jnp.pi) + jnp.log(self.std)

@@ -39,13 +39,13 @@ def evaluate(
     Parameters
     ----------
     env
-        With a time limit; autoresetting or not.
+        An environment with a time limit, with or without autoreset.
     policy, params
-        How to act.
+        The policy and its parameters.
     key
-        Random seed of the episodes.
+        Random key of the episodes.
     num_episodes
-        Static.
+        Number of episodes; static.
 
     Raises
     ------
@@ -121,7 +121,7 @@ def agreement(policy: Policy, params: ArrayTree, episodes: Sequence) -> Float[Ar
         action, _, after = policy.act(params, carry, *view, jax.random.key(0))
         if policy.log_prob is not None:  # the carry follows the recorded action
             _, after = policy.log_prob(params, carry, *view, seen.action)
-        return remember(policy, after, seen.reward, seen.done), _likeness(action, seen.action)
+        return remember(policy, after, seen.reward, seen.done), _agreement(action, seen.action)
 
     return _means(policy, step, episodes)
 
@@ -188,7 +188,7 @@ def _means(
     return jax.vmap(of_episode)(episodes)
 
 
-def _likeness(action: Array, recorded: Array) -> Array:
+def _agreement(action: Array, recorded: Array) -> Array:
     if jnp.issubdtype(action.dtype, jnp.integer):
         return action == recorded
     return 1 - jnp.abs(action - recorded).mean(-1) / 2

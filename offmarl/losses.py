@@ -24,11 +24,11 @@ def masked_mean(
     Parameters
     ----------
     x, mask
-        Of one shape; what the mask leaves out may be NaN.
+        Values and their mask, of the same shape; masked values may be NaN.
     weight
         Weight of each window or of each step, along the first axes, such as ``batch.weight``: the
         importance weights of prioritised replay. Terms are multiplied by it; the mean still
-        divides by the number of entries of the mask. None weighs all alike.
+        divides by the number of entries of the mask. None weighs all terms equally.
     """
     kept = jnp.where(mask, x, 0.0)
     if weight is not None:
@@ -44,9 +44,10 @@ def double_q_values(
     q_selector_t: Float[Array, "*b A"],
     legal_actions_t: Bool[Array, "*b A"],
 ) -> Float[Array, "*b"]:
-    """Value the next step by double Q-learning (van Hasselt et al. 2015, arXiv 1509.06461).
+    """Return the value of the next step by double Q-learning.
 
-    The best legal action according to ``q_selector_t``, valued by ``q_target_t``.
+    The best legal action by ``q_selector_t`` is evaluated by ``q_target_t`` (van Hasselt et al.
+    2015, arXiv 1509.06461).
     """
     best = distributions.mask_illegal(q_selector_t, legal_actions_t).argmax(-1)
     return distributions.select(q_target_t, best)
@@ -55,9 +56,9 @@ def double_q_values(
 def td_targets(
     r_t: Float[Array, "*b"], discount_t: Float[Array, "*b"], v_t: Float[Array, "*b"]
 ) -> Float[Array, "*b"]:
-    """One-step targets, r + discount * v, through which no gradient flows.
+    """Return one-step targets, r + discount * v, through which no gradient flows.
 
-    ``discount_t`` is γ (1 - terminated): 0 where nothing follows.
+    ``discount_t`` is γ (1 - terminated): 0 after a termination.
     """
     return jax.lax.stop_gradient(r_t + discount_t * v_t)
 
@@ -69,7 +70,7 @@ def lambda_targets(
     has_next: Bool[Array, "T"],
     lambda_: Scalar,
 ) -> Float[Array, "T"]:
-    """TD(λ) targets of values along the data's own actions (Sutton and Barto, ch. 12).
+    """Return TD(λ) targets of the values of the data's actions (Sutton and Barto, ch. 12).
 
     G_tm1 = r_t + discount_t ((1 - λ) v_t + λ G_t), computed backwards.
 
@@ -80,9 +81,9 @@ def lambda_targets(
     v_tm1
         Value of each step's own state and action.
     has_next
-        Steps whose successor is in the window too. Where it is not, and the step is no terminal
-        one, no target is known: the recursion bootstraps from the step's own value there, and
-        the caller must mask the step out.
+        Steps whose next step is also in the window. If it is not, and the step is not terminal, the
+        target is unknown: the recursion then uses the step's own value, and the caller must mask
+        the step out.
     lambda_
         λ; 0 gives one-step targets.
 
@@ -113,17 +114,18 @@ def sample_legal_actions(
     so_far = jnp.cumsum(legal_actions, axis=-1)
     count = so_far[..., -1]
     rank = jax.random.randint(key, (num_samples, *count.shape), 0, jnp.maximum(count, 1))
-    # The action of rank r is the one that r legal ones, and the illegal ones between, come before.
+    # The action of rank r has r legal actions before it.
     return (so_far <= rank[..., None]).sum(-1)
 
 
 def conservative_gap(
     q_others: Float[Array, "K *b"], q_data: Float[Array, "*b"]
 ) -> Float[Array, "*b"]:
-    """Log-sum-exp over the values of other actions and the data's own, minus the data's.
+    """Return the log-sum-exp over the values of other and of the data's actions, minus the data's.
 
-    Never negative. Minimising it pushes down the values of actions the data does not hold; every
-    action among ``q_others`` must be legal, or values that are never used are pushed instead.
+    It is never negative. Minimising it decreases the values of actions that the data does not
+    contain. All actions of ``q_others`` must be legal; otherwise it decreases values that are never
+    used.
     """
     everything = jnp.concatenate([q_others, q_data[None]])
     return jax.nn.logsumexp(everything, axis=0) - q_data
@@ -134,17 +136,18 @@ def cross_entropy(
     action: Int[Array, "T N"],
     legal_actions: Bool[Array, "T N A"],
 ) -> Float[Array, "T N"]:
-    """-log π(a | o) of the data's actions, π being normalised over legal actions."""
+    """Return -log π(a | o) of the data's actions; π is normalised over legal actions."""
     return -distributions.categorical(logits, legal_actions).log_prob(action)
 
 
 def softmax_weights(
     x: Float[Array, "B *rest"], mask: Bool[Array, "B *rest"], temperature: Scalar
 ) -> Float[Array, "B *rest"]:
-    """Softmax of x / temperature over the batch axis, scaled to a mean of one over the mask.
+    """Return the softmax of x / temperature over the batch axis, scaled to a mean of 1 on the mask.
 
-    The batch stands in for the data's states and actions, so that the normaliser of the implicit
-    policy need not be learned (eq. 9 there). No gradient flows through the weights.
+    The batch approximates the data's distribution of states and actions, so the normaliser of the
+    implicit policy need not be learned (Yang et al. 2021, arXiv 2106.03400, eq. 9). No gradient
+    flows through the weights.
     """
     logits = jnp.where(mask, x / temperature, -jnp.inf)
     some = mask.any(axis=0, keepdims=True)
@@ -163,7 +166,7 @@ def generalised_advantages(
     v_t: Float[Array, "T"],
     lambda_: Scalar,
 ) -> Float[Array, "T"]:
-    """Generalised advantage estimation over a stretch of time that may hold several episodes.
+    """Return generalised advantages over an interval of time that may hold several episodes.
 
     δ_t = r_t + discount_t v_t − v_tm1, and A_tm1 = δ_t + λ discount_t (1 − last_t) A_t
     (Schulman et al. 2016, arXiv 1506.02438, eq. 16).
@@ -177,8 +180,8 @@ def generalised_advantages(
     last_t
         Whether the episode ended, by either cause: no advantage flows back across it.
     v_tm1, v_t
-        Values of the views before the steps and of the views they truly led to. At an episode's
-        end the latter is not the value of the next row, which belongs to another episode.
+        Values of the views before and after the steps. At an episode's end, ``v_t`` is the value of
+        its final view, not of the next row, which belongs to another episode.
     lambda_
         λ, in [0, 1].
     """
@@ -200,7 +203,7 @@ def clipped_surrogate(
     advantage_tm1: Float[Array, "*b"],
     epsilon: Scalar,
 ) -> Float[Array, "*b"]:
-    """Loss of each step under the clipped objective of PPO.
+    """Return the loss of each step under the clipped objective of PPO.
 
     −min(ρ A, clip(ρ, 1 − ε, 1 + ε) A), with ρ the ratio of the probabilities of the action taken
     (Schulman et al. 2017, arXiv 1707.06347, eq. 7).

@@ -1,4 +1,4 @@
-"""Paths as users write them, resolved in one place."""
+"""Resolves paths as users write them."""
 
 import os
 import re
@@ -46,7 +46,7 @@ def _without_parents(path: Path) -> Path:
     if ".." not in path.parts:
         return path
     last = len(path.parts) - path.parts[::-1].index("..")
-    # Unlike Path.resolve, this raises nothing where links lead in a circle.
+    # Unlike Path.resolve, this does not raise if links form a circle.
     return Path(os.path.realpath(Path(*path.parts[:last])), *path.parts[last:])
 
 
@@ -72,14 +72,14 @@ def below(*names: str, option: str) -> Path:
     OptionError
         A name has no usable part.
     """
-    found = [[_tame(part) for part in name.split("/")] for name in names]
+    found = [[_clean(part) for part in name.split("/")] for name in names]
     for name, parts in zip(names, found, strict=True):
         if not any(parts):
             raise OptionError(f"the name {name!r} in the data cannot be a path: give {option}.")
     return Path(*(part for parts in found for part in parts if part))
 
 
-def _tame(part: str) -> str:
+def _clean(part: str) -> str:
     return _UNUSUAL.sub("-", part).strip().lstrip(".-")[:100]
 
 

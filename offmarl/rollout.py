@@ -46,9 +46,9 @@ def rollout(
     env
         An autoresetting environment.
     policy, params
-        How to act.
+        The policy and its parameters.
     state
-        From `init_rollout`, or from the rollout before.
+        The state that `init_rollout` or the previous rollout returned.
     key
         Random key, a new one for each rollout; every environment and step has its own key from it.
     num_steps

@@ -96,7 +96,7 @@ def probability_of_improvement(
 ) -> Float[np.ndarray, "*b"]:
     """Return the probability that a run of ``x`` beats a run of ``y``, averaged over tasks.
 
-    The Mann-Whitney statistic of each task divided by the number of pairs: a tie counts half.
+    This is the Mann-Whitney statistic of each task over the number of pairs; a tie counts half.
     """
     difference = x[..., :, None, :] - y[..., None, :, :]
     return np.asarray(np.mean((np.sign(difference) + 1) / 2, axis=(-3, -2, -1)))

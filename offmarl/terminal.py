@@ -1,8 +1,8 @@
-"""What a terminal shows: text with control characters escaped, formatted numbers, progress.
+"""Output for terminals: text with control characters escaped, formatted numbers, progress.
 
-Names and sentences in vaults, cards, archives and answers of a hub are written by others. Escape
-sequences in them could move the cursor, rewrite what is on the screen or set the window's title,
-and bidirectional overrides could show one name for another.
+Text in vaults, cards, archives and answers of a hub is untrusted. Escape sequences in it could move
+the cursor, overwrite the screen or set the window's title, and bidirectional overrides could make
+one name look like another.
 """
 
 import re
@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 _KEPT = "\n\t\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"
-"""Line breaks, and what spelling needs in some scripts."""
+"""Line breaks, tabs, and the joiners that some scripts need."""
 _CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
 """Control and format characters, lone surrogates, and separators of lines and paragraphs."""
 _PLAIN = re.compile(r"[\n\t -~]*")
@@ -66,11 +66,11 @@ def interval(value: float, low: float | None, high: float | None) -> str:
 
 
 Advance = Callable[[int], object]
-"""Called with how many more steps are done."""
+"""Called with the number of steps done since the last call."""
 
 Progress = Callable[[str, int], AbstractContextManager[Advance]]
-"""Shows the progress of long work: called with a description and the total number of steps, it
-gives an `Advance`. `offmarl.tracking.progress` is one."""
+"""Shows the progress of long work. A context manager that takes a description and the total number
+of steps, and returns an `Advance`, such as `offmarl.tracking.progress`."""
 
 
 def silent(steps: int) -> None:

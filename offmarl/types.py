@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from offmarl._imports import RecordedName
 from offmarl.errors import ShapeError
 
-if TYPE_CHECKING:  # jaxtyping's Array brings in JAX, which listing and reading data do without
+if TYPE_CHECKING:  # jaxtyping's Array imports JAX, which listing and reading data do without
     from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 ArrayTree = Any

@@ -83,26 +83,26 @@ class Args(OnlineArgs):
 
 
 class Params(NamedTuple):
-    """Of both networks."""
+    """Parameters of both networks."""
 
     actor: ArrayTree
     critic: ArrayTree
 
 
 class State(NamedTuple):
-    """Everything that changes."""
+    """Everything that changes during training."""
 
     params: Params
     optimiser: optax.OptState
     moments: Moments
-    """Of the returns that values are normalised by."""
+    """Moments of the returns, by which values are normalised."""
     rollout: RolloutState
     capture: Capture
     iteration: Int[Array, ""]
 
 
 class Batch(NamedTuple):
-    """Steps to learn from, in any order: ``(M, N, ...)`` each, the state ``(M, S)``."""
+    """M steps to learn from, in any order."""
 
     view: View
     action: Int[Array, "M N"] | Float[Array, "M N A"]
@@ -116,7 +116,7 @@ class Batch(NamedTuple):
 
 
 class Networks(NamedTuple):
-    """The actor takes an agent's observation, the critic the global state too."""
+    """The actor, which sees an agent's observation, and the critic, which also sees the state."""
 
     actor: FeedForward
     head: Head
@@ -125,18 +125,18 @@ class Networks(NamedTuple):
     def log_prob_and_entropy(
         self, params: Params, view: View, action: Array
     ) -> tuple[Float[Array, "*b N"], Float[Array, "*b N"]]:
-        """Log-probability of each agent's action, and entropy of the policy it is drawn from."""
+        """Return the log-probability of each agent's action, and the entropy of its policy."""
         outputs, _ = self.actor.apply(params.actor, (), view.observation)
         distribution = self.head(outputs, view.legal_actions)
         return distribution.log_prob(action), distribution.entropy()
 
     def value(self, params: Params, view: View) -> Float[Array, "*b N"]:
-        """Normalised value of a view for each agent."""
+        """Return the normalised value of a view for each agent."""
         return self.critic.apply(params.critic, (), critic_input(view))[0].squeeze(-1)
 
 
 def critic_input(view: View) -> Float[Array, "*b N S+O"]:
-    """Return what the critic sees for each agent: the global state and its own observation."""
+    """Return the critic's input for each agent: the global state and the agent's observation."""
     observation = view.observation
     state = jnp.broadcast_to(
         view.state[..., None, :], (*observation.shape[:-1], view.state.shape[-1])
@@ -147,9 +147,9 @@ def critic_input(view: View) -> Float[Array, "*b N S+O"]:
 def loss(
     params: Params, networks: Networks, hyper: Hyperparameters, batch: Batch
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
-    """Clipped surrogate and entropy bonus of the agents that act, and value error of all agents.
+    """Return the clipped surrogate and entropy bonus of live agents, and the value error of all.
 
-    What follows an agent's death is bootstrapped from too, so its value is learned (the authors'
+    Targets also bootstrap from the values of dead agents, so these are learned too (the authors'
     death masking).
     """
     mask = batch.view.alive
@@ -167,7 +167,7 @@ def loss(
 
 
 def normalise(values: Float[Array, "*b"], mask: Bool[Array, "*b"]) -> Float[Array, "*b"]:
-    """Shift and scale to mean 0 and standard deviation 1 over the entries that count."""
+    """Shift and scale values to mean 0 and standard deviation 1 over the mask."""
     centred = values - masked_mean(values, mask)
     return centred / (jnp.sqrt(masked_mean(centred**2, mask)) + 1e-8)
 
@@ -185,8 +185,8 @@ def advantages(
 ) -> tuple[Float[Array, "T E N"], Float[Array, "T E N"]]:
     """Return generalised advantages and λ-returns, both on the scale of the rewards.
 
-    A team's reward continues after one of its agents is done, and that agent contributed to it: it
-    ends for all of them at once.
+    If the team shares its reward, the reward continues after one of its agents is done, and that
+    agent contributed to it. The episode therefore ends for all agents at once.
     """
     terminated = transitions.terminated
     if spec.reward == "team":
@@ -217,7 +217,7 @@ def learn(
     batch: Batch,
     key: PRNGKeyArray,
 ) -> tuple[State, dict[str, Array]]:
-    """Go over a batch in several epochs of minibatches, each epoch in another order."""
+    """Update on a batch for several epochs of minibatches, each epoch in a new random order."""
     num_samples = batch.action.shape[0]
     size = num_samples // args.minibatches
     optimiser = optimiser_of(hyper.learning_rate, hyper.max_grad_norm)
@@ -245,7 +245,7 @@ def learn(
 def optimiser_of(
     learning_rate: Float[Array, ""] | float, max_grad_norm: Float[Array, ""] | float
 ) -> optax.GradientTransformation:
-    """Return Adam after clipping; the structure of its state does not depend on the numbers."""
+    """Return Adam with clipping; the structure of its state does not depend on the arguments."""
     adam = optax.adam(learning_rate, eps=1e-5)
     return optax.chain(optax.clip_by_global_norm(max_grad_norm), adam)
 
@@ -258,7 +258,7 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
     if args.minibatches > args.num_envs * args.num_steps:
         raise OptionError(
             f"{args.num_envs} environments of {args.num_steps} steps cannot be divided into "
-            f"{args.minibatches} minibatches: give fewer of those, or more steps."
+            f"{args.minibatches} minibatches: give fewer minibatches, or more steps."
         )
     head = stochastic_head(spec, "tanh_gaussian" if args.tanh else "gaussian")
     config = PolicyConfig("feedforward", head, args.hidden, args.agent_id)

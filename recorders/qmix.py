@@ -1,9 +1,10 @@
 """QMIX: monotonic value factorisation, recurrent, learned off-policy from replay.
 
-Agents share a recurrent network of action values; a mixing network, monotonic in each of them,
-makes Q_tot of the global state (Rashid et al. 2018, arXiv 1803.11485), learned by double Q-learning
-(van Hasselt et al. 2015, arXiv 1509.06461) with ε-greedy exploration. The replay is the buffer that
-is recorded: a flashbax trajectory buffer on the device, whose content can come from a vault.
+Agents share a recurrent network of action values. A mixing network, which is monotonic in each
+value and depends on the global state, combines them to Q_tot (Rashid et al. 2018, arXiv
+1803.11485). Q_tot is learned by double Q-learning (van Hasselt et al. 2015, arXiv 1509.06461) with
+ε-greedy exploration. The replay is the buffer that is recorded: a flashbax trajectory buffer on the
+device, whose initial content can come from a vault.
 """
 
 from dataclasses import dataclass
@@ -74,7 +75,8 @@ class Args(OnlineArgs):
     learning_rate: Positive = 1e-3
     """Adam's step size."""
     gamma: Fraction = 0.95
-    """Discount. Rewards of the swarm tasks follow soon, so a short horizon learns faster."""
+    """Discount. Rewards of the swarm tasks come soon after the actions, so a short horizon learns
+    faster."""
     epsilon: Fraction = 0.05
     """Probability of a random action at the end of exploration, which starts at 1. The recorded
     policy also acts at random with this probability."""
@@ -96,20 +98,20 @@ class Args(OnlineArgs):
 
 
 class Params(NamedTuple):
-    """Of the agents' shared network and the mixer."""
+    """Parameters of the agents' shared network and of the mixer."""
 
     agent: ArrayTree
     mixer: ArrayTree
 
 
 class State(NamedTuple):
-    """Everything that changes."""
+    """Everything that changes during training."""
 
     params: Params
     target: Params
     optimiser: optax.OptState
     epsilon: Float[Array, ""]
-    """Exploration of the policy that is evaluated and recorded."""
+    """Probability of a random action of the policy that is evaluated and recorded."""
     rollout: RolloutState
     capture: Capture
     iteration: Int[Array, ""]
@@ -119,13 +121,13 @@ class State(NamedTuple):
 
 
 class Networks(NamedTuple):
-    """The agents' values and their mixer."""
+    """The agents' network of action values, and the mixer."""
 
     agent: Recurrent
     mixer: Mixer
 
     def values(self, params: Params, batch: Sequence) -> tuple[Array, MixerWeights]:
-        """Q of all actions ``(B, T+1, N, A)`` and the mixing functions ``(B, T+1, ...)``."""
+        """Return Q of all actions ``(B, T+1, N, A)`` and mixing functions ``(B, T+1, ...)``."""
         observation, state = batch.view.observation, batch.view.state
         q = unroll_batch(self.agent, params.agent, observation, batch.first)
         return q, self.mixer.apply(params.mixer, state)
@@ -134,7 +136,7 @@ class Networks(NamedTuple):
 def loss(
     params: Params, target: Params, networks: Networks, hyper: Hyperparameters, batch: Sequence
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
-    """½ (Q_tot - y)², y the double-Q target, over the valid steps."""
+    """Return the mean of ½ (Q_tot - y)² over the valid steps, where y is the double-Q target."""
     q, weights = networks.values(params, batch)
     q_target, weights_target = networks.values(target, batch)
     view_tm1, view_t = batch.view_tm1, batch.view_t
@@ -156,7 +158,7 @@ def loss(
 def optimiser_of(
     learning_rate: Float[Array, ""] | float, max_grad_norm: Float[Array, ""] | float
 ) -> optax.GradientTransformation:
-    """Return Adam after clipping; the structure of its state does not depend on the numbers."""
+    """Return Adam with clipping; the structure of its state does not depend on the arguments."""
     return optax.chain(optax.clip_by_global_norm(max_grad_norm), optax.adam(learning_rate))
 
 

@@ -1,4 +1,4 @@
-"""Settings of the whole suite; JAX reads its own from the environment when it is imported."""
+"""Settings of the whole suite, and environment variables that JAX reads when it is imported."""
 
 import atexit
 import os
@@ -25,6 +25,23 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 
 import hypothesis
+from jaxtyping import install_import_hook
+
+from tests import typecheck  # noqa: F401 - the hook imports only the package
+
+_MEMORY = Path("/dev/shm")
+if "TMPDIR" not in os.environ and _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 2**32:
+    # Writes to memory do not wait for a disk. No test cuts the power, which is when they differ.
+    os.environ["TMPDIR"] = str(_MEMORY)
+
+# Shapes and types are checked at run time: always in the code that JAX runs; elsewhere, where the
+# checks take most of the time, in nightly runs, which set this to "offmarl".
+_checked = os.environ.get(
+    "OFFMARL_TYPECHECK",
+    "offmarl.distributions offmarl.envs offmarl.evaluation offmarl.losses offmarl.networks "
+    "offmarl.programs offmarl.replay offmarl.rollout",
+)
+install_import_hook(_checked.split(), "tests.typecheck.check")
 
 hypothesis.settings.register_profile("offmarl", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("offmarl")

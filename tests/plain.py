@@ -1,4 +1,4 @@
-"""A program that learns nothing; its policy is that of a `PolicyConfig`."""
+"""A program that learns nothing, with the policy of a `PolicyConfig`."""
 
 from dataclasses import dataclass
 from functools import partial

@@ -1,4 +1,4 @@
-"""Directories of runs, as training would leave them, with returns or policies of one's choice."""
+"""Directories of runs with chosen returns or policies, as training writes them."""
 
 from collections.abc import Sequence
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""Work that is started before its results are needed."""
+"""Starting work before its results are needed."""
 
 from itertools import count
 

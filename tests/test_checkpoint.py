@@ -148,7 +148,7 @@ def test_files_of_the_user_are_left_alone(tmp_path):
         **users,
         directory / "2": False,
     }
-    with pytest.raises(RunError, match="12 is in the place of a new checkpoint"):
+    with pytest.raises(RunError, match="12 has the name of a new checkpoint"):
         checkpoints.save(12, {"policy": jnp.ones(2)}, {})
     checkpoints.close()
 

@@ -1,4 +1,4 @@
-"""Settings that say by their types what they can be."""
+"""Arguments whose types determine the valid values."""
 
 from dataclasses import dataclass, replace
 

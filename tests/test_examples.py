@@ -1,4 +1,4 @@
-"""The examples run as a user runs them: as a file, from another directory, and as notebooks."""
+"""The examples run as files, from another directory, and as notebooks."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""The facade: what ``import offmarl`` offers, and what it does not load."""
+"""The façade: the names of ``import offmarl``, and the modules that it does not load."""
 
 import ast
 import re

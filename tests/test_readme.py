@@ -1,4 +1,4 @@
-"""The README and the documentation do what they say: Python runs, commands and links exist."""
+"""Python snippets, commands and links of the README and the documentation are valid."""
 
 import contextlib
 import re

@@ -152,7 +152,7 @@ def exit_codes(as_json: bool = False) -> Iterator[None]:
         with _errors_shown(as_json):
             yield
     except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
-        _die_of(signal.SIGPIPE)
+        _end_by_signal(signal.SIGPIPE)
 
 
 @contextmanager
@@ -170,12 +170,12 @@ def _errors_shown(as_json: bool) -> Iterator[None]:
         raise
     except KeyboardInterrupt as interrupt:
         output.show_interrupt(interrupt)
-        _die_of(interrupt.signum if isinstance(interrupt, Stopped) else signal.SIGINT)
+        _end_by_signal(interrupt.signum if isinstance(interrupt, Stopped) else signal.SIGINT)
     finally:
         sys.stdout.flush()  # a closed pipe raises here, not when the interpreter exits
 
 
-def _die_of(signum: int) -> None:
+def _end_by_signal(signum: int) -> None:
     """End the process by a signal, so that a shell's loop around the command ends, too.
 
     This also avoids the shutdown of JAX in the middle of a computation, which crashes.

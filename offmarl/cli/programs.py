@@ -161,7 +161,7 @@ def evaluate(
         raise OptionError(f"--episodes must be at least 1: got {episodes}.")
     record = read_run(run)
     seeds = record["seeds"]
-    from offmarl.cli import policies  # brings in JAX, which --help does without
+    from offmarl.cli import policies  # imports JAX, which --help does without
     from offmarl.programs import load_policy
     from offmarl.report.render import save
 

@@ -101,7 +101,7 @@ def _environment(name: str, vaults: Iterable[Dataset]) -> Any:
     ShapeError
         It has other sizes than a vault.
     """
-    from offmarl import envs  # brings in JAX
+    from offmarl import envs  # imports JAX
 
     env = envs.make(name)
     for vault in vaults:
@@ -161,7 +161,7 @@ def _watched(name: str, found: Survey, env: Any | None) -> Iterator[tuple[bytes,
     whole = np.flatnonzero(found.episodes.scored)
     if not len(whole):
         raise OptionError("no episode is complete, so none is drawn.")
-    from offmarl import envs  # brings in JAX
+    from offmarl import envs  # imports JAX
     from offmarl.report import render, replay_render
 
     env = envs.make(found.spec.name) if env is None else env
@@ -299,10 +299,10 @@ def _notes(comparison: Comparison, found: Runs, metric: str) -> Iterator[str]:
             f"normalised: give them with --references {given}."
             + ("" if comparison.pooled else " Without them the datasets are not summarised.")
         )
-    yield from _doubts(comparison, found)
+    yield from _caveats(comparison, found)
 
 
-def _doubts(comparison: Comparison, found: Runs) -> Iterator[str]:
+def _caveats(comparison: Comparison, found: Runs) -> Iterator[str]:
     """Point out equal names, missing greedy evaluations and too few seeds."""
     names = [data.name for data in found.data.values()]
     for name in dict.fromkeys(name for name in names if names.count(name) > 1):

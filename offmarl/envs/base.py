@@ -16,7 +16,7 @@ EnvState = Any
 """The state of an environment: a pytree of arrays; only the environment reads it."""
 
 _PARTS = 8
-"""Number of parts in which a batch is reset at most, one after the other; see `_reset_if`."""
+"""Maximum number of parts of a batch that are reset one after the other; see `_reset_if`."""
 
 
 @runtime_checkable
@@ -134,7 +134,7 @@ class AutoReset:
 
 @dataclass(frozen=True)
 class _Named:
-    """An environment under another name: all else is that of the wrapped one."""
+    """An environment under another name; everything else is delegated to the wrapped one."""
 
     env: Any
     name: str
@@ -143,7 +143,7 @@ class _Named:
     def spec(self) -> EnvSpec:
         return replace(self.env.spec, name=self.name)
 
-    # Python looks the methods of a protocol up in the class.
+    # Python looks up the methods of a protocol in the class.
 
     def reset(self, key: PRNGKeyArray) -> tuple[EnvState, Timestep]:
         return self.env.reset(key)

@@ -56,13 +56,13 @@ class Family:
 
     name: str
     factory: str | EntryPoint | Callable[..., Any]
-    """What returns the environment, or ``module:attribute`` to import it from when needed."""
+    """A callable that returns the environment, or ``module:attribute`` to import it from."""
     about: EnvInfo
     sizes: tuple[str, ...] | None = None
     """Arguments set by the numbers or the word in the name, in order; None for the factory's
     arguments without a default."""
     source: str = "offmarl"
-    """What defines it: offmarl, a package with its version, or a file or module."""
+    """Where it is defined: offmarl, a package with its version, or a file or module."""
     fixed: Mapping[str, Option] = field(default_factory=dict)
     """Arguments that users cannot change."""
 

@@ -1,4 +1,4 @@
-"""What every environment must do, as tests for pytest: see `EnvironmentConformance`.
+"""Tests of the environment protocol for pytest: see `EnvironmentConformance`.
 
 Compilation is nearly the whole cost, so each environment has three programs: one reset, one step,
 and a scan of steps of two environments under vmap with autoreset. All checks read the recording
@@ -40,7 +40,7 @@ class Seen(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """Another implementation of an environment, to compare every step with."""
+    """Another implementation of an environment, with which every step is compared."""
 
     reset: Callable[[Any], Seen]
     """``key -> outcome``"""

@@ -378,7 +378,7 @@ def _one_more(env: Any) -> int:
     return int(env.max_steps) + 1
 
 
-def _told(env: Any, before: State, action: Any, after: State) -> Bool[Array, ""]:
+def _announced(env: Any, before: State, action: Any, after: State) -> Bool[Array, ""]:
     """Whether the prisoner in the room announced that all prisoners have been there."""
     spoken = jnp.stack([action[agent] for agent in env.agents])[before.agent_in_room]
     return spoken == env.game_actions["TELL"]
@@ -465,7 +465,7 @@ _COMPAT = {
     "hanabi": Compat(
         _longest_game, _always, "team", legal=lambda env, state: env.get_legal_moves(state)
     ),
-    "switch_riddle": Compat(_max_steps, _told, "team"),
+    "switch_riddle": Compat(_max_steps, _announced, "team"),
     "coin_game": Compat(_inner_steps),
     "storm": Compat(_inner_steps, split=_with_inventory),
     "storm_2p": Compat(_inner_steps, split=_pair_with_inventory, tuple_of_actions=True),

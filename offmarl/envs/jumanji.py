@@ -34,7 +34,7 @@ class Wrapped(NamedTuple):
     env: Any
     time_limit: int
     terminal: Callable[[State], Bool[Array, ""]]
-    """For the last state of an episode: True if the task ended, False if only the time did."""
+    """For the last state of an episode: True if it terminated, False if it was truncated."""
     observe: Callable[[Observation], Float[Array, "N O"]]
     state: Callable[[Observation], Float[Array, "S"]] | None = None
     """The global state; None if Jumanji has none."""

@@ -338,7 +338,7 @@ class PettingZooPolicy:
     """Runs a policy in a PettingZoo environment.
 
     Call it with the observations and infos, pass the actions that it returns to the environment,
-    and pass what the step brought to `after_step`; call `reset` at the start of every episode::
+    and pass the outcome of the step to `after_step`. Call `reset` at the start of every episode::
 
         policy = PettingZooPolicy(offmarl.load_policy("runs/mine/bc"), env)
         observations, infos = env.reset()
@@ -348,7 +348,7 @@ class PettingZooPolicy:
             observations, rewards, terminations, truncations, infos = env.step(actions)
             policy.after_step(rewards, terminations, truncations)
 
-    A policy that remembers no rewards does without `after_step`.
+    A policy that does not remember rewards does not need `after_step`.
 
     Parameters
     ----------
@@ -386,9 +386,9 @@ class PettingZooPolicy:
         terminations: Mapping[str, bool],
         truncations: Mapping[str, bool],
     ) -> None:
-        """Tell the policy the outcome of a step; arguments as ``env.step`` returned them.
+        """Pass the outcome of a step to the policy; the arguments are what ``env.step`` returned.
 
-        The reward of an absent agent is 0, and it is done.
+        An absent agent has a reward of 0 and is done.
         """
         remember = getattr(self._policy, "after_step", None)
         if remember is None:

@@ -1,9 +1,9 @@
-"""Probe environments: games so small that their results show what is wrong with a learner.
+"""Probe environments: small games that each test one ability of a learner.
 
-Each tests one more ability than the one before. All have two agents with two actions each, end
-after one or a few steps (terminated, never truncated) and have an optimal return of 1. Train on
-them in order: the first failure shows which part is broken. After Andy Jones, "Debugging RL,
-Without the Agonizing Pain" (2021), with coordination and memory added.
+All have two agents with two actions each, terminate after one to three steps, and have an optimal
+return of 1. Train on them in order: the first failure shows which part of the learner is broken.
+After Andy Jones, "Debugging RL, Without the Agonizing Pain" (2021), with coordination and memory
+added.
 
 ``uniform_return`` is the mean return of independent uniform play, ``wrong_return`` that of a
 learner without the ability that the probe tests.
@@ -22,7 +22,7 @@ from offmarl.types import Discrete, EnvSpec, Timestep, View
 
 
 class ProbeState(NamedTuple):
-    """The state of all probes."""
+    """The state of any probe."""
 
     time: Int[Array, ""]
     cue: Int[Array, "2"]
@@ -89,8 +89,8 @@ class _Probe(ABC):
 class OneStep(_Probe):
     """One step without information; the reward is the fraction of agents that chose action 1.
 
-    A learner that stays at 0.5 does not learn from rewards; one that goes to 0 has a wrong sign.
-    The value of the best policy is 1.
+    A learner that stays at 0.5 does not learn from rewards. One that converges to 0 has a wrong
+    sign. The value of the best policy is 1.
     """
 
     uniform_return = 0.5

@@ -1,12 +1,12 @@
-"""Environments by name: built-in ones, registered ones, those of plug-ins, and code of your own.
+"""Creates environments by name: built-in, registered, those of plug-ins, and code of your own.
 
-A name is a family with its sizes filled in, and, where options differ from their defaults, the
-options after a colon: ``swarm/coverage-8:time_limit=20``. That full name is ``spec.name``, so the
+A full name is the name of a family with its numbers filled in. Options that differ from their
+defaults follow a colon: ``swarm/coverage-8:time_limit=20``. The full name is ``spec.name``, so the
 environment of a dataset can be created again from its spec.
 
 Code that is not registered is named ``package.module:factory`` or ``path/to/file.py:factory``, with
-options after a second colon. `make` imports such code when the user names it, and never for a name
-that was read from a dataset: whoever wrote the dataset chose that name.
+options after a second colon. `make` imports such code only if the user names it, and never for a
+name that was read from a dataset, because the author of the dataset chose that name.
 
 Importing this module and listing the names import neither JAX nor any plug-in.
 """
@@ -73,7 +73,7 @@ def register(name: str, factory: "Callable[..., Environment]", info: EnvInfo | N
         order; arguments with a default are the options that users may set after a colon. An
         argument ``name`` receives the full name.
     info
-        What `describe` and ``offmarl envs`` say of it.
+        Properties that `describe` and ``offmarl envs`` show.
 
     Raises
     ------
@@ -97,10 +97,10 @@ def register(name: str, factory: "Callable[..., Environment]", info: EnvInfo | N
 
 
 def describe() -> dict[str, EnvInfo]:
-    """Return the names of all environments, with what is known of each without creating it.
+    """Return the known properties of all environments by name, without creating them.
 
-    In a name, single capital letters stand for numbers of your choice, and a word in capitals for
-    one of ``EnvInfo.choices``. Plug-ins are listed without importing them.
+    In a name, a single capital letter stands for any number, and a word in capitals for one of
+    ``EnvInfo.choices``. Plug-ins are listed without importing them.
     """
     known: dict[str, EnvInfo] = {}
     for family in _families():
@@ -114,7 +114,9 @@ def names() -> list[str]:
 
 
 def family_of(name: str) -> str:
-    """Return the entry of `names` that an environment's name, with options or not, belongs to.
+    """Return the entry of `names` that an environment's name belongs to.
+
+    The name may have options.
 
     Raises
     ------
@@ -126,7 +128,7 @@ def family_of(name: str) -> str:
 
 
 def info(name: str) -> EnvInfo:
-    """Return what is known of an environment; the arguments and errors are those of `make`."""
+    """Return the known properties of an environment; arguments and errors are those of `make`."""
     found = _resolve(name)
     about = found.family.about
     known = about.summary and not isinstance(found.family.factory, EntryPoint)
@@ -139,26 +141,26 @@ def make(name: str, **options: Option) -> "Environment":
     Parameters
     ----------
     name
-        One of `names`, with numbers for the capital letters, with or without options after a
-        colon: ``"swarm/coverage-8"``, ``"swarm/coverage-8:time_limit=20"``. Or code:
-        ``"package.module:factory"`` or ``"path/to/file.py:factory"``, which is imported, also with
-        options after a second colon. Do not pass a string that you got from a dataset you do not
-        trust; ``spec.name`` of an opened vault is safe, because `make` imports no code for it.
+        One of `names`, with numbers in place of capital letters. Options may follow a colon:
+        ``"swarm/coverage-8"``, ``"swarm/coverage-8:time_limit=20"``. Or code to import:
+        ``"package.module:factory"`` or ``"path/to/file.py:factory"``; options may follow a second
+        colon. Do not pass a string from a dataset that you do not trust. ``spec.name`` of an open
+        vault is safe, because `make` imports no code for it.
     options
         The same options as keywords; they take precedence over those in the name.
 
     Raises
     ------
     UnknownNameError
-        There is no such environment, it has no such option, or the name is from a dataset and
+        The environment or one of the options does not exist, or the name is from a dataset and
         names code.
     OptionError
-        An option, or a number in the name, has an invalid value; or code cannot be imported, or
-        returns no environment.
+        An option or a number in the name is invalid, or the code cannot be imported or does not
+        return an environment.
     MissingExtraError
-        It needs a package that is not installed; the message says how to install it.
+        The environment needs a package that is not installed; the message says how to install it.
     PluginError
-        It is from an installed package that cannot be imported.
+        The environment is from an installed package that cannot be imported.
     """
     found = _resolve(name)
     factory = found.load()
@@ -182,18 +184,19 @@ def source(name: str) -> dict[str, str]:
     Parameters
     ----------
     name
-        Its ``spec.name``.
+        The ``spec.name`` of the environment.
 
     Returns
     -------
-    Such as ``{"file": "../chase.py", "sha256": ...}`` or ``{"package": "my-envs 1.0"}``; empty for
-    the environments of offmarl.
+    dict
+        For example ``{"file": "../chase.py", "sha256": ...}`` or ``{"package": "my-envs 1.0"}``;
+        empty for the environments of offmarl.
     """
     return _sources.get(name, {})
 
 
 def short_name(name: str) -> str:
-    """Return an environment's name without the directories of a file: it can name a directory."""
+    """Return an environment's name without a file's directories, for use as a directory name."""
     code = _FILE.fullmatch(name)
     return name if code is None else name[code["file"].rfind("/") + 1 :]
 
@@ -202,19 +205,19 @@ def short_name(name: str) -> str:
 
 
 class _Found(NamedTuple):
-    """What a name stands for."""
+    """A parsed name."""
 
     family: Family
     base: str
     """The name without options."""
     numbers: tuple[Option, ...]
-    """The numbers, or the word, in the name."""
+    """The numbers or the word in the name."""
     suffix: str
-    """The options, as text."""
+    """The options and their values as text."""
     source: dict[str, str]
 
     def load(self) -> Any:
-        """Import the factory: a callable; of offmarl also one with ``options`` and ``build``."""
+        """Import the factory: a callable, or a class of offmarl with ``options`` and ``build``."""
         factory = self.family.factory
         if isinstance(factory, EntryPoint):
             return _load_plugin(self.family.name, factory)
@@ -271,7 +274,9 @@ def _find(base: str) -> tuple[Family, tuple[Option, ...]]:
     if not matches:
         raise _not_found(base)
     if len(matches) > 1:
-        listed = " and ".join(f"{family.name!r} of {family.source}" for family, _ in matches)
+        listed = " and ".join(
+            sorted(f"{family.name!r} of {family.source}" for family, _ in matches)
+        )
         raise OptionError(
             f"the environment name {base!r} is ambiguous: it matches {listed}. Uninstall or rename "
             "one of them."
@@ -291,8 +296,8 @@ def _not_found(base: str) -> UnknownNameError:
             return unknown_name(kind, base.rpartition("/")[2], family.about.choices)
     if base.endswith(".py"):
         return UnknownNameError(
-            f"{base!r} names a file but no environment in it: write {base}:FACTORY, with the class "
-            "or function that returns the environment."
+            f"{base!r} names a file but no environment in it: write {base}:FACTORY, where FACTORY "
+            "is the class or function that returns the environment."
         )
     return unknown_name("environment", base, names(), see="offmarl envs")
 
@@ -407,7 +412,7 @@ def _parameters(name: str, factory: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def _call(found: _Found, factory: Any, name: str, arguments: dict[str, Any]) -> "Environment":
-    """Create the environment, and see that it has the protocol and the name."""
+    """Create the environment, and check that it has the protocol and the name."""
     if found.family.source == "offmarl":
         env: Environment = getattr(factory, "build", factory)(name=name, **arguments)
         return env
@@ -425,7 +430,7 @@ def _call(found: _Found, factory: Any, name: str, arguments: dict[str, Any]) -> 
 
 
 def _parse(name: str, suffix: str) -> dict[str, Option]:
-    """Read ``key=value,key=value``; values are JSON, and strings where they are not."""
+    """Parse ``key=value,key=value``; a value is JSON, or a string if it is not valid JSON."""
     options: dict[str, Option] = {}
     for pair in filter(None, suffix.split(",")):
         key, equals, text = pair.partition("=")
@@ -443,7 +448,7 @@ def _read(text: str) -> Any:
 
 
 def _write(value: Option) -> str:
-    """Write a value as `_read` reads it, without quotes if possible: names become file names."""
+    """Format a value for `_read`, without quotes if possible, since names become file names."""
     return value if isinstance(value, str) and _read(value) == value else json.dumps(value)
 
 

@@ -98,7 +98,7 @@ class Actions:
         if self.discrete:
             return [action[i] for i in range(len(self.spaces))]
         return [
-            _stretch(action[i, : space.size], space)
+            _from_unit_range(action[i, : space.size], space)
             for i, space in enumerate(self.spaces)
             if isinstance(space, Box)
         ]
@@ -113,7 +113,7 @@ class Actions:
         joint = np.zeros(self.mask.shape, np.float32)
         for i, (action, space) in enumerate(zip(actions, self.spaces, strict=True)):
             if isinstance(space, Box):
-                joint[i, : space.size] = np.clip(_unstretch(np.ravel(action), space), -1, 1)
+                joint[i, : space.size] = np.clip(_to_unit_range(np.ravel(action), space), -1, 1)
         return joint
 
     def legal(self, masks: Sequence[Any] | None) -> Bool[Array, "N A"]:
@@ -123,14 +123,14 @@ class Actions:
         return pad(masks, max(self.sizes)).astype(bool)
 
 
-def _stretch(action: Any, space: Box) -> Any:
+def _from_unit_range(action: Any, space: Box) -> Any:
     low, high = np.array(space.low, np.float32), np.array(space.high, np.float32)
     if (low == -1).all() and (high == 1).all():
         return action
     return low + (action + 1) / 2 * (high - low)
 
 
-def _unstretch(action: Any, space: Box) -> Any:
+def _to_unit_range(action: Any, space: Box) -> Any:
     low, high = np.array(space.low), np.array(space.high)
     width = np.where(high > low, high - low, 1)  # the bounds of an entry may be equal
     return 2 * (action - low) / width - 1

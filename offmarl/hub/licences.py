@@ -1,4 +1,4 @@
-"""Licences of published datasets, and what the sources of a vault's data state about them."""
+"""Licences of published datasets, and the statements of a vault's sources about them."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from offmarl.vault import Dataset
 
 UNKNOWN = "unknown"
-"""The source states no licence."""
+"""Stands for a source that states no licence."""
 OTHER = "other"
-"""A licence that is stated by a link to its text."""
+"""Stands for a licence that is given by a link to its text."""
 
 SPDX = "https://spdx.org/licenses/"
 """SPDX's list of licences, which has a page for each licence."""
@@ -82,7 +82,7 @@ def licence_named(name: str) -> str:
     Raises
     ------
     UnknownNameError
-        There is no such licence. A ``LicenseRef-`` is refused, since only its author knows it.
+        There is no such licence. A ``LicenseRef-`` is refused, because it has no public definition.
     """
     if name.lower() in (UNKNOWN, OTHER):
         return name.lower()
@@ -143,7 +143,7 @@ _RECORDED = ("recipe", "recorded", "program")
 
 
 class Statement(NamedTuple):
-    """What is known of one source of a vault's data.
+    """The statements of one source of a vault's data.
 
     Attributes
     ----------
@@ -244,7 +244,7 @@ def _text(facts: Mapping[str, Any], name: str) -> str:
 
 
 def _sources(provenance: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    from offmarl.vault.transform.policy_ids import sources_of  # it brings in TensorStore
+    from offmarl.vault.transform.policy_ids import sources_of  # it imports TensorStore
 
     return sources_of(provenance)
 
@@ -288,7 +288,7 @@ def licence_of(vaults: Sequence["Dataset"], name: str | None, link: str | None) 
         (one.licence, one.link) for one in found if one.licence
     }
     if name is None:
-        return _taken_over(found, stated)
+        return _common_licence(found, stated)
     licence = licence_named(name)
     check_link(licence, link)
     others = {known for known, _ in stated if known and known.lower() != licence.lower()}
@@ -300,7 +300,7 @@ def licence_of(vaults: Sequence["Dataset"], name: str | None, link: str | None) 
     return Licence(licence, link=link)
 
 
-def _taken_over(found: list[Statement], stated: set[tuple[str | None, str | None]]) -> Licence:
+def _common_licence(found: list[Statement], stated: set[tuple[str | None, str | None]]) -> Licence:
     """Return the licence that all sources state; offmarl's own recordings need a choice."""
     unstated = sorted({one.words for one in found if not (one.licence or one.recorded)})
     if unstated:

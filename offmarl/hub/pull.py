@@ -114,7 +114,7 @@ def pull(
         raise
     with _opened(source, out) as entry:
         _note(entry, source, time_limit)
-        fetched = _bring(entry, source, target.uid)
+        fetched = _install_missing(entry, source, target.uid)
         return _pulled(entry, source.card, target, fetched)
 
 
@@ -134,7 +134,7 @@ def plan(name: str, out: str | os.PathLike[str] | None = None) -> Plan:
     with _opened(source, out) as entry:
         sizes = _sizes(entry, source, target.uid)
         free = shutil.disk_usage(entry.path).free
-    if not known:  # leave no trace of a question
+    if not known:  # remove the directory that was created for this plan
         cache.remove(entry) if out is None else shutil.rmtree(entry.path)
     return Plan(source.card, source.commit, sizes, free)
 
@@ -311,7 +311,7 @@ def _claim(entry: Entry, source: _Source) -> None:
         entry.note(about | {"card": card})
 
 
-def _bring(entry: Entry, source: _Source, uid: str | None) -> int:
+def _install_missing(entry: Entry, source: _Source, uid: str | None) -> int:
     """Install the vaults that are missing, and return the bytes downloaded."""
     here = set(entry.record.get("uids", {})) & set(entry.uids)
     if source.archive is None:

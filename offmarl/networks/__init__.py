@@ -1,4 +1,4 @@
-"""Neural networks: torsos shared by all agents, mixers, and policies described by data."""
+"""Neural networks: torsos that all agents share, mixers, and policies."""
 
 from offmarl.networks.mixers import Mixer, MixerWeights, mix, mixing_coefficients
 from offmarl.networks.policies import (

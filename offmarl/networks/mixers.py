@@ -9,9 +9,9 @@ from jaxtyping import Array, Float
 
 
 class MixerWeights(NamedTuple):
-    """A mixing function of one state; computed once, then applied to any number of joint values.
+    """The mixing function of one state; computed once, then applied to any number of joint values.
 
-    ``w1`` and ``w2`` are not negative, so the mixed value rises with each agent's.
+    ``w1`` and ``w2`` are not negative, so Q_tot does not decrease if an agent's value increases.
     """
 
     w1: Float[Array, "*b N embed"]
@@ -21,7 +21,7 @@ class MixerWeights(NamedTuple):
 
 
 class Mixer(nn.Module):
-    """The hypernetworks: from a global state to the weights of its mixing function.
+    """The hypernetworks, which map a global state to the weights of its mixing function.
 
     Attributes
     ----------
@@ -54,16 +54,16 @@ class Mixer(nn.Module):
 
 
 def mix(weights: MixerWeights, q: Float[Array, "*b N"]) -> Float[Array, "*b"]:
-    """Q_tot of the agents' values ``q`` under mixing functions of the same leading axes."""
+    """Return Q_tot of the agents' values under mixing functions with the same leading axes."""
     hidden = nn.elu(jnp.einsum("...n,...ne->...e", q, weights.w1) + weights.b1)
     return (hidden * weights.w2).sum(-1) + weights.b2
 
 
 def mixing_coefficients(weights: MixerWeights) -> Float[Array, "*b N"]:
-    """Each agent's share of the mixing weights; the shares of a state sum to one.
+    """Return each agent's share of the mixing weights; the shares of a state sum to one.
 
     This is MAICQ's k_i(s) without the nonlinearity (Yang et al. 2021, arXiv 2106.03400, eq. 12).
-    It is a weight on the actors' losses, never a path for their gradients.
+    It weighs the actors' losses; no gradient flows through it.
     """
     share = jnp.einsum("...ne,...e->...n", weights.w1, weights.w2)
     return jax.lax.stop_gradient(share / (share.sum(-1, keepdims=True) + 1e-8))

@@ -1,7 +1,7 @@
-"""Policies of one network that all agents share.
+"""Policies with one network that all agents share.
 
-A `PolicyConfig` says in plain data what the network is; parameters say the rest. Programs whose
-policy is something else build a `offmarl.types.Policy` of their own.
+A `PolicyConfig` describes the network in plain data. Programs with any other kind of policy build
+an `offmarl.types.Policy` themselves.
 """
 
 from collections.abc import Callable
@@ -25,28 +25,28 @@ from offmarl.networks.torsos import FeedForward, Recurrent
 from offmarl.types import ArrayTree, Continuous, EnvSpec, Policy
 
 _LEAST_STD = 0.01
-"""So that the likelihood of data without any noise stays finite."""
+"""Minimum standard deviation; it keeps the likelihood of noise-free data finite."""
 
 ContinuousHead = Literal["gaussian", "tanh_gaussian"]
 
 Head = Callable[[Float[Array, "*b N _"], Bool[Array, "*b N A"]], Distribution]
-"""Makes a distribution of actions from a network's outputs and the legal actions."""
+"""Returns the distribution of actions for a network's outputs and the legal actions."""
 
 
 @dataclass(frozen=True)
 class PolicyConfig:
-    """What a policy is, in plain data.
+    """The description of a policy, in plain data.
 
     Parameters
     ----------
     kind
-        "random": uniform over legal actions, or over [-1, 1] where they are continuous; no
-        parameters. "feedforward" or "recurrent": the torso of that name.
+        "random": uniform over legal discrete actions, or over [-1, 1]; no parameters.
+        "feedforward" or "recurrent": the torso of that name.
     head
-        "softmax": outputs are logits of the action distribution. "q": they are action values.
-        "gaussian" and "tanh_gaussian": they are means of a Gaussian over continuous actions,
-        clipped or squashed by tanh to [-1, 1]; see `offmarl.distributions`. Its spread is learned,
-        and does not depend on the observation.
+        "softmax": outputs are logits of the action distribution. "q": outputs are action values.
+        "gaussian" and "tanh_gaussian": outputs are means of a Gaussian over continuous actions,
+        which is clipped or squashed by tanh to [-1, 1]; see `offmarl.distributions`. Its standard
+        deviation is learned, and does not depend on the observation.
     hidden
         Width of the hidden layers.
     agent_id
@@ -75,9 +75,9 @@ def stochastic_head(
     Parameters
     ----------
     spec
-        The environment's.
+        The environment's spec.
     continuous
-        The head where actions are continuous.
+        The head to return if actions are continuous.
     """
     return continuous if isinstance(spec.action, Continuous) else "softmax"
 
@@ -85,7 +85,8 @@ def stochastic_head(
 def agent_network(config: PolicyConfig, spec: EnvSpec) -> FeedForward | Recurrent:
     """Build the network of a policy, with one output per action.
 
-    A Gaussian head has two for each entry of the action: all means, then all spreads.
+    A Gaussian head has two outputs for each entry of the action: first all means, then all
+    spreads, from which softplus makes the standard deviations.
 
     Raises
     ------
@@ -109,7 +110,7 @@ def agent_network(config: PolicyConfig, spec: EnvSpec) -> FeedForward | Recurren
 
 
 def agent_head(config: PolicyConfig) -> Head:
-    """Return what makes distributions of a policy's outputs; values are taken for logits."""
+    """Return the head of a policy; action values are treated as logits."""
     return _HEADS.get(config.head, categorical)
 
 
@@ -135,25 +136,27 @@ def init_policy(config: PolicyConfig, spec: EnvSpec, key: PRNGKeyArray) -> Array
         return ()
     network = agent_network(config, spec)
     carry = network.initial_carry(spec.num_agents)
-    params = network.init(key, carry, jnp.zeros((spec.num_agents, spec.observation_size)))
+    params = jax.jit(network.init)(key, carry, jnp.zeros((spec.num_agents, spec.observation_size)))
     return QParams(params, jnp.zeros(())) if config.head == "q" else params
 
 
 def make_policy(config: PolicyConfig, spec: EnvSpec, greedy: bool = False) -> Policy:
-    """Build the functions that act.
+    """Build the functions of a policy.
 
     Parameters
     ----------
-    config, spec
-        The network, and the environment it acts in.
+    config
+        The policy's description.
+    spec
+        The spec of the environment that it acts in.
     greedy
         Always take the best action: the mode of a stochastic head, the highest value of a q head.
 
     Returns
     -------
     Policy
-        The log-probability that ``act`` returns is that of the distribution acted with: 0 under a
-        greedy policy. ``log_prob`` is that of the stochastic policy; a "q" head has none.
+        ``act`` returns the log-probability of the action that it took; 0 for a greedy policy.
+        ``log_prob`` belongs to the stochastic policy; it is None for a "q" head.
     """
     if config.kind == "random":
         continuous = isinstance(spec.action, Continuous)
@@ -219,7 +222,7 @@ def _act_anywhere(
     legal_actions: Bool[Array, "N A"],
     key: PRNGKeyArray,
 ) -> tuple[Float[Array, "N A"], Float[Array, "N"], ArrayTree]:
-    """Act uniformly over [-1, 1]; entries that an agent does not have are 0, and do not count."""
+    """Act uniformly over [-1, 1]; entries that an agent does not have are 0 and do not count."""
     action = jax.random.uniform(key, legal_actions.shape, minval=-1.0, maxval=1.0)
     log_prob = -jnp.log(2.0) * legal_actions.sum(-1)
     return jnp.where(legal_actions, action, 0.0), log_prob, carry

@@ -1,6 +1,6 @@
-"""Networks that all agents share, and running statistics to normalise by.
+"""Networks that all agents share, and running statistics for normalisation.
 
-Both torsos have the same three methods, so that a program need not know which it was given:
+Both torsos have the same three methods, so that programs work with either:
 ``initial_carry(num_agents)``, a call for one step and ``unroll`` for the steps of a window.
 """
 
@@ -15,7 +15,7 @@ from offmarl.types import ArrayTree
 
 
 def _with_agent_id(observation: Float[Array, "*b N O"]) -> Float[Array, "*b N O+N"]:
-    """Append each agent's one-hot index, so that shared parameters can tell agents apart."""
+    """Append each agent's one-hot index, so that shared parameters can distinguish agents."""
     num_agents = observation.shape[-2]
     identity = jnp.broadcast_to(
         jnp.eye(num_agents, dtype=observation.dtype), (*observation.shape[:-1], num_agents)
@@ -50,9 +50,10 @@ class FeedForward(nn.Module):
         Whether the input ends with the agent's one-hot index.
     output_scale
         Scale of the orthogonal initialisation of the last layer; small for policies, so that
-        they start out close to uniform.
+        they are close to uniform at first.
     constants
-        Outputs added that do not depend on the input, but are learned; they start at zero.
+        Number of additional outputs that are learned and do not depend on the input. They are zero
+        at first.
     """
 
     outputs: int
@@ -63,14 +64,14 @@ class FeedForward(nn.Module):
 
     @staticmethod
     def initial_carry(_num_agents: int) -> tuple[()]:
-        """Return no memory: an empty tuple."""
+        """Return an empty tuple, since this torso has no memory."""
         return ()
 
     @nn.compact
     def __call__(
         self, carry: tuple[()], observation: Float[Array, "*b N O"]
     ) -> tuple[Float[Array, "*b N _"], tuple[()]]:
-        """One step (or any number: there is no memory)."""
+        """Apply the network to one step, or to any number of steps."""
         x = _with_agent_id(observation) if self.agent_id else observation
         for _ in range(2):
             x = nn.relu(nn.Dense(self.hidden, kernel_init=nn.initializers.orthogonal(2**0.5))(x))
@@ -80,7 +81,7 @@ class FeedForward(nn.Module):
     def unroll(
         self, observation: Float[Array, "T N O"], _first: Bool[Array, "T"]
     ) -> Float[Array, "T N _"]:
-        """All steps of a window."""
+        """Apply the network to all steps of a window."""
         return self((), observation)[0]
 
 
@@ -118,21 +119,22 @@ class Recurrent(nn.Module):
     def __call__(
         self, carry: Float[Array, "*b N hidden"], observation: Float[Array, "*b N O"]
     ) -> tuple[Float[Array, "*b N _"], Float[Array, "*b N hidden"]]:
-        """One step."""
-        carry = self._recur(carry, self._gates(observation))
+        """Apply the network to one step."""
+        carry = self._gru_step(carry, self._gates(observation))
         return self.append(self.head(nn.relu(carry))), carry
 
     def unroll(
         self, observation: Float[Array, "T N O"], first: Bool[Array, "T"]
     ) -> Float[Array, "T N _"]:
-        """All steps of a window, from an empty memory; also empty at the ``first`` of episodes.
+        """Apply the network to all steps of a window.
 
-        Everything but the recurrence itself is one matrix product over all steps.
+        The memory is empty at the beginning of the window, and where ``first`` marks the beginning
+        of an episode. Everything except the recurrence is one matrix product over all steps.
         """
 
         def step(carry: Array, x: tuple[Array, Array]) -> tuple[Array, Array]:
             gates, is_first = x
-            carry = self._recur(jnp.where(is_first, 0.0, carry), gates)
+            carry = self._gru_step(jnp.where(is_first, 0.0, carry), gates)
             return carry, carry
 
         gates = self._gates(observation)
@@ -144,7 +146,7 @@ class Recurrent(nn.Module):
         x = _with_agent_id(observation) if self.agent_id else observation
         return self.input_gates(nn.relu(self.embed(x)))
 
-    def _recur(self, carry: Array, gates: Array) -> Array:
+    def _gru_step(self, carry: Array, gates: Array) -> Array:
         reset_x, update_x, new_x = jnp.split(gates, 3, axis=-1)
         reset_h, update_h, new_h = jnp.split(carry @ self.recurrent_kernel, 3, axis=-1)
         reset = nn.sigmoid(reset_x + reset_h)
@@ -157,23 +159,23 @@ class Moments(NamedTuple):
     """Running mean and variance of a stream of batches of numbers."""
 
     weight: Float[Array, ""]
-    """How many numbers were seen."""
+    """Number of values."""
     mean: Float[Array, ""]
     squares: Float[Array, ""]
     """Sum of squared differences from the mean."""
 
     @classmethod
     def zero(cls) -> "Moments":
-        """Start with nothing seen."""
+        """Return the statistics of no values."""
         return cls(jnp.zeros(()), jnp.zeros(()), jnp.zeros(()))
 
     @property
     def std(self) -> Float[Array, ""]:
-        """The standard deviation; 1 before anything was seen."""
+        """The standard deviation; 1 without values."""
         return jnp.where(self.weight > 0, jnp.sqrt(self.squares / self.weight.clip(1) + 1e-6), 1.0)
 
     def update(self, batch: Float[Array, "*b"], mask: Bool[Array, "*b"]) -> "Moments":
-        """Take a batch in (Chan, Golub and LeVeque 1983); masked-out entries are not counted."""
+        """Add a batch (Chan, Golub and LeVeque 1983); masked-out entries are not counted."""
         size = mask.sum().clip(1)
         mean = jnp.where(mask, batch, 0).sum() / size
         squares = jnp.where(mask, (batch - mean) ** 2, 0).sum()
@@ -191,14 +193,14 @@ def unroll_batch(
     observation: Float[Array, "B T N O"],
     first: Bool[Array, "B T"],
 ) -> Float[Array, "B T N _"]:
-    """Apply a torso, or what has its methods, to windows of steps.
+    """Apply a torso, or a network with the same methods, to windows of steps.
 
     Parameters
     ----------
     network, params
-        The torso.
+        The torso and its parameters.
     observation
-        What agents saw in each slot.
+        The observations of each slot.
     first
         Slots that begin an episode, as in `offmarl.types.Sequence`: the memory is empty there, and
         at the beginning of the window.

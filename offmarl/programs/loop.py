@@ -21,6 +21,7 @@ from offmarl.programs.program import (
     Hyperparameters,
     Program,
     Stage,
+    same_state,
     shaping_values,
     structure,
 )
@@ -227,12 +228,20 @@ def start(program: Program, keys: Key[Array, "seeds"], hyper: Hyperparameters) -
 
 def start_stage(stage: Stage, states: ArrayTree, layout: Layout) -> ArrayTree:
     """Apply a stage's ``on_start`` to the state of each seed."""
+    if stage.on_start is same_state:
+        return layout.place(copied(states), per_seed=True)
     seeds = len(jax.tree.leaves(states)[0])
     started = [
         stage.on_start(jax.tree.map(lambda leaf, seed=seed: leaf[seed], states))
         for seed in range(seeds)
     ]
     return layout.place(jax.tree.map(lambda *leaves: jnp.stack(leaves), *started), per_seed=True)
+
+
+@jax.jit
+def copied(tree: ArrayTree) -> ArrayTree:
+    """Copy every array, so that the result may be donated while the original is kept."""
+    return jax.tree.map(jnp.copy, tree)
 
 
 class Learners(NamedTuple):
@@ -379,7 +388,7 @@ def collect(
         stage = schedule.stage(number)
         if number == schedule.starts[stage]:
             # A copy, because donated leaves must not be aliases or kept elsewhere.
-            state = jax.tree.map(jnp.copy, program.stages[stage].on_start(state))
+            state = copied(program.stages[stage].on_start(state))
         state, metrics = _collect(program, stage, state, jax.random.fold_in(key, number), hyper)
         if chunks is not None:
             cut = number == schedule.updates - 1

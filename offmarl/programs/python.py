@@ -256,7 +256,7 @@ class _Episode:
         self._truncated = np.zeros_like(present)
         self._steps: list[dict[str, Any]] = []
         self.broken = False
-        view = self._see(observations, infos, present)
+        view = self._view_of(observations, infos, present)
         self._check({}, view)
         self._views = [view]
 
@@ -287,7 +287,7 @@ class _Episode:
         terminated = (self._terminated | ended) & ~present
         truncated = ((self._truncated | cut_off) & ~present) & ~terminated
         truncated |= ~present & ~terminated  # agents that left without a flag
-        everybody = dict.fromkeys(self._agents, policy_id)
+        same_for_all = dict.fromkeys(self._agents, policy_id)
         step = {
             "action": joint,
             "reward": self._of(rewards, 0, float),
@@ -295,10 +295,10 @@ class _Episode:
             "truncated": truncated,
             "behaviour_log_prob": self._of(log_prob, np.nan, float),
             "policy_id": self._of(
-                policy_id if isinstance(policy_id, Mapping) else everybody, -1, np.int32
+                policy_id if isinstance(policy_id, Mapping) else same_for_all, -1, np.int32
             ),
         }
-        view = self._see(observations, infos, present | cut_off)
+        view = self._view_of(observations, infos, present | cut_off)
         self.broken = True
         self._check(step, view)
         self.broken = False
@@ -340,7 +340,7 @@ class _Episode:
         row: Any = np.zeros(1, np.int32)
         return transition, FinalObservations(row, row + len(self._steps) - 1, final)
 
-    def _see(self, observations: Any, infos: Any, alive: Any) -> View:
+    def _view_of(self, observations: Any, infos: Any, alive: Any) -> View:
         from offmarl.envs.pettingzoo import state_of
 
         return self._translator.view(observations, infos, alive, state_of(self._env))

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
@@ -20,7 +19,7 @@ from offmarl.envs.base import require_positive
 from offmarl.errors import RunError
 from offmarl.paths import local
 from offmarl.programs.buffer import Capture, ChunkWriter, add, init_capture, make_buffer
-from offmarl.programs.loop import Schedule, collect
+from offmarl.programs.loop import Schedule, collect, copied
 from offmarl.programs.program import Hyperparameters, Program, Stage
 from offmarl.programs.run import (
     CheckpointTimer,
@@ -160,7 +159,7 @@ def _record(
     init_key, key = jax.random.split(jax.random.key(recipe["seed"]))
     start, begin, _ = resume(program, checkpoints, init_key, hyper)
     timer.begin(start * recipe["num_envs"] * recipe["chunks"][1])
-    begin = begin._replace(params=jax.tree.map(jnp.copy, params))  # the state will be donated
+    begin = begin._replace(params=copied(params))  # the state will be donated
     num_chunks, num_steps = recipe["chunks"]
     schedule = Schedule(num_chunks, num_chunks, 1, (0,))
     writer = open_for_recording(path, spec, recipe["num_envs"], recipe, provenance)

@@ -205,7 +205,7 @@ def dataset_page(surveys: Surveys, episodes: Iterable[str]) -> str:
     known = warnings_by_dataset(surveys)
     title = ", ".join(dict.fromkeys(one.spec.name or one.vault.name for one in surveys.values()))
     body = [
-        paragraph(_lead(surveys)),
+        paragraph(_introduction(surveys)),
         *_section(tables.glance(surveys)),
         *([heading("Warnings"), notes(known)] if known else []),
         *_section(tables.identity(surveys)),
@@ -230,7 +230,7 @@ def _contents(surveys: Surveys) -> Iterator[str]:
         yield paragraph(_WINDOWS)
 
 
-def _lead(surveys: Surveys) -> str:
+def _introduction(surveys: Surveys) -> str:
     count = f"{len(surveys)} datasets" if len(surveys) > 1 else "One dataset"
     steps = sum(one.vault.num_steps for one in surveys.values())
     kinds = dict.fromkeys(tables.describe_agents(one.spec) for one in surveys.values())

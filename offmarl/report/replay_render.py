@@ -122,9 +122,9 @@ def _check(vault: Dataset, number: int, seen: Any, reward: Any, episode: Episode
     )
     if not same:
         raise OptionError(
-            f"{vault.path}: playing episode {number} again does not give what was recorded. Either "
-            "its random keys are not known, or the environment has changed since: record a policy "
-            "again to watch its episodes."
+            f"{vault.path}: episode {number}, played again, differs from the recording. Either its "
+            "random keys are unknown, or the environment has changed: record a policy again to "
+            "watch its episodes."
         )
 
 

@@ -91,7 +91,7 @@ def _probability(estimate: Estimate | None) -> str:
 def glance(surveys: Surveys) -> Section:
     """Return the size and quality of each dataset."""
     columns = ["dataset", "episodes", "steps", "return", "min", "max", "mean length", "SACo"]
-    return _by_dataset("Overview", columns, surveys, _glance)
+    return _by_dataset("Overview", columns, surveys, _overview_row)
 
 
 def identity(surveys: Surveys) -> Section:
@@ -191,7 +191,7 @@ def _by_dataset(
     return Section(title, columns, [[name, *cells(one)] for name, one in surveys.items()])
 
 
-def _glance(found: Survey) -> list[Any]:
+def _overview_row(found: Survey) -> list[Any]:
     returns, lengths = spread(found.returns), spread(found.lengths)
     mean = _plus_minus(**returns) if returns else None
     extremes = [returns.get("min"), returns.get("max"), lengths.get("mean")]

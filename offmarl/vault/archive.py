@@ -1,4 +1,4 @@
-"""Zip archives of vaults: checked before anything in them is used, and unpacked."""
+"""Checks zip archives of vaults before anything in them is used, and unpacks them."""
 
 import math
 import os
@@ -27,23 +27,23 @@ from offmarl.vault.layout import MANIFEST, METADATA
 from offmarl.vault.location import open_files, vaults_among
 
 _TAIL = 2**16 + 2**10
-"""Bytes at an archive's end: its end records with the longest comment, most directories too."""
+"""Bytes read from an archive's end: its end records, and the whole directory of most archives."""
 _MOST_DIRECTORY = 2**24
-"""The most bytes of an archive's directory."""
+"""Maximum bytes of an archive's directory."""
 _MOST_FILES = 2**17
-"""Files of an archive: checking so many takes about two seconds."""
+"""Maximum files of an archive; checking this many takes about two seconds."""
 _END = struct.Struct("<4x4xHHI4x2x")
 _END64 = struct.Struct("<4x8x2x2x4x4x8xQQ8x")
 _LOCATOR = 20
 """Bytes between the ZIP64 end record and the other end record."""
 _IN_ZIP64 = 2**32 - 1
-"""The value of a field whose number is too large for it, and is in the ZIP64 record instead."""
+"""Value of a 32-bit field whose number is stored in the ZIP64 record instead."""
 _IN_ZIP64_COUNT = 2**16 - 1
 _LEADS_OUT = re.compile(r"[\\:]|(^|/)\.\.(/|$)")
 _LARGEST_DOCUMENT = 2**26
-"""The most bytes of a file that is read whole to open a vault; real ones are far smaller."""
+"""Maximum bytes of a file that is read whole to open a vault; real ones are far smaller."""
 _MOST_DEFLATED = 200
-"""Files that inflate to more times their size, and to over a gigabyte together, are a bomb."""
+"""An archive that inflates to more than this many times its size, and over 1 GB, is refused."""
 
 
 def members_of(archive: PurePath) -> list[zipfile.ZipInfo]:
@@ -64,7 +64,7 @@ def members_of(archive: PurePath) -> list[zipfile.ZipInfo]:
 
 @lru_cache(maxsize=4)
 def _unchanged_members(archive: Path, _: tuple[int, ...]) -> tuple[zipfile.ZipInfo, ...]:
-    """Return the files of an archive, whose directory is read once while it stays the same."""
+    """Return the files of an archive; its directory is read again only if the archive changed."""
     return _trusted_members(archive)
 
 
@@ -78,7 +78,7 @@ def _trusted_members(archive: PurePath) -> tuple[zipfile.ZipInfo, ...]:
 def _check(archive: PurePath, members: Iterable[zipfile.ZipInfo]) -> None:
     """Raise `VaultFormatError` if an archive's directory is unsafe."""
     packed = unpacked = 0
-    stop = -math.inf  # places count from the archive's tail where only that was read
+    stop = -math.inf  # if only the archive's tail was read, offsets count from there
     names: set[str] = set()
     for member in sorted(members, key=lambda one: one.header_offset):
         name = _plain(member.filename)
@@ -110,31 +110,31 @@ def _fault(member: zipfile.ZipInfo, name: str) -> str:
     if member.flag_bits & 1:
         return "is encrypted"
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        return "is compressed in another way than deflate"
+        return "uses a compression other than deflate"
     if name.rpartition("/")[2] in (METADATA, MANIFEST) and member.file_size > _LARGEST_DOCUMENT:
-        return f"has {member.file_size} bytes, which no vault's has"
+        return f"has {member.file_size} bytes, more than in any vault"
     return ""
 
 
 def _distrust(archive: PurePath, fault: str) -> VaultFormatError:
-    return VaultFormatError(f"{archive} is not to be trusted: {fault}. It was left alone.")
+    return VaultFormatError(f"{archive} is not safe to open: {fault}. Nothing was read from it.")
 
 
 @contextmanager
 def readable(archive: PurePath) -> Iterator[None]:
-    """Turn what a damaged archive raises into an error of offmarl."""
+    """Convert the errors of reading a damaged archive to `VaultFormatError`."""
     try:
         yield
     except FileNotFoundError as error:
         raise VaultFormatError(f"there is no archive {archive}.") from error
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, UnicodeError) as error:
         raise VaultFormatError(
-            f"{archive} is damaged or not a zip archive ({error}): fetch it again."
+            f"{archive} is damaged or not a zip archive ({error}): download it again."
         ) from error
 
 
 def _opened(archive: PurePath) -> zipfile.ZipFile:
-    """Open an archive; of one on another machine only the directory is read."""
+    """Open an archive; if it is on another machine, only its directory is read."""
     if isinstance(archive, Path):
         with archive.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -164,9 +164,9 @@ def _check_directory(archive: PurePath, tail: bytes) -> int:
     Parameters
     ----------
     archive
-        For messages.
+        The archive's path, for errors.
     tail
-        Its last bytes.
+        The last bytes of the archive.
 
     Raises
     ------
@@ -187,7 +187,7 @@ def _check_directory(archive: PurePath, tail: bytes) -> int:
         end, files, size = wide, files64, size64
     if size > _MOST_DIRECTORY:
         raise _distrust(archive, f"its directory takes {size} bytes, and a dataset's far less")
-    # Python reads all entries that exist, whatever count the end record gives.
+    # Python reads all entries that exist, even if the end record gives another count.
     if (count := max(files, tail.count(b"PK\1\2", max(0, end - size), end))) > _MOST_FILES:
         raise _distrust(archive, f"it has {count} files, and a dataset far fewer")
     return len(tail) - end + size

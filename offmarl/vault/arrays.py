@@ -27,11 +27,11 @@ from offmarl.vault.store import Store
 from offmarl.vault.tables import Episodes
 
 _IN_FLIGHT_BYTES = 2**26
-"""Bytes that TensorStore may be reading at once; they are held beside the result."""
+"""Maximum bytes that TensorStore reads at once; they are held in addition to the result."""
 _RELEASE_BYTES = 2**24
-"""The pages of mapped files are released after this many bytes were compared."""
+"""Bytes compared between two calls of `Region.release`."""
 _KEYS_A_CHUNK = 64
-"""Reading a chunk through TensorStore takes about as long as finding this many for the map."""
+"""Reading one chunk through TensorStore takes about as long as mapping this many chunks."""
 
 _THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # macOS counts by process only
 
@@ -50,10 +50,10 @@ class Arrays:
     Parameters
     ----------
     vault
-        What the vault says of itself. Every chunk must exist if offmarl wrote it; other programs
-        may leave out chunks of a fill value.
+        The vault's description. If offmarl wrote the vault, every chunk must exist; other programs
+        may omit chunks that hold only the fill value.
     checks
-        What every chunk is compared with before it is first used, if anything.
+        Compares every chunk before it is first used; None compares nothing.
     mapped
         Whether the files may be mapped into memory.
     """
@@ -79,7 +79,7 @@ class Arrays:
         self._cold = True
 
     def open(self, name: str) -> Any:
-        """Return an array as TensorStore has it."""
+        """Open an array in TensorStore, or return the one that is open."""
         self._check_names([name])
         if name not in self._opened:
             prefix = layout.prefix_of(name)
@@ -121,12 +121,15 @@ class Arrays:
         if snapshot is None:
             return self._fetched
         maps = map_arrays(snapshot, self._leaves, self._rows, self._length)
-        return _View(maps, checks.of(snapshot) if checks else None)
+        return _View(maps, checks.for_snapshot(snapshot) if checks else None)
 
     def read(
         self, names: Iterable[str], rows: range, steps: range, agents: Mapping[str, slice]
     ) -> dict[str, NumpyArray]:
-        """Read ``(B, T, ...)`` of some arrays; ``agents`` selects from the third axis of some."""
+        """Read ``(B, T, ...)`` of some arrays.
+
+        ``agents`` maps names of arrays to a selection from their third axis.
+        """
         names = list(names)
         self._check_names(names)
         maps, known = self._view() if self._map_pays(names, rows, steps) else self._fetched
@@ -145,7 +148,7 @@ class Arrays:
         if others := [name for name in others if name not in checks]:
             found |= self._store.attempt(lambda: self._fetch(others, rows, steps, agents))
         if known and fresh:
-            known.note(fresh)
+            known.mark_sound(fresh)
         return {name: found[name] for name in names}
 
     def windows(
@@ -155,12 +158,12 @@ class Arrays:
         starts: NDArray[np.int64],
         length: int,
     ) -> dict[str, NumpyArray]:
-        """Gather ``(W, length, ...)`` of some arrays: the steps from each start on."""
+        """Gather W windows ``(W, length, ...)`` of some arrays, each from a row and a start."""
         names = list(names)
         self._check_names(names)
         maps, checks = self._view()
         if checks and (fresh := checks.in_windows(names, rows, starts, length)):
-            self._prove(maps, checks, fresh)
+            self._compare(maps, checks, fresh)
         before = _usage()
         if self._cold:
             self.prefetch(names, rows, starts, length)
@@ -182,9 +185,9 @@ class Arrays:
         starts: NDArray[np.int64],
         length: int,
     ) -> None:
-        """Have the disk begin to read windows; without effect on what is not mapped.
+        """Ask the disk to read windows in the background; does nothing for unmapped arrays.
 
-        Chunks that must still be compared with their checksums are read as a whole.
+        Chunks that have not been compared with their checksums are read whole.
         """
         names = list(names)
         self._check_names(names)
@@ -196,11 +199,11 @@ class Arrays:
             elif name in maps:
                 maps[name].prefetch(rows, starts, length)
 
-    def _prove(self, maps: Mapping[str, MappedArray], checks: Checks, fresh: Fresh) -> None:
-        """Compare chunks; from a cold disk many are read at once."""
+    def _compare(self, maps: Mapping[str, MappedArray], checks: Checks, fresh: Fresh) -> None:
+        """Compare chunks; on a cold disk, many are requested at once."""
         for name, places in fresh.chunks.items():
             if name not in maps:
-                self._store.attempt(partial(self._prove_fetched, checks, name, places))
+                self._store.attempt(partial(self._compare_fetched, checks, name, places))
                 continue
             mapped = maps[name]
             step = max(1, _RELEASE_BYTES // mapped.chunk_bytes)
@@ -211,10 +214,10 @@ class Arrays:
                 for place in some:
                     fresh.checks[name].compare(*place, mapped.chunk(*place))
                 mapped.region.release()
-        checks.note(fresh)
+        checks.mark_sound(fresh)
 
     def _map_pays(self, names: Iterable[str], rows: range, steps: range) -> bool:
-        """Whether the map exists, or reads so far have cost as much as making it would."""
+        """Whether the map exists, or the reads so far took as long as making it would."""
         if self._mapped is not None:
             return True
         self._chunks_read += self._count(names, len(rows), len(steps))
@@ -223,14 +226,14 @@ class Arrays:
         )
 
     def _count(self, names: Iterable[str], rows: int, steps: int) -> int:
-        """Count the chunks that hold so many rows and steps."""
+        """Return the number of chunks of some arrays that this many rows and steps fill."""
         sizes = (self.chunk(name) for name in names)
         return sum(-(-rows // size[0]) * -(-steps // size[1]) for size in sizes)
 
     def _fetch(
         self, names: Iterable[str], rows: range, steps: range, agents: Mapping[str, slice]
     ) -> dict[str, NumpyArray]:
-        """Read through TensorStore, several pieces at once but not all."""
+        """Read through TensorStore, a bounded number of pieces at once."""
         found, pieces = {}, []
         for name in names:
             index = (slice(rows.start, rows.stop, rows.step), *_agents(agents.get(name)))
@@ -247,7 +250,7 @@ class Arrays:
     def _fetch_whole(
         self, checks: Checks, name: str, rows: range, steps: range, agents: slice | None
     ) -> NumpyArray:
-        """Read through TensorStore whole chunks, and compare them with their checksums."""
+        """Read whole chunks through TensorStore, compare them, and select what was requested."""
         select = _agents(agents)
         shape = np.empty((0, *self._leaves[name].shape))[(slice(None), *select)].shape[1:]
         out: NumpyArray = np.empty((len(rows), len(steps), *shape), self._leaves[name].dtype)
@@ -262,14 +265,14 @@ class Arrays:
             out[target] = chunk[source]
         return out
 
-    def _prove_fetched(self, checks: Checks, name: str, places: Iterable[ChunkPlace]) -> None:
+    def _compare_fetched(self, checks: Checks, name: str, places: Iterable[ChunkPlace]) -> None:
         for _ in self._chunks(checks, name, places):
             pass
 
     def _chunks(
         self, checks: Checks, name: str, places: Iterable[ChunkPlace]
     ) -> Iterator[tuple[ChunkPlace, NumpyArray]]:
-        """Read whole chunks through TensorStore, several at once, each compared if need be."""
+        """Read whole chunks through TensorStore, several at once; compare those that are new."""
         array, (rows, steps) = self.open(name), self.chunk(name)
 
         def read(place: ChunkPlace) -> Any:
@@ -282,11 +285,11 @@ class Arrays:
             chunk = np.ascontiguousarray(result())
             if checks.is_fresh(name, place):
                 again = partial(_again, read, place)
-                chunk = checks.proved(name, place, chunk, again)
+                chunk = checks.verified(name, place, chunk, again)
             yield place, chunk
 
     def _pieces(self, name: str, out: NumpyArray, steps: range) -> Iterator[tuple[slice, slice]]:
-        """Cut steps where chunks end: the absolute interval, and that of the result."""
+        """Cut steps at the ends of chunks; yield the interval of steps, and that of ``out``."""
         _, chunk = self.chunk(name)
         step_bytes = max(out[:, :1].nbytes, 1)
         size = chunk * max(1, _IN_FLIGHT_BYTES // (4 * step_bytes * chunk))
@@ -300,7 +303,7 @@ class Arrays:
         self, name: str, rows: NDArray[np.int64], starts: NDArray[np.int64], length: int
     ) -> NumpyArray:
         array, pairs = self.open(name), zip(rows.tolist(), starts.tolist(), strict=True)
-        with ts.Batch() as batch:  # what shares a chunk is read and decoded once
+        with ts.Batch() as batch:  # a chunk of several windows is read and decoded once
             reads = [array[row, start : start + length].read(batch=batch) for row, start in pairs]
         shape = (length, *self._leaves[name].shape)
         windows = [read.result() for read in reads]
@@ -333,7 +336,8 @@ def open_arrays(
         check_documents(vault.store, vault.manifest.schema)
     if not (checked and vault.manifest and vault.manifest.schema.codec == "raw"):
         return Arrays(vault, None, mapped)
-    check_own_length(vault, vault.manifest.schema)  # the state of each chunk takes memory
+    # A forged length must not make the checks, which hold state for each chunk, take much memory.
+    check_own_length(vault, vault.manifest.schema)
     return Arrays(vault, checks_of(vault, episodes), mapped)
 
 
@@ -342,7 +346,7 @@ def _again(read: Callable[[ChunkPlace], Any], place: ChunkPlace) -> NumpyArray:
 
 
 def _usage() -> tuple[int, int]:
-    """Return how much this thread had the disk read so far, and how often it waited for a page."""
+    """Return the blocks that this thread read from disk so far, and its major page faults."""
     usage = resource.getrusage(_THREAD)
     return usage.ru_inblock, usage.ru_majflt
 
@@ -352,7 +356,7 @@ def _agents(agents: slice | None) -> tuple[slice, ...]:
 
 
 _IN_MEMORY_BYTES = 2**25
-"""Views that take more are read in blocks when they are asked for."""
+"""Size up to which all final views are kept in memory; larger ones are read in blocks."""
 
 
 class FinalViews:
@@ -361,11 +365,11 @@ class FinalViews:
     Parameters
     ----------
     store, spec
-        The vault's.
+        The vault's store and spec.
     count
-        How many there are.
+        Number of final views: F.
     in_memory_bytes
-        If all take no more, they are read at once and kept; 32 MB by default.
+        Size up to which all views are read at once and kept; 32 MB by default.
     """
 
     def __init__(self, store: Store, spec: EnvSpec, count: int, in_memory_bytes: int | None = None):
@@ -377,12 +381,12 @@ class FinalViews:
 
     @cached_property
     def all(self) -> View:
-        """All of them, ``(F, ...)``."""
+        """All final views, ``(F, ...)``."""
         table = read_table(self._store, layout.FINALS_PREFIX, self._count, self._dtype)
         return encoding.unpack_view(table)
 
     def read(self, numbers: NumpyArray) -> View:
-        """Read some, ``(len(numbers), ...)``."""
+        """Return the views of these numbers, ``(len(numbers), ...)``."""
         if self._in_memory:
             return View(*(field[numbers] for field in self.all))
         views: NumpyArray = np.empty(len(numbers), self._dtype)
@@ -395,7 +399,7 @@ class FinalViews:
         return encoding.unpack_view(views)
 
     def in_block(self, key: str, numbers: NumpyArray) -> NumpyArray:
-        """Return which views are stored under a key; none that are -1."""
+        """Return the mask of the numbers that are stored under a key; false for -1."""
         first = int(key.removeprefix(layout.FINALS_PREFIX))
         return (numbers >= 0) & (self._firsts[self._block_of(numbers)] == first)
 
@@ -404,6 +408,6 @@ class FinalViews:
 
     @cached_property
     def _firsts(self) -> NumpyArray:
-        """The number of the first view in each block of them."""
+        """The number of the first view in each block of views."""
         prefix = layout.FINALS_PREFIX
         return np.array([int(key.removeprefix(prefix)) for key in self._store.keys(prefix)])

@@ -1,4 +1,4 @@
-"""Which steps, rows, agents and episodes a vault has, and whether its length can be true."""
+"""Checks that requested steps, rows, agents and episodes exist, and that a length is possible."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +18,7 @@ UNBACKED_STEPS = 2**20
 A vault of another program may have so many steps of zeros without a chunk.
 """
 _UNCOUNTED_CHUNKS = 2**20
-"""A vault of offmarl with more chunks has its length compared with its files, or with its keys."""
+"""If a vault of offmarl has more chunks, its length is compared with its files or its keys."""
 _NUMBER = re.compile(r"\d+[./](\d+)")
 
 
@@ -26,7 +26,7 @@ def check_steps(vault: Description, start: int, stop: int) -> None:
     """Raise `VaultError` if a vault does not have these steps."""
     if not 0 <= start <= stop <= vault.length:
         raise VaultError(
-            f"steps {start} to {stop} were asked for, and {vault.path} has steps 0 to "
+            f"steps {start} to {stop} were requested, and {vault.path} has steps 0 to "
             f"{vault.length}."
         )
 
@@ -34,16 +34,16 @@ def check_steps(vault: Description, start: int, stop: int) -> None:
 def check_episode(number: int, count: int, path: PurePath) -> None:
     """Raise `VaultError` if a vault has no episode of this number; negative ones count back."""
     if not -count <= number < count:
-        raise VaultError(f"episode {number} was asked for, and {path} has {count}.")
+        raise VaultError(f"episode {number} was requested, and {path} has {count}.")
 
 
 def interval(steps: slice, length: int) -> tuple[int, int]:
     """Return the first step of a slice and the one after the last."""
     if not isinstance(steps, slice):
-        raise VaultError(f"steps are taken by slices: ask for [{steps}:{steps} + 1], say.")
+        raise VaultError(f"steps are selected by slices: use [{steps}:{steps} + 1], for example.")
     start, stop, stride = steps.indices(length)
     if stride != 1:
-        raise VaultError(f"steps are read one after the other, not every {stride}th.")
+        raise VaultError(f"a slice of steps must have a stride of 1: got {stride}.")
     return start, max(start, stop)
 
 
@@ -51,7 +51,7 @@ def percentiles(length: int, low: float, high: float) -> tuple[int, int]:
     """Return the interval of steps between two percentiles of time."""
     if not 0 <= low <= high <= 100:
         raise VaultError(
-            f"percentiles {low} to {high} were asked for: give two in order from 0 to 100."
+            f"percentiles {low} to {high} were requested: give two in order from 0 to 100."
         )
     return round(length * low / 100), round(length * high / 100)
 
@@ -86,8 +86,8 @@ def agents(leaves: Mapping[str, Leaf], num_agents: int, part: slice) -> dict[str
 
 def _has_agents(name: str, leaf: Leaf, num_agents: int) -> bool:
     """Whether the first axis of an array's steps is that of agents; a state's may be, too."""
-    of_everybody = name == "infos.state" and len(leaf.shape) == 1
-    return leaf.shape[:1] == (num_agents,) and not of_everybody
+    is_global = name == "infos.state" and len(leaf.shape) == 1
+    return leaf.shape[:1] == (num_agents,) and not is_global
 
 
 def windows(
@@ -97,14 +97,14 @@ def windows(
     rows, starts = _whole("rows", rows), _whole("starts", starts)
     if rows.ndim != 1 or rows.shape != starts.shape or length < 1:
         raise VaultError(
-            f"windows of {length} steps were asked for with rows {rows.shape} and starts "
+            f"windows of {length} steps were requested with rows {rows.shape} and starts "
             f"{starts.shape}: give one of each for every window, and at least 1 step."
         )
     if len(rows):
         check_steps(vault, int(starts.min()), int(starts.max()) + length)
         if rows.min() < 0 or rows.max() >= vault.rows:
             raise VaultError(
-                f"rows {rows.min()} to {rows.max()} were asked for, and {vault.path} has rows 0 to "
+                f"rows {rows.min()} to {rows.max()} were requested, and {vault.path} has rows 0 to "
                 f"{vault.rows - 1}."
             )
     return rows, starts
@@ -121,7 +121,7 @@ def check_finals(numbers: NumpyArray, count: int, path: PurePath) -> None:
     """Raise `VaultError` if a vault does not have these final views."""
     if len(numbers) and not 0 <= numbers.min() <= numbers.max() < count:
         raise VaultError(
-            f"final views {numbers.min()} to {numbers.max()} were asked for, and {path} has "
+            f"final views {numbers.min()} to {numbers.max()} were requested, and {path} has "
             f"{count}, from 0: an episode whose `final` is -1 has none."
         )
 
@@ -152,7 +152,7 @@ def _check_foreign_length(vault: Description, chunk_steps: Callable[[str], int])
     raise VaultFormatError(
         f"{vault.path} says that each row has {vault.length:,} steps, and there is data for "
         f"{backed:,} at most: its index is damaged or forged. `offmarl repair` keeps what is "
-        "sound; or copy the vault again from where it came from."
+        "sound; or copy the vault again from its source."
     )
 
 
@@ -179,7 +179,7 @@ def check_own_length(vault: Description, schema: Schema) -> None:
     raise VaultFormatError(
         f"{vault.path} says that it has {schema.rows:,} rows of {vault.length:,} steps: {found}. "
         "It has lost data, or its length is damaged or forged. `offmarl repair` keeps what is "
-        "sound; or copy the vault again from where it came from."
+        "sound; or copy the vault again from its source."
     )
 
 

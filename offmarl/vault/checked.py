@@ -1,6 +1,6 @@
-"""Comparing each chunk of a vault with its checksum once, when it is first used.
+"""Compares each chunk of a vault with its checksum once, when it is first used.
 
-The checksums of all chunks are one array, and a mask of the chunks that are sound is another. Later
+One array holds the checksums of all chunks, and a mask marks the chunks that were found intact.
 Later reads only look at the mask.
 """
 
@@ -27,42 +27,44 @@ _UNKNOWN = -1
 
 
 class ChunkPlace(NamedTuple):
-    """Where a chunk of an array is: which block of rows, and which chunk of time."""
+    """Position of a chunk in an array: the index of its block of rows, and of its chunk of time."""
 
     block: int
     number: int
 
 
 class Fresh(NamedTuple):
-    """Chunks that are read, of which some were not compared yet."""
+    """Chunks of a read, some of which have not been compared yet."""
 
     names: tuple[str, ...]
     """The arrays that are read."""
-    touched: Int[np.ndarray, "P"]
-    """Numbers of the chunks that are read of each."""
+    places: Int[np.ndarray, "P"]
+    """Indices of the chunks that are read, the same for each array."""
     chunks: dict[str, list[ChunkPlace]]
-    """Those that were not compared, in the order of time; arrays without any are left out."""
+    """By array, the chunks that have not been compared, in the order of time; never empty."""
     checks: dict[str, Check]
     """The checks that compare them if they are mapped."""
 
 
 class Checks:
-    """Which chunks of a vault of offmarl were found sound, for one way of reading them.
+    """Which chunks of an offmarl vault were found intact, for one way of reading them.
 
-    Chunks read through TensorStore and chunks of mapped files have separate objects: they may be of
-    different commits. Threads may share an object: a lock guards everything except reading the mask
-    of sound chunks.
+    Chunks read through TensorStore and chunks of mapped files have separate objects, because they
+    may belong to different commits. Threads may share an object: a lock guards everything except
+    reading the mask of intact chunks.
 
     Parameters
     ----------
-    store, schema, leaves
-        The vault's; the arrays in the order in which their checksums are stored.
+    store, schema
+        The vault's store and schema.
+    leaves
+        The vault's arrays, in the order in which their checksums are stored.
     length
         Steps of a row.
     covered
         Steps of a row that have checksums. A chunk that a stock program wrote to has none.
     episodes
-        Returns the vault's episodes, of which a fault names those that it hits.
+        Returns the vault's episodes; an error names the episodes that the damage affects.
     """
 
     def __init__(
@@ -94,8 +96,8 @@ class Checks:
         self._done: set[tuple[str, ...]] = set()
         self._lock = Lock()
 
-    def of(self, snapshot: Snapshot) -> "Checks":
-        """Return the checks of mapped files, none of which was compared yet."""
+    def for_snapshot(self, snapshot: Snapshot) -> "Checks":
+        """Return the checks of mapped files, in which no chunk has been compared yet."""
         found = Checks(
             self._store, self._schema, self._leaves, self._length, self._covered, self._episodes
         )
@@ -104,9 +106,9 @@ class Checks:
         for number in range(found._numbers):
             key = layout.checksums_key(number)
             try:
-                found._enter(number, unseal(key, snapshot.value(key) or b"", self._store.path))
+                found._expect(number, unseal(key, snapshot.value(key) or b"", self._store.path))
             except VaultFormatError:
-                found._enter(number, b"")  # reading one of these chunks raises the error
+                found._expect(number, b"")  # reading one of these chunks raises the error
         return found
 
     def _load(self, numbers: Iterable[int]) -> None:
@@ -116,13 +118,13 @@ class Checks:
         head, *found = self._store.get_all(keys)
         self._written = Head.decode(head).length
         for number, value in zip(wanted, found, strict=True):
-            self._enter(number, value)
+            self._expect(number, value)
 
-    def _enter(self, number: int, stored: bytes) -> None:
+    def _expect(self, number: int, stored: bytes) -> None:
         found = layout.decode_checksums(stored)[: self._expected.shape[1]]
         checksums = np.full(self._expected.shape[1], _UNKNOWN)
         checksums[: len(found)] = found
-        self._expected[number] = checksums  # at once: other threads compare with them
+        self._expected[number] = checksums  # one assignment, since other threads read the row
         self._loaded[number] = True
 
     def in_steps(self, names: Iterable[str], rows: range, steps: range) -> Fresh | None:
@@ -159,32 +161,32 @@ class Checks:
         if sound is not None and sound[places].all():
             return None
         with self._lock:
-            return self._look_closer(names, np.unique(places))
+            return self._select_fresh(names, np.unique(places))
 
-    def _look_closer(self, names: tuple[str, ...], places: Int[np.ndarray, "P"]) -> Fresh | None:
+    def _select_fresh(self, names: tuple[str, ...], places: Int[np.ndarray, "P"]) -> Fresh | None:
         rows = [self._index[name] for name in names]
         if names not in self._sound_in_all:
             self._sound_in_all[names] = np.logical_and.reduce(self._sound[rows], axis=0)
         if self._sound_in_all[names][places].all():
             return None
         order = np.argsort(places % self._chunks, kind="stable")  # as they lie in the files
-        touched = places[order]
+        places = places[order]
         chunks = {}
         for name, row in zip(names, rows, strict=True):
-            new = touched[~self._sound[row, touched]].tolist()
+            new = places[~self._sound[row, places]].tolist()
             if new:
                 chunks[name] = [ChunkPlace(*divmod(place, self._chunks)) for place in new]
-        numbers = {place.number for places in chunks.values() for place in places}
+        numbers = {place.number for new in chunks.values() for place in new}
         if missing := sorted(number for number in numbers if not self._loaded[number]):
             self._load(missing)
-        return Fresh(names, touched, chunks, {name: self._check_of(name) for name in chunks})
+        return Fresh(names, places, chunks, {name: self._check_of(name) for name in chunks})
 
-    def note(self, fresh: Fresh) -> None:
-        """Note that these chunks were compared, so that later reads skip them quickly."""
+    def mark_sound(self, fresh: Fresh) -> None:
+        """Record that these chunks were compared, so that later reads skip them quickly."""
         rows = np.array([self._index[name] for name in fresh.names])
         with self._lock:
             sound = self._sound_in_all[fresh.names]
-            sound[fresh.touched] = self._sound[np.ix_(rows, fresh.touched)].all(0)
+            sound[fresh.places] = self._sound[np.ix_(rows, fresh.places)].all(0)
             if sound.all():
                 self._done.add(fresh.names)
 
@@ -196,19 +198,20 @@ class Checks:
         index = self._index[name]
         columns = slice(index * self._blocks, (index + 1) * self._blocks)
         shape = self._blocks, self._chunks
-        prove = partial(self._prove, name)
-        return _Check(self._sound[index].reshape(shape), self._expected[:, columns], prove)
+        on_mismatch = partial(self._examine, name)
+        return _Check(self._sound[index].reshape(shape), self._expected[:, columns], on_mismatch)
 
-    def _prove(self, name: str, place: ChunkPlace, chunk: NumpyArray) -> None:
+    def _examine(self, name: str, place: ChunkPlace, chunk: NumpyArray) -> None:
         if not self._agrees(name, place, chunk):
             raise self._damaged(name, place)
 
-    def proved(
+    def verified(
         self, name: str, place: ChunkPlace, chunk: NumpyArray, again: Callable[[], NumpyArray]
     ) -> NumpyArray:
-        """Compare a chunk that is read from the store, and return it.
+        """Compare a chunk that was read from the store, and return it.
 
-        ``again`` reads it once more: a writer may have committed between chunk and checksum.
+        ``again`` reads the chunk once more. It is called if the checksum differs, because a writer
+        may have committed after the chunk was read and before its checksum was.
         """
         while not self._agrees(name, place, chunk):
             with self._lock:
@@ -220,7 +223,7 @@ class Checks:
                 same = same and before[1] == self._written
             if same and not self._agrees(name, place, chunk):
                 raise self._damaged(name, place)
-        # A writer may yet replace the last chunk; a snapshot stays as it is.
+        # A writer may still replace the last chunk, so it is compared on every read.
         if (place.number + 1) * self._schema.chunk_steps <= self._covered:
             self._sound[self._index[name], place.block * self._chunks + place.number] = True
         return chunk
@@ -247,8 +250,8 @@ class _Check(NamedTuple):
 
     sound: Bool[np.ndarray, "B T"]
     expected: Int[np.ndarray, "T B"]
-    prove: Callable[[ChunkPlace, NumpyArray], None]
-    """Examines a chunk with another checksum."""
+    on_mismatch: Callable[[ChunkPlace, NumpyArray], None]
+    """Called with a chunk whose checksum differs; raises if the chunk is damaged."""
 
     def is_fresh(self, block: int, number: int) -> bool:
         return not self.sound[block, number]
@@ -259,14 +262,15 @@ class _Check(NamedTuple):
         if checksum is None:
             checksum = google_crc32c.value(chunk)
         if checksum != self.expected[number, block]:
-            self.prove(ChunkPlace(block, number), chunk)
+            self.on_mismatch(ChunkPlace(block, number), chunk)
         self.sound[block, number] = True
 
 
 def checks_of(vault: Description, episodes: Callable[[], Episodes]) -> Checks | None:
-    """Return the checks of a vault that was opened.
+    """Return the checks of an open vault.
 
-    None if its codec has checksums of its own, or if another program wrote it: those keep none.
+    None if the codec has checksums of its own, or if another program wrote the vault: offmarl's
+    checksums are missing there.
     """
     if vault.manifest is None or vault.manifest.schema.codec != "raw":
         return None
@@ -277,18 +281,18 @@ def checks_of(vault: Description, episodes: Callable[[], Episodes]) -> Checks | 
 
 
 def agrees(chunk: NumpyArray, expected: int, filled: int) -> bool:
-    """Whether a chunk has a checksum, as it is or with zeros after the vault's end.
+    """Whether a chunk matches its checksum, as it is or with zeros after the vault's end.
 
-    A stock program that died may have left something there, which is not data.
+    A stock program that died may have written past the end; these bytes are not part of the vault.
 
     Parameters
     ----------
     chunk
         ``(rows, steps, ...)``, contiguous.
     expected
-        The CRC32C.
+        The CRC32C to compare with.
     filled
-        Steps of the chunk that the vault has.
+        Steps of the chunk that lie before the vault's end.
     """
     if google_crc32c.value(chunk) == expected:
         return True

@@ -1,4 +1,4 @@
-"""Gathering steps into the chunks that go to disk."""
+"""Gathers steps into the chunks that are written to disk."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -14,8 +14,7 @@ from offmarl.vault.store import Store
 Value = bytes | bytearray
 
 _SPARE_BYTES = 2**26
-"""Memory of written chunks that is kept for further ones: a fresh page costs more than filling
-it."""
+"""Memory of written chunks that is reused: allocating a new page costs more than filling it."""
 
 
 class _Chunk:

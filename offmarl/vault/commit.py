@@ -1,7 +1,7 @@
-"""The commits of an OCDBT store: the tree of keys that each has, and the values it leads to.
+"""Reads the commits of an OCDBT store: the tree of keys of each, and the values.
 
-A store keeps its earlier commits until it is compacted, and even without its manifest the nodes of
-their trees can be found in the data files. So what a damaged store held can still be recovered.
+A store keeps its earlier commits until it is compacted, and the nodes of their trees can be found
+in the data files even without the manifest. Data of a damaged store can be recovered from them.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ _HEADER = 12
 
 
 class ValueLocation(NamedTuple):
-    """Where a value lies."""
+    """Location of a value in a data file."""
 
     file: str
     offset: int
@@ -36,10 +36,10 @@ class ValueLocation(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """What one commit of a store holds."""
+    """The tree of one commit of a store."""
 
     values: dict[str, ValueLocation | bytes]
-    """Where the value of each key lies; short values are in the nodes themselves."""
+    """Location of each key's value, or the value itself if it is short."""
     files: frozenset[str]
     """The data files that values and nodes are in."""
     lost: tuple[str, ...]
@@ -138,7 +138,7 @@ def _read(driver: TensorStoreDriver, root: str | None) -> Tree:
     values: dict[str, ValueLocation | bytes] = {}
     files: set[str] = set()
     lost: list[str] = []
-    # The height of every node is less than its parent's, or a forged tree might have no end.
+    # Each node must be lower than its parent; otherwise a forged tree could be endless.
     waiting: list[tuple[str, bytes, int | None]] = [(root, b"", None)] if root else []
     while waiting:
         node, prefix, above = waiting.pop()
@@ -150,7 +150,7 @@ def _read(driver: TensorStoreDriver, root: str | None) -> Tree:
             continue
         height = found["height"]
         if above is not None and height != above - 1:
-            lost.append(f"{node} is not where it belongs")
+            lost.append(f"{node} is in the wrong place of the tree")
             continue
         for entry in found["entries"]:
             key = prefix + bytes(entry["key"])
@@ -176,18 +176,20 @@ def _value(entry: Any) -> ValueLocation | bytes:
 
 
 def _place(location: str) -> ValueLocation:
-    """Take apart ``kind:base:file:offset:length``; `ValueError` where it leads out of the store."""
+    """Parse ``kind:base:file:offset:length``; `ValueError` if it leads out of the store."""
     _, base, file, offset, length = location.split(":")
     return ValueLocation(check_name(base + file), int(offset), int(length))
 
 
 class Contents:
-    """What one commit of a store holds, which need not be the last.
+    """The content of one commit of a store, the last or an earlier one.
 
     Attributes
     ----------
-    driver, tree
-        The place, and where the values are in it.
+    driver
+        The place of the store.
+    tree
+        The keys and the locations of their values.
     unsealed
         Keys of offmarl that were read so far and have no checksum; version 1 wrote none.
     """
@@ -199,7 +201,7 @@ class Contents:
 
     @staticmethod
     def of(store: Store) -> "Contents":
-        """Return what the last commit of a store holds.
+        """Return the content of the last commit of a store.
 
         Raises
         ------
@@ -261,7 +263,7 @@ class Contents:
 
 
 class _RegisteredContents(Contents):
-    """What a store in a registered place holds; its values are not in files that offmarl knows."""
+    """The content of a store in a registered place, whose files offmarl cannot inspect."""
 
     def __init__(self, driver: Registered):
         self._values_of = driver.values
@@ -285,11 +287,11 @@ class _RegisteredContents(Contents):
 
 
 def _whole(key: str, read: Any, length: int) -> bytes:
-    """Return the bytes read; `VaultFormatError` where they are not all there."""
+    """Return the bytes read; `VaultFormatError` if some are missing."""
     try:
         found = read.result()
     except (ValueError, OSError) as error:
         raise VaultFormatError(f"{key} cannot be read from its data file: {error}.") from error
     if found.state != "value" or len(found.value) != length:
-        raise VaultFormatError(f"the data file of {key} is not there, or is cut off.")
+        raise VaultFormatError(f"the data file of {key} is missing or truncated.")
     return bytes(found.value)

@@ -1,10 +1,10 @@
-"""Rebuilding a vault's store beside it, and replacing the old one atomically.
+"""Rebuilds a vault's store in a new directory, and replaces the old store atomically.
 
 Every commit leaves behind the data that it replaced. A rebuilt store holds only live data, in the
-order in which it is read. Its data files are moved among the old ones, where nothing refers to them
-yet. Then its manifest replaces the old one by a single rename, and the files that nothing refers to
-any longer are deleted. The directory that the store was built in is removed last. If it exists, a
-process was killed in between, and the next writer cleans up.
+order in which it is read. Its data files are first moved among the old ones. Then its manifest
+replaces the old one by a single rename, and files without references are deleted. The directory
+that the store was built in is removed last. If it exists, a process was killed meanwhile, and the
+next writer cleans up.
 """
 
 import os
@@ -47,8 +47,8 @@ def compact(path: str | os.PathLike[str]) -> Compaction:
     """Reclaim unused space, and store the data in the order in which it is read.
 
     The content stays the same, whatever program wrote the vault, even if the process is killed. The
-    disk needs free space for the result. Programs that have the vault open can read on; stock
-    programs must not write to it meanwhile.
+    disk needs free space for the result. Programs that have the vault open can continue to read;
+    stock programs must not write to it meanwhile.
 
     Raises
     ------
@@ -69,7 +69,7 @@ def compact(path: str | os.PathLike[str]) -> Compaction:
             raise VaultFormatError(f"{directory} is damaged ({found.faults[0]}): repair it first.")
         contents = Contents.of(store)
         with rebuilding(directory) as fresh:
-            # With the same identity, programs that have the vault open read on.
+            # With the same identity, programs that have the vault open can continue to read.
             rebuilt = store_of(Directory(fresh), commit.config_of(Directory(directory)))
             copy(contents, contents.tree.values, rebuilt)
             repeat_tree(rebuilt)
@@ -178,21 +178,21 @@ def switch(directory: Path, fresh: Path, expected: bytes | None) -> None:
     sync(directory / DATA)
     if expected is not None and (directory / MANIFEST).read_bytes() != expected:
         raise VaultConflictError(
-            f"a program that does not know our lock wrote to {directory} meanwhile: nothing was "
-            "changed. Stop it, and try again."
+            f"a program that does not use offmarl's lock wrote to {directory} meanwhile: nothing "
+            "was changed. Stop that program, and try again."
         )
     (fresh / MANIFEST).replace(directory / MANIFEST)
     sync(directory)
 
 
 def tidy(driver: Driver) -> None:
-    """Delete what a killed commit or rebuild left.
+    """Delete files that a killed commit or rebuild left.
 
     The caller must hold the vault's lock.
     """
     driver.clear_unfinished(UNFINISHED)
     if not isinstance(driver, Directory):
-        return  # nothing is rebuilt where nothing can be renamed
+        return  # places without rename have no rebuilds
     directory = driver.directory
     rest = directory / REBUILT
     if not rest.exists():
@@ -200,7 +200,7 @@ def tidy(driver: Driver) -> None:
     try:
         live = commit.live_files(driver)
     except (ValueError, OSError):
-        live = None  # unknown without a manifest: repair may need any of them
+        live = None  # unknown without a manifest: a repair may need any file
     for file in (directory / DATA).glob("*"):
         if live is not None and f"{DATA}/{file.name}" not in live:
             file.unlink()
@@ -208,7 +208,7 @@ def tidy(driver: Driver) -> None:
 
 
 def prepare(store: Store) -> None:
-    """Delete what a killed process left, and add checksums to offmarl's keys of version 1.
+    """Delete files that a killed process left, and add checksums to offmarl's keys of version 1.
 
     The caller must hold the vault's lock.
     """

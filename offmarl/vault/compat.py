@@ -1,7 +1,7 @@
-"""Vaults of other programs: what their arrays tell, and which deviations are corrected on reading.
+"""Vaults of other programs: infers what they do not record, and corrects deviations on reading.
 
-Such vaults have no episode table and no sizes, so both are inferred from the data. Each deviation
-has a name, a quirk, that is reported.
+Such vaults have no episode table and no spec, so both are inferred from the data. Each deviation
+is reported by a name, its quirk.
 """
 
 import dataclasses
@@ -102,7 +102,7 @@ def _unpad(values: NumpyArray) -> NumpyArray:
 
 @runtime_checkable
 class Readable(Protocol):
-    """What inference needs of a `offmarl.vault.Dataset`, whose attributes these are."""
+    """The attributes of `offmarl.vault.Dataset` that the functions of this module use."""
 
     leaves: Mapping[str, Leaf]
     rows: int
@@ -140,7 +140,7 @@ def _highest_action(vault: Readable) -> int:
 
 
 def infer_episodes(vault: Readable, num_agents: int, start: int = 0) -> Iterator[Table]:
-    """Find the episodes from a step on, at which new ones begin, by rewards and ends."""
+    """Find the episodes from a step on; new episodes begin there in all rows."""
     running = tables.none_running(vault.rows, num_agents, start)
     names = [name for name in layout.SIGNALS if name in vault.leaves]
     for begin, stop in vault.blocks(names, start):
@@ -151,7 +151,7 @@ def infer_episodes(vault: Readable, num_agents: int, start: int = 0) -> Iterator
 
 
 def find_quirks(vault: Readable, table: Table) -> tuple[str, ...]:
-    """Return how a vault of another program deviates; ``table`` holds its episodes as on disk."""
+    """Return the quirks of another program's vault; ``table`` holds its episodes as on disk."""
     return (
         *_of_shapes(vault.leaves, vault.rows),
         *(["padded observations"] if _is_padded(vault) else []),

@@ -1,4 +1,4 @@
-"""Creating vaults: each is built beside its place, made durable, and moved there whole."""
+"""Creates vaults: each is built in a temporary directory, made durable, and moved to its path."""
 
 import json
 import operator
@@ -40,7 +40,7 @@ def create(
     Parameters
     ----------
     path
-        ``<directory>/<name>.vlt/<uid>``; where it stops at ``.vlt`` the uid is "main".
+        ``<directory>/<name>.vlt/<uid>``; if it ends in ``.vlt``, the uid is "main".
     spec
         The environment's sizes, and so the arrays' shapes.
     rows
@@ -52,11 +52,11 @@ def create(
         rows take at most 32 MB. One chunk is held in memory. `Writer.flush` writes an unfinished
         chunk as a whole, so flush at multiples of this number if you flush often.
     codec
-        "raw": uncompressed, with CRC32C beside each chunk. "zstd": compressed frames with checksum.
+        "raw": uncompressed, with a CRC32C for each chunk. "zstd": compressed frames with checksums.
     on_invalid
         What the writer does with invalid values, such as NaN: "raise" refuses them, as
         `Writer.append` says. "keep", for data that is imported as it is, stores them with a warning
-        and notes them in the provenance, under "quirks".
+        and records them in the provenance, under "quirks".
 
     Raises
     ------
@@ -67,7 +67,7 @@ def create(
     """
     place = _destination(path)
     schema = _schema(spec, rows, chunk_steps, codec)
-    make = _create_beside if place.can_rename else _create_in_place
+    make = _create_and_move if place.can_rename else _create_in_place
     with errors_of(place.path):
         return make(place, schema, provenance or {}, on_invalid)
 
@@ -82,7 +82,7 @@ def _schema(
         chunk_steps = layout.default_chunk_steps(spec, count)
     steps = _at_least_one("chunk_steps", chunk_steps)
     if codec not in get_args(Codec):
-        raise VaultError(f"there is no codec {codec!r}: it is {' or '.join(get_args(Codec))}.")
+        raise VaultError(f"codec must be {' or '.join(get_args(Codec))}, not {codec!r}.")
     schema = Schema(spec, count, layout.default_chunk_rows(count, steps), steps, codec)
     _check_sizes(schema)
     return schema
@@ -90,7 +90,7 @@ def _schema(
 
 @contextmanager
 def _building(place: Driver, part: Path) -> Iterator[tuple[Store, WriterLock]]:
-    """Make a directory beside a vault's place to build it in; removed again if the block fails."""
+    """Create a temporary directory to build a vault in; it is removed if the block fails."""
     make_directory(part)
     fresh = Directory(part)
     try:
@@ -110,7 +110,7 @@ def _building(place: Driver, part: Path) -> Iterator[tuple[Store, WriterLock]]:
         raise
 
 
-def _create_beside(
+def _create_and_move(
     place: Driver, schema: Schema, provenance: Mapping[str, Any], on_invalid: OnInvalid
 ) -> Writer:
     final = place.directory
@@ -123,7 +123,7 @@ def _create_beside(
 def _create_in_place(
     place: Driver, schema: Schema, provenance: Mapping[str, Any], on_invalid: OnInvalid
 ) -> Writer:
-    """Create where nothing can be renamed: ``metadata.json``, which marks a vault, comes last."""
+    """Create a vault where nothing can be renamed: ``metadata.json`` marks it and comes last."""
     lock = place.lock()
     place.refuse_existing()
     place.clear()
@@ -149,13 +149,13 @@ def create_whole(
     """
     place = free_place(path)
     schema = _schema(spec, rows, chunk_steps, codec)
-    whole = _whole_beside if place.can_rename else _whole_in_place
+    whole = _build_and_move if place.can_rename else _build_in_place
     with whole(place, schema, provenance or {}, on_invalid) as writer:
         yield writer
 
 
 @contextmanager
-def _whole_beside(
+def _build_and_move(
     place: Driver, schema: Schema, provenance: Mapping[str, Any], on_invalid: OnInvalid
 ) -> Iterator[Writer]:
     final = place.directory
@@ -175,10 +175,10 @@ def _whole_beside(
 
 
 @contextmanager
-def _whole_in_place(
+def _build_in_place(
     place: Driver, schema: Schema, provenance: Mapping[str, Any], on_invalid: OnInvalid
 ) -> Iterator[Writer]:
-    """Create where nothing can be renamed; a killed process leaves an incomplete vault."""
+    """Create a vault where nothing can be renamed; a killed process leaves an incomplete one."""
     with errors_of(place.path):
         writer = _create_in_place(place, schema, provenance, on_invalid)
     try:
@@ -239,7 +239,7 @@ def _at_least_one(name: str, value: SupportsIndex) -> int:
 def _check_sizes(schema: Schema) -> None:
     """Raise `VaultError` if a vault would be too large to open."""
     if schema.rows > layout.MAX_ROWS:
-        raise VaultError(f"a vault has {layout.MAX_ROWS} rows at most: got {schema.rows}.")
+        raise VaultError(f"a vault can have at most {layout.MAX_ROWS} rows: got {schema.rows}.")
     if schema.chunk_bytes > layout.MAX_CHUNK_BYTES:
         raise VaultError(
             f"chunks of {schema.chunk_rows} rows and {schema.chunk_steps} steps would take "

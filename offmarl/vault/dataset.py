@@ -17,23 +17,23 @@ from offmarl.vault.layout import NumpyArray
 from offmarl.vault.manifest import (
     Manifest,
     describe,
-    read_beside,
     read_episodes,
+    read_pull_record,
     unchecked,
 )
 from offmarl.vault.store import Store
 
-if TYPE_CHECKING:  # they bring in JAX, which reading does without
+if TYPE_CHECKING:  # they import JAX, which reading does without
     from offmarl.replay import Replay, Stream
 
 _BLOCK_BYTES = 2**25
-"""About how much is in memory at once where a whole vault is gone through."""
+"""Approximate size of a block when a whole vault is read block by block."""
 
 _ALL = slice(None)
 
 
 class Dataset:
-    """A vault as it was when it was opened; made by `open_vault`.
+    """A vault as it was when it was opened; `open_vault` returns one.
 
     It reads any interval, window or episode; `replay` and `stream` sample from it. The verbs of
     `offmarl.vault`, such as `offmarl.vault.filter`, take datasets and return them.
@@ -53,7 +53,7 @@ class Dataset:
     unverified
         Intervals of steps, ``((start, stop), ...)``, that a stock program appended.
     time_limit
-        The one that a foreign vault was opened with, or else the one that `offmarl pull` noted.
+        The limit that a foreign vault was opened with, else that of `offmarl pull`, else None.
     """
 
     _mapped = True  # whether the files may be mapped into memory
@@ -67,10 +67,10 @@ class Dataset:
         self.leaves, self.rows, self.length = described.leaves, described.rows, described.length
         if self.manifest and time_limit is not None:
             raise VaultError(f"{self.path} records how episodes end: open it without a time limit.")
-        beside = read_beside(store.driver)
-        known = None if self.manifest else beside.time_limit
+        pulled = read_pull_record(store.driver)
+        known = None if self.manifest else pulled.time_limit
         self.time_limit = known if time_limit is None else time_limit
-        self.provenance = {**described.provenance, **beside.provenance}
+        self.provenance = {**described.provenance, **pulled.provenance}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the path only: another process opens the vault again, as it is then."""
@@ -78,11 +78,11 @@ class Dataset:
 
     def __repr__(self) -> str:
         """Describe the dataset without reading any data."""
-        told = f"{self.num_steps:,} steps in {self.rows} rows"
+        text = f"{self.num_steps:,} steps in {self.rows} rows"
         if self.manifest:
             spec = self.manifest.schema.spec
-            told = f"{spec.name}, {spec.num_agents} agents, {told}"
-        return f"<{type(self).__name__} {str(self.path)!r}: {told}>"
+            text = f"{spec.name}, {spec.num_agents} agents, {text}"
+        return f"<{type(self).__name__} {str(self.path)!r}: {text}>"
 
     @property
     def native(self) -> bool:
@@ -167,12 +167,12 @@ class Dataset:
         Parameters
         ----------
         numbers
-            Which, as `Episodes.final` counts them.
+            Numbers of the views, as in `Episodes.final`.
 
         Raises
         ------
         VaultError
-            The numbers are out of range; -1 stands for none.
+            A number is out of range, such as the -1 of an episode without a final view.
         """
         numbers = np.asarray(numbers)
         bounds.check_finals(numbers, self.manifest.head.finals if self.manifest else 0, self.path)
@@ -190,24 +190,24 @@ class Dataset:
         leaves: Iterable[str] | None = None,
         agents: slice = _ALL,
     ) -> dict[str, NumpyArray]:
-        """Read arrays as they are on disk, and nothing beside what is asked for.
+        """Read arrays as they are on disk. Only the requested data is read.
 
         Parameters
         ----------
         start, stop
             The time steps; all by default.
         rows
-            The environments.
+            The environments; all by default.
         leaves
-            Disk names; all by default.
+            Disk names of the arrays; all by default.
         agents
-            Of arrays with an axis of agents, those to read.
+            The agents, for arrays with an axis of agents; all by default.
 
         Returns
         -------
         dict
-            Disk name to array ``(B, T, ...)``. What lies in one chunk of an uncompressed vault is a
-            read-only view of the mapped file: copy it to change it.
+            Disk name to array ``(B, T, ...)``. If the data lies in one chunk of an uncompressed
+            vault, the array is a read-only view of the mapped file: copy it to change it.
 
         Raises
         ------
@@ -265,9 +265,9 @@ class Dataset:
         length: int,
         leaves: Iterable[str] | None = None,
     ) -> None:
-        """Start to read windows from the disk that `windows` will be asked for next.
+        """Ask the disk to read windows in the background, before `windows` needs them.
 
-        Returns at once. Without effect on vaults that are not memory-mapped.
+        Returns at once. Does nothing for vaults that are not memory-mapped.
         """
         names = list(self.leaves if leaves is None else leaves)
         rows, starts = bounds.windows(self._described, rows, starts, length)
@@ -289,7 +289,7 @@ class Dataset:
         Parameters
         ----------
         number
-            Its place in `episodes`; negative ones count from the end.
+            Its index in `episodes`; negative numbers count from the end.
 
         Raises
         ------
@@ -345,7 +345,7 @@ class Dataset:
     ) -> Iterator[tuple[int, int]]:
         """Cut time into intervals that fit in memory and end where chunks do.
 
-        ``rows`` is how many will be read at once; all by default.
+        ``rows`` is the number of rows that are read at once; all by default.
         """
         self._arrays.check_length()
         names = list(self.leaves if leaves is None else leaves)

@@ -22,7 +22,7 @@ def digest(vault: Dataset, advance: Advance = silent) -> str:
     Policy ids that are equal over agents count as one: a vault with one id for a step has the same
     digest as a vault with one for each agent.
     """
-    # Without the axis of agents of policy ids, which older vaults lack: their digests stay valid.
+    # The axis of agents of policy ids is not hashed, so the digests of older vaults stay the same.
     leaves = layout.leaves(vault.spec, agent_policies=False)
     shapes = [[name, *leaf.shape] for name, leaf in leaves.items()]
     total = hashlib.sha256(layout.dump_json(shapes))

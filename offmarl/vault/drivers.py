@@ -63,7 +63,7 @@ class Driver(ABC):
     def directory(self) -> Path:
         """The directory on this machine; `VaultError` for other places."""
         raise VaultError(
-            f"{self.path} is not a directory of this machine, which is needed here: unpack or "
+            f"{self.path} is not a directory on this machine, which is needed here: unpack or "
             "copy it first."
         )
 
@@ -82,7 +82,7 @@ class Driver(ABC):
             It exists and cannot be read.
         """
 
-    def read_beside(self, name: str) -> bytes | None:
+    def read_in_parent(self, name: str) -> bytes | None:
         """Return the content of a small file in the directory above; None on other machines."""
         del name
         return None
@@ -147,8 +147,8 @@ class TensorStoreDriver(Driver):
     Attributes
     ----------
     staleness
-        When TensorStore's cache of a file counts as current: minus infinity, always, where nothing
-        can be written; None where TensorStore must ask again.
+        Bound on the age of TensorStore's cached data: minus infinity (the cache is always current)
+        if nothing can be written; None if TensorStore must read again.
     """
 
     staleness: float | None = -math.inf
@@ -189,7 +189,7 @@ class TensorStoreDriver(Driver):
 
 
 class Directory(TensorStoreDriver):
-    """A directory of this machine, which need not exist."""
+    """A directory on this machine, which need not exist."""
 
     is_writable = can_lock = can_rename = can_map = True
     staleness = None
@@ -219,7 +219,7 @@ class Directory(TensorStoreDriver):
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def read_beside(self, name: str) -> bytes | None:
+    def read_in_parent(self, name: str) -> bytes | None:
         """Return the content of a small file in the directory above."""
         return Directory(self.path.parent).read(name)
 
@@ -257,7 +257,7 @@ class Directory(TensorStoreDriver):
         (self.directory / name).unlink(missing_ok=True)
 
     def refuse_existing(self) -> None:
-        """Raise `VaultExistsError` if anything exists, even a link that leads nowhere."""
+        """Raise `VaultExistsError` if anything exists, even a broken link."""
         files.refuse_existing(self.directory)
 
     def missing(self) -> VaultError:
@@ -324,7 +324,7 @@ class Web(TensorStoreDriver):
     """A web address, which can only be read and not listed."""
 
     def names(self) -> list[str]:
-        """Raise `VaultNotFoundError`: web servers list nothing."""
+        """Raise `VaultNotFoundError`, because web servers do not list directories."""
         raise VaultNotFoundError(
             f"there is no vault at {self.path}, and web servers do not list what is below it: "
             "give the whole path of a vault, such as https://host/name.vlt/uid."
@@ -349,7 +349,7 @@ class Bucket(TensorStoreDriver):
 
 
 openers: dict[str, Callable[[Url], Driver]] = {}
-"""What opens the places of registered schemes; `offmarl.vault.register_driver` adds to it."""
+"""Factories of the registered schemes' drivers; `offmarl.vault.register_driver` adds to them."""
 
 
 def driver_of(path: str | os.PathLike[str]) -> Driver:
@@ -376,7 +376,7 @@ def driver_of(path: str | os.PathLike[str]) -> Driver:
             if part.name.endswith(ARCHIVE_SUFFIX) and (isinstance(part, Url) or _is_file(part)):
                 return Archive(full, part)
     except OSError as error:
-        raise VaultError(f"there can be nothing at {full}: {error.strerror}.") from error
+        raise VaultError(f"{full} is not a valid path: {error.strerror}.") from error
     if not isinstance(full, Url):
         return Directory(full)
     return Bucket(full) if full.scheme in BUCKETS else Web(full)

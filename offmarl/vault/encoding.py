@@ -15,7 +15,7 @@ from offmarl.vault.tables import Signals
 def to_disk(transition: Transition) -> dict[str, NumpyArray]:
     """Return the arrays of a record by their names on disk, neither copied nor converted.
 
-    `fit` also brings them to a vault's shapes.
+    `fit` also converts them to a vault's shapes.
     """
     view = transition.view
     return {
@@ -33,15 +33,15 @@ def to_disk(transition: Transition) -> dict[str, NumpyArray]:
 
 
 def from_disk(arrays: Mapping[str, NumpyArray], spec: EnvSpec) -> Transition:
-    """Make a record of arrays that were read; arrays that a vault lacks are filled in.
+    """Build a record from arrays that were read; arrays that a vault lacks are filled in.
 
     Parameters
     ----------
     arrays
-        Disk name to ``(B, T, ...)``. Trailing axes may be split in another way than in vaults of
-        offmarl, if a step has as many entries.
+        Disk name to ``(B, T, ...)``. Trailing axes may differ from those of offmarl's vaults, if a
+        step has the same number of entries.
     spec
-        The sizes to bring them to.
+        The sizes of the record.
     """
     lead = arrays["observations"].shape[:2]
     wanted = leaves(spec)
@@ -74,7 +74,7 @@ def from_disk(arrays: Mapping[str, NumpyArray], spec: EnvSpec) -> Transition:
 
 
 def signals_of(arrays: Mapping[str, NumpyArray]) -> Signals:
-    """Return the signals that episodes are found by; missing ends and policies are unknown."""
+    """Return the arrays that determine the episodes; missing ends and policies are unknown."""
     reward = arrays["rewards"]
     if reward.dtype.kind not in "biuf":  # bfloat16 and its like do not mix with others
         reward = reward.astype(np.float32)
@@ -88,7 +88,7 @@ def signals_of(arrays: Mapping[str, NumpyArray]) -> Signals:
 def first_agents(policy_ids: NumpyArray) -> NumpyArray:
     """Return the ``(*b, T)`` policy ids of the first agent, of ids ``(*b, T)`` or ``(*b, T, N)``.
 
-    They stand for a whole team in tables with one policy id a step.
+    Tables with one policy id for each step use it for the whole team.
     """
     return policy_ids if policy_ids.ndim < 3 else policy_ids[..., 0]
 
@@ -165,7 +165,7 @@ def unpack_view(packed: NumpyArray) -> View:
 
 
 def fit(transition: Transition, schema: Schema) -> dict[str, NumpyArray]:
-    """Return the arrays of a record by their names on disk, as a vault takes them.
+    """Return the arrays of a record by their names on disk, in the shapes of a vault.
 
     Arrays are not copied if possible. Wider numbers of the same kind, such as float64, are cast
     later, by `offmarl.vault.values`.

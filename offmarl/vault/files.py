@@ -1,11 +1,11 @@
-"""Files and directories on this machine: opened safely, locked, and put in place whole.
+"""Opens, locks and replaces files and directories on this machine.
 
-A vault may come from anyone. Its index names the files that hold its data, and its directory may
-hold links, so a forged vault could have another file read, published or cut short. So names must be
-plain relative paths, and must lead to regular files without following a link.
+Vaults are untrusted input. A vault's index names the files that hold its data, and its directory
+may contain links, so a forged vault could make offmarl read, publish or truncate another file.
+Names must therefore be plain relative paths to regular files, and links are not followed.
 
-A program may be killed at any instant. So files and directories are built beside their place, under
-a lock, made durable, and renamed.
+A process may be killed at any time. Files and directories are therefore built in a temporary place
+under a lock, made durable, and renamed to their final path.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ _SYNCS = 16
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
-@lru_cache(maxsize=1024)  # a store has few files, and a reference to one for each value
+@lru_cache(maxsize=1024)  # a store has few files, but each value refers to one
 def check_name(name: str) -> str:
     """Return the name of a data file; `ValueError` if it may lead out of the vault."""
     if not _NAME.fullmatch(name) or {".", ".."} & {*name.split("/")}:
@@ -52,9 +52,9 @@ def check_name(name: str) -> str:
 
 
 def check_regular_files(directory: Path) -> None:
-    """Raise `VaultFormatError` if a vault's directory holds links or special files.
+    """Raise `VaultFormatError` if a vault's directory contains links or special files.
 
-    TensorStore follows links, so this comes before it opens anything. A directory that cannot be
+    TensorStore follows links, so call this before it opens anything. A directory that cannot be
     listed raises `VaultError`.
     """
     waiting = [os.fspath(directory)]
@@ -68,10 +68,10 @@ def check_regular_files(directory: Path) -> None:
                     elif not entry.is_file(follow_symlinks=False):
                         raise _refused(directory, Path(entry.path))
         except (FileNotFoundError, NotADirectoryError):
-            pass  # nothing is there, or a writer removed it
+            pass  # the directory does not exist, or a writer removed it
         except OSError as error:
             raise VaultError(
-                f"{below} cannot be read: {error.strerror}. Who reads a vault needs the right to "
+                f"{below} cannot be read: {error.strerror}. Reading a vault needs permission to "
                 "list all of its directories."
             ) from error
 
@@ -79,21 +79,21 @@ def check_regular_files(directory: Path) -> None:
 def _refused(directory: Path, path: Path) -> VaultFormatError:
     kind = "a symbolic link" if path.is_symlink() else "not a regular file"
     return VaultFormatError(
-        f"{directory} is not to be trusted: its {path.relative_to(directory)} is {kind}, so data "
-        "outside the vault could be read or overwritten. Replace it by a copy of the file, or copy "
-        "the vault again from where it came from."
+        f"{directory} is not safe to open: its {path.relative_to(directory)} is {kind}, so data "
+        "outside the vault could be read or overwritten. Replace it with a copy of the file, or "
+        "copy the vault again from its source."
     )
 
 
 def open_file(directory: Path, name: str) -> int:
     """Open a regular file of a vault for reading, and return its descriptor.
 
-    No link is followed below the directory, even one that is created meanwhile.
+    Links below the directory are not followed, even if they are created during the call.
 
     Raises
     ------
     ValueError
-        The name may lead out of the vault, or is not that of a regular file.
+        The name may lead out of the vault, or is not the name of a regular file.
     OSError
         It cannot be opened; `FileNotFoundError` if it does not exist.
     """
@@ -117,7 +117,7 @@ def open_file(directory: Path, name: str) -> int:
 
 @contextlib.contextmanager
 def errors_of(path: PurePath) -> Iterator[None]:
-    """Turn what TensorStore and the system raise about a vault into errors of offmarl."""
+    """Convert errors that TensorStore and the system raise about a vault to `VaultError`."""
     try:
         yield
     except (ValueError, OSError) as error:
@@ -125,19 +125,17 @@ def errors_of(path: PurePath) -> Iterator[None]:
 
 
 def vault_error(error: ValueError | OSError, path: PurePath) -> VaultError:
-    """Return the error of offmarl for what TensorStore or the system raised about a vault."""
-    # What follows " [" is for TensorStore's developers, and may quote the vault at length.
+    """Return the `VaultError` for an error that TensorStore or the system raised about a vault."""
+    # The text after " [" is for TensorStore's developers, and may quote much of the vault.
     text = str(error).partition(" [")[0][:_MOST_TEXT]
     if "Generation mismatch" in text:
         return conflict(path)
     if "Configuration mismatch" in text:
-        return VaultError(
-            f"{path} is another vault than when it was opened, or was repaired: open it again."
-        )
+        return VaultError(f"{path} was replaced or repaired after it was opened: open it again.")
     if lost := _LOST_CHUNK.search(text):
         return VaultFormatError(
-            f"{path} has lost {lost[1]}: `offmarl verify` shows what is left of the vault, and "
-            "`offmarl repair` keeps that."
+            f"{path} has lost {lost[1]}: `offmarl verify` lists the damage, and `offmarl repair` "
+            "recovers the intact data."
         )
     if any(sign in text for sign in _NO_ROOM):
         return full(path)
@@ -147,8 +145,8 @@ def vault_error(error: ValueError | OSError, path: PurePath) -> VaultError:
 def full(path: PurePath) -> VaultFullError:
     """Return the error for a full disk."""
     return VaultFullError(
-        f"there is no room on the disk for {path}: everything committed is safe and readable. Make "
-        "room, then flush the writer or repeat the command."
+        f"there is no space left on the disk of {path}. Everything committed is safe and readable: "
+        "free some space, then flush the writer or repeat the command."
     )
 
 
@@ -160,8 +158,9 @@ def conflict(path: PurePath) -> VaultError:
             "writing. Move it back and flush the writer again, or resume it where it is now."
         )
     return VaultConflictError(
-        f"{path} was changed by a program that does not know our lock; nothing was written over "
-        "it. Stop that program and open the vault again: the steps it appended will be adopted."
+        f"{path} was changed by a program that does not use offmarl's lock; nothing was "
+        "overwritten. Stop that program and open the vault again, which adopts the steps that it "
+        "appended."
     )
 
 
@@ -174,7 +173,7 @@ class WriterLock:
         The directory to lock. None for places without locks, such as buckets: then only the fence
         of a commit detects another writer.
     timeout
-        Seconds to wait for another process.
+        Seconds to wait while another process holds the lock.
 
     Raises
     ------
@@ -209,7 +208,7 @@ class WriterLock:
             raise VaultLockedError(
                 f"{directory} is being written by {holder}: wait until it is done, or stop it."
             )
-        with contextlib.suppress(OSError):  # the text only names the holder to others
+        with contextlib.suppress(OSError):  # the text only tells others who holds the lock
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
 
@@ -222,13 +221,13 @@ class WriterLock:
                 return True
             if time.monotonic() >= end:
                 return False
-            # At random times, so that many waiting processes do not try at once.
+            # Random intervals, so that many waiting processes do not try at the same time.
             time.sleep(random.uniform(0.001, 0.01))
 
     def release(self) -> None:
-        """Let others write. Idempotent."""
+        """Release the lock. Idempotent."""
         if self._fd >= 0:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)  # a forked process may have it open, too
+            fcntl.flock(self._fd, fcntl.LOCK_UN)  # closing is not enough if a forked process has it
             self._close()
 
     def _close(self) -> None:
@@ -243,14 +242,14 @@ class WriterLock:
 
 @contextmanager
 def workspace(directory: Path) -> Iterator[Path]:
-    """Make an empty directory to build in, under a lock; it is removed afterwards.
+    """Create an empty directory to build in, under a lock; it is removed afterwards.
 
     Raises
     ------
     VaultLockedError
         Another process is building there.
     VaultError
-        It cannot be made.
+        The directory cannot be created.
     """
     with errors_of(directory):
         make_directory(directory)
@@ -259,13 +258,13 @@ def workspace(directory: Path) -> Iterator[Path]:
         clear_directory(directory)
         yield directory
     finally:
-        shutil.rmtree(directory, ignore_errors=True)  # before others may build there
+        shutil.rmtree(directory, ignore_errors=True)  # before the lock is released
         lock.release()
 
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Yield a path of the same name in a temporary directory beside the given one.
+    """Yield a path of the same name in a temporary directory next to the given one.
 
     When the block ends, the file or directory at the yielded path is made durable and moved to
     ``path``. If the block fails, nothing appears there.
@@ -278,15 +277,15 @@ def whole(path: Path) -> Iterator[Path]:
         As for `workspace`.
     """
     refuse_existing(path)
-    with workspace(path.with_name(f".{path.name}.part")) as beside:
-        yield beside / path.name
+    with workspace(path.with_name(f".{path.name}.part")) as part:
+        yield part / path.name
         refuse_existing(path)
         with errors_of(path):
-            publish(beside / path.name, path)
+            publish(part / path.name, path)
 
 
 def refuse_existing(path: Path) -> None:
-    """Raise `VaultExistsError` if anything exists there, even a link that leads nowhere."""
+    """Raise `VaultExistsError` if anything exists at a path, even a broken link."""
     if path.exists() or path.is_symlink():
         raise existing(path)
 
@@ -294,8 +293,8 @@ def refuse_existing(path: Path) -> None:
 def existing(path: PurePath) -> VaultExistsError:
     """Return the error for a path where something exists."""
     return VaultExistsError(
-        f"there is something at {path} already: choose another path, remove it, or, if it is a "
-        "vault to go on with, resume it."
+        f"{path} already exists: choose another path, remove it, or resume it to append to the "
+        "vault."
     )
 
 
@@ -309,7 +308,7 @@ def clear_directory(directory: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory and its missing parents durably."""
+    """Create a directory and its missing parents durably."""
     if path.is_dir():
         return
     make_directory(path.parent)
@@ -319,7 +318,7 @@ def make_directory(path: Path) -> None:
 
 def publish(source: Path, target: Path) -> None:
     """Make a finished file or directory durable, and move it to its place."""
-    with ThreadPoolExecutor(_SYNCS) as pool:  # a disk makes many files durable at once
+    with ThreadPoolExecutor(_SYNCS) as pool:  # a disk syncs many files at once
         list(pool.map(sync, (*source.rglob("*"), source)))
     source.rename(target)
     sync(target.parent)

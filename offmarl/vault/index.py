@@ -1,4 +1,4 @@
-"""The rows that an appended record adds to a vault's tables."""
+"""The records that appended steps add to a vault's tables."""
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ Cut = bool | np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class Record(NamedTuple):
-    """The episodes and final views that a record adds, and the vault's head with it."""
+    """The episodes and final views that a record adds, and the vault's head after it."""
 
     head: Head
     ended: tables.Table
@@ -38,7 +38,7 @@ def is_there(path: object, run: str, chunk: int | None, done: int) -> bool:
     run, chunk
         The run, and the number of its record; None for the next.
     done
-        How many records it has appended.
+        Number of records that the run has appended.
 
     Raises
     ------
@@ -47,7 +47,7 @@ def is_there(path: object, run: str, chunk: int | None, done: int) -> bool:
     """
     if not isinstance(run, str) or (chunk is not None and chunk < 0):
         raise VaultError(
-            f"{path} cannot take chunk {chunk!r} of run {run!r}: a run's name is text, and its "
+            f"{path} cannot append chunk {chunk!r} of run {run!r}: a run's name is text, and its "
             "chunks are counted from 0."
         )
     if chunk is not None and chunk > done:
@@ -74,7 +74,7 @@ def account(
     Parameters
     ----------
     transition, arrays
-        The steps, and the same by their names on disk.
+        The steps, as a record and by their names on disk.
     finals
         The final views of episodes that end here.
     tip
@@ -136,8 +136,9 @@ def warn_of_length(path: object, begin: int, stop: int) -> None:
     """Warn where a vault grows longer than stock programs can see."""
     if begin <= layout.MAX_STOCK_LENGTH < stop:
         warnings.warn(
-            f"{path} grows past {layout.MAX_STOCK_LENGTH} steps a row: offmarl goes on, but stock "
-            "flashbax will see no further. Record more rows, or several vaults.",
+            f"{path} grows past {layout.MAX_STOCK_LENGTH} steps a row: offmarl continues, but "
+            "stock flashbax will not see the steps after that. Record more rows, or several "
+            "vaults.",
             stacklevel=4,
         )
 
@@ -185,8 +186,8 @@ def _mark_cut(ended: tables.Table, begin: int, cut: NumpyArray) -> tables.Table:
     is_cut = cut[ended["row"], ended["start"] + ended["length"] - 1 - begin]
     if is_cut.sum() != cut.sum():
         raise ShapeError(
-            "a row was said to be cut where its episode goes on: set `truncated` and `last` at its "
-            "last step, and give its final view."
+            "a row is marked as cut at a step that does not end its episode: set `truncated` and "
+            "`last` at that step, and give its final view."
         )
     ended["cause"][is_cut & (ended["cause"] == tables.TRUNCATED)] = tables.CUT
     return ended
@@ -201,11 +202,11 @@ def reindex(vault: Dataset, stop: int, known: Table) -> tuple[Table, Table]:
     Parameters
     ----------
     vault
-        Whose steps to read.
+        The vault whose steps are read.
     stop
-        Where to end.
+        Number of steps of each row to read.
     known
-        The known episodes. The steps do not show which episodes were given up, nor whether the
+        The known episodes. The steps do not show which episodes were abandoned, nor whether the
         recording or the environment truncated an episode.
 
     Returns
@@ -240,7 +241,7 @@ def differences(vault: Dataset, own: Parts) -> Iterator[Fault]:
     found, kept = (_sorted(x) for x in (np.concatenate([ended, running]), table))
     found = found[found["length"] > 0]
     if len(found) != len(kept):
-        yield Fault(f"the steps make {len(found)} episodes, and the table has {len(kept)}")
+        yield Fault(f"the steps have {len(found)} episodes, and the table has {len(kept)}")
         return
     names = [name for name in found.dtype.names or () if name != "final"]
     same = [_equal(found[name], kept[name]) for name in names]
@@ -249,7 +250,7 @@ def differences(vault: Dataset, own: Parts) -> Iterator[Fault]:
             name for name, equal in zip(names, same, strict=True) if not equal[episode]
         )
         yield Fault(
-            f"the episode table does not say what the steps do of its {wrong}",
+            f"the episode table and the steps differ in its {wrong}",
             episodes=(episode,),
         )
 
@@ -268,7 +269,7 @@ def _ends(table: Table) -> Table:
 
 
 def _with_ends(signals: Signals, given_up: Table, begin: int) -> Signals:
-    """Return the signals with an end added where an episode was given up."""
+    """Return the signals with an end added where an episode was abandoned."""
     time = _ends(given_up) - begin
     here = (time >= 0) & (time < signals.reward.shape[1])
     terminated = signals.terminated.copy()
@@ -277,7 +278,7 @@ def _with_ends(signals: Signals, given_up: Table, begin: int) -> Signals:
 
 
 def _among(table: Table, others: Table) -> Table:
-    """Whether each episode of a table is one of the others."""
+    """Return the mask of the episodes of a table that are also in another."""
     known = set(zip(others["row"].tolist(), _ends(others).tolist(), strict=True))
     mine = zip(table["row"].tolist(), _ends(table).tolist(), strict=True)
     return np.fromiter((end in known for end in mine), bool, len(table))

@@ -1,4 +1,4 @@
-"""Drivers by users: vaults in key-value stores of any kind."""
+"""Drivers that users register: vaults in any key-value store."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath, PurePosixPath
@@ -25,7 +25,7 @@ class KeyValues(Protocol):
         """Return the keys that begin with a prefix, and the bytes of their values."""
 
     def generations(self, keys: Sequence[str]) -> list[bytes]:
-        """Return a stamp for each key that changes with every write; one too if it is missing."""
+        """Return a stamp for each key, missing ones too; every write of a key changes its stamp."""
 
     def commit(self, writes: Mapping[str, bytes], fence: Mapping[str, bytes]) -> None:
         """Write all values or none, durably.
@@ -86,7 +86,7 @@ class Registered(Driver):
         self.values.clear()
 
     def is_vault(self) -> bool:
-        """Whether there is ``metadata.json``."""
+        """Whether ``metadata.json`` exists."""
         return self.read(METADATA) is not None
 
     def vaults(self) -> list[PurePath]:

@@ -1,9 +1,9 @@
 """The format on disk: names, data types, keys, and the content of offmarl's small keys.
 
-A vault is a directory ``<name>.vlt/<uid>`` as flashbax 1.x lays it out: an OCDBT key-value store
-with one zarr v2 array a leaf, shaped ``(B, 10**13, *leaf)``, the valid length in ``vault_index``,
-and ``metadata.json``. Vaults of offmarl have more keys, under ``offmarl/``, which stock programs
-ignore. Published names appear only here and in `offmarl.vault.encoding`.
+A vault is a directory ``<name>.vlt/<uid>`` in the layout of flashbax 1.x. It holds an OCDBT
+key-value store and ``metadata.json``. The store has a zarr v2 array ``(B, 10**13, *leaf)`` for each
+leaf, and the valid length in ``vault_index``. Vaults of offmarl also have keys under ``offmarl/``,
+which stock programs ignore. Names on disk appear only here and in `offmarl.vault.encoding`.
 """
 
 import json
@@ -20,27 +20,27 @@ from offmarl.types import Continuous, EnvSpec
 
 SCHEMA_VERSION = 3
 SEALED_VERSION = 2
-"""The first version with checksums on the values of our own keys."""
+"""The first version with checksums on the values of offmarl's keys."""
 READABLE_VERSIONS = (1, 2, 3)
 """Up to version 2 a step had one policy id for all agents."""
 TIME_AXIS = 10**13
-"""Length of the time axis of every array; stock appends to no other."""
+"""Length of the time axis of every array; stock programs append to no other length."""
 MAX_STOCK_LENGTH = 2**31 - 1
-"""Stock keeps the valid length in an int32."""
+"""Largest valid length that stock programs can read, which is an int32."""
 MAX_ROWS = 2**24
 MAX_CHUNK_BYTES = 2**32
-"""The most bytes of a chunk; a forged vault with larger chunks would fill the memory."""
+"""Maximum bytes of a chunk; a forged vault with larger chunks could fill the memory."""
 
 MANIFEST = "manifest.ocdbt"
 UNFINISHED = f"{MANIFEST}.__lock"
-"""The manifest that a commit has begun to write beside the present one."""
+"""File that a commit writes and renames to the manifest."""
 METADATA = "metadata.json"
 DATA = "d"
 """The directory of the data files."""
 LOCK = "writer.lock"
 
 SIGNALS = ("rewards", "terminals", "truncations")
-"""The arrays that the episodes of any vault are found by."""
+"""The arrays that determine the episodes of any vault."""
 
 BARE = "/"
 """The name given to the array of a vault that holds a single array without a name."""
@@ -76,7 +76,7 @@ class Leaf(NamedTuple):
         return self.dtype.itemsize * math.prod(self.shape)
 
     def chunk_key(self, name: str, block: int, chunk: int) -> str:
-        """Return the key of a chunk: which block of rows, and which chunk of time."""
+        """Return the key of a chunk: the index of its block of rows, and of its chunk of time."""
         return prefix_of(name) + ".".join([str(block), str(chunk), *("0" for _ in self.shape)])
 
 
@@ -90,8 +90,8 @@ class Schema(NamedTuple):
     chunk_steps: int
     codec: Codec
     agent_policies: bool = True
-    """Whether each agent has a policy id of its own: from version 3 on. It follows from the
-    version, and is not stored beside it."""
+    """Whether each agent has a policy id of its own. It follows from the version (3 or later), so
+    it is not stored."""
 
     @property
     def leaves(self) -> dict[str, Leaf]:
@@ -125,8 +125,8 @@ class Schema(NamedTuple):
             schema._check()
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise VaultFormatError(
-                f"the vault's schema cannot be understood ({error!r:.200}), so it is damaged: "
-                "`offmarl repair` may find it in metadata.json; or copy the vault again."
+                f"the vault's schema is damaged ({error!r:.200}): `offmarl repair` may recover it "
+                "from metadata.json; otherwise copy the vault again."
             ) from error
         return schema
 
@@ -138,42 +138,42 @@ class Schema(NamedTuple):
         if any(type(size) is not int or size < 0 for size in (*sizes, *counts)):
             raise ValueError("sizes are not all natural numbers")
         if min(counts) < 1 or self.rows > MAX_ROWS or self.chunk_bytes > MAX_CHUNK_BYTES:
-            raise ValueError("sizes are out of all proportion")
+            raise ValueError("rows or chunks are empty or too large")
         if self.rows % self.chunk_rows or self.codec not in get_args(Codec):
-            raise ValueError("chunk_rows or codec is not one there is")
+            raise ValueError("chunk_rows does not divide rows, or the codec is unknown")
 
 
 _STORED = Schema._fields[:-1]
 
 
 class Head(NamedTuple):
-    """The counts that every commit replaces; other keys are read up to these counts."""
+    """Counts that every commit replaces. Tables are read up to these counts."""
 
     length: int = 0
     """Steps of each row that are valid."""
     episodes: int = 0
-    """Records in the episode table: episodes that ended or were given up."""
+    """Records in the episode table: episodes that ended or were cut off."""
     finals: int = 0
     """Final views stored."""
     total_return: float = 0.0
-    """Sum over these episodes of the mean over agents of their returns."""
+    """Sum over these episodes of the return, which is averaged over agents."""
     runs: Mapping[str, int] = {}
-    """How many records of each run are committed."""
+    """Number of committed records of each run."""
     run: str | None = None
-    """The run of offmarl that wrote last, if one did; an episode never spans two."""
+    """The run that wrote last, if any; an episode never spans two runs."""
     unverified: tuple[tuple[int, int], ...] = ()
     """Intervals of steps that were adopted from a stock writer."""
 
     def whole_length(self, stock_length: int) -> int:
         """Return the steps of each row, including those that a stock program appended.
 
-        ``stock_length`` is that of the index, which counts them up to its largest number.
+        ``stock_length`` is the length in ``vault_index``, which stops at `MAX_STOCK_LENGTH`.
         """
         return self.length + stock_length - min(self.length, MAX_STOCK_LENGTH)
 
     @classmethod
     def decode(cls, value: bytes) -> "Head":
-        """Read what was written of ``_asdict()``; `VaultFormatError` if it is damaged."""
+        """Parse the JSON of ``_asdict()``; `VaultFormatError` if it is damaged."""
         data = load_json(value, HEAD_KEY)
         try:
             intervals = tuple((int(a), int(b)) for a, b in data["unverified"])
@@ -182,24 +182,24 @@ class Head(NamedTuple):
             if any(type(count) is not int or count < 0 for count in counts):
                 raise ValueError("counts are not all natural numbers")
             if type(head.total_return) not in (int, float) or not isinstance(head.run, str | None):
-                raise ValueError("total_return or run is of another type")
+                raise ValueError("total_return or run has the wrong type")
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise VaultFormatError(
-                f"the vault's head cannot be understood ({error!r:.200}), so it is damaged: "
-                "`offmarl repair` keeps what is sound."
+                f"the vault's head is damaged ({error!r:.200}): `offmarl repair` recovers the "
+                "intact data."
             ) from error
         return head
 
 
 def prefix_of(name: str) -> str:
-    """Return what the keys of a leaf begin with."""
+    """Return the prefix of a leaf's keys."""
     return "" if name == BARE else f"{name}./"
 
 
 def leaves(spec: EnvSpec, agent_policies: bool = True) -> dict[str, Leaf]:
     """Name the arrays of a vault of offmarl, in their canonical order.
 
-    ``agent_policies`` is that of its `Schema`.
+    ``agent_policies`` is the attribute of its `Schema`.
     """
     agents = (spec.num_agents,)
     float32, int32 = np.dtype("<f4"), np.dtype("<i4")
@@ -219,15 +219,18 @@ def leaves(spec: EnvSpec, agent_policies: bool = True) -> dict[str, Leaf]:
 
 
 def default_chunk_steps(spec: EnvSpec, rows: int) -> int:
-    """Return a power of two of steps: 1024, or fewer so that all rows take at most 32 MB."""
+    """Return the default steps of a chunk: 1024, or a smaller power of two.
+
+    The chunks of all rows and arrays take at most 32 MB.
+    """
     step_bytes = rows * sum(leaf.step_bytes for leaf in leaves(spec).values())
     return 1 << max(0, min(1024, 2**25 // step_bytes).bit_length() - 1)
 
 
 def default_chunk_rows(rows: int, chunk_steps: int) -> int:
-    """Return how many rows to store together, so that a chunk has 2048 steps of them at most.
+    """Return how many rows share a chunk, which then holds at most 2048 steps over all its rows.
 
-    Each key has a fixed cost, which would dominate for chunks of few steps of single rows.
+    Each key has a fixed cost, which would dominate if a chunk held few steps of a single row.
     """
     most = max(1, min(rows, 2048 // max(chunk_steps, 1)))
     return max(size for size in range(1, most + 1) if rows % size == 0)
@@ -244,23 +247,23 @@ def finals_key(first: int) -> str:
 
 
 def checksums_key(chunk: int) -> str:
-    """Return the key of the CRC32C of a chunk of every leaf and block of rows, in this order."""
+    """Return the key of the CRC32Cs of one chunk of time, by leaf and then by block of rows."""
     return f"{CHECKSUMS_PREFIX}{chunk:015d}"
 
 
 def encode_checksums(values: Iterable[bytes | bytearray]) -> bytes:
-    """Return the CRC32C of each value, big-endian, one after the other."""
+    """Return the concatenated CRC32Cs of some values, 4 bytes big-endian each."""
     arrays = (np.frombuffer(value, np.uint8) for value in values)
     return b"".join(google_crc32c.value(array).to_bytes(4, "big") for array in arrays)
 
 
 def decode_checksums(data: bytes) -> NumpyArray:
-    """Return the numbers that `encode_checksums` wrote, without one that is cut short."""
+    """Return the numbers that `encode_checksums` wrote; an incomplete last one is ignored."""
     return np.frombuffer(data, ">u4", len(data) // 4)
 
 
 def encode_index(length: int) -> bytes:
-    """Return the bytes of ``vault_index``, which stops where its int32 does."""
+    """Return the bytes of ``vault_index``, an int32 that stops at `MAX_STOCK_LENGTH`."""
     return np.array([min(length, MAX_STOCK_LENGTH)], "<i4").tobytes()
 
 
@@ -270,7 +273,7 @@ def decode_index(data: bytes) -> int:
 
 
 def load_json(data: bytes, name: str) -> dict[str, Any]:
-    """Read a JSON object of unknown origin; `VaultFormatError` if it is not one."""
+    """Parse a JSON object from an untrusted source; `VaultFormatError` if it is not one."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -281,7 +284,7 @@ def load_json(data: bytes, name: str) -> dict[str, Any]:
 
 
 def dump_json(value: Any) -> bytes:
-    """Serialise; `VaultError` if it is not plain JSON."""
+    """Serialise to JSON; `VaultError` if a value is not plain JSON."""
     try:
         return json.dumps(value).encode()
     except (TypeError, ValueError) as error:
@@ -294,7 +297,7 @@ _SIZE = len(_MARK) + 4
 
 
 def seal(values: Mapping[str, bytes | bytearray]) -> dict[str, bytes | bytearray]:
-    """Return what to store: values under keys of offmarl with their checksum, others as given."""
+    """Return values to store: those under offmarl's keys with a checksum, others unchanged."""
     return {
         key: b"".join((value, _MARK, google_crc32c.value(value).to_bytes(4, "big")))
         if key.startswith(OWN_PREFIX)
@@ -315,7 +318,7 @@ def unseal(key: str, stored: bytes, path: PurePath) -> bytes:
     value = stored[:-_SIZE]
     if google_crc32c.value(value) != int.from_bytes(stored[-4:], "big"):
         raise VaultFormatError(
-            f"{path} is damaged: the checksum of {key} is wrong. `offmarl verify` shows what is "
-            "left of the vault, and `offmarl repair` keeps that."
+            f"{path} is damaged: the checksum of {key} is wrong. `offmarl verify` lists the "
+            "damage, and `offmarl repair` recovers the intact data."
         )
     return value

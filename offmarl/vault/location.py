@@ -1,4 +1,4 @@
-"""Paths and URLs: parsed as users write them, and translated for TensorStore."""
+"""Parses paths and URLs as users write them, and translates them for TensorStore."""
 
 import os
 import posixpath
@@ -81,13 +81,13 @@ def _url(text: str) -> Url:
     shown = hide_credentials(text)
     if scheme not in schemes or not rest.strip("/"):
         raise VaultError(
-            f"{shown} is not a place that vaults are kept in: give a path, or a URL that begins "
-            f"with {', '.join(f'{known}://' for known in sorted(schemes))} and a bucket or server."
+            f"{shown} has an unsupported scheme: give a path, or a URL that begins with "
+            f"{', '.join(f'{known}://' for known in sorted(schemes))} and a bucket or server."
         )
     host, _, key = rest.lstrip("/").partition("/")
     if scheme in BUCKETS and ("@" in host or ":" in host):
         raise VaultError(
-            f"{shown} has a user name or password in it, which buckets do not take: set "
+            f"{shown} has a user name or password in it, which buckets do not accept: set "
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or log in with the provider's tools."
         )
     if not _SERVER.match(host.rpartition("@")[2]):

@@ -74,7 +74,7 @@ def stock_length(store: Store) -> int:
         raise VaultFormatError(f"{store.path}: the index is not one number.")
     length = int(store.attempt(lambda: index.read().result())[0])
     if length < 0:
-        raise VaultFormatError(f"{store.path}: the index says that there are {length} steps.")
+        raise VaultFormatError(f"{store.path}: the index has the impossible length {length}.")
     return length
 
 
@@ -147,8 +147,8 @@ def _read_own(store: Store, schema: Schema, head: Head) -> Manifest:
     if own.length < head.length:
         raise VaultFormatError(
             f"{store.path} had {head.length} steps a row, and its index was set back to "
-            f"{own.stock_length}: a program that does not know our lock wrote over it while it was "
-            "being recorded."
+            f"{own.stock_length}: a program that does not use offmarl's lock overwrote it during "
+            "the recording. `offmarl repair` recovers the intact data."
         )
     return own
 
@@ -175,14 +175,14 @@ def read_episodes(store: Store, own: Manifest) -> tables.Table:
 def check_documents(store: Store, schema: Schema) -> None:
     """Raise `VaultFormatError` if the ``.zarray`` documents differ from the schema.
 
-    They have no checksums, and a wrong one would have data misread.
+    The documents have no checksums, and a damaged one would make offmarl misread the data.
     """
     expected = zarrays(schema)
     for (key, document), value in zip(expected.items(), store.get_all([*expected]), strict=True):
         if value != document and load_json(value, key) != json.loads(document):
             raise VaultFormatError(
                 f"{store.path} is damaged: {key} is not what the vault's schema says. `offmarl "
-                "repair` sets it right."
+                "repair` corrects it."
             )
 
 
@@ -201,7 +201,7 @@ def snapshot_of(store: Store, own: Manifest | None) -> Snapshot | None:
     except (OSError, ValueError) as error:
         raise VaultError(
             f"{store.path} was changed, moved or damaged after it was opened ({error}): open it "
-            "again, and if that does not help, see what `offmarl verify` says."
+            "again; if that does not help, run `offmarl verify`."
         ) from error
     if own and snapshot:
         check_same(own, snapshot, store.path)
@@ -216,9 +216,7 @@ def check_same(own: Manifest, snapshot: Snapshot, path: PurePath) -> None:
     )
     found = Schema.from_json(load_json(schema, f"{path}: {layout.SCHEMA_KEY}"))
     if found != own.schema or Head.decode(head).length < own.head.length:
-        raise VaultError(
-            f"{path} is another vault, or a shorter one, than when it was opened: open it again."
-        )
+        raise VaultError(f"{path} was replaced or shortened after it was opened: open it again.")
 
 
 class Parts(NamedTuple):
@@ -233,7 +231,7 @@ class Parts(NamedTuple):
     running: tables.Table | None
     provenance: dict[str, object] | None
     finals: dict[int, int]
-    """How many final views are in each existing block, by the number of its first."""
+    """Number of final views in each existing block, by the number of its first view."""
 
     @property
     def own_length(self) -> int:
@@ -299,7 +297,7 @@ def read_schema(contents: Contents, metadata: Mapping[str, Any], faults: list[Fa
 
 
 class Description(NamedTuple):
-    """The description that a vault holds; the fields are those of `offmarl.vault.Dataset`."""
+    """A vault's description; the fields are those of `offmarl.vault.Dataset`."""
 
     store: Store
     manifest: Manifest | None
@@ -329,19 +327,23 @@ def describe(store: Store, *, check_arrays: bool = True) -> Description:
     Raises
     ------
     VaultFormatError
-        It contradicts itself, or cannot be understood.
+        The description contradicts itself, or is damaged.
     """
     metadata = read_metadata(store.driver)
     own = read_manifest(store)
-    return _of_ours(store, own, metadata) if own else _of_others(store, metadata, check_arrays)
+    return (
+        _describe_own(store, own, metadata)
+        if own
+        else _describe_foreign(store, metadata, check_arrays)
+    )
 
 
-def _of_ours(store: Store, own: Manifest, metadata: Mapping[str, Any]) -> Description:
+def _describe_own(store: Store, own: Manifest, metadata: Mapping[str, Any]) -> Description:
     expected = to_metadata(own.schema)
     if any(metadata.get(key) != expected[key] for key in STOCK_KEYS):
         raise VaultFormatError(
             f"{store.path / METADATA} contradicts the vault's own schema, so one of them was "
-            "changed or damaged: copy the vault again from where it came from, or see what "
+            "changed or damaged: copy the vault again from its source, or see what "
             "`offmarl repair` makes of it."
         )
     schema = own.schema
@@ -350,12 +352,12 @@ def _of_ours(store: Store, own: Manifest, metadata: Mapping[str, Any]) -> Descri
     )
 
 
-def _of_others(store: Store, metadata: Mapping[str, Any], check_arrays: bool) -> Description:
+def _describe_foreign(store: Store, metadata: Mapping[str, Any], check_arrays: bool) -> Description:
     leaves, rows = parse_metadata(metadata)
     for name, leaf in leaves.items() if check_arrays else ():
         _check_array(store, name, leaf, rows)
-    told = {key: metadata[key] for key in metadata if key not in STOCK_KEYS}
-    return Description(store, None, leaves, rows, stock_length(store), told)
+    extra = {key: metadata[key] for key in metadata if key not in STOCK_KEYS}
+    return Description(store, None, leaves, rows, stock_length(store), extra)
 
 
 def _check_array(store: Store, name: str, leaf: Leaf, rows: int) -> None:
@@ -376,32 +378,32 @@ def _check_array(store: Store, name: str, leaf: Leaf, rows: int) -> None:
 
 
 RECORD = "pulled.json"
-"""Beside the vaults of a dataset that was pulled, in ``<name>.vlt``."""
+"""Name of the record next to the vaults of a dataset that was pulled, in ``<name>.vlt``."""
 TIME_LIMIT = "time_limit"
-"""In the record: steps after which episodes were cut off, if that is known."""
+"""In the record: steps after which the environment truncated episodes, if known."""
 PUBLISHED = "published"
-"""In the record, and in the provenance of these vaults: where they are from, licence, citation."""
+"""In the record, and in the provenance of these vaults: their source, licence and citation."""
 
 
-class Beside(NamedTuple):
+class PullRecord(NamedTuple):
     """Facts recorded by `offmarl pull`; empty for other vaults."""
 
     time_limit: int | None = None
     provenance: Mapping[str, Any] = {}
 
 
-def read_beside(driver: Driver) -> Beside:
-    """Return the facts recorded beside a vault in a local directory.
+def read_pull_record(driver: Driver) -> PullRecord:
+    """Return the facts recorded next to a vault in a local directory.
 
     Invalid fields are ignored; the vault is readable without them.
     """
     try:
-        content = driver.read_beside(RECORD)
+        content = driver.read_in_parent(RECORD)
         found = load_json(content, RECORD) if content else {}
     except (OSError, VaultFormatError):
-        return Beside()
+        return PullRecord()
     limit, published = found.get(TIME_LIMIT), found.get(PUBLISHED)
-    return Beside(
+    return PullRecord(
         limit if type(limit) is int and limit > 0 else None,
         {PUBLISHED: published} if isinstance(published, dict) else {},
     )

@@ -39,12 +39,12 @@ STOCK_KEYS = ("version", "structure_shape", "structure_dtype")
 
 _MAX_DEPTH = 32
 _DTYPES = frozenset(np.dtype(code).name for code in "?bBhHiIlLqQefdFD")
-"""The types of arrays that flashbax and JAX have and NumPy too."""
+"""Types of arrays that flashbax, JAX and NumPy have."""
 _EXTENSION_TYPES = frozenset(
     {"bfloat16", "float8_e3m4", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e4m3b11fnuz"}
     | {"float8_e5m2", "float8_e5m2fnuz", "int2", "int4"}
 )
-"""Those that TensorStore and JAX add to NumPy's."""
+"""Types that TensorStore and JAX add to NumPy's."""
 
 
 def to_metadata(schema: Schema) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def schema_in(metadata: Mapping[str, Any]) -> Schema:
     copy = metadata.get("offmarl")
     schema = {k: v for k, v in copy.items() if k != "crc32c"} if isinstance(copy, dict) else {}
     if copy != _signed(schema):
-        raise VaultFormatError("metadata.json has no sound copy of the vault's schema.")
+        raise VaultFormatError("metadata.json has no intact copy of the vault's schema.")
     return Schema.from_json(schema)
 
 
@@ -107,7 +107,7 @@ def _parse_dtype(name: str, text: Any) -> np.dtype[Any]:
     if str(text) not in _DTYPES | _EXTENSION_TYPES:
         raise VaultFormatError(
             f"metadata.json gives {name or 'the array'} the type {text!r:.80}, which offmarl does "
-            "not read. If it is a type of the flashbax that wrote the vault, read it with that."
+            "not read. Read the vault with the version of flashbax that wrote it."
         )
     return np.dtype(text)
 
@@ -186,14 +186,14 @@ def without_episodes(
 
 
 _CODECS = (None, "blosc", "bz2", "gzip", "zlib", "zstd")
-"""What TensorStore's zarr driver reads. Codecs of other names could do anything: numcodecs has one
-that unpickles."""
+"""Codecs that TensorStore's zarr driver reads. Others are refused, because numcodecs has one that
+unpickles."""
 _ANY_HEADER = 47
 """zlib's window bits for data with a header of zlib or of gzip."""
 
 
 class Chunk(NamedTuple):
-    """A chunk of an array, and the rows and steps that it holds."""
+    """A chunk of an array, and its rows and steps."""
 
     key: str
     leaf: str
@@ -214,7 +214,7 @@ class Grid(NamedTuple):
     compressor
         The codec's name; None if chunks are not compressed.
     fill
-        The value of chunks that are left out; None if none may be.
+        The value of omitted chunks; None if no chunk may be omitted.
     order
         The order of a chunk's entries: "C" (the last axis changes fastest) or "F".
     """
@@ -252,9 +252,7 @@ class Grid(NamedTuple):
                 order=document.get("order", "C"),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise VaultFormatError(
-                f"the .zarray of {name} cannot be understood: {error!r:.200}."
-            ) from error
+            raise VaultFormatError(f"the .zarray of {name} is invalid: {error!r:.200}.") from error
         grid._check(axes)
         grid._check_encoding(document.get("filters"))
         return grid
@@ -283,11 +281,11 @@ class Grid(NamedTuple):
 
     @property
     def sparse(self) -> bool:
-        """Whether chunks may be left out because a fill value stands for them."""
+        """Whether chunks may be omitted because a fill value stands for them."""
         return self.fill is not None
 
     def missing_chunk(self) -> NumpyArray:
-        """Return the content of a chunk that is left out: the fill value, or zeros."""
+        """Return the content of an omitted chunk: the fill value, or zeros."""
         chunk: NumpyArray = np.zeros(self.chunks, self.dtype)
         if self.fill is not None:
             chunk[...] = self.fill
@@ -296,7 +294,7 @@ class Grid(NamedTuple):
     def decode(self, value: bytes, place: str) -> NumpyArray:
         """Return the content of a chunk from its stored bytes.
 
-        Memory is bounded by the size of a chunk, whatever the bytes claim.
+        Memory use is bounded by the size of a chunk, even if the bytes are forged.
 
         Raises
         ------
@@ -324,7 +322,7 @@ class Grid(NamedTuple):
             yield from self.at(number, length)
 
     def at(self, number: int, length: int) -> Iterator[Chunk]:
-        """Yield the chunks of one stretch of time, by rows, up to step ``length``."""
+        """Yield the chunks of one interval of time, by rows, up to step ``length``."""
         rows, steps, *_ = self.chunks
         span = number * steps, min(length, (number + 1) * steps)
         counts = (-(-s // c) for s, c in zip(self.shape, self.chunks, strict=True))
@@ -361,7 +359,7 @@ def _decompress(codec: str | None, value: bytes, size: int) -> bytes:
         return value
     found = _blosc_size(value) if codec == "blosc" else _zstd_size(value)
     if found != size:
-        raise ValueError(f"it says that it holds {found} bytes instead of {size}")
+        raise ValueError(f"its header gives {found} bytes instead of {size}")
     from numcodecs import get_codec  # imported here: few vaults need it
 
     return bytes(get_codec({"id": codec}).decode(value))
@@ -374,7 +372,7 @@ def _blosc_size(value: bytes) -> int:
 def _zstd_size(value: bytes) -> int | None:
     """Return the size that the header of a Zstandard frame gives (RFC 8878, 3.1.1.1), if any."""
     if value[:4] != bytes.fromhex("28b52ffd") or len(value) < 6:
-        raise ValueError("it is no Zstandard frame")
+        raise ValueError("it is not a Zstandard frame")
     flags = value[4]
     single = bool(flags & 0x20)
     size = (int(single), 2, 4, 8)[flags >> 6]

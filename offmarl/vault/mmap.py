@@ -1,8 +1,9 @@
-"""Uncompressed arrays straight from the files: the addresses of their chunks in mapped memory.
+"""Reads uncompressed arrays through memory maps of a vault's data files.
 
-An OCDBT store keeps its values as they are, somewhere in its data files, and its tree says where.
-With that tree walked once, a step of an array is an address, and windows from all over a dataset
-larger than memory are gathered as fast as from an array in memory.
+An OCDBT store keeps each value unchanged in one of its data files, and its tree records the file
+and the offset. `Snapshot` walks that tree once. After that, every step of an array has a known
+address, so random windows of a dataset larger than memory are gathered as fast as from an array in
+memory.
 """
 
 import ctypes
@@ -26,34 +27,38 @@ from offmarl.vault.drivers import Driver, TensorStoreDriver
 from offmarl.vault.layout import Leaf, NumpyArray, load_json
 
 _PROT_NONE = 0
-_MAP_FIXED = 0x10  # on Linux and macOS; Python does not name these two
+_MAP_FIXED = 0x10  # on Linux and macOS; Python's mmap has neither constant
 
 
 class Region:
-    """Files mapped side by side; unmapped when the last view of them is gone.
+    """Files mapped into one range of memory, one after the other.
 
-    What was mapped stays readable when the files are deleted.
+    They are unmapped when the last array on them is garbage-collected. The data stays readable
+    after the files are deleted.
 
     Parameters
     ----------
-    directory, names
-        Of a vault, and of its files; no link is followed.
+    directory
+        Directory of a vault.
+    names
+        Names of F data files in it. Links are not followed.
 
     Attributes
     ----------
     bytes
-        ``(size,)`` read-only; between the files, up to the next page, there is nothing to read.
+        ``(size,)`` uint8, read-only. Each file begins at a page; do not read between the end of a
+        file and the next page.
     starts
-        ``(F,)`` the index in ``bytes`` at which each file begins.
+        ``(F,)`` int64, the index in ``bytes`` at which each file begins.
     sizes
-        ``(F,)`` bytes of each file.
+        ``(F,)`` int64, bytes of each file.
 
     Raises
     ------
     OSError, ValueError
         A file cannot be opened, or is not a regular file inside the directory.
     MemoryError
-        The system grants no more memory maps, or none so large.
+        The system refuses the memory map.
     """
 
     def __init__(self, directory: Path, names: Sequence[str]):
@@ -80,22 +85,23 @@ class Region:
             os.close(descriptor)
 
     def items(self, size: int) -> NDArray[Any]:
-        """Return the runs of ``size`` bytes that begin at every index, to pick from by index.
+        """Return a view whose item i is the ``size`` bytes from index i on; items overlap.
 
-        NumPy copies each picked run as a whole, however it is aligned: nothing is faster.
+        Indexing it with an array gathers items. NumPy copies each item as one block, whatever its
+        alignment, which is the fastest gather measured.
         """
         count = len(self.bytes) - size + 1
         return np.ndarray((count,), f"V{size}", self.bytes.data, strides=(1,))
 
     def will_need(self, begins: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
-        """Ask the kernel to read stretches of so many bytes from the disk, all at once."""
+        """Ask the kernel to read intervals of bytes from the disk, without waiting for them."""
         advise, page = _libc().madvise, mmap.PAGESIZE
         first = begins // page * page
         for start, count in zip(first.tolist(), (begins + sizes - first).tolist(), strict=True):
             advise(self._base + start, count, mmap.MADV_WILLNEED)
 
     def release(self) -> None:
-        """Stop counting what was read as memory of this process; it stays in the page cache."""
+        """Drop the pages from the process's resident memory; they stay in the page cache."""
         _libc().madvise(self._base, len(self.bytes), mmap.MADV_DONTNEED)
 
 
@@ -127,7 +133,7 @@ def _libc() -> Any:
 
 _ABSENT = -1
 _RELEASE_BYTES = 2**22
-"""Read this much, and the mapped pages are released: they would count as the process's memory."""
+"""Bytes read between two calls of `Region.release`, which keeps the resident memory small."""
 _PIECE_BYTES = 2**17
 _CHUNK = re.compile(r"(.+)\./(\d+)\.(\d+)(?:\.0)*")
 
@@ -137,30 +143,38 @@ class Check(Protocol):
     """Compares the chunks of an array with their checksums, each once."""
 
     def is_fresh(self, block: int, number: int) -> bool:
-        """Whether a chunk has yet to be compared."""
+        """Whether a chunk has not been compared yet."""
 
     def compare(
         self, block: int, number: int, chunk: NumpyArray, checksum: int | None = None
     ) -> None:
-        """Compare a chunk, whose CRC32C may be known; `VaultChecksumError` where it is damaged."""
+        """Compare a chunk with its checksum; ``checksum`` is its CRC32C, if known.
+
+        Raises `VaultChecksumError` if the chunk is damaged.
+        """
 
 
 class Snapshot:
-    """What a store in a directory holds at one commit, mapped.
+    """The content of a store in a directory at one commit, memory-mapped.
 
     It stays readable whatever is committed or compacted afterwards.
+
+    Parameters
+    ----------
+    driver
+        The directory.
 
     Attributes
     ----------
     region
-        The files that hold the arrays.
+        The mapped data files.
 
     Raises
     ------
     OSError, ValueError
         Files that the store refers to cannot be read.
     MemoryError
-        The system grants no more memory maps.
+        The system refuses the memory map.
     """
 
     def __init__(self, driver: TensorStoreDriver):
@@ -186,14 +200,14 @@ class Snapshot:
                 self._extents[key] = start, length
 
     def value(self, key: str) -> bytes | None:
-        """Return the value of a key that is no chunk of an array, or None."""
+        """Return the value of a key other than a chunk's; None if it does not exist."""
         if key not in self._extents:
             return self._values.get(key)
         start, length = self._extents[key]
         return self.region.bytes[start : start + length].tobytes()
 
     def count(self, name: str) -> int:
-        """Return how many chunks of an array there are."""
+        """Return the number of chunks of an array."""
         return len(self._chunks.get(name, {}))
 
     def chunks(self, name: str, shape: tuple[int, int], size: int) -> NDArray[np.int64]:
@@ -204,13 +218,14 @@ class Snapshot:
         name
             The array's disk name.
         shape
-            Blocks of rows, and chunks of time.
+            Number of blocks of rows, and of chunks of time.
         size
-            Bytes of a chunk. One of any other size is as absent as one that is not there.
+            Bytes of a chunk. A chunk of any other size counts as missing.
 
         Returns
         -------
-        ``shape``, -1 where a chunk is absent.
+        numpy.ndarray
+            Indices of the given shape; -1 where a chunk is missing.
         """
         found = np.full(shape, _ABSENT, np.int64)
         for (block, number), (start, length) in self._chunks.get(name, {}).items():
@@ -221,18 +236,20 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class MappedArray:
-    """An array ``(rows, T, *leaf)`` whose chunks lie uncompressed in mapped files.
+    """An array ``(rows, T, *leaf)`` with uncompressed chunks in mapped files.
 
     Attributes
     ----------
-    name, leaf
-        Its disk name, and the type and shape of a single step.
+    name
+        Its disk name.
+    leaf
+        Type and shape of a single step.
     chunk_rows, chunk_steps
         Rows and steps of a chunk.
     region
         The mapped files.
     addresses
-        ``(blocks, chunks)``: where in the region each chunk begins.
+        ``(blocks, chunks)`` int64, the index in ``region.bytes`` at which each chunk begins.
     """
 
     name: str
@@ -260,9 +277,16 @@ class MappedArray:
         agents: slice | None,
         check: Check | None = None,
     ) -> NumpyArray:
-        """Return ``(B, T, *leaf)``: a read-only view where one chunk holds all, or else a copy.
+        """Return ``(B, T, *leaf)``: a read-only view if one chunk holds all of it, else a copy.
 
-        ``check`` is called with each chunk.
+        Parameters
+        ----------
+        rows, steps
+            The B rows and T steps to read.
+        agents
+            Selects from the third axis; None reads all of it.
+        check
+            Compares each chunk that has not been compared yet.
         """
         select = () if agents is None else (agents,)
         by_rows, by_steps = list(cut(rows, self.chunk_rows)), list(cut(steps, self.chunk_steps))
@@ -295,8 +319,9 @@ class MappedArray:
     def windows(
         self, rows: NDArray[np.int64], starts: NDArray[np.int64], length: int
     ) -> NumpyArray:
-        """Gather ``(W, length, *leaf)``: the steps from each start on, of the row beside it."""
-        # A window that two chunks share is fetched step by step, over what is fetched for it here.
+        """Gather ``(W, length, *leaf)``; window i begins at step ``starts[i]`` of ``rows[i]``."""
+        # All windows are gathered as if each lay in one chunk. Those that cross into another chunk
+        # are then gathered again, step by step, and overwrite the first result.
         inside = starts % self.chunk_steps
         fits = inside + length <= self.chunk_steps
         if length <= self.chunk_steps:
@@ -311,7 +336,7 @@ class MappedArray:
         return out
 
     def prefetch(self, rows: NDArray[np.int64], starts: NDArray[np.int64], length: int) -> None:
-        """Have the disk begin to read windows, chunk by chunk of each."""
+        """Ask the disk to read windows in the background."""
         stops = starts + length
         while len(starts):
             ends = np.minimum(stops, (starts // self.chunk_steps + 1) * self.chunk_steps)
@@ -321,7 +346,7 @@ class MappedArray:
             rows, starts, stops = rows[goes_on], ends[goes_on], stops[goes_on]
 
     def prefetch_chunks(self, places: Sequence[tuple[int, int]]) -> None:
-        """Have the disk begin to read whole chunks, of these blocks and numbers."""
+        """Ask the disk to read whole chunks in the background, given as (block, number)."""
         begins = self.addresses[tuple(np.array(places).T)]
         self.region.will_need(begins, np.full_like(begins, self.chunk_bytes))
 
@@ -340,7 +365,7 @@ class MappedArray:
 def copy(chunk: NumpyArray, target: NumpyArray) -> int:
     """Copy a chunk ``(rows, steps, ...)``, and return its CRC32C.
 
-    That goes piece by piece, because what was just copied is still in the processor's cache.
+    Each piece is copied and then hashed, while it is still in the processor's cache.
     """
     checksum = 0
     steps = max(1, _PIECE_BYTES // max(1, chunk[:1, :1].nbytes))
@@ -353,7 +378,13 @@ def copy(chunk: NumpyArray, target: NumpyArray) -> int:
 
 
 def cut(span: range, size: int) -> Iterator[tuple[int, slice, slice]]:
-    """Cut a range where blocks of ``size`` end: the block, the part inside it, and of the range."""
+    """Cut a range at multiples of ``size``.
+
+    Yields
+    ------
+    tuple
+        The index of a block of ``size``, the slice inside the block, and the slice of the range.
+    """
     done = 0
     while done < len(span):
         block, first = divmod(span[done], size)
@@ -364,7 +395,7 @@ def cut(span: range, size: int) -> Iterator[tuple[int, slice, slice]]:
 
 
 def open_snapshot(driver: Driver) -> Snapshot | None:
-    """Return what a store holds now, None where it cannot be mapped.
+    """Return the content of a store now; None if it cannot be mapped.
 
     Raises
     ------
@@ -378,13 +409,17 @@ def open_snapshot(driver: Driver) -> Snapshot | None:
     except MemoryError:
         return None
     except (OSError, ValueError):
-        return Snapshot(driver)  # it was compacted in between: the new files say the same
+        return Snapshot(driver)  # a compaction replaced the files; the new ones have the same data
 
 
 def map_arrays(
     snapshot: Snapshot, leaves: Mapping[str, Leaf], rows: int, length: int
 ) -> dict[str, MappedArray]:
-    """Map the arrays that can be: whole, uncompressed, C order, chunks that hold whole steps."""
+    """Return the arrays that can be mapped, by name.
+
+    An array can be mapped if it is uncompressed and in C order, its chunks hold whole steps, and no
+    chunk is missing.
+    """
     found = {}
     for name, leaf in leaves.items():
         key = f"{layout.prefix_of(name)}.zarray"
@@ -394,7 +429,7 @@ def map_arrays(
         chunk_rows, chunk_steps, *_ = document["chunks"]
         shape = -(-rows // chunk_rows), -(-length // chunk_steps)
         if snapshot.count(name) < shape[0] * shape[1]:
-            continue  # before memory is taken for as many as a forged length asks for
+            continue  # a forged length must not make the next line allocate memory for it
         addresses = snapshot.chunks(name, shape, chunk_rows * chunk_steps * leaf.step_bytes)
         if (addresses != _ABSENT).all():
             region = snapshot.region

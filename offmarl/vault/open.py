@@ -1,4 +1,4 @@
-"""Finding, opening and listing vaults."""
+"""Finds, opens and lists vaults."""
 
 import os
 from collections.abc import Iterator
@@ -20,11 +20,11 @@ SUFFIX = ".vlt"
 
 _MOST_NAMED = 20
 _READERS = 4
-"""Vaults that are opened at once: opening one is mostly waiting."""
+"""Number of vaults that are opened at once, since opening is mostly waiting."""
 
 
 class Summary(NamedTuple):
-    """A short description of a vault; None where finding out would mean reading the data."""
+    """A short description of a vault; None for facts that would require reading the data."""
 
     name: str
     uid: str
@@ -51,33 +51,33 @@ def open_vault(
     Parameters
     ----------
     path
-        ``<directory>/<name>.vlt/<uid>``, or ``<directory>/<name>.vlt`` where it holds one uid. The
+        ``<directory>/<name>.vlt/<uid>``, or ``<directory>/<name>.vlt`` if it holds one uid. The
         directory may be a zip archive (``3m.zip/3m.vlt/Good``), a bucket (``s3://...``,
-        ``gs://...``), a web address, of an archive too, or a URL of a registered driver (see
-        `offmarl.vault.register_driver`). Or the name of a dataset that was pulled, such as
-        ``og_marl/smac_v1/3m/Good``; an existing path of that name comes first.
+        ``gs://...``), a web address (also of an archive), or a URL of a registered driver (see
+        `offmarl.vault.register_driver`). Or the name of a pulled dataset, such as
+        ``og_marl/smac_v1/3m/Good``; an existing path of that name takes precedence.
     checked
-        Compare every chunk of an uncompressed vault of offmarl with its checksum before it is first
-        used. ``False`` skips that: damage then goes unnoticed. Compressed chunks are always
-        compared. Other programs keep no checksums that offmarl could compare; `Dataset.unchecked`
-        lists what is read without.
+        Whether to compare every chunk of an uncompressed vault of offmarl with its checksum before
+        it is first used. Without it, damage goes unnoticed. Compressed chunks are always compared.
+        Vaults of other programs have no checksums that offmarl could compare; `Dataset.unchecked`
+        lists the data that is read without.
     time_limit
-        For vaults of other programs, many of which flag the end of time as a termination: the steps
-        after which an episode was cut off, so that those of this length are truncated instead. By
-        default the one that `offmarl pull` noted beside the vault, if it is known.
+        For vaults of other programs, many of which flag the time limit as a termination: the limit
+        in steps. Episodes of this length are then truncated instead. By default the limit that
+        `offmarl pull` recorded with the vault, if any.
 
     Raises
     ------
     VaultNotFoundError
-        There is nothing there.
+        Nothing exists at the path.
     VaultFormatError
-        What is there is not a vault, or is damaged.
+        The data at the path is not a vault, or is damaged.
     """
     return Dataset(store_of(locate(path)), checked, time_limit)
 
 
 def open_source(path: str | os.PathLike[str], *, time_limit: int | None = None) -> Dataset:
-    """Open a vault to copy from it: checked, or damage would get new checksums.
+    """Open a vault to copy from it. Its data is checked, or damage would get new checksums.
 
     ``time_limit`` is as for `open_vault`.
     """
@@ -85,18 +85,18 @@ def open_source(path: str | os.PathLike[str], *, time_limit: int | None = None) 
 
 
 def place_of(path: str | os.PathLike[str]) -> Driver:
-    """Return where data is that a path leads to, or that has this name; see `open_vault`.
+    """Resolve a path or the name of a dataset; see `open_vault`.
 
     Raises
     ------
     VaultNotFoundError
-        It is the name of a dataset that was not pulled.
+        The dataset of this name was not pulled.
     """
     return driver_of(named(os.fspath(path)) or path)
 
 
 def locate(path: str | os.PathLike[str]) -> Driver:
-    """Return the place of the vault that a path means; see `open_vault`."""
+    """Return the place of the vault at a path; see `open_vault`."""
     place = place_of(path)
     given = place.path
     with errors_of(given):
@@ -113,13 +113,13 @@ def locate(path: str | os.PathLike[str]) -> Driver:
             names += f", ... ({len(inside)} in all)"
         raise VaultError(f"{given} holds several vaults: add one of {names} to the path.")
     error = place.missing()
-    raise type(error)(f"{error}{_beside(given)}") if type(error) is VaultNotFoundError else error
+    raise type(error)(f"{error}{_nearby(given)}") if type(error) is VaultNotFoundError else error
 
 
-def _beside(path: PurePath) -> str:
+def _nearby(path: PurePath) -> str:
     with suppress(OffmarlError, OSError, ValueError):
         if near := driver_of(path.parent).vaults():
-            return f" Beside it: {', '.join(vault.name for vault in near[:_MOST_NAMED])}."
+            return f" Nearby: {', '.join(vault.name for vault in near[:_MOST_NAMED])}."
     return ""
 
 
@@ -135,8 +135,8 @@ def list_vaults(directory: str | os.PathLike[str]) -> Iterator[tuple[PurePath, S
     """Walk a directory tree and yield every vault's absolute path and summary, by path.
 
     A vault that cannot be read is listed with its error. Symbolic links to directories of datasets
-    are followed, but not in circles; one to a vault, below such a directory, is listed with an
-    error. Archives and buckets are searched in the same way.
+    are followed, but not in circles. A symbolic link in place of a vault is listed with an error.
+    Archives and buckets are searched in the same way.
     """
     place = place_of(directory)
     with errors_of(place.path):
@@ -148,7 +148,7 @@ def list_vaults(directory: str | os.PathLike[str]) -> Iterator[tuple[PurePath, S
 
 
 def _summarise_found(path: PurePath, root: PurePath) -> Summary:
-    """Return the summary of a vault that was found below ``root``, or is there."""
+    """Return the summary of a vault at or below ``root``."""
     if path != root and isinstance(path, Path) and path.is_symlink():
         empty = Summary(path.parent.name.removesuffix(SUFFIX), path.name)
         return empty._replace(error=str(refused_link(path)))
@@ -168,10 +168,10 @@ def _walk(place: Directory) -> Iterator[PurePath]:
             below.clear()
             yield from sorted([*Directory(Path(parent)).vaults(), *Directory(Path(parent)).links()])
         inside = (Path(parent, name) for name in sorted(below) if not name.startswith("."))
-        below[:] = [path.name for path in inside if _leads_on(path, linked)]
+        below[:] = [path.name for path in inside if _descends_into(path, linked)]
 
 
-def _leads_on(path: Path, linked: list[Path]) -> bool:
+def _descends_into(path: Path, linked: list[Path]) -> bool:
     """Whether a walk descends into a directory; ``linked`` are its root and the targets of links.
 
     A link into one of them, or to a directory above the root, would repeat what is found there.

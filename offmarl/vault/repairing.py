@@ -1,7 +1,8 @@
-"""Repairing a damaged vault: its longest intact beginning is kept.
+"""Repairs a damaged vault by keeping its longest intact prefix.
 
-That is every step before the first damaged chunk of any row and array. The episode table is rebuilt
-from these steps, with what they do not show taken from the old table if it can be read.
+The prefix is every step before the first damaged chunk of any row and array. The episode table is
+rebuilt from these steps; facts that the steps do not show are taken from the old table if it can be
+read.
 """
 
 import os
@@ -40,26 +41,26 @@ from offmarl.vault.verification import (
 
 
 class Repair(NamedTuple):
-    """What a repair did, or would do."""
+    """The result of a repair, or of a dry run."""
 
     path: Path
     faults: tuple[Fault, ...]
-    """What was wrong; where nothing was, nothing was changed."""
+    """The damage that was found; if there is none, nothing was changed."""
     length_before: int | None
-    """Steps of each row; None where that can no longer be known."""
+    """Steps of each row before the repair; None if unknown."""
     length: int
-    """Steps of each row that are kept."""
+    """Steps of each row after the repair."""
     dropped: tuple[str, ...]
-    """What could not be kept, in words."""
+    """Descriptions of the data that could not be kept."""
 
 
 def repair(
     path: str | os.PathLike[str], *, dry_run: bool = False, progress: Progress = quiet
 ) -> Repair:
-    """Keep the longest intact beginning of a damaged vault, and rebuild its tables and documents.
+    """Keep the longest intact prefix of a damaged vault, and rebuild its tables and documents.
 
-    The result is built beside the vault and replaces it atomically: if the process is killed, the
-    vault is unchanged. The disk needs free space for the result.
+    The result is built in another directory and replaces the vault atomically: if the process is
+    killed, the vault is unchanged. The disk needs free space for the result.
 
     Parameters
     ----------
@@ -95,8 +96,8 @@ def repair(
 def _source(directory: Path, fresh: Path, before: Verification) -> tuple[Contents, Verification]:
     """Return the commit to repair from, and its faults.
 
-    The last commit if its tree can be read; otherwise a copy of the commit of which most can be
-    read.
+    The last commit is used if its tree can be read; otherwise a copy of the commit of which the
+    most can be read.
     """
     driver = Directory(directory)
     with suppress(ValueError, OSError):
@@ -107,7 +108,7 @@ def _source(directory: Path, fresh: Path, before: Verification) -> tuple[Content
     if best is None or _extent(best)[0] < 1:
         raise VaultFormatError(
             f"nothing is left of {directory}: neither its manifest nor any commit can be read. "
-            "Copy the vault again from where it came from."
+            "Copy the vault again from its source."
         )
     salvaged = fresh / "salvaged"
     _salvage(best, salvaged)
@@ -116,7 +117,7 @@ def _source(directory: Path, fresh: Path, before: Verification) -> tuple[Content
 
 
 def _candidates(driver: Directory) -> Iterator[Contents]:
-    """Yield the last commit and earlier ones, up to the first with a whole tree."""
+    """Yield the last commit and earlier ones, up to the first with a complete tree."""
     with suppress(ValueError, OSError):
         yield Contents(driver, commit.current_tree(driver))
         for earlier in commit.earlier_trees(driver):
@@ -128,7 +129,7 @@ def _candidates(driver: Directory) -> Iterator[Contents]:
 
 
 def _extent(contents: Contents) -> tuple[int, int]:
-    """Return how many steps, and how many keys, of a commit are left."""
+    """Return the number of steps, and of keys, of a commit that are left."""
     try:
         metadata = metadata_of(contents.driver)
         if not contents.keys(OWN_PREFIX):
@@ -158,9 +159,9 @@ def _put_in_place(directory: Path, sound: Path) -> None:
 
 
 _BLOCK_RECORDS = 2**16
-_FOUND_AGAIN = (
-    "of episodes that only the steps tell of: final views, whether the recording cut them off, and "
-    "where those that it gave up ended"
+_EPISODES_REBUILT = (
+    "of episodes known only from their steps: final views, whether the recording cut them off, and "
+    "where those that it abandoned ended"
 )
 
 
@@ -170,20 +171,20 @@ class RebuildResult(NamedTuple):
     length: int
     """Steps of each row."""
     dropped: tuple[str, ...]
-    """What could not be kept."""
+    """Descriptions of the data that could not be kept."""
 
 
 def rebuild(source: Contents, found: Verification, target: Path) -> RebuildResult:
-    """Build a vault of the longest intact beginning.
+    """Build a vault of the longest intact prefix.
 
     Parameters
     ----------
     source
         The damaged vault's commit.
     found
-        The faults that were found in it.
+        The verification of the source, with its faults.
     target
-        A directory to make.
+        Directory to create.
 
     Raises
     ------
@@ -197,13 +198,13 @@ def rebuild(source: Contents, found: Verification, target: Path) -> RebuildResul
     dropped = _own(source, kept, store) if native else _foreign(source, kept, store)
     left = examine(store, deep=True)
     if left.faults and sound_length(left) < kept:
-        # Arrays that could not be checked in the source, because their description was damaged too.
+        # The source's arrays could not be checked if their description was damaged too.
         shutil.rmtree(target)
         return rebuild(source, found._replace(faults=(*found.faults, *left.faults)), target)
     if left.faults:
         raise VaultFormatError(
             f"{source.driver.path} cannot be repaired: {left.faults[0]}. Nothing was changed; "
-            "copy the vault again from where it came from."
+            "copy the vault again from its source."
         )
     if kept < found.length:
         dropped = [f"steps {kept} to {found.length - 1} of every row", *dropped]
@@ -211,17 +212,16 @@ def rebuild(source: Contents, found: Verification, target: Path) -> RebuildResul
 
 
 def sound_length(found: Verification) -> int:
-    """Return the steps before the first that something is wrong with; `VaultFormatError` if none.
+    """Return the number of steps before the first damaged one; `VaultFormatError` if it is 0.
 
-    A vault is not emptied: the data after the damage may still be useful.
+    Repairing would then empty the vault, and the data after the damage may still be useful.
     """
     kept = min([found.length, *(fault.steps[0] for fault in found.faults if fault.steps)])
     if found.length and not kept:
         raise VaultFormatError(
-            f"{found.path} is damaged from its first steps on, so that no stretch from the "
-            "beginning can be kept, and nothing was changed. `offmarl repair --salvage OUT` makes "
-            "a vault of the episodes that the damage does not touch; or copy the vault again from "
-            "where it came from."
+            f"{found.path} is damaged in its first steps, so it has no intact prefix, and nothing "
+            "was changed. `offmarl repair --salvage OUT` makes a vault of the intact episodes; or "
+            "copy the vault again from its source."
         )
     return kept
 
@@ -231,8 +231,8 @@ def _foreign(source: Contents, kept: int, store: OcdbtStore) -> list[str]:
     metadata = source.driver.read(METADATA)
     if metadata is None:
         raise VaultFormatError(
-            f"{source.driver.path} cannot be repaired: it has lost {METADATA}, which nothing "
-            "else in it repeats. Copy that file again from where the vault came from."
+            f"{source.driver.path} cannot be repaired: it has lost {METADATA}, of which it has no "
+            "copy. Copy that file again from the vault's source."
         )
     store.driver.write(METADATA, metadata)
     grids = foreign_grids(source, read_metadata(source.driver), [])
@@ -246,14 +246,14 @@ def _foreign(source: Contents, kept: int, store: OcdbtStore) -> list[str]:
 
 
 def _own(source: Contents, kept: int, store: Store) -> list[str]:
-    """Build a vault of offmarl, and describe what was dropped beside steps."""
+    """Build a vault of offmarl, and describe what was dropped in addition to steps."""
     schema = read_schema(source, metadata_of(source.driver), [])
     own = read_parts(source, schema, [])
     store.driver.write(METADATA, layout.dump_json(to_metadata(schema)))
     copy(source, _chunk_keys(source, own_grids(schema), kept, own), store)
     ours = min(kept, own.own_length)
-    untold = without_episodes(schema, {}, Head(length=ours), kept)
-    store.commit(untold, fence={}).result()
+    empty = without_episodes(schema, {}, Head(length=ours), kept)
+    store.commit(empty, fence={}).result()
     known = np.concatenate([_no_episodes(own), *own.ended.values()])
     ended, running = reindex(Dataset(store, checked=False), ours, known)
     ended["final"] = _finals_of(ended, known)
@@ -304,7 +304,7 @@ def _finals_of(ended: Table, known: Table) -> NumpyArray:
 
 
 def _copy_finals(source: Contents, own: Parts, ended: Table, store: Store) -> tuple[Table, int]:
-    """Copy the final views of episodes, numbered anew, and return the table and their number."""
+    """Copy and renumber the final views of episodes; return the table and the number of views."""
     old = ended["final"].copy()
     ended["final"] = -1
     count = 0
@@ -335,15 +335,15 @@ def _head(own: Parts, length: int, ended: Table, finals: int) -> Head:
 
 
 def _dropped(own: Parts, running: Table, head: Head) -> list[str]:
-    """Describe what the new tables lack of the old."""
+    """Describe what the old tables had and the new ones do not."""
     lines = []
     if own.head is None or head.length < own.head.length:
         unfinished = int((running["length"] > 0).sum())
         lines.append(f"the ends of {unfinished} episodes, which are open now")
-        lines.append("which records of which run are there: a recording cannot go on from here")
+        lines.append("which records of which run exist: a recording cannot continue from here")
     known = sum(map(len, own.ended.values()))
     if own.head is None or known < own.head.episodes:
-        lines.append(_FOUND_AGAIN)
+        lines.append(_EPISODES_REBUILT)
     if own.head and head.finals < own.head.finals and head.length == own.head.length:
         lines.append(f"{own.head.finals - head.finals} final views")
     if own.provenance is None:

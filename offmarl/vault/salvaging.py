@@ -114,11 +114,8 @@ def salvage(
     return Salvage(made, found.faults, pieces.episodes, pieces.steps, lost, unknown)
 
 
-class _Remains(Dataset):
-    """A damaged vault: its readable tables, and only the files that are asked for.
-
-    A memory map would need all files.
-    """
+class _DamagedDataset(Dataset):
+    """A damaged vault, which is read without a memory map, since a map would need all files."""
 
     _mapped = False
 
@@ -137,13 +134,13 @@ class _Remains(Dataset):
 def _open(found: Verification) -> Dataset:
     """Open a verified vault, of which parts may be missing."""
     try:
-        return _Remains(Store.open(found.path), checked=False)  # the verification was deep
+        return _DamagedDataset(Store.open(found.path), checked=False)  # the verification was deep
     except VaultError as error:
         if found.sound:
             raise
         raise VaultFormatError(
-            f"{found.path} has damaged tables ({found.faults[0]}), so its episodes cannot be found:"
-            " `offmarl repair --dry-run` shows what it can keep."
+            f"{found.path} has damaged tables ({found.faults[0]}), so its episodes are unknown: "
+            "`offmarl repair --dry-run` shows what a repair would keep."
         ) from error
 
 
@@ -158,12 +155,12 @@ def _sound(left: Dataset, found: Verification) -> Bool[np.ndarray, "M"]:
 
 
 def _runs(vault: Dataset, pieces: Pieces, faults: Iterable[Fault]) -> Iterator[Pieces]:
-    """Divide pieces so that no damage lies between those that are read together."""
-    touched = np.zeros(vault.rows, bool)
+    """Divide pieces into groups without damage between them; a group is read at once."""
+    damaged = np.zeros(vault.rows, bool)
     for fault in faults:
-        touched[slice(*(fault.rows or (0, vault.rows)))] = True
+        damaged[slice(*(fault.rows or (0, vault.rows)))] = True
     row = vault.episodes.row[pieces.episode]
-    near = touched[row[1:]] | touched[row[:-1]]
+    near = damaged[row[1:]] | damaged[row[:-1]]
     apart = (np.diff(row) > 0) | (pieces.start[1:] != pieces.stop[:-1])
     edges = np.flatnonzero(near & apart) + 1
     columns = (np.split(column, edges) for column in pieces)

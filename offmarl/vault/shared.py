@@ -1,9 +1,9 @@
-"""Several processes that append to one vault at once.
+"""Lets several processes append to one vault at once.
 
-Each gathers whole episodes in memory, and takes the vault's lock for the milliseconds of a commit:
-it reads where the vault ends, appends there, and releases the lock. So at all times the vault is as
-one writer would have written it: no gaps between the writers' episodes, nothing half written, and
-nothing to clean up after a writer that died.
+Each process gathers whole episodes in memory. It takes the vault's lock only for a commit, a few
+milliseconds: it reads where the vault ends, appends there, and releases the lock. The vault is
+therefore always as a single writer would have left it: without gaps, without incomplete episodes,
+and with nothing to clean up after a process that died.
 """
 
 import os
@@ -29,9 +29,9 @@ class _Waiting(NamedTuple):
 
 
 class SharedWriter:
-    """One of several writers of a vault; made by `join`, closed as a context manager.
+    """One of several writers of a vault, a context manager; `join` returns one.
 
-    Any thread may use it, but only one at a time.
+    Any thread may use it, but only one thread at a time.
     """
 
     def __init__(self, vault: Dataset, run: str, gather: int | None, timeout: float):
@@ -58,7 +58,7 @@ class SharedWriter:
         return self._schema.rows
 
     def chunks(self) -> int:
-        """Return how many records of this run are committed."""
+        """Return the number of committed records of this run."""
         return self._committed
 
     def append(
@@ -69,10 +69,11 @@ class SharedWriter:
         chunk: int | None = None,
         cut: Cut = False,
     ) -> None:
-        """Add whole episodes; all is copied before the call returns.
+        """Add whole episodes. The arrays are copied before the call returns.
 
-        They are durable after `flush`, which an append that makes enough of them calls. Where that
-        fails they stay in memory, and the next one tries again: they must not be appended twice.
+        They are durable after `flush`, which `append` calls when enough steps are gathered. If the
+        commit fails, the steps stay in memory, and the next call tries again: do not append them
+        twice.
 
         Parameters
         ----------
@@ -80,17 +81,19 @@ class SharedWriter:
             Arrays ``(rows, T, ...)``; an episode ends at the last step of every row. A single
             episode is ``(1, T, ...)``, in a vault of one row.
         finals
-            The views that the episodes ended with.
+            The final views of the episodes.
         chunk
-            Which of the run's records this is, counted from 0; by default the next. One that is
-            there already is skipped.
+            Number of this record in the run, from 0; by default the next. A record that exists
+            already is skipped.
         cut
-            Where the recording, not the environment, ended an episode, as in `Writer.append`.
+            Marks episodes that the recording, and not the environment, ended, as in
+            `Writer.append`.
 
         Raises
         ------
         ShapeError
-            It does not fit the vault, contradicts itself, or an episode is unfinished at the end.
+            The arrays do not fit the vault or contradict one another, or an episode is unfinished
+            at the end.
         InvalidValueError
             A value is invalid, as in `Writer.append`.
         VaultLockedError
@@ -108,7 +111,7 @@ class SharedWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Commit everything: when this returns, all that was appended is durable."""
+        """Commit everything. When this returns, all appended steps are durable."""
         self._check_open()
         if not self._waiting:
             return
@@ -126,7 +129,7 @@ class SharedWriter:
         self._waiting, self._steps = [], 0
 
     def close(self) -> None:
-        """Flush, and take no more steps. Idempotent."""
+        """Flush, and refuse further steps. Idempotent."""
         if not self._closed:
             self.flush()
             self._closed = True
@@ -138,7 +141,7 @@ class SharedWriter:
         self.close()
 
     def _check(self, transition: Transition, finals: FinalObservations | None, cut: Cut) -> None:
-        """Find now what is wrong with a record, not when others wait for it."""
+        """Check a record when it is appended, before the lock is taken."""
         arrays = encoding.fit(transition, self._schema)
         values.check(arrays, self.spec, finals)
         arrays = values.cast(arrays, self._schema.leaves)
@@ -147,20 +150,21 @@ class SharedWriter:
         if found.running["length"].any():
             raise ShapeError(
                 f"several writers append whole episodes to {self.path}: `last` must be true at the "
-                "last step of every row. Where an episode must be cut there, set `truncated`, give "
-                "its final view, and say `cut`."
+                "last step of every row. To cut an episode off there, set `truncated`, and give "
+                "its final view and `cut`."
             )
 
     def _check_alone(self, chunks: int) -> None:
-        """Raise where another writer took the name of this run.
+        """Raise `VaultError` if another writer uses the name of this run.
 
-        A commit that failed may still have reached the disk: then more records may exist.
+        A commit that failed may still have reached the disk, so there may be more records than
+        this writer knows of.
         """
         most = self._committed + (len(self._waiting) if self._unsure else 0)
         if not self._committed <= chunks <= most:
             raise VaultConflictError(
-                f"{self.path} has {chunks} records of run {self.run!r}, and this writer made "
-                f"{self._committed} of them: give every writer a name of its own."
+                f"{self.path} has {chunks} records of run {self.run!r}, of which this writer "
+                f"committed {self._committed}: give each writer a run name of its own."
             )
 
     def _check_open(self) -> None:
@@ -182,10 +186,10 @@ def join(
     path
         A vault on this machine, which `create` made.
     run
-        The name that the vault knows this writer's records by; no two writers have the same. One
-        that takes up the work of another that died has its name, and skips what it did.
+        Name of this writer's records; each writer needs a name of its own. To take over from a
+        writer that died, use its name: records that the vault already has are skipped.
     gather
-        Steps of a row to gather before they are committed, about a chunk by default.
+        Steps of a row to gather before each commit; about a chunk by default.
     timeout
         Seconds to wait for the lock.
 
@@ -194,12 +198,12 @@ def join(
     VaultFormatError
         It was not written by offmarl, or is damaged.
     VaultError
-        It lies in an archive or in an object store, where nothing can be locked.
+        It is in an archive or an object store, which have no locks.
     """
     if not place_of(path).can_lock:
         raise VaultError(
-            f"{path} cannot have several writers: only a directory of this machine can be locked. "
-            "Write a vault each, and put them together with `offmarl cat`."
+            f"{path} cannot have several writers: only a directory on this machine can be locked. "
+            "Write one vault per process, and join them with `offmarl cat`."
         )
     return SharedWriter(Dataset(store_of(locate(path))), run, gather, timeout)
 

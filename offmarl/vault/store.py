@@ -1,6 +1,6 @@
-"""The store of a vault: keys and values that commits replace all at once.
+"""The store of a vault: keys and values that each commit replaces atomically.
 
-`Store.open` parses a path once. The store is then handed to everything that reads, writes, checks
+`Store.open` parses a path once. The store is then passed to everything that reads, writes, checks
 or repairs the vault.
 """
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @runtime_checkable
 class Pending(Protocol):
-    """A commit under way."""
+    """A commit in progress."""
 
     def result(self) -> Any:
         """Wait until everything is durable; raises if nothing was written."""
@@ -60,7 +60,7 @@ class Store(ABC):
         Raises
         ------
         VaultError
-            The path is a URL of an unknown scheme, or no path at all.
+            The path is a URL of an unknown scheme, or is not a valid path.
         """
         return store_of(driver_of(path))
 
@@ -126,21 +126,21 @@ class Store(ABC):
         return values
 
     def drop_pages(self) -> None:
-        """Ask the system not to cache what has been written since the last call."""
+        """Ask the system to drop data written since the last call from its cache."""
         return
 
     def attempt(self, read: Callable[[], T]) -> T:
-        """Return what ``read`` does, with errors of offmarl.
+        """Call ``read`` and return its result; convert errors of TensorStore to `VaultError`.
 
-        It is called again if a compaction removed files between two reads: the new files hold the
-        same data.
+        ``read`` is called again if a compaction removed files between two reads, because the new
+        files hold the same data.
         """
         try:
             return read()
         except (ValueError, OSError) as error:
             if not isinstance(error, ValueError) or "NOT_FOUND" not in str(error):
                 raise vault_error(error, self.path) from error
-        # Not inside `except`, which would keep what was read the first time in memory.
+        # Outside `except`, because the exception keeps the result of the first call in memory.
         with errors_of(self.path):
             return read()
 
@@ -204,8 +204,8 @@ class OcdbtStore(Store):
         self, writes: Mapping[str, bytes | bytearray], fence: Mapping[str, bytes]
     ) -> "ts.Future[None]":
         """Start to write all values or none."""
-        # TensorStore overwrites a manifest that a killed process began without truncating it: if
-        # that one was longer, its rest would follow the new manifest.
+        # TensorStore overwrites the unfinished manifest of a killed process without truncating it.
+        # If that was longer, its rest would follow the new manifest.
         self.driver.clear_unfinished(UNFINISHED)
         transaction = ts.Transaction(atomic=True, repeatable_read=True)
         inside = self._kv.with_transaction(transaction)
@@ -217,15 +217,15 @@ class OcdbtStore(Store):
         sealed = cast("Mapping[str, bytes]", seal(writes))
         pending = [inside.write(key, value) for key, value in sealed.items()]
         done = transaction.commit_async()
-        # A dropped future is a dropped write: they live as long as the commit does.
+        # Dropping a future cancels its write, so the futures are kept until the commit is done.
         done.add_done_callback(lambda _: pending.clear())
         return done
 
     def drop_pages(self) -> None:
-        """Ask the kernel not to keep in memory what has been written since the last call.
+        """Ask the kernel to drop data written since the last call from the page cache.
 
-        A recording outgrows the page cache and evicts the pages of other programs; on virtual
-        machines a new page costs more than writing it.
+        A long recording would fill the page cache and evict the pages of other programs. On virtual
+        machines, allocating a new page costs more than writing it.
         """
         if not (hasattr(os, "posix_fadvise") and self.driver.can_map):
             return
@@ -274,8 +274,8 @@ class KeyValueStore(Store):
         Raises
         ------
         VaultFormatError
-            Its description is missing or damaged, or says that chunks are stored in a way that
-            cannot be read; see `Grid.of`.
+            Its description is missing or damaged, or its chunks are stored in an unsupported way;
+            see `Grid.of`.
         """
         document = self.get_json(f"{prefix}.zarray")
         if document is None:

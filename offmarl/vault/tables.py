@@ -1,8 +1,8 @@
 """The episode table: the position, the return and the end of each episode.
 
-Episodes follow one another on the time axis of each row. A table is a structured array with
-one record an episode; the episodes still running are a table too, one record a row, so that a
-block of steps can be scanned without looking at the ones before it.
+Episodes follow one another on the time axis of each row. A table is a structured array with one
+record for each episode. A second table has one record for each row, its unfinished episode, so that
+a block of steps can be scanned without the steps before it.
 """
 
 from typing import Any, NamedTuple
@@ -14,11 +14,11 @@ from offmarl.errors import OptionError, ShapeError
 
 OPEN, TERMINATED, TRUNCATED, CUT = range(4)
 CAUSES = np.array(["open", "terminated", "truncated", "cut"])
-"""How an episode ended: it did not (as far as the data goes), in itself, by a limit of the
-environment, or because the recording ended it on purpose."""
+"""How an episode ended: "open", not before the end of the data; "terminated" or "truncated" by the
+environment; "cut" by the recording."""
 
 Table = np.ndarray
-"""A structured array of `dtype`."""
+"""A structured array of `dtype`, ``(M,)``."""
 
 
 class Episodes(NamedTuple):
@@ -27,7 +27,7 @@ class Episodes(NamedTuple):
     An episode is complete if the environment ended it, by termination or by a limit of its own. An
     episode that the recording cut off, or that is unfinished at the end of the data, is incomplete,
     and its return is partial. Mean returns, percentiles and distributions use `complete_returns`;
-    report `incomplete` next to them.
+    report the number of `incomplete` ones with them.
     """
 
     row: Int[np.ndarray, "M"]
@@ -39,7 +39,7 @@ class Episodes(NamedTuple):
     """Undiscounted sum of each agent's rewards."""
     terminated: Bool[np.ndarray, "M"]
     truncated: Bool[np.ndarray, "M"]
-    """Cut off from outside for at least one agent; never true together with ``terminated``."""
+    """Truncated for at least one agent; never true together with ``terminated``."""
     cause: np.ndarray[Any, np.dtype[np.str_]]
     """One of `CAUSES` each."""
     policy_id: Int[np.ndarray, "M"]
@@ -114,7 +114,7 @@ def dtype(num_agents: int) -> np.dtype[Any]:
 
 
 def none_running(rows: int, num_agents: int, start: int = 0) -> Table:
-    """Return the running table of rows whose next step, at ``start``, begins an episode."""
+    """Return the table of unfinished episodes for rows whose next step, ``start``, begins one."""
     table = np.zeros(rows, dtype(num_agents))
     table["row"] = np.arange(rows)
     table["start"] = start
@@ -125,22 +125,23 @@ def none_running(rows: int, num_agents: int, start: int = 0) -> Table:
 def scan(running: Table, begin: int, signals: Signals) -> tuple[Table, Table]:
     """Divide a block of steps into episodes that end in it and episodes that continue.
 
-    Sums run in the order of time, so returns are the same bits however the steps are split into
+    Rewards are added in the order of time, so returns have the same bits for any division into
     blocks.
 
     Parameters
     ----------
     running
-        The episodes running before the block, one a row.
+        The unfinished episode of each row before the block.
     begin
-        The block's place on the time axis.
+        Index of the block's first step on the time axis.
     signals
-        Its steps.
+        The steps of the block.
 
     Returns
     -------
     ended, running
-        The episodes that ended, by row and start, without their final views; and those that run on.
+        The episodes that ended, by row and start, without their final views; and the unfinished
+        episode of each row after the block.
     """
     reward, last = signals.reward, signals.last
     rows, _, num_agents = reward.shape
@@ -192,11 +193,13 @@ def attach_finals(
     Parameters
     ----------
     ended
-        As `scan` returned them for the block at ``begin``.
+        The episodes that `scan` returned for the block at ``begin``.
+    begin
+        Index of the block's first step on the time axis.
     row, time
-        Where the episode of each final view ended; time counts from ``begin``.
+        Row and step of the end of each final view's episode; ``time`` counts from ``begin``.
     first
-        The number of the first of these final views in the vault.
+        Number of the first of these final views in the vault.
 
     Raises
     ------
@@ -209,8 +212,9 @@ def attach_finals(
     for number, end in enumerate(zip(row.tolist(), time.tolist(), strict=True), first):
         if end not in episode_of:
             raise ShapeError(
-                "final views are given one for each step whose `last` is true, and there is none "
-                f"(or another view already) for row {end[0]}, step {end[1]} of this chunk."
+                f"a final view was given for row {end[0]}, step {end[1]} of this chunk, where no "
+                "episode ends or which has a final view already: give at most one for each step "
+                "whose `last` is true."
             )
         ended["final"][episode_of.pop(end)] = number
     return ended
@@ -240,10 +244,12 @@ def hold_out(
 
     Parameters
     ----------
-    count, fraction
-        How many episodes there are, and the part of them to hold out.
+    count
+        Number of episodes.
+    fraction
+        Fraction of them to hold out.
     path
-        For messages.
+        The vault's path, for the error.
     """
     kept = min(round((1 - fraction) * count), count - 1) if 0 < fraction < 1 else 0
     if kept < 1:

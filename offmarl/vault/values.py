@@ -1,7 +1,7 @@
-"""Values that no environment and no policy can produce.
+"""Finds invalid values, which no environment and no policy can produce.
 
-One NaN in a reward makes a return NaN, and one in an observation that a loss masks out makes its
-gradient NaN all the same. So every value is checked, those of dead agents too.
+A NaN in a reward makes the return NaN. A NaN in an observation makes the gradient NaN, even where
+the loss is masked. Every value is therefore checked, including those of dead agents.
 """
 
 import warnings
@@ -17,24 +17,24 @@ from offmarl.vault.compat import MEANINGS
 from offmarl.vault.layout import POLICY_IDS, NumpyArray
 
 OnInvalid = Literal["raise", "keep"]
-"""What to do with invalid values: refuse them, or keep them with a warning and a quirk."""
+"""How to treat invalid values: refuse them, or keep them with a warning and a quirk."""
 
 _TOLERANCE = 1e-5
-"""By how much rounding may take an action or a log-probability past its bound."""
+"""Amount by which an action or a log-probability may exceed its bound, for rounding."""
 
 _Wrong = NumpyArray | None
-"""A mask of the invalid values; None if there are none."""
+"""Mask of the invalid values; None if all are valid."""
 
 
 class RecordPosition(NamedTuple):
-    """The position of the first of some steps, for messages: "row 0, step 5 of the vault"."""
+    """Where the first of some steps is, for messages such as "row 0, step 5 of the vault"."""
 
     step: int = 0
     of: str = "of the record"
 
 
 IN_RECORD = RecordPosition()
-"""Steps are counted from the first of the record."""
+"""The first step of a record."""
 
 
 class Invalid(NamedTuple):
@@ -43,14 +43,14 @@ class Invalid(NamedTuple):
     quirk: str
     """One of `offmarl.vault.compat.MEANINGS`."""
     message: str
-    """The first of them: which value, of which step, row and agent, and what it must be."""
+    """Names the first one: the value, its step, row and agent, and the valid values."""
 
 
 class _Rule(NamedTuple):
     what: str
-    """What a value is called."""
+    """Name of a value in messages."""
     must: str
-    """What it must be."""
+    """Valid values, in words."""
     quirk: str
     wrong: Callable[[NumpyArray], _Wrong]
     """Finds the invalid values."""
@@ -69,21 +69,21 @@ def check(
     Parameters
     ----------
     arrays
-        Disk name to ``(rows, T, ...)``; any of those that a vault has.
+        Arrays ``(rows, T, ...)`` by disk name: some or all of a vault's.
     spec
         The environment's sizes.
     finals
-        The views that episodes ended with.
+        The final views of episodes.
     place
-        Where the first step is; the steps of final views count from it.
+        Position of the first step, for messages; the steps of final views count from it.
 
     Raises
     ------
     InvalidValueError
         An observation, a state or a reward is NaN or infinite, or too large for float32; an action
         is outside the action space; a mask is neither 0 nor 1; a log-probability is infinite, or
-        above 0 where actions are discrete; a policy id is below -1. The message names the first of
-        them.
+        above 0 where actions are discrete; a policy id is below -1. The message names the first
+        invalid value.
     """
     for found in find(arrays, spec, finals, place):
         raise InvalidValueError(f"{found.message} Nothing of the record was appended.")
@@ -116,14 +116,14 @@ def _find_in_finals(
 
 
 def warn(found: Iterable[Invalid], known: Iterable[str]) -> list[str]:
-    """Warn of invalid values that are kept, once for each new quirk; return the new quirks."""
+    """Warn about invalid values that are kept, once for each new quirk; return the new quirks."""
     fresh: dict[str, str] = {}
     for one in found:
         if one.quirk not in known:
             fresh.setdefault(one.quirk, one.message)
     for quirk, message in fresh.items():
         warnings.warn(
-            f"{message} It is kept, and the new vault notes: {MEANINGS[quirk]}.",
+            f"{message} It is kept, and the new vault records the quirk: {MEANINGS[quirk]}.",
             stacklevel=5,
         )
     return list(fresh)
@@ -225,7 +225,10 @@ def _message(
     place: RecordPosition,
     finals: Sequence[tuple[int, int]] | None = None,
 ) -> str:
-    """Say which value is wrong; ``finals`` are the rows and steps of final views ``(M, ...)``."""
+    """Describe the first invalid value.
+
+    ``finals`` has the rows and steps of final views ``(M, ...)``; None for arrays of steps.
+    """
     at = np.argwhere(wrong)[0].tolist()
     value = values[tuple(at)].item()
     (row, step), rest = (finals[at[0]], at[1:]) if finals else (at[:2], at[2:])
@@ -266,8 +269,8 @@ def _cast(name: str, array: NumpyArray, dtype: np.dtype[Any]) -> NumpyArray:
         low, high, bounds = int(array.min()), int(array.max()), np.iinfo(dtype)
         if low < bounds.min or high > bounds.max:
             raise InvalidValueError(
-                f"{name} has values from {low} to {high}, and the vault keeps them as {dtype}: "
-                "nothing of the record was appended."
+                f"{name} has values from {low} to {high}, which do not fit into the vault's "
+                f"{dtype}: nothing of the record was appended."
             )
     with np.errstate(all="ignore"):
         return array.astype(dtype)

@@ -1,9 +1,9 @@
-"""Verifying vaults: finding damage, and where it is.
+"""Verifies vaults: finds damage, and the arrays, steps and episodes that it affects.
 
-The checks rest on these checksums. OCDBT has CRC32C of its manifest and its nodes, and so of keys
-and short values. Vaults of offmarl have CRC32C of the chunks of ``raw`` vaults and of offmarl's
-keys; their zstd frames have a checksum of the content. ``metadata.json`` and the ``.zarray``
-documents are compared with the schema.
+OCDBT has a CRC32C for its manifest and for each node, which protects keys and short values. Vaults
+of offmarl have a CRC32C for each of offmarl's keys. Their chunks are protected by a CRC32C ("raw")
+or by the checksum in each zstd frame. ``metadata.json`` and the ``.zarray`` documents are compared
+with the schema.
 """
 
 import json
@@ -39,7 +39,7 @@ from offmarl.vault.open import locate, place_of
 from offmarl.vault.store import Store, store_of
 
 _MAX_FAULTS = 1000
-"""Of one kind: a forged index could say that a chunk is missing billions of times."""
+"""Maximum faults of one kind; a forged index could make billions of chunks missing."""
 _WITHOUT_CHECKSUM = (None, "blosc", "zstd")
 """Codecs whose output holds no checksum, or none as TensorStore writes it; None: uncompressed."""
 
@@ -62,7 +62,7 @@ class Verification(NamedTuple):
     unchecked: tuple[str, ...]
     """Data without checksums, where damage may go unnoticed."""
     skipped: tuple[str, ...] = ()
-    """What only ``deep`` checks."""
+    """Descriptions of what only ``deep`` checks."""
     other_layout: str = ""
     """Why the arrays are not multi-agent experience, if they are not."""
 
@@ -106,7 +106,7 @@ def find(path: str | os.PathLike[str]) -> Driver:
         below = (place for place in given.iterdir() if not place.is_symlink())
         near = [place for place in (given, *below) if _was_vault(place)]
         if given in near:
-            return driver_of(given)  # a killed rebuild leaves what looks like a vault below it
+            return driver_of(given)  # ignore what a killed rebuild left below it
         if len(near) != 1:
             raise
         return driver_of(near[0])
@@ -157,7 +157,7 @@ def examine(store: Store, *, deep: bool, progress: Progress = quiet) -> Verifica
 
 @dataclass
 class _Found:
-    """The findings so far."""
+    """Collects the result of a verification."""
 
     faults: list[Fault]
     unchecked: list[str] = field(default_factory=list)
@@ -167,7 +167,7 @@ class _Found:
 
 
 class _Layers(NamedTuple):
-    """The description that a vault holds: its arrays, their length, and offmarl's keys."""
+    """A vault's description: its arrays, their length, and offmarl's keys."""
 
     grids: list[Grid]
     length: int
@@ -200,7 +200,7 @@ def own_grids(schema: Schema) -> list[Grid]:
 
 
 def _check_documents(contents: Contents, schema: Schema, faults: list[Fault]) -> None:
-    """Note the ``.zarray`` documents that contradict the schema."""
+    """Append a fault for each ``.zarray`` document that contradicts the schema."""
     for key, expected in zarrays(schema).items():
         with noting(faults, key):
             if contents.get_json(key) != json.loads(expected):
@@ -238,7 +238,7 @@ def _other_layout(metadata: Mapping[str, Any]) -> str:
 def foreign_grids(
     contents: Contents, metadata: Mapping[str, Any], faults: list[Fault]
 ) -> list[Grid]:
-    """Return the arrays of another program's vault, and note those that cannot be read."""
+    """Return the arrays of another program's vault, and append faults of the unreadable ones."""
     leaves, rows = parse_metadata(metadata)
     grids = []
     for name, leaf in leaves.items():
@@ -288,7 +288,7 @@ def _check_content(
 
 
 def _told(fault: Fault, own: Parts | None) -> Fault:
-    """Name the episodes that a fault hits, if the vault has an episode table."""
+    """Add the episodes that a fault affects, if the vault has an episode table."""
     table = own.table if own else None
     if table is None or not own or own.length > own.own_length:
         return fault
@@ -302,7 +302,7 @@ def _skipped(contents: Contents, layers: _Layers, found: _Found) -> tuple[str, .
     sizes = (stored_bytes(contents, grid, layers.length) for grid in layers.grids)
     content = f"the content of {found.chunks} chunks ({sum(sizes)} bytes)"
     return (
-        (content, "whether the episode table is what the steps say") if layers.parts else (content,)
+        (content, "whether the episode table agrees with the steps") if layers.parts else (content,)
     )
 
 
@@ -316,7 +316,7 @@ def check_parts(parts: Parts) -> None:
         f"the vault has {head.length} steps a row, and its index was set back to {stock_length}.",
     )
     if table is None:
-        raise VaultFormatError(f"of {head.episodes} episodes some are not in the episode table.")
+        raise VaultFormatError(f"some of {head.episodes} episodes are not in the episode table.")
     _check_contiguous(table, head.length, parts.schema.rows)
     finals = table["final"][table["final"] >= 0]
     expect(
@@ -337,7 +337,7 @@ def _check_contiguous(table: tables.Table, length: int, rows: int) -> None:
         and (table["start"] == before).all()
         and (ends[last] == length).all()
         and table["row"][first].tolist() == list(range(rows if length else 0)),
-        "the episodes of the episode table do not stand one after the other to the vault's end.",
+        "the episodes of the episode table have gaps or overlaps, or stop before the vault's end.",
     )
 
 
@@ -364,7 +364,7 @@ def _unprotected(contents: Contents, own: Parts) -> list[str]:
     notes = []
     version = contents.get_json(layout.SCHEMA_KEY).get("version")
     if contents.unsealed and version == 1:
-        notes.append("our own keys: version 1 kept no checksums of them.")
+        notes.append("offmarl's keys: version 1 kept no checksums of them.")
     elif contents.unsealed:
         raise VaultFormatError(f"{', '.join(sorted(contents.unsealed))} have no checksum.")
     if own.length > own.own_length:
@@ -376,9 +376,9 @@ def _unprotected(contents: Contents, own: Parts) -> list[str]:
 
 
 _Reads = list[tuple[Chunk, int, Callable[[], bytes]]]
-"""Chunks of one stretch of time, their place among all of it, and their values to come."""
+"""Chunks of one interval of time, each with its number and a function that returns its bytes."""
 Checked = tuple[Fault | None, int]
-"""What is wrong with a chunk, if anything, and the bytes read."""
+"""A chunk's fault, or None, and the number of bytes read."""
 
 
 def misplaced(contents: Contents, grid: Grid, chunk: Chunk) -> str:
@@ -388,7 +388,7 @@ def misplaced(contents: Contents, grid: Grid, chunk: Chunk) -> str:
     size = contents.size(chunk.key)
     if grid.compressor is None and size != grid.chunk_bytes:
         return f"it has {size} bytes instead of {grid.chunk_bytes}"
-    return "its data file is not there, or cut off" if contents.is_cut_off(chunk.key) else ""
+    return "its data file is missing or truncated" if contents.is_cut_off(chunk.key) else ""
 
 
 def placed_length(contents: Contents, grids: Iterable[Grid], length: int) -> int:
@@ -419,7 +419,7 @@ def decoded(
         try:
             array = store.array(layout.prefix_of(grid.name))
         except VaultError:
-            continue  # the fault of its description was noted already
+            continue  # its description has a fault already
 
         def read(chunk: Chunk, array: NumpyArray = array) -> Callable[[], NumpyArray]:
             return array[slice(*chunk.rows), slice(*chunk.steps)].read().result

@@ -2,8 +2,9 @@
 
 Steps are gathered into whole chunks. A commit writes finished chunks, the episode table and the new
 length in one atomic transaction, while further steps are gathered. The length covers only whole
-records: a finished chunk may hold the beginning of a record whose end is still in memory, and these
-steps are not counted yet. So if a process dies, the vault holds a prefix of the appended records.
+records. A finished chunk may hold the beginning of a record whose end is still in memory; these
+steps are not counted yet. If a process dies, the vault therefore holds the first records that were
+appended, each whole.
 """
 
 import os
@@ -28,26 +29,26 @@ from offmarl.vault.store import Pending, Store, store_of
 from offmarl.vault.values import OnInvalid, RecordPosition
 
 _COMMIT_BYTES = 2**27
-"""Full chunks that wait for a commit: with fewer, the disk would do little but sync."""
+"""Size of the full chunks that start a commit; smaller commits would spend their time on syncs."""
 _COMMIT_SECONDS = 5.0
-"""For how long full chunks wait at most, so that a slow recording that is killed loses little."""
+"""Maximum time that full chunks wait for a commit; limits what a killed recording loses."""
 
 
 class _Commit(NamedTuple):
-    """A commit that the disk may still be working on."""
+    """A commit that may not have finished."""
 
     done: Pending
     records: list[Record]
     staged: dict[str, Value]
     through: int
-    """Steps of each row that are in full chunks with it."""
+    """Steps of each row in full chunks after this commit."""
     annotated: bool
 
 
 class Writer:
-    """The one writer of a vault; made by `create` and `resume`, closed as a context manager.
+    """The only writer of a vault, a context manager; `create` and `resume` return one.
 
-    Any thread may use it, inside a running event loop too, but only one at a time.
+    Any thread may use it, also inside a running event loop, but only one thread at a time.
     """
 
     def __init__(self, store: Store, lock: WriterLock, on_invalid: OnInvalid = "raise"):
@@ -112,15 +113,16 @@ class Writer:
         transition
             Arrays ``(rows, T, ...)``, any T.
         finals
-            The final views of episodes that end here. Without one, the view after an episode's last
-            step is unknown.
-        run, chunk
-            The name of the run that appends, and the number of the record, from 0; by default the
-            next. A record that exists already is skipped, so a command can be run again. An episode
-            never spans two runs.
+            The final views of episodes that end in these steps. If an episode has none, the view
+            after its last step is unknown.
+        run
+            Name of the run that appends. An episode never spans two runs.
+        chunk
+            Number of the record in the run, from 0; by default the next. A record that exists
+            already is skipped, so that a program can be run again.
         cut
-            Where the recording, not the environment, ended an episode: at the last step, as one
-            flag or one a row, or at any step ``(rows, T)``.
+            Marks episodes that the recording, and not the environment, ended: a flag for the last
+            step, one for all rows or ``(rows,)``, or flags for all steps ``(rows, T)``.
 
         Raises
         ------
@@ -158,15 +160,15 @@ class Writer:
         self._annotated = True
 
     def flush(self) -> None:
-        """Commit everything: when this returns, all that was appended is durable."""
+        """Commit everything. When this returns, all appended steps are durable."""
         self._check_open()
-        self._settle()
+        self._await_commit()
         if self._pending or self._annotated:
             self._commit(tail=True)
-            self._settle()
+            self._await_commit()
 
     def drop_pages(self) -> None:
-        """Ask the system not to cache what has been written: for recordings, read much later."""
+        """Ask the system to drop what was written from its cache, for data that is read later."""
         self.store.drop_pages()
 
     def close(self) -> None:
@@ -175,8 +177,8 @@ class Writer:
         Raises
         ------
         VaultFullError
-            The disk has no room: the writer stays open, with the steps in memory. Make room and
-            close it again, or `release` it to give them up.
+            The disk is full: the writer stays open and keeps the steps in memory. Free some space
+            and close it again, or call `release` to discard them.
         VaultError
             The commit failed for another reason; the writer is closed.
         """
@@ -192,16 +194,16 @@ class Writer:
         self.release()
 
     def release(self) -> None:
-        """Release the lock without flushing; steps that are not flushed are lost."""
+        """Release the lock without flushing; steps that were not flushed are lost."""
         self._closed = True
         if self._under_way is not None:
-            self._under_way.done.exception()  # waits: no other writer may start before
+            self._under_way.done.exception()  # waits, since no other writer may start before
         self._lock.release()
 
     def __reduce__(self) -> NoReturn:
         """Refuse pickling: another process does not hold the lock."""
         raise VaultError(
-            f"the writer of {self.path} cannot be sent elsewhere: have each process join the vault."
+            f"the writer of {self.path} cannot be pickled: call offmarl.vault.join in each process."
         )
 
     def __enter__(self) -> "Writer":
@@ -271,11 +273,11 @@ class Writer:
         self._on_invalid = on_invalid
 
     def _commit(self, tail: bool = False) -> None:
-        """Start to write full chunks, and the tables up to the last whole record in them.
+        """Start a commit of the full chunks, and of the tables up to their last whole record.
 
-        With ``tail``, also the unfinished chunk and so every record.
+        With ``tail``, the commit also has the unfinished chunk, and so every record.
         """
-        self._settle()
+        self._await_commit()
         through = self._buffer.length if tail else self._buffer.through
         ready = [record for record in self._pending if record.head.length <= through]
         staged = self._buffer.staged
@@ -289,8 +291,8 @@ class Writer:
         self._annotated = False
         self._committed_at = time.monotonic()
 
-    def _settle(self) -> None:
-        """Wait for the commit under way, if there is one, and record its outcome."""
+    def _await_commit(self) -> None:
+        """Wait for the commit in progress, if there is one, and record its outcome."""
         if self._under_way is None:
             return
         commit = self._under_way
@@ -324,15 +326,15 @@ class Writer:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise VaultError(f"the writer of {self.path} is closed: resume the vault to go on.")
+            raise VaultError(f"the writer of {self.path} is closed: resume the vault to continue.")
 
 
 def manifest_of(vault: Dataset) -> Manifest:
     """Return the manifest of a vault; `VaultFormatError` if offmarl did not write it."""
     if vault.manifest is None:
         raise VaultFormatError(
-            f"{vault.path} was not written by offmarl, so nothing can be appended to it: copy its "
-            "data to a vault of offmarl first."
+            f"{vault.path} was not written by offmarl, so nothing can be appended to it: make a "
+            "vault of it with `offmarl cat` first."
         )
     return vault.manifest
 

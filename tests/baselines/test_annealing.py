@@ -1,4 +1,4 @@
-"""BC's step size, which falls to zero over the run unless it is told not to."""
+"""BC's step size, which by default decreases to zero over the run."""
 
 from pathlib import Path
 

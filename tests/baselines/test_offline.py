@@ -1,4 +1,4 @@
-"""What the offline baselines learn, from data whose best policy is known."""
+"""Offline baselines learn the best policy from data where it is known."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What one update of each baseline learns from, and what it must not look at."""
+"""One update of each baseline: what it learns from, and what it must ignore."""
 
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ def update(program: Any, state: Any, batch: Sequence, hyper: Any) -> tuple[Any, 
 
 def test_qmix_cql_by_hand() -> None:
     program, hyper = make("qmix_cql", gamma=0.5, cql_samples=3, mixer_embed=1)
-    state = program.init(jax.random.key(0), hyper)
+    state = jax.jit(program.init)(jax.random.key(0), hyper)
     online, target = state.params, state.params
     state = state._replace(
         params=online._replace(
@@ -110,7 +110,7 @@ def test_maicq_by_hand() -> None:
         policy_temperature=13 / 6 / np.log(3),
         mixer_embed=1,
     )
-    state = program.init(jax.random.key(0), hyper)
+    state = jax.jit(program.init)(jax.random.key(0), hyper)
     state = state._replace(
         actor=jax.tree.map(jnp.zeros_like, state.actor),
         critic=state.critic._replace(
@@ -140,7 +140,7 @@ def test_maicq_by_hand() -> None:
 
 def test_bc_by_hand() -> None:
     program, hyper = make("bc")
-    state = program.init(jax.random.key(0), hyper)
+    state = jax.jit(program.init)(jax.random.key(0), hyper)
     state = state._replace(params=values_of(state.params, np.log([1.0, 2.0, 5.0]).tolist()))
     batch = sequence(
         [[[0, 2], [1, 1]], [[2, 0], [0, 0]]],
@@ -194,7 +194,7 @@ def test_nothing_is_learnt_from_padding_nor_from_the_dead(name: str) -> None:
         )
 
     program, hyper = make(name)
-    state = program.init(jax.random.key(0), hyper)
+    state = jax.jit(program.init)(jax.random.key(0), hyper)
     step = jax.jit(program.stages[0].update)
     wanted = step(state, batch(0), jax.random.key(1), hyper)
     for seed in (1, 2):
@@ -206,7 +206,7 @@ def test_nothing_is_learnt_from_padding_nor_from_the_dead(name: str) -> None:
 
 def test_iql_cql_by_hand() -> None:
     program, hyper = make("iql_cql", gamma=0.5, cql_weight=2.0)
-    state = program.init(jax.random.key(0), hyper)
+    state = jax.jit(program.init)(jax.random.key(0), hyper)
     state = state._replace(
         params=values_of(state.params, [1.0, 2.0, 4.0]),
         target=values_of(state.target, [1.0, 3.0, 2.0]),
@@ -233,7 +233,7 @@ def test_iql_cql_by_hand() -> None:
 
 def test_qmix_bcq_by_hand() -> None:
     program, hyper = make("qmix_bcq", gamma=0.5, threshold=0.3, mixer_embed=1)
-    state = program.init(jax.random.key(0), hyper)
+    state = jax.jit(program.init)(jax.random.key(0), hyper)
     online, target = state.params, state.target
     state = state._replace(
         params=online._replace(

@@ -1,4 +1,4 @@
-"""Running the command line, in this process."""
+"""Runs the command line in this process."""
 
 import json
 import sys

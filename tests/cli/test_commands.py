@@ -1,4 +1,4 @@
-"""Help, errors, exit codes, JSON: what all commands share, and those that need no training."""
+"""Help, errors, exit codes and JSON of all commands, and commands that need no training."""
 
 import inspect
 import json

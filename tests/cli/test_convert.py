@@ -1,4 +1,4 @@
-"""``convert`` both ways."""
+"""``convert`` in both directions."""
 
 import importlib
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""The demo, with less of everything."""
+"""The demo, in a smaller version."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The verbs that have to do with the hub."""
+"""``pull``, ``push``, ``cache`` and ``ls --remote``."""
 
 import io
 import subprocess

@@ -53,4 +53,4 @@ def test_an_archive_is_verified_and_left_alone(offmarl, tmp_path):
     for verb in ("repair", "compact"):
         refused = offmarl(verb, "v.zip/v.vlt/a")
         assert refused.code == 1
-        assert "is not a directory of this machine" in refused.err
+        assert "is not a directory on this machine" in refused.err

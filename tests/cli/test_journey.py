@@ -1,4 +1,4 @@
-"""The whole way: record, train, evaluate, compare, and record what was learnt."""
+"""The whole workflow: record, train, evaluate, compare, and record the trained policy."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What `offmarl new` writes works: an environment is recorded and trained on, a baseline trains."""
+"""Files that `offmarl new` writes work: an environment is recorded, a baseline trains."""
 
 import sys
 import warnings

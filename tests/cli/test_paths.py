@@ -1,4 +1,4 @@
-"""Every verb and every library function takes a path however it is written."""
+"""Every command and library function accepts paths in any notation."""
 
 import importlib
 import os
@@ -342,10 +342,10 @@ def test_credentials_reach_the_server_and_no_message():
     ("url", "message"),
     [
         ("s3://me:secret@bucket/x.vlt", "AWS_ACCESS_KEY_ID"),
-        ("S3://me:secret@bucket/x.vlt", "not a place that vaults are kept in"),
-        ("gs://secret@bucket/x.vlt", "which buckets do not take"),
+        ("S3://me:secret@bucket/x.vlt", "has an unsupported scheme"),
+        ("gs://secret@bucket/x.vlt", "which buckets do not accept"),
         ("s3:/me:secret@bucket/x.vlt", "s3://***@bucket/x.vlt has a user name or password"),
-        ("S3:/me:secret@bucket/x.vlt", "not a place that vaults are kept in"),
+        ("S3:/me:secret@bucket/x.vlt", "has an unsupported scheme"),
         ("s3:///me:secret@bucket/x.vlt", "s3://***@bucket/x.vlt has a user name or password"),
         ("s3://me:sec/secret@bucket/x.vlt", "s3://***@bucket/x.vlt has a user name or password"),
         ("http://me:sec/secret@host/x.vlt", r"http://***@host/x.vlt names no server: write / in"),

@@ -1,4 +1,4 @@
-"""``report``: one page for one dataset or several, of any program, whatever is in them."""
+"""``report``: one page for one or several datasets of any program and content."""
 
 import re
 import zipfile

@@ -1,4 +1,4 @@
-"""The mean return of a vault is one number, whoever tells it: that of its complete episodes."""
+"""All commands report the same mean return of a vault, that of its complete episodes."""
 
 import importlib
 import warnings

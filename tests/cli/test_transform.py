@@ -60,7 +60,7 @@ def test_show_tells_the_lineage(offmarl, pair):
     ("arguments", "code", "message"),
     [
         (("cat", "a.vlt", "-o", "a.vlt"), 1, "a.vlt holds poor already"),
-        (("cat", "a.vlt", "-o", "a.vlt/poor"), 1, "something at"),
+        (("cat", "a.vlt", "-o", "a.vlt/poor"), 1, "already exists"),
         (("cat", "no.vlt", "-o", "c.vlt"), 1, "there is no vault at"),
         (("filter", "a.vlt", "retrun > 1", "-o", "c.vlt"), 1, "did you mean return"),
         (("sample", "a.vlt", "-o", "c.vlt"), 2, "give --steps, --episodes or --top"),

@@ -200,7 +200,7 @@ def test_a_link_out_of_the_site_is_refused(tmp_path):
         make._relinked(readme, "index.md", {})
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # .ci/run builds the whole site every time
 def test_the_site_builds_without_warnings_or_broken_links(tmp_path):
     site = make.build(tmp_path, with_extras=False)
     assert len(list(site.rglob("*.html"))) > 100

@@ -1,4 +1,4 @@
-"""The adapters: names, sizes and ends; that they keep the protocol is in `test_conformance`."""
+"""Adapters: names, sizes and ends; `test_conformance` tests the protocol."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Autoreset on an environment made for the purpose."""
+"""Autoreset, on an environment made for the tests."""
 
 import itertools
 from dataclasses import dataclass, field

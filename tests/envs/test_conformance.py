@@ -1,4 +1,4 @@
-"""Every environment that has a name, its maps and layouts, and a few with other options."""
+"""Every named environment, its maps and layouts, and some with other options."""
 
 import re
 
@@ -25,7 +25,6 @@ DAILY = {
     "swarm/search-3",
     "jaxmarl/mpe/simple_spread_v3",
     "jaxmarl/smax/5m_vs_6m",  # sides of unequal size
-    "jaxmarl/smax/smacv2_5_units",  # units of several types, drawn for each episode
     "jumanji/lbf:grid_size=6,fov=3",
 }
 """Slow environments that CI runs every time: one for each code path of the adapters. The others run

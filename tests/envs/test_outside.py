@@ -1,4 +1,4 @@
-"""Environments from outside: registered, of an installed package, of a module, of a file.
+"""Environments of users: registered, of an installed package, of a module, of a file.
 
 Each takes one file of the user's.
 """

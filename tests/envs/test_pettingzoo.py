@@ -1,4 +1,4 @@
-"""Our environments behind PettingZoo's API, and PettingZoo's read as arrays."""
+"""offmarl's environments with PettingZoo's API, and PettingZoo's read as arrays."""
 
 import warnings
 from functools import partial

@@ -1,4 +1,4 @@
-"""The returns that the probes state, by playing all there is to play."""
+"""The returns that the probes state, computed by playing all action sequences."""
 
 import functools
 import itertools

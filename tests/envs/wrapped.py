@@ -1,4 +1,4 @@
-"""What the environments that are wrapped make of a reset and a step, read off without our adapters.
+"""Resets and steps of the wrapped environments, without the adapters.
 
 Written anew from what these packages return, so that it shares no mistake with the adapters.
 """

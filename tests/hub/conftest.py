@@ -1,4 +1,4 @@
-"""A loopback hub with a small published dataset on it, and a catalogue that knows it."""
+"""A loopback hub with a small published dataset, and a catalogue that lists it."""
 
 import io
 import zipfile

@@ -1,4 +1,4 @@
-"""Pull from a loopback hub until killed, saying how many bytes have arrived.
+"""Pull from a loopback hub until killed, and print the number of bytes received.
 
 Usage: killed.py CARDS NAME COUNTER PART
 """

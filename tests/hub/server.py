@@ -1,4 +1,4 @@
-"""A loopback hub that speaks the protocol of huggingface.co, and fails as networks do.
+"""A loopback hub with the protocol of huggingface.co, and faults as networks have.
 
 Metadata and small files come from one port, large files from another, as from a content network:
 the first answers with a redirect to a signed address.

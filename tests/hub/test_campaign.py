@@ -1,4 +1,4 @@
-"""Many pulls, many kills: what the issue promises, counted."""
+"""Many pulls and many kills."""
 
 import hashlib
 import json

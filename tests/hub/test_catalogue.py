@@ -1,4 +1,4 @@
-"""The cards: each as it must be, and together all that OG-MARL hosts."""
+"""The cards: each is valid, and together they list all datasets that OG-MARL hosts."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Fetching in parts: which answers are taken, and what is kept of an earlier attempt."""
+"""Downloads in parts: which answers are accepted, and which data is kept from earlier attempts."""
 
 import threading
 import zlib

@@ -1,4 +1,4 @@
-"""As a new user: pull a zipped vault that stock flashbax wrote, train, compare."""
+"""The workflow of a new user: pull a zipped vault of stock flashbax, train, compare."""
 
 import io
 import zipfile

@@ -1,4 +1,4 @@
-"""What a pushed card says of where its data comes from, and of its licence."""
+"""The origin and the licence on the card of a pushed dataset."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Names of datasets where a vault's path is expected, and pulling what is here without a hub."""
+"""Names of datasets in place of paths, and pulls of local datasets without a hub."""
 
 import io
 import zipfile
@@ -178,7 +178,7 @@ def test_what_is_no_directory_is_not_pushed(hub, tmp_path, place, monkeypatch):
     with zipfile.ZipFile("a.zip", "w") as archive:
         for file in path.rglob("*"):
             archive.write(file, file.relative_to(tmp_path))
-    with pytest.raises(library.VaultError, match="is not a directory of this machine"):
+    with pytest.raises(library.VaultError, match="is not a directory on this machine"):
         library.hub.push([place], "org/made-up", "CC-BY-4.0")
     assert hub.requests == []
 

@@ -1,4 +1,4 @@
-"""Pulling from a hub that works, and from one that does not."""
+"""Pulls from a working hub, and from a failing one."""
 
 import hashlib
 import io

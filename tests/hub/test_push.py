@@ -1,4 +1,4 @@
-"""Publishing vaults, and bringing them back."""
+"""Publishing vaults, and pulling them again."""
 
 import dataclasses
 import importlib

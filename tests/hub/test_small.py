@@ -1,4 +1,4 @@
-"""Text files of a repository are bounded and checked; a card is kept once, beside its dataset."""
+"""Text files of a repository are limited and checked; a card is stored once, with the data."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The time limit of published data: on its card, noted by a pull, used by all that opens it."""
+"""The time limit of published data: on its card, recorded by a pull, used when it is opened."""
 
 import dataclasses
 import io

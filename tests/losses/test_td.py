@@ -1,4 +1,4 @@
-"""Temporal differences, against numbers worked out by hand."""
+"""Temporal differences against numbers computed by hand."""
 
 import jax
 import jax.numpy as jnp

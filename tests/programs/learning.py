@@ -1,4 +1,4 @@
-"""Training without any recording, to see what is learned."""
+"""Training without recording, to test what is learned."""
 
 from functools import partial
 

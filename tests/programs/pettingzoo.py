@@ -1,4 +1,4 @@
-"""An environment of PettingZoo's for the tests: unequal agents, one of which dies."""
+"""A PettingZoo environment for the tests: agents of different sizes, one of which dies."""
 
 import numpy as np
 import pytest

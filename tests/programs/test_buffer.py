@@ -9,12 +9,15 @@ from hypothesis import strategies as st
 
 from offmarl import vault
 from offmarl.errors import ShapeError, VaultError, VaultFullError
-from offmarl.programs import ChunkWriter, add, init_capture, make_buffer
+from offmarl.programs import ChunkWriter, init_capture, make_buffer
+from offmarl.programs import add as add_eagerly
 from offmarl.programs.buffer import take, whole
 from offmarl.types import Continuous, Discrete, EnvSpec, Transition, View
 
 E, N = 2, 2
 SPEC = EnvSpec("", N, 1, 1, Discrete(2))
+
+add = jax.jit(add_eagerly, static_argnums=0)
 
 
 def stretch(start, num_steps, rng):
@@ -26,8 +29,8 @@ def stretch(start, num_steps, rng):
         return View(
             observation=jnp.asarray(np.broadcast_to(mark[..., None, None], (*mark.shape, N, 1))),
             state=jnp.asarray(mark[..., None]),
-            legal_actions=jnp.ones((*mark.shape, N, 2), bool),
-            alive=jnp.ones((*mark.shape, N), bool),
+            legal_actions=jnp.asarray(np.ones((*mark.shape, N, 2), bool)),
+            alive=jnp.asarray(np.ones((*mark.shape, N), bool)),
         )
 
     ends = rng.random(mark.shape) < 0.3
@@ -36,13 +39,13 @@ def stretch(start, num_steps, rng):
     truncated = np.repeat((ends & by_limit)[..., None], N, axis=-1)
     transition = Transition(
         view=view(mark),
-        action=jnp.zeros((*mark.shape, N), jnp.int32),
-        reward=jnp.ones((*mark.shape, N)),
+        action=jnp.asarray(np.zeros((*mark.shape, N), np.int32)),
+        reward=jnp.asarray(np.ones((*mark.shape, N), np.float32)),
         terminated=jnp.asarray(terminated),
         truncated=jnp.asarray(truncated),
         last=jnp.asarray(ends),
-        behaviour_log_prob=jnp.zeros((*mark.shape, N)),
-        policy_id=jnp.zeros(mark.shape, jnp.int32),
+        behaviour_log_prob=jnp.asarray(np.zeros((*mark.shape, N), np.float32)),
+        policy_id=jnp.asarray(np.zeros(mark.shape, np.int32)),
     )
     return transition, view(-mark - 1)
 

@@ -1,4 +1,4 @@
-"""Runs and recordings of environments in files of one name: other code is another run."""
+"""Environments in files of the same name: other code makes another run."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""When work is saved: by time, and on the signals that ask a program to stop."""
+"""Saving at intervals, and on the signals that ask a program to stop."""
 
 import signal
 import threading

@@ -1,4 +1,4 @@
-"""Training: arguments, seeds, resuming, and what a run leaves behind."""
+"""Training: arguments, seeds, resuming, and the files of a run."""
 
 import dataclasses
 import json

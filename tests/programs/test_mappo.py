@@ -1,4 +1,4 @@
-"""MAPPO's own parts, against numbers worked out by hand."""
+"""MAPPO's own functions against numbers computed by hand."""
 
 from dataclasses import replace
 from types import SimpleNamespace

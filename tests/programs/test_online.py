@@ -1,4 +1,4 @@
-"""MAPPO through the driver of all recorders: learning, tiers, and going on after a kill."""
+"""MAPPO in the loop of all recorders: learning, tiers, and resuming after a kill."""
 
 import json
 import os
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     "probe",
     [
-        "two-step",
+        pytest.param("two-step", marks=pytest.mark.nightly),
         pytest.param("match", marks=pytest.mark.nightly),
         pytest.param("one-step", marks=pytest.mark.nightly),
         pytest.param("observation", marks=pytest.mark.nightly),

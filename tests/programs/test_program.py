@@ -1,4 +1,4 @@
-"""The contract of programs: stages, hyperparameters, seeds, policies, files outside."""
+"""The program contract: stages, hyperparameters, seeds, policies, files of users."""
 
 import dataclasses
 import hashlib

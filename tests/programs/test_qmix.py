@@ -1,4 +1,4 @@
-"""QMIX: its replay, from the buffer and from a vault, and what it learns."""
+"""QMIX: its replay from the buffer and from a vault, and learning."""
 
 import jax
 import jax.numpy as jnp

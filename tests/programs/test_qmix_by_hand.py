@@ -1,4 +1,4 @@
-"""QMIX's own parts, against numbers worked out by hand."""
+"""QMIX's own functions against numbers computed by hand."""
 
 from types import SimpleNamespace
 

@@ -56,7 +56,7 @@ def test_what_is_recorded_is_what_was_played(arguments):
     found = vault.open_vault(arguments["path"])
     auto = envs.autoreset(ENV)
     init_key, key = jax.random.split(jax.random.key(3))
-    state = init_rollout(auto, POLICY, init_key, 4)
+    state = jax.jit(lambda key: init_rollout(auto, POLICY, key, 4))(init_key)
     play = jax.jit(lambda state, key: rollout(auto, POLICY, arguments["params"], state, key, 44, 0))
     played, led_to = [], []
     for chunk in range(3):

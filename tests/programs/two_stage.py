@@ -1,4 +1,4 @@
-"""A toy of two stages: it clones the data, then shifts its policy towards rewarded actions.
+"""A small program of two stages: cloning, then a shift towards rewarded actions.
 
 Its policy remembers the last reward, and its input is normalised by the dataset's moments.
 """

@@ -1,4 +1,4 @@
-"""What a release needs: one version, its citation, and types that a user's project can rely on."""
+"""Releases: one version, the citation, and types that a user's project can use."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What the wheel holds, and that it works where there is no checkout."""
+"""The contents of the wheel, and its use without a checkout."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Counting distinct rows: exactly while they fit, and nearly beyond."""
+"""Counting distinct rows: exactly if they fit in memory, approximately if not."""
 
 import numpy as np
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Reading runs, and what is said of them."""
+"""Reading and comparing runs."""
 
 import json
 

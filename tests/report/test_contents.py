@@ -1,4 +1,4 @@
-"""What a survey says of a dataset is what NumPy says of all of it at once."""
+"""A survey of a dataset, block by block, against NumPy on the whole dataset."""
 
 import tracemalloc
 from collections import Counter

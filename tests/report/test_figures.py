@@ -1,4 +1,4 @@
-"""The figures and the page: that they are drawn, whole, and the same each time."""
+"""Figures and pages are drawn completely, and identically each time."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Episodes as pictures: what is drawn is what was played."""
+"""Pictures of episodes show the played episodes."""
 
 import io
 from pathlib import Path

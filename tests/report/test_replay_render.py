@@ -1,4 +1,4 @@
-"""Recorded episodes are done again, or it is said that they cannot be."""
+"""Recorded episodes are played again, or an error says why they cannot be."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def test_episodes_are_done_again_as_they_were_recorded(random_data):
 def test_what_was_drawn_at_random_by_others_is_not_made_up(random_data, tmp_path):
     """A vault made of another does not tell where in the recording its episodes were."""
     later = vault.filter(random_data(NAME), "index > 5", tmp_path / "later.vlt")
-    with pytest.raises(OptionError, match=r"later\.vlt.*episode 0 again does not give"):
+    with pytest.raises(OptionError, match=r"later\.vlt.*episode 0, played again, differs"):
         replay_render.replay(envs.make(NAME), later, 0)
 
 

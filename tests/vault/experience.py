@@ -1,4 +1,4 @@
-"""Made-up experience for the tests of vaults; see `offmarl.testing`."""
+"""Generated experience for the tests of vaults; see `offmarl.testing`."""
 
 import zipfile
 from pathlib import Path

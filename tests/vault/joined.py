@@ -1,4 +1,4 @@
-"""A program that appends to a vault beside others, and says which of its episodes are durable."""
+"""A program that appends to a vault with others, and prints which of its episodes are durable."""
 
 import sys
 import time

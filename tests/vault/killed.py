@@ -1,4 +1,4 @@
-"""Programs that write vaults and are killed at a given instant.
+"""Programs that write vaults and are killed at a given time.
 
 A process that has everything imported forks one child for each of them, so that hundreds of deaths
 take seconds. To add a program, add a function to `PROGRAMS`: it says what is acknowledged.

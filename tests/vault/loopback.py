@@ -1,4 +1,4 @@
-"""A web server on this machine that serves files by ranges and keeps count."""
+"""A web server on this machine that serves byte ranges and counts requests."""
 
 import base64
 import threading

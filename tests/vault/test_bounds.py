@@ -1,4 +1,4 @@
-"""The edges of what may be asked for: numbers of more than 32 bits, and the last episode."""
+"""The limits of requests: numbers of more than 32 bits, and the last episode."""
 
 import numpy as np
 import pytest
@@ -23,18 +23,18 @@ def test_windows_past_32_bits_do_not_wrap(found, number, dtype):
     here, there = np.array([0]), np.array([number], dtype)
     if dtype is object:
         there = [number]  # as Python has it
-    with pytest.raises(VaultError, match=f"steps {number} to {number + 3} were asked for"):
+    with pytest.raises(VaultError, match=f"steps {number} to {number + 3} were requested"):
         found.windows(here, there, 3)
-    with pytest.raises(VaultError, match=f"rows {number} to {number} were asked for"):
+    with pytest.raises(VaultError, match=f"rows {number} to {number} were requested"):
         found.windows(there, here, 3)
-    with pytest.raises(VaultError, match=f"steps {number} to {number + 3} were asked for"):
+    with pytest.raises(VaultError, match=f"steps {number} to {number + 3} were requested"):
         found.prefetch(here, there, 3)
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.uint32])
 def test_the_end_of_a_window_is_not_counted_in_small_integers(found, dtype):
     most = int(np.iinfo(dtype).max)
-    with pytest.raises(VaultError, match=f"steps {most} to {most + 3} were asked for"):
+    with pytest.raises(VaultError, match=f"steps {most} to {most + 3} were requested"):
         found.windows(np.zeros(1, dtype), np.array([most], dtype), 3)
     window = found.windows(np.ones(1, dtype), np.array([17], dtype), 3, ["rewards"])["rewards"]
     np.testing.assert_array_equal(window[0], found.read(17, 20, leaves=["rewards"])["rewards"][1])
@@ -48,10 +48,10 @@ def test_the_end_of_a_window_is_not_counted_in_small_integers(found, dtype):
         ([True], [0], "the rows of windows are whole numbers: got bool"),
         ([[0]], [[0]], r"with rows \(1, 1\) and starts \(1, 1\)"),
         ([0, 0], [0], r"with rows \(2,\) and starts \(1,\)"),
-        ([0, -1], [0, 0], "rows -1 to 0 were asked for, and .* has rows 0 to 1"),
-        ([0, 2], [0, 0], "rows 0 to 2 were asked for"),
-        ([0, 0], [-1, 3], "steps -1 to 6 were asked for"),
-        ([0, 0], [0, 18], "steps 0 to 21 were asked for"),
+        ([0, -1], [0, 0], "rows -1 to 0 were requested, and .* has rows 0 to 1"),
+        ([0, 2], [0, 0], "rows 0 to 2 were requested"),
+        ([0, 0], [-1, 3], "steps -1 to 6 were requested"),
+        ([0, 0], [0, 18], "steps 0 to 21 were requested"),
     ],
 )
 def test_windows_that_cannot_be(found, rows, starts, message):
@@ -81,13 +81,13 @@ def test_every_episode_keeps_its_final_view_from_either_end(found):
             expected = found[span].reward[table.row[number]]
             np.testing.assert_array_equal(episode.transition.reward, expected)
     for place in (count, -count - 1):
-        with pytest.raises(VaultError, match=f"episode {place} was asked for"):
+        with pytest.raises(VaultError, match=f"episode {place} was requested"):
             found.episode(place)
 
 
 @pytest.mark.parametrize("numbers", [[-1], [0, 10_000], [2**32]])
 def test_final_views_that_are_not_there(found, numbers):
-    with pytest.raises(VaultError, match=r"final views .* were asked for"):
+    with pytest.raises(VaultError, match=r"final views .* were requested"):
         found.final_views(np.array(numbers))
 
 
@@ -115,8 +115,8 @@ def test_slices_of_time_are_pythons(found, part, expected):
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (lambda v: v[::2], "not every 2th"),
-        (lambda v: v[::-1], "not every -1th"),
+        (lambda v: v[::2], "stride of 1: got 2"),
+        (lambda v: v[::-1], "stride of 1: got -1"),
     ],
 )
 def test_steps_are_read_one_after_the_other(found, ask, message):

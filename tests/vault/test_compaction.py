@@ -1,4 +1,4 @@
-"""Compaction drops dead bytes and nothing else; killed in it or in a repair, nothing is lost."""
+"""Compaction removes unused bytes only, and a kill during it or a repair loses nothing."""
 
 import random
 import shutil

@@ -1,4 +1,4 @@
-"""Directories pass what every place of vaults must do."""
+"""Directories pass the conformance tests of drivers."""
 
 from typing import Any, ClassVar
 

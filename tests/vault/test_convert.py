@@ -1,4 +1,4 @@
-"""Importing PyMARL's episode batches: made-up ones, and the published ones where they are."""
+"""Importing PyMARL's episode batches: generated ones, and published ones if present."""
 
 import hashlib
 import sys
@@ -171,7 +171,7 @@ def early(terminated):
     [
         (lambda arrays: arrays.pop("filled"), "it has no filled, only"),
         (change("filled", gap), "has gaps"),
-        (change("terminated", early), "goes on after its end"),
+        (change("terminated", early), "continues after its end"),
         (change("actions", lambda x: x + 1), "actions 1 to 3, and there are 3"),
         (change("state", lambda x: x[:, :-1]), "'state' has shape"),
         (change("state", lambda x: x.astype(object)), "holds Python objects"),

@@ -1,4 +1,4 @@
-"""Forged foreign datasets that would have other files of the machine read."""
+"""Forged foreign datasets that would make offmarl read other files of the machine."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Importing datasets of steps end to end, in the layouts of OMAR and OMIGA."""
+"""Importing datasets with steps end to end, in the layouts of OMAR and OMIGA."""
 
 import numpy as np
 import pytest

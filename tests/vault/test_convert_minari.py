@@ -1,4 +1,4 @@
-"""Minari's datasets: of several agents there and back, of one agent as it publishes them."""
+"""Minari datasets: of several agents in both directions, of a single agent as published."""
 
 import numpy as np
 import pytest

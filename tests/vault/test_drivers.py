@@ -1,4 +1,4 @@
-"""A driver in one file: vaults in a dictionary, which TensorStore knows nothing of."""
+"""A driver in one file: vaults in a dictionary, without TensorStore's drivers."""
 
 import itertools
 import pickle
@@ -93,7 +93,7 @@ def test_damage_is_found():
 def test_what_a_dictionary_cannot_do_is_said():
     found = write()
     for verb in (vault.compact, vault.repair, lambda path: vault.join(path, "me")):
-        with pytest.raises(VaultError, match="directory of this machine"):
+        with pytest.raises(VaultError, match="directory on this machine"):
             verb(found.path)
 
 
@@ -103,7 +103,7 @@ def test_another_vault_in_the_same_place():
     with pytest.raises(VaultError, match="holds several vaults: add one of a, b"):
         vault.open_vault("memory://m/v.vlt")
     assert len(list(vault.list_vaults("memory://m"))) == 2
-    with pytest.raises(VaultNotFoundError, match="Beside it: a, b"):
+    with pytest.raises(VaultNotFoundError, match="Nearby: a, b"):
         vault.open_vault("memory://m/v.vlt/c")
 
 
@@ -114,7 +114,7 @@ def test_schemes_that_cannot_be_registered(scheme):
 
 
 def test_a_scheme_that_nobody_registered():
-    with pytest.raises(VaultError, match="not a place that vaults are kept in"):
+    with pytest.raises(VaultError, match="has an unsupported scheme"):
         vault.open_vault("elsewhere://m/v.vlt")
 
 

@@ -1,4 +1,4 @@
-"""In which order what is built becomes durable, appears at its place, and is complete."""
+"""The order in which files become durable, appear at their path, and are complete."""
 
 import os
 from pathlib import Path
@@ -117,7 +117,7 @@ def test_what_came_to_the_place_meanwhile_stays(tmp_path):
             beside.write_text("mine")
             (tmp_path / "out").write_text("theirs")
 
-    with pytest.raises(VaultExistsError, match="there is something at"):
+    with pytest.raises(VaultExistsError, match="already exists"):
         run()
     assert (tmp_path / "out").read_text() == "theirs"
     assert [entry.name for entry in tmp_path.iterdir()] == ["out"]

@@ -1,4 +1,4 @@
-"""What can be wrong with a vault, or with what is put into it, and what is said about it."""
+"""Invalid vaults and invalid input, and the error messages."""
 
 import errno
 import fcntl
@@ -42,7 +42,7 @@ def open_keys(path):
 
 def test_nothing_there(tmp_path, path):
     for attempt in (vault.open_vault, vault.resume):
-        with pytest.raises(VaultNotFoundError, match=r"no vault at .*b\. Beside it: a"):
+        with pytest.raises(VaultNotFoundError, match=r"no vault at .*b\. Nearby: a"):
             attempt(path.with_name("b"))
     with pytest.raises(VaultNotFoundError, match="no directory"):
         list(vault.list_vaults(tmp_path / "nowhere"))
@@ -60,7 +60,7 @@ def test_several_vaults(tmp_path, path):
 
 
 def test_creating_over_something(tmp_path, path):
-    with pytest.raises(VaultExistsError, match="something at"):
+    with pytest.raises(VaultExistsError, match="already exists"):
         vault.create(path, SPEC, rows=2)
     with pytest.raises(VaultExistsError, match="holds a already"):
         vault.create(path.parent, SPEC, rows=2)
@@ -163,8 +163,8 @@ def test_final_views_that_do_not_fit(path):
     row, time = np.argwhere(~transition.last)[0]
     misplaced = finals._replace(row=np.full_like(finals.row, row), time=np.full_like(time, time))
     wrong = [
-        (misplaced._replace(time=np.full_like(finals.time, time)), "there is none"),
-        (FinalObservations(finals.row * 0 + 7, finals.time, finals.view), "there is none"),
+        (misplaced._replace(time=np.full_like(finals.time, time)), "where no episode ends"),
+        (FinalObservations(finals.row * 0 + 7, finals.time, finals.view), "where no episode ends"),
         (finals._replace(row=finals.row[:-1]), "one of each for every view"),
         (finals._replace(view=finals.view._replace(state=finals.view.state[:, 1:])), "state"),
     ]
@@ -172,7 +172,7 @@ def test_final_views_that_do_not_fit(path):
         for given, message in wrong:
             with pytest.raises(ShapeError, match=message):
                 writer.append(transition, given)
-        with pytest.raises(ShapeError, match="said to be cut"):
+        with pytest.raises(ShapeError, match="marked as cut"):
             writer.append(make(end_every=1e9)[0], cut=True)
     assert vault.open_vault(path).length == 10
 
@@ -201,7 +201,7 @@ def test_steps_that_are_not_there(path, start, stop):
 def test_arrays_that_are_not_there(path):
     with pytest.raises(VaultError, match=r"no array named 'state'.*infos\.state"):
         vault.open_vault(path).read(leaves=["state"])
-    with pytest.raises(VaultError, match="not every 2th"):
+    with pytest.raises(VaultError, match="stride of 1: got 2"):
         vault.open_vault(path)[::2]
 
 
@@ -343,7 +343,7 @@ def test_past_what_stock_can_count(tmp_path):
     parts = [make(seed=seed) for seed in range(3)]
     with vault.resume(path) as writer:
         writer.append(*parts[0])
-        with pytest.warns(UserWarning, match="stock flashbax will see no further"):
+        with pytest.warns(UserWarning, match="flashbax will not see the steps after"):
             writer.append(*parts[1])
         writer.append(*parts[2])
     with pytest.raises(VaultFormatError, match="lost data, or its length is damaged or forged"):
@@ -367,7 +367,7 @@ def fill_until_full(path):
             writer.append(*make(steps=64, seed=chunk), run="r", chunk=chunk)
             writer.flush()
         except VaultFullError as error:
-            assert "no room on the disk" in str(error)
+            assert "no space left on the disk" in str(error)
             return writer, committed, chunk + 1
     raise AssertionError("the disk never got full")
 
@@ -403,7 +403,7 @@ def test_a_file_that_may_not_grow(tmp_path):
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
         writer.append(*parts[1], run="r")
-        with pytest.raises(VaultFullError, match="no room on the disk"):
+        with pytest.raises(VaultFullError, match="no space left on the disk"):
             writer.flush()
         with pytest.raises(VaultFullError):
             writer.flush()
@@ -428,7 +428,7 @@ def test_who_does_not_wait_is_told_by_the_next_call(tmp_path, monkeypatch):
         writer.flush()
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
         writer.append(*parts[2], run="r")
-        with pytest.raises(VaultFullError, match="no room on the disk"):
+        with pytest.raises(VaultFullError, match="no space left on the disk"):
             writer.append(*parts[3], run="r")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

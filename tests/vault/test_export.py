@@ -1,4 +1,4 @@
-"""Exports appear whole or not at all: killed, on a full disk, two at once, after a power cut."""
+"""Exports appear whole or not at all: after kills, full disks, power cuts, and two at once."""
 
 import dataclasses
 import random
@@ -105,7 +105,7 @@ def test_a_full_disk(small_disk, tmp_path, layout, room):
     with vault.create(tmp_path / "a.vlt", wide, rows=1) as writer:
         writer.append(*whole_episodes(wide, rows=1, steps=400))
     (small_disk / "ballast").write_bytes(bytes(2**20 - room))
-    with pytest.raises(VaultFullError, match="no room on the disk"):
+    with pytest.raises(VaultFullError, match="no space left on the disk"):
         vault.export_dataset(writer.path, small_disk / "a.npz", layout)
     assert [file.name for file in small_disk.iterdir()] == ["ballast"]
 

@@ -1,4 +1,4 @@
-"""Whatever a vault says of itself: an error of ours or the truth, soon, and in little memory."""
+"""Forged vaults: an error of offmarl or correct data, quickly and in little memory."""
 
 import json
 import random
@@ -244,7 +244,7 @@ def test_an_index_that_speaks_of_billions(path):
     assert 0 < len(found.faults) < 100
     assert found.length == 2**31 - 1
     Store.open(path).commit({"vault_index/0": b"\xff\xff\xff\xff"}, {}).result()
-    assert "-1 steps" in str(vault.verify(path).faults[0])
+    assert "length -1" in str(vault.verify(path).faults[0])
 
 
 def test_the_episodes_of_an_index_that_speaks_of_billions(path):

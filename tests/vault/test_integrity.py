@@ -1,4 +1,4 @@
-"""Damage is found, said where it is, and put right; nothing else is said to be damaged."""
+"""Damage is found, located and repaired; intact data is not reported."""
 
 import json
 import random
@@ -81,7 +81,7 @@ def test_a_lost_file_is_found_without_reading(path):
     found = vault.verify(path)
     lost = [fault for fault in found.faults if fault.leaf == "observations"]
     assert lost[0].steps[0] <= 16 < lost[0].steps[1]
-    assert "not there" in lost[0].what
+    assert "missing or truncated" in lost[0].what
 
 
 def test_a_missing_chunk_is_no_zeros(path):
@@ -100,7 +100,7 @@ def test_a_missing_chunk_is_no_zeros(path):
 def test_what_is_sound_is_taken_out_of_a_damaged_vault(path):
     flip(path, "rewards./0.0.0", 20)
     flip(path, "observations./0.5.0.0", 20)
-    with pytest.raises(VaultFormatError, match="from its first steps on"):
+    with pytest.raises(VaultFormatError, match="damaged in its first steps"):
         vault.repair(path)
     others = path.parents[1]
     with pytest.raises(OffmarlError, match=r"rewards|observations"):
@@ -127,10 +127,10 @@ def test_neither_manifest_nor_metadata(path):
 @pytest.mark.parametrize(
     ("key", "change", "message"),
     [
-        (layout.HEAD_KEY, {"length": 51}, "stand one after the other"),
-        (layout.HEAD_KEY, {"episodes": 3}, "some are not in the episode table"),
+        (layout.HEAD_KEY, {"length": 51}, "have gaps or overlaps"),
+        (layout.HEAD_KEY, {"episodes": 3}, "are not in the episode table"),
         (layout.HEAD_KEY, {"finals": 3}, "final views are not those"),
-        (layout.HEAD_KEY, {"length": -1}, "head cannot be understood"),
+        (layout.HEAD_KEY, {"length": -1}, "head is damaged"),
         (layout.SCHEMA_KEY, {"chunk_rows": 1}, "is not what the vault's schema says"),
     ],
 )
@@ -149,7 +149,7 @@ def test_an_episode_table_that_lies(path):
     overwrite(path, {key: records.tobytes()})
     assert vault.verify(path).sound
     (fault,) = vault.verify(path, deep=True).faults
-    assert "what the steps do of its returns" in fault.what
+    assert "the steps differ in its returns" in fault.what
     before = vault.open_vault(path)
     kept, returns = before.transitions(), before.episodes.returns
     repaired = vault.repair(path)
@@ -278,7 +278,7 @@ def test_version_1_opens_and_is_brought_up_to_date(tmp_path):
     assert damage.content(path) == before
     found = vault.verify(path, deep=True)
     assert found.sound
-    assert found.unchecked == ("our own keys: version 1 kept no checksums of them.",)
+    assert found.unchecked == ("offmarl's keys: version 1 kept no checksums of them.",)
     with vault.resume(path):
         pass
     assert damage.content(path) == before

@@ -1,4 +1,4 @@
-"""At whatever instant a process dies: the old or the new state, and nothing acknowledged lost."""
+"""A kill at any time leaves the old or the new state, and loses nothing acknowledged."""
 
 import random
 import shutil

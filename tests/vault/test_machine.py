@@ -1,4 +1,4 @@
-"""Everything that can happen to a vault, in any order, against NumPy arrays in memory."""
+"""All operations on a vault in any order, against NumPy arrays in memory."""
 
 import shutil
 import tempfile

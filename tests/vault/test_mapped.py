@@ -1,4 +1,4 @@
-"""Memory maps: what happens to the files meanwhile, memory held low, and reads that are checked."""
+"""Memory maps: changes to the files meanwhile, low memory use, and checked reads."""
 
 import subprocess
 import sys
@@ -62,7 +62,7 @@ def test_another_vault_in_its_place(tmp_path: Path) -> None:
     found = vault.open_vault(record(tmp_path / "data.vlt"))
     (tmp_path / "data.vlt" / "main").rename(tmp_path / "away")
     record(tmp_path / "data.vlt", count=20)
-    with pytest.raises(VaultError, match="is another vault"):
+    with pytest.raises(VaultError, match="was replaced"):
         found.windows([0], [0], 5)
 
 
@@ -133,7 +133,7 @@ def test_the_disk_is_asked_for_windows_as_long_as_it_has_to_read(
     found = vault.open_vault(record(tmp_path / "data.vlt"))
     reading = iter(
         [
-            *[(0, 0), (8, 0), (8, 0)],  # what was asked for had to be read
+            *[(0, 0), (8, 0), (8, 0)],  # what was requested had to be read
             *[(8, 0), (8, 0), (8, 0)],  # it was in memory
             *[(8, 0), (8, 0), (8, 3)],  # nobody asked, and pages were waited for
             *[(8, 3), (16, 3), (16, 3)],

@@ -1,4 +1,4 @@
-"""Chunks that a registered driver keeps are decoded as TensorStore decodes them, and no others."""
+"""Chunks of registered drivers are decoded as TensorStore decodes them, others are refused."""
 
 import bz2
 import json
@@ -64,7 +64,7 @@ def test_chunks_are_what_tensorstore_wrote(codec, order, dtype, fill):
         ({"dimension_separator": "/../"}, "the separator"),
         ({"dtype": "|O"}, "values of object"),
         ({"dtype": "f4,f4"}, "cannot be read here"),
-        ({"fill_value": "seven"}, "cannot be understood"),
+        ({"fill_value": "seven"}, "is invalid"),
         ({"shape": [4], "chunks": [2]}, "which no vault has"),
     ],
 )

@@ -61,7 +61,7 @@ def test_create_append_resume_read_and_list(bucket, tmp_path, codec):
     assert (summary.uid, summary.steps) == ("expert", 160)
     with pytest.raises(VaultExistsError):
         vault.create(path, SPEC, rows=2)
-    with pytest.raises(VaultNotFoundError, match="Beside it: expert"):
+    with pytest.raises(VaultNotFoundError, match="Nearby: expert"):
         vault.open_vault(f"{bucket}/data/coverage.vlt/medium")
 
 

@@ -1,4 +1,4 @@
-"""What is unusual and works, or cannot work and is said to: names, numbers, arrays, handles."""
+"""Unusual input that works or is refused: names, numbers, arrays, handles."""
 
 import os
 import pickle
@@ -99,7 +99,7 @@ def test_the_numbers_of_a_spec_may_be_numpys(tmp_path):
         (replace(SPEC, observation_size=-3), {}, "observation_size must be"),
         (replace(SPEC, state_size=0), {}, "state_size must be"),
         (replace(SPEC, action=Continuous(0)), {}, "action_size must be"),
-        (SPEC, {"rows": 10**9}, "16777216 rows at most"),
+        (SPEC, {"rows": 10**9}, "at most 16777216 rows"),
         (SPEC, {"chunk_steps": 10**9}, "choose fewer chunk_steps"),
     ],
 )
@@ -172,7 +172,7 @@ def test_what_an_append_does_not_take(tmp_path, options, error, message):
         (lambda data: data.windows([0.5], [0], 3), "the rows of windows are whole numbers"),
         (lambda data: data.windows([0], [0.0], 3), "the starts of windows are whole numbers"),
         (lambda data: data.final_views(np.array([-1])), "has none"),
-        (lambda data: data.final_views(np.array([99])), "final views 99 to 99 were asked for"),
+        (lambda data: data.final_views(np.array([99])), "final views 99 to 99 were requested"),
     ],
 )
 def test_what_is_not_there_to_read(tmp_path, read, message):
@@ -188,7 +188,7 @@ def test_a_vault_is_sent_to_another_process_without_its_data(tmp_path):
     path = tmp_path / "a.vlt"
     with vault.create(path, SPEC, rows=2) as writer:
         writer.append(*make(steps=5000))
-        with pytest.raises(VaultError, match="have each process join"):
+        with pytest.raises(VaultError, match="cannot be pickled"):
             pickle.dumps(writer)
     found = vault.open_vault(path, checked=True)
     expected = found[:]

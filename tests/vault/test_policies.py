@@ -1,4 +1,4 @@
-"""The policies of a team: an id for each agent, and vaults of older versions that have one."""
+"""Policies of a team: an id for each agent, and older vaults with one id."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Conditions of ``offmarl filter`` against results worked out by hand."""
+"""Conditions of ``offmarl filter`` against results computed by hand."""
 
 import operator
 

@@ -1,4 +1,4 @@
-"""Vaults as stock flashbax writes them, with what published ones do differently."""
+"""Vaults as stock flashbax writes them, with the deviations of published ones."""
 
 import jax.numpy as jnp
 import numpy as np

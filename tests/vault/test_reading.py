@@ -1,4 +1,4 @@
-"""Any slice, any window, by episode, by percentile: against NumPy, over vaults of every kind."""
+"""Slices, windows, episodes and percentiles against NumPy, for vaults of every kind."""
 
 import subprocess
 import sys
@@ -106,7 +106,7 @@ def test_by_episode(vaults: dict[str, Dataset]) -> None:
             assert final is None
     np.testing.assert_array_equal(found.episode(-1).transition.reward, each[-1].transition.reward)
     assert vaults["stock"].episode(0).final is None
-    with pytest.raises(VaultError, match=rf"episode {len(each)} was asked for, and .* has"):
+    with pytest.raises(VaultError, match=rf"episode {len(each)} was requested, and .* has"):
         found.episode(len(each))
 
 
@@ -123,15 +123,15 @@ def test_by_percentile(vaults: dict[str, Dataset]) -> None:
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (lambda v: v.read(0, STEPS + 1), f"steps 0 to {STEPS + 1} were asked for"),
-        (lambda v: v.read(5, 3), "steps 5 to 3 were asked for"),
+        (lambda v: v.read(0, STEPS + 1), f"steps 0 to {STEPS + 1} were requested"),
+        (lambda v: v.read(5, 3), "steps 5 to 3 were requested"),
         (lambda v: v.read(rows=slice(None, None, -1)), "rows are read in ascending order"),
         (lambda v: v.read(agents=slice(None, None, -1)), "agents are read in ascending order"),
         (lambda v: v.read(leaves=["reward"]), "no array named 'reward'"),
         (lambda v: v.windows([0], [0], 3, ["reward"]), "no array named 'reward'"),
-        (lambda v: v.windows([0], [STEPS - 2], 3), f"steps {STEPS - 2} to {STEPS + 1} were asked"),
-        (lambda v: v.windows([0], [-1], 3), "steps -1 to 2 were asked for"),
-        (lambda v: v.windows([ROWS], [0], 3), f"rows {ROWS} to {ROWS} were asked for"),
+        (lambda v: v.windows([0], [STEPS - 2], 3), f"{STEPS - 2} to {STEPS + 1} were requested"),
+        (lambda v: v.windows([0], [-1], 3), "steps -1 to 2 were requested"),
+        (lambda v: v.windows([ROWS], [0], 3), f"rows {ROWS} to {ROWS} were requested"),
         (lambda v: v.windows([0, 1], [0], 3), "one of each for every window"),
         (lambda v: v.windows([0], [0], 0), "at least 1 step"),
     ],

@@ -1,4 +1,4 @@
-"""What a repair keeps beside the steps, what it drops and says so, and killed rebuildings."""
+"""What a repair keeps in addition to steps, what it reports as dropped, and killed repairs."""
 
 import json
 
@@ -27,7 +27,7 @@ def test_a_repair_that_shortens_forgets_which_records_are_there(path):
     flip(path, "rewards./0.6.0", 3)
     done = vault.repair(path)
     assert done.length == 48
-    assert "a recording cannot go on from here" in " ".join(done.dropped)
+    assert "a recording cannot continue from here" in " ".join(done.dropped)
     head = vault.open_vault(path).manifest.head
     assert (head.runs, head.run) == ({}, None)
     with vault.resume(path) as writer:
@@ -102,9 +102,9 @@ def test_what_only_the_steps_tell_of_is_said(path, key):
     flip(path, key, 1)
     done = vault.repair(path)
     assert done.length == 52
-    assert any("only the steps tell of" in line for line in done.dropped)
+    assert any("known only from their steps" in line for line in done.dropped)
     head_lost = key == layout.HEAD_KEY
-    assert any("cannot go on from here" in line for line in done.dropped) == head_lost
+    assert any("cannot continue from here" in line for line in done.dropped) == head_lost
     found = vault.open_vault(path)
     np.testing.assert_array_equal(found.episodes.row, before.row)
     assert (found.manifest.head.runs == {}) == head_lost

@@ -122,7 +122,7 @@ def test_two_of_one_name(path):
         one.append(*episode(0, 0))
         one.flush()
         two.append(*episode(1, 0))
-        with pytest.raises(VaultConflictError, match="a name of its own"):
+        with pytest.raises(VaultConflictError, match="a run name of its own"):
             two.close()
     assert len(vault.open_vault(path).episodes.row) == 1
 
@@ -169,5 +169,5 @@ def test_rows_of_whole_episodes(tmp_path):
 
 
 def test_where_nothing_can_be_locked():
-    with pytest.raises(VaultError, match="only a directory of this machine"):
+    with pytest.raises(VaultError, match="only a directory on this machine"):
         vault.join("s3://bucket/v.vlt", "me")

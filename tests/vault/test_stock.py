@@ -1,4 +1,4 @@
-"""Stock flashbax opens, reads, samples and appends what we write, and we read what it writes."""
+"""Stock flashbax opens, reads, samples and appends offmarl's vaults, and offmarl reads stock's."""
 
 from typing import NamedTuple
 
@@ -124,7 +124,7 @@ def test_stock_under_an_open_writer_is_fenced(tmp_path):
     writer.flush()
     append_with_stock(open_stock(path), theirs[0])
     writer.append(*ours)
-    with pytest.raises(VaultConflictError, match="does not know our lock"):
+    with pytest.raises(VaultConflictError, match="does not use offmarl's lock"):
         writer.flush()
     writer.release()
     found = vault.open_vault(path)

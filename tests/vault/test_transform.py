@@ -1,4 +1,4 @@
-"""Vaults made of vaults: what must hold whatever the data, and known outcomes of small ones."""
+"""Transforms: invariants for any data, and known results for small vaults."""
 
 import json
 import tracemalloc
@@ -474,7 +474,7 @@ def test_nothing_is_written_over(a, tmp_path):
         ({"top": 0.1, "match_returns": True}, "cannot be matched"),
         ({"top": 1.5}, r"in \(0, 1\]: got 1.5"),
         ({"steps": 0}, "at least one"),
-        ({"steps": 10**9}, "1,000,000,000 steps were asked for, and .* has 150"),
+        ({"steps": 10**9}, "1,000,000,000 steps were requested, and .* has 150"),
         ({"episodes": 10**6}, "has .* to choose from"),
     ],
 )
@@ -497,7 +497,7 @@ def test_empty_outcomes_are_refused(a, tmp_path):
         vault.split(a, tmp_path / "v.vlt", fractions=(0.999, 0.001))
     with vault.create(tmp_path / "empty.vlt", SPEC, rows=2):
         pass
-    with pytest.raises(VaultError, match="nothing is left"):
+    with pytest.raises(VaultError, match=r"no steps of .* are left"):
         vault.cat([tmp_path / "empty.vlt"], tmp_path / "v.vlt")
     assert [path.name for path in tmp_path.iterdir()] == ["empty.vlt"]
 

@@ -1,4 +1,4 @@
-"""The language of conditions: what it means, what is refused, and where the message points."""
+"""Conditions: their meaning, what is refused, and the position in error messages."""
 
 import tracemalloc
 

@@ -1,4 +1,4 @@
-"""A transform that is killed leaves nothing at its place, and the same command then succeeds."""
+"""A killed transform leaves nothing at its path, and the same command then succeeds."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The tree of a store, of several levels; small vaults have one."""
+"""Trees of several levels in a store; small vaults have one level."""
 
 import pytest
 import tensorstore as ts

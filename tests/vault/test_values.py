@@ -1,4 +1,4 @@
-"""Values that cannot be: refused when they are appended, kept and noted by imports."""
+"""Invalid values: refused when appended, kept with a quirk by imports."""
 
 import warnings
 from dataclasses import replace
@@ -166,7 +166,7 @@ def test_wider_numbers_are_cast(tmp_path):
         writer.append(wide, finals._replace(view=view))
         too_many = np.full(transition.policy_id.shape, 2**31, np.int64)
         with pytest.raises(
-            InvalidValueError, match="2147483648, and the vault keeps them as int32"
+            InvalidValueError, match="2147483648, which do not fit into the vault's int32"
         ):
             writer.append(wide._replace(policy_id=too_many), finals)
     found = vault.open_vault(tmp_path / "a.vlt")
@@ -193,7 +193,7 @@ def kept(tmp_path_factory):
         writer.append(transition, finals)
         writer.append(transition, finals)
     assert len(told) == 2  # each once
-    assert "It is kept, and the new vault notes: some observations," in str(told[0].message)
+    assert "the new vault records the quirk: some observations," in str(told[0].message)
     return vault.open_vault(path)
 
 

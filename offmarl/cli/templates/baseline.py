@@ -1,7 +1,7 @@
 """MyBaseline: behaviour cloning by a feed-forward network, to start from.
 
-Replace the loss with your own. `offmarl.programs.program` describes what a program is. Train it on
-any dataset, and compare it with other baselines::
+Replace the loss with your own. `offmarl.programs.program` describes programs. Train it on any
+dataset, and compare it with other baselines::
 
     offmarl train my_baseline.py --vault VAULT
     offmarl compare runs/*/*/*/my_baseline runs/*/*/*/bc
@@ -48,7 +48,7 @@ class Args(programs.Args):
 
 
 class State(NamedTuple):
-    """What learns: any pytree of arrays."""
+    """The state of training: any pytree of arrays."""
 
     params: ArrayTree
     optimiser: ArrayTree

@@ -1,7 +1,7 @@
 """MyEnv: agents on a line that must meet.
 
-Replace the options, the state, the view and the rules with your own. Then describe it, record data
-in it, and train on that data::
+Replace the options, the state, the view and the rules with your own. Then describe the environment,
+record data in it, and train on the data::
 
     offmarl envs my_env.py:MyEnv
     offmarl record mappo --env my_env.py:MyEnv --tiers random,expert
@@ -82,7 +82,7 @@ class MyEnv:
 
     def step(
         self,
-        key: PRNGKeyArray,  # noqa: ARG002 - for what is random in a step
+        key: PRNGKeyArray,  # noqa: ARG002 - for random numbers of the step
         state: State,
         action: Int[Array, "N"],
     ) -> tuple[State, Timestep]:
@@ -96,11 +96,11 @@ class MyEnv:
             self._view(after),
             reward=jnp.full(self.num_agents, -distance.mean()),
             terminated=jnp.full(self.num_agents, met),  # nothing follows
-            truncated=jnp.full(self.num_agents, over),  # only the time is over
+            truncated=jnp.full(self.num_agents, over),  # the time limit
         )
 
     def _view(self, state: State) -> View:
-        """Return what there is to observe: float32 vectors, and masks."""
+        """Return the view of a state: float32 vectors, and masks."""
         centre = jnp.full(self.num_agents, state.position.mean())
         return View(
             observation=jnp.stack([state.position, centre], axis=-1) / _LENGTH,

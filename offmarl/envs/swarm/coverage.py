@@ -36,8 +36,8 @@ class Coverage(SwarmEnv):
 
     The team's reward is ten times the staleness removed in the step, averaged over all cells: one
     episode's return is at most ``10 (1 + time_limit / recovery_time)`` (30 by default), for any N.
-    (The scale is that of SMAC's returns, for which the temperatures and weights of offline methods
-    are tuned.) Episodes are always truncated.
+    (SMAC's returns have this scale, and the temperatures and weights of offline methods are tuned
+    for them.) Episodes are always truncated.
 
     In addition to the common parts, an agent observes ``map``: the staleness around it, 34 numbers,
     see `offmarl.envs.swarm.observations.sense_map`; its axes are those of the arena, also for

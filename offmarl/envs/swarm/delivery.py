@@ -45,13 +45,13 @@ class DeliveryTask(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Delivery(SwarmEnv):
-    """N drones, alternately scouts and lifters, bring loads from site to site.
+    """N drones, alternately scouts and lifters, carry loads from site to site.
 
-    There is a load for each drone, and a site for every two (at least three), at places drawn for
-    the episode. Half of the loads are heavy, by chance. A drone within 1.5 cells of a load grips it
-    (the nearest one; nothing but flying on lets go). If the drones that grip a load have strength 1
-    together, or 3 if it is heavy (a lifter and another, or three scouts), it moves as they do on
-    average. Within 1.5 cells of its goal it is delivered, and a new one appears at a random site.
+    There are N loads, and a site for every two drones (at least three), at random positions. Each
+    load is heavy with probability 0.5. A drone grips the nearest load within 1.5 cells. If the
+    drones that grip a load have a total strength of 1, or 3 if it is heavy (a lifter and another,
+    or three scouts), the load moves by the mean of their movements. Within 1.5 cells of its goal it
+    is delivered, and a new load appears at a random site.
 
     The team's reward, divided by N: 0.5 for each cell that a load gets nearer to its goal (negative
     if it gets further away), and 2 when it is delivered; twice as much for heavy loads. Episodes

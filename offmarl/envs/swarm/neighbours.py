@@ -1,11 +1,11 @@
-"""What is near what: nearest neighbours of drones, nearest points, distances.
+"""Nearest neighbours of drones, nearest points, and distances.
 
-Small swarms compare all pairs. Large ones use a cell list (grid hash), which sorts points by the
-cells of a grid whose cells are at least as wide as the reach of the search. All points within reach
-of an observer then lie in a few runs of adjacent cells, which are contiguous in the sorted order,
-so the cost is that of the neighbourhood and not of the swarm. The runs of an observer are read one
-after the other, in blocks of fixed size, until those of every observer are exhausted: the result is
-exact however crowded a cell is.
+Small swarms compare all pairs. Large swarms use a cell list (grid hash): points are sorted by the
+cells of a grid, and cells are at least as wide as the reach of the search. All points within reach
+of an observer then lie in a few runs of adjacent cells, which are contiguous in the sorted order.
+The cost is therefore proportional to the size of the neighbourhood, not of the swarm. The runs are
+read in blocks of fixed size until those of every observer are exhausted, so the result is exact for
+any number of points in a cell.
 """
 
 import functools
@@ -26,11 +26,11 @@ _FAR_AT_ONCE = 32
 DENSE_LIMIT = 100
 """Number of points up to which all pairs are compared; see `use_dense`.
 
-Above it, the cell list is faster on a CPU.
+For more points, the cell list is faster on a CPU.
 """
 
 _MARGIN = 1.001
-"""Width of a cell over the reach: rounding never separates two points within reach."""
+"""Width of a cell over the reach; above 1, so that rounding never separates points within reach."""
 
 _LARGEST_BLOCK = 32
 
@@ -172,7 +172,7 @@ def reduce_cells(
 
 
 def _lay_grid(num_points: int, dims: int, reach: float, side: float) -> _Grid:
-    """Choose cells as small as the reach allows, but at most about two for each point."""
+    """Return the grid with the smallest cells that the reach allows, up to about two per point."""
     most = math.ceil((2 * num_points) ** (1 / dims))
     per_axis = max(1, min(math.floor(side / (_MARGIN * reach)), most))
     return _Grid(per_axis + 2, side / per_axis, dims)
@@ -294,7 +294,7 @@ def find_distance(
         return jnp.minimum(least, jnp.where(squared <= reach**2, squared, jnp.inf).min(0))
 
     def compare_some(least: Float[Array, "N"]) -> Float[Array, "N"]:
-        """Compare some of the drones without a point within reach with all points."""
+        """Compare drones that have no point within reach with all points, several at a time."""
         far = jnp.nonzero(jnp.isinf(least), size=_FAR_AT_ONCE, fill_value=len(least))[0]
         theirs = position.at[far].get(mode="fill", fill_value=0.0)
         offsets = [its[:, None] - own for its, own in zip(points.T, theirs.T, strict=True)]
@@ -332,7 +332,7 @@ def _find(
 
 def _take(squared: Float[Array, "C N"], index: Int[Array, "C N"], count: int) -> _Nearest:
     """Take the ``count`` smallest of each column; ties go to the lower index."""
-    # If XLA computed it again with other rounding, the minimum would equal no entry.
+    # If XLA recomputed the input with other rounding, the minimum would equal no entry.
     squared = jax.lax.optimization_barrier(squared)  # type: ignore[no-untyped-call]
     best = []
     # A few passes of elementwise minima along columns vectorise; top_k and argmin do not.

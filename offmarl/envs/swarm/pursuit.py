@@ -35,24 +35,25 @@ class PursuitTask(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Pursuit(SwarmEnv):
-    """N pursuers catch M evaders, who are 20% faster, in a walled arena.
+    """N pursuers catch M evaders that are 20% faster, in a walled arena.
 
-    An evader within 1 cell of a pursuer is caught: it is dead and stays where it is. When all are
-    caught the episode terminates.
+    An evader within 1 cell of a pursuer is caught: it is dead and stays in its place. When all
+    evaders are caught, the episode terminates.
 
-    The pursuers' reward for a catch at time t is ``10 (2 - t / time_limit) / M``, so 20 in all for
-    catching everybody at once and 10 at the last moment; besides, twice the decrease of the mean
-    distance (over the arena's side) from the free evaders to the pursuers nearest to them.
+    The pursuers' reward for a catch at time t is ``10 (2 - t / time_limit) / M``. Catching all
+    evaders in the first step would give 20, in the last step 10. In addition, pursuers get twice
+    the decrease of the mean distance (over the arena's side) from the free evaders to the nearest
+    pursuer of each.
 
-    With ``evaders="learned"`` the evaders are agents too, after the pursuers, of team 1; rewards
-    are individual, and an evader's is ``-10 (2 - t / time_limit)`` when it is caught. Its episode
-    terminates then. With ``evaders="scripted"``, they flee: away from the 3 nearest pursuers in
-    sight, the more the nearer, and away from walls; they rest where none is in sight.
+    With ``evaders="learned"`` the evaders are agents too, listed after the pursuers, and form
+    team 1. Rewards are then individual: an evader gets ``-10 (2 - t / time_limit)`` when it is
+    caught, and terminates. With ``evaders="scripted"`` they flee from the 3 nearest pursuers in
+    sight, from near ones more strongly, and avoid walls; without a pursuer in sight they rest.
 
-    In addition to the common parts, an agent observes the 3 nearest ``opponents`` alive and in
-    sight (each: relative position and velocity, 1). It broadcasts the relative position (in cells
-    over 10) of the nearest opponent it sees, and whether there is one. The global state includes
-    who is alive.
+    In addition to the common parts, an agent observes the 3 nearest live ``opponents`` in sight
+    (each: relative position and velocity, 1). It broadcasts the relative position (in cells over
+    10) of the nearest opponent that it sees, and whether there is one. The global state includes
+    which agents are alive.
 
     Metrics: ``caught``, a fraction of the evaders.
 

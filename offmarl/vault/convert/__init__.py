@@ -57,7 +57,7 @@ def import_dataset(
     terms: Mapping[str, str] | None = None,
     progress: Progress = quiet,
 ) -> Dataset:
-    """Make a vault of a dataset of another project.
+    """Make a vault from a dataset of another project.
 
     Parameters
     ----------
@@ -70,8 +70,8 @@ def import_dataset(
     env_spec
         The environment, whose sizes must be those of the data; inferred from the data if None.
     time_limit
-        Steps after which the environment truncates, so that such ends are not taken for
-        terminations; that of ``env_spec`` if None.
+        Steps after which the environment truncates episodes, so that these ends are not read as
+        terminations; the limit of ``env_spec`` if None.
     codec
         As for `offmarl.vault.create`.
     terms
@@ -84,7 +84,7 @@ def import_dataset(
     UnknownNameError
         There is no such layout.
     OptionError
-        The layout records its environment and how episodes ended, and one of them is given.
+        ``env_spec`` or ``time_limit`` was given, and the layout records both.
     VaultError
         The source cannot be read, or is not of the layout.
     ShapeError

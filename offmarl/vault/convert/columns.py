@@ -74,7 +74,7 @@ def write_numpy(vault: Dataset, path: StrPath, progress: Progress = quiet) -> Pa
     columns = {name: Column(array.shape, array.dtype) for name, array in tables.items()}
     for name, leaf in layout.leaves(vault.spec).items():
         columns[name] = Column((vault.num_steps, *leaf.shape), leaf.dtype)
-    with common.whole(path) as beside, npz(beside, columns) as arrays:
+    with common.whole(path) as part, npz(part, columns) as arrays:
         for name, array in tables.items():
             arrays[name](array)
         _append_steps(vault, arrays, progress)
@@ -90,8 +90,8 @@ def write_zarr(vault: Dataset, path: StrPath, progress: Progress = quiet) -> Pat
     from zarr.codecs import Crc32cCodec, ZstdCodec
 
     path = local(path)
-    with common.whole(path) as beside, zarr.config.set({"array.write_empty_chunks": True}):
-        group = zarr.create_group(beside, zarr_format=3, attributes={_ABOUT: _about(vault)})
+    with common.whole(path) as part, zarr.config.set({"array.write_empty_chunks": True}):
+        group = zarr.create_group(part, zarr_format=3, attributes={_ABOUT: _about(vault)})
 
         def create(name: str, shape: tuple[int, ...], dtype: np.dtype[Any], shard: int) -> Any:
             chunk = max(1, min(_CHUNK_BYTES // _row_bytes(shape, dtype), shard))

@@ -1,4 +1,4 @@
-"""What readers and writers of foreign layouts share.
+"""Functions that readers and writers of foreign layouts share.
 
 A foreign dataset could make a reader copy other files of this machine into a vault that may be
 published, a private key for instance: an HDF5 file can take bytes from other files (external
@@ -56,7 +56,7 @@ class Imported(NamedTuple):
     total: int
     """The number of records."""
     digest: str | None = None
-    """What the digest of the vault must be, if the dataset records it."""
+    """The digest that the vault must have, if the dataset records it."""
 
 
 # ---------------------------------------------------------------------------------- reading
@@ -129,7 +129,7 @@ def check_spec(found: EnvSpec, wanted: EnvSpec | None) -> EnvSpec:
 def plain(array: NumpyArray, name: str) -> NumpyArray:
     """Return an array of numbers; `VaultError` if it holds Python objects or text."""
     if array.dtype.hasobject or array.dtype.kind not in "biuf":
-        raise VaultError(f"the array {name!r} holds {array.dtype}, not numbers: it is not read.")
+        raise VaultError(f"the array {name!r} holds {array.dtype}, not numbers: it was not read.")
     return array
 
 
@@ -259,8 +259,8 @@ def counted(items: Iterable[Item], total: int, progress: Progress) -> Iterator[I
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """Yield a temporary path that replaces ``path`` when the block ends without an error."""
-    with errors_of(path), files.whole(path) as beside:
-        yield beside
+    with errors_of(path), files.whole(path) as part:
+        yield part
 
 
 def to_slices(array: Any) -> Append:
@@ -299,9 +299,9 @@ def npz(
     compression
         A constant of ``zipfile``.
     """
-    beside = path.with_name(f"{path.name}.arrays")
-    beside.mkdir()
-    files = {name: beside / f"{name}.npy" for name in columns}
+    part = path.with_name(f"{path.name}.arrays")
+    part.mkdir()
+    files = {name: part / f"{name}.npy" for name in columns}
     with ExitStack() as stack:
         opened = {name: stack.enter_context(file.open("wb")) for name, file in files.items()}
         yield {name: _to_npy(opened[name], column) for name, column in columns.items()}

@@ -71,11 +71,11 @@ def write_minari(vault: Dataset, dataset: StrPath, progress: Progress = quiet) -
     home = _home()
     _check_name(name)
     _name_space(PurePath(name).parent.as_posix())
-    with whole(home / name) as beside:
-        beside.mkdir()
+    with whole(home / name) as part:
+        part.mkdir()
         # `create_dataset_from_buffers` would write to the final place, and leave a dataset of fewer
         # episodes there if it is killed.
-        made = storage.new(beside / "data", *_spaces(vault.spec))
+        made = storage.new(part / "data", *_spaces(vault.spec))
         made.update_metadata(
             {
                 "dataset_id": name,
@@ -156,8 +156,8 @@ def _check_contained(directory: Path) -> None:
                 with open_datasets(path):
                     pass
         metadata = directory / "data" / "metadata.json"
-        told = json.loads(metadata.read_text()) if metadata.exists() else {}
-    if metadata.exists() and not {"observation_space", "action_space"} <= {*told}:
+        stored = json.loads(metadata.read_text()) if metadata.exists() else {}
+    if metadata.exists() and not {"observation_space", "action_space"} <= {*stored}:
         raise VaultError(
             f"{metadata} does not record the observation and action spaces: to find them, Minari "
             "would import and run the environment that it names. If you trust it, load and save it "
@@ -213,10 +213,10 @@ def _buffer(number: int, episode: Episode, cut: bool) -> Any:
 
 
 def _spec_of(dataset: Any, name: str) -> EnvSpec:
-    told = _SPEC.fullmatch(str(dataset.storage.metadata.get("description", "")))
+    stored = _SPEC.fullmatch(str(dataset.storage.metadata.get("description", "")))
     with readable(f"the Minari dataset {name}"):
-        if told:
-            return EnvSpec.from_json(json.loads(told[1]))
+        if stored:
+            return EnvSpec.from_json(json.loads(stored[1]))
     spaces = require("gymnasium").spaces
     seen, action = dataset.observation_space, dataset.action_space
     if not isinstance(seen, spaces.Box) or not isinstance(action, spaces.Discrete | spaces.Box):

@@ -261,8 +261,8 @@ def _extent(batch: Mapping[str, NumpyArray]) -> tuple[NumpyArray, NumpyArray, Nu
     ends_early = (batch["terminated"][..., 0] != 0) & executed & ~last
     if (filled != (slots < count[:, None])).any() or ends_early.any():
         raise VaultError(
-            "an episode has gaps, or goes on after its end: `filled` must be 1 from the first slot "
-            "to the one after the last step, and `terminated` at that step at the earliest."
+            "an episode has gaps, or continues after its end: `filled` must be 1 from the first "
+            "slot to the one after the last step, and `terminated` must not be 1 before that step."
         )
     return lengths, executed, last
 
@@ -322,7 +322,7 @@ def write_pymarl(vault: Dataset, path: StrPath, progress: Progress = quiet) -> P
         "terminated": _column("u1", *lead, 1),
         "filled": _column("i8", *lead, 1),
     }
-    with common.whole(path) as beside, _create(beside, columns) as arrays:
+    with common.whole(path) as part, _create(part, columns) as arrays:
         for episode in common.counted(vault.each_episode(), len(lengths), progress):
             for name, values in _slots(episode, rewards).items():
                 shape, dtype = columns[name]

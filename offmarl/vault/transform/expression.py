@@ -4,9 +4,9 @@ A condition is a Python expression of a few kinds: ``and``, ``or``, ``not``, com
 with values in parentheses, arithmetic, names, numbers, text in quotes, and percentiles. ``p90`` is
 the 90th percentile, over complete episodes, of what it is compared with.
 
-Python's parser finds the structure; nothing runs as Python. Before, placeholders of the same length
-replace words and numbers. So Python's keywords are ordinary names (``return``), text has no
-escapes, and positions stay.
+Python's parser finds the structure; nothing is executed as Python. Before parsing, words and
+numbers are replaced by placeholders of the same length. Python's keywords, such as ``return``, can
+therefore be names, text has no escapes, and positions in errors are correct.
 """
 
 import ast
@@ -24,7 +24,7 @@ from offmarl.errors import ExpressionError
 from offmarl.vault.layout import NumpyArray
 
 Kind = Literal["number", "text", "truth", "policy", "percentile"]
-"""What a value is. A policy compares with numbers by its id and with text by its name."""
+"""Kind of a value. A policy is compared with numbers by its id, and with text by its name."""
 
 Columns = Mapping[str, NumpyArray]
 """One value for each episode or step, by name; policies' names are under `POLICY_NAME`."""

@@ -1,4 +1,4 @@
-"""How every transform makes a vault: examine the sources, select, copy, and note the lineage."""
+"""The steps of every transform: examine the sources, select, copy, and record the lineage."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,9 +42,9 @@ Copy = Callable[[Dataset, Pieces, Writer, Remap, Advance], None]
 _BLOCK_BYTES = 2**25
 """Approximate size of what is read at once."""
 _MOST_BYTES = 2**18
-"""Limit for the description of all sources; older generations are left out first."""
+"""Maximum size of the description of all sources; older generations are left out first."""
 _LEAST_BYTES = 256
-"""A source is not described in less than this."""
+"""Minimum size of a source's description."""
 
 
 def opened(vault: AnyVault) -> Dataset:
@@ -53,12 +53,12 @@ def opened(vault: AnyVault) -> Dataset:
 
 
 def opened_with_limit(vaults: Sequence[AnyVault], time_limit: int | None) -> list[Dataset]:
-    """Open vaults; the foreign ones, which do not record how episodes ended, with a time limit.
+    """Open vaults; the time limit applies to foreign ones, which do not record how episodes ended.
 
     Raises
     ------
     VaultError
-        None of them is foreign.
+        A time limit was given, and no vault is foreign.
     """
     if time_limit is None:
         return [opened(vault) for vault in vaults]
@@ -66,7 +66,7 @@ def opened_with_limit(vaults: Sequence[AnyVault], time_limit: int | None) -> lis
     if all(vault.native for vault in found):
         names = ", ".join(str(vault.path) for vault in found)
         raise VaultError(
-            f"{names}: how episodes ended is recorded there, so leave the time limit out."
+            f"{names}: these vaults record how episodes ended, so leave the time limit out."
         )
     return [
         vault if vault.native else open_source(vault.path, time_limit=time_limit) for vault in found
@@ -83,14 +83,14 @@ def run(
     provenance: Mapping[str, Any] | None = None,
     chunk_steps: int | None = None,
 ) -> Dataset:
-    """Make a vault of what is selected of others.
+    """Make a vault from selected parts of others.
 
     Parameters
     ----------
     operation, arguments
-        Noted in the lineage.
+        Name and arguments of the transform, for the lineage.
     chosen
-        The sources, and what to take of each.
+        The sources, and the function that selects from each.
     path, codec, progress
         As for `offmarl.vault.cat`.
     provenance
@@ -164,8 +164,8 @@ def atomic_directory(path: StrPath) -> Iterator[Path]:
     final = driver_of(path).directory
     if not final.name.endswith(SUFFIX):
         raise VaultError(f"{final} cannot hold several vaults: its name must end in {SUFFIX}.")
-    with whole(final) as beside:
-        yield beside
+    with whole(final) as part:
+        yield part
 
 
 def _create(
@@ -223,11 +223,11 @@ def _fill(
     provenance: Mapping[str, Any],
     copy: Copy | None = None,
 ) -> None:
-    """Copy what is taken, and note the lineage."""
+    """Copy the selected pieces, and record the lineage."""
     steps = sum(pieces.steps for _, pieces in taken)
     if not steps:
         names = ", ".join(str(source.vault.path) for source, _ in taken)
-        raise VaultError(f"nothing is left of {names}: an empty vault is not written.")
+        raise VaultError(f"no steps of {names} are left: an empty vault is not written.")
     merged = policy_ids.merge(
         named for source, pieces in taken for named in source.origins_of(pieces.episode)
     )
@@ -266,9 +266,9 @@ def copy_pieces(
     vault
         The source.
     pieces
-        What to take.
+        The pieces to copy.
     writer
-        Of a vault with one row and the sizes of the source.
+        Writer of a vault with one row and the sizes of the source.
     remap
         Gives policies their new ids.
     advance
@@ -345,7 +345,7 @@ def _gather(vault: Dataset, window: _Window) -> tuple[Transition, FinalObservati
     goes_on = pieces.stop[ends] < found.start[episode] + found.length[episode]
     unended = goes_on | (found.cause[episode] == CAUSES[OPEN])
 
-    # Where an episode goes on, the step after the piece holds its final view.
+    # If the episode continues after the piece, the view of the next step is the final view.
     stop = max(window.stop, *(pieces.stop[ends][goes_on] + 1).tolist(), 0)
     read = vault.transitions(window.begin, stop, window.rows)
     place = found.row[pieces.episode] - window.rows.start
@@ -405,7 +405,7 @@ def _provenance(
     dict
         ``lineage``: the operation, its arguments, the version, and for each source its digest, how
         much was taken of it, and its own provenance. ``origins``: the origins of the policies.
-        ``policies``: what is known of these, by their new ids.
+        ``policies``: the facts about the policies, by their new ids.
     """
     from offmarl import __version__
 

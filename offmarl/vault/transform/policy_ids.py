@@ -20,20 +20,20 @@ from offmarl.vault.digest import digest
 from offmarl.vault.layout import POLICY_IDS, NumpyArray
 
 KEY = "origins"
-"""Where a vault's provenance lists them."""
+"""Key of the provenance that lists the origins."""
 
 
 class Origin(NamedTuple):
-    """A vault that data was recorded or imported in, and the ids of its policies in this one."""
+    """A vault in which data was recorded or imported, and the ids of its policies in this vault."""
 
     digest: str
-    """Of its content; identifies it."""
+    """Digest of its content, which identifies it."""
     vault: str
-    """``name.vlt/uid`` at that time."""
+    """Its ``name.vlt/uid`` when it was first used as a source."""
     program: str | None
-    """The program that trained the policies or was the policy."""
+    """The program that trained the policies, or the policy itself if it was not trained."""
     tier: str
-    """As recorded; otherwise the vault's uid, or its name if it has only the default uid."""
+    """The recorded tier; otherwise the vault's uid, or its name if it has the default uid."""
     seed: int | None
     first: int
     """The id of its policy 0 in this vault."""
@@ -50,7 +50,7 @@ class Origin(NamedTuple):
 
 
 class Named(NamedTuple):
-    """An origin of a vault, and what is known of its policies, by their ids in that vault."""
+    """An origin of a vault, and the facts about its policies, by their ids in that vault."""
 
     origin: Origin
     policies: list[dict[str, Any]]
@@ -61,7 +61,7 @@ class Source(NamedTuple):
 
     vault: Dataset
     digest: str
-    """Of its content; of its episode table where the vault is damaged."""
+    """Digest of its content, or of its episode table if the vault is damaged."""
     named: list[Named]
 
     @property
@@ -175,7 +175,7 @@ def _origins(vault: Dataset, digest: str, ids: Iterable[NumpyArray] | None = Non
 
 
 def _inherited(vault: Dataset) -> list[Origin]:
-    """Return the origins that a transform noted."""
+    """Return the origins that a transform recorded."""
     noted = _list(vault.provenance.get(KEY)) if vault.native else []
     fields = set(Origin._fields)
     if not all(isinstance(one, Mapping) and one.keys() == fields for one in noted):

@@ -1,4 +1,4 @@
-"""Which parts of a vault a transform takes: by number, by time, by sample or by condition."""
+"""Selects parts of a vault for a transform: by number, by time, by sample or by condition."""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from offmarl.vault.transform.policy_ids import Source
 Unit = Literal["episodes", "steps"]
 
 Order = Int[np.ndarray, "K"]
-"""Episode numbers in the order in which a sample takes them: every prefix is a sample."""
+"""Episode numbers in the order in which they are drawn: every prefix is a sample."""
 
 SPLITS = {2: ("train", "validation"), 3: ("train", "validation", "test")}
 """Names of the parts of a split, by their number."""
@@ -164,7 +164,7 @@ def matched(returns: Float[np.ndarray, "M"], like: Float[np.ndarray, "L"], seed:
         members = np.flatnonzero((stratum == one) & inside)
         if not len(members):
             raise _cannot_match(edges[max(one - 1, 0)], edges[one])
-        # Episodes of a stratum are due at even distances, which are shorter for larger shares.
+        # Episodes of a stratum are placed at even distances, which are shorter for larger shares.
         moments = np.arange(len(members)) + rng.random(len(members))
         due[rng.permutation(members)] = moments / share[one]
         most = min(most, len(members) / share[one])
@@ -212,7 +212,7 @@ def take_first(vault: Dataset, order: Order, steps: int | None, episodes: int | 
     for wanted, unit, count in ((steps, "steps", available), (episodes, "episodes", len(order))):
         if wanted is not None and wanted > count:
             raise OptionError(
-                f"{wanted:,} {unit} were asked for, and {vault.path} has {count:,} to choose from."
+                f"{wanted:,} {unit} were requested, and {vault.path} has {count:,} to choose from."
             )
     if steps is not None:
         return _first_steps(vault, order, steps)

@@ -43,9 +43,9 @@ def cat(
 ) -> Dataset:
     """Join vaults into one.
 
-    They must be of one environment, and are joined in the order given. Policies of different
-    recordings get ids of their own, which ``provenance["origins"]`` maps to the original ones;
-    parts of one recording keep the same ids.
+    The vaults are joined in the order given. Policies of different recordings get different ids,
+    which ``provenance["origins"]`` maps to the original ones; parts of one recording keep the same
+    ids.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def cat(
         There is nothing to write, or a vault cannot be read or written.
     """
     if not sources:
-        raise VaultError("there is nothing to join: give at least one vault.")
+        raise VaultError("no vaults to join: give at least one vault.")
     chosen = [(source, _everything) for source in opened_with_limit(sources, time_limit)]
     return pipeline.run("cat", {}, chosen, path, codec, progress)
 
@@ -101,8 +101,8 @@ def filter(
     condition
         Made of and, or, not, parentheses, comparisons (< <= > >= == != in), arithmetic and p90 (the
         90th percentile over complete episodes), over return (mean over agents), length, policy (its
-        id, or its name beside text), program, tier, source, seed, cause, terminated, truncated,
-        complete (the environment ended it, not the recording), row and index.
+        id; its name if compared with text), program, tier, source, seed, cause, terminated,
+        truncated, complete (the environment ended it, not the recording), row and index.
     path, codec, progress
         As for `cat`.
     by
@@ -316,7 +316,7 @@ def dedup(
 ) -> Dataset:
     """Remove duplicate episodes.
 
-    Of episodes with equal steps, final view and cause, whatever their policy ids, the first stays.
+    Among episodes with equal steps, final view and cause, the first is kept. Policy ids may differ.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The protocol, for combinations of options that cover each feature of the suite."""
+"""Protocol tests of option combinations that cover each feature of the suite."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the survey behind the suite asks of one environment, a test for each column.
+"""Features of the suite, a test for each.
 
 Gavin et al., "Accelerating Swarms".
 """

@@ -1,4 +1,4 @@
-"""The cell list against all pairs, and both against a search that sorts."""
+"""The cell list against all pairs, and both against a search by sorting."""
 
 import functools
 from unittest import mock

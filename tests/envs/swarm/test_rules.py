@@ -1,4 +1,4 @@
-"""Rules of search, delivery and flock, and their scripted controllers, worked out by hand."""
+"""Rules of search, delivery and flock, and scripted controllers, with numbers computed by hand."""
 
 import functools
 

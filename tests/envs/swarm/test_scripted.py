@@ -1,4 +1,4 @@
-"""The scripted controllers: legal whatever the options, and much better than chance."""
+"""Scripted controllers: legal with all options, and much better than random play."""
 
 import jax
 import jax.numpy as jnp
@@ -76,8 +76,8 @@ def test_searchers_that_see_no_target_circle_half_way_out():
     env = envs.make("swarm/search-4:action=continuous")
     position = jnp.array([[0.55, 0.0], [0.0, 0.55], [-0.55, 0.0], [0.0, -0.95]])
     observation = jnp.zeros((4, env.spec.observation_size)).at[:, :2].set(position)
-    legal = env.reset(KEY)[1].view.legal_actions
-    action, _, _ = env.scripted().act((), (), observation, legal, KEY)
+    legal = jax.jit(env.reset)(KEY)[1].view.legal_actions
+    action, _, _ = jax.jit(env.scripted().act)((), (), observation, legal, KEY)
     along = jnp.array([[0.0, 1.0], [-1.0, 0.0], [0.0, -1.0], [1.0, 1.2]])
     direction = action / jnp.linalg.norm(action, axis=-1, keepdims=True)
     expected = along / jnp.linalg.norm(along, axis=-1, keepdims=True)
@@ -88,6 +88,6 @@ def test_searchers_that_see_no_target_return_to_the_middle_height():
     env = envs.make("swarm/search-4:action=continuous,dims=3")
     height = jnp.array([0.8, 0.2, -0.2, -0.8])
     observation = jnp.zeros((4, env.spec.observation_size)).at[:, 2].set(height)
-    legal = env.reset(KEY)[1].view.legal_actions
-    action, _, _ = env.scripted().act((), (), observation, legal, KEY)
+    legal = jax.jit(env.reset)(KEY)[1].view.legal_actions
+    action, _, _ = jax.jit(env.scripted().act)((), (), observation, legal, KEY)
     assert (jnp.sign(action[:, 2]) == -jnp.sign(height)).all()

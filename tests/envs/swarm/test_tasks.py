@@ -1,4 +1,4 @@
-"""The four tasks beside coverage: their rules, with known numbers."""
+"""The rules of the tasks other than coverage, with known numbers."""
 
 import functools
 
