@@ -52,11 +52,17 @@ def prose(docstring: str | None) -> str:
     """Return the summary and the description of a docstring, without its sections.
 
     A line of a docstring that is indented is a formula or a code block, which Markdown indents by
-    four spaces, as docstrings do.
+    four spaces, as docstrings do. Lines of an interactive session become a block of Python.
     """
     parsed = docstring_parser.parse(docstring or "")
     text = "\n\n".join(filter(None, (parsed.short_description, parsed.long_description)))
-    return text.replace("``", "`") + "\n"
+    text = re.sub(r"::$", ":", text.replace("``", "`"), flags=re.MULTILINE)
+    return re.sub(r"^>>> .*(\n(>>>|\.\.\.) .*)*", _session, text, flags=re.MULTILINE) + "\n"
+
+
+def _session(lines: re.Match[str]) -> str:
+    code = re.sub(r"^(>>>|\.\.\.) ", "", lines[0], flags=re.MULTILINE)
+    return f"```python\n{code}\n```"
 
 
 # ---------------------------------------------------------------------------------- environments

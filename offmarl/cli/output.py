@@ -138,16 +138,16 @@ def table(columns: Sequence[str], rows: Iterable[Iterable[Any]], title: str = ""
         Title above the table.
     """
     grid = Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    longest = 0
+    widths = [0] * len(columns)
     for row in rows:
         cells = list(row)
         for column, cell in zip(grid.columns, cells, strict=True):
             if isinstance(cell, int | float):
                 column.justify, column.no_wrap = "right", True  # never break a number into two
         texts = [Text(one_line(number(cell))) for cell in cells]
-        longest = max(longest, texts[0].cell_len)
+        widths = [max(old, text.cell_len) for old, text in zip(widths, texts, strict=True)]
         grid.add_row(*texts)
-    _fit(grid, longest)
+    _fit(grid, widths)
     return Group(Text(title, style="bold"), grid) if title else grid
 
 
@@ -157,10 +157,10 @@ def records(rows: Sequence[Mapping[str, Any]], title: str = "") -> RenderableTyp
     return table(columns, [row.values() for row in rows], title)
 
 
-def _fit(grid: Table, longest: int) -> None:
+def _fit(grid: Table, widths: Sequence[int]) -> None:
     """Set what wraps if a table is wider than the terminal: headings first, then text.
 
-    ``longest`` is the length of the longest cell in the first column.
+    ``widths`` are the lengths of the longest cell in each column.
     """
     unbounded = _out.options.update(max_width=sys.maxsize)
     narrow = Measurement.get(_out, unbounded, grid).maximum > _out.width
@@ -168,8 +168,14 @@ def _fit(grid: Table, longest: int) -> None:
         column.overflow = "fold"  # a truncated path is useless
         if narrow and column.no_wrap:
             column.header = str(column.header).replace(" ", "\n")
-    # Users copy names from here, so they wrap only if they would fill more than half the line.
-    grid.columns[0].no_wrap = longest <= _out.width // 2
+    # Users copy names from here, so they wrap only if they would fill more than half the line or
+    # leave too little space for the numbers, which would be cut off.
+    rigid = widths[0] + sum(
+        1 + max(width, *map(len, str(column.header).split("\n")))
+        for column, width in zip(grid.columns, widths, strict=True)
+        if column.no_wrap
+    )
+    grid.columns[0].no_wrap = widths[0] <= _out.width // 2 and rigid <= _out.width
 
 
 def grid(facts: Mapping[str, Any]) -> Table:

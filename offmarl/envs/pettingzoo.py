@@ -338,7 +338,7 @@ class PettingZooPolicy:
     """Runs a policy in a PettingZoo environment.
 
     Call it with the observations and infos, pass the actions that it returns to the environment,
-    and pass the outcome of the step to `after_step`. Call `reset` at the start of every episode::
+    and pass the outcome of the step to `after_step`. Call `reset` at the start of every episode:
 
         policy = PettingZooPolicy(offmarl.load_policy("runs/mine/bc"), env)
         observations, infos = env.reset()

@@ -32,7 +32,7 @@ class _Unfinished(NamedTuple):
 class LoadedPolicy:
     """A trained policy of a run.
 
-    Call it in your own loop, with NumPy or JAX arrays of a single environment::
+    Call it in your own loop, with NumPy or JAX arrays of a single environment:
 
         carry = None
         while not done.all():

@@ -331,6 +331,20 @@ def test_numbers_stay_whole_in_a_narrow_terminal(offmarl, monkeypatch, capsys):
     assert max(map(len, lines)) <= 60
 
 
+def test_numbers_stay_whole_beside_names_that_fill_half_the_line(offmarl, monkeypatch, capsys):
+    monkeypatch.setattr(output._out, "width", 80)
+    path = "meet/jax_environment.py:Meet.vlt/replay"
+    row = [path, "jax_environment.py:Meet", 2, 100_352, 10_048, 32, 8.43]
+    columns = ["path", "env", "agents", "steps", "episodes", "incomplete", "mean return"]
+    output.show(output.Report({}, output.table(columns, [row])), as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    numbers = {"2", "100,352", "10,048", "32", "8.430"}
+    assert any(numbers <= set(line.split()) for line in lines)
+    below = lines[1 + next(i for i, line in enumerate(lines) if "──" in line) :]
+    assert "".join(line.split()[0] for line in below if line[:2].strip()) == path
+    assert max(map(len, lines)) <= 80
+
+
 def test_recorded_paths_can_be_copied_from_a_narrow_terminal(offmarl, monkeypatch):
     path = "vaults/swarm/coverage-3.vlt/medium"
     row = {"tier": "medium", "steps": 100_352, "episodes": 1, "mean_return": 1.0, "path": path}

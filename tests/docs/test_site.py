@@ -168,6 +168,14 @@ def test_a_new_dataset_gets_a_page(monkeypatch):
     assert "Made for a test." in found["catalogue/datasets/a-b-c.md"]
 
 
+def test_code_in_a_docstring_is_a_block_of_code():
+    docstring = (
+        "Does it.\n\nLike this::\n\n    a = 1\n\n>>> for x in ``y``:\n...     x\n>>> z\n\nEnd.\n"
+    )
+    code = "```python\nfor x in `y`:\n    x\nz\n```"
+    assert pages.prose(docstring) == f"Does it.\n\nLike this:\n\n    a = 1\n\n{code}\n\nEnd.\n"
+
+
 def test_the_api_has_every_public_name():
     import offmarl
 
