@@ -111,7 +111,7 @@ class EnvSpec:
         )
 
     def difference(self, other: EnvSpec) -> str:
-        """Return the first different size, such as "num_agents (3, not 8)"; empty if none differs."""
+        """Return the first different size, such as "num_agents (3, not 8)", or an empty string."""
         for size in ("num_agents", "observation_size", "state_size", "action"):
             ours, theirs = getattr(self, size), getattr(other, size)
             if ours != theirs:
