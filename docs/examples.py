@@ -23,9 +23,12 @@ def howto(folder: Path) -> dict[str, str]:
     return {f"howto/{path}": text for path, text in found.items()}
 
 
-def notebooks(folder: Path) -> dict[str, str]:
-    """Return each example as a notebook without output, by file name."""
-    return {f"{path.stem}.ipynb": jupytext.writes(read(path), "ipynb") for path in _files(folder)}
+def downloads(folder: Path) -> dict[str, str]:
+    """Return each example as it is, and as a notebook without output, by file name."""
+    files = _files(folder)
+    return {path.name: path.read_text() for path in files} | {
+        f"{path.stem}.ipynb": jupytext.writes(read(path), "ipynb") for path in files
+    }
 
 
 def read(path: Path) -> Any:
@@ -37,13 +40,16 @@ def read(path: Path) -> Any:
 
 
 def page(path: Path) -> str:
-    """Return an example as Markdown: its cells, and where the file and the notebook are."""
+    """Return an example as Markdown: its cells, and links to the file and the notebook."""
     cells = []
     for cell in read(path).cells:
         source = cell.source.strip()
         cells.append(source if cell.cell_type == "markdown" else f"```python\n{source}\n```")
     heading, _, rest = "\n\n".join(cells).partition("\n")
-    source = f"This page is the file `examples/{path.name}`, and a [notebook]({path.stem}.ipynb)."
+    source = (
+        f"Download this page as the runnable file [{path.name}]({path.name}), or as a "
+        f"[notebook]({path.stem}.ipynb)."
+    )
     return f"{heading}\n\n{source}\n{rest}\n"
 
 

@@ -5,6 +5,7 @@ and each value is followed through the traced operations. So a new program has a
 """
 
 import atexit
+import contextlib
 import dataclasses
 import shutil
 import tempfile
@@ -21,14 +22,16 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 import offmarl
 from offmarl import envs, programs
+from offmarl.errors import ShapeError
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs.buffer import Capture
 from offmarl.programs.program import hyperparameters, structure
 from offmarl.rollout import RolloutState
 from offmarl.types import Sequence, Timestep, Transition, View
 
-EXAMPLE = "classic/bridge"
-"""The environment of the traced batches; any other has the same fields."""
+EXAMPLES = ("classic/bridge", "swarm/coverage-3:action=continuous")
+"""Environments of the traced batches, which a program is tried with in turn: with discrete actions
+and with continuous ones. Any other has the same fields."""
 
 ACTION = "best action"
 """The output of the policy, beside the losses."""
@@ -75,7 +78,7 @@ def flow_of(module: ModuleType) -> Flow:
     module
         The program: ``Args`` and ``make``.
     """
-    function, inputs, tags = _computation(module)
+    function, inputs, tags = _computation(module, _example_of(module))
     traced, shapes = jax.make_jaxpr(function, return_shape=True)(*inputs)
     trace = Trace()
     found = dict(zip(shapes, trace.run(traced.jaxpr, tags), strict=True))
@@ -94,16 +97,36 @@ def flow_of(module: ModuleType) -> Flow:
 # ---------------------------------------------------------------------------------- programs
 
 
-def _computation(module: ModuleType) -> tuple[Callable[..., Any], tuple[Any, ...], list[Tags]]:
-    """Return a function of a program's losses and action, its inputs, and what those are."""
+def _example_of(module: ModuleType) -> str:
+    """Return the first example whose actions a program can handle."""
+    for name in EXAMPLES[:-1]:
+        with contextlib.suppress(ShapeError):
+            _make(module, _arguments(module), name)
+            return name
+    return EXAMPLES[-1]
+
+
+def _arguments(module: ModuleType) -> Any:
     online = issubclass(module.Args, programs.OnlineArgs)
-    args = module.Args() if online else module.Args(vault=Path(), updates=100)
-    spec = _example().spec
-    source = _Marked(envs.make(EXAMPLE)) if online else programs.DatasetStatistics(_example())
-    program = module.make(spec, structure(args), source)
+    return module.Args() if online else module.Args(vault=Path(), updates=100)
+
+
+def _make(module: ModuleType, args: Any, example: str) -> Any:
+    dataset = _recorded(example)
+    online = isinstance(args, programs.OnlineArgs)
+    source = _Marked(envs.make(example)) if online else programs.DatasetStatistics(dataset)
+    return module.make(dataset.spec, structure(args), source)
+
+
+def _computation(
+    module: ModuleType, example: str
+) -> tuple[Callable[..., Any], tuple[Any, ...], list[Tags]]:
+    """Return a function of a program's losses and action, its inputs, and what those are."""
+    args = _arguments(module)
+    program, online = _make(module, args, example), isinstance(args, programs.OnlineArgs)
     hyper, key = hyperparameters(args), jax.random.key(0)
     state = jax.eval_shape(program.init, key, hyper)
-    batch = None if online else _batch(program.return_to_go)
+    batch = None if online else _batch(example, program.return_to_go)
     policy = program.policy(True)
 
     def compute(state: Any, batch: Any, key: Any, hyper: Any, view: Any) -> dict[str, Any]:
@@ -116,16 +139,16 @@ def _computation(module: ModuleType) -> tuple[Callable[..., Any], tuple[Any, ...
         found[ACTION] = policy.act(params, carry, view.observation, view.legal_actions, key)[0]
         return found
 
-    view = View(*(jax.ShapeDtypeStruct(x.shape[2:], x.dtype) for x in _batch(None).view))
+    view = View(*(jax.ShapeDtypeStruct(x.shape[2:], x.dtype) for x in _batch(example, None).view))
     rest = (batch, key, hyper, view)
     tags = [*_state_tags(state), *([NOTHING] * len(jax.tree.leaves(rest)))]
     return compute, (state, *rest), tags
 
 
 @cache
-def _example() -> offmarl.vault.Dataset:
+def _recorded(example: str) -> offmarl.vault.Dataset:
     """Return a recording of random play, for programs that compute statistics of their dataset."""
-    env = envs.make(EXAMPLE)
+    env = envs.make(example)
     folder = tempfile.mkdtemp(prefix="offmarl-docs-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     place = Path(folder) / "example.vlt/random"
@@ -134,9 +157,9 @@ def _example() -> offmarl.vault.Dataset:
     return offmarl.open(place)
 
 
-def _batch(return_to_go: float | None) -> Sequence:
+def _batch(example: str, return_to_go: float | None) -> Sequence:
     """Return the shapes of a batch with all fields that the program gets."""
-    replay = _example().replay(batch=2, length=3, return_to_go=return_to_go)
+    replay = _recorded(example).replay(batch=2, length=3, return_to_go=return_to_go)
     batch: Sequence = jax.eval_shape(replay.sample, jax.random.key(0))
     return batch
 

@@ -87,8 +87,8 @@ def stage(out: Path, with_extras: bool = True) -> Path:
     for path, text in written.items():
         (target / path).parent.mkdir(parents=True, exist_ok=True)
         (target / path).write_text(text)
-    for example, notebook in examples.notebooks(ROOT / "examples").items():
-        (target / "howto" / example).write_text(notebook)
+    for name, text in examples.downloads(ROOT / "examples").items():
+        (target / "howto" / name).write_text(text)
     return _configure(out, generated)
 
 

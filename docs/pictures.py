@@ -8,7 +8,7 @@ from docs.flow import Flow
 from offmarl import envs
 from offmarl.hub.card import Uid
 
-_WIDTH, _LEFT, _ROW = 560, 130, 34
+_WIDTH, _LEFT, _ROW = 440, 116, 34
 
 
 def draw_environments(names: Mapping[str, str], folder: Path) -> dict[str, str]:
@@ -52,32 +52,32 @@ def returns_chart(uids: Mapping[str, Uid]) -> str:
 
     It takes its colours from the page, so that it suits light and dark.
     """
-    known = {
-        name: (uid.return_mean, uid.return_std or 0.0, uid.return_min, uid.return_max)
-        for name, uid in uids.items()
-        if uid.return_mean is not None
-    }
-    ends = [end for mean, std, *ends in known.values() for end in (*ends, mean - std, mean + std)]
-    low, high = min(e for e in ends if e is not None), max(e for e in ends if e is not None)
+    spans = {}
+    for name, uid in uids.items():
+        if (mean := uid.return_mean) is not None:
+            std = uid.return_std or 0.0
+            least = mean - std if uid.return_min is None else uid.return_min
+            most = mean + std if uid.return_max is None else uid.return_max
+            spans[name] = least, max(least, mean - std), mean, min(most, mean + std), most
+    low, high = min(span[0] for span in spans.values()), max(span[-1] for span in spans.values())
     scale = (_WIDTH - _LEFT - 20) / ((high - low) or 1.0)
 
     def x(value: float) -> float:
         return round(_LEFT + (value - low) * scale, 1)
 
     rows = []
-    for number, (name, (mean, std, least, most)) in enumerate(known.items()):
+    for number, (name, (least, start, mean, stop, most)) in enumerate(spans.items()):
         y = _ROW * number + _ROW // 2
         rows.append(f'<text x="{_LEFT - 12}" y="{y + 5}" text-anchor="end">{name}</text>')
-        if least is not None and most is not None:
-            rows.append(f'<line x1="{x(least)}" x2="{x(most)}" y1="{y}" y2="{y}"/>')
-        box, wide = x(max(mean - std, low)), x(min(mean + std, high))
-        rows.append(f'<rect x="{box}" y="{y - 7}" width="{wide - box:.1f}" height="14"/>')
+        rows.append(f'<line x1="{x(least)}" x2="{x(most)}" y1="{y}" y2="{y}"/>')
+        wide = f'width="{x(stop) - x(start):.1f}" height="14"'
+        rows.append(f'<rect x="{x(start)}" y="{y - 7}" {wide}/>')
         rows.append(f'<circle cx="{x(mean)}" cy="{y}" r="5"/>')
-    bottom = _ROW * len(known)
+    bottom = _ROW * len(spans)
     for value, anchor in ((low, "start"), (high, "end")):
         label = f'x="{x(value)}" y="{bottom + 14}" text-anchor="{anchor}"'
         rows.append(f"<text {label}>{value:,.1f}</text>")
-    about = "Returns: line, the range; bar, mean and deviation"
+    about = "Returns. Dot: mean; bar: one standard deviation to each side; line: range"
     return (
         f'<svg class="returns" viewBox="0 0 {_WIDTH} {bottom + 20}" role="img" '
         f'aria-label="{about}">{"".join(rows)}</svg>\n\n<small>{about}.</small>\n'

@@ -20,11 +20,18 @@ from offmarl.vault import Dataset
 # %% [markdown]
 # ## Open a dataset
 #
-# A published dataset is pulled the first time it is opened by its name. A path works too.
+# Save this page as `published_data.py`. A published dataset is downloaded the first time it is
+# opened by its name:
 #
 # ```bash
 # python published_data.py og_marl/smac_v1/3m/Good
-# python published_data.py vaults/swarm/coverage-3.vlt/medium
+# ```
+#
+# The path of a vault works too. This needs no network:
+#
+# ```bash
+# offmarl record mappo --env swarm/coverage-3 --tiers expert --total-steps 100000 --steps 20000
+# python published_data.py vaults/swarm/coverage-3.vlt/expert
 # ```
 
 
@@ -92,4 +99,4 @@ def main(name: str) -> None:
 
 if __name__ == "__main__":
     is_file = "__file__" in globals()  # not a notebook, whose arguments are not ours
-    main(sys.argv[1] if is_file and sys.argv[1:] else "vaults/swarm/coverage-3.vlt/medium")
+    main(sys.argv[1] if is_file and sys.argv[1:] else "og_marl/smac_v1/3m/Good")

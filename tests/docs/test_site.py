@@ -3,6 +3,7 @@
 import ast
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import jax
@@ -16,8 +17,10 @@ from docs.flow import Flow, Source, Trace, Weights, flow_of
 from docs.links import broken_links
 from docs.pictures import flow_chart
 from offmarl import envs
+from offmarl.errors import ShapeError
 from offmarl.hub import card as catalogue
 from offmarl.programs import registry
+from offmarl.types import Continuous, Discrete
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,7 +75,7 @@ def test_a_new_baseline_gets_a_page(monkeypatch):
     found = pages.algorithms()
     assert "[`mine_baseline`](mine_baseline.md)" in found["catalogue/algorithms/index.md"]
     text = found["catalogue/algorithms/mine_baseline.md"]
-    assert "`--temperature` (default `1.0`)\n:   The smaller," in text
+    assert "`--temperature` (default `1.0`)\n:   Lower values give" in text
     assert "losses: policy_loss" in text
 
 
@@ -85,6 +88,21 @@ def test_the_flow_of_a_baseline_is_read_off_its_computation():
     assert found.targets("reward") == found.targets("target agent") == {"td_loss"}
     assert found.targets("agent") == set(found.results)
     assert "truncated" not in found.fields  # nor behaviour_log_prob: QMIX+CQL does not use them
+
+
+def test_a_program_for_continuous_actions_only_has_a_flow():
+    cloning, tried = registry.load("baseline", "bc"), []
+
+    def make(spec, args, dataset):
+        tried.append(spec.action)
+        if isinstance(spec.action, Discrete):
+            raise ShapeError("continuous actions only")
+        return cloning.make(spec, args, dataset)
+
+    found = flow_of(SimpleNamespace(Args=cloning.Args, make=make))
+    assert [type(action) for action in tried[:2]] == [Discrete, Continuous]
+    assert found.targets("observation") == {"network"}
+    assert found.targets("network") == set(found.results) == {"policy_loss", "best action"}
 
 
 def test_the_flow_of_a_recorder_is_that_of_its_losses():
@@ -172,8 +190,9 @@ def test_an_example_is_a_page_and_a_notebook(path):
     code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     assert page.startswith("# ") and all(f"```python\n{cell}\n```" in page for cell in code)
     ast.parse("\n".join(code))
-    text = examples.notebooks(path.parent)[f"{path.stem}.ipynb"]
-    assert '"cell-0"' in text and text == examples.notebooks(path.parent)[f"{path.stem}.ipynb"]
+    files = examples.downloads(path.parent)
+    assert '"cell-0"' in files[f"{path.stem}.ipynb"] and files == examples.downloads(path.parent)
+    assert files[path.name] == path.read_text()
 
 
 def test_broken_links_are_found(tmp_path):
@@ -204,7 +223,12 @@ def test_a_link_out_of_the_site_is_refused(tmp_path):
 def test_the_site_builds_without_warnings_or_broken_links(tmp_path):
     site = make.build(tmp_path, with_extras=False)
     assert len(list(site.rglob("*.html"))) > 100
+    assert {path.name for path in (ROOT / "examples").glob("*.py")} <= {
+        path.name for path in (site / "howto").iterdir()
+    }
     assert (site / "howto/published_data.ipynb").exists()
+    maicq = (site / "catalogue/algorithms/maicq/index.html").read_text()
+    assert '<svg class="flow"' in maicq and ">target mixer</text>" in maicq
     html = (site / "api/offmarl.envs/index.html").read_text()
     assert 'id="offmarl.envs.make"' in html
     drawn = site / "catalogue/environments/pictures"

@@ -79,6 +79,8 @@ def prepared(tmp_path_factory) -> Path:
     uniform = make_policy(PolicyConfig("random"), env.spec)
     first = root / "vaults/swarm/coverage-3.vlt/medium"
     programs.record_policy(env, uniform, (), first, steps=2000, num_envs=8)
+    factory = 'import offmarl\n\ndef MyEnv():\n    return offmarl.envs.make("swarm/coverage-3")\n'
+    (root / "mine.py").write_text(factory)
     for name in ("vaults/swarm/coverage-3.vlt/expert", "A.vlt/expert", "B.vlt/expert", "REF.vlt/x"):
         shutil.copytree(first, root / name)
     config = PolicyConfig("feedforward", hidden=8)
@@ -156,8 +158,10 @@ def given(page: str) -> dict[str, Any]:
 def test_the_snippets_of_a_page_run(page, prepared, tmp_path, monkeypatch):
     where = shutil.copytree(prepared, tmp_path / "here")
     monkeypatch.chdir(where)
-    if any("offmarl train bc" in snippet.code for snippet in PAGES[page]):
-        shutil.rmtree("runs")  # the page makes the run itself
+    # What the page makes itself must not be there yet.
+    for command, folder in (("offmarl train bc", "runs"), ("offmarl record mappo", "vaults")):
+        if any(command in snippet.code for snippet in PAGES[page]):
+            shutil.rmtree(folder)
     monkeypatch.setenv("OFFMARL_QUIET", "1")
     monkeypatch.setattr(
         offmarl,

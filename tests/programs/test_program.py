@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,10 +20,11 @@ import offmarl
 from offmarl import programs, tracking
 from offmarl.checkpoint import Checkpoints
 from offmarl.errors import OptionError, RunError, UnknownNameError
-from offmarl.programs import loop, registry
+from offmarl.programs import loop, offline, registry
 from offmarl.programs.loop import Layout, Schedule, layout_of, map_seeds, stage_starts
-from offmarl.programs.program import Stage, shaping_values, structure
+from offmarl.programs.program import Program, Stage, shaping_values, structure
 from offmarl.programs.run import compilation_cache, keep_compiled_programs, use_cores
+from offmarl.replay import Windows
 from offmarl.report import final_returns
 from tests.programs import two_stage
 
@@ -50,6 +52,20 @@ def trained(random_data, tmp_path_factory):
 
 def weights(run, seed=0):
     return offmarl.load_policy(run, seed).params
+
+
+def test_windows_are_what_arguments_and_program_ask_for(random_data, tmp_path, monkeypatch):
+    asked = []
+
+    def refuse(source, kind, windows, *rest):
+        asked.append(windows)
+        raise OptionError("enough")
+
+    monkeypatch.setattr(offline, "open_batches", refuse)
+    monkeypatch.setattr(programs, "Program", partial(Program, return_to_go=0.5))
+    with pytest.raises(OptionError, match="enough"):
+        two_stage.main(arguments(random_data(ENV), tmp_path / "run", burn_in=3))
+    assert asked == [Windows(4, 2, burn_in=3, return_to_go=0.5)]
 
 
 # ---------------------------------------------------------------------------------- stages
@@ -266,6 +282,7 @@ def test_every_layout_maps_all_seeds(at_once):
 
 SPREAD = """
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 import jax

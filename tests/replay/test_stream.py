@@ -32,10 +32,11 @@ def same(ours, theirs) -> None:
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
-@pytest.mark.parametrize("length", [1, 5, 16])
-def test_the_batches_of_the_device_padding_included(dataset: Dataset, length: int) -> None:
-    replay, sample = dataset.replay(16, length), jax.jit(lambda r, key: r.sample(key))
-    with dataset.stream(16, length, seed=3, start=7) as stream:
+@pytest.mark.parametrize(("batch", "length"), [(16, 1), (300, 5), (16, 100)])
+def test_the_batches_of_the_device(dataset: Dataset, batch: int, length: int) -> None:
+    """Of more windows than are gathered at once, and of windows longer than a row, too."""
+    replay, sample = dataset.replay(batch, length), jax.jit(lambda r, key: r.sample(key))
+    with dataset.stream(batch, length, seed=3, start=7) as stream:
         for step in range(7, 12):
             key = jax.random.fold_in(jax.random.key(3), step)
             same(next(stream), sample(replay, key))
