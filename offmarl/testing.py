@@ -1,7 +1,7 @@
-"""For tests: random experience, a slow and simple reference, and the tests of storage drivers.
+"""Helpers for tests: random experience, a slow reference, and conformance tests.
 
-A driver that is registered with `offmarl.vault.register_driver` is tested by `DriverConformance`;
-pytest collects its tests from a subclass::
+`DriverConformance` tests a driver that is registered with `offmarl.vault.register_driver`; pytest
+collects its tests from a subclass::
 
     class TestMine(DriverConformance):
         @pytest.fixture
@@ -24,7 +24,7 @@ from offmarl.vault.layout import METADATA
 from offmarl.vault.store import Store
 
 EnvironmentConformance = conformance.EnvironmentConformance
-"""What every environment must do: see `offmarl.envs.conformance`."""
+"""Conformance tests of environments: see `offmarl.envs.conformance`."""
 
 Episode = tuple[int, int, int, str, int, list[float]]
 """Row, start, length, cause, policy and returns."""
@@ -35,8 +35,8 @@ def experience(
 ) -> tuple[Transition, FinalObservations]:
     """Make random steps ``(rows, steps, ...)`` and the final views of the episodes in them.
 
-    An episode ends about every ``end_every``, half of them truncated. The final views are in no
-    order.
+    An episode ends about every ``end_every`` steps; half of the episodes are truncated. The final
+    views are in random order.
     """
     rng = np.random.default_rng(seed)
     lead = (rows, steps)
@@ -140,7 +140,7 @@ def table_of(episodes: vault.Episodes) -> list[Episode]:
 
 def write_stock(path: Path, transition: Transition) -> Path:
     """Write steps ``(rows, T, ...)`` to ``<directory>/<name>.vlt/<uid>`` by stock flashbax."""
-    import flashbax  # tests of environments do without
+    import flashbax  # tests of environments do not need it
     import jax
     from flashbax.vault import Vault
 
@@ -172,7 +172,7 @@ Place = str | os.PathLike[str]
 
 
 class DriverConformance:
-    """What every place of vaults must do.
+    """Conformance tests of the places that vaults are kept in.
 
     Subclasses have a pytest fixture ``place``: the path or URL ``<directory>/<name>.vlt/<uid>`` of
     a vault that does not exist, in a directory that holds no other vault.
@@ -180,7 +180,7 @@ class DriverConformance:
     Attributes
     ----------
     options
-        What `offmarl.vault.create` is given.
+        Keyword arguments of `offmarl.vault.create`.
     """
 
     options: ClassVar[dict[str, Any]] = {"chunk_steps": 8}
@@ -384,7 +384,7 @@ class DriverConformance:
 
     def test_replay(self, place: Place) -> None:
         """Replay on the device and streamed replay give the same batches."""
-        import jax  # tests of files alone do without
+        import jax  # tests of files do not need it
 
         found, _ = self.written(place, 30)
         batch = found.replay(batch=4, length=3).sample(jax.random.fold_in(jax.random.key(0), 0))

@@ -70,18 +70,18 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def read_run(directory: Path) -> dict[str, Any]:
-    """Return what ``run.json`` in a run's directory says.
+    """Return the content of ``run.json`` in a run's directory.
 
     Raises
     ------
     RunError
-        The directory is not that of a run, or the file cannot be understood.
+        The directory is not that of a run, or the file is damaged.
     """
     return read_json(directory, RUN_FILE)
 
 
 def read_json(directory: Path, name: str) -> dict[str, Any]:
-    """Return one of the JSON files of a run's directory; `RunError` where that cannot be done."""
+    """Return the content of a JSON file in a run's directory; `RunError` if that fails."""
     try:
         data = json.loads((directory / name).read_text())
     except (FileNotFoundError, NotADirectoryError):
@@ -123,7 +123,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def cut(path: Path, step: int) -> None:
-    """Drop the records after ``step``, so that a run resumed there writes them once only."""
+    """Remove the records after ``step``, so that a run that resumes there does not repeat them."""
     if path.exists():
         kept = [record for record in read(path) if record["step"] <= step]
         _replace(path, "".join(to_json(record) + "\n" for record in kept))
@@ -139,7 +139,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return data as JSON would hold it; see `to_json`."""
+    """Return data converted to JSON and back; see `to_json`."""
     match value:
         case None | bool() | int() | str():
             return value
@@ -251,7 +251,7 @@ def progress(
 
 
 def is_quiet() -> bool:
-    """Whether no progress is to be shown."""
+    """Whether progress is turned off."""
     return os.environ.get("OFFMARL_QUIET") == "1"
 
 

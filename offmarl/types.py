@@ -1,4 +1,4 @@
-"""The contracts everything else is written against.
+"""The types that all of offmarl shares.
 
 Axes, in the order they appear in shapes:
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # jaxtyping's Array imports JAX, which listing and reading da
     from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 ArrayTree = Any
-"""A pytree of arrays whose structure only its owner knows."""
+"""A pytree of arrays; only the code that made it knows its structure."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class EnvSpec:
         )
 
     def difference(self, other: EnvSpec) -> str:
-        """Name the first size that is not the other's, "num_agents (3, not 8)"; empty if none."""
+        """Return the first different size, such as "num_agents (3, not 8)", or an empty string."""
         for size in ("num_agents", "observation_size", "state_size", "action"):
             ours, theirs = getattr(self, size), getattr(other, size)
             if ours != theirs:
@@ -135,7 +135,7 @@ class EnvSpec:
 
 
 class View(NamedTuple):
-    """What agents see at one instant: before an action, or after the last action of an episode."""
+    """The agents' view at one instant: before an action, or after an episode's last action."""
 
     observation: Float[Array, "*b N O"]
     state: Float[Array, "*b S"]
@@ -157,9 +157,9 @@ class Timestep(NamedTuple):
     next_view: View
     reward: Float[Array, "*b N"]
     terminated: Bool[Array, "*b N"]
-    """The agent's episode ended in itself: nothing follows, so nothing is bootstrapped."""
+    """The agent's episode terminated: nothing follows, so values do not bootstrap."""
     truncated: Bool[Array, "*b N"]
-    """The agent's episode was cut off from outside: values bootstrap from ``next_view``."""
+    """The agent's episode was truncated: values bootstrap from ``next_view``."""
     last: Bool[Array, "*b"]
     """The episode ended, for all agents."""
 

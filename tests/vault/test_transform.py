@@ -450,7 +450,7 @@ def test_sources_must_be_of_one_kind(a, tmp_path):
     limited = record(tmp_path / "l.vlt", spec=replace(SPEC, time_limit=7))
     with pytest.raises(ShapeError, match=r"time_limit \(7, not 9\)"):
         vault.cat([a, limited], tmp_path / "v.vlt")
-    with pytest.raises(VaultError, match="nothing to join"):
+    with pytest.raises(VaultError, match="no vaults to join"):
         vault.cat([], tmp_path / "v.vlt")
     assert not (tmp_path / "v.vlt").exists()
 
