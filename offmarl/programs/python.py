@@ -189,10 +189,10 @@ def record(
 ) -> Recorder:
     """Record an environment of the PettingZoo parallel API while you step it.
 
-    >>> with offmarl.record(env, "mine.vlt", resume=True) as recorder:
-    ...     observations, infos = recorder.reset(seed=0)
-    ...     while env.agents:
-    ...         observations, *_, infos = recorder.step(choose(observations))
+        with offmarl.record(env, "mine.vlt", resume=True) as recorder:
+            observations, infos = recorder.reset(seed=0)
+            while env.agents:
+                observations, *_, infos = recorder.step(choose(observations))
 
     Parameters
     ----------

@@ -239,6 +239,8 @@ def test_the_site_builds_without_warnings_or_broken_links(tmp_path):
     assert '<svg class="flow"' in maicq and ">target mixer</text>" in maicq
     html = (site / "api/offmarl.envs/index.html").read_text()
     assert 'id="offmarl.envs.make"' in html
+    # Lines of code in a docstring that are not indented would be quotes.
+    assert not any("<blockquote>" in page.read_text() for page in (site / "api").rglob("*.html"))
     drawn = site / "catalogue/environments/pictures"
     assert 0 < sum(path.stat().st_size for path in drawn.glob("*.png")) < 300_000
     assert not re.search(r'(src|href)="https?://[^"]*\.(css|js|woff2?)"', html)
