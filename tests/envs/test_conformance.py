@@ -25,7 +25,6 @@ DAILY = {
     "swarm/search-3",
     "jaxmarl/mpe/simple_spread_v3",
     "jaxmarl/smax/5m_vs_6m",  # sides of unequal size
-    "jumanji/lbf:grid_size=6,fov=3",
 }
 """Slow environments that CI runs every time: one for each code path of the adapters. The others run
 nightly."""

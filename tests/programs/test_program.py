@@ -296,7 +296,7 @@ for replay in ("device", "stream"):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_seeds_are_spread_over_devices_with_the_same_bits(trained, random_data, tmp_path):
     environment = os.environ | {
         "PYTHONPATH": str(Path(__file__).parents[2]),
