@@ -32,7 +32,7 @@ from tests import typecheck  # noqa: F401 - the hook imports only the package
 _MEMORY = Path("/dev/shm")
 if "TMPDIR" not in os.environ and _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 2**32:
     # Writes to memory do not wait for a disk. No test cuts the power, which is when they differ.
-    os.environ["TMPDIR"] = str(_MEMORY)
+    os.environ["TMPDIR"] = tempfile.tempdir = str(_MEMORY)
 
 # Shapes and types are checked at run time: always in the code that JAX runs; elsewhere, where the
 # checks take most of the time, in nightly runs, which set this to "offmarl".

@@ -192,7 +192,7 @@ def test_a_full_disk_is_an_error_and_what_was_committed_stays(arguments, monkeyp
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, limits[1]))
     try:
-        with pytest.raises(OffmarlError, match="no room"):
+        with pytest.raises(OffmarlError, match="no space left"):
             record_policy(**arguments)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
