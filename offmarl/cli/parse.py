@@ -78,7 +78,7 @@ def parse_script(target: Callable[..., T], description: str | None) -> T:
 
 def use_cores_for(args: Any) -> None:
     """Let the seeds of a program's arguments use all cores, where it trains several."""
-    if getattr(args, "seeds", 1) > 1:
+    if hasattr(args, "batching") and args.seeds > 1:  # other scripts may have seeds of any kind
         from offmarl.programs.run import use_cores  # imports JAX
 
         use_cores(args.seeds, args.batching)

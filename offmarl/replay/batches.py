@@ -52,7 +52,8 @@ def open_batches(
     source
         What to learn from.
     kind
-        Where batches come from. "auto": the device where the data fits into half of what is free.
+        Where batches come from. "auto": the device where the data fits into half of what is free,
+        and has few enough steps for it.
     windows
         What to draw.
     keys
@@ -70,10 +71,10 @@ def open_batches(
     ShapeError
         There is no step to draw.
     OptionError
-        There is no room for a few batches, or there are no such episodes.
+        There is no room for a few batches, there are no such episodes, or there are too many steps
+        for the device.
     """
-    needed = device.nbytes(source, windows, episodes)
-    if kind == "device" or (kind == "auto" and 2 * needed <= _free_bytes()):
+    if kind == "device" or (kind == "auto" and _fits(source, windows, episodes)):
         yield BatchSource(steps.step, repeat(load(source, windows, episodes)))
         return
     drawn, host_keys = WindowSource(source, windows, episodes), on_host(keys)
@@ -87,6 +88,11 @@ def open_batches(
     firsts = range(steps.start - steps.start % updates, steps.stop, updates)
     with closing(ahead(gather, firsts, most)) as data:
         yield BatchSource(updates, data)
+
+
+def _fits(source: Source, windows: Windows, episodes: Chosen) -> bool:
+    needed = device.nbytes(source, windows, episodes)
+    return device.can_index(source, windows, episodes) and 2 * needed <= _free_bytes()
 
 
 @jax.jit

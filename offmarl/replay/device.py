@@ -12,10 +12,14 @@ import numpy as np
 from jaxtyping import Array, Int, PRNGKeyArray, UInt32
 from numpy.typing import NDArray
 
+from offmarl.errors import OptionError
 from offmarl.replay import packing
 from offmarl.replay.packing import Place
 from offmarl.replay.sampling import Chosen, SlotTable, Source, Windows, draw, returns_to_go
 from offmarl.types import EnvSpec, Sequence
+
+_MOST_ROWS = 2**31 - 1
+"""Rows that an int32 can count; without ``jax_enable_x64`` JAX has no wider index."""
 
 _Block = tuple[NDArray[np.int64], NDArray[np.uint32]]
 
@@ -88,8 +92,13 @@ def load(source: Source, windows: Windows, episodes: Chosen = None) -> Replay:
     ShapeError
         There is no step to draw.
     OptionError
-        There are no episodes of such numbers.
+        There are no episodes of such numbers, or there are too many steps for the device.
     """
+    if not can_index(source, windows, episodes):
+        raise OptionError(
+            f"{source.path} has more steps than the {_MOST_ROWS:,} that can be drawn on a device: "
+            "stream the batches, or draw from fewer episodes."
+        )
     table, layout = SlotTable(source, episodes), packing.layout_of(source.spec, windows)
     rows = _blank_rows(table.num_slots + windows.steps, layout.width)
     for where, block in chain(_ends(source, table, layout), _steps(source, table, layout, windows)):
@@ -101,6 +110,11 @@ def nbytes(source: Source, windows: Windows, episodes: Chosen = None) -> int:
     """Return the bytes that `load` would take on the device."""
     slots = SlotTable(source, episodes).num_slots + windows.steps
     return 4 * slots * packing.layout_of(source.spec, windows).width
+
+
+def can_index(source: Source, windows: Windows, episodes: Chosen = None) -> bool:
+    """Whether the data has few enough slots for a device to draw from."""
+    return SlotTable(source, episodes).num_slots + windows.steps <= _MOST_ROWS
 
 
 @partial(jax.jit, static_argnums=(0, 1))

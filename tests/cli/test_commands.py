@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -261,6 +262,18 @@ def test_flags_that_are_on_can_be_turned_off_and_on(monkeypatch):
         monkeypatch.setattr(sys, "argv", ["bc.py", "--vault", "x", *given])
         args = parse_script(bc.Args, bc.__doc__)
         assert (args.agent_id, args.anneal, args.greedy) == (agent_id, True, False)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Settings of a script that trains nothing."""
+
+    seeds: tuple[int, ...] = (0, 1)
+
+
+def test_seeds_of_other_scripts_are_their_own(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["sweep.py", "--seeds", "3", "4"])
+    assert parse_script(Sweep, "A sweep.") == Sweep((3, 4))
 
 
 @pytest.mark.parametrize("kind", registry.VERBS)

@@ -12,11 +12,12 @@ import pytest
 import offmarl
 from offmarl import vault
 from offmarl.errors import OptionError, ShapeError
-from offmarl.replay import Batches, Replay, Windows, open_batches, split_key
+from offmarl.replay import Batches, Replay, Windows, batches, open_batches, split_key
 from offmarl.replay.sampling import draw_on_host
 from offmarl.replay.stream import ahead
 from offmarl.vault import Dataset
 
+from .memory import MemorySource
 from .test_device import SPEC, write
 
 
@@ -185,3 +186,30 @@ def test_small_data_goes_to_the_device(dataset: Dataset) -> None:
     keys = jax.random.split(jax.random.key(0), 1)
     with open_batches(dataset, "auto", Windows(4, 5), keys, range(0, 6, 6), 2**20) as feed:
         assert isinstance(next(feed.data), Replay)
+
+
+class LongSource(MemorySource):
+    """One episode with more steps than an int32 can count, which repeat those of a short one."""
+
+    def __init__(self) -> None:
+        super().__init__([[50]])
+        self.length = 2**31
+        self.episodes = self.episodes._replace(length=np.array([self.length]))
+
+    def window_transitions(self, rows, starts, length):
+        index = rows[:, None], (starts[:, None] + np.arange(length)) % 50
+        return jax.tree.map(lambda x: x[index], self.steps)
+
+
+def test_data_with_more_steps_than_a_device_can_index_is_streamed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batches, "_free_bytes", lambda: 2**60)
+    source, keys = LongSource(), jax.random.split(jax.random.key(0), 1)
+    with open_batches(source, "auto", Windows(4, 5), keys, range(0, 6, 6), 2**20) as feed:
+        assert isinstance(next(feed.data), Batches)
+    with (
+        pytest.raises(OptionError, match="stream the batches"),
+        open_batches(source, "device", Windows(4, 5), keys, range(0, 6, 6), 2**20),
+    ):
+        pass
