@@ -361,8 +361,9 @@ def _run_films(runs: Sequence[Path], programs: Sequence[Path]) -> list[str]:
 
     shown, unseen = [], []
     for directory in runs:
+        file = file_of_run(directory, programs)  # an error if one of them does not exist
         try:
-            loaded = load_policy(directory, program=file_of_run(directory, programs))
+            loaded = load_policy(directory, program=file)
         except OffmarlError as error:
             unseen.append((str(directory), str(error)))
             if read_run(directory).get("file"):
