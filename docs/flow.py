@@ -272,7 +272,7 @@ class Trace:
             field = params["name"].removeprefix(_MARK)
             return [frozenset({Source(field)} if field else ())]
         if name == "scan":
-            return self._scan(params, inputs, used)
+            return self._scan(eqn, inputs, used)
         if name == "while":
             return self._while(params, inputs)
         if name == "cond":
@@ -303,9 +303,13 @@ class Trace:
         body = params["body_jaxpr"].jaxpr
         return self._loop(lambda now: self.run(body, [*fixed, *now]), carry)
 
-    def _scan(self, params: Mapping[str, Any], inputs: list[Tags], used: list[bool]) -> list[Tags]:
-        fixed, width = params["num_consts"], params["num_carry"]
-        body, constants = params["jaxpr"].jaxpr, inputs[:fixed]
+    def _scan(self, eqn: Any, inputs: list[Tags], used: list[bool]) -> list[Tags]:
+        params, body = eqn.params, _open(eqn.params["jaxpr"])
+        # The body has one axis less of what is scanned over or stacked. (JAX 0.12 no longer keeps
+        # the numbers of constants and of carried values among the parameters.)
+        width = sum(_same_rank(eqn.outvars, body.outvars))
+        fixed = sum(_same_rank(eqn.invars, body.invars)) - width
+        constants = inputs[:fixed]
         carry, slices = inputs[fixed:][:width], inputs[fixed + width :]
         # Weights that the loop updates stay weights: their gradients are not followed.
         free = [not tags or bool(_data(tags)) for tags in carry]
@@ -338,6 +342,11 @@ class Trace:
             if after == carry:
                 return after
             carry = after
+
+
+def _same_rank(outside: Any, inside: Any) -> Iterator[bool]:
+    for out, into in zip(outside, inside, strict=True):
+        yield len(out.aval.shape) == len(into.aval.shape)
 
 
 def _open(jaxpr: Any) -> Jaxpr:
