@@ -143,7 +143,7 @@ def test_a_baseline_from_a_file_is_trained(offmarl, random_data, monkeypatch):
     assert "<h2>Episodes" in Path("page.html").read_text()
     assert offmarl(*compare, *program).code == 0  # without a warning: probes cannot be drawn
     mistyped = offmarl(*compare, "--program", "cautios.py")
-    assert mistyped.code == 1 and "there is no file" in mistyped.err
+    assert mistyped.code == 2 and "there is no file" in mistyped.err
     record = ("record", "--policy", run, "--steps", 40, "--num-envs", 2, "--json")
     assert offmarl(*record).code == 1
     assert offmarl(*record, *program).json["steps"] == 40
