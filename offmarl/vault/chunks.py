@@ -164,6 +164,7 @@ def _agree(values: Iterable[Value], expected: bytes) -> NumpyArray:
 
 
 def compress(value: Value) -> bytes:
+    """Return a value as a zstd frame with a checksum."""
     return bytes(_zstd().encode(value))
 
 

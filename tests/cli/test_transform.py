@@ -96,6 +96,7 @@ def test_a_verb_has_the_options_of_the_function(offmarl, name):
     shown = offmarl(name, "--help").out
     hidden = {"sources", "source", "condition"}  # which are arguments
     options = {"--" + one.replace("_", "-") for one in parameters - hidden - {"path"}} | {"--out"}
+    options = {"--with" if one == "--function" else one for one in options}
     assert options <= {word.strip(",") for word in shown.split()}
     assert "As for" not in shown and "`" not in shown.split("Example")[1].split("\n", 1)[1]
 

@@ -105,8 +105,7 @@ class Steps(Mapping[str, Any]):
     @cached_property
     def time(self) -> Int[np.ndarray, "T"]:
         """Steps of the episode before each step."""
-        rows, steps = self._part.lead
-        index = np.tile(np.arange(self._part.start, self._part.stop), rows)
+        index = np.tile(np.arange(self._part.start, self._part.stop), self._part.lead[0])
         return index - self._vault.episodes.start[self.episode]
 
     @cached_property
@@ -227,7 +226,7 @@ def check(returned: Any, steps: Steps, part: Part, leaves: Mapping[str, Leaf]) -
         elif name not in steps:
             raise _unknown(name, steps)
     _check_views(arrays, finals, steps)
-    _check_values(arrays, finals, steps, part)
+    _check_values(arrays, finals, steps)
     return Result(arrays, finals, steps.episode[steps.ends])
 
 
@@ -282,7 +281,7 @@ def _check_same(name: str, value: Any, steps: Steps) -> None:
 def _check_views(
     arrays: Mapping[str, NumpyArray], finals: Mapping[str, NumpyArray], steps: Steps
 ) -> None:
-    """Views before and after an action are the same to a learner, so both must be changed."""
+    """Raise `OptionError` if only one of a view's columns before and after an action is changed."""
     if not len(steps.ends):
         return
     changed = {column_of(name) for name in arrays}
@@ -297,7 +296,7 @@ def _check_views(
 
 
 def _check_values(
-    arrays: Mapping[str, NumpyArray], finals: Mapping[str, NumpyArray], steps: Steps, part: Part
+    arrays: Mapping[str, NumpyArray], finals: Mapping[str, NumpyArray], steps: Steps
 ) -> None:
     """Raise `InvalidValueError` for the first invalid value; the message names its episode."""
     flat = {name: a.reshape(1, -1, *a.shape[2:]) for name, a in arrays.items()}

@@ -121,7 +121,8 @@ def parse(
         place.
     """
     parser = _parser(text, names, hints or {}, percentiles)
-    return Expression(text, frozenset(parser.used), parser.condition().value)
+    value = parser.condition().value
+    return Expression(text, frozenset(parser.used), value)
 
 
 def parse_number(text: str, names: Mapping[str, Kind]) -> Expression:

@@ -1,4 +1,4 @@
-"""The functions that `offmarl.vault.map` applies: a user's, by name or as they are, or a formula."""
+"""The functions that `offmarl.vault.map` applies: Python functions and formulas."""
 
 import hashlib
 import inspect
@@ -153,7 +153,8 @@ def reward_formula(text: str, columns: Columns) -> Function:
     columns
         Values of each episode, as `selection.columns` returns them.
     """
-    return Function(RewardFormula(text, columns), f"reward = {text}", None, None, 0)
+    formula: Any = RewardFormula(text, columns)
+    return Function(formula, f"reward = {text}", None, None, 0)
 
 
 # ---------------------------------------------------------------------------------- applying
@@ -232,5 +233,3 @@ def _begin(apply: Apply, leaves: Mapping[str, Leaf]) -> None:
 def _work(part: Part) -> Result:
     ((apply, leaves),) = _state
     return apply.checked(part, leaves)
-
-

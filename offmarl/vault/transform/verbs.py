@@ -6,9 +6,9 @@ wrote is compared with its checksums, unless the source was opened with ``checke
 final views, causes, log-probabilities and policies are copied unchanged, except what `map` changes.
 
 The new vault has one row with the episodes end to end, in the order of the sources; `map`, and
-`recode` by default, keep the rows. An episode whose end is not taken is cut there: ``truncated``, with the cause "cut"
-and, if the source has it, the next view as its final view. The provenance records what was done to
-which sources.
+`recode` by default, keep the rows. An episode whose end is not taken is cut there: ``truncated``,
+with the cause "cut" and, if the source has it, the next view as its final view. The provenance
+records what was done to which sources.
 
 The command line builds its verbs from these functions: their names, parameters and docstrings.
 """
@@ -22,12 +22,12 @@ import numpy as np
 
 from offmarl.errors import OptionError, VaultError
 from offmarl.terminal import Progress, quiet
+from offmarl.vault import tables
 from offmarl.vault.creation import create_store
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.digest import episode_digests
 from offmarl.vault.layout import Codec
 from offmarl.vault.open import open_vault
-from offmarl.vault.tables import shuffled
 from offmarl.vault.transform import mapping, pipeline, selection
 from offmarl.vault.transform.function import MapFunction, load, parse_reward, reward_formula
 from offmarl.vault.transform.pipeline import AnyVault, StrPath, opened, opened_with_limit
@@ -180,7 +180,7 @@ def sample(
     def select(source: Source) -> Pieces:
         table = source.vault.episodes
         if top is None and not matching:
-            order = shuffled(len(table.row), seed)
+            order = tables.shuffled(len(table.row), seed)
             return selection.take_first(source.vault, order, steps, episodes)
         scored = np.flatnonzero(table.scored)
         returns = selection.complete_returns(source.vault)
@@ -234,13 +234,9 @@ def split(
     VaultError
         As for `cat`.
     """
-    if fractions is not None and validation is not None:
-        raise OptionError("give --fractions or --validation, not both.")
-    held_out = 0.1 if validation is None else validation
-    shares = [1 - held_out, held_out] if fractions is None else list(fractions)
-    selection.check_fractions(shares)
+    shares = tables.shares(fractions, validation)
     vault = opened(source)
-    parts = _parts(vault, shares, seed)
+    parts = tables.split(len(vault), shares, seed, vault.path)
     with pipeline.atomic_directory(path) as directory:
         (examined,) = pipeline.examine_all([vault], progress)
         for name, part in parts.items():
@@ -248,20 +244,6 @@ def split(
             arguments = {"fractions": shares, "seed": seed, "part": name}
             pipeline.write("split", arguments, taken, directory / name, codec, progress)
     return {name: open_vault(Path(path) / name) for name in parts}
-
-
-def _parts(vault: Dataset, shares: Sequence[float], seed: int) -> dict[str, selection.Order]:
-    """Return the episodes of every part; `OptionError` if one is empty."""
-    order = shuffled(len(vault.episodes.row), seed)
-    edges = np.round(np.cumsum(shares)[:-1] * len(order)).astype(int)
-    parts = dict(zip(selection.SPLITS[len(shares)], np.split(order, edges), strict=True))
-    for name, part in parts.items():
-        if not len(part):
-            raise OptionError(
-                f"{name} would be empty: {vault.path} has {len(order)} episodes, to be split "
-                f"{' : '.join(f'{share:g}' for share in shares)}."
-            )
-    return parts
 
 
 def slice(
@@ -403,7 +385,9 @@ def map(
 
     Parameters
     ----------
-    source, path, progress
+    source
+        A vault.
+    path, progress
         As for `cat`.
     function
         A Python function of some steps, as module:function or path/to/file.py:function; in Python
@@ -411,7 +395,7 @@ def map(
         that change.
     reward
         A formula for the new rewards of all agents instead, such as ``reward / 10`` or ``reward -
-        0.1 * (step > 50)``. It uses the names of `filter` by steps; a condition counts as 0 or 1.
+        0.1 * (step > 50)``. It uses the names of conditions on steps; a condition counts as 0 or 1.
     by
         What the function gets in a call: an episode, or as many steps as fit in memory. Rewards by
         formula are always computed by steps.
