@@ -24,7 +24,7 @@ from offmarl.replay import packing
 from offmarl.replay.circles import Circles, Mixed, Part, Weighting
 from offmarl.replay.packing import Place
 from offmarl.replay.sampling import Chosen, Source, Windows, returns_to_go
-from offmarl.replay.starts import Starts, draw_on_host, on_host
+from offmarl.replay.starts import Starts, draw_on_host
 from offmarl.types import EnvSpec, Sequence
 
 _THREADS = 2
@@ -121,7 +121,8 @@ class WindowSource:
 
     def batches(self, keys: Key[Array, "*b"]) -> Batches:
         """Return the batches that keys draw, on the device."""
-        return self.at(draw_on_host(self.starts, keys, self._shape.batch_size))
+        words = np.asarray(jax.random.key_data(keys))
+        return self.at(draw_on_host(self.starts, words, self._shape.batch_size))
 
     def at(self, starts: Int[np.ndarray, "*b B"]) -> Batches:
         """Return the batches of the windows that start at given slots, on the device."""
@@ -144,8 +145,8 @@ class WindowSource:
         return _sequence(self._put(np.take_along_axis(rows, slots[..., None], axis=1)))
 
     def _put(self, rows: NDArray[np.uint32], weight: NDArray[np.float32] | None = None) -> Batches:
-        rows, weight = jax.device_put((rows, weight))
-        return Batches(rows, self._spec, self._shape, weight)
+        there = None if weight is None else jax.device_put(weight)
+        return Batches(jax.device_put(rows), self._spec, self._shape, there)
 
     def _windows(self, starts: NDArray[np.int64]) -> NDArray[np.uint32]:
         """Return the windows ``(n, T+1, W)`` that start at slots."""
@@ -304,6 +305,15 @@ class Stream:
 
 
 _sequence = jax.jit(Batches.sequence)
+
+
+def on_host(keys: Key[Array, "*b"]) -> Key[Array, "*b"]:
+    """Put keys where drawing waits for nothing; nowhere else where JAX knows no processor."""
+    try:
+        processor = jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        return keys
+    return jax.device_put(keys, processor)
 
 
 def parts_ahead(memory: int, part: int, name: str, most: int) -> int:
