@@ -1,7 +1,7 @@
 """Selects parts of a vault for a transform: by number, by time, by sample or by condition."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -19,9 +19,6 @@ Unit = Literal["episodes", "steps"]
 
 Order = Int[np.ndarray, "K"]
 """Episode numbers in the order in which they are drawn: every prefix is a sample."""
-
-SPLITS = {2: ("train", "validation"), 3: ("train", "validation", "test")}
-"""Names of the parts of a split, by their number."""
 
 OF_EPISODES: dict[str, Kind] = {
     "return": "number",  # mean over agents
@@ -194,15 +191,6 @@ def check_amount(
         raise OptionError(
             f"a sample has at least one step or episode, and the top fraction is in (0, 1]: got "
             f"{amounts[0]}."
-        )
-
-
-def check_fractions(fractions: Sequence[float]) -> None:
-    """Refuse fractions that a vault cannot be split by."""
-    if len(fractions) not in SPLITS or min(fractions) <= 0 or abs(sum(fractions) - 1) > 1e-6:
-        raise OptionError(
-            f"fractions are two (train, validation) or three (and test), above 0, and sum to 1: "
-            f"got {' '.join(f'{fraction:g}' for fraction in fractions) or 'none'}."
         )
 
 

@@ -20,13 +20,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from offmarl.errors import OptionError, VaultError
+from offmarl.errors import VaultError
 from offmarl.terminal import Progress, quiet
+from offmarl.vault import tables
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.digest import episode_digests
 from offmarl.vault.layout import Codec
 from offmarl.vault.open import open_vault
-from offmarl.vault.tables import shuffled
 from offmarl.vault.transform import pipeline, selection
 from offmarl.vault.transform.pipeline import AnyVault, StrPath, opened, opened_with_limit
 from offmarl.vault.transform.policy_ids import Source, name_of
@@ -178,7 +178,7 @@ def sample(
     def select(source: Source) -> Pieces:
         table = source.vault.episodes
         if top is None and not matching:
-            order = shuffled(len(table.row), seed)
+            order = tables.shuffled(len(table.row), seed)
             return selection.take_first(source.vault, order, steps, episodes)
         scored = np.flatnonzero(table.scored)
         returns = selection.complete_returns(source.vault)
@@ -232,13 +232,9 @@ def split(
     VaultError
         As for `cat`.
     """
-    if fractions is not None and validation is not None:
-        raise OptionError("give --fractions or --validation, not both.")
-    held_out = 0.1 if validation is None else validation
-    shares = [1 - held_out, held_out] if fractions is None else list(fractions)
-    selection.check_fractions(shares)
+    shares = tables.shares(fractions, validation)
     vault = opened(source)
-    parts = _parts(vault, shares, seed)
+    parts = tables.split(len(vault), shares, seed, vault.path)
     with pipeline.atomic_directory(path) as directory:
         (examined,) = pipeline.examine_all([vault], progress)
         for name, part in parts.items():
@@ -246,20 +242,6 @@ def split(
             arguments = {"fractions": shares, "seed": seed, "part": name}
             pipeline.write("split", arguments, taken, directory / name, codec, progress)
     return {name: open_vault(Path(path) / name) for name in parts}
-
-
-def _parts(vault: Dataset, shares: Sequence[float], seed: int) -> dict[str, selection.Order]:
-    """Return the episodes of every part; `OptionError` if one is empty."""
-    order = shuffled(len(vault.episodes.row), seed)
-    edges = np.round(np.cumsum(shares)[:-1] * len(order)).astype(int)
-    parts = dict(zip(selection.SPLITS[len(shares)], np.split(order, edges), strict=True))
-    for name, part in parts.items():
-        if not len(part):
-            raise OptionError(
-                f"{name} would be empty: {vault.path} has {len(order)} episodes, to be split "
-                f"{' : '.join(f'{share:g}' for share in shares)}."
-            )
-    return parts
 
 
 def slice(
