@@ -50,8 +50,9 @@ def create(
         Where the data comes from; a JSON object.
     chunk_steps
         Steps of one row that are stored together, a chunk: 1024 by default, or fewer so that all
-        rows take at most 32 MB. One chunk is held in memory. `Writer.flush` writes an unfinished
-        chunk as a whole, so flush at multiples of this number if you flush often.
+        rows take at most 32 MB (with images, 1 MB). One chunk is held in memory. `Writer.flush`
+        writes an unfinished chunk as a whole, so flush at multiples of this number if you flush
+        often.
     codec
         "raw": uncompressed, with a CRC32C for each chunk. "zstd": compressed frames with checksums.
     on_invalid
@@ -155,6 +156,47 @@ def create_whole(
     whole = _build_and_move if place.can_rename else _build_in_place
     with whole(place, schema, provenance or {}, on_invalid) as writer:
         yield writer
+
+
+@contextmanager
+def create_store(path: str | os.PathLike[str]) -> Iterator[Store]:
+    """Create the store of a vault, which appears when the block ends, and not if it fails.
+
+    The block must write all keys and ``metadata.json``.
+    """
+    place = free_place(path)
+    build = _store_and_move if place.can_rename else _store_in_place
+    with build(place) as store:
+        yield store
+
+
+@contextmanager
+def _store_and_move(place: Driver) -> Iterator[Store]:
+    final = place.directory
+    part = final.with_name(f".{final.name}.part")
+    with ExitStack() as last, ExitStack() as stack:
+        with errors_of(final):
+            store, lock = stack.enter_context(_building(place, part))
+        last.callback(lock.release)  # once a failed vault is removed, others may build there
+        yield store
+        with errors_of(final):
+            place.refuse_existing()
+            publish(part, final)
+
+
+@contextmanager
+def _store_in_place(place: Driver) -> Iterator[Store]:
+    with errors_of(place.path):
+        lock = place.lock()
+    try:
+        place.refuse_existing()
+        place.clear()
+        yield store_of(place)
+    except BaseException:
+        place.clear()
+        raise
+    finally:
+        lock.release()
 
 
 @contextmanager

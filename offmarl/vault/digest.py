@@ -116,5 +116,6 @@ def _pack_steps(transition: Transition, policies: bool) -> NumpyArray:
 
 def _pack(arrays: list[NumpyArray], lead: int) -> NumpyArray:
     """Join the bytes of each record: ``(*lead, ...)`` arrays to ``(*lead, bytes)``."""
-    flat = (x.reshape(*x.shape[:lead], math.prod(x.shape[lead:])) for x in arrays if x.size)
+    sizes = [math.prod(x.shape[lead:]) for x in arrays]
+    flat = (x.reshape(*x.shape[:lead], size) for x, size in zip(arrays, sizes, strict=True) if size)
     return np.concatenate([np.ascontiguousarray(x).view(np.uint8) for x in flat], axis=-1)

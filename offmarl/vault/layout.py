@@ -271,11 +271,11 @@ def leaves(spec: EnvSpec, agent_policies: bool = True) -> dict[str, Leaf]:
 def default_chunk_steps(spec: EnvSpec, rows: int) -> int:
     """Return the default steps of a chunk: 1024, or a smaller power of two.
 
-    The chunks of all rows and arrays take at most 32 MB. With images they take at most 4 MB: the
-    last chunk is stored whole, and would otherwise take much more than the steps in it.
+    The chunks of all rows and arrays take at most 32 MB. With images they take about 1 MB at most:
+    the last chunk is stored whole, and could otherwise take much more than the steps in it.
     """
     step_bytes = rows * sum(leaf.step_bytes for leaf in leaves(spec).values())
-    most = 2**25 if spec.is_vector else 2**22
+    most = 2**25 if spec.is_vector else 2**20
     return 1 << max(0, min(1024, most // step_bytes).bit_length() - 1)
 
 

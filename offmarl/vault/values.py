@@ -34,6 +34,7 @@ class RecordPosition(NamedTuple):
 
     step: int = 0
     of: str = "of the record"
+    row: int = 0
 
 
 IN_RECORD = RecordPosition()
@@ -262,7 +263,7 @@ def _message(
         agent = rest.pop(0)
         whose = f" of {_agent(spec, rule.agents[agent] if rule.agents else agent)}"
     entry = f", entry {', '.join(map(str, rest))}," if rest else ""
-    where = f"in row {row}, step {place.step + step} {place.of}"
+    where = f"in row {place.row + row}, step {place.step + step} {place.of}"
     count = int(np.count_nonzero(wrong))
     others = f" (and {count - 1:,} more are wrong)" if count > 1 else ""
     return f"the {rule.what}{whose}{entry} {where} is {value!r}{others}: it must be {rule.must}."

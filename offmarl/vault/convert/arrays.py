@@ -174,7 +174,7 @@ def _given(trees: Mapping[str, Any]) -> dict[str, NumpyArray]:
 class _Agents(NamedTuple):
     """The axis of agents."""
 
-    count: int
+    number: int
     """N"""
     is_there: bool
     """Whether observations and actions have it."""
@@ -221,10 +221,10 @@ class _Columns(NamedTuple):
             group = name.removeprefix("next ").partition(".")[0]
             of_agents = name in _OF_AGENTS or group == OBSERVATIONS
             shared = name in _OF_ALL and array.ndim == 1
-            if of_agents and self.agents.is_there and not shared and axes != (self.agents.count,):
+            if of_agents and self.agents.is_there and not shared and axes != (self.agents.number,):
                 raise ShapeError(
                     f"{name} has shape {array.shape}, and the number of agents is "
-                    f"{self.agents.count}: the second axis must be theirs. If there is one agent, "
+                    f"{self.agents.number}: the second axis must be theirs. If there is one agent, "
                     "leave that axis out of all arrays; otherwise give num_agents."
                 )
         for name, array in self._after_by_argument().items():
@@ -259,7 +259,7 @@ class _Columns(NamedTuple):
         state = self._tree(STATE)
         spec = EnvSpec(
             name="",
-            num_agents=self.agents.count,
+            num_agents=self.agents.number,
             observation_size=0,
             state_size=0,
             action=self._action(num_actions),
@@ -333,7 +333,7 @@ class _Columns(NamedTuple):
         for name, array in arrays.items():
             some = np.asarray(array[steps])
             if name in _OF_ALL and some.ndim == 1:
-                some = np.broadcast_to(some[:, None], (len(some), self.agents.count))
+                some = np.broadcast_to(some[:, None], (len(some), self.agents.number))
             if name in wanted:
                 _check_range(name, some, wanted[name].dtype, start)
             found[name] = some[None]

@@ -377,7 +377,7 @@ def write_pymarl(vault: Dataset, path: StrPath, progress: Progress = quiet) -> P
         },
     }
     with common.whole(path) as part, _create(part, columns) as arrays:
-        for episode in common.counted(vault.each_episode(), len(lengths), progress):
+        for episode in common.counted(vault, len(lengths), progress):
             found = _slots(episode, rewards)
             for name, (shape, dtype) in columns.items():
                 values = found[name]
