@@ -6,12 +6,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt64
 
-from offmarl.types import Discrete, EnvSpec, Transition
+from offmarl.types import ArraySpec, Discrete, EnvSpec, Transition, flatten_tree
 
 # ------------------------------------------------------------------------------------------- ranges
 
@@ -102,6 +103,56 @@ class RangesAccumulator:
         std = np.sqrt(self._squares / np.maximum(self._count, 1))
         std = np.where(some, std, np.nan)
         return Ranges(low, high, mean, std, self._count, self._not_finite)
+
+
+class LeavesAccumulator:
+    """Accumulates `Ranges` of the leaves of a tree: a column has all entries of one leaf.
+
+    Parameters
+    ----------
+    leaves
+        The specs of the leaves by path.
+    num_agents
+        N, if the leaves have an axis of agents; the columns are then ``(N, leaves)``.
+    """
+
+    def __init__(self, leaves: Mapping[str, ArraySpec], num_agents: int | None = None):
+        self._num_agents = num_agents
+        self._leaves = leaves
+        lead = {x: leaf.with_agents(num_agents or 1).shape[:1] for x, leaf in leaves.items()}
+        self._parts = {x: RangesAccumulator(*(lead[x] if num_agents else ())) for x in leaves}
+
+    def add(self, tree: Any, alive: Any = None) -> None:
+        """Add leaves ``(n, *shape)``; or ``(n, N, *shape)`` of agents that are ``alive (n, N)``."""
+        for path, leaf in flatten_tree(tree).items():
+            values = leaf if leaf.dtype.kind in "biuf" else leaf.astype(np.float32)
+            lead = values.shape[: 2 if self._num_agents else 1]
+            entries = values.reshape(*lead, int(np.prod(values.shape[len(lead) :])))
+            entries = np.moveaxis(entries, -1, 1).reshape(-1, *lead[1:])
+            mask: Any = True
+            if alive is not None:
+                valid = alive[:, list(self._leaves[path].agents or range(lead[1]))]
+                mask = np.repeat(valid, len(entries) // max(len(values), 1), axis=0)
+            self._parts[path].add(entries, mask)
+
+    @property
+    def ranges(self) -> Ranges:
+        """The statistics of everything added so far, a column for each leaf."""
+        columns = [self._of_all(path, part.ranges) for path, part in self._parts.items()]
+        return Ranges(*(np.stack(field, -1) for field in zip(*columns, strict=True)))
+
+    def _of_all(self, path: str, found: Ranges) -> Ranges:
+        """Add the agents that do not have a leaf."""
+        agents = self._leaves[path].agents
+        if agents is None or self._num_agents is None:
+            return found
+        fields = []
+        for field in found:
+            missing = np.nan if field.dtype.kind == "f" else 0
+            whole = np.full(self._num_agents, missing, field.dtype)
+            whole[list(agents)] = field
+            fields.append(whole)
+        return Ranges(*fields)
 
 
 # ------------------------------------------------------------------------------------ distinct rows
@@ -214,7 +265,7 @@ def hash_rows(*parts: Any) -> UInt64[np.ndarray, "n"]:
 
 def _words(part: Any) -> Any:
     flat = part.reshape(len(part), int(np.prod(part.shape[1:])))
-    if flat.dtype.kind == "f":
+    if flat.dtype.kind not in "biu":
         return np.ascontiguousarray(flat.astype(np.float32) + np.float32(0)).view(np.uint32)
     return np.ascontiguousarray(flat, np.int32).view(np.uint32)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ from jaxtyping import Float, Int
 from offmarl.report.accumulators import (
     Actions,
     Distinct,
+    LeavesAccumulator,
     Ranges,
     RangesAccumulator,
     entropy,
@@ -17,7 +19,7 @@ from offmarl.report.accumulators import (
     make_actions_accumulator,
 )
 from offmarl.terminal import Progress, quiet
-from offmarl.types import EnvSpec, Transition, map_tree
+from offmarl.types import EnvSpec, Transition, flatten_tree, map_tree
 from offmarl.vault import Dataset, Episodes
 from offmarl.vault.digest import digest
 
@@ -175,8 +177,14 @@ class StatsAccumulator:
     def __init__(self, vault: Dataset):
         spec = vault.spec
         self._vault = vault
+        self._observations: RangesAccumulator | LeavesAccumulator
+        self._state: RangesAccumulator | LeavesAccumulator
         self._observations = RangesAccumulator(spec.num_agents, spec.observation_size)
         self._state = RangesAccumulator(spec.state_size)
+        if spec.observation:
+            self._observations = LeavesAccumulator(spec.observation_leaves, spec.num_agents)
+        if spec.global_state:
+            self._state = LeavesAccumulator(spec.state_leaves)
         self._actions = make_actions_accumulator(spec)
         self._rewards = _RewardsAccumulator(vault)
         self._pairs, self._states, self._local, self._joint = (Distinct() for _ in range(4))
@@ -188,7 +196,8 @@ class StatsAccumulator:
         self._rewards.add(begin, block.reward)
         steps = _flat(block)
         alive = steps.view.alive
-        self._observations.add(steps.view.observation, alive[..., None])
+        mask = alive if isinstance(self._observations, LeavesAccumulator) else alive[..., None]
+        self._observations.add(steps.view.observation, mask)
         self._state.add(steps.view.state)
         self._actions.add(steps)
         self._alive += alive.sum(0)
@@ -196,13 +205,16 @@ class StatsAccumulator:
         self._cover(steps)
 
     def _cover(self, steps: Transition) -> None:
-        self._pairs.add(hash_rows(steps.view.state, steps.action))
-        self._states.add(hash_rows(steps.view.state))
+        spec, view = self._vault.spec, steps.view
+        # Without a state, all observations together tell situations apart.
+        state = [*flatten_tree(view.state if spec.state_size else view.observation).values()]
+        self._pairs.add(hash_rows(*state, steps.action))
+        self._states.add(hash_rows(*state))
         self._joint.add(hash_rows(steps.action))
-        for agent in range(steps.view.alive.shape[1]):
-            alive = steps.view.alive[:, agent]
-            seen, done = steps.view.observation[:, agent], np.asarray(steps.action)[:, agent]
-            self._local.add(hash_rows(seen[alive], done[alive]))
+        for agent in range(view.alive.shape[1]):
+            alive = view.alive[:, agent]
+            parts = (*_of_agent(view.observation, spec, agent), steps.action[:, agent])
+            self._local.add(hash_rows(*(np.asarray(part)[alive] for part in parts)))
 
     def survey(self, digest: str) -> Survey:
         """Return the survey of everything added."""
@@ -274,6 +286,15 @@ class _RewardsAccumulator:
             self._stretch,
             self._sums[some] / self._counts[some],
         )
+
+
+def _of_agent(observation: Any, spec: EnvSpec, agent: int) -> Iterator[Any]:
+    """Yield the leaves of one agent's observation."""
+    leaves = spec.observation_leaves
+    for path, array in flatten_tree(observation).items():
+        agents = leaves[path].agents or range(spec.num_agents)
+        if agent in agents:
+            yield array[:, agents.index(agent)]
 
 
 def _flat(block: Transition) -> Transition:

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int
 
 from offmarl.errors import InvalidValueError, OptionError, ShapeError
-from offmarl.types import EnvSpec, View
+from offmarl.types import EnvSpec
 from offmarl.vault import layout, values
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.layout import Leaf, NumpyArray
@@ -132,7 +132,7 @@ class Steps(Mapping[str, Any]):
     @cached_property
     def _finals(self) -> dict[str, NumpyArray]:
         numbers = self._vault.episodes.final[self.episode[self.ends]]
-        return flatten_view(self._vault.final_views(numbers))
+        return encoding.flatten_view(self._vault.final_views(numbers))
 
 
 def column_of(disk_name: str) -> str:
@@ -147,30 +147,6 @@ def disk_name_of(column: str) -> str:
     """Return the name of a column's array on disk."""
     field, dot, rest = column.partition(".")
     return _DISK_NAMES.get(field, field) + dot + rest
-
-
-def flatten_view(view: View) -> dict[str, NumpyArray]:
-    """Return the arrays of a view by their columns' names."""
-
-    def flat(name: str, tree: Any) -> Iterator[tuple[str, NumpyArray]]:
-        if isinstance(tree, Mapping):
-            for key, below in tree.items():
-                yield from flat(f"{name}.{key}", below)
-        else:
-            yield name, tree
-
-    return {k: v for field in View._fields for k, v in flat(field, getattr(view, field))}
-
-
-def nest_view(flat: Mapping[str, NumpyArray]) -> View:
-    """Undo `flatten_view`."""
-    fields: dict[str, Any] = {}
-    for name, array in flat.items():
-        node, *path = fields, *name.split(".")
-        for key in path[:-1]:
-            node = node.setdefault(key, {})
-        node[path[-1]] = array
-    return View(**fields)
 
 
 # ---------------------------------------------------------------------------------- results

@@ -22,7 +22,7 @@ from offmarl.vault.layout import METADATA, Head, NumpyArray, Schema
 from offmarl.vault.metadata import to_metadata, without_episodes
 from offmarl.vault.store import Store
 from offmarl.vault.tables import Table
-from offmarl.vault.transform.columns import Part, Result, column_of, flatten_view, nest_view
+from offmarl.vault.transform.columns import Part, Result, column_of
 from offmarl.vault.transform.function import Apply, Function, results
 from offmarl.vault.transform.selection import Unit
 
@@ -126,7 +126,8 @@ def write(mapped: Mapped, store: Store, provenance: Mapping[str, Any], advance: 
     copied = is_current(vault)
     encoded = changed if copied else frozenset(schema.leaves)
     chunks = _Chunks(schema, store, vault.length, encoded)
-    views = {column_of(name) for name in changed} & flatten_view(vault.final_views(_NONE)).keys()
+    stored = encoding.flatten_view(vault.spec.view_spec)
+    views = {column_of(name) for name in changed} & stored.keys()
     finals = None if copied and not views else _Finals(vault, store)
     table = _EpisodeTable(vault)
     for part, result in results:
@@ -148,9 +149,6 @@ def write(mapped: Mapped, store: Store, provenance: Mapping[str, Any], advance: 
         _copy_finals(vault.store, store)
     _write_tables(table, schema, store, provenance)
     store.driver.write(METADATA, layout.dump_json(to_metadata(schema)))
-
-
-_NONE: NumpyArray = np.zeros(0, np.int64)
 
 
 def _check_columns(result: Result, changed: frozenset[str], part: Part) -> None:
@@ -302,8 +300,8 @@ class _Finals:
         if not len(episodes):
             return
         view = self._vault.final_views(self._vault.episodes.final[episodes])
-        flat = flatten_view(view) | result.finals
-        self._waiting.append(encoding.pack_view(nest_view(flat), self._vault.spec))
+        flat = encoding.flatten_view(view) | result.finals
+        self._waiting.append(encoding.pack_view(encoding.unflatten_view(flat), self._vault.spec))
         self._numbers[episodes] = self._count + np.arange(len(episodes))
         self._count += len(episodes)
         if sum(packed.nbytes for packed in self._waiting) >= _COMMIT_BYTES:
