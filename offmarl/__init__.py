@@ -3,7 +3,7 @@
 | area | names |
 |---|---|
 | data | `open`, `load_dataset`, `Dataset`, `vault` (create, read, transform, verify), `hub` |
-| replay | `replay` (windows of data on the device, or streamed from disk) |
+| replay | `mix` (of vaults), `replay` (windows on the device, or streamed from disk) |
 | environments | `envs` (`envs.make`, `envs.register`), `rollout` |
 | networks | `networks`, `distributions` |
 | losses | `losses` |
@@ -91,7 +91,7 @@ if TYPE_CHECKING:
         Transition,
         View,
     )
-    from offmarl.vault import Dataset
+    from offmarl.vault import Dataset, mix
     from offmarl.vault import open_vault as open
 
 __version__ = "0.1.0"
@@ -140,6 +140,7 @@ __all__ = [
     "load_dataset",
     "load_policy",
     "losses",
+    "mix",
     "networks",
     "open",
     "programs",
@@ -158,6 +159,7 @@ _HOMES = {
     "Dataset": "offmarl.vault:Dataset",
     "load_dataset": "offmarl.hub:load_dataset",
     "load_policy": "offmarl.programs.policy:load_policy",
+    "mix": "offmarl.vault:mix",
     "open": "offmarl.vault:open_vault",
     "record": "offmarl.programs.python:record",
     "record_episodes": "offmarl.programs.processes:record_episodes",

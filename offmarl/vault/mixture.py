@@ -15,8 +15,9 @@ from offmarl.errors import OptionError, ShapeError
 from offmarl.types import EnvSpec, Episode
 from offmarl.vault import bounds, layout, tables
 from offmarl.vault.dataset import Dataset
-from offmarl.vault.episode_set import By, Chosen, EpisodeSet
+from offmarl.vault.episode_set import Chosen, EpisodeSet
 from offmarl.vault.open import open_vault
+from offmarl.vault.weights import By
 
 VaultLike = str | os.PathLike[str] | Dataset
 
@@ -163,8 +164,7 @@ def mix(
     """
     named = dict(vaults) if isinstance(vaults, Mapping) else dict.fromkeys(vaults, -1.0)
     opened = [
-        one if isinstance(one, Dataset) else open_vault(one, time_limit=time_limit)
-        for one in named
+        one if isinstance(one, Dataset) else open_vault(one, time_limit=time_limit) for one in named
     ]
     shares = np.array([*named.values()], np.float64)
     if not isinstance(vaults, Mapping):
@@ -186,7 +186,9 @@ def _check_shares(vaults: list[Dataset], shares: NDArray[np.float64]) -> None:
         raise OptionError(f"all shares of the mixture are 0 ({names}): give one above 0.")
     paths = [one.path for one in vaults]
     if twice := [path for path in paths if paths.count(path) > 1]:
-        raise OptionError(f"{twice[0]} is in the mixture twice: name it once, with its whole share.")
+        raise OptionError(
+            f"{twice[0]} is in the mixture twice: name it once, with its whole share."
+        )
 
 
 def _check_alike(vaults: list[Dataset]) -> None:

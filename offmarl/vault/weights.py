@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from offmarl.vault.dataset import Dataset
     from offmarl.vault.mixture import Mixture
 
+By = Literal["step", "episode"]
+
 RETURN_TEMPERATURE = 0.1
 """The temperature of returns if none is given, as in Hong et al. 2023 (arXiv 2306.13085)."""
 
@@ -56,7 +58,7 @@ class Weights:
     """
 
     of: str | Callable[["Dataset"], Any] | NDArray[Any]
-    by: Literal["step", "episode"] = "step"
+    by: By = "step"
     temperature: float | None = None
 
     def __post_init__(self) -> None:
@@ -112,10 +114,10 @@ def resolve(source: "Dataset | Mixture", weights: WeightsLike) -> tuple[Any, ...
     if weights is None:
         return None
     weights = weights if isinstance(weights, Weights) else Weights(weights)
-    datasets: tuple[Dataset, ...] = getattr(source, "sources", (source,))
+    datasets: Any = getattr(source, "sources", (source,))
     values = _values(datasets, weights)
     temperature = weights.temperature
-    if temperature is None and weights.of == "return":
+    if temperature is None and isinstance(weights.of, str) and weights.of == "return":
         temperature = RETURN_TEMPERATURE
     _check(values, weights, may_be_negative=temperature is not None)
     if temperature is not None:
@@ -221,7 +223,4 @@ def _by_episode(values: _Values) -> NDArray[np.float64]:
     table = dataset.episodes
     if numbers.ndim == 1:
         return numbers / table.length
-    lengths = np.empty(numbers.shape)
-    order = np.lexsort((table.start, table.row))
-    lengths.flat = np.repeat(table.length[order], table.length[order])
-    return numbers / lengths
+    return numbers / np.repeat(table.length, table.length).reshape(numbers.shape)
