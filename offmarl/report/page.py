@@ -16,7 +16,8 @@ import numpy as np
 from offmarl import __version__
 from offmarl.report import dataset_figures as figures
 from offmarl.report import tables
-from offmarl.report.accumulators import DiscreteActions, Ranges
+from offmarl.vault.ranges import Ranges
+from offmarl.report.accumulators import DiscreteActions
 from offmarl.report.contents import Survey
 from offmarl.report.dataset_figures import Surveys
 from offmarl.report.figures import to_bytes

@@ -8,7 +8,7 @@ import pytest
 
 from offmarl import report, vault
 from offmarl.errors import VaultError
-from offmarl.report.accumulators import RangesAccumulator
+from offmarl.vault.ranges import RangesAccumulator
 from offmarl.report.warnings import data_warnings
 from offmarl.types import Continuous, Discrete, EnvSpec
 from offmarl.vault.open import open_source

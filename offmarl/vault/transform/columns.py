@@ -15,26 +15,14 @@ from jaxtyping import Int
 
 from offmarl.errors import InvalidValueError, OptionError, ShapeError
 from offmarl.types import EnvSpec, View
-from offmarl.vault import layout, values
+from offmarl.vault import values
 from offmarl.vault.dataset import Dataset
-from offmarl.vault.layout import Leaf, NumpyArray
+from offmarl.vault.layout import Leaf, NumpyArray, column_of, disk_name_of
 from offmarl.vault.values import RecordPosition
 
 FINAL = "final."
 """Prefix of the columns of the views that episodes ended with."""
 
-_DISK_NAMES = {
-    "observation": "observations",
-    "state": "infos.state",
-    "legal_actions": "infos.legals",
-    "alive": "infos.alive",
-    "action": "actions",
-    "reward": "rewards",
-    "terminated": "terminals",
-    "truncated": "truncations",
-    "behaviour_log_prob": "infos.behaviour_log_probs",
-    "policy_id": layout.POLICY_IDS,
-}
 _MASKS = frozenset({"legal_actions", "alive", "terminated", "truncated"})
 """Columns that are 0 or 1 on disk, and booleans in Python."""
 _ENDS = frozenset({"terminated", "truncated"})
@@ -133,20 +121,6 @@ class Steps(Mapping[str, Any]):
     def _finals(self) -> dict[str, NumpyArray]:
         numbers = self._vault.episodes.final[self.episode[self.ends]]
         return flatten_view(self._vault.final_views(numbers))
-
-
-def column_of(disk_name: str) -> str:
-    """Return the column of an array on disk."""
-    for column, name in _DISK_NAMES.items():
-        if disk_name == name or disk_name.startswith(f"{name}."):
-            return column + disk_name.removeprefix(name)
-    return disk_name
-
-
-def disk_name_of(column: str) -> str:
-    """Return the name of a column's array on disk."""
-    field, dot, rest = column.partition(".")
-    return _DISK_NAMES.get(field, field) + dot + rest
 
 
 def flatten_view(view: View) -> dict[str, NumpyArray]:

@@ -18,11 +18,11 @@ from offmarl.vault.chunks import compress
 from offmarl.vault.compaction import repeat_tree
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.faults import damaged
-from offmarl.vault.layout import METADATA, Head, NumpyArray, Schema
+from offmarl.vault.layout import METADATA, Head, NumpyArray, Schema, column_of
 from offmarl.vault.metadata import to_metadata, without_episodes
 from offmarl.vault.store import Store
 from offmarl.vault.tables import Table
-from offmarl.vault.transform.columns import Part, Result, column_of, flatten_view, nest_view
+from offmarl.vault.transform.columns import Part, Result, flatten_view, nest_view
 from offmarl.vault.transform.function import Apply, Function, results
 from offmarl.vault.transform.selection import Unit
 
