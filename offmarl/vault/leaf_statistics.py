@@ -7,7 +7,8 @@ fingerprint of the data that they belong to, so that they are computed again aft
 import hashlib
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -33,7 +34,8 @@ _MEMORY = 2**26
 _VERSION = 1
 
 
-class LeafStatistics(NamedTuple):
+@dataclass(frozen=True)
+class LeafStatistics:
     """Statistics of the entries of a leaf, of shape ``*c``; NaN for entries without finite values.
 
     ``*c`` is the shape of one step's array; an array of more than two axes, such as an image, has
@@ -63,7 +65,7 @@ class LeafStatistics(NamedTuple):
         """Return a JSON object that `from_json` reads back."""
         return {
             name: value.tolist() if isinstance(value, np.ndarray) else value
-            for name, value in self._asdict().items()
+            for name, value in vars(self).items()
         }
 
     @classmethod

@@ -38,10 +38,14 @@ class Ranges(NamedTuple):
             count.sum(axis, keepdims=True), 1
         )
         squares = (count * (std**2 + (mean - center) ** 2)).sum(axis)
-        found = (low.min(axis), high.max(axis), (count * mean).sum(axis) / np.maximum(total, 1))
-        spread = np.sqrt(squares / np.maximum(total, 1))
-        some = (np.where(total > 0, x, np.nan) for x in (*found, spread))
-        return Ranges(*some, total, self.not_finite.sum(axis))
+        found = (
+            low.min(axis),
+            high.max(axis),
+            (count * mean).sum(axis) / np.maximum(total, 1),
+            np.sqrt(squares / np.maximum(total, 1)),
+        )
+        low, high, mean, std = (np.where(total > 0, x, np.nan) for x in found)
+        return Ranges(low, high, mean, std, total, self.not_finite.sum(axis))
 
 
 class RangesAccumulator:

@@ -1,6 +1,6 @@
 """Statistics of every leaf: known numbers, against NumPy, sketches' bounds, and what is kept."""
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def record(path, spec=SPEC, rows=2, num_steps=40, seed=0, **options):
 def assert_same_statistics(found, expected):
     assert found.keys() == expected.keys()
     for name, leaf in found.items():
-        for ours, theirs in zip(leaf, expected[name], strict=True):
+        for ours, theirs in zip(astuple(leaf), astuple(expected[name]), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-12, err_msg=name)
 
 
@@ -47,7 +47,7 @@ def test_statistics_are_those_of_numpy(tmp_path, spec):
             values = array[(..., *index)]
             values = values[alive[..., index[0]]] if name in masked else values.ravel()
             values = values[np.isfinite(values)].astype(float)
-            one = [leaf[index] for leaf in found[name][:6]]
+            one = [leaf[index] for leaf in astuple(found[name])[:6]]
             assert one[0] == len(values)
             expected = [values.mean(), values.std(), values.min(), values.max()]
             np.testing.assert_allclose(one[2:], expected, rtol=1e-9, atol=1e-12)
