@@ -155,6 +155,7 @@ class _LeafAccumulator:
     def __init__(self, name: str, leaf: Leaf, spec: EnvSpec, capacity: int):
         field = name.partition(".")[0]
         self._live = field in _OF_LIVE_AGENTS
+        self._agents = _agents_of(name, spec)
         self._shape, self._columns = leaf.shape, _columns(leaf)
         self._ranges = RangesAccumulator(*self._columns)
         # Agents die at different times, so each has a number of values of its own.
@@ -171,6 +172,8 @@ class _LeafAccumulator:
         """Add ``(n, *shape)``."""
         if values.dtype.kind not in "fiub":  # bfloat16
             values = values.astype(np.float32)
+        if self._agents is not None:
+            alive = alive[:, self._agents]
         if self._apart:
             mask = alive.reshape(*alive.shape, *([1] * (len(self._shape) - 1)))
             self._ranges.add(values, mask if self._padding is None else mask & self._padding)
@@ -223,6 +226,13 @@ class _Counts:
         below = np.cumsum(self._counts, axis=1)
         wanted = np.maximum(np.ceil(at[:, None] * below[:, -1] * (1 - 1e-12)), 1)
         return (below[None] < wanted[..., None]).sum(-1).astype(float)
+
+
+def _agents_of(name: str, spec: EnvSpec) -> list[int] | None:
+    """Return the agents that a leaf of observations belongs to; None for all."""
+    field, _, path = name.partition(".")
+    leaf = spec.observation_leaves.get(path) if field == "observation" else None
+    return list(leaf.agents) if leaf and leaf.agents else None
 
 
 def _padding(field: str, leaf: Leaf, spec: EnvSpec) -> NumpyArray | None:
