@@ -11,9 +11,6 @@ from jaxtyping import Float, Int
 from offmarl.report.accumulators import (
     Actions,
     Distinct,
-    LeavesAccumulator,
-    Ranges,
-    RangesAccumulator,
     entropy,
     hash_rows,
     make_actions_accumulator,
@@ -22,6 +19,8 @@ from offmarl.terminal import Progress, quiet
 from offmarl.types import EnvSpec, Transition, flatten_tree, map_tree
 from offmarl.vault import Dataset, Episodes
 from offmarl.vault.digest import digest
+from offmarl.vault.leaf_statistics import Statistics, StatisticsAccumulator, keep, stored
+from offmarl.vault.ranges import Ranges
 
 LENGTHS = (5, 10, 20, 50, 100)
 """Window lengths that `Survey.windows` is reported for."""
@@ -92,9 +91,10 @@ class Survey(NamedTuple):
     digest: str
     episodes: Episodes
     observations: Ranges
-    """``(N, O)``, over steps at which the agent was alive."""
+    """``(N, O)``, over steps at which the agent was alive; or ``(1, leaves)``, of all entries of
+    each leaf, if observations are no vectors."""
     state: Ranges
-    """``(S,)``"""
+    """``(S,)``, or ``(leaves,)``; empty without a state."""
     actions: Actions
     rewards: Rewards
     coverage: Coverage
@@ -163,12 +163,20 @@ def survey(vault: Dataset, progress: Progress = quiet) -> Survey:
     VaultError
         The vault cannot be read, or is damaged.
     """
-    statistics = StatsAccumulator(vault)
+    accumulator, leaves = StatsAccumulator(vault), stored(vault)
+    fresh = StatisticsAccumulator(vault.spec, vault.num_steps) if leaves is None else None
     with progress(f"read {vault.uid}", 2 * vault.length) as advance:
         for begin, stop in vault.blocks():
-            statistics.add(begin, vault.transitions(begin, stop))
+            steps = vault.transitions(begin, stop)
+            accumulator.add(begin, steps)
+            if fresh:
+                fresh.add(steps)
             advance(stop - begin)
-        return statistics.survey(digest(vault, advance))
+        if fresh:
+            leaves = fresh.statistics
+            keep(vault, leaves)
+        assert leaves is not None
+        return accumulator.survey(digest(vault, advance), leaves)
 
 
 class StatsAccumulator:
@@ -177,14 +185,6 @@ class StatsAccumulator:
     def __init__(self, vault: Dataset):
         spec = vault.spec
         self._vault = vault
-        self._observations: RangesAccumulator | LeavesAccumulator
-        self._state: RangesAccumulator | LeavesAccumulator
-        self._observations = RangesAccumulator(spec.num_agents, spec.observation_size)
-        self._state = RangesAccumulator(spec.state_size)
-        if spec.observation:
-            self._observations = LeavesAccumulator(spec.observation_leaves, spec.num_agents)
-        if spec.global_state:
-            self._state = LeavesAccumulator(spec.state_leaves)
         self._actions = make_actions_accumulator(spec)
         self._rewards = _RewardsAccumulator(vault)
         self._pairs, self._states, self._local, self._joint = (Distinct() for _ in range(4))
@@ -196,9 +196,6 @@ class StatsAccumulator:
         self._rewards.add(begin, block.reward)
         steps = _flat(block)
         alive = steps.view.alive
-        mask = alive if isinstance(self._observations, LeavesAccumulator) else alive[..., None]
-        self._observations.add(steps.view.observation, mask)
-        self._state.add(steps.view.state)
         self._actions.add(steps)
         self._alive += alive.sum(0)
         self._log_probs += int((np.isfinite(steps.behaviour_log_prob) & alive).sum())
@@ -216,16 +213,16 @@ class StatsAccumulator:
             parts = (*_of_agent(view.observation, spec, agent), steps.action[:, agent])
             self._local.add(hash_rows(*(np.asarray(part)[alive] for part in parts)))
 
-    def survey(self, digest: str) -> Survey:
-        """Return the survey of everything added."""
+    def survey(self, digest: str, leaves: Statistics) -> Survey:
+        """Return the survey of everything added, with the vault's digest and statistics."""
         return Survey(
             self._vault,
             digest,
             self._vault.episodes,
-            self._observations.ranges,
-            self._state.ranges,
+            _features(leaves, "observation", self._vault.spec.observation is None, (1,)),
+            _features(leaves, "state", self._vault.spec.global_state is None, ()),
             self._actions.actions,
-            self._rewards.rewards,
+            self._rewards.rewards(leaves["reward"].ranges),
             self._coverage(),
             self._alive,
             self._log_probs,
@@ -257,12 +254,10 @@ class _RewardsAccumulator:
         self._stretch = -(-longest // _STRETCHES)
         points = -(-longest // self._stretch)
         self._sums, self._counts = np.zeros(points), np.zeros(points)
-        self._ranges = RangesAccumulator(agents)
         self._nonzero, self._nonzero_steps, self._alike = np.zeros(agents, np.int64), 0, True
 
     def add(self, begin: int, reward: Any) -> None:
         """Add the rewards of a block, ``(B, T, N)``."""
-        self._ranges.add(reward.reshape(-1, reward.shape[-1]))
         paid = reward != 0
         self._nonzero += paid.sum((0, 1))
         self._nonzero_steps += int(paid.any(-1).sum())
@@ -274,18 +269,38 @@ class _RewardsAccumulator:
         self._sums += np.bincount(point, reward.mean(-1, dtype=float).ravel(), size)
         self._counts += np.bincount(point, minlength=size)
 
-    @property
-    def rewards(self) -> Rewards:
-        """The statistics of everything added so far."""
+    def rewards(self, ranges: Ranges) -> Rewards:
+        """Return the statistics of everything added so far; ``ranges`` are those of the vault."""
         some = self._counts > 0
         return Rewards(
-            self._ranges.ranges,
+            ranges,
             self._nonzero,
             self._nonzero_steps,
             self._alike,
             self._stretch,
             self._sums[some] / self._counts[some],
         )
+
+
+def _features(leaves: Statistics, field: str, vector: bool, lead: tuple[int, ...]) -> Ranges:
+    """Return the statistics of the features of a vector, or of whole leaves ``(*lead, leaves)``."""
+    if vector and field in leaves:
+        return leaves[field].ranges
+    found = [_pooled(x.ranges) for name, x in leaves.items() if name.partition(".")[0] == field]
+    return Ranges(*(np.reshape([one[i] for one in found], (*lead, len(found))) for i in range(6)))
+
+
+def _pooled(ranges: Ranges) -> tuple[float, ...]:
+    """Return the statistics of all entries of a leaf together."""
+    low, high, mean, std, count, not_finite = map(np.ravel, ranges)
+    some = count > 0
+    if not some.any():
+        return (np.nan,) * 4 + (0, int(not_finite.sum()))
+    weights = count[some] / count.sum()
+    centre = (mean[some] * weights).sum()
+    spread = (weights * (std[some] ** 2 + (mean[some] - centre) ** 2)).sum() ** 0.5
+    ends = float(low[some].min()), float(high[some].max())
+    return (*ends, float(centre), float(spread), int(count.sum()), int(not_finite.sum()))
 
 
 def _of_agent(observation: Any, spec: EnvSpec, agent: int) -> Iterator[Any]:
