@@ -16,7 +16,7 @@ pytest.importorskip("pettingzoo", reason="needs pip install 'offmarl[pettingzoo]
 import gymnasium
 from pettingzoo.test import parallel_api_test, parallel_seed_test
 
-from offmarl.envs.pettingzoo import Translator
+from offmarl.envs.translator import Translator
 
 from ..programs.pettingzoo import Duel
 
