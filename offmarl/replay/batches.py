@@ -11,9 +11,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, Key, PRNGKeyArray
 
 from offmarl.replay import device
+from offmarl.replay.circles import Circles, Mixed, Weighting
 from offmarl.replay.device import Replay, load
-from offmarl.replay.sampling import Chosen, Source, Windows, on_host
-from offmarl.replay.stream import IN_HAND, Batches, WindowSource, ahead, parts_ahead
+from offmarl.replay.sampling import Chosen, Source, Windows
+from offmarl.replay.stream import IN_HAND, Batches, WindowSource, ahead, on_host, parts_ahead
 
 Kind = Literal["auto", "device", "stream"]
 
@@ -37,13 +38,14 @@ def split_key(key: PRNGKeyArray, step: Int[Array, ""] | int) -> tuple[PRNGKeyArr
 
 @contextmanager
 def open_batches(
-    source: Source,
+    source: Source | Mixed,
     kind: Kind,
     windows: Windows,
     keys: Key[Array, "seeds"],
     steps: range,
     memory: int,
     episodes: Chosen = None,
+    weights: Weighting = None,
 ) -> Iterator[BatchSource]:
     """Open the batches of a loop over ``steps``, each of which stands for ``steps.step`` updates.
 
@@ -65,19 +67,21 @@ def open_batches(
         Bytes that streamed batches may take at a time.
     episodes
         Numbers of the episodes to draw windows from; all of them by default.
+    weights
+        What steps weigh; all the same by default.
 
     Raises
     ------
     ShapeError
         There is no step to draw.
     OptionError
-        There is no room for a few batches, there are no such episodes, or there are too many steps
-        for the device.
+        There is no room for a few batches, there are no such episodes, they weigh nothing, or there
+        are too many steps for the device.
     """
     if kind == "device" or (kind == "auto" and _fits(source, windows, episodes)):
-        yield BatchSource(steps.step, repeat(load(source, windows, episodes)))
+        yield BatchSource(steps.step, repeat(load(source, windows, episodes, weights)))
         return
-    drawn, host_keys = WindowSource(source, windows, episodes), on_host(keys)
+    drawn, host_keys = WindowSource(source, windows, episodes, weights), on_host(keys)
     part = len(keys) * drawn.batch_bytes
     most = parts_ahead(memory, part, "a batch for each seed", _MOST_AHEAD)
     updates = _largest_divisor(steps.step, memory // (part * (most + IN_HAND)))
@@ -90,9 +94,9 @@ def open_batches(
         yield BatchSource(updates, data)
 
 
-def _fits(source: Source, windows: Windows, episodes: Chosen) -> bool:
-    needed = device.nbytes(source, windows, episodes)
-    return device.can_index(source, windows, episodes) and 2 * needed <= _free_bytes()
+def _fits(source: Source | Mixed, windows: Windows, episodes: Chosen) -> bool:
+    circles = Circles(source, windows, episodes)
+    return device.can_index(circles) and 2 * device.nbytes(circles, windows) <= _free_bytes()
 
 
 @jax.jit

@@ -151,6 +151,7 @@ def pack_steps(
     episodes: EpisodeTable,
     layout: Layout,
     return_to_go: NDArray[np.float32] | None = None,
+    first_episode: int = 0,
 ) -> NDArray[np.uint32]:
     """Pack steps ``(n, ...)`` into ``(n, W)``.
 
@@ -166,17 +167,22 @@ def pack_steps(
         How to pack them.
     return_to_go
         ``(n, N)``; needed where the layout has it.
+    first_episode
+        What sequences add to the numbers of the episodes.
     """
     is_last = place.time == episodes.length[place.episode] - 1
     known = ~is_last | (episodes.final[place.episode] >= 0) | transition.terminated.all(-1)
     fields = transition.view._asdict() | transition._asdict() | place._asdict()
     fields |= {"mask": np.ones(len(known), bool), "next_known": known}
+    fields["episode"] = place.episode + first_episode
     if return_to_go is not None:
         fields["return_to_go"] = return_to_go
     return pack(fields, layout, len(known))
 
 
-def pack_ends(place: Place, source: Source, layout: Layout) -> NDArray[np.uint32]:
+def pack_ends(
+    place: Place, source: Source, layout: Layout, first_episode: int = 0
+) -> NDArray[np.uint32]:
     """Pack the slots that end some episodes, ``(n, W)``: what their last steps led to.
 
     A view that is not known allows every action, so that no program meets an agent without one.
@@ -185,13 +191,15 @@ def pack_ends(place: Place, source: Source, layout: Layout) -> NDArray[np.uint32
     known, agents = final >= 0, source.spec.num_agents
     unknown = ~known[:, None, None]
     fields = place._asdict() | {
+        "episode": place.episode + first_episode,
         "legal_actions": np.broadcast_to(unknown, (len(final), agents, source.spec.action_size)),
         "alive": np.broadcast_to(unknown[..., 0], (len(final), agents)),
     }
     rows = pack(fields, layout, len(final))
     if known.any():
         views = source.final_views(final[known])._asdict()
-        rows[known] = pack(views | place.at(known)._asdict(), layout, int(known.sum()))
+        fields = {name: fields[name][known] for name in Place._fields}
+        rows[known] = pack(views | fields, layout, int(known.sum()))
     return rows
 
 

@@ -9,13 +9,11 @@ slots, wherever in its episode it is, and however long the episode.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import PurePath
 from typing import Any, Protocol, runtime_checkable
 
-import jax
 import numpy as np
-from jaxtyping import Array, Float, Int, Key, PRNGKeyArray, UInt32
+from jaxtyping import Float
 from numpy.typing import NDArray
 
 from offmarl.errors import OptionError, ShapeError
@@ -214,43 +212,3 @@ def returns_to_go(source: Source, discount: float) -> Float[np.ndarray, "rows le
         follows[some] = found[here] + discount * follows[some]
         found[here] = follows[some]
     return found
-
-
-def draw(key: PRNGKeyArray, batch_size: int, num_slots: int) -> Int[Array, "B"]:
-    """Draw the slots that windows start at, uniformly: the same whatever kind of replay asks."""
-    return jax.random.randint(key, (batch_size,), 0, num_slots)
-
-
-def draw_on_host(
-    keys: Key[Array, "*b"], batch_size: int, num_slots: int
-) -> Int[np.ndarray, "*b B"]:
-    """Draw for many keys, without waiting for what the accelerator is busy with.
-
-    There may be more slots than `draw` can tell apart, which knows 32 bits.
-    """
-    flat = on_host(keys).ravel()
-    if num_slots < 2**31:
-        found = np.asarray(_draws(flat, batch_size, num_slots)).astype(np.int64)
-    else:
-        words = np.asarray(_words(flat, batch_size)).astype(np.uint64)
-        found = ((words[..., 0] << 32 | words[..., 1]) % num_slots).astype(np.int64)
-    return found.reshape(*keys.shape, batch_size)
-
-
-@partial(jax.jit, static_argnums=(1, 2))
-def _draws(keys: Key[Array, "n"], batch_size: int, num_slots: int) -> Int[Array, "n B"]:
-    return jax.vmap(lambda key: draw(key, batch_size, num_slots))(keys)
-
-
-@partial(jax.jit, static_argnums=1)
-def _words(keys: Key[Array, "n"], batch_size: int) -> UInt32[Array, "n B 2"]:
-    return jax.vmap(lambda key: jax.random.bits(key, (batch_size, 2)))(keys)
-
-
-def on_host(keys: Key[Array, "*b"]) -> Key[Array, "*b"]:
-    """Put keys where drawing waits for nothing; nowhere else where JAX knows no processor."""
-    try:
-        processor = jax.local_devices(backend="cpu")[0]
-    except RuntimeError:
-        return keys
-    return jax.device_put(keys, processor)

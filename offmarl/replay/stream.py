@@ -15,22 +15,16 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from jaxtyping import Array, Int, Key, UInt32
+from jaxtyping import Array, Float, Int, Key, UInt32
 from numpy.typing import NDArray
 
 from offmarl import _ahead
 from offmarl.errors import OptionError
 from offmarl.replay import packing
+from offmarl.replay.circles import Circles, Mixed, Part, Weighting
 from offmarl.replay.packing import Place
-from offmarl.replay.sampling import (
-    Chosen,
-    SlotTable,
-    Source,
-    Windows,
-    draw_on_host,
-    on_host,
-    returns_to_go,
-)
+from offmarl.replay.sampling import Chosen, Source, Windows, returns_to_go
+from offmarl.replay.starts import Starts, draw_on_host
 from offmarl.types import EnvSpec, Sequence
 
 _THREADS = 2
@@ -45,7 +39,11 @@ _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["rows"], meta_fields=["spec", "windows"])
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["rows", "weight"],
+    meta_fields=["spec", "windows"],
+)
 @dataclass(frozen=True)
 class Batches:
     """Batches on the device that were drawn beforehand; a pytree, to pass to jitted functions.
@@ -58,47 +56,63 @@ class Batches:
         Sizes of the data.
     windows
         Sizes of the batches.
+    weight
+        ``(*b, B, T)`` what each step is multiplied by in losses; None for 1.
     """
 
     rows: UInt32[Array, "*b W"]
     spec: EnvSpec
     windows: Windows
+    weight: Float[Array, "*b T"] | None = None
 
     def __getitem__(self, index: Int[Array, ""] | int) -> "Batches":
         """Return those at an index of the first axis."""
-        return Batches(self.rows[index], self.spec, self.windows)
+        return jax.tree.map(lambda leaf: leaf[index], self)
 
     def sequence(self) -> Sequence:
         """Unpack them; fields are ``(*b, B, T, ...)``."""
-        return packing.to_sequence(self.rows, self.spec, self.windows)
+        sequence = packing.to_sequence(self.rows, self.spec, self.windows)
+        return sequence._replace(weight=self.weight)
 
 
 class WindowSource:
-    """Draws windows of a vault as `Replay.sample` does, and gathers them from disk.
+    """Draws windows as `Replay.sample` does, and gathers them from disk.
 
     Parameters
     ----------
     source
-        What to draw from.
+        What to draw from: a vault or a mixture.
     windows
         What to draw.
     episodes
         Numbers of the episodes to draw from; all of them by default.
+    weights
+        What steps weigh; all the same by default.
 
     Raises
     ------
     ShapeError
         There is no step to draw.
     OptionError
-        There are no episodes of such numbers.
+        There are no episodes of such numbers, or they weigh nothing.
     """
 
-    def __init__(self, source: Source, windows: Windows, episodes: Chosen = None):
-        self._source, self._shape = source, windows
-        self._table = SlotTable(source, episodes)
+    def __init__(
+        self,
+        source: Source | Mixed,
+        windows: Windows,
+        episodes: Chosen = None,
+        weights: Weighting = None,
+    ):
+        self._spec, self._shape = source.spec, windows
+        self._circles = Circles(source, windows, episodes, weights)
         self._layout = packing.layout_of(source.spec, windows)
-        discount = windows.return_to_go
-        self._to_go = None if discount is None else returns_to_go(source, discount)
+        self._circle_sources = [_CircleSource(part, windows) for part in self._circles.parts]
+
+    @property
+    def starts(self) -> Starts:
+        """How likely a window is to start at each slot."""
+        return self._circles.starts
 
     @property
     def batch_bytes(self) -> int:
@@ -107,23 +121,58 @@ class WindowSource:
 
     def batches(self, keys: Key[Array, "*b"]) -> Batches:
         """Return the batches that keys draw, on the device."""
-        starts = draw_on_host(keys, self._shape.batch_size, self._table.num_slots)
+        words = np.asarray(jax.random.key_data(keys))
+        return self.at(draw_on_host(self.starts, words, self._shape.batch_size))
+
+    def at(self, starts: Int[np.ndarray, "*b B"]) -> Batches:
+        """Return the batches of the windows that start at given slots, on the device."""
         rows = self._windows(starts.ravel())
-        return self._put(rows.reshape(*starts.shape, *rows.shape[1:]))
+        factors, weight = self._circles.factors, None
+        if factors is not None:
+            weight = factors[starts[..., None] + np.arange(self._shape.steps)]
+        return self._put(rows.reshape(*starts.shape, *rows.shape[1:]), weight)
 
     def beginnings(self) -> Sequence:
         """Return the windows that the episodes begin with, ``(K, T, ...)``, on the device.
 
         Where an episode ends before its window, the slot that ends it is repeated.
         """
-        rows, ends = self._windows(self._table.offsets), self._table.lengths
+        parts = self._circles.parts
+        starts = [part.first_slot + part.table.offsets for part in parts]
+        ends = np.concatenate([part.table.lengths for part in parts])
         slots = np.minimum(np.arange(self._shape.slots), ends[:, None])
+        rows = self._windows(np.concatenate(starts))
         return _sequence(self._put(np.take_along_axis(rows, slots[..., None], axis=1)))
 
-    def _put(self, rows: NDArray[np.uint32]) -> Batches:
-        return Batches(jax.device_put(rows), self._source.spec, self._shape)
+    def _put(self, rows: NDArray[np.uint32], weight: NDArray[np.float32] | None = None) -> Batches:
+        there = None if weight is None else jax.device_put(weight)
+        return Batches(jax.device_put(rows), self._spec, self._shape, there)
 
     def _windows(self, starts: NDArray[np.int64]) -> NDArray[np.uint32]:
+        """Return the windows ``(n, T+1, W)`` that start at slots."""
+        if len(self._circle_sources) == 1:
+            return self._circle_sources[0].windows(starts)
+        rows = np.empty((len(starts), self._shape.slots, self._layout.width), np.uint32)
+        firsts = [part.first_slot for part in self._circles.parts]
+        number = np.searchsorted(firsts, starts, side="right") - 1
+        for index, source in enumerate(self._circle_sources):
+            own = np.flatnonzero(number == index)
+            if len(own):
+                rows[own] = source.windows(starts[own] - firsts[index])
+        return rows
+
+
+class _CircleSource:
+    """Gathers windows of one circle from disk."""
+
+    def __init__(self, part: Part, windows: Windows):
+        self._source, self._table, self._shape = part.source, part.table, windows
+        self._first_episode = part.first_episode
+        self._layout = packing.layout_of(part.source.spec, windows)
+        discount = windows.return_to_go
+        self._to_go = None if discount is None else returns_to_go(part.source, discount)
+
+    def windows(self, starts: NDArray[np.int64]) -> NDArray[np.uint32]:
         """Return the windows ``(n, T+1, W)`` that start at slots."""
         self._prefetch(starts)
         if len(starts) <= _GATHERED_WINDOWS:
@@ -158,7 +207,9 @@ class WindowSource:
         else:
             rows = np.empty((len(place.time), self._layout.width), np.uint32)
             rows[steps] = packed[index]
-        rows[ends] = packing.pack_ends(place.at(ends), self._source, self._layout)
+        rows[ends] = packing.pack_ends(
+            place.at(ends), self._source, self._layout, self._first_episode
+        )
         return rows.reshape(*shape, -1)
 
     def _read(
@@ -184,10 +235,11 @@ class WindowSource:
         if self._to_go is not None:
             to_go = np.zeros((len(flat.last), source.spec.num_agents), np.float32)
             to_go[index] = self._to_go[row, time]
-        return packing.pack_steps(flat, there, episodes, self._layout, to_go), index
+        packed = packing.pack_steps(flat, there, episodes, self._layout, to_go, self._first_episode)
+        return packed, index
 
 
-def whole_episodes(source: Source, episodes: NDArray[np.int64]) -> Sequence:
+def whole_episodes(source: Source | Mixed, episodes: NDArray[np.int64]) -> Sequence:
     """Put some episodes on the device, ``(M, T, ...)`` with T the length of the longest."""
     longest = int(source.episodes.length.take(episodes, mode="clip").max(initial=1))
     return WindowSource(source, Windows(1, longest), episodes).beginnings()
@@ -210,14 +262,15 @@ class Stream:
 
     def __init__(
         self,
-        source: Source,
+        source: Source | Mixed,
         windows: Windows,
         seed: int,
         start: int,
         memory: int,
         episodes: Chosen = None,
+        weights: Weighting = None,
     ):
-        drawn = WindowSource(source, windows, episodes)
+        drawn = WindowSource(source, windows, episodes, weights)
         most = parts_ahead(memory, drawn.batch_bytes, "a batch", _MOST_AHEAD)
         key = on_host(jax.random.key(seed))
         self.seed, self.step = seed, start
@@ -252,6 +305,15 @@ class Stream:
 
 
 _sequence = jax.jit(Batches.sequence)
+
+
+def on_host(keys: Key[Array, "*b"]) -> Key[Array, "*b"]:
+    """Put keys where drawing waits for nothing; nowhere else where JAX knows no processor."""
+    try:
+        processor = jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        return keys
+    return jax.device_put(keys, processor)
 
 
 def parts_ahead(memory: int, part: int, name: str, most: int) -> int:

@@ -23,7 +23,17 @@ if TYPE_CHECKING:
     from offmarl.vault.salvaging import Salvage, salvage
     from offmarl.vault.shared import SharedWriter, join
     from offmarl.vault.tables import Episodes
-    from offmarl.vault.transform import cat, dedup, filter, recode, sample, slice, split
+    from offmarl.vault.transform import (
+        Steps,
+        cat,
+        dedup,
+        filter,
+        map,
+        recode,
+        sample,
+        slice,
+        split,
+    )
     from offmarl.vault.verification import Verification, verify
     from offmarl.vault.writer import Writer, resume
 
@@ -36,6 +46,7 @@ __all__ = [
     "Repair",
     "Salvage",
     "SharedWriter",
+    "Steps",
     "Summary",
     "Verification",
     "Writer",
@@ -49,6 +60,7 @@ __all__ = [
     "import_dataset",
     "join",
     "list_vaults",
+    "map",
     "open_vault",
     "recode",
     "register_driver",
@@ -74,7 +86,7 @@ _HOMES = {
     "dataset": "Dataset",
     "salvaging": "Salvage salvage",
     "tables": "Episodes",
-    "transform": "cat dedup filter recode sample slice split",
+    "transform": "Steps cat dedup filter map recode sample slice split",
     "creation": "create create_whole",
     "shared": "SharedWriter join",
     "writer": "Writer resume",

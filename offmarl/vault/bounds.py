@@ -1,12 +1,15 @@
 """Checks that requested steps, rows, agents and episodes exist, and that a length is possible."""
 
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
+from typing import SupportsIndex
 
 import numpy as np
+from numpy.typing import NDArray
 
-from offmarl.errors import VaultError, VaultFormatError
+from offmarl.errors import OptionError, VaultError, VaultFormatError
 from offmarl.vault import layout
 from offmarl.vault.layout import Leaf, NumpyArray, Schema
 from offmarl.vault.manifest import Description
@@ -31,16 +34,27 @@ def check_steps(vault: Description, start: int, stop: int) -> None:
         )
 
 
-def check_episode(number: int, count: int, path: PurePath) -> None:
+def check_episode(number: object, count: int, path: PurePath) -> None:
     """Raise `VaultError` if a vault has no episode of this number; negative ones count back."""
-    if not -count <= number < count:
+    if not isinstance(number, SupportsIndex):
+        raise VaultError(
+            f"{path} cannot be indexed by {number!r:.80}: give the number of an episode, or a "
+            "slice of the time steps of a whole dataset."
+        )
+    if not -count <= operator.index(number) < count:
         raise VaultError(f"episode {number} was requested, and {path} has {count}.")
+
+
+def check_chosen(chosen: NDArray[np.int64], count: int, path: PurePath) -> None:
+    """Raise `OptionError` if these are not numbers of episodes, or one is named twice."""
+    if not chosen.size or chosen.ndim != 1 or chosen.min() < 0 or chosen.max() >= count:
+        raise OptionError(f"{path} has episodes 0 to {count - 1}: choose some of these.")
+    if len(np.unique(chosen)) < len(chosen):
+        raise OptionError("an episode is named twice: name each once.")
 
 
 def interval(steps: slice, length: int) -> tuple[int, int]:
     """Return the first step of a slice and the one after the last."""
-    if not isinstance(steps, slice):
-        raise VaultError(f"steps are selected by slices: use [{steps}:{steps} + 1], for example.")
     start, stop, stride = steps.indices(length)
     if stride != 1:
         raise VaultError(f"a slice of steps must have a stride of 1: got {stride}.")

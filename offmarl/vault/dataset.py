@@ -4,15 +4,16 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import PurePath
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from offmarl.errors import VaultError
-from offmarl.types import EnvSpec, Episode, Sequence, Transition, View
+from offmarl.types import EnvSpec, Episode, Transition, View
 from offmarl.vault import bounds, compat, encoding, layout, tables
 from offmarl.vault.arrays import Arrays, FinalViews, open_arrays
+from offmarl.vault.episode_set import Chosen, EpisodeSet
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.manifest import (
     Manifest,
@@ -23,20 +24,20 @@ from offmarl.vault.manifest import (
 )
 from offmarl.vault.store import Store
 
-if TYPE_CHECKING:  # they import JAX, which reading does without
-    from offmarl.replay import Replay, Stream
-
 _BLOCK_BYTES = 2**25
 """Approximate size of a block when a whole vault is read block by block."""
 
 _ALL = slice(None)
 
 
-class Dataset:
+class Dataset(EpisodeSet):
     """A vault as it was when it was opened; `open_vault` returns one.
 
     It reads any interval, window or episode; `replay` and `stream` sample from it. The verbs of
     `offmarl.vault`, such as `offmarl.vault.filter`, take datasets and return them.
+
+    ``len(dataset)`` is the number of episodes, iteration reads one episode after the other, and
+    ``dataset[-1]`` is the last. A slice selects steps of time from all rows: ``dataset[:100]``.
 
     Attributes
     ----------
@@ -305,10 +306,6 @@ class Dataset:
             final = _first(self.final_views(table.final[number : number + 1 or None]))
         return Episode(_first(steps._replace(view=_first(steps.view))), final)
 
-    def each_episode(self) -> Iterator[Episode]:
-        """Read all episodes, one after the other, by row and start."""
-        return map(self.episode, range(len(self.episodes.row)))
-
     def transitions(
         self, start: int = 0, stop: int | None = None, rows: slice = _ALL
     ) -> Transition:
@@ -336,9 +333,18 @@ class Dataset:
         limited = self._limited[rows[:, None], starts[:, None] + np.arange(length)]
         return compat.normalise(steps, limited)
 
-    def __getitem__(self, steps: slice) -> Transition:
-        """Return the transitions of a slice of time, with Python's rules for slices."""
-        return self.transitions(*bounds.interval(steps, self.length))
+    @overload
+    def __getitem__(self, index: int) -> Episode: ...
+    @overload
+    def __getitem__(self, index: slice) -> Transition: ...
+    def __getitem__(self, index: int | slice) -> Episode | Transition:
+        """Return an episode by its number, or the transitions of a slice of time, all rows."""
+        if isinstance(index, slice):
+            return self.transitions(*bounds.interval(index, self.length))
+        return self.episode(index)
+
+    def _located(self, episodes: Chosen) -> "tuple[Dataset, Chosen]":
+        return self, episodes
 
     def blocks(
         self, leaves: Iterable[str] | None = None, start: int = 0, rows: int | None = None
@@ -353,6 +359,19 @@ class Dataset:
         chunk = max(self._arrays.chunk(name)[1] for name in names)
         yield from bounds.blocks(start, self.length, chunk, step_bytes, _BLOCK_BYTES)
 
+    def prepare_fork(self) -> None:
+        """Let processes that are forked from this one read the dataset.
+
+        TensorStore ends a forked process that calls it. After this call, forked processes read the
+        vault through memory maps of its files, which they share. The datasets of
+        `offmarl.replay.torch` call it themselves. It needs a directory on this machine: start
+        processes that read an archive, a bucket or a web address with spawn.
+        """
+        if self.store.driver.can_map:
+            _ = self.episodes, None if self.manifest else self._limited
+            self._finals.prepare_fork()
+            self._arrays.prepare_fork()
+
     @property
     def _arrays(self) -> Arrays:
         if self._read_through is None:
@@ -362,127 +381,6 @@ class Dataset:
                         self._described, lambda: self.episodes, self._checked, self._mapped
                     )
         return self._read_through
-
-    def replay(
-        self,
-        batch: int = 32,
-        length: int = 20,
-        episodes: NDArray[np.int64] | None = None,
-        *,
-        burn_in: int = 0,
-        return_to_go: float | None = None,
-    ) -> "Replay":
-        """Put the data on the device and return a replay to sample from under jit.
-
-        Each step of the data is equally likely in a batch. Windows are cut from the episodes laid
-        end to end, and may hold parts of several: see `offmarl.Sequence`.
-
-        Parameters
-        ----------
-        batch
-            Windows in a batch.
-        length
-            Steps in a window.
-        episodes
-            Numbers of the episodes to draw from, as `episodes` counts them; all by default.
-        burn_in
-            Steps added before each window's to fill a recurrent memory; their mask is false.
-        return_to_go
-            Discount of the returns-to-go that batches carry: 1 for plain sums. None leaves them
-            out.
-
-        Raises
-        ------
-        ShapeError
-            The dataset holds no step, or a size is not positive.
-        OptionError
-            An episode does not exist or is named twice, or the discount is not in [0, 1].
-
-        Examples
-        --------
-        >>> replay = offmarl.open("vaults/swarm/coverage-3.vlt/expert").replay(256, 20)
-        >>> batch = jax.jit(lambda replay, key: replay.sample(key))(replay, jax.random.key(0))
-        """
-        from offmarl.replay import Windows, load
-
-        return load(self, Windows(batch, length, burn_in, return_to_go), episodes)
-
-    def stream(
-        self,
-        batch: int = 32,
-        length: int = 20,
-        *,
-        seed: int = 0,
-        start: int = 0,
-        memory: int = 2**30,
-        episodes: NDArray[np.int64] | None = None,
-        burn_in: int = 0,
-        return_to_go: float | None = None,
-    ) -> "Stream":
-        """Return an endless iterator over batches of data that is too large for the device.
-
-        The batches equal those of `replay`, and are gathered from the files ahead of time.
-
-        Parameters
-        ----------
-        batch, length, episodes, burn_in, return_to_go
-            As for `replay`. Returns-to-go need all rewards to be read at the start, and four bytes
-            of memory for each step and agent.
-        seed, start
-            What the batches follow from, and the number of the first: `Stream.state` returns both.
-        memory
-            Bytes that batches may take at a time, on the host and on the device each; the table of
-            episodes comes on top.
-
-        Raises
-        ------
-        ShapeError
-            As for `replay`.
-        OptionError
-            As for `replay`, or the memory is too small for a few batches.
-
-        Examples
-        --------
-        >>> with offmarl.open("vaults/swarm/coverage-3.vlt/expert").stream(256, 20) as stream:
-        ...     for batch in stream:
-        ...         state = update(state, batch)
-        """
-        from offmarl.replay import Stream, Windows
-
-        shape = Windows(batch, length, burn_in, return_to_go)
-        return Stream(self, shape, seed, start, memory, episodes)
-
-    def hold_out(self, fraction: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Divide the episodes into those to learn from and those to evaluate with.
-
-        At least one episode is held out. The same data and ``fraction``, in (0, 1), always give
-        the same numbers, which are those that `offmarl.vault.split` selects.
-
-        Raises
-        ------
-        OptionError
-            The fraction is out of range, or leaves no episode to learn from.
-
-        Examples
-        --------
-        >>> rest, held_out = dataset.hold_out(0.1)
-        >>> replay, test = dataset.replay(256, 20, rest), dataset.whole_episodes(held_out)
-        """
-        return tables.hold_out(len(self.episodes.length), fraction, self.path)
-
-    def whole_episodes(self, episodes: NDArray[np.int64]) -> Sequence:
-        """Put some episodes on the device, ``(M, T, ...)`` with T the length of the longest.
-
-        Raises
-        ------
-        ShapeError
-            The dataset holds no step.
-        OptionError
-            An episode does not exist.
-        """
-        from offmarl.replay import whole_episodes
-
-        return whole_episodes(self, episodes)
 
     def digest(self) -> str:
         """Return the SHA-256 of the logical content; see `offmarl.vault.digest`."""

@@ -5,6 +5,7 @@ record for each episode. A second table has one record for each row, its unfinis
 a block of steps can be scanned without the steps before it.
 """
 
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -235,6 +236,69 @@ def to_episodes(table: Table) -> Episodes:
         policy_id=table["policy_id"].astype(np.int64),
         final=table["final"].copy(),
     )
+
+
+PARTS = {2: ("train", "validation"), 3: ("train", "validation", "test")}
+"""Names of the parts that episodes are split into, by their number."""
+
+
+def shares(fractions: Iterable[float] | None, validation: float | None) -> list[float]:
+    """Return the shares of the parts that episodes are split into.
+
+    Parameters
+    ----------
+    fractions
+        All shares; by default .9 .1.
+    validation
+        The share for validation, of two parts.
+
+    Raises
+    ------
+    OptionError
+        Both were given, or they do not sum to 1.
+    """
+    if fractions is not None and validation is not None:
+        raise OptionError("give --fractions or --validation, not both.")
+    held_out = 0.1 if validation is None else validation
+    found = [1 - held_out, held_out] if fractions is None else list(fractions)
+    if len(found) not in PARTS or min(found) <= 0 or abs(sum(found) - 1) > 1e-6:
+        raise OptionError(
+            f"fractions are two (train, validation) or three (and test), above 0, and sum to 1: "
+            f"got {' '.join(f'{share:g}' for share in found) or 'none'}."
+        )
+    return found
+
+
+def split(
+    count: int, shares: Sequence[float], seed: int, path: object
+) -> dict[str, Int[np.ndarray, "K"]]:
+    """Divide episodes at random; return the numbers of each part, in random order.
+
+    Parameters
+    ----------
+    count
+        Number of episodes.
+    shares
+        The parts' shares of them; see `shares`.
+    seed
+        Random seed.
+    path
+        The vault's path, for the error.
+
+    Raises
+    ------
+    OptionError
+        A part is empty.
+    """
+    edges = np.round(np.cumsum(shares)[:-1] * count).astype(int)
+    parts = np.split(shuffled(count, seed), edges)
+    for name, part in zip(PARTS[len(shares)], parts, strict=True):
+        if not len(part):
+            raise OptionError(
+                f"{name} would be empty: {path} has {count} episodes, to be split "
+                f"{' : '.join(f'{share:g}' for share in shares)}."
+            )
+    return dict(zip(PARTS[len(shares)], parts, strict=True))
 
 
 def hold_out(

@@ -31,6 +31,7 @@ class RecordPosition(NamedTuple):
 
     step: int = 0
     of: str = "of the record"
+    row: int = 0
 
 
 IN_RECORD = RecordPosition()
@@ -234,7 +235,7 @@ def _message(
     (row, step), rest = (finals[at[0]], at[1:]) if finals else (at[:2], at[2:])
     whose = f" of {_agent(spec, rest.pop(0))}" if rule.agents and rest else ""
     entry = f", entry {rest[0]}," if rest else ""
-    where = f"in row {row}, step {place.step + step} {place.of}"
+    where = f"in row {place.row + row}, step {place.step + step} {place.of}"
     count = int(np.count_nonzero(wrong))
     others = f" (and {count - 1:,} more are wrong)" if count > 1 else ""
     return f"the {rule.what}{whose}{entry} {where} is {value!r}{others}: it must be {rule.must}."

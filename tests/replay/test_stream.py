@@ -13,7 +13,7 @@ import offmarl
 from offmarl import vault
 from offmarl.errors import OptionError, ShapeError
 from offmarl.replay import Batches, Replay, Windows, batches, open_batches, split_key
-from offmarl.replay.sampling import draw_on_host
+from offmarl.replay.starts import Uniform, draw_on_host
 from offmarl.replay.stream import ahead
 from offmarl.vault import Dataset
 
@@ -162,7 +162,7 @@ def test_whole_episodes(dataset: Dataset) -> None:
 def test_more_slots_than_32_bits_tell_apart() -> None:
     count = 3 * 2**40
     keys = jax.random.split(jax.random.key(0), (4, 5))
-    found = draw_on_host(keys, 1000, count)
+    found = draw_on_host(Uniform(count), np.asarray(jax.random.key_data(keys)), 1000)
     assert found.shape == (4, 5, 1000)
     assert 0 <= found.min() < 2**33 < found.max() < count
     np.testing.assert_allclose(found.mean(), count / 2, rtol=0.02)

@@ -92,7 +92,8 @@ def test_what_lies_in_one_chunk_is_not_copied(vaults: dict[str, Dataset]) -> Non
 def test_by_episode(vaults: dict[str, Dataset]) -> None:
     found = vaults["mapped"]
     table = found.episodes
-    each = list(found.each_episode())
+    each = list(found)
+    assert len(found) == len(each) == len(table.row)
     assert sum(len(one.transition.last) for one in each) == ROWS * STEPS
     for number, (transition, final) in enumerate(each):
         row, start = table.row[number], table.start[number]
@@ -104,7 +105,8 @@ def test_by_episode(vaults: dict[str, Dataset]) -> None:
             np.testing.assert_array_equal(final.observation, FINALS.view.observation[ended[0]])
         else:
             assert final is None
-    np.testing.assert_array_equal(found.episode(-1).transition.reward, each[-1].transition.reward)
+    for last in (found.episode(-1), found[-1], found[np.int64(len(each) - 1)]):
+        np.testing.assert_array_equal(last.transition.reward, each[-1].transition.reward)
     assert vaults["stock"].episode(0).final is None
     with pytest.raises(VaultError, match=rf"episode {len(each)} was requested, and .* has"):
         found.episode(len(each))
@@ -156,8 +158,8 @@ def test_many_chunks_before_the_map_pays(tmp_path: Path) -> None:
 
 
 READING = """
-archive arrays bounds checked commit compat dataset drivers encoding faults files key_values layout
-location manifest metadata mmap open store tables
+archive arrays bounds checked commit compat dataset decoded drivers encoding episode_set faults
+files forking key_values layout location manifest metadata mmap open store tables
 """
 
 

@@ -27,7 +27,7 @@ def check(done: vault.Salvage, whole: vault.Dataset) -> None:
         for number, place in enumerate(zip(table.row, table.start, strict=True))
         if place not in lost
     )
-    for number, episode in enumerate(made.each_episode()):
+    for number, episode in enumerate(made):
         # Of episodes whose table is gone too nothing is known: the original has them in between.
         original = next(one for one in rest if done.unknown_steps == 0 or same(episode, one))
         assert same(episode, original)

@@ -94,7 +94,7 @@ def _home() -> Path:
 
 def _buffers(vault: Dataset, progress: Progress) -> Iterator[Any]:
     causes = vault.episodes.cause
-    episodes = counted(vault.each_episode(), len(causes), progress)
+    episodes = counted(vault, len(causes), progress)
     for number, (episode, cause) in enumerate(zip(episodes, causes, strict=True)):
         yield _buffer(number, episode, cause == CAUSES[CUT])
 

@@ -323,7 +323,7 @@ def write_pymarl(vault: Dataset, path: StrPath, progress: Progress = quiet) -> P
         "filled": _column("i8", *lead, 1),
     }
     with common.whole(path) as part, _create(part, columns) as arrays:
-        for episode in common.counted(vault.each_episode(), len(lengths), progress):
+        for episode in common.counted(vault, len(lengths), progress):
             for name, values in _slots(episode, rewards).items():
                 shape, dtype = columns[name]
                 slots: NumpyArray = np.zeros((1, *shape[1:]), dtype)

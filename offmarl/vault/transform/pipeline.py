@@ -141,7 +141,7 @@ def rewrite(
         with progress("recode", vault.num_steps) as advance:
             copy_rows(vault, writer, advance)
         taken = source, everything(vault)
-        writer.annotate(_provenance("recode", arguments, [taken], source.named))
+        writer.annotate(provenance_of("recode", arguments, [taken], source.named))
     return open_vault(path)
 
 
@@ -236,7 +236,7 @@ def _fill(
         for source, pieces in taken:
             remap = partial(policy_ids.remap, source=source.origins, target=target)
             (copy or copy_pieces)(source.vault, pieces, writer, remap, advance)
-    writer.annotate({**_provenance(operation, arguments, taken, merged), **provenance})
+    writer.annotate({**provenance_of(operation, arguments, taken, merged), **provenance})
 
 
 # ---------------------------------------------------------------------------------- copying
@@ -392,7 +392,7 @@ def _join(a: View, b: View) -> View:
 # ---------------------------------------------------------------------------------- lineage
 
 
-def _provenance(
+def provenance_of(
     operation: str,
     arguments: Mapping[str, Any],
     taken: Sequence[tuple[Source, Pieces]],

@@ -1,7 +1,7 @@
 """Selects parts of a vault for a transform: by number, by time, by sample or by condition."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -19,9 +19,6 @@ Unit = Literal["episodes", "steps"]
 
 Order = Int[np.ndarray, "K"]
 """Episode numbers in the order in which they are drawn: every prefix is a sample."""
-
-SPLITS = {2: ("train", "validation"), 3: ("train", "validation", "test")}
-"""Names of the parts of a split, by their number."""
 
 OF_EPISODES: dict[str, Kind] = {
     "return": "number",  # mean over agents
@@ -197,15 +194,6 @@ def check_amount(
         )
 
 
-def check_fractions(fractions: Sequence[float]) -> None:
-    """Refuse fractions that a vault cannot be split by."""
-    if len(fractions) not in SPLITS or min(fractions) <= 0 or abs(sum(fractions) - 1) > 1e-6:
-        raise OptionError(
-            f"fractions are two (train, validation) or three (and test), above 0, and sum to 1: "
-            f"got {' '.join(f'{fraction:g}' for fraction in fractions) or 'none'}."
-        )
-
-
 def take_first(vault: Dataset, order: Order, steps: int | None, episodes: int | None) -> Pieces:
     """Take the first of ordered episodes: so many steps or episodes; all if both are None."""
     available = int(vault.episodes.length[order].sum())
@@ -253,7 +241,7 @@ def meeting(source: Source, condition: str, by: Unit) -> Pieces:
         It is not a condition, uses what the vault does not have, or nothing meets it.
     """
     parsed = parse_condition(condition, by)
-    columns = _columns(source)
+    columns = columns_of(source)
     _check_known(source, parsed, columns)
     if "return" in parsed.names:
         _warn_of_missing_returns(source)
@@ -294,7 +282,7 @@ def _nothing_meets(
     )
 
 
-def _columns(source: Source) -> Columns:
+def columns_of(source: Source) -> Columns:
     """Return one value for each episode, by name; without what the vault does not know."""
     found = source.vault.episodes
     number = policy_ids.origin_of(found.policy_id, source.origins)

@@ -1,0 +1,308 @@
+"""What batches are drawn from: the circles of slots of one vault or several, and their weights.
+
+Each vault of a mixture is a circle of its own (see `offmarl.replay.sampling`), and each window lies
+in one of them. The slots of all circles are numbered through. T numbers are left out after each
+circle, where the device repeats the circle's beginning.
+
+Weights of steps act twice. First, a window is drawn in proportion to the sum of the weights of its
+steps. The steps beside a heavy step are then drawn too often, and those beside light steps too
+rarely. So, second, each step's loss is multiplied by its weight over the frequency of its draws:
+in the mean over batches it counts exactly as its weight says. Where weights belong to whole
+episodes, these stand in the circle in order of weight. Neighbours then weigh about the same, and
+the factors are close to 1. Episodes that weigh 0 are left out.
+"""
+
+from functools import cached_property
+from pathlib import PurePath
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offmarl.errors import OptionError
+from offmarl.replay.sampling import Chosen, SlotTable, Source, Windows
+from offmarl.replay.starts import Starts, Uniform, segments
+from offmarl.types import EnvSpec
+
+By = Literal["step", "episode"]
+
+Weighting = tuple[NDArray[np.float64], ...] | None
+"""For each source the weights of its steps, finite and at least 0: ``(M,)``, one for all steps of
+an episode, or ``(rows, length)``. None where all steps weigh the same."""
+
+
+@runtime_checkable
+class Mixed(Protocol):
+    """Several sources, each with a share of the batches; `offmarl.vault.Mixture` is one.
+
+    Attributes
+    ----------
+    path
+        For messages.
+    sources
+        What is mixed. Their episodes are numbered through, in this order.
+    shares
+        Their shares, which add up to 1.
+    by
+        What they are shares of: the steps in batches, or the episodes.
+    """
+
+    path: PurePath
+    sources: tuple[Source, ...]
+    shares: tuple[float, ...]
+    by: By
+
+    @property
+    def spec(self) -> EnvSpec:
+        """Sizes of the data."""
+
+    @property
+    def episodes(self) -> Any:
+        """The `EpisodeTable` of all sources, one after the other."""
+
+
+class Part(NamedTuple):
+    """The circle of one source, among all."""
+
+    source: Source
+    share: float
+    table: SlotTable
+    first_slot: int
+    first_episode: int
+    """Number of the source's first episode among those of all sources."""
+    weights: NDArray[np.float64] | None
+    """``(R,)`` weights of its slots, whose mean is 1; None where all are the same."""
+    begins: NDArray[np.float64]
+    """``(R,)`` in proportion to the probability that a window starts there; ``(1,)`` for all."""
+
+
+class StepProbabilities(NamedTuple):
+    """The exact shares of the n steps that can be drawn, ordered by episode and time."""
+
+    episode: NDArray[np.int64]
+    """``(n,)`` number of each step's episode."""
+    time: NDArray[np.int64]
+    """``(n,)`` steps of the episode before it."""
+    drawn: NDArray[np.float64]
+    """``(n,)`` share of the steps in batches, as far as their ``mask`` is true."""
+    counted: NDArray[np.float64]
+    """``(n,)`` share in the sum of losses: drawn, and multiplied by ``Sequence.weight``."""
+
+
+class Circles:
+    """The slots that windows may start at, how likely each is, and what steps weigh in losses.
+
+    Parameters
+    ----------
+    source
+        A vault or a mixture.
+    windows
+        The windows to draw.
+    episodes
+        Numbers of the episodes to draw from; all of them by default. Vaults of a mixture that have
+        none of these are left out, and the shares of the others keep their ratio.
+    weights
+        What steps weigh; all the same by default.
+
+    Attributes
+    ----------
+    parts
+        The circles, in order of their slots.
+
+    Raises
+    ------
+    ShapeError
+        There is no step to draw.
+    OptionError
+        There are no episodes of such numbers, or they weigh nothing.
+    """
+
+    def __init__(
+        self,
+        source: Source | Mixed,
+        windows: Windows,
+        episodes: Chosen = None,
+        weights: Weighting = None,
+    ):
+        self._windows, self._by, parts = windows, _by(source), []
+        sources, shares = _unmixed(source)
+        slot = episode = 0
+        for number, (one, share) in enumerate(zip(sources, shares, strict=True)):
+            chosen = _within(episodes, one, episode, alone=len(sources) == 1)
+            if chosen is None or len(chosen) or len(sources) == 1:
+                own = None if weights is None else weights[number]
+                table, slot_weights = _weighted_table(one, chosen, own)
+                begins = np.ones(1) if slot_weights is None else _begins(slot_weights, windows)
+                parts.append(Part(one, share, table, slot, episode, slot_weights, begins))
+                slot += table.num_slots + windows.steps
+            episode += len(one.episodes.length)
+        if not parts:
+            raise OptionError(
+                f"{source.path} has episodes 0 to {episode - 1}: choose some of these to draw from."
+            )
+        self.parts = tuple(parts)
+
+    @property
+    def num_rows(self) -> int:
+        """Numbers of slots, with those that repeat the beginning of each circle."""
+        last = self.parts[-1]
+        return last.first_slot + last.table.num_slots + self._windows.steps
+
+    @property
+    def num_slots(self) -> int:
+        """Numbers of the slots that a window may start at, with those left out between circles."""
+        return self.num_rows - self._windows.steps
+
+    @property
+    def chances(self) -> NDArray[np.float64]:
+        """How likely a window is to lie in each circle, so that the shares are exact."""
+        found = np.array([part.share / _rate(part, self._by) for part in self.parts])
+        return found / found.sum()
+
+    @cached_property
+    def starts(self) -> Starts:
+        """How likely a window is to start at each slot."""
+        if len(self.parts) == 1 and self.parts[0].weights is None:
+            return Uniform(self.num_slots)
+        first, size, share = [], [], []
+        for part, chance in zip(self.parts, self.chances, strict=True):
+            count = len(part.begins)
+            first.append(part.first_slot + np.arange(count))
+            size.append(np.full(count, part.table.num_slots // count))
+            share.append(chance * part.begins / part.begins.sum())
+        joined = np.concatenate(first), np.concatenate(size), np.concatenate(share)
+        return segments(*joined, self.num_slots)
+
+    @cached_property
+    def factors(self) -> NDArray[np.float32] | None:
+        """What each row's step is multiplied by in losses, ``(num_rows,)``; None for 1."""
+        if all(part.weights is None for part in self.parts):
+            return None
+        found = np.ones(self.num_rows, np.float32)
+        for part in self.parts:
+            count = part.table.num_slots
+            at = part.first_slot + np.arange(count + self._windows.steps)
+            found[at] = np.resize(self._factors(part), len(at))
+        return found
+
+    def step_probabilities(self) -> StepProbabilities:
+        """Return how often each step is in batches, and how much it counts."""
+        episode, time, drawn, counted = [], [], [], []
+        for part, chance in zip(self.parts, self.chances, strict=True):
+            index, before = part.table.locate(np.arange(part.table.num_slots))
+            is_step = before < part.table.lengths[index]
+            episode.append(part.table.episodes[index[is_step]] + part.first_episode)
+            time.append(before[is_step])
+            usage = chance * np.broadcast_to(self._usage(part), is_step.shape)
+            drawn.append(usage[is_step])
+            counted.append((usage * self._factors(part))[is_step])
+        found = [np.concatenate(x) for x in (episode, time, drawn, counted)]
+        order = np.lexsort((found[1], found[0]))
+        numbers, times, draws, counts = (x[order] for x in found)
+        return StepProbabilities(numbers, times, draws / draws.sum(), counts / counts.sum())
+
+    def _usage(self, part: Part) -> NDArray[np.float64]:
+        """Return the share of each slot of a circle in the slots that count, of its windows."""
+        begins, windows = part.begins / part.begins.sum(), self._windows
+        if len(begins) == 1:
+            return np.full(part.table.num_slots, 1 / part.table.num_slots)
+        return _sums(begins[::-1], windows.burn_in, windows.steps)[::-1] / windows.length
+
+    def _factors(self, part: Part) -> NDArray[np.float64]:
+        """Return what the loss of each slot of a circle is multiplied by."""
+        if part.weights is None:
+            return np.ones(part.table.num_slots)
+        share, usage = part.weights / part.weights.sum(), self._usage(part)
+        return np.divide(share, usage, out=np.zeros_like(share), where=share > 0)
+
+
+def _unmixed(source: Source | Mixed) -> tuple[tuple[Source, ...], tuple[float, ...]]:
+    if isinstance(source, Mixed):
+        return source.sources, source.shares
+    return (source,), (1.0,)
+
+
+def _by(source: Source | Mixed) -> By:
+    return source.by if isinstance(source, Mixed) else "step"
+
+
+def _within(episodes: Chosen, source: Source, first: int, alone: bool) -> Chosen:
+    """Return the numbers within a source of those that are its own."""
+    if episodes is None or alone:
+        return episodes
+    own = np.asarray(episodes, np.int64) - first
+    return own[(own >= 0) & (own < len(source.episodes.length))]
+
+
+def _weighted_table(
+    source: Source, chosen: Chosen, weights: NDArray[np.float64] | None
+) -> tuple[SlotTable, NDArray[np.float64] | None]:
+    """Return a source's circle of the episodes that weigh something, and its slots' weights.
+
+    The slot that ends an episode weighs as much as the last step.
+    """
+    table = SlotTable(source, chosen)
+    if weights is None:
+        return table, None
+    if weights.ndim == 1:
+        table = SlotTable(source, _heavy(source, table, weights[table.episodes], sort=True))
+        found = np.repeat(weights[table.episodes], table.lengths + 1)
+    else:
+        found = _of_slots(source, table, weights)
+        sums = np.add.reduceat(found, table.offsets)
+        table = SlotTable(source, _heavy(source, table, sums, sort=False))
+        found = _of_slots(source, table, weights)
+    return table, found / found.mean()
+
+
+def _heavy(
+    source: Source, table: SlotTable, weights: NDArray[np.float64], sort: bool
+) -> NDArray[np.int64]:
+    """Return the episodes of a table that weigh something, if asked in order of weight."""
+    order = np.argsort(weights, kind="stable") if sort else np.arange(len(weights))
+    kept = order[weights[order] > 0]
+    if not len(kept):
+        raise OptionError(
+            f"all {len(weights)} episodes of {source.path} to draw from weigh 0: give at least one "
+            "of them a weight above 0."
+        )
+    return table.episodes[kept]
+
+
+def _of_slots(
+    source: Source, table: SlotTable, weights: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the weights of steps, by row and time, as those of a circle's slots."""
+    index, time = table.locate(np.arange(table.num_slots))
+    number = table.episodes[index]
+    time = np.minimum(time, table.lengths[index] - 1)
+    found: NDArray[np.float64] = weights[
+        source.episodes.row[number], source.episodes.start[number] + time
+    ]
+    return found
+
+
+def _begins(weights: NDArray[np.float64], windows: Windows) -> NDArray[np.float64]:
+    """Return the sum of the weights of the steps that count in the window from each slot on."""
+    return _sums(weights, windows.burn_in, windows.steps)
+
+
+def _sums(x: NDArray[np.float64], first: int, stop: int) -> NDArray[np.float64]:
+    """Return the sums over ``x[i + first : i + stop]`` for each i, on a circle."""
+    sums = np.append(0.0, np.cumsum(np.resize(x, len(x) + stop)))
+    where = np.arange(len(x))
+    return np.maximum(sums[where + stop] - sums[where + first], 0.0)
+
+
+def _rate(part: Part, by: By) -> float:
+    """Return the mean number of steps, or of episodes, that a slot drawn from a circle stands for.
+
+    Each counts by its weight.
+    """
+    table = part.table
+    slots = np.ones(table.num_slots) if part.weights is None else part.weights
+    ends = table.offsets + table.lengths
+    if by == "step":
+        return 1.0 - float(slots[ends].sum()) / len(slots)
+    sums = np.add.reduceat(slots, table.offsets) - slots[ends]
+    return float((sums / table.lengths).sum()) / len(slots)

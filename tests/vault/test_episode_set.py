@@ -1,0 +1,78 @@
+"""Views of some of a dataset's episodes, and the parts that a dataset is split into."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import offmarl
+from offmarl import vault
+from offmarl.errors import OptionError, VaultError
+from offmarl.vault import Dataset
+from tests.replay.test_device import write
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    path = tmp_path_factory.mktemp("episodes") / "data.vlt"
+    write(path, np.random.default_rng(0).random((3, 90)) < 0.15)
+    return offmarl.open(path)
+
+
+def test_a_view_holds_the_chosen_episodes(dataset: Dataset) -> None:
+    part = dataset.subset([7, 2, 5])
+    assert len(part) == 3 and part.numbers.tolist() == [2, 5, 7]
+    for number, episode in zip(part.numbers, part, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, episode, dataset[int(number)])
+    jax.tree.map(np.testing.assert_array_equal, part[-1], dataset[7])
+    np.testing.assert_array_equal(part.episodes.returns, dataset.episodes.returns[[2, 5, 7]])
+    assert part.episodes.mean_return != dataset.episodes.mean_return
+    assert repr(part).startswith(f"<Subset: 3 of {len(dataset)} episodes of <Dataset ")
+    with pytest.raises(VaultError, match=r"episode 3 was requested, and .* has 3"):
+        part[3]
+
+
+def test_a_view_draws_from_its_episodes_only(dataset: Dataset) -> None:
+    part = dataset.subset([2, 5, 7])
+    replay = part.replay(64, 5)
+    assert set(np.unique(replay.sample(jax.random.key(0)).episode)) == {2, 5, 7}
+    with part.stream(64, 5) as stream, dataset.stream(64, 5, episodes=part.numbers) as same:
+        jax.tree.map(np.testing.assert_array_equal, next(stream), next(same))
+    smaller = part.subset([2, 0])
+    assert smaller.numbers.tolist() == [2, 7]
+    assert set(np.unique(part.replay(8, 5, np.array([0, 2])).rows[:, 0])) == set(
+        np.unique(smaller.replay(8, 5).rows[:, 0])
+    )
+
+
+def test_views_are_the_parts_that_split_writes(dataset: Dataset, tmp_path: Path) -> None:
+    for number, arguments in enumerate(
+        ({"validation": 0.3, "seed": 4}, {"fractions": (0.5, 0.3, 0.2)}, {})
+    ):
+        views = dataset.split(**arguments)
+        written = vault.split(dataset, tmp_path / f"{number}.vlt", **arguments)
+        assert [*views] == [*written]
+        for name, view in views.items():
+            returns = written[name].episodes.returns[:, 0]
+            np.testing.assert_array_equal(np.sort(view.episodes.returns[:, 0]), np.sort(returns))
+        numbers = np.concatenate([view.numbers for view in views.values()])
+        np.testing.assert_array_equal(np.sort(numbers), np.arange(len(dataset)))
+    rest, held_out = dataset.hold_out(0.3)
+    views = dataset.split(validation=0.3)
+    np.testing.assert_array_equal(views["train"].numbers, rest)
+    np.testing.assert_array_equal(views["validation"].numbers, held_out)
+
+
+def test_what_cannot_be_chosen(dataset: Dataset) -> None:
+    for wrong in ([], [-1], [10_000], [[0]]):
+        with pytest.raises(OptionError, match=r"choose some of these"):
+            dataset.subset(wrong)
+    with pytest.raises(OptionError, match="named twice"):
+        dataset.subset([3, 3])
+    with pytest.raises(OptionError, match="choose some of these"):
+        dataset.subset([3]).replay(8, 5, np.array([1]))
+    with pytest.raises(OptionError, match=r"sum to 1: got 0\.5 0\.4"):
+        dataset.split(fractions=(0.5, 0.4))
+    with pytest.raises(OptionError, match="validation would be empty"):
+        dataset.split(validation=1e-9)
