@@ -239,7 +239,7 @@ def _observe(wrapped: _Wrapped, observations: Observations) -> tuple[ArrayTree, 
     # only in this order.
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
     if not wrapped.flat:
-        return stacked, {}
+        return stacked, jnp.zeros(0)
     observation = jax.vmap(flatten)(stacked)
     return observation, observation.ravel()
 

@@ -99,9 +99,9 @@ class OffmarlParallelEnv(ParallelEnv):
         NotImplementedError
             The environment has none, or it is not one array.
         """
-        state = self._seen().state
-        if isinstance(state, Mapping):
-            raise NotImplementedError(f"{self.env.spec.name} has no state of one array.")
+        spec, state = self.env.spec, self._seen().state
+        if isinstance(state, Mapping) or not spec.state_size:
+            raise NotImplementedError(f"{spec.name} has no state of one array.")
         return np.asarray(state)
 
     def observation_space(self, agent: str) -> gymnasium.Space:

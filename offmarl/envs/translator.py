@@ -114,15 +114,14 @@ class Translator:
             return None
         return sizes_if_unequal([flatdim(space) for space in self._spaces])
 
-    def _state_spec(self, env: Any, observation: SpecTree) -> SpecTree | dict[str, Any]:
+    def _state_spec(self, env: Any, observation: SpecTree) -> ArraySpec:
         state = state_of(env)
         if state is not None:
             state = np.ravel(state).astype(np.float32) if self._flat else state
             return ArraySpec(state.shape, state.dtype.name)
-        is_vector = isinstance(observation, ArraySpec) and observation == ArraySpec(
-            (observation.size,)
-        )
-        return ArraySpec((len(self.agents) * observation.size,)) if is_vector else {}
+        if isinstance(observation, ArraySpec) and observation == ArraySpec((observation.size,)):
+            return ArraySpec((len(self.agents) * observation.size,))
+        return ArraySpec((0,))
 
     def view(
         self,
@@ -156,11 +155,11 @@ class Translator:
         leaves: Any = view.observation, everything, legal, np.array(alive)
         return View(*leaves)
 
-    def _state(self, observation: Any, state: np.ndarray | None) -> Any:
-        if state is not None:
-            spec = self.spec.state_leaves[""]
-            return state.reshape(spec.shape).astype(spec.numpy_dtype)
-        return np.ravel(observation) if self.spec.state_leaves else {}
+    def _state(self, observation: Any, state: np.ndarray | None) -> np.ndarray:
+        spec = self.spec.state_leaves[""]
+        if state is None:
+            return np.ravel(observation) if spec.size else np.zeros(spec.shape, np.float32)
+        return state.reshape(spec.shape).astype(spec.numpy_dtype)
 
     def joint(self, actions: Mapping[str, Any]) -> np.ndarray:
         """Return the agents' actions as one array; those of absent agents are zero.

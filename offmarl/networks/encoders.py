@@ -145,7 +145,7 @@ def observation_encoder(spec: EnvSpec, hidden: int = 64) -> Encoder | None:
 
 def state_encoder(spec: EnvSpec, hidden: int = 64) -> Encoder | JointEncoder | None:
     """Return an encoder of what `central` returns; None if that is a float32 vector."""
-    if not spec.state_leaves:
+    if not spec.state_size:
         every = tuple(spec.observation_leaves.items())
         return JointEncoder(Encoder(every, hidden, spec.num_agents))
     return None if spec.global_state is None else Encoder(tuple(spec.state_leaves.items()), hidden)
@@ -161,7 +161,7 @@ def view_encoder(spec: EnvSpec, hidden: int = 64) -> ViewEncoder:
 
 def has_state(view: View) -> bool:
     """Whether a view has a state of its own, apart from the observations."""
-    return bool(jax.tree.leaves(view.state))
+    return any(leaf.shape[-1:] != (0,) for leaf in jax.tree.leaves(view.state))
 
 
 def central(view: View) -> ArrayTree:
