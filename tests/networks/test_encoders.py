@@ -162,9 +162,7 @@ def test_images_are_convolved_by_their_size(
     spec = ArraySpec(shape, dtype)
     encoder = Encoder((("", spec),), hidden=7)
     image = jax.ShapeDtypeStruct((2, 3, *shape), dtype)
-    encoded, params = jax.eval_shape(
-        lambda key, image: encoder.init_with_output(key, image), jax.random.key(0), image
-    )
+    encoded, params = jax.eval_shape(encoder.init_with_output, jax.random.key(0), image)
     assert encoded.shape == (2, 3, 7)
     params = params["params"]
     assert [params[f"conv_{i}"]["kernel"].shape for i in range(len(params) - 1)] == kernels
