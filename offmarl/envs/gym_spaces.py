@@ -31,16 +31,14 @@ def spec_of(space: spaces.Space[Any]) -> SpecTree:
     """
     if isinstance(space, _GROUPS):
         return spec_tree(_map(_leaf_spec, space))
-    spec = _leaf_spec(space)
-    keeps_shape = isinstance(space, spaces.Box) or len(spec.shape) > 1
-    return spec if keeps_shape else ArraySpec((flatdim(space),))
+    return _bare_spec(space)
 
 
 def read(space: spaces.Space[Any], value: Any) -> Any:
     """Return a value of a space as arrays, of the shapes and types of `spec_of`."""
     if isinstance(space, _GROUPS):
         return _map(lambda leaf, part: _read(leaf, part, _leaf_spec(leaf)), space, value)
-    return _read(space, value, spec_of(space))
+    return _read(space, value, _bare_spec(space))
 
 
 def common(trees: Sequence[SpecTree]) -> SpecTree | None:
@@ -105,6 +103,13 @@ def _map(function: Callable[..., Any], space: spaces.Space[Any], *values: Any) -
 
 def _name(name: Any) -> str:
     return re.sub(r"[^\w-]", "_", str(name))[:64]
+
+
+def _bare_spec(space: spaces.Space[Any]) -> ArraySpec:
+    """Return the spec of a space that is not in a tree."""
+    spec = _leaf_spec(space)
+    keeps_shape = isinstance(space, spaces.Box) or len(spec.shape) > 1
+    return spec if keeps_shape else ArraySpec((flatdim(space),))
 
 
 def _leaf_spec(space: spaces.Space[Any]) -> ArraySpec:

@@ -170,7 +170,7 @@ def _own_size(spec: EnvSpec, agent: int) -> int:
 
 
 def _own_spec(spec: EnvSpec, agent: int) -> SpecTree:
-    return spec.observation or ArraySpec((_own_size(spec, agent),))
+    return spec.observation_spec if spec.observation else ArraySpec((_own_size(spec, agent),))
 
 
 def _spaces(spec: EnvSpec, agent: int) -> tuple[gymnasium.Space, gymnasium.Space]:

@@ -88,10 +88,9 @@ class Translator:
         self.actions = Actions(tuple(_action_space(a, env.action_space(a)) for a in self._keys))
         self._starts = [int(getattr(env.action_space(a), "start", 0)) for a in self._keys]
         self._shapes = [env.action_space(a).shape for a in self._keys]
-        trees = None if flat else common([spec_of(space) for space in self._spaces])
-        self._flat = trees is None
-        sizes = [flatdim(space) for space in self._spaces] if self._flat else None
-        observation = ArraySpec((max(sizes),)) if sizes else trees
+        tree = None if flat else common([spec_of(space) for space in self._spaces])
+        self._flat = tree is None
+        observation = ArraySpec((max(map(flatdim, self._spaces)),)) if tree is None else tree
         self.spec = EnvSpec(
             name=_registered_name(env) if name is None else name,
             num_agents=len(self.agents),
@@ -274,7 +273,8 @@ def _split_mask(observation: Any, space: gymnasium.Space) -> tuple[Any, Any]:
 
 def _put(agent: int, into: np.ndarray, seen: np.ndarray) -> None:
     """Put an agent's array into the corner of the padded array of all agents."""
-    into[(agent, *map(slice, seen.shape))] = seen
+    corner: Any = (agent, *map(slice, seen.shape))
+    into[corner] = seen
 
 
 def _action_space(agent: Any, space: gymnasium.Space) -> ActionSpace:

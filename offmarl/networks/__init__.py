@@ -3,6 +3,7 @@
 from offmarl.networks.encoders import (
     Encoder,
     ViewEncoder,
+    blank_view,
     central,
     observation_encoder,
     state_encoder,
@@ -41,6 +42,7 @@ __all__ = [
     "ViewEncoder",
     "agent_head",
     "agent_network",
+    "blank_view",
     "central",
     "init_mixer",
     "init_policy",

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from offmarl.trees import ArraySpec, flatten_tree
-from offmarl.types import ArrayTree, EnvSpec, View
+from offmarl.types import ArrayTree, EnvSpec, View, empty_view
 
 Leaves = tuple[tuple[str, ArraySpec], ...]
 """The arrays of an observation or a state: path and spec of each, in order. Hashable."""
@@ -157,6 +157,12 @@ def view_encoder(spec: EnvSpec, hidden: int = 64) -> ViewEncoder:
     return ViewEncoder(
         observation_encoder(spec, hidden), None if isinstance(state, JointEncoder) else state
     )
+
+
+def blank_view(spec: EnvSpec) -> View:
+    """Return a view of zeros on the device, to draw parameters and to allocate buffers with."""
+    view: View = jax.tree.map(jnp.asarray, empty_view(spec))
+    return view
 
 
 def has_state(view: View) -> bool:

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from offmarl.networks.encoders import central, state_encoder
-from offmarl.types import ArrayTree, EnvSpec, empty_view
+from offmarl.networks.encoders import blank_view, central, state_encoder
+from offmarl.types import ArrayTree, EnvSpec
 
 
 class MixerWeights(NamedTuple):
@@ -68,7 +68,7 @@ def make_mixer(spec: EnvSpec, embed: int = 32, hidden: int = 64) -> Mixer:
 
 def init_mixer(mixer: Mixer, spec: EnvSpec, key: PRNGKeyArray) -> ArrayTree:
     """Draw a mixer's parameters."""
-    return mixer.init(key, central(empty_view(spec)))
+    return mixer.init(key, central(blank_view(spec)))
 
 
 def mix(weights: MixerWeights, q: Float[Array, "*b N"]) -> Float[Array, "*b"]:

@@ -22,9 +22,9 @@ from offmarl.distributions import (
     select,
 )
 from offmarl.errors import ShapeError
-from offmarl.networks.encoders import observation_encoder
+from offmarl.networks.encoders import blank_view, observation_encoder
 from offmarl.networks.torsos import FeedForward, Recurrent
-from offmarl.types import ArrayTree, Continuous, EnvSpec, Policy, empty_view
+from offmarl.types import ArrayTree, Continuous, EnvSpec, Policy
 
 _LEAST_STD = 0.01
 """Minimum standard deviation; it keeps the likelihood of noise-free data finite."""
@@ -147,7 +147,7 @@ def init_policy(config: PolicyConfig, spec: EnvSpec, key: PRNGKeyArray) -> Array
 def _init(network: FeedForward | Recurrent, spec: EnvSpec, key: PRNGKeyArray) -> ArrayTree:
     """Draw a network's parameters; compiled once for equal networks and specs."""
     carry = network.initial_carry(spec.num_agents)
-    return network.init(key, carry, empty_view(spec).observation)
+    return network.init(key, carry, blank_view(spec).observation)
 
 
 def make_policy(config: PolicyConfig, spec: EnvSpec, greedy: bool = False) -> Policy:

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Int
 from numpy.typing import NDArray
 
 from offmarl.errors import ShapeError, VaultError
+from offmarl.networks import blank_view
 from offmarl.replay import Replay, Windows, load
 from offmarl.types import (
     Continuous,
@@ -24,7 +25,6 @@ from offmarl.types import (
     Sequence,
     Transition,
     View,
-    empty_view,
 )
 from offmarl.vault import Dataset, Writer
 
@@ -217,7 +217,7 @@ def _copy_views(view: View, first: Int[Array, "M"], second: Int[Array, "M"]) -> 
 
 
 def _empty_step(spec: EnvSpec) -> tuple[Transition, View]:
-    num_agents, view = spec.num_agents, jax.tree.map(jnp.asarray, empty_view(spec))
+    num_agents, view = spec.num_agents, blank_view(spec)
     continuous = isinstance(spec.action, Continuous)
     transition = Transition(
         view=view,

@@ -17,6 +17,7 @@ from offmarl.checkpoint import Checkpoints
 from offmarl.config import from_json
 from offmarl.envs.base import restart, transition
 from offmarl.errors import OptionError, RunError, ShapeError
+from offmarl.networks import blank_view
 from offmarl.paths import local
 from offmarl.programs import dataset, registry
 from offmarl.programs.program import Program, hyperparameters, structure
@@ -27,7 +28,6 @@ from offmarl.types import (
     Policy,
     Timestep,
     View,
-    empty_view,
     flatten_tree,
     unflatten_tree,
 )
@@ -321,7 +321,7 @@ class _Blank:
         return (), transition(self._view(), jnp.zeros(self.spec.num_agents), ended, ended)
 
     def _view(self) -> View:
-        view = jax.tree.map(jnp.asarray, empty_view(self.spec))
+        view = blank_view(self.spec)
         return view._replace(
             legal_actions=jnp.ones_like(view.legal_actions), alive=jnp.ones_like(view.alive)
         )
