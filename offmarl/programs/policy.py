@@ -18,7 +18,8 @@ from offmarl.envs.base import restart, transition
 from offmarl.errors import OptionError, RunError, ShapeError
 from offmarl.paths import local
 from offmarl.programs import dataset, registry
-from offmarl.programs.program import Program, hyperparameters, structure
+from offmarl.programs.normalisation import make_program
+from offmarl.programs.program import Program, hyperparameters
 from offmarl.types import ArrayTree, EnvSpec, Policy, Timestep, View
 
 
@@ -246,7 +247,7 @@ def _program_of(
     source: Any = _Blank(spec)
     if kind == "baseline":
         source = dataset.DatasetStatistics(None, dataset.read(run_dir / dataset.STATISTICS_FILE))
-    program: Program = module.make(spec, structure(args), source)
+    program: Program = make_program(module.make, spec, args, source)
 
     def params(key: PRNGKeyArray) -> ArrayTree:
         return program.policy_params(program.init(key, hyperparameters(args)))
