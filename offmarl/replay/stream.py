@@ -63,7 +63,7 @@ class Batches:
     rows: UInt32[Array, "*b W"]
     spec: EnvSpec
     windows: Windows
-    weight: Float[Array, "*b T"] | None = None
+    weight: Float[Array, "..."] | None = None
 
     def __getitem__(self, index: Int[Array, ""] | int) -> "Batches":
         """Return those at an index of the first axis."""

@@ -1,8 +1,10 @@
 """`--normalise`: training on normalised batches equals training on a normalised vault."""
 
 import dataclasses
+from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -75,7 +77,8 @@ def test_what_is_recorded_and_evaluated_uses_the_statistics(random_data, tmp_pat
     plain = network.make(env.spec, network.Args(vault=run, **SMALL), DatasetStatistics(None))
     act = plain.policy(True)
     seen, legal = steps.view.observation[0, 0], steps.view.legal_actions[0, 0]
-    action, *_ = act.act(params, act.initial_carry(), (seen - mean) / std, legal, jax.random.key(0))
+    seen = jnp.asarray((seen - mean) / std)
+    action, *_ = act.act(params, act.initial_carry(), seen, jnp.asarray(legal), KEY)
     np.testing.assert_array_equal(action, steps.action[0, 0])
 
 
@@ -193,5 +196,6 @@ def test_one_scale_for_rewards():
     program = normalised(echo(), ("return",), kept)
     found, _ = program.stages[0].update((), sequence(), KEY, NO_HYPER)
     np.testing.assert_array_equal(found.reward, sequence().reward)
-    args = programs.Args(vault=".")
-    assert make_program(lambda *_: 7, SPEC, args, None) == 7
+    args = programs.Args(vault=Path())
+    given = echo()
+    assert make_program(lambda *_: given, SPEC, args, None) is given
