@@ -20,6 +20,8 @@ from offmarl.types import EnvSpec, View
 from offmarl.vault import encoding, layout
 from offmarl.vault.bounds import check_length, check_own_length
 from offmarl.vault.checked import Checks, ChunkPlace, Fresh, checks_of
+from offmarl.vault.decoded import decode_arrays
+from offmarl.vault.forking import is_forked
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.manifest import Description, check_documents, read_table, snapshot_of
 from offmarl.vault.mmap import MappedArray, cut, map_arrays
@@ -72,6 +74,7 @@ class Arrays:
         self._fetched = _View({}, checks)
         self._mapping = Lock()
         self._mapped: _View | None = None
+        self._for_forks: _View | None = None
         self._opened: dict[str, Any] = {}
         self._chunks_read = 0
         # If windows are in memory already, prefetching costs more than gathering them. If they are
@@ -109,11 +112,25 @@ class Arrays:
 
     def _view(self) -> "_View":
         """Return the mapped files, mapping them on the first call; threads share them."""
+        if self._for_forks and is_forked():
+            return self._for_forks
         if self._mapped is None:
             with self._mapping:
                 if self._mapped is None:
                     self._mapped = self._map()
         return self._mapped
+
+    def prepare_fork(self) -> None:
+        """Let forked processes read the arrays; does nothing if the files cannot be mapped."""
+        vault = self._vault
+        snapshot = snapshot_of(vault.store, vault.manifest, encoded=True) if self._may_map else None
+        if snapshot is None or self._for_forks:
+            return
+        mapped = self._view()
+        others = {name: leaf for name, leaf in self._leaves.items() if name not in mapped.maps}
+        decoded = decode_arrays(snapshot, others, complete=self._schema is not None)
+        self._for_forks = mapped._replace(maps={**mapped.maps, **decoded})
+        vault.store.hold(snapshot)
 
     def _map(self) -> "_View":
         vault, checks = self._vault, self._fetched.checks
@@ -218,7 +235,7 @@ class Arrays:
 
     def _map_pays(self, names: Iterable[str], rows: range, steps: range) -> bool:
         """Whether the map exists, or the reads so far took as long as making it would."""
-        if self._mapped is not None:
+        if self._mapped is not None or self._for_forks is not None:
             return True
         self._chunks_read += self._count(names, len(rows), len(steps))
         return self._chunks_read * _KEYS_A_CHUNK >= self._count(
@@ -378,6 +395,10 @@ class FinalViews:
         self._dtype = encoding.view_dtype(spec)
         self._count = count
         self._in_memory = count * self._dtype.itemsize <= most
+
+    def prepare_fork(self) -> None:
+        """Read what forked processes need besides the blocks of views."""
+        _ = self.all if self._in_memory else self._firsts
 
     @cached_property
     def all(self) -> View:

@@ -15,6 +15,7 @@ import tensorstore as ts
 from offmarl.errors import VaultFormatError
 from offmarl.vault.drivers import Driver, TensorStoreDriver
 from offmarl.vault.files import check_name
+from offmarl.vault.forking import use_tensorstore
 from offmarl.vault.key_values import Registered
 from offmarl.vault.layout import DATA, MANIFEST, OWN_PREFIX, is_sealed, load_json, unseal
 from offmarl.vault.store import Store
@@ -101,6 +102,7 @@ def earlier_trees(driver: TensorStoreDriver) -> Iterator[Tree]:
 
 
 def _manifest(driver: TensorStoreDriver) -> Any:
+    use_tensorstore(driver.path)
     driver.check()
     return ts.ocdbt.dump(driver.files).result()
 

@@ -359,6 +359,19 @@ class Dataset(EpisodeSet):
         chunk = max(self._arrays.chunk(name)[1] for name in names)
         yield from bounds.blocks(start, self.length, chunk, step_bytes, _BLOCK_BYTES)
 
+    def prepare_fork(self) -> None:
+        """Let processes that are forked from this one read the dataset.
+
+        TensorStore ends a forked process that calls it. After this call, forked processes read the
+        vault through memory maps of its files, which they share. The datasets of
+        `offmarl.replay.torch` call it themselves. It needs a directory on this machine: start
+        processes that read an archive, a bucket or a web address with spawn.
+        """
+        if self.store.driver.can_map:
+            _ = self.episodes, None if self.manifest else self._limited
+            self._finals.prepare_fork()
+            self._arrays.prepare_fork()
+
     @property
     def _arrays(self) -> Arrays:
         if self._read_through is None:

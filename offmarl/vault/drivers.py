@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from offmarl.errors import VaultError, VaultFormatError, VaultNotFoundError
 from offmarl.vault import files
 from offmarl.vault.files import WriterLock, errors_of
+from offmarl.vault.forking import use_tensorstore
 from offmarl.vault.layout import MANIFEST, METADATA
 from offmarl.vault.location import (
     ARCHIVE_SUFFIX,
@@ -160,6 +161,7 @@ class TensorStoreDriver(Driver):
     @cached_property
     def context(self) -> "ts.Context":
         """TensorStore's context for everything opened here, with a cache."""
+        use_tensorstore(self.path)
         return caching_context()
 
     @cached_property
@@ -203,6 +205,8 @@ class Directory(TensorStoreDriver):
     def context(self) -> "ts.Context":
         """A context without a cache: the system caches files."""
         import tensorstore as ts
+
+        use_tensorstore(self.path)
 
         return ts.Context()
 
@@ -300,6 +304,7 @@ class Archive(TensorStoreDriver):
     @cached_property
     def context(self) -> "ts.Context":
         """A cache that all vaults of the archive share."""
+        use_tensorstore(self.path)
         if isinstance(self.archive, Path):
             with suppress(OSError):
                 about = self.archive.stat()

@@ -186,15 +186,17 @@ def check_documents(store: Store, schema: Schema) -> None:
             )
 
 
-def snapshot_of(store: Store, own: Manifest | None) -> Snapshot | None:
+def snapshot_of(store: Store, own: Manifest | None, encoded: bool = False) -> Snapshot | None:
     """Map a vault's files; None if that is impossible or useless.
+
+    Mapping a compressed vault is useful only for readers that take ``encoded`` chunks.
 
     Raises
     ------
     VaultError
         They are not those of the vault that was opened.
     """
-    if own and own.schema.codec != "raw":
+    if own and own.schema.codec != "raw" and not encoded:
         return None
     try:
         snapshot = open_snapshot(store.driver)

@@ -200,11 +200,18 @@ class Snapshot:
                 self._extents[key] = start, length
 
     def value(self, key: str) -> bytes | None:
-        """Return the value of a key other than a chunk's; None if it does not exist."""
-        if key not in self._extents:
-            return self._values.get(key)
-        start, length = self._extents[key]
+        """Return the value of a key; None if it does not exist."""
+        extent = self._extents.get(key)
+        if extent is None and (match := _CHUNK.fullmatch(key)):
+            extent = self._chunks.get(match[1], {}).get((int(match[2]), int(match[3])))
+        if extent is None:
+            return self._values.get(key)  # short values are in the tree
+        start, length = extent
         return self.region.bytes[start : start + length].tobytes()
+
+    def keys(self, prefix: str) -> list[str]:
+        """Return the keys that begin with a prefix and are not those of chunks, sorted."""
+        return sorted(k for k in (*self._values, *self._extents) if k.startswith(prefix))
 
     def count(self, name: str) -> int:
         """Return the number of chunks of an array."""

@@ -18,6 +18,7 @@ import tensorstore as ts
 from offmarl.errors import VaultFormatError
 from offmarl.vault.drivers import Driver, TensorStoreDriver, driver_of
 from offmarl.vault.files import conflict, errors_of, vault_error
+from offmarl.vault.forking import is_forked, use_tensorstore
 from offmarl.vault.key_values import Registered
 from offmarl.vault.layout import DATA, INDEX_PREFIX, UNFINISHED, NumpyArray, load_json, seal, unseal
 from offmarl.vault.metadata import Grid
@@ -36,6 +37,16 @@ class Pending(Protocol):
         """Wait, and return what `result` would raise, or None."""
 
 
+class Held(Protocol):
+    """The content of a store that can be read without TensorStore."""
+
+    def value(self, key: str) -> bytes | None:
+        """Return the value of a key; None if it does not exist."""
+
+    def keys(self, prefix: str) -> list[str]:
+        """Return the keys that begin with a prefix and are not those of chunks, sorted."""
+
+
 class Store(ABC):
     """A vault's keys and values; made by `Store.open`.
 
@@ -49,6 +60,11 @@ class Store(ABC):
 
     driver: Driver
     path: PurePath
+    _held: "Held | None" = None
+
+    def hold(self, content: "Held") -> None:
+        """Give forked processes the content of the store, so that they need no TensorStore."""
+        self._held = content
 
     @staticmethod
     def open(path: str | os.PathLike[str]) -> "Store":
@@ -135,6 +151,8 @@ class Store(ABC):
         ``read`` is called again if a compaction removed files between two reads, because the new
         files hold the same data.
         """
+        if self._held is None or not is_forked():
+            use_tensorstore(self.path)
         try:
             return read()
         except (ValueError, OSError) as error:
@@ -170,6 +188,8 @@ class OcdbtStore(Store):
         return ts.KvStore.open(self._spec, context=self.driver.context).result()
 
     def _read(self, keys: Sequence[str]) -> list[bytes | None]:
+        if self._held and is_forked():
+            return [self._held.value(key) for key in keys]
         bound = self.driver.staleness
         reads = [self._kv.read(key, staleness_bound=bound) for key in keys]
         found = [read.result() for read in reads]
@@ -177,6 +197,8 @@ class OcdbtStore(Store):
 
     def keys(self, prefix: str) -> list[str]:
         """Return the keys that begin with a prefix, sorted."""
+        if self._held and is_forked():
+            return self._held.keys(prefix)
         span = ts.KvStore.KeyRange(prefix, prefix + "\xff")
         return sorted(key.decode() for key in self.attempt(lambda: self._kv.list(span).result()))
 

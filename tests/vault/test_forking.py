@@ -1,0 +1,114 @@
+"""Processes forked from one that uses TensorStore: they read what it prepared, or say why not."""
+
+import multiprocessing
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from offmarl import vault
+from offmarl.errors import OffmarlError, VaultChecksumError, VaultError
+from offmarl.vault import Dataset, arrays
+
+from . import damage
+from .experience import make, steps
+from .test_integrity import flip
+from .test_stock import append_with_stock, to_stock
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork")  # of threads, which the child never uses
+
+FORK = multiprocessing.get_context("fork")
+
+
+def in_fork(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function in a forked process, and return its result or raise its error."""
+    ours, theirs = FORK.Pipe(duplex=False)
+
+    def answer() -> None:
+        try:
+            theirs.send(function(*arguments))
+        except OffmarlError as error:
+            theirs.send(error)
+
+    child = FORK.Process(target=answer)
+    child.start()
+    theirs.close()
+    try:
+        found = ours.recv()
+    except EOFError:
+        found = None
+    child.join()
+    assert child.exitcode == 0
+    if isinstance(found, OffmarlError):
+        raise found
+    return found
+
+
+def everything(dataset: Dataset) -> list[Any]:
+    rows, starts = np.array([1, 0, 1, 1]), np.array([0, 30, 7, 32])
+    length = dataset.length
+    return [
+        dataset.windows(rows, starts, 20),
+        dataset.transitions(3, length),
+        dataset.finals if dataset.native else None,
+        dataset.episodes,
+        dataset[-2].transition.reward,
+        dataset.final_views(np.array([2, 0, 2])) if dataset.native else None,
+    ]
+
+
+@pytest.fixture
+def dataset(request: pytest.FixtureRequest, tmp_path: Path) -> Dataset:
+    kind: str = request.param
+    path = damage.record(tmp_path / "v.vlt" / "a", codec="zstd" if "zstd" in kind else "raw")
+    if kind == "stock":
+        from flashbax.vault import Vault as StockVault
+
+        data, _ = make(rows=3, steps=70)
+        stock = StockVault("stock.vlt", to_stock(steps(data, 0, 1)), str(tmp_path), "a")
+        append_with_stock(stock, data)
+        path = tmp_path / "stock.vlt" / "a"
+    return vault.open_vault(path)
+
+
+@pytest.mark.parametrize(
+    "dataset", ["raw", "zstd", "zstd with many finals", "stock"], indirect=True
+)
+def test_a_forked_process_reads_what_was_prepared(
+    dataset: Dataset, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "many" in request.node.name:
+        monkeypatch.setattr(arrays, "_IN_MEMORY_BYTES", 0)
+    dataset.prepare_fork()
+    found = in_fork(everything, dataset)
+    np.testing.assert_equal(found, everything(vault.open_vault(dataset.path)))
+
+
+@pytest.mark.parametrize("dataset", ["raw"], indirect=True)
+def test_what_was_not_prepared_is_an_error(dataset: Dataset) -> None:
+    message = "cannot be read in a forked process.*multiprocessing_context='spawn'"
+    for read in (everything, lambda opened: vault.open_vault(opened.path)):
+        with pytest.raises(VaultError, match=message):
+            in_fork(read, dataset)
+
+
+@pytest.mark.parametrize("dataset", ["raw", "zstd"], indirect=True)
+def test_a_forked_process_compares_checksums(dataset: Dataset) -> None:
+    flip(dataset.path, "rewards./0.2.0", offset=20)
+    dataset = vault.open_vault(dataset.path)
+    dataset.prepare_fork()
+    expected = VaultChecksumError if dataset.manifest.schema.codec == "raw" else VaultError
+    with pytest.raises(expected, match="rewards"):
+        in_fork(everything, dataset)
+
+
+@pytest.mark.parametrize("dataset", ["raw"], indirect=True)
+def test_an_archive_cannot_be_read_in_a_forked_process(dataset: Dataset, tmp_path: Path) -> None:
+    packed = shutil.make_archive(str(tmp_path / "packed"), "zip", dataset.path.parent)
+    inside = vault.open_vault(Path(packed) / "a")
+    inside.prepare_fork()
+    with pytest.raises(VaultError, match="cannot be read in a forked process"):
+        in_fork(everything, inside)
