@@ -162,7 +162,10 @@ def _put(
 
 @partial(jax.jit, static_argnums=3, donate_argnums=0)
 def _close(
-    rows: UInt32[Array, "rows W"], first: int, num_slots: int, steps: int
+    rows: UInt32[Array, "rows W"],
+    first: Int[Array, ""] | int,
+    num_slots: Int[Array, ""] | int,
+    steps: int,
 ) -> UInt32[Array, "rows W"]:
     """Repeat a circle's beginning after its end, so that windows there are one slice too."""
     past = jnp.arange(steps)
