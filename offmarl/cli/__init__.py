@@ -125,6 +125,11 @@ VERBS = {
         "Store a vault with another codec, chunk size or layout",
         example="A.vlt --codec zstd --chunk-steps 2048 -o B.vlt",
     ),
+    "map": Verb(
+        "transform",
+        "Change columns of a vault: relabel rewards, normalise observations",
+        example='A.vlt --reward "reward / 10" -o B.vlt',
+    ),
 }
 
 

@@ -1,8 +1,8 @@
 """Commands that make vaults of other data.
 
 ``offmarl convert`` reads and writes the layouts of other projects. ``cat``, ``filter``, ``sample``,
-``split``, ``slice``, ``dedup`` and ``recode`` are the functions of these names in `offmarl.vault`:
-their parameters become the options, and their docstrings the help.
+``split``, ``slice``, ``dedup``, ``recode`` and ``map`` are the functions of these names in
+`offmarl.vault`: their parameters become the options, and their docstrings the help.
 """
 
 import inspect
@@ -23,9 +23,12 @@ from offmarl.statistics import spread
 from offmarl.tracking import progress
 from offmarl.vault.convert import READERS, WRITERS, export_dataset, import_dataset
 from offmarl.vault.open import locate, open_source
+from offmarl.vault.transform.function import MapFunction
 from offmarl.vault.transform.pipeline import AnyVault, StrPath
 
 _NOT_OPTIONS = ("progress", "provenance")
+_NAMED = (StrPath, MapFunction | None)
+"""Types of parameters that become options, although Python takes them by position."""
 
 
 def _count(text: str) -> int:
@@ -84,6 +87,8 @@ _HINTS: dict[Any, Any] = {
     int: _Count,
     int | None: _Count | None,
     float | None: _Fraction | None,
+    MapFunction | None: Annotated[str | None, arg(name="with", metavar="MODULE:FUNCTION")],
+    str | None: Annotated[str | None, arg(metavar="FORMULA")],
     Sequence[float] | None: Annotated[
         tuple[_Fraction, ...] | None, arg(metavar="FRACTION FRACTION [FRACTION]")
     ],
@@ -95,7 +100,7 @@ def verb_of(function: Callable[..., Any]) -> Callable[..., Report]:
     """Return a transform as a verb.
 
     Parameters that may be given by position become arguments, except the path of the new vault,
-    which becomes ``--out``; all others become options.
+    which becomes ``--out``, and a function, which becomes ``--with``; all others become options.
     """
 
     def verb(**options: Any) -> Report:
@@ -108,7 +113,7 @@ def verb_of(function: Callable[..., Any]) -> Callable[..., Report]:
         if name in _NOT_OPTIONS:
             continue
         hint = _HINTS.get(hints[name], hints[name])
-        if one.kind is one.POSITIONAL_OR_KEYWORD and hints[name] != StrPath:
+        if one.kind is one.POSITIONAL_OR_KEYWORD and hints[name] not in _NAMED:
             hint = positional[hint]
         parameters.append(one.replace(annotation=hint, kind=one.KEYWORD_ONLY))
     verb.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -173,6 +178,7 @@ split = verb_of(vault.split)
 slice = verb_of(vault.slice)
 dedup = verb_of(vault.dedup)
 recode = verb_of(vault.recode)
+map = verb_of(vault.map)
 
 
 # ---------------------------------------------------------------------------------- convert

@@ -13,8 +13,7 @@ from offmarl.replay import device
 from offmarl.replay.circles import Circles, Mixed, Weighting
 from offmarl.replay.device import Replay, load
 from offmarl.replay.sampling import Chosen, Source, Windows
-from offmarl.replay.starts import on_host
-from offmarl.replay.stream import IN_HAND, Batches, WindowSource, ahead, parts_ahead
+from offmarl.replay.stream import IN_HAND, Batches, WindowSource, ahead, on_host, parts_ahead
 
 Kind = Literal["auto", "device", "stream"]
 

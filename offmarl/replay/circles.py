@@ -170,7 +170,8 @@ class Circles:
             first.append(part.first_slot + np.arange(count))
             size.append(np.full(count, part.table.num_slots // count))
             share.append(chance * part.begins / part.begins.sum())
-        return segments(*map(np.concatenate, (first, size, share)), self.num_slots)  # type: ignore[arg-type]
+        joined = np.concatenate(first), np.concatenate(size), np.concatenate(share)
+        return segments(*joined, self.num_slots)
 
     @cached_property
     def factors(self) -> NDArray[np.float32] | None:
@@ -197,8 +198,8 @@ class Circles:
             counted.append((usage * self._factors(part))[is_step])
         found = [np.concatenate(x) for x in (episode, time, drawn, counted)]
         order = np.lexsort((found[1], found[0]))
-        episode, time, drawn, counted = (x[order] for x in found)
-        return StepProbabilities(episode, time, drawn / drawn.sum(), counted / counted.sum())
+        numbers, times, draws, counts = (x[order] for x in found)
+        return StepProbabilities(numbers, times, draws / draws.sum(), counts / counts.sum())
 
     def _usage(self, part: Part) -> NDArray[np.float64]:
         """Return the share of each slot of a circle in the slots that count, of its windows."""

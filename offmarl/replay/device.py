@@ -27,7 +27,7 @@ from offmarl.replay.fields import (
 )
 from offmarl.replay.packing import Rows
 from offmarl.replay.sampling import Chosen, Source, Windows, returns_to_go
-from offmarl.replay.starts import Starts
+from offmarl.replay.starts import Starts, Uniform
 from offmarl.types import EnvSpec, Sequence
 
 _MOST_ROWS = 2**31 - 1
@@ -76,7 +76,7 @@ class Replay:
 
     def sample(self, key: PRNGKeyArray) -> Sequence:
         """Draw a batch of windows, ``(B, T, ...)``; each step is as likely as it weighs."""
-        return self.at(self.starts.draw(key, self.windows.batch_size))
+        return self.at(draw(self.starts, key, self.windows.batch_size))
 
     def at(self, slots: Int[Array, "B"]) -> Sequence:
         """Unpack the windows that start at the given slots."""
@@ -97,6 +97,26 @@ class Replay:
     def nbytes(self) -> int:
         """Bytes on the device."""
         return sum(array.nbytes for array in self.rows.values())
+
+
+def draw(starts: Starts, key: PRNGKeyArray, count: int) -> Int[Array, "count"]:
+    """Draw slots that windows start at; `offmarl.replay.starts.draw_on_host` draws the same."""
+    if isinstance(starts, Uniform):
+        return jax.random.randint(key, (count,), 0, starts.num_slots)
+    which, against, inside = jax.random.split(key, 3)
+    number = jax.random.randint(which, (count,), 0, len(starts.share))
+    stays = jax.random.bits(against, (count,), jnp.uint32) < starts.threshold[number]
+    number = jnp.where(stays, number, starts.alias[number])
+    return starts.first[number] + jax.random.randint(inside, (count,), 0, starts.size[number])
+
+
+def probability(starts: Starts, slots: Int[Array, "*b"]) -> Float[Array, "*b"]:
+    """Return how likely each slot is in a draw."""
+    if isinstance(starts, Uniform):
+        return jnp.full(slots.shape, 1 / starts.num_slots, jnp.float32)
+    number = jnp.searchsorted(starts.first, slots, side="right") - 1
+    inside = slots - starts.first[number] < starts.size[number]
+    return jnp.where(inside, starts.share[number] / starts.size[number], 0.0)
 
 
 def load(

@@ -64,9 +64,8 @@ def check_extras(spec: EnvSpec, windows: Windows, path: PurePath) -> None:
 
 
 def view_fields(view: View) -> Fields:
-    """Return the fields of a view."""
-    seen = flatten_tree(view.observation, "observation") | flatten_tree(view.state, "state")
-    return seen | {"legal_actions": view.legal_actions, "alive": view.alive}
+    """Return the fields of a view, or of a view of specs."""
+    return flatten_tree(view._asdict())
 
 
 class Place(NamedTuple):
@@ -111,7 +110,7 @@ def step_fields(
     fields |= {"mask": np.ones(known.shape, bool), "next_known": known}
     if return_to_go is not None:
         fields["return_to_go"] = return_to_go
-    return fields | {f"extras.{name}": x for name, x in (transition.extras or {}).items()}
+    return fields | flatten_tree(transition.extras or {}, "extras")
 
 
 def end_fields(place: Place, source: Source, first_episode: int = 0) -> Fields:
@@ -141,37 +140,11 @@ def finished(fields: Fields, windows: Windows) -> Fields:
 
 def to_sequence(fields: Fields) -> Sequence:
     """Build a sequence of finished fields, which have the slots it wants; see `OF_SLOTS`."""
-    extras = any(name.startswith("extras.") for name in fields)
-    view = View(
-        _subtree(fields, "observation"),
-        _subtree(fields, "state"),
-        fields["legal_actions"],
-        fields["alive"],
-    )
-    return Sequence(
-        view=view,
-        **{name: fields[name] for name in _OF_STEPS},
-        mask=fields["mask"],
-        next_known=fields["next_known"],
-        first=fields["first"],
-        time=fields["time"],
-        episode=fields["episode"],
-        return_to_go=fields.get("return_to_go"),
-        weight=fields.get("weight"),
-        extras=_subtree(fields, "extras") if extras else None,
-    )
+    tree = unflatten_tree(fields)
+    view = View(**{name: tree.pop(name) for name in View._fields})
+    return Sequence(view=view, **tree)
 
 
 def is_of_slots(name: str) -> bool:
     """Whether a sequence has this field for each of its T+1 slots."""
     return name.split(".", maxsplit=1)[0] in OF_SLOTS
-
-
-def _subtree(fields: Fields, name: str) -> Any:
-    """Return the tree of the leaves below a name; the array itself if it is bare."""
-    leaves = {
-        path.removeprefix(name).removeprefix("."): leaf
-        for path, leaf in fields.items()
-        if path.split(".")[0] == name
-    }
-    return unflatten_tree(leaves)

@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 
 from offmarl import _ahead
 from offmarl.errors import OptionError
+from offmarl.replay import threefry
 from offmarl.replay.circles import Circles, Mixed, Weighting
 from offmarl.replay.fields import Fields, check_extras, fields_of, finished, to_sequence
 from offmarl.replay.gathering import Batch, CircleReader, field_shape, grouped
 from offmarl.replay.sampling import Chosen, Source, Windows
-from offmarl.replay.starts import Starts, draw_on_host, on_host
+from offmarl.replay.starts import Starts, draw_on_host
 from offmarl.types import ArraySpec, Sequence
 
 _THREADS = 2
@@ -127,7 +128,8 @@ class WindowSource:
 
     def batches(self, keys: Key[Array, "*b"]) -> Batches:
         """Return the batches that keys draw, on the device."""
-        return self.at(draw_on_host(self.starts, keys, self._windows.batch_size))
+        words = np.asarray(jax.random.key_data(keys))
+        return self.at(draw_on_host(self.starts, words, self._windows.batch_size))
 
     def at(self, starts: Int[np.ndarray, "*b"]) -> Batches:
         """Return the windows that start at given slots, on the device."""
@@ -252,7 +254,7 @@ class Stream:
         together = min(_GATHERED_WINDOWS // windows.batch_size, memory // (size * (2 + IN_HAND)))
         together = max(1, together)
         most = parts_ahead(memory, together * size, "a batch", max(1, _MOST_AHEAD // together))
-        self._key = on_host(jax.random.key(seed))
+        self._key = threefry.key(seed)
         self._starts = lru_cache(2)(self._draw)
         self.seed, self.step = seed, start
         parts = ahead(partial(self._gather, together), count(start, together), most)
@@ -265,8 +267,8 @@ class Stream:
 
     def _draw(self, block: int) -> Int[np.ndarray, "n B"]:
         """Draw the starts of a block of batches; it takes little longer than for one."""
-        steps = jnp.arange(block * _DRAWN, (block + 1) * _DRAWN, dtype=jnp.uint32)
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(self._key, on_host(steps))
+        steps = np.arange(block * _DRAWN, (block + 1) * _DRAWN)
+        keys = threefry.fold_in(self._key, steps)
         return draw_on_host(self._drawn.starts, keys, self._batch_size)
 
     def __iter__(self) -> "Stream":
@@ -291,6 +293,15 @@ class Stream:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def on_host(keys: Key[Array, "*b"]) -> Key[Array, "*b"]:
+    """Put keys where drawing waits for nothing; nowhere else where JAX knows no processor."""
+    try:
+        processor = jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        return keys
+    return jax.device_put(keys, processor)
 
 
 def parts_ahead(memory: int, part: int, name: str, most: int) -> int:

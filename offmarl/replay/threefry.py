@@ -40,11 +40,14 @@ def bits(keys: Keys, num: int) -> UInt32[np.ndarray, "*k num"]:
     return high ^ low
 
 
-def randint(keys: Keys, num: int, stop: int) -> UInt32[np.ndarray, "*k num"]:
-    """Return ``num`` integers from 0 to below ``stop``, as ``jax.random.randint`` for an int32."""
+def randint(keys: Keys, num: int, stop: Any) -> UInt32[np.ndarray, "*k num"]:
+    """Return ``num`` integers from 0 to below ``stop``, as ``jax.random.randint`` for an int32.
+
+    ``stop`` is a number, or one for each integer.
+    """
     span, pair = np.uint32(stop), split(keys)
     high, low = bits(pair[..., 0, :], num) % span, bits(pair[..., 1, :], num) % span
-    half = 2**16 % stop
+    half = 2**16 % np.asarray(stop, np.int64)
     return (high * np.uint32(half * half % 2**32 % stop) + low) % span
 
 

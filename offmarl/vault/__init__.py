@@ -13,7 +13,7 @@ from offmarl._imports import lazy_getattr
 if TYPE_CHECKING:
     from offmarl.vault.archive import unpack
     from offmarl.vault.compaction import Compaction, compact
-    from offmarl.vault.convert import export_dataset, import_dataset
+    from offmarl.vault.convert import export_dataset, from_arrays, import_dataset
     from offmarl.vault.creation import create, create_whole
     from offmarl.vault.dataset import Dataset
     from offmarl.vault.faults import Fault
@@ -23,7 +23,17 @@ if TYPE_CHECKING:
     from offmarl.vault.salvaging import Salvage, salvage
     from offmarl.vault.shared import SharedWriter, join
     from offmarl.vault.tables import Episodes
-    from offmarl.vault.transform import cat, dedup, filter, recode, sample, slice, split
+    from offmarl.vault.transform import (
+        Steps,
+        cat,
+        dedup,
+        filter,
+        map,
+        recode,
+        sample,
+        slice,
+        split,
+    )
     from offmarl.vault.verification import Verification, verify
     from offmarl.vault.writer import Writer, resume
 
@@ -36,6 +46,7 @@ __all__ = [
     "Repair",
     "Salvage",
     "SharedWriter",
+    "Steps",
     "Summary",
     "Verification",
     "Writer",
@@ -46,9 +57,11 @@ __all__ = [
     "dedup",
     "export_dataset",
     "filter",
+    "from_arrays",
     "import_dataset",
     "join",
     "list_vaults",
+    "map",
     "open_vault",
     "recode",
     "register_driver",
@@ -64,7 +77,7 @@ __all__ = [
 
 _HOMES = {
     "archive": "unpack",
-    "convert": "export_dataset import_dataset",
+    "convert": "export_dataset from_arrays import_dataset",
     "faults": "Fault",
     "compaction": "Compaction compact",
     "repairing": "Repair repair",
@@ -74,7 +87,7 @@ _HOMES = {
     "dataset": "Dataset",
     "salvaging": "Salvage salvage",
     "tables": "Episodes",
-    "transform": "cat dedup filter recode sample slice split",
+    "transform": "Steps cat dedup filter map recode sample slice split",
     "creation": "create create_whole",
     "shared": "SharedWriter join",
     "writer": "Writer resume",

@@ -142,7 +142,7 @@ class ChunkBuffer:
     def _encode(self) -> dict[str, Value]:
         keys, values = self._keys(self._number), self._chunk.values
         if self._schema.codec == "zstd":
-            return dict(zip(keys, map(_compress, values), strict=True))
+            return dict(zip(keys, map(compress, values), strict=True))
         sums = {layout.checksums_key(self._number): layout.encode_checksums(values)}
         return dict(zip(keys, values, strict=True)) | sums
 
@@ -163,7 +163,8 @@ def _agree(values: Iterable[Value], expected: bytes) -> NumpyArray:
     return found == wanted if len(found) == len(wanted) else np.zeros(len(found), bool)
 
 
-def _compress(value: Value) -> bytes:
+def compress(value: Value) -> bytes:
+    """Return a value as a zstd frame with a checksum."""
     return bytes(_zstd().encode(value))
 
 

@@ -181,6 +181,7 @@ MAKING = {
     "slice": ["{in}", "--stop", "2", "-o", "{out}"],
     "dedup": ["{in}", "-o", "{out}"],
     "recode": ["{in}", "-o", "{out}"],
+    "map": ["{in}", "--reward", "reward * 2", "-o", "{out}"],
     "repair": ["{in}", "--salvage", "{out}"],
     "convert": ["{npz}", "{out}", "--from", "numpy"],
     "record": ["--policy", "{run}", "--steps", "9", "--out", "{out}"],

@@ -158,6 +158,7 @@ def test_as_good_as_nothing(offmarl, tmp_path, steps):
     _Page(Path("page.html"))
 
 
+@pytest.mark.bits
 def test_recorded_episodes_are_shown(offmarl, random_data):
     path = random_data("swarm/coverage-2:time_limit=6")
     outcome = offmarl("report", path, "--html", "page.html")
@@ -179,6 +180,7 @@ def meet(name):
 """
 
 
+@pytest.mark.bits
 def test_recorded_episodes_are_shown_in_an_environment_that_the_user_names(
     offmarl, random_data, tmp_path
 ):

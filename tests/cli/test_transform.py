@@ -1,4 +1,4 @@
-"""``cat``, ``filter``, ``sample``, ``split``, ``slice``, ``dedup`` and ``recode``."""
+"""``cat``, ``filter``, ``sample``, ``split``, ``slice``, ``dedup``, ``recode`` and ``map``."""
 
 import inspect
 
@@ -40,10 +40,17 @@ def test_a_journey(offmarl, pair):
     offmarl("cat", "h.vlt", "h.vlt", "-o", "i.vlt")
     (once,) = offmarl("dedup", "i.vlt", "-o", "j.vlt", "--json").json["vaults"]
     assert once["episodes"] == 2
+    pair.joinpath("mine.py").write_text("def none(steps):\n    return {}\n")
+    for number, change in enumerate((["--reward", "reward * 2"], ["--with", "mine.py:none"])):
+        out = f"m{number}.vlt"
+        (mapped,) = offmarl("map", "a.vlt", *change, "-o", out, "--json").json["vaults"]
+        assert mapped["episodes"] > 2
     coded = offmarl("recode", "a.vlt", "--codec", "zstd", "--chunk-steps", "8", "-o", "k.vlt")
     assert coded.code == 0
-    digests = [offmarl("show", name, "--json").json["digest"] for name in ("a.vlt", "k.vlt")]
-    assert digests[0] == digests[1]
+    digests = [
+        offmarl("show", name, "--json").json["digest"] for name in ("a.vlt", "k.vlt", "m1.vlt")
+    ]
+    assert len(set(digests)) == 1
 
 
 def test_show_tells_the_lineage(offmarl, pair):
@@ -89,6 +96,7 @@ def test_a_verb_has_the_options_of_the_function(offmarl, name):
     shown = offmarl(name, "--help").out
     hidden = {"sources", "source", "condition"}  # which are arguments
     options = {"--" + one.replace("_", "-") for one in parameters - hidden - {"path"}} | {"--out"}
+    options = {"--with" if one == "--function" else one for one in options}
     assert options <= {word.strip(",") for word in shown.split()}
     assert "As for" not in shown and "`" not in shown.split("Example")[1].split("\n", 1)[1]
 

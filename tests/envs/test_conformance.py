@@ -26,8 +26,7 @@ DAILY = {
     "jaxmarl/mpe/simple_spread_v3",
     "jaxmarl/smax/5m_vs_6m",  # sides of unequal size
 }
-"""Slow environments that CI runs every time: one for each code path of the adapters. The others run
-nightly."""
+"""Slow environments that CI runs every time: one of each main family. The others run nightly."""
 
 NUMBERS = {"matrax/penalty-K": 25, "matrax/no-conflict-K": 2, "matrax/conflict-K": 5}
 """Where not every number goes."""

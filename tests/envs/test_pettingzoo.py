@@ -14,7 +14,10 @@ from offmarl.errors import OptionError, ShapeError
 pytest.importorskip("pettingzoo", reason="needs pip install 'offmarl[pettingzoo]'")
 
 import gymnasium
-from pettingzoo.test import parallel_api_test, parallel_seed_test
+
+with warnings.catch_warnings():  # where pygame is installed, PettingZoo's tests import its games
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from pettingzoo.test import parallel_api_test, parallel_seed_test
 
 from offmarl.envs.pettingzoo import Translator
 

@@ -105,7 +105,10 @@ def test_what_a_run_leaves_behind(args: bc.Args, whole: Path) -> None:
     [
         ("device", 1, signal.SIGINT, "before the first checkpoint: the same .* starts at update 0"),
         ("device", 13, signal.SIGTERM, "at update 13: the same command resumes there"),
-        ("stream", 13, signal.SIGINT, "at update 13: the same command resumes there"),
+        pytest.param(
+            *("stream", 13, signal.SIGINT, "at update 13: the same command resumes there"),
+            marks=pytest.mark.bits,
+        ),
     ],
 )
 def test_a_stopped_run_goes_on_to_the_same_bits(
@@ -212,6 +215,7 @@ def test_seeds_side_by_side_are_the_seeds_alone(args: bc.Args, tmp_path: Path) -
     assert not np.allclose(params(both, 0)[-1], params(both, 1)[-1])
 
 
+@pytest.mark.bits
 def test_a_stream_trains_to_the_bits_of_the_device(
     args: bc.Args, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -162,7 +162,7 @@ def test_whole_episodes(dataset: Dataset) -> None:
 def test_more_slots_than_32_bits_tell_apart() -> None:
     count = 3 * 2**40
     keys = jax.random.split(jax.random.key(0), (4, 5))
-    found = draw_on_host(Uniform(count), keys, 1000)
+    found = draw_on_host(Uniform(count), np.asarray(jax.random.key_data(keys)), 1000)
     assert found.shape == (4, 5, 1000)
     assert 0 <= found.min() < 2**33 < found.max() < count
     np.testing.assert_allclose(found.mean(), count / 2, rtol=0.02)

@@ -13,6 +13,7 @@ from scipy.stats import chisquare
 from offmarl.errors import OptionError, ShapeError
 from offmarl.losses import masked_mean
 from offmarl.replay import Replay, Windows, WindowSource, load
+from offmarl.replay.device import draw
 from offmarl.replay.starts import Uniform
 from offmarl.types import Sequence, View
 
@@ -152,7 +153,7 @@ def test_a_clone_has_the_frequencies_of_the_data(short_and_long) -> None:
 
 def test_draws_agree_with_the_exact_probabilities(short_and_long) -> None:
     _, found = short_and_long
-    starts = np.asarray(Uniform(len(found.mask)).draw(jax.random.key(0), 10**6))
+    starts = np.asarray(draw(Uniform(len(found.mask)), jax.random.key(0), 10**6))
     slot = np.arange(10**6) % 20
     step = (found.episode * 100 + found.time)[starts, slot][found.mask[starts, slot]]
     _, counts = np.unique(step, return_counts=True)

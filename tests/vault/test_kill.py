@@ -14,7 +14,7 @@ from offmarl.errors import VaultLockedError
 from .experience import SPEC, assert_same, concatenate, make, steps, whole_episodes
 from .killed import PROGRAMS, Victims
 
-WRITERS = ("record", "create_whole", "share")
+WRITERS = ("record", "create_whole", "share", "change")
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +29,10 @@ def begin(program, directory):
     path = directory / "v.vlt" / "a"
     if program == "share":
         vault.create(path, SPEC, rows=2, chunk_steps=16).close()
+    source = directory.parent / "source.vlt"
+    if program == "change" and not source.exists():
+        with vault.create(source, SPEC, rows=2, chunk_steps=16) as writer:
+            writer.append(*make(steps=70))
     return path
 
 
@@ -39,15 +43,18 @@ def die_and_run_again(victims, program, directory, whole, **when):
         assert death.acknowledged == 0
         assert list(vault.list_vaults(directory)) == []
     else:
-        check_prefix(program, path, death.acknowledged)
+        check(program, path, death.acknowledged, whole)
     PROGRAMS[program](path)
     assert vault.open_vault(path).digest() == whole.digest()
     shutil.rmtree(directory)
     return death
 
 
-def check_prefix(program, path, acknowledged):
+def check(program, path, acknowledged, whole):
     found = vault.open_vault(path)
+    if program == "change":
+        assert found.digest() == whole.digest()
+        return
     chunks, rest = divmod(found.length, 7)
     assert rest == 0
     assert chunks >= acknowledged

@@ -506,7 +506,7 @@ def test_what_fails_leaves_nothing(a, tmp_path, monkeypatch):
     def fail(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pipeline, "_provenance", fail)
+    monkeypatch.setattr(pipeline, "provenance_of", fail)
     for make_it in (vault.cat, vault.split, vault.recode):
         with pytest.raises(KeyboardInterrupt):
             make_it([a] if make_it is vault.cat else a, tmp_path / "v.vlt")

@@ -20,7 +20,14 @@ print("done", flush=True)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("call", ["cat([sys.argv[1]] * 2, sys.argv[2])", "split(*sys.argv[1:3])"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "cat([sys.argv[1]] * 2, sys.argv[2])",
+        "split(*sys.argv[1:3])",
+        "map(*sys.argv[1:3], reward='reward / 10')",
+    ],
+)
 def test_killed_at_any_instant(tmp_path, call):
     source = tmp_path / "a.vlt"
     with vault.create(source, SPEC, rows=4, chunk_steps=64) as writer:

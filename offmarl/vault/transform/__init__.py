@@ -1,5 +1,6 @@
-"""Vaults made from vaults: joined, filtered, sampled, split, cut, without duplicates, recoded."""
+"""Vaults made from vaults: joined, filtered, sampled, split, cut, deduplicated, recoded, mapped."""
 
-from offmarl.vault.transform.verbs import cat, dedup, filter, recode, sample, slice, split
+from offmarl.vault.transform.columns import Steps
+from offmarl.vault.transform.verbs import cat, dedup, filter, map, recode, sample, slice, split
 
-__all__ = ["cat", "dedup", "filter", "recode", "sample", "slice", "split"]
+__all__ = ["Steps", "cat", "dedup", "filter", "map", "recode", "sample", "slice", "split"]

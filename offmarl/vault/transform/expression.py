@@ -1,4 +1,4 @@
-"""Conditions on episodes or steps, as ``offmarl filter`` takes them.
+"""Conditions on episodes or steps, as ``offmarl filter`` takes them, and formulas of rewards.
 
 A condition is a Python expression of a few kinds: ``and``, ``or``, ``not``, comparisons, ``in``
 with values in parentheses, arithmetic, names, numbers, text in quotes, and percentiles. ``p90`` is
@@ -68,12 +68,12 @@ _REFUSED: dict[type[ast.expr], str] = {
 
 
 class Expression(NamedTuple):
-    """A parsed condition.
+    """A parsed condition, or a formula of numbers.
 
     Attributes
     ----------
     text
-        The condition as written.
+        The expression as written.
     names
         The columns it uses.
     condition
@@ -88,6 +88,11 @@ class Expression(NamedTuple):
         """Return where the condition holds, ``(count,)`` booleans."""
         with np.errstate(all="ignore"):
             return np.broadcast_to(np.asarray(self.condition(columns), bool), count)
+
+    def value(self, columns: Columns, shape: tuple[int, ...]) -> NumpyArray:
+        """Return the numbers that a formula gives, in float64."""
+        with np.errstate(all="ignore"):
+            return np.broadcast_to(np.asarray(self.condition(columns), float), shape)
 
 
 def parse(
@@ -115,11 +120,27 @@ def parse(
         The text is not a condition, or compares values of different kinds. The message marks the
         place.
     """
+    parser = _parser(text, names, hints or {}, percentiles)
+    value = parser.condition().value
+    return Expression(text, frozenset(parser.used), value)
+
+
+def parse_number(text: str, names: Mapping[str, Kind]) -> Expression:
+    """Parse a formula of numbers, such as ``reward / 10``; conditions in it count as 0 or 1.
+
+    Parameters and errors are those of `parse`.
+    """
+    parser = _parser(text, names, {}, percentiles=False)
+    value = parser.formula().value
+    return Expression(text, frozenset(parser.used), value)
+
+
+def _parser(
+    text: str, names: Mapping[str, Kind], hints: Mapping[str, str], percentiles: bool
+) -> "_Parser":
     if len(text) > _LONGEST:
         raise ExpressionError(f"the expression is longer than {_LONGEST} characters.")
-    parser = _Parser(text, names, hints or {}, percentiles)
-    found = parser.condition()
-    return Expression(text, frozenset(parser.used), found.value)
+    return _Parser(text, names, hints, percentiles)
 
 
 class _Token(NamedTuple):
@@ -155,6 +176,7 @@ class _Parser:
         self._names = names
         self._hints = hints
         self._percentiles = percentiles
+        self._counts_truths = False
         self._tokens = self._split()
         self._numbers = {token.at: number for number, token in enumerate(self._tokens)}
 
@@ -174,12 +196,20 @@ class _Parser:
 
     def condition(self) -> _Term:
         """Return what the whole text means."""
+        return self._truth(self._tree())
+
+    def formula(self) -> _Term:
+        """Return the number that the whole text means; conditions in it count as 0 or 1."""
+        self._counts_truths = True
+        return self._number(self._tree())
+
+    def _tree(self) -> ast.expr:
         self._check_depth()
         masked = ""
         for token in self._tokens:
             masked = masked.ljust(token.at) + token.placeholder
         try:
-            return self._truth(ast.parse(masked, mode="eval").body)
+            return ast.parse(masked, mode="eval").body
         except SyntaxError as error:
             raise self._misplaced(error) from error
 
@@ -221,6 +251,8 @@ class _Parser:
 
     def _of_kind(self, kind: Kind, words: str, node: ast.expr) -> _Term:
         term = self._term(node)
+        if self._counts_truths and (term.kind, kind) == ("truth", "number"):
+            return _Term("number", term.at, _after(_as_number, term))
         if term.kind != kind and (term.kind, kind) != ("policy", "number"):
             raise self._error(term.at, f"{words} is needed here, and this is a {term.kind}")
         return term
@@ -339,6 +371,10 @@ def _advice(text: str) -> str:
     if "&" in text or "|" in text:
         return "Join conditions by `and` and `or`."
     return "Text needs quotes on both sides." if "'" in text or '"' in text else ""
+
+
+def _as_number(truth: Any) -> Any:
+    return np.asarray(truth, float)
 
 
 def _constant(kind: Kind, at: int, value: Any) -> _Term:

@@ -241,7 +241,7 @@ def meeting(source: Source, condition: str, by: Unit) -> Pieces:
         It is not a condition, uses what the vault does not have, or nothing meets it.
     """
     parsed = parse_condition(condition, by)
-    columns = _columns(source)
+    columns = columns_of(source)
     _check_known(source, parsed, columns)
     if "return" in parsed.names:
         _warn_of_missing_returns(source)
@@ -282,7 +282,7 @@ def _nothing_meets(
     )
 
 
-def _columns(source: Source) -> Columns:
+def columns_of(source: Source) -> Columns:
     """Return one value for each episode, by name; without what the vault does not know."""
     found = source.vault.episodes
     number = policy_ids.origin_of(found.policy_id, source.origins)

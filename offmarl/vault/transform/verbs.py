@@ -1,14 +1,14 @@
-"""Vaults made from vaults: joined, filtered, sampled, split, cut, without duplicates, recoded.
+"""Vaults made from vaults: joined, filtered, sampled, split, cut, deduplicated, recoded, mapped.
 
 Every function writes a new vault, which appears at its path whole or not at all. Sources are only
 read, a block at a time; they may be anything `offmarl.open` reads, by path or open. What offmarl
 wrote is compared with its checksums, unless the source was opened with ``checked=False``. Steps,
-final views, causes, log-probabilities and policies are copied unchanged.
+final views, causes, log-probabilities and policies are copied unchanged, except what `map` changes.
 
-The new vault has one row with the episodes end to end, in the order of the sources, unless `recode`
-keeps the rows. An episode whose end is not taken is cut there: ``truncated``, with the cause "cut"
-and, if the source has it, the next view as its final view. The provenance records what was done to
-which sources.
+The new vault has one row with the episodes end to end, in the order of the sources; `map`, and
+`recode` by default, keep the rows. An episode whose end is not taken is cut there: ``truncated``,
+with the cause "cut" and, if the source has it, the next view as its final view. The provenance
+records what was done to which sources.
 
 The command line builds its verbs from these functions: their names, parameters and docstrings.
 """
@@ -20,14 +20,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from offmarl.errors import VaultError
+from offmarl.errors import OptionError, VaultError
 from offmarl.terminal import Progress, quiet
 from offmarl.vault import tables
+from offmarl.vault.creation import create_store
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.digest import episode_digests
 from offmarl.vault.layout import Codec
 from offmarl.vault.open import open_vault
-from offmarl.vault.transform import pipeline, selection
+from offmarl.vault.transform import mapping, pipeline, selection
+from offmarl.vault.transform.function import MapFunction, load, parse_reward, reward_formula
 from offmarl.vault.transform.pipeline import AnyVault, StrPath, opened, opened_with_limit
 from offmarl.vault.transform.policy_ids import Source, name_of
 from offmarl.vault.transform.selection import Pieces, Unit, whole_episodes
@@ -363,3 +365,78 @@ def recode(
         return pipeline.rewrite(vault, arguments, path, codec, chunk_steps, progress)
     chosen = [(vault, _everything)]
     return pipeline.run("recode", arguments, chosen, path, codec, progress, chunk_steps=chunk_steps)
+
+
+def map(
+    source: AnyVault,
+    path: StrPath,
+    function: MapFunction | None = None,
+    *,
+    reward: str | None = None,
+    by: Unit = "episodes",
+    seed: int = 0,
+    processes: int = 1,
+    progress: Progress = quiet,
+) -> Dataset:
+    """Change columns of a vault: relabel rewards, normalise observations.
+
+    The columns that the function does not return are copied as they are stored. Rows, chunks, codec
+    and episodes stay the same, and the table of returns follows the new rewards.
+
+    Parameters
+    ----------
+    source
+        A vault.
+    path, progress
+        As for `cat`.
+    function
+        A Python function of some steps, as module:function or path/to/file.py:function; in Python
+        also the function itself. It gets a mapping from columns to arrays, and returns one of those
+        that change.
+    reward
+        A formula for the new rewards of all agents instead, such as ``reward / 10`` or ``reward -
+        0.1 * (step > 50)``. It uses the names of conditions on steps; a condition counts as 0 or 1.
+    by
+        What the function gets in a call: an episode, or as many steps as fit in memory. Rewards by
+        formula are always computed by steps.
+    seed
+        Random seed, for a function with a second parameter ``rng`` (a NumPy generator) or ``key``
+        (a JAX key). Each call gets a new one, which depends on the seed and the data only.
+    processes
+        Number of processes that call the function.
+
+    Raises
+    ------
+    OptionError
+        There is no such function, it failed, or it returned something else than columns.
+    ShapeError, InvalidValueError
+        It returned a column of another length, shape or type, or an invalid value such as NaN.
+    VaultError
+        As for `cat`.
+
+    Examples
+    --------
+    >>> def scale(steps):
+    ...     return {"reward": steps["reward"] / 10}
+    >>> offmarl.vault.map("vaults/a.vlt", "vaults/b.vlt", scale)
+    """
+    if (function is None) == (reward is None):
+        raise OptionError("give a function (--with) or a formula of rewards (--reward).")
+    if processes < 1:
+        raise OptionError(f"the number of processes must be at least 1, not {processes}.")
+    if reward is not None:
+        parse_reward(reward)  # before anything slow
+    loaded = None if function is None else load(function, seed)
+    vault = opened(source)
+    with create_store(path) as store:
+        (examined,) = pipeline.examine_all([vault], progress)
+        if loaded is None:
+            assert reward is not None
+            by, loaded = "steps", reward_formula(reward, selection.columns_of(examined))
+        mapped = mapping.start(vault, loaded, by, processes)
+        arguments = {**loaded.described, "columns": mapped.columns, "by": by}
+        taken = examined, selection.everything(vault)
+        provenance = pipeline.provenance_of("map", arguments, [taken], examined.named)
+        with progress("map", vault.num_steps) as advance:
+            mapping.write(mapped, store, provenance, advance)
+    return open_vault(path)

@@ -1,0 +1,336 @@
+"""The columns that a function of `offmarl.vault.map` reads and returns.
+
+A column is an array of steps by its name in Python: a field of `offmarl.Transition` or
+`offmarl.View`, such as ``reward`` or ``observation.image``, or an extra, ``extras.NAME``. The views
+that episodes ended with are columns of their own, such as ``final.observation``.
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from offmarl.errors import InvalidValueError, OptionError, ShapeError
+from offmarl.types import EnvSpec, View
+from offmarl.vault import layout, values
+from offmarl.vault.dataset import Dataset
+from offmarl.vault.layout import Leaf, NumpyArray
+from offmarl.vault.values import RecordPosition
+
+FINAL = "final."
+"""Prefix of the columns of the views that episodes ended with."""
+
+_DISK_NAMES = {
+    "observation": "observations",
+    "state": "infos.state",
+    "legal_actions": "infos.legals",
+    "alive": "infos.alive",
+    "action": "actions",
+    "reward": "rewards",
+    "terminated": "terminals",
+    "truncated": "truncations",
+    "behaviour_log_prob": "infos.behaviour_log_probs",
+    "policy_id": layout.POLICY_IDS,
+}
+_MASKS = frozenset({"legal_actions", "alive", "terminated", "truncated"})
+"""Columns that are 0 or 1 on disk, and booleans in Python."""
+_ENDS = frozenset({"terminated", "truncated"})
+
+
+class Part(NamedTuple):
+    """Steps that a function gets in one call: the same interval of time of some rows."""
+
+    rows: slice
+    start: int
+    stop: int
+    number: int
+    """Number of the call, which its random key depends on."""
+
+    @property
+    def lead(self) -> tuple[int, int]:
+        """Rows and steps of each."""
+        return self.rows.stop - self.rows.start, self.stop - self.start
+
+
+class Steps(Mapping[str, Any]):
+    """Steps of a vault, by column; each column is read when it is first used.
+
+    All T steps of the columns come in the order of rows and then of time. Columns that begin with
+    ``final.`` have the views that M of the episodes ended with.
+
+    Attributes
+    ----------
+    spec
+        The environment's sizes.
+    """
+
+    def __init__(self, vault: Dataset, part: Part):
+        self.spec: EnvSpec = vault.spec
+        self._vault, self._part = vault, part
+        self._found: dict[str, NumpyArray] = {}
+        self._disk = {column_of(name): name for name in vault.leaves}
+
+    def __repr__(self) -> str:
+        return f"<Steps: {len(self.time)} steps of {', '.join(self)}>"
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._disk
+        if len(self.ends):
+            yield from (f"{FINAL}{name}" for name in self._finals)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._disk or name in list(self)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._found:
+            self._found[name] = self._read(name)
+        return self._found[name]
+
+    @cached_property
+    def episode(self) -> Int[np.ndarray, "T"]:
+        """Number of each step's episode in `Dataset.episodes`."""
+        table, (rows, steps) = self._vault.episodes, self._part.lead
+        begins = table.row * self._vault.length + table.start
+        row = np.arange(self._part.rows.start, self._part.rows.stop)[:, None]
+        step = row * self._vault.length + np.arange(self._part.start, self._part.stop)
+        found: NumpyArray = np.searchsorted(begins, step, side="right") - 1
+        return found.reshape(rows * steps)
+
+    @cached_property
+    def time(self) -> Int[np.ndarray, "T"]:
+        """Steps of the episode before each step."""
+        index = np.tile(np.arange(self._part.start, self._part.stop), self._part.lead[0])
+        return index - self._vault.episodes.start[self.episode]
+
+    @cached_property
+    def ends(self) -> Int[np.ndarray, "M"]:
+        """The step that each of the final views follows."""
+        table = self._vault.episodes
+        is_last = self.time == table.length[self.episode] - 1
+        return np.flatnonzero(is_last & (table.final[self.episode] >= 0))
+
+    def _read(self, name: str) -> Any:
+        if name.startswith(FINAL) and len(self.ends):
+            if name.removeprefix(FINAL) in self._finals:
+                return self._finals[name.removeprefix(FINAL)]
+        elif name in self._disk:
+            return self._read_steps(name, self._disk[name])
+        raise _unknown(name, self)
+
+    def _read_steps(self, name: str, disk_name: str) -> Any:
+        part = self._part
+        read = self._vault.read(part.start, part.stop, part.rows, [disk_name])[disk_name]
+        array = read.reshape(-1, *read.shape[2:])
+        return array != 0 if name in _MASKS else array
+
+    @cached_property
+    def _finals(self) -> dict[str, NumpyArray]:
+        numbers = self._vault.episodes.final[self.episode[self.ends]]
+        return flatten_view(self._vault.final_views(numbers))
+
+
+def column_of(disk_name: str) -> str:
+    """Return the column of an array on disk."""
+    for column, name in _DISK_NAMES.items():
+        if disk_name == name or disk_name.startswith(f"{name}."):
+            return column + disk_name.removeprefix(name)
+    return disk_name
+
+
+def disk_name_of(column: str) -> str:
+    """Return the name of a column's array on disk."""
+    field, dot, rest = column.partition(".")
+    return _DISK_NAMES.get(field, field) + dot + rest
+
+
+def flatten_view(view: View) -> dict[str, NumpyArray]:
+    """Return the arrays of a view by their columns' names."""
+
+    def flat(name: str, tree: Any) -> Iterator[tuple[str, NumpyArray]]:
+        if isinstance(tree, Mapping):
+            for key, below in tree.items():
+                yield from flat(f"{name}.{key}", below)
+        else:
+            yield name, tree
+
+    return {k: v for field in View._fields for k, v in flat(field, getattr(view, field))}
+
+
+def nest_view(flat: Mapping[str, NumpyArray]) -> View:
+    """Undo `flatten_view`."""
+    fields: dict[str, Any] = {}
+    for name, array in flat.items():
+        node, *path = fields, *name.split(".")
+        for key in path[:-1]:
+            node = node.setdefault(key, {})
+        node[path[-1]] = array
+    return View(**fields)
+
+
+# ---------------------------------------------------------------------------------- results
+
+
+class Result(NamedTuple):
+    """What a function returned for a part, checked."""
+
+    arrays: dict[str, NumpyArray]
+    """Disk name to ``(rows, T, ...)``, of the vault's types."""
+    finals: dict[str, NumpyArray]
+    """Changed columns of the final views that follow `ends`, ``(M, ...)``."""
+    ends: NumpyArray
+    """The M episodes that end in the part and have a final view."""
+
+
+def check(returned: Any, steps: Steps, part: Part, leaves: Mapping[str, Leaf]) -> Result:
+    """Check what a function returned, and convert it to the vault's types.
+
+    Parameters
+    ----------
+    returned
+        A mapping from columns to arrays.
+    steps, part
+        What the function got.
+    leaves
+        The new vault's arrays.
+
+    Raises
+    ------
+    OptionError
+        It is no mapping, names a column that does not exist or that cannot be changed, or has a
+        column of views without their final views.
+    ShapeError
+        An array has another length, shape or kind.
+    InvalidValueError
+        A value is invalid, such as NaN.
+    """
+    if not isinstance(returned, Mapping):
+        raise OptionError(
+            f"the function returned {type(returned).__name__}: return a dictionary of columns, "
+            'such as {"reward": steps["reward"] / 10}.'
+        )
+    arrays: dict[str, NumpyArray] = {}
+    finals: dict[str, NumpyArray] = {}
+    for name, value in returned.items():
+        if name.startswith(FINAL) and name in steps:
+            finals[name.removeprefix(FINAL)] = _fit(name, value, steps[name], steps, steps.ends)
+        elif name in _ENDS and name in steps:
+            _check_same(name, value, steps)
+        elif (disk_name := disk_name_of(name)) in leaves and column_of(disk_name) == name:
+            arrays[disk_name] = _fit_leaf(name, value, leaves[disk_name], steps, part)
+        elif name not in steps:
+            raise _unknown(name, steps)
+    _check_views(arrays, finals, steps)
+    _check_values(arrays, finals, steps)
+    return Result(arrays, finals, steps.episode[steps.ends])
+
+
+def _fit_leaf(name: str, value: Any, leaf: Leaf, steps: Steps, part: Part) -> NumpyArray:
+    count = len(steps.time)
+    dtype = np.dtype(bool) if name in _MASKS else leaf.dtype
+    array = _cast(name, value, (count, *leaf.shape), dtype, steps, np.arange(count))
+    return array.reshape(*part.lead, *leaf.shape)
+
+
+def _fit(name: str, value: Any, like: NumpyArray, steps: Steps, at: NumpyArray) -> NumpyArray:
+    return _cast(name, value, like.shape, like.dtype, steps, at)
+
+
+def _cast(
+    name: str,
+    value: Any,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    steps: Steps,
+    at: NumpyArray,
+) -> NumpyArray:
+    array = np.asarray(value)
+    where = f"for {_place(steps, at)}"
+    if array.shape != shape:
+        raise ShapeError(
+            f"{name}: the function returned shape {array.shape} {where}, and the vault needs "
+            f"{shape}: one entry for each step, in the same shape."
+        )
+    if not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise ShapeError(
+            f"{name}: the function returned {array.dtype} {where}, and the vault has {dtype}: "
+            f"convert the result with .astype({dtype.name!r})."
+        )
+    return values.cast({name: array}, {name: Leaf(dtype, ())})[name]
+
+
+def _place(steps: Steps, at: NumpyArray) -> str:
+    first, last = (int(steps.episode[at[i]]) for i in (0, -1))
+    return f"episode {first}" if first == last else f"episodes {first} to {last}"
+
+
+def _check_same(name: str, value: Any, steps: Steps) -> None:
+    if not np.array_equal(np.asarray(value), steps[name]):
+        raise OptionError(
+            f"the function changes {name} of {_place(steps, np.arange(len(steps.time)))}, but map "
+            "does not move the ends of episodes: cut episodes with `offmarl.vault.slice` or "
+            "`offmarl.vault.filter`."
+        )
+
+
+def _check_views(
+    arrays: Mapping[str, NumpyArray], finals: Mapping[str, NumpyArray], steps: Steps
+) -> None:
+    """Raise `OptionError` if only one of a view's columns before and after an action is changed."""
+    if not len(steps.ends):
+        return
+    changed = {column_of(name) for name in arrays}
+    views = {name.removeprefix(FINAL) for name in steps if name.startswith(FINAL)}
+    for name in sorted((changed & views) ^ finals.keys()):
+        given, lacking = (name, FINAL + name) if name in changed else (FINAL + name, name)
+        raise OptionError(
+            f"the function returned {given} and not {lacking} for "
+            f"{_place(steps, steps.ends)}: the views that episodes end with must be changed like "
+            "those before each step, so return both."
+        )
+
+
+def _check_values(
+    arrays: Mapping[str, NumpyArray], finals: Mapping[str, NumpyArray], steps: Steps
+) -> None:
+    """Raise `InvalidValueError` for the first invalid value; the message names its episode."""
+    flat = {name: a.reshape(1, -1, *a.shape[2:]) for name, a in arrays.items()}
+    if not any(_invalid(flat, finals, steps)):
+        return
+    for episode in np.unique(steps.episode).tolist():
+        here = steps.episode == episode
+        one = {name: array[:, here] for name, array in flat.items()}
+        first = int(steps.time[here][0])
+        row = int(steps._vault.episodes.row[episode])
+        place = RecordPosition(first, f"of episode {episode}", row)
+        ending = {name: view[steps.episode[steps.ends] == episode] for name, view in finals.items()}
+        for message in _invalid(one, ending, steps, place):
+            raise InvalidValueError(f"the function returned an invalid value: {message}")
+
+
+def _invalid(
+    arrays: Mapping[str, NumpyArray],
+    finals: Mapping[str, NumpyArray],
+    steps: Steps,
+    place: RecordPosition = values.IN_RECORD,
+) -> Iterator[str]:
+    for found in values.find(arrays, steps.spec, place=place):
+        yield found.message
+    for name, view in finals.items():
+        if view.dtype.kind == "f" and not np.isfinite(view).all():
+            yield f"{FINAL}{name}, the view {place.of} after its last step, is not finite."
+
+
+def _unknown(name: str, steps: Steps) -> OptionError:
+    known = list(steps)
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return OptionError(
+        f"there is no column {name!r}: {hint}There are {', '.join(known)}. A new column is an "
+        "extra, and its name begins with extras."
+    )

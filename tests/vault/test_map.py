@@ -1,0 +1,341 @@
+"""`offmarl.vault.map`: laws for any data, known results, errors, random numbers, processes."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from offmarl import vault
+from offmarl.errors import (
+    ExpressionError,
+    InvalidValueError,
+    OptionError,
+    ShapeError,
+    VaultChecksumError,
+    VaultError,
+)
+
+from .experience import CONTINUOUS, SPEC, assert_same, make, unpack_version_2
+from .test_stock import to_stock, write_stock
+
+
+def record(path, spec=SPEC, rows=2, num_steps=40, seed=0, ends=6.0, **options):
+    with vault.create(path, spec, rows=rows, **{"chunk_steps": 16, **options}) as writer:
+        writer.append(*make(spec, rows, num_steps, seed, end_every=ends), run="policy")
+    return vault.open_vault(path)
+
+
+@pytest.fixture(scope="module")
+def a(tmp_path_factory):
+    return record(tmp_path_factory.mktemp("source") / "a.vlt", rows=3, num_steps=50)
+
+
+def assert_sound(made):
+    assert vault.verify(made.path, deep=True).faults == ()
+
+
+def tenth(steps):
+    return {"reward": steps["reward"] / 10}
+
+
+def shift(steps):
+    return {name: steps[name] + 1 for name in steps if name.endswith("observation")}
+
+
+def everything(steps):
+    return dict(steps)
+
+
+# ---------------------------------------------------------------------------------- laws
+
+
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rows=st.integers(1, 4),
+    num_steps=st.integers(1, 40),
+    chunk_steps=st.integers(1, 9),
+    codec=st.sampled_from(["raw", "zstd"]),
+    spec=st.sampled_from([SPEC, CONTINUOUS]),
+    by=st.sampled_from(["episodes", "steps"]),
+    seed=st.integers(0, 99),
+)
+def test_laws(tmp_path_factory, rows, num_steps, chunk_steps, codec, spec, by, seed):
+    place = tmp_path_factory.mktemp("laws")
+    options = {"chunk_steps": chunk_steps, "codec": codec}
+    a = record(place / "a.vlt", spec, rows, num_steps, seed, **options)
+    for number, identity in enumerate((lambda _: {}, everything)):
+        same = vault.map(a, place / f"same{number}.vlt", identity, by=by)
+        assert same.digest() == a.digest()
+        assert_same(same.transitions(), a.transitions())
+        np.testing.assert_array_equal(same.episodes.returns, a.episodes.returns)
+        assert same.manifest.schema == a.manifest.schema
+        assert_sound(same)
+
+    doubled = vault.map(a, place / "b.vlt", lambda s: {"reward": s["reward"] * 2}, by=by)
+    both = vault.map(doubled, place / "c.vlt", shift, by=by)
+    at_once = vault.map(a, place / "d.vlt", lambda s: {"reward": s["reward"] * 2} | shift(s))
+    assert both.digest() == at_once.digest() != a.digest()
+    np.testing.assert_array_equal(both.episodes.returns, at_once.episodes.returns)
+    known = a.episodes.final >= 0
+    np.testing.assert_array_equal(
+        both.finals.observation[both.episodes.final[known]],
+        a.finals.observation[a.episodes.final[known]] + 1,
+    )
+    assert_sound(both)
+
+
+def test_known_rewards(a, tmp_path):
+    made = vault.map(a, tmp_path / "b.vlt", tenth)
+    np.testing.assert_array_equal(made.transitions().reward, a.transitions().reward / 10)
+    np.testing.assert_allclose(made.episodes.returns, a.episodes.returns / 10, rtol=1e-5)
+    assert made.manifest.head.total_return == pytest.approx(a.manifest.head.total_return / 10)
+    assert made.rows == a.rows and made.episodes.cause.tolist() == a.episodes.cause.tolist()
+    assert_same(
+        made.transitions()._replace(reward=a.transitions().reward),
+        a.transitions(),
+    )
+
+
+def test_function_gets_whole_episodes_in_columns(a, tmp_path):
+    found = a.episodes
+    seen = []
+
+    def first_at_the_end(steps):
+        (number,) = set(steps.episode.tolist())
+        seen.append(number)
+        assert steps.time.tolist() == list(range(found.length[number]))
+        assert ("final.state" in steps) == (found.final[number] >= 0)
+        assert len(steps.ends) == (found.final[number] >= 0)
+        assert steps["alive"].dtype == bool and steps["reward"].shape == (len(steps.time), 2)
+        reward = np.zeros_like(steps["reward"])
+        reward[-1] = steps["reward"].sum(0)
+        return {"reward": reward}
+
+    made = vault.map(a, tmp_path / "b.vlt", first_at_the_end)
+    assert sorted(seen) == list(range(len(found.row)))
+    np.testing.assert_allclose(made.episodes.returns, found.returns, rtol=1e-5, atol=1e-5)
+    paid = (made.transitions().reward != 0).any(-1)
+    assert paid.sum() == len(found.row)
+
+
+def test_only_what_is_used_is_read(a, tmp_path, monkeypatch):
+    read, names = vault.Dataset.read, set()
+
+    def spy(self, *args):
+        names.update(args[3])
+        return read(self, *args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("offmarl.vault.transform.pipeline.examine_all", examine_without_reading)
+        patched.setattr(vault.Dataset, "read", spy)
+        made = vault.map(a, tmp_path / "b.vlt", reward="reward * 2")
+    assert names == {"rewards"}
+    np.testing.assert_array_equal(made.transitions().reward, a.transitions().reward * 2)
+
+
+def examine_without_reading(vaults, progress):
+    from offmarl.vault.transform.policy_ids import examine_damaged
+
+    return [examine_damaged(one, []) for one in vaults]
+
+
+# ---------------------------------------------------------------------------------- formulas
+
+
+@pytest.mark.parametrize(
+    ("formula", "expected"),
+    [
+        ("reward / 10", lambda r, t, n: r / 10),
+        ("reward - 0.5 * (step > 1)", lambda r, t, n: r - 0.5 * (t > 1)),
+        ("(length - step == 1) * 3", lambda r, t, n: 3.0 * (n - t == 1) + 0 * r),
+        ("1", lambda r, t, n: np.ones_like(r)),
+    ],
+)
+def test_formulas(a, tmp_path, formula, expected):
+    made = vault.map(a, tmp_path / "b.vlt", reward=formula)
+    found = a.episodes
+    for number, row in enumerate(found.row.tolist()):
+        span = slice(found.start[number], found.start[number] + found.length[number])
+        reward = a.transitions().reward[row, span]
+        wanted = expected(reward, np.arange(len(reward))[:, None], len(reward))
+        np.testing.assert_allclose(made.transitions().reward[row, span], wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("formula", ["reward >", "rewards / 2", "reward == 'a'", "p90", "reward()"])
+def test_bad_formulas_are_refused_before_anything_is_read(tmp_path, formula):
+    with pytest.raises(ExpressionError):
+        vault.map(tmp_path / "missing.vlt", tmp_path / "b.vlt", reward=formula)
+
+
+# ---------------------------------------------------------------------------------- sources
+
+
+def test_other_programs_and_older_versions(tmp_path):
+    write_stock(tmp_path / "s.vlt" / "s", to_stock(make(steps=30)[0]))
+    for source in (tmp_path / "s.vlt" / "s", unpack_version_2(tmp_path)):
+        old = vault.open_vault(source)
+        made = vault.map(source, tmp_path / f"{old.uid}-made.vlt", tenth)
+        np.testing.assert_array_equal(made.transitions().reward, old.transitions().reward / 10)
+        plain = vault.recode(source, tmp_path / f"{old.uid}-plain.vlt")
+        again = vault.map(source, tmp_path / f"{old.uid}-same.vlt", lambda _: {})
+        assert again.digest() == plain.digest()
+        assert_sound(made)
+        assert_sound(again)
+
+
+def test_open_and_abandoned_episodes_stay_so(tmp_path):
+    path = tmp_path / "a.vlt"
+    with vault.create(path, SPEC, rows=2, chunk_steps=16) as writer:
+        for seed, run in enumerate(("one", "two")):
+            writer.append(*make(steps=21, seed=seed), run=run)
+    a = vault.open_vault(path)
+    assert (a.episodes.cause == "open").sum() >= 2
+    assert (a.episodes.cause == "open")[a.episodes.start + a.episodes.length < 42].any()
+    made = vault.map(a, tmp_path / "b.vlt", everything)
+    for name in set(a.episodes._fields) - {"final"}:
+        np.testing.assert_array_equal(getattr(made.episodes, name), getattr(a.episodes, name))
+    np.testing.assert_array_equal(made.episodes.final >= 0, a.episodes.final >= 0)
+    assert_sound(made)
+    with vault.resume(made.path) as writer:
+        writer.append(*make(steps=5))
+    assert_sound(vault.open_vault(made.path))
+
+
+def test_damage_is_not_copied(tmp_path):
+    a = record(tmp_path / "a.vlt", num_steps=64)
+    values = [
+        a.store.get_all([leaf.chunk_key(name, 0, 1)])[0]
+        for name, leaf in a.leaves.items()
+        if name == "observations"
+    ]
+    broken = bytearray(values[0])
+    broken[5] ^= 1
+    (file,) = [f for f in (a.path / "d").iterdir() if bytes(values[0]) in f.read_bytes()]
+    file.write_bytes(file.read_bytes().replace(bytes(values[0]), bytes(broken)))
+    with pytest.raises(VaultChecksumError, match="observations"):
+        vault.map(a.path, tmp_path / "b.vlt", tenth)
+    assert not (tmp_path / "b.vlt").exists()
+
+
+# ---------------------------------------------------------------------------------- lineage
+
+
+def test_lineage(a, tmp_path):
+    made = vault.map(a, tmp_path / "b.vlt", tenth, by="steps")
+    (source,) = made.provenance["lineage"]["sources"]
+    arguments = made.provenance["lineage"]["arguments"]
+    assert source["digest"] == a.digest()
+    assert arguments["function"].endswith("test_map:tenth") and len(arguments["sha256"]) == 64
+    assert arguments["columns"] == ["reward"] and "seed" not in arguments
+    json.dumps(made.provenance)
+
+
+def test_functions_by_name(a, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("def halve(steps):\n    return {'reward': steps['reward'] / 2}\n")
+    made = vault.map(a, tmp_path / "b.vlt", f"{file}:halve", processes=1)
+    np.testing.assert_array_equal(made.transitions().reward, a.transitions().reward / 2)
+
+
+@pytest.mark.parametrize("by", ["episodes", "steps"])
+def test_random_numbers_depend_on_the_seed_only(a, tmp_path, by):
+    def noise(steps, rng):
+        return {"reward": steps["reward"] + rng.normal(size=steps["reward"].shape)}
+
+    def jax_noise(steps, key):
+        return {"reward": jax.random.normal(key, steps["reward"].shape)}
+
+    made = [
+        vault.map(a, tmp_path / f"{number}.vlt", function, by=by, seed=seed)
+        for number, (function, seed) in enumerate(
+            [(noise, 0), (noise, 0), (noise, 1), (jax_noise, 1), (jax_noise, 1)]
+        )
+    ]
+    first, same, other, drawn, again = (one.digest() for one in made)
+    assert first == same and drawn == again and len({first, other, drawn, a.digest()}) == 4
+    assert made[2].provenance["lineage"]["arguments"]["seed"] == 1
+    if by == "episodes":
+        drawn = made[0].transitions().reward - a.transitions().reward
+        assert len(np.unique(drawn.round(5))) > drawn.size * 0.9
+
+
+@pytest.mark.nightly
+def test_several_processes_give_the_same_vault(a, tmp_path):
+    alone, shared = (
+        vault.map(a, tmp_path / f"{n}.vlt", "tests.vault.test_map:tenth", processes=n)
+        for n in (1, 2)
+    )
+    assert alone.digest() == shared.digest()
+    with pytest.raises(OptionError, match="cannot be sent to other processes"):
+        vault.map(a, tmp_path / "lambda.vlt", lambda s: {}, processes=2)
+
+
+# ---------------------------------------------------------------------------------- errors
+
+
+def returning(**columns):
+    return lambda steps: {name: value(steps) for name, value in columns.items()}
+
+
+def invalid(steps):
+    reward = steps["reward"].copy()
+    if steps.episode[0] == 4:
+        reward[1, 1] = np.nan
+    return {"reward": reward}
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "text"),
+    [
+        (returning(reward=lambda s: s["reward"][1:]), ShapeError, r"reward: .*shape .*episode 0"),
+        (returning(reward=lambda s: s["reward"][:, :1]), ShapeError, r"needs \(\d+, 2\)"),
+        (
+            returning(action=lambda s: s["action"] * 0.5),
+            ShapeError,
+            r"action: .*float.* for episode 0, and the vault has int32",
+        ),
+        (invalid, InvalidValueError, r"reward of agent 1 in row 0, step 1 of episode 4 is nan"),
+        (
+            returning(action=lambda s: s["action"] + 4),
+            InvalidValueError,
+            "action of agent 0 .* of episode 0 .* from 0 to 3",
+        ),
+        (
+            returning(observation=lambda s: s["observation"] + 1),
+            OptionError,
+            "returned observation and not final.observation for episode",
+        ),
+        (returning(rewards=lambda s: s["reward"]), OptionError, "'rewards': did you mean reward"),
+        (returning(new=lambda s: s["reward"]), OptionError, "no column 'new'"),
+        (
+            returning(terminated=lambda s: ~s["terminated"]),
+            OptionError,
+            "changes terminated of episode 0",
+        ),
+        (lambda s: s["rewards"], OptionError, "no column 'rewards'"),
+        (lambda s: s["reward"], OptionError, "returned ndarray: return a dictionary"),
+        (lambda s: 1 / 0, OptionError, r"failed for episode 0: ZeroDivisionError.*test_map.py"),
+        (lambda s: {"reward": s["reward"]} if s.episode[0] else {}, OptionError, "same columns"),
+        ("offmarl.vault", OptionError, "names no function"),
+        ("offmarl.vault:nothing", OptionError, "has no nothing"),
+        (3, OptionError, "is not a function"),
+    ],
+)
+def test_errors_name_the_leaf_and_the_episode(a, tmp_path, function, error, text):
+    with pytest.raises(error, match=text):
+        vault.map(a, tmp_path / "b.vlt", function)
+    assert not (tmp_path / "b.vlt").exists() and not list(tmp_path.glob(".*"))
+
+
+def test_a_function_or_a_formula(a, tmp_path):
+    for options in ({}, {"function": tenth, "reward": "1"}):
+        with pytest.raises(OptionError, match="give a function"):
+            vault.map(a, tmp_path / "b.vlt", **options)
+    with pytest.raises(OptionError, match="at least 1"):
+        vault.map(a, tmp_path / "b.vlt", tenth, processes=0)
+    vault.create(tmp_path / "empty.vlt", SPEC, rows=1).close()
+    with pytest.raises(VaultError, match="no steps"):
+        vault.map(tmp_path / "empty.vlt", tmp_path / "b.vlt", tenth)
