@@ -136,7 +136,9 @@ _ABSENT = -1
 _RELEASE_BYTES = 2**22
 """Bytes read between two calls of `Region.release`, which keeps the resident memory small."""
 _PIECE_BYTES = 2**17
-_CACHED_BYTES = 2**19
+_CACHED_BYTES = 2**18
+_LARGE_BYTES = 512
+"""From this size on a leaf is gathered step by step, so that each is copied once from the disk."""
 _CHUNK = re.compile(r"(.+)\./(\d+)\.(\d+)(?:\.0)*")
 
 
@@ -342,17 +344,17 @@ class MappedArray:
         """Return where windows are, for all arrays whose chunks have the size of this one's."""
         return WindowPlaces(rows, starts, length, self.chunk_rows, self.chunk_steps)
 
-    def windows_at(self, places: "WindowPlaces", some: slice = slice(None)) -> NumpyArray:
-        """Gather windows ``(W, length, *leaf)``, or some of them."""
+    def windows_at(self, places: "WindowPlaces") -> NumpyArray:
+        """Gather windows ``(W, length, *leaf)``."""
         # All windows are gathered as if each lay in one chunk. Those that cross into another chunk
         # are then gathered again, step by step, and overwrite the first result.
-        length, (crossing, steps) = places.length, places.crossing_in(some)
+        length, crossing = places.length, places.crossing
         if length <= self.chunk_steps:
-            out = self._gather(self._address(places.begins.at(some)), length)
+            out = self._gather(self._address(places.begins), length)
         else:
-            out = np.empty((len(places.rows[some]), length, *self.leaf.shape), self.leaf.dtype)
+            out = np.empty((len(places.rows), length, *self.leaf.shape), self.leaf.dtype)
         if len(crossing):
-            found = self._gather(self._address(steps).ravel(), 1)
+            found = self._gather(self._address(places.crossing_steps).ravel(), 1)
             out[crossing] = found.reshape(len(crossing), length, *self.leaf.shape)
         return out
 
@@ -367,21 +369,23 @@ class MappedArray:
 
         ``index``, ``out`` and ``at`` are those of `put_steps`.
         """
+        if self.leaf.step_bytes < _LARGE_BYTES or out.dtype != self.leaf.dtype:
+            put_steps(self.windows_at(places), index, out, at)
+            return
+        addresses = self._address(places.begins)[:, None]
+        addresses = addresses + np.arange(places.length) * self.leaf.step_bytes
+        addresses[places.crossing] = self._address(places.crossing_steps)
+        wanted = addresses.ravel()[index[:, : out.shape[1]]].ravel()
+        items, target = self.region.items(self.leaf.step_bytes), as_items(out)
+        to = None
+        if at is not None:
+            to = (at[:, None] * out.shape[1] + np.arange(out.shape[1])).ravel()
         # NumPy gathers only into new arrays. Where these fit in the processor's cache, the copy
         # from there to ``out`` takes little time.
-        size = max(1, _CACHED_BYTES // max(1, places.length * self.leaf.step_bytes))
-        for begin in range(0, len(index), size):
-            some = index[begin : begin + size]
-            first, last = some.min() // places.length, some.max() // places.length
-            pieces = self.windows_at(places, slice(first, last + 1))
-            whole = at is None
-            target = out[begin : begin + size] if whole else out
-            put_steps(
-                pieces,
-                some - first * places.length,
-                target,
-                None if whole else at[begin : begin + size],
-            )
+        size = max(1, _CACHED_BYTES // self.leaf.step_bytes)
+        for begin in range(0, len(wanted), size):
+            some = slice(begin, begin + size)
+            target[some if to is None else to[some]] = items[wanted[some]]
 
     def prefetch(self, rows: NDArray[np.int64], starts: NDArray[np.int64], length: int) -> None:
         """Ask the disk to read windows in the background."""
@@ -417,10 +421,6 @@ class _Steps(NamedTuple):
     number: NDArray[np.int64]
     step: NDArray[np.int64]
     """Index in the chunk, through all its rows."""
-
-    def at(self, index: Any) -> "_Steps":
-        """Return some of them."""
-        return _Steps(*(field[index] for field in self))
 
     @classmethod
     def of(
@@ -461,12 +461,6 @@ class WindowPlaces:
         self.begins = _Steps.of(rows, starts - over, chunk_rows, chunk_steps)
         times = starts[self.crossing, None] + np.arange(length)
         self.crossing_steps = _Steps.of(rows[self.crossing, None], times, chunk_rows, chunk_steps)
-
-    def crossing_in(self, some: slice) -> "tuple[NDArray[np.int64], _Steps]":
-        """Return which of some windows cross, counted from the first of these, and their steps."""
-        begin, stop, _ = some.indices(len(self.rows))
-        part = slice(*np.searchsorted(self.crossing, [begin, stop]))
-        return self.crossing[part] - begin, self.crossing_steps.at(part)
 
 
 def put_steps(
