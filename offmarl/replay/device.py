@@ -115,7 +115,8 @@ def probability(starts: Starts, slots: Int[Array, "*b"]) -> Float[Array, "*b"]:
     if isinstance(starts, Uniform):
         return jnp.full(slots.shape, 1 / starts.num_slots, jnp.float32)
     number = jnp.searchsorted(starts.first, slots, side="right") - 1
-    inside = slots - starts.first[number] < starts.size[number]
+    offset = slots - starts.first[number]
+    inside = (offset >= 0) & (offset < starts.size[number])
     return jnp.where(inside, starts.share[number] / starts.size[number], 0.0)
 
 

@@ -200,6 +200,13 @@ class SlotTable:
         """Slots of the circle: the steps, and one for every episode's end."""
         return int(self.offsets[-1] + self.lengths[-1] + 1)
 
+    @property
+    def is_step(self) -> NDArray[np.bool_]:
+        """``(num_slots,)`` whether a slot is a step; the others are the ends of episodes."""
+        found = np.ones(self.num_slots, bool)
+        found[self.offsets + self.lengths] = False
+        return found
+
     def locate(self, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the episode of each slot, as an index of `episodes`, and the steps before it.
 

@@ -112,7 +112,7 @@ class WindowSource:
     @property
     def batch_bytes(self) -> int:
         """Bytes of a batch."""
-        return sum(
+        return self._windows.batch_size * sum(
             math.prod(field_shape(name, leaf, self._windows)) * leaf.numpy_dtype.itemsize
             for name, leaf in self._leaves.items()
         )

@@ -12,7 +12,7 @@ import pytest
 import offmarl
 from offmarl import vault
 from offmarl.errors import OptionError, ShapeError
-from offmarl.replay import Batches, Replay, Windows, batches, open_batches, split_key
+from offmarl.replay import Batches, Replay, Windows, device, open_batches, split_key
 from offmarl.replay.starts import Uniform, draw_on_host
 from offmarl.replay.stream import ahead
 from offmarl.vault import Dataset
@@ -68,8 +68,8 @@ def test_a_stream_goes_on_where_another_was(dataset: Dataset) -> None:
 
 
 def test_memory_bounds_what_is_gathered_ahead(dataset: Dataset) -> None:
-    with pytest.raises(OptionError, match=r"3,000 bytes of memory are too few .* 4 are held"):
-        dataset.stream(8, 5, memory=3_000)
+    with pytest.raises(OptionError, match=r"10,000 bytes of memory are too few .* 4 are held"):
+        dataset.stream(8, 5, memory=10_000)
     under_way, most = [0], [0]
     lock = threading.Lock()
 
@@ -203,7 +203,7 @@ class LongSource(MemorySource):
 def test_data_with_more_steps_than_a_device_can_index_is_streamed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(batches, "_free_bytes", lambda: 2**60)
+    monkeypatch.setattr(device, "free_bytes", lambda: 2**60)
     source, keys = LongSource(), jax.random.split(jax.random.key(0), 1)
     with open_batches(source, "auto", Windows(4, 5), keys, range(0, 6, 6), 2**20) as feed:
         assert isinstance(next(feed.data), Batches)
