@@ -120,16 +120,19 @@ def end_fields(place: Place, source: Source, first_episode: int = 0) -> Fields:
     so that no program meets an agent without one.
     """
     final = source.episodes.final[place.episode]
-    known, spec = final >= 0, source.spec
-    found = {
-        name: np.zeros((len(final), *leaf.shape), leaf.numpy_dtype)
-        for name, leaf in view_fields(spec.view_spec).items()
-    }
-    if known.any():
-        for name, values in view_fields(source.final_views(final[known])).items():
-            found[name][known] = values
-    found["legal_actions"][~known] = found["alive"][~known] = True
+    known = final >= 0
+    found = view_fields(source.final_views(final[known]))
+    if not known.all():
+        found = {name: _spread(values, known) for name, values in found.items()}
+        found["legal_actions"][~known] = found["alive"][~known] = True
     return found | {"time": place.time, "episode": place.episode + first_episode}
+
+
+def _spread(values: NDArray[Any], known: NDArray[np.bool_]) -> NDArray[Any]:
+    """Put values where they are known; the others are zero."""
+    found = np.zeros((len(known), *values.shape[1:]), values.dtype)
+    found[known] = values
+    return found
 
 
 def finished(fields: Fields, windows: Windows) -> Fields:

@@ -4,7 +4,7 @@ Large leaves are copied once, from the source straight to where they stay.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,57 +19,93 @@ _ALIGNMENT = 64
 _OWN = ("time", "episode", "mask", "next_known", "return_to_go", "weight")
 """Fields that do not come from the source."""
 _LARGE_BYTES = 512
-"""From this size on a leaf is gathered straight into the batch, and has memory of its own."""
+"""From this size on a field has memory of its own, which JAX need not copy."""
 
 
-def is_large(leaf: ArraySpec) -> bool:
-    """Whether a field has memory of its own in a batch."""
-    return leaf.num_bytes >= _LARGE_BYTES
+class _Part(NamedTuple):
+    """A field of windows."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    """In a window."""
+
+    @property
+    def size(self) -> int:
+        """Numbers in a window."""
+        return math.prod(self.shape)
 
 
-class Batch:
-    """Memory for ``n`` windows: an array for each large field, and few for all others.
+class BatchLayout:
+    """What windows hold: the fields with memory of their own, and those that share memory.
+
+    Parameters
+    ----------
+    leaves
+        The fields of a slot.
+    windows
+        What to draw.
 
     Attributes
     ----------
-    fields
-        The arrays, ``(n, T+1, ...)`` or ``(n, T, ...)`` by name.
     large
-        Those that have memory of their own.
+        The fields that have memory of their own.
     shared
-        The memory of the others, by the name of an unsigned type of as many bytes.
+        The others in order, by the name of an unsigned type of as many bytes.
     """
 
-    def __init__(self, leaves: dict[str, ArraySpec], count: int, windows: Windows):
-        self.fields: Fields = {}
-        self.large: Fields = {}
-        self.shared: dict[str, NDArray[Any]] = {}
+    def __init__(self, leaves: dict[str, ArraySpec], windows: Windows):
+        self.windows, self._leaves = windows, tuple(leaves.items())
+        self.large: list[_Part] = []
+        self.shared: dict[str, list[_Part]] = {}
         for name, leaf in leaves.items():
-            if is_large(leaf):
-                shape = count, *field_shape(name, leaf, windows)
-                self.large[name] = self.fields[name] = aligned(shape, leaf.numpy_dtype)
-        for word, some in grouped(leaves).items():
-            shapes = [(count, *field_shape(name, leaf, windows)) for name, leaf in some.items()]
-            sizes = [math.prod(shape) for shape in shapes]
-            memory = self.shared[word] = aligned((sum(sizes),), np.dtype(word))
-            for name, shape, size in zip(some, shapes, sizes, strict=True):
-                self.fields[name] = memory[:size].view(some[name].numpy_dtype).reshape(shape)
-                memory = memory[size:]
+            slots = windows.slots if is_of_slots(name) else windows.steps
+            part, dtype = _Part(name, leaf.numpy_dtype, (slots, *leaf.shape)), leaf.numpy_dtype
+            if leaf.num_bytes >= _LARGE_BYTES:
+                self.large.append(part)
+            else:
+                self.shared.setdefault(f"uint{8 * dtype.itemsize}", []).append(part)
+        self._hash = hash((self._leaves, windows))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, BatchLayout) and self._leaves == other._leaves
+        return same and self.windows == other.windows
+
+    @property
+    def window_bytes(self) -> int:
+        """Bytes of a window."""
+        parts = [*self.large, *(part for some in self.shared.values() for part in some)]
+        return sum(part.size * part.dtype.itemsize for part in parts)
 
 
-def grouped(leaves: dict[str, ArraySpec]) -> dict[str, dict[str, ArraySpec]]:
-    """Return the small fields by the type of the memory that they share, in order."""
-    found: dict[str, dict[str, ArraySpec]] = {}
-    for name, leaf in leaves.items():
-        if not is_large(leaf):
-            word = f"uint{8 * leaf.numpy_dtype.itemsize}"
-            found.setdefault(word, {})[name] = leaf
-    return found
+class Batch:
+    """Memory for ``n`` windows.
 
+    Attributes
+    ----------
+    large
+        The large fields, ``(n, T+1, ...)`` or ``(n, T, ...)`` by name.
+    shared
+        The memory of the others, a vector for each unsigned type.
+    fields
+        All fields.
+    """
 
-def field_shape(name: str, leaf: ArraySpec, windows: Windows) -> tuple[int, ...]:
-    """Return the shape of a field in a window."""
-    return windows.slots if is_of_slots(name) else windows.steps, *leaf.shape
+    def __init__(self, layout: BatchLayout, count: int):
+        self.large: Fields = {
+            part.name: aligned((count, *part.shape), part.dtype) for part in layout.large
+        }
+        self.shared: dict[str, NDArray[Any]] = {}
+        self.fields: Fields = dict(self.large)
+        for word, parts in layout.shared.items():
+            size = count * sum(part.size for part in parts)
+            memory = self.shared[word] = aligned((size,), np.dtype(word))
+            for part in parts:
+                own, memory = memory[: count * part.size], memory[count * part.size :]
+                self.fields[part.name] = own.view(part.dtype).reshape(count, *part.shape)
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -12,10 +12,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import chain, count
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Key
 from numpy.typing import NDArray
@@ -25,7 +24,7 @@ from offmarl.errors import OptionError
 from offmarl.replay import threefry
 from offmarl.replay.circles import Circles, Mixed, Weighting
 from offmarl.replay.fields import Fields, check_extras, fields_of, finished, to_sequence
-from offmarl.replay.gathering import Batch, CircleReader, field_shape, grouped
+from offmarl.replay.gathering import Batch, BatchLayout, CircleReader
 from offmarl.replay.sampling import Chosen, Source, Windows
 from offmarl.replay.starts import Starts, draw_on_host
 from offmarl.types import ArraySpec, Sequence
@@ -99,9 +98,10 @@ class WindowSource:
         check_extras(source.spec, windows, source.path)
         self._windows = windows
         self._circles = Circles(source, windows, episodes, weights)
-        self._leaves = fields_of(source.spec, windows)
+        leaves = fields_of(source.spec, windows)
         if self._circles.factors is not None:
-            self._leaves["weight"] = ArraySpec(())
+            leaves["weight"] = ArraySpec(())
+        self._layout = BatchLayout(leaves, windows)
         self._readers = [CircleReader(part, windows) for part in self._circles.parts]
 
     @property
@@ -112,10 +112,7 @@ class WindowSource:
     @property
     def batch_bytes(self) -> int:
         """Bytes of a batch."""
-        return self._windows.batch_size * sum(
-            math.prod(field_shape(name, leaf, self._windows)) * leaf.numpy_dtype.itemsize
-            for name, leaf in self._leaves.items()
-        )
+        return self._windows.batch_size * self._layout.window_bytes
 
     def arrays(self, starts: Int[np.ndarray, "*b"]) -> Sequence:
         """Return the windows that start at given slots as NumPy arrays, ``(*b, T, ...)``.
@@ -142,7 +139,7 @@ class WindowSource:
         All are gathered at once, which takes less time than one call for each.
         """
         batch = self._gather(starts.ravel())
-        return _on_device(batch, self._leaves, self._windows, starts.shape)
+        return _on_device(batch, self._layout, starts.shape)
 
     def beginnings(self) -> Sequence:
         """Return the windows that the episodes begin with, ``(K, T, ...)``, on the device.
@@ -150,16 +147,16 @@ class WindowSource:
         Where an episode ends before its window, the slot that ends it is repeated.
         """
         counts = [len(part.table.episodes) for part in self._circles.parts]
-        batch, first = Batch(self._leaves, sum(counts), self._windows), 0
+        batch, first = Batch(self._layout, sum(counts)), 0
         for reader, number in zip(self._readers, counts, strict=True):
             reader.read_beginnings(batch, first + np.arange(number))
             first += number
-        (found,) = _on_device(batch, self._leaves, self._windows, (1, first))
+        (found,) = _on_device(batch, self._layout, (1, first))
         return found
 
     def _gather(self, starts: NDArray[np.int64]) -> Batch:
         """Return the windows that start at ``n`` slots."""
-        batch, parts = Batch(self._leaves, len(starts), self._windows), self._circles.parts
+        batch, parts = Batch(self._layout, len(starts)), self._circles.parts
         if len(parts) == 1:
             self._readers[0].read(starts - parts[0].first_slot, batch, None)
         else:
@@ -175,9 +172,7 @@ class WindowSource:
         return batch
 
 
-def _on_device(
-    batch: Batch, leaves: dict[str, ArraySpec], windows: Windows, shape: tuple[int, ...]
-) -> list[Sequence]:
+def _on_device(batch: Batch, layout: BatchLayout, shape: tuple[int, ...]) -> list[Sequence]:
     """Put windows on the device, as one sequence for each index of the first axis of ``shape``.
 
     Small fields are transferred together. Large ones are not copied where the device is a CPU.
@@ -186,36 +181,28 @@ def _on_device(
         {name: array.reshape(*shape, *array.shape[1:])[i] for name, array in batch.large.items()}
         for i in range(shape[0])
     ]
-    shared, large = jax.device_put((batch.shared, large))
-    small = _split(shared, tuple(leaves.items()), windows, shape)
-    return [to_sequence(a | b) for a, b in zip(small, large, strict=True)]
+    small = _split(batch.shared, layout, shape)
+    return [to_sequence(a | b) for a, b in zip(small, jax.device_put(large), strict=True)]
 
 
-@partial(jax.jit, static_argnums=(1, 2, 3))
-def _split(
-    shared: dict[str, Array],
-    leaves: tuple[tuple[str, ArraySpec], ...],
-    windows: Windows,
-    shape: tuple[int, ...],
-) -> list[Fields]:
+@partial(jax.jit, static_argnums=(1, 2))
+def _split(shared: dict[str, Array], layout: BatchLayout, shape: tuple[int, ...]) -> list[Fields]:
     """Cut the small fields of windows out of the memory that they share."""
     found: list[Fields] = [{} for _ in range(shape[0])]
-    for word, fields in grouped(dict(leaves)).items():
+    for word, parts in layout.shared.items():
         start = 0
-        for name, leaf in fields.items():
-            field = *shape[1:], *field_shape(name, leaf, windows)
-            for part in found:
-                stop = start + math.prod(field)
-                part[name] = _as_type(shared[word][start:stop], leaf).reshape(field)
+        for part in parts:
+            for batch in found:
+                stop = start + math.prod((*shape[1:], part.size))
+                values = _as_type(shared[word][start:stop], part.dtype)
+                batch[part.name] = values.reshape(*shape[1:], *part.shape)
                 start = stop
-    return [finished(part, windows) for part in found]
+    return [finished(batch, layout.windows) for batch in found]
 
 
-def _as_type(words: Array, leaf: ArraySpec) -> Array:
+def _as_type(words: Array, dtype: np.dtype[Any]) -> Array:
     """Return the numbers that unsigned words of the same size hold."""
-    if leaf.dtype == "bool":
-        return words != 0
-    return jax.lax.bitcast_convert_type(words, jnp.dtype(leaf.dtype))
+    return words != 0 if dtype.kind == "b" else jax.lax.bitcast_convert_type(words, dtype)
 
 
 def whole_episodes(source: Source | Mixed, episodes: NDArray[np.int64]) -> Sequence:
