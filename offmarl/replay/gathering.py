@@ -71,8 +71,9 @@ class BatchLayout:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        same = isinstance(other, BatchLayout) and self._leaves == other._leaves
-        return same and self.windows == other.windows
+        if not isinstance(other, BatchLayout):
+            return False
+        return (self._leaves, self.windows) == (other._leaves, other.windows)
 
     @property
     def window_bytes(self) -> int:

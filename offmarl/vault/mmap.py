@@ -479,13 +479,15 @@ def put_steps(
     at
         ``(n,)`` where on its first axis; None for all, in order.
     """
-    index = index[:, : out.shape[1]]
     items, where = as_items(np.ascontiguousarray(windows)), slice(None) if at is None else at
+    index = index[:, : out.shape[1]]
     if out.dtype == windows.dtype and at is None:
         items.take(index, out=as_items(out).reshape(index.shape), mode="clip")
         return
-    found = items.take(index, mode="clip").view(windows.dtype).reshape(*index.shape, *out.shape[2:])
-    out[where] = found != 0 if out.dtype == bool else found
+    if out.dtype == bool:  # bytes are moved faster than the numbers they are made of
+        items = as_items(np.ascontiguousarray(windows) != 0)
+    found = items.take(index, mode="clip").view(bool if out.dtype == bool else windows.dtype)
+    out[where] = found.reshape(*index.shape, *out.shape[2:])
 
 
 def as_items(array: NumpyArray) -> NDArray[Any]:
