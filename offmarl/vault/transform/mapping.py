@@ -132,8 +132,7 @@ def write(mapped: Mapped, store: Store, provenance: Mapping[str, Any], advance: 
     copied = is_current(vault)
     encoded = changed if copied else frozenset(schema.leaves)
     chunks = _Chunks(schema, store, vault.length, encoded)
-    stored = encoding.flatten_view(vault.spec.view_spec)
-    views = {column_of(name) for name in changed} & stored.keys()
+    views = {column_of(name) for name in changed} & {*encoding.flatten_view(vault.spec.view_spec)}
     finals = None if copied and not views else _Finals(vault, store)
     table = _EpisodeTable(vault)
     for part, result in results:
