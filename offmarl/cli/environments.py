@@ -34,7 +34,8 @@ _SHORT: dict[str | None, str] = {
 }
 
 _HINT = """\
-sees, acts: vectors or flattened grids; discrete or continuous actions. P: partial observability, \
+sees, acts: vectors, grids (images of integers or booleans) or trees (named arrays); discrete or \
+continuous actions. P: partial observability, \
 A: adversarial, H: heterogeneous agents, C: communication, M: action mask. state: the \
 environment's own, or all observations jointly. ?: unknown. needs: pip install 'offmarl[envs]' or \
 [mabrax].
@@ -134,12 +135,20 @@ def _in_words(spec: EnvSpec) -> dict[str, str]:
         agents += f": {', '.join(spec.agents)}"
     return {
         "agents": agents,
-        "observation": _sized(spec.observation_size, spec.observation_sizes),
+        "observation": str(
+            spec.observation or _sized(spec.observation_size, spec.observation_sizes)
+        ),
         "action": f"{_sized(spec.action_size, spec.action_sizes)} {kind}",
-        "state": f"{number(spec.state_size)} ({spec.state})",
+        "state": _state(spec),
         "reward": f"of the {spec.reward}" if spec.reward == "team" else "individual",
         "time limit": "none" if spec.time_limit is None else f"{number(spec.time_limit)} steps",
     }
+
+
+def _state(spec: EnvSpec) -> str:
+    if not spec.state_size:
+        return "none: programs use the observations of all agents"
+    return f"{spec.global_state or number(spec.state_size)} ({spec.state})"
 
 
 def _sized(size: int, sizes: tuple[int, ...] | None) -> str:
