@@ -159,7 +159,7 @@ def _sizes(env: Any) -> str:
     limit = "none" if spec.time_limit is None else f"{spec.time_limit} steps"
     rows = [
         ("agents", spec.num_agents),
-        ("observation", spec.observation or f"{spec.observation_size} numbers"),
+        ("observation", _arrays(spec.observation, spec.observation_text)),
         ("action", f"{spec.action_size} {kind}"),
         ("global state", _state(spec)),
         ("reward", "shared by the team" if spec.reward == "team" else "individual"),
@@ -171,7 +171,11 @@ def _sizes(env: Any) -> str:
 def _state(spec: Any) -> str:
     if not spec.state_size:
         return "none; programs use the observations of all agents"
-    return f"{spec.global_state or f'{spec.state_size} numbers'} ({spec.state})"
+    return f"{_arrays(spec.global_state, spec.state_text)} ({spec.state})"
+
+
+def _arrays(tree: Any, text: str) -> str:
+    return f"{text} numbers" if tree is None else text
 
 
 def _options(kind: type) -> str:

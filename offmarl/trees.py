@@ -137,10 +137,6 @@ class SpecDict(Mapping[str, "SpecTree"]):
     def __repr__(self) -> str:
         return f"SpecDict({self._specs})"
 
-    def __str__(self) -> str:
-        """Describe the arrays, as in "camera.left: uint8 (84, 84, 3), speed: float32 (3,)"."""
-        return ", ".join(f"{path}: {leaf}" for path, leaf in flatten_tree(self).items())
-
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that `spec_tree` reads back."""
         return {name: spec.to_json() for name, spec in self.items()}

@@ -33,10 +33,11 @@ _SHORT: dict[str | None, str] = {
     "concatenated": "joint",
 }
 
+_NO_STATE = "none: programs use the observations of all agents"
+
 _HINT = """\
 sees, acts: vectors, grids (images of integers or booleans) or trees (named arrays); discrete or \
-continuous actions. P: partial observability, \
-A: adversarial, H: heterogeneous agents, C: communication, M: action mask. state: the \
+continuous actions. P: partial observability, A: adversarial, H: heterogeneous agents, C: communication, M: action mask. state: the \
 environment's own, or all observations jointly. ?: unknown. needs: pip install 'offmarl[envs]' or \
 [mabrax].
 A capital letter in a name stands for a number of your choice, a word in capitals for one of the \
@@ -135,24 +136,16 @@ def _in_words(spec: EnvSpec) -> dict[str, str]:
         agents += f": {', '.join(spec.agents)}"
     return {
         "agents": agents,
-        "observation": str(
-            spec.observation or _sized(spec.observation_size, spec.observation_sizes)
-        ),
-        "action": f"{_sized(spec.action_size, spec.action_sizes)} {kind}",
-        "state": _state(spec),
+        "observation": _sized(spec.observation_text, spec.observation_sizes),
+        "action": f"{_sized(number(spec.action_size), spec.action_sizes)} {kind}",
+        "state": f"{spec.state_text} ({spec.state})" if spec.state_size else _NO_STATE,
         "reward": f"of the {spec.reward}" if spec.reward == "team" else "individual",
         "time limit": "none" if spec.time_limit is None else f"{number(spec.time_limit)} steps",
     }
 
 
-def _state(spec: EnvSpec) -> str:
-    if not spec.state_size:
-        return "none: programs use the observations of all agents"
-    return f"{spec.global_state or number(spec.state_size)} ({spec.state})"
-
-
-def _sized(size: int, sizes: tuple[int, ...] | None) -> str:
-    return number(size) + (f" (by agent: {', '.join(map(str, sizes))})" if sizes else "")
+def _sized(size: str, sizes: tuple[int, ...] | None) -> str:
+    return size + (f" (by agent: {', '.join(map(str, sizes))})" if sizes else "")
 
 
 def _speed(env: Any, seconds: float) -> float:

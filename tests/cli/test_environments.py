@@ -43,7 +43,7 @@ def test_the_leaves_of_images_and_trees_are_described(offmarl, tmp_path):
     )
     name = f"{tmp_path}/pixels.py:Pixels"
     text = " ".join(offmarl("envs", name, "--seconds", "0").out.split())
-    assert "left: uint8 (4, 5, 3), speed: float32 (2,)" in text
+    assert "left uint8 (4, 5, 3), speed float32 (2,)" in text
     assert "none: programs use the observations of all agents" in text
     spec = offmarl("envs", name, "--seconds", "0", "--json").json["spec"]
     assert spec["observation"]["left"] == {"shape": [4, 5, 3], "dtype": "uint8"}
