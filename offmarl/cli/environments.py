@@ -37,9 +37,9 @@ _NO_STATE = "none: programs use the observations of all agents"
 
 _HINT = """\
 sees, acts: vectors, grids (images of integers or booleans) or trees (named arrays); discrete or \
-continuous actions. P: partial observability, A: adversarial, H: heterogeneous agents, C: communication, M: action mask. state: the \
-environment's own, or all observations jointly. ?: unknown. needs: pip install 'offmarl[envs]' or \
-[mabrax].
+continuous actions. P: partial observability, A: adversarial, H: heterogeneous agents, C: \
+communication, M: action mask. state: the environment's own, or all observations jointly. ?: \
+unknown. needs: pip install 'offmarl[envs]' or [mabrax].
 A capital letter in a name stands for a number of your choice, a word in capitals for one of the \
 values that `offmarl envs NAME` lists. Options follow a colon, as in swarm/coverage-8:time_limit=20.
 Your own environments: path/to/file.py:FACTORY or package.module:FACTORY; `offmarl new env NAME` \
