@@ -275,7 +275,7 @@ class CircleReader:
         of_slots = to[window] * slots + slot
         of_steps = (to[window] * steps + slot)[slot < steps]
         for name, array in fields.items():
-            flat = array.reshape(-1, *array.shape[2:])
+            flat = array.reshape(math.prod(array.shape[:2]), *array.shape[2:])
             if name in found:
                 flat[of_slots] = found[name]
             else:

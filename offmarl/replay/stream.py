@@ -95,14 +95,23 @@ class WindowSource:
         episodes: Chosen = None,
         weights: Weighting = None,
     ):
-        check_extras(source.spec, windows, source.path)
-        self._windows = windows
-        self._circles = Circles(source, windows, episodes, weights)
-        leaves = fields_of(source.spec, windows)
-        if self._circles.factors is not None:
+        self._prepare(Circles(source, windows, episodes, weights))
+
+    @classmethod
+    def of(cls, circles: Circles) -> "WindowSource":
+        """Return what draws from circles that were made before."""
+        made = cls.__new__(cls)
+        made._prepare(circles)
+        return made
+
+    def _prepare(self, circles: Circles) -> None:
+        source, self._windows, self._circles = circles.source, circles.windows, circles
+        check_extras(source.spec, self._windows, source.path)
+        leaves = fields_of(source.spec, self._windows)
+        if circles.factors is not None:
             leaves["weight"] = ArraySpec(())
-        self._layout = BatchLayout(leaves, windows)
-        self._readers = [CircleReader(part, windows) for part in self._circles.parts]
+        self._layout = BatchLayout(leaves, self._windows)
+        self._readers = [CircleReader(part, self._windows) for part in circles.parts]
 
     @property
     def starts(self) -> Starts:

@@ -347,7 +347,7 @@ class MappedArray:
     def windows_at(self, places: "WindowPlaces") -> NumpyArray:
         """Gather windows ``(W, length, *leaf)``."""
         pieces, crossing = self._pieces(places), places.crossing
-        if len(crossing):
+        if len(crossing) and pieces.size:
             steps = as_items(pieces).take(places.index[crossing], mode="clip")
             pieces[crossing] = steps.view(pieces.dtype).reshape(-1, *pieces.shape[1:])
         return pieces.reshape(-1, places.length, *self.leaf.shape)[: len(places.rows)]
@@ -503,6 +503,8 @@ def put_steps(
     at
         ``(n,)`` where on its first axis; None for all, in order.
     """
+    if not out.size:
+        return
     items, where = as_items(np.ascontiguousarray(windows)), slice(None) if at is None else at
     index = index[:, : out.shape[1]]
     if out.dtype == windows.dtype and at is None:
