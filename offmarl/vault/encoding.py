@@ -89,7 +89,7 @@ def from_disk(arrays: Mapping[str, NumpyArray], spec: EnvSpec) -> Transition:
     spec
         The sizes of the record.
     """
-    lead = arrays["rewards"].shape[:2]
+    lead = next(iter(arrays.values())).shape[:2]
     wanted = leaves(spec)
 
     def fitted(name: str, missing: float = 0.0) -> NumpyArray:
