@@ -346,11 +346,14 @@ class MappedArray:
 
     def windows_at(self, places: "WindowPlaces") -> NumpyArray:
         """Gather windows ``(W, length, *leaf)``."""
-        pieces, crossing = self._pieces(places), places.crossing
-        if len(crossing) and pieces.size:
-            steps = as_items(pieces).take(places.index[crossing], mode="clip")
-            pieces[crossing] = steps.view(pieces.dtype).reshape(-1, *pieces.shape[1:])
-        return pieces.reshape(-1, places.length, *self.leaf.shape)[: len(places.rows)]
+        crossing, shape = places.crossing, (len(places.rows), places.length, *self.leaf.shape)
+        addresses = self._address(places.pieces)
+        if not len(crossing):
+            return self._gather(addresses, places.piece_steps).reshape(shape)
+        found = self._gather(addresses[: len(places.rows)], places.piece_steps)
+        steps = self._step_addresses(places, addresses)[places.index[crossing]]
+        found[crossing] = self._gather(steps.ravel(), 1).reshape(len(crossing), *shape[1:])
+        return found
 
     def window_steps_at(
         self,
@@ -367,9 +370,8 @@ class MappedArray:
         if self.leaf.step_bytes < _LARGE_BYTES or out.dtype != self.leaf.dtype:
             put_steps(self._pieces(places), index, out, at)
             return
-        steps = np.arange(places.piece_steps) * self.leaf.step_bytes
-        addresses = self._address(places.pieces)[:, None] + steps
-        wanted = addresses.ravel()[index[:, : out.shape[1]]].ravel()
+        steps = self._step_addresses(places, self._address(places.pieces))
+        wanted = steps[index[:, : out.shape[1]]].ravel()
         items, target = self.region.items(self.leaf.step_bytes), as_items(out)
         to = None
         if at is not None:
@@ -402,6 +404,13 @@ class MappedArray:
     def _address(self, steps: "_Steps") -> NDArray[np.int64]:
         found: NDArray[np.int64] = self.addresses[steps.block, steps.number]
         return found + steps.step * self.leaf.step_bytes
+
+    def _step_addresses(
+        self, places: "WindowPlaces", pieces: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return the addresses of all steps of pieces, given those of the pieces."""
+        steps = np.arange(places.piece_steps) * self.leaf.step_bytes
+        return (pieces.reshape(-1, 1) + steps).ravel()
 
     def _pieces(self, places: "WindowPlaces") -> NumpyArray:
         """Gather the pieces of windows, ``(P, piece_steps, *leaf)``."""
