@@ -13,8 +13,9 @@ from offmarl._arithmetic import largest_divisor
 from offmarl.replay import device
 from offmarl.replay.circles import Circles, Mixed, Weighting
 from offmarl.replay.device import Replay, load_circles
+from offmarl.replay.host import IN_HAND, ahead, parts_ahead
 from offmarl.replay.sampling import Chosen, Source, Windows
-from offmarl.replay.stream import IN_HAND, Batches, WindowSource, ahead, on_host, parts_ahead
+from offmarl.replay.stream import Batches, WindowSource, on_host
 
 Kind = Literal["auto", "device", "stream"]
 
