@@ -21,6 +21,7 @@ from offmarl.vault.files import conflict, errors_of, vault_error
 from offmarl.vault.forking import is_forked, use_tensorstore
 from offmarl.vault.key_values import Registered
 from offmarl.vault.layout import DATA, INDEX_PREFIX, UNFINISHED, NumpyArray, load_json, seal, unseal
+from offmarl.vault.location import kvstore_spec
 from offmarl.vault.metadata import Grid
 
 T = TypeVar("T")
@@ -172,15 +173,32 @@ def store_of(driver: Driver, config: Mapping[str, Any] | None = None) -> Store:
 
 
 class OcdbtStore(Store):
-    """An OCDBT database in a directory, an archive or an object store, through TensorStore."""
+    """An OCDBT database in a directory, an archive or an object store, through TensorStore.
 
-    def __init__(self, driver: TensorStoreDriver, config: Mapping[str, Any] | None = None):
+    Parameters
+    ----------
+    driver
+        The place.
+    config
+        OCDBT's settings for a new store.
+    manifest
+        Directory of the manifest, if it is not the place itself.
+    """
+
+    def __init__(
+        self,
+        driver: TensorStoreDriver,
+        config: Mapping[str, Any] | None = None,
+        manifest: PurePath | None = None,
+    ):
         self.driver: TensorStoreDriver = driver
         self.path = driver.path
         self._dropped: set[str] = set()
         self._spec = {"driver": "ocdbt", "base": driver.spec()}
         if config:
             self._spec["config"] = config
+        if manifest:
+            self._spec["manifest"] = kvstore_spec(manifest, "/")
 
     @cached_property
     def _kv(self) -> ts.KvStore:
@@ -242,6 +260,10 @@ class OcdbtStore(Store):
         # Dropping a future cancels its write, so the futures are kept until the commit is done.
         done.add_done_callback(lambda _: pending.clear())
         return done
+
+    def refer_to(self, other: "OcdbtStore") -> None:
+        """Take over all keys of another store with the same driver; the values are not copied."""
+        other._kv.experimental_copy_range_to(self._kv).result()
 
     def drop_pages(self) -> None:
         """Ask the kernel to drop data written since the last call from the page cache.

@@ -10,6 +10,7 @@ appended, each whole.
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -18,7 +19,7 @@ from offmarl.errors import VaultError, VaultFormatError, VaultFullError
 from offmarl.types import EnvSpec, FinalObservations, Transition
 from offmarl.vault import compat, encoding, layout, values
 from offmarl.vault.chunks import ChunkBuffer, Value
-from offmarl.vault.compaction import prepare
+from offmarl.vault.compaction import prepare, reclaim
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.files import WriterLock, conflict, errors_of
 from offmarl.vault.index import Cut, Record, account, is_there, tables_of, warn_of_length
@@ -172,7 +173,10 @@ class Writer:
         self.store.drop_pages()
 
     def close(self) -> None:
-        """Flush, and release the lock. Idempotent.
+        """Flush, reclaim much unused space, and release the lock. Idempotent.
+
+        A flush writes the unfinished chunk, which the next one replaces. If more than a sixth of
+        the vault's files is such unused space, the live data in them is written again.
 
         Raises
         ------
@@ -186,6 +190,8 @@ class Writer:
             return
         try:
             self.flush()
+            with suppress(VaultError):  # the data is durable; a later close or compact tries again
+                reclaim(self.store)
         except VaultFullError:
             raise
         except BaseException:

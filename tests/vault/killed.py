@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from offmarl import vault
+from offmarl.vault import compaction
 from offmarl.vault import writer as writer_module
 from tests.vault.experience import SPEC, make, whole_episodes
 
@@ -58,6 +59,12 @@ def compact(path: Path) -> None:
     say(1)
 
 
+def close(path: Path) -> None:
+    """Reclaim unused space."""
+    vault.resume(path).close()
+    say(1)
+
+
 def repair(path: Path) -> None:
     vault.repair(path)
     say(1)
@@ -93,7 +100,7 @@ def export(path: Path) -> None:
 
 PROGRAMS = {
     program.__name__: program
-    for program in (record, create_whole, share, compact, repair, change, export)
+    for program in (record, create_whole, share, compact, close, repair, change, export)
 }
 
 
@@ -179,6 +186,7 @@ def import_writers() -> None:
 
 def main() -> None:
     writer_module._COMMIT_BYTES = 1  # more commits to die in
+    compaction._LEAST_RECLAIMED = 1
     for line in sys.stdin:
         program, path, event, seconds = line.split()
         if program == "export":
