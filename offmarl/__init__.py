@@ -2,7 +2,7 @@
 
 | area | names |
 |---|---|
-| data | `open`, `load_dataset`, `Dataset`, `vault` (create, read, transform, verify), `hub` |
+| data | `open`, `load_dataset`, `from_arrays`, `Dataset`, `vault` (create, read, ...), `hub` |
 | replay | `replay` (windows of data on the device, or streamed from disk) |
 | environments | `envs` (`envs.make`, `envs.register`), `rollout` |
 | networks | `networks`, `distributions` |
@@ -13,7 +13,7 @@
 | statistics | `statistics` (intervals, profiles), `report` (tables, figures, pages) |
 | testing | `testing` (conformance tests for storage drivers and environments) |
 | records | `View`, `Timestep`, `Transition`, `Sequence`, `FinalObservations` |
-| specifications | `EnvSpec`, `Discrete`, `Continuous` |
+| specifications | `EnvSpec`, `ArraySpec`, `Discrete`, `Continuous` |
 | errors | `OffmarlError`, `OptionError`, `UnknownNameError`, `ShapeError`, `InvalidValueError` |
 | | `VaultError`, `VaultNotFoundError`, `VaultExistsError`, `VaultFormatError`, `VaultFullError` |
 | | `VaultLayoutError`, `VaultLockedError`, `VaultConflictError`, `ExpressionError` |
@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from offmarl.programs.processes import record_episodes
     from offmarl.programs.python import record
     from offmarl.types import (
+        ArraySpec,
         Continuous,
         Discrete,
         EnvSpec,
@@ -91,12 +92,13 @@ if TYPE_CHECKING:
         Transition,
         View,
     )
-    from offmarl.vault import Dataset
+    from offmarl.vault import Dataset, from_arrays
     from offmarl.vault import open_vault as open
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ArraySpec",
     "CardError",
     "CheckpointError",
     "ChecksumError",
@@ -136,6 +138,7 @@ __all__ = [
     "distributions",
     "envs",
     "evaluation",
+    "from_arrays",
     "hub",
     "load_dataset",
     "load_policy",
@@ -156,6 +159,7 @@ __all__ = [
 
 _HOMES = {
     "Dataset": "offmarl.vault:Dataset",
+    "from_arrays": "offmarl.vault:from_arrays",
     "load_dataset": "offmarl.hub:load_dataset",
     "load_policy": "offmarl.programs.policy:load_policy",
     "open": "offmarl.vault:open_vault",
@@ -164,6 +168,7 @@ _HOMES = {
     **{
         name: f"offmarl.types:{name}"
         for name in (
+            "ArraySpec",
             "Continuous",
             "Discrete",
             "EnvSpec",

@@ -18,7 +18,16 @@ import numpy as np
 from offmarl import vault
 from offmarl.envs import conformance
 from offmarl.errors import InvalidValueError, OffmarlError, ShapeError, VaultError, VaultExistsError
-from offmarl.types import Discrete, EnvSpec, FinalObservations, Transition, View
+from offmarl.types import (
+    ArraySpec,
+    Discrete,
+    EnvSpec,
+    FinalObservations,
+    Transition,
+    View,
+    map_tree,
+    unflatten_tree,
+)
 from offmarl.vault import encoding
 from offmarl.vault.layout import METADATA
 from offmarl.vault.store import Store
@@ -36,7 +45,8 @@ def experience(
     """Make random steps ``(rows, steps, ...)`` and the final views of the episodes in them.
 
     An episode ends about every ``end_every`` steps; half of the episodes are truncated. The final
-    views are in random order.
+    views are in random order. Leaves and extras are those of the spec: see `typed_spec` for one
+    with images, trees and extras.
     """
     rng = np.random.default_rng(seed)
     lead = (rows, steps)
@@ -60,6 +70,8 @@ def experience(
             np.int32
         ),
     }
+    if spec.extras:
+        steps_made["extras"] = {x: entries(leaf, lead, rng) for x, leaf in spec.extras.items()}
     row, time = np.nonzero(last)
     order = rng.permutation(len(row))
     final: Any = (row[order], time[order], views(spec, (len(row),), rng))
@@ -68,42 +80,80 @@ def experience(
 
 def views(spec: EnvSpec, lead: tuple[int, ...], rng: np.random.Generator) -> View:
     """Make random views ``(*lead, ...)``."""
-    agents = (*lead, spec.num_agents)
+    agents, leaves = (*lead, spec.num_agents), spec.view_spec
     made: Any = (
-        rng.normal(size=(*agents, spec.observation_size)).astype(np.float32),
-        rng.normal(size=(*lead, spec.state_size)).astype(np.float32),
+        map_tree(lambda leaf: entries(leaf, lead, rng), leaves.observation),
+        map_tree(lambda leaf: entries(leaf, lead, rng), leaves.state),
         rng.random((*agents, spec.action_size)) < 0.7,
         rng.random(agents) < 0.9,
     )
     return View(*made)
 
 
+def entries(leaf: ArraySpec, lead: tuple[int, ...], rng: np.random.Generator) -> Any:
+    """Make random entries ``(*lead, *leaf.shape)`` of any type of leaf."""
+    shape, dtype = (*lead, *leaf.shape), leaf.numpy_dtype
+    if leaf.dtype == "bool":
+        return rng.random(shape) < 0.5
+    if dtype.kind in "iu":
+        bounds = np.iinfo(dtype)
+        return rng.integers(bounds.min, bounds.max, shape, dtype, endpoint=True)
+    return rng.normal(size=shape).astype(dtype)
+
+
+def typed_spec(name: str = "") -> EnvSpec:
+    """Return a spec with images, a tree of observations and states, all types and extras."""
+    camera = {"left": ArraySpec((2, 3, 1), "uint8"), "depth": ArraySpec((2, 3), "float16")}
+    return EnvSpec(
+        name,
+        num_agents=2,
+        observation_size=0,
+        state_size=0,
+        action=Discrete(4),
+        observation={"camera": camera, "speed": ArraySpec((3,)), "gear": ArraySpec((), "int8")},
+        global_state={"map": ArraySpec((3, 4), "bool"), "wind": ArraySpec((2,), "bfloat16")},
+        extras={
+            "cost": ArraySpec(()),
+            "message": ArraySpec((2, 5), "int16"),
+            "light": ArraySpec((3,), "uint16"),
+            "seed": ArraySpec((), "int32"),
+        },
+    )
+
+
+def image_spec(name: str = "", shape: tuple[int, ...] = (8, 8, 3)) -> EnvSpec:
+    """Return a spec of uint8 images as observations, without a state."""
+    return EnvSpec(
+        name,
+        num_agents=2,
+        observation_size=0,
+        state_size=0,
+        action=Discrete(4),
+        state="concatenated",
+        observation=ArraySpec(shape, "uint8"),
+    )
+
+
 def steps_of(transition: Transition, start: int, stop: int) -> Transition:
     """Return an interval of time of ``(rows, T, ...)`` steps."""
-    view, *rest = transition
-    return Transition(View(*(x[:, start:stop] for x in view)), *(x[:, start:stop] for x in rest))
+    cut: Transition = map_tree(lambda x: x[:, start:stop], transition)
+    return cut
 
 
 def concatenate(parts: list[Transition]) -> Transition:
     """Put ``(rows, T, ...)`` steps one after the other."""
-    fields = [zip(*(part.view for part in parts), strict=True)]
-    fields += [zip(*(part[1:] for part in parts), strict=True)]
-    view, rest = ([_joined(arrays) for arrays in field] for field in fields)
-    return Transition(View(*view), *rest)
-
-
-def _joined(arrays: Any) -> Any:
-    return np.concatenate(arrays, axis=1)
+    joined: Transition = map_tree(lambda *arrays: np.concatenate(arrays, axis=1), *parts)
+    return joined
 
 
 def assert_same(actual: Transition, expected: Transition) -> None:
     """Raise `AssertionError` unless all arrays have the same entries, shapes and types."""
-    for name in View._fields:
-        np.testing.assert_array_equal(getattr(actual.view, name), getattr(expected.view, name))
-    for name in Transition._fields[1:]:
-        found, wanted = getattr(actual, name), getattr(expected, name)
-        np.testing.assert_array_equal(found, wanted, err_msg=name)
-        assert found.dtype == wanted.dtype, name
+    found, wanted = encoding.to_disk(actual), encoding.to_disk(expected)
+    assert found.keys() == wanted.keys()
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+        assert found[name].dtype == array.dtype, name
+    np.testing.assert_array_equal(actual.last, expected.last)
 
 
 def episodes_of(transition: Transition) -> list[Episode]:
@@ -138,18 +188,20 @@ def table_of(episodes: vault.Episodes) -> list[Episode]:
     return list(zip(*(getattr(episodes, name).tolist() for name in names), strict=True))
 
 
+_FLAGS = ("terminals", "truncations", "infos.legals", "infos.alive")
+
+
 def write_stock(path: Path, transition: Transition) -> Path:
     """Write steps ``(rows, T, ...)`` to ``<directory>/<name>.vlt/<uid>`` by stock flashbax."""
     import flashbax  # tests of environments do not need it
     import jax
     from flashbax.vault import Vault
 
-    disk = encoding.to_disk(transition)
-    steps: dict[str, Any] = {"infos": {}}
-    for name, array in disk.items():
-        group = steps["infos"] if name.startswith("infos.") else steps
-        kind = np.int32 if array.dtype == np.int32 else np.float32
-        group[name.removeprefix("infos.")] = jax.numpy.asarray(array, kind)
+    arrays = {name: array for name, array in encoding.to_disk(transition).items() if array.size}
+    floats = dict.fromkeys(_FLAGS, np.float32)
+    steps = unflatten_tree(
+        {x: jax.numpy.asarray(array, floats.get(x, array.dtype)) for x, array in arrays.items()}
+    )
     state = flashbax.buffers.trajectory_buffer.TrajectoryBufferState(
         experience=steps, current_index=jax.numpy.array(0), is_full=jax.numpy.array(True)
     )
@@ -221,9 +273,9 @@ class DriverConformance:
         for transition, finals in parts:
             for index, (row, time) in enumerate(zip(finals.row, finals.time, strict=True)):
                 final = number[int(row), begin + int(time) + 1]
-                for name in View._fields:
-                    stored = getattr(found.finals, name)[final]
-                    np.testing.assert_array_equal(stored, getattr(finals.view, name)[index])
+                stored = map_tree(lambda leaf, at=final: leaf[at], found.finals)
+                given = map_tree(lambda leaf, at=index: leaf[at], finals.view)
+                map_tree(np.testing.assert_array_equal, stored, given)
             begin += transition.last.shape[1]
 
     def test_an_empty_vault(self, place: Place) -> None:

@@ -7,27 +7,63 @@ E     parallel environments (and so rows of a recording)
 B     batch
 T     time
 N     agents
-O     size of one agent's observation
-S     size of the global state
+O     size of one agent's observation, where it is a vector
+S     size of the global state, where it is a vector
 A     actions (discrete) or dimensions of the action (continuous)
 ====  ==========================================================
 
 Records are NamedTuples of arrays, so they are pytrees: the same type serves one step, a batch of
 steps and a whole recording, on the device and in NumPy. Shapes below are those of a single step;
-``*b`` stands for the axes in front.
+``*b`` stands for the axes in front. Observations and states are arrays, or dictionaries of arrays
+that may be nested; `ArraySpec` describes each array, which is a leaf of such a tree. Specs of
+arrays and helpers for trees are defined in `offmarl.trees` and can be imported from here.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from offmarl._imports import RecordedName
 from offmarl.errors import ShapeError
+from offmarl.trees import (
+    DTYPES,
+    ArraySpec,
+    SpecDict,
+    SpecTree,
+    flatten_tree,
+    map_tree,
+    set_fields,
+    spec_tree,
+    unflatten_tree,
+)
 
 if TYPE_CHECKING:  # jaxtyping's Array imports JAX, which listing and reading data do without
     from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+__all__ = [
+    "DTYPES",
+    "ArraySpec",
+    "ArrayTree",
+    "Continuous",
+    "Discrete",
+    "EnvSpec",
+    "Episode",
+    "FinalObservations",
+    "Policy",
+    "Sequence",
+    "SpecDict",
+    "SpecTree",
+    "Timestep",
+    "Transition",
+    "View",
+    "flatten_tree",
+    "map_tree",
+    "spec_tree",
+    "unflatten_tree",
+]
 
 ArrayTree = Any
 """A pytree of arrays; only the code that made it knows its structure."""
@@ -47,6 +83,15 @@ class Continuous:
     size: int
 
 
+def _vector_or_tree(given: Any, size: int) -> tuple[SpecTree | None, int]:
+    """Return None and the size for a float32 vector; a tree and its entries for others."""
+    if given is None:
+        return None, size
+    tree = spec_tree(given)
+    entries = sum(leaf.size for leaf in flatten_tree(tree).values())
+    return (None if tree == ArraySpec((entries,)) else tree), entries
+
+
 @dataclass(frozen=True)
 class EnvSpec:
     """Sizes, name and limits of an environment; static under jit.
@@ -55,8 +100,11 @@ class EnvSpec:
     ----------
     name
         Name for ``offmarl.envs.make``; empty if a dataset does not record it.
-    num_agents, observation_size, state_size
-        N, O and S.
+    num_agents
+        N.
+    observation_size, state_size
+        O and S. Where ``observation`` or ``global_state`` is given, the size is that tree's number
+        of entries, whatever was passed.
     action
         The kind and size of the action, the same for all agents.
     time_limit
@@ -75,6 +123,20 @@ class EnvSpec:
         Team of each agent; None if there is one team.
     kinds
         Type of each agent; None if all are of one type.
+    observation
+        The leaves of one agent's observation: an `ArraySpec`, or a dict of them that may be nested.
+        None for a float32 vector of ``observation_size`` entries, which is also what an equal
+        `ArraySpec` becomes.
+    global_state
+        The same for the state, and ``state_size``.
+    extras
+        Further arrays of each step, by name: the shape is that of one step of an environment, with
+        or without an axis of agents.
+
+    Raises
+    ------
+    ShapeError
+        A leaf cannot be described, or names an agent that does not exist.
     """
 
     name: str
@@ -90,6 +152,67 @@ class EnvSpec:
     action_sizes: tuple[int, ...] | None = None
     teams: tuple[int, ...] | None = None
     kinds: tuple[str, ...] | None = None
+    observation: SpecTree | Mapping[str, Any] | None = None
+    global_state: SpecTree | Mapping[str, Any] | None = None
+    extras: Mapping[str, ArraySpec] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        observation, entries = _vector_or_tree(self.observation, self.observation_size)
+        state, state_entries = _vector_or_tree(self.global_state, self.state_size)
+        set_fields(self, observation=observation, observation_size=entries)
+        set_fields(self, global_state=state, state_size=state_entries)
+        set_fields(self, extras=SpecDict(self.extras))
+        for name, leaf in flatten_tree(observation or {}).items():
+            if leaf.agents and leaf.agents[-1] >= self.num_agents:
+                raise ShapeError(
+                    f"observation {name} is of agent {leaf.agents[-1]}, and there are "
+                    f"{self.num_agents}."
+                )
+        others = [*flatten_tree(state or {}).values(), *self.extras.values()]
+        if any(not isinstance(leaf, ArraySpec) or leaf.agents for leaf in others):
+            raise ShapeError("extras are arrays, not trees; they and states have no `agents`.")
+
+    @property
+    def observation_spec(self) -> SpecTree:
+        """The leaves of one agent's observation; an `ArraySpec` for vectors, too."""
+        return spec_tree(self.observation or ArraySpec((self.observation_size,)))
+
+    @property
+    def state_spec(self) -> SpecTree:
+        """The leaves of the global state; an `ArraySpec` for vectors, too."""
+        return spec_tree(self.global_state or ArraySpec((self.state_size,)))
+
+    @property
+    def observation_leaves(self) -> dict[str, ArraySpec]:
+        """The leaves of one agent's observation by path: "", "image" or "camera.left"."""
+        return flatten_tree(self.observation_spec)
+
+    @property
+    def state_leaves(self) -> dict[str, ArraySpec]:
+        """The leaves of the global state by path."""
+        return flatten_tree(self.state_spec)
+
+    @property
+    def view_spec(self) -> View:
+        """The specs of all arrays of a `View`, with the axis of agents where there is one."""
+        agents = self.num_agents
+        specs: Any = (
+            map_tree(lambda leaf: leaf.with_agents(agents), self.observation_spec),
+            map_tree(lambda leaf: leaf, self.state_spec),
+            ArraySpec((agents, self.action_size), "bool"),
+            ArraySpec((agents,), "bool"),
+        )
+        return View(*specs)
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether observations and the state are float32 vectors."""
+        return self.observation is None and self.global_state is None
+
+    @property
+    def is_per_agent(self) -> bool:
+        """Whether some leaves of observations belong to some agents only."""
+        return any(leaf.agents for leaf in self.observation_leaves.values())
 
     @property
     def action_size(self) -> int:
@@ -111,16 +234,29 @@ class EnvSpec:
         )
 
     def difference(self, other: EnvSpec) -> str:
-        """Return the first different size, such as "num_agents (3, not 8)", or an empty string."""
-        for size in ("num_agents", "observation_size", "state_size", "action"):
-            ours, theirs = getattr(self, size), getattr(other, size)
+        """Return the first difference in what is recorded, or an empty string.
+
+        It is a size, such as "num_agents (3, not 8)", or a leaf, such as "observation.image (uint8
+        (84, 84, 3), not uint8 (64, 64, 3))".
+        """
+        if self.num_agents != other.num_agents:
+            return f"num_agents ({self.num_agents}, not {other.num_agents})"
+        for name, size in (("observation", "observation_size"), ("global_state", "state_size")):
+            ours, theirs = getattr(self, name), getattr(other, name)
+            if ours is theirs is None and getattr(self, size) != getattr(other, size):
+                return f"{size} ({getattr(self, size)}, not {getattr(other, size)})"
             if ours != theirs:
-                return f"{size} ({ours}, not {theirs})"
-        return ""
+                return _leaf_difference(name, *(getattr(x, _SPEC_OF[name]) for x in (self, other)))
+        if self.action != other.action:
+            return f"action ({self.action}, not {other.action})"
+        return _leaf_difference("extras", self.extras, other.extras)
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object that `from_json` reads back."""
-        return asdict(self) | {"action": {type(self.action).__name__.lower(): self.action_size}}
+        """Return a JSON object that `from_json` reads back. Trees that are not set are omitted."""
+        data = {name: value for name, value in asdict(self).items() if name not in _TREES}
+        data["action"] = {type(self.action).__name__.lower(): self.action_size}
+        trees = {name: getattr(self, name) for name in _TREES}
+        return data | {name: tree.to_json() for name, tree in trees.items() if tree}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> EnvSpec:
@@ -134,11 +270,28 @@ class EnvSpec:
         return cls(**{**fields, "action": action})
 
 
+_TREES = ("observation", "global_state", "extras")
+_SPEC_OF = {"observation": "observation_spec", "global_state": "state_spec"}
+
+
+def _leaf_difference(name: str, one: Any, other: Any) -> str:
+    """Return the first leaf that differs, such as "extras.cost (float32 (), not absent)"."""
+    ours, theirs = (flatten_tree(tree, name) if tree else {} for tree in (one, other))
+    for path in [*ours, *theirs]:
+        first, second = ours.get(path, "absent"), theirs.get(path, "absent")
+        if first != second:
+            return f"{path} ({first}, not {second})"
+    return ""
+
+
 class View(NamedTuple):
     """The agents' view at one instant: before an action, or after an episode's last action."""
 
-    observation: Float[Array, "*b N O"]
-    state: Float[Array, "*b S"]
+    observation: ArrayTree
+    """``(*b, N, O)``; or, as `EnvSpec.observation` says, an array ``(*b, N, ...)`` or a (nested)
+    dict of such arrays."""
+    state: ArrayTree
+    """``(*b, S)``; or, as `EnvSpec.global_state` says, an array ``(*b, ...)`` or a dict of them."""
     legal_actions: Bool[Array, "*b N A"]
     """Which actions (or dimensions of a continuous action) each agent may use."""
     alive: Bool[Array, "*b N"]
@@ -179,6 +332,8 @@ class Transition(NamedTuple):
     policy_id: Int[Array, "*b N"] | Int[Array, "*b"]
     """Index of the policy that chose each agent's action in the dataset's table of policies; -1 if
     unknown. Steps read from a vault have one for each agent; written steps may have one for all."""
+    extras: dict[str, Any] | None = None
+    """Further arrays ``(*b, ...)`` by name, see `EnvSpec.extras`; None if there are none."""
 
 
 class FinalObservations(NamedTuple):
@@ -241,26 +396,32 @@ class Sequence(NamedTuple):
     weight: Float[Array, "*b"] | Float[Array, "*b T"] | None = None
     """Weight of each window, or of each step, in a loss, as `offmarl.losses.masked_mean` takes it;
     None where all weigh the same."""
+    extras: dict[str, Any] | None = None
+    """Further arrays of each step ``(*b, T, ...)`` by name; None if the data has none."""
 
     @property
     def view_tm1(self) -> View:
         """The views that actions were taken in, ``(*b, T, ...)``: all but the last slot."""
-        lead = (slice(None),) * (self.mask.ndim - 1)
-        return View(*(x[(*lead, slice(None, -1))] for x in self.view))
+        return self._slots(slice(None, -1))
 
     @property
     def view_t(self) -> View:
         """The views that actions led to, ``(*b, T, ...)``: all but the first slot."""
-        lead = (slice(None),) * (self.mask.ndim - 1)
-        return View(*(x[(*lead, slice(1, None))] for x in self.view))
+        return self._slots(slice(1, None))
+
+    def _slots(self, slots: slice) -> View:
+        index = (*(slice(None),) * (self.mask.ndim - 1), slots)
+        view: View = map_tree(operator.itemgetter(index), self.view)
+        return view
 
 
 class Policy(NamedTuple):
     """How agents act: pure functions over parameters that are passed in.
 
-    All functions handle all agents of one environment: observation ``(N, O)``, legal_actions
-    ``(N, A)``, action ``(N,)`` (``(N, A)`` if continuous), log_prob and reward ``(N,)``. So agents
-    may act on their own, in order after one another, or as one. Callers vmap over environments.
+    All functions handle all agents of one environment: observation ``(N, O)`` (or a tree, see
+    `View`), legal_actions ``(N, A)``, action ``(N,)`` (``(N, A)`` if continuous), log_prob and
+    reward ``(N,)``. So agents may act on their own, in order after one another, or as one. Callers
+    vmap over environments.
 
     The carry is the policy's own, a pytree of any structure: the memory of a recurrent network, the
     last actions and rewards, a return-to-go. It starts each episode at ``initial_carry()``.
@@ -272,7 +433,7 @@ class Policy(NamedTuple):
         [
             ArrayTree,
             ArrayTree,
-            Float[Array, "N O"],
+            ArrayTree,
             Bool[Array, "N A"],
             PRNGKeyArray,
         ],
@@ -281,7 +442,7 @@ class Policy(NamedTuple):
     """``act(params, carry, observation, legal_actions, key) -> (action, log_prob, carry)``"""
     log_prob: (
         Callable[
-            [ArrayTree, ArrayTree, Float[Array, "N O"], Bool[Array, "N A"], Array],
+            [ArrayTree, ArrayTree, ArrayTree, Bool[Array, "N A"], Array],
             tuple[Float[Array, "N"], ArrayTree],
         ]
         | None

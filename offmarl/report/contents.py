@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +17,7 @@ from offmarl.report.accumulators import (
     make_actions_accumulator,
 )
 from offmarl.terminal import Progress, quiet
-from offmarl.types import EnvSpec, Transition, View
+from offmarl.types import EnvSpec, Transition, map_tree
 from offmarl.vault import Dataset, Episodes
 from offmarl.vault.digest import digest
 
@@ -279,13 +278,6 @@ class _RewardsAccumulator:
 
 def _flat(block: Transition) -> Transition:
     """Return the steps of all rows, ``(n, ...)``."""
-
-    def flatten(record: Any) -> Iterator[Any]:
-        for leaf in record:
-            yield View(*flatten(leaf)) if isinstance(leaf, View) else _joined(leaf)
-
-    return Transition(*flatten(block))
-
-
-def _joined(leaf: Any) -> Any:
-    return leaf.reshape(-1, *leaf.shape[2:])
+    count = block.last.size
+    flat: Transition = map_tree(lambda leaf: leaf.reshape(count, *leaf.shape[2:]), block)
+    return flat

@@ -13,7 +13,7 @@ from offmarl._imports import lazy_getattr
 if TYPE_CHECKING:
     from offmarl.vault.archive import unpack
     from offmarl.vault.compaction import Compaction, compact
-    from offmarl.vault.convert import export_dataset, import_dataset
+    from offmarl.vault.convert import export_dataset, from_arrays, import_dataset
     from offmarl.vault.creation import create, create_whole
     from offmarl.vault.dataset import Dataset
     from offmarl.vault.faults import Fault
@@ -57,6 +57,7 @@ __all__ = [
     "dedup",
     "export_dataset",
     "filter",
+    "from_arrays",
     "import_dataset",
     "join",
     "list_vaults",
@@ -76,7 +77,7 @@ __all__ = [
 
 _HOMES = {
     "archive": "unpack",
-    "convert": "export_dataset import_dataset",
+    "convert": "export_dataset from_arrays import_dataset",
     "faults": "Fault",
     "compaction": "Compaction compact",
     "repairing": "Repair repair",

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from offmarl._ahead import ahead, depth_of
 from offmarl.errors import VaultError
-from offmarl.types import EnvSpec, View
+from offmarl.types import EnvSpec, View, map_tree
 from offmarl.vault import encoding, layout
 from offmarl.vault.bounds import check_length, check_own_length
 from offmarl.vault.checked import Checks, ChunkPlace, Fresh, checks_of
@@ -409,7 +409,8 @@ class FinalViews:
     def read(self, numbers: NumpyArray) -> View:
         """Return the views of these numbers, ``(len(numbers), ...)``."""
         if self._in_memory:
-            return View(*(field[numbers] for field in self.all))
+            found: View = map_tree(lambda leaf: leaf[numbers], self.all)
+            return found
         views: NumpyArray = np.empty(len(numbers), self._dtype)
         block = self._block_of(numbers)
         for one in np.unique(block):

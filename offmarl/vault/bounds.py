@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offmarl.errors import OptionError, VaultError, VaultFormatError
+from offmarl.types import EnvSpec, flatten_tree
 from offmarl.vault import layout
 from offmarl.vault.layout import Leaf, NumpyArray, Schema
 from offmarl.vault.manifest import Description
@@ -91,17 +92,46 @@ def indices(part: slice, size: int, axis: str) -> range:
     return span if span else range(span.start, span.start)
 
 
-def agents(leaves: Mapping[str, Leaf], num_agents: int, part: slice) -> dict[str, slice]:
-    """Return the slice of agents for each array whose third axis is that of agents."""
-    span = indices(part, num_agents, "agents")
-    having = (name for name, leaf in leaves.items() if _has_agents(name, leaf, num_agents))
-    return dict.fromkeys(having, slice(span.start, span.stop, span.step))
+def agents(leaves: Mapping[str, Leaf], spec: EnvSpec, part: slice) -> dict[str, slice]:
+    """Return the slice of agents for each array whose third axis is that of agents.
+
+    Raises
+    ------
+    VaultError
+        The agents are not an interval or a slice of those that have a leaf of observations.
+    """
+    span = indices(part, spec.num_agents, "agents")
+    having = (name for name, leaf in leaves.items() if _has_agents(name, leaf, spec))
+    some = dict.fromkeys(having, slice(span.start, span.stop, span.step))
+    for name, leaf in flatten_tree(spec.observation_spec, layout.OBSERVATIONS).items():
+        if leaf.agents:
+            some[name] = _among(name, leaf.agents, span)
+    return some
 
 
-def _has_agents(name: str, leaf: Leaf, num_agents: int) -> bool:
-    """Whether the first axis of an array's steps is that of agents; a state's may be, too."""
-    is_global = name == "infos.state" and len(leaf.shape) == 1
-    return leaf.shape[:1] == (num_agents,) and not is_global
+def _has_agents(name: str, leaf: Leaf, spec: EnvSpec) -> bool:
+    """Whether the first axis of an array's steps is that of agents.
+
+    That of a vector state may be, too, if another program wrote it. Extras count as having the axis
+    if its size agrees.
+    """
+    if name.startswith(layout.STATE) and (spec.global_state or len(leaf.shape) == 1):
+        return False
+    return leaf.shape[:1] == (spec.num_agents,)
+
+
+def _among(name: str, having: tuple[int, ...], wanted: range) -> slice:
+    """Return where the wanted agents are among those that have a leaf."""
+    found = [place for place, agent in enumerate(having) if agent in wanted]
+    step = found[1] - found[0] if len(found) > 1 else 1
+    first = found[0] if found else 0
+    some = range(first, first + step * len(found), step)
+    if found != [*some]:
+        raise VaultError(
+            f"{name} is of agents {having}, and those of {wanted} among them are not evenly "
+            "spaced: read it without `agents`, and select."
+        )
+    return slice(some.start, some.stop, step)
 
 
 def windows(

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from offmarl.types import Discrete, EnvSpec, Transition
+from offmarl.types import Discrete, EnvSpec, Transition, map_tree
 from offmarl.vault import encoding, layout, tables
 from offmarl.vault.layout import Leaf, NumpyArray
 from offmarl.vault.tables import Table
@@ -88,7 +88,8 @@ def normalise(steps: Transition, limits: NumpyArray) -> Transition:
     limit = limits[..., None] & steps.terminated
     return steps._replace(
         view=steps.view._replace(
-            observation=_unpad(steps.view.observation), state=_unpad(steps.view.state)
+            observation=map_tree(_unpad, steps.view.observation),
+            state=map_tree(_unpad, steps.view.state),
         ),
         terminated=steps.terminated & ~limit,
         truncated=steps.truncated | limit,
@@ -96,8 +97,10 @@ def normalise(steps: Transition, limits: NumpyArray) -> Transition:
 
 
 def _unpad(values: NumpyArray) -> NumpyArray:
+    if not encoding.is_float(values.dtype):
+        return values
     padding = np.isneginf(values)
-    return np.where(padding, np.float32(0), values) if padding.any() else values
+    return np.where(padding, values.dtype.type(0), values) if padding.any() else values
 
 
 @runtime_checkable
@@ -174,9 +177,11 @@ def _of_shapes(leaves: Mapping[str, Leaf], rows: int) -> list[str]:
 
 def _is_padded(vault: Readable) -> bool:
     """Whether the first observations are padded with minus infinity."""
-    names = ["observations"]
+    names = encoding.float_observations(vault.leaves)
+    if not names:
+        return False
     _, stop = next(vault.blocks(names), (0, 0))
-    return bool(np.isneginf(vault.read(0, stop, leaves=names)["observations"]).any())
+    return any(np.isneginf(x).any() for x in vault.read(0, stop, leaves=names).values())
 
 
 def limited_steps(vault: Readable, table: Table) -> NumpyArray:

@@ -42,15 +42,17 @@ def create(
     path
         ``<directory>/<name>.vlt/<uid>``; if it ends in ``.vlt``, the uid is "main".
     spec
-        The environment's sizes, and so the arrays' shapes.
+        The environment's sizes, and so the arrays' shapes and types: the leaves of observations and
+        of the state, and `EnvSpec.extras`, further arrays of your own.
     rows
         Parallel environments; every append has as many rows.
     provenance
         Where the data comes from; a JSON object.
     chunk_steps
         Steps of one row that are stored together, a chunk: 1024 by default, or fewer so that all
-        rows take at most 32 MB. One chunk is held in memory. `Writer.flush` writes an unfinished
-        chunk as a whole, so flush at multiples of this number if you flush often.
+        rows take at most 32 MB (with images, 1 MB). One chunk is held in memory. `Writer.flush`
+        writes an unfinished chunk as a whole, so flush at multiples of this number if you flush
+        often.
     codec
         "raw": uncompressed, with a CRC32C for each chunk. "zstd": compressed frames with checksums.
     on_invalid
@@ -64,6 +66,8 @@ def create(
         Something exists at the path.
     VaultError
         The path cannot be a vault's, an option is invalid, or the place is not writable.
+    ShapeError
+        A leaf of the spec is empty or has too many axes, or there are too many leaves.
     """
     place = _destination(path)
     schema = _schema(spec, rows, chunk_steps, codec)
@@ -262,18 +266,24 @@ def _plain(spec: EnvSpec) -> EnvSpec:
     except TypeError as error:
         raise VaultError(f"{spec} cannot be written to a vault: {error}.") from error
     plain = EnvSpec.from_json(json.loads(written))
-    for name in ("num_agents", "observation_size", "state_size", "action_size"):
+    for name in ("num_agents", "observation_size", "action_size"):
         _at_least_one(f"the spec's {name}", getattr(plain, name))
+    _at_least("the spec's state_size", plain.state_size, 0)
+    layout.check_leaves(plain)
     return plain
 
 
 def _at_least_one(name: str, value: SupportsIndex) -> int:
+    return _at_least(name, value, 1)
+
+
+def _at_least(name: str, value: SupportsIndex, least: int) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        number = 0
-    if number < 1:
-        raise VaultError(f"{name} must be a whole number of at least 1: got {value!r}.")
+        number = least - 1
+    if number < least:
+        raise VaultError(f"{name} must be a whole number of at least {least}: got {value!r}.")
     return number
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offmarl.errors import VaultError
-from offmarl.types import EnvSpec, Episode, Transition, View
+from offmarl.types import EnvSpec, Episode, Transition, View, map_tree
 from offmarl.vault import bounds, compat, encoding, layout, tables
 from offmarl.vault.arrays import Arrays, FinalViews, open_arrays
 from offmarl.vault.episode_set import Chosen, EpisodeSet
@@ -221,7 +221,7 @@ class Dataset(EpisodeSet):
             self._arrays.check_length()
         names = list(self.leaves if leaves is None else leaves)
         span = bounds.indices(rows, self.rows, "rows")
-        some = {} if agents == _ALL else bounds.agents(self.leaves, self.spec.num_agents, agents)
+        some = {} if agents == _ALL else bounds.agents(self.leaves, self.spec, agents)
         return self._arrays.read(names, span, range(start, stop), some)
 
     def windows(
@@ -304,7 +304,7 @@ class Dataset(EpisodeSet):
         final = None
         if table.final[number] >= 0:
             final = _first(self.final_views(table.final[number : number + 1 or None]))
-        return Episode(_first(steps._replace(view=_first(steps.view))), final)
+        return Episode(_first(steps), final)
 
     def transitions(
         self, start: int = 0, stop: int | None = None, rows: slice = _ALL
@@ -395,4 +395,4 @@ def _open(kind: type[Dataset], path: PurePath, checked: bool, time_limit: int | 
 
 def _first(record: Any) -> Any:
     """Drop the leading axis, of length one, of a record's arrays."""
-    return type(record)(*(x if isinstance(x, View) else x[0] for x in record))
+    return map_tree(lambda leaf: leaf[0], record)

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from offmarl.terminal import Advance, silent
-from offmarl.types import Transition
+from offmarl.types import EnvSpec, Transition
 from offmarl.vault import encoding, layout
 from offmarl.vault.dataset import Dataset
-from offmarl.vault.layout import NumpyArray
+from offmarl.vault.layout import Leaf, NumpyArray
 
 
 def digest(vault: Dataset, advance: Advance = silent) -> str:
@@ -24,11 +24,26 @@ def digest(vault: Dataset, advance: Advance = silent) -> str:
     """
     # The axis of agents of policy ids is not hashed, so the digests of older vaults stay the same.
     leaves = layout.leaves(vault.spec, agent_policies=False)
-    shapes = [[name, *leaf.shape] for name, leaf in leaves.items()]
+    shapes = [_describe(name, leaf, vault.spec) for name, leaf in leaves.items()]
     total = hashlib.sha256(layout.dump_json(shapes))
     for one in sorted(episode_digests(vault, advance=advance)):
         total.update(one)
     return total.hexdigest()
+
+
+def _describe(name: str, leaf: Leaf, spec: EnvSpec) -> list[Any]:
+    """Return what the digest covers of a leaf: its name, type and shape.
+
+    The types of vectors are not covered, and float32 arrays count as vectors, so that the digests
+    of existing data stay the same.
+    """
+    if name == layout.OBSERVATIONS and leaf.dtype == np.float32:
+        return [name, spec.num_agents, spec.observation_size]
+    if name == layout.STATE and leaf.dtype == np.float32:
+        return [name, spec.state_size]
+    trees = (layout.OBSERVATIONS, layout.STATE, layout.EXTRAS)
+    types = [leaf.dtype.name] if name.startswith(trees) else []
+    return [name, *types, *leaf.shape]
 
 
 def episode_digests(
@@ -86,7 +101,8 @@ def _mixed_steps(steps: Transition, policies: bool) -> NumpyArray:
 
 def _finals(vault: Dataset, episodes: NumpyArray) -> dict[int, NumpyArray]:
     """Return the final views of episodes that have one, packed."""
-    views = _pack([*vault.final_views(vault.episodes.final[episodes])], 1)
+    found = vault.final_views(vault.episodes.final[episodes])
+    views = _pack([*encoding.flatten_view(found).values()], 1)
     return dict(zip(episodes.tolist(), views, strict=True))
 
 
@@ -100,5 +116,6 @@ def _pack_steps(transition: Transition, policies: bool) -> NumpyArray:
 
 def _pack(arrays: list[NumpyArray], lead: int) -> NumpyArray:
     """Join the bytes of each record: ``(*lead, ...)`` arrays to ``(*lead, bytes)``."""
-    flat = (x.reshape(*x.shape[:lead], math.prod(x.shape[lead:])) for x in arrays)
+    sizes = [math.prod(x.shape[lead:]) for x in arrays]
+    flat = (x.reshape(*x.shape[:lead], size) for x, size in zip(arrays, sizes, strict=True) if size)
     return np.concatenate([np.ascontiguousarray(x).view(np.uint8) for x in flat], axis=-1)

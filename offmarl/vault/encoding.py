@@ -1,14 +1,35 @@
 """Conversion between records of experience and the arrays on disk."""
 
+import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 
 from offmarl.errors import ShapeError, VaultLayoutError
-from offmarl.types import Continuous, Discrete, EnvSpec, Transition, View
-from offmarl.vault.layout import POLICY_IDS, Leaf, NumpyArray, Schema, leaves
+from offmarl.types import (
+    DTYPES,
+    ArraySpec,
+    Continuous,
+    Discrete,
+    EnvSpec,
+    Transition,
+    View,
+    flatten_tree,
+    unflatten_tree,
+)
+from offmarl.vault import layout
+from offmarl.vault.layout import (
+    EXTRAS,
+    OBSERVATIONS,
+    POLICY_IDS,
+    STATE,
+    Leaf,
+    NumpyArray,
+    Schema,
+    leaves,
+)
 from offmarl.vault.tables import Signals
 
 
@@ -18,18 +39,20 @@ def to_disk(transition: Transition) -> dict[str, NumpyArray]:
     `fit` also converts them to a vault's shapes.
     """
     view = transition.view
-    return {
-        "observations": np.asarray(view.observation),
-        "actions": np.asarray(transition.action),
-        "rewards": np.asarray(transition.reward),
-        "terminals": np.asarray(transition.terminated),
-        "truncations": np.asarray(transition.truncated),
-        "infos.state": np.asarray(view.state),
-        "infos.legals": np.asarray(view.legal_actions),
-        "infos.alive": np.asarray(view.alive),
-        "infos.behaviour_log_probs": np.asarray(transition.behaviour_log_prob),
-        POLICY_IDS: np.asarray(transition.policy_id),
+    arrays = {
+        **flatten_tree(view.observation, OBSERVATIONS),
+        "actions": transition.action,
+        "rewards": transition.reward,
+        "terminals": transition.terminated,
+        "truncations": transition.truncated,
+        **flatten_tree(view.state, STATE),
+        "infos.legals": view.legal_actions,
+        "infos.alive": view.alive,
+        "infos.behaviour_log_probs": transition.behaviour_log_prob,
+        POLICY_IDS: transition.policy_id,
+        **flatten_tree(transition.extras or {}, EXTRAS),
     }
+    return {name: np.asarray(array) for name, array in arrays.items()}
 
 
 def from_disk(arrays: Mapping[str, NumpyArray], spec: EnvSpec) -> Transition:
@@ -43,10 +66,10 @@ def from_disk(arrays: Mapping[str, NumpyArray], spec: EnvSpec) -> Transition:
     spec
         The sizes of the record.
     """
-    lead = arrays["observations"].shape[:2]
+    lead = arrays["rewards"].shape[:2]
     wanted = leaves(spec)
 
-    def field(name: str, missing: float = 0.0) -> NumpyArray:
+    def fitted(name: str, missing: float = 0.0) -> NumpyArray:
         dtype, shape = wanted[name]
         if name not in arrays:
             return np.full((*lead, *shape), missing, dtype)
@@ -55,22 +78,47 @@ def from_disk(arrays: Mapping[str, NumpyArray], spec: EnvSpec) -> Transition:
             array = np.broadcast_to(array[..., None], (*lead, *shape))
         return array.reshape(*lead, *shape).astype(dtype, copy=False)
 
-    def mask(name: str, missing: float = 0.0) -> NumpyArray:
-        return field(name, missing) != 0
+    def tree(name: str, specs: Any) -> Any:
+        paths = flatten_tree(specs)
+        return unflatten_tree({path: fitted(_joined(name, path)) for path in paths})
 
-    observation = field("observations")
-    state = field("infos.state") if "infos.state" in arrays else observation.reshape(*lead, -1)
+    def mask(name: str, missing: float = 0.0) -> NumpyArray:
+        return fitted(name, missing) != 0
+
+    observation = tree(OBSERVATIONS, spec.observation_spec)
+    if any(name in arrays for name in _names(STATE, spec.state_spec)):
+        state = tree(STATE, spec.state_spec)
+    else:
+        state = _no_state(observation, spec, lead)
     terminated, truncated = mask("terminals"), mask("truncations")
     return Transition(
         view=View(observation, state, mask("infos.legals", 1.0), mask("infos.alive", 1.0)),
-        action=field("actions"),
-        reward=field("rewards"),
+        action=fitted("actions"),
+        reward=fitted("rewards"),
         terminated=terminated,
         truncated=truncated,
         last=(terminated | truncated).all(-1),
-        behaviour_log_prob=field("infos.behaviour_log_probs", np.nan),
-        policy_id=field(POLICY_IDS, -1),
+        behaviour_log_prob=fitted("infos.behaviour_log_probs", np.nan),
+        policy_id=fitted(POLICY_IDS, -1),
+        extras=tree(EXTRAS, spec.extras) if spec.extras else None,
     )
+
+
+def _no_state(observation: Any, spec: EnvSpec, lead: tuple[int, ...]) -> NumpyArray:
+    """Return the state where none is stored: all observations if they are vectors, or nothing."""
+    if spec.state_size == 0:
+        return np.zeros((*lead, 0), np.float32)
+    flat: NumpyArray = observation.reshape(*lead, -1)
+    return flat
+
+
+def _joined(name: str, path: str) -> str:
+    return f"{name}.{path}" if path else name
+
+
+def _names(name: str, tree: Any) -> list[str]:
+    """Return the names on disk of the leaves of a tree."""
+    return [*flatten_tree(tree, name)]
 
 
 def signals_of(arrays: Mapping[str, NumpyArray]) -> Signals:
@@ -94,7 +142,7 @@ def first_agents(policy_ids: NumpyArray) -> NumpyArray:
 
 
 def spec_of(found: Mapping[str, Leaf]) -> EnvSpec:
-    """Infer the sizes of a foreign vault from the shapes of its arrays.
+    """Infer the sizes of a foreign vault from the names, types and shapes of its arrays.
 
     The number of discrete actions is that of the legal-action mask; 0 without a mask, when it must
     be inferred from the data.
@@ -104,26 +152,78 @@ def spec_of(found: Mapping[str, Leaf]) -> EnvSpec:
     VaultLayoutError
         The arrays are not those of OG-MARL's layout.
     """
-    needed = ("observations", "actions", "rewards")
-    lacking = [name for name in needed if name not in found or not found[name].shape]
-    if lacking:
+    observation = {name: leaf for name, leaf in found.items() if _is_of(OBSERVATIONS, name)}
+    needed = (*(observation or [OBSERVATIONS]), "actions", "rewards")
+    if lacking := [name for name in needed if name not in found or not found[name].shape]:
         raise VaultLayoutError(
             f"no multi-agent data in OG-MARL's layout: the vault's arrays are "
             f"{', '.join(map(repr, found)) or 'none'}, and {', '.join(lacking)} with an axis of "
             "agents must be among them. Its arrays can still be read one by one with read()."
         )
-    num_agents, *observation = found["observations"].shape
-    observation_size = math.prod(observation)
-    state = found.get("infos.state")
-    return EnvSpec(
-        name="",
-        num_agents=num_agents,
-        observation_size=observation_size,
-        state_size=math.prod(state.shape) if state else num_agents * observation_size,
-        action=_action_of(found),
-        reward="individual",
-        state="native" if state else "concatenated",
-    )
+    num_agents = next(iter(observation.values())).shape[0]
+    state = {name: leaf for name, leaf in found.items() if _is_of(STATE, name)}
+    try:
+        spec = EnvSpec(
+            name="",
+            num_agents=num_agents,
+            observation_size=0,
+            state_size=0,
+            action=_action_of(found),
+            reward="individual",
+            state="native" if state else "concatenated",
+            observation=_tree_of(observation, OBSERVATIONS, num_agents),
+            global_state=_tree_of(state, STATE) if state else None,
+            extras=_extras_of(found),
+        )
+        layout.check_leaves(spec)
+    except ShapeError as error:
+        raise VaultLayoutError(
+            f"{error} The vault's arrays can still be read one by one with read()."
+        ) from error
+    if state or not spec.is_vector:
+        return spec
+    return dataclasses.replace(spec, state_size=num_agents * spec.observation_size)
+
+
+def _is_of(group: str, name: str) -> bool:
+    """Whether an array is that of a group, such as the observations, or a leaf of its tree."""
+    return name == group or name.startswith(f"{group}.")
+
+
+def _tree_of(found: Mapping[str, Leaf], group: str, num_agents: int | None = None) -> Any:
+    """Return the specs of a group of another program's arrays, without the axis of agents.
+
+    Parameters
+    ----------
+    found
+        The group's arrays.
+    group
+        Its name.
+    num_agents
+        Number of agents, if the arrays have an axis of agents.
+    """
+    specs: dict[str, ArraySpec] = {}
+    for name, leaf in found.items():
+        shape = leaf.shape
+        if num_agents is not None:
+            if shape[0] != num_agents:
+                raise ShapeError(f"{name} is of {shape[0]} agents, and others of {num_agents}.")
+            shape = shape[1:]
+        spec = ArraySpec(shape, leaf.dtype.name if leaf.dtype.name in DTYPES else "float32")
+        if name == group and is_float(spec.numpy_dtype) and len(shape) < 2 + (num_agents is None):
+            spec = ArraySpec((spec.size,), spec.dtype)  # without axes; or a state of each agent
+        specs[name.removeprefix(group).removeprefix(".")] = spec
+    return unflatten_tree(specs)
+
+
+def _extras_of(found: Mapping[str, Leaf]) -> dict[str, ArraySpec]:
+    """Return the specs of the extra leaves of another program's vault."""
+    names = {name.removeprefix(f"{EXTRAS}."): name for name in found if _is_of(EXTRAS, name)}
+    return {
+        extra: ArraySpec(found[name].shape, found[name].dtype.name)
+        for extra, name in names.items()
+        if "." not in extra and extra != EXTRAS and found[name].dtype.name in DTYPES
+    }
 
 
 def _action_of(found: Mapping[str, Leaf]) -> Discrete | Continuous:
@@ -135,24 +235,25 @@ def _action_of(found: Mapping[str, Leaf]) -> Discrete | Continuous:
 
 
 def view_dtype(spec: EnvSpec) -> np.dtype[Any]:
-    """Return the packed type of one stored final view."""
-    agents = (spec.num_agents,)
-    return np.dtype(
-        [
-            ("observation", "<f4", (*agents, spec.observation_size)),
-            ("state", "<f4", (spec.state_size,)),
-            ("legal_actions", "?", (*agents, spec.action_size)),
-            ("alive", "?", agents),
-        ]
-    )
+    """Return the packed type of one stored final view: a field for each leaf."""
+    leaves = flatten_view(spec.view_spec)
+    return np.dtype([(name, leaf.numpy_dtype, leaf.shape) for name, leaf in leaves.items()])
+
+
+def flatten_view(view: View) -> dict[str, Any]:
+    """Return the leaves of a view by name: "observation", or "observation.image", and so on."""
+    fields = (flatten_tree(leaf, name) for name, leaf in view._asdict().items())
+    return {name: leaf for field in fields for name, leaf in field.items()}
 
 
 def pack_view(view: View, spec: EnvSpec) -> NumpyArray:
     """Pack M views into records of `view_dtype`; `ShapeError` if they do not fit."""
     dtype = view_dtype(spec)
     packed = np.zeros(len(np.asarray(view.alive)), dtype)
+    given = flatten_view(view)
+    _check_names(given, dtype.names or (), "the final views")
     for name in dtype.names or ():
-        source = np.asarray(getattr(view, name))
+        source = np.asarray(given[name])
         _check(f"the final views' {name}", source, packed[name].shape, dtype[name].base)
         with np.errstate(over="ignore"):
             packed[name] = source
@@ -161,32 +262,53 @@ def pack_view(view: View, spec: EnvSpec) -> NumpyArray:
 
 def unpack_view(packed: NumpyArray) -> View:
     """Undo `pack_view`."""
-    return View(*(packed[name] for name in View._fields))
+    return unflatten_view({name: packed[name] for name in packed.dtype.names or ()})
 
 
-def fit(transition: Transition, schema: Schema) -> dict[str, NumpyArray]:
+def unflatten_view(leaves: Mapping[str, Any]) -> View:
+    """Undo `flatten_view`."""
+    trees: dict[str, dict[str, Any]] = {name: {} for name in View._fields}
+    for name, leaf in leaves.items():
+        field, _, path = name.partition(".")
+        trees[field][path] = leaf
+    return View(*map(unflatten_tree, trees.values()))
+
+
+def fit(transition: Transition, schema: Schema, place: str = "") -> dict[str, NumpyArray]:
     """Return the arrays of a record by their names on disk, in the shapes of a vault.
 
     Arrays are not copied if possible. Wider numbers of the same kind, such as float64, are cast
     later, by `offmarl.vault.values`.
 
+    Parameters
+    ----------
+    transition
+        The record.
+    schema
+        The vault's.
+    place
+        Where the record is to be appended, such as " at step 5 of runs/a.vlt", for messages.
+
     Raises
     ------
     ShapeError
-        The record is of other shapes or kinds than the vault.
+        The record is of other leaves, shapes or kinds than the vault.
     """
     arrays = to_disk(transition)
     shape = arrays["rewards"].shape
     steps = shape[1] if len(shape) > 1 else 0
     if not steps:
         raise ShapeError(
-            f"rewards: got shape {shape}, and the vault takes (rows, T, N) with T > 0."
+            f"rewards: got shape {shape}{place}, and the vault takes (rows, T, N) with T > 0."
         )
     lead = (schema.rows, steps)
     arrays[POLICY_IDS] = _fit_policies(arrays[POLICY_IDS], lead, schema)
+    if not schema.spec.state_size:
+        arrays.pop(STATE, None)
+    _check_names(arrays, schema.leaves, f"the steps{place}")
     for name, leaf in schema.leaves.items():
-        _check(name, arrays[name], (*lead, *leaf.shape), leaf.dtype)
-    return arrays
+        _check(name, arrays[name], (*lead, *leaf.shape), leaf.dtype, place)
+    return {name: arrays[name] for name in schema.leaves}
 
 
 def _fit_policies(ids: NumpyArray, lead: tuple[int, int], schema: Schema) -> NumpyArray:
@@ -203,9 +325,45 @@ def _fit_policies(ids: NumpyArray, lead: tuple[int, int], schema: Schema) -> Num
     return ids[..., 0]
 
 
-def _check(what: str, array: NumpyArray, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    if array.shape != shape or not np.can_cast(array.dtype, dtype, "same_kind"):
+def _check_names(given: Collection[str], wanted: Collection[str], who: str) -> None:
+    """Raise `ShapeError` if leaves are missing or unknown; names are those of all leaves."""
+    if missing := [name for name in wanted if name not in given]:
         raise ShapeError(
-            f"{what}: got {array.dtype} of shape {array.shape}, and the vault takes {dtype} of "
-            f"shape {shape}. Convert the array first, or create another vault."
+            f"{who} lack {', '.join(missing)}: the vault's leaves are {', '.join(wanted)}, and "
+            "every step has all of them."
         )
+    if unknown := [name for name in given if name not in wanted]:
+        raise ShapeError(
+            f"{who} have {', '.join(unknown)}, and the vault's leaves are {', '.join(wanted)}: "
+            "name it in the EnvSpec that a vault is created with, or leave it out."
+        )
+
+
+def _check(
+    what: str, array: NumpyArray, shape: tuple[int, ...], dtype: np.dtype[Any], place: str = ""
+) -> None:
+    if array.shape != shape or not _can_cast(array.dtype, dtype):
+        raise ShapeError(
+            f"{what}: got {array.dtype} of shape {array.shape}{place}, and the vault takes {dtype} "
+            f"of shape {shape}. Convert the array first, or create another vault."
+        )
+
+
+def _can_cast(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
+    """Whether numbers are of the same kind, or of a kind that the other contains."""
+    return np.can_cast(source, target, "same_kind") or (is_float(source) and is_float(target))
+
+
+def is_float(dtype: np.dtype[Any]) -> bool:
+    """Whether a type is floating-point; bfloat16 is of kind "V" to NumPy."""
+    return dtype.kind == "f" or dtype.name == "bfloat16"
+
+
+def is_number(dtype: np.dtype[Any]) -> bool:
+    """Whether values of a type are numbers or booleans."""
+    return dtype.kind in "biuf" or is_float(dtype)
+
+
+def float_observations(found: Mapping[str, Leaf]) -> list[str]:
+    """Return the names of the floating-point arrays of observations."""
+    return [x for x, leaf in found.items() if _is_of(OBSERVATIONS, x) and is_float(leaf.dtype)]

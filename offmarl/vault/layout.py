@@ -15,13 +15,16 @@ from typing import Any, Literal, NamedTuple, get_args
 import google_crc32c
 import numpy as np
 
-from offmarl.errors import VaultError, VaultFormatError
-from offmarl.types import Continuous, EnvSpec
+from offmarl.errors import ShapeError, VaultError, VaultFormatError
+from offmarl.types import ArraySpec, Continuous, EnvSpec, flatten_tree
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
+"""Written only for vaults with leaves of their own types, extras or no state; see `typed`."""
+VECTOR_VERSION = 3
+"""Written for float32 vectors, so that these vaults stay the same byte for byte."""
 SEALED_VERSION = 2
 """The first version with checksums on the values of offmarl's keys."""
-READABLE_VERSIONS = (1, 2, 3)
+READABLE_VERSIONS = (1, 2, 3, 4)
 """Up to version 2 a step had one policy id for all agents."""
 TIME_AXIS = 10**13
 """Length of the time axis of every array; stock programs append to no other length."""
@@ -30,6 +33,10 @@ MAX_STOCK_LENGTH = 2**31 - 1
 MAX_ROWS = 2**24
 MAX_CHUNK_BYTES = 2**32
 """Maximum bytes of a chunk; a forged vault with larger chunks could fill the memory."""
+MAX_LEAVES = 256
+"""Maximum leaves of observations, states and extras together."""
+MAX_AXES = 16
+"""Maximum axes of one step of a leaf; NumPy's arrays have at most 64 axes, two of them in front."""
 
 MANIFEST = "manifest.ocdbt"
 UNFINISHED = f"{MANIFEST}.__lock"
@@ -44,6 +51,10 @@ SIGNALS = ("rewards", "terminals", "truncations")
 
 BARE = "/"
 """The name given to the array of a vault that holds a single array without a name."""
+OBSERVATIONS = "observations"
+STATE = "infos.state"
+EXTRAS = "extras"
+"""Names of a bare array, or of what comes before the paths of a tree's leaves."""
 POLICY_IDS = "infos.policy_ids"
 
 INDEX_PREFIX = "vault_index/"
@@ -99,6 +110,11 @@ class Schema(NamedTuple):
         return leaves(self.spec, self.agent_policies)
 
     @property
+    def stock_readable(self) -> bool:
+        """Whether stock programs find data they understand: every agent has all leaves."""
+        return not self.spec.is_per_agent
+
+    @property
     def chunk_bytes(self) -> int:
         """Uncompressed bytes of one chunk of every array."""
         step_bytes = sum(leaf.step_bytes for leaf in self.leaves.values())
@@ -106,9 +122,12 @@ class Schema(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that `from_json` reads back."""
-        version = SCHEMA_VERSION if self.agent_policies else SEALED_VERSION
+        version = VECTOR_VERSION if self.agent_policies else SEALED_VERSION
+        if typed(self.spec):
+            version = SCHEMA_VERSION
         fields = {name: getattr(self, name) for name in _STORED}
-        return {"version": version, **fields, "spec": self.spec.to_json()}
+        stock = {} if self.stock_readable else {"stock_readable": False}
+        return {"version": version, **fields, "spec": self.spec.to_json(), **stock}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Schema":
@@ -123,7 +142,9 @@ class Schema(NamedTuple):
             fields |= {"spec": EnvSpec.from_json(data["spec"])}
             schema = cls(**fields, agent_policies=data["version"] > SEALED_VERSION)
             schema._check()
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if typed(schema.spec) and data["version"] < SCHEMA_VERSION:
+                raise ValueError(f"version {data['version']} has no such leaves")
+        except (KeyError, TypeError, ValueError, AttributeError, ShapeError) as error:
             raise VaultFormatError(
                 f"the vault's schema is damaged ({error!r:.200}): `offmarl repair` may recover it "
                 "from metadata.json; otherwise copy the vault again."
@@ -137,6 +158,7 @@ class Schema(NamedTuple):
         counts = (self.rows, self.chunk_rows, self.chunk_steps, spec.num_agents)
         if any(type(size) is not int or size < 0 for size in (*sizes, *counts)):
             raise ValueError("sizes are not all natural numbers")
+        check_leaves(spec)
         if min(counts) < 1 or self.rows > MAX_ROWS or self.chunk_bytes > MAX_CHUNK_BYTES:
             raise ValueError("rows or chunks are empty or too large")
         if self.rows % self.chunk_rows or self.codec not in get_args(Codec):
@@ -196,35 +218,65 @@ def prefix_of(name: str) -> str:
     return "" if name == BARE else f"{name}./"
 
 
+def typed(spec: EnvSpec) -> bool:
+    """Whether a vault of this spec needs `SCHEMA_VERSION`, which older versions cannot read."""
+    return not spec.is_vector or bool(spec.extras) or spec.state_size == 0
+
+
+def check_leaves(spec: EnvSpec) -> None:
+    """Raise `ShapeError` if leaves are too many, empty, or have too many axes."""
+    trees = (spec.observation, OBSERVATIONS), (spec.global_state, STATE), (spec.extras, EXTRAS)
+    found: dict[str, ArraySpec] = {}
+    for tree, name in trees:
+        found |= flatten_tree(tree, name) if tree else {}
+    if len(found) > MAX_LEAVES:
+        raise ShapeError(f"there are {len(found)} leaves, and {MAX_LEAVES} is the most.")
+    for name, leaf in found.items():
+        if leaf.size < 1 or len(leaf.shape) >= MAX_AXES:
+            raise ShapeError(
+                f"{name} has the shape {leaf.shape}: a leaf needs at least one entry, and has at "
+                f"most {MAX_AXES - 1} axes."
+            )
+
+
+def _leaves_of(tree: Any, name: str) -> dict[str, Leaf]:
+    """Return the arrays of a tree of specs, by their names on disk."""
+    specs: dict[str, ArraySpec] = flatten_tree(tree, name) if tree else {}
+    return {path: Leaf(spec.numpy_dtype, spec.shape) for path, spec in specs.items()}
+
+
 def leaves(spec: EnvSpec, agent_policies: bool = True) -> dict[str, Leaf]:
     """Name the arrays of a vault of offmarl, in their canonical order.
 
-    ``agent_policies`` is the attribute of its `Schema`.
+    ``agent_policies`` is the attribute of its `Schema`. Where there is no state, it has no array.
     """
-    agents = (spec.num_agents,)
+    agents, view = (spec.num_agents,), spec.view_spec
     float32, int32 = np.dtype("<f4"), np.dtype("<i4")
     continuous, action_size = isinstance(spec.action, Continuous), spec.action_size
     return {
-        "observations": Leaf(float32, (*agents, spec.observation_size)),
+        **_leaves_of(view.observation, OBSERVATIONS),
         "actions": Leaf(float32, (*agents, action_size)) if continuous else Leaf(int32, agents),
         "rewards": Leaf(float32, agents),
         "terminals": Leaf(float32, agents),
         "truncations": Leaf(float32, agents),
-        "infos.state": Leaf(float32, (spec.state_size,)),
+        **(_leaves_of(view.state, STATE) if spec.state_size else {}),
         "infos.legals": Leaf(float32, (*agents, action_size)),
         "infos.alive": Leaf(float32, agents),
         "infos.behaviour_log_probs": Leaf(float32, agents),
         POLICY_IDS: Leaf(int32, agents if agent_policies else ()),
+        **_leaves_of(spec.extras, EXTRAS),
     }
 
 
 def default_chunk_steps(spec: EnvSpec, rows: int) -> int:
     """Return the default steps of a chunk: 1024, or a smaller power of two.
 
-    The chunks of all rows and arrays take at most 32 MB.
+    The chunks of all rows and arrays take at most 32 MB. With images they take about 1 MB at most:
+    the last chunk is stored whole, and could otherwise take much more than the steps in it.
     """
     step_bytes = rows * sum(leaf.step_bytes for leaf in leaves(spec).values())
-    return 1 << max(0, min(1024, 2**25 // step_bytes).bit_length() - 1)
+    most = 2**25 if spec.is_vector else 2**20
+    return 1 << max(0, min(1024, most // step_bytes).bit_length() - 1)
 
 
 def default_chunk_rows(rows: int, chunk_steps: int) -> int:

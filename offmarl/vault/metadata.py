@@ -161,7 +161,7 @@ def _zarray(
             "zarr_format": 2,
             "shape": shape,
             "chunks": chunks,
-            "dtype": dtype.str,
+            "dtype": dtype.name if dtype.kind == "V" else dtype.str,
             "compressor": compressor,
             "fill_value": None,
             "order": "C",

@@ -6,12 +6,18 @@ a block of steps can be scanned without the steps before it.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from offmarl._imports import import_optional
 from offmarl.errors import OptionError, ShapeError
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+    import pyarrow
 
 OPEN, TERMINATED, TRUNCATED, CUT = range(4)
 CAUSES = np.array(["open", "terminated", "truncated", "cut"])
@@ -83,6 +89,83 @@ class Episodes(NamedTuple):
     def without_return(self) -> int:
         """How many complete episodes have no finite return."""
         return int((self.complete & ~self.scored).sum())
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return the table as a pandas data frame; see `to_arrow` for the columns.
+
+        Each entry of ``returns`` is an array, and ``cause`` is categorical.
+
+        Raises
+        ------
+        MissingExtraError
+            pandas is not installed.
+        """
+        pd = import_optional("pandas", "tables")
+        columns = self._columns() | {"returns": list(self.returns)}
+        columns["cause"] = pd.Categorical(self.cause, categories=CAUSES.tolist())
+        return pd.DataFrame(columns)
+
+    def to_polars(self) -> "polars.DataFrame":
+        """Return the table as a Polars data frame; see `to_arrow` for the columns.
+
+        ``returns`` is an array column, and ``cause`` an enumeration.
+
+        Raises
+        ------
+        MissingExtraError
+            Polars is not installed.
+        """
+        pl = import_optional("polars", "tables")
+        agents = self.returns.shape[1]
+        schema = {"returns": pl.Array(pl.Float64, agents), "cause": pl.Enum(CAUSES.tolist())}
+        return pl.DataFrame(self._columns(), schema_overrides=schema)
+
+    def to_arrow(self) -> "pyarrow.Table":
+        """Return the table as an Arrow table, whose row i is episode i.
+
+        =============== ======================= ==============================================
+        row             int64                   row of the vault: the parallel environment
+        start           int64                   first step on the time axis of the row
+        length          int64                   steps
+        episode_return  double                  mean over agents of ``returns``
+        returns         fixed_size_list<double> each agent's undiscounted sum of rewards
+        complete        bool                    the environment ended it, not the recording
+        terminated      bool                    it terminated
+        truncated       bool                    it was truncated, by the environment or a cut
+        cause           dictionary<string>      open, terminated, truncated or cut
+        policy_id       int64                   policy of the first step; -1 if unknown
+        final           int64                   number of its final view; -1 if there is none
+        =============== ======================= ==============================================
+
+        Raises
+        ------
+        MissingExtraError
+            PyArrow is not installed.
+        """
+        pa = import_optional("pyarrow", "tables")
+        flat, agents = pa.array(self.returns.ravel()), self.returns.shape[1]
+        number = (self.cause[:, None] == CAUSES).argmax(1).astype(np.int8)
+        columns = self._columns() | {
+            "returns": pa.FixedSizeListArray.from_arrays(flat, agents),
+            "cause": pa.DictionaryArray.from_arrays(number, CAUSES.tolist()),
+        }
+        return pa.table(columns)
+
+    def _columns(self) -> dict[str, Any]:
+        """Return the columns of data frames as arrays, ``returns`` with two axes."""
+        return {
+            "row": self.row,
+            "start": self.start,
+            "length": self.length,
+            "episode_return": self.episode_returns,
+            "returns": self.returns,
+            "complete": self.complete,
+            "terminated": self.terminated,
+            "truncated": self.truncated,
+            "cause": self.cause,
+            "policy_id": self.policy_id,
+            "final": self.final,
+        }
 
 
 class Signals(NamedTuple):

@@ -12,15 +12,18 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from offmarl.errors import InvalidValueError
-from offmarl.types import Continuous, EnvSpec, FinalObservations
+from offmarl.types import ArraySpec, Continuous, EnvSpec, FinalObservations, flatten_tree
+from offmarl.vault import encoding
 from offmarl.vault.compat import MEANINGS
-from offmarl.vault.layout import POLICY_IDS, NumpyArray
+from offmarl.vault.layout import OBSERVATIONS, POLICY_IDS, STATE, NumpyArray
 
 OnInvalid = Literal["raise", "keep"]
 """How to treat invalid values: refuse them, or keep them with a warning and a quirk."""
 
 _TOLERANCE = 1e-5
 """Amount by which an action or a log-probability may exceed its bound, for rounding."""
+
+_FLOAT32 = np.dtype(np.float32)
 
 _Wrong = NumpyArray | None
 """Mask of the invalid values; None if all are valid."""
@@ -55,8 +58,8 @@ class _Rule(NamedTuple):
     quirk: str
     wrong: Callable[[NumpyArray], _Wrong]
     """Finds the invalid values."""
-    agents: bool = True
-    """Whether the third axis is that of agents."""
+    agents: tuple[int, ...] | None = ()
+    """The agents of the third axis; empty for all of them, None if it is not an axis of agents."""
 
 
 def check(
@@ -81,10 +84,10 @@ def check(
     Raises
     ------
     InvalidValueError
-        An observation, a state or a reward is NaN or infinite, or too large for float32; an action
+        An observation, a state or a reward is NaN or infinite, or too large for its type; an action
         is outside the action space; a mask is neither 0 nor 1; a log-probability is infinite, or
         above 0 where actions are discrete; a policy id is below -1. The message names the first
-        invalid value.
+        invalid value. Extras may have any values of their types.
     """
     for found in find(arrays, spec, finals, place):
         raise InvalidValueError(f"{found.message} Nothing of the record was appended.")
@@ -108,12 +111,14 @@ def _find_in_finals(
     finals: FinalObservations, spec: EnvSpec, place: RecordPosition
 ) -> Iterator[Invalid]:
     where = list(zip(np.ravel(finals.row).tolist(), np.ravel(finals.time).tolist(), strict=False))
-    for name, agents in (("observation", True), ("state", False)):
-        values = np.asarray(getattr(finals.view, name))
-        fits = np.can_cast(values.dtype, np.float32, "same_kind") and len(values) == len(where)
-        if fits and (wrong := _not_finite(values)) is not None:
-            rule = _Rule(f"final {name}", "finite", "not finite", _not_finite, agents)
-            yield Invalid(rule.quirk, _message(rule, values, wrong, spec, place, where))
+    view = finals.view
+    leaves = flatten_tree(view.observation, OBSERVATIONS) | flatten_tree(view.state, STATE)
+    for name, rule in _finite_rules(spec).items():
+        values = np.asarray(leaves.get(name, 0))
+        fits = encoding.is_number(values.dtype) and values.shape[:1] == (len(where),)
+        if fits and (wrong := rule.wrong(values)) is not None:
+            final = rule._replace(what=f"final {rule.what}")
+            yield Invalid(rule.quirk, _message(final, values, wrong, spec, place, where))
 
 
 def warn(found: Iterable[Invalid], known: Iterable[str]) -> list[str]:
@@ -137,8 +142,7 @@ def _rules(spec: EnvSpec, alive: NumpyArray | None) -> dict[str, _Rule]:
     """Return the rule for each array, by its name on disk."""
     flag = "0 or 1", "flags other than 0 and 1", _not_flag
     rules = {
-        "observations": _Rule("observation", "finite", "not finite", _not_finite),
-        "infos.state": _Rule("state", "finite", "not finite", _not_finite, agents=False),
+        **_finite_rules(spec),
         "rewards": _Rule("reward", "finite", "not finite", _not_finite),
         "terminals": _Rule("termination", *flag),
         "truncations": _Rule("truncation", *flag),
@@ -168,9 +172,30 @@ def _rules(spec: EnvSpec, alive: NumpyArray | None) -> dict[str, _Rule]:
     }
 
 
-def _not_finite(values: NumpyArray) -> _Wrong:
+def _finite_rules(spec: EnvSpec) -> dict[str, _Rule]:
+    """Return the rules for the floating-point leaves of observations and the state."""
+    rules = {}
+    for path, leaf in flatten_tree(spec.observation_spec, "observation").items():
+        rule = _Rule(path, *_FINITE, _finite_as(leaf), leaf.agents or ())
+        rules[path.replace("observation", OBSERVATIONS, 1)] = rule
+    for path, leaf in flatten_tree(spec.state_spec, "state").items():
+        rules[path.replace("state", STATE, 1)] = _Rule(path, *_FINITE, _finite_as(leaf), None)
+    return rules
+
+
+_FINITE = "finite", "not finite"
+
+
+def _finite_as(leaf: ArraySpec) -> Callable[[NumpyArray], _Wrong]:
+    return partial(_not_finite, dtype=leaf.numpy_dtype)
+
+
+def _not_finite(values: NumpyArray, dtype: np.dtype[Any] = _FLOAT32) -> _Wrong:
+    """Find values that are not finite in the type that they are stored as."""
+    if not encoding.is_float(dtype):
+        return None
     with np.errstate(all="ignore"):
-        kept = values if values.dtype.itemsize <= 4 else values.astype(np.float32)
+        kept = values if np.can_cast(values.dtype, dtype, "safe") else values.astype(dtype)
     finite = np.isfinite(kept)
     return None if finite.all() else ~finite
 
@@ -233,8 +258,11 @@ def _message(
     at = np.argwhere(wrong)[0].tolist()
     value = values[tuple(at)].item()
     (row, step), rest = (finals[at[0]], at[1:]) if finals else (at[:2], at[2:])
-    whose = f" of {_agent(spec, rest.pop(0))}" if rule.agents and rest else ""
-    entry = f", entry {rest[0]}," if rest else ""
+    whose = ""
+    if rule.agents is not None and rest:
+        agent = rest.pop(0)
+        whose = f" of {_agent(spec, rule.agents[agent] if rule.agents else agent)}"
+    entry = f", entry {', '.join(map(str, rest))}," if rest else ""
     where = f"in row {place.row + row}, step {place.step + step} {place.of}"
     count = int(np.count_nonzero(wrong))
     others = f" (and {count - 1:,} more are wrong)" if count > 1 else ""
@@ -266,7 +294,7 @@ def cast(arrays: Mapping[str, NumpyArray], types: Mapping[str, Any]) -> dict[str
 def _cast(name: str, array: NumpyArray, dtype: np.dtype[Any]) -> NumpyArray:
     if np.can_cast(array.dtype, dtype, "safe"):
         return array
-    if dtype.kind == "i" and array.size:
+    if dtype.kind in "iu" and array.size:
         low, high, bounds = int(array.min()), int(array.max()), np.iinfo(dtype)
         if low < bounds.min or high > bounds.max:
             raise InvalidValueError(

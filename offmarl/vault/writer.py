@@ -112,7 +112,8 @@ class Writer:
         Parameters
         ----------
         transition
-            Arrays ``(rows, T, ...)``, any T.
+            Arrays ``(rows, T, ...)``, any T. It has the leaves of `EnvSpec.observation`,
+            `EnvSpec.global_state` and `EnvSpec.extras`.
         finals
             The final views of episodes that end in these steps. If an episode has none, the view
             after its last step is unknown.
@@ -128,12 +129,12 @@ class Writer:
         Raises
         ------
         ShapeError
-            The arrays have other shapes or kinds than the vault's, or contradict one another.
-            Wider numbers, such as float64 and int64, are cast.
+            The record has other leaves than the vault, or arrays of other shapes or kinds, or they
+            contradict one another. Wider numbers, such as float64 and int64, are cast.
         InvalidValueError
             A value is invalid: NaN or infinity (but an unknown log-probability is NaN), an action
             outside the action space, a flag other than 0 and 1, a positive log-probability of a
-            discrete action. The message names the first.
+            discrete action. The message names the first. Values of extras are not checked.
         VaultError
             An earlier record of the run is missing, the writer is closed, or a commit failed.
         """
@@ -250,7 +251,8 @@ class Writer:
         self, transition: Transition, finals: FinalObservations | None
     ) -> dict[str, NumpyArray]:
         """Check shapes and values, and return the arrays to store."""
-        arrays = encoding.fit(transition, self._schema)
+        at = f" at step {self._tip.length} of {self.path}"
+        arrays = encoding.fit(transition, self._schema, at)
         place = RecordPosition(self._tip.length, "of the vault")
         if self._on_invalid == "raise":
             values.check(arrays, self.spec, finals, place)

@@ -10,7 +10,7 @@ from offmarl import report, vault
 from offmarl.errors import VaultError
 from offmarl.report.accumulators import RangesAccumulator
 from offmarl.report.warnings import data_warnings
-from offmarl.types import Continuous, Discrete, EnvSpec
+from offmarl.types import Continuous, Discrete, EnvSpec, map_tree
 from offmarl.vault.open import open_source
 from tests.vault.experience import make
 
@@ -57,14 +57,7 @@ def module_monkeypatch():
 @pytest.fixture(scope="module")
 def steps(discrete):
     """All of it, ``(B * T, ...)``."""
-    whole = discrete.transitions()
-
-    def flat(x):
-        return x.reshape(-1, *x.shape[2:])
-
-    view = whole.view._replace(**{k: flat(v) for k, v in whole.view._asdict().items()})
-    rest = {k: flat(v) for k, v in whole._asdict().items() if k != "view"}
-    return whole._replace(view=view, **rest)
+    return map_tree(lambda x: x.reshape(-1, *x.shape[2:]), discrete.transitions())
 
 
 def test_identity(discrete, found):

@@ -9,9 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from offmarl import vault
+from offmarl.types import EnvSpec, map_tree
 from offmarl.vault.layout import LOCK
 
-from .experience import SPEC, make
+from .experience import SPEC, assert_same, make
 
 STEPS, COMMITS, CHUNK_STEPS = 13, 4, 8
 
@@ -23,12 +24,12 @@ class Content(NamedTuple):
     said: tuple[object, ...]
 
 
-def record(path: Path, codec: str = "raw") -> Path:
+def record(path: Path, codec: str = "raw", spec: EnvSpec = SPEC) -> Path:
     """A small vault of several commits, two runs, final views and provenance."""
     options = {"chunk_steps": CHUNK_STEPS, "codec": codec, "provenance": {"recorder": "x" * 200}}
-    with vault.create(path, SPEC, rows=2, **options) as writer:
+    with vault.create(path, spec, rows=2, **options) as writer:
         for commit in range(COMMITS):
-            writer.append(*make(steps=STEPS, seed=commit), run=f"run {commit // 2}")
+            writer.append(*make(spec, steps=STEPS, seed=commit), run=f"run {commit // 2}")
             writer.flush()
     return path
 
@@ -74,10 +75,7 @@ def damage(file: Path, kind: str, rng: random.Random) -> str:
 def assert_prefix(path: Path, whole: vault.Dataset, dropped: tuple[str, ...]) -> int:
     """Check that a vault holds the first steps of another, and return how many."""
     found = vault.open_vault(path)
-    steps, original = found.transitions(), whole.transitions(0, found.length)
-    flat = [*steps.view, *steps[1:]], [*original.view, *original[1:]]
-    for mine, theirs in zip(*flat, strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    assert_same(found.transitions(), whole.transitions(0, found.length))
     if any("known only from their steps" in line for line in dropped):
         return found.length  # so where episodes that were given up ended is not known
     places = zip(whole.episodes.row, whole.episodes.start, strict=True)
@@ -90,6 +88,5 @@ def assert_prefix(path: Path, whole: vault.Dataset, dropped: tuple[str, ...]) ->
         if found.episodes.final[number] >= 0:
             mine = found.final_views(found.episodes.final[number : number + 1])
             theirs = whole.final_views(whole.episodes.final[other : other + 1])
-            for a, b in zip(mine, theirs, strict=True):
-                np.testing.assert_array_equal(a, b)
+            map_tree(np.testing.assert_array_equal, mine, theirs)
     return found.length

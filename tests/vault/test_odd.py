@@ -97,7 +97,7 @@ def test_the_numbers_of_a_spec_may_be_numpys(tmp_path):
     [
         (replace(SPEC, num_agents=0), {}, "num_agents must be a whole number of at least 1: got 0"),
         (replace(SPEC, observation_size=-3), {}, "observation_size must be"),
-        (replace(SPEC, state_size=0), {}, "state_size must be"),
+        (replace(SPEC, state_size=-1), {}, "state_size must be"),
         (replace(SPEC, action=Continuous(0)), {}, "action_size must be"),
         (SPEC, {"rows": 10**9}, "at most 16777216 rows"),
         (SPEC, {"chunk_steps": 10**9}, "choose fewer chunk_steps"),

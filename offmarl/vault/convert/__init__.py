@@ -14,6 +14,7 @@ from typing import Any
 from offmarl.errors import OptionError, VaultFormatError, unknown_name
 from offmarl.terminal import Progress, quiet
 from offmarl.types import EnvSpec
+from offmarl.vault.convert.arrays import from_arrays
 from offmarl.vault.convert.columns import read_numpy, read_zarr, write_numpy, write_zarr
 from offmarl.vault.convert.common import Imported, StrPath, counted
 from offmarl.vault.convert.flat import read_omar, read_omiga
@@ -43,7 +44,7 @@ WRITERS: dict[str, Callable[[Dataset, StrPath, Progress], Path]] = {
 }
 """Writers by the name of their layout."""
 
-__all__ = ["READERS", "WRITERS", "Imported", "export_dataset", "import_dataset"]
+__all__ = ["READERS", "WRITERS", "Imported", "export_dataset", "from_arrays", "import_dataset"]
 
 
 def import_dataset(

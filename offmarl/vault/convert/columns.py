@@ -8,7 +8,9 @@ name. Tables have an entry for each of M episodes and F final views::
     episodes.final   (M,)      index of its final view, or -1
     finals.observation, finals.state, finals.legal_actions, finals.alive   (F, ...)
 
-and the vault's spec, provenance and digest are stored as JSON.
+and the vault's spec, provenance and digest are stored as JSON. The leaves of trees are arrays of
+their own, such as ``observations.image`` and ``finals.observation.image``. All arrays keep their
+types, but for bfloat16, which becomes float32.
 """
 
 import json
@@ -19,10 +21,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from offmarl.errors import VaultError, VaultFormatError
+from offmarl.errors import ShapeError, VaultError, VaultFormatError
 from offmarl.paths import local
 from offmarl.terminal import Progress, quiet
-from offmarl.types import EnvSpec, FinalObservations, View
+from offmarl.types import ArraySpec, EnvSpec, FinalObservations, View
 from offmarl.vault import encoding, layout
 from offmarl.vault.convert import common
 from offmarl.vault.convert.common import (
@@ -37,24 +39,25 @@ from offmarl.vault.convert.common import (
     to_slices,
 )
 from offmarl.vault.dataset import Dataset
-from offmarl.vault.layout import NumpyArray
+from offmarl.vault.layout import Leaf, NumpyArray
 from offmarl.vault.tables import CAUSES, CUT, OPEN
 
 _TABLES = ("episodes.length", "episodes.cause", "episodes.final")
-_FINALS = tuple(f"finals.{field}" for field in View._fields)
+_FINALS = "finals."
 _ABOUT = "about"
 _SHARD_BYTES = 2**26
 _CHUNK_BYTES = 2**20
 
 _AXES = {
-    "observations": ("time", "agent", "observation"),
-    "infos.state": ("time", "state"),
-    "infos.legals": ("time", "agent", "legal"),
-    "finals.observation": ("final", "agent", "observation"),
-    "finals.state": ("final", "state"),
-    "finals.legal_actions": ("final", "agent", "legal"),
-    "finals.alive": ("final", "agent"),
+    "observations": ("agent", "observation"),
+    "infos.state": ("state",),
+    "infos.legals": ("agent", "legal"),
+    "observation": ("agent", "observation"),
+    "state": ("state",),
+    "legal_actions": ("agent", "legal"),
+    "alive": ("agent",),
 }
+"""Names of the axes of a vector or mask, after the first."""
 
 
 class _Columns(NamedTuple):
@@ -72,7 +75,7 @@ def write_numpy(vault: Dataset, path: StrPath, progress: Progress = quiet) -> Pa
     path = local(path)
     tables = _tables(vault) | {_ABOUT: np.array(json.dumps(_about(vault)))}
     columns = {name: Column(array.shape, array.dtype) for name, array in tables.items()}
-    for name, leaf in layout.leaves(vault.spec).items():
+    for name, leaf in _leaves(vault.spec).items():
         columns[name] = Column((vault.num_steps, *leaf.shape), leaf.dtype)
     with common.whole(path) as part, npz(part, columns) as arrays:
         for name, array in tables.items():
@@ -112,7 +115,7 @@ def write_zarr(vault: Dataset, path: StrPath, progress: Progress = quiet) -> Pat
             name: to_slices(
                 create(name, (vault.num_steps, *leaf.shape), leaf.dtype, _shard_steps(vault))
             )
-            for name, leaf in layout.leaves(vault.spec).items()
+            for name, leaf in _leaves(vault.spec).items()
         }
         _append_steps(vault, steps, progress)
     return path
@@ -129,7 +132,7 @@ def read_numpy(source: StrPath) -> Iterator[Imported]:
     """
     source = local(source)
     with readable(source), np.load(source, allow_pickle=False) as file:
-        common.check_layout(source, "plain NumPy's", file.files, _needed())
+        common.check_layout(source, "plain NumPy's", file.files, _NEEDED)
         arrays = {name: file[name] for name in file.files}
         about = json.loads(str(arrays.pop(_ABOUT)))
         arrays = {name: common.plain(array, name) for name, array in arrays.items()}
@@ -156,7 +159,7 @@ def read_zarr(source: StrPath) -> Iterator[Imported]:
     with readable(source):
         group = zarr.open_group(source, mode="r", zarr_format=3)
         arrays: dict[str, Any] = dict(group.arrays())
-        common.check_layout(source, "plain zarr's", {*arrays, *group.attrs}, _needed())
+        common.check_layout(source, "plain zarr's", {*arrays, *group.attrs}, _NEEDED)
         for name, array in arrays.items():
             common.plain(array, name)
             if array.nchunks_initialized != array.nchunks:
@@ -165,13 +168,24 @@ def read_zarr(source: StrPath) -> Iterator[Imported]:
     yield _imported("zarr", source, _Columns(arrays, about))
 
 
-def _needed() -> tuple[str, ...]:
-    return (*_TABLES, *_FINALS, _ABOUT, "observations", "actions", "rewards")
+_NEEDED = (*_TABLES, _ABOUT, "actions", "rewards")
+"""Entries of any dataset; `_imported` checks those that depend on its spec."""
 
 
-def _axes(name: str, count: int) -> tuple[str, ...]:
-    lead = "episode" if name in _TABLES else "time"
-    return _AXES.get(name, (lead, "agent", "action"))[:count]
+def _leaves(spec: EnvSpec) -> dict[str, Leaf]:
+    """Return the arrays of steps, in the types that they are written in."""
+    return {x: Leaf(common.plain_dtype(y.dtype), y.shape) for x, y in layout.leaves(spec).items()}
+
+
+def _axes(name: str, count: int) -> tuple[str | None, ...]:
+    """Return the names of an array's axes; those within images and other leaves have none."""
+    lead = "episode" if name in _TABLES else "final" if name.startswith(_FINALS) else "time"
+    group = name.removeprefix(_FINALS)
+    tree = group.startswith((layout.OBSERVATIONS, layout.STATE, layout.EXTRAS, *View._fields))
+    axes = _AXES.get(group, () if tree else ("agent", "action"))
+    if tree and len(axes) != count - 1:
+        axes = ("agent",) if group.startswith("observation") else ()
+    return (lead, *axes, *([None] * count))[:count]
 
 
 def _row_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
@@ -179,7 +193,7 @@ def _row_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
 
 
 def _shard_steps(vault: Dataset) -> int:
-    largest = max(leaf.step_bytes for leaf in layout.leaves(vault.spec).values())
+    largest = max(leaf.step_bytes for leaf in _leaves(vault.spec).values())
     return max(1, min(vault.num_steps, _SHARD_BYTES // max(largest, 1)))
 
 
@@ -198,7 +212,10 @@ def _tables(vault: Dataset) -> dict[str, NumpyArray]:
         "episodes.length": found.length[order],
         "episodes.cause": cause.astype(np.int8),
         "episodes.final": np.where(known, np.cumsum(known) - 1, -1),
-        **{f"finals.{name}": np.asarray(view) for name, view in views._asdict().items()},
+        **{
+            _FINALS + name: np.asarray(leaf, common.plain_dtype(leaf.dtype))
+            for name, leaf in encoding.flatten_view(views).items()
+        },
     }
 
 
@@ -222,14 +239,14 @@ def _append_steps(vault: Dataset, arrays: Mapping[str, Append], progress: Progre
 def _blocks(vault: Dataset, progress: Progress) -> Iterator[dict[str, NumpyArray]]:
     """Yield all episodes end to end, whole shards at a time."""
     size, count = _shard_steps(vault), 0
-    dtypes = {name: leaf.dtype for name, leaf in layout.leaves(vault.spec).items()}
+    dtypes = {name: leaf.dtype for name, leaf in _leaves(vault.spec).items()}
     gathered: dict[str, list[NumpyArray]] = {name: [] for name in dtypes}
     order = _order(vault)
     for number in common.counted(order, len(order), progress):
         arrays = encoding.to_disk(vault.episode(int(number)).transition)
         count += len(arrays["rewards"])
-        for name, values in arrays.items():
-            gathered[name].append(values.astype(dtypes[name], copy=False))
+        for name, dtype in dtypes.items():
+            gathered[name].append(arrays[name].astype(dtype, copy=False))
         if count >= size:
             joined = {name: np.concatenate(values) for name, values in gathered.items()}
             whole = count - count % size
@@ -244,8 +261,12 @@ def _imported(format: str, source: Path, columns: _Columns) -> Imported:
     try:
         spec = EnvSpec.from_json(columns.about["spec"])
         digest = columns.about.get("digest")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, ShapeError) as error:
         raise VaultError(f"{source} does not record its spec ({error!r}).") from error
+    trees = (layout.OBSERVATIONS, layout.EXTRAS)
+    needed = [name for name in layout.leaves(spec) if name.startswith(trees)]
+    needed += [_FINALS + name for name in encoding.flatten_view(spec.view_spec)]
+    common.check_layout(source, "plain columns'", columns.arrays, needed)
     provenance = columns.about.get("provenance")
     origin = {"format": format, "file": source.name, "provenance": provenance}
     steps = columns.arrays["rewards"].shape[0]
@@ -277,7 +298,18 @@ def _records(
         found = found._replace(truncated=truncated, last=(found.terminated | truncated).all(-1))
         known = final[here] >= 0
         with readable(source):
-            views = View(*(np.asarray(arrays[name])[final[here][known]] for name in _FINALS))
+            views = _finals(arrays, final[here][known], spec)
         time: NumpyArray = last[known]
         row: NumpyArray = np.zeros_like(time)
         yield Record(found, FinalObservations(row, time, views), cut)
+
+
+def _finals(arrays: Mapping[str, Any], numbers: NumpyArray, spec: EnvSpec) -> View:
+    """Return the final views of these numbers, in the types of a vault."""
+
+    def read(name: str, leaf: ArraySpec) -> NumpyArray:
+        found = np.asarray(arrays[_FINALS + name])[numbers]
+        return found.astype(leaf.numpy_dtype, copy=False)
+
+    leaves = encoding.flatten_view(spec.view_spec)
+    return encoding.unflatten_view({name: read(name, leaf) for name, leaf in leaves.items()})

@@ -21,7 +21,7 @@ import numpy as np
 
 from offmarl.errors import MissingExtraError, ShapeError, VaultError, VaultNotFoundError
 from offmarl.terminal import Progress
-from offmarl.types import EnvSpec, FinalObservations, Transition, View
+from offmarl.types import EnvSpec, FinalObservations, Transition, View, map_tree
 from offmarl.vault import files
 from offmarl.vault.files import errors_of
 from offmarl.vault.layout import NumpyArray
@@ -263,6 +263,11 @@ def whole(path: Path) -> Iterator[Path]:
         yield part
 
 
+def plain_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the type to write: float32 for bfloat16, which NumPy's files cannot hold."""
+    return np.dtype(np.float32) if dtype.name == "bfloat16" else dtype
+
+
 def to_slices(array: Any) -> Append:
     """Append to an array of h5py or zarr."""
     done = 0
@@ -313,7 +318,5 @@ def npz(
 
 def with_final(views: View, final: View) -> View:
     """Append an episode's final view to the others, ``(T+1, ...)``."""
-    joined: list[NumpyArray] = [
-        np.concatenate([x, y[None]]) for x, y in zip(views, final, strict=True)
-    ]
-    return View(*joined)
+    joined: View = map_tree(lambda x, y: np.concatenate([x, y[None]]), views, final)
+    return joined

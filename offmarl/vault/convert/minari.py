@@ -12,7 +12,16 @@ import numpy as np
 
 from offmarl.errors import OptionError, VaultError
 from offmarl.terminal import Progress, quiet
-from offmarl.types import Continuous, Discrete, EnvSpec, Episode, FinalObservations, View
+from offmarl.types import (
+    ArraySpec,
+    Continuous,
+    Discrete,
+    EnvSpec,
+    Episode,
+    FinalObservations,
+    flatten_tree,
+    map_tree,
+)
 from offmarl.vault import encoding, layout
 from offmarl.vault.convert.common import (
     HDF5,
@@ -23,6 +32,7 @@ from offmarl.vault.convert.common import (
     check_spec,
     counted,
     open_datasets,
+    plain_dtype,
     readable,
     require,
     whole,
@@ -38,10 +48,11 @@ _SPEC = re.compile(r"offmarl:(\{.*\})", re.DOTALL)
 def write_minari(vault: Dataset, dataset: StrPath, progress: Progress = quiet) -> Path:
     """Write a local Minari dataset, where agents keep their axis.
 
-    Observations are ``(N, O)`` boxes, actions ``(N,)`` or ``(N, A)``, and the reward is the mean
-    over the team. States, legal actions, and the rewards and ends of each agent are in ``infos``.
-    Minari requires a final view. An episode without one, as most foreign episodes are, repeats its
-    last view, and ``infos`` says so.
+    Observations are boxes ``(N, O)`` or ``(N, ...)``, or dictionaries of them, in their own types
+    (but bfloat16 becomes float32, and bool uint8). Actions are ``(N,)`` or ``(N, A)``, and the
+    reward is the mean over the team. States, legal actions, the rewards and ends of each agent, and
+    extras are in ``infos``. Minari requires a final view. An episode without one, as most foreign
+    episodes are, repeats its last view, and ``infos`` says so.
 
     Parameters
     ----------
@@ -168,16 +179,33 @@ def _check_contained(directory: Path) -> None:
 def _spaces(spec: EnvSpec) -> tuple[Any, Any]:
     spaces = require("gymnasium").spaces
     agents = spec.num_agents
-    observation = spaces.Box(-np.inf, np.inf, (agents, spec.observation_size), np.float32)
+    observation = _space(map_tree(lambda leaf: leaf.with_agents(agents), spec.observation_spec))
     if isinstance(spec.action, Discrete):
         return observation, spaces.MultiDiscrete([spec.num_actions] * agents)
     return observation, spaces.Box(-np.inf, np.inf, (agents, spec.action_size), np.float32)
 
 
+def _space(tree: Any) -> Any:
+    """Return the space of an array, or of a dictionary of them."""
+    spaces = require("gymnasium").spaces
+    if not isinstance(tree, ArraySpec):
+        return spaces.Dict({name: _space(leaf) for name, leaf in tree.items()})
+    dtype = _boxed(tree.numpy_dtype)
+    if encoding.is_float(dtype):
+        return spaces.Box(-np.inf, np.inf, tree.shape, dtype)
+    low, high = (0, 1) if tree.dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return spaces.Box(low, high, tree.shape, dtype)
+
+
+def _boxed(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the type of a box for a leaf."""
+    return np.dtype(np.uint8) if dtype.kind == "b" else plain_dtype(dtype).newbyteorder("=")
+
+
 def _buffer(number: int, episode: Episode, cut: bool) -> Any:
     steps, final = episode
     view = steps.view
-    seen = with_final(view, final or View(*(x[-1] for x in view)))
+    seen = with_final(view, final or map_tree(lambda x: x[-1], view))
     terminated = steps.terminated.all(-1)
     truncated = ~terminated & (steps.terminated | steps.truncated).all(-1)
     truncated[-1] |= ~terminated[-1]
@@ -192,18 +220,20 @@ def _buffer(number: int, episode: Episode, cut: bool) -> Any:
         "truncated": steps.truncated,
         "behaviour_log_prob": steps.behaviour_log_prob,
         "policy_id": steps.policy_id,
+        **flatten_tree(steps.extras or {}, layout.EXTRAS),
     }
     infos = {
-        "state": seen.state,
+        **flatten_tree(seen.state, "state"),
         "legal_actions": seen.legal_actions,
         "alive": seen.alive,
         "final_known": np.full(len(seen.alive), final is not None),
         "cut": np.full(len(seen.alive), cut),
         **{key: one_more(values) for key, values in per_step.items()},
     }
+    infos = {key: x.astype(plain_dtype(x.dtype), copy=False) for key, x in infos.items() if x.size}
     return require("minari.data_collector").EpisodeBuffer(
         id=number,
-        observations=seen.observation,
+        observations=map_tree(lambda x: x.astype(_boxed(x.dtype), copy=False), seen.observation),
         actions=steps.action,
         rewards=steps.reward.mean(-1).tolist(),
         terminations=terminated.tolist(),
@@ -267,9 +297,9 @@ def _of_one(episode: Any, spec: EnvSpec) -> dict[str, NumpyArray]:
 def _record(episode: Any, infos: dict[str, NumpyArray], spec: EnvSpec) -> Record:
     length = len(episode.rewards)
     arrays = {
-        "observations": np.asarray(episode.observations),
+        **flatten_tree(map_tree(np.asarray, episode.observations), layout.OBSERVATIONS),
         "actions": np.asarray(episode.actions),
-        "infos.state": infos["state"],
+        **_of_steps(infos, "state", layout.STATE),
         "infos.legals": infos["legal_actions"],
         "infos.alive": infos["alive"],
         "rewards": infos["reward"],
@@ -277,6 +307,7 @@ def _record(episode: Any, infos: dict[str, NumpyArray], spec: EnvSpec) -> Record
         "truncations": infos["truncated"],
         "infos.behaviour_log_probs": infos["behaviour_log_prob"],
         layout.POLICY_IDS: infos["policy_id"],
+        **_of_steps(infos, layout.EXTRAS, layout.EXTRAS),
     }
     steps = encoding.from_disk({key: x[None, :length] for key, x in arrays.items()}, spec)
     truncated = steps.truncated.copy()
@@ -288,15 +319,14 @@ def _record(episode: Any, infos: dict[str, NumpyArray], spec: EnvSpec) -> Record
     return Record(steps, finals, cut)
 
 
+def _of_steps(infos: dict[str, NumpyArray], group: str, name: str) -> dict[str, NumpyArray]:
+    """Return the leaves of a group of infos, by their names on disk."""
+    found = (key for key in infos if key == group or key.startswith(f"{group}."))
+    return {key.replace(group, name, 1): infos[key] for key in found}
+
+
 def _final(arrays: dict[str, NumpyArray], length: int, spec: EnvSpec) -> FinalObservations:
-    agents = (1, spec.num_agents)
-    names = ("observations", "infos.state", "infos.legals", "infos.alive")
-    seen, state, legal, alive = (np.asarray(arrays[name][-1]) for name in names)
-    fields: list[NumpyArray] = [
-        seen.reshape(*agents, spec.observation_size).astype(np.float32),
-        state.reshape(1, spec.state_size).astype(np.float32),
-        legal.reshape(*agents, spec.action_size).astype(bool),
-        alive.reshape(agents).astype(bool),
-    ]
+    last = {name: array[None, -1:] for name, array in arrays.items() if len(array) > length}
+    view = encoding.from_disk(last, spec).view
     row: NumpyArray = np.zeros(1, np.int64)
-    return FinalObservations(row, row + length - 1, View(*fields))
+    return FinalObservations(row, row + length - 1, map_tree(lambda leaf: leaf[0], view))

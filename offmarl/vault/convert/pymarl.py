@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +13,18 @@ import numpy as np
 from offmarl.errors import ShapeError, VaultError, VaultNotFoundError
 from offmarl.paths import local
 from offmarl.terminal import Progress, quiet
-from offmarl.types import Discrete, EnvSpec, Episode, FinalObservations, Transition, View
+from offmarl.types import (
+    DTYPES,
+    ArraySpec,
+    Discrete,
+    EnvSpec,
+    Episode,
+    FinalObservations,
+    Transition,
+    View,
+    flatten_tree,
+    map_tree,
+)
 from offmarl.vault.convert import common
 from offmarl.vault.convert.common import (
     HDF5,
@@ -25,6 +36,7 @@ from offmarl.vault.convert.common import (
     check_layout,
     npz,
     open_datasets,
+    plain_dtype,
     readable,
     require,
     to_slices,
@@ -35,6 +47,8 @@ from offmarl.vault.layout import NumpyArray
 
 _REQUIRED = ("obs", "actions", "reward", "terminated", "filled")
 _OPTIONAL = ("state", "avail_actions")
+_EXTRAS = "extras."
+"""What comes before the names of extra arrays ``(E, T+1, ...)``."""
 
 
 @contextmanager
@@ -125,14 +139,16 @@ def _open_members(source: Path, stack: ExitStack) -> dict[str, _Member | _Datase
     return opened
 
 
+def _wanted(found: Collection[str]) -> list[str]:
+    """Return the arrays to read: those of the layout, and extras."""
+    extras = sorted(name for name in found if name.startswith(_EXTRAS))
+    return [name for name in (*_REQUIRED, *_OPTIONAL, *extras) if name in found]
+
+
 def _open_hdf5(source: Path, stack: ExitStack) -> dict[str, _Member | _Dataset]:
     found = stack.enter_context(open_datasets(source))
     check_layout(source, "PyMARL's", found, _REQUIRED)
-    return {
-        name: _Dataset(name, common.plain(found[name], name))
-        for name in (*_REQUIRED, *_OPTIONAL)
-        if name in found
-    }
+    return {name: _Dataset(name, common.plain(found[name], name)) for name in _wanted(found)}
 
 
 def _open_npz(source: Path, stack: ExitStack) -> dict[str, _Member | _Dataset]:
@@ -144,7 +160,7 @@ def _open_npz(source: Path, stack: ExitStack) -> dict[str, _Member | _Dataset]:
         raise VaultError(f"{source} is not an .npz file: {error}.") from error
     found = {name.removesuffix(".npy") for name in archive.namelist()}
     check_layout(source, "PyMARL's", found, _REQUIRED)
-    names = [name for name in (*_REQUIRED, *_OPTIONAL) if name in found]
+    names = _wanted(found)
     with readable(str(source)):
         files = [stack.enter_context(archive.open(f"{name}.npy")) for name in names]
         return {name: _member(name, file) for name, file in zip(names, files, strict=True)}
@@ -167,10 +183,13 @@ def _member(name: str, data: Any) -> _Member:
 
 
 def _check_shapes(source: Path, members: list[_Member | _Dataset]) -> None:
-    axes = {"obs": 4, "actions": 4, "avail_actions": 4}
+    axes = {"obs": max(4, len(members[0].shape)), "actions": 4, "avail_actions": 4}
     lead = members[0].shape[:2]
     for member in members:
-        if len(member.shape) != axes.get(member.name, 3) or member.shape[:2] != lead:
+        wanted = axes.get(member.name, 3)
+        if member.name.startswith(_EXTRAS):
+            wanted = max(2, len(member.shape))
+        if len(member.shape) != wanted or member.shape[:2] != lead:
             raise VaultError(
                 f"{source} is not of PyMARL's layout: {member.name!r} has shape {member.shape}, "
                 f"and obs has {members[0].shape}."
@@ -181,16 +200,18 @@ def _spec(
     members: Mapping[str, _Member | _Dataset], wanted: EnvSpec | None, limit: int | None
 ) -> EnvSpec:
     """Return the spec of the data; `ShapeError` if it is not as wanted."""
-    *_, num_agents, observation_size = members["obs"].shape
-    state = members.get("state")
+    num_agents, *shape = members["obs"].shape[2:]
+    observation, state = _leaf(members["obs"].dtype, tuple(shape)), members.get("state")
+    of_all = num_agents * observation.size if observation == ArraySpec((observation.size,)) else 0
     sizes: dict[str, Any] = {
         "num_agents": num_agents,
-        "observation_size": observation_size,
-        "state_size": state.shape[-1] if state else num_agents * observation_size,
+        "observation_size": observation.size,
+        "state_size": state.shape[-1] if state else of_all,
     }
     if legal := members.get("avail_actions"):
         sizes["action_size"] = legal.shape[-1]
     if wanted:
+        _check_one_array(wanted)
         for name, size in sizes.items():
             if getattr(wanted, name) != size:
                 raise ShapeError(
@@ -210,7 +231,29 @@ def _spec(
         reward="team" if members["reward"].shape[-1] == 1 else "individual",
         state="native" if state else "concatenated",
         **sizes,
+        observation=observation,
+        extras={
+            name.removeprefix(_EXTRAS): _leaf(one.dtype, one.shape[2:])
+            for name, one in members.items()
+            if name.startswith(_EXTRAS)
+        },
     )
+
+
+def _leaf(dtype: np.dtype[Any], shape: tuple[int, ...]) -> ArraySpec:
+    """Return the spec of an array; types that vaults do not have become float32."""
+    return ArraySpec(shape, dtype.name if dtype.name in DTYPES else "float32")
+
+
+def _check_one_array(spec: EnvSpec) -> None:
+    """Raise `ShapeError` if observations or the state are trees."""
+    for what, tree in (("observations", spec.observation), ("states", spec.global_state)):
+        if tree and (not isinstance(tree, ArraySpec) or what == "states"):
+            raise ShapeError(
+                f"PyMARL's layout has one array of observations and one vector of the state, and "
+                f"the {what} are {', '.join(map(str, flatten_tree(tree, what)))}: use the layout "
+                "numpy, zarr or minari."
+            )
 
 
 def _records(
@@ -224,6 +267,7 @@ def _records(
     agents = (int(lengths.sum()), spec.num_agents)
     no_log_prob: NumpyArray = np.full(agents, np.nan, np.float32)
     no_policy: NumpyArray = np.full(agents[0], -1, np.int32)
+    extras = {name: leaf for name, leaf in spec.extras.items() if _EXTRAS + name in batch}
 
     def of_agents(x: NumpyArray) -> NumpyArray:
         return np.broadcast_to(x[executed].reshape(agents[0], -1), agents)
@@ -237,9 +281,10 @@ def _records(
         last=last[executed],
         behaviour_log_prob=no_log_prob,
         policy_id=no_policy,
+        extras={x: batch[_EXTRAS + x][executed].astype(y.numpy_dtype) for x, y in extras.items()}
+        or None,
     )
-    view = View(*(x[None] for x in transition.view))
-    whole = Transition(view, *(x[None] for x in transition[1:]))
+    whole = map_tree(lambda x: x[None], transition)
     episodes = np.flatnonzero(lengths)
     final = _view(batch, spec, (episodes, lengths[episodes]))
     time: NumpyArray = np.cumsum(lengths[episodes]) - 1
@@ -268,13 +313,14 @@ def _extent(batch: Mapping[str, NumpyArray]) -> tuple[NumpyArray, NumpyArray, Nu
 
 
 def _view(batch: Mapping[str, NumpyArray], spec: EnvSpec, where: tuple[NumpyArray, ...]) -> View:
-    observation = batch["obs"][where].astype(np.float32)
-    count = len(observation)
+    leaf = spec.observation_leaves[""]
+    count = len(where[0])
     agents = (count, spec.num_agents)
+    observation = batch["obs"][where].astype(leaf.numpy_dtype).reshape(*agents, *leaf.shape)
     if "state" in batch:
         state = batch["state"][where].astype(np.float32)
     else:
-        state = observation.reshape(count, -1)
+        state = observation.reshape(count, -1)[:, : spec.state_size].astype(np.float32)
     if "avail_actions" in batch:
         legal = batch["avail_actions"][where] != 0
     else:
@@ -297,42 +343,51 @@ def write_pymarl(vault: Dataset, path: StrPath, progress: Progress = quiet) -> P
 
     An episode of L steps fills L+1 slots. If its final view is unknown, the last slot is empty
     after a termination; otherwise the last step is dropped, and its view becomes the final one.
-    Rewards of a team are written once, others for each agent.
+    Rewards of a team are written once, others for each agent. Images keep their shape and type,
+    and extras are arrays ``extras.NAME``; bfloat16 becomes float32.
 
     Raises
     ------
     ShapeError
-        Actions are continuous: the layout is for discrete ones.
+        Actions are continuous, or observations or states are dictionaries: the layout is for
+        discrete actions and one array of observations.
     VaultExistsError
         The path exists.
     """
     path = local(path)
     spec = vault.spec
     spec.num_actions  # noqa: B018 - raises if actions are continuous
+    _check_one_array(spec)
+    leaf = spec.observation_leaves[""].with_agents(spec.num_agents)
     lengths = vault.episodes.length
     lead = (len(lengths), int(lengths.max(initial=0)) + 1)
     agents = spec.num_agents
     rewards = 1 if spec.reward == "team" else agents
     columns = {
-        "obs": _column("f4", *lead, agents, spec.observation_size),
-        "state": _column("f4", *lead, spec.state_size),
+        "obs": _column(plain_dtype(leaf.numpy_dtype), *lead, *leaf.shape),
+        **({"state": _column("f4", *lead, spec.state_size)} if spec.state_size else {}),
         "actions": _column("i8", *lead, agents, 1),
         "avail_actions": _column("i4", *lead, agents, spec.num_actions),
         "reward": _column("f4", *lead, rewards),
         "terminated": _column("u1", *lead, 1),
         "filled": _column("i8", *lead, 1),
+        **{
+            _EXTRAS + name: _column(plain_dtype(extra.numpy_dtype), *lead, *extra.shape)
+            for name, extra in spec.extras.items()
+        },
     }
     with common.whole(path) as part, _create(part, columns) as arrays:
         for episode in common.counted(vault, len(lengths), progress):
-            for name, values in _slots(episode, rewards).items():
-                shape, dtype = columns[name]
+            found = _slots(episode, rewards)
+            for name, (shape, dtype) in columns.items():
+                values = found[name]
                 slots: NumpyArray = np.zeros((1, *shape[1:]), dtype)
                 slots[0, : len(values)] = values
                 arrays[name](slots)
     return path
 
 
-def _column(dtype: str, *shape: int) -> Column:
+def _column(dtype: str | np.dtype[Any], *shape: int) -> Column:
     return Column(shape, np.dtype(dtype))
 
 
@@ -371,4 +426,5 @@ def _slots(episode: Episode, rewards: int) -> dict[str, NumpyArray]:
         "reward": executed(reward),
         "terminated": ends,
         "filled": filled,
+        **{_EXTRAS + name: executed(values) for name, values in (steps.extras or {}).items()},
     }

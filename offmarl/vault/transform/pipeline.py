@@ -12,7 +12,7 @@ import numpy as np
 
 from offmarl.errors import ShapeError, VaultError
 from offmarl.terminal import Advance, Progress
-from offmarl.types import EnvSpec, FinalObservations, Transition, View
+from offmarl.types import EnvSpec, FinalObservations, Transition, View, map_tree
 from offmarl.vault import layout
 from offmarl.vault.creation import create_whole
 from offmarl.vault.dataset import Dataset
@@ -363,7 +363,7 @@ def _gather(vault: Dataset, window: _Window) -> tuple[Transition, FinalObservati
     known = ~goes_on & (found.final[episode] >= 0)
     stored = vault.final_views(found.final[episode[known]])
     after = (first + pieces.length)[ends][goes_on]
-    seen = View(*(_flat(field)[after] for field in read.view))
+    seen = map_tree(lambda field: _flat(field)[after], read.view)
     time: NumpyArray = np.concatenate([last[known], last[goes_on]])
     row: NumpyArray = np.zeros_like(time)
     finals = FinalObservations(row, time, _join(stored, seen))
@@ -375,18 +375,18 @@ def _take(steps: Transition, index: NumpyArray) -> Transition:
     # An interval without gaps is a view, not a copy.
     gapless = index[-1] - index[0] + 1 == len(index)
     chosen = slice(index[0], index[-1] + 1) if gapless else index
-    view, *rest = steps
-    fields = [_flat(field)[chosen][None] for field in rest]
-    return Transition(View(*(_flat(field)[chosen][None] for field in view)), *fields)
+    taken: Transition = map_tree(lambda field: _flat(field)[chosen][None], steps)
+    return taken
 
 
 def _flat(field: NumpyArray) -> NumpyArray:
-    return field.reshape(-1, *field.shape[2:])
+    rows, time, *rest = field.shape
+    return field.reshape(rows * time, *rest)
 
 
 def _join(a: View, b: View) -> View:
-    joined: list[NumpyArray] = [np.concatenate(pair) for pair in zip(a, b, strict=True)]
-    return View(*joined)
+    joined: View = map_tree(lambda *pair: np.concatenate(pair), a, b)
+    return joined
 
 
 # ---------------------------------------------------------------------------------- lineage

@@ -1,0 +1,365 @@
+"""Arrays in memory, such as those of another program: written to a vault by `from_arrays`."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from offmarl.errors import InvalidValueError, OptionError, ShapeError
+from offmarl.terminal import Progress, quiet
+from offmarl.types import (
+    DTYPES,
+    ArraySpec,
+    Continuous,
+    Discrete,
+    EnvSpec,
+    FinalObservations,
+    flatten_tree,
+    map_tree,
+    unflatten_tree,
+)
+from offmarl.vault import encoding, layout
+from offmarl.vault.convert import common
+from offmarl.vault.convert.common import Record, StrPath
+from offmarl.vault.creation import create_whole
+from offmarl.vault.dataset import Dataset
+from offmarl.vault.encoding import is_float, is_number
+from offmarl.vault.layout import EXTRAS, OBSERVATIONS, POLICY_IDS, STATE, Codec, NumpyArray
+from offmarl.vault.open import open_vault
+
+_NARROWER = {"float64": "float32", "int64": "int32", "uint32": "int32", "uint64": "int32"}
+"""Types that vaults do not have, and what is stored instead."""
+
+_OF_ALL = ("rewards", "terminals", "truncations", POLICY_IDS)
+"""Arrays that may have one entry for all agents."""
+_OF_AGENTS = (*_OF_ALL, "actions", "infos.legals", "infos.alive", "infos.behaviour_log_probs")
+
+
+def from_arrays(
+    path: StrPath,
+    *,
+    observations: Any,
+    actions: Any,
+    rewards: Any,
+    terminals: Any = None,
+    truncations: Any = None,
+    next_observations: Any = None,
+    states: Any = None,
+    next_states: Any = None,
+    legal_actions: Any = None,
+    next_legal_actions: Any = None,
+    alive: Any = None,
+    log_probs: Any = None,
+    policy_ids: Any = None,
+    extras: Mapping[str, Any] | None = None,
+    num_agents: int | None = None,
+    num_actions: int | None = None,
+    env_spec: EnvSpec | None = None,
+    provenance: Mapping[str, Any] | None = None,
+    codec: Codec = "raw",
+    progress: Progress = quiet,
+) -> Dataset:
+    """Make a vault from arrays ``(T, ...)`` that hold episodes end to end.
+
+    Observations, actions, rewards and one of ``terminals`` and ``truncations`` are enough. Arrays
+    of a single agent have no axis of agents: rewards ``(T,)`` mean one agent, unless
+    ``num_agents`` is given. Arrays of several agents have it after T. All arrays may be
+    memory-mapped; they are read a block at a time.
+
+    Parameters
+    ----------
+    path
+        The vault to write, of one row; see `offmarl.vault.create`.
+    observations
+        An array ``(T, N, ...)``, or a (nested) dict of such arrays. Types are kept, but float64
+        becomes float32, and int64 becomes int32.
+    actions
+        Whole numbers ``(T, N)``, or floats ``(T, N, A)`` in [-1, 1].
+    rewards
+        ``(T, N)``; or ``(T,)``, the same for all agents.
+    terminals, truncations
+        Flags ``(T, N)`` or ``(T,)`` of steps that terminated, and of steps that a time limit or the
+        like truncated; none by default. An episode ends where every agent has one of them. An
+        episode that is open at the end of the data is cut off there.
+    next_observations
+        The observations after each step, as ``observations``. Only those at the ends of episodes
+        are stored, as final observations. Without them, a truncated step has no target for values.
+    states, next_states
+        The global state ``(T, ...)`` of each step, an array or a dict, and that after it. By
+        default the state is all observations if these are float32 vectors, or there is none.
+    legal_actions, next_legal_actions
+        Masks ``(T, N, A)`` of the actions that may be used; by default all.
+    alive
+        Mask ``(T, N)`` of the agents that still act; by default all.
+    log_probs
+        Log-probability ``(T, N)`` of each action; unknown by default.
+    policy_ids
+        The number ``(T, N)`` or ``(T,)`` of the policy that acted; unknown by default.
+    extras
+        Further arrays ``(T, ...)`` of each step, by name; see `offmarl.EnvSpec.extras`.
+    num_agents
+        N. Only needed if no array but observations and actions has the axis of agents.
+    num_actions
+        Number of discrete actions; by default that of ``legal_actions``, or one more than the
+        highest action.
+    env_spec
+        The environment; its sizes and leaves must be those of the arrays. By default the
+        environment is unknown.
+    provenance
+        Where the data comes from; a JSON object.
+    codec
+        As for `offmarl.vault.create`.
+    progress
+        Shows the progress.
+
+    Raises
+    ------
+    OptionError
+        Neither ``terminals`` nor ``truncations`` was given, or arrays that only make sense
+        together.
+    ShapeError
+        An array has another length or axis of agents than the others; the message names it.
+    InvalidValueError
+        A value is invalid, as in `offmarl.vault.Writer.append`; the message names its leaf and
+        step.
+    VaultExistsError
+        Something exists at the path.
+    """
+    given = _given(
+        {
+            OBSERVATIONS: observations,
+            "actions": actions,
+            "rewards": rewards,
+            "terminals": terminals,
+            "truncations": truncations,
+            STATE: states,
+            "infos.legals": legal_actions,
+            "infos.alive": alive,
+            "infos.behaviour_log_probs": log_probs,
+            POLICY_IDS: policy_ids,
+            EXTRAS: dict(extras or {}),
+        }
+    )
+    after = _given(
+        {OBSERVATIONS: next_observations, STATE: next_states, "infos.legals": next_legal_actions}
+    )
+    columns = _Columns(given, after, _agents_of(given, num_agents))
+    columns.check()
+    spec = common.check_spec(columns.spec(num_actions), env_spec)
+    about = {"source": {"format": "arrays"}, **(provenance or {})}
+    blocks = common.blocks(columns.steps, columns.step_bytes)
+    with create_whole(path, spec, rows=1, provenance=about, codec=codec) as writer:
+        for start, stop in common.counted(blocks, len(blocks), progress):
+            record = columns.read(start, stop, spec)
+            writer.append(record.steps, record.finals, cut=record.cut)
+    return open_vault(path)
+
+
+def _given(trees: Mapping[str, Any]) -> dict[str, NumpyArray]:
+    """Return the arrays that were given, by their names on disk; `ShapeError` if one is none."""
+    leaves: dict[str, Any] = {}
+    for name, tree in trees.items():
+        leaves |= {} if tree is None else flatten_tree(tree, name)
+    arrays = {name: np.asarray(leaf) for name, leaf in leaves.items()}
+    for name, array in arrays.items():
+        if not array.ndim or not is_number(array.dtype):
+            raise ShapeError(
+                f"{name} is {array.dtype} of shape {array.shape}: give an array of numbers whose "
+                "first axis is that of time."
+            )
+    return arrays
+
+
+class _Agents(NamedTuple):
+    """The axis of agents."""
+
+    number: int
+    """N"""
+    is_there: bool
+    """Whether observations and actions have it."""
+
+
+def _agents_of(given: Mapping[str, NumpyArray], num_agents: int | None) -> _Agents:
+    """Return the number of agents; it follows from the rewards if it is not given."""
+    if num_agents is not None:
+        return _Agents(num_agents, is_there=True)
+    per_step = (given[name] for name in _OF_AGENTS if name in given and name in _OF_ALL)
+    counts = [array.shape[1] for array in per_step if array.ndim > 1]
+    return _Agents(counts[0] if counts else 1, is_there=bool(counts))
+
+
+class _Columns(NamedTuple):
+    """The arrays that were given, by their names on disk."""
+
+    given: dict[str, NumpyArray]
+    after: dict[str, NumpyArray]
+    """The views after each step."""
+    agents: _Agents
+
+    @property
+    def steps(self) -> int:
+        """T."""
+        return len(self.given["rewards"])
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of one step of all arrays."""
+        arrays = (*self.given.values(), *self.after.values())
+        return sum(array.nbytes for array in arrays) // max(self.steps, 1)
+
+    def check(self) -> None:
+        """Raise if the arrays do not fit one another."""
+        self._check_options()
+        for name, array in (*self.given.items(), *self._after_by_argument().items()):
+            if len(array) != self.steps or not self.steps:
+                raise ShapeError(
+                    f"{name} has {len(array)} steps, and rewards has {self.steps}: the arrays "
+                    "need one entry for each of the same steps, and at least one."
+                )
+            axes = array.shape[1:2]
+            group = name.removeprefix("next ").partition(".")[0]
+            of_agents = name in _OF_AGENTS or group == OBSERVATIONS
+            shared = name in _OF_ALL and array.ndim == 1
+            if of_agents and self.agents.is_there and not shared and axes != (self.agents.number,):
+                raise ShapeError(
+                    f"{name} has shape {array.shape}, and the number of agents is "
+                    f"{self.agents.number}: the second axis must be theirs. If there is one agent, "
+                    "leave that axis out of all arrays; otherwise give num_agents."
+                )
+        for name, array in self._after_by_argument().items():
+            before = self.given[name.removeprefix("next ")]
+            if array.shape != before.shape:
+                raise ShapeError(
+                    f"{name} has shape {array.shape}, and before the step {before.shape}."
+                )
+
+    def _after_by_argument(self) -> dict[str, NumpyArray]:
+        return {f"next {name}": array for name, array in self.after.items()}
+
+    def _check_options(self) -> None:
+        if not {"terminals", "truncations"} & self.given.keys():
+            raise OptionError(
+                "give `terminals` or `truncations`, or both: without them it is unknown where "
+                "episodes end."
+            )
+        if not self.after:
+            return
+        arguments = {OBSERVATIONS: "observations", STATE: "states", "infos.legals": "legal_actions"}
+        for group, argument in arguments.items():
+            before = {name for name in self.given if _is_of(group, name)}
+            if before != {name for name in self.after if _is_of(group, name)}:
+                raise OptionError(
+                    f"`{argument}` and `next_{argument}` have different leaves: a final view needs "
+                    f"all of them, so give both, with the same leaves, or leave `next_...` out."
+                )
+
+    def spec(self, num_actions: int | None) -> EnvSpec:
+        """Describe the arrays."""
+        state = self._tree(STATE)
+        spec = EnvSpec(
+            name="",
+            num_agents=self.agents.number,
+            observation_size=0,
+            state_size=0,
+            action=self._action(num_actions),
+            reward="team" if self.given["rewards"].ndim == 1 else "individual",
+            state="concatenated" if state is None else "native",
+            observation=self._tree(OBSERVATIONS, with_agents=True),
+            global_state=state,
+            extras=self._tree(EXTRAS) or {},
+        )
+        if state is None and spec.is_vector:
+            return dataclasses.replace(spec, state_size=spec.num_agents * spec.observation_size)
+        return spec
+
+    def _tree(self, group: str, *, with_agents: bool = False) -> Any:
+        """Return the specs of a group of arrays; None if none was given."""
+        found: dict[str, ArraySpec] = {}
+        for name, array in self.given.items():
+            if _is_of(group, name):
+                shape = array.shape[2 if with_agents and self.agents.is_there else 1 :]
+                found[name.removeprefix(group).removeprefix(".")] = _leaf(name, array, shape)
+        if with_agents and found.keys() == {""} and is_float(found[""].numpy_dtype):
+            shape = found[""].shape or (1,)  # a number counts as a vector of one entry
+            found = {"": dataclasses.replace(found[""], shape=shape)}
+        return unflatten_tree(found) if found else None
+
+    def _action(self, num_actions: int | None) -> Discrete | Continuous:
+        actions = self.given["actions"]
+        axes = actions.shape[2 if self.agents.is_there else 1 :]
+        if is_float(actions.dtype) and len(axes) < 2:
+            return Continuous(axes[0] if axes else 1)
+        if axes not in ((), (1,)):
+            raise ShapeError(
+                f"actions have shape {actions.shape}: whole numbers have one entry for each agent, "
+                "and continuous actions are vectors."
+            )
+        if num_actions is not None:
+            return Discrete(num_actions)
+        legal = self.given.get("infos.legals")
+        return Discrete(int(actions.max()) + 1 if legal is None else legal.shape[-1])
+
+    def read(self, start: int, stop: int, spec: EnvSpec) -> Record:
+        """Read an interval of steps as a record of one row."""
+        block = self._block(self.given, slice(start, stop), start, spec)
+        steps = encoding.from_disk(block, spec)
+        cut: NumpyArray = np.zeros((1, stop - start), bool)
+        if stop == self.steps and not steps.last[0, -1]:
+            cut[0, -1] = True
+            truncated = steps.truncated | (cut[..., None] & ~steps.terminated)
+            steps = steps._replace(truncated=truncated, last=steps.last | cut)
+        time: NumpyArray = np.flatnonzero(steps.last[0])
+        return Record(steps, self._finals(time, start, spec, steps.view.alive[0, time]), cut)
+
+    def _finals(
+        self, time: NumpyArray, start: int, spec: EnvSpec, alive: NumpyArray
+    ) -> FinalObservations | None:
+        """Return the views after steps that end episodes, if they are known."""
+        if not self.after or not len(time):
+            return None
+        arrays = {**self.after, "rewards": self.given["rewards"]}
+        found = encoding.from_disk(self._block(arrays, time + start, start, spec), spec)
+        view = map_tree(lambda leaf: leaf[0], found.view)._replace(alive=alive)
+        row: NumpyArray = np.zeros_like(time)
+        return FinalObservations(row, time, view)
+
+    def _block(
+        self, arrays: Mapping[str, NumpyArray], steps: Any, start: int, spec: EnvSpec
+    ) -> dict[str, NumpyArray]:
+        """Read steps of some arrays as ``(1, T, ...)``, with the axis of agents."""
+        wanted = layout.leaves(spec)
+        found = {}
+        for name, array in arrays.items():
+            some = np.asarray(array[steps])
+            if name in _OF_ALL and some.ndim == 1:
+                some = np.broadcast_to(some[:, None], (len(some), self.agents.number))
+            if name in wanted:
+                _check_range(name, some, wanted[name].dtype, start)
+            found[name] = some[None]
+        return found
+
+
+def _is_of(group: str, name: str) -> bool:
+    return name == group or name.startswith(f"{group}.")
+
+
+def _leaf(name: str, array: NumpyArray, shape: tuple[int, ...]) -> ArraySpec:
+    dtype = _NARROWER.get(array.dtype.name, array.dtype.name)
+    if dtype not in DTYPES:
+        raise ShapeError(f"{name} is {array.dtype}: vaults keep {', '.join(DTYPES)}.")
+    return ArraySpec(shape, dtype)
+
+
+def _check_range(name: str, array: NumpyArray, dtype: np.dtype[Any], start: int) -> None:
+    """Raise `InvalidValueError` if whole numbers do not fit their type in the vault."""
+    if dtype.kind not in "iu" or np.can_cast(array.dtype, dtype, "safe"):
+        return
+    bounds = np.iinfo(dtype)
+    wrong = (array < bounds.min) | (array > bounds.max) | (array != np.trunc(array))
+    if wrong.any():
+        at = np.argwhere(wrong)[0]
+        raise InvalidValueError(
+            f"{name} has the value {array[tuple(at)]} at step {start + at[0]}, which does not fit "
+            f"into {dtype}, the vault's type for it."
+        )

@@ -1,0 +1,93 @@
+"""Images, trees and extras in the layouts of other projects, and back."""
+
+import dataclasses
+import zipfile
+
+import numpy as np
+import pytest
+
+from offmarl import vault
+from offmarl.errors import ShapeError, VaultError
+from offmarl.testing import image_spec, typed_spec
+from offmarl.types import ArraySpec
+
+from .experience import whole_episodes
+
+TYPED, IMAGE = typed_spec("test/typed"), image_spec("test/image")
+EXTRA = dataclasses.replace(IMAGE, extras={"cost": ArraySpec(()), "marks": ArraySpec((2,), "int8")})
+NAMES = {"numpy": "data.npz", "zarr": "data.zarr", "minari": "data-v0", "pymarl": "data.npz"}
+
+
+def record(path, spec):
+    with vault.create(path, spec, rows=2, chunk_steps=16) as writer:
+        writer.append(*whole_episodes(spec, steps=20))
+    return vault.open_vault(path)
+
+
+def there_and_back(source, tmp_path, monkeypatch, layout):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    path = NAMES[layout] if layout == "minari" else tmp_path / NAMES[layout]
+    vault.export_dataset(source, path, layout)
+    return vault.import_dataset(path, tmp_path / "back.vlt", layout)
+
+
+@pytest.mark.parametrize("spec", [TYPED, EXTRA], ids=["tree", "image"])
+@pytest.mark.parametrize("layout", ["numpy", "zarr", "minari"])
+def test_all_leaves_survive(tmp_path, monkeypatch, layout, spec):
+    if layout == "minari":
+        pytest.importorskip("minari")
+    source = record(tmp_path / "source.vlt", spec)
+    back = there_and_back(source, tmp_path, monkeypatch, layout)
+    assert back.spec == spec
+    assert back.digest() == source.digest()
+
+
+def test_images_and_extras_in_episode_batches(tmp_path, monkeypatch):
+    source = record(tmp_path / "source.vlt", EXTRA)
+    back = there_and_back(source, tmp_path, monkeypatch, "pymarl")
+    assert back.spec.observation == IMAGE.observation
+    assert back.spec.extras == EXTRA.extras
+    for number in range(len(back.episodes.row)):
+        one, other = back.episode(number).transition, source.episode(number).transition
+        np.testing.assert_array_equal(one.view.observation, other.view.observation)
+        np.testing.assert_array_equal(one.extras["marks"], other.extras["marks"])
+        assert one.view.observation.dtype == np.uint8
+
+
+def test_episode_batches_have_no_trees(tmp_path):
+    source = record(tmp_path / "source.vlt", TYPED)
+    with pytest.raises(ShapeError, match=r"observations\.camera\.depth.*numpy, zarr or minari"):
+        vault.export_dataset(source, tmp_path / "a.npz", "pymarl")
+
+
+@pytest.mark.parametrize("layout", ["numpy", "pymarl"])
+def test_images_are_uint8_in_exports(tmp_path, layout):
+    source = record(tmp_path / "source.vlt", IMAGE)
+    vault.export_dataset(source, tmp_path / "a.npz", layout)
+    name = "observations" if layout == "numpy" else "obs"
+    with np.load(tmp_path / "a.npz") as file:
+        assert file[name].dtype == np.uint8
+        assert file[name].shape[-4:] == (2, 8, 8, 3)
+
+
+def test_a_file_of_columns_takes_the_bytes_of_the_data(tmp_path):
+    """At most 1.05 times the raw bytes, with one final observation an episode."""
+    spec = image_spec(shape=(32, 32, 3))
+    source = record(tmp_path / "source.vlt", spec)
+    path = vault.export_dataset(source, tmp_path / "a.npz", "numpy")
+    step = sum(leaf.step_bytes for leaf in source.leaves.values())
+    raw = source.num_steps * step + len(source.episodes.row) * 2 * 32 * 32 * 3
+    assert path.stat().st_size <= 1.05 * raw
+    with zipfile.ZipFile(path) as archive:
+        assert "finals.observation.npy" in archive.namelist()
+
+
+def test_columns_without_a_leaf_are_refused(tmp_path):
+    source = record(tmp_path / "source.vlt", TYPED)
+    vault.export_dataset(source, tmp_path / "a.npz", "numpy")
+    with np.load(tmp_path / "a.npz") as file:
+        arrays = {name: file[name] for name in file.files}
+    for name in ("observations.gear", "extras.cost", "finals.state.map"):
+        np.savez(tmp_path / "b.npz", **{x: y for x, y in arrays.items() if x != name})
+        with pytest.raises(VaultError, match=f"has no {name}"):
+            vault.import_dataset(tmp_path / "b.npz", tmp_path / "b.vlt", "numpy")

@@ -1,0 +1,359 @@
+"""Vaults of images, trees, types of all kinds and extras."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from offmarl import vault
+from offmarl.errors import InvalidValueError, ShapeError, VaultFormatError
+from offmarl.testing import entries, image_spec, typed_spec
+from offmarl.types import (
+    DTYPES,
+    ArraySpec,
+    Continuous,
+    Discrete,
+    EnvSpec,
+    flatten_tree,
+    map_tree,
+)
+from offmarl.vault.layout import Schema
+
+from .damage import content, damages, record
+from .experience import SPEC, assert_same, concatenate, make, steps, whole_episodes
+
+TYPED, IMAGE = typed_spec("test/typed"), image_spec("test/image")
+SPECS = pytest.mark.parametrize("spec", [TYPED, IMAGE], ids=["tree", "image"])
+
+
+def write(path, spec, parts, **options):
+    rows = parts[0][0].last.shape[0]
+    options = {"chunk_steps": 8, **options}
+    with vault.create(path, spec, rows=rows, **options) as writer:
+        for part in parts:
+            writer.append(*part)
+    return vault.open_vault(path)
+
+
+def parts_of(spec, *lengths):
+    return [make(spec, 2, length, seed=seed) for seed, length in enumerate(lengths)]
+
+
+# ------------------------------------------------------------------------------- round trips
+
+names = st.sampled_from(["image", "x", "camera-2", "Ünit_1"])
+leaf_specs = st.builds(
+    ArraySpec,
+    st.lists(st.integers(1, 3), max_size=3).map(tuple),
+    st.sampled_from(DTYPES),
+)
+trees = st.recursive(leaf_specs, lambda tree: st.dictionaries(names, tree, min_size=1, max_size=3))
+some_specs = st.builds(
+    EnvSpec,
+    st.just("test/any"),
+    st.integers(1, 3),
+    st.just(0),
+    st.sampled_from([0, 4]),
+    st.sampled_from([Discrete(3), Continuous(2)]),
+    observation=trees,
+    global_state=st.none() | trees,
+    extras=st.dictionaries(names, leaf_specs, max_size=2),
+)
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(some_specs, st.sampled_from(["raw", "zstd"]), st.integers(1, 9))
+def test_any_tree_of_leaves_is_read_back(tmp_path_factory, spec, codec, chunk_steps):
+    path = tmp_path_factory.mktemp("v") / "any.vlt" / "a"
+    parts = parts_of(spec, 5, 9)
+    found = write(path, spec, parts, codec=codec, chunk_steps=chunk_steps)
+    whole = concatenate([part for part, _ in parts])
+    assert found.spec == spec
+    assert_same(found.transitions(), whole)
+    assert_same(found.transitions(3, 11), steps(whole, 3, 11))
+    windows = found.window_transitions(np.array([1, 0]), np.array([2, 6]), 4)
+    expected = map_tree(lambda x: np.stack([x[1, 2:6], x[0, 6:10]]), whole)
+    assert_same(windows, expected)
+    check_finals(found, parts)
+    assert vault.verify(path, deep=True).sound
+
+
+def check_finals(found, parts):
+    """Each episode's final view is the one that was appended with it, in its own types."""
+    table = found.episodes
+    ends = zip(table.row, table.start + table.length, strict=True)
+    number = dict(zip(ends, table.final, strict=True))
+    begin = 0
+    for transition, finals in parts:
+        for index, (row, time) in enumerate(zip(finals.row, finals.time, strict=True)):
+            final = number[int(row), begin + int(time) + 1]
+            stored = map_tree(lambda leaf, at=final: leaf[at], found.finals)
+            appended = map_tree(lambda leaf, at=index: leaf[at], finals.view)
+            map_tree(np.testing.assert_array_equal, stored, appended)
+            types = map_tree(lambda leaf: leaf.dtype, stored)
+            assert types == map_tree(lambda leaf: leaf.dtype, appended)
+        begin += transition.last.shape[1]
+
+
+@SPECS
+def test_appending_continues_where_a_writer_stopped(tmp_path, spec):
+    parts = parts_of(spec, 5, 6, 9)
+    write(tmp_path / "v.vlt" / "a", spec, parts[:1])
+    for part in parts[1:]:
+        with vault.resume(tmp_path / "v.vlt" / "a") as writer:
+            writer.append(*part)
+    found = vault.open_vault(tmp_path / "v.vlt")
+    assert_same(found.transitions(), concatenate([part for part, _ in parts]))
+    check_finals(found, parts)
+
+
+@SPECS
+def test_an_episode_is_read_with_its_extras(tmp_path, spec):
+    parts = parts_of(spec, 30)
+    found = write(tmp_path / "v.vlt", spec, parts)
+    row, start = (int(column[2]) for column in (found.episodes.row, found.episodes.start))
+    stop = start + int(found.episodes.length[2])
+    expected = map_tree(lambda x: x[row, start:stop], parts[0][0])
+    assert_same(found.episode(2).transition, expected)
+
+
+# --------------------------------------------------------------------------------- the format
+
+
+def test_leaves_have_names_and_types_on_disk(tmp_path):
+    found = write(tmp_path / "v.vlt", TYPED, parts_of(TYPED, 4))
+    named = {name: (leaf.dtype.name, leaf.shape) for name, leaf in found.leaves.items()}
+    assert named["observations.camera.left"] == ("uint8", (2, 2, 3, 1))
+    assert named["observations.camera.depth"] == ("float16", (2, 2, 3))
+    assert named["observations.gear"] == ("int8", (2,))
+    assert named["infos.state.map"] == ("bool", (3, 4))
+    assert named["infos.state.wind"] == ("bfloat16", (2,))
+    assert named["extras.cost"] == ("float32", ())
+    assert named["extras.message"] == ("int16", (2, 5))
+    image = write(tmp_path / "i.vlt", IMAGE, parts_of(IMAGE, 4))
+    assert image.leaves["observations"] == (np.dtype("uint8"), (2, 8, 8, 3))
+    assert "infos.state" not in image.leaves
+    assert image.transitions().view.state.shape == (2, 4, 0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "version"),
+    [
+        (SPEC, 3),
+        (TYPED, 4),
+        (IMAGE, 4),
+        (dataclasses.replace(SPEC, extras={"cost": ArraySpec(())}), 4),
+        (dataclasses.replace(SPEC, state_size=0), 4),
+    ],
+)
+def test_only_what_is_new_needs_the_new_version(spec, version):
+    schema = Schema(spec, 2, 2, 8, "raw")
+    data = json.loads(json.dumps(schema.to_json()))
+    assert data["version"] == version
+    assert Schema.from_json(data) == schema
+
+
+def test_leaves_of_some_agents_are_declared_not_stock_readable(tmp_path):
+    lidar = ArraySpec((5,), agents=(1,))
+    spec = dataclasses.replace(IMAGE, observation={"image": ArraySpec((2, 2), "uint8"), "l": lidar})
+    parts = parts_of(spec, 20)
+    found = write(tmp_path / "v.vlt", spec, parts)
+    assert_same(found.transitions(), parts[0][0])
+    assert found.leaves["observations.l"].shape == (1, 5)
+    assert not found.manifest.schema.stock_readable
+    metadata = json.loads((found.path / "metadata.json").read_text())
+    assert metadata["offmarl"]["stock_readable"] is False
+    one = found.read(agents=slice(1, 2))
+    assert one["observations.l"].shape[2:] == (1, 5)
+    assert found.read(agents=slice(0, 1))["observations.l"].shape[2:] == (0, 5)
+
+
+FORGED = {
+    "a negative size": {"shape": [-1], "dtype": "uint8"},
+    "no entry": {"shape": [0], "dtype": "uint8"},
+    "no size": {"shape": ["a"], "dtype": "uint8"},
+    "too many axes": {"shape": [1] * 40, "dtype": "uint8"},
+    "too large": {"shape": [2**40], "dtype": "uint8"},
+    "an object": {"shape": [2], "dtype": "O"},
+    "a structure": {"shape": [2], "dtype": "u1,u1"},
+    "too many leaves": {f"x{n}": {"shape": [1], "dtype": "uint8"} for n in range(300)},
+    "an unknown agent": {"shape": [1], "dtype": "uint8", "agents": [0, 7]},
+    "a path": {"../x": {"shape": [1], "dtype": "uint8"}},
+    "nothing": {},
+    "a number": 3,
+    "another key": {"shape": [1], "dtype": "uint8", "order": "F"},
+}
+
+
+@pytest.mark.parametrize("forged", FORGED.values(), ids=FORGED)
+def test_a_forged_schema_is_refused(forged):
+    data = json.loads(json.dumps(Schema(IMAGE, 2, 2, 8, "raw").to_json()))
+    data["spec"]["observation"] = forged
+    with pytest.raises(VaultFormatError, match="schema is damaged"):
+        Schema.from_json(data)
+
+
+def test_old_versions_have_only_vectors():
+    data = Schema(IMAGE, 2, 2, 8, "raw").to_json() | {"version": 3}
+    with pytest.raises(VaultFormatError, match="version 3 has no such leaves"):
+        Schema.from_json(data)
+
+
+def test_images_take_the_bytes_of_the_data(tmp_path):
+    """At most 1.05 times the raw bytes, with one final observation an episode."""
+    spec = image_spec(shape=(32, 32, 3))
+    parts = [whole_episodes(spec, 1, 64, seed=seed, end_every=16.0) for seed in range(4)]
+    found = write(tmp_path / "v.vlt", spec, parts, chunk_steps=None)
+    step_bytes = sum(leaf.step_bytes for leaf in found.leaves.values())
+    raw = 256 * step_bytes + len(found.episodes.row) * spec.num_agents * 32 * 32 * 3
+    files = [file for file in found.path.rglob("*") if file.is_file()]
+    assert sum(file.stat().st_size for file in files) <= 1.05 * raw
+
+
+# -------------------------------------------------------------------------------------- checks
+
+
+def spoilt(transition, leaf, value):
+    """Change one entry of a leaf of the observation, at row 1, step 3."""
+    observation = map_tree(np.copy, transition.view.observation)
+    flatten_tree(observation)[leaf][1, 3, 1, ..., -1] = value
+    return transition._replace(view=transition.view._replace(observation=observation))
+
+
+@pytest.mark.parametrize("leaf", ["speed", "camera.depth"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_values_that_are_not_finite_are_refused_in_floats(tmp_path, leaf, value):
+    ((transition, finals),) = parts_of(TYPED, 6)
+    with vault.create(tmp_path / "v.vlt", TYPED, rows=2) as writer:
+        writer.append(transition, finals)
+        message = rf"the observation.{leaf} of agent 1, entry .*2, in row 1, step 9 of the vault"
+        with pytest.raises(InvalidValueError, match=message):
+            writer.append(spoilt(transition, leaf, value), finals)
+
+
+def test_a_final_view_that_is_not_finite_is_refused(tmp_path):
+    ((transition, finals),) = parts_of(TYPED, 30)
+    state = map_tree(np.copy, finals.view.state)
+    state["wind"][0, 1] = np.nan
+    finals = finals._replace(view=finals.view._replace(state=state))
+    with (
+        vault.create(tmp_path / "v.vlt", TYPED, rows=2) as writer,
+        pytest.raises(InvalidValueError, match=r"the final state.wind, entry 1, in row"),
+    ):
+        writer.append(transition, finals)
+
+
+def with_extra(transition, name, array):
+    extras = {**transition.extras, name: array}
+    if array is None:
+        del extras[name]
+    return transition._replace(extras=extras)
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "message"),
+    [
+        ("cost", np.zeros((2, 6, 2), np.float32), r"extras.cost: got float32 of shape \(2, 6, 2\)"),
+        ("message", np.zeros((2, 6, 2, 5), np.float32), "extras.message: got float32"),
+        ("light", np.zeros((2, 6, 3), np.int64), "extras.light: got int64"),
+        ("cost", None, r"lack extras.cost"),
+        ("new", np.zeros((2, 6)), r"have extras.new"),
+    ],
+)
+def test_extras_that_change_half_way_are_refused(tmp_path, name, array, message):
+    """The error names the leaf, the step and the vault."""
+    ((transition, finals),) = parts_of(TYPED, 6)
+    path = tmp_path / "v.vlt"
+    with vault.create(path, TYPED, rows=2) as writer:
+        writer.append(transition, finals)
+        with pytest.raises(ShapeError, match=message) as caught:
+            writer.append(with_extra(transition, name, array), finals)
+        assert f"step 6 of {path / 'main'}" in str(caught.value)
+    assert_same(vault.open_vault(path).transitions(), transition)
+
+
+def test_whole_numbers_must_fit_their_type(tmp_path):
+    ((transition, finals),) = parts_of(TYPED, 6)
+    wide = with_extra(transition, "message", np.full((2, 6, 2, 5), 2**15))
+    with (
+        vault.create(tmp_path / "v.vlt", TYPED, rows=2) as writer,
+        pytest.raises(InvalidValueError, match=r"extras.message has values from 32768 to 32768"),
+    ):
+        writer.append(wide, finals)
+
+
+def test_extras_may_be_unknown(tmp_path):
+    """Only their shapes and types are checked: their values are the user's."""
+    ((transition, finals),) = parts_of(TYPED, 6)
+    unknown = with_extra(transition, "cost", np.full((2, 6), np.nan, np.float32))
+    found = write(tmp_path / "v.vlt", TYPED, [(unknown, finals)])
+    assert np.isnan(found.transitions().extras["cost"]).all()
+
+
+# ------------------------------------------------------------------------------------- damage
+
+
+@pytest.mark.parametrize("codec", ["raw", "zstd"])
+def test_every_flip_is_detected_or_harmless(tmp_path, codec):
+    """In the chunks of new leaves as in all others."""
+    path = record(tmp_path / "v.vlt" / "a", codec, TYPED)
+    whole, detected = content(path), 0
+    for what in damages(path, 24):
+        if vault.verify(path, deep=True).sound:
+            assert content(path) == whole, what
+        else:
+            detected += 1
+    assert detected > 12
+
+
+# ---------------------------------------------------------------------------------- transforms
+
+
+@SPECS
+def test_transforms_keep_leaves_and_extras(tmp_path, spec):
+    ((transition, finals),) = [whole_episodes(spec, 2, 30)]
+    found = write(tmp_path / "v.vlt", spec, [(transition, finals)])
+    doubled = vault.cat([found, found], tmp_path / "two.vlt")
+    assert doubled.spec == spec
+    assert_same(doubled.transitions(0, 30), map_tree(lambda x: x[:1], transition))
+    zipped = vault.recode(found, tmp_path / "z.vlt", codec="zstd")
+    assert zipped.digest() == found.digest()
+    part = vault.filter(found, "length >= p50", tmp_path / "part.vlt")
+    kept = np.flatnonzero(found.episodes.length >= np.median(found.episodes.length))
+    lengths = found.episodes.length[kept]
+    assert part.num_steps == lengths.sum()
+    assert_same(part.episode(0).transition, found.episode(int(kept[0])).transition)
+    map_tree(
+        np.testing.assert_array_equal, part.episode(0).final, found.episode(int(kept[0])).final
+    )
+
+
+def test_vaults_of_unlike_leaves_are_not_joined(tmp_path):
+    other = dataclasses.replace(TYPED, extras={**TYPED.extras, "cost": ArraySpec((2,))})
+    a = write(tmp_path / "a.vlt", TYPED, parts_of(TYPED, 9))
+    b = write(tmp_path / "b.vlt", other, parts_of(other, 9))
+    message = r"b.vlt.* differs in extras.cost \(float32 \(2,\), not float32 \(\)\)"
+    with pytest.raises(ShapeError, match=message):
+        vault.cat([a, b], tmp_path / "c.vlt")
+
+
+@SPECS
+def test_a_digest_covers_every_leaf(tmp_path, spec):
+    ((transition, finals),) = parts_of(spec, 12)
+    digests = {write(tmp_path / "v.vlt", spec, [(transition, finals)]).digest()}
+    extras = {f"extras.{name}": name for name in spec.extras}
+    for number, name in enumerate(spec.observation_leaves):
+        leaf = spec.observation_leaves[name]
+        fresh = entries(leaf.with_agents(2), (2, 12), np.random.default_rng(9))
+        observation = map_tree(np.copy, transition.view.observation)
+        flatten_tree(observation)[name][...] = fresh
+        changed = transition._replace(view=transition.view._replace(observation=observation))
+        digests.add(write(tmp_path / f"o{number}.vlt", spec, [(changed, finals)]).digest())
+    for name in extras.values():
+        fresh = entries(spec.extras[name], (2, 12), np.random.default_rng(9))
+        changed = with_extra(transition, name, fresh)
+        digests.add(write(tmp_path / f"{name}.vlt", spec, [(changed, finals)]).digest())
+    assert len(digests) == 1 + len(spec.observation_leaves) + len(extras)
