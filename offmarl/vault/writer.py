@@ -18,7 +18,7 @@ import numpy as np
 from offmarl.errors import VaultError, VaultFormatError, VaultFullError
 from offmarl.types import EnvSpec, FinalObservations, Transition
 from offmarl.vault import compat, encoding, layout, values
-from offmarl.vault.chunks import ChunkBuffer, Value
+from offmarl.vault.chunks import ChunkBuffer, Staged, Value
 from offmarl.vault.compaction import prepare, reclaim
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.files import WriterLock, conflict, errors_of
@@ -40,7 +40,7 @@ class _Commit(NamedTuple):
 
     done: Pending
     records: list[Record]
-    staged: dict[str, Value]
+    staged: dict[int, Staged]
     through: int
     """Steps of each row in full chunks after this commit."""
     annotated: bool
@@ -289,11 +289,15 @@ class Writer:
         through = self._buffer.length if tail else self._buffer.through
         ready = [record for record in self._pending if record.head.length <= through]
         staged = self._buffer.staged
-        writes = staged | (self._buffer.tail() if tail else {}) | tables_of(ready, self._head)
+        writes: dict[str, Value] = dict(self._buffer.tail()) if tail else {}
+        for chunk in staged.values():
+            writes |= chunk.values
+        writes |= tables_of(ready, self._head)
+        blocks = [chunk.block for chunk in staged.values() if chunk.block]
         if self._annotated:
             writes[layout.PROVENANCE_KEY] = layout.dump_json(self._provenance)
         with errors_of(self.path):
-            done = self.store.commit(writes, self._fence)
+            done = self.store.commit(writes, self._fence, blocks)
         self._under_way = _Commit(done, ready, staged, self._buffer.through, self._annotated)
         self._buffer.staged = {}
         self._annotated = False
