@@ -127,7 +127,7 @@ VERBS = {
     ),
     "map": Verb(
         "transform",
-        "Change columns of a vault: relabel rewards, normalise observations",
+        "Change or add columns of a vault: relabel rewards, normalise observations",
         example='A.vlt --reward "reward / 10" -o B.vlt',
     ),
 }

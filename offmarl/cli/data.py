@@ -22,6 +22,7 @@ from offmarl.terminal import number
 from offmarl.tracking import progress
 from offmarl.types import Discrete
 from offmarl.vault.compat import MEANINGS
+from offmarl.vault.leaf_statistics import QUANTILES, Statistics
 from offmarl.vault.location import hide_credentials
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -87,7 +88,7 @@ def _listed(found: Sequence[Mapping[str, Any]]) -> RenderableType:
     return table(list(columns.values()), rows)
 
 
-def show(path: _Vault, time_limit: int | None = None) -> Report:
+def show(path: _Vault, time_limit: int | None = None, statistics: bool = False) -> Report:
     """Show the contents and the origin of a vault.
 
     Parameters
@@ -98,8 +99,12 @@ def show(path: _Vault, time_limit: int | None = None) -> Report:
         (s3://...). Or the name of a pulled dataset, such as og_marl/smac_v1/3m/Good.
     time_limit
         For a vault of another program that flags the time limit as a termination: the limit.
+    statistics
+        Also show the mean, standard deviation and range of every array. They are computed once,
+        which reads all data, and then stored in the vault.
     """
     data = vault.open_vault(path, time_limit=time_limit)
+    found = data.statistics(progress) if statistics else {}
     facts = _facts(data)
     leaves = {name: (str(leaf.dtype), leaf.shape) for name, leaf in data.leaves.items()}
     text = Group(
@@ -107,9 +112,29 @@ def show(path: _Vault, time_limit: int | None = None) -> Report:
         table(["array", "type", "shape of a step"], [[k, *v] for k, v in leaves.items()]),
         grid(_other_facts(data.provenance)),
         _lineage(data.provenance),
+        *([_statistics_table(found)] if found else []),
     )
+    if found:
+        facts["statistics"] = {name: leaf.to_json() for name, leaf in found.items()}
+        facts["quantiles"] = QUANTILES
     described = {name: {"dtype": kind, "shape": shape} for name, (kind, shape) in leaves.items()}
     return Report(facts | {"arrays": described, "provenance": data.provenance}, text)
+
+
+def _statistics_table(found: Statistics) -> RenderableType:
+    """Return a table of the statistics of all entries of each array together."""
+    columns = ["array", "entries", "values", "mean", "std", "min", "median", "max"]
+    middle = QUANTILES.index(0.5)
+    rows = []
+    for name, leaf in found.items():
+        low, high, mean, std, count, _ = leaf.ranges.pooled()
+        # Of several entries, there is only the range of their medians.
+        medians = leaf.quantiles[middle][leaf.count > 0]
+        ends = sorted({f"{x:.4g}" for x in (medians.min(), medians.max())}) if len(medians) else []
+        values = [f"{x:.4g}" for x in (mean, std, low)]
+        row = [name, number(leaf.count.size), number(int(count)), *values, " to ".join(ends)]
+        rows.append([*row, f"{high:.4g}"])
+    return table(columns, rows)
 
 
 def _facts(data: vault.Dataset) -> dict[str, Any]:

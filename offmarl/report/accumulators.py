@@ -1,7 +1,7 @@
 """Statistics of data that does not fit in memory, accumulated a part at a time.
 
-`RangesAccumulator` collects extremes and moments of columns, `Distinct` counts distinct rows, and
-`make_actions_accumulator` counts what agents did.
+`Distinct` counts distinct rows, and `make_actions_accumulator` counts what agents did. Extremes and
+moments of columns are collected by `offmarl.vault.ranges`.
 """
 
 from __future__ import annotations
@@ -9,100 +9,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, UInt64
+from jaxtyping import Float, Int, UInt64
 
 from offmarl.types import Discrete, EnvSpec, Transition
-
-# ------------------------------------------------------------------------------------------- ranges
-
-
-_ELEMENTS = 2**18
-"""Elements processed at once: few enough to stay in the processor's cache."""
-
-
-class Ranges(NamedTuple):
-    """Statistics of columns of shape ``*c``; NaN where a column has no finite value."""
-
-    low: Float[np.ndarray, "*c"]
-    high: Float[np.ndarray, "*c"]
-    mean: Float[np.ndarray, "*c"]
-    std: Float[np.ndarray, "*c"]
-    finite: Int[np.ndarray, "*c"]
-    """Number of finite values."""
-    not_finite: Int[np.ndarray, "*c"]
-    """Number of values that are NaN or infinite; they are excluded from the other statistics."""
-
-    @property
-    def constant(self) -> Bool[np.ndarray, "*c"]:
-        """Columns that hold a single value throughout."""
-        return (self.finite > 0) & (self.low == self.high) & (self.not_finite == 0)
-
-
-class RangesAccumulator:
-    """Accumulates `Ranges` over parts of the data.
-
-    Parameters
-    ----------
-    shape
-        Shape of the columns.
-    """
-
-    def __init__(self, *shape: int):
-        self._low, self._high = np.full(shape, np.inf), np.full(shape, -np.inf)
-        self._mean, self._squares = np.zeros(shape), np.zeros(shape)
-        self._count, self._not_finite = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-
-    def add(self, values: Any, mask: Any = True) -> None:
-        """Add values ``(n, *shape)``.
-
-        Parameters
-        ----------
-        values
-            Any numbers.
-        mask
-            Valid values; broadcasts to them.
-        """
-        mask = np.broadcast_to(mask, values.shape)
-        rows = max(1, _ELEMENTS // max(self._count.size, 1))
-        for begin in range(0, len(values), rows):
-            self._add(values[begin : begin + rows], mask[begin : begin + rows])
-
-    def _add(self, values: Any, mask: Any) -> None:
-        finite = np.isfinite(values)
-        self._not_finite += (~finite & mask).sum(0)
-        chosen = finite & mask
-        if not chosen.all():  # a mask makes reductions many times slower
-            low = values.min(0, where=chosen, initial=np.inf)
-            high = values.max(0, where=chosen, initial=-np.inf)
-            values = np.where(chosen, values, 0)
-        else:
-            low, high = values.min(0), values.max(0)
-        self._low, self._high = np.minimum(self._low, low), np.maximum(self._high, high)
-        count = chosen.sum(0)
-        mean = values.sum(0, dtype=float) / np.maximum(count, 1)
-        squares = (np.where(chosen, values - mean, 0) ** 2).sum(0)
-        self._merge(count, mean, squares)
-
-    def _merge(self, count: Any, mean: Any, squares: Any) -> None:
-        """Combine moments after Chan, Golub and LeVeque, *Updating formulae*, 1979."""
-        total = self._count + count
-        share = count / np.maximum(total, 1)
-        apart = mean - self._mean
-        self._squares += squares + apart**2 * self._count * share
-        self._mean += apart * share
-        self._count = total
-
-    @property
-    def ranges(self) -> Ranges:
-        """The statistics of everything added so far."""
-        some = self._count > 0
-        low, high, mean = (
-            np.where(some, value, np.nan) for value in (self._low, self._high, self._mean)
-        )
-        std = np.sqrt(self._squares / np.maximum(self._count, 1))
-        std = np.where(some, std, np.nan)
-        return Ranges(low, high, mean, std, self._count, self._not_finite)
-
+from offmarl.vault.ranges import Ranges, RangesAccumulator
 
 # ------------------------------------------------------------------------------------ distinct rows
 

@@ -10,8 +10,6 @@ from jaxtyping import Float, Int
 from offmarl.report.accumulators import (
     Actions,
     Distinct,
-    Ranges,
-    RangesAccumulator,
     entropy,
     hash_rows,
     make_actions_accumulator,
@@ -20,6 +18,8 @@ from offmarl.terminal import Progress, quiet
 from offmarl.types import EnvSpec, Transition, map_tree
 from offmarl.vault import Dataset, Episodes
 from offmarl.vault.digest import digest
+from offmarl.vault.leaf_statistics import Statistics, StatisticsAccumulator, keep, stored
+from offmarl.vault.ranges import Ranges
 
 LENGTHS = (5, 10, 20, 50, 100)
 """Window lengths that `Survey.windows` is reported for."""
@@ -161,12 +161,20 @@ def survey(vault: Dataset, progress: Progress = quiet) -> Survey:
     VaultError
         The vault cannot be read, or is damaged.
     """
-    statistics = StatsAccumulator(vault)
+    accumulator, leaves = StatsAccumulator(vault), stored(vault)
+    fresh = StatisticsAccumulator(vault.spec, vault.num_steps) if leaves is None else None
     with progress(f"read {vault.uid}", 2 * vault.length) as advance:
         for begin, stop in vault.blocks():
-            statistics.add(begin, vault.transitions(begin, stop))
+            steps = vault.transitions(begin, stop)
+            accumulator.add(begin, steps)
+            if fresh:
+                fresh.add(steps)
             advance(stop - begin)
-        return statistics.survey(digest(vault, advance))
+        if fresh:
+            leaves = fresh.statistics
+            keep(vault, leaves)
+        assert leaves is not None
+        return accumulator.survey(digest(vault, advance), leaves)
 
 
 class StatsAccumulator:
@@ -175,8 +183,6 @@ class StatsAccumulator:
     def __init__(self, vault: Dataset):
         spec = vault.spec
         self._vault = vault
-        self._observations = RangesAccumulator(spec.num_agents, spec.observation_size)
-        self._state = RangesAccumulator(spec.state_size)
         self._actions = make_actions_accumulator(spec)
         self._rewards = _RewardsAccumulator(vault)
         self._pairs, self._states, self._local, self._joint = (Distinct() for _ in range(4))
@@ -188,8 +194,6 @@ class StatsAccumulator:
         self._rewards.add(begin, block.reward)
         steps = _flat(block)
         alive = steps.view.alive
-        self._observations.add(steps.view.observation, alive[..., None])
-        self._state.add(steps.view.state)
         self._actions.add(steps)
         self._alive += alive.sum(0)
         self._log_probs += int((np.isfinite(steps.behaviour_log_prob) & alive).sum())
@@ -204,16 +208,16 @@ class StatsAccumulator:
             seen, done = steps.view.observation[:, agent], np.asarray(steps.action)[:, agent]
             self._local.add(hash_rows(seen[alive], done[alive]))
 
-    def survey(self, digest: str) -> Survey:
-        """Return the survey of everything added."""
+    def survey(self, digest: str, leaves: Statistics) -> Survey:
+        """Return the survey of everything added, with the vault's digest and statistics."""
         return Survey(
             self._vault,
             digest,
             self._vault.episodes,
-            self._observations.ranges,
-            self._state.ranges,
+            leaves["observation"].ranges,
+            leaves["state"].ranges,
             self._actions.actions,
-            self._rewards.rewards,
+            self._rewards.rewards(leaves["reward"].ranges),
             self._coverage(),
             self._alive,
             self._log_probs,
@@ -245,12 +249,10 @@ class _RewardsAccumulator:
         self._stretch = -(-longest // _STRETCHES)
         points = -(-longest // self._stretch)
         self._sums, self._counts = np.zeros(points), np.zeros(points)
-        self._ranges = RangesAccumulator(agents)
         self._nonzero, self._nonzero_steps, self._alike = np.zeros(agents, np.int64), 0, True
 
     def add(self, begin: int, reward: Any) -> None:
         """Add the rewards of a block, ``(B, T, N)``."""
-        self._ranges.add(reward.reshape(-1, reward.shape[-1]))
         paid = reward != 0
         self._nonzero += paid.sum((0, 1))
         self._nonzero_steps += int(paid.any(-1).sum())
@@ -262,12 +264,11 @@ class _RewardsAccumulator:
         self._sums += np.bincount(point, reward.mean(-1, dtype=float).ravel(), size)
         self._counts += np.bincount(point, minlength=size)
 
-    @property
-    def rewards(self) -> Rewards:
-        """The statistics of everything added so far."""
+    def rewards(self, ranges: Ranges) -> Rewards:
+        """Return the statistics of everything added so far; ``ranges`` are those of the vault."""
         some = self._counts > 0
         return Rewards(
-            self._ranges.ranges,
+            ranges,
             self._nonzero,
             self._nonzero_steps,
             self._alike,

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float, Num
 
-from offmarl.report.accumulators import BINS, ContinuousActions, DiscreteActions, Ranges
+from offmarl.report.accumulators import BINS, ContinuousActions, DiscreteActions
 from offmarl.report.contents import Survey
 from offmarl.report.figures import COLOURS, make_figure
+from offmarl.vault.ranges import Ranges
 from offmarl.vault.tables import CAUSES
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import numpy as np
 from offmarl import __version__
 from offmarl.report import dataset_figures as figures
 from offmarl.report import tables
-from offmarl.report.accumulators import DiscreteActions, Ranges
+from offmarl.report.accumulators import DiscreteActions
 from offmarl.report.contents import Survey
 from offmarl.report.dataset_figures import Surveys
 from offmarl.report.figures import to_bytes
@@ -24,6 +24,7 @@ from offmarl.report.tables import Section
 from offmarl.report.warnings import warnings_by_dataset
 from offmarl.terminal import number
 from offmarl.tracking import to_json
+from offmarl.vault.ranges import Ranges
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,12 +4,13 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import PurePath
 from threading import Lock
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from offmarl.errors import VaultError
+from offmarl.terminal import Progress, quiet
 from offmarl.types import EnvSpec, Episode, Transition, View, map_tree
 from offmarl.vault import bounds, compat, encoding, layout, tables
 from offmarl.vault.arrays import Arrays, FinalViews, open_arrays
@@ -23,6 +24,10 @@ from offmarl.vault.manifest import (
     unchecked,
 )
 from offmarl.vault.store import Store
+
+if TYPE_CHECKING:  # they are layers above this one
+    from offmarl.vault.leaf_statistics import Statistics
+    from offmarl.vault.transform.function import MapFunction
 
 _BLOCK_BYTES = 2**25
 """Approximate size of a block when a whole vault is read block by block."""
@@ -381,6 +386,53 @@ class Dataset(EpisodeSet):
                         self._described, lambda: self.episodes, self._checked, self._mapped
                     )
         return self._read_through
+
+    def map(
+        self,
+        path: str | PurePath,
+        function: "MapFunction | None" = None,
+        *,
+        reward: str | None = None,
+        by: Literal["episodes", "steps"] = "episodes",
+        seed: int = 0,
+        processes: int = 1,
+    ) -> "Dataset":
+        """Write a vault with changed columns, and return it; see `offmarl.vault.map`.
+
+        Examples
+        --------
+        >>> scaled = dataset.map("scaled.vlt", lambda steps: {"reward": steps["reward"] / 10})
+        """
+        from offmarl.vault.transform import map as map_vault
+
+        return map_vault(self, path, function, reward=reward, by=by, seed=seed, processes=processes)
+
+    def statistics(self, progress: Progress = quiet) -> "Statistics":
+        """Return the count, moments, range and quantiles of every leaf, entry by entry.
+
+        They are computed in one pass over the data, and then stored in the vault, if offmarl wrote
+        it and it can be written. Later calls return the stored ones until steps are appended.
+        Observations, actions, legal actions and log-probabilities of dead agents are left out, and
+        so are entries that an agent does not have.
+
+        Parameters
+        ----------
+        progress
+            Shows the progress.
+
+        Returns
+        -------
+        Mapping
+            Column, such as "observation" or "reward", to
+            `offmarl.vault.leaf_statistics.LeafStatistics`.
+
+        Examples
+        --------
+        >>> dataset.statistics()["reward"].mean
+        """
+        from offmarl.vault.leaf_statistics import statistics
+
+        return statistics(self, progress)
 
     def digest(self) -> str:
         """Return the SHA-256 of the logical content; see `offmarl.vault.digest`."""

@@ -342,14 +342,14 @@ def _check_names(given: Collection[str], wanted: Collection[str], who: str) -> N
 def _check(
     what: str, array: NumpyArray, shape: tuple[int, ...], dtype: np.dtype[Any], place: str = ""
 ) -> None:
-    if array.shape != shape or not _can_cast(array.dtype, dtype):
+    if array.shape != shape or not can_cast(array.dtype, dtype):
         raise ShapeError(
             f"{what}: got {array.dtype} of shape {array.shape}{place}, and the vault takes {dtype} "
             f"of shape {shape}. Convert the array first, or create another vault."
         )
 
 
-def _can_cast(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
+def can_cast(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
     """Whether numbers are of the same kind, or of a kind that the other contains."""
     return np.can_cast(source, target, "same_kind") or (is_float(source) and is_float(target))
 

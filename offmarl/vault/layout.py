@@ -63,6 +63,7 @@ SCHEMA_KEY = "offmarl/schema"
 HEAD_KEY = "offmarl/head"
 RUNNING_KEY = "offmarl/running"
 PROVENANCE_KEY = "offmarl/provenance"
+STATISTICS_KEY = "offmarl/statistics"
 EPISODES_PREFIX = "offmarl/episodes/"
 FINALS_PREFIX = "offmarl/finals/"
 CHECKSUMS_PREFIX = "offmarl/crc32c/"
@@ -266,6 +267,35 @@ def leaves(spec: EnvSpec, agent_policies: bool = True) -> dict[str, Leaf]:
         POLICY_IDS: Leaf(int32, agents if agent_policies else ()),
         **_leaves_of(spec.extras, EXTRAS),
     }
+
+
+_DISK_NAMES = {
+    "observation": "observations",
+    "state": "infos.state",
+    "legal_actions": "infos.legals",
+    "alive": "infos.alive",
+    "action": "actions",
+    "reward": "rewards",
+    "terminated": "terminals",
+    "truncated": "truncations",
+    "behaviour_log_prob": "infos.behaviour_log_probs",
+    "policy_id": POLICY_IDS,
+}
+"""Fields of records in Python, and the arrays or groups of arrays that hold them."""
+
+
+def column_of(disk_name: str) -> str:
+    """Return the column of an array on disk."""
+    for column, name in _DISK_NAMES.items():
+        if disk_name == name or disk_name.startswith(f"{name}."):
+            return column + disk_name.removeprefix(name)
+    return disk_name
+
+
+def disk_name_of(column: str) -> str:
+    """Return the name of a column's array on disk."""
+    field, dot, rest = column.partition(".")
+    return _DISK_NAMES.get(field, field) + dot + rest
 
 
 def default_chunk_steps(spec: EnvSpec, rows: int) -> int:

@@ -8,10 +8,10 @@ import pytest
 
 from offmarl import report, vault
 from offmarl.errors import VaultError
-from offmarl.report.accumulators import RangesAccumulator
 from offmarl.report.warnings import data_warnings
 from offmarl.types import Continuous, Discrete, EnvSpec, map_tree
 from offmarl.vault.open import open_source
+from offmarl.vault.ranges import RangesAccumulator
 from tests.vault.experience import make
 
 DISCRETE = EnvSpec("test/made-up", 3, 2, 2, Discrete(4), time_limit=9)

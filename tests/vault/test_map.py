@@ -17,6 +17,8 @@ from offmarl.errors import (
     VaultChecksumError,
     VaultError,
 )
+from offmarl.types import ArraySpec, Discrete, EnvSpec
+from offmarl.vault.leaf_statistics import QUANTILES
 
 from .experience import CONTINUOUS, SPEC, assert_same, make, unpack_version_2
 from .test_stock import to_stock, write_stock
@@ -140,6 +142,62 @@ def examine_without_reading(vaults, progress):
     from offmarl.vault.transform.policy_ids import examine_damaged
 
     return [examine_damaged(one, []) for one in vaults]
+
+
+@pytest.mark.parametrize("by", ["episodes", "steps"])
+@pytest.mark.parametrize("codec", ["raw", "zstd"])
+def test_new_columns_are_extras(tmp_path, by, codec):
+    a = record(tmp_path / "a.vlt", codec=codec)
+
+    def add(steps):
+        cost = np.square(steps["state"]).sum(-1)
+        return {"extras.cost": cost, "extras.seen": steps["observation"] > 0}
+
+    made = vault.map(a, tmp_path / "b.vlt", add, by=by)
+    steps, cost = made.transitions(), np.square(a.transitions().view.state).sum(-1)
+    np.testing.assert_array_equal(steps.extras["cost"], cost)
+    np.testing.assert_array_equal(steps.extras["seen"], a.transitions().view.observation > 0)
+    assert made.spec.extras == {
+        "cost": ArraySpec((), "float32"),
+        "seen": ArraySpec((2, 3), "bool"),
+    }
+    assert_same(steps._replace(extras=None), a.transitions())
+    assert_sound(made)
+
+    double = vault.map(made, tmp_path / "c.vlt", lambda s: {"extras.cost": s["extras.cost"] * 2})
+    np.testing.assert_array_equal(double.transitions().extras["cost"], cost * 2)
+    assert double.statistics()["extras.cost"].mean == pytest.approx(2 * cost.mean(), rel=1e-6)
+    same = vault.map(made, tmp_path / "d.vlt", everything)
+    assert same.digest() == made.digest() != a.digest()
+
+
+def test_trees_and_images(tmp_path):
+    image = {"image": ArraySpec((3, 3, 2), "uint8"), "body": {"speed": ArraySpec((4,), "bfloat16")}}
+    spec = EnvSpec("", 2, 0, 0, Discrete(4), observation=image, global_state=ArraySpec((2, 2)))
+    a = record(tmp_path / "a.vlt", spec)
+
+    def shrink(steps):
+        names = ("observation.image", "final.observation.image")
+        return {name: steps[name] // 2 for name in names if name in steps}
+
+    made = vault.map(a, tmp_path / "b.vlt", shrink)
+    seen, before = (x.transitions().view.observation for x in (made, a))
+    np.testing.assert_array_equal(seen["image"], before["image"] // 2)
+    np.testing.assert_array_equal(seen["body"]["speed"], before["body"]["speed"])
+    assert seen["image"].dtype == np.uint8
+    assert vault.map(a, tmp_path / "c.vlt", everything).digest() == a.digest()
+    assert_sound(made)
+
+    found = a.statistics()
+    alive = a.transitions().view.alive
+    pixels = before["image"][alive].reshape(-1, 2)
+    image = found["observation.image"]
+    assert image.count.tolist() == [len(pixels)] * 2 and image.quantile_error == 0
+    np.testing.assert_allclose(image.mean, pixels.mean(0), rtol=1e-12)
+    np.testing.assert_array_equal(
+        image.quantiles, np.quantile(pixels, QUANTILES, axis=0, method="inverted_cdf")
+    )
+    assert found["observation.body.speed"].mean.shape == (2, 4)
 
 
 # ---------------------------------------------------------------------------------- formulas

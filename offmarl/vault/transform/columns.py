@@ -14,27 +14,15 @@ import numpy as np
 from jaxtyping import Int
 
 from offmarl.errors import InvalidValueError, OptionError, ShapeError
-from offmarl.types import EnvSpec, View
-from offmarl.vault import layout, values
+from offmarl.types import DTYPES, ArraySpec, EnvSpec
+from offmarl.vault import encoding, layout, values
 from offmarl.vault.dataset import Dataset
-from offmarl.vault.layout import Leaf, NumpyArray
+from offmarl.vault.layout import Leaf, NumpyArray, column_of, disk_name_of
 from offmarl.vault.values import RecordPosition
 
 FINAL = "final."
 """Prefix of the columns of the views that episodes ended with."""
 
-_DISK_NAMES = {
-    "observation": "observations",
-    "state": "infos.state",
-    "legal_actions": "infos.legals",
-    "alive": "infos.alive",
-    "action": "actions",
-    "reward": "rewards",
-    "terminated": "terminals",
-    "truncated": "truncations",
-    "behaviour_log_prob": "infos.behaviour_log_probs",
-    "policy_id": layout.POLICY_IDS,
-}
 _MASKS = frozenset({"legal_actions", "alive", "terminated", "truncated"})
 """Columns that are 0 or 1 on disk, and booleans in Python."""
 _ENDS = frozenset({"terminated", "truncated"})
@@ -132,45 +120,8 @@ class Steps(Mapping[str, Any]):
     @cached_property
     def _finals(self) -> dict[str, NumpyArray]:
         numbers = self._vault.episodes.final[self.episode[self.ends]]
-        return flatten_view(self._vault.final_views(numbers))
-
-
-def column_of(disk_name: str) -> str:
-    """Return the column of an array on disk."""
-    for column, name in _DISK_NAMES.items():
-        if disk_name == name or disk_name.startswith(f"{name}."):
-            return column + disk_name.removeprefix(name)
-    return disk_name
-
-
-def disk_name_of(column: str) -> str:
-    """Return the name of a column's array on disk."""
-    field, dot, rest = column.partition(".")
-    return _DISK_NAMES.get(field, field) + dot + rest
-
-
-def flatten_view(view: View) -> dict[str, NumpyArray]:
-    """Return the arrays of a view by their columns' names."""
-
-    def flat(name: str, tree: Any) -> Iterator[tuple[str, NumpyArray]]:
-        if isinstance(tree, Mapping):
-            for key, below in tree.items():
-                yield from flat(f"{name}.{key}", below)
-        else:
-            yield name, tree
-
-    return {k: v for field in View._fields for k, v in flat(field, getattr(view, field))}
-
-
-def nest_view(flat: Mapping[str, NumpyArray]) -> View:
-    """Undo `flatten_view`."""
-    fields: dict[str, Any] = {}
-    for name, array in flat.items():
-        node, *path = fields, *name.split(".")
-        for key in path[:-1]:
-            node = node.setdefault(key, {})
-        node[path[-1]] = array
-    return View(**fields)
+        flat = encoding.flatten_view(self._vault.final_views(numbers))
+        return {name: view for name, view in flat.items() if name in self._disk}
 
 
 # ---------------------------------------------------------------------------------- results
@@ -185,6 +136,23 @@ class Result(NamedTuple):
     """Changed columns of the final views that follow `ends`, ``(M, ...)``."""
     ends: NumpyArray
     """The M episodes that end in the part and have a final view."""
+
+
+def new_extras(returned: Any, steps: Steps) -> dict[str, ArraySpec]:
+    """Return the specs of extras that a function returned and the vault does not have.
+
+    Numbers of types that vaults do not have are stored in narrower ones: float64 as float32, and
+    whole numbers as int32.
+    """
+    found: dict[str, ArraySpec] = {}
+    for name, value in returned.items() if isinstance(returned, Mapping) else ():
+        if name.startswith(f"{layout.EXTRAS}.") and name not in steps:
+            array = np.asarray(value)
+            kind = array.dtype.name
+            if kind not in DTYPES:
+                kind = "float32" if array.dtype.kind == "f" else "int32"
+            found[name.removeprefix(f"{layout.EXTRAS}.")] = ArraySpec(array.shape[1:], kind)
+    return found
 
 
 def check(returned: Any, steps: Steps, part: Part, leaves: Mapping[str, Leaf]) -> Result:
@@ -256,7 +224,7 @@ def _cast(
             f"{name}: the function returned shape {array.shape} {where}, and the vault needs "
             f"{shape}: one entry for each step, in the same shape."
         )
-    if not np.can_cast(array.dtype, dtype, "same_kind"):
+    if not encoding.can_cast(array.dtype, dtype):
         raise ShapeError(
             f"{name}: the function returned {array.dtype} {where}, and the vault has {dtype}: "
             f"convert the result with .astype({dtype.name!r})."
@@ -322,7 +290,7 @@ def _invalid(
     for found in values.find(arrays, steps.spec, place=place):
         yield found.message
     for name, view in finals.items():
-        if view.dtype.kind == "f" and not np.isfinite(view).all():
+        if encoding.is_float(view.dtype) and not np.isfinite(view).all():
             yield f"{FINAL}{name}, the view {place.of} after its last step, is not finite."
 
 

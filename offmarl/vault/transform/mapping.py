@@ -6,6 +6,7 @@ format holds them. Rows, chunks and episodes stay the same.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -18,11 +19,11 @@ from offmarl.vault.chunks import compress
 from offmarl.vault.compaction import repeat_tree
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.faults import damaged
-from offmarl.vault.layout import METADATA, Head, NumpyArray, Schema
+from offmarl.vault.layout import METADATA, Head, NumpyArray, Schema, column_of
 from offmarl.vault.metadata import to_metadata, without_episodes
 from offmarl.vault.store import Store
 from offmarl.vault.tables import Table
-from offmarl.vault.transform.columns import Part, Result, column_of, flatten_view, nest_view
+from offmarl.vault.transform.columns import Part, Result, check, new_extras
 from offmarl.vault.transform.function import Apply, Function, results
 from offmarl.vault.transform.selection import Unit
 
@@ -92,20 +93,25 @@ class Mapped(NamedTuple):
 
 
 def start(vault: Dataset, function: Function, by: Unit, processes: int) -> Mapped:
-    """Apply a function to the first part of a vault, to find out what it changes.
+    """Apply a function to the first part of a vault, to find out what it changes and adds.
 
     Raises
     ------
     VaultError
         The vault is empty.
     """
-    schema = schema_of(vault)
+    schema, apply = schema_of(vault), Apply(vault, function)
     parts = parts_of(vault, schema, by)
-    found = results(Apply(vault, function), parts, schema.leaves, processes)
-    first = next(found, None)
-    if first is None:
+    part = next(parts, None)
+    if part is None:
         raise VaultError(f"{vault.path} has no steps: an empty vault is not written.")
-    return Mapped(vault, schema, frozenset(first[1].arrays), chain([first], found))
+    returned, steps = apply(part)
+    extras = {**schema.spec.extras, **new_extras(returned, steps)}
+    schema = schema._replace(spec=replace(schema.spec, extras=extras))
+    layout.check_leaves(schema.spec)
+    first = check(returned, steps, part, schema.leaves)
+    rest = results(apply, parts, schema.leaves, processes)
+    return Mapped(vault, schema, frozenset(first.arrays), chain([(part, first)], rest))
 
 
 def write(mapped: Mapped, store: Store, provenance: Mapping[str, Any], advance: Advance) -> None:
@@ -126,7 +132,9 @@ def write(mapped: Mapped, store: Store, provenance: Mapping[str, Any], advance: 
     copied = is_current(vault)
     encoded = changed if copied else frozenset(schema.leaves)
     chunks = _Chunks(schema, store, vault.length, encoded)
-    views = {column_of(name) for name in changed} & flatten_view(vault.final_views(_NONE)).keys()
+    views = {column_of(name) for name in changed} & encoding.flatten_view(
+        vault.final_views(_NONE)
+    ).keys()
     finals = None if copied and not views else _Finals(vault, store)
     table = _EpisodeTable(vault)
     for part, result in results:
@@ -302,8 +310,8 @@ class _Finals:
         if not len(episodes):
             return
         view = self._vault.final_views(self._vault.episodes.final[episodes])
-        flat = flatten_view(view) | result.finals
-        self._waiting.append(encoding.pack_view(nest_view(flat), self._vault.spec))
+        flat = encoding.flatten_view(view) | result.finals
+        self._waiting.append(encoding.pack_view(encoding.unflatten_view(flat), self._vault.spec))
         self._numbers[episodes] = self._count + np.arange(len(episodes))
         self._count += len(episodes)
         if sum(packed.nbytes for packed in self._waiting) >= _COMMIT_BYTES:

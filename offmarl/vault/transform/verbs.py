@@ -378,9 +378,10 @@ def map(
     processes: int = 1,
     progress: Progress = quiet,
 ) -> Dataset:
-    """Change columns of a vault: relabel rewards, normalise observations.
+    """Change or add columns of a vault: relabel rewards, normalise observations.
 
-    The columns that the function does not return are copied as they are stored. Rows, chunks, codec
+    The columns that the function does not return are copied as they are stored; a column of a new
+    name that begins with ``extras.`` is added. Rows, chunks, codec
     and episodes stay the same, and the table of returns follows the new rewards.
 
     Parameters

@@ -1,0 +1,196 @@
+"""Statistics of every leaf: known numbers, against NumPy, sketches' bounds, and what is kept."""
+
+from dataclasses import astuple, replace
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from offmarl import vault
+from offmarl.vault import leaf_statistics
+from offmarl.vault.leaf_statistics import QUANTILES, StatisticsAccumulator, stored
+from offmarl.vault.quantiles import FAILURE, QuantileSketch, capacity_for
+from offmarl.vault.ranges import RangesAccumulator
+
+from .experience import CONTINUOUS, SPEC, make
+from .test_stock import to_stock, write_stock
+
+
+def record(path, spec=SPEC, rows=2, num_steps=40, seed=0, **options):
+    with vault.create(path, spec, rows=rows, **{"chunk_steps": 16, **options}) as writer:
+        writer.append(*make(spec, rows, num_steps, seed))
+    return vault.open_vault(path)
+
+
+def assert_same_statistics(found, expected):
+    assert found.keys() == expected.keys()
+    for name, leaf in found.items():
+        for ours, theirs in zip(astuple(leaf), astuple(expected[name]), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-12, err_msg=name)
+
+
+# ---------------------------------------------------------------------------------- numbers
+
+
+@pytest.mark.parametrize("spec", [SPEC, CONTINUOUS])
+def test_statistics_are_those_of_numpy(tmp_path, spec):
+    data = record(tmp_path / "a.vlt", spec)
+    steps, found = data.transitions(), data.statistics()
+    alive = steps.view.alive
+    assert not alive.all()
+    masked = {"observation": steps.view.observation, "legal_actions": steps.view.legal_actions}
+    masked |= {"action": steps.action, "behaviour_log_prob": steps.behaviour_log_prob}
+    every = {"state": steps.view.state, "reward": steps.reward, "terminated": steps.terminated}
+    for name, array in (masked | every).items():
+        for index in np.ndindex(array.shape[2:]):
+            values = array[(..., *index)]
+            values = values[alive[..., index[0]]] if name in masked else values.ravel()
+            values = values[np.isfinite(values)].astype(float)
+            one = [leaf[index] for leaf in astuple(found[name])[:6]]
+            assert one[0] == len(values)
+            expected = [values.mean(), values.std(), values.min(), values.max()]
+            np.testing.assert_allclose(one[2:], expected, rtol=1e-9, atol=1e-12)
+            np.testing.assert_array_equal(
+                found[name].quantiles[(slice(None), *index)],
+                np.quantile(values, QUANTILES, method="inverted_cdf"),
+            )
+    assert {leaf.quantile_error for leaf in found.values()} == {0.0}
+
+
+def test_padding_is_left_out(tmp_path):
+    spec = replace(SPEC, observation_sizes=(3, 1), action_sizes=(4, 2))
+    steps, finals = make(spec)
+    steps.view.observation[:, :, 1, 1:] = 0
+    steps.action[...] = 0
+    with vault.create(tmp_path / "a.vlt", spec, rows=2) as writer:
+        writer.append(steps, finals)
+    found = vault.open_vault(tmp_path / "a.vlt").statistics()["observation"]
+    assert (found.count > 0).tolist() == [[True] * 3, [True, False, False]]
+    assert np.isnan(found.mean[1, 1:]).all() and np.isnan(found.quantiles[:, 1, 1:]).all()
+    pooled = found.ranges.pooled(0)
+    np.testing.assert_allclose(pooled.mean[1:], found.mean[0, 1:])
+    assert pooled.finite[0] == found.count[:, 0].sum()
+
+
+def test_values_that_are_far_from_zero():
+    values = np.float32(1e6) + np.random.default_rng(0).normal(size=(5000, 2)).astype(np.float32)
+    ranges = RangesAccumulator(2)
+    for part in np.array_split(values, 7):
+        ranges.add(part)
+    np.testing.assert_allclose(ranges.ranges.std, values.astype(float).std(0), rtol=1e-9)
+    pooled = ranges.ranges.pooled()
+    np.testing.assert_allclose(pooled.std, values.astype(float).std(), rtol=1e-9)
+    np.testing.assert_allclose(pooled.mean, values.astype(float).mean(), rtol=1e-12)
+
+
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(1, 39), st.integers(0, 9), st.sampled_from([SPEC, CONTINUOUS]))
+def test_parts_that_are_merged_equal_the_whole(cut, seed, spec):
+    steps = make(spec, steps=40, seed=seed)[0]
+    accumulators = [StatisticsAccumulator(spec, 80) for _ in range(3)]
+
+    def part(a, b):
+        return jax.tree.map(lambda leaf: leaf[:, a:b], steps)
+
+    one, other, whole = accumulators
+    one.add(part(0, cut))
+    other.add(part(cut, 40))
+    whole.add(steps)
+    one.merge(other)
+    assert_same_statistics(one.statistics, whole.statistics)
+
+
+# ---------------------------------------------------------------------------------- sketches
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("merged", [False, True])
+def test_quantiles_of_much_data_are_within_the_bound(ordered, merged):
+    rng = np.random.default_rng(1)
+    values = np.stack([rng.normal(size=60_000), rng.integers(0, 5, 60_000)], 1).astype(np.float32)
+    if ordered:
+        values.sort(0)
+    sketches = [QuantileSketch(2, 256) for _ in range(2)]
+    for number, part in enumerate(np.array_split(values, 17)):
+        sketches[number % 2 if merged else 0].add(part)
+    sketch = sketches[0]
+    if merged:
+        sketch.merge(sketches[1])
+    assert sketch.count == 60_000 and 0 < sketch.error < 0.05
+    assert sum(part.shape[1] for level in sketch._levels for part in level) < 256 * 10
+    at = np.linspace(0.01, 0.99, 33)
+    found = sketch.quantiles(at)
+    for column in range(2):
+        exact = np.sort(values[:, column])
+        low = np.searchsorted(exact, found[:, column]) / len(exact)
+        high = np.searchsorted(exact, found[:, column], side="right") / len(exact)
+        assert (low <= at + sketch.error).all() and (high >= at - sketch.error).all()
+        assert np.isin(found[:, column], exact).all()
+    assert FAILURE < 0.01
+
+
+def test_what_is_not_finite_is_no_quantile():
+    sketch = QuantileSketch(3, 8)
+    rows = [[1, np.nan, -np.inf], [2, np.nan, 5], [3, np.nan, np.inf], [4, np.nan, 7]]
+    sketch.add(np.array(rows, np.float32))
+    found = sketch.quantiles(np.array([0.25, 0.5, 1.0]))
+    np.testing.assert_array_equal(found, [[1, np.nan, 5], [2, np.nan, 5], [4, np.nan, 7]])
+    assert QuantileSketch(2, 8).error == 0
+
+
+def test_capacity_follows_from_the_memory():
+    assert capacity_for(8, 10**6, 2**26) == 2**15
+    few = capacity_for(2000, 10**6, 2**26)
+    assert 2**6 < few < 2**15
+    assert 4 * 2000 * few * (2 + np.log2(10**6 / few)) <= 2**26
+    assert capacity_for(10**7, 10**6, 2**26) == 2**6
+
+
+# ---------------------------------------------------------------------------------- what is kept
+
+
+def test_statistics_are_computed_once_and_again_after_an_append(tmp_path, monkeypatch):
+    data = record(tmp_path / "a.vlt")
+    digest = data.digest()
+    first = data.statistics()
+    opened = vault.open_vault(data.path)
+    assert opened.digest() == digest and vault.verify(data.path, deep=True).sound
+    with monkeypatch.context() as patched:
+        patched.setattr(vault.Dataset, "transitions", None)  # nothing is read
+        assert_same_statistics(opened.statistics(), first)
+    vault.compact(data.path)
+    assert_same_statistics(stored(vault.open_vault(data.path)), first)
+
+    with vault.resume(data.path) as writer:
+        writer.append(*make(steps=3, seed=9))
+    longer = vault.open_vault(data.path)
+    assert stored(longer) is None
+    assert longer.statistics()["reward"].count.tolist() == [86, 86]
+    assert stored(vault.open_vault(data.path)) is not None
+    mapped = vault.map(longer, tmp_path / "b.vlt", lambda _: {})
+    assert stored(mapped) is None or mapped.digest() == longer.digest()
+
+
+def test_damaged_statistics_are_computed_again(tmp_path):
+    data = record(tmp_path / "a.vlt")
+    first = data.statistics()
+    for value in (b"{}", b"nonsense", b'{"version": 1, "of": 3, "leaves": {}}'):
+        data.store.commit({leaf_statistics.STATISTICS_KEY: value}, fence={}).result()
+        again = vault.open_vault(data.path)
+        assert stored(again) is None
+        assert_same_statistics(again.statistics(), first)
+
+
+def test_what_must_not_change_stays_as_it_is(tmp_path):
+    write_stock(tmp_path / "s.vlt" / "s", to_stock(make(steps=30)[0]))
+    foreign = vault.open_vault(tmp_path / "s.vlt" / "s")
+    before = {p: p.read_bytes() for p in foreign.path.rglob("*") if p.is_file()}
+    assert foreign.statistics()["reward"].count.tolist() == [60, 60]
+    assert before == {p: p.read_bytes() for p in foreign.path.rglob("*") if p.is_file()}
+
+    busy = record(tmp_path / "a.vlt")
+    with vault.resume(busy.path):
+        busy.statistics()
+    assert stored(vault.open_vault(busy.path)) is None
