@@ -17,7 +17,7 @@ Value = bytes | bytearray
 
 _ALIGNMENT = 64
 """Bytes of a line of the processor's cache."""
-_SPARE_BYTES = 2**26
+_SPARE_BYTES = 2**27
 """Memory of written chunks that is reused: allocating a new page costs more than filling it."""
 
 
@@ -102,6 +102,11 @@ class ChunkBuffer:
     def through(self) -> int:
         """Steps of each row that are in full chunks, staged or committed."""
         return self._number * self._schema.chunk_steps
+
+    @property
+    def full_bytes(self) -> int:
+        """Uncompressed bytes of all full chunks."""
+        return self._number * len(self._chunk.memory)
 
     @property
     def length(self) -> int:

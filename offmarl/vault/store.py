@@ -51,6 +51,9 @@ class Pending(Protocol):
     def exception(self) -> Any:
         """Wait, and return what `result` would raise, or None."""
 
+    def done(self) -> bool:
+        """Whether the commit is finished."""
+
 
 class Held(Protocol):
     """The content of a store that can be read without TensorStore."""

@@ -185,7 +185,7 @@ def import_writers() -> None:
 
 
 def main() -> None:
-    writer_module._COMMIT_BYTES = 1  # more commits to die in
+    writer_module._COMMIT_BYTES = writer_module._MOST_COMMIT_BYTES = 1  # more commits to die in
     compaction._LEAST_RECLAIMED = 1
     for line in sys.stdin:
         program, path, event, seconds = line.split()
