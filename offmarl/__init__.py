@@ -3,7 +3,7 @@
 | area | names |
 |---|---|
 | data | `open`, `load_dataset`, `from_arrays`, `Dataset`, `vault` (create, read, ...), `hub` |
-| replay | `replay` (windows of data on the device, or streamed from disk) |
+| replay | `mix` (of vaults), `replay` (windows on the device, or streamed from disk) |
 | environments | `envs` (`envs.make`, `envs.register`), `rollout` |
 | networks | `networks`, `distributions` |
 | losses | `losses` |
@@ -92,7 +92,7 @@ if TYPE_CHECKING:
         Transition,
         View,
     )
-    from offmarl.vault import Dataset, from_arrays
+    from offmarl.vault import Dataset, from_arrays, mix
     from offmarl.vault import open_vault as open
 
 __version__ = "0.1.0"
@@ -143,6 +143,7 @@ __all__ = [
     "load_dataset",
     "load_policy",
     "losses",
+    "mix",
     "networks",
     "open",
     "programs",
@@ -162,6 +163,7 @@ _HOMES = {
     "from_arrays": "offmarl.vault:from_arrays",
     "load_dataset": "offmarl.hub:load_dataset",
     "load_policy": "offmarl.programs.policy:load_policy",
+    "mix": "offmarl.vault:mix",
     "open": "offmarl.vault:open_vault",
     "record": "offmarl.programs.python:record",
     "record_episodes": "offmarl.programs.processes:record_episodes",

@@ -26,6 +26,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import numpy as np
+
 from offmarl._imports import RecordedName
 from offmarl.errors import ShapeError
 from offmarl.trees import (
@@ -59,6 +61,7 @@ __all__ = [
     "Timestep",
     "Transition",
     "View",
+    "empty_view",
     "flatten_tree",
     "map_tree",
     "spec_tree",
@@ -205,6 +208,16 @@ class EnvSpec:
         return View(*specs)
 
     @property
+    def observation_text(self) -> str:
+        """The leaves of observations as text: a vector's size, or "image uint8 (84, 84, 3)"."""
+        return _tree_text(self.observation, self.observation_size)
+
+    @property
+    def state_text(self) -> str:
+        """The leaves of the state as text; "none" if there is no state."""
+        return _tree_text(self.global_state, self.state_size) if self.state_size else "none"
+
+    @property
     def is_vector(self) -> bool:
         """Whether observations and the state are float32 vectors."""
         return self.observation is None and self.global_state is None
@@ -270,6 +283,11 @@ class EnvSpec:
         return cls(**{**fields, "action": action})
 
 
+def _tree_text(tree: Any, size: int) -> str:
+    leaves = flatten_tree(tree or {})
+    return ", ".join(f"{path} {leaf}".strip() for path, leaf in leaves.items()) or f"{size:,}"
+
+
 _TREES = ("observation", "global_state", "extras")
 _SPEC_OF = {"observation": "observation_spec", "global_state": "state_spec"}
 
@@ -296,6 +314,12 @@ class View(NamedTuple):
     """Which actions (or dimensions of a continuous action) each agent may use."""
     alive: Bool[Array, "*b N"]
     """Agents that still act. The actions and losses of the others have no meaning."""
+
+
+def empty_view(spec: EnvSpec) -> View:
+    """Return a view of zeros, of the shapes and types of an environment: NumPy arrays."""
+    view: View = map_tree(lambda leaf: np.zeros(leaf.shape, leaf.numpy_dtype), spec.view_spec)
+    return view
 
 
 class Timestep(NamedTuple):

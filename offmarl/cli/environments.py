@@ -134,16 +134,16 @@ def _in_words(spec: EnvSpec) -> dict[str, str]:
         agents += f": {', '.join(spec.agents)}"
     return {
         "agents": agents,
-        "observation": _sized(spec.observation_size, spec.observation_sizes),
-        "action": f"{_sized(spec.action_size, spec.action_sizes)} {kind}",
-        "state": f"{number(spec.state_size)} ({spec.state})",
+        "observation": _sized(spec.observation_text, spec.observation_sizes),
+        "action": f"{_sized(number(spec.action_size), spec.action_sizes)} {kind}",
+        "state": f"{spec.state_text} ({spec.state})",
         "reward": f"of the {spec.reward}" if spec.reward == "team" else "individual",
         "time limit": "none" if spec.time_limit is None else f"{number(spec.time_limit)} steps",
     }
 
 
-def _sized(size: int, sizes: tuple[int, ...] | None) -> str:
-    return number(size) + (f" (by agent: {', '.join(map(str, sizes))})" if sizes else "")
+def _sized(size: str, sizes: tuple[int, ...] | None) -> str:
+    return size + (f" (by agent: {', '.join(map(str, sizes))})" if sizes else "")
 
 
 def _speed(env: Any, seconds: float) -> float:

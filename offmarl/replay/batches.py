@@ -1,6 +1,5 @@
 """The batches of a training loop: drawn on the device, or streamed to it."""
 
-import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from itertools import repeat
@@ -78,7 +77,10 @@ def open_batches(
         There is no room for a few batches, there are no such episodes, they weigh nothing, or there
         are too many steps for the device.
     """
-    if kind == "device" or (kind == "auto" and _fits(source, windows, episodes)):
+    if kind == "auto":
+        is_small = device.fits(Circles(source, windows, episodes, weights), windows)
+        kind = "device" if is_small else "stream"
+    if kind == "device":
         yield BatchSource(steps.step, repeat(load(source, windows, episodes, weights)))
         return
     drawn, host_keys = WindowSource(source, windows, episodes, weights), on_host(keys)
@@ -94,11 +96,6 @@ def open_batches(
         yield BatchSource(updates, data)
 
 
-def _fits(source: Source | Mixed, windows: Windows, episodes: Chosen) -> bool:
-    circles = Circles(source, windows, episodes)
-    return device.can_index(circles) and 2 * device.nbytes(circles, windows) <= _free_bytes()
-
-
 @jax.jit
 def _sample_keys(keys: Key[Array, "seeds"], steps: Int[Array, "n"]) -> Key[Array, "seeds n"]:
     def of_seed(key: PRNGKeyArray) -> Key[Array, "n"]:
@@ -109,14 +106,3 @@ def _sample_keys(keys: Key[Array, "seeds"], steps: Int[Array, "n"]) -> Key[Array
 
 def _largest_divisor(number: int, most: int) -> int:
     return max(size for size in range(1, min(number, most) + 1) if number % size == 0)
-
-
-def _free_bytes() -> int:
-    """Return the bytes that are free on the device.
-
-    For a CPU, its memory, of which each of the devices that it is split into has a share.
-    """
-    stats = jax.devices()[0].memory_stats()
-    if stats:
-        return int(stats["bytes_limit"] - stats["bytes_in_use"])
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // len(jax.local_devices())

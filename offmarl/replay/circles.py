@@ -35,22 +35,25 @@ an episode, or ``(rows, length)``. None where all steps weigh the same."""
 class Mixed(Protocol):
     """Several sources, each with a share of the batches; `offmarl.vault.Mixture` is one.
 
+    The episodes of the sources are numbered through, in order.
+
     Attributes
     ----------
     path
         For messages.
-    sources
-        What is mixed. Their episodes are numbered through, in this order.
     shares
-        Their shares, which add up to 1.
+        Shares of the `sources`, which add up to 1.
     by
         What they are shares of: the steps in batches, or the episodes.
     """
 
     path: PurePath
-    sources: tuple[Source, ...]
     shares: tuple[float, ...]
     by: By
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """What is mixed."""
 
     @property
     def spec(self) -> EnvSpec:
@@ -175,25 +178,33 @@ class Circles:
 
     @cached_property
     def factors(self) -> NDArray[np.float32] | None:
-        """What each row's step is multiplied by in losses, ``(num_rows,)``; None for 1."""
+        """What each row's step is multiplied by in losses, ``(num_rows,)``; None for 1.
+
+        The mean over the steps in batches is 1.
+        """
         if all(part.weights is None for part in self.parts):
             return None
-        found = np.ones(self.num_rows, np.float32)
-        for part in self.parts:
-            count = part.table.num_slots
-            at = part.first_slot + np.arange(count + self._windows.steps)
-            found[at] = np.resize(self._factors(part), len(at))
-        return found
+        found, drawn, counted = np.ones(self.num_rows), 0.0, 0.0
+        for part, chance in zip(self.parts, self.chances, strict=True):
+            usage, factors = chance * self._usage(part), self._factors(part)
+            is_step = part.table.is_step
+            drawn, counted = (
+                drawn + usage[is_step].sum(),
+                counted + (usage * factors)[is_step].sum(),
+            )
+            at = part.first_slot + np.arange(part.table.num_slots + self._windows.steps)
+            found[at] = np.resize(factors, len(at))
+        return (found * (drawn / counted)).astype(np.float32)
 
     def step_probabilities(self) -> StepProbabilities:
         """Return how often each step is in batches, and how much it counts."""
         episode, time, drawn, counted = [], [], [], []
         for part, chance in zip(self.parts, self.chances, strict=True):
             index, before = part.table.locate(np.arange(part.table.num_slots))
-            is_step = before < part.table.lengths[index]
+            is_step = part.table.is_step
             episode.append(part.table.episodes[index[is_step]] + part.first_episode)
             time.append(before[is_step])
-            usage = chance * np.broadcast_to(self._usage(part), is_step.shape)
+            usage = chance * self._usage(part)
             drawn.append(usage[is_step])
             counted.append((usage * self._factors(part))[is_step])
         found = [np.concatenate(x) for x in (episode, time, drawn, counted)]
@@ -209,7 +220,7 @@ class Circles:
         return _sums(begins[::-1], windows.burn_in, windows.steps)[::-1] / windows.length
 
     def _factors(self, part: Part) -> NDArray[np.float64]:
-        """Return what the loss of each slot of a circle is multiplied by."""
+        """Return what the loss of each slot is multiplied by, in proportion."""
         if part.weights is None:
             return np.ones(part.table.num_slots)
         share, usage = part.weights / part.weights.sum(), self._usage(part)
@@ -301,8 +312,7 @@ def _rate(part: Part, by: By) -> float:
     """
     table = part.table
     slots = np.ones(table.num_slots) if part.weights is None else part.weights
-    ends = table.offsets + table.lengths
     if by == "step":
-        return 1.0 - float(slots[ends].sum()) / len(slots)
-    sums = np.add.reduceat(slots, table.offsets) - slots[ends]
+        return float(slots[table.is_step].mean() * table.is_step.mean())
+    sums = np.add.reduceat(np.where(table.is_step, slots, 0.0), table.offsets)
     return float((sums / table.lengths).sum()) / len(slots)

@@ -110,7 +110,8 @@ def draw_on_host(starts: Starts, keys: Keys, count: int) -> Int[np.ndarray, "*k 
     stays = threefry.bits(against, count) < starts.threshold[number]
     number = np.where(stays, number, starts.alias[number])
     size = starts.size[number].astype(np.int64)
-    return starts.first[number] + (_wide if wide else threefry.randint)(inside, count, size)
+    offset = (_wide if wide else threefry.randint)(inside, count, size)
+    return starts.first[number] + offset.astype(np.int64)
 
 
 def _wide(keys: Keys, count: int, stop: Any) -> NDArray[np.uint64]:

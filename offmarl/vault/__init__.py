@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from offmarl.vault.dataset import Dataset
     from offmarl.vault.faults import Fault
     from offmarl.vault.key_values import KeyValues, register_driver
+    from offmarl.vault.mixture import Mixture, mix
     from offmarl.vault.open import Summary, list_vaults, open_vault
     from offmarl.vault.repairing import Repair, repair
     from offmarl.vault.salvaging import Salvage, salvage
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
         split,
     )
     from offmarl.vault.verification import Verification, verify
+    from offmarl.vault.weights import Weights
     from offmarl.vault.writer import Writer, resume
 
 __all__ = [
@@ -43,12 +45,14 @@ __all__ = [
     "Episodes",
     "Fault",
     "KeyValues",
+    "Mixture",
     "Repair",
     "Salvage",
     "SharedWriter",
     "Steps",
     "Summary",
     "Verification",
+    "Weights",
     "Writer",
     "cat",
     "compact",
@@ -62,6 +66,7 @@ __all__ = [
     "join",
     "list_vaults",
     "map",
+    "mix",
     "open_vault",
     "recode",
     "register_driver",
@@ -85,6 +90,8 @@ _HOMES = {
     "key_values": "KeyValues register_driver",
     "open": "Summary list_vaults open_vault",
     "dataset": "Dataset",
+    "mixture": "Mixture mix",
+    "weights": "Weights",
     "salvaging": "Salvage salvage",
     "tables": "Episodes",
     "transform": "Steps cat dedup filter map recode sample slice split",

@@ -9,17 +9,19 @@ from numpy.typing import NDArray
 
 from offmarl.types import Episode, Sequence
 from offmarl.vault import bounds, tables
+from offmarl.vault.weights import WeightsLike, resolve
 
 if TYPE_CHECKING:  # replay imports JAX, which reading does without
-    from offmarl.replay import Replay, Stream
+    from offmarl.replay import Replay, StepProbabilities, Stream
     from offmarl.vault.dataset import Dataset
+    from offmarl.vault.mixture import Mixture
 
 Chosen = NDArray[np.int64] | None
 """Numbers of episodes; None for all."""
 
 
 class EpisodeSet(ABC):
-    """Episodes of one vault; `Dataset` has all, and `Subset` has some of them.
+    """Episodes: `Dataset` has all of a vault, `Mixture` of several, and `Subset` some of these.
 
     ``len`` is their number, iteration reads one after the other, and an index reads one.
     """
@@ -34,7 +36,7 @@ class EpisodeSet(ABC):
         """Read one episode; see `Dataset.episode`."""
 
     @abstractmethod
-    def _located(self, episodes: Chosen) -> "tuple[Dataset, Chosen]":
+    def _located(self, episodes: Chosen) -> "tuple[Dataset | Mixture, Chosen]":
         """Return the dataset, and the numbers there of some of these episodes."""
 
     def __len__(self) -> int:
@@ -118,11 +120,13 @@ class EpisodeSet(ABC):
         *,
         burn_in: int = 0,
         return_to_go: float | None = None,
+        weights: WeightsLike = None,
     ) -> "Replay":
         """Put the data on the device and return a replay to sample from under jit.
 
-        Each step of the data is equally likely in a batch. Windows are cut from the episodes laid
-        end to end, and may hold parts of several: see `offmarl.Sequence`.
+        Each step of the data is equally likely in a batch, unless weights say otherwise. Windows
+        are cut from the episodes laid end to end, and may hold parts of several: see
+        `offmarl.Sequence`.
 
         Parameters
         ----------
@@ -137,13 +141,18 @@ class EpisodeSet(ABC):
         return_to_go
             Discount of the returns-to-go that batches carry: 1 for plain sums. None leaves them
             out.
+        weights
+            What steps weigh: "return", the name of another column, a function, an array, or
+            `offmarl.vault.Weights` of one of these. Windows are drawn by the weights of their
+            steps, and ``Sequence.weight`` makes each step count exactly as it weighs.
 
         Raises
         ------
         ShapeError
             The dataset holds no step, or a size is not positive.
         OptionError
-            An episode does not exist or is named twice, or the discount is not in [0, 1].
+            An episode does not exist or is named twice, the discount is not in [0, 1], or a weight
+            is negative or not finite.
 
         Examples
         --------
@@ -154,7 +163,7 @@ class EpisodeSet(ABC):
 
         dataset, numbers = self._located(episodes)
         shape = Windows(batch, length, burn_in, return_to_go)
-        return load(dataset, shape, numbers)
+        return load(dataset, shape, numbers, resolve(dataset, weights))
 
     def stream(
         self,
@@ -167,6 +176,7 @@ class EpisodeSet(ABC):
         episodes: NDArray[np.int64] | None = None,
         burn_in: int = 0,
         return_to_go: float | None = None,
+        weights: WeightsLike = None,
     ) -> "Stream":
         """Return an endless iterator over batches of data that is too large for the device.
 
@@ -174,7 +184,7 @@ class EpisodeSet(ABC):
 
         Parameters
         ----------
-        batch, length, episodes, burn_in, return_to_go
+        batch, length, episodes, burn_in, return_to_go, weights
             As for `replay`. Returns-to-go need all rewards to be read at the start, and four bytes
             of memory for each step and agent.
         seed, start
@@ -200,7 +210,36 @@ class EpisodeSet(ABC):
 
         dataset, numbers = self._located(episodes)
         shape = Windows(batch, length, burn_in, return_to_go)
-        return Stream(dataset, shape, seed, start, memory, numbers)
+        steps = resolve(dataset, weights)
+        return Stream(dataset, shape, seed, start, memory, numbers, steps)
+
+    def step_probabilities(
+        self,
+        length: int = 20,
+        episodes: NDArray[np.int64] | None = None,
+        *,
+        burn_in: int = 0,
+        weights: WeightsLike = None,
+    ) -> "StepProbabilities":
+        """Return the exact share of each step in the batches of `replay` and `stream`.
+
+        Nothing is drawn: the shares are computed from the table of episodes.
+
+        Parameters
+        ----------
+        length, episodes, burn_in, weights
+            As for `replay`.
+
+        Examples
+        --------
+        >>> shares = dataset.step_probabilities(20, weights="return")
+        >>> shares.drawn[shares.episode == 3].sum()  # of the steps in batches, those of episode 3
+        """
+        from offmarl.replay import Circles, Windows
+
+        dataset, numbers = self._located(episodes)
+        circles = Circles(dataset, Windows(1, length, burn_in), numbers, resolve(dataset, weights))
+        return circles.step_probabilities()
 
     def hold_out(self, fraction: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Divide the episodes into those to learn from and those to evaluate with.
@@ -250,7 +289,7 @@ class Subset(EpisodeSet):
         ``(K,)`` the episodes' numbers in ``dataset.episodes``, in order.
     """
 
-    def __init__(self, dataset: "Dataset", numbers: NDArray[np.int64]):
+    def __init__(self, dataset: "Dataset | Mixture", numbers: NDArray[np.int64]):
         self.dataset, self.numbers = dataset, numbers
 
     @property
@@ -274,7 +313,7 @@ class Subset(EpisodeSet):
         """Describe the view without reading any data."""
         return f"<Subset: {len(self):,} of {len(self.dataset):,} episodes of {self.dataset!r}>"
 
-    def _located(self, episodes: Chosen) -> "tuple[Dataset, Chosen]":
+    def _located(self, episodes: Chosen) -> "tuple[Dataset | Mixture, Chosen]":
         if episodes is None:
             return self.dataset, self.numbers
         chosen = np.asarray(episodes, np.int64)

@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from offmarl import vault
+from offmarl.testing import typed_spec
+from offmarl.types import EnvSpec
 from offmarl.vault import compaction
 from offmarl.vault import writer as writer_module
 from tests.vault.experience import SPEC, make, whole_episodes
 
 RECORDS = 12
+TYPED = typed_spec("test/typed")
 
 
 def say(*words: object) -> None:
@@ -27,16 +30,21 @@ def say(*words: object) -> None:
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
-def record(path: Path) -> None:
+def record(path: Path, spec: EnvSpec = SPEC) -> None:
     writer = (
-        vault.resume(path) if path.exists() else vault.create(path, SPEC, rows=2, chunk_steps=16)
+        vault.resume(path) if path.exists() else vault.create(path, spec, rows=2, chunk_steps=16)
     )
     with writer:
         for chunk in range(RECORDS):
-            writer.append(*make(steps=7, seed=chunk), run="replay", chunk=chunk)
+            writer.append(*make(spec, steps=7, seed=chunk), run="replay", chunk=chunk)
             if chunk % 3 == 2:
                 writer.flush()
                 say(chunk + 1)
+
+
+def record_typed(path: Path) -> None:
+    """Record images, trees and extras."""
+    record(path, TYPED)
 
 
 def create_whole(path: Path) -> None:
@@ -100,7 +108,17 @@ def export(path: Path) -> None:
 
 PROGRAMS = {
     program.__name__: program
-    for program in (record, create_whole, share, compact, close, repair, change, export)
+    for program in (
+        record,
+        record_typed,
+        create_whole,
+        share,
+        compact,
+        close,
+        repair,
+        change,
+        export,
+    )
 }
 
 

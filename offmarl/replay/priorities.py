@@ -1,0 +1,183 @@
+"""Prioritised replay: windows are drawn by the errors they had when they were last learned from.
+
+Schaul et al. 2016 (arXiv 1511.05952), proportional variant, with the priority of a window as in
+R2D2 (Kapturowski et al. 2019): a mix of the largest and the mean error of its steps. A window is
+known by the slot it starts at.
+
+Draws follow from the key of the update and from the priorities, which are part of the program's
+state. A stream gathers batches ahead of time, so the batch of an update is drawn ``lag`` updates
+before; the slots drawn and not yet used are part of the state, too.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
+
+from offmarl.replay.device import probability
+from offmarl.replay.starts import Starts
+from offmarl.replay.sum_tree import SumTree
+
+_LARGEST_SHARE = 0.9
+"""Part of the largest error in a window's priority; the rest is the mean (η of R2D2)."""
+_LEAST = 1e-6
+"""Added to priorities, so that every window is drawn again."""
+_MOST = 1e9
+"""Largest priority: sums of many stay finite."""
+
+
+class Priorities(NamedTuple):
+    """The priorities of one seed; a pytree."""
+
+    tree: SumTree
+    """Of windows never learned from, the value is in units of the largest priority so far."""
+    largest: Float[Array, ""]
+    """The largest priority so far, to the power of the exponent; 1 at first."""
+    slots: Int[Array, "lag B"]
+    """The windows of the updates to come: of update i at ``i % lag``."""
+    ratios: Float[Array, "lag B"]
+    """How likely each was without priorities, over how likely it was when it was drawn."""
+
+
+def begin(starts: Starts, lag: int, batch_size: int) -> Priorities:
+    """Return priorities before the first update: all windows are as likely as ``starts`` says."""
+    slots = jnp.arange(starts.num_slots)
+    base = probability(starts, slots) * starts.num_slots
+    return Priorities(
+        SumTree.of(jnp.zeros_like(base), base),
+        jnp.ones(()),
+        jnp.zeros((lag, batch_size), jnp.int32),
+        jnp.ones((lag, batch_size)),
+    )
+
+
+def window_priorities(
+    errors: Float[Array, "B T"], counted: Bool[Array, "B T"], exponent: Float[Array, ""] | float
+) -> Float[Array, "B"]:
+    """Return the priorities of windows, to the power of the exponent.
+
+    Parameters
+    ----------
+    errors
+        Temporal-difference errors.
+    counted
+        Steps whose errors are meaningful.
+    exponent
+        α: 0 draws all alike, 1 in proportion to the errors.
+    """
+    size = jnp.where(counted, jnp.abs(jnp.nan_to_num(errors, posinf=_MOST, neginf=_MOST)), 0.0)
+    mean = size.sum(-1) / jnp.maximum(counted.sum(-1), 1)
+    mixed = _LARGEST_SHARE * size.max(-1) + (1 - _LARGEST_SHARE) * mean
+    return jnp.minimum(mixed + _LEAST, _MOST) ** exponent
+
+
+def importance(
+    ratios: Float[Array, "B"], counted: Bool[Array, "B"], exponent: Float[Array, ""]
+) -> Float[Array, "B"]:
+    """Return the weights of windows in the loss: ratio^β, over the largest of those that count."""
+    weights = ratios**exponent
+    return weights / jnp.max(weights, where=counted, initial=1e-30)
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["starts", "exponent", "importance", "updates"],
+    meta_fields=["batch_size", "lag"],
+)
+@dataclass(frozen=True, eq=False)
+class Prioritised:
+    """How a run draws by priorities; a pytree, the same for all seeds.
+
+    Attributes
+    ----------
+    starts
+        How likely windows are without priorities.
+    exponent
+        α of Schaul et al.
+    importance
+        β at the first update; it grows linearly to 1 at the last.
+    updates
+        Number of updates of the run.
+    batch_size
+        Windows in a batch.
+    lag
+        Updates between the draw of a batch and its use.
+    """
+
+    starts: Starts
+    exponent: Float[Array, ""] | float
+    importance: Float[Array, ""] | float
+    updates: Int[Array, ""] | int
+    batch_size: int
+    lag: int
+
+    def begin(self, keys: Key[Array, "lag"]) -> Priorities:
+        """Return priorities before the first update, with the draws of the first updates.
+
+        Parameters
+        ----------
+        keys
+            The keys that the first ``lag`` updates draw with.
+        """
+        fresh = begin(self.starts, self.lag, self.batch_size)
+        if not self.lag:
+            return fresh
+        slots, ratios = jax.lax.map(lambda key: self._draw(fresh, key), keys)
+        return fresh._replace(slots=slots, ratios=ratios)
+
+    def take(
+        self, priorities: Priorities, update: Int[Array, ""], key: PRNGKeyArray
+    ) -> tuple[Priorities, Int[Array, "B"], Float[Array, "B"]]:
+        """Return the windows of an update, and draw those of the update ``lag`` later.
+
+        Parameters
+        ----------
+        priorities
+            The priorities.
+        update
+            The update's number.
+        key
+            The key of the update that windows are drawn for.
+        """
+        slots, ratios = self._draw(priorities, key)
+        if not self.lag:
+            return priorities, slots, ratios
+        at = update % self.lag
+        taken = priorities.slots[at], priorities.ratios[at]
+        waiting = priorities._replace(
+            slots=priorities.slots.at[at].set(slots), ratios=priorities.ratios.at[at].set(ratios)
+        )
+        return waiting, *taken
+
+    def weigh(
+        self, ratios: Float[Array, "B"], mask: Bool[Array, "B T"], update: Int[Array, ""]
+    ) -> Float[Array, "B"]:
+        """Return the importance weights of a batch."""
+        grown = self.importance + (1 - self.importance) * update / self.updates
+        return importance(ratios, mask.any(-1), grown)
+
+    def learned(
+        self,
+        priorities: Priorities,
+        slots: Int[Array, "B"],
+        errors: Float[Array, "B T"],
+        counted: Bool[Array, "B T"],
+    ) -> Priorities:
+        """Return the priorities after an update on some windows, with the errors of its steps."""
+        found = window_priorities(errors, counted, self.exponent)
+        base = probability(self.starts, slots) * self.starts.num_slots
+        return priorities._replace(
+            tree=priorities.tree.put(slots, base * found, jnp.zeros_like(base)),
+            largest=jnp.maximum(priorities.largest, found.max()),
+        )
+
+    def _draw(
+        self, priorities: Priorities, key: PRNGKeyArray
+    ) -> tuple[Int[Array, "B"], Float[Array, "B"]]:
+        tree, unit = priorities.tree, priorities.largest
+        slots = tree.draw(key, self.batch_size, unit)
+        drawn = tree.values(slots, unit) / tree.total(unit)
+        return slots, probability(self.starts, slots) / drawn

@@ -1,0 +1,210 @@
+"""Mixtures: several vaults that are drawn from with fixed shares, without copying them."""
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import PurePath
+
+import numpy as np
+from jaxtyping import Int
+from numpy.typing import NDArray
+
+from offmarl.errors import OptionError, ShapeError
+from offmarl.types import EnvSpec, Episode
+from offmarl.vault import bounds, layout, tables
+from offmarl.vault.dataset import Dataset
+from offmarl.vault.episode_set import Chosen, EpisodeSet
+from offmarl.vault.open import open_vault
+from offmarl.vault.weights import By
+
+VaultLike = str | os.PathLike[str] | Dataset
+
+_LONGEST_UID = 60
+
+
+class Mixture(EpisodeSet):
+    """Several vaults, each with a share of the batches; `mix` returns one.
+
+    `replay` and `stream` sample from it, and each window lies in one of the vaults. Its `episodes`
+    are those of all vaults, one vault after the other.
+
+    Attributes
+    ----------
+    sources
+        The vaults.
+    shares
+        The share of each; they add up to 1.
+    by
+        What they are shares of. "step": of the steps in batches. "episode": of the episodes, so
+        that a vault of longer episodes has more of the steps.
+    path
+        The vaults' paths, for messages.
+    """
+
+    def __init__(self, sources: tuple[Dataset, ...], shares: tuple[float, ...], by: By = "step"):
+        self.sources, self.shares, self.by = sources, shares, by
+        self.path = PurePath(" + ".join(str(one.path) for one in sources))
+
+    def __repr__(self) -> str:
+        """Describe the mixture without reading any data."""
+        parts = (f"{x:.3g} of {s.path}" for x, s in zip(self.shares, self.sources, strict=True))
+        return f"<Mixture by {self.by}: {', '.join(parts)}>"
+
+    @cached_property
+    def spec(self) -> EnvSpec:
+        """The environment's sizes; without a name if the vaults are of several environments."""
+        first = self.sources[0].spec
+        same = all(one.spec.name == first.name for one in self.sources)
+        return first if same else replace(first, name="")
+
+    @cached_property
+    def episodes(self) -> tables.Episodes:
+        """Every episode of all vaults, by vault, row and start.
+
+        ``row``, ``start`` and ``final`` count within the episode's vault.
+        """
+        columns = zip(*(one.episodes for one in self.sources), strict=True)
+        return tables.Episodes(*map(np.concatenate, columns))
+
+    @property
+    def first_episodes(self) -> Int[np.ndarray, "vaults"]:
+        """Number of the first episode of each vault."""
+        counts = np.array([len(one) for one in self.sources])
+        return np.cumsum(counts) - counts
+
+    @property
+    def native(self) -> bool:
+        """Whether offmarl wrote all vaults."""
+        return all(one.native for one in self.sources)
+
+    @property
+    def time_limit(self) -> int | None:
+        """The limit that the vaults were opened with."""
+        return next((one.time_limit for one in self.sources if one.time_limit is not None), None)
+
+    @property
+    def num_steps(self) -> int:
+        """Recorded transitions in all vaults."""
+        return sum(one.num_steps for one in self.sources)
+
+    @property
+    def name(self) -> str:
+        """The names of the datasets."""
+        return "+".join(dict.fromkeys(one.name for one in self.sources))
+
+    @property
+    def uid(self) -> str:
+        """The names of the vaults, or a short one if these are long."""
+        joined = "+".join(one.uid for one in self.sources)
+        return joined if len(joined) <= _LONGEST_UID else f"mix-{self.digest()[:8]}"
+
+    def episode(self, number: int) -> Episode:
+        """Read one episode; see `Dataset.episode`."""
+        bounds.check_episode(number, len(self), self.path)
+        number = range(len(self))[number]
+        vault = int(np.searchsorted(self.first_episodes, number, side="right")) - 1
+        return self.sources[vault].episode(number - int(self.first_episodes[vault]))
+
+    def __getitem__(self, number: int) -> Episode:
+        """Read one episode; negative numbers count from the end."""
+        return self.episode(number)
+
+    def hold_out(self, fraction: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Divide the episodes of each vault; see `Dataset.hold_out`."""
+        divided = [one.hold_out(fraction) for one in self.sources]
+        numbers = (
+            np.concatenate([x + n for x, n in zip(part, self.first_episodes, strict=True)])
+            for part in zip(*divided, strict=True)
+        )
+        rest, held_out = numbers
+        return rest, held_out
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the vaults' digests and shares."""
+        parts = [[one.digest(), x] for one, x in zip(self.sources, self.shares, strict=True)]
+        return hashlib.sha256(layout.dump_json([self.by, parts])).hexdigest()
+
+    def _located(self, episodes: Chosen) -> tuple["Mixture", Chosen]:
+        return self, episodes
+
+
+def mix(
+    vaults: Mapping[VaultLike, float] | Iterable[VaultLike],
+    by: By = "step",
+    *,
+    time_limit: int | None = None,
+) -> Mixture:
+    """Mix vaults, without copying them.
+
+    Parameters
+    ----------
+    vaults
+        Datasets, or the paths or names of vaults, and the share of each; shares are divided by
+        their sum. Without shares, each step (or episode) of all vaults is equally likely.
+    by
+        What shares are of: "step", the steps in batches; "episode", the episodes.
+    time_limit
+        As for `open_vault`, for the vaults that are given by path.
+
+    Raises
+    ------
+    OptionError
+        A share is negative or not finite, all are 0, or a vault is named twice.
+    ShapeError
+        Two vaults differ in the shape or the type of a leaf.
+    VaultError
+        A vault cannot be opened.
+
+    Examples
+    --------
+    >>> mixed = offmarl.mix({"coverage.vlt/expert": 0.7, "coverage.vlt/random": 0.3})
+    >>> replay = mixed.replay(256, 20)
+    """
+    named = dict(vaults) if isinstance(vaults, Mapping) else dict.fromkeys(vaults, -1.0)
+    opened = [
+        one if isinstance(one, Dataset) else open_vault(one, time_limit=time_limit) for one in named
+    ]
+    shares = np.array([*named.values()], np.float64)
+    if not isinstance(vaults, Mapping):
+        shares = np.array([one.num_steps if by == "step" else len(one) for one in opened], float)
+    _check_shares(opened, shares)
+    _check_alike(opened)
+    kept = [(one, float(x)) for one, x in zip(opened, shares / shares.sum(), strict=True) if x]
+    return Mixture(tuple(one for one, _ in kept), tuple(x for _, x in kept), by)
+
+
+def _check_shares(vaults: list[Dataset], shares: NDArray[np.float64]) -> None:
+    for one, share in zip(vaults, shares, strict=True):
+        if not 0 <= share < np.inf:
+            raise OptionError(
+                f"{one.path} cannot have a share of {share:g}: give a finite number of at least 0."
+            )
+    if not shares.sum() > 0:
+        names = ", ".join(str(one.path) for one in vaults) or "no vaults were given"
+        raise OptionError(f"all shares of the mixture are 0 ({names}): give one above 0.")
+    paths = [one.path for one in vaults]
+    if twice := [path for path in paths if paths.count(path) > 1]:
+        raise OptionError(
+            f"{twice[0]} is in the mixture twice: name it once, with its whole share."
+        )
+
+
+def _check_alike(vaults: list[Dataset]) -> None:
+    first, *others = vaults
+    ours = layout.leaves(first.spec)
+    for one in others:
+        theirs = layout.leaves(one.spec)
+        for name in sorted(ours.keys() | theirs.keys()):
+            if ours.get(name) != theirs.get(name):
+                raise ShapeError(
+                    f"{first.path} and {one.path} cannot be mixed, because the leaf {name} is "
+                    f"{_described(ours.get(name))} in the first and {_described(theirs.get(name))} "
+                    "in the second: mix vaults of one environment, or make them alike with "
+                    "`offmarl.vault.map`."
+                )
+
+
+def _described(leaf: layout.Leaf | None) -> str:
+    return "absent" if leaf is None else f"{leaf.dtype.name} {leaf.shape}"

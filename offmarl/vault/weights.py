@@ -1,0 +1,226 @@
+"""Weights of steps: from the episodes' returns, from a column, from a function, or given."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offmarl._imports import attribute, import_file, import_module
+from offmarl.errors import OptionError, ShapeError
+from offmarl.paths import local
+from offmarl.vault.tables import Episodes
+
+if TYPE_CHECKING:
+    from offmarl.vault.dataset import Dataset
+    from offmarl.vault.mixture import Mixture
+
+By = Literal["step", "episode"]
+
+RETURN_TEMPERATURE = 0.1
+"""The temperature of returns if none is given, as in Hong et al. 2023 (arXiv 2306.13085)."""
+
+_OF_EPISODES: dict[str, Callable[[Episodes], Any]] = {
+    "return": lambda episodes: episodes.episode_returns,
+    "length": lambda episodes: episodes.length,
+    "policy": lambda episodes: episodes.policy_id,
+}
+_REWARD = "reward"
+_EXTRAS = "extras."
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What the steps of a dataset weigh when batches are drawn.
+
+    Parameters
+    ----------
+    of
+        Where weights come from. "return", "length" or "policy": the mean return over agents, the
+        number of steps or the policy's id of each episode. "reward" or the name of an extra: the
+        value of each step, the mean over agents if each agent has one. A function, or its name as
+        ``path/to/file.py:function`` or ``package.module:function``: it is called with each
+        `Dataset` and returns a number for each episode, ``(M,)``, or for each step, ``(rows,
+        length)``. Or an array of such numbers.
+    by
+        "step": each step has the weight. "episode": each episode has it in all, however long it is.
+    temperature
+        Values are scaled to [0, 1], over all data, and weigh exp(value / temperature): small
+        temperatures prefer the highest values. None: the values are the weights, except that
+        returns have a temperature of 0.1.
+
+    Raises
+    ------
+    OptionError
+        The temperature is not above 0 and finite.
+    """
+
+    of: str | Callable[["Dataset"], Any] | NDArray[Any]
+    by: By = "step"
+    temperature: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the temperature."""
+        if self.temperature is not None and not 0 < self.temperature < np.inf:
+            raise OptionError(
+                f"weights cannot have a temperature of {self.temperature:g}: give a finite number "
+                "above 0; a smaller one prefers the highest values more."
+            )
+
+    @property
+    def name(self) -> str:
+        """What weights are taken from, for messages."""
+        if isinstance(self.of, str):
+            return repr(self.of)
+        return getattr(self.of, "__name__", "the given numbers")
+
+
+WeightsLike = Weights | str | Callable[["Dataset"], Any] | NDArray[Any] | None
+
+
+class _Values(NamedTuple):
+    """The numbers of one dataset: ``(M,)`` for its episodes, or ``(rows, length)``."""
+
+    dataset: "Dataset"
+    numbers: NDArray[np.float64]
+
+    def where(self, at: NDArray[Any]) -> str:
+        """Describe the place of a number."""
+        if len(at) > 1:
+            return f"step {at[1]} of row {at[0]}"
+        episodes = self.dataset.episodes
+        return (
+            f"episode {at[0]} (from step {episodes.start[at[0]]} of row {episodes.row[at[0]]} on)"
+        )
+
+
+def resolve(source: "Dataset | Mixture", weights: WeightsLike) -> tuple[Any, ...] | None:
+    """Return the weights of the steps of a dataset, or of each vault of a mixture.
+
+    Returns
+    -------
+    For each vault an array ``(M,)``, one weight for all steps of an episode, or ``(rows, length)``,
+    as `offmarl.replay` takes them; None for equal weights.
+
+    Raises
+    ------
+    OptionError
+        A column or function does not exist; a weight is negative or not finite; or all are 0.
+    ShapeError
+        There are not as many numbers as episodes or steps.
+    """
+    if weights is None:
+        return None
+    weights = weights if isinstance(weights, Weights) else Weights(weights)
+    datasets: Any = getattr(source, "sources", (source,))
+    values = _values(datasets, weights)
+    temperature = weights.temperature
+    if temperature is None and isinstance(weights.of, str) and weights.of == "return":
+        temperature = RETURN_TEMPERATURE
+    _check(values, weights, may_be_negative=temperature is not None)
+    if temperature is not None:
+        values = _exponentials(values, temperature)
+    for one in values:
+        if len(one.numbers) and not one.numbers.any():
+            raise OptionError(
+                f"all weights of {one.dataset.path} by {weights.name} are 0: give at least one "
+                "above 0, or leave this vault out."
+            )
+    return tuple(_by_episode(one) if weights.by == "episode" else one.numbers for one in values)
+
+
+def _values(datasets: "tuple[Dataset, ...]", weights: Weights) -> list[_Values]:
+    of, found = weights.of, []
+    if isinstance(of, np.ndarray):
+        parts = [of]
+        if len(datasets) > 1:
+            if of.ndim != 1 or len(of) != sum(map(len, datasets)):
+                raise ShapeError(
+                    f"the weights of a mixture are one for each of its {sum(map(len, datasets))} "
+                    f"episodes: got shape {of.shape}."
+                )
+            parts = np.split(of, np.cumsum([len(one) for one in datasets])[:-1])
+        found = [*zip(datasets, parts, strict=True)]
+    else:
+        function = _function(of) if isinstance(of, str) and ":" in of else of
+        for one in datasets:
+            numbers = _column(one, function) if isinstance(function, str) else function(one)
+            found.append((one, numbers))
+    return [_shaped(dataset, numbers, weights) for dataset, numbers in found]
+
+
+def _shaped(dataset: "Dataset", numbers: Any, weights: Weights) -> _Values:
+    found = np.asarray(numbers, np.float64)
+    if found.shape not in ((len(dataset),), (dataset.rows, dataset.length)):
+        raise ShapeError(
+            f"the weights of {dataset.path} by {weights.name} have shape {found.shape}: give one "
+            f"for each of its {len(dataset)} episodes, or one for each step, as an array of shape "
+            f"{(dataset.rows, dataset.length)}."
+        )
+    return _Values(dataset, found)
+
+
+def _function(name: str) -> Callable[["Dataset"], Any]:
+    """Import a function that the user named."""
+    home, _, function = name.rpartition(":")
+    module = import_file(local(Path(home)).resolve()) if ".py" in home else import_module(home)
+    found: Callable[[Dataset], Any] = attribute(module, function, home)
+    return found
+
+
+def _column(dataset: "Dataset", name: str) -> Any:
+    """Return the numbers of a column, ``(M,)`` or ``(rows, length)``."""
+    if name in _OF_EPISODES:
+        return _OF_EPISODES[name](dataset.episodes)
+    if name == _REWARD:
+        return dataset.rewards(0, dataset.length).mean(-1)
+    leaf = _EXTRAS + name.removeprefix(_EXTRAS)
+    if leaf not in dataset.leaves:
+        extras = [one.removeprefix(_EXTRAS) for one in dataset.leaves if one.startswith(_EXTRAS)]
+        columns = ", ".join([*_OF_EPISODES, _REWARD, *extras])
+        raise OptionError(f"{dataset.path} has no column {name!r}: its columns are {columns}.")
+    found = dataset.read(leaves=[leaf])[leaf]
+    if found.ndim > 3 or (found.ndim == 3 and found.shape[2] not in (1, dataset.spec.num_agents)):
+        raise ShapeError(
+            f"the extra {name!r} of {dataset.path} has shape {found.shape[2:]} a step: weights "
+            "need one number, or one for each agent. Give a function that computes it."
+        )
+    return found.astype(np.float64).mean(-1) if found.ndim == 3 else found
+
+
+def _check(values: list[_Values], weights: Weights, may_be_negative: bool) -> None:
+    for one in values:
+        wrong = ~np.isfinite(one.numbers)
+        if not may_be_negative:
+            wrong |= one.numbers < 0
+        if wrong.any():
+            at = np.argwhere(wrong)[0]
+            advice = (
+                "leave these episodes out with `offmarl filter`, or give a function."
+                if may_be_negative
+                else "give numbers of at least 0, or a temperature, which takes any finite numbers."
+            )
+            raise OptionError(
+                f"{one.dataset.path} has a weight of {one.numbers[tuple(at)]:g} by {weights.name} "
+                f"at {one.where(at)}: {advice}"
+            )
+
+
+def _exponentials(values: list[_Values], temperature: float) -> list[_Values]:
+    low = min(one.numbers.min(initial=np.inf) for one in values)
+    high = max(one.numbers.max(initial=-np.inf) for one in values)
+    span = high - low if high > low else 1.0
+    return [
+        one._replace(numbers=np.exp((one.numbers - high) / span / temperature)) for one in values
+    ]
+
+
+def _by_episode(values: _Values) -> NDArray[np.float64]:
+    """Divide each step's weight by its episode's length."""
+    dataset, numbers = values
+    table = dataset.episodes
+    if numbers.ndim == 1:
+        return numbers / table.length
+    return numbers / np.repeat(table.length, table.length).reshape(numbers.shape)

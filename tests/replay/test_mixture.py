@@ -1,0 +1,330 @@
+"""Mixtures of vaults and weights of steps, against their exact distributions."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+import offmarl
+from offmarl import vault
+from offmarl.errors import OptionError, ShapeError
+from offmarl.replay import Circles, Windows, WindowSource
+from offmarl.replay.device import draw, probability
+from offmarl.replay.starts import Uniform, draw_on_host, segments
+from offmarl.types import Discrete, EnvSpec
+from offmarl.vault import Dataset, Mixture, Weights
+
+from .test_device import SPEC, write
+
+SIZES = {"short": (3, 8, 4), "long": (2, 50, 2)}
+"""Rows, length and number of the episodes of each row."""
+
+
+def record(path: Path, rows: int, length: int, count: int) -> Dataset:
+    ends = np.zeros((rows, length * count), bool)
+    ends[:, length - 1 :: length] = True
+    write(path, ends)
+    return vault.open_vault(path)
+
+
+@pytest.fixture(scope="module")
+def vaults(tmp_path_factory) -> dict[str, Dataset]:
+    place = tmp_path_factory.mktemp("vaults")
+    return {name: record(place / f"{name}.vlt/v", *size) for name, size in SIZES.items()}
+
+
+@pytest.fixture
+def mixed(vaults) -> Mixture:
+    return offmarl.mix({vaults["short"]: 0.7, vaults["long"]: 0.3})
+
+
+# ---------------------------------------------------------------------------------- tables
+
+
+@settings(max_examples=50)
+@given(st.lists(st.sampled_from([0.0, 1e-9, 0.3, 1.0, 2.5, 1e3]), min_size=1, max_size=40))
+def test_an_alias_table_keeps_the_shares(shares: list[float]) -> None:
+    share = np.array(shares)
+    if not share.any():
+        return
+    sizes = np.arange(len(share)) % 3 + 1
+    first = np.cumsum(sizes) - sizes
+    table = segments(first, sizes, share, int(sizes.sum()))
+    keep = (table.threshold.astype(np.float64) + 1) / 2**32
+    count = len(table.share)
+    drawn = np.bincount(np.arange(count), keep, count)
+    drawn += np.bincount(table.alias, 1 - keep, count)
+    np.testing.assert_allclose(drawn / count, (share / share.sum())[share > 0], atol=1e-8)
+    np.testing.assert_array_equal(table.first, first[share > 0])
+    slots = np.repeat(share / share.sum() / sizes, sizes)
+    found = probability(table, jnp.arange(len(slots)))
+    np.testing.assert_allclose(found, slots, atol=1e-6)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_draws_of_segments_agree_with_their_shares(wide: bool) -> None:
+    scale = 2**40 if wide else 1
+    first, size = np.array([0, 5, 20]) * scale, np.array([4, 5, 10]) * scale
+    table = segments(first, size, np.array([0.5, 0.2, 0.3]), 30 * scale)
+    key = jax.random.key(0)
+    found = draw_on_host(table, np.asarray(jax.random.key_data(key)), 10**5) // scale
+    expected = np.zeros(30)
+    for start, count, share in ((0, 4, 0.5), (5, 5, 0.2), (20, 10, 0.3)):
+        expected[start : start + count] = share / count
+    counts = np.bincount(found, minlength=30)
+    assert not counts[expected == 0].any()
+    assert chisquare(counts[expected > 0], 1e5 * expected[expected > 0]).pvalue > 0.001
+    if not wide:
+        on_device = jax.jit(draw, static_argnums=2)(table, key, 10**5)
+        np.testing.assert_array_equal(found, on_device)
+
+
+# ---------------------------------------------------------------------------------- mixtures
+
+
+def numbers(batch) -> np.ndarray:
+    """Return a number for each counted step of a batch: 1000 times its episode, and its time."""
+    here = np.asarray(batch.episode * 1000 + batch.time)[..., :-1]
+    return here[np.asarray(batch.mask)]
+
+
+def drawn_steps(source, weights=None, batches: int = 300, **sizes) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of the steps in batches, and what each counts; one of each window."""
+    replay = source.replay(512, 5, weights=weights, **sizes)
+
+    @jax.jit
+    def one(replay, key):
+        sample_key, slot_key = jax.random.split(key)
+        batch = replay.sample(sample_key)
+        slot = jax.random.randint(slot_key, (512,), 0, 5)
+        pick = jax.vmap(lambda x, i: x[i])
+        weight = jnp.ones_like(batch.reward[..., 0]) if batch.weight is None else batch.weight
+        step = pick(batch.episode * 1000 + batch.time, slot)
+        return step, pick(batch.mask, slot), pick(weight, slot)
+
+    keys = jax.random.split(jax.random.key(7), batches)
+    step, mask, weight = jax.lax.map(lambda key: one(replay, key), keys)
+    return np.asarray(step)[mask], np.asarray(weight)[mask]
+
+
+def agree(found: np.ndarray, shares) -> None:
+    number = shares.episode * 1000 + shares.time
+    kept = shares.drawn > 0
+    counts = np.array([np.bincount(np.searchsorted(number, found), minlength=len(number))])[0]
+    assert not counts[~kept].any()
+    expected = shares.drawn[kept] * len(found)
+    assert chisquare(counts[kept], expected).pvalue > 0.001
+
+
+@pytest.mark.parametrize(("by", "share"), [("step", 0.7), ("episode", None)])
+def test_shares_of_a_mixture_are_exact(vaults, by: str, share: float | None) -> None:
+    mixed = offmarl.mix({vaults["short"]: 0.7, vaults["long"]: 0.3}, by)
+    shares = mixed.step_probabilities(5)
+    of_short = shares.episode < len(vaults["short"])
+    if by == "episode":  # 7 episodes of 8 steps to 3 of 50
+        share = 7 * 8 / (7 * 8 + 3 * 50)
+    assert shares.drawn[of_short].sum() == pytest.approx(share, rel=1e-12)
+    assert np.ptp(shares.drawn[of_short]) < 1e-15
+    np.testing.assert_array_equal(shares.drawn, shares.counted)
+    agree(drawn_steps(mixed)[0], shares)
+
+
+def test_a_mixture_holds_the_data_of_its_vaults(mixed, vaults) -> None:
+    assert len(mixed) == len(vaults["short"]) + len(vaults["long"]) == 16
+    batch = jax.jit(lambda replay, key: replay.sample(key))(mixed.replay(64, 5), jax.random.key(0))
+    for window, slot in np.argwhere(np.asarray(batch.mask)):
+        episode = mixed[int(batch.episode[window, slot])]
+        time = int(batch.time[window, slot])
+        np.testing.assert_array_equal(batch.action[window, slot], episode.transition.action[time])
+    assert set(np.unique(np.asarray(batch.episode) < 12)) == {False, True}
+
+
+@pytest.mark.parametrize("weights", [None, "return", Weights("reward", temperature=0.5)])
+def test_a_stream_gives_the_batches_of_the_device(mixed, weights) -> None:
+    replay = mixed.replay(16, 5, burn_in=2, weights=weights)
+    sample = jax.jit(lambda replay, key: replay.sample(key))
+    with mixed.stream(16, 5, burn_in=2, weights=weights, seed=3) as stream:
+        for number in range(3):
+            key = jax.random.fold_in(jax.random.key(3), number)
+            jax.tree.map(np.testing.assert_array_equal, next(stream), sample(replay, key))
+
+
+def test_held_out_episodes_and_subsets_of_a_mixture(mixed) -> None:
+    rest, held_out = mixed.hold_out(0.25)
+    assert sorted([*rest, *held_out]) == list(range(16))
+    assert (held_out < 12).sum() == 3
+    assert (held_out >= 12).sum() == 1
+    shares = mixed.step_probabilities(5, rest)
+    assert set(shares.episode) == set(rest)
+    assert shares.drawn[shares.episode < 12].sum() == pytest.approx(0.7)
+    found = mixed.whole_episodes(held_out)
+    np.testing.assert_array_equal(found.mask.sum(-1), mixed.episodes.length[held_out])
+    one = mixed.subset([2, 14]).replay(8, 5).sample(jax.random.key(0))
+    assert set(np.unique(one.episode)) == {2, 14}
+
+
+def test_a_mixture_without_shares_draws_all_steps_alike(vaults) -> None:
+    shares = offmarl.mix(vaults.values()).step_probabilities(5)
+    np.testing.assert_allclose(shares.drawn, 1 / len(shares.drawn), rtol=1e-12)
+
+
+def test_the_digest_of_a_mixture_has_the_shares(vaults) -> None:
+    def digest(share: float, by: str = "step") -> str:
+        return offmarl.mix({vaults["short"]: share, vaults["long"]: 1}, by).digest()
+
+    assert digest(1) == digest(1)
+    assert len({digest(1), digest(2), digest(1, "episode")}) == 3
+
+
+# ---------------------------------------------------------------------------------- weights
+
+
+def of_time(dataset: Dataset) -> np.ndarray:
+    """Weigh every eighth step 9 and the others 1, but the first quarter of time 0."""
+    time = np.arange(dataset.length)
+    weights = np.where(time % 8 == 7, 9.0, 1.0) * (time >= dataset.length // 4)
+    return np.broadcast_to(weights, (dataset.rows, dataset.length))
+
+
+@pytest.mark.parametrize(
+    "weights",
+    ["return", "length", Weights("return", "episode"), of_time, Weights(of_time, temperature=2)],
+)
+@pytest.mark.parametrize("name", ["short", "mixed"])
+def test_steps_count_exactly_as_they_weigh(vaults, mixed, name: str, weights) -> None:
+    source = mixed if name == "mixed" else vaults[name]
+    shares = source.step_probabilities(5, weights=weights)
+    wanted = expected_shares(source, weights)
+    here = np.cumsum(source.episodes.length)[shares.episode] + shares.time
+    here -= source.episodes.length[shares.episode]
+    np.testing.assert_allclose(shares.counted, wanted[here], atol=1e-12)
+    assert shares.counted.sum() == pytest.approx(1)
+    found, weight = drawn_steps(source, weights)
+    agree(found, shares)
+    assert weight.mean() == pytest.approx(1, abs=0.05)
+    number = shares.episode * 1000 + shares.time
+    counted = np.bincount(np.searchsorted(number, found), weight, len(number)) / weight.sum()
+    np.testing.assert_allclose(counted, shares.counted, atol=5e-3)
+
+
+def expected_shares(source, weights) -> np.ndarray:
+    """Compute the shares step by step from the definition."""
+    weights = weights if isinstance(weights, Weights) else Weights(weights)
+    parts = getattr(source, "sources", (source,))
+    values = []
+    for one in parts:
+        table = one.episodes
+        if callable(weights.of):
+            at = weights.of(one)
+            for row, start, length in zip(table.row, table.start, table.length, strict=True):
+                values.append(at[row, start : start + length])
+        else:
+            of = {"return": table.episode_returns, "length": table.length}[weights.of]
+            values += [np.full(n, x, float) for n, x in zip(table.length, of, strict=True)]
+    every = np.concatenate(values)
+    temperature = weights.temperature or (0.1 if weights.of == "return" else None)
+    if temperature:
+        low, high = every.min(), every.max()
+        values = [np.exp((x - low) / (high - low) / temperature) for x in values]
+    if weights.by == "episode":
+        values = [x / len(x) for x in values]
+    shares, first = [], 0
+    for one, share in zip(parts, getattr(source, "shares", (1.0,)), strict=True):
+        own = np.concatenate(values[first : first + len(one)])
+        shares.append(share * own / own.sum())
+        first += len(one)
+    return np.concatenate(shares)
+
+
+def test_equal_weights_change_nothing_but_the_draws(vaults) -> None:
+    shares = vaults["short"].step_probabilities(5, weights=np.full(12, 3.0))
+    np.testing.assert_allclose(shares.drawn, 1 / 96, rtol=1e-9)
+    np.testing.assert_allclose(shares.counted, 1 / 96, rtol=1e-9)
+
+
+def test_episodes_that_weigh_nothing_are_not_loaded(vaults) -> None:
+    weights = np.zeros(12)
+    weights[[3, 7]] = 1
+    replay = vaults["short"].replay(8, 5, weights=weights)
+    assert replay.num_slots == 18
+    assert set(np.unique(replay.sample(jax.random.key(0)).episode)) == {3, 7}
+
+
+def test_a_uniform_mixture_of_one_vault_is_that_vault(vaults) -> None:
+    one = Circles(offmarl.mix({vaults["short"]: 2.0}), Windows(4, 5))
+    assert one.starts == Uniform(12 * 9)
+    assert Circles(vaults["short"], Windows(4, 5)).starts == Uniform(12 * 9)
+    assert WindowSource(vaults["short"], Windows(4, 5)).starts == Uniform(12 * 9)
+
+
+# ---------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("shares", "message"),
+    [
+        ((-1, 1), r"short\.vlt/v cannot have a share of -1"),
+        ((np.nan, 1), "a share of nan"),
+        ((0, 0), r"all shares of the mixture are 0 \(.*short\.vlt/v, .*long\.vlt/v\)"),
+    ],
+)
+def test_shares_that_cannot_be(vaults, shares, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        offmarl.mix(dict(zip(vaults.values(), shares, strict=True)))
+
+
+def test_a_vault_is_mixed_once(vaults) -> None:
+    path = vaults["short"].path
+    with pytest.raises(OptionError, match="in the mixture twice"):
+        offmarl.mix({vaults["short"]: 1, path: 2})
+    with pytest.raises(OptionError, match="no vaults were given"):
+        offmarl.mix({})
+
+
+def test_unlike_vaults(vaults, tmp_path: Path) -> None:
+    other = EnvSpec("test", SPEC.num_agents, 4, 2, Discrete(3))
+    write(tmp_path / "other.vlt", np.ones((1, 3), bool), other)
+    with pytest.raises(ShapeError, match=r"observations is float32 \(2, 3\) .* float32 \(2, 4\)"):
+        offmarl.mix({vaults["short"]: 1, tmp_path / "other.vlt": 1})
+
+
+def _at(value: float):
+    def weights(dataset: Dataset) -> np.ndarray:
+        found = np.ones((dataset.rows, dataset.length))
+        found[1, 5] = value
+        return found
+
+    return weights
+
+
+@pytest.mark.parametrize(
+    ("weights", "error", "message"),
+    [
+        ("speed", OptionError, "no column 'speed': its columns are return, length, policy, reward"),
+        ("reward", OptionError, r"short\.vlt/v has a weight of -.* by 'reward' at step \d+ of row"),
+        (_at(np.nan), OptionError, "weight of nan by weights at step 5 of row 1: give numbers"),
+        (Weights(_at(np.inf), temperature=1), OptionError, "weight of inf .* leave these"),
+        (lambda data: np.full(12, -1.0), OptionError, r"episode 0 \(from step 0 of row 0 on\)"),
+        (np.zeros(12), OptionError, "all weights of .* by the given numbers are 0"),
+        (np.ones(11), ShapeError, r"have shape \(11,\): give one for each of its 12 episodes"),
+        ("no_such_module:function", OptionError, "no_such_module cannot be imported"),
+        (f"{Path(__file__).with_name('memory.py')}:missing", OptionError, "has no missing"),
+    ],
+)
+def test_weights_that_cannot_be(vaults, weights, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        vaults["short"].replay(4, 5, weights=weights)
+    for temperature in (0.0, -1.0, np.nan):
+        with pytest.raises(OptionError, match="cannot have a temperature"):
+            Weights("return", temperature=temperature)
+
+
+def test_the_chosen_episodes_weigh_nothing(vaults) -> None:
+    weights = np.arange(12) > 5
+    with pytest.raises(OptionError, match=r"all 2 episodes of .* weigh 0"):
+        vaults["short"].replay(4, 5, np.array([1, 2]), weights=weights)
