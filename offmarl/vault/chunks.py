@@ -31,7 +31,7 @@ class _Chunk:
     def __init__(self, schema: layout.Schema):
         places, size = _places(schema)
         self.memory = mmap.mmap(-1, pages_of(max(size, 1)))
-        self.places: list[tuple[int, int]] = [(start, count) for *_, start, count in places]
+        self.places: list[tuple[int, int]] = [(place.start, place.size) for place in places]
         self.arrays: list[tuple[str, slice, NumpyArray]] = []
         for name, rows, leaf, start, _ in places:
             shape = (schema.chunk_rows, schema.chunk_steps, *leaf.shape)
@@ -50,18 +50,18 @@ class _Place(NamedTuple):
     rows: slice
     leaf: layout.Leaf
     start: int
-    count: int
+    size: int
 
 
 def _places(schema: layout.Schema) -> tuple[list[_Place], int]:
     """Return the places of all values, in the order of keys, and their bytes in all."""
     places, start = [], 0
     for name, leaf in schema.leaves.items():
-        count = schema.chunk_rows * schema.chunk_steps * leaf.step_bytes
+        size = schema.chunk_rows * schema.chunk_steps * leaf.step_bytes
         for row in range(0, schema.rows, schema.chunk_rows):
             rows = slice(row, row + schema.chunk_rows)
-            places.append(_Place(name, rows, leaf, start, count))
-            start += -(-count // _ALIGNMENT) * _ALIGNMENT
+            places.append(_Place(name, rows, leaf, start, size))
+            start += -(-size // _ALIGNMENT) * _ALIGNMENT
     return places, start
 
 

@@ -350,9 +350,11 @@ def _in_thread(work: Callable[[], None]) -> "Future[None]":
 
     def run() -> None:
         try:
-            done.set_result(work())
+            work()
         except BaseException as error:
             done.set_exception(error)
+        else:
+            done.set_result(None)
 
     Thread(target=run, name="offmarl-commit", daemon=True).start()
     return done

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from importlib import import_module
@@ -18,6 +19,7 @@ from offmarl import vault
 from offmarl.testing import typed_spec
 from offmarl.types import EnvSpec
 from offmarl.vault import compaction
+from offmarl.vault import store as store_module
 from offmarl.vault import writer as writer_module
 from tests.vault.experience import SPEC, make, whole_episodes
 
@@ -187,6 +189,7 @@ def _die(program: str, path: Path, event: int) -> None:
     status = 1
     try:
         sys.setprofile(tick)
+        threading.setprofile(tick)
         PROGRAMS[program](path)
         sys.setprofile(None)
         say("events", events)
@@ -204,7 +207,7 @@ def import_writers() -> None:
 
 def main() -> None:
     writer_module._COMMIT_BYTES = writer_module._MOST_COMMIT_BYTES = 1  # more commits to die in
-    compaction._LEAST_RECLAIMED = 1
+    compaction._LEAST_RECLAIMED = store_module._BULK_BYTES = 1
     for line in sys.stdin:
         program, path, event, seconds = line.split()
         if program == "export":
