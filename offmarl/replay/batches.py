@@ -12,8 +12,9 @@ from jaxtyping import Array, Int, Key, PRNGKeyArray
 from offmarl.replay import device
 from offmarl.replay.circles import Circles, Mixed, Weighting
 from offmarl.replay.device import Replay, load
+from offmarl.replay.host import IN_HAND, ahead, parts_ahead
 from offmarl.replay.sampling import Chosen, Source, Windows
-from offmarl.replay.stream import IN_HAND, Batches, WindowSource, ahead, on_host, parts_ahead
+from offmarl.replay.stream import Batches, WindowSource, on_host
 
 Kind = Literal["auto", "device", "stream"]
 
