@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import chain, count, groupby
-from typing import Literal, Self, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 from jaxtyping import Int
@@ -76,7 +76,7 @@ class WindowReader:
         self._prepare(Circles(source, windows, episodes, weights))
 
     @classmethod
-    def of(cls, circles: Circles) -> Self:
+    def of(cls, circles: Circles) -> Any:
         """Return what reads the windows of circles that were made before."""
         made = cls.__new__(cls)
         made._prepare(circles)
