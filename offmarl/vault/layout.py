@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import google_crc32c
 import numpy as np
 
+from offmarl._arithmetic import largest_divisor
 from offmarl.errors import ShapeError, VaultError, VaultFormatError
 from offmarl.types import ArraySpec, Continuous, EnvSpec, flatten_tree
 
@@ -322,8 +323,7 @@ def default_chunk_rows(rows: int, chunk_steps: int) -> int:
 
     Each key has a fixed cost, which would dominate if a chunk held few steps of a single row.
     """
-    most = max(1, min(rows, 2048 // max(chunk_steps, 1)))
-    return max(size for size in range(1, most + 1) if rows % size == 0)
+    return largest_divisor(rows, 2048 // max(chunk_steps, 1))
 
 
 def episodes_key(first: int) -> str:
@@ -341,7 +341,7 @@ def checksums_key(chunk: int) -> str:
     return f"{CHECKSUMS_PREFIX}{chunk:015d}"
 
 
-def encode_checksums(values: Iterable[bytes | bytearray]) -> bytes:
+def encode_checksums(values: Iterable[bytes | bytearray | memoryview]) -> bytes:
     """Return the concatenated CRC32Cs of some values, 4 bytes big-endian each."""
     arrays = (np.frombuffer(value, np.uint8) for value in values)
     return b"".join(google_crc32c.value(array).to_bytes(4, "big") for array in arrays)
