@@ -36,6 +36,8 @@ MAX_CHUNK_BYTES = 2**32
 """Maximum bytes of a chunk; a forged vault with larger chunks could fill the memory."""
 MAX_LEAVES = 256
 """Maximum leaves of observations, states and extras together."""
+MAX_STEP_BYTES = 2**30
+"""Maximum bytes of one step of all leaves of observations, states and extras together."""
 MAX_AXES = 16
 """Maximum axes of one step of a leaf; NumPy's arrays have at most 64 axes, two of them in front."""
 
@@ -226,13 +228,19 @@ def typed(spec: EnvSpec) -> bool:
 
 
 def check_leaves(spec: EnvSpec) -> None:
-    """Raise `ShapeError` if leaves are too many, empty, or have too many axes."""
+    """Raise `ShapeError` if leaves are too many, too large, empty, or have too many axes."""
     trees = (spec.observation, OBSERVATIONS), (spec.global_state, STATE), (spec.extras, EXTRAS)
     found: dict[str, ArraySpec] = {}
     for tree, name in trees:
         found |= flatten_tree(tree, name) if tree else {}
     if len(found) > MAX_LEAVES:
         raise ShapeError(f"there are {len(found)} leaves, and {MAX_LEAVES} is the most.")
+    step_bytes = spec.num_agents * sum(leaf.num_bytes for leaf in found.values())
+    if step_bytes > MAX_STEP_BYTES:
+        raise ShapeError(
+            f"{', '.join(found)} take up to {step_bytes:,} bytes a step, and {MAX_STEP_BYTES:,} is "
+            "the most: store smaller images."
+        )
     for name, leaf in found.items():
         if leaf.size < 1 or len(leaf.shape) >= MAX_AXES:
             raise ShapeError(
