@@ -89,7 +89,7 @@ def from_disk(arrays: Mapping[str, NumpyArray], spec: EnvSpec) -> Transition:
     spec
         The sizes of the record.
     """
-    lead = arrays["rewards"].shape[:2]
+    lead = next(iter(arrays.values())).shape[:2]
     wanted = leaves(spec)
 
     def fitted(name: str, missing: float = 0.0) -> NumpyArray:
@@ -206,6 +206,12 @@ def spec_of(found: Mapping[str, Leaf]) -> EnvSpec:
     if state or not spec.is_vector:
         return spec
     return dataclasses.replace(spec, state_size=num_agents * spec.observation_size)
+
+
+def agents_in(found: Mapping[str, Leaf]) -> int | None:
+    """Return the number of agents of another program's vault; None if no observation shows it."""
+    shapes = (leaf.shape for name, leaf in found.items() if _is_of(OBSERVATIONS, name))
+    return next((shape[0] for shape in shapes if shape), None)
 
 
 def _is_of(group: str, name: str) -> bool:
