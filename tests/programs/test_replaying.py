@@ -94,7 +94,7 @@ def test_scenes_are_those_of_the_states(swarm, tmp_path):
 
 
 def test_changed_environments_are_named(swarm):
-    other = envs.make("swarm/coverage-2:time_limit=6,cells_per_agent=16")
+    other = envs.make("swarm/coverage-2:time_limit=6,sensing_range=1.0")
     with pytest.raises(OptionError, match=r"episode 0, played again, differs .* in observation"):
         replay_episode(swarm, 0, other)
     with pytest.raises(ShapeError, match="differ in num_agents"):
