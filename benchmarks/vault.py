@@ -28,7 +28,7 @@ import numpy as np
 from flashbax.vault import Vault as StockVault
 
 from offmarl import vault
-from offmarl.types import Discrete, EnvSpec, Transition, View
+from offmarl.types import Discrete, EnvSpec, Transition, View, map_tree
 from offmarl.vault import layout
 
 SPEC = EnvSpec("", num_agents=8, observation_size=36, state_size=8, action=Discrete(5))
@@ -57,8 +57,7 @@ def experience(steps: int) -> Transition:
 
 
 def cut(transition: Transition, start: int, stop: int) -> Transition:
-    view, *rest = transition
-    return Transition(View(*(x[:, start:stop] for x in view)), *(x[:, start:stop] for x in rest))
+    return map_tree(lambda leaf: leaf[:, start:stop], transition)
 
 
 def write_ours(path: Path, data: Transition, call: int, flush: bool) -> None:

@@ -94,6 +94,9 @@ class Source(Protocol):
     def final_views(self, numbers: Any) -> View:
         """Read final views, ``(len(numbers), ...)``."""
 
+    def prepare_fork(self) -> None:
+        """Let processes that are forked from this one read the source; may do nothing."""
+
 
 @dataclass(frozen=True)
 class Windows:

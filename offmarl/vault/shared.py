@@ -7,6 +7,7 @@ and with nothing to clean up after a process that died.
 """
 
 import os
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from offmarl.errors import ShapeError, VaultConflictError, VaultError
 from offmarl.types import EnvSpec, FinalObservations, Transition, map_tree
 from offmarl.vault import encoding, tables, values
+from offmarl.vault.compaction import exclusive, reclaim
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.index import Cut, account, is_there
 from offmarl.vault.layout import Head
@@ -129,10 +131,15 @@ class SharedWriter:
         self._waiting, self._steps = [], 0
 
     def close(self) -> None:
-        """Flush, and refuse further steps. Idempotent."""
-        if not self._closed:
-            self.flush()
-            self._closed = True
+        """Flush, reclaim much unused space, and refuse further steps. Idempotent."""
+        if self._closed:
+            return
+        self.flush()
+        self._closed = True
+        with suppress(VaultError):  # another writer has it open, which reclaims the space later
+            store = store_of(locate(self.path))
+            with exclusive(store.driver):
+                reclaim(store)
 
     def __enter__(self) -> "SharedWriter":
         return self

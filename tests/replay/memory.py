@@ -98,3 +98,6 @@ class MemorySource:
     def final_views(self, numbers):
         assert (numbers >= 0).all()
         return jax.tree.map(lambda x: x[numbers], self.finals)
+
+    def prepare_fork(self):
+        pass

@@ -13,8 +13,8 @@ import offmarl
 from offmarl import vault
 from offmarl.errors import OptionError, ShapeError
 from offmarl.replay import Batches, Replay, Windows, device, open_batches, split_key
+from offmarl.replay.host import ahead
 from offmarl.replay.starts import Uniform, draw_on_host
-from offmarl.replay.stream import ahead
 from offmarl.vault import Dataset
 
 from .memory import MemorySource

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from importlib import import_module
@@ -17,6 +18,8 @@ from typing import NamedTuple
 from offmarl import vault
 from offmarl.testing import typed_spec
 from offmarl.types import EnvSpec
+from offmarl.vault import compaction
+from offmarl.vault import store as store_module
 from offmarl.vault import writer as writer_module
 from tests.vault.experience import SPEC, make, whole_episodes
 
@@ -66,6 +69,12 @@ def compact(path: Path) -> None:
     say(1)
 
 
+def close(path: Path) -> None:
+    """Reclaim unused space."""
+    vault.resume(path).close()
+    say(1)
+
+
 def repair(path: Path) -> None:
     vault.repair(path)
     say(1)
@@ -101,7 +110,17 @@ def export(path: Path) -> None:
 
 PROGRAMS = {
     program.__name__: program
-    for program in (record, record_typed, create_whole, share, compact, repair, change, export)
+    for program in (
+        record,
+        record_typed,
+        create_whole,
+        share,
+        compact,
+        close,
+        repair,
+        change,
+        export,
+    )
 }
 
 
@@ -170,6 +189,7 @@ def _die(program: str, path: Path, event: int) -> None:
     status = 1
     try:
         sys.setprofile(tick)
+        threading.setprofile(tick)
         PROGRAMS[program](path)
         sys.setprofile(None)
         say("events", events)
@@ -186,7 +206,8 @@ def import_writers() -> None:
 
 
 def main() -> None:
-    writer_module._COMMIT_BYTES = 1  # more commits to die in
+    writer_module._COMMIT_BYTES = writer_module._MOST_COMMIT_BYTES = 1  # more commits to die in
+    compaction._LEAST_RECLAIMED = store_module._BULK_BYTES = 1
     for line in sys.stdin:
         program, path, event, seconds = line.split()
         if program == "export":
