@@ -22,10 +22,11 @@ if TYPE_CHECKING:
         warm_start,
     )
     from offmarl.programs.dataset import DatasetStatistics, MeanAndStd
-    from offmarl.programs.loop import map_seeds, start
+    from offmarl.programs.loop import start
     from offmarl.programs.offline import train
     from offmarl.programs.policy import LoadedPolicy, load_policy
     from offmarl.programs.program import (
+        TD_ERRORS,
         Args,
         Hyperparameters,
         OnlineArgs,
@@ -34,9 +35,11 @@ if TYPE_CHECKING:
         hyperparameters,
     )
     from offmarl.programs.record import record_policy
+    from offmarl.programs.seeds import map_seeds
     from offmarl.programs.tiers import TIERS, Recorded, record_online
 
 __all__ = [
+    "TD_ERRORS",
     "TIERS",
     "Args",
     "Capture",
@@ -76,11 +79,20 @@ _HOMES = {
         "warm_start",
     ),
     "dataset": ("DatasetStatistics", "MeanAndStd"),
-    "loop": ("map_seeds", "start"),
+    "loop": ("start",),
     "offline": ("train",),
     "policy": ("LoadedPolicy", "load_policy"),
-    "program": ("Args", "Hyperparameters", "OnlineArgs", "Program", "Stage", "hyperparameters"),
+    "program": (
+        "TD_ERRORS",
+        "Args",
+        "Hyperparameters",
+        "OnlineArgs",
+        "Program",
+        "Stage",
+        "hyperparameters",
+    ),
     "record": ("record_policy",),
+    "seeds": ("map_seeds",),
     "tiers": ("TIERS", "Recorded", "record_online"),
 }
 

@@ -14,8 +14,8 @@ from offmarl import envs, evaluation, tracking
 from offmarl.envs.base import Environment
 from offmarl.errors import OptionError, ShapeError, UnknownNameError
 from offmarl.evaluation import agreement, log_likelihood
-from offmarl.programs.loop import Layout, map_seeds
 from offmarl.programs.program import Args, Program
+from offmarl.programs.seeds import Layout, map_seeds
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 from offmarl.vault import Dataset, open_vault
 

@@ -2,32 +2,90 @@
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from itertools import repeat
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Int, Key, PRNGKeyArray
 
+from offmarl.errors import OptionError
 from offmarl.replay import device
 from offmarl.replay.circles import Circles, Mixed, Weighting
 from offmarl.replay.device import Replay, load
+from offmarl.replay.priorities import Prioritised, Priorities
 from offmarl.replay.sampling import Chosen, Source, Windows
 from offmarl.replay.stream import IN_HAND, Batches, WindowSource, ahead, on_host, parts_ahead
 
 Kind = Literal["auto", "device", "stream"]
 
 _MOST_AHEAD = 2
+_LAG = 32
+"""Largest number of updates between the draw of a streamed batch by priorities and its use."""
 
 
-class BatchSource(NamedTuple):
-    """Data for the updates of a loop, one piece after the other."""
+class BatchSource:
+    """Data for the updates of a loop, one piece after the other.
 
-    updates: int
-    """Updates that each piece is for."""
-    data: Iterator[Replay | Batches]
-    """The same replay again and again, or batches ``(seeds, updates, ...)``."""
+    Parameters
+    ----------
+    updates
+        Updates that each piece is for.
+    data
+        The same replay again and again, or batches ``(seeds, updates, ...)``.
+    draws
+        How batches are drawn by priorities; None if they are not.
+    """
+
+    def __init__(
+        self,
+        updates: int,
+        data: Iterator[Replay | Batches],
+        draws: Prioritised | None = None,
+    ):
+        self.updates, self.data, self.draws = updates, data, draws
+
+    def take(self, _done: int, _priorities: Priorities | None, _seeds: int) -> Replay | Batches:
+        """Return the piece of the update after ``done``.
+
+        Parameters
+        ----------
+        done
+            Number of updates done.
+        priorities
+            Of all seeds, after these updates.
+        seeds
+            Number of seeds; priorities may have copies of the last after them.
+        """
+        return next(self.data)
+
+
+class _DrawnAhead(BatchSource):
+    """Batches of which the priorities' state has the slots, gathered while the device computes."""
+
+    def __init__(self, drawn: WindowSource, draws: Prioritised, updates: int, last: int):
+        super().__init__(updates, iter(()), draws)
+        self._drawn, self._lag, self._last = drawn, draws.lag, last
+        self._pool = ThreadPoolExecutor(1, "offmarl-stream")
+        self._pieces: dict[int, Future[Batches]] = {}
+
+    def take(self, done: int, priorities: Priorities | None, seeds: int) -> Replay | Batches:
+        """Return the piece of the update after ``done``, and begin to gather the one after it."""
+        assert priorities is not None
+        slots = np.asarray(jax.device_get(priorities.slots))[:seeds]
+        first = done - done % self.updates
+        for piece in (first, first + self.updates):
+            if piece not in self._pieces and piece < self._last:
+                at = np.arange(piece, piece + self.updates) % self._lag
+                self._pieces[piece] = self._pool.submit(self._drawn.at, slots[:, at])
+        return self._pieces.pop(first).result()
+
+    def close(self) -> None:
+        """Stop gathering."""
+        self._pool.shutdown(cancel_futures=True)
 
 
 def split_key(key: PRNGKeyArray, step: Int[Array, ""] | int) -> tuple[PRNGKeyArray, PRNGKeyArray]:
@@ -46,6 +104,7 @@ def open_batches(
     memory: int,
     episodes: Chosen = None,
     weights: Weighting = None,
+    draws: Prioritised | None = None,
 ) -> Iterator[BatchSource]:
     """Open the batches of a loop over ``steps``, each of which stands for ``steps.step`` updates.
 
@@ -69,20 +128,32 @@ def open_batches(
         Numbers of the episodes to draw windows from; all of them by default.
     weights
         What steps weigh; all the same by default.
+    draws
+        How to draw by priorities, by which no batch is drawn by default. Streams need a lag.
 
     Raises
     ------
     ShapeError
         There is no step to draw.
     OptionError
-        There is no room for a few batches, there are no such episodes, they weigh nothing, or there
+        There is no room for a few batches, streams have no lag, there are no such episodes, they weigh nothing, or there
         are too many steps for the device.
     """
-    if kind == "device" or (kind == "auto" and _fits(source, windows, episodes)):
-        yield BatchSource(steps.step, repeat(load(source, windows, episodes, weights)))
+    if kind == "device" or (kind == "auto" and fits(source, windows, episodes)):
+        yield BatchSource(steps.step, repeat(load(source, windows, episodes, weights)), draws)
         return
     drawn, host_keys = WindowSource(source, windows, episodes, weights), on_host(keys)
     part = len(keys) * drawn.batch_bytes
+    if draws is not None:
+        updates = min(draws.lag, lag_of(memory, part)) // 2
+        if not updates:
+            raise OptionError(
+                "this run draws the batch of an update right before it, as only a replay on the "
+                "device can: give --replay device, or choose another directory for a new run."
+            )
+        with closing(_DrawnAhead(drawn, draws, updates, steps.stop)) as ahead_of_use:
+            yield ahead_of_use
+        return
     most = parts_ahead(memory, part, "a batch for each seed", _MOST_AHEAD)
     updates = _largest_divisor(steps.step, memory // (part * (most + IN_HAND)))
 
@@ -94,7 +165,22 @@ def open_batches(
         yield BatchSource(updates, data)
 
 
-def _fits(source: Source | Mixed, windows: Windows, episodes: Chosen) -> bool:
+def lag_of(memory: int, part: int) -> int:
+    """Return how many updates before its use a streamed batch is drawn by priorities.
+
+    While the device uses one piece of as many batches as half of this, the next one is gathered.
+
+    Parameters
+    ----------
+    memory, part
+        Bytes that there are, and bytes of a batch for each seed.
+    """
+    parts_ahead(memory, part, "a batch for each seed", 1)  # raises the error if they are too few
+    return min(_LAG, 2 * (memory // (part * (1 + IN_HAND))))
+
+
+def fits(source: Source | Mixed, windows: Windows, episodes: Chosen) -> bool:
+    """Whether data has few enough steps for the device, and takes at most half of its memory."""
     circles = Circles(source, windows, episodes)
     return device.can_index(circles) and 2 * device.nbytes(circles, windows) <= _free_bytes()
 

@@ -42,10 +42,16 @@ class Priorities(NamedTuple):
     """How likely each was without priorities, over how likely it was when it was drawn."""
 
 
-def begin(starts: Starts, lag: int, batch_size: int) -> Priorities:
-    """Return priorities before the first update: all windows are as likely as ``starts`` says."""
-    slots = jnp.arange(starts.num_slots)
-    base = probability(starts, slots) * starts.num_slots
+def begin(base: Float[Array, "n"], lag: int = 0, batch_size: int = 1) -> Priorities:
+    """Return priorities before the first update.
+
+    Parameters
+    ----------
+    base
+        How likely a window is to start at each slot without priorities, up to a factor.
+    lag, batch_size
+        Shape of the draws to come.
+    """
     return Priorities(
         SumTree.of(jnp.zeros_like(base), base),
         jnp.ones(()),
@@ -85,7 +91,7 @@ def importance(
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["starts", "exponent", "importance", "updates"],
-    meta_fields=["batch_size", "lag"],
+    meta_fields=["num_slots", "batch_size", "lag"],
 )
 @dataclass(frozen=True, eq=False)
 class Prioritised:
@@ -101,6 +107,8 @@ class Prioritised:
         β at the first update; it grows linearly to 1 at the last.
     updates
         Number of updates of the run.
+    num_slots
+        Numbers of the slots.
     batch_size
         Windows in a batch.
     lag
@@ -111,6 +119,7 @@ class Prioritised:
     exponent: Float[Array, ""] | float
     importance: Float[Array, ""] | float
     updates: Int[Array, ""] | int
+    num_slots: int
     batch_size: int
     lag: int
 
@@ -122,7 +131,7 @@ class Prioritised:
         keys
             The keys that the first ``lag`` updates draw with.
         """
-        fresh = begin(self.starts, self.lag, self.batch_size)
+        fresh = begin(self._base(jnp.arange(self.num_slots)), self.lag, self.batch_size)
         if not self.lag:
             return fresh
         slots, ratios = jax.lax.map(lambda key: self._draw(fresh, key), keys)
@@ -168,7 +177,7 @@ class Prioritised:
     ) -> Priorities:
         """Return the priorities after an update on some windows, with the errors of its steps."""
         found = window_priorities(errors, counted, self.exponent)
-        base = probability(self.starts, slots) * self.starts.num_slots
+        base = self._base(slots)
         return priorities._replace(
             tree=priorities.tree.put(slots, base * found, jnp.zeros_like(base)),
             largest=jnp.maximum(priorities.largest, found.max()),
@@ -180,4 +189,8 @@ class Prioritised:
         tree, unit = priorities.tree, priorities.largest
         slots = tree.draw(key, self.batch_size, unit)
         drawn = tree.values(slots, unit) / tree.total(unit)
-        return slots, probability(self.starts, slots) / drawn
+        return slots, self._base(slots) / self.num_slots / drawn
+
+    def _base(self, slots: Int[Array, "n"]) -> Float[Array, "n"]:
+        """Return how likely slots are without priorities; 1 in the mean."""
+        return probability(self.starts, slots) * self.num_slots

@@ -75,6 +75,11 @@ class Batches:
         return sequence._replace(weight=self.weight)
 
 
+def batch_bytes(spec: EnvSpec, windows: Windows) -> int:
+    """Return the bytes of a streamed batch."""
+    return 4 * windows.batch_size * windows.slots * packing.layout_of(spec, windows).width
+
+
 class WindowSource:
     """Draws windows as `Replay.sample` does, and gathers them from disk.
 
@@ -117,7 +122,7 @@ class WindowSource:
     @property
     def batch_bytes(self) -> int:
         """Bytes of a batch."""
-        return 4 * self._shape.batch_size * self._shape.slots * self._layout.width
+        return batch_bytes(self._spec, self._shape)
 
     def batches(self, keys: Key[Array, "*b"]) -> Batches:
         """Return the batches that keys draw, on the device."""
