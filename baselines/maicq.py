@@ -27,11 +27,13 @@ from offmarl.config import Fraction, Positive, PositiveInt
 from offmarl.distributions import categorical, select
 from offmarl.losses import cross_entropy, lambda_targets, masked_mean, softmax_weights
 from offmarl.networks import (
-    Mixer,
     MixerWeights,
     PolicyConfig,
     agent_network,
+    central,
+    init_mixer,
     init_policy,
+    make_mixer,
     make_policy,
     mix,
     mixing_coefficients,
@@ -96,7 +98,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     config = PolicyConfig("recurrent", "softmax", args.hidden, args.agent_id)
     values_config = replace(config, head="q")
     policy, values = agent_network(config, spec), agent_network(values_config, spec)
-    mixer = Mixer(spec.num_agents, args.mixer_embed, args.hidden)
+    mixer = make_mixer(spec, args.mixer_embed, args.hidden)
 
     def init(key: PRNGKeyArray, _hyper: Hyperparameters) -> State:
         adam = optax.adam(0.0)
@@ -104,7 +106,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         actor = init_policy(config, spec, actor_key)
         critic = Critic(
             init_policy(values_config, spec, values_key).network,
-            mixer.init(mixer_key, jnp.zeros(spec.state_size)),
+            init_mixer(mixer, spec, mixer_key),
         )
         updates = jnp.zeros((), jnp.int32)
         return State(actor, critic, critic, adam.init(actor), adam.init(critic), updates)
@@ -113,7 +115,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         """Q_i of all actions, Q_tot of the data's, and the mixing weights, each ``(B, T, ...)``."""
         view = batch.view_tm1
         q = unroll_batch(values, critic.agent, view.observation, batch.first[:, :-1])
-        weights = mixer.apply(critic.mixer, view.state)
+        weights = mixer.apply(critic.mixer, central(view))
         q_tot = mix(weights, select(q, batch.action) * view.alive)
         return q, q_tot, weights
 

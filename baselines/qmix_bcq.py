@@ -27,7 +27,16 @@ from offmarl import cli, programs
 from offmarl.config import Fraction, Positive, PositiveInt
 from offmarl.distributions import categorical, mask_illegal, select
 from offmarl.losses import cross_entropy, double_q_values, masked_mean, td_targets
-from offmarl.networks import Mixer, PolicyConfig, agent_network, init_policy, mix, unroll_batch
+from offmarl.networks import (
+    PolicyConfig,
+    agent_network,
+    central,
+    init_mixer,
+    init_policy,
+    make_mixer,
+    mix,
+    unroll_batch,
+)
 from offmarl.programs import DatasetStatistics, Hyperparameters, Program, Stage
 from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence
 
@@ -106,13 +115,13 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     config = PolicyConfig("recurrent", "q", args.hidden, args.agent_id)
     behaviour_config = replace(config, head="softmax")
     network, behaviour = agent_network(config, spec), agent_network(behaviour_config, spec)
-    mixer = Mixer(spec.num_agents, args.mixer_embed, args.hidden)
+    mixer = make_mixer(spec, args.mixer_embed, args.hidden)
 
     def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
         agent_key, behaviour_key, mixer_key = jax.random.split(key, 3)
         params = Params(
             init_policy(config, spec, agent_key).network,
-            mixer.init(mixer_key, jnp.zeros(spec.state_size)),
+            init_mixer(mixer, spec, mixer_key),
         )
         cloned, adam = init_policy(behaviour_config, spec, behaviour_key), optax.adam(0.0)
         threshold, updates = jnp.asarray(hyper.threshold), jnp.zeros((), jnp.int32)
@@ -131,8 +140,8 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         observation = batch.view.observation
         q = unroll_batch(network, params.agent, observation, batch.first)
         q_target = unroll_batch(network, target.agent, observation, batch.first)
-        weights = mixer.apply(params.mixer, batch.view_tm1.state)
-        weights_target = mixer.apply(target.mixer, batch.view_t.state)
+        weights = mixer.apply(params.mixer, central(batch.view_tm1))
+        weights_target = mixer.apply(target.mixer, central(batch.view_t))
         view_tm1, view_t = batch.view_tm1, batch.view_t
 
         allowed = allowed_actions(logits[:, 1:], view_t.legal_actions, hyper.threshold)

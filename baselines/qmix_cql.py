@@ -32,11 +32,13 @@ from offmarl.losses import (
     td_targets,
 )
 from offmarl.networks import (
-    Mixer,
     PolicyConfig,
     QParams,
     agent_network,
+    central,
+    init_mixer,
     init_policy,
+    make_mixer,
     make_policy,
     mix,
     unroll_batch,
@@ -95,20 +97,19 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     """Build the program for one kind of data."""
     config = PolicyConfig("recurrent", "q", args.hidden, args.agent_id)
     network = agent_network(config, spec)
-    mixer = Mixer(spec.num_agents, args.mixer_embed, args.hidden)
+    mixer = make_mixer(spec, args.mixer_embed, args.hidden)
 
     def init(key: PRNGKeyArray, _hyper: Hyperparameters) -> State:
         agent_key, mixer_key = jax.random.split(key)
         params = Params(
             init_policy(config, spec, agent_key).network,
-            mixer.init(mixer_key, jnp.zeros(spec.state_size)),
+            init_mixer(mixer, spec, mixer_key),
         )
         return State(params, params, optax.adam(0.0).init(params), jnp.zeros((), jnp.int32))
 
     def values(params: Params, batch: Sequence) -> tuple[Array, Array]:
-        observation, state = batch.view.observation, batch.view.state
-        q = unroll_batch(network, params.agent, observation, batch.first)
-        return q, mixer.apply(params.mixer, state)
+        q = unroll_batch(network, params.agent, batch.view.observation, batch.first)
+        return q, mixer.apply(params.mixer, central(batch.view))
 
     def loss(
         params: Params,

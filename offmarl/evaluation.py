@@ -164,7 +164,7 @@ def log_likelihood(
 class _Seen(NamedTuple):
     """A recorded step, as input of a policy."""
 
-    observation: Float[Array, "N O"]
+    observation: ArrayTree
     legal_actions: Bool[Array, "N A"]
     action: Array
     reward: Float[Array, "N"]

@@ -26,6 +26,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import numpy as np
+
 from offmarl._imports import RecordedName
 from offmarl.errors import ShapeError
 from offmarl.trees import (
@@ -59,6 +61,7 @@ __all__ = [
     "Timestep",
     "Transition",
     "View",
+    "empty_view",
     "flatten_tree",
     "map_tree",
     "spec_tree",
@@ -296,6 +299,12 @@ class View(NamedTuple):
     """Which actions (or dimensions of a continuous action) each agent may use."""
     alive: Bool[Array, "*b N"]
     """Agents that still act. The actions and losses of the others have no meaning."""
+
+
+def empty_view(spec: EnvSpec) -> View:
+    """Return a view of zeros, of the shapes and types of an environment: NumPy arrays."""
+    view: View = map_tree(lambda leaf: np.zeros(leaf.shape, leaf.numpy_dtype), spec.view_spec)
+    return view
 
 
 class Timestep(NamedTuple):

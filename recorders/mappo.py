@@ -30,6 +30,7 @@ from offmarl.networks import (
     init_policy,
     make_policy,
     stochastic_head,
+    view_encoder,
 )
 from offmarl.programs import (
     Capture,
@@ -132,16 +133,7 @@ class Networks(NamedTuple):
 
     def value(self, params: Params, view: View) -> Float[Array, "*b N"]:
         """Return the normalised value of a view for each agent."""
-        return self.critic.apply(params.critic, (), critic_input(view))[0].squeeze(-1)
-
-
-def critic_input(view: View) -> Float[Array, "*b N S+O"]:
-    """Return the critic's input for each agent: the global state and the agent's observation."""
-    observation = view.observation
-    state = jnp.broadcast_to(
-        view.state[..., None, :], (*observation.shape[:-1], view.state.shape[-1])
-    )
-    return jnp.concatenate([state, observation], axis=-1)
+        return self.critic.apply(params.critic, (), view)[0].squeeze(-1)
 
 
 def loss(
@@ -266,14 +258,19 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
     networks = Networks(
         actor=agent_network(config, spec),
         head=agent_head(config),
-        critic=FeedForward(outputs=1, hidden=args.hidden, agent_id=args.agent_id),
+        critic=FeedForward(
+            outputs=1,
+            hidden=args.hidden,
+            agent_id=args.agent_id,
+            encoder=view_encoder(spec, args.hidden),
+        ),
     )
     buffer = make_buffer(args.num_envs, args.num_steps)
 
     def init(key: PRNGKeyArray, _hyper: Hyperparameters) -> State:
         actor_key, critic_key, env_key = jax.random.split(key, 3)
         state = init_rollout(env, policy, env_key, args.num_envs)
-        critic = networks.critic.init(critic_key, (), critic_input(state.view))
+        critic = networks.critic.init(critic_key, (), state.view)
         params = Params(init_policy(config, spec, actor_key), critic)
         return State(
             params=params,

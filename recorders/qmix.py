@@ -30,7 +30,10 @@ from offmarl.networks import (
     QParams,
     Recurrent,
     agent_network,
+    central,
+    init_mixer,
     init_policy,
+    make_mixer,
     make_policy,
     mix,
     unroll_batch,
@@ -128,9 +131,8 @@ class Networks(NamedTuple):
 
     def values(self, params: Params, batch: Sequence) -> tuple[Array, MixerWeights]:
         """Return Q of all actions ``(B, T+1, N, A)`` and mixing functions ``(B, T+1, ...)``."""
-        observation, state = batch.view.observation, batch.view.state
-        q = unroll_batch(self.agent, params.agent, observation, batch.first)
-        return q, self.mixer.apply(params.mixer, state)
+        q = unroll_batch(self.agent, params.agent, batch.view.observation, batch.first)
+        return q, self.mixer.apply(params.mixer, central(batch.view))
 
 
 def loss(
@@ -182,14 +184,14 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
     config = PolicyConfig("recurrent", "q", args.hidden, args.agent_id)
     env, policy = envs.autoreset(env), make_policy(config, spec)
     networks = Networks(
-        agent_network(config, spec), Mixer(spec.num_agents, args.mixer_embed, args.hidden)
+        agent_network(config, spec), make_mixer(spec, args.mixer_embed, args.hidden)
     )
     capacity = max(args.capacity, args.num_steps)
     buffer = make_buffer(args.num_envs, capacity, args.batch_size, args.length)
 
     def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
         agent_key, mixer_key, env_key = jax.random.split(key, 3)
-        mixer = networks.mixer.init(mixer_key, jnp.zeros(spec.state_size))
+        mixer = init_mixer(networks.mixer, spec, mixer_key)
         params = Params(init_policy(config, spec, agent_key).network, mixer)
         return State(
             params=params,

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from offmarl.envs.base import autoreset
-from offmarl.types import Continuous, Discrete, EnvSpec, Timestep
+from offmarl.types import Continuous, Discrete, EnvSpec, Timestep, map_tree
 
 NUM_ENVS = 2
 NUM_STEPS = 500
@@ -31,7 +31,7 @@ class Seen(NamedTuple):
     """What a reference implementation returns for a reset or a step; None is not compared."""
 
     observations: list[Any]
-    """Each agent's own observation, ``(size,)``."""
+    """Each agent's own observation, without padding: an array, or a dictionary of arrays."""
     legal_actions: Any = None
     state: Any = None
     reward: Any = None
@@ -250,12 +250,7 @@ class EnvironmentConformance:
     def _check_shapes_and_types_are_those_of_the_spec(self, env: Any, recording: Recording) -> None:
         spec = env.spec
         agents = (spec.num_agents,)
-        view = {
-            "observation": ((*agents, spec.observation_size), "float32"),
-            "state": ((spec.state_size,), "float32"),
-            "legal_actions": ((*agents, spec.action_size), "bool"),
-            "alive": (agents, "bool"),
-        }
+        view = map_tree(lambda leaf: (leaf.shape, leaf.dtype), spec.view_spec._asdict())
         _, alone, _ = self._step_alone(env, recording.steps, 0)
         for timestep, lead in ((alone, 0), (recording.first, 1), (recording.steps.timestep, 2)):
             assert _shapes(timestep.view._asdict(), lead) == view
@@ -311,14 +306,14 @@ class EnvironmentConformance:
         assert all(jax.tree.leaves(finite))
 
     def _check_masks(self, env: Any, recording: Recording) -> None:
-        """Live agents can act; padding is zero in observations and never legal."""
+        """Live agents can act; padding is zero in vectors of observations and never legal."""
         num_agents, spec, steps = env.spec.num_agents, env.spec, recording.steps
         sizes = spec.observation_sizes or (spec.observation_size,) * num_agents
         action_sizes = spec.action_sizes or (spec.action_size,) * num_agents
         for view in (steps.timestep.view, steps.timestep.next_view):
             assert (view.legal_actions.any(-1) | ~view.alive).all()
             for i in range(num_agents):
-                assert not view.observation[:, :, i, sizes[i] :].any()
+                assert not (spec.observation_sizes and view.observation[:, :, i, sizes[i] :].any())
                 assert not view.legal_actions[:, :, i, action_sizes[i] :].any()
         if isinstance(spec.action, Discrete):
             assert 0 <= steps.action.min() <= steps.action.max() < spec.num_actions
@@ -358,9 +353,11 @@ class EnvironmentConformance:
             assert_equal(ours.truncated.all(-1), theirs.truncated)
 
     def _compare(self, ours: Timestep, theirs: Seen) -> None:
+        lead = ours.last.ndim
         for i, expected in enumerate(theirs.observations):
-            own = ours.next_view.observation[..., i, : expected.shape[-1]]
-            assert_close(own, expected, self.tolerance)
+            own = map_tree(lambda x, i=i: x.take(i, axis=lead), ours.next_view.observation)
+            unpadded = map_tree(lambda x, y: x[tuple(map(slice, y.shape))], own, expected)
+            assert_close(unpadded, expected, self.tolerance)
         if theirs.legal_actions is not None:
             assert_equal(ours.next_view.legal_actions, theirs.legal_actions)
         if theirs.state is not None:

@@ -5,28 +5,29 @@ observation. JaxMARL merges termination and truncation into one ``done``; the ad
 them. Most rewards are shared at least in part, so ``terminated`` and ``truncated`` have the same
 value for all agents, and an agent that dies before the end is only not ``alive``.
 
-The environments differ in details: names of the global state and the legal actions, agents that
-die, actions as tuples. `Compat` collects these differences; the names and classes are in
-`offmarl.envs.catalogue`. Checked against jaxmarl 0.2.0.
+Grids keep their shape and integers, and observations of several parts are dictionaries. The option
+``flat`` of these environments makes float32 vectors of them, as in older recordings.
+
+The environments differ in details, which `offmarl.envs.jaxmarl_compat` collects; the names and
+classes are in `offmarl.envs.catalogue`. Checked against jaxmarl 0.2.0.
 """
 
-# ruff: noqa: ARG001, ARG005 - the functions of `Compat` share their signatures
-
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Int, PRNGKeyArray
 
 from offmarl._imports import import_optional, quiet
 from offmarl.envs.base import restart, transition
 from offmarl.envs.catalogue import Option
+from offmarl.envs.jaxmarl_compat import COMPAT, Compat, Observations, inner_steps
 from offmarl.envs.spaces import (
     Actions,
     ActionSpace,
@@ -34,16 +35,11 @@ from offmarl.envs.spaces import (
     flatten,
     pad,
     sizes_if_unequal,
+    specs_of,
     strongly_typed,
 )
 from offmarl.errors import OptionError
-from offmarl.types import Discrete, EnvSpec, Timestep, View
-
-State = Any
-"""A state of a JaxMARL environment."""
-
-Observations = Any
-"""The observations of all agents as JaxMARL returns them: in most environments a dict by name."""
+from offmarl.types import ArrayTree, Discrete, EnvSpec, Timestep, View
 
 _WARNINGS = (
     "scatter inputs have incompatible types",
@@ -62,6 +58,9 @@ _NOT_OPTIONS = {
     "num_allies",
     "num_enemies",
 }
+
+_GRIDS = ("overcooked", "coin_game", "storm", "storm_2p", "storm_np")
+"""Kinds of environments whose observations are, or can be, grids."""
 
 _SET_BY_MPE_SUBCLASSES = {"num_agents", "num_landmarks", "action_type", "dim_c", "dim_p"}
 """Arguments of MPE's base class that its subclasses set themselves."""
@@ -111,6 +110,10 @@ class JaxMarl:
         _ = env.spec
         return env
 
+    def option(self, name: str) -> Any:
+        """Return the value of an option that was given; None for others."""
+        return dict(self.arguments).get(name)
+
     @property
     def wrapped(self) -> Any:
         """The JaxMARL environment."""
@@ -157,22 +160,27 @@ class JaxMarl:
 
 class _Wrapped(NamedTuple):
     env: Any
-    compat: "Compat"
+    compat: Compat
     actions: Actions
     observation_sizes: tuple[int, ...]
+    """Entries of each agent's observation."""
+    flat: bool
+    """Whether observations are float32 vectors."""
 
 
 @lru_cache(maxsize=256)
 def _wrap(env: JaxMarl) -> _Wrapped:
     """Create the JaxMARL environment once: JAX compiles once for the same object."""
-    compat = _COMPAT[env.compat]
+    compat = COMPAT[env.compat]
     with quiet(*_WARNINGS):
         with jax.ensure_compile_time_eval():
             inner = _construct(env)
         observations, _ = jax.eval_shape(inner.reset, jax.random.key(0))
-    each = jax.eval_shape(lambda seen: _split(inner, compat, seen), observations)
+    each = jax.eval_shape(lambda seen: compat.split(inner, seen), observations)
     actions = Actions(tuple(_action_space(inner, agent) for agent in inner.agents))
-    return _Wrapped(inner, compat, actions, tuple(vector.size for vector in each))
+    sizes = tuple(sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in each)
+    are_vectors = all(leaf.ndim < 2 for leaf in jax.tree.leaves(each))
+    return _Wrapped(inner, compat, actions, sizes, are_vectors or env.option("flat"))
 
 
 @lru_cache(maxsize=256)
@@ -180,12 +188,13 @@ def _spec(env: JaxMarl) -> EnvSpec:
     wrapped = _wrap(env)
     view = jax.eval_shape(env.reset, jax.random.key(0))[1].view
     native_state = jax.eval_shape(lambda key: _native_state(wrapped, key), jax.random.key(0))
+    observation, state = specs_of(view)
     names = [agent if isinstance(agent, str) else f"agent_{agent}" for agent in wrapped.env.agents]
     return EnvSpec(
         env.name,
         len(names),
-        max(wrapped.observation_sizes),
-        view.state.shape[0],
+        0,
+        0,
         wrapped.actions.joint,
         wrapped.compat.time_limit(wrapped.env),
         wrapped.compat.reward,
@@ -193,6 +202,8 @@ def _spec(env: JaxMarl) -> EnvSpec:
         agents=tuple(names),
         observation_sizes=sizes_if_unequal(wrapped.observation_sizes),
         action_sizes=sizes_if_unequal(wrapped.actions.sizes),
+        observation=observation,
+        global_state=state,
     )
 
 
@@ -214,23 +225,23 @@ def _view(wrapped: _Wrapped, observations: Observations, inner: Any) -> View:
     )
 
 
-def _observe(
-    wrapped: _Wrapped, observations: Observations
-) -> tuple[Float[Array, "N O"], Float[Array, "S"]]:
-    """Return the padded observations, and all observations concatenated without padding."""
+def _observe(wrapped: _Wrapped, observations: Observations) -> tuple[ArrayTree, ArrayTree]:
+    """Return the padded observations, and the state if JaxMARL has none.
+
+    That state is all vectors concatenated without padding; observations of other shapes would only
+    be stored twice, so there is no state then.
+    """
+    each = wrapped.compat.split(wrapped.env, observations)
     if len(set(wrapped.observation_sizes)) > 1:
-        each = _split(wrapped.env, wrapped.compat, observations)
-        return pad(each, max(wrapped.observation_sizes)), jnp.concatenate(each)
+        vectors = [flatten(own) for own in each]
+        return pad(vectors, max(wrapped.observation_sizes)), jnp.concatenate(vectors)
     # Stack before flattening: JaxMARL sliced these out of one array, and XLA undoes the slicing
     # only in this order.
-    each = wrapped.compat.split(wrapped.env, observations)
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
+    if not wrapped.flat:
+        return stacked, jnp.zeros(0)
     observation = jax.vmap(flatten)(stacked)
     return observation, observation.ravel()
-
-
-def _split(env: Any, compat: "Compat", observations: Observations) -> Sequence[Array]:
-    return [flatten(each) for each in compat.split(env, observations)]
 
 
 def _action_space(env: Any, agent: Any) -> ActionSpace:
@@ -247,7 +258,8 @@ def _action_space(env: Any, agent: Any) -> ActionSpace:
 def _options(env_class: str, compat: str) -> dict[str, Option]:
     """Return the arguments of a class that fit into a name, with defaults.
 
-    An ``agent_view_size`` of 0 stands for None: the cooks see the whole kitchen.
+    An ``agent_view_size`` of 0 stands for None: the cooks see the whole kitchen. ``flat`` is an
+    option of the adapter.
     """
     cls = _load_class(env_class, compat)
     own, passes_on = _arguments(cls)
@@ -260,6 +272,8 @@ def _options(env_class: str, compat: str) -> dict[str, Option]:
         own = {k: v for k, v in base.items() if k not in _SET_BY_MPE_SUBCLASSES} | own
     if env_class == "OvercookedV2":
         own["agent_view_size"] = 0
+    if compat in _GRIDS:
+        own["flat"] = False
     kinds = (bool, int, float, str)
     return {k: v for k, v in own.items() if type(v) in kinds and k not in _NOT_OPTIONS}
 
@@ -290,7 +304,7 @@ def _construct(env: JaxMarl) -> Any:
 
 def _convert(env: JaxMarl, arguments: Mapping[str, Option]) -> dict[str, Any]:
     """Return the arguments for the class: objects where a name holds only a word."""
-    given: dict[str, Any] = dict(arguments)
+    given: dict[str, Any] = {k: v for k, v in arguments.items() if k != "flat"}
     if "SMAX" in env.env_class:
         smax = import_optional("jaxmarl.environments.smax", "envs")
         given["scenario"] = smax.map_name_to_scenario(given["scenario"])
@@ -299,7 +313,7 @@ def _convert(env: JaxMarl, arguments: Mapping[str, Option]) -> dict[str, Any]:
         given["layout"] = layouts[given["layout"]]
     if given.get("agent_view_size") == 0:
         given["agent_view_size"] = None
-    if _COMPAT[env.compat].time_limit is _inner_steps:
+    if COMPAT[env.compat].time_limit is inner_steps:
         default = _options(env.env_class, env.compat)["num_inner_steps"]
         given["num_inner_steps"] = 1 + given.get("num_inner_steps", default)
     if env.compat == "mabrax":
@@ -315,166 +329,8 @@ def _no_mujoco_log() -> Iterator[None]:
     """
     mujoco = import_optional("mujoco", "mabrax")
     before = mujoco.get_mju_user_warning()
-    mujoco.set_mju_user_warning(lambda message: None)
+    mujoco.set_mju_user_warning(lambda _: None)
     try:
         yield
     finally:
         mujoco.set_mju_user_warning(before)
-
-
-# ------------------------------------------------------------------ differences
-
-
-def _never(env: Any, before: State, action: Any, after: State) -> Bool[Array, ""]:
-    return jnp.zeros((), bool)
-
-
-def _always(env: Any, before: State, action: Any, after: State) -> Bool[Array, ""]:
-    return jnp.ones((), bool)
-
-
-def _no_state(env: Any, observations: Observations, state: State) -> None:
-    return None
-
-
-def _all_legal(env: Any, state: State) -> None:
-    return None
-
-
-def _all_alive(env: Any, state: State) -> Bool[Array, "N"]:
-    return jnp.ones(len(env.agents), bool)
-
-
-def _by_name(env: Any, observations: Observations) -> Sequence[Any]:
-    return [observations[agent] for agent in env.agents]
-
-
-class Compat(NamedTuple):
-    """How the adapter reads one kind of environment; functions take JaxMARL's environment first."""
-
-    time_limit: Callable[[Any], int]
-    """Steps after which an episode is truncated if it has not ended before."""
-    terminal: Callable[[Any, State, Any, State], Bool[Array, ""]] = _never
-    """For the last step of an episode, ``(env, before, actions, after)``: True if the task ended,
-    False if the time limit was reached."""
-    reward: Literal["team", "individual"] = "individual"
-    state: Callable[[Any, Observations, State], Float[Array, "S"] | None] = _no_state
-    """The global state; None if JaxMARL has none."""
-    legal: Callable[[Any, State], Any] = _all_legal
-    """Legal actions by agent; None if all are legal."""
-    alive: Callable[[Any, State], Bool[Array, "N"]] = _all_alive
-    split: Callable[[Any, Observations], Sequence[Any]] = _by_name
-    """Each agent's own observation: an array or a tree of arrays."""
-    tuple_of_actions: bool = False
-    """Whether ``step_env`` takes a tuple of actions, not a dict."""
-
-
-def _max_steps(env: Any) -> int:
-    return int(env.max_steps)
-
-
-def _one_more(env: Any) -> int:
-    """MPE and SMAX compare the limit with the steps before this one, so they take one more."""
-    return int(env.max_steps) + 1
-
-
-def _announced(env: Any, before: State, action: Any, after: State) -> Bool[Array, ""]:
-    """Whether the prisoner in the room announced that all prisoners have been there."""
-    spoken = jnp.stack([action[agent] for agent in env.agents])[before.agent_in_room]
-    return spoken == env.game_actions["TELL"]
-
-
-def _battle(state: State) -> State:
-    """Return the state of the battle without that of the scripted enemies."""
-    return getattr(state, "state", state)
-
-
-def _one_side_is_dead(env: Any, before: State, action: Any, after: State) -> Bool[Array, ""]:
-    alive = _battle(after).unit_alive
-    return ~alive[: env.num_allies].any() | ~alive[env.num_allies :].any()
-
-
-def _units_alive(env: Any, state: State) -> Bool[Array, "N"]:
-    return _battle(state).unit_alive[: len(env.agents)]
-
-
-def _predators_and_prey(env: Any, observations: Observations, state: State) -> Float[Array, "S"]:
-    """Concatenate what all agents would observe with unlimited sight."""
-    views = env.get_world_state(state)
-    return jnp.concatenate([views[agent] for agent in env.agents])
-
-
-def _map_and_robots(env: Any, observations: Observations, state: State) -> Float[Array, "S"]:
-    """Return JaxNav's world state without each agent's index and observation."""
-    num_agents = len(env.agents)
-    (size,) = observations[env.agents[0]].shape
-    return env.get_world_state(state)[0, num_agents:-size]
-
-
-def _robots_are_done(env: Any, before: State, action: Any, after: State) -> Bool[Array, ""]:
-    return (after.goal_reached | after.move_term | before.done).all()
-
-
-def _robots_alive(env: Any, state: State) -> Bool[Array, "N"]:
-    """Robots stop where they collide; with ``evaporating`` they also vanish at their goal."""
-    vanished = state.term | state.goal_reached if env.evaporating else jnp.zeros_like(state.term)
-    return ~(state.move_term | vanished)
-
-
-def _longest_game(env: Any) -> int:
-    """Return an upper bound of the turns in a game of Hanabi.
-
-    Every play or discard takes a card off the deck, until a last round. Every hint costs a token;
-    a discard or a finished colour returns one.
-    """
-    cards = env.deck_size - env.num_agents * env.hand_size + env.num_agents
-    return int(2 * cards + env.max_info_tokens)
-
-
-def _inner_steps(env: Any) -> int:
-    """Subtract the step that `_convert` adds: at their own limit these environments reset."""
-    return int(env.num_inner_steps) - 1
-
-
-def _with_inventory(env: Any, observations: Observations) -> Sequence[Any]:
-    grids, inventory = observations["observations"], observations["inventory"]
-    return [(grids[agent], inventory[:, agent]) for agent in env.agents]
-
-
-def _pair_with_inventory(env: Any, observations: Observations) -> Sequence[Any]:
-    return [(each["observation"], each["inventory"]) for each in observations]
-
-
-_SMAX = Compat(
-    _one_more,
-    _one_side_is_dead,
-    "team",
-    state=lambda env, observations, state: observations["world_state"],
-    legal=lambda env, state: env.get_avail_actions(state),
-    alive=_units_alive,
-)
-
-_COMPAT = {
-    "mpe": Compat(_one_more),
-    "mpe_team": Compat(_one_more, reward="team"),
-    "mpe_facmac": Compat(_one_more, state=_predators_and_prey),
-    "smax": _SMAX,
-    "smax_self_play": _SMAX._replace(reward="individual"),
-    "overcooked": Compat(_max_steps, reward="team"),
-    "jaxnav": Compat(_max_steps, _robots_are_done, state=_map_and_robots, alive=_robots_alive),
-    "hanabi": Compat(
-        _longest_game, _always, "team", legal=lambda env, state: env.get_legal_moves(state)
-    ),
-    "switch_riddle": Compat(_max_steps, _announced, "team"),
-    "coin_game": Compat(_inner_steps),
-    "storm": Compat(_inner_steps, split=_with_inventory),
-    "storm_2p": Compat(_inner_steps, split=_pair_with_inventory, tuple_of_actions=True),
-    "storm_np": Compat(_inner_steps, split=lambda env, observations: list(observations)),
-    "mabrax": Compat(
-        lambda env: int(env.episode_length),
-        lambda env, before, action, after: after.info["truncation"] == 0,
-        "team",
-        state=lambda env, observations, state: state.obs,
-    ),
-}
-"""The differences by kind of environment; `offmarl.envs.catalogue` names each one's kind."""

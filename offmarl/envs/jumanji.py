@@ -2,7 +2,7 @@
 
 Except for two, Jumanji's environments do not say why an episode ends; the adapter derives the cause
 from the state. Where Jumanji has one observation for all agents, the adapter gives each agent its
-own perspective.
+own perspective. Grids are images of booleans, with the channels last.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Num, PRNGKeyArray
 
 from offmarl._imports import import_optional
 from offmarl.envs.base import require_positive, restart, transition
-from offmarl.envs.spaces import flatten, strongly_typed
+from offmarl.envs.spaces import flatten, specs_of, strongly_typed
 from offmarl.errors import OptionError
 from offmarl.types import Continuous, Discrete, EnvSpec, Timestep, View
 
@@ -35,9 +35,10 @@ class Wrapped(NamedTuple):
     time_limit: int
     terminal: Callable[[State], Bool[Array, ""]]
     """For the last state of an episode: True if it terminated, False if it was truncated."""
-    observe: Callable[[Observation], Float[Array, "N O"]]
-    state: Callable[[Observation], Float[Array, "S"]] | None = None
-    """The global state; None if Jumanji has none."""
+    observe: Callable[[Observation], Array]
+    """The agents' observations, ``(N, ...)``."""
+    state: Callable[[Observation], Array] | None = None
+    """The global state; None if Jumanji has none: then the observations are vectors."""
     reward: Literal["team", "individual"] = "team"
 
 
@@ -101,17 +102,20 @@ def _wrap(env: Jumanji) -> Wrapped:
 def _spec(env: Jumanji) -> EnvSpec:
     wrapped = _wrap(env)
     view = jax.eval_shape(env.reset, jax.random.key(0))[1].view
-    (num_agents, size), num_actions = view.observation.shape, view.legal_actions.shape[-1]
+    num_agents, num_actions = view.legal_actions.shape
+    observation, state = specs_of(view)
     discrete = jnp.issubdtype(wrapped.env.action_spec.dtype, jnp.integer)
     return EnvSpec(
         env.name,
         num_agents,
-        size,
-        view.state.shape[0],
+        0,
+        0,
         (Discrete if discrete else Continuous)(num_actions),
         wrapped.time_limit,
         wrapped.reward,
         "concatenated" if wrapped.state is None else "native",
+        observation=observation,
+        global_state=state,
     )
 
 
@@ -263,7 +267,20 @@ class SearchAndRescue(Jumanji):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Connector(Jumanji):
+class _Grid(Jumanji):
+    """An environment on a grid; the option ``flat`` gives vectors, as in older recordings."""
+
+    flat: bool = False
+
+    def _image(self, channels: Bool[Array, "*b C height width"]) -> Array:
+        """Return images with the channels last, or vectors with the option ``flat``."""
+        if self.flat:
+            return channels.reshape(*channels.shape[:-3], -1).astype(jnp.float32)
+        return jnp.moveaxis(channels, -3, -1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connector(_Grid):
     """Agents draw paths to their targets without crossing each other's.
 
     Observation: the grid in six channels: own path, head and target, then those of the others.
@@ -291,11 +308,13 @@ class Connector(Jumanji):
             values = 1 + jnp.arange(3 * self.num_agents).reshape(self.num_agents, 3, 1, 1)
             return grid == values
 
-        def observe(observation: Observation) -> Float[Array, "N O"]:
+        def observe(observation: Observation) -> Array:
             grid, own = observation.grid, own_cells(observation.grid)
             of_kind = (grid > 0) & ((grid - 1) % 3 == jnp.arange(3).reshape(3, 1, 1))
-            seen = jnp.concatenate([own, of_kind & ~own], axis=1)
-            return seen.reshape(self.num_agents, -1).astype(jnp.float32)
+            return self._image(jnp.concatenate([own, of_kind & ~own], axis=1))
+
+        def everything(observation: Observation) -> Array:
+            return self._image(own_cells(observation.grid).reshape(-1, *observation.grid.shape))
 
         def connected_or_blocked(state: State) -> Bool[Array, ""]:
             connected = (state.agents.position == state.agents.target).all(-1)
@@ -307,13 +326,13 @@ class Connector(Jumanji):
             self.time_limit,
             connected_or_blocked,
             observe,
-            state=lambda observation: own_cells(observation.grid).ravel().astype(jnp.float32),
+            state=everything,
             reward="individual",
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cleaner(Jumanji):
+class Cleaner(_Grid):
     """Agents clean the tiles of a maze; an illegal move ends the episode.
 
     Observation: the grid in four channels: dirt, walls, the agent, the others. State: dirt, walls,
@@ -339,16 +358,15 @@ class Cleaner(Jumanji):
         def channels(observation: Observation) -> tuple[Array, Array]:
             grid, (rows, columns) = observation.grid, observation.agents_locations.T
             maze = jnp.stack([grid == constants.DIRTY, grid == constants.WALL])
-            empty = jnp.zeros((self.num_agents, *grid.shape))
-            agents = empty.at[np.arange(self.num_agents), rows, columns].set(1)
-            return maze.astype(jnp.float32), agents
+            empty = jnp.zeros((self.num_agents, *grid.shape), bool)
+            return maze, empty.at[np.arange(self.num_agents), rows, columns].set(True)
 
-        def observe(observation: Observation) -> Float[Array, "N O"]:
+        def observe(observation: Observation) -> Array:
             maze, agents = channels(observation)
-            others = jnp.minimum(agents.sum(0) - agents, 1)
+            others = agents.sum(0) > agents
             shared = jnp.broadcast_to(maze, (self.num_agents, *maze.shape))
             own = jnp.stack([agents, others], axis=1)
-            return jnp.concatenate([shared, own], axis=1).reshape(self.num_agents, -1)
+            return self._image(jnp.concatenate([shared, own], axis=1))
 
         return Wrapped(
             env,
@@ -357,7 +375,7 @@ class Cleaner(Jumanji):
                 ~(state.grid == constants.DIRTY).any() | (state.step_count < self.time_limit)
             ),
             observe,
-            state=lambda observation: flatten(channels(observation)),
+            state=lambda observation: self._image(jnp.concatenate(channels(observation))),
         )
 
 

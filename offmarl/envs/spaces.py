@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from offmarl.errors import ShapeError
-from offmarl.types import Continuous, Discrete
+from offmarl.types import ArraySpec, Continuous, Discrete, SpecTree, View, map_tree, spec_tree
 
 
 @dataclass(frozen=True)
@@ -145,6 +145,13 @@ def flatten(tree: Any) -> Float[Array, "O"]:
     """Concatenate the arrays of a tree into one float32 vector."""
     leaves = [jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(tree)]
     return leaves[0] if len(leaves) == 1 else jnp.concatenate(leaves)
+
+
+def specs_of(view: View) -> tuple[SpecTree, SpecTree]:
+    """Return the specs of a view's observation and state, for `EnvSpec`."""
+    observation = map_tree(lambda x: ArraySpec(x.shape[1:], x.dtype.name), view.observation)
+    state = map_tree(lambda x: ArraySpec(x.shape, x.dtype.name), view.state)
+    return spec_tree(observation), spec_tree(state)
 
 
 def sizes_if_unequal(sizes: Sequence[int]) -> tuple[int, ...] | None:

@@ -5,7 +5,10 @@ from typing import NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from offmarl.networks.encoders import blank_view, central, state_encoder
+from offmarl.types import ArrayTree, EnvSpec
 
 
 class MixerWeights(NamedTuple):
@@ -31,15 +34,20 @@ class Mixer(nn.Module):
         Width of the mixing function's hidden layer.
     hidden
         Width of the hypernetworks' hidden layer.
+    encoder
+        Turns states into vectors; None if they are. See `make_mixer`.
     """
 
     num_agents: int
     embed: int = 32
     hidden: int = 64
+    encoder: nn.Module | None = None
 
     @nn.compact
-    def __call__(self, state: Float[Array, "*b S"]) -> MixerWeights:
-        """Compute the mixing functions of a batch of states."""
+    def __call__(self, state: ArrayTree) -> MixerWeights:
+        """Compute the mixing functions of a batch of states, `offmarl.networks.central`."""
+        if self.encoder is not None:
+            state = self.encoder(state)
 
         def hypernet(hidden: int, outputs: int) -> Array:
             return nn.Dense(outputs)(nn.relu(nn.Dense(hidden)(state)))
@@ -51,6 +59,16 @@ class Mixer(nn.Module):
             w2=jnp.abs(hypernet(self.hidden, self.embed)),
             b2=hypernet(self.embed, 1).squeeze(-1),
         )
+
+
+def make_mixer(spec: EnvSpec, embed: int = 32, hidden: int = 64) -> Mixer:
+    """Build the mixer for the states of an environment, or for its observations if it has none."""
+    return Mixer(spec.num_agents, embed, hidden, state_encoder(spec, hidden))
+
+
+def init_mixer(mixer: Mixer, spec: EnvSpec, key: PRNGKeyArray) -> ArrayTree:
+    """Draw a mixer's parameters."""
+    return mixer.init(key, central(blank_view(spec)))
 
 
 def mix(weights: MixerWeights, q: Float[Array, "*b N"]) -> Float[Array, "*b"]:

@@ -6,6 +6,7 @@ an `offmarl.types.Policy` themselves.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
@@ -21,6 +22,7 @@ from offmarl.distributions import (
     select,
 )
 from offmarl.errors import ShapeError
+from offmarl.networks.encoders import blank_view, observation_encoder
 from offmarl.networks.torsos import FeedForward, Recurrent
 from offmarl.types import ArrayTree, Continuous, EnvSpec, Policy
 
@@ -85,6 +87,8 @@ def stochastic_head(
 def agent_network(config: PolicyConfig, spec: EnvSpec) -> FeedForward | Recurrent:
     """Build the network of a policy, with one output per action.
 
+    Observations that are not float32 vectors are encoded first: see `offmarl.networks.Encoder`.
+
     A Gaussian head has two outputs for each entry of the action: first all means, then all
     spreads, from which softplus makes the standard deviations.
 
@@ -106,6 +110,7 @@ def agent_network(config: PolicyConfig, spec: EnvSpec) -> FeedForward | Recurren
         agent_id=config.agent_id,
         output_scale=1.0 if config.head == "q" else 0.01,
         constants=spec.action_size if gaussian else 0,
+        encoder=observation_encoder(spec, config.hidden),
     )
 
 
@@ -134,10 +139,15 @@ def init_policy(config: PolicyConfig, spec: EnvSpec, key: PRNGKeyArray) -> Array
     """Draw a policy's parameters: `QParams`, network parameters, or an empty tuple."""
     if config.kind == "random":
         return ()
-    network = agent_network(config, spec)
-    carry = network.initial_carry(spec.num_agents)
-    params = jax.jit(network.init)(key, carry, jnp.zeros((spec.num_agents, spec.observation_size)))
+    params = _init(agent_network(config, spec), spec, key)
     return QParams(params, jnp.zeros(())) if config.head == "q" else params
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _init(network: FeedForward | Recurrent, spec: EnvSpec, key: PRNGKeyArray) -> ArrayTree:
+    """Draw a network's parameters; compiled once for equal networks and specs."""
+    carry = network.initial_carry(spec.num_agents)
+    return network.init(key, carry, blank_view(spec).observation)
 
 
 def make_policy(config: PolicyConfig, spec: EnvSpec, greedy: bool = False) -> Policy:
@@ -167,14 +177,14 @@ def make_policy(config: PolicyConfig, spec: EnvSpec, greedy: bool = False) -> Po
     def act(
         params: ArrayTree,
         carry: ArrayTree,
-        observation: Float[Array, "N O"],
+        observation: ArrayTree,
         legal_actions: Bool[Array, "N A"],
         key: PRNGKeyArray,
     ) -> tuple[Array, Float[Array, "N"], ArrayTree]:
         outputs, carry = network.apply(params.network if has_values else params, carry, observation)
         if greedy:
             action = head(outputs, legal_actions).mode()
-            log_prob = jnp.zeros(len(observation))
+            log_prob = jnp.zeros(spec.num_agents)
         elif has_values:
             action, log_prob = _epsilon_greedy(outputs, legal_actions, params.epsilon, key)
         else:
@@ -184,7 +194,7 @@ def make_policy(config: PolicyConfig, spec: EnvSpec, greedy: bool = False) -> Po
     def log_prob(
         params: ArrayTree,
         carry: ArrayTree,
-        observation: Float[Array, "N O"],
+        observation: ArrayTree,
         legal_actions: Bool[Array, "N A"],
         action: Array,
     ) -> tuple[Float[Array, "N"], ArrayTree]:
@@ -205,7 +215,7 @@ def make_policy(config: PolicyConfig, spec: EnvSpec, greedy: bool = False) -> Po
 def _act_uniformly(
     _params: ArrayTree,
     carry: ArrayTree,
-    _observation: Float[Array, "N O"],
+    _observation: ArrayTree,
     legal_actions: Bool[Array, "N A"],
     key: PRNGKeyArray,
 ) -> tuple[Int[Array, "N"], Float[Array, "N"], ArrayTree]:
@@ -218,7 +228,7 @@ def _act_uniformly(
 def _act_anywhere(
     _params: ArrayTree,
     carry: ArrayTree,
-    _observation: Float[Array, "N O"],
+    _observation: ArrayTree,
     legal_actions: Bool[Array, "N A"],
     key: PRNGKeyArray,
 ) -> tuple[Float[Array, "N A"], Float[Array, "N"], ArrayTree]:

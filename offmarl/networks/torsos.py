@@ -1,7 +1,9 @@
 """Networks that all agents share, and running statistics for normalisation.
 
 Both torsos have the same three methods, so that programs work with either:
-``initial_carry(num_agents)``, a call for one step and ``unroll`` for the steps of a window.
+``initial_carry(num_agents)``, a call for one step and ``unroll`` for the steps of a window. They
+take observations of any shape: an `offmarl.networks.Encoder` turns those that are not float32
+vectors into vectors, which are the torso's input.
 """
 
 from typing import Any, NamedTuple
@@ -54,6 +56,8 @@ class FeedForward(nn.Module):
     constants
         Number of additional outputs that are learned and do not depend on the input. They are zero
         at first.
+    encoder
+        A module that turns the input into a vector for each agent; None if it is one.
     """
 
     outputs: int
@@ -61,6 +65,7 @@ class FeedForward(nn.Module):
     agent_id: bool = True
     output_scale: float = 1.0
     constants: int = 0
+    encoder: nn.Module | None = None
 
     @staticmethod
     def initial_carry(_num_agents: int) -> tuple[()]:
@@ -69,18 +74,17 @@ class FeedForward(nn.Module):
 
     @nn.compact
     def __call__(
-        self, carry: tuple[()], observation: Float[Array, "*b N O"]
+        self, carry: tuple[()], observation: ArrayTree
     ) -> tuple[Float[Array, "*b N _"], tuple[()]]:
         """Apply the network to one step, or to any number of steps."""
-        x = _with_agent_id(observation) if self.agent_id else observation
+        x = observation if self.encoder is None else self.encoder(observation)
+        x = _with_agent_id(x) if self.agent_id else x
         for _ in range(2):
             x = nn.relu(nn.Dense(self.hidden, kernel_init=nn.initializers.orthogonal(2**0.5))(x))
         out = nn.Dense(self.outputs, kernel_init=nn.initializers.orthogonal(self.output_scale))
         return _Constants(self.constants)(out(x)), carry
 
-    def unroll(
-        self, observation: Float[Array, "T N O"], _first: Bool[Array, "T"]
-    ) -> Float[Array, "T N _"]:
+    def unroll(self, observation: ArrayTree, _first: Bool[Array, "T"]) -> Float[Array, "T N _"]:
         """Apply the network to all steps of a window."""
         return self((), observation)[0]
 
@@ -90,7 +94,7 @@ class Recurrent(nn.Module):
 
     Attributes
     ----------
-    outputs, hidden, agent_id, output_scale, constants
+    outputs, hidden, agent_id, output_scale, constants, encoder
         As in `FeedForward`.
     """
 
@@ -99,6 +103,7 @@ class Recurrent(nn.Module):
     agent_id: bool = True
     output_scale: float = 1.0
     constants: int = 0
+    encoder: nn.Module | None = None
 
     def setup(self) -> None:  # noqa: D102
         self.embed = nn.Dense(self.hidden, kernel_init=nn.initializers.orthogonal(2**0.5))
@@ -117,15 +122,13 @@ class Recurrent(nn.Module):
         return jnp.zeros((num_agents, self.hidden))
 
     def __call__(
-        self, carry: Float[Array, "*b N hidden"], observation: Float[Array, "*b N O"]
+        self, carry: Float[Array, "*b N hidden"], observation: ArrayTree
     ) -> tuple[Float[Array, "*b N _"], Float[Array, "*b N hidden"]]:
         """Apply the network to one step."""
         carry = self._gru_step(carry, self._gates(observation))
         return self.append(self.head(nn.relu(carry))), carry
 
-    def unroll(
-        self, observation: Float[Array, "T N O"], first: Bool[Array, "T"]
-    ) -> Float[Array, "T N _"]:
+    def unroll(self, observation: ArrayTree, first: Bool[Array, "T"]) -> Float[Array, "T N _"]:
         """Apply the network to all steps of a window.
 
         The memory is empty at the beginning of the window, and where ``first`` marks the beginning
@@ -142,8 +145,9 @@ class Recurrent(nn.Module):
         _, memory = jax.lax.scan(step, empty, (gates, first))
         return self.append(self.head(nn.relu(memory)))
 
-    def _gates(self, observation: Float[Array, "*b N O"]) -> Float[Array, "*b N gates"]:
-        x = _with_agent_id(observation) if self.agent_id else observation
+    def _gates(self, observation: ArrayTree) -> Float[Array, "*b N gates"]:
+        x = observation if self.encoder is None else self.encoder(observation)
+        x = _with_agent_id(x) if self.agent_id else x
         return self.input_gates(nn.relu(self.embed(x)))
 
     def _gru_step(self, carry: Array, gates: Array) -> Array:
@@ -190,7 +194,7 @@ class Moments(NamedTuple):
 def unroll_batch(
     network: Any,
     params: ArrayTree,
-    observation: Float[Array, "B T N O"],
+    observation: ArrayTree,
     first: Bool[Array, "B T"],
 ) -> Float[Array, "B T N _"]:
     """Apply a torso, or a network with the same methods, to windows of steps.
@@ -200,13 +204,13 @@ def unroll_batch(
     network, params
         The torso and its parameters.
     observation
-        The observations of each slot.
+        The observations of each slot: leaves of ``(B, T, N, ...)``.
     first
         Slots that begin an episode, as in `offmarl.types.Sequence`: the memory is empty there, and
         at the beginning of the window.
     """
 
-    def unroll(observation: Array, first: Array) -> Array:
+    def unroll(observation: ArrayTree, first: Array) -> Array:
         unrolled: Array = network.apply(params, observation, first, method="unroll")
         return unrolled
 

@@ -16,8 +16,16 @@ from jaxtyping import Array, Bool, Int
 from numpy.typing import NDArray
 
 from offmarl.errors import ShapeError, VaultError
+from offmarl.networks import blank_view
 from offmarl.replay import Replay, Windows, load
-from offmarl.types import Continuous, EnvSpec, FinalObservations, Sequence, Transition, View
+from offmarl.types import (
+    Continuous,
+    EnvSpec,
+    FinalObservations,
+    Sequence,
+    Transition,
+    View,
+)
 from offmarl.vault import Dataset, Writer
 
 _WAITING_BYTES = 256 * 2**20
@@ -209,13 +217,7 @@ def _copy_views(view: View, first: Int[Array, "M"], second: Int[Array, "M"]) -> 
 
 
 def _empty_step(spec: EnvSpec) -> tuple[Transition, View]:
-    num_agents = spec.num_agents
-    view = View(
-        observation=jnp.zeros((num_agents, spec.observation_size)),
-        state=jnp.zeros(spec.state_size),
-        legal_actions=jnp.zeros((num_agents, spec.action_size), bool),
-        alive=jnp.zeros(num_agents, bool),
-    )
+    num_agents, view = spec.num_agents, blank_view(spec)
     continuous = isinstance(spec.action, Continuous)
     transition = Transition(
         view=view,
@@ -474,7 +476,7 @@ def _as_step(sequence: Sequence, goes_on: jax.Array) -> Step:
     cut = ~goes_on[:, None] & ~terminated
     truncated = truncated | cut
     transition = Transition(
-        view=View(*(only(leaf) for leaf in sequence.view_tm1)),
+        view=jax.tree.map(only, sequence.view_tm1),
         action=only(sequence.action),
         reward=only(sequence.reward),
         terminated=terminated,
@@ -483,4 +485,4 @@ def _as_step(sequence: Sequence, goes_on: jax.Array) -> Step:
         behaviour_log_prob=only(sequence.behaviour_log_prob),
         policy_id=jnp.full(goes_on.shape, -1, jnp.int32),
     )
-    return Step(transition, View(*(only(leaf) for leaf in sequence.view_t)))
+    return Step(transition, jax.tree.map(only, sequence.view_t))

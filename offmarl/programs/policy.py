@@ -1,6 +1,6 @@
 """Trained policies, loaded from their runs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -10,16 +10,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from numpy.typing import NDArray
 
 from offmarl import tracking
 from offmarl.checkpoint import Checkpoints
 from offmarl.config import from_json
 from offmarl.envs.base import restart, transition
 from offmarl.errors import OptionError, RunError, ShapeError
+from offmarl.networks import blank_view
 from offmarl.paths import local
 from offmarl.programs import dataset, registry
 from offmarl.programs.program import Program, hyperparameters, structure
-from offmarl.types import ArrayTree, EnvSpec, Policy, Timestep, View
+from offmarl.types import (
+    ArraySpec,
+    ArrayTree,
+    EnvSpec,
+    Policy,
+    Timestep,
+    View,
+    flatten_tree,
+    unflatten_tree,
+)
 
 
 class _Unfinished(NamedTuple):
@@ -55,7 +66,7 @@ class LoadedPolicy:
 
     def __call__(
         self,
-        observation: Float[Array | np.ndarray, "N O"],
+        observation: ArrayTree,
         legal_actions: Bool[Array | np.ndarray, "N A"] | None = None,
         carry: ArrayTree | None = None,
         key: PRNGKeyArray | None = None,
@@ -65,7 +76,8 @@ class LoadedPolicy:
         Parameters
         ----------
         observation
-            The agents' observations.
+            The agents' observations: an array ``(N, ...)``, or a dictionary of them, as
+            ``spec.observation_leaves`` describes it.
         legal_actions
             Mask of legal actions; by default all are legal.
         carry
@@ -81,17 +93,13 @@ class LoadedPolicy:
         Raises
         ------
         ShapeError
-            The observation has another shape than those that the policy was trained with.
+            The observation has other shapes, names or kinds of numbers than those that the policy
+            was trained with.
         OptionError
             The policy is stochastic, and no key was given; or it takes rewards as input, and
             `after_step` was not called after its last action.
         """
-        expected = (self.spec.num_agents, self.spec.observation_size)
-        if np.shape(observation) != expected:
-            raise ShapeError(
-                f"the policy of {self.name} acts on observations of shape {expected} (agents, "
-                f"observation size), not {np.shape(observation)}."
-            )
+        observation = self._checked(observation)
         if key is None and self.stochastic:
             raise OptionError(
                 f"the policy of {self.name} samples its actions and was called without a key: give "
@@ -155,6 +163,29 @@ class LoadedPolicy:
             )
         return self._after_step(carry.carry, np.asarray(reward, np.float32), np.asarray(done, bool))
 
+    def _checked(self, observation: ArrayTree) -> ArrayTree:
+        """Return an observation in the types of the spec, or raise `ShapeError`."""
+        found, checked = flatten_tree(observation), {}
+        leaves = self.spec.observation_leaves
+        if [*found] != [*leaves]:
+            raise ShapeError(
+                f"the policy of {self.name} acts on {_names(leaves)}, not on {_names(found)}."
+            )
+        for path, leaf in leaves.items():
+            expected, array = leaf.with_agents(self.spec.num_agents), np.asarray(found[path])
+            what = f"the policy of {self.name} acts on observations{path and f' {path!r}'}"
+            if array.shape != expected.shape:
+                raise ShapeError(
+                    f"{what} of shape {expected.shape} (the agents first), not {array.shape}."
+                )
+            if not _is_of_kind(array, expected):
+                raise ShapeError(
+                    f"{what} of type {expected.dtype}, not {array.dtype}: give the values as the "
+                    "environment returns them, since the policy's network scales them itself."
+                )
+            checked[path] = array.astype(expected.numpy_dtype)
+        return unflatten_tree(checked)
+
     @cached_property
     def _after_step(self) -> Callable[..., ArrayTree]:
         assert self.policy.after_step is not None
@@ -163,6 +194,18 @@ class LoadedPolicy:
     @cached_property
     def _act(self) -> Callable[..., tuple[Array, Array, ArrayTree]]:
         return jax.jit(self.policy.act)
+
+
+def _names(leaves: Mapping[str, Any]) -> str:
+    named = ", ".join(path for path in leaves if path)
+    return f"a dictionary of {named}" if named else "one array of observations"
+
+
+def _is_of_kind(array: NDArray[Any], spec: ArraySpec) -> bool:
+    """Whether the numbers of an array fit a leaf; any numbers fit a leaf of floats."""
+    if "float" in spec.dtype:
+        return array.dtype.kind in "biuf" or array.dtype == spec.numpy_dtype
+    return array.dtype.kind in ("b" if spec.dtype == "bool" else "iu")
 
 
 @cache
@@ -278,10 +321,7 @@ class _Blank:
         return (), transition(self._view(), jnp.zeros(self.spec.num_agents), ended, ended)
 
     def _view(self) -> View:
-        agents = self.spec.num_agents
-        return View(
-            jnp.zeros((agents, self.spec.observation_size)),
-            jnp.zeros(self.spec.state_size),
-            jnp.ones((agents, self.spec.action_size), bool),
-            jnp.ones(agents, bool),
+        view = blank_view(self.spec)
+        return view._replace(
+            legal_actions=jnp.ones_like(view.legal_actions), alive=jnp.ones_like(view.alive)
         )

@@ -23,12 +23,19 @@ from offmarl.errors import (
     VaultNotFoundError,
 )
 from offmarl.paths import local
-from offmarl.types import EnvSpec, FinalObservations, Transition, View
+from offmarl.types import (
+    EnvSpec,
+    FinalObservations,
+    Transition,
+    View,
+    flatten_tree,
+    map_tree,
+)
 from offmarl.vault.values import RecordPosition
 from offmarl.vault.values import check as check_values
 
 if TYPE_CHECKING:
-    from offmarl.envs.pettingzoo import Translator
+    from offmarl.envs.translator import Translator
 
 _CREATION_SECONDS = 10.0
 """How long to wait for another process that creates the vault."""
@@ -150,10 +157,11 @@ class Recorder:
 
     def _open(self) -> "Translator":
         """Create the vault or join it; only a reset environment knows its sizes."""
-        from offmarl.envs.pettingzoo import Translator, name_of
+        from offmarl.envs.translator import Translator, name_of
 
         options = {k: self._about[k] for k in ("name", "time_limit")}
-        translator = Translator(self.env, **options)
+        flat = self._writer is not None and self._writer.spec.is_vector
+        translator = Translator(self.env, **options, flat=flat)
         if self._writer is None:
             provenance = {"environment": name_of(self.env), **self._about["provenance"]}
             _create(self.path, translator.spec, provenance, self._resume)
@@ -223,7 +231,7 @@ def record(
         array, or the environment does not fit the vault.
     """
     import_optional("pettingzoo", "pettingzoo")
-    from offmarl.envs.pettingzoo import check_parallel
+    from offmarl.envs.translator import check_parallel
 
     check_parallel(env)
     path = local(path)
@@ -312,7 +320,8 @@ class _Episode:
         ``view`` is the next view of the step, or the first view of the episode.
         """
         arrays = {_DISK_NAMES[name]: value for name, value in step.items() if name in _DISK_NAMES}
-        arrays |= {"observations": view.observation, "infos.state": view.state}
+        arrays |= flatten_tree(view.observation, "observations")
+        arrays |= flatten_tree(view.state, "infos.state")
         check_values(
             {name: np.asarray(array)[None, None] for name, array in arrays.items()},
             self._translator.spec,
@@ -334,14 +343,15 @@ class _Episode:
         if cut:
             fields["truncated"][:, -1] = ~fields["terminated"][:, -1]
         last = (fields["terminated"] | fields["truncated"]).all(-1)
-        views: Any = [np.stack(leaves)[None] for leaves in zip(*self._views, strict=True)]
-        transition = Transition(view=View(*(leaf[:, :-1] for leaf in views)), last=last, **fields)
-        final = View(*(leaf[:, -1] for leaf in views))
+        views = map_tree(lambda *leaves: np.stack(leaves)[None], *self._views)
+        before = map_tree(lambda leaf: leaf[:, :-1], views)
+        transition = Transition(view=before, last=last, **fields)
+        final = map_tree(lambda leaf: leaf[:, -1], views)
         row: Any = np.zeros(1, np.int32)
         return transition, FinalObservations(row, row + len(self._steps) - 1, final)
 
     def _view_of(self, observations: Any, infos: Any, alive: Any) -> View:
-        from offmarl.envs.pettingzoo import state_of
+        from offmarl.envs.translator import state_of
 
         return self._translator.view(observations, infos, alive, state_of(self._env))
 

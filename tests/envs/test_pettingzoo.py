@@ -19,7 +19,7 @@ with warnings.catch_warnings():  # where pygame is installed, PettingZoo's tests
     warnings.simplefilter("ignore", DeprecationWarning)
     from pettingzoo.test import parallel_api_test, parallel_seed_test
 
-from offmarl.envs.pettingzoo import Translator
+from offmarl.envs.translator import Translator
 
 from ..programs.pettingzoo import Duel
 

@@ -27,12 +27,19 @@ def vector(*parts):
     return jnp.concatenate([jnp.ravel(part).astype(jnp.float32) for part in parts])
 
 
+def flat(env, each):
+    """Return vectors of what the agents see, if the environment has the option ``flat``."""
+    if "flat=true" not in env.name:
+        return each
+    return [vector(*(own.values() if isinstance(own, dict) else [own])) for own in each]
+
+
 def jaxmarl(env):
     raw, name = env.wrapped, env.name.partition(":")[0]
 
     def seen(observations, state, **of_a_step):
         return Seen(
-            observations_of_jaxmarl(raw, observations),
+            flat(env, observations_of_jaxmarl(raw, observations)),
             legal_in_jaxmarl(name, raw, state),
             observations.get("world_state") if isinstance(observations, dict) else None,
             **of_a_step,
@@ -67,12 +74,12 @@ def stretched(space, action):
 def observations_of_jaxmarl(raw, seen):
     if isinstance(seen, dict) and "inventory" in seen:  # storm
         grids, inventory = seen["observations"], seen["inventory"]
-        return [vector(grids[agent], inventory[:, agent]) for agent in raw.agents]
+        return [{"grid": grids[agent], "inventory": inventory[:, agent]} for agent in raw.agents]
     if isinstance(seen, dict):
-        return [vector(seen[agent]) for agent in raw.agents]
+        return [seen[agent] for agent in raw.agents]
     if isinstance(seen[0], dict):  # storm_2p
-        return [vector(each["observation"], each["inventory"]) for each in seen]
-    return [vector(each) for each in seen]
+        return [{"grid": each["observation"], "inventory": each["inventory"]} for each in seen]
+    return list(seen)
 
 
 def legal_in_jaxmarl(name, raw, state):
@@ -94,6 +101,9 @@ def jumanji(env):
     def seen(timestep, **of_a_step):
         observation = timestep.observation
         each = OBSERVE[name](observation, num_agents)
+        if "flat=true" in env.name:  # channels first
+            each = [jnp.moveaxis(own, -1, 0) for own in each]
+        each = flat(env, each)
         return Seen(each, getattr(observation, "action_mask", None), **of_a_step)
 
     def step(key, state, action):
@@ -127,7 +137,7 @@ def view_of_a_connector(seen, num_agents):
     others = [
         [sum(own[j][k].astype(int) for j in agents if j != i) for k in range(3)] for i in agents
     ]
-    return [vector(*own[i], *others[i]) for i in agents]
+    return [jnp.stack([*own[i], *others[i]], axis=-1).astype(bool) for i in agents]
 
 
 def view_of_a_cleaner(seen, num_agents):
@@ -137,7 +147,8 @@ def view_of_a_cleaner(seen, num_agents):
     empty = jnp.zeros_like(seen.grid, jnp.float32)
     here = [empty.at[tuple(seen.agents_locations[i])].set(1) for i in agents]
     others = [sum(here[j] for j in agents if j != i) > 0 for i in agents]
-    return [vector(seen.grid == DIRTY, seen.grid == WALL, here[i], others[i]) for i in agents]
+    maze = [seen.grid == DIRTY, seen.grid == WALL]
+    return [jnp.stack([*maze, here[i], others[i]], axis=-1).astype(bool) for i in agents]
 
 
 def view_of_a_vehicle(seen, num_agents):

@@ -1,0 +1,288 @@
+"""Reads environments of the PettingZoo parallel API as arrays over agents.
+
+PettingZoo is an optional dependency, so this module is imported lazily.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import flatdim, flatten
+from jaxtyping import Bool
+from pettingzoo import AECEnv
+
+from offmarl.envs.gym_spaces import common, read, spec_of
+from offmarl.envs.registry import family_of
+from offmarl.envs.spaces import Actions, ActionSpace, Box, sizes_if_unequal
+from offmarl.errors import InvalidValueError, ShapeError, UnknownNameError
+from offmarl.types import DTYPES, ArraySpec, Discrete, EnvSpec, SpecTree, View, empty_view, map_tree
+
+Observations = Mapping[str, Any]
+Infos = Mapping[str, Mapping[str, Any]]
+
+MASK, SEEN = "action_mask", "observation"
+"""Names in an observation that has a mask of legal actions, by PettingZoo's convention."""
+
+_SMALL = ("uint8", "int8", "uint16", "int16", "float16", "bool")
+_TOLERANCE = 1e-5
+"""Fraction of its range by which rounding may move a continuous action out of bounds."""
+
+
+def check_parallel(env: Any) -> None:
+    """Raise `ShapeError` if an environment does not have the parallel API."""
+    parts = ("possible_agents", "reset", "step", "observation_space", "action_space")
+    missing = [part for part in parts if not hasattr(env, part)]
+    if missing:
+        raise ShapeError(
+            f"{env!r} does not have PettingZoo's parallel API (no {', '.join(missing)}): give a "
+            "pettingzoo.ParallelEnv, whose agents act at the same time."
+        )
+    if isinstance(env, AECEnv):
+        raise ShapeError(
+            f"{env!r} has PettingZoo's AEC API, where agents take turns, and not the parallel one: "
+            "if its agents can act at the same time, wrap it with pettingzoo.utils.aec_to_parallel."
+        )
+
+
+class Translator:
+    """Reads a PettingZoo environment as arrays over agents, in the order of ``possible_agents``.
+
+    Observations are arrays or trees of arrays, as `offmarl.envs.gym_spaces` makes them of their
+    spaces: images keep their type. Those of agents with spaces of different sizes are padded with
+    zeros. If the spaces have different names, types or numbers of axes, all observations are
+    flattened to float32 vectors. Legal actions come from ``action_mask`` in the observation or the
+    info. The state is ``env.state()``; if there is none, it is all observations, provided that
+    these are vectors.
+
+    Parameters
+    ----------
+    env
+        An environment with the parallel API, reset at least once.
+    name
+        Name for the spec; by default the one in its metadata, if it is a registered name.
+    time_limit
+        Time limit for the spec.
+    flat
+        Flatten all observations, and the state, to float32 vectors: as in older recordings.
+
+    Raises
+    ------
+    ShapeError
+        It does not have the parallel API, its actions are neither Discrete nor Boxes with finite
+        bounds, or the agents have actions of both kinds.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        name: str | None = None,
+        time_limit: int | None = None,
+        flat: bool = False,
+    ):
+        check_parallel(env)
+        self.agents = tuple(map(str, env.possible_agents))
+        self._spaces = [_without_mask(env.observation_space(a)) for a in env.possible_agents]
+        self._keys = list(env.possible_agents)
+        self.actions = Actions(tuple(_action_space(a, env.action_space(a)) for a in self._keys))
+        self._starts = [int(getattr(env.action_space(a), "start", 0)) for a in self._keys]
+        self._shapes = [env.action_space(a).shape for a in self._keys]
+        tree = None if flat else common([spec_of(space) for space in self._spaces])
+        self._flat = tree is None
+        observation = ArraySpec((max(map(flatdim, self._spaces)),)) if tree is None else tree
+        self.spec = EnvSpec(
+            name=_registered_name(env) if name is None else name,
+            num_agents=len(self.agents),
+            observation_size=0,
+            state_size=0,
+            action=self.actions.joint,
+            time_limit=time_limit,
+            reward="individual",
+            state="concatenated" if state_of(env) is None else "native",
+            agents=self.agents,
+            observation_sizes=self._own_sizes(observation),
+            action_sizes=sizes_if_unequal(self.actions.sizes),
+            observation=observation,
+            global_state=self._state_spec(env, observation),
+        )
+
+    def _own_sizes(self, observation: SpecTree) -> tuple[int, ...] | None:
+        """Return the sizes of the agents' vectors, if they differ."""
+        if not isinstance(observation, ArraySpec) or len(observation.shape) != 1:
+            return None
+        return sizes_if_unequal([flatdim(space) for space in self._spaces])
+
+    def _state_spec(self, env: Any, observation: SpecTree) -> ArraySpec:
+        state = state_of(env)
+        if state is not None:
+            state = np.ravel(state).astype(np.float32) if self._flat else state
+            return ArraySpec(state.shape, state.dtype.name)
+        if isinstance(observation, ArraySpec) and observation == ArraySpec((observation.size,)):
+            return ArraySpec((len(self.agents) * observation.size,))
+        return ArraySpec((0,))
+
+    def view(
+        self,
+        observations: Observations,
+        infos: Infos,
+        alive: Sequence[bool] | Bool[np.ndarray, "N"],
+        state: np.ndarray | None,
+    ) -> View:
+        """Return the view after a step or a reset.
+
+        Parameters
+        ----------
+        observations, infos
+            As the environment returned them.
+        alive
+            Which agents will act, in order.
+        state
+            The result of `state_of`.
+        """
+        view, legal = empty_view(self.spec), self.actions.mask.copy()
+        for i, (agent, space) in enumerate(zip(self._keys, self._spaces, strict=True)):
+            if agent not in observations:
+                continue
+            value, mask = _split_mask(observations[agent], space)
+            seen = flatten(space, value).astype(np.float32) if self._flat else read(space, value)
+            map_tree(partial(_put, i), view.observation, seen)
+            mask = infos.get(agent, {}).get(MASK) if mask is None else mask
+            if mask is not None:
+                legal[i, : np.size(mask)] = np.ravel(mask).astype(bool)
+        everything = self._state(view.observation, state)
+        leaves: Any = view.observation, everything, legal, np.array(alive)
+        return View(*leaves)
+
+    def _state(self, observation: Any, state: np.ndarray | None) -> np.ndarray:
+        spec = self.spec.state_leaves[""]
+        if state is None:
+            return np.ravel(observation) if spec.size else np.zeros(spec.shape, np.float32)
+        return state.reshape(spec.shape).astype(spec.numpy_dtype)
+
+    def joint(self, actions: Mapping[str, Any]) -> np.ndarray:
+        """Return the agents' actions as one array; those of absent agents are zero.
+
+        Raises
+        ------
+        InvalidValueError
+            An action is outside its agent's action space.
+        """
+        return self.actions.join(
+            [
+                self._vector(agent, space, actions)
+                if isinstance(space, Box)
+                else self._number(i, actions)
+                for i, (agent, space) in enumerate(
+                    zip(self._keys, self.actions.spaces, strict=True)
+                )
+            ]
+        )
+
+    def _vector(self, agent: Any, space: Box, actions: Mapping[str, Any]) -> np.ndarray:
+        """Return an agent's continuous action; the centre of its bounds if it is absent."""
+        low, high = np.array(space.low), np.array(space.high)
+        action = actions.get(agent, (low + high) / 2)
+        try:
+            vector = np.ravel(np.asarray(action, np.float64))
+        except (TypeError, ValueError):
+            vector = np.empty(0)
+        if vector.size != space.size:
+            raise InvalidValueError(
+                f"the action of {agent} is {action!r}, but must be {space.size} numbers."
+            )
+        slack = _TOLERANCE * (high - low)
+        inside = (vector >= low - slack) & (vector <= high + slack)
+        if not inside.all():
+            i = int(np.argmin(inside))
+            raise InvalidValueError(
+                f"the action of {agent}, entry {i}, is {vector[i]!s}, but must be from "
+                f"{low[i]:g} to {high[i]:g}."
+            )
+        return vector
+
+    def _number(self, i: int, actions: Mapping[str, Any]) -> int:
+        """Return an agent's discrete action, counted from 0."""
+        agent, start = self._keys[i], self._starts[i]
+        action = np.asarray(actions.get(agent, start))
+        number = action.item() if action.size == 1 else action.tolist()
+        stop = start + self.actions.sizes[i]
+        if number not in range(start, stop):
+            raise InvalidValueError(
+                f"the action of {agent} is {number!r}, but must be from {start} to {stop - 1}."
+            )
+        return int(number) - start
+
+    def by_agent(self, action: np.ndarray, agents: Sequence[str]) -> dict[str, Any]:
+        """Return the actions of some agents from an array, as the environment takes them."""
+        each = self.actions.split(action)
+        taken: dict[str, Any] = {}
+        for agent in agents:
+            i = self._keys.index(agent)
+            if self.actions.discrete:
+                taken[agent] = int(each[i]) + self._starts[i]
+            else:
+                taken[agent] = np.asarray(each[i], np.float32).reshape(self._shapes[i])
+        return taken
+
+
+def name_of(env: Any) -> str:
+    """Return the name in an environment's metadata; empty if there is none."""
+    return str((getattr(env, "metadata", None) or {}).get("name", ""))
+
+
+def _registered_name(env: Any) -> str:
+    name = name_of(env)
+    try:
+        family_of(name)
+    except UnknownNameError:
+        return ""
+    return name
+
+
+def state_of(env: Any) -> np.ndarray | None:
+    """Return an environment's global state; None if it has none.
+
+    Images and arrays of small integers keep their shape and type; others become float32 vectors.
+    """
+    try:
+        state = np.asarray(env.state())
+    except (NotImplementedError, AttributeError):
+        return None
+    if state.dtype.name in _SMALL or (state.ndim > 2 and state.dtype.name in DTYPES):
+        return state
+    return np.ravel(state).astype(np.float32)
+
+
+def _without_mask(space: gymnasium.Space) -> gymnasium.Space:
+    """Return the space without the mask; PettingZoo's convention then leaves ``observation``."""
+    if not isinstance(space, gymnasium.spaces.Dict) or MASK not in space.spaces:
+        return space
+    rest = {k: v for k, v in space.spaces.items() if k != MASK}
+    return rest[SEEN] if [*rest] == [SEEN] else gymnasium.spaces.Dict(rest)
+
+
+def _split_mask(observation: Any, space: gymnasium.Space) -> tuple[Any, Any]:
+    """Return the value of a space of `_without_mask`, and the mask if there is one."""
+    if not isinstance(observation, Mapping) or MASK not in observation:
+        return observation, None
+    rest = {k: v for k, v in observation.items() if k != MASK}
+    is_only = [*rest] == [SEEN] and not isinstance(space, gymnasium.spaces.Dict)
+    return rest[SEEN] if is_only else rest, observation[MASK]
+
+
+def _put(agent: int, into: np.ndarray, seen: np.ndarray) -> None:
+    """Put an agent's array into the corner of the padded array of all agents."""
+    corner: Any = (agent, *map(slice, seen.shape))
+    into[corner] = seen
+
+
+def _action_space(agent: Any, space: gymnasium.Space) -> ActionSpace:
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return Discrete(int(space.n))
+    if isinstance(space, gymnasium.spaces.Box) and space.is_bounded():
+        return Box(tuple(space.low.ravel().tolist()), tuple(space.high.ravel().tolist()))
+    raise ShapeError(
+        f"the actions of {agent} are of {space}, and a dataset holds discrete ones or vectors with "
+        "bounds: wrap the environment so that they are Discrete, or a Box with finite bounds."
+    )

@@ -1,0 +1,215 @@
+"""Encoders: they turn observations and states of any shape into vectors.
+
+Torsos and mixers work on vectors. Data whose `EnvSpec` describes other arrays is encoded first: by
+convolutions for images, by one encoder for each leaf for dictionaries. An encoder of float32
+vectors has no parameters and returns its input.
+"""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from offmarl.trees import ArraySpec, flatten_tree
+from offmarl.types import ArrayTree, EnvSpec, View, empty_view
+
+Leaves = tuple[tuple[str, ArraySpec], ...]
+"""The arrays of an observation or a state: path and spec of each, in order. Hashable."""
+
+_PICTURE = 32
+"""Pixels along both sides from which an image is taken for a picture, and not for a small grid."""
+
+_GRID_LAYERS = ((32, 3, 1), (32, 3, 2))
+"""Features, kernel size and stride of the convolutions of a small grid."""
+
+_PICTURE_LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+"""The same of a picture (Mnih et al. 2015, doi 10.1038/nature14236)."""
+
+
+class Encoder(nn.Module):
+    """Encodes an array or a tree of arrays as one vector.
+
+    The shape of a leaf decides how it is encoded. Images have the channels last; a grid of integers
+    or booleans without channels has one; axes in front of the last three become channels, too.
+
+    - Images: two convolutions of 3 x 3 for small grids, three larger ones for pictures, which are
+      images of at least 32 x 32 cells; then a linear layer and ReLU.
+    - Vectors, single numbers and matrices of floats: they are flattened. In a tree, each has its
+      own linear layer and ReLU. An array that is not in a tree is returned as it is.
+
+    The encodings of a tree's leaves are concatenated in the order of their names. `as_input` says
+    how numbers that are not float32 are scaled.
+
+    Attributes
+    ----------
+    leaves
+        The arrays, without the axis of agents.
+    hidden
+        Width of the encoding of each leaf.
+    agents
+        Number of agents, if the arrays have an axis of agents; None for the arrays of a state.
+    """
+
+    leaves: Leaves
+    hidden: int = 64
+    agents: int | None = None
+
+    @nn.compact
+    def __call__(self, tree: ArrayTree) -> Float[Array, "*b _"]:
+        """Encode a batch of any number of leading axes."""
+        arrays = flatten_tree(tree)
+        return jnp.concatenate([self._leaf(*leaf, arrays[leaf[0]]) for leaf in self.leaves], -1)
+
+    def _leaf(self, path: str, spec: ArraySpec, array: Array) -> Float[Array, "*b _"]:
+        x = as_input(array, spec)
+        if is_image(spec):
+            encoded = self._image(path, _with_channels(x, spec))
+        else:
+            encoded = x.reshape(*x.shape[: x.ndim - len(spec.shape)], spec.size)
+            encoded = self._dense(f"{path}_dense", encoded) if path else encoded
+        return encoded if spec.agents is None else self._for_all_agents(encoded, spec.agents)
+
+    def _image(self, path: str, x: Float[Array, "*b H W C"]) -> Float[Array, "*b _"]:
+        layers = _PICTURE_LAYERS if min(x.shape[-3:-1]) >= _PICTURE else _GRID_LAYERS
+        prefix = f"{path}_" if path else ""
+        for index, (features, size, stride) in enumerate(layers):
+            conv = nn.Conv(
+                features,
+                (size, size),
+                (stride, stride),
+                kernel_init=nn.initializers.he_normal(),
+                name=f"{prefix}conv_{index}",
+            )
+            x = nn.relu(conv(x))
+        return self._dense(f"{prefix}dense", x.reshape(*x.shape[:-3], -1))
+
+    def _dense(self, name: str, x: Float[Array, "*b _"]) -> Float[Array, "*b hidden"]:
+        layer = nn.Dense(self.hidden, kernel_init=nn.initializers.he_normal(), name=name)
+        return nn.relu(layer(x))
+
+    def _for_all_agents(self, x: Float[Array, "*b some _"], of: tuple[int, ...]) -> Array:
+        """Return zeros for the agents that do not have the leaf."""
+        assert self.agents is not None
+        blank = jnp.zeros((*x.shape[:-2], self.agents, x.shape[-1]))
+        return blank.at[..., jnp.array(of), :].set(x)
+
+
+class JointEncoder(nn.Module):
+    """Encodes the agents' observations as one vector: that of each agent, concatenated.
+
+    Attributes
+    ----------
+    encoder
+        Encodes one agent's observation.
+    """
+
+    encoder: Encoder
+
+    def __call__(self, observation: ArrayTree) -> Float[Array, "*b _"]:
+        """Encode a batch of any number of leading axes."""
+        return _joined(self.encoder(observation))
+
+
+class ViewEncoder(nn.Module):
+    """Encodes what a critic of each agent sees: the global state and the agent's observation.
+
+    Attributes
+    ----------
+    observation
+        Encodes observations; None for vectors.
+    state
+        Encodes states; None for vectors, and where there is no state: then the encodings of all
+        agents' observations take its place.
+    """
+
+    observation: Encoder | None = None
+    state: Encoder | None = None
+
+    def __call__(self, view: View) -> Float[Array, "*b N _"]:
+        """Encode a batch of any number of leading axes."""
+        own = view.observation if self.observation is None else self.observation(view.observation)
+        if not has_state(view):
+            state = _joined(own)
+        else:
+            state = view.state if self.state is None else self.state(view.state)
+        everyone = jnp.broadcast_to(state[..., None, :], (*own.shape[:-1], state.shape[-1]))
+        return jnp.concatenate([everyone, own], axis=-1)
+
+
+def observation_encoder(spec: EnvSpec, hidden: int = 64) -> Encoder | None:
+    """Return an encoder of each agent's observation; None if observations are float32 vectors."""
+    if spec.observation is None:
+        return None
+    return Encoder(tuple(spec.observation_leaves.items()), hidden, spec.num_agents)
+
+
+def state_encoder(spec: EnvSpec, hidden: int = 64) -> Encoder | JointEncoder | None:
+    """Return an encoder of what `central` returns; None if that is a float32 vector."""
+    if not spec.state_size:
+        every = tuple(spec.observation_leaves.items())
+        return JointEncoder(Encoder(every, hidden, spec.num_agents))
+    return None if spec.global_state is None else Encoder(tuple(spec.state_leaves.items()), hidden)
+
+
+def view_encoder(spec: EnvSpec, hidden: int = 64) -> ViewEncoder:
+    """Return an encoder of what a critic of each agent sees."""
+    state = state_encoder(spec, hidden)
+    return ViewEncoder(
+        observation_encoder(spec, hidden), None if isinstance(state, JointEncoder) else state
+    )
+
+
+def blank_view(spec: EnvSpec) -> View:
+    """Return a view of zeros on the device, to draw parameters and to allocate buffers with."""
+    view: View = jax.tree.map(jnp.asarray, empty_view(spec))
+    return view
+
+
+def has_state(view: View) -> bool:
+    """Whether a view has a state of its own, apart from the observations."""
+    return any(leaf.shape[-1:] != (0,) for leaf in jax.tree.leaves(view.state))
+
+
+def central(view: View) -> ArrayTree:
+    """Return what mixers see of a view: the state, or all observations if there is no state."""
+    return view.state if has_state(view) else view.observation
+
+
+def is_image(spec: ArraySpec) -> bool:
+    """Whether a leaf is encoded by convolutions: it has channels, or is a grid of integers."""
+    rank = len(spec.shape)
+    return rank > 2 or (rank == 2 and "float" not in spec.dtype)
+
+
+def as_input(array: Array, spec: ArraySpec) -> Float[Array, "*b"]:
+    """Return the numbers of a leaf as float32 of moderate size, for a network.
+
+    The bytes of pictures, images of at least 32 x 32 cells, are divided by 255. Other integers may
+    be counts, codes or positions of any size: they become sign(x) log(1 + abs(x)), so that 1 is not
+    negligible beside 255 (Hafner et al. 2023, arXiv 2301.04104). Booleans become 0 and 1.
+    """
+    x = jnp.asarray(array).astype(jnp.float32)
+    if spec.dtype == "bool" or "float" in spec.dtype:
+        return x
+    if spec.dtype == "uint8" and is_image(spec) and min(_sides(spec)) >= _PICTURE:
+        return x / 255
+    return jnp.sign(x) * jnp.log1p(jnp.abs(x))
+
+
+def _sides(spec: ArraySpec) -> tuple[int, ...]:
+    return spec.shape if len(spec.shape) == 2 else spec.shape[-3:-1]
+
+
+def _with_channels(x: Float[Array, "..."], spec: ArraySpec) -> Float[Array, "*b H W C"]:
+    """Give a grid a channel, and turn axes in front of an image into channels."""
+    rank = len(spec.shape)
+    lead = x.shape[: x.ndim - rank]
+    if rank == 2:
+        return x[..., None]
+    *more, height, width, channels = spec.shape
+    images = x.reshape(*lead, -1, height, width, channels)
+    return jnp.moveaxis(images, -4, -2).reshape(*lead, height, width, -1) if more else x
+
+
+def _joined(x: Float[Array, "*b N _"]) -> Float[Array, "*b _"]:
+    return x.reshape(*x.shape[:-2], -1)

@@ -1,0 +1,223 @@
+"""Encoders of images and trees, and the networks that use them."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from offmarl.networks import (
+    Encoder,
+    FeedForward,
+    PolicyConfig,
+    agent_network,
+    central,
+    init_mixer,
+    init_policy,
+    make_mixer,
+    make_policy,
+    mix,
+    observation_encoder,
+    state_encoder,
+    view_encoder,
+)
+from offmarl.networks.encoders import as_input
+from offmarl.testing import entries
+from offmarl.types import ArraySpec, Discrete, EnvSpec, View, map_tree
+
+VECTORS = EnvSpec("vectors", num_agents=3, observation_size=7, state_size=5, action=Discrete(4))
+GRID = replace(VECTORS, name="grid", observation=ArraySpec((3, 2, 4), "uint8"), state_size=0)
+TREE = replace(
+    VECTORS,
+    name="tree",
+    observation={
+        "camera": {"left": ArraySpec((3, 3, 1), "uint8")},
+        "speed": ArraySpec((2,)),
+        "radio": ArraySpec((4,), agents=(0, 2)),
+    },
+    global_state=ArraySpec((2, 2, 3), "bool"),
+)
+SPECS = [GRID, TREE]
+
+
+def views(spec: EnvSpec, *lead: int, seed: int = 0) -> View:
+    """Random views ``(*lead, ...)``."""
+    rng = np.random.default_rng(seed)
+    return map_tree(lambda leaf: jnp.asarray(entries(leaf, lead, rng)), spec.view_spec)
+
+
+def quick(function: Any) -> Any:
+    """Jit a function that runs once."""
+    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def test_vectors_need_no_encoder_and_keep_their_parameters() -> None:
+    assert observation_encoder(VECTORS) is None
+    assert state_encoder(VECTORS) is None
+    config = PolicyConfig("feedforward")
+    assert agent_network(config, VECTORS).encoder is None
+    names = init_policy(config, VECTORS, jax.random.key(0))["params"].keys()
+    assert names == {"Dense_0", "Dense_1", "Dense_2"}
+    view = views(VECTORS, 2)
+    plain, critic = FeedForward(1, 4), FeedForward(1, 4, encoder=view_encoder(VECTORS))
+    everyone = jnp.repeat(view.state[:, None], 3, axis=1)
+    seen = jnp.concatenate([everyone, view.observation], axis=-1)
+    params = quick(plain.init)(jax.random.key(1), (), seen)
+    same = quick(critic.init)(jax.random.key(1), (), view)
+    jax.tree.map(np.testing.assert_array_equal, params, same)
+    np.testing.assert_array_equal(
+        critic.apply(params, (), view)[0], plain.apply(params, (), seen)[0]
+    )
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+@pytest.mark.parametrize("kind", ["feedforward", "recurrent"])
+def test_unroll_equals_one_step_after_the_other(kind: str, spec: EnvSpec) -> None:
+    config = PolicyConfig(kind, hidden=8)
+    network, params = agent_network(config, spec), init_policy(config, spec, jax.random.key(0))
+    observations = views(spec, 4).observation
+    first = jnp.array([False, False, True, False])
+    unrolled = quick(partial(network.apply, method="unroll"))(params, observations, first)
+    carry, step = network.initial_carry(3), quick(network.apply)
+    for t in range(4):
+        carry = network.initial_carry(3) if first[t] else carry
+        observation = map_tree(lambda leaf, t=t: leaf[t], observations)
+        outputs, carry = step(params, carry, observation)
+        np.testing.assert_allclose(outputs, unrolled[t], atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_policies_of_images_and_trees_act_legally(spec: EnvSpec) -> None:
+    config, view = PolicyConfig("recurrent", hidden=4), views(spec, 5)
+    legal = jnp.ones((5, 3, 4), bool).at[:, 0, :3].set(False)
+    for greedy in (False, True):
+        policy = make_policy(config, spec, greedy)
+        act = quick(jax.vmap(policy.act, in_axes=(None, None, 0, 0, 0)))
+        params, keys = (
+            init_policy(config, spec, jax.random.key(0)),
+            jax.random.split(jax.random.key(1), 5),
+        )
+        action, log_prob, _ = act(params, policy.initial_carry(), view.observation, legal, keys)
+        assert action.shape == log_prob.shape == (5, 3)
+        assert (action[:, 0] == 3).all()
+
+
+def test_a_second_policy_of_the_same_kind_compiles_nothing(monkeypatch: Any) -> None:
+    calls = []
+    encode = Encoder.__call__
+
+    def counted(self: Encoder, tree: Any) -> Any:
+        calls.append(tree)
+        return encode(self, tree)
+
+    monkeypatch.setattr(Encoder, "__call__", counted)
+    config = PolicyConfig("feedforward", hidden=5)
+    one = init_policy(config, GRID, jax.random.key(0))
+    traced = len(calls)
+    other = init_policy(PolicyConfig("feedforward", hidden=5), replace(GRID), jax.random.key(1))
+    assert traced > 0
+    assert len(calls) == traced
+    kernels = (params["params"]["encoder"]["conv_0"]["kernel"] for params in (one, other))
+    assert not np.array_equal(*kernels)
+
+
+@pytest.mark.parametrize(
+    ("spec", "values", "expected"),
+    [
+        (ArraySpec((2,)), [-300.0, 0.5], [-300.0, 0.5]),
+        (ArraySpec((2,), "float16"), [-300.0, 0.5], [-300.0, 0.5]),
+        (ArraySpec((2,), "bool"), [True, False], [1, 0]),
+        (ArraySpec((3,), "uint8"), [0, 1, 255], np.log([1, 2, 256])),
+        (ArraySpec((2,), "int32"), [-9, 9], np.log(10) * np.array([-1, 1])),
+        (ArraySpec((1, 2, 1), "uint8"), [[[0], [255]]], np.log([[[1], [256]]])),
+        (ArraySpec((32, 32, 3), "uint8"), np.full((32, 32, 3), 51), np.full((32, 32, 3), 0.2)),
+    ],
+)
+def test_numbers_are_scaled_by_their_type(spec: ArraySpec, values: Any, expected: Any) -> None:
+    found = as_input(jnp.asarray(np.array(values, spec.numpy_dtype)), spec)
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "kernels", "features"),
+    [
+        ((5, 4, 26), "uint8", [(3, 3, 26, 32), (3, 3, 32, 32)], 3 * 2 * 32),
+        ((6, 6), "int8", [(3, 3, 1, 32), (3, 3, 32, 32)], 3 * 3 * 32),
+        ((2, 5, 4, 3), "uint8", [(3, 3, 6, 32), (3, 3, 32, 32)], 3 * 2 * 32),
+        (
+            (84, 84, 3),
+            "uint8",
+            [(8, 8, 3, 32), (4, 4, 32, 64), (3, 3, 64, 64)],
+            11 * 11 * 64,
+        ),
+    ],
+)
+def test_images_are_convolved_by_their_size(
+    shape: tuple[int, ...], dtype: str, kernels: list[Any], features: int
+) -> None:
+    spec = ArraySpec(shape, dtype)
+    encoder = Encoder((("", spec),), hidden=7)
+    image = jax.ShapeDtypeStruct((2, 3, *shape), dtype)
+    encoded, params = jax.eval_shape(encoder.init_with_output, jax.random.key(0), image)
+    assert encoded.shape == (2, 3, 7)
+    params = params["params"]
+    assert [params[f"conv_{i}"]["kernel"].shape for i in range(len(params) - 1)] == kernels
+    assert params["dense"]["kernel"].shape == (features, 7)
+
+
+def test_frames_become_channels_of_the_same_pixels() -> None:
+    frames = jnp.arange(2 * 2 * 3 * 1).reshape(2, 2, 3, 1).astype(jnp.uint8)
+    stacked = jnp.moveaxis(frames[..., 0], 0, -1)
+    one = Encoder((("", ArraySpec((2, 2, 3, 1), "uint8")),), 4)
+    other = Encoder((("", ArraySpec((2, 3, 2), "uint8")),), 4)
+    params = quick(one.init)(jax.random.key(0), frames)
+    np.testing.assert_allclose(
+        quick(one.apply)(params, frames), quick(other.apply)(params, stacked), rtol=1e-5
+    )
+
+
+def test_each_leaf_has_its_own_encoding_in_the_order_of_names() -> None:
+    encoder = Encoder(tuple(TREE.observation_leaves.items()), 4, agents=3)
+    observation = views(TREE, 2).observation
+    params = quick(encoder.init)(jax.random.key(0), observation)
+    encode = quick(encoder.apply)
+    encoded = encode(params, observation)
+    assert encoded.shape == (2, 3, 12)
+    for part, path in enumerate(["camera.left", "radio", "speed"]):
+        name = path.partition(".")[0]
+        blank = observation | {name: map_tree(jnp.zeros_like, observation[name])}
+        same = np.isclose(encode(params, blank), encoded).reshape(2, 3, 3, 4).all((0, 1, 3))
+        assert same.tolist() == [index != part for index in range(3)], path
+    assert not encoded[:, 1, 4:8].any()  # agent 1 has no radio
+    assert encoded[:, [0, 2], 4:8].any()
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_mixers_see_any_state_or_all_observations(spec: EnvSpec) -> None:
+    mixer, view = make_mixer(spec, embed=4, hidden=8), views(spec, 6)
+    params = jax.jit(partial(init_mixer, mixer, spec))(jax.random.key(1))
+    weights = quick(mixer.apply)(params, central(view))
+    assert weights.w1.shape == (6, 3, 4)
+    assert np.ptp(np.asarray(weights.b2)) > 0  # it depends on the state
+    slope = quick(jax.vmap(jax.grad(lambda q, w: mix(w, q))))(jnp.ones((6, 3)), weights)
+    assert (slope >= 0).all() and (slope > 0).any()
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_critics_see_the_state_and_the_own_observation(spec: EnvSpec) -> None:
+    encoder, view = view_encoder(spec, 4), views(spec, 2)
+    params = quick(encoder.init)(jax.random.key(0), view)
+    encoded = quick(encoder.apply)(params, view)
+    own = quick(encoder.observation.apply)(
+        {"params": params["params"]["observation"]}, view.observation
+    )
+    if spec is GRID:
+        state = own.reshape(2, -1)
+    else:
+        state = quick(encoder.state.apply)({"params": params["params"]["state"]}, view.state)
+    everyone = jnp.repeat(state[:, None], 3, axis=1)
+    np.testing.assert_allclose(encoded, jnp.concatenate([everyone, own], -1), rtol=1e-5)
