@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from offmarl.errors import RunError
 from offmarl.types import Transition, View
-from offmarl.vault import Dataset
+from offmarl.vault import Dataset, Mixture
+from offmarl.vault.mixture import Part
 
 STATISTICS_FILE = "dataset.npz"
 
@@ -36,7 +37,8 @@ class DatasetStatistics:
     Parameters
     ----------
     dataset
-        The dataset; None if only stored arrays are used.
+        The dataset; None if only stored arrays are used. Of a `Mixture`, moments are those of the
+        batches: each vault counts by its share.
     arrays
         The stored arrays, by name.
     episodes
@@ -45,7 +47,7 @@ class DatasetStatistics:
 
     def __init__(
         self,
-        dataset: Dataset | None,
+        dataset: Dataset | Mixture | None,
         arrays: dict[str, NDArray[Any]] | None = None,
         episodes: NDArray[np.int64] | None = None,
     ):
@@ -55,7 +57,7 @@ class DatasetStatistics:
         self.used: dict[str, NDArray[Any]] = {}
         """The arrays used so far, by name."""
 
-    def array(self, name: str, compute: Callable[[Dataset], Any]) -> NDArray[Any]:
+    def array(self, name: str, compute: Callable[[Any], Any]) -> NDArray[Any]:
         """Return an array of the program, computed from the dataset or read from the run.
 
         Parameters
@@ -63,7 +65,7 @@ class DatasetStatistics:
         name
             Name of the array in the run.
         compute
-            Function that computes it from the dataset.
+            Function that computes it from the dataset, which may be a `Mixture`.
 
         Raises
         ------
@@ -100,7 +102,7 @@ class DatasetStatistics:
     def returns(self) -> Float[np.ndarray, "episodes"]:
         """Return the undiscounted return of each complete episode, averaged over agents."""
 
-        def compute(dataset: Dataset) -> NDArray[Any]:
+        def compute(dataset: Dataset | Mixture) -> NDArray[Any]:
             found, chosen = dataset.episodes, self._chosen(dataset)
             return found.episode_returns[chosen][found.scored[chosen]].astype(np.float32)
 
@@ -115,12 +117,15 @@ class DatasetStatistics:
             Largest M; of more episodes, evenly spread ones are taken.
         """
 
-        def first(name: str, dataset: Dataset) -> NDArray[Any]:
+        def first(name: str, dataset: Dataset | Mixture) -> NDArray[Any]:
             chosen = self._chosen(dataset)
             chosen = chosen[np.linspace(0, len(chosen) - 1, min(most, len(chosen))).astype(int)]
-            table = dataset.episodes
-            steps = dataset.window_transitions(table.row[chosen], table.start[chosen], 1)
-            return np.asarray(getattr(steps.view, name))[:, 0]
+            found = []
+            for part in _parts(dataset, chosen):
+                row, start = (x[part.episodes] for x in part.dataset.episodes[:2])
+                steps = part.dataset.window_transitions(row, start, 1)
+                found.append(np.asarray(getattr(steps.view, name))[:, 0])
+            return np.concatenate(found)
 
         found: Any = (
             self.array(f"initial_{name}_{most}", partial(first, name)) for name in View._fields
@@ -132,32 +137,49 @@ class DatasetStatistics:
         self._frozen = True
         return tuple((name, array.tobytes()) for name, array in sorted(self.used.items()))
 
-    def _chosen(self, dataset: Dataset) -> NDArray[np.int64]:
+    def _chosen(self, dataset: Dataset | Mixture) -> NDArray[np.int64]:
         every = np.arange(len(dataset.episodes.length))
         return every if self._episodes is None else self._episodes
 
     def _moments(self, name: str, values: Callable[[Transition], Any]) -> MeanAndStd:
-        def compute(dataset: Dataset) -> NDArray[Any]:
-            count, total, squares = 0, 0.0, 0.0
-            for steps in self._steps(dataset):
-                found = np.asarray(values(steps), np.float64)
-                count += len(found)
-                total, squares = total + found.sum(0), squares + (found**2).sum(0)
-            mean = total / max(count, 1)
-            std = np.sqrt(np.maximum(squares / max(count, 1) - mean**2, 0)).clip(1e-3)
+        def compute(dataset: Dataset | Mixture) -> NDArray[Any]:
+            mean, square = 0.0, 0.0
+            for part in _parts(dataset, self._chosen(dataset)):
+                means = _means(map(values, _steps(part)))
+                mean, square = mean + part.share * means[0], square + part.share * means[1]
+            std = np.sqrt(np.maximum(square - mean**2, 0)).clip(1e-3)
             return np.stack([mean, std]).astype(np.float32)
 
         return MeanAndStd(*self.array(f"{name}_moments", compute))
 
-    def _steps(self, dataset: Dataset) -> Iterator[Transition]:
-        """Yield the steps of the training episodes, ``(M, ...)``, block by block."""
-        table, chosen = dataset.episodes, np.zeros(len(dataset.episodes.length), bool)
-        chosen[self._chosen(dataset)] = True
-        begins = table.row * dataset.length + table.start
-        for start, stop in dataset.blocks():
-            step = np.arange(dataset.rows)[:, None] * dataset.length + np.arange(start, stop)
-            kept = chosen[np.searchsorted(begins, step, side="right") - 1]
-            yield jax.tree.map(itemgetter(kept), dataset.transitions(start, stop))
+
+def _parts(dataset: Dataset | Mixture, episodes: NDArray[np.int64]) -> list[Part]:
+    """Return some episodes by vault, each with its share of the steps in batches."""
+    if isinstance(dataset, Mixture):
+        return dataset.parts(episodes)
+    return [Part(dataset, episodes, 1.0)]
+
+
+def _steps(part: Part) -> Iterator[Transition]:
+    """Yield the steps of some episodes, ``(M, ...)``, block by block."""
+    dataset = part.dataset
+    table, chosen = dataset.episodes, np.zeros(len(dataset.episodes.length), bool)
+    chosen[part.episodes] = True
+    begins = table.row * dataset.length + table.start
+    for start, stop in dataset.blocks():
+        step = np.arange(dataset.rows)[:, None] * dataset.length + np.arange(start, stop)
+        kept = chosen[np.searchsorted(begins, step, side="right") - 1]
+        yield jax.tree.map(itemgetter(kept), dataset.transitions(start, stop))
+
+
+def _means(blocks: Iterator[Any]) -> tuple[Any, Any]:
+    """Return the means of vectors ``(M, size)``, and of their squares."""
+    count, total, squares = 0, 0.0, 0.0
+    for block in blocks:
+        found = np.asarray(block, np.float64)
+        count += len(found)
+        total, squares = total + found.sum(0), squares + (found**2).sum(0)
+    return total / max(count, 1), squares / max(count, 1)
 
 
 def save(path: Path, arrays: dict[str, NDArray[Any]]) -> None:

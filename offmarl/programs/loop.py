@@ -11,13 +11,12 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
 from offmarl.programs.buffer import ChunkWriter
 from offmarl.programs.program import (
-    ArgsT,
     TD_ERRORS,
+    ArgsT,
     Hyperparameters,
     Program,
     Stage,
@@ -28,7 +27,7 @@ from offmarl.programs.program import (
 from offmarl.programs.run import CheckpointTimer
 from offmarl.programs.seeds import Layout, map_seeds
 from offmarl.replay import Batches, BatchSource, Replay, split_key
-from offmarl.replay.priorities import Prioritised, Priorities
+from offmarl.replay.priorities import Priorities, Prioritised
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 LOG_EVERY = 500
@@ -258,9 +257,7 @@ def _update(
             metrics = dict(found)
             errors = metrics.pop(TD_ERRORS, None)
             if draws is not None and errors is not None:
-                priorities = draws.learned(
-                    priorities, slots, errors, batch.mask & batch.next_known
-                )
+                priorities = draws.learned(priorities, slots, errors, batch.mask & batch.next_known)
             return Learned(state, priorities), metrics
 
         def logged_update(

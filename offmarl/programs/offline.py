@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Key, PRNGKeyArray
 from numpy.typing import NDArray
 
 from offmarl import __version__, tracking
+from offmarl.config import Vaults
 from offmarl.errors import OptionError, RunError
 from offmarl.paths import below, local
 from offmarl.programs import dataset as data
@@ -36,7 +37,6 @@ from offmarl.programs.program import (
     ArgsT,
     Hyperparameters,
     Program,
-    Vaults,
     hyperparameters,
 )
 from offmarl.programs.registry import origin_of
@@ -52,7 +52,7 @@ from offmarl.programs.seeds import Layout, layout_of
 from offmarl.replay import BatchSource, Circles, Windows, open_batches, split_key
 from offmarl.replay.batches import fits, lag_of
 from offmarl.replay.circles import Weighting
-from offmarl.replay.priorities import Prioritised, Priorities
+from offmarl.replay.priorities import Priorities, Prioritised
 from offmarl.replay.stream import batch_bytes
 from offmarl.types import ArrayTree, EnvSpec
 from offmarl.vault import Dataset, Mixture, Weights, mix, open_vault
@@ -200,6 +200,13 @@ def _recorded(directory: Path, name: str) -> int | None:
         return tracking.read_run(directory).get(name)
     except RunError:
         return None
+
+
+def _directory(name: str, args: Args, dataset: Dataset | Mixture) -> Path:
+    if args.out:
+        return local(args.out)
+    parts = dataset.spec.name or dataset.name, dataset.uid, name
+    return Path("runs") / below(*parts, option="--out")
 
 
 class _Drawing(NamedTuple):

@@ -79,14 +79,12 @@ from offmarl.config import (
     PositiveInt,
     Seed,
     Validated,
+    Vaults,
     float_fields,
 )
 from offmarl.types import ArrayTree, Policy
 
 ArgsT = TypeVar("ArgsT", bound=Validated)
-
-Vaults = str | Path | Mapping[str, float] | tuple[str, ...]
-"""A vault by its path or name; or several, as a mapping to their shares or as texts PATH=SHARE."""
 
 TD_ERRORS = "td_errors"
 """Name of the temporal-difference errors ``(B, T)`` among the metrics of an update. They are not

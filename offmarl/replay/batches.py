@@ -16,7 +16,7 @@ from offmarl.errors import OptionError
 from offmarl.replay import device
 from offmarl.replay.circles import Circles, Mixed, Weighting
 from offmarl.replay.device import Replay, load
-from offmarl.replay.priorities import Prioritised, Priorities
+from offmarl.replay.priorities import Priorities, Prioritised
 from offmarl.replay.sampling import Chosen, Source, Windows
 from offmarl.replay.stream import IN_HAND, Batches, WindowSource, ahead, on_host, parts_ahead
 
@@ -75,7 +75,7 @@ class _DrawnAhead(BatchSource):
     def take(self, done: int, priorities: Priorities | None, seeds: int) -> Replay | Batches:
         """Return the piece of the update after ``done``, and begin to gather the one after it."""
         assert priorities is not None
-        slots = np.asarray(jax.device_get(priorities.slots))[:seeds]
+        slots = np.asarray(jax.device_get(priorities.slots), np.int64)[:seeds]
         first = done - done % self.updates
         for piece in (first, first + self.updates):
             if piece not in self._pieces and piece < self._last:
@@ -136,8 +136,8 @@ def open_batches(
     ShapeError
         There is no step to draw.
     OptionError
-        There is no room for a few batches, streams have no lag, there are no such episodes, they weigh nothing, or there
-        are too many steps for the device.
+        There is no room for a few batches, a stream has no lag, there are no such episodes, they
+        weigh nothing, or there are too many steps for the device.
     """
     if kind == "device" or (kind == "auto" and fits(source, windows, episodes)):
         yield BatchSource(steps.step, repeat(load(source, windows, episodes, weights)), draws)

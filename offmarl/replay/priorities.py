@@ -36,28 +36,21 @@ class Priorities(NamedTuple):
     """Of windows never learned from, the value is in units of the largest priority so far."""
     largest: Float[Array, ""]
     """The largest priority so far, to the power of the exponent; 1 at first."""
-    slots: Int[Array, "lag B"]
-    """The windows of the updates to come: of update i at ``i % lag``."""
-    ratios: Float[Array, "lag B"]
+    slots: Int[Array, "lag B"] | None = None
+    """The windows of the updates to come: of update i at ``i % lag``; None without a lag."""
+    ratios: Float[Array, "lag B"] | None = None
     """How likely each was without priorities, over how likely it was when it was drawn."""
 
 
-def begin(base: Float[Array, "n"], lag: int = 0, batch_size: int = 1) -> Priorities:
+def begin(base: Float[Array, "n"]) -> Priorities:
     """Return priorities before the first update.
 
     Parameters
     ----------
     base
         How likely a window is to start at each slot without priorities, up to a factor.
-    lag, batch_size
-        Shape of the draws to come.
     """
-    return Priorities(
-        SumTree.of(jnp.zeros_like(base), base),
-        jnp.ones(()),
-        jnp.zeros((lag, batch_size), jnp.int32),
-        jnp.ones((lag, batch_size)),
-    )
+    return Priorities(SumTree.of(jnp.zeros_like(base), base), jnp.ones(()))
 
 
 def window_priorities(
@@ -81,7 +74,7 @@ def window_priorities(
 
 
 def importance(
-    ratios: Float[Array, "B"], counted: Bool[Array, "B"], exponent: Float[Array, ""]
+    ratios: Float[Array, "B"], counted: Bool[Array, "B"], exponent: Float[Array, ""] | float
 ) -> Float[Array, "B"]:
     """Return the weights of windows in the loss: ratio^β, over the largest of those that count."""
     weights = ratios**exponent
@@ -131,14 +124,14 @@ class Prioritised:
         keys
             The keys that the first ``lag`` updates draw with.
         """
-        fresh = begin(self._base(jnp.arange(self.num_slots)), self.lag, self.batch_size)
+        fresh = begin(self._base(jnp.arange(self.num_slots)))
         if not self.lag:
             return fresh
         slots, ratios = jax.lax.map(lambda key: self._draw(fresh, key), keys)
         return fresh._replace(slots=slots, ratios=ratios)
 
     def take(
-        self, priorities: Priorities, update: Int[Array, ""], key: PRNGKeyArray
+        self, priorities: Priorities, update: Int[Array, ""] | int, key: PRNGKeyArray
     ) -> tuple[Priorities, Int[Array, "B"], Float[Array, "B"]]:
         """Return the windows of an update, and draw those of the update ``lag`` later.
 
@@ -152,7 +145,7 @@ class Prioritised:
             The key of the update that windows are drawn for.
         """
         slots, ratios = self._draw(priorities, key)
-        if not self.lag:
+        if priorities.slots is None or priorities.ratios is None:
             return priorities, slots, ratios
         at = update % self.lag
         taken = priorities.slots[at], priorities.ratios[at]
@@ -162,7 +155,7 @@ class Prioritised:
         return waiting, *taken
 
     def weigh(
-        self, ratios: Float[Array, "B"], mask: Bool[Array, "B T"], update: Int[Array, ""]
+        self, ratios: Float[Array, "B"], mask: Bool[Array, "B T"], update: Int[Array, ""] | int
     ) -> Float[Array, "B"]:
         """Return the importance weights of a batch."""
         grown = self.importance + (1 - self.importance) * update / self.updates

@@ -22,9 +22,9 @@ from offmarl.checkpoint import Checkpoints
 from offmarl.errors import OptionError, RunError, UnknownNameError
 from offmarl.programs import loop, offline, registry
 from offmarl.programs.loop import Schedule, stage_starts
-from offmarl.programs.seeds import Layout, layout_of, map_seeds
 from offmarl.programs.program import Program, Stage, shaping_values, structure
 from offmarl.programs.run import compilation_cache, keep_compiled_programs, use_cores
+from offmarl.programs.seeds import Layout, layout_of, map_seeds
 from offmarl.replay import Windows
 from offmarl.report import final_returns
 from tests.programs import two_stage
