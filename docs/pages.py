@@ -159,13 +159,23 @@ def _sizes(env: Any) -> str:
     limit = "none" if spec.time_limit is None else f"{spec.time_limit} steps"
     rows = [
         ("agents", spec.num_agents),
-        ("observation", f"{spec.observation_size} numbers"),
+        ("observation", _arrays(spec.observation, spec.observation_text)),
         ("action", f"{spec.action_size} {kind}"),
-        ("global state", f"{spec.state_size} numbers ({spec.state})"),
+        ("global state", _state(spec)),
         ("reward", "shared by the team" if spec.reward == "team" else "individual"),
         ("time limit", limit),
     ]
     return f"## Sizes\n\nOf `{spec.name}`:\n\n" + table(["", ""], rows)
+
+
+def _state(spec: Any) -> str:
+    if not spec.state_size:
+        return "none; programs use the observations of all agents"
+    return f"{_arrays(spec.global_state, spec.state_text)} ({spec.state})"
+
+
+def _arrays(tree: Any, text: str) -> str:
+    return f"{text} numbers" if tree is None else text
 
 
 def _options(kind: type) -> str:

@@ -208,6 +208,16 @@ class EnvSpec:
         return View(*specs)
 
     @property
+    def observation_text(self) -> str:
+        """The leaves of observations as text: a vector's size, or "image uint8 (84, 84, 3)"."""
+        return _tree_text(self.observation, self.observation_size)
+
+    @property
+    def state_text(self) -> str:
+        """The leaves of the state as text; "none" if there is no state."""
+        return _tree_text(self.global_state, self.state_size) if self.state_size else "none"
+
+    @property
     def is_vector(self) -> bool:
         """Whether observations and the state are float32 vectors."""
         return self.observation is None and self.global_state is None
@@ -271,6 +281,11 @@ class EnvSpec:
         }
         fields["name"] = RecordedName(fields["name"])
         return cls(**{**fields, "action": action})
+
+
+def _tree_text(tree: Any, size: int) -> str:
+    leaves = flatten_tree(tree or {})
+    return ", ".join(f"{path} {leaf}".strip() for path, leaf in leaves.items()) or f"{size:,}"
 
 
 _TREES = ("observation", "global_state", "extras")

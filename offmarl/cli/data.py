@@ -144,6 +144,7 @@ def _facts(data: vault.Dataset) -> dict[str, Any]:
         "env": data.spec.name,
         "spec": data.spec.to_json(),
         "native": data.native,
+        "stock_readable": _stock_readable(data),
         "quirks": data.quirks,
         "rows": data.rows,
         "steps": data.num_steps,
@@ -167,7 +168,7 @@ def _described(
     actions = (
         "actions" if isinstance(spec.action, Discrete) else "dimensions of a continuous action"
     )
-    sizes = f"observation {spec.observation_size}, state {spec.state_size}"
+    sizes = f"observation {spec.observation_text}, state {spec.state_text}"
     ends = ", ".join(f"{number(count)} {cause}" for cause, count in facts["ends"].items())
     return {
         "vault": str(data.path)
@@ -183,8 +184,16 @@ def _described(
         "  distribution": _histogram(returns),
         "policies": number(len(facts["policies"])) if facts["policies"] else "unknown",
         "digest": facts["digest"],
+        **({} if _stock_readable(data) else {"stock flashbax": _NOT_STOCK}),
         **({"quirks": "; ".join(MEANINGS[quirk] for quirk in data.quirks)} if data.quirks else {}),
     }
+
+
+_NOT_STOCK = "cannot use this vault: leaves of observations belong to some agents only"
+
+
+def _stock_readable(data: vault.Dataset) -> bool:
+    return data.manifest is None or data.manifest.schema.stock_readable
 
 
 def _size(num_bytes: int | None) -> str:

@@ -33,11 +33,13 @@ _SHORT: dict[str | None, str] = {
     "concatenated": "joint",
 }
 
+_NO_STATE = "none: programs use the observations of all agents"
+
 _HINT = """\
-sees, acts: vectors or flattened grids; discrete or continuous actions. P: partial observability, \
-A: adversarial, H: heterogeneous agents, C: communication, M: action mask. state: the \
-environment's own, or all observations jointly. ?: unknown. needs: pip install 'offmarl[envs]' or \
-[mabrax].
+sees, acts: vectors, grids (images of integers or booleans) or trees (named arrays); discrete or \
+continuous actions. P: partial observability, A: adversarial, H: heterogeneous agents, C: \
+communication, M: action mask. state: the environment's own, or all observations jointly. ?: \
+unknown. needs: pip install 'offmarl[envs]' or [mabrax].
 A capital letter in a name stands for a number of your choice, a word in capitals for one of the \
 values that `offmarl envs NAME` lists. Options follow a colon, as in swarm/coverage-8:time_limit=20.
 Your own environments: path/to/file.py:FACTORY or package.module:FACTORY; `offmarl new env NAME` \
@@ -134,16 +136,16 @@ def _in_words(spec: EnvSpec) -> dict[str, str]:
         agents += f": {', '.join(spec.agents)}"
     return {
         "agents": agents,
-        "observation": _sized(spec.observation_size, spec.observation_sizes),
-        "action": f"{_sized(spec.action_size, spec.action_sizes)} {kind}",
-        "state": f"{number(spec.state_size)} ({spec.state})",
+        "observation": _sized(spec.observation_text, spec.observation_sizes),
+        "action": f"{_sized(number(spec.action_size), spec.action_sizes)} {kind}",
+        "state": f"{spec.state_text} ({spec.state})" if spec.state_size else _NO_STATE,
         "reward": f"of the {spec.reward}" if spec.reward == "team" else "individual",
         "time limit": "none" if spec.time_limit is None else f"{number(spec.time_limit)} steps",
     }
 
 
-def _sized(size: int, sizes: tuple[int, ...] | None) -> str:
-    return number(size) + (f" (by agent: {', '.join(map(str, sizes))})" if sizes else "")
+def _sized(size: str, sizes: tuple[int, ...] | None) -> str:
+    return size + (f" (by agent: {', '.join(map(str, sizes))})" if sizes else "")
 
 
 def _speed(env: Any, seconds: float) -> float:

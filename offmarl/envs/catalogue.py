@@ -28,7 +28,8 @@ class EnvInfo:
         abilities. "communication": agents have a channel to each other. "mask": some actions are
         illegal at times.
     observation
-        "vector", or "grid" for a flattened grid; None if unknown.
+        "vector"; "grid" for an image of integers or booleans, channels last; or "tree" for a
+        dictionary of arrays. None if unknown.
     action
         "discrete", "continuous", or "both" if an option chooses; None if unknown.
     state
@@ -43,7 +44,7 @@ class EnvInfo:
     summary: str
     agents: str = ""
     traits: tuple[Trait, ...] = ()
-    observation: Literal["vector", "grid"] | None = None
+    observation: Literal["vector", "grid", "tree"] | None = None
     action: Literal["discrete", "continuous", "both"] | None = None
     state: Literal["native", "concatenated"] | None = None
     extra: str = ""
@@ -344,7 +345,9 @@ def _overcooked(name: str, env_class: str, agents: str, choices: tuple[str, ...]
     )
 
 
-def _storm(name: str, env_class: str, summary: str, agents: str) -> Family:
+def _storm(
+    name: str, env_class: str, summary: str, agents: str, observation: str = "tree"
+) -> Family:
     return _jaxmarl(
         name,
         env_class,
@@ -352,7 +355,7 @@ def _storm(name: str, env_class: str, summary: str, agents: str) -> Family:
         summary=summary,
         agents=agents,
         traits=("partial", "adversarial"),
-        observation="grid",
+        observation=observation,
         state="concatenated",
     )
 
@@ -414,12 +417,11 @@ _JAXMARL = (
         "coin_game",
         summary="two agents collect coins on a small grid; taking the other's coin hurts it",
         traits=("adversarial",),
-        observation="grid",
         state="concatenated",
     ),
     _storm("storm", "InTheGrid", "a matrix game played on a grid", "any"),
     _storm("storm_2p", "InTheGrid_2p", "the same for two agents", "2"),
-    _storm("storm_np", "InTheMatrix", "the same, with zapping at a distance", "any"),
+    _storm("storm_np", "InTheMatrix", "the same, with zapping at a distance", "any", "grid"),
     _mabrax("ant_4x2", "Ant", "an ant", "4"),
     _mabrax("halfcheetah_6x1", "HalfCheetah", "a half-cheetah", "6"),
     _mabrax("hopper_3x1", "Hopper", "a hopper", "3"),

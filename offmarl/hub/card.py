@@ -97,8 +97,9 @@ class Card:
     """What is known of a dataset before it is downloaded.
 
     ``name`` is ``source/environment/scenario``; ``action`` is ``{"discrete": 9}`` or
-    ``{"continuous": 3}``; ``time_limit`` is the number of steps after which the environment
-    truncated episodes, if known.
+    ``{"continuous": 3}``; ``leaves`` are the arrays of observations, states and extras, as in
+    ``{"observations.image": "uint8 (2, 84, 84, 3)"}``, if they are not all vectors; ``time_limit``
+    is the number of steps after which the environment truncated episodes, if known.
     """
 
     name: str
@@ -110,6 +111,7 @@ class Card:
     action: Mapping[str, int] | None = None
     observation_size: int | None = None
     state_size: int | None = None
+    leaves: Mapping[str, str] | None = None
     time_limit: int | None = None
     quirks: tuple[str, ...] = ()
     hub: Hub | None = None
@@ -327,6 +329,12 @@ def _text(card: Card, repository: str) -> str:
     )
     origins = "\n".join(f"- {uid}: {one.origin}" for uid, one in card.uids.items() if one.origin)
     first = next(iter(card.uids))
+    sizes = (
+        f"observations\nof size {card.observation_size}, global state of size {card.state_size}."
+    )
+    if card.leaves:
+        leaves = "\n".join(f"| `{name}` | {leaf} |" for name, leaf in card.leaves.items())
+        sizes = f"and these\narrays:\n\n| array | type and shape of a step |\n|---|---|\n{leaves}"
     citation = (
         f"\n## Citation\n\n```bibtex\n{card.citation.strip()}\n```\n" if card.citation else ""
     )
@@ -334,8 +342,7 @@ def _text(card: Card, repository: str) -> str:
 
 {card.summary}
 
-Offline multi-agent reinforcement learning: {card.num_agents} agents, actions {action}, observations
-of size {card.observation_size}, global state of size {card.state_size}.
+Offline multi-agent reinforcement learning: {card.num_agents} agents, actions {action}, {sizes}
 
 | uid | steps | episodes | return | digest |
 |---|---|---|---|---|

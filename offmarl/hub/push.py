@@ -23,10 +23,10 @@ from offmarl.hub.card import Card, File, Uid, check, croissant, readme, to_toml
 from offmarl.hub.client import LARGEST
 from offmarl.hub.licences import Licence, citation_of, in_words, licence_of
 from offmarl.hub.pull import CARD
-from offmarl.types import Discrete
+from offmarl.types import Discrete, EnvSpec
 from offmarl.vault import Dataset
 from offmarl.vault.drivers import driver_of
-from offmarl.vault.layout import LOCK
+from offmarl.vault.layout import EXTRAS, LOCK, OBSERVATIONS, STATE, leaves, typed
 from offmarl.vault.open import (
     SUFFIX,
     open_source,
@@ -255,6 +255,7 @@ def _card(
             action={kind: first.spec.action_size},
             observation_size=first.spec.observation_size,
             state_size=first.spec.state_size,
+            leaves=_leaves(first.spec),
             time_limit=time_limit,
             quirks=quirks,
         ),
@@ -339,3 +340,12 @@ def _commit(
             "committed. Repeat the command, which sends what is missing."
         ) from error
     return done.oid
+
+
+def _leaves(spec: EnvSpec) -> dict[str, str] | None:
+    """Describe the arrays of observations, states and extras; None if they are plain vectors."""
+    if not typed(spec):
+        return None
+    trees = (OBSERVATIONS, STATE, EXTRAS)
+    found = leaves(spec).items()
+    return {name: f"{leaf.dtype} {leaf.shape}" for name, leaf in found if name.startswith(trees)}

@@ -7,23 +7,35 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
 
 from offmarl.errors import RunError
-from offmarl.types import Transition, View
+from offmarl.types import ArraySpec, ArrayTree, EnvSpec, Transition, View, unflatten_tree
 from offmarl.vault import Dataset, Mixture
+from offmarl.vault.leaf_statistics import StatisticsAccumulator
 from offmarl.vault.mixture import Part
+from offmarl.vault.ranges import Ranges
 
 STATISTICS_FILE = "dataset.npz"
 
 
-class MeanAndStd(NamedTuple):
-    """Mean and standard deviation of the entries of a vector."""
+_LEAST_STD = 1e-3
+_WHOLE = 2**40
+"""What shares are counted in."""
 
-    mean: Float[np.ndarray, "size"]
-    std: Float[np.ndarray, "size"]
+
+class MeanAndStd(NamedTuple):
+    """Mean and standard deviation of the entries of a vector, or of each leaf of a tree.
+
+    Leaves of more than one axis, such as images, have one entry for each index of the last axis.
+    """
+
+    mean: ArrayTree
+    """``(size,)``, or a tree of such arrays."""
+    std: ArrayTree
     """At least 1e-3, so that constant entries can be divided by it."""
 
 
@@ -90,14 +102,21 @@ class DatasetStatistics:
         return self.used[name]
 
     def observation_moments(self) -> MeanAndStd:
-        """Return the moments of observations over all steps and live agents, ``(O,)``."""
-        return self._moments(
-            "observation", lambda steps: steps.view.observation[steps.view.alive.astype(bool)]
-        )
+        """Return the moments of observations over all steps and live agents, ``(O,)``.
+
+        Of observations that are trees, trees. Leaves of whole numbers have mean 0 and standard
+        deviation 1: networks scale them by their range.
+        """
+        return self._moments("observation", lambda spec: spec.observation_leaves)
 
     def state_moments(self) -> MeanAndStd:
-        """Return the moments of global states over all steps, ``(S,)``."""
-        return self._moments("state", lambda steps: steps.view.state)
+        """Return the moments of global states over all steps, ``(S,)``; or trees of them."""
+        return self._moments("state", lambda spec: spec.state_leaves)
+
+    def reward_std(self) -> float:
+        """Return the standard deviation of the rewards of all agents and steps."""
+        found = self.array("reward_std", lambda dataset: self._ranges(dataset, "reward").std)
+        return float(found)
 
     def returns(self) -> Float[np.ndarray, "episodes"]:
         """Return the undiscounted return of each complete episode, averaged over agents."""
@@ -141,16 +160,55 @@ class DatasetStatistics:
         every = np.arange(len(dataset.episodes.length))
         return every if self._episodes is None else self._episodes
 
-    def _moments(self, name: str, values: Callable[[Transition], Any]) -> MeanAndStd:
-        def compute(dataset: Dataset | Mixture) -> NDArray[Any]:
-            mean, square = 0.0, 0.0
-            for part in _parts(dataset, self._chosen(dataset)):
-                means = _means(map(values, _steps(part)))
-                mean, square = mean + part.share * means[0], square + part.share * means[1]
-            std = np.sqrt(np.maximum(square - mean**2, 0)).clip(1e-3)
-            return np.stack([mean, std]).astype(np.float32)
+    def _moments(self, field: str, leaves: Callable[[EnvSpec], dict[str, ArraySpec]]) -> MeanAndStd:
+        def compute(path: str, dataset: Dataset | Mixture) -> NDArray[Any]:
+            leaf = leaves(dataset.spec)[path]
+            if not jnp.issubdtype(leaf.numpy_dtype, jnp.floating):
+                return np.array([0, 1], np.float32)
+            found = self._ranges(dataset, f"{field}.{path}" if path else field)
+            mean, std = (np.where(found.finite > 0, x, 0) for x in (found.mean, found.std))
+            return np.stack([mean, std.clip(_LEAST_STD)]).astype(np.float32)
 
-        return MeanAndStd(*self.array(f"{name}_moments", compute))
+        if self._dataset is not None:
+            paths = [*leaves(self._dataset.spec)]
+        else:
+            stored = (name for name in self._kept if name.endswith("_moments"))
+            names = (name.removesuffix("_moments").partition(".") for name in stored)
+            paths = [path for start, _, path in names if start == field] or [""]
+        found = {
+            path: self.array(
+                f"{field}.{path}_moments" if path else f"{field}_moments", partial(compute, path)
+            )
+            for path in paths
+        }
+        mean, std = ({path: array[i] for path, array in found.items()} for i in (0, 1))
+        return MeanAndStd(unflatten_tree(mean), unflatten_tree(std))
+
+    def _ranges(self, dataset: Dataset | Mixture, column: str) -> Ranges:
+        """Return the statistics of a column over all agents; of rewards, over everything."""
+        parts = _parts(dataset, self._chosen(dataset))
+        found = [(self._ranges_of(part, column), part.share) for part in parts]
+        ranges = found[0][0] if len(found) == 1 else _shared(found)
+        if column.startswith("observation") and ranges.mean.ndim == 2:
+            return ranges.pooled(0)
+        return ranges.pooled() if column == "reward" else ranges
+
+    def _ranges_of(self, part: Part, column: str) -> Ranges:
+        if self._episodes is None:
+            return part.dataset.statistics()[column].ranges
+        accumulator = StatisticsAccumulator(part.dataset.spec, columns=[column])
+        for steps in _steps(part):
+            accumulator.add(jax.tree.map(lambda leaf: leaf[None], steps))
+        return accumulator.ranges[column]
+
+
+def _shared(parts: list[tuple[Ranges, float]]) -> Ranges:
+    """Return the statistics of several vaults, each of which counts by its share."""
+    counted = [
+        found._replace(finite=np.where(found.finite > 0, round(share * _WHOLE), 0))
+        for found, share in parts
+    ]
+    return Ranges(*map(np.stack, zip(*counted, strict=True))).pooled(0)
 
 
 def _parts(dataset: Dataset | Mixture, episodes: NDArray[np.int64]) -> list[Part]:
@@ -170,16 +228,6 @@ def _steps(part: Part) -> Iterator[Transition]:
         step = np.arange(dataset.rows)[:, None] * dataset.length + np.arange(start, stop)
         kept = chosen[np.searchsorted(begins, step, side="right") - 1]
         yield jax.tree.map(itemgetter(kept), dataset.transitions(start, stop))
-
-
-def _means(blocks: Iterator[Any]) -> tuple[Any, Any]:
-    """Return the means of vectors ``(M, size)``, and of their squares."""
-    count, total, squares = 0, 0.0, 0.0
-    for block in blocks:
-        found = np.asarray(block, np.float64)
-        count += len(found)
-        total, squares = total + found.sum(0), squares + (found**2).sum(0)
-    return total / max(count, 1), squares / max(count, 1)
 
 
 def save(path: Path, arrays: dict[str, NDArray[Any]]) -> None:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
 from offmarl.programs.buffer import ChunkWriter
+from offmarl.programs.normalisation import make_program
 from offmarl.programs.program import (
     TD_ERRORS,
     ArgsT,
@@ -22,7 +23,6 @@ from offmarl.programs.program import (
     Stage,
     same_state,
     shaping_values,
-    structure,
 )
 from offmarl.programs.run import CheckpointTimer
 from offmarl.programs.seeds import Layout, map_seeds
@@ -58,7 +58,7 @@ def build(
     identity
         Returns a key of what ``make`` has used of the source; called after ``make``.
     """
-    program = make(spec, structure(args), source)
+    program = make_program(make, spec, args, source)
     key = make, spec, type(args), shaping_values(args), identity()
     if key not in _programs and len(_programs) >= _MOST_PROGRAMS:
         del _programs[next(iter(_programs))]

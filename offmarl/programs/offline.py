@@ -49,11 +49,18 @@ from offmarl.programs.run import (
     open_run,
 )
 from offmarl.programs.seeds import Layout, layout_of
-from offmarl.replay import BatchSource, Circles, Windows, open_batches, split_key
-from offmarl.replay.batches import fits, lag_of
+from offmarl.replay import (
+    BatchSource,
+    Circles,
+    Windows,
+    WindowSource,
+    open_batches,
+    split_key,
+)
+from offmarl.replay.batches import lag_of
 from offmarl.replay.circles import Weighting
+from offmarl.replay.device import fits
 from offmarl.replay.priorities import Priorities, Prioritised
-from offmarl.replay.stream import batch_bytes
 from offmarl.types import ArrayTree, EnvSpec
 from offmarl.vault import Dataset, Mixture, Weights, mix, open_vault
 from offmarl.vault.weights import resolve
@@ -230,9 +237,10 @@ def _drawing(
     """Resolve the arguments on sampling; ``lag`` is that of a resumed run."""
     windows = Windows(args.batch_size, args.length, args.burn_in, program.return_to_go)
     episodes, kind = evaluator.learned_from, args.replay
-    if kind == "auto":
-        kind = "device" if fits(dataset, windows, episodes) else "stream"
     weights, record = _weights(args, dataset), _recorded_vaults(dataset)
+    circles = Circles(dataset, windows, episodes, weights)
+    if kind == "auto":
+        kind = "device" if fits(circles, windows) else "stream"
     if weights is not None:
         sums = hashlib.sha256(b"".join(array.tobytes() for array in weights))
         record["weights_digest"] = sums.hexdigest()
@@ -244,9 +252,9 @@ def _drawing(
             "prioritised: leave out --prioritise."
         )
     if lag is None:
-        part = args.seeds * batch_bytes(dataset.spec, windows)
+        drawn = WindowSource(dataset, windows, episodes, weights)
+        part = args.seeds * drawn.batch_bytes
         lag = 0 if kind == "device" else lag_of(int(args.memory * 1e9), part)
-    circles = Circles(dataset, windows, episodes, weights)
     starts: Any = jax.device_put(circles.starts)
     begun = _IMPORTANCE if args.importance is None else args.importance
     assert args.updates is not None

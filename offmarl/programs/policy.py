@@ -20,7 +20,8 @@ from offmarl.errors import OptionError, RunError, ShapeError
 from offmarl.networks import blank_view
 from offmarl.paths import local
 from offmarl.programs import dataset, registry
-from offmarl.programs.program import Program, hyperparameters, structure
+from offmarl.programs.normalisation import make_program
+from offmarl.programs.program import Program, hyperparameters
 from offmarl.types import (
     ArraySpec,
     ArrayTree,
@@ -289,7 +290,7 @@ def _program_of(
     source: Any = _Blank(spec)
     if kind == "baseline":
         source = dataset.DatasetStatistics(None, dataset.read(run_dir / dataset.STATISTICS_FILE))
-    program: Program = module.make(spec, structure(args), source)
+    program: Program = make_program(module.make, spec, args, source)
 
     def params(key: PRNGKeyArray) -> ArrayTree:
         return program.policy_params(program.init(key, hyperparameters(args)))

@@ -157,6 +157,11 @@ class Args(Validated):
     batches are the same."""
     memory: Positive = 1.0
     """Largest memory for streamed batches, in GB."""
+    normalise: tuple[Literal["observation", "state", "reward", "return"], ...] = ()
+    """What to normalise by the statistics of the dataset, which are stored with the policy.
+    observation and state: to mean 0 and standard deviation 1, entry by entry; whole numbers, such
+    as those of images, stay as they are. reward or return: divide rewards by their standard
+    deviation, or by that of the returns of complete episodes."""
     evaluate_every: PositiveInt | None = None
     """Updates between evaluations; by default a twentieth of --updates."""
     evaluate_episodes: PositiveInt = 32
@@ -199,7 +204,7 @@ class OnlineArgs(Validated):
 FREE = ("out", "replay", "memory", "checkpoint_seconds", "batching")
 """Arguments that may differ when a run is resumed, because they do not change the result."""
 
-SHAPING = ("updates", "batch_size", "length", "total_steps", "num_envs")
+SHAPING = ("normalise", "updates", "batch_size", "length", "total_steps", "num_envs")
 """Shared arguments that ``make`` may use; the others are the loop's."""
 
 

@@ -1,10 +1,22 @@
-"""Replay: windows to learn from, drawn from anything that is a `Source`."""
+"""Replay: windows to learn from, drawn from anything that is a `Source`.
 
-from offmarl.replay.batches import BatchSource, open_batches, split_key
-from offmarl.replay.circles import Circles, Mixed, StepProbabilities
-from offmarl.replay.device import Replay, load
-from offmarl.replay.sampling import EpisodeTable, Source, Windows
-from offmarl.replay.stream import Batches, Stream, WindowSource, whole_episodes
+Names are imported on first use: those that read windows as NumPy arrays or torch tensors do not
+import JAX.
+"""
+
+from typing import TYPE_CHECKING
+
+from offmarl._imports import lazy_getattr
+
+if TYPE_CHECKING:
+    from offmarl.replay.batches import BatchSource, open_batches, split_key
+    from offmarl.replay.circles import Circles, Mixed, StepProbabilities
+    from offmarl.replay.device import Replay, load
+    from offmarl.replay.host import Stream, WindowReader, open_stream
+    from offmarl.replay.items import WindowItems
+    from offmarl.replay.sampling import EpisodeTable, Source, Windows
+    from offmarl.replay.stream import Batches, WindowSource, whole_episodes
+    from offmarl.replay.torch import TorchBatches, TorchWindows
 
 __all__ = [
     "BatchSource",
@@ -16,10 +28,40 @@ __all__ = [
     "Source",
     "StepProbabilities",
     "Stream",
+    "TorchBatches",
+    "TorchWindows",
+    "WindowItems",
+    "WindowReader",
     "WindowSource",
     "Windows",
     "load",
     "open_batches",
+    "open_stream",
     "split_key",
     "whole_episodes",
 ]
+
+_HOMES = {
+    "batches": "BatchSource open_batches split_key",
+    "circles": "Circles Mixed StepProbabilities",
+    "device": "Replay load",
+    "host": "Stream WindowReader open_stream",
+    "items": "WindowItems",
+    "sampling": "EpisodeTable Source Windows",
+    "stream": "Batches WindowSource whole_episodes",
+    "torch": "TorchBatches TorchWindows",
+}
+
+if not TYPE_CHECKING:  # type checkers take any name from a module that has this
+    __getattr__ = lazy_getattr(
+        __name__,
+        {
+            name: f"{__name__}.{module}:{name}"
+            for module, names in _HOMES.items()
+            for name in names.split()
+        },
+    )
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,6 +1,5 @@
 """The batches of a training loop: drawn on the device, or streamed to it."""
 
-import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -16,9 +15,10 @@ from offmarl.errors import OptionError
 from offmarl.replay import device
 from offmarl.replay.circles import Circles, Mixed, Weighting
 from offmarl.replay.device import Replay, load
+from offmarl.replay.host import IN_HAND, ahead, parts_ahead
 from offmarl.replay.priorities import Priorities, Prioritised
 from offmarl.replay.sampling import Chosen, Source, Windows
-from offmarl.replay.stream import IN_HAND, Batches, WindowSource, ahead, on_host, parts_ahead
+from offmarl.replay.stream import Batches, WindowSource, on_host
 
 Kind = Literal["auto", "device", "stream"]
 
@@ -139,7 +139,10 @@ def open_batches(
         There is no room for a few batches, a stream has no lag, there are no such episodes, they
         weigh nothing, or there are too many steps for the device.
     """
-    if kind == "device" or (kind == "auto" and fits(source, windows, episodes)):
+    if kind == "auto":
+        is_small = device.fits(Circles(source, windows, episodes, weights), windows)
+        kind = "device" if is_small else "stream"
+    if kind == "device":
         yield BatchSource(steps.step, repeat(load(source, windows, episodes, weights)), draws)
         return
     drawn, host_keys = WindowSource(source, windows, episodes, weights), on_host(keys)
@@ -179,12 +182,6 @@ def lag_of(memory: int, part: int) -> int:
     return min(_LAG, 2 * (memory // (part * (1 + IN_HAND))))
 
 
-def fits(source: Source | Mixed, windows: Windows, episodes: Chosen) -> bool:
-    """Whether data has few enough steps for the device, and takes at most half of its memory."""
-    circles = Circles(source, windows, episodes)
-    return device.can_index(circles) and 2 * device.nbytes(circles, windows) <= _free_bytes()
-
-
 @jax.jit
 def _sample_keys(keys: Key[Array, "seeds"], steps: Int[Array, "n"]) -> Key[Array, "seeds n"]:
     def of_seed(key: PRNGKeyArray) -> Key[Array, "n"]:
@@ -195,14 +192,3 @@ def _sample_keys(keys: Key[Array, "seeds"], steps: Int[Array, "n"]) -> Key[Array
 
 def _largest_divisor(number: int, most: int) -> int:
     return max(size for size in range(1, min(number, most) + 1) if number % size == 0)
-
-
-def _free_bytes() -> int:
-    """Return the bytes that are free on the device.
-
-    For a CPU, its memory, of which each of the devices that it is split into has a share.
-    """
-    stats = jax.devices()[0].memory_stats()
-    if stats:
-        return int(stats["bytes_limit"] - stats["bytes_in_use"])
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // len(jax.local_devices())

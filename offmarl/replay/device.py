@@ -1,5 +1,6 @@
 """Replay that lives on the accelerator: a whole dataset, packed, sampled under jit."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -9,13 +10,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 from numpy.typing import NDArray
 
 from offmarl.errors import OptionError
 from offmarl.replay import packing
 from offmarl.replay.circles import Circles, Mixed, Part, Weighting
-from offmarl.replay.packing import Place
+from offmarl.replay.fields import (
+    Place,
+    check_extras,
+    end_fields,
+    finished,
+    is_of_slots,
+    step_fields,
+    to_sequence,
+)
+from offmarl.replay.packing import Rows
 from offmarl.replay.sampling import Chosen, Source, Windows, returns_to_go
 from offmarl.replay.starts import Starts, Uniform
 from offmarl.types import EnvSpec, Sequence
@@ -23,7 +33,7 @@ from offmarl.types import EnvSpec, Sequence
 _MOST_ROWS = 2**31 - 1
 """Rows that an int32 can count; without ``jax_enable_x64`` JAX has no wider index."""
 
-_Block = tuple[NDArray[np.int64], NDArray[np.uint32]]
+_Block = tuple[NDArray[np.int64], Rows]
 
 
 @partial(
@@ -41,8 +51,8 @@ class Replay:
     Attributes
     ----------
     rows
-        ``(R+T, W)`` packed slots: the circle of R, and its first T once more. In a mixture, as much
-        for each vault.
+        Packed slots, R+T rows in each array: the circle of R, and its first T once more. In a
+        mixture, as much for each vault.
     spec
         Sizes of the data.
     windows
@@ -53,7 +63,7 @@ class Replay:
         What each row's step is multiplied by in losses; None for 1.
     """
 
-    rows: UInt32[Array, "rows W"]
+    rows: Rows
     spec: EnvSpec
     windows: Windows
     starts: Starts
@@ -62,7 +72,7 @@ class Replay:
     @property
     def num_slots(self) -> int:
         """R: the slots at which a window may start, with those left out in a mixture."""
-        return self.rows.shape[0] - self.windows.steps
+        return self.rows[packing.WORDS].shape[0] - self.windows.steps
 
     def sample(self, key: PRNGKeyArray) -> Sequence:
         """Draw a batch of windows, ``(B, T, ...)``; each step is as likely as it weighs."""
@@ -70,14 +80,13 @@ class Replay:
 
     def at(self, slots: Int[Array, "B"]) -> Sequence:
         """Unpack the windows that start at the given slots."""
-        size = (self.windows.slots, self.rows.shape[1])
-        rows = jax.vmap(lambda slot: jax.lax.dynamic_slice(self.rows, (slot, 0), size))(slots)
-        sequence = packing.to_sequence(rows, self.spec, self.windows)
-        if self.factors is None:
-            return sequence
-        return sequence._replace(
-            weight=self.factors[slots[:, None] + jnp.arange(self.windows.steps)]
-        )
+        layout = packing.layout_of(self.spec, self.windows)
+        rows = slots[:, None] + jnp.arange(self.windows.slots)
+        fields = packing.unpack(self.rows, layout, rows)
+        of_steps = {name: x[:, :-1] for name, x in fields.items() if not is_of_slots(name)}
+        if self.factors is not None:
+            of_steps["weight"] = self.factors[rows[:, :-1]]
+        return to_sequence(finished(fields | of_steps, self.windows))
 
     def __repr__(self) -> str:
         """Say what is drawn, and not what from."""
@@ -87,7 +96,7 @@ class Replay:
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
-        return int(self.rows.nbytes)
+        return sum(array.nbytes for array in self.rows.values())
 
 
 def draw(starts: Starts, key: PRNGKeyArray, count: int) -> Int[Array, "count"]:
@@ -141,14 +150,11 @@ def load(
         There are no episodes of such numbers, they weigh nothing, or there are too many steps for
         the device.
     """
+    check_extras(source.spec, windows, source.path)
     circles = Circles(source, windows, episodes, weights)
-    if circles.num_rows > _MOST_ROWS:
-        raise OptionError(
-            f"{source.path} has more steps than the {_MOST_ROWS:,} that can be drawn on a device: "
-            "stream the batches, or draw from fewer episodes."
-        )
     layout = packing.layout_of(source.spec, windows)
-    rows = _blank_rows(circles.num_rows, layout.width)
+    _check_room(source, circles, layout)
+    rows = _blank(source.spec, windows, circles.num_rows)
     for part in circles.parts:
         steps = _steps(part, layout, windows, past=circles.num_rows)
         for where, block in chain(_ends(part, layout), steps):
@@ -158,39 +164,64 @@ def load(
     return Replay(rows, source.spec, windows, starts, factors)
 
 
-def nbytes(circles: Circles, windows: Windows) -> int:
-    """Return the bytes that `load` would take on the device."""
-    spec = circles.parts[0].source.spec
-    return 4 * circles.num_rows * packing.layout_of(spec, windows).width
+def _check_room(source: Source | Mixed, circles: Circles, layout: packing.Layout) -> None:
+    """Raise `OptionError` if the device has no room for the data, or no numbers for its slots."""
+    count, free = circles.num_rows, free_bytes()
+    if count > _MOST_ROWS:
+        raise OptionError(
+            f"{source.path} has more steps than the {_MOST_ROWS:,} that can be drawn on a device: "
+            "stream the batches, or draw from fewer episodes."
+        )
+    sizes = {name: count * size for name, size in layout.bytes_of.items()}
+    if sum(sizes.values()) > free:
+        largest = max(sizes, key=sizes.__getitem__)
+        leaf = (
+            f"its {largest} {layout.own[largest]}" if largest in layout.own else "its small leaves"
+        )
+        raise OptionError(
+            f"{source.path} is too large for the device: {leaf} take {sizes[largest]:,} of the "
+            f"{sum(sizes.values()):,} bytes that its {count:,} slots need, and {free:,} are free. "
+            "Stream the batches, or draw from fewer episodes."
+        )
 
 
-def can_index(circles: Circles) -> bool:
-    """Whether the data has few enough slots for a device to draw from."""
-    return circles.num_rows <= _MOST_ROWS
+def fits(circles: Circles, windows: Windows) -> bool:
+    """Whether `load` takes at most half of what is free on the device."""
+    layout = packing.layout_of(circles.parts[0].source.spec, windows)
+    needed = circles.num_rows * layout.slot_bytes
+    return circles.num_rows <= _MOST_ROWS and 2 * needed <= free_bytes()
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _blank_rows(count: int, width: int) -> UInt32[Array, "rows W"]:
-    return jnp.zeros((count, width), jnp.uint32)
+def free_bytes() -> int:
+    """Return the bytes that are free on the device.
+
+    For a CPU, its memory, of which each of the devices that it is split into has a share.
+    """
+    stats = jax.devices()[0].memory_stats()
+    if stats:
+        return int(stats["bytes_limit"] - stats["bytes_in_use"])
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // len(jax.local_devices())
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _blank(spec: EnvSpec, windows: Windows, count: int) -> Rows:
+    return packing.blank(packing.layout_of(spec, windows), count, jnp)
 
 
 @partial(jax.jit, donate_argnums=0)
-def _put(
-    rows: UInt32[Array, "rows W"], where: Int[Array, "n"], block: UInt32[Array, "n W"]
-) -> UInt32[Array, "rows W"]:
-    return rows.at[where].set(block, mode="drop")
+def _put(rows: Rows, where: Int[Array, "n"], block: Rows) -> Rows:
+    return jax.tree.map(lambda old, new: old.at[where].set(new, mode="drop"), rows, block)
 
 
 @partial(jax.jit, static_argnums=3, donate_argnums=0)
 def _close(
-    rows: UInt32[Array, "rows W"],
-    first: Int[Array, ""] | int,
-    num_slots: Int[Array, ""] | int,
-    steps: int,
-) -> UInt32[Array, "rows W"]:
+    rows: Rows, first: Int[Array, ""] | int, num_slots: Int[Array, ""] | int, steps: int
+) -> Rows:
     """Repeat a circle's beginning after its end, so that windows there are one slice too."""
     past = jnp.arange(steps)
-    return rows.at[first + num_slots + past].set(rows[first + past % num_slots])
+    return jax.tree.map(
+        lambda old: old.at[first + num_slots + past].set(old[first + past % num_slots]), rows
+    )
 
 
 def _steps(part: Part, layout: packing.Layout, windows: Windows, past: int) -> Iterator[_Block]:
@@ -213,8 +244,8 @@ def _steps(part: Part, layout: packing.Layout, windows: Windows, past: int) -> I
         flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), steps)
         place = Place(time - episodes.start[episode], episode)
         follows = None if to_go is None else to_go[row, time]
-        packed = packing.pack_steps(flat, place, episodes, layout, follows, part.first_episode)
-        yield offsets[episode] + place.time, packed
+        fields = step_fields(flat, place, episodes, follows, part.first_episode)
+        yield offsets[episode] + place.time, packing.pack(fields, layout, len(time))
 
 
 def _ends(part: Part, layout: packing.Layout) -> Iterator[_Block]:
@@ -223,5 +254,6 @@ def _ends(part: Part, layout: packing.Layout) -> Iterator[_Block]:
     for first in range(0, len(table.episodes), count):
         some = slice(first, first + count)
         place = Place(table.lengths[some], table.episodes[some])
-        packed = packing.pack_ends(place, part.source, layout, part.first_episode)
-        yield part.first_slot + table.offsets[some] + place.time, packed
+        fields = end_fields(place, part.source, part.first_episode)
+        rows = packing.pack(fields, layout, len(place.time))
+        yield part.first_slot + table.offsets[some] + place.time, rows

@@ -7,7 +7,7 @@ circle with the same probability. So each step is equally likely in each of a wi
 slots, wherever in its episode it is, and however long the episode.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Protocol, runtime_checkable
@@ -71,14 +71,31 @@ class Source(Protocol):
     def rewards(self, start: int, stop: int) -> NDArray[np.float32]:
         """Read the rewards of an interval of time, ``(rows, T, N)``."""
 
-    def window_transitions(self, rows: Any, starts: Any, length: int) -> Transition:
-        """Gather windows, ``(W, length, ...)``: the steps from each start on."""
+    def window_fields(
+        self, rows: Any, starts: Any, length: int, index: Any, out: Mapping[str, Any], at: Any
+    ) -> None:
+        """Gather W windows, ``(W, length, ...)``, and write some of their steps to arrays.
 
-    def prefetch(self, rows: Any, starts: Any, length: int) -> None:
-        """Start to read windows that `window_transitions` will be asked for; may do nothing."""
+        Parameters
+        ----------
+        rows, starts
+            ``(W,)`` the row and the first step of each window.
+        length
+            Steps in a window.
+        index
+            ``(n, S)`` which steps to write, counted through all windows.
+        out
+            Contiguous arrays ``(m, S, ...)`` by the names of fields, such as "reward" and
+            "observation.image". Those with fewer than S steps take the first of each n.
+        at
+            ``(n,)`` where on their first axis; None for all, in order.
+        """
 
     def final_views(self, numbers: Any) -> View:
         """Read final views, ``(len(numbers), ...)``."""
+
+    def prepare_fork(self) -> None:
+        """Let processes that are forked from this one read the source; may do nothing."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +112,8 @@ class Windows:
         Steps before these that only fill a recurrent memory: ``mask`` is false there.
     return_to_go
         Discount of the returns-to-go that batches carry: 1 for plain sums. None leaves them out.
+    extras
+        Names of the extra columns that batches carry; all by default.
 
     Raises
     ------
@@ -108,6 +127,7 @@ class Windows:
     length: int = 20
     burn_in: int = 0
     return_to_go: float | None = None
+    extras: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         """Check the sizes."""

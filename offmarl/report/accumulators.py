@@ -124,7 +124,7 @@ def hash_rows(*parts: Any) -> UInt64[np.ndarray, "n"]:
 
 def _words(part: Any) -> Any:
     flat = part.reshape(len(part), int(np.prod(part.shape[1:])))
-    if flat.dtype.kind == "f":
+    if flat.dtype.kind not in "biu":
         return np.ascontiguousarray(flat.astype(np.float32) + np.float32(0)).view(np.uint32)
     return np.ascontiguousarray(flat, np.int32).view(np.uint32)
 

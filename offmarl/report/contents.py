@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from offmarl.report.accumulators import (
     make_actions_accumulator,
 )
 from offmarl.terminal import Progress, quiet
-from offmarl.types import EnvSpec, Transition, map_tree
+from offmarl.types import EnvSpec, Transition, flatten_tree, map_tree
 from offmarl.vault import Dataset, Episodes
 from offmarl.vault.digest import digest
 from offmarl.vault.leaf_statistics import Statistics, StatisticsAccumulator, keep, stored
@@ -90,9 +91,10 @@ class Survey(NamedTuple):
     digest: str
     episodes: Episodes
     observations: Ranges
-    """``(N, O)``, over steps at which the agent was alive."""
+    """``(N, O)``, over steps at which the agent was alive; or ``(1, leaves)``, of all entries of
+    each leaf, if observations are no vectors."""
     state: Ranges
-    """``(S,)``"""
+    """``(S,)``, or ``(leaves,)``; empty without a state."""
     actions: Actions
     rewards: Rewards
     coverage: Coverage
@@ -200,13 +202,16 @@ class StatsAccumulator:
         self._cover(steps)
 
     def _cover(self, steps: Transition) -> None:
-        self._pairs.add(hash_rows(steps.view.state, steps.action))
-        self._states.add(hash_rows(steps.view.state))
+        spec, view = self._vault.spec, steps.view
+        # Without a state, all observations together tell situations apart.
+        state = [*flatten_tree(view.state if spec.state_size else view.observation).values()]
+        self._pairs.add(hash_rows(*state, steps.action))
+        self._states.add(hash_rows(*state))
         self._joint.add(hash_rows(steps.action))
-        for agent in range(steps.view.alive.shape[1]):
-            alive = steps.view.alive[:, agent]
-            seen, done = steps.view.observation[:, agent], np.asarray(steps.action)[:, agent]
-            self._local.add(hash_rows(seen[alive], done[alive]))
+        for agent in range(view.alive.shape[1]):
+            alive = view.alive[:, agent]
+            parts = (*_of_agent(view.observation, spec, agent), steps.action[:, agent])
+            self._local.add(hash_rows(*(np.asarray(part)[alive] for part in parts)))
 
     def survey(self, digest: str, leaves: Statistics) -> Survey:
         """Return the survey of everything added, with the vault's digest and statistics."""
@@ -214,8 +219,8 @@ class StatsAccumulator:
             self._vault,
             digest,
             self._vault.episodes,
-            leaves["observation"].ranges,
-            leaves["state"].ranges,
+            _features(leaves, "observation", self._vault.spec.observation is None, (1,)),
+            _features(leaves, "state", self._vault.spec.global_state is None, ()),
             self._actions.actions,
             self._rewards.rewards(leaves["reward"].ranges),
             self._coverage(),
@@ -275,6 +280,36 @@ class _RewardsAccumulator:
             self._stretch,
             self._sums[some] / self._counts[some],
         )
+
+
+def _features(leaves: Statistics, field: str, vector: bool, lead: tuple[int, ...]) -> Ranges:
+    """Return the statistics of the features of a vector, or of whole leaves ``(*lead, leaves)``."""
+    if vector and field in leaves:
+        return leaves[field].ranges
+    found = [_pooled(x.ranges) for name, x in leaves.items() if name.partition(".")[0] == field]
+    return Ranges(*(np.reshape([one[i] for one in found], (*lead, len(found))) for i in range(6)))
+
+
+def _pooled(ranges: Ranges) -> tuple[float, ...]:
+    """Return the statistics of all entries of a leaf together."""
+    low, high, mean, std, count, not_finite = map(np.ravel, ranges)
+    some = count > 0
+    if not some.any():
+        return (np.nan,) * 4 + (0, int(not_finite.sum()))
+    weights = count[some] / count.sum()
+    centre = (mean[some] * weights).sum()
+    spread = (weights * (std[some] ** 2 + (mean[some] - centre) ** 2)).sum() ** 0.5
+    ends = float(low[some].min()), float(high[some].max())
+    return (*ends, float(centre), float(spread), int(count.sum()), int(not_finite.sum()))
+
+
+def _of_agent(observation: Any, spec: EnvSpec, agent: int) -> Iterator[Any]:
+    """Yield the leaves of one agent's observation."""
+    leaves = spec.observation_leaves
+    for path, array in flatten_tree(observation).items():
+        agents = leaves[path].agents or range(spec.num_agents)
+        if agent in agents:
+            yield array[:, agents.index(agent)]
 
 
 def _flat(block: Transition) -> Transition:

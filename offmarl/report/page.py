@@ -327,7 +327,7 @@ def _views(surveys: Surveys) -> Iterator[str]:
     states = [
         _features(name, surveys, one.state, "Global state", "features.")
         for name, one in surveys.items()
-        if one.spec.state == "native"
+        if one.spec.state == "native" and one.spec.state_size
     ]
     yield charts([*observed, *states])
 

@@ -215,7 +215,7 @@ def _facts(found: Survey) -> dict[str, str]:
         "vault": f"{vault.name}.vlt/{vault.uid}",
         "environment": spec.name or "unknown",
         "agents": describe_agents(spec),
-        "observation, state": f"{spec.observation_size}, {spec.state_size} ({spec.state})",
+        "observation, state": f"{spec.observation_text}, {spec.state_text} ({spec.state})",
         "rewards": "shared by all agents" if found.rewards.alike else "individual",
         "episodes": ends(found),
         "steps": f"{number(vault.num_steps)} in {_rows(vault.rows)}",

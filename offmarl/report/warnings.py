@@ -143,19 +143,22 @@ def _never_taken(actions: DiscreteActions) -> Iterator[str]:
 
 def _of_views(found: Survey) -> Iterator[str]:
     observations, spec = found.observations, found.spec
+    seen = [*spec.observation_leaves] if spec.observation else None
+    states = [*spec.state_leaves] if spec.global_state else None
     used = np.ones(observations.low.shape, bool)
-    if spec.observation_sizes is not None:
+    if spec.is_vector and spec.observation_sizes is not None:
         used = np.arange(spec.observation_size) < np.array(spec.observation_sizes)[:, None]
     bad = observations.not_finite > 0
     if bad.any():
         count = int(observations.not_finite.sum())
-        yield f"Observed values that are not finite: {count:,}, in features {_columns(bad)}."
+        yield f"Observed values that are not finite: {count:,}, in features {_columns(bad, seen)}."
     if (constant := observations.constant & used).any():
-        yield f"Constant features of the observation: {_columns(constant)}."
+        yield f"Constant features of the observation: {_columns(constant, seen)}."
     if found.state.not_finite.any():
-        yield f"The state is not always finite, in features {_runs(found.state.not_finite > 0)}."
+        bad = found.state.not_finite > 0
+        yield f"The state is not always finite, in features {_runs(bad, states)}."
     if (constant := found.state.constant).any():
-        yield f"Constant features of the state: {_runs(constant)}."
+        yield f"Constant features of the state: {_runs(constant, states)}."
 
 
 def _of_coverage(found: Survey) -> Iterator[str]:
@@ -165,12 +168,12 @@ def _of_coverage(found: Survey) -> Iterator[str]:
         )
 
 
-def _columns(chosen: Bool[np.ndarray, "N C"]) -> str:
+def _columns(chosen: Bool[np.ndarray, "N C"], names: Sequence[str] | None = None) -> str:
     """List columns, by agent if agents differ: "2, 4-7 (agent 0), 3 (agents 1-3)"."""
     groups: dict[str, list[int]] = {}
     for agent, columns in enumerate(chosen):
         if columns.any():
-            groups.setdefault(_runs(columns), []).append(agent)
+            groups.setdefault(_runs(columns, names), []).append(agent)
     if len(groups) == 1 and len(next(iter(groups.values()))) == len(chosen):
         return next(iter(groups))
     named = [f"{columns} ({_agents(agents, len(chosen))})" for columns, agents in groups.items()]
@@ -183,8 +186,10 @@ def _agents(agents: Iterable[int], count: int) -> str:
     return f"agent{'s' if chosen.sum() > 1 else ''} {_runs(chosen)}"
 
 
-def _runs(chosen: Bool[np.ndarray, "n"]) -> str:
-    """List the indices that are true as ranges: "2, 4-7"."""
+def _runs(chosen: Bool[np.ndarray, "n"], names: Sequence[str] | None = None) -> str:
+    """List the indices that are true as ranges: "2, 4-7"; or their names, those of leaves."""
+    if names:
+        return ", ".join(name or "all" for name, one in zip(names, chosen, strict=True) if one)
     edges = np.diff(chosen.astype(np.int8), prepend=0, append=0)
     spans = zip(np.flatnonzero(edges == 1), np.flatnonzero(edges == -1) - 1, strict=True)
     return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)

@@ -24,7 +24,7 @@ from offmarl.vault.decoded import decode_arrays
 from offmarl.vault.forking import is_forked
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.manifest import Description, check_documents, read_table, snapshot_of
-from offmarl.vault.mmap import MappedArray, cut, map_arrays
+from offmarl.vault.mmap import MappedArray, WindowPlaces, cut, map_arrays, put_steps
 from offmarl.vault.store import Store
 from offmarl.vault.tables import Episodes
 
@@ -176,7 +176,49 @@ class Arrays:
         length: int,
     ) -> dict[str, NumpyArray]:
         """Gather W windows ``(W, length, ...)`` of some arrays, each from a row and a start."""
-        names = list(names)
+
+        def read(name: str, mapped: MappedArray | None, places: WindowPlaces | None) -> NumpyArray:
+            if mapped is None or places is None:
+                return self._gather(name, rows, starts, length)
+            return mapped.windows_at(places)
+
+        return self._in_windows(list(names), rows, starts, length, read)
+
+    def window_steps(
+        self,
+        rows: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        length: int,
+        index: NDArray[np.int64],
+        out: Mapping[str, NumpyArray],
+        at: NDArray[np.int64] | None,
+    ) -> None:
+        """Gather windows, and write some of their steps to arrays ``out``, by name.
+
+        ``index`` and ``at`` are those of `put_steps`.
+        """
+
+        def read(name: str, mapped: MappedArray | None, places: WindowPlaces | None) -> None:
+            if mapped is None or places is None:
+                put_steps(self._gather(name, rows, starts, length), index, out[name], at)
+            else:
+                mapped.window_steps_at(places, index, out[name], at)
+
+        self._in_windows(list(out), rows, starts, length, read)
+
+    def _in_windows(
+        self,
+        names: list[str],
+        rows: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        length: int,
+        read: Callable[[str, MappedArray | None, WindowPlaces | None], Any],
+    ) -> dict[str, Any]:
+        """Return what a function reads of each array, after the chunks of windows were compared.
+
+        The function is given the array's name and, if the array is mapped, the map and the places
+        of the windows in it.
+        """
         self._check_names(names)
         maps, checks = self._view()
         if checks and (fresh := checks.in_windows(names, rows, starts, length)):
@@ -185,12 +227,12 @@ class Arrays:
         if self._cold:
             self.prefetch(names, rows, starts, length)
         asked = _usage()
-        found = {
-            name: maps[name].windows(rows, starts, length)
-            if name in maps
-            else self._store.attempt(partial(self._gather, name, rows, starts, length))
-            for name in names
-        }
+        found, places = {}, _places_of(maps, names, rows, starts, length)
+        for name in names:
+            if name in maps:
+                found[name] = read(name, maps[name], places[maps[name].chunk_size])
+            else:
+                found[name] = self._store.attempt(partial(read, name, None, None))
         has_read, has_waited = asked[0] > before[0], _usage()[1] > asked[1]
         self._cold = has_read or has_waited
         return found
@@ -356,6 +398,21 @@ def open_arrays(
     # A forged length must not make the checks, which hold state for each chunk, take much memory.
     check_own_length(vault, vault.manifest.schema)
     return Arrays(vault, checks_of(vault, episodes), mapped)
+
+
+def _places_of(
+    maps: Mapping[str, MappedArray],
+    names: Iterable[str],
+    rows: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    length: int,
+) -> dict[tuple[int, int], WindowPlaces]:
+    """Return the places of windows in arrays by the size of their chunks."""
+    found: dict[tuple[int, int], WindowPlaces] = {}
+    for name in names:
+        if name in maps and maps[name].chunk_size not in found:
+            found[maps[name].chunk_size] = maps[name].window_places(rows, starts, length)
+    return found
 
 
 def _again(read: Callable[[ChunkPlace], Any], place: ChunkPlace) -> NumpyArray:

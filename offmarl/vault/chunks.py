@@ -1,38 +1,82 @@
 """Gathers steps into the chunks that are written to disk."""
 
+import mmap
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from offmarl.errors import VaultFormatError
 from offmarl.vault import layout
+from offmarl.vault.bulk import Block, pages_of
 from offmarl.vault.faults import damaged
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.store import Store
 
 Value = bytes | bytearray
 
-_SPARE_BYTES = 2**26
+_ALIGNMENT = 64
+"""Bytes of a line of the processor's cache."""
+_SPARE_BYTES = 2**27
 """Memory of written chunks that is reused: allocating a new page costs more than filling it."""
 
 
 class _Chunk:
     """The values of all keys of one chunk of time, and an array ``(rows, T, ...)`` over each.
 
-    The arrays are views of the values, so that a full chunk goes to disk without being copied.
+    The arrays are views of one block of memory, so that a full chunk goes to disk without being
+    copied. Its pages are zero at first.
     """
 
     def __init__(self, schema: layout.Schema):
-        self.values: list[bytearray] = []
+        places, size = _places(schema)
+        self.memory = mmap.mmap(-1, pages_of(max(size, 1)))
+        self.places: list[tuple[int, int]] = [(place.start, place.size) for place in places]
         self.arrays: list[tuple[str, slice, NumpyArray]] = []
-        for name, leaf in schema.leaves.items():
+        for name, rows, leaf, start, _ in places:
             shape = (schema.chunk_rows, schema.chunk_steps, *leaf.shape)
-            for start in range(0, schema.rows, schema.chunk_rows):
-                value = bytearray(schema.chunk_rows * schema.chunk_steps * leaf.step_bytes)
-                rows = slice(start, start + schema.chunk_rows)
-                self.values.append(value)
-                self.arrays.append((name, rows, np.frombuffer(value, leaf.dtype).reshape(shape)))
+            self.arrays.append((name, rows, np.ndarray(shape, leaf.dtype, self.memory, start)))
+
+    def values(self) -> list[memoryview]:
+        """Return the values, not copied."""
+        memory = memoryview(self.memory)
+        return [memory[start : start + count] for start, count in self.places]
+
+
+class _Place(NamedTuple):
+    """Where a value lies in the memory of a chunk."""
+
+    name: str
+    rows: slice
+    leaf: layout.Leaf
+    start: int
+    size: int
+
+
+def _places(schema: layout.Schema) -> tuple[list[_Place], int]:
+    """Return the places of all values, in the order of keys, and their bytes in all."""
+    places, start = [], 0
+    for name, leaf in schema.leaves.items():
+        size = schema.chunk_rows * schema.chunk_steps * leaf.step_bytes
+        for row in range(0, schema.rows, schema.chunk_rows):
+            rows = slice(row, row + schema.chunk_rows)
+            places.append(_Place(name, rows, leaf, start, size))
+            start += -(-size // _ALIGNMENT) * _ALIGNMENT
+    return places, start
+
+
+class Staged(NamedTuple):
+    """A full chunk that waits for a commit."""
+
+    values: dict[str, Value]
+    """Small or compressed values, by key."""
+    block: Block | None
+    """Uncompressed ones."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that a commit would write."""
+        return sum(map(len, self.values.values())) + (len(self.block.memory) if self.block else 0)
 
 
 class ChunkBuffer:
@@ -41,12 +85,12 @@ class ChunkBuffer:
     Attributes
     ----------
     staged
-        Keys and values of full chunks for the next commit; the caller empties it when it takes
-        them, and gives them back to `recycle` when they are durable.
+        Full chunks for the next commit, by number; the caller empties it when it takes them, and
+        gives them back to `recycle` when they are durable.
     """
 
     def __init__(self, schema: layout.Schema, start: int):
-        self.staged: dict[str, Value] = {}
+        self.staged: dict[int, Staged] = {}
         self._schema = schema
         self._leaves = schema.leaves
         self._number, self._filled = divmod(start, schema.chunk_steps)
@@ -60,6 +104,11 @@ class ChunkBuffer:
         return self._number * self._schema.chunk_steps
 
     @property
+    def full_bytes(self) -> int:
+        """Uncompressed bytes of all full chunks."""
+        return self._number * len(self._chunk.memory)
+
+    @property
     def length(self) -> int:
         """Steps of each row, those of the unfinished chunk included."""
         return self.through + self._filled
@@ -67,7 +116,7 @@ class ChunkBuffer:
     @property
     def staged_bytes(self) -> int:
         """Bytes that a commit would write."""
-        return sum(map(len, self.staged.values()))
+        return sum(chunk.num_bytes for chunk in self.staged.values())
 
     def restore(self, store: Store) -> None:
         """Read the steps of the unfinished chunk from disk.
@@ -86,7 +135,7 @@ class ChunkBuffer:
             array[:, : self._filled] = self._decode(store, key, value, array)[:, : self._filled]
         if self._schema.codec == "raw":
             (expected,) = store.get_all([layout.checksums_key(self._number)])
-            sound = _agree(stored, expected) | _agree(self._chunk.values, expected)
+            sound = _agree(stored, expected) | _agree(self._chunk.values(), expected)
             if not sound.all():
                 raise _damaged(store, keys[sound.argmin()], "its checksum is wrong")
 
@@ -115,36 +164,41 @@ class ChunkBuffer:
                 self._stage()
 
     def _stage(self) -> None:
-        self.staged.update(self._encode())
         if self._schema.codec == "raw":
+            places = dict(zip(self._keys(self._number), self._chunk.places, strict=True))
+            block = Block(self._chunk.memory, places)
+            self.staged[self._number] = Staged(self._checksums(), block)
             self._lent[self._number] = self._chunk
             self._chunk = self._spare.pop() if self._spare else _Chunk(self._schema)
+        else:
+            self.staged[self._number] = Staged(self._compressed(), None)
         self._number, self._filled = self._number + 1, 0
 
     def tail(self) -> dict[str, Value]:
-        """Return the keys and values of the unfinished chunk, padded with zeros.
-
-        The values change with the next call of `put`.
-        """
+        """Return the keys and values of the unfinished chunk, padded with zeros."""
         if not self._filled:
             return {}
         for *_, array in self._chunk.arrays:
             array[:, self._filled :] = 0
-        return self._encode()
+        if self._schema.codec == "zstd":
+            return self._compressed()
+        values = map(bytes, self._chunk.values())
+        return dict(zip(self._keys(self._number), values, strict=True)) | self._checksums()
 
     def recycle(self, through: int) -> None:
         """Reuse the memory of chunks that are durable up to a number of steps."""
         durable = [n for n in self._lent if (n + 1) * self._schema.chunk_steps <= through]
         chunks = [self._lent.pop(number) for number in durable]
-        room = max(1, _SPARE_BYTES // sum(map(len, self._chunk.values)))
+        room = max(1, _SPARE_BYTES // len(self._chunk.memory))
         self._spare = (self._spare + chunks)[:room]
 
-    def _encode(self) -> dict[str, Value]:
-        keys, values = self._keys(self._number), self._chunk.values
-        if self._schema.codec == "zstd":
-            return dict(zip(keys, map(compress, values), strict=True))
-        sums = {layout.checksums_key(self._number): layout.encode_checksums(values)}
-        return dict(zip(keys, values, strict=True)) | sums
+    def _compressed(self) -> dict[str, Value]:
+        values = map(compress, self._chunk.values())
+        return dict(zip(self._keys(self._number), values, strict=True))
+
+    def _checksums(self) -> dict[str, Value]:
+        values = self._chunk.values()
+        return {layout.checksums_key(self._number): layout.encode_checksums(values)}
 
     def _keys(self, chunk: int) -> Iterator[str]:
         """Yield the keys of a chunk: of each leaf, each block of rows."""
@@ -157,13 +211,13 @@ class ChunkBuffer:
         return self._leaves["rewards"].chunk_key("rewards", 0, step // self._schema.chunk_steps)
 
 
-def _agree(values: Iterable[Value], expected: bytes) -> NumpyArray:
+def _agree(values: Iterable[Value | memoryview], expected: bytes) -> NumpyArray:
     found = layout.decode_checksums(layout.encode_checksums(values))
     wanted = layout.decode_checksums(expected)
     return found == wanted if len(found) == len(wanted) else np.zeros(len(found), bool)
 
 
-def compress(value: Value) -> bytes:
+def compress(value: Value | memoryview) -> bytes:
     """Return a value as a zstd frame with a checksum."""
     return bytes(_zstd().encode(value))
 

@@ -4,7 +4,8 @@ A store keeps its earlier commits until it is compacted, and the nodes of their 
 in the data files even without the manifest. Data of a damaged store can be recovered from them.
 """
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -41,10 +42,15 @@ class Tree(NamedTuple):
 
     values: dict[str, ValueLocation | bytes]
     """Location of each key's value, or the value itself if it is short."""
-    files: frozenset[str]
-    """The data files that values and nodes are in."""
+    live_bytes: Mapping[str, int]
+    """By data file, the bytes in it that values and nodes take."""
     lost: tuple[str, ...]
     """Why parts of the tree cannot be read; the keys below these parts are missing."""
+
+    @property
+    def files(self) -> frozenset[str]:
+        """The data files that values and nodes are in."""
+        return frozenset(self.live_bytes)
 
 
 def current_tree(driver: TensorStoreDriver) -> Tree:
@@ -69,6 +75,18 @@ def config_of(driver: TensorStoreDriver) -> dict[str, Any]:
     """
     found: dict[str, Any] = _manifest(driver)["config"]
     return found
+
+
+def live_bytes(driver: TensorStoreDriver) -> int:
+    """Return the bytes that the tree and the values of the last commit take in data files.
+
+    Raises
+    ------
+    ValueError, OSError
+        The manifest cannot be read.
+    """
+    statistics = _manifest(driver)["versions"][-1]["root"]["statistics"]
+    return int(statistics["num_tree_bytes"] + statistics["num_indirect_value_bytes"])
 
 
 def live_files(driver: TensorStoreDriver) -> frozenset[str]:
@@ -138,14 +156,15 @@ def _scattered(driver: TensorStoreDriver) -> Iterator[str]:
 
 def _read(driver: TensorStoreDriver, root: str | None) -> Tree:
     values: dict[str, ValueLocation | bytes] = {}
-    files: set[str] = set()
+    live_bytes: Counter[str] = Counter()
     lost: list[str] = []
     # Each node must be lower than its parent; otherwise a forged tree could be endless.
     waiting: list[tuple[str, bytes, int | None]] = [(root, b"", None)] if root else []
     while waiting:
         node, prefix, above = waiting.pop()
         try:
-            files.add(_place(node).file)
+            place = _place(node)
+            live_bytes[place.file] += place.length
             found = ts.ocdbt.dump(driver.files, node).result()
         except (ValueError, OSError) as error:
             lost.append(str(error).partition(" [")[0])
@@ -167,8 +186,8 @@ def _read(driver: TensorStoreDriver, root: str | None) -> Tree:
                 continue
             values[key.decode(errors="replace")] = value
             if isinstance(value, ValueLocation):
-                files.add(value.file)
-    return Tree(values, frozenset(files), tuple(lost))
+                live_bytes[value.file] += value.length
+    return Tree(values, live_bytes, tuple(lost))
 
 
 def _value(entry: Any) -> ValueLocation | bytes:
@@ -270,7 +289,7 @@ class _RegisteredContents(Contents):
     def __init__(self, driver: Registered):
         self._values_of = driver.values
         self._value_sizes = driver.values.sizes("")
-        super().__init__(driver, Tree(dict.fromkeys(self._value_sizes, b""), frozenset(), ()))
+        super().__init__(driver, Tree(dict.fromkeys(self._value_sizes, b""), {}, ()))
 
     def size(self, key: str) -> int:
         """Return the bytes stored under a key that exists."""

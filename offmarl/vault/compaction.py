@@ -1,6 +1,8 @@
-"""Rebuilds a vault's store in a new directory, and replaces the old store atomically.
+"""Rebuilds a vault's store, and replaces the old store atomically.
 
-Every commit leaves behind the data that it replaced. A rebuilt store holds only live data, in the
+Every commit leaves behind the data that it replaced. When a writer closes, `reclaim` moves the
+live data out of the files that hold much unused space. `compact` rebuilds the whole store in a new
+directory. That store holds only live data, in the
 order in which it is read. Its data files are first moved among the old ones. Then its manifest
 replaces the old one by a single rename, and files without references are deleted. The directory
 that the store was built in is removed last. If it exists, a process was killed meanwhile, and the
@@ -10,7 +12,7 @@ next writer cleans up.
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -18,18 +20,23 @@ from typing import NamedTuple
 from offmarl._ahead import ahead, depth_of
 from offmarl.errors import VaultConflictError, VaultFormatError
 from offmarl.vault import commit, layout
-from offmarl.vault.commit import Contents
+from offmarl.vault.commit import Contents, ValueLocation
 from offmarl.vault.drivers import Directory, Driver
-from offmarl.vault.files import errors_of, sync
+from offmarl.vault.faults import damaged
+from offmarl.vault.files import conflict, errors_of, sync
 from offmarl.vault.layout import DATA, MANIFEST, OWN_PREFIX, UNFINISHED, load_json, unseal
 from offmarl.vault.open import locate
-from offmarl.vault.store import Store, store_of
+from offmarl.vault.store import OcdbtStore, Store, store_of
 from offmarl.vault.verification import examine
 
 REBUILT = ".rebuilt"
 """The directory that a store is built in, inside the vault's."""
 
 _BATCH_BYTES = 2**25
+_MOST_UNUSED = 1 / 6
+"""Largest unused part of a data file that `reclaim` keeps: files take 1.2 times their data."""
+_LEAST_RECLAIMED = 2**20
+"""Unused bytes below which `reclaim` does nothing."""
 _CHUNK = re.compile(r"(.+\./)(\d+)\.(\d+)((?:\.\d+)*)")
 
 
@@ -76,6 +83,68 @@ def compact(path: str | os.PathLike[str]) -> Compaction:
             switch(directory, fresh, expected=manifest)
         after = _usage(directory)
     return Compaction(directory, before[0], after[0], before[1], after[1])
+
+
+def reclaim(store: Store) -> None:
+    """Rewrite the data files with much unused space, if there is much in all.
+
+    The files then take at most 1.2 times the data, apart from small vaults. The content stays the
+    same, even if the process is killed. Programs that have the vault open can continue to read. The
+    caller must hold the vault's lock.
+
+    Raises
+    ------
+    VaultError
+        A file cannot be read or written, or a program without the lock wrote to the vault
+        meanwhile; nothing was changed.
+    """
+    driver = store.driver
+    if not (isinstance(driver, Directory) and isinstance(store, OcdbtStore)):
+        return
+    with errors_of(driver.directory):
+        manifest = driver.files.read(MANIFEST).result()
+        sizes = _data_sizes(driver.directory)
+        unused = sum(sizes.values()) - commit.live_bytes(driver)
+        if unused < max(_LEAST_RECLAIMED, _MOST_UNUSED * sum(sizes.values())):
+            return
+        contents = Contents.of(store)
+        moved = _in_wasteful_files(contents, sizes)
+        with rebuilding(driver.directory) as fresh:
+            config, last = commit.config_of(driver), fresh / "last"
+            rebuilt = OcdbtStore(driver, config, fresh)
+            rebuilt.refer_to(store)
+            copy(contents, moved, rebuilt)
+            # The first commits refer to the old files. This store has the last commit alone.
+            result = OcdbtStore(driver, config, last)
+            result.refer_to(rebuilt)
+            repeat_tree(result)
+            _replace_manifest(driver, last, manifest.stamp.generation)
+
+
+def _in_wasteful_files(contents: Contents, sizes: Mapping[str, int]) -> list[str]:
+    """Return the keys whose values are in files with much unused space."""
+    tree = contents.tree
+    if tree.lost:
+        raise damaged(contents.driver.path, tree.lost[0])
+    wasteful = {
+        file
+        for file, size in sizes.items()
+        if tree.live_bytes.get(file, 0) < (1 - _MOST_UNUSED) * size
+    }
+    places = tree.values.items()
+    return [key for key, at in places if isinstance(at, ValueLocation) and at.file in wasteful]
+
+
+def _replace_manifest(driver: Directory, fresh: Path, generation: bytes) -> None:
+    """Replace the manifest by that of a rebuilt store, unless it has changed.
+
+    TensorStore compares and replaces it under the same lock as in a commit, so this is safe even if
+    a stock program is writing.
+    """
+    content = (fresh / MANIFEST).read_bytes()
+    done = driver.files.write(MANIFEST, content, if_equal=generation).result()
+    if driver.files.read(MANIFEST, if_not_equal=done.generation).result().state != "unspecified":
+        raise conflict(driver.path)
 
 
 @contextmanager
@@ -227,5 +296,11 @@ def prepare(store: Store) -> None:
 
 def _usage(directory: Path) -> tuple[int, int]:
     """Return the bytes and the number of a store's files."""
-    files = [*(directory / DATA).iterdir(), directory / MANIFEST]
-    return sum(file.stat().st_size for file in files), len(files)
+    sizes = [*_data_sizes(directory).values(), (directory / MANIFEST).stat().st_size]
+    return sum(sizes), len(sizes)
+
+
+def _data_sizes(directory: Path) -> dict[str, int]:
+    """Return the bytes of each data file, by its name in the tree."""
+    with os.scandir(directory / DATA) as found:
+        return {f"{DATA}/{file.name}": file.stat().st_size for file in found}

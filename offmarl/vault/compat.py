@@ -22,7 +22,8 @@ MEANINGS = {
     "state per agent": "each agent has a state of its own: they are concatenated",
     "action axis": "actions have one more axis, of length one: it is dropped",
     "no legal actions": "legal actions are unknown: all actions count as legal",
-    "no state": "there is no global state: all observations are used as the state",
+    "no state": "there is no global state: all observations are used as the state, if they are "
+    "vectors",
     "no terminals": "terminations are unknown: no episode terminates",
     "no truncations": "truncations are unknown",
     "padded observations": "observations are padded with -inf, which is read as 0",
@@ -171,7 +172,8 @@ def _of_shapes(leaves: Mapping[str, Leaf], rows: int) -> list[str]:
         "state per agent": state is not None and len(state.shape) > 1,
         "action axis": actions.dtype.kind in "biu" and len(actions.shape) > 1,
     }
-    absent = [quirk for name, quirk in _ABSENT.items() if name not in leaves]
+    found_names = {*leaves, *(layout.STATE for name in leaves if name.startswith(layout.STATE))}
+    absent = [quirk for name, quirk in _ABSENT.items() if name not in found_names]
     return [quirk for quirk, is_present in found.items() if is_present] + absent
 
 

@@ -1,6 +1,6 @@
 """A dataset: a vault of any program, read as experience or sampled for learning."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import PurePath
 from threading import Lock
@@ -23,6 +23,7 @@ from offmarl.vault.manifest import (
     read_pull_record,
     unchecked,
 )
+from offmarl.vault.mmap import put_steps
 from offmarl.vault.store import Store
 
 if TYPE_CHECKING:  # they are layers above this one
@@ -337,6 +338,39 @@ class Dataset(EpisodeSet):
             return steps
         limited = self._limited[rows[:, None], starts[:, None] + np.arange(length)]
         return compat.normalise(steps, limited)
+
+    def window_fields(
+        self,
+        rows: NumpyArray,
+        starts: NumpyArray,
+        length: int,
+        index: NumpyArray,
+        out: Mapping[str, NumpyArray],
+        at: NumpyArray | None = None,
+    ) -> None:
+        """Gather windows as `window_transitions` does, and write some of their steps to arrays.
+
+        Parameters
+        ----------
+        rows, starts, length
+            As for `windows`.
+        index
+            ``(n, S)`` which steps to write, counted through all windows.
+        out
+            Contiguous arrays ``(m, S, ...)`` for the fields of transitions and views, named as in
+            "reward" and "observation.image". If they have fewer than S steps, they take the first
+            of each n.
+        at
+            ``(n,)`` where on the first axis of these; None for all, in order.
+        """
+        targets = {encoding.disk_name(field): array for field, array in out.items()}
+        if self.manifest and all(name in self.leaves for name in targets):
+            rows, starts = bounds.windows(self._described, rows, starts, length)
+            self._arrays.window_steps(rows, starts, length, index, targets, at)
+            return
+        arrays = encoding.to_disk(self.window_transitions(rows, starts, length))
+        for name, array in targets.items():
+            put_steps(arrays[name], index, array, at)
 
     @overload
     def __getitem__(self, index: int) -> Episode: ...

@@ -15,7 +15,7 @@ from offmarl.errors import VaultFormatError
 from offmarl.vault import layout
 from offmarl.vault.layout import Leaf, NumpyArray, load_json
 from offmarl.vault.metadata import Grid
-from offmarl.vault.mmap import MappedArray, Snapshot
+from offmarl.vault.mmap import MappedArray, Snapshot, WindowPlaces, put_steps
 
 _KEPT_BYTES = 2**25
 """Bytes of decoded chunks that are kept for each array."""
@@ -59,10 +59,9 @@ class DecodedArray(MappedArray):
             raise VaultFormatError(f"the vault has lost {key}: run `offmarl verify`.")
         return self.grid.missing_chunk() if stored is None else self.grid.decode(stored, key)
 
-    def windows(
-        self, rows: NDArray[np.int64], starts: NDArray[np.int64], length: int
-    ) -> NumpyArray:
+    def windows_at(self, places: WindowPlaces) -> NumpyArray:
         """Gather ``(W, length, *leaf)``, a chunk after the other."""
+        rows, starts, length = places.rows, places.starts, places.length
         out: NumpyArray = np.empty((len(starts), length, *self.leaf.shape), self.leaf.dtype)
         times = starts[:, None] + np.arange(length)
         block, row = np.divmod(rows, self.chunk_rows)
@@ -73,6 +72,16 @@ class DecodedArray(MappedArray):
                 content = self.chunk(int(here), int(one))
                 out[window, step] = content[row[window], time[window, step]]
         return out
+
+    def window_steps_at(
+        self,
+        places: WindowPlaces,
+        index: NDArray[np.int64],
+        out: NumpyArray,
+        at: NDArray[np.int64] | None,
+    ) -> None:
+        """Gather windows, and write some of their steps to an array."""
+        put_steps(self.windows_at(places), index, out, at)
 
     def prefetch(self, rows: NDArray[np.int64], starts: NDArray[np.int64], length: int) -> None:
         """Do nothing: chunks are read as they are decoded."""

@@ -55,6 +55,29 @@ def to_disk(transition: Transition) -> dict[str, NumpyArray]:
     return {name: np.asarray(array) for name, array in arrays.items()}
 
 
+_ON_DISK = {
+    "observation": "observations",
+    "action": "actions",
+    "reward": "rewards",
+    "terminated": "terminals",
+    "truncated": "truncations",
+    "state": "infos.state",
+    "legal_actions": "infos.legals",
+    "alive": "infos.alive",
+    "behaviour_log_prob": "infos.behaviour_log_probs",
+    "extras": "extras",
+}
+
+
+def disk_name(field: str) -> str:
+    """Return the name on disk of a field of transitions or views.
+
+    A leaf of a tree has its path, as in "observation.image", which is ``observations.image``.
+    """
+    name, dot, path = field.partition(".")
+    return f"{_ON_DISK[name]}{dot}{path}"
+
+
 def from_disk(arrays: Mapping[str, NumpyArray], spec: EnvSpec) -> Transition:
     """Build a record from arrays that were read; arrays that a vault lacks are filled in.
 
@@ -66,7 +89,7 @@ def from_disk(arrays: Mapping[str, NumpyArray], spec: EnvSpec) -> Transition:
     spec
         The sizes of the record.
     """
-    lead = arrays["rewards"].shape[:2]
+    lead = next(iter(arrays.values())).shape[:2]
     wanted = leaves(spec)
 
     def fitted(name: str, missing: float = 0.0) -> NumpyArray:

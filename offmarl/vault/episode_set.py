@@ -12,7 +12,15 @@ from offmarl.vault import bounds, tables
 from offmarl.vault.weights import WeightsLike, resolve
 
 if TYPE_CHECKING:  # replay imports JAX, which reading does without
-    from offmarl.replay import Replay, StepProbabilities, Stream
+    from offmarl.replay import (
+        Replay,
+        StepProbabilities,
+        Stream,
+        TorchBatches,
+        TorchWindows,
+        WindowItems,
+    )
+    from offmarl.replay.host import To
     from offmarl.vault.dataset import Dataset
     from offmarl.vault.mixture import Mixture
 
@@ -170,15 +178,18 @@ class EpisodeSet(ABC):
         batch: int = 32,
         length: int = 20,
         *,
+        to: "To" = "jax",
         seed: int = 0,
         start: int = 0,
+        epochs: int | None = None,
+        drop_last: bool = False,
         memory: int = 2**30,
         episodes: NDArray[np.int64] | None = None,
         burn_in: int = 0,
         return_to_go: float | None = None,
         weights: WeightsLike = None,
     ) -> "Stream":
-        """Return an endless iterator over batches of data that is too large for the device.
+        """Return an iterator over batches of data that is too large for the device.
 
         The batches equal those of `replay`, and are gathered from the files ahead of time.
 
@@ -187,8 +198,16 @@ class EpisodeSet(ABC):
         batch, length, episodes, burn_in, return_to_go, weights
             As for `replay`. Returns-to-go need all rewards to be read at the start, and four bytes
             of memory for each step and agent.
+        to
+            The arrays of batches: "jax", on the device; "numpy"; or "torch", tensors on the CPU.
+            Their bits are the same. Only the first needs JAX.
         seed, start
             What the batches follow from, and the number of the first: `Stream.state` returns both.
+        epochs
+            Number of passes over all windows; each has every window once, in another random order.
+            By default windows are drawn without an end, as `replay` draws them.
+        drop_last
+            Whether to leave out the last batch of an epoch if it has fewer windows.
         memory
             Bytes that batches may take at a time, on the host and on the device each; the table of
             episodes comes on top.
@@ -198,7 +217,10 @@ class EpisodeSet(ABC):
         ShapeError
             As for `replay`.
         OptionError
-            As for `replay`, or the memory is too small for a few batches.
+            As for `replay`; or the memory is too small for a few batches, epochs hold no batch, or
+            weights or a mixture make windows unequally likely, which passes cannot.
+        MissingExtraError
+            PyTorch is not installed.
 
         Examples
         --------
@@ -206,12 +228,133 @@ class EpisodeSet(ABC):
         ...     for batch in stream:
         ...         state = update(state, batch)
         """
-        from offmarl.replay import Stream, Windows
+        from offmarl.replay import Windows, open_stream
 
         dataset, numbers = self._located(episodes)
-        shape = Windows(batch, length, burn_in, return_to_go)
-        steps = resolve(dataset, weights)
-        return Stream(dataset, shape, seed, start, memory, numbers, steps)
+        return open_stream(
+            dataset,
+            Windows(batch, length, burn_in, return_to_go),
+            to,
+            seed=seed,
+            start=start,
+            memory=memory,
+            episodes=numbers,
+            weights=resolve(dataset, weights),
+            epochs=epochs,
+            drop_last=drop_last,
+        )
+
+    def window_items(
+        self,
+        length: int = 20,
+        episodes: NDArray[np.int64] | None = None,
+        *,
+        burn_in: int = 0,
+        return_to_go: float | None = None,
+    ) -> "WindowItems":
+        """Return all windows by number, as NumPy arrays: a source for Grain and other loaders.
+
+        It has a length and an index, which all that such loaders need. It can be pickled to other
+        processes, and needs no JAX.
+
+        Parameters
+        ----------
+        length, episodes, burn_in, return_to_go
+            As for `replay`.
+
+        Raises
+        ------
+        ShapeError, OptionError
+            As for `replay`; or it is a mixture.
+
+        Examples
+        --------
+        >>> windows = dataset.window_items(20)
+        >>> batches = grain.MapDataset.source(windows).shuffle(seed=0).repeat().batch(256)
+        """
+        from offmarl.replay import WindowItems, Windows
+
+        dataset, numbers = self._located(episodes)
+        return WindowItems(dataset, Windows(1, length, burn_in, return_to_go), numbers)
+
+    def torch_windows(
+        self,
+        length: int = 20,
+        episodes: NDArray[np.int64] | None = None,
+        *,
+        burn_in: int = 0,
+        return_to_go: float | None = None,
+    ) -> "TorchWindows":
+        """Return all windows as a map-style dataset for PyTorch's ``DataLoader``.
+
+        Parameters
+        ----------
+        length, episodes, burn_in, return_to_go
+            As for `replay`.
+
+        Raises
+        ------
+        ShapeError, OptionError
+            As for `window_items`.
+        MissingExtraError
+            PyTorch is not installed.
+
+        Examples
+        --------
+        >>> windows = dataset.torch_windows(20)
+        >>> loader = DataLoader(windows, batch_size=256, shuffle=True, num_workers=2)
+        """
+        from offmarl.replay import TorchWindows, Windows
+
+        dataset, numbers = self._located(episodes)
+        return TorchWindows(dataset, Windows(1, length, burn_in, return_to_go), numbers)
+
+    def torch_batches(
+        self,
+        batch: int = 32,
+        length: int = 20,
+        *,
+        seed: int = 0,
+        start: int = 0,
+        epochs: int | None = None,
+        drop_last: bool = False,
+        episodes: NDArray[np.int64] | None = None,
+        burn_in: int = 0,
+        return_to_go: float | None = None,
+        weights: WeightsLike = None,
+    ) -> "TorchBatches":
+        """Return the batches of `stream` as an iterable dataset for PyTorch's ``DataLoader``.
+
+        The batches and their order are the same for any number of workers.
+
+        Parameters
+        ----------
+        batch, length, seed, start, epochs, drop_last, episodes, burn_in, return_to_go, weights
+            As for `stream`.
+
+        Raises
+        ------
+        ShapeError, OptionError, MissingExtraError
+            As for `stream`.
+
+        Examples
+        --------
+        >>> batches = dataset.torch_batches(256, 20, seed=0, epochs=3)
+        >>> loader = DataLoader(batches, batch_size=None, num_workers=2)
+        """
+        from offmarl.replay import TorchBatches, Windows
+
+        dataset, numbers = self._located(episodes)
+        return TorchBatches(
+            dataset,
+            Windows(batch, length, burn_in, return_to_go),
+            seed=seed,
+            start=start,
+            epochs=epochs,
+            drop_last=drop_last,
+            episodes=numbers,
+            weights=resolve(dataset, weights),
+        )
 
     def step_probabilities(
         self,

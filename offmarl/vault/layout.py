@@ -333,7 +333,7 @@ def checksums_key(chunk: int) -> str:
     return f"{CHECKSUMS_PREFIX}{chunk:015d}"
 
 
-def encode_checksums(values: Iterable[bytes | bytearray]) -> bytes:
+def encode_checksums(values: Iterable[bytes | bytearray | memoryview]) -> bytes:
     """Return the concatenated CRC32Cs of some values, 4 bytes big-endian each."""
     arrays = (np.frombuffer(value, np.uint8) for value in values)
     return b"".join(google_crc32c.value(array).to_bytes(4, "big") for array in arrays)

@@ -5,7 +5,7 @@ fingerprint of the data that they belong to, so that they are computed again aft
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -102,22 +102,27 @@ def statistics(vault: Dataset, progress: Progress = quiet) -> Statistics:
 
 
 class StatisticsAccumulator:
-    """Accumulates the statistics of all leaves over blocks of steps.
+    """Accumulates the statistics of leaves over blocks of steps.
 
     Parameters
     ----------
     spec
         The environment's sizes.
     count
-        About how many steps will be added; sizes the sketches.
+        About how many steps will be added; sizes the sketches. None leaves out quantiles.
+    columns
+        The leaves; all by default.
     """
 
-    def __init__(self, spec: EnvSpec, count: int):
+    def __init__(
+        self, spec: EnvSpec, count: int | None = None, columns: Collection[str] | None = None
+    ):
         leaves = {column_of(name): leaf for name, leaf in layout.leaves(spec).items()}
+        leaves = {name: leaves[name] for name in (leaves if columns is None else columns)}
         sketched = sum(
             int(np.prod(_columns(leaf))) for leaf in leaves.values() if _kind(leaf) == "sketch"
         )
-        capacity = capacity_for(sketched, count, _MEMORY)
+        capacity = None if count is None else capacity_for(sketched, count, _MEMORY)
         self._leaves = {
             name: _LeafAccumulator(name, leaf, spec, capacity) for name, leaf in leaves.items()
         }
@@ -140,6 +145,11 @@ class StatisticsAccumulator:
         """The statistics of everything added so far."""
         return {name: one.statistics for name, one in self._leaves.items()}
 
+    @property
+    def ranges(self) -> dict[str, Ranges]:
+        """The statistics of everything added so far, without quantiles."""
+        return {name: one.ranges for name, one in self._leaves.items()}
+
 
 def _columns(leaf: Leaf) -> tuple[int, ...]:
     return leaf.shape if len(leaf.shape) <= 2 else leaf.shape[-1:]
@@ -152,7 +162,7 @@ def _kind(leaf: Leaf) -> str:
 class _LeafAccumulator:
     """Statistics of one leaf."""
 
-    def __init__(self, name: str, leaf: Leaf, spec: EnvSpec, capacity: int):
+    def __init__(self, name: str, leaf: Leaf, spec: EnvSpec, capacity: int | None):
         field = name.partition(".")[0]
         self._live = field in _OF_LIVE_AGENTS
         self._agents = _agents_of(name, spec)
@@ -166,6 +176,7 @@ class _LeafAccumulator:
         self._parts: list[_Counts | QuantileSketch] = [
             _Counts(size) if _kind(leaf) == "counts" else QuantileSketch(size, capacity)
             for _ in range(agents)
+            if capacity is not None
         ]
 
     def add(self, values: NumpyArray, alive: NumpyArray) -> None:
@@ -184,7 +195,8 @@ class _LeafAccumulator:
             values = values[alive]
         flat = values.reshape(-1, *self._columns)
         self._ranges.add(flat)
-        self._parts[0].add(flat.reshape(len(flat), -1))
+        for part in self._parts:
+            part.add(flat.reshape(len(flat), -1))
 
     def merge(self, other: "_LeafAccumulator") -> None:
         """Add everything that another accumulator was given."""
@@ -193,9 +205,14 @@ class _LeafAccumulator:
             one.merge(more)  # type: ignore[arg-type]
 
     @property
+    def ranges(self) -> Ranges:
+        """The statistics of everything added so far, without quantiles."""
+        return self._ranges.ranges
+
+    @property
     def statistics(self) -> LeafStatistics:
         """The statistics of everything added so far."""
-        ranges = self._ranges.ranges
+        ranges = self.ranges
         parts = [part.quantiles(np.array(QUANTILES)) for part in self._parts]
         quantiles = np.concatenate(parts, axis=1).reshape(len(QUANTILES), *self._columns)
         quantiles = np.where(ranges.finite > 0, quantiles, np.nan)

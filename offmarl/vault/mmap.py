@@ -7,6 +7,7 @@ memory.
 """
 
 import ctypes
+import math
 import mmap
 import os
 import re
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import google_crc32c
 import numpy as np
@@ -135,6 +136,9 @@ _ABSENT = -1
 _RELEASE_BYTES = 2**22
 """Bytes read between two calls of `Region.release`, which keeps the resident memory small."""
 _PIECE_BYTES = 2**17
+_CACHED_BYTES = 2**18
+_LARGE_BYTES = 512
+"""From this size on a leaf is gathered step by step, so that each is copied once from the disk."""
 _CHUNK = re.compile(r"(.+)\./(\d+)\.(\d+)(?:\.0)*")
 
 
@@ -267,6 +271,11 @@ class MappedArray:
     addresses: NDArray[np.int64]
 
     @property
+    def chunk_size(self) -> tuple[int, int]:
+        """Rows and steps of a chunk."""
+        return self.chunk_rows, self.chunk_steps
+
+    @property
     def chunk_bytes(self) -> int:
         """Bytes of a chunk."""
         return self.chunk_rows * self.chunk_steps * self.leaf.step_bytes
@@ -327,20 +336,56 @@ class MappedArray:
         self, rows: NDArray[np.int64], starts: NDArray[np.int64], length: int
     ) -> NumpyArray:
         """Gather ``(W, length, *leaf)``; window i begins at step ``starts[i]`` of ``rows[i]``."""
+        return self.windows_at(self.window_places(rows, starts, length))
+
+    def window_places(
+        self, rows: NDArray[np.int64], starts: NDArray[np.int64], length: int
+    ) -> "WindowPlaces":
+        """Return where windows are, for all arrays whose chunks have the size of this one's."""
+        return WindowPlaces(rows, starts, length, self.chunk_rows, self.chunk_steps)
+
+    def windows_at(self, places: "WindowPlaces") -> NumpyArray:
+        """Gather windows ``(W, length, *leaf)``."""
         # All windows are gathered as if each lay in one chunk. Those that cross into another chunk
         # are then gathered again, step by step, and overwrite the first result.
-        inside = starts % self.chunk_steps
-        fits = inside + length <= self.chunk_steps
+        length, crossing = places.length, places.crossing
         if length <= self.chunk_steps:
-            here = starts - np.where(fits, 0, inside + length - self.chunk_steps)
-            out = self._gather(self._locate(rows, here), length)
+            out = self._gather(self._address(places.begins), length)
         else:
-            out = np.empty((len(starts), length, *self.leaf.shape), self.leaf.dtype)
-        if not fits.all():
-            times = starts[~fits, None] + np.arange(length)
-            steps = self._gather(self._locate(rows[~fits, None], times).ravel(), 1)
-            out[~fits] = steps.reshape(*times.shape, *self.leaf.shape)
+            out = np.empty((len(places.rows), length, *self.leaf.shape), self.leaf.dtype)
+        if len(crossing):
+            found = self._gather(self._address(places.crossing_steps).ravel(), 1)
+            out[crossing] = found.reshape(len(crossing), length, *self.leaf.shape)
         return out
+
+    def window_steps_at(
+        self,
+        places: "WindowPlaces",
+        index: NDArray[np.int64],
+        out: NumpyArray,
+        at: NDArray[np.int64] | None,
+    ) -> None:
+        """Gather windows, and write some of their steps to an array.
+
+        ``index``, ``out`` and ``at`` are those of `put_steps`.
+        """
+        if self.leaf.step_bytes < _LARGE_BYTES or out.dtype != self.leaf.dtype:
+            put_steps(self.windows_at(places), index, out, at)
+            return
+        addresses = self._address(places.begins)[:, None]
+        addresses = addresses + np.arange(places.length) * self.leaf.step_bytes
+        addresses[places.crossing] = self._address(places.crossing_steps)
+        wanted = addresses.ravel()[index[:, : out.shape[1]]].ravel()
+        items, target = self.region.items(self.leaf.step_bytes), as_items(out)
+        to = None
+        if at is not None:
+            to = (at[:, None] * out.shape[1] + np.arange(out.shape[1])).ravel()
+        # NumPy gathers only into new arrays. Where these fit in the processor's cache, the copy
+        # from there to ``out`` takes little time.
+        size = max(1, _CACHED_BYTES // self.leaf.step_bytes)
+        for begin in range(0, len(wanted), size):
+            some = slice(begin, begin + size)
+            target[some if to is None else to[some]] = items[wanted[some]]
 
     def prefetch(self, rows: NDArray[np.int64], starts: NDArray[np.int64], length: int) -> None:
         """Ask the disk to read windows in the background."""
@@ -358,15 +403,98 @@ class MappedArray:
         self.region.will_need(begins, np.full_like(begins, self.chunk_bytes))
 
     def _locate(self, rows: NDArray[np.int64], times: NDArray[np.int64]) -> NDArray[np.int64]:
-        block, row = np.divmod(rows, self.chunk_rows)
-        number, time = np.divmod(times, self.chunk_steps)
-        return (
-            self.addresses[block, number] + (row * self.chunk_steps + time) * self.leaf.step_bytes
-        )
+        return self._address(_Steps.of(rows, times, self.chunk_rows, self.chunk_steps))
+
+    def _address(self, steps: "_Steps") -> NDArray[np.int64]:
+        found: NDArray[np.int64] = self.addresses[steps.block, steps.number]
+        return found + steps.step * self.leaf.step_bytes
 
     def _gather(self, addresses: NDArray[np.int64], steps: int) -> NumpyArray:
         found = self.region.items(steps * self.leaf.step_bytes)[addresses]
         return found.view(self.leaf.dtype).reshape(-1, steps, *self.leaf.shape)
+
+
+class _Steps(NamedTuple):
+    """Where steps are in chunks of one size; all arrays have one shape."""
+
+    block: NDArray[np.int64]
+    number: NDArray[np.int64]
+    step: NDArray[np.int64]
+    """Index in the chunk, through all its rows."""
+
+    @classmethod
+    def of(
+        cls, rows: NDArray[np.int64], times: NDArray[np.int64], chunk_rows: int, chunk_steps: int
+    ) -> "_Steps":
+        """Return where the steps at some times of some rows are."""
+        block, row = np.divmod(rows, chunk_rows)
+        number, time = np.divmod(times, chunk_steps)
+        return cls(block, number, row * chunk_steps + time)
+
+
+class WindowPlaces:
+    """Where windows are in chunks of one size; computed once for all arrays that have such chunks.
+
+    Attributes
+    ----------
+    rows, starts, length
+        The windows.
+    begins
+        First steps of the windows, moved back for those that cross into another chunk.
+    crossing
+        Indices of these.
+    crossing_steps
+        All steps of these.
+    """
+
+    def __init__(
+        self,
+        rows: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        length: int,
+        chunk_rows: int,
+        chunk_steps: int,
+    ):
+        self.rows, self.starts, self.length = rows, starts, length
+        over = np.maximum(starts % chunk_steps + length - chunk_steps, 0)
+        self.crossing = np.flatnonzero(over)
+        self.begins = _Steps.of(rows, starts - over, chunk_rows, chunk_steps)
+        times = starts[self.crossing, None] + np.arange(length)
+        self.crossing_steps = _Steps.of(rows[self.crossing, None], times, chunk_rows, chunk_steps)
+
+
+def put_steps(
+    windows: NumpyArray, index: NDArray[np.int64], out: NumpyArray, at: NDArray[np.int64] | None
+) -> None:
+    """Write some steps of windows to an array, as numbers of its type; masks are what is not 0.
+
+    Parameters
+    ----------
+    windows
+        ``(W, length, *leaf)``.
+    index
+        ``(n, S)`` which steps, counted through all windows.
+    out
+        ``(m, S, *leaf)``, contiguous. If it has fewer than S steps, it takes the first ones.
+    at
+        ``(n,)`` where on its first axis; None for all, in order.
+    """
+    items, where = as_items(np.ascontiguousarray(windows)), slice(None) if at is None else at
+    index = index[:, : out.shape[1]]
+    if out.dtype == windows.dtype and at is None:
+        items.take(index, out=as_items(out).reshape(index.shape), mode="clip")
+        return
+    if out.dtype == bool:  # bytes are moved faster than the numbers they are made of
+        items = as_items(np.ascontiguousarray(windows) != 0)
+    found = items.take(index, mode="clip").view(bool if out.dtype == bool else windows.dtype)
+    out[where] = found.reshape(*index.shape, *out.shape[2:])
+
+
+def as_items(array: NumpyArray) -> NDArray[Any]:
+    """View an array ``(n, steps, ...)`` as ``(n * steps,)`` items, which NumPy copies as blocks."""
+    step_bytes = array.dtype.itemsize * math.prod(array.shape[2:])
+    items: NDArray[Any] = array.reshape(-1).view(f"V{step_bytes}")
+    return items
 
 
 def copy(chunk: NumpyArray, target: NumpyArray) -> int:

@@ -7,13 +7,15 @@ and with nothing to clean up after a process that died.
 """
 
 import os
-from typing import Any, NamedTuple
+from contextlib import suppress
+from typing import NamedTuple
 
 import numpy as np
 
 from offmarl.errors import ShapeError, VaultConflictError, VaultError
-from offmarl.types import EnvSpec, FinalObservations, Transition
+from offmarl.types import EnvSpec, FinalObservations, Transition, map_tree
 from offmarl.vault import encoding, tables, values
+from offmarl.vault.compaction import exclusive, reclaim
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.index import Cut, account, is_there
 from offmarl.vault.layout import Head
@@ -105,7 +107,7 @@ class SharedWriter:
         if is_there(self.path, self.run, chunk, self._committed + len(self._waiting)):
             return
         self._check(transition, finals, cut)
-        self._waiting.append(_copied(_Waiting(transition, finals, cut)))
+        self._waiting.append(map_tree(np.array, _Waiting(transition, finals, cut)))
         self._steps += self._waiting[-1].transition.last.shape[1]
         if self._steps >= self._gather:
             self.flush()
@@ -129,10 +131,15 @@ class SharedWriter:
         self._waiting, self._steps = [], 0
 
     def close(self) -> None:
-        """Flush, and refuse further steps. Idempotent."""
-        if not self._closed:
-            self.flush()
-            self._closed = True
+        """Flush, reclaim much unused space, and refuse further steps. Idempotent."""
+        if self._closed:
+            return
+        self.flush()
+        self._closed = True
+        with suppress(VaultError):  # another writer has it open, which reclaims the space later
+            store = store_of(locate(self.path))
+            with exclusive(store.driver):
+                reclaim(store)
 
     def __enter__(self) -> "SharedWriter":
         return self
@@ -142,7 +149,7 @@ class SharedWriter:
 
     def _check(self, transition: Transition, finals: FinalObservations | None, cut: Cut) -> None:
         """Check a record when it is appended, before the lock is taken."""
-        arrays = encoding.fit(transition, self._schema)
+        arrays = encoding.fit(transition, self._schema, f" for {self.path}")
         values.check(arrays, self.spec, finals)
         arrays = values.cast(arrays, self._schema.leaves)
         none = tables.none_running(self.rows, self.spec.num_agents)
@@ -206,9 +213,3 @@ def join(
             "Write one vault per process, and join them with `offmarl cat`."
         )
     return SharedWriter(Dataset(store_of(locate(path))), run, gather, timeout)
-
-
-def _copied(record: Any) -> Any:
-    if isinstance(record, tuple):
-        return type(record)(*map(_copied, record))
-    return None if record is None else np.array(record)

@@ -7,23 +7,38 @@ or repairs the vault.
 import contextlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import cached_property
 from pathlib import PurePath
+from threading import Thread
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import tensorstore as ts
 
 from offmarl.errors import VaultFormatError
+from offmarl.vault.bulk import Block, write_blocks
 from offmarl.vault.drivers import Driver, TensorStoreDriver, driver_of
 from offmarl.vault.files import conflict, errors_of, vault_error
 from offmarl.vault.forking import is_forked, use_tensorstore
 from offmarl.vault.key_values import Registered
-from offmarl.vault.layout import DATA, INDEX_PREFIX, UNFINISHED, NumpyArray, load_json, seal, unseal
+from offmarl.vault.layout import (
+    DATA,
+    INDEX_PREFIX,
+    MANIFEST,
+    UNFINISHED,
+    NumpyArray,
+    load_json,
+    seal,
+    unseal,
+)
+from offmarl.vault.location import kvstore_spec
 from offmarl.vault.metadata import Grid
 
 T = TypeVar("T")
+
+_BULK_BYTES = 2**23
+"""Size from which blocks are written to a file of their own."""
 
 
 @runtime_checkable
@@ -35,6 +50,9 @@ class Pending(Protocol):
 
     def exception(self) -> Any:
         """Wait, and return what `result` would raise, or None."""
+
+    def done(self) -> bool:
+        """Whether the commit is finished."""
 
 
 class Held(Protocol):
@@ -97,7 +115,10 @@ class Store(ABC):
 
     @abstractmethod
     def commit(
-        self, writes: Mapping[str, bytes | bytearray], fence: Mapping[str, bytes]
+        self,
+        writes: Mapping[str, bytes | bytearray],
+        fence: Mapping[str, bytes],
+        blocks: Sequence[Block] = (),
     ) -> Pending:
         """Start to write all values or none.
 
@@ -107,6 +128,8 @@ class Store(ABC):
             Keys and values.
         fence
             Keys and the generations that they must still have.
+        blocks
+            More keys and values, in memory that must not change until the commit is done.
 
         Raises
         ------
@@ -172,15 +195,32 @@ def store_of(driver: Driver, config: Mapping[str, Any] | None = None) -> Store:
 
 
 class OcdbtStore(Store):
-    """An OCDBT database in a directory, an archive or an object store, through TensorStore."""
+    """An OCDBT database in a directory, an archive or an object store, through TensorStore.
 
-    def __init__(self, driver: TensorStoreDriver, config: Mapping[str, Any] | None = None):
+    Parameters
+    ----------
+    driver
+        The place.
+    config
+        OCDBT's settings for a new store.
+    manifest
+        Directory of the manifest, if it is not the place itself.
+    """
+
+    def __init__(
+        self,
+        driver: TensorStoreDriver,
+        config: Mapping[str, Any] | None = None,
+        manifest: PurePath | None = None,
+    ):
         self.driver: TensorStoreDriver = driver
         self.path = driver.path
         self._dropped: set[str] = set()
         self._spec = {"driver": "ocdbt", "base": driver.spec()}
         if config:
             self._spec["config"] = config
+        if manifest:
+            self._spec["manifest"] = kvstore_spec(manifest, "/")
 
     @cached_property
     def _kv(self) -> ts.KvStore:
@@ -223,9 +263,14 @@ class OcdbtStore(Store):
         return self.attempt(lambda: ts.open(spec, context=context, **options).result())
 
     def commit(
-        self, writes: Mapping[str, bytes | bytearray], fence: Mapping[str, bytes]
-    ) -> "ts.Future[None]":
+        self,
+        writes: Mapping[str, bytes | bytearray],
+        fence: Mapping[str, bytes],
+        blocks: Sequence[Block] = (),
+    ) -> Pending:
         """Start to write all values or none."""
+        if blocks and not self._is_bulk(blocks):
+            writes, blocks = {**writes, **_values_of(blocks)}, ()
         # TensorStore overwrites the unfinished manifest of a killed process without truncating it.
         # If that was longer, its rest would follow the new manifest.
         self.driver.clear_unfinished(UNFINISHED)
@@ -238,10 +283,46 @@ class OcdbtStore(Store):
         # TensorStore takes a bytearray too, though its types do not say so.
         sealed = cast("Mapping[str, bytes]", seal(writes))
         pending = [inside.write(key, value) for key, value in sealed.items()]
+        if blocks:
+            return _in_thread(lambda: self._commit_bulk(transaction, blocks, pending))
         done = transaction.commit_async()
         # Dropping a future cancels its write, so the futures are kept until the commit is done.
         done.add_done_callback(lambda _: pending.clear())
         return done
+
+    def _is_bulk(self, blocks: Sequence[Block]) -> bool:
+        """Whether blocks are written to a file of their own: a small one costs more than it saves.
+
+        It would be synced in addition to the file that TensorStore writes in every commit.
+        """
+        size = sum(len(block.memory) for block in blocks)
+        return self.driver.can_map and size >= _BULK_BYTES
+
+    def _commit_bulk(
+        self, transaction: ts.Transaction, blocks: Sequence[Block], pending: list[Any]
+    ) -> None:
+        """Write blocks to a file, and commit a transaction with references to them."""
+        try:
+            file = write_blocks(self.driver.directory, blocks)
+            context = self.driver.context
+            memory = {"driver": "memory", "path": f"{file.name}/"}
+            own = ts.KvStore.open(memory, context=context).result()
+            own.write(MANIFEST, file.manifest).result()
+            spec = {"driver": "ocdbt", "base": self.driver.spec(), "manifest": memory}
+            inside = self._kv.with_transaction(transaction)
+            found = ts.KvStore.open(spec, context=context).result()
+            found.experimental_copy_range_to(inside).result()
+            own.delete_range(ts.KvStore.KeyRange()).result()
+        except BaseException:
+            transaction.abort()
+            raise
+        # If this fails, the new manifest may be in place already, so the file is kept.
+        transaction.commit_async().result()
+        pending.clear()
+
+    def refer_to(self, other: "OcdbtStore") -> None:
+        """Take over all keys of another store with the same driver; the values are not copied."""
+        other._kv.experimental_copy_range_to(self._kv).result()
 
     def drop_pages(self) -> None:
         """Ask the kernel to drop data written since the last call from the page cache.
@@ -257,6 +338,26 @@ class OcdbtStore(Store):
             with contextlib.suppress(OSError), (data / name).open("rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         self._dropped = files
+
+
+def _values_of(blocks: Iterable[Block]) -> dict[str, bytes]:
+    return {key: value for block in blocks for key, value in block.values().items()}
+
+
+def _in_thread(work: Callable[[], None]) -> "Future[None]":
+    """Do work in a thread; it does not keep the process alive."""
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    Thread(target=run, name="offmarl-commit", daemon=True).start()
+    return done
 
 
 class KeyValueStore(Store):
@@ -282,9 +383,13 @@ class KeyValueStore(Store):
         return [(value or b"")[:4] for value in values], generations
 
     def commit(
-        self, writes: Mapping[str, bytes | bytearray], fence: Mapping[str, bytes]
+        self,
+        writes: Mapping[str, bytes | bytearray],
+        fence: Mapping[str, bytes],
+        blocks: Sequence[Block] = (),
     ) -> "Future[None]":
         """Write all values or none; done when the call returns."""
+        writes = {**writes, **_values_of(blocks)}
         self._values.commit({key: bytes(value) for key, value in seal(writes).items()}, fence)
         done: Future[None] = Future()
         done.set_result(None)

@@ -10,6 +10,7 @@ appended, each whole.
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -17,8 +18,8 @@ import numpy as np
 from offmarl.errors import VaultError, VaultFormatError, VaultFullError
 from offmarl.types import EnvSpec, FinalObservations, Transition
 from offmarl.vault import compat, encoding, layout, values
-from offmarl.vault.chunks import ChunkBuffer, Value
-from offmarl.vault.compaction import prepare
+from offmarl.vault.chunks import ChunkBuffer, Staged, Value
+from offmarl.vault.compaction import prepare, reclaim
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.files import WriterLock, conflict, errors_of
 from offmarl.vault.index import Cut, Record, account, is_there, tables_of, warn_of_length
@@ -28,8 +29,12 @@ from offmarl.vault.open import locate
 from offmarl.vault.store import Pending, Store, store_of
 from offmarl.vault.values import OnInvalid, RecordPosition
 
-_COMMIT_BYTES = 2**27
-"""Size of the full chunks that start a commit; smaller commits would spend their time on syncs."""
+_COMMIT_BYTES = 2**25
+"""Size of the full chunks that start a commit while no other is in progress."""
+_MOST_COMMIT_BYTES = 2**27
+"""Size at which an append waits for the commit in progress, and starts another."""
+_COMMIT_PARTS = 64
+"""The size that starts a commit is at least this part of the data: large vaults have few files."""
 _COMMIT_SECONDS = 5.0
 """Maximum time that full chunks wait for a commit; limits what a killed recording loses."""
 
@@ -39,7 +44,7 @@ class _Commit(NamedTuple):
 
     done: Pending
     records: list[Record]
-    staged: dict[str, Value]
+    staged: dict[int, Staged]
     through: int
     """Steps of each row in full chunks after this commit."""
     annotated: bool
@@ -64,6 +69,7 @@ class Writer:
         self._provenance = own.provenance
         self._pending: list[Record] = []
         self._annotated = False
+        self._has_new_pages = False
         self._buffer = ChunkBuffer(self._schema, self._head.length)
         self._buffer.restore(self.store)
         self._under_way: _Commit | None = None
@@ -148,10 +154,7 @@ class Writer:
             )
         tip = self._tip._replace(run=run, runs={**self._tip.runs, run: done + 1})
         self._accept(transition, finals, tip, fresh=run != self._tip.run, cut=cut)
-        waited = time.monotonic() - self._committed_at
-        if self._buffer.staged_bytes >= _COMMIT_BYTES or (
-            self._buffer.staged and waited > _COMMIT_SECONDS
-        ):
+        if self._is_commit_due():
             self._commit()
 
     def annotate(self, provenance: Mapping[str, Any]) -> None:
@@ -170,10 +173,15 @@ class Writer:
 
     def drop_pages(self) -> None:
         """Ask the system to drop what was written from its cache, for data that is read later."""
-        self.store.drop_pages()
+        if self._has_new_pages:
+            self.store.drop_pages()
+            self._has_new_pages = False
 
     def close(self) -> None:
-        """Flush, and release the lock. Idempotent.
+        """Flush, reclaim much unused space, and release the lock. Idempotent.
+
+        A flush writes the unfinished chunk, which the next one replaces. If more than a sixth of
+        the vault's files is such unused space, the live data in them is written again.
 
         Raises
         ------
@@ -187,6 +195,8 @@ class Writer:
             return
         try:
             self.flush()
+            with suppress(VaultError):  # the data is durable; a later close or compact tries again
+                reclaim(self.store)
         except VaultFullError:
             raise
         except BaseException:
@@ -257,6 +267,16 @@ class Writer:
                 self.annotate({"quirks": [*known, *fresh]})
         return values.cast(arrays, self._schema.leaves)
 
+    def _is_commit_due(self) -> bool:
+        """Whether to commit the full chunks: the disk is idle, they take much memory, or wait."""
+        staged = self._buffer.staged_bytes
+        if not staged or self._under_way is None or self._under_way.done.done():
+            most = max(_COMMIT_BYTES, self._buffer.full_bytes // _COMMIT_PARTS)
+        else:
+            most = _MOST_COMMIT_BYTES
+        waited = time.monotonic() - self._committed_at
+        return staged >= min(most, _MOST_COMMIT_BYTES) or (staged > 0 and waited > _COMMIT_SECONDS)
+
     def _adopt(self, vault: Dataset) -> None:
         """Adopt the steps that a stock program appended, as episodes of unknown policies.
 
@@ -283,11 +303,15 @@ class Writer:
         through = self._buffer.length if tail else self._buffer.through
         ready = [record for record in self._pending if record.head.length <= through]
         staged = self._buffer.staged
-        writes = staged | (self._buffer.tail() if tail else {}) | tables_of(ready, self._head)
+        writes: dict[str, Value] = dict(self._buffer.tail()) if tail else {}
+        for chunk in staged.values():
+            writes |= chunk.values
+        writes |= tables_of(ready, self._head)
+        blocks = [chunk.block for chunk in staged.values() if chunk.block]
         if self._annotated:
             writes[layout.PROVENANCE_KEY] = layout.dump_json(self._provenance)
         with errors_of(self.path):
-            done = self.store.commit(writes, self._fence)
+            done = self.store.commit(writes, self._fence, blocks)
         self._under_way = _Commit(done, ready, staged, self._buffer.through, self._annotated)
         self._buffer.staged = {}
         self._annotated = False
@@ -312,6 +336,7 @@ class Writer:
                     self._committed(commit)
 
     def _committed(self, commit: _Commit) -> None:
+        self._has_new_pages = True
         if commit.records:
             self._pending = self._pending[len(commit.records) :]
             self._head = commit.records[-1].head

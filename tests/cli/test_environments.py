@@ -32,6 +32,23 @@ def test_one_environment_is_described_and_measured(offmarl):
     assert data["steps_per_second"] > 0
 
 
+def test_the_leaves_of_images_and_trees_are_described(offmarl, tmp_path):
+    (tmp_path / "pixels.py").write_text(
+        "from dataclasses import dataclass\nfrom typing import Any\n"
+        "from offmarl.programs.policy import _Blank\n"
+        "from offmarl.types import *\n\n"
+        "def Pixels():\n"
+        "    camera = {'left': ArraySpec((4, 5, 3), 'uint8'), 'speed': ArraySpec((2,))}\n"
+        "    return _Blank(EnvSpec('', 2, 0, 0, Discrete(3), observation=camera))\n"
+    )
+    name = f"{tmp_path}/pixels.py:Pixels"
+    text = " ".join(offmarl("envs", name, "--seconds", "0").out.split())
+    assert "left uint8 (4, 5, 3), speed float32 (2,)" in text
+    assert "none: programs use the observations of all agents" in text
+    spec = offmarl("envs", name, "--seconds", "0", "--json").json["spec"]
+    assert spec["observation"]["left"] == {"shape": [4, 5, 3], "dtype": "uint8"}
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [("classic/xro", "did you mean classic/xor"), ("swarm/coverage-N", "whole number")],

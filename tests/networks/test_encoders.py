@@ -24,7 +24,7 @@ from offmarl.networks import (
     state_encoder,
     view_encoder,
 )
-from offmarl.networks.encoders import as_input
+from offmarl.networks.encoders import as_input, by_convolution, by_patches
 from offmarl.testing import entries
 from offmarl.types import ArraySpec, Discrete, EnvSpec, View, map_tree
 
@@ -49,9 +49,9 @@ def views(spec: EnvSpec, *lead: int, seed: int = 0) -> View:
     return map_tree(lambda leaf: jnp.asarray(entries(leaf, lead, rng)), spec.view_spec)
 
 
-def quick(function: Any) -> Any:
+def quick(function: Any, **options: Any) -> Any:
     """Jit a function that runs once."""
-    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
+    return jax.jit(function, **options, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def test_vectors_need_no_encoder_and_keep_their_parameters() -> None:
@@ -145,9 +145,9 @@ def test_numbers_are_scaled_by_their_type(spec: ArraySpec, values: Any, expected
 @pytest.mark.parametrize(
     ("shape", "dtype", "kernels", "features"),
     [
-        ((5, 4, 26), "uint8", [(3, 3, 26, 32), (3, 3, 32, 32)], 3 * 2 * 32),
-        ((6, 6), "int8", [(3, 3, 1, 32), (3, 3, 32, 32)], 3 * 3 * 32),
-        ((2, 5, 4, 3), "uint8", [(3, 3, 6, 32), (3, 3, 32, 32)], 3 * 2 * 32),
+        ((5, 4, 26), "uint8", [(3, 3, 26, 32), (2, 2, 32, 32)], 3 * 2 * 32),
+        ((6, 6), "int8", [(3, 3, 1, 32), (2, 2, 32, 32)], 3 * 3 * 32),
+        ((2, 5, 4, 3), "uint8", [(3, 3, 6, 32), (2, 2, 32, 32)], 3 * 2 * 32),
         (
             (84, 84, 3),
             "uint8",
@@ -167,6 +167,21 @@ def test_images_are_convolved_by_their_size(
     params = params["params"]
     assert [params[f"conv_{i}"]["kernel"].shape for i in range(len(params) - 1)] == kernels
     assert params["dense"]["kernel"].shape == (features, 7)
+
+
+@pytest.mark.parametrize(("size", "stride"), [(3, 1), (2, 2), (8, 4), (4, 2)])
+def test_patches_are_multiplied_as_xla_convolves(size: int, stride: int) -> None:
+    rng = np.random.default_rng(0)
+    images = jnp.asarray(rng.normal(size=(2, 3, 9, 11, 2)), jnp.float32)
+    kernel = jnp.asarray(rng.normal(size=(size, size, 2, 5)), jnp.float32)
+    expected = by_convolution(images, kernel, stride)
+    assert expected.shape == (2, 3, -(-9 // stride), -(-11 // stride), 5)
+    found = quick(by_patches, static_argnums=2)(images, kernel, stride)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    if stride == 1:  # each value is a sum over the pixels around it
+        around = np.asarray(images)[0, 0, 3:6, 4:7]
+        wanted = np.einsum("ijc,ijcf->f", around, np.asarray(kernel))
+        np.testing.assert_allclose(found[0, 0, 4, 5], wanted, atol=1e-4)
 
 
 def test_frames_become_channels_of_the_same_pixels() -> None:

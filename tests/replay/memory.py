@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from offmarl.replay.fields import view_fields
 from offmarl.types import Discrete, EnvSpec, Transition, View
 
 SPEC = EnvSpec("test", num_agents=2, observation_size=3, state_size=2, action=Discrete(3))
@@ -86,14 +87,17 @@ class MemorySource:
     def rewards(self, start, stop):
         return self.steps.reward[:, start:stop]
 
-    def window_transitions(self, rows, starts, length):
+    def window_fields(self, rows, starts, length, index, out, at):
         assert (starts >= 0).all() and (starts + length <= self.length).all()
-        index = rows[:, None], starts[:, None] + np.arange(length)
-        return jax.tree.map(lambda x: x[index], self.steps)
-
-    def prefetch(self, rows, starts, length):
-        assert (starts >= 0).all() and (starts + length <= self.length).all()
+        fields = self.steps._asdict() | view_fields(self.steps.view)
+        for name, array in out.items():
+            number, step = np.divmod(index[:, : array.shape[1]], length)
+            values = fields[name][rows[number], starts[number] + step]
+            array[slice(None) if at is None else at] = values
 
     def final_views(self, numbers):
         assert (numbers >= 0).all()
         return jax.tree.map(lambda x: x[numbers], self.finals)
+
+    def prepare_fork(self):
+        pass

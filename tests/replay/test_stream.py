@@ -12,9 +12,9 @@ import pytest
 import offmarl
 from offmarl import vault
 from offmarl.errors import OptionError, ShapeError
-from offmarl.replay import Batches, Replay, Windows, batches, open_batches, split_key
+from offmarl.replay import Batches, Replay, Windows, device, open_batches, split_key
+from offmarl.replay.host import ahead
 from offmarl.replay.starts import Uniform, draw_on_host
-from offmarl.replay.stream import ahead
 from offmarl.vault import Dataset
 
 from .memory import MemorySource
@@ -196,15 +196,14 @@ class LongSource(MemorySource):
         self.length = 2**31
         self.episodes = self.episodes._replace(length=np.array([self.length]))
 
-    def window_transitions(self, rows, starts, length):
-        index = rows[:, None], (starts[:, None] + np.arange(length)) % 50
-        return jax.tree.map(lambda x: x[index], self.steps)
+    def window_fields(self, rows, starts, length, index, out, at):
+        return super().window_fields(rows, starts % 29, length, index, out, at)
 
 
 def test_data_with_more_steps_than_a_device_can_index_is_streamed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(batches, "_free_bytes", lambda: 2**60)
+    monkeypatch.setattr(device, "free_bytes", lambda: 2**60)
     source, keys = LongSource(), jax.random.split(jax.random.key(0), 1)
     with open_batches(source, "auto", Windows(4, 5), keys, range(0, 6, 6), 2**20) as feed:
         assert isinstance(next(feed.data), Batches)

@@ -12,12 +12,12 @@ from scipy.stats import chisquare
 
 from offmarl.errors import OptionError, ShapeError
 from offmarl.losses import masked_mean
-from offmarl.replay import Batches, Replay, Windows, WindowSource, load
+from offmarl.replay import Replay, Windows, WindowSource, load
 from offmarl.replay.device import draw
 from offmarl.replay.starts import Uniform
 from offmarl.types import Sequence, View
 
-from .memory import SPEC, MemorySource
+from .memory import MemorySource
 
 CHUNK = 64
 """Windows unpacked at once, so that tables of all sizes share one compiled program."""
@@ -34,9 +34,6 @@ def sources(drawn: st.DrawFn) -> MemorySource:
     return MemorySource(lengths, tuple(drawn(st.sets(st.integers(0, count - 1)))))
 
 
-unpack = jax.jit(Batches.sequence)
-
-
 def all_windows(source: MemorySource, windows: Windows, episodes=None) -> Sequence:
     """Return the windows that start at each slot, ``(R, T, ...)``."""
     drawn = WindowSource(source, windows, episodes)
@@ -44,8 +41,7 @@ def all_windows(source: MemorySource, windows: Windows, episodes=None) -> Sequen
     count = int((chosen + 1).sum())
     parts = []
     for first in range(0, count, CHUNK):
-        rows = drawn._windows((first + np.arange(CHUNK)) % count)
-        parts.append(jax.device_get(unpack(Batches(jnp.asarray(rows), SPEC, windows))))
+        parts.append(drawn.arrays((first + np.arange(CHUNK)) % count))
     return jax.tree.map(lambda *x: np.concatenate(x)[:count], *parts)
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from importlib import import_module
@@ -15,10 +16,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from offmarl import vault
+from offmarl.testing import typed_spec
+from offmarl.types import EnvSpec
+from offmarl.vault import compaction
+from offmarl.vault import store as store_module
 from offmarl.vault import writer as writer_module
 from tests.vault.experience import SPEC, make, whole_episodes
 
 RECORDS = 12
+TYPED = typed_spec("test/typed")
 
 
 def say(*words: object) -> None:
@@ -26,16 +32,21 @@ def say(*words: object) -> None:
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
-def record(path: Path) -> None:
+def record(path: Path, spec: EnvSpec = SPEC) -> None:
     writer = (
-        vault.resume(path) if path.exists() else vault.create(path, SPEC, rows=2, chunk_steps=16)
+        vault.resume(path) if path.exists() else vault.create(path, spec, rows=2, chunk_steps=16)
     )
     with writer:
         for chunk in range(RECORDS):
-            writer.append(*make(steps=7, seed=chunk), run="replay", chunk=chunk)
+            writer.append(*make(spec, steps=7, seed=chunk), run="replay", chunk=chunk)
             if chunk % 3 == 2:
                 writer.flush()
                 say(chunk + 1)
+
+
+def record_typed(path: Path) -> None:
+    """Record images, trees and extras."""
+    record(path, TYPED)
 
 
 def create_whole(path: Path) -> None:
@@ -55,6 +66,12 @@ def share(path: Path) -> None:
 
 def compact(path: Path) -> None:
     vault.compact(path)
+    say(1)
+
+
+def close(path: Path) -> None:
+    """Reclaim unused space."""
+    vault.resume(path).close()
     say(1)
 
 
@@ -93,7 +110,17 @@ def export(path: Path) -> None:
 
 PROGRAMS = {
     program.__name__: program
-    for program in (record, create_whole, share, compact, repair, change, export)
+    for program in (
+        record,
+        record_typed,
+        create_whole,
+        share,
+        compact,
+        close,
+        repair,
+        change,
+        export,
+    )
 }
 
 
@@ -162,6 +189,7 @@ def _die(program: str, path: Path, event: int) -> None:
     status = 1
     try:
         sys.setprofile(tick)
+        threading.setprofile(tick)
         PROGRAMS[program](path)
         sys.setprofile(None)
         say("events", events)
@@ -178,7 +206,8 @@ def import_writers() -> None:
 
 
 def main() -> None:
-    writer_module._COMMIT_BYTES = 1  # more commits to die in
+    writer_module._COMMIT_BYTES = writer_module._MOST_COMMIT_BYTES = 1  # more commits to die in
+    compaction._LEAST_RECLAIMED = store_module._BULK_BYTES = 1
     for line in sys.stdin:
         program, path, event, seconds = line.split()
         if program == "export":

@@ -416,6 +416,7 @@ def test_a_file_that_may_not_grow(tmp_path):
 
 def test_who_does_not_wait_is_told_by_the_next_call(tmp_path, monkeypatch):
     monkeypatch.setattr("offmarl.vault.writer._COMMIT_BYTES", 1)
+    monkeypatch.setattr("offmarl.vault.writer._MOST_COMMIT_BYTES", 1)
     path = tmp_path / "v.vlt" / "a"
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -440,6 +441,7 @@ def test_who_does_not_wait_is_told_by_the_next_call(tmp_path, monkeypatch):
 
 def test_letting_go_waits_for_what_is_under_way(tmp_path, monkeypatch):
     monkeypatch.setattr("offmarl.vault.writer._COMMIT_BYTES", 1)
+    monkeypatch.setattr("offmarl.vault.writer._MOST_COMMIT_BYTES", 1)
     path = tmp_path / "v.vlt" / "a"
     writer = vault.create(path, SPEC, rows=2, chunk_steps=64)
     writer.append(*make(steps=64))

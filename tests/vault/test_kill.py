@@ -12,9 +12,9 @@ from offmarl import vault
 from offmarl.errors import VaultLockedError
 
 from .experience import SPEC, assert_same, concatenate, make, steps, whole_episodes
-from .killed import PROGRAMS, Victims
+from .killed import PROGRAMS, TYPED, Victims
 
-WRITERS = ("record", "create_whole", "share", "change")
+WRITERS = ("record", "record_typed", "create_whole", "share", "change")
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,8 @@ def check(program, path, acknowledged, whole):
     assert chunks >= acknowledged
     made = whole_episodes if program == "share" else make
     if chunks:
-        parts = [made(steps=7, seed=chunk)[0] for chunk in range(chunks)]
+        spec = TYPED if program == "record_typed" else SPEC
+        parts = [made(spec, steps=7, seed=chunk)[0] for chunk in range(chunks)]
         assert_same(found.transitions(), concatenate(parts))
 
 

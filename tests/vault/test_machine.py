@@ -166,6 +166,7 @@ class VaultMachine(RuleBasedStateMachine):
 )
 def test_anything_in_any_order(monkeypatch, examples):
     monkeypatch.setattr(writer_module, "_COMMIT_BYTES", 1)
+    monkeypatch.setattr(writer_module, "_MOST_COMMIT_BYTES", 1)
     run_state_machine_as_test(
         VaultMachine, settings=settings(max_examples=examples, stateful_step_count=12)
     )

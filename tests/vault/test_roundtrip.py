@@ -35,6 +35,7 @@ def write(path, parts, **options):
 def eager(monkeypatch):
     """Commit every full chunk by itself."""
     monkeypatch.setattr("offmarl.vault.writer._COMMIT_BYTES", 1)
+    monkeypatch.setattr("offmarl.vault.writer._MOST_COMMIT_BYTES", 1)
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])

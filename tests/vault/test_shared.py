@@ -17,6 +17,8 @@ from offmarl.errors import (
     VaultFullError,
     VaultLockedError,
 )
+from offmarl.vault import commit, compaction
+from offmarl.vault.drivers import Directory
 
 from .experience import SPEC, assert_same, concatenate, make, whole_episodes
 from .experience import steps as cut
@@ -159,7 +161,7 @@ def test_rows_of_whole_episodes(tmp_path):
             writer.append(*episode(0, 0))
         for part in parts:
             writer.append(*part)
-            for array in part[0][1:]:
+            for array in part[0][1:-1]:
                 if array.flags.writeable:
                     array[:] = 0  # what was appended is copied
     with pytest.raises(VaultError, match="closed"):
@@ -171,3 +173,17 @@ def test_rows_of_whole_episodes(tmp_path):
 def test_where_nothing_can_be_locked():
     with pytest.raises(VaultError, match="only a directory on this machine"):
         vault.join("s3://bucket/v.vlt", "me")
+
+
+def test_the_last_writer_to_close_reclaims_unused_space(tmp_path, monkeypatch):
+    monkeypatch.setattr(compaction, "_LEAST_RECLAIMED", 1)
+    path = tmp_path / "v.vlt" / "a"
+    vault.create(path, SPEC, rows=2, chunk_steps=64).close()
+    with vault.join(path, "a", gather=1) as first, vault.join(path, "b", gather=1) as second:
+        for seed in range(10):
+            first.append(*whole_episodes(steps=7, seed=seed))
+            second.append(*whole_episodes(steps=7, seed=seed))
+    sizes = sum(file.stat().st_size for file in (path / "d").iterdir())
+    assert sizes <= 1.2 * commit.live_bytes(Directory(path))
+    assert vault.verify(path, deep=True).sound
+    assert vault.open_vault(path).length == 140

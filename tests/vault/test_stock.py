@@ -277,7 +277,7 @@ def test_a_vault_of_another_layout_is_sound_and_read(tmp_path, tree, arrays):
     assert summary.error is None
 
 
-def test_half_precision_becomes_single(tmp_path):
+def test_half_precision_is_kept_in_views(tmp_path):
     transition, _ = make(rows=2, steps=20)
     tree = to_stock(transition)
     narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16) if x.dtype == jnp.float32 else x, tree)
@@ -286,6 +286,8 @@ def test_half_precision_becomes_single(tmp_path):
     assert checked.sound and not checked.other_layout
     steps = found.transitions()
     assert steps.reward.dtype == np.float32
+    assert steps.view.observation.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(steps.view.observation, narrow["observations"])
     np.testing.assert_array_equal(steps.reward, np.asarray(narrow["rewards"], np.float32))
     np.testing.assert_allclose(
         found.episodes.returns, [row[5] for row in episodes_of(steps)], rtol=1e-6

@@ -17,9 +17,10 @@ from offmarl.types import (
     FinalObservations,
     flatten_tree,
     map_tree,
+    spec_tree,
     unflatten_tree,
 )
-from offmarl.vault import encoding, layout
+from offmarl.vault import encoding, layout, values
 from offmarl.vault.convert import common
 from offmarl.vault.convert.common import Record, StrPath
 from offmarl.vault.creation import create_whole
@@ -27,12 +28,14 @@ from offmarl.vault.dataset import Dataset
 from offmarl.vault.encoding import is_float, is_number
 from offmarl.vault.layout import EXTRAS, OBSERVATIONS, POLICY_IDS, STATE, Codec, NumpyArray
 from offmarl.vault.open import open_vault
+from offmarl.vault.values import RecordPosition
 
 _NARROWER = {"float64": "float32", "int64": "int32", "uint32": "int32", "uint64": "int32"}
 """Types that vaults do not have, and what is stored instead."""
 
 _OF_ALL = ("rewards", "terminals", "truncations", POLICY_IDS)
 """Arrays that may have one entry for all agents."""
+_FLAGS = ("terminals", "truncations", "infos.legals", "infos.alive")
 _OF_AGENTS = (*_OF_ALL, "actions", "infos.legals", "infos.alive", "infos.behaviour_log_probs")
 
 
@@ -160,7 +163,9 @@ def _given(trees: Mapping[str, Any]) -> dict[str, NumpyArray]:
     """Return the arrays that were given, by their names on disk; `ShapeError` if one is none."""
     leaves: dict[str, Any] = {}
     for name, tree in trees.items():
-        leaves |= {} if tree is None else flatten_tree(tree, name)
+        if tree is not None and not (name == EXTRAS and not tree):
+            _check_names(name, tree)
+            leaves |= flatten_tree(tree, name)
     arrays = {name: np.asarray(leaf) for name, leaf in leaves.items()}
     for name, array in arrays.items():
         if not array.ndim or not is_number(array.dtype):
@@ -169,6 +174,13 @@ def _given(trees: Mapping[str, Any]) -> dict[str, NumpyArray]:
                 "first axis is that of time."
             )
     return arrays
+
+
+def _check_names(name: str, tree: Any) -> None:
+    try:
+        spec_tree(map_tree(lambda _: ArraySpec(()), tree))
+    except ShapeError as error:
+        raise ShapeError(f"{name}: {error}") from error
 
 
 class _Agents(NamedTuple):
@@ -303,6 +315,8 @@ class _Columns(NamedTuple):
     def read(self, start: int, stop: int, spec: EnvSpec) -> Record:
         """Read an interval of steps as a record of one row."""
         block = self._block(self.given, slice(start, stop), start, spec)
+        flags = {name: block[name] for name in _FLAGS if name in block}
+        values.check(flags, spec, place=RecordPosition(start, "of the arrays"))
         steps = encoding.from_disk(block, spec)
         cut: NumpyArray = np.zeros((1, stop - start), bool)
         if stop == self.steps and not steps.last[0, -1]:

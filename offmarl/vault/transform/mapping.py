@@ -132,9 +132,7 @@ def write(mapped: Mapped, store: Store, provenance: Mapping[str, Any], advance: 
     copied = is_current(vault)
     encoded = changed if copied else frozenset(schema.leaves)
     chunks = _Chunks(schema, store, vault.length, encoded)
-    views = {column_of(name) for name in changed} & encoding.flatten_view(
-        vault.final_views(_NONE)
-    ).keys()
+    views = {column_of(name) for name in changed} & {*encoding.flatten_view(vault.spec.view_spec)}
     finals = None if copied and not views else _Finals(vault, store)
     table = _EpisodeTable(vault)
     for part, result in results:
@@ -156,9 +154,6 @@ def write(mapped: Mapped, store: Store, provenance: Mapping[str, Any], advance: 
         _copy_finals(vault.store, store)
     _write_tables(table, schema, store, provenance)
     store.driver.write(METADATA, layout.dump_json(to_metadata(schema)))
-
-
-_NONE: NumpyArray = np.zeros(0, np.int64)
 
 
 def _check_columns(result: Result, changed: frozenset[str], part: Part) -> None:

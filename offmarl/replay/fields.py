@@ -1,0 +1,153 @@
+"""What a slot holds: its fields by name, from records of a source to sequences.
+
+The names are those of `Sequence` and `View`. A leaf of a tree has its path behind that, as in
+"observation.image" and "extras.cost". Nothing here needs JAX.
+"""
+
+from pathlib import PurePath
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offmarl.errors import OptionError
+from offmarl.replay.sampling import EpisodeTable, Source, Windows
+from offmarl.types import (
+    ArraySpec,
+    Continuous,
+    EnvSpec,
+    Sequence,
+    Transition,
+    View,
+    flatten_tree,
+    unflatten_tree,
+)
+
+Fields = dict[str, Any]
+"""Arrays by the names of fields."""
+
+OF_SLOTS = ("observation", "state", "legal_actions", "alive", "time", "episode")
+"""The fields that a sequence has for each of its T+1 slots; of the others it has T."""
+
+_OF_STEPS = ("action", "reward", "terminated", "truncated", "behaviour_log_prob")
+
+
+def fields_of(spec: EnvSpec, windows: Windows) -> dict[str, ArraySpec]:
+    """Return the fields of a slot, as batches have them."""
+    agents, actions = spec.num_agents, spec.action_size
+    continuous = isinstance(spec.action, Continuous)
+    fields = view_fields(spec.view_spec) | {
+        "action": ArraySpec((agents, actions)) if continuous else ArraySpec((agents,), "int32"),
+        "reward": ArraySpec((agents,)),
+        "terminated": ArraySpec((agents,), "bool"),
+        "truncated": ArraySpec((agents,), "bool"),
+        "behaviour_log_prob": ArraySpec((agents,)),
+        "time": ArraySpec((), "int32"),
+        "episode": ArraySpec((), "int32"),
+        "mask": ArraySpec((), "bool"),
+        "next_known": ArraySpec((), "bool"),
+    }
+    if windows.return_to_go is not None:
+        fields["return_to_go"] = ArraySpec((agents,))
+    names = spec.extras if windows.extras is None else windows.extras
+    return fields | {f"extras.{name}": spec.extras[name] for name in names}
+
+
+def check_extras(spec: EnvSpec, windows: Windows, path: PurePath) -> None:
+    """Raise `OptionError` if windows shall carry extras that the data does not have."""
+    for name in windows.extras or ():
+        if name not in spec.extras:
+            raise OptionError(
+                f"{path} has no extra column {name!r}: choose from "
+                f"{', '.join(spec.extras) or 'none, since it has no extras'}."
+            )
+
+
+def view_fields(view: View) -> Fields:
+    """Return the fields of a view, or of a view of specs."""
+    return flatten_tree(view._asdict())
+
+
+class Place(NamedTuple):
+    """Where slots are in their episodes."""
+
+    time: NDArray[np.int64]
+    """``(*n,)`` steps of the episode before each."""
+    episode: NDArray[np.int64]
+    """``(*n,)`` numbers of the episodes."""
+
+    def at(self, index: Any) -> "Place":
+        """Return some of them."""
+        return Place(self.time[index], self.episode[index])
+
+
+def step_fields(
+    transition: Transition,
+    place: Place,
+    episodes: EpisodeTable,
+    return_to_go: NDArray[np.float32] | None = None,
+    first_episode: int = 0,
+) -> Fields:
+    """Return the fields of the slots of steps.
+
+    Parameters
+    ----------
+    transition
+        The steps, ``(*n, ...)``.
+    place
+        Where they are.
+    episodes
+        The table that numbers their episodes.
+    return_to_go
+        ``(*n, N)``, if batches carry it.
+    first_episode
+        What sequences add to the numbers of the episodes.
+    """
+    is_last = place.time == episodes.length[place.episode] - 1
+    known = ~is_last | (episodes.final[place.episode] >= 0) | transition.terminated.all(-1)
+    fields = view_fields(transition.view) | {name: getattr(transition, name) for name in _OF_STEPS}
+    fields |= {"time": place.time, "episode": place.episode + first_episode}
+    fields |= {"mask": np.ones(known.shape, bool), "next_known": known}
+    if return_to_go is not None:
+        fields["return_to_go"] = return_to_go
+    return fields | flatten_tree(transition.extras or {}, "extras")
+
+
+def end_fields(place: Place, source: Source, first_episode: int = 0) -> Fields:
+    """Return the fields of ``n`` slots that end episodes: what their last steps led to.
+
+    All other fields are zero there. A view that is not known is zero, too, but allows every action,
+    so that no program meets an agent without one.
+    """
+    final = source.episodes.final[place.episode]
+    known = final >= 0
+    found = view_fields(source.final_views(final[known]))
+    if not known.all():
+        found = {name: _spread(values, known) for name, values in found.items()}
+        found["legal_actions"][~known] = found["alive"][~known] = True
+    return found | {"time": place.time, "episode": place.episode + first_episode}
+
+
+def _spread(values: NDArray[Any], known: NDArray[np.bool_]) -> NDArray[Any]:
+    """Put values where they are known; the others are zero."""
+    found = np.zeros((len(known), *values.shape[1:]), values.dtype)
+    found[known] = values
+    return found
+
+
+def finished(fields: Fields, windows: Windows) -> Fields:
+    """Return fields with those that follow from them: what begins an episode, and burn-in."""
+    counts = np.arange(windows.steps) >= windows.burn_in
+    return fields | {"mask": fields["mask"] & counts, "first": fields["time"] == 0}
+
+
+def to_sequence(fields: Fields) -> Sequence:
+    """Build a sequence of finished fields, which have the slots it wants; see `OF_SLOTS`."""
+    tree = unflatten_tree(fields)
+    view = View(**{name: tree.pop(name) for name in View._fields})
+    return Sequence(view=view, **tree)
+
+
+def is_of_slots(name: str) -> bool:
+    """Whether a sequence has this field for each of its T+1 slots."""
+    return name.split(".", maxsplit=1)[0] in OF_SLOTS

@@ -1,0 +1,287 @@
+"""Windows gathered from their source into NumPy arrays, without JAX.
+
+Large leaves are copied once, from the source straight to where they stay.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offmarl.replay.circles import Part
+from offmarl.replay.fields import Fields, Place, end_fields, is_of_slots
+from offmarl.replay.sampling import Windows, returns_to_go
+from offmarl.types import ArraySpec
+
+_ALIGNMENT = 64
+"""Bytes. JAX uses memory of this alignment as it is, where the device is a CPU."""
+_OWN = ("time", "episode", "mask", "next_known", "return_to_go", "weight")
+"""Fields that do not come from the source."""
+_LARGE_BYTES = 512
+"""From this size on a field has memory of its own, which JAX need not copy."""
+
+
+class _Part(NamedTuple):
+    """A field of windows."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    """In a window."""
+
+    @property
+    def size(self) -> int:
+        """Numbers in a window."""
+        return math.prod(self.shape)
+
+
+class BatchLayout:
+    """What windows hold: the fields with memory of their own, and those that share memory.
+
+    Parameters
+    ----------
+    leaves
+        The fields of a slot.
+    windows
+        What to draw.
+
+    Attributes
+    ----------
+    large
+        The fields that have memory of their own.
+    shared
+        The others in order, by the name of an unsigned type of as many bytes.
+    """
+
+    def __init__(self, leaves: dict[str, ArraySpec], windows: Windows):
+        self.windows, self._leaves = windows, tuple(leaves.items())
+        self.large: list[_Part] = []
+        self.shared: dict[str, list[_Part]] = {}
+        for name, leaf in leaves.items():
+            slots = windows.slots if is_of_slots(name) else windows.steps
+            part, dtype = _Part(name, leaf.numpy_dtype, (slots, *leaf.shape)), leaf.numpy_dtype
+            if leaf.num_bytes >= _LARGE_BYTES:
+                self.large.append(part)
+            else:
+                self.shared.setdefault(f"uint{8 * dtype.itemsize}", []).append(part)
+        self._hash = hash((self._leaves, windows))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, BatchLayout):
+            return False
+        return (self._leaves, self.windows) == (other._leaves, other.windows)
+
+    @property
+    def window_bytes(self) -> int:
+        """Bytes of a window."""
+        parts = [*self.large, *(part for some in self.shared.values() for part in some)]
+        return sum(part.size * part.dtype.itemsize for part in parts)
+
+
+class Batch:
+    """Memory for ``n`` windows.
+
+    Attributes
+    ----------
+    large
+        The large fields, ``(n, T+1, ...)`` or ``(n, T, ...)`` by name.
+    shared
+        The memory of the others, a vector for each unsigned type.
+    fields
+        All fields.
+    """
+
+    def __init__(self, layout: BatchLayout, count: int):
+        self.large: Fields = {
+            part.name: aligned((count, *part.shape), part.dtype) for part in layout.large
+        }
+        self.shared: dict[str, NDArray[Any]] = {}
+        self.fields: Fields = dict(self.large)
+        for word, parts in layout.shared.items():
+            size = count * sum(part.size for part in parts)
+            memory = self.shared[word] = aligned((size,), np.dtype(word))
+            for part in parts:
+                own, memory = memory[: count * part.size], memory[count * part.size :]
+                self.fields[part.name] = own.view(part.dtype).reshape(count, *part.shape)
+
+
+def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return a new array whose memory JAX can use as it is."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
+class CircleReader:
+    """Gathers windows of the circle of one source.
+
+    Parameters
+    ----------
+    part
+        The circle.
+    windows
+        What to gather.
+    """
+
+    def __init__(self, part: Part, windows: Windows):
+        self._source, self._table, self._windows = part.source, part.table, windows
+        self._first_episode = part.first_episode
+        discount = windows.return_to_go
+        self._to_go = None if discount is None else returns_to_go(part.source, discount)
+
+    def read(self, starts: NDArray[np.int64], batch: Batch, at: NDArray[np.int64] | None) -> None:
+        """Gather the windows that start at some slots of the circle.
+
+        Parameters
+        ----------
+        starts
+            ``(n,)`` slots of the circle.
+        batch
+            What to write to.
+        at
+            ``(n,)`` the windows to write; None for all.
+        """
+        index, before = self._table.locate(starts)
+        last = before + self._windows.slots - 1
+        inside = np.flatnonzero(last < self._table.lengths[index])
+        across = np.flatnonzero(last >= self._table.lengths[index])
+        time = before[:, None] + np.arange(self._windows.slots)
+        episode = np.repeat(self._table.episodes[index, None], self._windows.slots, 1)
+        place = Place(time, episode)
+        if len(across):
+            time[across], episode[across] = self._across(index[across], time[across])
+        self._write(place, inside, across, batch, at)
+
+    def read_beginnings(self, batch: Batch, at: NDArray[np.int64]) -> None:
+        """Gather the windows that the episodes begin with; the slot that ends one is repeated."""
+        table = self._table
+        time = np.minimum(np.arange(self._windows.slots), table.lengths[:, None])
+        episode = np.repeat(table.episodes[:, None], self._windows.slots, 1)
+        none = np.zeros(0, np.int64)
+        self._write(Place(time, episode), none, np.arange(len(time)), batch, at)
+
+    def _across(self, index: NDArray[np.int64], time: NDArray[np.int64]) -> Place:
+        """Return where the slots are of windows that go on in the next episodes of the circle.
+
+        Parameters
+        ----------
+        index
+            ``(n,)`` the episodes, as indices of the table's, in which windows begin.
+        time
+            ``(n, T+1)`` slots after the beginnings of these.
+        """
+        table, which = self._table, np.repeat(index[:, None], time.shape[1], 1)
+        longer = np.arange(len(time))
+        while len(longer):
+            own, number = time[longer], which[longer]
+            past = own > table.lengths[number]
+            own -= np.where(past, table.lengths[number] + 1, 0)
+            number = (number + past) % len(table.lengths)
+            time[longer], which[longer] = own, number
+            longer = longer[own[:, -1] > table.lengths[number[:, -1]]]
+        return Place(time, table.episodes[which])
+
+    def _write(
+        self,
+        place: Place,
+        inside: NDArray[np.int64],
+        across: NDArray[np.int64],
+        batch: Batch,
+        at: NDArray[np.int64] | None,
+    ) -> None:
+        """Write slots ``(n, T+1)`` to a batch.
+
+        ``inside`` are the windows that hold steps of one episode only, and ``across`` the others.
+        """
+        fields, where = batch.fields, slice(None) if at is None else at
+        size, rows, starts, index = self._pieces(place, inside, across)
+        out = {name: array for name, array in fields.items() if name not in _OWN}
+        self._source.window_fields(rows, starts, size, index, out, at)
+        fields["time"][where] = place.time
+        fields["episode"][where] = place.episode + self._first_episode
+        fields["mask"][where] = fields["next_known"][where] = True
+        if self._to_go is not None:
+            fields["return_to_go"][where] = self._follows(place)
+        to = across if at is None else at[across]
+        self._write_ends(place.at(across), fields, to)
+
+    def _pieces(
+        self, place: Place, inside: NDArray[np.int64], across: NDArray[np.int64]
+    ) -> tuple[int, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return what to read: the size, rows and starts of pieces, in the order of their windows.
+
+        And which of their steps, counted through all of them, are the slots'.
+        """
+        source, episodes = self._source, self._source.episodes
+        size = min(self._windows.slots, source.length)
+        window, more_rows, more_starts, own = self._broken_pieces(place.at(across), size)
+        counts = np.ones(len(place.time), np.int64)
+        counts[across] = per_window = np.bincount(window, minlength=len(across))
+        first = np.cumsum(counts) - counts
+        begins = np.cumsum(per_window) - per_window
+        number = np.arange(len(window)) + (first[across] - begins)[window]
+        rows, starts = np.empty((2, len(place.time) + len(window) - len(across)), np.int64)
+        begin = place.at((inside, 0))
+        rows[first[inside]], rows[number] = episodes.row[begin.episode], more_rows
+        starts[first[inside]] = episodes.start[begin.episode] + begin.time
+        starts[number] = more_starts
+        index = first[:, None] * size + np.arange(self._windows.slots)
+        index[across] = number[own // size] * size + own % size
+        return size, rows, starts, index
+
+    def _broken_pieces(
+        self, place: Place, size: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return the windows, rows and starts of pieces, and which of their steps are the slots'.
+
+        What lies on end on disk is read as one piece, also across the end of an episode. Each
+        window has at least one, and most have no more. The slots that end episodes have the first
+        step of their window.
+        """
+        source, episodes = self._source, self._source.episodes
+        flat = Place(place.time.ravel(), place.episode.ravel())
+        steps = np.flatnonzero(flat.time < episodes.length[flat.episode])
+        some = flat.at(steps)
+        row, time = episodes.row[some.episode], episodes.start[some.episode] + some.time
+        window = steps // place.time.shape[1]
+        breaks = (np.diff(window) != 0) | (np.diff(row) != 0) | (np.diff(time) != 1)
+        begins = np.append(0, np.flatnonzero(breaks) + 1)[: len(steps)]
+        first = np.minimum(time[begins], source.length - size)
+        base = np.arange(len(begins)) * size - first
+        found = np.repeat(base, np.diff(begins, append=len(time))) + time
+        index = np.repeat(
+            found[np.searchsorted(window, np.arange(len(place.time)))], place.time.shape[1]
+        )
+        index[steps] = found
+        return window[begins], row[begins], first, index.reshape(place.time.shape)
+
+    def _follows(self, place: Place) -> NDArray[np.float32]:
+        """Return the returns-to-go of the steps of windows, ``(n, T, N)``."""
+        assert self._to_go is not None
+        episodes, some = self._source.episodes, place.at((slice(None), slice(-1)))
+        time = np.minimum(some.time, episodes.length[some.episode] - 1)
+        row = episodes.row[some.episode]
+        found: NDArray[np.float32] = self._to_go[row, episodes.start[some.episode] + time]
+        return found
+
+    def _write_ends(self, place: Place, fields: Fields, to: NDArray[np.int64]) -> None:
+        """Write the slots that end episodes, in windows ``to`` of a batch, and what is known."""
+        episodes = self._source.episodes
+        window, slot = np.nonzero(place.time == episodes.length[place.episode])
+        found = end_fields(place.at((window, slot)), self._source, self._first_episode)
+        window, of_step = to[window], slot < self._windows.steps
+        for name, array in fields.items():
+            if name in found:
+                array[window, slot] = found[name]
+            else:
+                array[window[of_step], slot[of_step]] = 0
+        is_last = place.time == episodes.length[place.episode] - 1
+        unknown = is_last & (episodes.final[place.episode] < 0)
+        window, slot = np.nonzero(unknown[:, : self._windows.steps])
+        over = fields["terminated"][to[window], slot].all(-1)
+        fields["next_known"][to[window], slot] = over

@@ -1,0 +1,184 @@
+"""PyTorch: datasets of windows and of batches for ``torch.utils.data.DataLoader``.
+
+Worker processes read the vault themselves, forked or spawned, and never use JAX. Each batch follows
+from the seed and its number, so the number of workers changes nothing. Reads are checked in workers
+as everywhere else.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offmarl._imports import import_optional
+from offmarl.replay.circles import Mixed, Weighting
+from offmarl.replay.host import WindowReader, num_left
+from offmarl.replay.items import WindowItems
+from offmarl.replay.orders import make_order
+from offmarl.replay.sampling import Chosen, Source, Windows
+from offmarl.types import Sequence, map_tree
+
+import_optional("torch", "torch")  # its error says what to install
+
+import torch  # noqa: E402
+from torch.utils import data  # noqa: E402
+
+
+def to_tensors(tree: Any) -> Any:
+    """Return a tree of NumPy arrays as tensors that share their memory."""
+    return map_tree(_tensor, tree)
+
+
+def _tensor(array: NDArray[Any]) -> Any:
+    if array.dtype.name == "bfloat16":  # torch does not know NumPy's
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+class _Gathered(tuple[Sequence]):
+    """A batch that was gathered at once, in place of its windows."""
+
+    __slots__ = ()
+
+
+def _stack(batch: list[Sequence], **_: Any) -> Sequence:
+    """Collate windows; None stays None."""
+    found: Sequence = map_tree(lambda *leaves: torch.stack(leaves), *batch)
+    return found
+
+
+def _take(batch: list[_Gathered], **_: Any) -> Sequence:
+    return batch[0][0]
+
+
+# PyTorch's way to let its default `collate_fn` take further types.
+data._utils.collate.default_collate_fn_map.update({Sequence: _stack, _Gathered: _take})
+
+
+class TorchWindows(WindowItems, data.Dataset):
+    """A map-style dataset: all windows by number, as tensors.
+
+    `EpisodeSet.torch_windows` makes one. Pass it to a ``DataLoader`` as it is, with any number of
+    workers, forked or spawned. The workers gather a batch at once; a ``collate_fn`` of your own
+    gets a list of one batch, which is a tuple of one `offmarl.Sequence`.
+
+    Examples
+    --------
+    >>> windows = offmarl.open("vaults/swarm/coverage-3.vlt/expert").torch_windows(20)
+    >>> order = windows.batch_sampler(256, seed=0, epochs=3)
+    >>> loader = torch.utils.data.DataLoader(windows, batch_sampler=order, num_workers=2)
+    """
+
+    def __getitems__(self, numbers: list[int]) -> list[_Gathered]:
+        """Return the windows of a batch, gathered at once; a ``DataLoader`` calls it."""
+        return [_Gathered((self.gather(numbers),))]
+
+    def _converted(self, sequence: Sequence) -> Sequence:
+        found: Sequence = to_tensors(sequence)
+        return found
+
+    def batch_sampler(
+        self,
+        batch: int,
+        *,
+        seed: int = 0,
+        start: int = 0,
+        epochs: int | None = None,
+        drop_last: bool = False,
+    ) -> "WindowBatches":
+        """Return which windows make which batch, for the ``batch_sampler`` of a ``DataLoader``.
+
+        The arguments are those of `EpisodeSet.stream`, and so are the batches.
+        """
+        starts = self._source.starts
+        return WindowBatches(make_order(starts, batch, seed, epochs, drop_last), start)
+
+
+class WindowBatches(data.Sampler):
+    """The numbers of the windows of each batch; see `TorchWindows.batch_sampler`."""
+
+    def __init__(self, order: Any, start: int):
+        self._order, self._start = order, start
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for step in _steps(self._order.num_batches, self._start, 1):
+            yield self._order.slots(step).tolist()
+
+    def __len__(self) -> int:
+        """Return the number of batches; `TypeError` if there is no end."""
+        return num_left(self._order, self._start)
+
+
+class TorchBatches(data.IterableDataset):
+    """An iterable dataset: the batches of `EpisodeSet.stream`, as tensors.
+
+    `EpisodeSet.torch_batches` makes one. Each item is a batch, so a ``DataLoader`` takes
+    ``batch_size=None``. Of W workers, worker w gathers batches w, w + W, w + 2W and so on, and the
+    loader returns them in order: each batch comes once, and the same ones for any W.
+
+    Parameters
+    ----------
+    source
+        What to draw from: a vault or a mixture.
+    windows
+        What to draw.
+    seed, start
+        What the batches follow from, and the number of the first.
+    epochs, drop_last
+        As for `EpisodeSet.stream`.
+    episodes, weights
+        As for `offmarl.replay.WindowReader`.
+
+    Examples
+    --------
+    >>> batches = offmarl.open("vaults/swarm/coverage-3.vlt/expert").torch_batches(256, 20)
+    >>> loader = torch.utils.data.DataLoader(batches, batch_size=None, num_workers=2)
+    """
+
+    def __init__(
+        self,
+        source: Source | Mixed,
+        windows: Windows,
+        seed: int = 0,
+        start: int = 0,
+        epochs: int | None = None,
+        drop_last: bool = False,
+        episodes: Chosen = None,
+        weights: Weighting = None,
+    ):
+        self._arguments = source, windows, seed, start, epochs, drop_last, episodes, weights
+        self.seed, self.start = seed, start
+        self._source = WindowReader(source, windows, episodes, weights)
+        self._order = make_order(self._source.starts, windows.batch_size, seed, epochs, drop_last)
+        self._source.prepare_fork()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._arguments
+
+    def __iter__(self) -> Iterator[Sequence]:
+        worker = data.get_worker_info()
+        first, stride = (worker.id, worker.num_workers) if worker else (0, 1)
+        for step in _steps(self._order.num_batches, self.start + first, stride):
+            yield to_tensors(self._source.arrays(self._order.slots(step)))
+
+    def __len__(self) -> int:
+        """Return the number of batches; `TypeError` if there is no end."""
+        return num_left(self._order, self.start)
+
+    def state(self, taken: int) -> dict[str, int]:
+        """Return what `EpisodeSet.torch_batches` must be given to go on; JSON.
+
+        Parameters
+        ----------
+        taken
+            Batches that the loop has taken from the loader. Workers are further ahead.
+        """
+        return {"seed": self.seed, "start": self.start + taken}
+
+
+def _steps(stop: int | None, start: int, stride: int) -> Iterator[int]:
+    step = start
+    while stop is None or step < stop:
+        yield step
+        step += stride

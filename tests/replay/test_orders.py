@@ -1,0 +1,78 @@
+"""Which windows make which batch: draws, and passes over all windows."""
+
+import pickle
+
+import jax
+import numpy as np
+import pytest
+
+from offmarl.errors import OptionError
+from offmarl.replay.orders import Draws, Epochs, make_order, shuffle
+from offmarl.replay.starts import Uniform, segments
+
+
+def test_draws_are_those_of_a_replay() -> None:
+    order = make_order(Uniform(1000), 33, seed=5, epochs=None, drop_last=False)
+    assert isinstance(order, Draws) and order.num_batches is None
+    for step in (0, 3, 63, 64, 200):
+        key = jax.random.fold_in(jax.random.key(5), step)
+        np.testing.assert_array_equal(order.slots(step), jax.random.randint(key, (33,), 0, 1000))
+    again = pickle.loads(pickle.dumps(order))
+    np.testing.assert_array_equal(again.slots(100), order.slots(100))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 16, 17, 1000, 2**16 + 1])
+def test_a_shuffle_has_every_number_once(count: int) -> None:
+    first, second = (shuffle(np.arange(count), count, 0, epoch) for epoch in (0, 1))
+    np.testing.assert_array_equal(np.sort(first), np.arange(count))
+    np.testing.assert_array_equal(np.sort(second), np.arange(count))
+    if count > 5:
+        assert (first != second).any() and (first != shuffle(np.arange(count), count, 1, 0)).any()
+    some = np.arange(count)[count // 3 :: 7]
+    np.testing.assert_array_equal(shuffle(some, count, 0, 0), first[some])
+
+
+@pytest.mark.parametrize("count", [3, 10])
+def test_all_orders_are_equally_likely(count: int) -> None:
+    """Of the number at each place, by chi-squared, and of neighbours."""
+    trials = 600
+    orders = np.stack([shuffle(np.arange(count), count, 7, epoch) for epoch in range(trials)])
+    seen = np.stack([np.bincount(column, minlength=count) for column in orders.T])
+    chi = ((seen - trials / count) ** 2 / (trials / count)).sum()
+    freedom = (count - 1) ** 2
+    assert abs(chi - freedom) < 4.5 * np.sqrt(2 * freedom)
+    follows = ((np.diff(orders) % count) == 1).sum() / (trials * (count - 1))
+    assert abs(follows - 1 / (count - 1)) < 0.2 / (count - 1)
+
+
+def test_a_shuffle_of_more_than_fits_in_memory() -> None:
+    found = shuffle(np.arange(10**12, 10**12 + 1000), 3 * 10**12, 0, 0)
+    assert len(np.unique(found)) == 1000 and found.max() < 3 * 10**12
+    np.testing.assert_allclose(found.mean(), 1.5e12, rtol=0.1)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_epochs(drop_last: bool) -> None:
+    order = make_order(Uniform(50), 8, seed=1, epochs=3, drop_last=drop_last)
+    assert isinstance(order, Epochs)
+    assert order.batches_per_epoch == (6 if drop_last else 7)
+    assert order.num_batches == 3 * order.batches_per_epoch
+    each = [order.slots(step) for step in range(order.num_batches)]
+    assert {len(slots) for slots in each} == ({8} if drop_last else {8, 2})
+    for epoch in range(3):
+        first = epoch * order.batches_per_epoch
+        seen = np.concatenate(each[first : first + order.batches_per_epoch])
+        assert len(np.unique(seen)) == len(seen) == (48 if drop_last else 50)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(order)).slots(9), each[9])
+
+
+def test_orders_that_cannot_be() -> None:
+    share = segments(np.array([0, 5]), np.array([5, 5]), np.array([0.9, 0.1]), 10)
+    for starts, epochs, drop_last, message in (
+        (Uniform(10), None, True, "drop_last is for epochs"),
+        (Uniform(10), 0, False, "0 epochs has no batches"),
+        (Uniform(10), 1, True, "10 windows, fewer than a batch of 16"),
+        (share, 1, False, "cannot follow weights or the shares of a mixture"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            make_order(starts, 16, 0, epochs, drop_last)

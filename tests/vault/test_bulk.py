@@ -1,0 +1,176 @@
+"""Blocks of values in data files that offmarl writes itself, and TensorStore reads."""
+
+import errno
+import mmap
+import os
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+import tensorstore as ts
+
+from offmarl import vault
+from offmarl.errors import VaultConflictError, VaultFullError
+from offmarl.vault import bulk, commit
+from offmarl.vault import store as store_module
+from offmarl.vault import writer as writer_module
+from offmarl.vault.bulk import Block, pages_of, write_blocks
+from offmarl.vault.drivers import Directory
+from offmarl.vault.store import Store
+
+from .experience import SPEC, assert_same, concatenate, make
+from .test_stock import append_with_stock, assert_stock_reads_and_samples, open_stock
+
+
+def block(values):
+    size = sum(map(len, values.values()))
+    memory, places = mmap.mmap(-1, pages_of(size)), {}
+    for key, value in values.items():
+        places[key] = memory.tell(), len(value)
+        memory.write(value)
+    return Block(memory, places)
+
+
+def read_all(directory, file):
+    """The values of a store of which only this file exists."""
+    (directory / "manifest.ocdbt").write_bytes(file.manifest)
+    spec = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{directory}/"}}
+    found = ts.KvStore.open(spec).result()
+    return {key.decode(): found[key] for key in found.list().result()}
+
+
+@pytest.fixture
+def directory(tmp_path):
+    (tmp_path / "d").mkdir()
+    return tmp_path
+
+
+VALUES = {
+    "a": b"1",
+    "a./0.0": bytes(range(256)) * 40,
+    "a./0.0.0": b"2" * 5000,
+    "a./0.1": b"",
+    "b" * 200: b"3" * 4096,
+    "observations./10.1000.0": b"4" * 70_000,
+}
+
+
+def test_tensorstore_reads_what_was_written(directory):
+    rest = {f"rewards./0.{number}": bytes([number % 256]) * number for number in range(400)}
+    file = write_blocks(directory, [block(VALUES), block(rest)])
+    assert read_all(directory, file) == VALUES | rest
+    ((name, size),) = commit.current_tree(Directory(directory)).live_bytes.items()
+    assert name == file.name
+    assert size <= (directory / name).stat().st_size < size + 3 * mmap.PAGESIZE
+
+
+@pytest.mark.parametrize("refused", ["open", "write"])
+def test_file_systems_without_direct_writes(directory, monkeypatch, refused):
+    write = os.write
+
+    def buffered_only(descriptor, data):
+        if bulk._is_direct(descriptor):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return write(descriptor, data[:3000])  # writes may also be incomplete
+
+    if refused == "open":
+        monkeypatch.setattr(bulk, "_DIRECT", 0)
+    monkeypatch.setattr(os, "write", buffered_only)
+    assert read_all(directory, write_blocks(directory, [block(VALUES)])) == VALUES
+
+
+def test_a_file_that_cannot_be_written_is_removed(directory, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fdatasync", fail)
+    with pytest.raises(OSError, match="Input/output"):
+        write_blocks(directory, [block(VALUES)])
+    assert not list((directory / "d").iterdir())
+
+
+# ---------------------------------------------------------------------------------- writers
+
+
+@pytest.fixture
+def always_bulk(monkeypatch):
+    monkeypatch.setattr(store_module, "_BULK_BYTES", 1)
+    monkeypatch.setattr(writer_module, "_COMMIT_BYTES", 1)
+    monkeypatch.setattr(writer_module, "_MOST_COMMIT_BYTES", 1)
+
+
+def fill(path, rows=2):
+    with vault.create(path, SPEC, rows=rows, chunk_steps=16) as writer:
+        for seed in range(5):
+            writer.append(*make(rows=rows, steps=30, seed=seed))
+    return vault.open_vault(path)
+
+
+def test_the_same_vault_as_through_tensorstore(tmp_path, always_bulk, monkeypatch):
+    found = fill(tmp_path / "a.vlt" / "a")
+    files = len(commit.current_tree(Directory(found.path)).files)
+    monkeypatch.undo()
+    other = fill(tmp_path / "b.vlt" / "a")
+    assert found.digest() == other.digest()
+    assert files > len(commit.current_tree(Directory(other.path)).files)
+    assert vault.verify(found.path, deep=True).sound
+    vault.compact(found.path)
+    assert found.digest() == vault.open_vault(found.path).digest() == other.digest()
+
+
+def test_stock_reads_and_appends(tmp_path, always_bulk):
+    found = fill(tmp_path / "a.vlt" / "a")
+    assert_stock_reads_and_samples(found.path, found.transitions())
+    append_with_stock(open_stock(found.path), make(steps=11, seed=5)[0])
+    assert vault.open_vault(found.path).unverified == ((150, 161),)
+
+
+def test_a_file_is_durable_before_the_vault_refers_to_it(tmp_path, always_bulk, monkeypatch):
+    path = tmp_path / "a.vlt" / "a"
+    synced, sync = [], os.fdatasync
+
+    def noted(descriptor):
+        sync(descriptor)
+        name = f"d/{Path(f'/proc/self/fd/{descriptor}').readlink().name}"
+        synced.append((name, name in commit.live_files(Directory(path))))
+
+    monkeypatch.setattr(os, "fdatasync", noted)
+    fill(path)
+    assert len(synced) >= 5
+    assert not any(is_live for _, is_live in synced)
+    assert {name for name, _ in synced} <= commit.current_tree(Directory(path)).files
+
+
+def test_a_full_disk_loses_nothing(tmp_path, always_bulk):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    path = tmp_path / "a.vlt" / "a"
+    parts = [make(steps=32, seed=seed) for seed in range(3)]
+    writer = vault.create(path, SPEC, rows=2, chunk_steps=16)
+    writer.append(*parts[0])
+    writer.flush()
+    files = set((path / "d").iterdir())
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+        writer.append(*parts[1])
+        for _ in range(2):
+            with pytest.raises(VaultFullError, match="no space left on the disk"):
+                writer.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert set((path / "d").iterdir()) == files
+    writer.append(*parts[2])
+    writer.close()
+    assert_same(vault.open_vault(path).transitions(), concatenate([part[0] for part in parts]))
+
+
+def test_a_conflict_leaves_the_vault_as_it_is(tmp_path, always_bulk):
+    path = tmp_path / "a.vlt" / "a"
+    store = Store.open(fill(path).path)
+    before = store.get("offmarl/head")
+    with pytest.raises(VaultConflictError, match="lock"):
+        store.commit({}, {"offmarl/head": b"other"}, [block(VALUES)]).result()
+    assert store.get("offmarl/head") == before
+    assert store.get("a./0.0") is None

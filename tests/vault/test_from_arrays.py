@@ -1,0 +1,176 @@
+"""Vaults of arrays in memory, with defaults for whatever is missing."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import offmarl
+from offmarl import vault
+from offmarl.errors import InvalidValueError, OptionError, ShapeError, VaultExistsError
+from offmarl.types import ArraySpec, Continuous, Discrete, EnvSpec
+
+T, N = 50, 3
+RNG = np.random.default_rng(0)
+ENDS = np.isin(np.arange(T), [9, 30])
+ONE: dict[str, Any] = {
+    "observations": RNG.normal(size=(T, 4)),
+    "actions": RNG.integers(0, 3, T),
+    "rewards": RNG.normal(size=T),
+    "terminals": ENDS,
+}
+MANY: dict[str, Any] = {
+    "observations": RNG.normal(size=(T, N, 4)).astype(np.float32),
+    "actions": RNG.uniform(-1, 1, (T, N, 2)).astype(np.float32),
+    "rewards": RNG.normal(size=(T, N)),
+    "truncations": ENDS,
+}
+IMAGES = {
+    "image": RNG.integers(0, 256, (T, N, 6, 6, 3), np.uint8),
+    "place": {"x": RNG.normal(size=(T, N)).astype(np.float16)},
+}
+
+
+def test_observations_actions_rewards_and_ends_are_enough(tmp_path):
+    found = offmarl.from_arrays(tmp_path / "a.vlt", **ONE)
+    spec, steps = found.spec, found.transitions()
+    assert (spec.num_agents, spec.observation_size, spec.action) == (1, 4, Discrete(3))
+    assert (spec.state, spec.state_size, spec.reward) == ("concatenated", 4, "team")
+    np.testing.assert_array_equal(
+        steps.view.observation[0, :, 0], ONE["observations"].astype(np.float32)
+    )
+    np.testing.assert_array_equal(steps.view.state, steps.view.observation[:, :, 0])
+    np.testing.assert_array_equal(steps.action[0, :, 0], ONE["actions"])
+    np.testing.assert_array_equal(steps.reward[0, :, 0], ONE["rewards"].astype(np.float32))
+    assert steps.view.legal_actions.all() and steps.view.alive.all()
+    assert np.isnan(steps.behaviour_log_prob).all() and (steps.policy_id == -1).all()
+    assert found.episodes.length.tolist() == [10, 21, 19]
+    assert found.episodes.cause.tolist() == ["terminated", "terminated", "cut"]
+    assert found.episodes.final.tolist() == [-1, -1, -1]
+    assert vault.verify(found.path, deep=True).sound
+
+
+def test_all_that_can_be_given(tmp_path):
+    legal = RNG.random((T, N, 5)) < 0.8
+    actions = legal.argmax(-1)
+    after = {"image": IMAGES["image"] ^ 255, "place": {"x": IMAGES["place"]["x"] + np.float16(1)}}
+    alive = RNG.random((T, N)) < 0.9
+    found = vault.from_arrays(
+        tmp_path / "a.vlt",
+        observations=IMAGES,
+        next_observations=after,
+        actions=actions,
+        rewards=MANY["rewards"],
+        terminals=ENDS,
+        truncations=np.roll(ENDS, 7)[:, None].repeat(N, 1),
+        states=np.arange(T * 2.0).reshape(T, 2),
+        next_states=np.arange(T * 2.0).reshape(T, 2) + 2,
+        legal_actions=legal,
+        next_legal_actions=~legal,
+        alive=alive,
+        log_probs=np.full((T, N), -0.5),
+        policy_ids=np.arange(T) // 25,
+        extras={"cost": MANY["rewards"][:, 0], "wide": np.ones((T, 2, 2), np.int64)},
+        provenance={"who": "us"},
+        codec="zstd",
+    )
+    assert found.spec.observation_leaves == {
+        "image": ArraySpec((6, 6, 3), "uint8"),
+        "place.x": ArraySpec((), "float16"),
+    }
+    assert found.spec.extras == {"cost": ArraySpec(()), "wide": ArraySpec((2, 2), "int32")}
+    steps, table = found.transitions(), found.episodes
+    np.testing.assert_array_equal(steps.view.observation["image"][0], IMAGES["image"])
+    np.testing.assert_array_equal(steps.policy_id[0, :, 2], np.arange(T) // 25)
+    np.testing.assert_array_equal(steps.view.alive[0], alive)
+    assert table.cause.tolist() == ["terminated", "truncated", "terminated", "truncated", "cut"]
+    ends = table.start + table.length - 1
+    np.testing.assert_array_equal(found.finals.observation["image"], after["image"][ends])
+    np.testing.assert_array_equal(found.finals.observation["place"]["x"], after["place"]["x"][ends])
+    np.testing.assert_array_equal(found.finals.state, np.stack([2 * ends + 2, 2 * ends + 3], 1))
+    np.testing.assert_array_equal(found.finals.legal_actions, ~legal[ends])
+    assert found.provenance["source"] == {"format": "arrays"}
+    assert found.provenance["who"] == "us"
+
+
+def test_arrays_are_read_in_blocks(tmp_path, monkeypatch):
+    """Memory maps need no memory, and the blocks do not show."""
+    after = MANY["observations"] + np.float32(1)
+    given = {**MANY, "next_observations": after}
+    whole = vault.from_arrays(tmp_path / "a.vlt", **given)
+    monkeypatch.setattr("offmarl.vault.convert.common.BLOCK_BYTES", 500)
+    np.save(tmp_path / "o.npy", MANY["observations"])
+    given["observations"] = np.load(tmp_path / "o.npy", mmap_mode="r")
+    cut = vault.from_arrays(tmp_path / "b.vlt", **given)
+    assert cut.digest() == whole.digest()
+    assert len(whole.finals.alive) == 3
+
+
+def test_team_rewards_of_several_agents(tmp_path):
+    shared = {**MANY, "rewards": ONE["rewards"]}
+    found = vault.from_arrays(tmp_path / "a.vlt", **shared, num_agents=N)
+    assert (found.spec.num_agents, found.spec.reward) == (N, "team")
+    assert (found.transitions().reward == found.transitions().reward[..., :1]).all()
+    assert found.spec.action == Continuous(2)
+
+
+def test_the_environment_is_checked(tmp_path):
+    spec = EnvSpec("test/it", 1, 4, 4, Discrete(5), time_limit=21, state="concatenated")
+    found = vault.from_arrays(tmp_path / "a.vlt", **ONE, num_actions=5, env_spec=spec)
+    assert found.spec == spec
+    with pytest.raises(ShapeError, match="differ in action"):
+        vault.from_arrays(tmp_path / "b.vlt", **ONE, env_spec=spec)
+
+
+def nan_at(array, *place):
+    array = np.array(array)
+    array[place] = np.nan
+    return array
+
+
+@pytest.mark.parametrize(
+    ("base", "changed", "error", "message"),
+    [
+        (ONE, {"terminals": None}, OptionError, "give `terminals` or `truncations`"),
+        (ONE, {"observations": ONE["observations"][:-1]}, ShapeError, "observations has 49 steps"),
+        (ONE, {"rewards": []}, ShapeError, "observations has 50 steps, and rewards has 0"),
+        (ONE, {"rewards": ONE["rewards"][:, None]}, ShapeError, r"observations has shape \(50, 4"),
+        (ONE, {"observations": ["a"] * T}, ShapeError, "observations is <U1"),
+        (ONE, {"observations": np.zeros(T, complex)}, ShapeError, "observations is complex128"),
+        (ONE, {"observations": {}}, ShapeError, "observations: {} does not describe"),
+        (ONE, {"observations": {"a.b": ENDS}}, ShapeError, "'a.b' cannot name a leaf"),
+        (ONE, {"actions": np.zeros((T, 2, 2), int)}, ShapeError, r"actions have shape \(50, 2"),
+        (ONE, {"actions": ONE["actions"] - 1}, InvalidValueError, "action of agent 0.*step"),
+        (
+            ONE,
+            {"observations": nan_at(ONE["observations"], 33, 2)},
+            InvalidValueError,
+            "the observation of agent 0, entry 2, in row 0, step 33",
+        ),
+        (
+            ONE,
+            {"observations": {"n": np.where(np.arange(T) == 7, 2**40, 1)}},
+            InvalidValueError,
+            "observations.n has the value 1099511627776 at step 7",
+        ),
+        (ONE, {"states": ONE["observations"], "next_observations": ONE["observations"]},
+         OptionError, "`states` and `next_states` have different leaves"),
+        (ONE, {"next_observations": ONE["observations"][:, :2]}, ShapeError, "next obs"),
+        (ONE, {"extras": {"x": np.zeros(9)}}, ShapeError, "extras.x has 9 steps"),
+        (ONE, {"terminals": 2 * ENDS}, InvalidValueError, "termination of agent 0 in row 0, step"),
+        (MANY, {"actions": 2 * MANY["actions"]}, InvalidValueError, "must be from -1 to 1"),
+        (MANY, {"observations": {"a": ENDS}}, ShapeError, "observations.a has shape"),
+        (MANY, {"num_agents": 2}, ShapeError, "the number of agents is 2"),
+    ],
+)  # fmt: skip
+def test_errors_name_the_leaf_and_the_step(tmp_path, base, changed, error, message):
+    with pytest.raises(error, match=message):
+        vault.from_arrays(tmp_path / "a.vlt", **(base | changed))
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_an_existing_vault_is_kept(tmp_path):
+    first = vault.from_arrays(tmp_path / "a.vlt", **ONE)
+    with pytest.raises(VaultExistsError):
+        vault.from_arrays(tmp_path / "a.vlt", **ONE)
+    assert vault.open_vault(tmp_path / "a.vlt").digest() == first.digest()
