@@ -424,6 +424,15 @@ class DriverConformance:
         ((listed, summary),) = vault.list_vaults(found.path.parent)
         assert (str(listed), summary.steps) == (str(found.path), 18)
 
+    def test_images_trees_and_extras(self, place: Place) -> None:
+        """Every leaf keeps its type and shape."""
+        transition, finals = experience(typed_spec("test/typed"), 2, 20)
+        with vault.create(place, typed_spec("test/typed"), rows=2, **self.options) as writer:
+            writer.append(transition, finals)
+        found = vault.open_vault(place)
+        assert_same(found.transitions(), transition)
+        self._check_finals(found, [(transition, finals)])
+
     def test_windows(self, place: Place) -> None:
         """Any windows can be gathered, also across chunks."""
         found, parts = self.written(place, 20, 13)

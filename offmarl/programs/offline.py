@@ -240,7 +240,7 @@ def _drawing(
     weights, record = _weights(args, dataset), _recorded_vaults(dataset)
     circles = Circles(dataset, windows, episodes, weights)
     if kind == "auto":
-        kind = "device" if fits(circles, windows) else "stream"
+        kind = "device" if fits(circles) else "stream"
     if weights is not None:
         sums = hashlib.sha256(b"".join(array.tobytes() for array in weights))
         record["weights_digest"] = sums.hexdigest()
@@ -252,7 +252,7 @@ def _drawing(
             "prioritised: leave out --prioritise."
         )
     if lag is None:
-        drawn = WindowSource(dataset, windows, episodes, weights)
+        drawn = WindowSource.of(circles)
         part = args.seeds * drawn.batch_bytes
         lag = 0 if kind == "device" else lag_of(int(args.memory * 1e9), part)
     starts: Any = jax.device_put(circles.starts)

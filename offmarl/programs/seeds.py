@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from offmarl._arithmetic import largest_divisor
 from offmarl.types import ArrayTree
 
 _spec: Any = PartitionSpec  # untyped
@@ -58,17 +59,12 @@ def layout_of(seeds: int, batching: str, at_once: int | None = None) -> Layout:
     if at_once is None:
         if batching == "auto":
             batching = "map" if jax.default_backend() == "cpu" else "vmap"
-        at_once = 1 if batching == "map" else seeds // _largest_divisor(seeds, most)
+        at_once = 1 if batching == "map" else seeds // largest_divisor(seeds, most)
     if at_once == 1:
         rounds = -(-seeds // most)
         return Layout(1, -(-seeds // rounds))
     groups = seeds // at_once if seeds % at_once == 0 else 1
-    return Layout(at_once, _largest_divisor(groups, most))
-
-
-def _largest_divisor(number: int, most: int) -> int:
-    """Return the largest divisor of a number that is at most ``most``."""
-    return max(divisor for divisor in range(1, most + 1) if number % divisor == 0)
+    return Layout(at_once, largest_divisor(groups, most))
 
 
 def map_seeds(

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Key, PRNGKeyArray
 
+from offmarl._arithmetic import largest_divisor
 from offmarl.errors import OptionError
 from offmarl.replay import device
 from offmarl.replay.circles import Circles, Mixed, Weighting
-from offmarl.replay.device import Replay, load
+from offmarl.replay.device import Replay, load_circles
 from offmarl.replay.host import IN_HAND, ahead, parts_ahead
 from offmarl.replay.priorities import Priorities, Prioritised
 from offmarl.replay.sampling import Chosen, Source, Windows
@@ -139,13 +140,11 @@ def open_batches(
         There is no room for a few batches, a stream has no lag, there are no such episodes, they
         weigh nothing, or there are too many steps for the device.
     """
-    if kind == "auto":
-        is_small = device.fits(Circles(source, windows, episodes, weights), windows)
-        kind = "device" if is_small else "stream"
-    if kind == "device":
-        yield BatchSource(steps.step, repeat(load(source, windows, episodes, weights)), draws)
+    circles = Circles(source, windows, episodes, weights)
+    if kind == "device" or (kind == "auto" and device.fits(circles)):
+        yield BatchSource(steps.step, repeat(load_circles(circles)), draws)
         return
-    drawn, host_keys = WindowSource(source, windows, episodes, weights), on_host(keys)
+    drawn, host_keys = WindowSource.of(circles), on_host(keys)
     part = len(keys) * drawn.batch_bytes
     if draws is not None:
         updates = min(draws.lag, lag_of(memory, part)) // 2
@@ -158,7 +157,7 @@ def open_batches(
             yield ahead_of_use
         return
     most = parts_ahead(memory, part, "a batch for each seed", _MOST_AHEAD)
-    updates = _largest_divisor(steps.step, memory // (part * (most + IN_HAND)))
+    updates = largest_divisor(steps.step, memory // (part * (most + IN_HAND)))
 
     def gather(first: int) -> Batches:
         return drawn.batches(_sample_keys(host_keys, first + jnp.arange(updates)))
@@ -188,7 +187,3 @@ def _sample_keys(keys: Key[Array, "seeds"], steps: Int[Array, "n"]) -> Key[Array
         return jax.vmap(lambda step: split_key(key, step)[0])(steps)
 
     return jax.vmap(of_seed)(keys)
-
-
-def _largest_divisor(number: int, most: int) -> int:
-    return max(size for size in range(1, min(number, most) + 1) if number % size == 0)

@@ -109,6 +109,8 @@ class Circles:
 
     Attributes
     ----------
+    source, windows
+        As given.
     parts
         The circles, in order of their slots.
 
@@ -127,7 +129,7 @@ class Circles:
         episodes: Chosen = None,
         weights: Weighting = None,
     ):
-        self._windows, self._by, parts = windows, _by(source), []
+        self.source, self.windows, self._by, parts = source, windows, _by(source), []
         sources, shares = _unmixed(source)
         slot = episode = 0
         for number, (one, share) in enumerate(zip(sources, shares, strict=True)):
@@ -149,12 +151,12 @@ class Circles:
     def num_rows(self) -> int:
         """Numbers of slots, with those that repeat the beginning of each circle."""
         last = self.parts[-1]
-        return last.first_slot + last.table.num_slots + self._windows.steps
+        return last.first_slot + last.table.num_slots + self.windows.steps
 
     @property
     def num_slots(self) -> int:
         """Numbers of the slots that a window may start at, with those left out between circles."""
-        return self.num_rows - self._windows.steps
+        return self.num_rows - self.windows.steps
 
     @property
     def chances(self) -> NDArray[np.float64]:
@@ -192,7 +194,7 @@ class Circles:
                 drawn + usage[is_step].sum(),
                 counted + (usage * factors)[is_step].sum(),
             )
-            at = part.first_slot + np.arange(part.table.num_slots + self._windows.steps)
+            at = part.first_slot + np.arange(part.table.num_slots + self.windows.steps)
             found[at] = np.resize(factors, len(at))
         return (found * (drawn / counted)).astype(np.float32)
 
@@ -214,7 +216,7 @@ class Circles:
 
     def _usage(self, part: Part) -> NDArray[np.float64]:
         """Return the share of each slot of a circle in the slots that count, of its windows."""
-        begins, windows = part.begins / part.begins.sum(), self._windows
+        begins, windows = part.begins / part.begins.sum(), self.windows
         if len(begins) == 1:
             return np.full(part.table.num_slots, 1 / part.table.num_slots)
         return _sums(begins[::-1], windows.burn_in, windows.steps)[::-1] / windows.length

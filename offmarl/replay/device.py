@@ -150,10 +150,15 @@ def load(
         There are no episodes of such numbers, they weigh nothing, or there are too many steps for
         the device.
     """
+    return load_circles(Circles(source, windows, episodes, weights))
+
+
+def load_circles(circles: Circles) -> Replay:
+    """Put the slots of circles on the device; see `load`."""
+    source, windows = circles.source, circles.windows
     check_extras(source.spec, windows, source.path)
-    circles = Circles(source, windows, episodes, weights)
     layout = packing.layout_of(source.spec, windows)
-    _check_room(source, circles, layout)
+    _check_room(circles, layout)
     rows = _blank(source.spec, windows, circles.num_rows)
     for part in circles.parts:
         steps = _steps(part, layout, windows, past=circles.num_rows)
@@ -164,30 +169,29 @@ def load(
     return Replay(rows, source.spec, windows, starts, factors)
 
 
-def _check_room(source: Source | Mixed, circles: Circles, layout: packing.Layout) -> None:
+def _check_room(circles: Circles, layout: packing.Layout) -> None:
     """Raise `OptionError` if the device has no room for the data, or no numbers for its slots."""
-    count, free = circles.num_rows, free_bytes()
+    count, free, path = circles.num_rows, free_bytes(), circles.source.path
     if count > _MOST_ROWS:
         raise OptionError(
-            f"{source.path} has more steps than the {_MOST_ROWS:,} that can be drawn on a device: "
+            f"{path} has more steps than the {_MOST_ROWS:,} that can be drawn on a device: "
             "stream the batches, or draw from fewer episodes."
         )
     sizes = {name: count * size for name, size in layout.bytes_of.items()}
     if sum(sizes.values()) > free:
         largest = max(sizes, key=sizes.__getitem__)
-        leaf = (
-            f"its {largest} {layout.own[largest]}" if largest in layout.own else "its small leaves"
-        )
+        own = layout.own.get(largest)
+        leaf = f"its {largest} {own} takes" if own else "its small leaves take"
         raise OptionError(
-            f"{source.path} is too large for the device: {leaf} take {sizes[largest]:,} of the "
+            f"{path} is too large for the device: {leaf} {sizes[largest]:,} of the "
             f"{sum(sizes.values()):,} bytes that its {count:,} slots need, and {free:,} are free. "
             "Stream the batches, or draw from fewer episodes."
         )
 
 
-def fits(circles: Circles, windows: Windows) -> bool:
-    """Whether `load` takes at most half of what is free on the device."""
-    layout = packing.layout_of(circles.parts[0].source.spec, windows)
+def fits(circles: Circles) -> bool:
+    """Whether `load_circles` takes at most half of what is free on the device."""
+    layout = packing.layout_of(circles.source.spec, circles.windows)
     needed = circles.num_rows * layout.slot_bytes
     return circles.num_rows <= _MOST_ROWS and 2 * needed <= free_bytes()
 
@@ -241,11 +245,16 @@ def _steps(part: Part, layout: packing.Layout, windows: Windows, past: int) -> I
         row = np.repeat(np.arange(source.rows), stop - start)
         episode = np.searchsorted(begins, row * source.length + time, side="right") - 1
         steps: Any = source.transitions(start, stop)
-        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), steps)
+        flat = jax.tree.map(_flat, steps)
         place = Place(time - episodes.start[episode], episode)
         follows = None if to_go is None else to_go[row, time]
         fields = step_fields(flat, place, episodes, follows, part.first_episode)
         yield offsets[episode] + place.time, packing.pack(fields, layout, len(time))
+
+
+def _flat(leaf: NDArray[Any]) -> NDArray[Any]:
+    """Join the first two axes; NumPy cannot infer their size where a leaf has no entries."""
+    return leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])
 
 
 def _ends(part: Part, layout: packing.Layout) -> Iterator[_Block]:

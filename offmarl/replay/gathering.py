@@ -148,22 +148,20 @@ class CircleReader:
         """
         index, before = self._table.locate(starts)
         last = before + self._windows.slots - 1
-        inside = np.flatnonzero(last < self._table.lengths[index])
         across = np.flatnonzero(last >= self._table.lengths[index])
         time = before[:, None] + np.arange(self._windows.slots)
         episode = np.repeat(self._table.episodes[index, None], self._windows.slots, 1)
         place = Place(time, episode)
         if len(across):
             time[across], episode[across] = self._across(index[across], time[across])
-        self._write(place, inside, across, batch, at)
+        self._write(place, across, batch, at)
 
     def read_beginnings(self, batch: Batch, at: NDArray[np.int64]) -> None:
         """Gather the windows that the episodes begin with; the slot that ends one is repeated."""
         table = self._table
         time = np.minimum(np.arange(self._windows.slots), table.lengths[:, None])
         episode = np.repeat(table.episodes[:, None], self._windows.slots, 1)
-        none = np.zeros(0, np.int64)
-        self._write(Place(time, episode), none, np.arange(len(time)), batch, at)
+        self._write(Place(time, episode), np.arange(len(time)), batch, at)
 
     def _across(self, index: NDArray[np.int64], time: NDArray[np.int64]) -> Place:
         """Return where the slots are of windows that go on in the next episodes of the circle.
@@ -189,17 +187,16 @@ class CircleReader:
     def _write(
         self,
         place: Place,
-        inside: NDArray[np.int64],
         across: NDArray[np.int64],
         batch: Batch,
         at: NDArray[np.int64] | None,
     ) -> None:
         """Write slots ``(n, T+1)`` to a batch.
 
-        ``inside`` are the windows that hold steps of one episode only, and ``across`` the others.
+        The windows that are not ``across`` hold steps of one episode only.
         """
         fields, where = batch.fields, slice(None) if at is None else at
-        size, rows, starts, index = self._pieces(place, inside, across)
+        size, rows, starts, index = self._pieces(place, across)
         out = {name: array for name, array in fields.items() if name not in _OWN}
         self._source.window_fields(rows, starts, size, index, out, at)
         fields["time"][where] = place.time
@@ -211,37 +208,40 @@ class CircleReader:
         self._write_ends(place.at(across), fields, to)
 
     def _pieces(
-        self, place: Place, inside: NDArray[np.int64], across: NDArray[np.int64]
+        self, place: Place, across: NDArray[np.int64]
     ) -> tuple[int, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Return what to read: the size, rows and starts of pieces, in the order of their windows.
+        """Return what to read: the size, rows and starts of pieces.
 
-        And which of their steps, counted through all of them, are the slots'.
+        And which of their steps, counted through all of them, are the slots'. There is one piece
+        for each window, and more behind for those whose steps do not lie on end on disk.
         """
         source, episodes = self._source, self._source.episodes
-        size = min(self._windows.slots, source.length)
-        window, more_rows, more_starts, own = self._broken_pieces(place.at(across), size)
-        counts = np.ones(len(place.time), np.int64)
-        counts[across] = per_window = np.bincount(window, minlength=len(across))
-        first = np.cumsum(counts) - counts
-        begins = np.cumsum(per_window) - per_window
-        number = np.arange(len(window)) + (first[across] - begins)[window]
-        rows, starts = np.empty((2, len(place.time) + len(window) - len(across)), np.int64)
-        begin = place.at((inside, 0))
-        rows[first[inside]], rows[number] = episodes.row[begin.episode], more_rows
-        starts[first[inside]] = episodes.start[begin.episode] + begin.time
-        starts[number] = more_starts
-        index = first[:, None] * size + np.arange(self._windows.slots)
-        index[across] = number[own // size] * size + own % size
+        count, slots = place.time.shape
+        size = min(slots, source.length)
+        in_own = place.time[:, 0] < episodes.length[place.episode[:, 0]]
+        first = place.at((np.arange(count), np.where(in_own, 0, 1)))  # each one's first step
+        rows, wanted = episodes.row[first.episode], episodes.start[first.episode] + first.time
+        starts = np.minimum(wanted, source.length - size)
+        index = np.arange(count)[:, None] * size + np.arange(slots)
+        if len(across):
+            own = place.at(across)
+            last = episodes.length[own.episode] - 1
+            step = episodes.start[own.episode] + np.minimum(own.time, last) - starts[across, None]
+            there = (episodes.row[own.episode] == rows[across, None]) & (step >= 0) & (step < size)
+            index[across] = across[:, None] * size + np.clip(step, 0, size - 1)
+            broken = np.flatnonzero(~(there | (own.time > last)).all(-1))
+            if len(broken):
+                more_rows, more_starts, part = self._broken_pieces(own.at(broken), size)
+                rows, starts = np.append(rows, more_rows), np.append(starts, more_starts)
+                index[across[broken]] = count * size + part
         return size, rows, starts, index
 
     def _broken_pieces(
         self, place: Place, size: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Return the windows, rows and starts of pieces, and which of their steps are the slots'.
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return the rows and starts of pieces, and which of their steps are the slots'.
 
-        What lies on end on disk is read as one piece, also across the end of an episode. Each
-        window has at least one, and most have no more. The slots that end episodes have the first
-        step of their window.
+        The slots that end episodes have any step.
         """
         source, episodes = self._source, self._source.episodes
         flat = Place(place.time.ravel(), place.episode.ravel())
@@ -250,15 +250,12 @@ class CircleReader:
         row, time = episodes.row[some.episode], episodes.start[some.episode] + some.time
         window = steps // place.time.shape[1]
         breaks = (np.diff(window) != 0) | (np.diff(row) != 0) | (np.diff(time) != 1)
-        begins = np.append(0, np.flatnonzero(breaks) + 1)[: len(steps)]
+        begins = np.append(0, np.flatnonzero(breaks) + 1)
         first = np.minimum(time[begins], source.length - size)
         base = np.arange(len(begins)) * size - first
-        found = np.repeat(base, np.diff(begins, append=len(time))) + time
-        index = np.repeat(
-            found[np.searchsorted(window, np.arange(len(place.time)))], place.time.shape[1]
-        )
-        index[steps] = found
-        return window[begins], row[begins], first, index.reshape(place.time.shape)
+        index = np.zeros(place.time.size, np.int64)
+        index[steps] = np.repeat(base, np.diff(begins, append=len(time))) + time
+        return row[begins], first, index.reshape(place.time.shape)
 
     def _follows(self, place: Place) -> NDArray[np.float32]:
         """Return the returns-to-go of the steps of windows, ``(n, T, N)``."""
@@ -274,14 +271,18 @@ class CircleReader:
         episodes = self._source.episodes
         window, slot = np.nonzero(place.time == episodes.length[place.episode])
         found = end_fields(place.at((window, slot)), self._source, self._first_episode)
-        window, of_step = to[window], slot < self._windows.steps
+        slots, steps = self._windows.slots, self._windows.steps
+        of_slots = to[window] * slots + slot
+        of_steps = (to[window] * steps + slot)[slot < steps]
         for name, array in fields.items():
+            flat = array.reshape(math.prod(array.shape[:2]), *array.shape[2:])
             if name in found:
-                array[window, slot] = found[name]
+                flat[of_slots] = found[name]
             else:
-                array[window[of_step], slot[of_step]] = 0
+                flat[of_steps] = 0
         is_last = place.time == episodes.length[place.episode] - 1
         unknown = is_last & (episodes.final[place.episode] < 0)
-        window, slot = np.nonzero(unknown[:, : self._windows.steps])
-        over = fields["terminated"][to[window], slot].all(-1)
-        fields["next_known"][to[window], slot] = over
+        if unknown.any():
+            window, slot = np.nonzero(unknown[:, :steps])
+            over = fields["terminated"][to[window], slot].all(-1)
+            fields["next_known"][to[window], slot] = over

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import chain, count, groupby
-from typing import Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 from jaxtyping import Int
@@ -73,14 +73,23 @@ class WindowReader:
         episodes: Chosen = None,
         weights: Weighting = None,
     ):
-        check_extras(source.spec, windows, source.path)
-        self._windows = windows
-        self._circles = Circles(source, windows, episodes, weights)
-        leaves = fields_of(source.spec, windows)
-        if self._circles.factors is not None:
+        self._prepare(Circles(source, windows, episodes, weights))
+
+    @classmethod
+    def of(cls, circles: Circles) -> Any:
+        """Return what reads the windows of circles that were made before."""
+        made = cls.__new__(cls)
+        made._prepare(circles)
+        return made
+
+    def _prepare(self, circles: Circles) -> None:
+        source, self._windows, self._circles = circles.source, circles.windows, circles
+        check_extras(source.spec, self._windows, source.path)
+        leaves = fields_of(source.spec, self._windows)
+        if circles.factors is not None:
             leaves["weight"] = ArraySpec(())
-        self._layout = BatchLayout(leaves, windows)
-        self._readers = [CircleReader(part, windows) for part in self._circles.parts]
+        self._layout = BatchLayout(leaves, self._windows)
+        self._readers = [CircleReader(part, self._windows) for part in circles.parts]
 
     @property
     def starts(self) -> Starts:
@@ -226,7 +235,7 @@ def num_left(order: Order, step: int) -> int:
 def open_stream(
     source: Source | Mixed,
     windows: Windows,
-    to: To,
+    to: str,
     *,
     seed: int,
     start: int,
@@ -252,7 +261,7 @@ def open_stream(
 
 
 def _reader(
-    source: Source | Mixed, windows: Windows, to: To, episodes: Chosen, weights: Weighting
+    source: Source | Mixed, windows: Windows, to: str, episodes: Chosen, weights: Weighting
 ) -> tuple[WindowReader, Callable[[Int[np.ndarray, "k B"]], list[Sequence]]]:
     """Return what gathers windows, and what returns them as JAX's, NumPy's or torch's arrays."""
     if to == "jax":

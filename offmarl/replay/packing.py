@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, UInt32
+from jaxtyping import Array, Bool, Int, UInt32
 
 from offmarl.replay.fields import Fields, fields_of
 from offmarl.replay.sampling import Windows
@@ -124,15 +124,35 @@ def unpack(rows: Rows, layout: Layout, slots: Int[Array, "*b S"]) -> dict[str, A
 
     All slots must exist.
     """
-
-    def gather(array: Array) -> Array:
-        return array.at[slots].get(mode="promise_in_bounds")
-
+    words = _gather(rows[WORDS], slots)
+    any_bit = rows[WORDS][0, 0] > 0
     own = {
-        name: gather(rows[name]).reshape(*slots.shape, *leaf.shape)
+        name: _gather_whole(rows[name], slots, any_bit).reshape(*slots.shape, *leaf.shape)
         for name, leaf in layout.own.items()
     }
-    return own | _unpack_words(gather(rows[WORDS]), layout)
+    return own | _unpack_words(words, layout)
+
+
+def _gather(array: Array, slots: Int[Array, "*b S"]) -> Array:
+    return array.at[slots].get(mode="promise_in_bounds")
+
+
+def _gather_whole(array: Array, slots: Int[Array, "*b S"], any_bit: Bool[Array, ""]) -> Array:
+    """Gather slots ``(*b, S, size)``, each copied as one block.
+
+    On a CPU, XLA would fuse the gather with the reshape that follows it, and copy a slot by its
+    innermost axis. It fuses nothing with a conditional. Both branches are the same.
+    """
+
+    def on_cpu(array: Array, slots: Int[Array, "*b S"]) -> Array:
+        return jax.lax.cond(any_bit, _gather, _gather_clipped, array, slots)
+
+    found: Array = jax.lax.platform_dependent(array, slots, cpu=on_cpu, default=_gather)
+    return found
+
+
+def _gather_clipped(array: Array, slots: Int[Array, "*b S"]) -> Array:
+    return array.at[slots].get(mode="clip")
 
 
 def _unpack_words(words: UInt32[Array, "*b W"], layout: Layout) -> dict[str, Array]:

@@ -318,7 +318,7 @@ class Dataset(EpisodeSet):
         """Read steps as records ``(B, T, ...)``; arrays that a vault lacks are filled in.
 
         Without such arrays, all actions are legal, all agents are alive, the state is all
-        observations, log-probabilities are NaN and policy ids -1.
+        observations if these are vectors, log-probabilities are NaN and policy ids -1.
         """
         known = [name for name in layout.leaves(self.spec) if name in self.leaves]
         steps = encoding.from_disk(self.read(start, stop, rows, known), self.spec)

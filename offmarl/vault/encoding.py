@@ -208,6 +208,12 @@ def spec_of(found: Mapping[str, Leaf]) -> EnvSpec:
     return dataclasses.replace(spec, state_size=num_agents * spec.observation_size)
 
 
+def agents_in(found: Mapping[str, Leaf]) -> int | None:
+    """Return the number of agents of another program's vault; None if no observation shows it."""
+    shapes = (leaf.shape for name, leaf in found.items() if _is_of(OBSERVATIONS, name))
+    return next((shape[0] for shape in shapes if shape), None)
+
+
 def _is_of(group: str, name: str) -> bool:
     """Whether an array is that of a group, such as the observations, or a leaf of its tree."""
     return name == group or name.startswith(f"{group}.")

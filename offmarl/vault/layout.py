@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import google_crc32c
 import numpy as np
 
+from offmarl._arithmetic import largest_divisor
 from offmarl.errors import ShapeError, VaultError, VaultFormatError
 from offmarl.types import ArraySpec, Continuous, EnvSpec, flatten_tree
 
@@ -35,6 +36,8 @@ MAX_CHUNK_BYTES = 2**32
 """Maximum bytes of a chunk; a forged vault with larger chunks could fill the memory."""
 MAX_LEAVES = 256
 """Maximum leaves of observations, states and extras together."""
+MAX_STEP_BYTES = 2**30
+"""Maximum bytes of one step of all leaves of observations, states and extras together."""
 MAX_AXES = 16
 """Maximum axes of one step of a leaf; NumPy's arrays have at most 64 axes, two of them in front."""
 
@@ -225,13 +228,19 @@ def typed(spec: EnvSpec) -> bool:
 
 
 def check_leaves(spec: EnvSpec) -> None:
-    """Raise `ShapeError` if leaves are too many, empty, or have too many axes."""
+    """Raise `ShapeError` if leaves are too many, too large, empty, or have too many axes."""
     trees = (spec.observation, OBSERVATIONS), (spec.global_state, STATE), (spec.extras, EXTRAS)
     found: dict[str, ArraySpec] = {}
     for tree, name in trees:
         found |= flatten_tree(tree, name) if tree else {}
     if len(found) > MAX_LEAVES:
         raise ShapeError(f"there are {len(found)} leaves, and {MAX_LEAVES} is the most.")
+    step_bytes = spec.num_agents * sum(leaf.num_bytes for leaf in found.values())
+    if step_bytes > MAX_STEP_BYTES:
+        raise ShapeError(
+            f"{', '.join(found)} take up to {step_bytes:,} bytes a step, and {MAX_STEP_BYTES:,} is "
+            "the most: store smaller images."
+        )
     for name, leaf in found.items():
         if leaf.size < 1 or len(leaf.shape) >= MAX_AXES:
             raise ShapeError(
@@ -314,8 +323,7 @@ def default_chunk_rows(rows: int, chunk_steps: int) -> int:
 
     Each key has a fixed cost, which would dominate if a chunk held few steps of a single row.
     """
-    most = max(1, min(rows, 2048 // max(chunk_steps, 1)))
-    return max(size for size in range(1, most + 1) if rows % size == 0)
+    return largest_divisor(rows, 2048 // max(chunk_steps, 1))
 
 
 def episodes_key(first: int) -> str:

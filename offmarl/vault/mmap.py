@@ -346,17 +346,14 @@ class MappedArray:
 
     def windows_at(self, places: "WindowPlaces") -> NumpyArray:
         """Gather windows ``(W, length, *leaf)``."""
-        # All windows are gathered as if each lay in one chunk. Those that cross into another chunk
-        # are then gathered again, step by step, and overwrite the first result.
-        length, crossing = places.length, places.crossing
-        if length <= self.chunk_steps:
-            out = self._gather(self._address(places.begins), length)
-        else:
-            out = np.empty((len(places.rows), length, *self.leaf.shape), self.leaf.dtype)
-        if len(crossing):
-            found = self._gather(self._address(places.crossing_steps).ravel(), 1)
-            out[crossing] = found.reshape(len(crossing), length, *self.leaf.shape)
-        return out
+        crossing, shape = places.crossing, (len(places.rows), places.length, *self.leaf.shape)
+        addresses = self._address(places.pieces)
+        if not len(crossing):
+            return self._gather(addresses, places.piece_steps).reshape(shape)
+        found = self._gather(addresses[: len(places.rows)], places.piece_steps)
+        steps = self._step_addresses(places, addresses)[places.index[crossing]]
+        found[crossing] = self._gather(steps.ravel(), 1).reshape(len(crossing), *shape[1:])
+        return found
 
     def window_steps_at(
         self,
@@ -369,13 +366,12 @@ class MappedArray:
 
         ``index``, ``out`` and ``at`` are those of `put_steps`.
         """
+        index = places.steps(index)
         if self.leaf.step_bytes < _LARGE_BYTES or out.dtype != self.leaf.dtype:
-            put_steps(self.windows_at(places), index, out, at)
+            put_steps(self._pieces(places), index, out, at)
             return
-        addresses = self._address(places.begins)[:, None]
-        addresses = addresses + np.arange(places.length) * self.leaf.step_bytes
-        addresses[places.crossing] = self._address(places.crossing_steps)
-        wanted = addresses.ravel()[index[:, : out.shape[1]]].ravel()
+        steps = self._step_addresses(places, self._address(places.pieces))
+        wanted = steps[index[:, : out.shape[1]]].ravel()
         items, target = self.region.items(self.leaf.step_bytes), as_items(out)
         to = None
         if at is not None:
@@ -409,6 +405,17 @@ class MappedArray:
         found: NDArray[np.int64] = self.addresses[steps.block, steps.number]
         return found + steps.step * self.leaf.step_bytes
 
+    def _step_addresses(
+        self, places: "WindowPlaces", pieces: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return the addresses of all steps of pieces, given those of the pieces."""
+        steps = np.arange(places.piece_steps) * self.leaf.step_bytes
+        return (pieces.reshape(-1, 1) + steps).ravel()
+
+    def _pieces(self, places: "WindowPlaces") -> NumpyArray:
+        """Gather the pieces of windows, ``(P, piece_steps, *leaf)``."""
+        return self._gather(self._address(places.pieces), places.piece_steps)
+
     def _gather(self, addresses: NDArray[np.int64], steps: int) -> NumpyArray:
         found = self.region.items(steps * self.leaf.step_bytes)[addresses]
         return found.view(self.leaf.dtype).reshape(-1, steps, *self.leaf.shape)
@@ -439,12 +446,16 @@ class WindowPlaces:
     ----------
     rows, starts, length
         The windows.
-    begins
-        First steps of the windows, moved back for those that cross into another chunk.
+    pieces
+        First steps of pieces that each lie in one chunk: one for each window, and one more for
+        those that cross into another chunk. Windows that are longer than chunks have a piece for
+        each step.
+    piece_steps
+        Steps in a piece.
+    index
+        ``(W, length)`` which steps of the pieces, counted through all of them, are the windows'.
     crossing
-        Indices of these.
-    crossing_steps
-        All steps of these.
+        The windows that have two pieces.
     """
 
     def __init__(
@@ -456,11 +467,33 @@ class WindowPlaces:
         chunk_steps: int,
     ):
         self.rows, self.starts, self.length = rows, starts, length
-        over = np.maximum(starts % chunk_steps + length - chunk_steps, 0)
-        self.crossing = np.flatnonzero(over)
-        self.begins = _Steps.of(rows, starts - over, chunk_rows, chunk_steps)
-        times = starts[self.crossing, None] + np.arange(length)
-        self.crossing_steps = _Steps.of(rows[self.crossing, None], times, chunk_rows, chunk_steps)
+        self._moved: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+        self.index = np.arange(len(rows) * length).reshape(len(rows), length)
+        if length > chunk_steps:
+            times, self.crossing, self.piece_steps = (
+                starts[:, None] + np.arange(length),
+                rows[:0],
+                1,
+            )
+            self.pieces = _Steps.of(rows[:, None], times, chunk_rows, chunk_steps)
+            return
+        over, self.piece_steps = np.maximum(starts % chunk_steps + length - chunk_steps, 0), length
+        self.crossing = some = np.flatnonzero(over)
+        first = np.append(starts - over, starts[some] + length - over[some])
+        self.pieces = _Steps.of(np.append(rows, rows[some]), first, chunk_rows, chunk_steps)
+        if len(some):
+            # In their first pieces, these windows begin later; the last steps are in the second.
+            before, step = (length - over[some])[:, None], np.arange(length)
+            second = (len(rows) + np.arange(len(some)))[:, None] * length + step - before
+            self.index[some] = np.where(step < before, self.index[some] + over[some, None], second)
+
+    def steps(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return which steps of the pieces are the steps ``index`` of the windows."""
+        if not len(self.crossing):
+            return index
+        if self._moved is None or self._moved[0] is not index:
+            self._moved = index, self.index.ravel()[index]
+        return self._moved[1]
 
 
 def put_steps(
@@ -479,6 +512,8 @@ def put_steps(
     at
         ``(n,)`` where on its first axis; None for all, in order.
     """
+    if not out.size:
+        return
     items, where = as_items(np.ascontiguousarray(windows)), slice(None) if at is None else at
     index = index[:, : out.shape[1]]
     if out.dtype == windows.dtype and at is None:

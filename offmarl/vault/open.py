@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from offmarl.errors import OffmarlError, VaultError, VaultFormatError, VaultNotFoundError
 from offmarl.paths import named
-from offmarl.vault import tables
+from offmarl.vault import encoding, tables
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.drivers import Directory, Driver, driver_of
 from offmarl.vault.files import errors_of
@@ -199,9 +199,7 @@ def _summarise(summary: Summary, path: PurePath) -> Summary:
     found = describe(store, check_arrays=False)
     own, steps = found.manifest, found.rows * found.length
     if own is None:
-        observation = found.leaves.get("observations")
-        num_agents = observation.shape[0] if observation and observation.shape else None
-        return summary._replace(num_agents=num_agents, steps=steps)
+        return summary._replace(num_agents=encoding.agents_in(found.leaves), steps=steps)
     episodes = tables.to_episodes(read_episodes(store, own))
     return summary._replace(
         env=own.schema.spec.name or None,

@@ -21,6 +21,7 @@ from offmarl.types import (
     map_tree,
 )
 from offmarl.vault.layout import Schema
+from offmarl.vault.store import Store
 
 from .damage import content, damages, record
 from .experience import SPEC, assert_same, concatenate, make, steps, whole_episodes
@@ -179,6 +180,7 @@ FORGED = {
     "too large": {"shape": [2**40], "dtype": "uint8"},
     "an object": {"shape": [2], "dtype": "O"},
     "a structure": {"shape": [2], "dtype": "u1,u1"},
+    "too many bytes": {f"x{n}": {"shape": [2**24], "dtype": "uint8"} for n in range(40)},
     "too many leaves": {f"x{n}": {"shape": [1], "dtype": "uint8"} for n in range(300)},
     "an unknown agent": {"shape": [1], "dtype": "uint8", "agents": [0, 7]},
     "a path": {"../x": {"shape": [1], "dtype": "uint8"}},
@@ -307,6 +309,26 @@ def test_every_flip_is_detected_or_harmless(tmp_path, codec):
         else:
             detected += 1
     assert detected > 12
+
+
+@pytest.mark.parametrize("leaf", ["observations.camera.left", "extras.cost"])
+def test_a_damaged_leaf_is_named_and_the_rest_is_recovered(tmp_path, leaf):
+    path = record(tmp_path / "v.vlt" / "a", "raw", TYPED)
+    whole = vault.open_vault(path)
+    expected = map_tree(np.copy, whole.transitions(0, 24))
+    store = Store.open(path)
+    key = whole.leaves[leaf].chunk_key(leaf, 0, 3)
+    (value,) = store.get_all([key])
+    store.commit({key: bytes(255 - byte for byte in value)}, fence={}).result()
+    (fault,) = vault.verify(path, deep=True).faults
+    assert (fault.leaf, fault.steps) == (leaf, (24, 32))
+    saved = vault.salvage(path, tmp_path / "s.vlt")
+    kept = vault.open_vault(tmp_path / "s.vlt")
+    sound = (whole.episodes.start >= 32) | (whole.episodes.start + whole.episodes.length <= 24)
+    assert len(kept.episodes.row) == sound.sum()
+    assert saved.lost
+    vault.repair(path)
+    assert_same(vault.open_vault(path).transitions(), expected)
 
 
 # ---------------------------------------------------------------------------------- transforms

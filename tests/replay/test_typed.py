@@ -1,0 +1,165 @@
+"""Leaves of any type and shape: on the device, in streams and in NumPy arrays."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import offmarl
+from offmarl import vault
+from offmarl.errors import OptionError
+from offmarl.replay import Batches, Replay, Windows, WindowSource, device, load, open_batches
+from offmarl.replay.fields import fields_of
+from offmarl.replay.packing import layout_of, pack, unpack
+from offmarl.testing import entries, experience, image_spec, typed_spec
+from offmarl.types import DTYPES, ArraySpec, Discrete, EnvSpec, flatten_tree
+from offmarl.vault import Dataset
+
+
+def write(path: Path, spec: EnvSpec, steps: int, **options: Any) -> Dataset:
+    with vault.create(path, spec, rows=2, **options) as writer:
+        writer.append(*experience(spec, 2, steps, seed=1))
+    return offmarl.open(path)
+
+
+@pytest.fixture(scope="module")
+def typed(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Windows cross the ends of chunks of 16 steps, of episodes and of rows."""
+    return write(tmp_path_factory.mktemp("typed") / "t.vlt", typed_spec("t"), 60, chunk_steps=16)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return write(tmp_path_factory.mktemp("images") / "i.vlt", image_spec("i", (24, 24, 3)), 30)
+
+
+def same_bits(ours: Any, theirs: Any) -> None:
+    def compare(one: Any, other: Any) -> None:
+        one, other = np.asarray(one), np.asarray(other)
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        assert one.tobytes() == other.tobytes()
+
+    jax.tree.map(compare, ours, theirs)
+
+
+at = jax.jit(lambda replay, slots: replay.at(slots))
+
+
+# ---------------------------------------------------------------------------------- equality
+
+
+@pytest.mark.parametrize("length", [1, 7, 40])
+def test_device_stream_and_arrays_are_equal(typed: Dataset, length: int) -> None:
+    windows = Windows(4, length, return_to_go=0.9)
+    replay, drawn = load(typed, windows), WindowSource(typed, windows)
+    slots = np.arange(replay.num_slots)
+    arrays = drawn.arrays(slots)
+    same_bits(at(replay, jnp.asarray(slots)), arrays)
+    same_bits(drawn.at(slots).sequence(), arrays)
+
+
+@pytest.mark.parametrize("codec", ["raw", "zstd"])
+def test_some_episodes_of_an_image_vault(images: Dataset, tmp_path: Path, codec: Any) -> None:
+    vault.recode(images.path, tmp_path / "i.vlt", codec=codec)
+    dataset = offmarl.open(tmp_path / "i.vlt")
+    windows, some = Windows(4, 5), np.arange(len(dataset.episodes.row))[::-2]
+    replay, drawn = load(dataset, windows, some), WindowSource(dataset, windows, some)
+    slots = np.arange(replay.num_slots)
+    same_bits(at(replay, jnp.asarray(slots)), drawn.arrays(slots))
+
+
+def test_leaves_have_the_types_and_values_of_the_vault(typed: Dataset) -> None:
+    found = WindowSource(typed, Windows(1, 1)).arrays(
+        np.arange(typed.num_steps + len(typed.episodes.row))
+    )
+    row, time = np.divmod(np.arange(typed.num_steps), typed.length)
+    steps, there = typed.transitions(), found.mask[:, 0]
+    for name, leaf in flatten_tree(steps.view._asdict()).items():
+        seen = flatten_tree(found.view._asdict())[name]
+        same_bits(seen[there, 0], leaf[row, time])
+    assert set(found.extras) == set(typed.spec.extras)
+    for name, leaf in steps.extras.items():
+        same_bits(found.extras[name][there, 0], leaf[row, time])
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(found.view.observation)} == {
+        leaf.dtype for leaf in typed.spec.observation_leaves.values()
+    }
+
+
+shapes = st.lists(st.integers(1, 9), max_size=3).map(tuple)
+specs = st.builds(ArraySpec, shapes, st.sampled_from(DTYPES))
+trees = specs | st.dictionaries(
+    st.sampled_from("abc"),
+    specs | st.dictionaries(st.sampled_from("xy"), specs, min_size=1),
+    min_size=1,
+)
+
+
+@settings(max_examples=8)
+@given(trees, trees, st.dictionaries(st.sampled_from("mn"), specs))
+def test_slots_of_any_trees_are_packed_and_unpacked(
+    observation: Any, state: Any, extras: dict[str, ArraySpec]
+) -> None:
+    spec = EnvSpec(
+        "any", 2, 0, 0, Discrete(3), observation=observation, global_state=state, extras=extras
+    )
+    windows, rng = Windows(1, 2), np.random.default_rng(0)
+    layout = layout_of(spec, windows)
+    fields = {name: entries(leaf, (5,), rng) for name, leaf in fields_of(spec, windows).items()}
+    rows = pack(fields, layout, 5)
+    assert sum(array.nbytes for array in rows.values()) == 5 * layout.slot_bytes
+    slots = np.array([[1, 2, 3], [0, 1, 2]])
+    found = jax.jit(lambda rows: unpack(rows, layout, jnp.asarray(slots)))(rows)
+    same_bits(found, {name: array[slots] for name, array in fields.items()})
+
+
+# ---------------------------------------------------------------------------------- sizes
+
+
+def test_images_take_as_many_bytes_on_the_device_as_raw(images: Dataset) -> None:
+    """Raw bytes are those of all steps, and of one final observation an episode."""
+    slots = images.num_steps + len(images.episodes.row)
+    (image,) = images.spec.observation_leaves.values()
+    replay = images.replay(2, 1)
+    assert replay.nbytes <= 1.05 * image.num_bytes * images.spec.num_agents * slots
+    assert replay.rows["observation"].dtype == jnp.uint8
+
+
+def test_data_that_is_too_large_for_the_device(
+    images: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "free_bytes", lambda: 20_000)
+    message = (
+        rf"{images.path} is too large for the device: its observation uint8 \(.*, 24, 24, 3\) "
+        r"takes [\d,]+ of the [\d,]+ bytes .* and 20,000 are free. Stream the batches"
+    )
+    with pytest.raises(OptionError, match=message):
+        images.replay(2, 3)
+    keys = jax.random.split(jax.random.key(0), 1)
+    with open_batches(images, "auto", Windows(2, 3), keys, range(0, 2, 2), 2**22) as source:
+        assert isinstance(next(source.data), Batches)
+    monkeypatch.setattr(device, "free_bytes", lambda: 2**40)
+    with open_batches(images, "auto", Windows(2, 3), keys, range(0, 2, 2), 2**22) as source:
+        assert isinstance(next(source.data), Replay)
+
+
+# ---------------------------------------------------------------------------------- extras
+
+
+def test_extras_are_chosen(typed: Dataset) -> None:
+    name = min(typed.spec.extras)
+    drawn = WindowSource(typed, Windows(1, 2, extras=(name,)))
+    assert set(drawn.arrays(np.arange(3)).extras) == {name}
+    assert set(at(load(typed, Windows(1, 2, extras=(name,))), jnp.arange(3)).extras) == {name}
+    assert drawn.batch_bytes < WindowSource(typed, Windows(1, 2)).batch_bytes
+    assert WindowSource(typed, Windows(1, 2, extras=())).arrays(np.arange(3)).extras is None
+
+
+@pytest.mark.parametrize("make", [load, WindowSource])
+def test_extras_that_do_not_exist(typed: Dataset, make: Any) -> None:
+    with pytest.raises(OptionError, match=r"t.vlt/main has no extra column 'no': choose from "):
+        make(typed, Windows(1, 2, extras=("no",)))
