@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         hyperparameters,
     )
     from offmarl.programs.record import record_policy
+    from offmarl.programs.replaying import ReplayedEpisode, replay_episode
     from offmarl.programs.seeds import map_seeds
     from offmarl.programs.tiers import TIERS, Recorded, record_online
 
@@ -51,6 +52,7 @@ __all__ = [
     "OnlineArgs",
     "Program",
     "Recorded",
+    "ReplayedEpisode",
     "Stage",
     "Step",
     "add",
@@ -62,6 +64,7 @@ __all__ = [
     "map_seeds",
     "record_online",
     "record_policy",
+    "replay_episode",
     "start",
     "train",
     "warm_start",
@@ -92,6 +95,7 @@ _HOMES = {
         "hyperparameters",
     ),
     "record": ("record_policy",),
+    "replaying": ("ReplayedEpisode", "replay_episode"),
     "seeds": ("map_seeds",),
     "tiers": ("TIERS", "Recorded", "record_online"),
 }

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from offmarl._arithmetic import largest_divisor
+from offmarl._arrays import largest_divisor
 from offmarl.types import ArrayTree
 
 _spec: Any = PartitionSpec  # untyped
