@@ -1,6 +1,7 @@
 """The examples run as files, from another directory, and as notebooks."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -51,6 +52,17 @@ def test_pettingzoo_torch(tmp_path):
     assert "mean return of the clone's best actions: 10.0" in said
 
 
+@pytest.mark.slow
+def test_torch_bc(tmp_path):
+    """Five of six actions can be predicted, and the clone makes no random ones."""
+    pytest.importorskip("torch", reason="needs PyTorch")
+    said = run(copied("torch_bc.py", tmp_path), where=tmp_path)
+    numbers = dict(re.findall(r"(mean return [a-z ]+|agreement on [a-z -]+): (-?[0-9.]+)", said))
+    assert float(numbers["mean return recorded"]) == pytest.approx(-22.7, abs=0.1)
+    assert 80 <= float(numbers["agreement on held-out episodes"]) <= 87
+    assert float(numbers["mean return of the clone"]) > -13
+
+
 @pytest.mark.nightly
 def test_own_baseline(random_data, tmp_path):
     train = ["-m", "offmarl", "train", copied("own_baseline.py", tmp_path)]
@@ -64,7 +76,7 @@ def test_own_baseline(random_data, tmp_path):
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
 def test_a_notebook_runs(name, random_data, tmp_path, monkeypatch):
-    if name == "pettingzoo_torch":
+    if "torch" in name:
         pytest.importorskip("torch", reason="needs PyTorch")
     nbclient = pytest.importorskip("nbclient", reason="needs pip install 'offmarl[dev]'")
     from docs import examples

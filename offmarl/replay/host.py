@@ -235,7 +235,7 @@ def num_left(order: Order, step: int) -> int:
 def open_stream(
     source: Source | Mixed,
     windows: Windows,
-    to: To,
+    to: str,
     *,
     seed: int,
     start: int,
@@ -261,7 +261,7 @@ def open_stream(
 
 
 def _reader(
-    source: Source | Mixed, windows: Windows, to: To, episodes: Chosen, weights: Weighting
+    source: Source | Mixed, windows: Windows, to: str, episodes: Chosen, weights: Weighting
 ) -> tuple[WindowReader, Callable[[Int[np.ndarray, "k B"]], list[Sequence]]]:
     """Return what gathers windows, and what returns them as JAX's, NumPy's or torch's arrays."""
     if to == "jax":

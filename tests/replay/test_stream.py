@@ -1,6 +1,7 @@
 """Streams: the device's batches, from any step on, in little memory."""
 
 import json
+import pickle
 import threading
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from offmarl.errors import OptionError, ShapeError
 from offmarl.replay import Batches, Replay, Windows, device, open_batches, split_key
 from offmarl.replay.host import ahead
 from offmarl.replay.starts import Uniform, draw_on_host
+from offmarl.types import map_tree
 from offmarl.vault import Dataset
 
 from .memory import MemorySource
@@ -212,3 +214,44 @@ def test_data_with_more_steps_than_a_device_can_index_is_streamed(
         open_batches(source, "device", Windows(4, 5), keys, range(0, 6, 6), 2**20),
     ):
         pass
+
+
+def test_streams_of_numpy_arrays_have_the_same_bits(dataset: Dataset) -> None:
+    sizes = {"burn_in": 2, "return_to_go": 0.9, "seed": 3, "start": 70}
+    with dataset.stream(16, 5, **sizes) as jax_, dataset.stream(16, 5, to="numpy", **sizes) as ours:
+        for _ in range(3):
+            batch = next(ours)
+            assert isinstance(batch.view.observation, np.ndarray)
+            same(batch, next(jax_))
+    with pytest.raises(OptionError, match="jax or numpy or torch: 'keras' is none"):
+        dataset.stream(16, 5, to="keras")
+
+
+@pytest.mark.parametrize("to", ["jax", "numpy"])
+def test_epochs_have_every_window_once(dataset: Dataset, to: str) -> None:
+    count = len(dataset.window_items(5))
+    with dataset.stream(64, 5, to=to, epochs=2) as stream:
+        batches = [map_tree(np.asarray, batch) for batch in stream]
+        assert len(stream) == 0
+    assert len(batches) == 2 * -(-count // 64)
+    for epoch in (batches[: len(batches) // 2], batches[len(batches) // 2 :]):
+        begins = [np.stack([one.episode[:, 0], one.time[:, 0]], -1) for one in epoch]
+        assert len(np.unique(np.concatenate(begins), axis=0)) == count
+    with dataset.stream(64, 5, to=to, epochs=2, drop_last=True, start=4) as stream:
+        assert len(stream) == 2 * (count // 64) - 4
+        assert {len(batch.mask) for batch in stream} == {64}
+    with pytest.raises(TypeError, match="without an end"), dataset.stream(64, 5, to=to) as stream:
+        len(stream)
+    with pytest.raises(OptionError, match="cannot start at -1"):
+        dataset.stream(64, 5, to=to, start=-1)
+
+
+def test_windows_by_number_for_grain(dataset: Dataset) -> None:
+    grain = pytest.importorskip("grain")
+    windows = pickle.loads(pickle.dumps(dataset.window_items(5)))
+    assert isinstance(windows, grain.sources.RandomAccessDataSource)
+    batches = [*grain.MapDataset.source(windows).shuffle(seed=0).batch(64)]
+    begins = np.concatenate([np.stack([x.episode[:, 0], x.time[:, 0]], -1) for x in batches])
+    assert len(np.unique(begins, axis=0)) == len(begins) == len(windows)
+    assert type(batches[0]) is type(windows[0])
+    same(windows.gather([3, -1]), jax.tree.map(lambda *x: np.stack(x), windows[3], windows[-1]))

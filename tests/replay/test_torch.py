@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 
 import offmarl
+from offmarl import vault
 from offmarl.errors import MissingExtraError, OptionError, VaultChecksumError
-from offmarl.types import map_tree
+from offmarl.testing import experience
+from offmarl.types import ArraySpec, Discrete, EnvSpec, map_tree
 from offmarl.vault import Dataset
 from tests.vault.test_integrity import flip
 
@@ -25,6 +28,8 @@ from .test_device import write
 
 torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader  # noqa: E402
+
+from offmarl.replay.torch import to_tensors  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork")  # of threads, which workers never use
 
@@ -64,6 +69,26 @@ def test_endless_batches_are_those_of_the_device(dataset: Dataset) -> None:
         same(batch, sample(replay, jax.random.fold_in(key, step)))
     with pytest.raises(TypeError, match="without an end"):
         len(data)
+
+
+def test_tensors_keep_every_type_and_share_memory(tmp_path: Path) -> None:
+    dtypes = ("uint8", "int8", "int16", "uint16", "int32", "bool", "float16", "bfloat16", "float32")
+    leaves = {name: ArraySpec((3,), name) for name in dtypes}
+    spec = EnvSpec("", 2, 0, 4, Discrete(2), observation=leaves, extras={"cost": ArraySpec(())})
+    steps, finals = experience(spec, 1, 30, 0, 5.0)
+    with vault.create(tmp_path / "typed.vlt", spec, rows=1) as writer:
+        writer.append(steps, finals)
+    dataset = offmarl.open(tmp_path / "typed.vlt")
+    items, windows = dataset.window_items(4)[3], dataset.torch_windows(4)[3]
+    for name, tensor in windows.view.observation.items():
+        array = items.view.observation[name]
+        assert (str(tensor.dtype), tensor.shape) == (f"torch.{name}", array.shape)
+        ours, theirs = tensor.to(torch.float64).numpy(), array.astype(np.float64)
+        np.testing.assert_array_equal(ours, theirs)
+    assert windows.extras["cost"].shape == (4,)
+    array = np.zeros(3, ml_dtypes.bfloat16)
+    to_tensors({"a": array})["a"][1] = 2.0
+    assert array[1] == 2.0
 
 
 @pytest.mark.parametrize("workers", [0, 2])
