@@ -104,7 +104,7 @@ class ArraySpec:
         return data if self.agents is None else {**data, "agents": list(self.agents)}
 
 
-class SpecDict(Mapping[str, "SpecTree"]):
+class SpecDict(Mapping[str, Any]):
     """A mapping of names to specs that is frozen, hashable and ordered by name.
 
     Names consist of letters, digits, ``_`` and ``-``.
