@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import flashbax
 import jax.numpy as jnp
@@ -32,6 +33,10 @@ from offmarl.types import Discrete, EnvSpec, Transition, View, map_tree
 from offmarl.vault import layout
 
 SPEC = EnvSpec("", num_agents=8, observation_size=36, state_size=8, action=Discrete(5))
+OURS = sum(leaf.step_bytes for leaf in layout.leaves(SPEC).values())
+"""Bytes of a step as offmarl stores it."""
+STOCK = OURS - 3 * 4 * SPEC.num_agents
+"""Bytes without log-probabilities, policies and alive masks."""
 
 
 def experience(steps: int) -> Transition:
@@ -114,8 +119,15 @@ def disk(path: Path) -> int:
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
-def writes(root: Path, steps: int, call: int, flush: bool) -> tuple[float, float, float]:
-    """Return offmarl's and stock's seconds, and stock's size on disk over offmarl's."""
+class Written(NamedTuple):
+    """Seconds, and bytes on disk over the bytes of the steps, of offmarl and of stock."""
+
+    seconds: tuple[float, float]
+    size: tuple[float, float]
+
+
+def writes(root: Path, steps: int, call: int, flush: bool) -> Written:
+    """Write the same steps with offmarl and with stock."""
     data = experience(steps)
     ours, stock = root / "ours.vlt" / "a", root / "stock.vlt" / "a"
 
@@ -127,14 +139,15 @@ def writes(root: Path, steps: int, call: int, flush: bool) -> tuple[float, float
         shutil.rmtree(stock, ignore_errors=True)
         write_stock(stock, data, call)
 
-    return seconds(again, tries=5), seconds(theirs, tries=2), disk(stock) / disk(ours)
+    times = seconds(again, tries=5), seconds(theirs, tries=2)
+    found = [disk(path) / (steps * size) for path, size in ((ours, OURS), (stock, STOCK))]
+    return Written(times, (found[0], found[1]))
 
 
 def bulk(root: Path, pieces: int = 32, call: int = 10_000) -> list[tuple[str, float, float]]:
     """Return offmarl's and a plain file's seconds, synced after each piece or at the end."""
     data = experience(call)
-    bytes_a_step = sum(leaf.step_bytes for leaf in layout.leaves(SPEC).values())
-    piece = np.random.default_rng(0).bytes(call * bytes_a_step)
+    piece = np.random.default_rng(0).bytes(call * OURS)
     path, file = root / "bulk.vlt" / "a", root / "bulk"
 
     def ours(each: bool) -> None:
@@ -193,7 +206,9 @@ def reads(root: Path, steps: int) -> list[tuple[str, float, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--directory", type=Path, help="where to write; a temporary one by default")
-    with tempfile.TemporaryDirectory(dir=parser.parse_args().directory) as name:
+    parser.add_argument("--bulk", action="store_true", help="measure bulk writes only")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=args.directory) as name:
         root = Path(name)
         rows: list[tuple[str, float, float]] = []
         with contextlib.redirect_stdout(io.StringIO()):  # stock prints
@@ -202,19 +217,23 @@ def main() -> None:
                 ("20 x 1k steps", 20_000, 1000, False),
                 ("5 x 10k steps", 50_000, 10_000, False),
                 ("100 x 10 steps", 1000, 10, False),
+                ("100 x 10 steps, durable each", 1000, 10, True),
             ]
-            sizes = []
+            sizes: list[tuple[str, tuple[float, float]]] = []
             for title, steps, call, flush in cases:
-                ours, stock, size = writes(root, steps, call, flush)
-                rows.append((f"write {title}", ours, stock))
-                sizes.append((title, size))
-            rows += reads(root, 100_000)
+                if args.bulk:
+                    continue
+                written = writes(root, steps, call, flush)
+                rows.append((f"write {title}", *written.seconds))
+                sizes.append((title, written.size))
+            if not args.bulk:
+                rows += reads(root, 100_000)
             appended = bulk(root)
     print(f"{'':34} {'offmarl ms':>10} {'stock ms':>10} {'ratio':>7}")
     for title, ours, stock in rows:
         print(f"{title:34} {1e3 * ours:10.2f} {1e3 * stock:10.2f} {stock / ours:6.1f}x")
     for title, size in sizes:
-        print(f"{'disk after ' + title:34} {'':21} {size:6.1f}x")
+        print(f"{'disk / data, ' + title:34} {size[0]:10.2f} {size[1]:10.2f}")
     for title, ours, raw in appended:
         line = f"{1e3 * ours:10.2f} {1e3 * raw:10.2f} {raw / ours:7.0%}"
         print(f"{'bulk, file synced ' + title:34} {line}")

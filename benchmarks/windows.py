@@ -8,8 +8,9 @@ packed    as offmarl does: from episodes laid end to end, with resets of the mem
 overhang  of one episode each, and may begin before it or stop after it, with a mask
 full      of one episode each, and inside it; a shorter episode gives one masked window
 
-"shares" enumerates all windows. "sampling" times batches under jit beside flashbax's trajectory
-buffer, which holds the same leaves without next views. "updates" times updates of QMIX+CQL.
+"shares" enumerates all windows. "sampling" times batches beside flashbax's trajectory buffer, which
+holds the same leaves without next views: one jitted call a batch, and in a loop under jit that
+keeps the last batch. Run it on one core with ``taskset -c 0``. "updates" times updates of QMIX+CQL.
 "learning" makes equal numbers of updates by each: cloning without memory of actions that differ
 between short and long episodes, and values where the reward is at the end of an episode.
 """
@@ -35,7 +36,9 @@ from offmarl.networks import PolicyConfig, agent_network, unroll_batch
 from offmarl.programs import DatasetStatistics, hyperparameters, registry
 from offmarl.programs.program import structure
 from offmarl.replay import Replay, Windows
-from offmarl.replay.packing import layout_of
+from offmarl.replay.fields import fields_of
+from offmarl.replay.packing import layout_of, pack
+from offmarl.replay.starts import Uniform
 from offmarl.types import Discrete, EnvSpec, FinalObservations, Sequence, Transition, View
 
 SHORT, LONG, WINDOW, GAMMA = 8, 50, 20, 0.95
@@ -176,6 +179,30 @@ def scan(body: Callable[[Any, Any], Array], count: int) -> Callable[[Any, Any], 
     return run
 
 
+def calls(sample: Callable[[Any, Any], Any], count: int) -> Callable[[Any, Any], Any]:
+    """Sample a batch in each of some calls."""
+    jitted = jax.jit(sample)
+
+    def run(data: Any, key: Any) -> Any:
+        for one in list(jax.random.split(key, count)):
+            batch = jax.block_until_ready(jitted(data, one))
+        return batch
+
+    return run
+
+
+def keeping_last(sample: Callable[[Any, Any], Any], count: int) -> Callable[[Any, Any], Any]:
+    """Sample batches in a loop whose state is the last one, so that each is made whole."""
+
+    @jax.jit
+    def run(data: Any, key: Any) -> Any:
+        first, *_ = keys = jax.random.split(key, count)
+        body = lambda _, key: (sample(data, key), None)  # noqa: E731
+        return jax.lax.scan(body, sample(data, first), keys[1:])[0]
+
+    return run
+
+
 def total(tree: Any) -> Array:
     return sum(leaf.sum().astype(jnp.float32) for leaf in jax.tree.leaves(tree))
 
@@ -193,25 +220,21 @@ def in_turn(runs: dict[str, Callable[[], Any]], rounds: int, count: int) -> dict
 
 
 def random_replay(spec: EnvSpec, steps: int, batch: int) -> tuple[Replay, np.ndarray]:
-    """Return rows of noise, whose episodes have the lengths in turn."""
+    """Return noise in episodes that have the lengths in turn."""
     lengths = np.tile([SHORT, LONG], max(steps // (SHORT + LONG), 1))
     windows = Windows(batch, WINDOW)
-    layout = layout_of(spec, windows)
+    layout, rng = layout_of(spec, windows), np.random.default_rng(0)
     slots = int((lengths + 1).sum())
-    rows = jax.random.bits(jax.random.key(0), (slots + WINDOW, layout.width), jnp.uint32)
-    index = np.concatenate([np.arange(n + 1) for n in lengths])
-    episode = np.repeat(np.arange(len(lengths)), lengths + 1)
-    for field in layout.words:
-        if field.name in ("time", "episode"):
-            column = index if field.name == "time" else episode
-            values = jnp.asarray(np.resize(column, slots + WINDOW), jnp.uint32)
-            rows = rows.at[:, field.start].set(values)
-        elif field.name == "action":
-            rows = rows.at[:, field.start : field.start + field.size].set(0)
-        else:  # a finite number
-            part = slice(field.start, field.start + field.size)
-            rows = rows.at[:, part].set(rows[:, part] & 0x3FFFFFFF)
-    return Replay(rows, spec, windows), lengths
+    noise = rng.normal(size=4096).astype(np.float32)
+    fields = {
+        name: np.resize(noise, (slots + WINDOW, *leaf.shape)).astype(leaf.dtype)
+        for name, leaf in fields_of(spec, windows).items()
+        if leaf.dtype == "float32"
+    }
+    fields["time"] = np.resize(np.concatenate([np.arange(n + 1) for n in lengths]), slots + WINDOW)
+    fields["episode"] = np.resize(np.repeat(np.arange(len(lengths)), lengths + 1), slots + WINDOW)
+    rows = jax.tree.map(lambda x: jnp.array(x, copy=True), pack(fields, layout, slots + WINDOW))
+    return Replay(rows, spec, windows, Uniform(slots), None), lengths
 
 
 def report_sampling(args: Args) -> None:
@@ -241,17 +264,20 @@ def report_sampling(args: Args) -> None:
         )
         state = buffer.init(leaves)
         state = state.replace(is_full=jnp.array(True))
-        key = jax.random.key(1)
-        runs = {
-            name: partial(scan(lambda w, k: total(w.sample(k)), args.draws), way, key)
+        sampled = {
+            name: (lambda way, key: way.sample(key), way)
             for name, way in ways(replay, lengths).items()
         }
-        theirs = scan(lambda s, k, b=buffer: total(b.sample(s, k).experience), args.draws)
-        runs["flashbax"] = partial(theirs, state, key)
-        took = in_turn(runs, args.rounds, args.draws)
-        each = ", ".join(f"{name} {micro:.0f}" for name, micro in took.items())
-        ratio = took["packed"] / took["flashbax"]
-        print(f"{batch} windows, us: {each}; packed / flashbax {ratio:.2f}")
+        sampled["flashbax"] = lambda s, k, b=buffer: b.sample(s, k).experience, state
+        for measure, make in (("one a call", calls), ("in a loop", keeping_last)):
+            runs = {
+                name: partial(make(sample, args.draws), data, jax.random.key(1))
+                for name, (sample, data) in sampled.items()
+            }
+            took = in_turn(runs, args.rounds, args.draws)
+            each = ", ".join(f"{name} {micro:.0f}" for name, micro in took.items())
+            ratio = took["packed"] / took["flashbax"]
+            print(f"{batch} windows {measure}, us: {each}; packed / flashbax {ratio:.2f}")
 
 
 def report_updates(args: Args) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
-from offmarl._arithmetic import largest_divisor
+from offmarl._arrays import largest_divisor
 from offmarl.programs.buffer import ChunkWriter
 from offmarl.programs.normalisation import make_program
 from offmarl.programs.program import (

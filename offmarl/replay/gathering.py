@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from offmarl._arrays import as_items
 from offmarl.replay.circles import Part
 from offmarl.replay.fields import Fields, Place, end_fields, is_of_slots
 from offmarl.replay.sampling import Windows, returns_to_go
@@ -275,11 +276,12 @@ class CircleReader:
         of_slots = to[window] * slots + slot
         of_steps = (to[window] * steps + slot)[slot < steps]
         for name, array in fields.items():
-            flat = array.reshape(math.prod(array.shape[:2]), *array.shape[2:])
-            if name in found:
-                flat[of_slots] = found[name]
-            else:
-                flat[of_steps] = 0
+            if array.size and name in found:
+                values = np.ascontiguousarray(found[name], array.dtype)
+                as_items(array)[of_slots] = as_items(values[:, None])
+            elif array.size:
+                items = as_items(array)
+                items[of_steps] = np.zeros((), items.dtype)
         is_last = place.time == episodes.length[place.episode] - 1
         unknown = is_last & (episodes.final[place.episode] < 0)
         if unknown.any():

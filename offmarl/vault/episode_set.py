@@ -129,6 +129,7 @@ class EpisodeSet(ABC):
         burn_in: int = 0,
         return_to_go: float | None = None,
         weights: WeightsLike = None,
+        extras: tuple[str, ...] | None = None,
     ) -> "Replay":
         """Put the data on the device and return a replay to sample from under jit.
 
@@ -153,14 +154,17 @@ class EpisodeSet(ABC):
             What steps weigh: "return", the name of another column, a function, an array, or
             `offmarl.vault.Weights` of one of these. Windows are drawn by the weights of their
             steps, and ``Sequence.weight`` makes each step count exactly as it weighs.
+        extras
+            Names of the extra columns that batches carry; all by default.
 
         Raises
         ------
         ShapeError
             The dataset holds no step, or a size is not positive.
         OptionError
-            An episode does not exist or is named twice, the discount is not in [0, 1], or a weight
-            is negative or not finite.
+            An episode or an extra column does not exist, an episode is named twice, the discount is
+            not in [0, 1], a weight is negative or not finite, or the device has no room for the
+            data.
 
         Examples
         --------
@@ -170,7 +174,7 @@ class EpisodeSet(ABC):
         from offmarl.replay import Windows, load
 
         dataset, numbers = self._located(episodes)
-        shape = Windows(batch, length, burn_in, return_to_go)
+        shape = Windows(batch, length, burn_in, return_to_go, extras)
         return load(dataset, shape, numbers, resolve(dataset, weights))
 
     def stream(
@@ -188,6 +192,7 @@ class EpisodeSet(ABC):
         burn_in: int = 0,
         return_to_go: float | None = None,
         weights: WeightsLike = None,
+        extras: tuple[str, ...] | None = None,
     ) -> "Stream":
         """Return an iterator over batches of data that is too large for the device.
 
@@ -195,7 +200,7 @@ class EpisodeSet(ABC):
 
         Parameters
         ----------
-        batch, length, episodes, burn_in, return_to_go, weights
+        batch, length, episodes, burn_in, return_to_go, weights, extras
             As for `replay`. Returns-to-go need all rewards to be read at the start, and four bytes
             of memory for each step and agent.
         to
@@ -233,7 +238,7 @@ class EpisodeSet(ABC):
         dataset, numbers = self._located(episodes)
         return open_stream(
             dataset,
-            Windows(batch, length, burn_in, return_to_go),
+            Windows(batch, length, burn_in, return_to_go, extras),
             to,
             seed=seed,
             start=start,

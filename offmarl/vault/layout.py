@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import google_crc32c
 import numpy as np
 
-from offmarl._arithmetic import largest_divisor
+from offmarl._arrays import largest_divisor
 from offmarl.errors import ShapeError, VaultError, VaultFormatError
 from offmarl.types import ArraySpec, Continuous, EnvSpec, flatten_tree
 

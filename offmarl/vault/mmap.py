@@ -7,7 +7,6 @@ memory.
 """
 
 import ctypes
-import math
 import mmap
 import os
 import re
@@ -22,6 +21,7 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from offmarl._arrays import as_items
 from offmarl.vault import commit, files, layout
 from offmarl.vault.commit import ValueLocation
 from offmarl.vault.drivers import Driver, TensorStoreDriver
@@ -366,12 +366,12 @@ class MappedArray:
 
         ``index``, ``out`` and ``at`` are those of `put_steps`.
         """
-        index = places.steps(index)
+        index = places.steps(index, out.shape[1])
         if self.leaf.step_bytes < _LARGE_BYTES or out.dtype != self.leaf.dtype:
             put_steps(self._pieces(places), index, out, at)
             return
         steps = self._step_addresses(places, self._address(places.pieces))
-        wanted = steps[index[:, : out.shape[1]]].ravel()
+        wanted = steps[index].ravel()
         items, target = self.region.items(self.leaf.step_bytes), as_items(out)
         to = None
         if at is not None:
@@ -467,7 +467,8 @@ class WindowPlaces:
         chunk_steps: int,
     ):
         self.rows, self.starts, self.length = rows, starts, length
-        self._moved: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+        self._given: NDArray[np.int64] | None = None
+        self._steps: dict[int, NDArray[np.int64]] = {}
         self.index = np.arange(len(rows) * length).reshape(len(rows), length)
         if length > chunk_steps:
             times, self.crossing, self.piece_steps = (
@@ -487,13 +488,17 @@ class WindowPlaces:
             second = (len(rows) + np.arange(len(some)))[:, None] * length + step - before
             self.index[some] = np.where(step < before, self.index[some] + over[some, None], second)
 
-    def steps(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return which steps of the pieces are the steps ``index`` of the windows."""
-        if not len(self.crossing):
-            return index
-        if self._moved is None or self._moved[0] is not index:
-            self._moved = index, self.index.ravel()[index]
-        return self._moved[1]
+    def steps(self, index: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+        """Return which steps of the pieces are the first ``count`` of the windows' steps ``index``.
+
+        It keeps what it returns, for the other arrays of a read.
+        """
+        if self._given is not index:
+            self._given, self._steps = index, {}
+        if count not in self._steps:
+            first = np.ascontiguousarray(index[:, :count])
+            self._steps[count] = self.index.ravel()[first] if len(self.crossing) else first
+        return self._steps[count]
 
 
 def put_steps(
@@ -523,13 +528,6 @@ def put_steps(
         items = as_items(np.ascontiguousarray(windows) != 0)
     found = items.take(index, mode="clip").view(bool if out.dtype == bool else windows.dtype)
     out[where] = found.reshape(*index.shape, *out.shape[2:])
-
-
-def as_items(array: NumpyArray) -> NDArray[Any]:
-    """View an array ``(n, steps, ...)`` as ``(n * steps,)`` items, which NumPy copies as blocks."""
-    step_bytes = array.dtype.itemsize * math.prod(array.shape[2:])
-    items: NDArray[Any] = array.reshape(-1).view(f"V{step_bytes}")
-    return items
 
 
 def copy(chunk: NumpyArray, target: NumpyArray) -> int:
