@@ -157,7 +157,9 @@ def spec_tree(given: Any, _depth: int = 0) -> SpecTree:
     if isinstance(given, ArraySpec | SpecDict):
         return given
     if isinstance(given, Mapping) and isinstance(given.get("shape"), list | tuple):
-        fields = {x: tuple(y) if isinstance(y, list) else y for x, y in given.items()}
+        fields: dict[str, Any] = {
+            x: tuple(y) if isinstance(y, list) else y for x, y in given.items()
+        }
         return ArraySpec(**fields)
     if isinstance(given, Mapping) and given:
         return SpecDict(given, _depth)
