@@ -231,8 +231,9 @@ def _reset_if(
         size: int, batched: ArrayTree, *args: ArrayTree
     ) -> tuple[ArrayTree, ArrayTree]:
         batch = _broadcast(size, batched, args)
-        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
-        new = jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), reset_many(*flat))
+        flat = jax.tree.map(lambda x: jax.lax.collapse(x, 0, 2), batch)
+        count = batch[0].shape[1]
+        new = jax.tree.map(lambda x: x.reshape(size, count, *x.shape[1:]), reset_many(*flat))
         return new, jax.tree.map(lambda _: True, new)
 
     return reset_one(over, key, old)
