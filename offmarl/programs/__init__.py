@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         hyperparameters,
     )
     from offmarl.programs.record import record_policy
+    from offmarl.programs.replaying import ReplayedEpisode, replay_episode
     from offmarl.programs.tiers import TIERS, Recorded, record_online
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "OnlineArgs",
     "Program",
     "Recorded",
+    "ReplayedEpisode",
     "Stage",
     "Step",
     "add",
@@ -59,6 +61,7 @@ __all__ = [
     "map_seeds",
     "record_online",
     "record_policy",
+    "replay_episode",
     "start",
     "train",
     "warm_start",
@@ -81,6 +84,7 @@ _HOMES = {
     "policy": ("LoadedPolicy", "load_policy"),
     "program": ("Args", "Hyperparameters", "OnlineArgs", "Program", "Stage", "hyperparameters"),
     "record": ("record_policy",),
+    "replaying": ("ReplayedEpisode", "replay_episode"),
     "tiers": ("TIERS", "Recorded", "record_online"),
 }
 

@@ -95,7 +95,7 @@ def _environment(args: Args, dataset: Dataset) -> Environment | None:
             "package.module:FACTORY), or train with --env none, which holds out episodes and "
             "measures the agreement with their actions."
         ) from error
-    if difference := dataset.spec.difference(env.spec):
+    if difference := dataset.spec.difference(env.spec, extras=False):
         raise ShapeError(
             f"{dataset.path} and {name} differ in {difference}: give the environment it was "
             "recorded in with --env, or train with --env none."
@@ -119,7 +119,7 @@ def _validation(args: Args, path: Path, dataset: Dataset) -> Sequence:
     data = open_vault(path)
     if not data.native and dataset.time_limit is not None:
         data = open_vault(path, time_limit=dataset.time_limit)
-    if difference := dataset.spec.difference(data.spec):
+    if difference := dataset.spec.difference(data.spec, extras=False):
         raise ShapeError(
             f"{dataset.path} and {data.path} differ in {difference}: hold out episodes of the "
             "training data, with `offmarl split`."

@@ -166,6 +166,9 @@ class OnlineArgs(Validated):
     """Environment steps to train for."""
     num_envs: PositiveInt = 32
     """Number of environments that run side by side."""
+    env_states: bool = False
+    """Also record the environments' states, as extras, so that `offmarl.replay_episode` can play
+    any episode again."""
     evaluations: PositiveInt = 40
     """Number of policy versions to evaluate and keep during training; tiers are chosen from
     them."""
