@@ -281,6 +281,7 @@ class EnvSpec:
             name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
         }
         fields["name"] = RecordedName(fields["name"])
+        fields |= {name: spec_tree(fields[name]) for name in _TREES if fields.get(name)}
         return cls(**{**fields, "action": action})
 
 
