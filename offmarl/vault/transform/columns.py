@@ -77,7 +77,9 @@ class Steps(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._found:
-            self._found[name] = self._read(name)
+            array = self._read(name).view()
+            array.flags.writeable = False  # a change in place would not reach the new vault
+            self._found[name] = array
         return self._found[name]
 
     @cached_property
