@@ -33,7 +33,7 @@ from offmarl.networks import (
     make_policy,
     unroll_batch,
 )
-from offmarl.programs import DatasetStatistics, Hyperparameters, Program, Stage
+from offmarl.programs import TD_ERRORS, DatasetStatistics, Hyperparameters, Program, Stage
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 # ---------------------------------------------------------------------------------- arguments
@@ -94,10 +94,16 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
 
         acts = batch.mask[..., None] & batch.view_tm1.alive
         known = acts & (batch.next_known[..., None] | batch.terminated)
-        td_loss = masked_mean(0.5 * (q_tm1 - target_tm1) ** 2, known, batch.weight)
+        error = q_tm1 - target_tm1
+        td_loss = masked_mean(0.5 * error**2, known, batch.weight)
         legal = mask_illegal(q[:, :-1], batch.view_tm1.legal_actions)
         gap = masked_mean(jax.nn.logsumexp(legal, axis=-1) - q_tm1, acts, batch.weight)
-        metrics = {"td_loss": td_loss, "cql_loss": gap, "q": masked_mean(q_tm1, acts)}
+        metrics = {
+            "td_loss": td_loss,
+            "cql_loss": gap,
+            "q": masked_mean(q_tm1, acts),
+            TD_ERRORS: jnp.abs(error).max(-1, where=known, initial=0.0),
+        }
         return td_loss + hyper.cql_weight * gap, metrics
 
     def update(
@@ -113,7 +119,13 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     def policy_params(state: State) -> QParams:
         return QParams(state.params, jnp.zeros_like(state.updates, jnp.float32))
 
-    return Program(init, (Stage(update),), partial(make_policy, config, spec), policy_params)
+    return Program(
+        init,
+        stages=(Stage(update),),
+        policy=partial(make_policy, config, spec),
+        policy_params=policy_params,
+        td_errors=True,
+    )
 
 
 # ---------------------------------------------------------------------------------- main

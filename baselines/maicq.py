@@ -39,7 +39,7 @@ from offmarl.networks import (
     mixing_coefficients,
     unroll_batch,
 )
-from offmarl.programs import DatasetStatistics, Hyperparameters, Program, Stage
+from offmarl.programs import TD_ERRORS, DatasetStatistics, Hyperparameters, Program, Stage
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 # ---------------------------------------------------------------------------------- arguments
@@ -121,7 +121,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
 
     def critic_loss(
         critic: Critic, target: Critic, batch: Sequence, hyper: Hyperparameters
-    ) -> tuple[Float[Array, ""], tuple[Array, Array, MixerWeights]]:
+    ) -> tuple[Float[Array, ""], tuple[Array, Array, MixerWeights, Array]]:
         q, q_tot, weights = data_values(critic, batch)
         _, q_tot_target, _ = data_values(target, batch)
         weighted = q_tot_target * softmax_weights(q_tot_target, batch.mask, hyper.value_temperature)
@@ -132,8 +132,9 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
             batch.reward.mean(-1), discount, weighted, has_next, hyper.td_lambda
         )
         known = batch.mask & (has_next | (discount == 0))
-        value = masked_mean((q_tot - targets) ** 2, known, batch.weight)
-        return value, (q, q_tot, weights)
+        error = jnp.where(known, q_tot - targets, 0.0)
+        value = masked_mean(error**2, known, batch.weight)
+        return value, (q, q_tot, weights, error)
 
     def actor_loss(
         actor: ArrayTree, q: Array, weights: MixerWeights, batch: Sequence, hyper: Hyperparameters
@@ -151,7 +152,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         state: State, batch: Sequence, _key: PRNGKeyArray, hyper: Hyperparameters
     ) -> tuple[State, dict[str, Array]]:
         adam = optax.adam(hyper.learning_rate)
-        (value_loss, (q, q_tot, weights)), critic_gradient = jax.value_and_grad(
+        (value_loss, (q, q_tot, weights, error)), critic_gradient = jax.value_and_grad(
             critic_loss, has_aux=True
         )(state.critic, state.target, batch, hyper)
         policy_loss, actor_gradient = jax.value_and_grad(actor_loss)(
@@ -165,6 +166,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
             "policy_loss": policy_loss,
             "critic_loss": value_loss,
             "q_tot": masked_mean(q_tot, batch.mask),
+            TD_ERRORS: error,
         }
         return State(
             actor=optax.apply_updates(state.actor, actor_step),
@@ -180,6 +182,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         stages=(Stage(update),),
         policy=partial(make_policy, config, spec),
         policy_params=lambda state: state.actor,
+        td_errors=True,
     )
 
 

@@ -37,7 +37,7 @@ from offmarl.networks import (
     mix,
     unroll_batch,
 )
-from offmarl.programs import DatasetStatistics, Hyperparameters, Program, Stage
+from offmarl.programs import TD_ERRORS, DatasetStatistics, Hyperparameters, Program, Stage
 from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence
 
 # ---------------------------------------------------------------------------------- arguments
@@ -149,9 +149,11 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         discount_t = hyper.gamma * (1 - batch.terminated.all(-1))
         target_tm1 = td_targets(batch.reward.mean(-1), discount_t, mix(weights_target, v_t))
         q_tot_tm1 = mix(weights, select(q[:, :-1], batch.action) * view_tm1.alive)
-        error = 0.5 * (q_tot_tm1 - target_tm1) ** 2
-        td_loss = masked_mean(error, batch.mask & batch.next_known, batch.weight)
-        return td_loss, {"td_loss": td_loss, "q_tot": masked_mean(q_tot_tm1, batch.mask)}
+        known = batch.mask & batch.next_known
+        error = jnp.where(known, q_tot_tm1 - target_tm1, 0.0)
+        td_loss = masked_mean(0.5 * error**2, known, batch.weight)
+        metrics = {"td_loss": td_loss, "q_tot": masked_mean(q_tot_tm1, batch.mask)}
+        return td_loss, metrics | {TD_ERRORS: error}
 
     def update(
         state: State, batch: Sequence, _key: PRNGKeyArray, hyper: Hyperparameters
@@ -190,7 +192,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     def policy_params(state: State) -> Actor:
         return Actor(state.params.agent, state.behaviour, state.threshold)
 
-    return Program(init, (Stage(update),), policy, policy_params)
+    return Program(init, (Stage(update),), policy, policy_params, td_errors=True)
 
 
 # ---------------------------------------------------------------------------------- main

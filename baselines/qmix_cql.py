@@ -43,7 +43,7 @@ from offmarl.networks import (
     mix,
     unroll_batch,
 )
-from offmarl.programs import DatasetStatistics, Hyperparameters, Program, Stage
+from offmarl.programs import TD_ERRORS, DatasetStatistics, Hyperparameters, Program, Stage
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 # ---------------------------------------------------------------------------------- arguments
@@ -128,8 +128,9 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         discount_t = hyper.gamma * (1 - batch.terminated.all(-1))
         target_tm1 = td_targets(batch.reward.mean(-1), discount_t, q_tot_t)
         q_tot_tm1 = mix(weights_tm1, select(q_tm1, batch.action) * view_tm1.alive)
-        error = 0.5 * (q_tot_tm1 - target_tm1) ** 2
-        td_loss = masked_mean(error, batch.mask & batch.next_known, batch.weight)
+        known = batch.mask & batch.next_known
+        error = jnp.where(known, q_tot_tm1 - target_tm1, 0.0)
+        td_loss = masked_mean(0.5 * error**2, known, batch.weight)
 
         others = sample_legal_actions(key, view_tm1.legal_actions, args.cql_samples)
         q_others = jax.vmap(lambda a: select(q_tm1, a) * view_tm1.alive)(others)
@@ -139,6 +140,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
             "td_loss": td_loss,
             "cql_loss": gap,
             "q_tot": masked_mean(q_tot_tm1, batch.mask),
+            TD_ERRORS: error,
         }
         return td_loss + hyper.cql_weight * gap, metrics
 
@@ -157,7 +159,13 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     def policy_params(state: State) -> QParams:
         return QParams(state.params.agent, jnp.zeros_like(state.updates, jnp.float32))
 
-    return Program(init, (Stage(update),), partial(make_policy, config, spec), policy_params)
+    return Program(
+        init,
+        stages=(Stage(update),),
+        policy=partial(make_policy, config, spec),
+        policy_params=policy_params,
+        td_errors=True,
+    )
 
 
 def _before(tree: ArrayTree) -> ArrayTree:

@@ -9,6 +9,7 @@
 | losses | `losses` |
 | training | `programs`, `config` (arguments of programs), `checkpoint`, `tracking` |
 | recording | `record` (Python environments), `record_episodes` (the same, in processes) |
+| | `replay_episode` (recorded episodes, played again) |
 | evaluation | `evaluation`, `load_policy` |
 | statistics | `statistics` (intervals, profiles), `report` (tables, figures, pages) |
 | testing | `testing` (conformance tests for storage drivers and environments) |
@@ -81,6 +82,7 @@ if TYPE_CHECKING:
     from offmarl.programs.policy import load_policy
     from offmarl.programs.processes import record_episodes
     from offmarl.programs.python import record
+    from offmarl.programs.replaying import replay_episode
     from offmarl.types import (
         ArraySpec,
         Continuous,
@@ -150,6 +152,7 @@ __all__ = [
     "record",
     "record_episodes",
     "replay",
+    "replay_episode",
     "report",
     "rollout",
     "statistics",
@@ -167,6 +170,7 @@ _HOMES = {
     "open": "offmarl.vault:open_vault",
     "record": "offmarl.programs.python:record",
     "record_episodes": "offmarl.programs.processes:record_episodes",
+    "replay_episode": "offmarl.programs.replaying:replay_episode",
     **{
         name: f"offmarl.types:{name}"
         for name in (

@@ -455,11 +455,22 @@ def _is_unsealed(about: dict[str, Any]) -> bool:
 
 
 def _without_keys(tree: ArrayTree) -> ArrayTree:
-    return jax.tree.map(lambda leaf: jax.random.key_data(leaf) if _is_key(leaf) else leaf, tree)
+    """Return what orbax can write: the data of keys, and None for arrays without entries."""
+
+    def plain(leaf: Any) -> Any:
+        if _is_key(leaf):
+            return jax.random.key_data(leaf)
+        return None if np.size(leaf) == 0 else leaf
+
+    return jax.tree.map(plain, tree)
 
 
 def _with_keys(like: ArrayTree, tree: ArrayTree) -> ArrayTree:
-    def wrap(expected: Any, leaf: NDArray[Any]) -> jax.Array:
+    """Undo `_without_keys`, for a tree of the structure of ``like``."""
+
+    def wrap(expected: Any, leaf: NDArray[Any] | None) -> jax.Array:
+        if leaf is None:
+            return jax.device_put(np.empty(expected.shape, expected.dtype))
         array = jax.device_put(leaf)
         return jax.random.wrap_key_data(array) if _is_key(expected) else array
 
@@ -473,9 +484,9 @@ def _abstract(tree: ArrayTree) -> ArrayTree:
     compiled again.
     """
 
-    def describe(leaf: Any) -> NDArray[Any]:
+    def describe(leaf: Any) -> NDArray[Any] | None:
         if _is_key(leaf):
             leaf = jax.eval_shape(jax.random.key_data, leaf)
-        return np.empty(leaf.shape, leaf.dtype)
+        return np.empty(leaf.shape, leaf.dtype) if leaf.size else None
 
     return jax.tree.map(describe, tree)

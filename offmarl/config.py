@@ -35,6 +35,10 @@ Positive = Annotated[float, Rule("above 0 and finite", lambda x: 0 < x < math.in
 NonNegative = Annotated[float, Rule("at least 0 and finite", lambda x: 0 <= x < math.inf)]
 
 
+Vaults = str | Path | Mapping[str, float] | tuple[str, ...]
+"""A vault by its path or name; or several, as a mapping to their shares or as texts PATH=SHARE."""
+
+
 class Validated:
     """Base of arguments: raises `OptionError` for the first invalid value."""
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
-from offmarl.envs.base import Environment, EnvState
+from offmarl.envs.base import Environment, EnvState, extras_of
 from offmarl.types import ArrayTree, Policy, Transition, View
 
 
@@ -73,6 +73,7 @@ def rollout(
         action, log_prob, carry = jax.vmap(policy.act, in_axes=(None, 0, 0, 0, 0))(
             params, state.carry, state.view.observation, state.view.legal_actions, keys[0]
         )
+        extras = _extras(env, keys[1], state.env_state)
         env_state, timestep = jax.vmap(env.step)(keys[1], state.env_state, action)
         transition = Transition(
             view=state.view,
@@ -83,6 +84,7 @@ def rollout(
             last=timestep.last,
             behaviour_log_prob=log_prob,
             policy_id=policy_ids,
+            extras=extras,
         )
         carry = jax.vmap(partial(remember, policy))(
             carry, timestep.reward, timestep.terminated | timestep.truncated
@@ -97,6 +99,13 @@ def rollout(
     keys = jax.random.split(key, (num_steps, 2, num_envs))
     state, (transitions, next_views) = jax.lax.scan(step, state, keys)
     return state, transitions, next_views
+
+
+def _extras(
+    env: Environment, keys: Key[Array, "num_envs"], states: EnvState
+) -> dict[str, Array] | None:
+    """Return the extras of the steps that are taken next, ``(E, ...)``."""
+    return jax.vmap(partial(extras_of, env))(keys, states) if env.spec.extras else None
 
 
 def remember(

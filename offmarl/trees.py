@@ -42,7 +42,7 @@ class ArraySpec:
     shape
         Shape of one step. A leaf of an observation has it without the axis of agents.
     dtype
-        One of `DTYPES`; NumPy's and JAX's types are accepted, too.
+        One of `DTYPES`.
     agents
         Only for leaves of observations: the agents that have this leaf, in ascending order. Its
         axis of agents then has their number. None if all agents have it, as most programs expect.
@@ -58,16 +58,16 @@ class ArraySpec:
     agents: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        dtype = self.dtype if isinstance(self.dtype, str) else np.dtype(self.dtype).name
         shape = tuple(map(operator.index, self.shape))
         agents = None if self.agents is None else tuple(map(operator.index, self.agents))
-        if dtype not in DTYPES:
-            raise ShapeError(f"{dtype!r:.40} is no type of a leaf: use one of {', '.join(DTYPES)}.")
+        if self.dtype not in DTYPES:
+            types = ", ".join(DTYPES)
+            raise ShapeError(f"{self.dtype!r:.40} is no type of a leaf: use one of {types}.")
         if min(*shape, *(agents or ()), 0, 0) < 0:
             raise ShapeError(f"the shape {shape} or the agents {agents} have a negative number.")
         if agents is not None and (not agents or agents != tuple(sorted({*agents}))):
             raise ShapeError(f"agents are {agents}: name each one once, in ascending order.")
-        set_fields(self, shape=shape, dtype=dtype, agents=agents)
+        set_fields(self, shape=shape, agents=agents)
 
     def __str__(self) -> str:
         """Describe the array, as in "uint8 (84, 84, 3)"."""
@@ -104,7 +104,7 @@ class ArraySpec:
         return data if self.agents is None else {**data, "agents": list(self.agents)}
 
 
-class SpecDict(Mapping[str, "SpecTree"]):
+class SpecDict(Mapping[str, Any]):
     """A mapping of names to specs that is frozen, hashable and ordered by name.
 
     Names consist of letters, digits, ``_`` and ``-``.
@@ -157,7 +157,10 @@ def spec_tree(given: Any, _depth: int = 0) -> SpecTree:
     if isinstance(given, ArraySpec | SpecDict):
         return given
     if isinstance(given, Mapping) and isinstance(given.get("shape"), list | tuple):
-        return ArraySpec(**given)
+        fields: dict[str, Any] = {
+            x: tuple(y) if isinstance(y, list) else y for x, y in given.items()
+        }
+        return ArraySpec(**fields)
     if isinstance(given, Mapping) and given:
         return SpecDict(given, _depth)
     raise ShapeError(

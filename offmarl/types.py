@@ -246,11 +246,12 @@ class EnvSpec:
             "the program needs discrete ones: choose a baseline for continuous actions."
         )
 
-    def difference(self, other: EnvSpec) -> str:
+    def difference(self, other: EnvSpec, extras: bool = True) -> str:
         """Return the first difference in what is recorded, or an empty string.
 
         It is a size, such as "num_agents (3, not 8)", or a leaf, such as "observation.image (uint8
-        (84, 84, 3), not uint8 (64, 64, 3))".
+        (84, 84, 3), not uint8 (64, 64, 3))". Without ``extras``, these may differ: policies and
+        environments do not use them.
         """
         if self.num_agents != other.num_agents:
             return f"num_agents ({self.num_agents}, not {other.num_agents})"
@@ -262,7 +263,7 @@ class EnvSpec:
                 return _leaf_difference(name, *(getattr(x, _SPEC_OF[name]) for x in (self, other)))
         if self.action != other.action:
             return f"action ({self.action}, not {other.action})"
-        return _leaf_difference("extras", self.extras, other.extras)
+        return _leaf_difference("extras", self.extras, other.extras) if extras else ""
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that `from_json` reads back. Trees that are not set are omitted."""
@@ -280,6 +281,7 @@ class EnvSpec:
             name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
         }
         fields["name"] = RecordedName(fields["name"])
+        fields |= {name: spec_tree(fields[name]) for name in _TREES if fields.get(name)}
         return cls(**{**fields, "action": action})
 
 

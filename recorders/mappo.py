@@ -303,7 +303,7 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
             advantage,
             (target - moments.mean) / moments.std,
         )
-        samples = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch)
+        samples = jax.tree.map(lambda leaf: jax.lax.collapse(leaf, 0, 2), batch)
         state = state._replace(
             moments=moments,
             rollout=after,

@@ -28,6 +28,7 @@ class State(NamedTuple):
     keys: jax.Array
     count: jax.Array
     nothing: tuple
+    empty: jax.Array
 
 
 OPTIMISER = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
@@ -36,7 +37,7 @@ OPTIMISER = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
 def make_state(value: float) -> State:
     params = {"w": jnp.full((3, 2), value), "b": jnp.zeros(2)}
     keys = jax.random.split(jax.random.key(int(value)), 4)
-    return State(params, OPTIMISER.init(params), keys, jnp.array(7), ())
+    return State(params, OPTIMISER.init(params), keys, jnp.array(7), (), jnp.zeros((2, 0)))
 
 
 def data(leaf):

@@ -6,11 +6,12 @@ import inspect
 import io
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 from offmarl.cli.output import hidden
+from offmarl.config import Vaults
 from offmarl.paths import expanded
 
 T = TypeVar("T")
@@ -128,7 +129,26 @@ def _constructors() -> Any:
             str_from_instance=lambda path: [str(path)],
         )
 
+    @registry.primitive_rule
+    def vaults_rule(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+        if kind.type != Vaults:
+            return None
+        return PrimitiveConstructorSpec(
+            nargs="*",
+            metavar="PATH[=SHARE] ...",
+            instance_from_str=_vaults,
+            is_instance=lambda value: isinstance(value, str | Path | Mapping | tuple),
+            str_from_instance=lambda value: [str(value)],
+        )
+
     return registry
+
+
+def _vaults(texts: list[str]) -> Path | tuple[str, ...]:
+    if not texts:
+        raise ValueError("give at least one vault")
+    found = tuple(str(expanded(text)) for text in texts)
+    return Path(found[0]) if len(found) == 1 and "=" not in found[0] else found
 
 
 def conventions() -> tuple[Any, ...]:

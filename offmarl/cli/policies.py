@@ -24,7 +24,7 @@ def make_environment(name: str | None, loaded: LoadedPolicy) -> Environment:
         The policy was trained for other sizes.
     """
     environment = envs.make(name or loaded.spec.name)
-    if difference := loaded.spec.difference(environment.spec):
+    if difference := loaded.spec.difference(environment.spec, extras=False):
         raise ShapeError(
             f"the policy of {loaded.name} and {name} differ in {difference}: give the environment "
             "that it was trained in, or one of the same sizes."

@@ -67,6 +67,7 @@ def record_policy(
     training_seed: int | None = None,
     greedy: bool = False,
     program: Path | None = None,
+    env_states: bool = False,
 ) -> Report:
     """Record a trained policy; the same command resumes a recording that was stopped.
 
@@ -93,8 +94,11 @@ def record_policy(
     program
         Python file of the program that trained the run, if the program is not one of offmarl's. The
         file's code is run.
+    env_states
+        Also record the environments' states, so that offmarl.replay_episode can play any episode
+        again.
     """
-    from offmarl import programs
+    from offmarl import envs, programs
     from offmarl.cli.policies import make_environment
 
     trained = read_run(policy)["seeds"][0] if training_seed is None else training_seed
@@ -103,6 +107,8 @@ def record_policy(
     named = below(f"{environment.spec.name}.vlt", option="--env")
     path = out / named / (name or below(loaded.name, option="--name"))
     origin = {"program": loaded.name, "run": str(policy), "training_seed": trained}
+    if env_states:
+        environment = envs.record_states(environment)
     programs.record_policy(
         environment, loaded.policy, loaded.params, path, steps, num_envs, seed, {"policy": origin}
     )

@@ -105,7 +105,7 @@ def _environment(name: str, vaults: Iterable[Dataset]) -> Any:
 
     env = envs.make(name)
     for vault in vaults:
-        if difference := vault.spec.difference(env.spec):
+        if difference := vault.spec.difference(env.spec, extras=False):
             raise ShapeError(
                 f"{vault.path} and {name} differ in {difference}: give the environment that the "
                 "dataset was recorded in."

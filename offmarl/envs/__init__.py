@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         transition,
     )
     from offmarl.envs.pettingzoo import PettingZooPolicy, to_pettingzoo
+    from offmarl.envs.states import record_states
 
 __all__ = [
     "AutoReset",
@@ -43,6 +44,7 @@ __all__ = [
     "info",
     "make",
     "names",
+    "record_states",
     "register",
     "restart",
     "short_name",
@@ -62,9 +64,9 @@ def __getattr__(name: str) -> Any:
         from offmarl.envs import pettingzoo
 
         return getattr(pettingzoo, name)
-    from offmarl.envs import base
+    from offmarl.envs import base, states
 
-    return getattr(base, name)
+    return getattr(states if name == "record_states" else base, name)
 
 
 def __dir__() -> list[str]:

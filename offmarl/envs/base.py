@@ -26,7 +26,8 @@ class Environment(Protocol):
     One environment, no batch axis. The environment never resets itself: after a step with ``last``
     true, `autoreset` (or the caller) starts a new episode. An environment must be hashable, since
     it is a static argument of compiled programs: a frozen dataclass is. If it also has a method
-    ``scene(state) -> Scene``, its episodes can be drawn.
+    ``scene(state) -> Scene``, its episodes can be drawn. If its spec names extras, it has a method
+    ``extras(key, state)``, which returns those of the step that ``step(key, state, action)`` takes.
     """
 
     @property
@@ -41,6 +42,14 @@ class Environment(Protocol):
     def step(self, key: PRNGKeyArray, state: EnvState, action: Array) -> tuple[EnvState, Timestep]:
         """Take one step with the actions of all agents, ``(N,)`` int32 or ``(N, A)`` float32."""
         ...
+
+
+def extras_of(env: Any, key: PRNGKeyArray, state: EnvState) -> dict[str, Array] | None:
+    """Return the extras of the step that ``env.step(key, state, action)`` takes; None for none."""
+    if not env.spec.extras:
+        return None
+    found: dict[str, Array] = env.extras(key, state)
+    return found
 
 
 def restart(view: View) -> Timestep:
@@ -122,6 +131,11 @@ class AutoReset:
         state, timestep = self.env.step(step_key, state, action)
         state, view = _reset_if(timestep.last, reset_key, (state, timestep.view), self._begin)
         return state, timestep._replace(view=view)
+
+    def extras(self, key: PRNGKeyArray, state: EnvState) -> dict[str, Array]:
+        """Return the extras of the step that ``step(key, state, action)`` takes."""
+        step_key, _ = jax.random.split(key)
+        return extras_of(self.env, step_key, state) or {}
 
     def _begin(self, key: PRNGKeyArray) -> tuple[EnvState, View]:
         if self.pool:
@@ -231,8 +245,9 @@ def _reset_if(
         size: int, batched: ArrayTree, *args: ArrayTree
     ) -> tuple[ArrayTree, ArrayTree]:
         batch = _broadcast(size, batched, args)
-        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
-        new = jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), reset_many(*flat))
+        flat = jax.tree.map(lambda x: jax.lax.collapse(x, 0, 2), batch)
+        count = batch[0].shape[1]
+        new = jax.tree.map(lambda x: x.reshape(size, count, *x.shape[1:]), reset_many(*flat))
         return new, jax.tree.map(lambda _: True, new)
 
     return reset_one(over, key, old)

@@ -21,8 +21,8 @@ _GROUPS = spaces.Dict | spaces.Tuple
 _INT32 = np.iinfo(np.int32)
 
 
-def spec_of(space: spaces.Space[Any]) -> SpecTree:
-    """Return the specs of the arrays that `read` makes of the values of a space.
+def spec_of(space: spaces.Space[Any]) -> Any:
+    """Return the specs of the arrays that `read` makes of the values of a space, a `SpecTree`.
 
     Raises
     ------

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
         warm_start,
     )
     from offmarl.programs.dataset import DatasetStatistics, MeanAndStd
-    from offmarl.programs.loop import map_seeds, start
+    from offmarl.programs.loop import start
     from offmarl.programs.offline import train
     from offmarl.programs.policy import LoadedPolicy, load_policy
     from offmarl.programs.program import (
+        TD_ERRORS,
         Args,
         Hyperparameters,
         OnlineArgs,
@@ -34,9 +35,12 @@ if TYPE_CHECKING:
         hyperparameters,
     )
     from offmarl.programs.record import record_policy
+    from offmarl.programs.replaying import ReplayedEpisode, replay_episode
+    from offmarl.programs.seeds import map_seeds
     from offmarl.programs.tiers import TIERS, Recorded, record_online
 
 __all__ = [
+    "TD_ERRORS",
     "TIERS",
     "Args",
     "Capture",
@@ -48,6 +52,7 @@ __all__ = [
     "OnlineArgs",
     "Program",
     "Recorded",
+    "ReplayedEpisode",
     "Stage",
     "Step",
     "add",
@@ -59,6 +64,7 @@ __all__ = [
     "map_seeds",
     "record_online",
     "record_policy",
+    "replay_episode",
     "start",
     "train",
     "warm_start",
@@ -76,11 +82,21 @@ _HOMES = {
         "warm_start",
     ),
     "dataset": ("DatasetStatistics", "MeanAndStd"),
-    "loop": ("map_seeds", "start"),
+    "loop": ("start",),
     "offline": ("train",),
     "policy": ("LoadedPolicy", "load_policy"),
-    "program": ("Args", "Hyperparameters", "OnlineArgs", "Program", "Stage", "hyperparameters"),
+    "program": (
+        "TD_ERRORS",
+        "Args",
+        "Hyperparameters",
+        "OnlineArgs",
+        "Program",
+        "Stage",
+        "hyperparameters",
+    ),
     "record": ("record_policy",),
+    "replaying": ("ReplayedEpisode", "replay_episode"),
+    "seeds": ("map_seeds",),
     "tiers": ("TIERS", "Recorded", "record_online"),
 }
 

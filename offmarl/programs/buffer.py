@@ -230,6 +230,8 @@ def _empty_step(spec: EnvSpec) -> tuple[Transition, View]:
         last=jnp.zeros((), bool),
         behaviour_log_prob=jnp.zeros(num_agents),
         policy_id=jnp.zeros((), jnp.int32),
+        extras={name: jnp.zeros(leaf.shape, leaf.numpy_dtype) for name, leaf in spec.extras.items()}
+        or None,
     )
     return transition, view
 

@@ -14,14 +14,17 @@ from numpy.typing import NDArray
 
 from offmarl.errors import RunError
 from offmarl.types import ArraySpec, ArrayTree, EnvSpec, Transition, View, unflatten_tree
-from offmarl.vault import Dataset
+from offmarl.vault import Dataset, Mixture
 from offmarl.vault.leaf_statistics import StatisticsAccumulator
+from offmarl.vault.mixture import Part
 from offmarl.vault.ranges import Ranges
 
 STATISTICS_FILE = "dataset.npz"
 
 
 _LEAST_STD = 1e-3
+_WHOLE = 2**40
+"""What shares are counted in."""
 
 
 class MeanAndStd(NamedTuple):
@@ -46,7 +49,8 @@ class DatasetStatistics:
     Parameters
     ----------
     dataset
-        The dataset; None if only stored arrays are used.
+        The dataset; None if only stored arrays are used. Of a `Mixture`, moments are those of the
+        batches: each vault counts by its share.
     arrays
         The stored arrays, by name.
     episodes
@@ -55,7 +59,7 @@ class DatasetStatistics:
 
     def __init__(
         self,
-        dataset: Dataset | None,
+        dataset: Dataset | Mixture | None,
         arrays: dict[str, NDArray[Any]] | None = None,
         episodes: NDArray[np.int64] | None = None,
     ):
@@ -65,7 +69,7 @@ class DatasetStatistics:
         self.used: dict[str, NDArray[Any]] = {}
         """The arrays used so far, by name."""
 
-    def array(self, name: str, compute: Callable[[Dataset], Any]) -> NDArray[Any]:
+    def array(self, name: str, compute: Callable[[Any], Any]) -> NDArray[Any]:
         """Return an array of the program, computed from the dataset or read from the run.
 
         Parameters
@@ -73,7 +77,7 @@ class DatasetStatistics:
         name
             Name of the array in the run.
         compute
-            Function that computes it from the dataset.
+            Function that computes it from the dataset, which may be a `Mixture`.
 
         Raises
         ------
@@ -117,7 +121,7 @@ class DatasetStatistics:
     def returns(self) -> Float[np.ndarray, "episodes"]:
         """Return the undiscounted return of each complete episode, averaged over agents."""
 
-        def compute(dataset: Dataset) -> NDArray[Any]:
+        def compute(dataset: Dataset | Mixture) -> NDArray[Any]:
             found, chosen = dataset.episodes, self._chosen(dataset)
             return found.episode_returns[chosen][found.scored[chosen]].astype(np.float32)
 
@@ -132,12 +136,15 @@ class DatasetStatistics:
             Largest M; of more episodes, evenly spread ones are taken.
         """
 
-        def first(name: str, dataset: Dataset) -> NDArray[Any]:
+        def first(name: str, dataset: Dataset | Mixture) -> NDArray[Any]:
             chosen = self._chosen(dataset)
             chosen = chosen[np.linspace(0, len(chosen) - 1, min(most, len(chosen))).astype(int)]
-            table = dataset.episodes
-            steps = dataset.window_transitions(table.row[chosen], table.start[chosen], 1)
-            return np.asarray(getattr(steps.view, name))[:, 0]
+            found = []
+            for part in _parts(dataset, chosen):
+                row, start = (x[part.episodes] for x in part.dataset.episodes[:2])
+                steps = part.dataset.window_transitions(row, start, 1)
+                found.append(np.asarray(getattr(steps.view, name))[:, 0])
+            return np.concatenate(found)
 
         found: Any = (
             self.array(f"initial_{name}_{most}", partial(first, name)) for name in View._fields
@@ -149,12 +156,12 @@ class DatasetStatistics:
         self._frozen = True
         return tuple((name, array.tobytes()) for name, array in sorted(self.used.items()))
 
-    def _chosen(self, dataset: Dataset) -> NDArray[np.int64]:
+    def _chosen(self, dataset: Dataset | Mixture) -> NDArray[np.int64]:
         every = np.arange(len(dataset.episodes.length))
         return every if self._episodes is None else self._episodes
 
     def _moments(self, field: str, leaves: Callable[[EnvSpec], dict[str, ArraySpec]]) -> MeanAndStd:
-        def compute(path: str, dataset: Dataset) -> NDArray[Any]:
+        def compute(path: str, dataset: Dataset | Mixture) -> NDArray[Any]:
             leaf = leaves(dataset.spec)[path]
             if not jnp.issubdtype(leaf.numpy_dtype, jnp.floating):
                 return np.array([0, 1], np.float32)
@@ -177,28 +184,50 @@ class DatasetStatistics:
         mean, std = ({path: array[i] for path, array in found.items()} for i in (0, 1))
         return MeanAndStd(unflatten_tree(mean), unflatten_tree(std))
 
-    def _ranges(self, dataset: Dataset, column: str) -> Ranges:
+    def _ranges(self, dataset: Dataset | Mixture, column: str) -> Ranges:
         """Return the statistics of a column over all agents; of rewards, over everything."""
-        if self._episodes is None:
-            ranges = dataset.statistics()[column].ranges
-        else:
-            accumulator = StatisticsAccumulator(dataset.spec, columns=[column])
-            for steps in self._steps(dataset):
-                accumulator.add(jax.tree.map(lambda leaf: leaf[None], steps))
-            ranges = accumulator.ranges[column]
+        parts = _parts(dataset, self._chosen(dataset))
+        found = [(self._ranges_of(part, column), part.share) for part in parts]
+        ranges = found[0][0] if len(found) == 1 else _shared(found)
         if column.startswith("observation") and ranges.mean.ndim == 2:
             return ranges.pooled(0)
         return ranges.pooled() if column == "reward" else ranges
 
-    def _steps(self, dataset: Dataset) -> Iterator[Transition]:
-        """Yield the steps of the training episodes, ``(M, ...)``, block by block."""
-        table, chosen = dataset.episodes, np.zeros(len(dataset.episodes.length), bool)
-        chosen[self._chosen(dataset)] = True
-        begins = table.row * dataset.length + table.start
-        for start, stop in dataset.blocks():
-            step = np.arange(dataset.rows)[:, None] * dataset.length + np.arange(start, stop)
-            kept = chosen[np.searchsorted(begins, step, side="right") - 1]
-            yield jax.tree.map(itemgetter(kept), dataset.transitions(start, stop))
+    def _ranges_of(self, part: Part, column: str) -> Ranges:
+        if self._episodes is None:
+            return part.dataset.statistics()[column].ranges
+        accumulator = StatisticsAccumulator(part.dataset.spec, columns=[column])
+        for steps in _steps(part):
+            accumulator.add(jax.tree.map(lambda leaf: leaf[None], steps))
+        return accumulator.ranges[column]
+
+
+def _shared(parts: list[tuple[Ranges, float]]) -> Ranges:
+    """Return the statistics of several vaults, each of which counts by its share."""
+    counted = [
+        found._replace(finite=np.where(found.finite > 0, round(share * _WHOLE), 0))
+        for found, share in parts
+    ]
+    return Ranges(*map(np.stack, zip(*counted, strict=True))).pooled(0)
+
+
+def _parts(dataset: Dataset | Mixture, episodes: NDArray[np.int64]) -> list[Part]:
+    """Return some episodes by vault, each with its share of the steps in batches."""
+    if isinstance(dataset, Mixture):
+        return dataset.parts(episodes)
+    return [Part(dataset, episodes, 1.0)]
+
+
+def _steps(part: Part) -> Iterator[Transition]:
+    """Yield the steps of some episodes, ``(M, ...)``, block by block."""
+    dataset = part.dataset
+    table, chosen = dataset.episodes, np.zeros(len(dataset.episodes.length), bool)
+    chosen[part.episodes] = True
+    begins = table.row * dataset.length + table.start
+    for start, stop in dataset.blocks():
+        step = np.arange(dataset.rows)[:, None] * dataset.length + np.arange(start, stop)
+        kept = chosen[np.searchsorted(begins, step, side="right") - 1]
+        yield jax.tree.map(itemgetter(kept), dataset.transitions(start, stop))
 
 
 def save(path: Path, arrays: dict[str, NDArray[Any]]) -> None:

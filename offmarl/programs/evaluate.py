@@ -15,10 +15,10 @@ from offmarl import envs, evaluation, tracking
 from offmarl.envs.base import Environment
 from offmarl.errors import OptionError, ShapeError, UnknownNameError
 from offmarl.evaluation import agreement, log_likelihood
-from offmarl.programs.loop import Layout, map_seeds
 from offmarl.programs.program import Args, Program
+from offmarl.programs.seeds import Layout, map_seeds
 from offmarl.types import ArrayTree, EnvSpec, Sequence
-from offmarl.vault import Dataset, open_vault
+from offmarl.vault import Dataset, Mixture, open_vault
 
 HELD_OUT = 0.1
 """Fraction of the episodes that is held out if there is no other way to evaluate a policy."""
@@ -44,7 +44,7 @@ class Evaluator(NamedTuple):
         return self.env.spec.name if self.env else self.spec.name
 
 
-def make_evaluator(args: Args, dataset: Dataset) -> Evaluator:
+def make_evaluator(args: Args, dataset: Dataset | Mixture) -> Evaluator:
     """Make the environment and read the held-out episodes.
 
     Raises
@@ -72,7 +72,7 @@ def _some(episodes: NDArray[np.int64], most: int) -> NDArray[np.int64]:
     return episodes[chosen.round().astype(int)]
 
 
-def _fraction(args: Args, env: Environment | None, dataset: Dataset) -> float:
+def _fraction(args: Args, env: Environment | None, dataset: Dataset | Mixture) -> float:
     """Return the fraction of the episodes to hold out."""
     if args.held_out is not None:
         return args.held_out
@@ -80,7 +80,7 @@ def _fraction(args: Args, env: Environment | None, dataset: Dataset) -> float:
     return HELD_OUT if env is None and several else 0.0
 
 
-def _environment(args: Args, dataset: Dataset) -> Environment | None:
+def _environment(args: Args, dataset: Dataset | Mixture) -> Environment | None:
     name = dataset.spec.name if args.env is None else args.env
     if name in ("", "none"):
         return None
@@ -95,7 +95,7 @@ def _environment(args: Args, dataset: Dataset) -> Environment | None:
             "package.module:FACTORY), or train with --env none, which holds out episodes and "
             "measures the agreement with their actions."
         ) from error
-    if difference := dataset.spec.difference(env.spec):
+    if difference := dataset.spec.difference(env.spec, extras=False):
         raise ShapeError(
             f"{dataset.path} and {name} differ in {difference}: give the environment it was "
             "recorded in with --env, or train with --env none."
@@ -112,14 +112,14 @@ def _make(name: str, spec: EnvSpec) -> Environment:
     return env
 
 
-def _validation(args: Args, path: Path, dataset: Dataset) -> Sequence:
+def _validation(args: Args, path: Path, dataset: Dataset | Mixture) -> Sequence:
     """Return held-out episodes, at most as many as the last evaluation has."""
     if args.held_out:
         raise OptionError("give --validation or --held-out, not both.")
     data = open_vault(path)
     if not data.native and dataset.time_limit is not None:
         data = open_vault(path, time_limit=dataset.time_limit)
-    if difference := dataset.spec.difference(data.spec):
+    if difference := dataset.spec.difference(data.spec, extras=False):
         raise ShapeError(
             f"{dataset.path} and {data.path} differ in {difference}: hold out episodes of the "
             "training data, with `offmarl split`."

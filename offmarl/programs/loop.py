@@ -11,14 +11,12 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
-from offmarl._arrays import largest_divisor
 from offmarl.programs.buffer import ChunkWriter
 from offmarl.programs.normalisation import make_program
 from offmarl.programs.program import (
+    TD_ERRORS,
     ArgsT,
     Hyperparameters,
     Program,
@@ -27,8 +25,10 @@ from offmarl.programs.program import (
     shaping_values,
 )
 from offmarl.programs.run import CheckpointTimer
+from offmarl.programs.seeds import Layout, map_seeds
 from offmarl.replay import Batches, BatchSource, Replay, split_key
-from offmarl.types import ArrayTree, EnvSpec
+from offmarl.replay.priorities import Priorities, Prioritised
+from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 LOG_EVERY = 500
 """Largest number of updates between two lines of metrics."""
@@ -116,98 +116,6 @@ def stage_starts(stages: tuple[Stage, ...], updates: int) -> tuple[int, ...]:
     return tuple(sum(lengths[:index]) for index in range(len(lengths)))
 
 
-# ---------------------------------------------------------------------------------- seeds
-
-
-_spec: Any = PartitionSpec  # untyped
-_PER_SEED, _SHARED = _spec("seed"), _spec()
-
-
-class Layout(NamedTuple):
-    """How the seeds of a run share the devices; static under jit."""
-
-    at_once: int
-    """Seeds computed side by side, by `jax.vmap`, on one device. The others follow one after the
-    other, by `jax.lax.map`. The results' bits depend on this number, and not on the devices."""
-    devices: int = 1
-    """Devices that the seeds are spread over. With one seed at a time they need not divide the
-    seeds: `place` adds copies of the last seed."""
-
-    def mesh(self) -> Mesh:
-        """Return the devices, along the axis "seed"."""
-        return Mesh(np.array(jax.local_devices()[: self.devices]), ("seed",))
-
-    def place(self, tree: ArrayTree, per_seed: bool) -> ArrayTree:
-        """Put arrays on the devices: divided by seeds, or the same on each."""
-        if self.devices == 1:
-            return tree
-        if per_seed:
-            tree = jax.tree.map(self._pad, tree)
-        axes = _PER_SEED if per_seed else _SHARED
-        return jax.device_put(tree, NamedSharding(self.mesh(), axes))
-
-    def _pad(self, leaf: Any) -> Any:
-        missing = -len(leaf) % self.devices
-        return jnp.concatenate([leaf, *[leaf[-1:]] * missing]) if missing else leaf
-
-
-def layout_of(seeds: int, batching: str, at_once: int | None = None) -> Layout:
-    """Choose how seeds are computed on this process's devices.
-
-    Parameters
-    ----------
-    seeds
-        Number of seeds.
-    batching
-        "map", "vmap", or "auto": whichever is faster on the backend.
-    at_once
-        The value of a resumed run, which is kept.
-    """
-    most = len(jax.local_devices())
-    if at_once is None:
-        if batching == "auto":
-            batching = "map" if jax.default_backend() == "cpu" else "vmap"
-        at_once = 1 if batching == "map" else seeds // largest_divisor(seeds, most)
-    if at_once == 1:
-        rounds = -(-seeds // most)
-        return Layout(1, -(-seeds // rounds))
-    groups = seeds // at_once if seeds % at_once == 0 else 1
-    return Layout(at_once, largest_divisor(groups, most))
-
-
-def map_seeds(
-    layout: Layout, function: Callable[..., ArrayTree], per_seed: tuple[Any, ...], *shared: Any
-) -> ArrayTree:
-    """Apply a function of one seed to all seeds, under jit.
-
-    Parameters
-    ----------
-    layout
-        How the seeds are computed.
-    function
-        Function of an entry of each of ``per_seed``, and of ``shared``.
-    per_seed
-        Trees with a leading axis of seeds.
-    shared
-        Trees that are the same for all.
-    """
-    one_by_one = None if layout.at_once == 1 else layout.at_once
-
-    def on_device(per_seed: tuple[Any, ...], shared: tuple[Any, ...]) -> ArrayTree:
-        return jax.lax.map(lambda own: function(*own, *shared), per_seed, batch_size=one_by_one)
-
-    if layout.devices == 1:
-        return on_device(per_seed, shared)
-    spread = jax.shard_map(
-        on_device,
-        mesh=layout.mesh(),
-        in_specs=(_PER_SEED, _SHARED),
-        out_specs=_PER_SEED,
-        check_vma=False,
-    )
-    return spread(per_seed, shared)
-
-
 # ---------------------------------------------------------------------------------- updates
 
 
@@ -222,16 +130,27 @@ def start(program: Program, keys: Key[Array, "seeds"], hyper: Hyperparameters) -
     return jax.lax.map(lambda own: program.init(*own), (keys, hyper))
 
 
-def start_stage(stage: Stage, states: ArrayTree, layout: Layout) -> ArrayTree:
+class Learned(NamedTuple):
+    """What the updates of a seed change; in a run, with a leading axis of seeds."""
+
+    state: ArrayTree
+    """The program's state."""
+    priorities: Priorities | None = None
+    """None where batches are not drawn by priorities."""
+
+
+def start_stage(stage: Stage, learned: Learned, layout: Layout) -> Learned:
     """Apply a stage's ``on_start`` to the state of each seed."""
     if stage.on_start is same_state:
-        return layout.place(copied(states), per_seed=True)
+        return layout.place(copied(learned), per_seed=True)
+    states = learned.state
     seeds = len(jax.tree.leaves(states)[0])
     started = [
         stage.on_start(jax.tree.map(lambda leaf, seed=seed: leaf[seed], states))
         for seed in range(seeds)
     ]
-    return layout.place(jax.tree.map(lambda *leaves: jnp.stack(leaves), *started), per_seed=True)
+    states = jax.tree.map(lambda *leaves: jnp.stack(leaves), *started)
+    return layout.place(copied(learned)._replace(state=states), per_seed=True)
 
 
 @jax.jit
@@ -253,19 +172,19 @@ class Learners(NamedTuple):
 
 def updates(
     learners: Learners,
-    states: ArrayTree,
+    learned: Learned,
     batches: BatchSource,
     schedule: Schedule,
     done: int,
-) -> Iterator[tuple[int, ArrayTree, dict[str, Float[Array, "seeds n"]]]]:
+) -> Iterator[tuple[int, Learned, dict[str, Float[Array, "seeds n"]]]]:
     """Update all seeds on batches, about `SECONDS_AT_ONCE` at a time.
 
     Parameters
     ----------
     learners
         The program and its seeds.
-    states
-        States of all seeds. They are donated, and so are the yielded states at the next step.
+    learned
+        States of all seeds. They are donated, and so are the yielded ones at the next step.
     batches
         The training data.
     schedule
@@ -279,27 +198,28 @@ def updates(
     and on the host the metrics of each update since the last yield.
     """
     seeds, size, data, stages = len(learners.keys), 1, None, learners.program.stages
-    states = learners.layout.place(states, per_seed=True)
+    learned = learners.layout.place(learned, per_seed=True)
     hyper, keys = learners.layout.place((learners.hyper, learners.keys), per_seed=True)
+    draws = learners.layout.place(batches.draws, per_seed=False)
     while done < schedule.updates:
         stage = schedule.stage(done)
         if done == schedule.starts[stage]:
-            states = start_stage(stages[stage], states, learners.layout)
+            learned = start_stage(stages[stage], learned, learners.layout)
         offset = done % batches.updates
         if data is None or (offset == 0 and not isinstance(data, Replay)):
-            data = next(batches.data)
+            data = batches.take(done, learned.priorities, seeds)
             data = learners.layout.place(data, per_seed=not isinstance(data, Replay))
         count = min(size, batches.updates - offset, schedule.next_log(done) - done)
         begun = time.monotonic()
         place = done, offset, count
-        states, metrics = _update(
-            learners.program, stage, learners.layout, states, (keys, hyper), place, data
+        learned, metrics = _update(
+            learners.program, stage, learners.layout, learned, (keys, hyper), place, data, draws
         )
         metrics = {name: value[:seeds, :count] for name, value in jax.device_get(metrics).items()}
         seconds = (time.monotonic() - begun) / count
         done += count
         size = max(1, min(2 * size, int(SECONDS_AT_ONCE / max(seconds, 1e-9)), LOG_EVERY))
-        yield done, states, metrics
+        yield done, learned, metrics
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=3)
@@ -307,11 +227,12 @@ def _update(
     program: Program,
     stage: int,
     layout: Layout,
-    states: ArrayTree,
+    learned: Learned,
     rest: tuple[Key[Array, "seeds"], Hyperparameters],
     place: tuple[Int[Array, ""] | int, ...],
     data: Replay | Batches,
-) -> tuple[ArrayTree, dict[str, Float[Array, "seeds most"]]]:
+    draws: Prioritised | None,
+) -> tuple[Learned, dict[str, Float[Array, "seeds most"]]]:
     """Sample and update ``count`` times, at most `LOG_EVERY`, for all seeds.
 
     One compiled loop serves every ``count``, so that an update has the same bits wherever a run was
@@ -321,32 +242,61 @@ def _update(
     first, offset, count = place
 
     def seed_updates(
-        state: ArrayTree,
+        learned: Learned,
         key: PRNGKeyArray,
         hyper: Hyperparameters,
         data: Replay | Batches,
-    ) -> tuple[ArrayTree, dict[str, Array]]:
-        def update(state: ArrayTree, index: Array) -> tuple[ArrayTree, dict[str, Array]]:
-            sample_key, update_key = split_key(key, first + index)
-            if isinstance(data, Batches):
-                batch = data[offset + index].sequence()
-            else:
-                batch = data.sample(sample_key)
-            return program.stages[stage].update(state, batch, update_key, hyper)
+        draws: Prioritised | None,
+    ) -> tuple[Learned, dict[str, Array]]:
+        def update(learned: Learned, index: Array) -> tuple[Learned, dict[str, Array]]:
+            number = first + index
+            _, update_key = split_key(key, number)
+            piece = data[offset + index] if isinstance(data, Batches) else data
+            batch, slots, priorities = _batch(piece, draws, learned.priorities, key, number)
+            state, found = program.stages[stage].update(learned.state, batch, update_key, hyper)
+            metrics = dict(found)
+            errors = metrics.pop(TD_ERRORS, None)
+            if draws is not None and errors is not None:
+                priorities = draws.learned(priorities, slots, errors, batch.mask & batch.next_known)
+            return Learned(state, priorities), metrics
 
         def logged_update(
-            index: Array, carry: tuple[ArrayTree, dict[str, Array]]
-        ) -> tuple[ArrayTree, dict[str, Array]]:
-            state, found = update(carry[0], index)
-            return state, {name: log.at[index].set(found[name]) for name, log in carry[1].items()}
+            index: Array, carry: tuple[Learned, dict[str, Array]]
+        ) -> tuple[Learned, dict[str, Array]]:
+            learned, found = update(carry[0], index)
+            return learned, {name: log.at[index].set(found[name]) for name, log in carry[1].items()}
 
-        _, metrics = jax.eval_shape(update, state, jnp.zeros((), jnp.int32))
+        _, metrics = jax.eval_shape(update, learned, jnp.zeros((), jnp.int32))
         logs = {name: jnp.zeros(LOG_EVERY) for name in metrics}
-        return jax.lax.fori_loop(0, count, logged_update, (state, logs))
+        return jax.lax.fori_loop(0, count, logged_update, (learned, logs))
 
     if isinstance(data, Replay):
-        return map_seeds(layout, seed_updates, (states, *rest), data)
-    return map_seeds(layout, seed_updates, (states, *rest, data))
+        return map_seeds(layout, seed_updates, (learned, *rest), data, draws)
+    return map_seeds(layout, seed_updates, (learned, *rest, data), draws)
+
+
+def _batch(
+    data: Replay | Batches,
+    draws: Prioritised | None,
+    priorities: Priorities | None,
+    key: PRNGKeyArray,
+    number: Int[Array, ""],
+) -> tuple[Sequence, Any, Any]:
+    """Return the batch of an update, the slots of its windows, and the priorities after its draw.
+
+    Slots and priorities are None where batches are not drawn by priorities.
+    """
+    if draws is None or priorities is None:
+        sample_key, _ = split_key(key, number)
+        batch = data.sequence() if isinstance(data, Batches) else data.sample(sample_key)
+        return batch, None, None
+    sample_key, _ = split_key(key, number + draws.lag)
+    priorities, slots, ratios = draws.take(priorities, number, sample_key)
+    batch = data.sequence() if isinstance(data, Batches) else data.at(slots)
+    weight = draws.weigh(ratios, batch.mask, number)
+    if batch.weight is not None:
+        weight = batch.weight * weight[:, None]
+    return batch._replace(weight=weight), slots, priorities
 
 
 def collect(

@@ -1,17 +1,20 @@
 """Offline training: what a baseline runs, and the files of its run."""
 
+import hashlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Key, PRNGKeyArray
 from numpy.typing import NDArray
 
 from offmarl import __version__, tracking
+from offmarl.config import Vaults
 from offmarl.errors import OptionError, RunError
 from offmarl.paths import below, local
 from offmarl.programs import dataset as data
@@ -19,11 +22,10 @@ from offmarl.programs.dataset import DatasetStatistics
 from offmarl.programs.evaluate import Evaluator, evaluate, make_evaluator, summary
 from offmarl.programs.loop import (
     LOG_EVERY,
-    Layout,
+    Learned,
     Learners,
     Schedule,
     build,
-    layout_of,
     learn,
     stage_starts,
     start,
@@ -46,9 +48,25 @@ from offmarl.programs.run import (
     keep_compiled_programs,
     open_run,
 )
-from offmarl.replay import BatchSource, Windows, open_batches
+from offmarl.programs.seeds import Layout, layout_of
+from offmarl.replay import (
+    BatchSource,
+    Circles,
+    Windows,
+    WindowSource,
+    open_batches,
+    split_key,
+)
+from offmarl.replay.batches import lag_of
+from offmarl.replay.circles import Weighting
+from offmarl.replay.device import fits
+from offmarl.replay.priorities import Priorities, Prioritised
 from offmarl.types import ArrayTree, EnvSpec
-from offmarl.vault import Dataset, open_vault
+from offmarl.vault import Dataset, Mixture, Weights, mix, open_vault
+from offmarl.vault.weights import resolve
+
+_IMPORTANCE = 0.4
+"""β of prioritised replay at the first update, if none is given (Schaul et al. 2016)."""
 
 
 def train(make: Callable[[EnvSpec, ArgsT, DatasetStatistics], Program], args: ArgsT) -> Path:
@@ -88,7 +106,7 @@ def train(make: Callable[[EnvSpec, ArgsT, DatasetStatistics], Program], args: Ar
 def _train(
     make: Callable[[EnvSpec, Any, DatasetStatistics], Program], args: Args, timer: CheckpointTimer
 ) -> Path:
-    dataset, origin = open_vault(args.vault, time_limit=args.time_limit), origin_of(make)
+    dataset, origin = open_data(args), origin_of(make)
     args = _resolved(args, dataset.spec)
     evaluator = make_evaluator(args, dataset)
     args = replace(args, held_out=evaluator.fraction)
@@ -96,7 +114,8 @@ def _train(
     kept = data.read(directory / data.STATISTICS_FILE)
     statistics = DatasetStatistics(dataset, kept, evaluator.learned_from)
     program = build(make, dataset.spec, args, statistics, statistics.freeze)
-    layout = layout_of(args.seeds, args.batching, _seeds_at_once(directory))
+    layout = layout_of(args.seeds, args.batching, _recorded(directory, "seeds_at_once"))
+    drawing = _drawing(args, program, dataset, evaluator, _recorded(directory, "priority_lag"))
     record = {
         "offmarl": __version__,
         "kind": "baseline",
@@ -110,12 +129,14 @@ def _train(
         "vault_digest": dataset.digest(),
         "seeds": list(range(args.seed, args.seed + args.seeds)),
         "seeds_at_once": layout.at_once,
-    } | (environment_source(evaluator.env.spec.name) if evaluator.env else {})
+        **drawing.record,
+        **(environment_source(evaluator.env.spec.name) if evaluator.env else {}),
+    }
     schedule = _schedule(args, program)
     run = open_run(directory, record)
     data.save(directory / data.STATISTICS_FILE, statistics.used)
     if not run.complete or run.lacks_checkpoint(schedule.updates):
-        _learn(_Job(run, program, evaluator, args, schedule, layout), dataset, timer)
+        _learn(_Job(run, program, evaluator, args, schedule, layout, drawing), dataset, timer)
         run.finish()
     return run.directory
 
@@ -140,19 +161,130 @@ def _schedule(args: Args, program: Program) -> Schedule:
     return Schedule(args.updates, args.evaluate_every, LOG_EVERY, starts)
 
 
-def _seeds_at_once(directory: Path) -> int | None:
-    """Return how many seeds an existing run computes side by side."""
+def open_data(args: Args) -> Dataset | Mixture:
+    """Open the vault of a program's arguments, or the mixture of several.
+
+    Raises
+    ------
+    VaultError, ShapeError, OptionError
+        A vault cannot be opened, the vaults differ, or their shares are wrong.
+    """
+    shares = _shares(args.vault)
+    if len(shares) == 1:
+        return open_vault(next(iter(shares)), time_limit=args.time_limit)
+    given = {path: share for path, share in shares.items() if share is not None}
+    if given and len(given) < len(shares):
+        missing = next(path for path in shares if path not in given)
+        raise OptionError(f"{missing} has no share: give PATH=SHARE for each vault, or for none.")
+    return mix(given or [*shares], args.share_by or "step", time_limit=args.time_limit)
+
+
+def _shares(vaults: Vaults) -> dict[str, float | None]:
+    """Return vaults and their shares, None where no share is given."""
+    if isinstance(vaults, Mapping):
+        return dict(vaults)
+    if isinstance(vaults, str | Path):
+        return {str(vaults): None}
+    found = [_share(text) for text in vaults]
+    paths = [path for path, _ in found]
+    if twice := [path for path in paths if paths.count(path) > 1]:
+        raise OptionError(f"{twice[0]} is given twice: name it once, with its whole share.")
+    return dict(found)
+
+
+def _share(text: str) -> tuple[str, float | None]:
+    """Split PATH=SHARE; the name of an existing file may end like one."""
+    path, sign, share = str(text).rpartition("=")
     try:
-        return tracking.read_run(directory).get("seeds_at_once")
+        return (path, float(share)) if sign and not local(text).exists() else (str(text), None)
+    except ValueError:
+        return str(text), None
+
+
+def _recorded(directory: Path, name: str) -> int | None:
+    """Return a number that an existing run keeps when it is resumed."""
+    try:
+        return tracking.read_run(directory).get(name)
     except RunError:
         return None
 
 
-def _directory(name: str, args: Args, dataset: Dataset) -> Path:
+def _directory(name: str, args: Args, dataset: Dataset | Mixture) -> Path:
     if args.out:
         return local(args.out)
     parts = dataset.spec.name or dataset.name, dataset.uid, name
     return Path("runs") / below(*parts, option="--out")
+
+
+class _Drawing(NamedTuple):
+    """How a run draws its batches."""
+
+    kind: Literal["device", "stream"]
+    windows: Windows
+    weights: Weighting
+    draws: Prioritised | None
+    record: dict[str, Any]
+    """What ``run.json`` says of it."""
+
+
+def _drawing(
+    args: Args,
+    program: Program,
+    dataset: Dataset | Mixture,
+    evaluator: Evaluator,
+    lag: int | None,
+) -> _Drawing:
+    """Resolve the arguments on sampling; ``lag`` is that of a resumed run."""
+    windows = Windows(args.batch_size, args.length, args.burn_in, program.return_to_go)
+    episodes, kind = evaluator.learned_from, args.replay
+    weights, record = _weights(args, dataset), _recorded_vaults(dataset)
+    circles = Circles(dataset, windows, episodes, weights)
+    if kind == "auto":
+        kind = "device" if fits(circles) else "stream"
+    if weights is not None:
+        sums = hashlib.sha256(b"".join(array.tobytes() for array in weights))
+        record["weights_digest"] = sums.hexdigest()
+    if not args.prioritise:
+        return _Drawing(kind, windows, weights, None, record)
+    if not program.td_errors:
+        raise OptionError(
+            "this program computes no temporal-difference errors, by which windows are "
+            "prioritised: leave out --prioritise."
+        )
+    if lag is None:
+        drawn = WindowSource.of(circles)
+        part = args.seeds * drawn.batch_bytes
+        lag = 0 if kind == "device" else lag_of(int(args.memory * 1e9), part)
+    starts: Any = jax.device_put(circles.starts)
+    begun = _IMPORTANCE if args.importance is None else args.importance
+    assert args.updates is not None
+    draws = Prioritised(
+        starts, args.prioritise, begun, args.updates, circles.num_slots, args.batch_size, lag
+    )
+    return _Drawing(kind, windows, weights, draws, record | {"priority_lag": lag})
+
+
+def _weights(args: Args, dataset: Dataset | Mixture) -> Weighting:
+    if args.weight is None:
+        for name in ("weight_by", "temperature"):
+            if getattr(args, name) is not None:
+                raise OptionError(f"--{name.replace('_', '-')} needs --weight: give both.")
+        return None
+    weights = Weights(args.weight, args.weight_by or "step", args.temperature)
+    return resolve(dataset, weights)
+
+
+def _recorded_vaults(dataset: Dataset | Mixture) -> dict[str, Any]:
+    """Return what ``run.json`` says of the vaults of a mixture; nothing for a single vault."""
+    if isinstance(dataset, Dataset):
+        return {}
+    parts = zip(dataset.sources, dataset.shares, strict=True)
+    return {
+        "vaults": [
+            {"vault": f"{one.name}/{one.uid}", "share": share, "digest": one.digest()}
+            for one, share in parts
+        ]
+    }
 
 
 class _Job(NamedTuple):
@@ -164,6 +296,7 @@ class _Job(NamedTuple):
     args: Args
     schedule: Schedule
     layout: Layout
+    drawing: _Drawing
 
     @property
     def seeds(self) -> NDArray[np.int64]:
@@ -180,21 +313,37 @@ class _Job(NamedTuple):
         one = hyperparameters(self.args)
         return jax.tree.map(lambda leaf: np.full(self.args.seeds, leaf, leaf.dtype), one)
 
-    def tree(self, states: ArrayTree) -> dict[str, ArrayTree]:
+    def begin(self, keys: Key[Array, "seeds"], update_keys: Key[Array, "seeds"]) -> Learned:
+        """Return the states of all seeds before the first update."""
+        states, draws = start(self.program, keys, self.hyper()), self.drawing.draws
+        return Learned(states, None if draws is None else _begin_priorities(draws, update_keys))
+
+    def tree(self, learned: Learned) -> dict[str, ArrayTree]:
         """Return what a checkpoint holds: one state for each seed, without added copies."""
         seeds = self.args.seeds
-        if len(jax.tree.leaves(states)[0]) > seeds:
-            states = jax.tree.map(lambda leaf: leaf[:seeds], jax.device_get(states))
-        return {"state": states, "policy": self.program.policy_params(states)}
+        if len(jax.tree.leaves(learned)[0]) > seeds:
+            learned = jax.tree.map(lambda leaf: leaf[:seeds], jax.device_get(learned))
+        policy = self.program.policy_params(learned.state)
+        found = {"state": learned.state, "policy": policy}
+        return found | ({} if learned.priorities is None else {"priorities": learned.priorities})
 
 
-def _learn(job: _Job, dataset: Dataset, timer: CheckpointTimer) -> None:
+@jax.jit
+def _begin_priorities(draws: Prioritised, keys: Key[Array, "seeds"]) -> Priorities:
+    def of_seed(key: PRNGKeyArray) -> Priorities:
+        first = jax.vmap(lambda step: split_key(key, step)[0])(jnp.arange(draws.lag))
+        return draws.begin(first)
+
+    return jax.lax.map(of_seed, keys)
+
+
+def _learn(job: _Job, dataset: Dataset | Mixture, timer: CheckpointTimer) -> None:
     """Update, log, evaluate and checkpoint until the run is complete."""
     run, schedule = job.run, job.schedule
     start_keys, update_keys, evaluate_keys = job.keys()
     learners = Learners(job.program, job.hyper(), update_keys, job.layout)
     journal = _Journal(job, evaluate_keys)
-    done, states = journal.begin(start(job.program, start_keys, learners.hyper))
+    done, states = journal.begin(job.begin(start_keys, update_keys))
     timer.begin(done)
     with (
         _batches(job, dataset, update_keys, done) as batches,
@@ -207,18 +356,19 @@ def _learn(job: _Job, dataset: Dataset, timer: CheckpointTimer) -> None:
 
 
 def _batches(
-    job: _Job, dataset: Dataset, keys: Key[Array, "seeds"], done: int
+    job: _Job, dataset: Dataset | Mixture, keys: Key[Array, "seeds"], done: int
 ) -> AbstractContextManager[BatchSource]:
-    args, total = job.args, job.schedule.updates
-    windows = Windows(args.batch_size, args.length, args.burn_in, job.program.return_to_go)
+    drawing, total = job.drawing, job.schedule.updates
     return open_batches(
         dataset,
-        args.replay,
-        windows,
+        drawing.kind,
+        drawing.windows,
         keys,
         range(done, total, min(LOG_EVERY, total)),
-        int(args.memory * 1e9),
+        int(job.args.memory * 1e9),
         job.evaluator.learned_from,
+        drawing.weights,
+        drawing.draws,
     )
 
 
@@ -231,11 +381,12 @@ class _Journal:
         self._means = Means()
         self.note = ""
 
-    def begin(self, fresh: ArrayTree) -> tuple[int, ArrayTree]:
+    def begin(self, fresh: Learned) -> tuple[int, Learned]:
         """Return the updates done, and the states after them."""
         found = self._checkpoints.resume(self._job.tree(fresh))
-        done, states = (0, fresh) if found is None else (found.step, found.tree["state"])
+        done, states = 0, fresh
         if found is not None:
+            done, states = found.step, Learned(found.tree["state"], found.tree.get("priorities"))
             self._means = Means(found.info.get("sums", {}), found.info.get("count", 0))
         tracking.cut(self._job.run.metrics, done)
         return done, states
@@ -248,21 +399,21 @@ class _Journal:
         """Write the means since the last line."""
         self._write(done, self._means.take())
 
-    def evaluate(self, done: int, states: ArrayTree) -> None:
+    def evaluate(self, done: int, learned: Learned) -> None:
         """Evaluate the policies of all seeds, with more episodes after the last update."""
         job, last = self._job, done == self._job.schedule.updates
         episodes = job.args.final_episodes if last else job.args.evaluate_episodes
         keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(self._keys, done)
-        params = job.program.policy_params(states)
+        params = job.program.policy_params(learned.state)
         found = evaluate(job.evaluator, job.program, job.layout, params, keys, episodes, last)
         if found:
             self._write(done, found)
         self.note = summary(found)
 
-    def save(self, done: int, states: ArrayTree) -> None:
+    def save(self, done: int, learned: Learned) -> None:
         """Write a checkpoint, with the metrics not yet logged."""
         info = {"sums": self._means.sums, "count": self._means.count}
-        self._checkpoints.save(done, self._job.tree(states), info)
+        self._checkpoints.save(done, self._job.tree(learned), info)
 
     def close(self) -> None:
         """Close the files."""

@@ -79,11 +79,16 @@ from offmarl.config import (
     PositiveInt,
     Seed,
     Validated,
+    Vaults,
     float_fields,
 )
 from offmarl.types import ArrayTree, Policy
 
 ArgsT = TypeVar("ArgsT", bound=Validated)
+
+TD_ERRORS = "td_errors"
+"""Name of the temporal-difference errors ``(B, T)`` among the metrics of an update. They are not
+logged; prioritised replay draws windows by them."""
 
 # ---------------------------------------------------------------------------------- arguments
 
@@ -92,9 +97,28 @@ ArgsT = TypeVar("ArgsT", bound=Validated)
 class Args(Validated):
     """Arguments that all offline programs share."""
 
-    vault: Path
+    vault: Vaults
     """Dataset to learn from: a vault such as vaults/swarm/coverage-3.vlt/medium, or the name of a
-    pulled dataset. `offmarl cat` joins several into one."""
+    pulled dataset. Several are mixed: PATH=SHARE ..., for example
+    coverage-3.vlt/expert=0.7 coverage-3.vlt/random=0.3, or without shares by their sizes."""
+    share_by: Literal["step", "episode"] | None = None
+    """What the shares of several vaults are shares of: the steps in batches (the default), or the
+    episodes."""
+    weight: str | None = None
+    """Draw steps by weight: "return", "length" or "policy" of their episodes, "reward", the name of
+    an extra, or a function as path/to/file.py:FUNCTION, which returns a number for each episode or
+    step. By default all weigh the same."""
+    weight_by: Literal["step", "episode"] | None = None
+    """Give the weight to each step (the default), or to each episode in all."""
+    temperature: Positive | None = None
+    """Weigh by exp(x / temperature), with x scaled to [0, 1]; by default 0.1 for returns, while
+    other numbers are the weights."""
+    prioritise: Fraction | None = None
+    """Draw windows by their temporal-difference errors to this power: 0.6 is usual; by default they
+    are drawn without regard to errors. For programs that compute such errors."""
+    importance: Fraction | None = None
+    """With --prioritise: power of the weights that correct the loss for it, at the first update (by
+    default 0.4); it grows to 1 at the last."""
     time_limit: PositiveInt | None = None
     """For a vault of another program that flags the time limit as a termination: the limit in
     steps, by default the one that `offmarl pull` stored."""
@@ -166,6 +190,9 @@ class OnlineArgs(Validated):
     """Environment steps to train for."""
     num_envs: PositiveInt = 32
     """Number of environments that run side by side."""
+    env_states: bool = False
+    """Also record the environments' states, as extras, so that `offmarl.replay_episode` can play
+    any episode again."""
     evaluations: PositiveInt = 40
     """Number of policy versions to evaluate and keep during training; tiers are chosen from
     them."""
@@ -306,7 +333,8 @@ class Stage(NamedTuple):
     ]
     """``update(state, batch, key, hyper) -> (state, metrics)``, pure: ``batch`` is a
     `offmarl.types.Sequence` ``(B, T, ...)``, None for a program that collects its own steps;
-    metrics are scalars by name. Losses take ``batch.weight`` into account where they can."""
+    metrics are scalars by name, and may hold `TD_ERRORS`. Losses take ``batch.weight`` into account
+    where they can."""
     updates: int | None = None
     """Number of updates; None for the updates that the other stages leave."""
     on_start: Callable[[ArrayTree], ArrayTree] = same_state
@@ -331,6 +359,8 @@ class Program(NamedTuple):
     sampled actions, such as a clone of stochastic data, is also evaluated greedily at the end."""
     return_to_go: float | None = None
     """Discount of the returns-to-go that its batches carry, 1 for plain sums; None for none."""
+    td_errors: bool = False
+    """Whether the metrics of its updates hold `TD_ERRORS`, so that replay can be prioritised."""
     num_steps: int = 0
     """Number of time steps that an update takes in each environment and adds to ``state.capture``,
     a `Capture`, which is recorded; 0 for a program that learns from a dataset."""

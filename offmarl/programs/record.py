@@ -60,7 +60,8 @@ def record_policy(
     Parameters
     ----------
     env
-        The environment, without autoreset.
+        The environment, without autoreset; `offmarl.envs.record_states` makes one whose states are
+        recorded.
     policy, params
         The policy, recorded as policy 0.
     path
@@ -106,6 +107,8 @@ def record_policy(
         "chunks": [num_chunks, program.num_steps],
         "seed": seed,
     } | environment_source(env.spec.name)
+    if env.spec.extras:
+        recipe["extras"] = sorted(env.spec.extras)
     if is_complete(path, recipe):
         return False
     with checkpoint_timer(checkpoint_seconds, "step") as timer:

@@ -116,6 +116,8 @@ class _Run(NamedTuple):
         """The arguments that determine the result."""
         args = asdict(self.args) | {"env": envs.short_name(self.args.env)}
         del args["out"], args["checkpoint_seconds"]
+        if not self.args.env_states:  # as recordings before there were states
+            del args["env_states"]
         return tracking.plain(args)  # as in the provenance on disk
 
     @property
@@ -168,6 +170,7 @@ def record_online(make: Callable[[EnvSpec, ArgsT, Environment], Program], args: 
     """
     assert isinstance(args, OnlineArgs)
     tiers, env = parse_tiers(args.tiers), envs.make(args.env)
+    env = envs.record_states(env) if args.env_states else env
     keep_compiled_programs()
     program = build(make, env.spec, args, env, lambda: cast(Hashable, env))
     source = environment_source(env.spec.name)

@@ -1,34 +1,92 @@
 """The batches of a training loop: drawn on the device, or streamed to it."""
 
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from itertools import repeat
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Int, Key, PRNGKeyArray
 
 from offmarl._arrays import largest_divisor
+from offmarl.errors import OptionError
 from offmarl.replay import device
 from offmarl.replay.circles import Circles, Mixed, Weighting
 from offmarl.replay.device import Replay, load_circles
 from offmarl.replay.host import IN_HAND, ahead, parts_ahead
+from offmarl.replay.priorities import Priorities, Prioritised
 from offmarl.replay.sampling import Chosen, Source, Windows
 from offmarl.replay.stream import Batches, WindowSource, on_host
 
 Kind = Literal["auto", "device", "stream"]
 
 _MOST_AHEAD = 2
+_LAG = 32
+"""Largest number of updates between the draw of a streamed batch by priorities and its use."""
 
 
-class BatchSource(NamedTuple):
-    """Data for the updates of a loop, one piece after the other."""
+class BatchSource:
+    """Data for the updates of a loop, one piece after the other.
 
-    updates: int
-    """Updates that each piece is for."""
-    data: Iterator[Replay | Batches]
-    """The same replay again and again, or batches ``(seeds, updates, ...)``."""
+    Parameters
+    ----------
+    updates
+        Updates that each piece is for.
+    data
+        The same replay again and again, or batches ``(seeds, updates, ...)``.
+    draws
+        How batches are drawn by priorities; None if they are not.
+    """
+
+    def __init__(
+        self,
+        updates: int,
+        data: Iterator[Replay | Batches],
+        draws: Prioritised | None = None,
+    ):
+        self.updates, self.data, self.draws = updates, data, draws
+
+    def take(self, _done: int, _priorities: Priorities | None, _seeds: int) -> Replay | Batches:
+        """Return the piece of the update after ``done``.
+
+        Parameters
+        ----------
+        done
+            Number of updates done.
+        priorities
+            Of all seeds, after these updates.
+        seeds
+            Number of seeds; priorities may have copies of the last after them.
+        """
+        return next(self.data)
+
+
+class _DrawnAhead(BatchSource):
+    """Batches of which the priorities' state has the slots, gathered while the device computes."""
+
+    def __init__(self, drawn: WindowSource, draws: Prioritised, updates: int, last: int):
+        super().__init__(updates, iter(()), draws)
+        self._drawn, self._lag, self._last = drawn, draws.lag, last
+        self._pool = ThreadPoolExecutor(1, "offmarl-stream")
+        self._pieces: dict[int, Future[Batches]] = {}
+
+    def take(self, done: int, priorities: Priorities | None, seeds: int) -> Replay | Batches:
+        """Return the piece of the update after ``done``, and begin to gather the one after it."""
+        assert priorities is not None
+        slots = np.asarray(jax.device_get(priorities.slots), np.int64)[:seeds]
+        first = done - done % self.updates
+        for piece in (first, first + self.updates):
+            if piece not in self._pieces and piece < self._last:
+                at = np.arange(piece, piece + self.updates) % self._lag
+                self._pieces[piece] = self._pool.submit(self._drawn.at, slots[:, at])
+        return self._pieces.pop(first).result()
+
+    def close(self) -> None:
+        """Stop gathering."""
+        self._pool.shutdown(cancel_futures=True)
 
 
 def split_key(key: PRNGKeyArray, step: Int[Array, ""] | int) -> tuple[PRNGKeyArray, PRNGKeyArray]:
@@ -47,6 +105,7 @@ def open_batches(
     memory: int,
     episodes: Chosen = None,
     weights: Weighting = None,
+    draws: Prioritised | None = None,
 ) -> Iterator[BatchSource]:
     """Open the batches of a loop over ``steps``, each of which stands for ``steps.step`` updates.
 
@@ -70,21 +129,33 @@ def open_batches(
         Numbers of the episodes to draw windows from; all of them by default.
     weights
         What steps weigh; all the same by default.
+    draws
+        How to draw by priorities, by which no batch is drawn by default. Streams need a lag.
 
     Raises
     ------
     ShapeError
         There is no step to draw.
     OptionError
-        There is no room for a few batches, there are no such episodes, they weigh nothing, or there
-        are too many steps for the device.
+        There is no room for a few batches, a stream has no lag, there are no such episodes, they
+        weigh nothing, or there are too many steps for the device.
     """
     circles = Circles(source, windows, episodes, weights)
     if kind == "device" or (kind == "auto" and device.fits(circles)):
-        yield BatchSource(steps.step, repeat(load_circles(circles)))
+        yield BatchSource(steps.step, repeat(load_circles(circles)), draws)
         return
     drawn, host_keys = WindowSource.of(circles), on_host(keys)
     part = len(keys) * drawn.batch_bytes
+    if draws is not None:
+        updates = min(draws.lag, lag_of(memory, part)) // 2
+        if not updates:
+            raise OptionError(
+                "this run draws the batch of an update right before it, as only a replay on the "
+                "device can: give --replay device, or choose another directory for a new run."
+            )
+        with closing(_DrawnAhead(drawn, draws, updates, steps.stop)) as ahead_of_use:
+            yield ahead_of_use
+        return
     most = parts_ahead(memory, part, "a batch for each seed", _MOST_AHEAD)
     updates = largest_divisor(steps.step, memory // (part * (most + IN_HAND)))
 
@@ -94,6 +165,20 @@ def open_batches(
     firsts = range(steps.start - steps.start % updates, steps.stop, updates)
     with closing(ahead(gather, firsts, most)) as data:
         yield BatchSource(updates, data)
+
+
+def lag_of(memory: int, part: int) -> int:
+    """Return how many updates before its use a streamed batch is drawn by priorities.
+
+    While the device uses one piece of as many batches as half of this, the next one is gathered.
+
+    Parameters
+    ----------
+    memory, part
+        Bytes that there are, and bytes of a batch for each seed.
+    """
+    parts_ahead(memory, part, "a batch for each seed", 1)  # raises the error if they are too few
+    return min(_LAG, 2 * (memory // (part * (1 + IN_HAND))))
 
 
 @jax.jit

@@ -6,7 +6,7 @@ begin at any step, and has no state but the step's number. Threads gather what c
 vault's memory map while the learner computes. `offmarl.replay.stream` puts windows on the device.
 """
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import chain, count, groupby
@@ -34,7 +34,7 @@ IN_HAND = 1 + _THREADS
 """Parts held beside those ahead: one in use, and of those being gathered the host's copies."""
 _MOST_AHEAD = 16
 """Batches ready before they are asked for; more would only take memory."""
-_GATHERED_WINDOWS = 256
+GATHERED_WINDOWS = 256
 """Windows that small batches are gathered by."""
 
 _In = TypeVar("_In")
@@ -114,6 +114,11 @@ class WindowReader:
         found = self.arrays(starts)
         return [map_tree(lambda leaf, i=i: leaf[i], found) for i in range(len(starts))]
 
+    def each_batch(self, starts: Iterable[Int[np.ndarray, "B"]]) -> Iterator[Sequence]:
+        """Yield the batches of windows that start at given slots; see `each_array`."""
+        for _, equal in groupby(starts, len):
+            yield from self.each_array(np.stack([*equal]))
+
     def prepare_fork(self) -> None:
         """Let processes that are forked from this one read the windows."""
         for part in self._circles.parts:
@@ -180,7 +185,7 @@ class Stream:
             raise OptionError(f"batches are numbered from 0: a stream cannot start at {start}.")
         self._read, self._order = read, order
         room = memory // (batch_bytes * (2 + IN_HAND))
-        together = max(1, min(_GATHERED_WINDOWS // batch_size, room))
+        together = max(1, min(GATHERED_WINDOWS // batch_size, room))
         most = max(1, _MOST_AHEAD // together)
         most = parts_ahead(memory, together * batch_bytes, "a batch", most)
         self.seed, self.step = seed, start

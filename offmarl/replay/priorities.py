@@ -36,22 +36,21 @@ class Priorities(NamedTuple):
     """Of windows never learned from, the value is in units of the largest priority so far."""
     largest: Float[Array, ""]
     """The largest priority so far, to the power of the exponent; 1 at first."""
-    slots: Int[Array, "lag B"]
-    """The windows of the updates to come: of update i at ``i % lag``."""
-    ratios: Float[Array, "lag B"]
+    slots: Int[Array, "lag B"] | None = None
+    """The windows of the updates to come: of update i at ``i % lag``; None without a lag."""
+    ratios: Float[Array, "lag B"] | None = None
     """How likely each was without priorities, over how likely it was when it was drawn."""
 
 
-def begin(starts: Starts, lag: int, batch_size: int) -> Priorities:
-    """Return priorities before the first update: all windows are as likely as ``starts`` says."""
-    slots = jnp.arange(starts.num_slots)
-    base = probability(starts, slots) * starts.num_slots
-    return Priorities(
-        SumTree.of(jnp.zeros_like(base), base),
-        jnp.ones(()),
-        jnp.zeros((lag, batch_size), jnp.int32),
-        jnp.ones((lag, batch_size)),
-    )
+def begin(base: Float[Array, "n"]) -> Priorities:
+    """Return priorities before the first update.
+
+    Parameters
+    ----------
+    base
+        How likely a window is to start at each slot without priorities, up to a factor.
+    """
+    return Priorities(SumTree.of(jnp.zeros_like(base), base), jnp.ones(()))
 
 
 def window_priorities(
@@ -75,7 +74,7 @@ def window_priorities(
 
 
 def importance(
-    ratios: Float[Array, "B"], counted: Bool[Array, "B"], exponent: Float[Array, ""]
+    ratios: Float[Array, "B"], counted: Bool[Array, "B"], exponent: Float[Array, ""] | float
 ) -> Float[Array, "B"]:
     """Return the weights of windows in the loss: ratio^β, over the largest of those that count."""
     weights = ratios**exponent
@@ -85,7 +84,7 @@ def importance(
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["starts", "exponent", "importance", "updates"],
-    meta_fields=["batch_size", "lag"],
+    meta_fields=["num_slots", "batch_size", "lag"],
 )
 @dataclass(frozen=True, eq=False)
 class Prioritised:
@@ -101,6 +100,8 @@ class Prioritised:
         β at the first update; it grows linearly to 1 at the last.
     updates
         Number of updates of the run.
+    num_slots
+        Numbers of the slots.
     batch_size
         Windows in a batch.
     lag
@@ -111,6 +112,7 @@ class Prioritised:
     exponent: Float[Array, ""] | float
     importance: Float[Array, ""] | float
     updates: Int[Array, ""] | int
+    num_slots: int
     batch_size: int
     lag: int
 
@@ -122,14 +124,14 @@ class Prioritised:
         keys
             The keys that the first ``lag`` updates draw with.
         """
-        fresh = begin(self.starts, self.lag, self.batch_size)
+        fresh = begin(self._base(jnp.arange(self.num_slots)))
         if not self.lag:
             return fresh
         slots, ratios = jax.lax.map(lambda key: self._draw(fresh, key), keys)
         return fresh._replace(slots=slots, ratios=ratios)
 
     def take(
-        self, priorities: Priorities, update: Int[Array, ""], key: PRNGKeyArray
+        self, priorities: Priorities, update: Int[Array, ""] | int, key: PRNGKeyArray
     ) -> tuple[Priorities, Int[Array, "B"], Float[Array, "B"]]:
         """Return the windows of an update, and draw those of the update ``lag`` later.
 
@@ -143,7 +145,7 @@ class Prioritised:
             The key of the update that windows are drawn for.
         """
         slots, ratios = self._draw(priorities, key)
-        if not self.lag:
+        if priorities.slots is None or priorities.ratios is None:
             return priorities, slots, ratios
         at = update % self.lag
         taken = priorities.slots[at], priorities.ratios[at]
@@ -153,7 +155,7 @@ class Prioritised:
         return waiting, *taken
 
     def weigh(
-        self, ratios: Float[Array, "B"], mask: Bool[Array, "B T"], update: Int[Array, ""]
+        self, ratios: Float[Array, "B"], mask: Bool[Array, "B T"], update: Int[Array, ""] | int
     ) -> Float[Array, "B"]:
         """Return the importance weights of a batch."""
         grown = self.importance + (1 - self.importance) * update / self.updates
@@ -168,7 +170,7 @@ class Prioritised:
     ) -> Priorities:
         """Return the priorities after an update on some windows, with the errors of its steps."""
         found = window_priorities(errors, counted, self.exponent)
-        base = probability(self.starts, slots) * self.starts.num_slots
+        base = self._base(slots)
         return priorities._replace(
             tree=priorities.tree.put(slots, base * found, jnp.zeros_like(base)),
             largest=jnp.maximum(priorities.largest, found.max()),
@@ -180,4 +182,8 @@ class Prioritised:
         tree, unit = priorities.tree, priorities.largest
         slots = tree.draw(key, self.batch_size, unit)
         drawn = tree.values(slots, unit) / tree.total(unit)
-        return slots, probability(self.starts, slots) / drawn
+        return slots, self._base(slots) / self.num_slots / drawn
+
+    def _base(self, slots: Int[Array, "n"]) -> Float[Array, "n"]:
+        """Return how likely slots are without priorities; 1 in the mean."""
+        return probability(self.starts, slots) * self.num_slots

@@ -36,11 +36,11 @@ class SumTree(NamedTuple):
             levels.append(_grouped(levels[-1].sum(1)))
         return cls(tuple(levels))
 
-    def values(self, leaves: Int[Array, "m"], unit: Float[Array, ""]) -> Float[Array, "m"]:
+    def values(self, leaves: Int[Array, "m"], unit: Float[Array, ""] | float) -> Float[Array, "m"]:
         """Return the values of some leaves in a draw."""
         return _value(self.levels[0][leaves // FAN_OUT, leaves % FAN_OUT], unit)
 
-    def total(self, unit: Float[Array, ""]) -> Float[Array, ""]:
+    def total(self, unit: Float[Array, ""] | float) -> Float[Array, ""]:
         """Return the sum of the values of all leaves in a draw."""
         return _value(self.levels[-1][0].sum(0), unit)
 
@@ -61,7 +61,9 @@ class SumTree(NamedTuple):
             levels.append(level.at[group, place].set(sums))
         return SumTree(tuple(levels))
 
-    def draw(self, key: PRNGKeyArray, count: int, unit: Float[Array, ""]) -> Int[Array, "count"]:
+    def draw(
+        self, key: PRNGKeyArray, count: int, unit: Float[Array, ""] | float
+    ) -> Int[Array, "count"]:
         """Draw leaves, each in proportion to its value; at least one value is above 0."""
         uniforms = jax.random.uniform(key, (len(self.levels), count))
         node = jnp.zeros(count, jnp.int32)
@@ -74,7 +76,7 @@ def _grouped(values: Float[Array, "n 2"]) -> Float[Array, "groups fan_out 2"]:
     return jnp.pad(values, ((0, -len(values) % FAN_OUT), (0, 0))).reshape(-1, FAN_OUT, 2)
 
 
-def _value(pair: Float[Array, "*b 2"], unit: Float[Array, ""]) -> Float[Array, "*b"]:
+def _value(pair: Float[Array, "*b 2"], unit: Float[Array, ""] | float) -> Float[Array, "*b"]:
     return pair[..., 0] + unit * pair[..., 1]
 
 

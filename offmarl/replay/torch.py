@@ -6,6 +6,7 @@ as everywhere else.
 """
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from offmarl._imports import import_optional
 from offmarl.replay.circles import Mixed, Weighting
-from offmarl.replay.host import WindowReader, num_left
+from offmarl.replay.host import GATHERED_WINDOWS, WindowReader, num_left
 from offmarl.replay.items import WindowItems
 from offmarl.replay.orders import make_order
 from offmarl.replay.sampling import Chosen, Source, Windows
@@ -23,6 +24,8 @@ import_optional("torch", "torch")  # its error says what to install
 
 import torch  # noqa: E402
 from torch.utils import data  # noqa: E402
+
+_ALIGNMENT = 64
 
 
 def to_tensors(tree: Any) -> Any:
@@ -36,6 +39,41 @@ def _tensor(array: NDArray[Any]) -> Any:
     return torch.from_numpy(array)
 
 
+class _Sent(Sequence):
+    """A batch that a worker sends: as one block of shared memory, from which a sequence is made.
+
+    PyTorch passes a file descriptor for each tensor, which takes longer than gathering them.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        size = 0
+
+        def place(tensor: Any) -> tuple[Any, ...]:
+            nonlocal size
+            start, size = size, size + -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+            return tensor.dtype, tensor.shape, start, start + tensor.nbytes
+
+        layout = map_tree(place, Sequence(*self))
+        block = torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(size))
+        map_tree(lambda tensor, there: tensor.copy_(there), _received(block, layout), self)
+        return _received, (block, layout)
+
+
+def _received(block: Any, layout: Any) -> Sequence:
+    """Return the tensors of a sequence in a block of memory."""
+
+    def tensor(place: tuple[Any, ...]) -> Any:
+        dtype, shape, start, stop = place
+        return block[start:stop].view(dtype).view(shape)
+
+    found: Sequence = map_tree(tensor, layout)
+    return found
+
+
+def _to_send(sequence: Sequence) -> Sequence:
+    return _Sent(*sequence) if data.get_worker_info() else sequence
+
+
 class _Gathered(tuple[Sequence]):
     """A batch that was gathered at once, in place of its windows."""
 
@@ -44,12 +82,11 @@ class _Gathered(tuple[Sequence]):
 
 def _stack(batch: list[Sequence], **_: Any) -> Sequence:
     """Collate windows; None stays None."""
-    found: Sequence = map_tree(lambda *leaves: torch.stack(leaves), *batch)
-    return found
+    return _to_send(map_tree(lambda *leaves: torch.stack(leaves), *batch))
 
 
 def _take(batch: list[_Gathered], **_: Any) -> Sequence:
-    return batch[0][0]
+    return _to_send(batch[0][0])
 
 
 # PyTorch's way to let its default `collate_fn` take further types.
@@ -151,6 +188,7 @@ class TorchBatches(data.IterableDataset):
         self.seed, self.start = seed, start
         self._source = WindowReader(source, windows, episodes, weights)
         self._order = make_order(self._source.starts, windows.batch_size, seed, epochs, drop_last)
+        self._together = max(1, GATHERED_WINDOWS // windows.batch_size)
         self._source.prepare_fork()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -159,8 +197,10 @@ class TorchBatches(data.IterableDataset):
     def __iter__(self) -> Iterator[Sequence]:
         worker = data.get_worker_info()
         first, stride = (worker.id, worker.num_workers) if worker else (0, 1)
-        for step in _steps(self._order.num_batches, self.start + first, stride):
-            yield to_tensors(self._source.arrays(self._order.slots(step)))
+        steps = _steps(self._order.num_batches, self.start + first, stride)
+        while some := [*islice(steps, self._together)]:
+            for found in self._source.each_batch(map(self._order.slots, some)):
+                yield _to_send(to_tensors(found))
 
     def __len__(self) -> int:
         """Return the number of batches; `TypeError` if there is no end."""

@@ -1,9 +1,9 @@
 """Recorded episodes as scenes, by playing them again in their environment.
 
-A vault does not hold environment states. It holds the actions and, if a policy was recorded, the
-seed of all random numbers. An episode is played again with the random keys of its recording (any
-key serves a deterministic environment), and is shown only if all observations and rewards equal
-the recorded ones.
+If the vault has the environment's states, they are drawn. Other vaults hold the actions and, if a
+policy was recorded, the seed of all random numbers. An episode is then played again with the random
+keys of its recording (any key serves a deterministic environment), and is shown only if all
+observations and rewards equal the recorded ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from offmarl.errors import OptionError, ShapeError
 from offmarl.report.render import Playback
-from offmarl.types import ArrayTree, Episode
+from offmarl.types import ArrayTree, Episode, Transition
 from offmarl.vault import Dataset
 
 if TYPE_CHECKING:
@@ -57,14 +57,20 @@ def replay(env: Environment, vault: Dataset, number: int) -> Playback:
     """
     import jax
 
+    from offmarl.envs.states import STATE
+    from offmarl.programs import replay_episode
+
     if not hasattr(env, "scene"):
         raise OptionError(f"episodes of {env.spec.name} cannot be drawn.")
-    if difference := vault.spec.difference(env.spec):
+    if difference := vault.spec.difference(env.spec, extras=False):
         raise ShapeError(
             f"{vault.path} and the environment {env.spec.name} differ in {difference}."
         )
     episode = vault.episode(number)
     steps = episode.transition
+    if STATE in vault.spec.extras:
+        states = replay_episode(vault, number, env).states
+        return _playback(env, jax.device_get(jax.jit(jax.vmap(env.scene))(states)), steps)
     size = max(env.spec.time_limit or 0, len(steps.last))  # one program for all lengths
     keys = _keys(vault, number)
     pad = partial(_pad, size=size)
@@ -72,6 +78,13 @@ def replay(env: Environment, vault: Dataset, number: int) -> Playback:
         _program(env)(keys.reset, pad(keys.steps), pad(steps.action))  # type: ignore[arg-type]
     )
     _check(vault, number, seen, reward, episode)
+    return _playback(env, scenes, steps)
+
+
+def _playback(env: Environment, scenes: Any, steps: Transition) -> Playback:
+    """Return the first T+1 scenes of an episode with the sums of its rewards."""
+    import jax
+
     count = len(steps.last) + 1
     leaves, shape = jax.tree.flatten(scenes)
     drawn = [jax.tree.unflatten(shape, [leaf[t] for leaf in leaves]) for t in range(count)]
@@ -167,4 +180,5 @@ def _recipe(vault: Dataset) -> Mapping[str, Any] | None:
     """Return the recipe of a policy recording; None for other vaults."""
     recipe = vault.provenance.get("recipe")
     names = {"env", "policy", "num_envs", "chunks", "seed"}
-    return recipe if isinstance(recipe, Mapping) and recipe.keys() == names else None
+    found = recipe if isinstance(recipe, Mapping) else {}
+    return found if found.keys() - {"extras"} == names else None

@@ -86,7 +86,7 @@ def write_blocks(directory: Path, blocks: Sequence[Block]) -> DataFile:
             fcntl.fcntl(descriptor, fcntl.F_SETFL, _DIRECT)
         for block in blocks:
             _write(descriptor, block.memory)
-        _write(descriptor, _pages(node))
+        _write(descriptor, _copied(node))
         os.fdatasync(descriptor)
         sync(directory / DATA)
     except BaseException:
@@ -98,14 +98,22 @@ def write_blocks(directory: Path, blocks: Sequence[Block]) -> DataFile:
     return DataFile(name, _manifest(name, size, len(node), len(entries), values))
 
 
-def pages_of(size: int) -> int:
-    """Return a number of bytes rounded up to whole pages."""
-    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+def allocate(size: int) -> mmap.mmap:
+    """Allocate zeros that begin at a page and fill pages, as writes past the page cache need.
+
+    They are in large pages where the system has them: filling new small ones costs more than
+    copying the data.
+    """
+    pages = max(-(-size // mmap.PAGESIZE), 1)
+    memory = mmap.mmap(-1, pages * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # the kernel may lack them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
-def _pages(data: bytes) -> mmap.mmap:
-    """Return a copy that begins at a page and fills pages, as writes past the page cache need."""
-    memory = mmap.mmap(-1, pages_of(len(data)))
+def _copied(data: bytes) -> mmap.mmap:
+    memory = allocate(len(data))
     memory.write(data)
     return memory
 

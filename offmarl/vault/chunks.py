@@ -1,6 +1,5 @@
 """Gathers steps into the chunks that are written to disk."""
 
-import mmap
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -8,7 +7,7 @@ import numpy as np
 
 from offmarl.errors import VaultFormatError
 from offmarl.vault import layout
-from offmarl.vault.bulk import Block, pages_of
+from offmarl.vault.bulk import Block, allocate
 from offmarl.vault.faults import damaged
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.store import Store
@@ -30,7 +29,7 @@ class _Chunk:
 
     def __init__(self, schema: layout.Schema):
         places, size = _places(schema)
-        self.memory = mmap.mmap(-1, pages_of(max(size, 1)))
+        self.memory = allocate(size)
         self.places: list[tuple[int, int]] = [(place.start, place.size) for place in places]
         self.arrays: list[tuple[str, slice, NumpyArray]] = []
         for name, rows, leaf, start, _ in places:

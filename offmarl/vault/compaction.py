@@ -37,6 +37,8 @@ _MOST_UNUSED = 1 / 6
 """Largest unused part of a data file that `reclaim` keeps: files take 1.2 times their data."""
 _LEAST_RECLAIMED = 2**20
 """Unused bytes below which `reclaim` does nothing."""
+_MOST_MOVED = 2**32
+"""Bytes that one call of `reclaim` rewrites at most, so that a writer closes in limited time."""
 _CHUNK = re.compile(r"(.+\./)(\d+)\.(\d+)((?:\.\d+)*)")
 
 
@@ -88,9 +90,9 @@ def compact(path: str | os.PathLike[str]) -> Compaction:
 def reclaim(store: Store) -> None:
     """Rewrite the data files with much unused space, if there is much in all.
 
-    The files then take at most 1.2 times the data, apart from small vaults. The content stays the
-    same, even if the process is killed. Programs that have the vault open can continue to read. The
-    caller must hold the vault's lock.
+    The files then take at most 1.2 times the data, apart from vaults with less than 1 MB of unused
+    space or more than 4 GB to rewrite. The content stays the same, even if the process is killed.
+    Programs that have the vault open can continue to read. The caller must hold the vault's lock.
 
     Raises
     ------
@@ -126,11 +128,13 @@ def _in_wasteful_files(contents: Contents, sizes: Mapping[str, int]) -> list[str
     tree = contents.tree
     if tree.lost:
         raise damaged(contents.driver.path, tree.lost[0])
-    wasteful = {
-        file
-        for file, size in sizes.items()
-        if tree.live_bytes.get(file, 0) < (1 - _MOST_UNUSED) * size
-    }
+    share = {file: tree.live_bytes.get(file, 0) / max(size, 1) for file, size in sizes.items()}
+    wasteful, moved = set(), 0
+    for file in sorted(share, key=lambda file: share[file]):
+        moved += tree.live_bytes.get(file, 0)
+        if share[file] > 1 - _MOST_UNUSED or moved > _MOST_MOVED:
+            break
+        wasteful.add(file)
     places = tree.values.items()
     return [key for key, at in places if isinstance(at, ValueLocation) and at.file in wasteful]
 

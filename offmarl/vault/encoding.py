@@ -175,7 +175,7 @@ def spec_of(found: Mapping[str, Leaf]) -> EnvSpec:
     VaultLayoutError
         The arrays are not those of OG-MARL's layout.
     """
-    observation = {name: leaf for name, leaf in found.items() if _is_of(OBSERVATIONS, name)}
+    observation = {name: leaf for name, leaf in found.items() if is_of(OBSERVATIONS, name)}
     needed = (*(observation or [OBSERVATIONS]), "actions", "rewards")
     if lacking := [name for name in needed if name not in found or not found[name].shape]:
         raise VaultLayoutError(
@@ -184,7 +184,7 @@ def spec_of(found: Mapping[str, Leaf]) -> EnvSpec:
             "agents must be among them. Its arrays can still be read one by one with read()."
         )
     num_agents = next(iter(observation.values())).shape[0]
-    state = {name: leaf for name, leaf in found.items() if _is_of(STATE, name)}
+    state = {name: leaf for name, leaf in found.items() if is_of(STATE, name)}
     try:
         spec = EnvSpec(
             name="",
@@ -210,11 +210,11 @@ def spec_of(found: Mapping[str, Leaf]) -> EnvSpec:
 
 def agents_in(found: Mapping[str, Leaf]) -> int | None:
     """Return the number of agents of another program's vault; None if no observation shows it."""
-    shapes = (leaf.shape for name, leaf in found.items() if _is_of(OBSERVATIONS, name))
+    shapes = (leaf.shape for name, leaf in found.items() if is_of(OBSERVATIONS, name))
     return next((shape[0] for shape in shapes if shape), None)
 
 
-def _is_of(group: str, name: str) -> bool:
+def is_of(group: str, name: str) -> bool:
     """Whether an array is that of a group, such as the observations, or a leaf of its tree."""
     return name == group or name.startswith(f"{group}.")
 
@@ -247,7 +247,7 @@ def _tree_of(found: Mapping[str, Leaf], group: str, num_agents: int | None = Non
 
 def _extras_of(found: Mapping[str, Leaf]) -> dict[str, ArraySpec]:
     """Return the specs of the extra leaves of another program's vault."""
-    names = {name.removeprefix(f"{EXTRAS}."): name for name in found if _is_of(EXTRAS, name)}
+    names = {name.removeprefix(f"{EXTRAS}."): name for name in found if is_of(EXTRAS, name)}
     return {
         extra: ArraySpec(found[name].shape, found[name].dtype.name)
         for extra, name in names.items()
@@ -395,4 +395,4 @@ def is_number(dtype: np.dtype[Any]) -> bool:
 
 def float_observations(found: Mapping[str, Leaf]) -> list[str]:
     """Return the names of the floating-point arrays of observations."""
-    return [x for x, leaf in found.items() if _is_of(OBSERVATIONS, x) and is_float(leaf.dtype)]
+    return [x for x, leaf in found.items() if is_of(OBSERVATIONS, x) and is_float(leaf.dtype)]

@@ -9,6 +9,7 @@ which stock programs ignore. Names on disk appear only here and in `offmarl.vaul
 import json
 import math
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import PurePath
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -260,6 +261,12 @@ def leaves(spec: EnvSpec, agent_policies: bool = True) -> dict[str, Leaf]:
 
     ``agent_policies`` is the attribute of its `Schema`. Where there is no state, it has no array.
     """
+    return dict(_leaves(spec, agent_policies))
+
+
+@lru_cache(64)
+def _leaves(spec: EnvSpec, agent_policies: bool) -> dict[str, Leaf]:
+    """Describe the arrays; cached, because every append asks for them."""
     agents, view = (spec.num_agents,), spec.view_spec
     float32, int32 = np.dtype("<f4"), np.dtype("<i4")
     continuous, action_size = isinstance(spec.action, Continuous), spec.action_size

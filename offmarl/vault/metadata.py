@@ -12,6 +12,7 @@ import google_crc32c
 import numpy as np
 
 from offmarl.errors import VaultFormatError
+from offmarl.types import unflatten_tree
 from offmarl.vault import tables
 from offmarl.vault.layout import (
     BARE,
@@ -53,8 +54,8 @@ def to_metadata(schema: Schema) -> dict[str, Any]:
     lead = (schema.rows, schema.chunk_steps)
     return {
         "version": STOCK_VERSION,
-        "structure_shape": _nest({name: str((*lead, *leaf.shape)) for name, leaf in found.items()}),
-        "structure_dtype": _nest({name: leaf.dtype.name for name, leaf in found.items()}),
+        "structure_shape": unflatten_tree({x: str((*lead, *y.shape)) for x, y in found.items()}),
+        "structure_dtype": unflatten_tree({x: y.dtype.name for x, y in found.items()}),
         "offmarl": _signed(schema.to_json()),
     }
 
@@ -110,17 +111,6 @@ def _parse_dtype(name: str, text: Any) -> np.dtype[Any]:
             "not read. Read the vault with the version of flashbax that wrote it."
         )
     return np.dtype(text)
-
-
-def _nest(flat: Mapping[str, str]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for name, value in flat.items():
-        *groups, field = name.split(".")
-        node = tree
-        for group in groups:
-            node = node.setdefault(group, {})
-        node[field] = value
-    return tree
 
 
 def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:

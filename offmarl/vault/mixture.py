@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import PurePath
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -22,6 +23,16 @@ from offmarl.vault.weights import By
 VaultLike = str | os.PathLike[str] | Dataset
 
 _LONGEST_UID = 60
+
+
+class Part(NamedTuple):
+    """Some episodes of one vault of a mixture."""
+
+    dataset: Dataset
+    episodes: NDArray[np.int64]
+    """Their numbers in the vault."""
+    share: float
+    """Share of the vault's steps in batches."""
 
 
 class Mixture(EpisodeSet):
@@ -120,6 +131,21 @@ class Mixture(EpisodeSet):
         )
         rest, held_out = numbers
         return rest, held_out
+
+    def parts(self, episodes: Chosen = None) -> "list[Part]":
+        """Return some episodes (all by default) by vault, with the vault's share of the steps.
+
+        Vaults without any are left out.
+        """
+        every = np.arange(len(self)) if episodes is None else np.asarray(episodes, np.int64)
+        found = []
+        for one, first, share in zip(self.sources, self.first_episodes, self.shares, strict=True):
+            own = every[(every >= first) & (every < first + len(one))] - first
+            if len(own):
+                length = float(one.episodes.length[own].mean())
+                found.append(Part(one, own, share if self.by == "step" else share * length))
+        total = sum(part.share for part in found)
+        return [part._replace(share=part.share / total) for part in found]
 
     def digest(self) -> str:
         """Return the SHA-256 of the vaults' digests and shares."""

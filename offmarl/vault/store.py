@@ -55,6 +55,7 @@ class Pending(Protocol):
         """Whether the commit is finished."""
 
 
+@runtime_checkable
 class Held(Protocol):
     """The content of a store that can be read without TensorStore."""
 

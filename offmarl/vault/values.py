@@ -6,7 +6,7 @@ the loss is masked. Every value is therefore checked, including those of dead ag
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -172,6 +172,7 @@ def _rules(spec: EnvSpec, alive: NumpyArray | None) -> dict[str, _Rule]:
     }
 
 
+@lru_cache(64)
 def _finite_rules(spec: EnvSpec) -> dict[str, _Rule]:
     """Return the rules for the floating-point leaves of observations and the state."""
     rules = {}

@@ -168,7 +168,7 @@ class Writer:
         self._check_open()
         self._await_commit()
         if self._pending or self._annotated:
-            self._commit(tail=True)
+            self._commit(tail=bool(self._pending))  # an annotation alone leaves the tail as it is
             self._await_commit()
 
     def drop_pages(self) -> None:

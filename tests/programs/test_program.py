@@ -21,9 +21,10 @@ from offmarl import programs, tracking
 from offmarl.checkpoint import Checkpoints
 from offmarl.errors import OptionError, RunError, UnknownNameError
 from offmarl.programs import loop, offline, registry
-from offmarl.programs.loop import Layout, Schedule, layout_of, map_seeds, stage_starts
+from offmarl.programs.loop import Schedule, stage_starts
 from offmarl.programs.program import Program, Stage, shaping_values, structure
 from offmarl.programs.run import compilation_cache, keep_compiled_programs, use_cores
+from offmarl.programs.seeds import Layout, layout_of, map_seeds
 from offmarl.replay import Windows
 from offmarl.report import final_returns
 from tests.programs import two_stage
@@ -288,7 +289,7 @@ from types import SimpleNamespace
 import jax
 from tests.programs.test_program import arguments, two_stage
 assert len(jax.devices()) == 2
-from offmarl.programs.loop import layout_of
+from offmarl.programs.seeds import layout_of
 assert layout_of(3, "auto") == (1, 2)
 for replay in ("device", "stream"):
     out = Path(sys.argv[2]) / replay

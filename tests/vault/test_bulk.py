@@ -15,7 +15,7 @@ from offmarl.errors import VaultConflictError, VaultFullError
 from offmarl.vault import bulk, commit
 from offmarl.vault import store as store_module
 from offmarl.vault import writer as writer_module
-from offmarl.vault.bulk import Block, pages_of, write_blocks
+from offmarl.vault.bulk import Block, allocate, write_blocks
 from offmarl.vault.drivers import Directory
 from offmarl.vault.store import Store
 
@@ -25,7 +25,7 @@ from .test_stock import append_with_stock, assert_stock_reads_and_samples, open_
 
 def block(values):
     size = sum(map(len, values.values()))
-    memory, places = mmap.mmap(-1, pages_of(size)), {}
+    memory, places = allocate(size), {}
     for key, value in values.items():
         places[key] = memory.tell(), len(value)
         memory.write(value)
@@ -174,3 +174,19 @@ def test_a_conflict_leaves_the_vault_as_it_is(tmp_path, always_bulk):
         store.commit({}, {"offmarl/head": b"other"}, [block(VALUES)]).result()
     assert store.get("offmarl/head") == before
     assert store.get("a./0.0") is None
+
+
+def test_an_annotation_alone_does_not_write_the_tail_again(tmp_path):
+    path = tmp_path / "a.vlt" / "a"
+    with vault.create(path, SPEC, rows=2, chunk_steps=64) as writer:
+        writer.append(*make(steps=30))
+        writer.flush()
+        place = commit.current_tree(Directory(path)).values["observations./0.0.0.0"]
+        writer.annotate({"complete": True})
+    found = vault.open_vault(path)
+    assert found.provenance["complete"]
+    assert commit.current_tree(Directory(path)).values["observations./0.0.0.0"] == place
+    with vault.resume(path) as writer:
+        writer.append(*make(steps=30, seed=1))
+    steps = [make(steps=30, seed=seed)[0] for seed in range(2)]
+    assert_same(vault.open_vault(path).transitions(), concatenate(steps))

@@ -25,7 +25,7 @@ from offmarl.vault.convert import common
 from offmarl.vault.convert.common import Record, StrPath
 from offmarl.vault.creation import create_whole
 from offmarl.vault.dataset import Dataset
-from offmarl.vault.encoding import is_float, is_number
+from offmarl.vault.encoding import is_float, is_number, is_of
 from offmarl.vault.layout import EXTRAS, OBSERVATIONS, POLICY_IDS, STATE, Codec, NumpyArray
 from offmarl.vault.open import open_vault
 from offmarl.vault.values import RecordPosition
@@ -259,8 +259,8 @@ class _Columns(NamedTuple):
             return
         arguments = {OBSERVATIONS: "observations", STATE: "states", "infos.legals": "legal_actions"}
         for group, argument in arguments.items():
-            before = {name for name in self.given if _is_of(group, name)}
-            if before != {name for name in self.after if _is_of(group, name)}:
+            before = {name for name in self.given if is_of(group, name)}
+            if before != {name for name in self.after if is_of(group, name)}:
                 raise OptionError(
                     f"`{argument}` and `next_{argument}` have different leaves: a final view needs "
                     f"all of them, so give both, with the same leaves, or leave `next_...` out."
@@ -289,7 +289,7 @@ class _Columns(NamedTuple):
         """Return the specs of a group of arrays; None if none was given."""
         found: dict[str, ArraySpec] = {}
         for name, array in self.given.items():
-            if _is_of(group, name):
+            if is_of(group, name):
                 shape = array.shape[2 if with_agents and self.agents.is_there else 1 :]
                 found[name.removeprefix(group).removeprefix(".")] = _leaf(name, array, shape)
         if with_agents and found.keys() == {""} and is_float(found[""].numpy_dtype):
@@ -352,10 +352,6 @@ class _Columns(NamedTuple):
                 _check_range(name, some, wanted[name].dtype, start)
             found[name] = some[None]
         return found
-
-
-def _is_of(group: str, name: str) -> bool:
-    return name == group or name.startswith(f"{group}.")
 
 
 def _leaf(name: str, array: NumpyArray, shape: tuple[int, ...]) -> ArraySpec:

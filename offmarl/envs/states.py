@@ -1,0 +1,140 @@
+"""Environment states as data: recorded with each step, so that episodes can be played again."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Key, PRNGKeyArray, UInt8
+
+from offmarl.envs.base import Environment, EnvState, extras_of
+from offmarl.errors import ShapeError
+from offmarl.types import ArraySpec, ArrayTree, EnvSpec, Timestep
+
+STATE, KEY = "env_state", "env_key"
+"""Names of the extras: the state before a step, and the random key of the step, as bytes."""
+
+
+@dataclass(frozen=True)
+class RecordsStates:
+    """An environment whose recordings hold its states, as the extras `STATE` and `KEY`.
+
+    Everything else is that of the wrapped environment.
+    """
+
+    env: Any
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The spec of the environment, with the extras."""
+        return _spec(self.env)
+
+    def reset(self, key: PRNGKeyArray) -> tuple[EnvState, Timestep]:
+        """Start an episode."""
+        return self.env.reset(key)
+
+    def step(self, key: PRNGKeyArray, state: EnvState, action: Array) -> tuple[EnvState, Timestep]:
+        """Take one step."""
+        return self.env.step(key, state, action)
+
+    def extras(self, key: PRNGKeyArray, state: EnvState) -> dict[str, Array]:
+        """Return the extras of the step that ``step(key, state, action)`` takes."""
+        own = extras_of(self.env, key, state) or {}
+        return own | {STATE: to_bytes(state), KEY: to_bytes(key)}
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "env":  # which copying and pickling look up first
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+
+def record_states(env: Environment) -> Environment:
+    """Return an environment whose states are recorded with each step.
+
+    `offmarl.replay_episode` plays episodes of such a recording again.
+    """
+    wrapped: Environment = RecordsStates(env)
+    return wrapped
+
+
+@lru_cache(maxsize=16)
+def _spec(env: Any) -> EnvSpec:
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    sizes = {STATE: _num_bytes(_state_of(env)), KEY: _num_bytes(key)}
+    extras = {name: ArraySpec((size,), "uint8") for name, size in sizes.items()}
+    return replace(env.spec, extras={**env.spec.extras, **extras})
+
+
+def _state_of(env: Any) -> ArrayTree:
+    """Return the shapes and types of an environment's state."""
+    state, _ = jax.eval_shape(env.reset, jax.random.key(0))
+    return state
+
+
+def _num_bytes(tree: ArrayTree) -> int:
+    return sum(size for *_, size in _parts(tree))
+
+
+def _parts(tree: ArrayTree) -> Iterator[tuple[Any, tuple[int, ...], np.dtype[Any], int]]:
+    """Yield each leaf of a tree of shapes, and the shape, type and bytes that stand for it."""
+    for leaf in jax.tree.leaves(tree):
+        plain = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
+        dtype = np.dtype(plain.dtype)
+        yield leaf, plain.shape, dtype, int(np.prod(plain.shape, dtype=int)) * dtype.itemsize
+
+
+def _is_key(leaf: Any) -> bool:
+    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+
+
+def to_bytes(tree: ArrayTree) -> UInt8[Array, "n"]:
+    """Return the bits of all leaves of a tree, end to end."""
+
+    def flat(leaf: Array) -> Array:
+        plain = jnp.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+        if plain.dtype == bool:
+            plain = plain.astype(jnp.uint8)
+        return jax.lax.bitcast_convert_type(plain, jnp.uint8).ravel()
+
+    leaves = [flat(jnp.asarray(leaf)) for leaf in jax.tree.leaves(tree)]
+    return jnp.concatenate([jnp.zeros(0, jnp.uint8), *leaves])
+
+
+def from_bytes(data: UInt8[np.ndarray, "T n"], like: ArrayTree) -> ArrayTree:
+    """Undo `to_bytes` for T trees.
+
+    Parameters
+    ----------
+    data
+        The bytes of each tree.
+    like
+        Shapes and types of one tree.
+
+    Raises
+    ------
+    ShapeError
+        The trees have another size.
+    """
+    if data.shape[1:] != (_num_bytes(like),):
+        raise ShapeError(
+            f"the recorded states have {data.shape[-1]} bytes, and the environment's "
+            f"{_num_bytes(like)}: give the environment that was recorded, with the same options."
+        )
+    leaves, begin = [], 0
+    for leaf, shape, dtype, size in _parts(like):
+        part = np.ascontiguousarray(data[:, begin : begin + size])
+        plain = jnp.asarray(part.view(dtype).reshape(len(data), *shape))
+        leaves.append(jax.random.wrap_key_data(plain) if _is_key(leaf) else plain)
+        begin += size
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def recorded_states(
+    env: Environment, extras: dict[str, np.ndarray]
+) -> tuple[ArrayTree, Key[Array, "T"]]:
+    """Return the states before T steps, and the keys of the steps, from recorded extras."""
+    keys = from_bytes(extras[KEY], jax.eval_shape(lambda: jax.random.key(0)))
+    return from_bytes(extras[STATE], _state_of(env)), keys

@@ -1,0 +1,144 @@
+"""Environment states are recorded, and episodes are played again from them to the same bits."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import offmarl
+from offmarl import envs, vault
+from offmarl.envs import states
+from offmarl.errors import OptionError, RunError, ShapeError
+from offmarl.networks import PolicyConfig, make_policy
+from offmarl.programs import record_policy, registry, replay_episode
+from offmarl.report import replay_render
+
+
+def record(name, path, steps=96, num_envs=4, **options):
+    env = envs.record_states(envs.make(name))
+    policy = make_policy(PolicyConfig("random"), env.spec)
+    record_policy(env, policy, (), path, steps, num_envs, **options)
+    return offmarl.open(path)
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory):
+    name = "swarm/coverage-2:time_limit=6"
+    return record(name, tmp_path_factory.mktemp("states") / "a.vlt", 400)
+
+
+@pytest.mark.bits
+@pytest.mark.parametrize(
+    "name",
+    [
+        "swarm/coverage-2:time_limit=6",
+        pytest.param("classic/bridge", marks=pytest.mark.nightly),
+        pytest.param("probe/match", marks=pytest.mark.nightly),
+        pytest.param("jaxmarl/mpe/simple_spread_v3", marks=pytest.mark.nightly),
+        pytest.param("jaxmarl/smax/3m", marks=pytest.mark.nightly),
+    ],
+)
+def test_episodes_are_played_again_bit_for_bit(name, tmp_path):
+    if name.startswith("jaxmarl"):
+        pytest.importorskip("jaxmarl")
+    data = record(name, tmp_path / "a.vlt", 96 if name.startswith("probe") else 200)
+    plain = vault.map(data, tmp_path / "b.vlt", lambda _: {})
+    assert plain.digest() == data.digest()
+    for number in (0, len(data) // 2, len(data) - 1):
+        episode, found = data.episode(number), replay_episode(data, number)
+        steps, count = episode.transition, len(episode.transition.last)
+        assert found.exact
+        assert {len(leaf) for leaf in jax.tree.leaves(found.states)} == {count + 1}
+        np.testing.assert_array_equal(found.reward, steps.reward)
+        seen = np.asarray(found.next_view.observation)
+        np.testing.assert_array_equal(seen[:-1], steps.view.observation[1:])
+        np.testing.assert_array_equal(seen[-1], episode.final.observation)
+        ends = slice(count - (data.episodes.cause[number] == "cut"))
+        np.testing.assert_array_equal(found.last[ends], steps.last[ends])
+        np.testing.assert_array_equal(found.terminated[ends], steps.terminated[ends])
+        np.testing.assert_array_equal(found.truncated[ends], steps.truncated[ends])
+
+
+@pytest.mark.bits
+def test_recordings_are_otherwise_the_same(swarm, tmp_path):
+    env = envs.make(swarm.spec.name)
+    policy = make_policy(PolicyConfig("random"), env.spec)
+    record_policy(env, policy, (), tmp_path / "plain.vlt", 400, 4)
+    plain = offmarl.open(tmp_path / "plain.vlt")
+    assert set(swarm.spec.extras) == {"env_state", "env_key"} and not plain.spec.extras
+    for ours, theirs in zip(
+        jax.tree.leaves(swarm.transitions()._replace(extras=None)),
+        jax.tree.leaves(plain.transitions()),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+    with pytest.raises(RunError, match="started with extras="):
+        record_policy(env, policy, (), swarm.path, 400, 4)
+    with pytest.raises(OptionError, match="no environment states: record it with --env-states"):
+        replay_episode(plain, 0)
+
+
+@pytest.mark.bits
+def test_scenes_are_those_of_the_states(swarm, tmp_path):
+    """Also in a vault that was made of another, whose random keys nothing else tells."""
+    later = vault.filter(swarm, "index > 5", tmp_path / "later.vlt")
+    env = envs.make(swarm.spec.name)
+    shown = replay_render.replay(env, later, 0)
+    states = replay_episode(later, 0).states
+    assert len(shown.scenes) == len(shown.score) == len(jax.tree.leaves(states)[0])
+    for t in (0, 3):
+        scene = env.scene(jax.tree.map(lambda leaf, t=t: leaf[t], states))
+        np.testing.assert_array_equal(scene.drones, shown.scenes[t].drones)
+
+
+def test_changed_environments_are_named(swarm):
+    other = envs.make("swarm/coverage-2:time_limit=6,sensing_range=1.0")
+    with pytest.raises(OptionError, match=r"episode 0, played again, differs .* in observation"):
+        replay_episode(swarm, 0, other)
+    with pytest.raises(ShapeError, match="differ in num_agents"):
+        replay_episode(swarm, 0, envs.make("swarm/coverage-3"))
+
+
+def test_bytes_of_any_state():
+    state = {
+        "key": jax.random.key(3),
+        "flag": jnp.array([True, False]),
+        "number": jnp.float32(-0.0),
+        "small": jnp.arange(3, dtype=jnp.int8),
+        "half": jnp.array([[1.5, jnp.nan]], jnp.bfloat16),
+        "none": jnp.zeros((0, 2)),
+    }
+    rows = np.stack([jax.jit(states.to_bytes)(state)] * 2)
+    back = states.from_bytes(rows, jax.eval_shape(lambda: state))
+    for name, leaf in state.items():
+        plain = jax.random.key_data if name == "key" else jnp.asarray
+        ours, theirs = plain(back[name][1]), plain(leaf)
+        assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
+        assert np.asarray(ours).tobytes() == np.asarray(theirs).tobytes()
+    with pytest.raises(ShapeError, match="give the environment that was recorded"):
+        states.from_bytes(rows[:, 1:], jax.eval_shape(lambda: state))
+
+
+def test_wrapped_environments_keep_what_they_have(swarm):
+    env = envs.make("swarm/coverage-2")
+    wrapped = envs.record_states(env)
+    assert hash(wrapped) == hash(envs.record_states(env)) and wrapped == envs.record_states(env)
+    assert wrapped.scene and dataclasses.replace(wrapped.spec, extras={}) == env.spec
+    assert not wrapped.spec.difference(env.spec, extras=False)
+    assert wrapped.spec.difference(env.spec).startswith("extras.env_")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("recorder", ["mappo", "qmix"])
+def test_recorders_record_states(recorder, tmp_path):
+    program = registry.load("recorder", recorder)
+    sizes = {"total_steps": 512, "steps": 64, "num_envs": 4, "evaluations": 2, "eval_episodes": 2}
+    args = program.Args(env="probe/match", out=tmp_path, env_states=True, **sizes)
+    program.main(args)
+    for tier in ("random", "expert", "replay"):
+        data = offmarl.open(tmp_path / "probe" / "match.vlt" / tier)
+        assert replay_episode(data, 0).exact
+    run = tmp_path / "probe" / f"match.run-{recorder}"
+    assert offmarl.load_policy(run).spec.extras

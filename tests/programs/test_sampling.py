@@ -1,0 +1,236 @@
+"""Runs that draw from mixtures, by weights and by priorities: arguments, seeds, resuming."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import offmarl
+from offmarl import tracking, vault
+from offmarl.checkpoint import Checkpoints
+from offmarl.cli.parse import parse
+from offmarl.errors import OptionError, RunError
+from offmarl.programs import DatasetStatistics, offline, registry
+from offmarl.programs.offline import open_data
+from offmarl.programs.run import CheckpointTimer
+from offmarl.replay import batches
+
+qmix = registry.load("baseline", "qmix_cql")
+bc = registry.load("baseline", "bc")
+
+ENV = "probe/observation"
+OPTIONS = {
+    "seeds": 2,
+    "updates": 30,
+    "evaluate_every": 30,
+    "evaluate_episodes": 4,
+    "final_episodes": 4,
+    "batch_size": 4,
+    "length": 2,
+    "hidden": 4,
+}
+
+
+@pytest.fixture(scope="module")
+def parts(random_data: Callable[[str], Path], tmp_path_factory) -> dict[str, Path]:
+    place = tmp_path_factory.mktemp("parts") / "data.vlt"
+    found = vault.split(random_data(ENV), place, fractions=(0.5, 0.5))
+    return {name: one.path for name, one in found.items()}
+
+
+def train(program: Any, data: Any, out: Path, **changes: Any) -> Path:
+    options = OPTIONS | ({"mixer_embed": 4, "cql_samples": 2} if program is qmix else {}) | changes
+    return program.main(program.Args(vault=data, out=out, **options))
+
+
+def content(run: Path) -> tuple[str, list[np.ndarray]]:
+    leaves = [
+        leaf for seed in (0, 1) for leaf in jax.tree.leaves(offmarl.load_policy(run, seed).params)
+    ]
+    return (run / tracking.METRICS_FILE).read_text(), [np.asarray(leaf) for leaf in leaves]
+
+
+def same(run: Path, other: Path) -> None:
+    (metrics, leaves), (others, other_leaves) = content(run), content(other)
+    assert metrics == others
+    jax.tree.map(np.testing.assert_array_equal, leaves, other_leaves)
+
+
+def close(run: Path, other: Path) -> None:
+    """XLA compiles the two apart, so that the last bits differ; the batches do not."""
+    jax.tree.map(
+        lambda ours, theirs: np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6),
+        content(run)[1],
+        content(other)[1],
+    )
+
+
+class Interrupt(Exception):
+    pass
+
+
+def interrupted(monkeypatch, update: int, start: Callable[[], Any]) -> None:
+    """Run until there is a checkpoint after some update, and stop there."""
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointTimer, "is_due", lambda self: True)
+        save = Checkpoints.save
+
+        def saved(self: Checkpoints, step: int, *rest: Any) -> None:
+            save(self, step, *rest)
+            if step >= update:
+                raise Interrupt
+
+        patch.setattr(Checkpoints, "save", saved)
+        with pytest.raises(Interrupt):
+            start()
+
+
+@pytest.mark.parametrize("replay", ["device", "stream"])
+def test_priorities_resume_to_the_same_bits(
+    random_data, tmp_path: Path, monkeypatch, replay: str
+) -> None:
+    monkeypatch.setattr(batches, "_LAG", 8)
+    data = random_data(ENV)
+    options = {"prioritise": 0.6, "replay": replay}
+    whole = train(qmix, data, tmp_path / "whole", **options)
+    again = tmp_path / "again"
+    for update in (3, 13):
+        interrupted(monkeypatch, update, lambda: train(qmix, data, again, **options))
+    train(qmix, data, again, **options)
+    same(whole, again)
+    record = json.loads((whole / tracking.RUN_FILE).read_text())
+    assert record["priority_lag"] == (0 if replay == "device" else 8)
+    plain = train(qmix, data, tmp_path / "plain")
+    assert content(plain)[0] != content(whole)[0]
+
+
+def test_the_device_gives_what_a_stream_draws_ahead(random_data, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(batches, "_LAG", 6)
+    data = random_data(ENV)
+    streamed = train(qmix, data, tmp_path / "stream", prioritise=0.6, replay="stream")
+    run = tmp_path / "device"
+    start = lambda kind: train(qmix, data, run, prioritise=0.6, replay=kind)  # noqa: E731
+    interrupted(monkeypatch, 1, lambda: start("stream"))
+    start("device")  # the lag is the run's
+    close(streamed, run)
+
+
+def test_a_run_without_a_lag_stays_on_the_device(random_data, tmp_path: Path, monkeypatch) -> None:
+    data = random_data(ENV)
+    start = lambda kind: train(qmix, data, tmp_path / "run", prioritise=0.6, replay=kind)  # noqa: E731
+    interrupted(monkeypatch, 1, lambda: start("device"))
+    with pytest.raises(OptionError, match="give --replay device"):
+        start("stream")
+
+
+@pytest.mark.parametrize("batching", ["map", "vmap"])
+def test_each_seed_has_its_own_priorities(random_data, tmp_path: Path, batching: str) -> None:
+    data = random_data(ENV)
+    both = train(qmix, data, tmp_path / "both", prioritise=0.6, batching=batching)
+    second = train(qmix, data, tmp_path / "one", prioritise=0.6, seeds=1, seed=1)
+    rows = [row for row in tracking.read(both / tracking.METRICS_FILE) if row["seed"] == 1]
+    for row, alone in zip(rows, tracking.read(second / tracking.METRICS_FILE), strict=True):
+        for name, value in alone.items():
+            np.testing.assert_allclose(row[name], value, rtol=1e-3, err_msg=name)
+
+
+def test_only_programs_with_errors_can_prioritise(random_data, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="computes no temporal-difference errors"):
+        train(bc, random_data(ENV), tmp_path / "run", prioritise=0.6)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("options", [{}, {"weight": "return"}, {"weight": "length", "env": "none"}])
+def test_a_mixture_is_trained_on_and_resumed(
+    parts, tmp_path: Path, monkeypatch, options: dict[str, Any]
+) -> None:
+    shares = {str(parts["train"]): 0.7, str(parts["validation"]): 0.3}
+    runs = {}
+    for replay in ("device", "stream"):
+        runs[replay] = train(bc, shares, tmp_path / replay, replay=replay, **options)
+    close(runs["device"], runs["stream"])
+    again = tmp_path / "again"
+    interrupted(monkeypatch, 5, lambda: train(bc, shares, again, **options))
+    train(bc, shares, again, **options)
+    same(runs["device"], again)
+    record = json.loads((again / tracking.RUN_FILE).read_text())
+    assert [one["share"] for one in record["vaults"]] == [0.7, 0.3]
+    digests = [vault.open_vault(path).digest() for path in shares]
+    assert [one["digest"] for one in record["vaults"]] == digests
+    assert record["vault"] == "data/train+validation"
+    assert ("weights_digest" in record) == bool(options)
+
+
+def test_another_mixture_is_another_run(parts, tmp_path: Path, monkeypatch) -> None:
+    def start(share: float, **options: Any) -> None:
+        shares = {str(parts["train"]): share, str(parts["validation"]): 1.0}
+        train(bc, shares, tmp_path / "run", **options)
+
+    interrupted(monkeypatch, 1, lambda: start(2.0))
+    with pytest.raises(RunError, match="vault_digest"):
+        start(3.0)
+    with pytest.raises(RunError, match=r"args\.weight None, not 'return'"):
+        start(2.0, weight="return")
+
+
+def test_statistics_of_a_mixture_count_by_share(parts) -> None:
+    opened = {name: vault.open_vault(path) for name, path in parts.items()}
+    alone = [DatasetStatistics(one).observation_moments() for one in opened.values()]
+    mixed = offmarl.mix({opened["train"]: 0.9, opened["validation"]: 0.1})
+    found = DatasetStatistics(mixed)
+    mean = 0.9 * alone[0].mean + 0.1 * alone[1].mean
+    np.testing.assert_allclose(found.observation_moments().mean, mean, rtol=1e-5)
+    second = sum(s * (x.std**2 + x.mean**2) for s, x in zip((0.9, 0.1), alone, strict=True))
+    np.testing.assert_allclose(
+        found.observation_moments().std, np.sqrt(second - mean**2), rtol=1e-4, atol=1e-3
+    )
+    counts = [DatasetStatistics(one).returns() for one in opened.values()]
+    np.testing.assert_array_equal(found.returns(), np.concatenate(counts))
+    views = found.initial_views(most=8).observation
+    number = len(mixed) - 1
+    np.testing.assert_array_equal(views[-1], mixed[number].transition.view.observation[0])
+
+
+# ---------------------------------------------------------------------------------- arguments
+
+
+def test_vaults_on_the_command_line(parts) -> None:
+    first, second = map(str, parts.values())
+    one = parse(bc.Args, "train bc", "", ["--vault", first])
+    assert one.vault == Path(first)
+    several = parse(bc.Args, "train bc", "", ["--vault", f"{first}=0.7", f"{second}=2.1"])
+    assert open_data(several).shares == pytest.approx((0.25, 0.75))
+    plain = parse(bc.Args, "train bc", "", ["--vault", first, second, "--share-by", "episode"])
+    mixed = open_data(plain)
+    assert mixed.by == "episode"
+    assert mixed.shares == pytest.approx([len(one) / len(mixed) for one in mixed.sources])
+    assert open_data(dataclasses.replace(plain, vault=first)).path == Path(first)
+
+
+def test_arguments_that_do_not_fit(parts, tmp_path: Path) -> None:
+    first, second = map(str, parts.values())
+    for vaults, message in (
+        ((f"{first}=1", second), "has no share: give PATH=SHARE for each"),
+        ((first, first), "is given twice"),
+        ((f"{first}=1", f"{second}=-1"), "cannot have a share of -1"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            open_data(bc.Args(vault=vaults))
+    with pytest.raises(OptionError, match="--temperature needs --weight"):
+        train(bc, first, tmp_path / "run", temperature=0.5)
+    with pytest.raises(OptionError, match="no column 'speed'"):
+        train(bc, first, tmp_path / "run", weight="speed")
+    assert not (tmp_path / "run").exists()
+
+
+def test_old_runs_have_no_new_arguments() -> None:
+    """They are resumed: what is missing in run.json equals None."""
+    new = ("share_by", "weight", "weight_by", "temperature", "prioritise", "importance")
+    args = bc.Args(vault=Path("x"))
+    assert all(getattr(args, name) is None for name in new)
+    assert offline._recorded(Path("nowhere"), "priority_lag") is None
