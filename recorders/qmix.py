@@ -39,6 +39,7 @@ from offmarl.networks import (
     unroll_batch,
 )
 from offmarl.programs import (
+    TD_ERRORS,
     Capture,
     Hyperparameters,
     OnlineArgs,
@@ -52,6 +53,8 @@ from offmarl.programs import (
     record_online,
     warm_start,
 )
+from offmarl.programs.prioritised import admit, begin_priorities, learned, sample
+from offmarl.replay.priorities import Priorities
 from offmarl.rollout import RolloutState, init_rollout, rollout
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 from offmarl.vault import open_vault
@@ -75,6 +78,12 @@ class Args(OnlineArgs):
     """Windows in a batch."""
     length: PositiveInt = 10
     """Steps in a window."""
+    prioritise: Fraction | None = None
+    """Draw windows by their temporal-difference errors to this power: 0.6 is usual; by default they
+    are drawn without regard to errors."""
+    importance: Fraction | None = None
+    """With --prioritise: power of the weights that correct the loss for it, in the first round (by
+    default 0.4); it grows to 1 in the last."""
     learning_rate: Positive = 1e-3
     """Adam's step size."""
     gamma: Fraction = 0.95
@@ -118,7 +127,12 @@ class State(NamedTuple):
     rollout: RolloutState
     capture: Capture
     iteration: Int[Array, ""]
+    priorities: Priorities | None = None
+    """Of the buffer's windows; None if they are drawn without regard to errors."""
 
+
+Learner = tuple[Params, Params, optax.OptState, Priorities | None]
+"""What the updates of a round change."""
 
 # ---------------------------------------------------------------------------------- losses
 
@@ -150,8 +164,10 @@ def loss(
 
     q_tm1 = select(q[:, :-1], batch.action) * view_tm1.alive
     q_tot_tm1 = mix(jax.tree.map(lambda x: x[:, :-1], weights), q_tm1)
-    value = masked_mean(0.5 * (q_tot_tm1 - target_tm1) ** 2, batch.mask, batch.weight)
-    return value, {"td_loss": value, "q_tot": masked_mean(q_tot_tm1, batch.mask)}
+    error = q_tot_tm1 - target_tm1
+    value = masked_mean(0.5 * error**2, batch.mask, batch.weight)
+    metrics = {"td_loss": value, "q_tot": masked_mean(q_tot_tm1, batch.mask)}
+    return value, metrics | {TD_ERRORS: error}
 
 
 # ---------------------------------------------------------------------------------- update
@@ -193,37 +209,59 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
         agent_key, mixer_key, env_key = jax.random.split(key, 3)
         mixer = init_mixer(networks.mixer, spec, mixer_key)
         params = Params(init_policy(config, spec, agent_key).network, mixer)
+        capture = init_capture(buffer, spec, sampled=True)
         return State(
             params=params,
             target=params,
             optimiser=optimiser_of(0.0, 0.0).init(params),
             epsilon=jnp.asarray(hyper.epsilon),
             rollout=init_rollout(env, policy, env_key, args.num_envs),
-            capture=init_capture(buffer, spec, sampled=True),
+            capture=capture,
             iteration=jnp.zeros((), jnp.int32),
+            priorities=fresh_priorities(capture),
         )
+
+    def fresh_priorities(capture: Capture) -> Priorities | None:
+        return begin_priorities(capture, args.num_envs, args.length) if args.prioritise else None
 
     def on_start(state: State) -> State:
         if args.warm_start is None:
             return state
         data = open_vault(args.warm_start)
-        return state._replace(capture=warm_start(buffer, args.num_envs, capacity, spec, data))
+        capture = warm_start(buffer, args.num_envs, capacity, spec, data)
+        return state._replace(capture=capture, priorities=fresh_priorities(capture))
+
+    def draw(
+        priorities: Priorities | None,
+        capture: Capture,
+        key: PRNGKeyArray,
+        step: Int[Array, ""],
+    ) -> tuple[Sequence, Array | None]:
+        if priorities is None:
+            return as_sequence(buffer.sample(capture.buffer, key).experience), None
+        updates = args.updates * args.total_steps / (args.num_envs * args.num_steps)
+        begun = 0.4 if args.importance is None else args.importance
+        exponent = begun + (1 - begun) * jnp.minimum(step / updates, 1)
+        return sample(priorities, capture, key, args.batch_size, args.length, exponent)
 
     def learn(
-        learner: tuple[Params, Params, optax.OptState],
+        learner: Learner,
         step: Int[Array, ""],
         key: PRNGKeyArray,
         capture: Capture,
         hyper: Hyperparameters,
-    ) -> tuple[tuple[Params, Params, optax.OptState], dict[str, Array]]:
-        params, target, optimiser_state = learner
-        batch = as_sequence(buffer.sample(capture.buffer, key).experience)
+    ) -> tuple[Learner, dict[str, Array]]:
+        params, target, optimiser_state, priorities = learner
+        batch, slots = draw(priorities, capture, key, step)
         grads, metrics = jax.grad(loss, has_aux=True)(params, target, networks, hyper, batch)
         optimiser = optimiser_of(hyper.learning_rate, hyper.max_grad_norm)
         updates, optimiser_state = optimiser.update(grads, optimiser_state)
         params = optax.apply_updates(params, updates)
         target = optax.periodic_update(params, target, step, args.target_every)
-        return (params, target, optimiser_state), metrics
+        errors = metrics.pop(TD_ERRORS)
+        if priorities is not None and slots is not None:
+            priorities = learned(priorities, slots, errors, batch.mask, args.prioritise or 0.0)
+        return (params, target, optimiser_state, priorities), metrics
 
     def update(
         state: State, _batch: None, key: PRNGKeyArray, hyper: Hyperparameters
@@ -235,13 +273,23 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
         )
         capture = add(buffer, state.capture, transitions, next_views)
         steps = state.iteration * args.updates + jnp.arange(1, args.updates + 1)
-        (params, target, optimiser_state), metrics = jax.lax.scan(
+        priorities = state.priorities
+        if priorities is not None:
+            priorities = admit(priorities, capture, args.num_envs, args.num_steps, args.length)
+        (params, target, optimiser_state, priorities), metrics = jax.lax.scan(
             lambda learner, x: learn(learner, *x, capture, hyper),
-            (state.params, state.target, state.optimiser),
+            (state.params, state.target, state.optimiser, priorities),
             (steps, jax.random.split(learn_key, args.updates)),
         )
         state = State(
-            params, target, optimiser_state, state.epsilon, after, capture, state.iteration + 1
+            params,
+            target,
+            optimiser_state,
+            state.epsilon,
+            after,
+            capture,
+            state.iteration + 1,
+            priorities,
         )
         return state, jax.tree.map(jnp.mean, metrics) | {"epsilon": explore.epsilon}
 

@@ -2,7 +2,7 @@
 
 Which windows a batch is made of follows from the seed and its number, and what a window holds from
 where it starts. So a stream gives the very batches that the same data on the device would, can
-begin at any step, and has no state but the step's number. Threads gather what comes next from the
+begin at any step, and has no state but the step's number. A thread gathers what comes next from the
 vault's memory map while the learner computes. `offmarl.replay.stream` puts windows on the device.
 """
 
@@ -29,7 +29,8 @@ from offmarl.types import ArraySpec, Sequence, map_tree
 To = Literal["jax", "numpy", "torch"]
 """What batches are made of."""
 
-_THREADS = 2
+_THREADS = 1
+"""More gather no faster: each holds the interpreter's lock between its many small copies."""
 IN_HAND = 1 + _THREADS
 """Parts held beside those ahead: one in use, and of those being gathered the host's copies."""
 _MOST_AHEAD = 16
@@ -148,7 +149,7 @@ class Stream:
     Without epochs it has no end, and batch number i is the one that the same dataset on the device
     gives for the same seed:
     ``dataset.replay(batch, length).sample(jax.random.fold_in(jax.random.key(seed), i))``.
-    Close it, or use it as a context manager, to stop its threads.
+    Close it, or use it as a context manager, to stop its thread.
 
     Parameters
     ----------

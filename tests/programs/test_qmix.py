@@ -7,8 +7,11 @@ import pytest
 
 from offmarl import envs, vault
 from offmarl.errors import OptionError, ShapeError
-from offmarl.programs import Step, as_sequence, make_buffer, warm_start
+from offmarl.networks import PolicyConfig, make_policy
+from offmarl.programs import Step, add, as_sequence, init_capture, make_buffer, warm_start
+from offmarl.programs.prioritised import admit, begin_priorities, learned, sample
 from offmarl.replay import Windows, load
+from offmarl.rollout import init_rollout, rollout
 from offmarl.types import Transition, View
 from recorders import qmix
 
@@ -132,3 +135,29 @@ def test_qmix_learns_to_cover():
     """Seeds 0 and 2 came to 15.1 and 16.9 from a random 9.3."""
     args = qmix.Args(total_steps=100_000, seed=2)
     assert learn(qmix, args)[1] > 12.5
+
+
+def test_prioritised_windows_are_whole_and_recent() -> None:
+    """Only windows inside the buffer are drawn, before and after it is full."""
+    env, buffer = envs.make("probe/observation"), make_buffer(2, 12, 4, 3)
+    capture = init_capture(buffer, env.spec, sampled=True)
+    priorities = begin_priorities(capture, 2, 3)
+    policy = make_policy(PolicyConfig("random"), env.spec)
+    state = init_rollout(envs.autoreset(env), policy, jax.random.key(0), 2)
+    for number in range(5):
+        state, steps, views = rollout(
+            envs.autoreset(env), policy, (), state, jax.random.key(number), 5, 0
+        )
+        capture = add(buffer, capture, steps, views)
+        priorities = admit(priorities, capture, 2, 5, 3)
+        head, filled = (5 * (number + 1)) % 12, min(5 * (number + 1), 12)
+        whole = {(head - age) % 12 for age in range(3, filled + 1)}
+        values = priorities.tree.values(jnp.arange(24), 1.0).reshape(2, 12)
+        for row in values:
+            assert set(np.flatnonzero(row).tolist()) == whole
+    batch, slots = sample(priorities, capture, jax.random.key(1), 4, 3, jnp.float32(0.4))
+    assert batch.mask.shape == (4, 3)
+    np.testing.assert_allclose(batch.weight, 1.0)
+    errors = jnp.full((4, 3), 2.0)
+    after = learned(priorities, slots, errors, jnp.ones((4, 3), bool), 0.5)
+    np.testing.assert_allclose(after.largest, np.sqrt(2), rtol=1e-4)

@@ -70,7 +70,7 @@ def test_a_stream_goes_on_where_another_was(dataset: Dataset) -> None:
 
 
 def test_memory_bounds_what_is_gathered_ahead(dataset: Dataset) -> None:
-    with pytest.raises(OptionError, match=r"10,000 bytes of memory are too few .* 4 are held"):
+    with pytest.raises(OptionError, match=r"10,000 bytes of memory are too few .* 3 are held"):
         dataset.stream(8, 5, memory=10_000)
     under_way, most = [0], [0]
     lock = threading.Lock()
