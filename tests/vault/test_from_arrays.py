@@ -183,7 +183,7 @@ def nan_at(array, *place):
             ONE,
             {"extras": {"x": np.where(np.arange(T) == 7, 1e300, 1)}},
             InvalidValueError,
-            r"extras.x has the value 1e\+300 in row 0, step 7 of the vault",
+            r"extras.x has the value 1e\+300 at step 7, which does not fit into float32",
         ),
         (ONE, {"observations": {}}, ShapeError, "observations: {} does not describe"),
         (ONE, {"observations": {"a.b": ENDS}}, ShapeError, "'a.b' cannot name a leaf"),
