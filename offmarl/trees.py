@@ -120,7 +120,12 @@ class SpecDict(Mapping[str, Any]):
             )
         if _depth > _MAX_DEPTH:
             raise ShapeError(f"specs are nested deeper than {_MAX_DEPTH} levels.")
-        self._specs = {name: spec_tree(specs[name], _depth + 1) for name in sorted(specs)}
+        self._specs: dict[str, SpecTree] = {}
+        for name in sorted(specs):
+            try:
+                self._specs[name] = spec_tree(specs[name], _depth + 1)
+            except ShapeError as error:
+                raise ShapeError(f"{name}: {error}") from error
 
     def __getitem__(self, name: str) -> SpecTree:
         return self._specs[name]
@@ -160,7 +165,13 @@ def spec_tree(given: Any, _depth: int = 0) -> SpecTree:
         fields: dict[str, Any] = {
             x: tuple(y) if isinstance(y, list) else y for x, y in given.items()
         }
-        return ArraySpec(**fields)
+        try:
+            return ArraySpec(**fields)
+        except (TypeError, ValueError) as error:
+            raise ShapeError(
+                f"{given!r:.80} does not describe an array: it needs a shape of whole numbers and "
+                "a dtype, and may have agents."
+            ) from error
     if isinstance(given, Mapping) and given:
         return SpecDict(given, _depth)
     raise ShapeError(

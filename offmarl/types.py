@@ -164,6 +164,8 @@ class EnvSpec:
         state, state_entries = _vector_or_tree(self.global_state, self.state_size)
         set_fields(self, observation=observation, observation_size=entries)
         set_fields(self, global_state=state, state_size=state_entries)
+        if not isinstance(self.extras, Mapping):
+            raise ShapeError(f"extras are {self.extras!r:.80}: give a dict of ArraySpec by name.")
         set_fields(self, extras=SpecDict(self.extras))
         for name, leaf in flatten_tree(observation or {}).items():
             if leaf.agents and leaf.agents[-1] >= self.num_agents:
@@ -281,7 +283,7 @@ class EnvSpec:
             name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
         }
         fields["name"] = RecordedName(fields["name"])
-        fields |= {name: spec_tree(fields[name]) for name in _TREES if fields.get(name)}
+        fields |= SpecDict({name: fields[name] for name in _TREES if fields.get(name)}, -1)
         return cls(**{**fields, "action": action})
 
 

@@ -133,6 +133,30 @@ def test_invalid_leaves_are_refused(wrong: dict[str, Any], message: str) -> None
 
 
 @pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"dtype": ["uint8"]}, "observation: camera: left: .* is no type of a leaf"),
+        ({"shape": ["a"]}, "observation: camera: left: .* does not describe an array"),
+        ({"more": 1}, "observation: camera: left: .* does not describe an array"),
+    ],
+)
+def test_damaged_specs_name_the_leaf(changed: dict[str, Any], message: str) -> None:
+    """The reader of a damaged file learns which leaf is wrong, not what Python raised."""
+    tree = {"camera": {"left": ArraySpec((2,), "uint8")}}
+    data = EnvSpec("", 1, 0, 0, Discrete(2), observation=tree).to_json()
+    data["observation"]["camera"]["left"].update(changed)
+    with pytest.raises(ShapeError, match=message):
+        EnvSpec.from_json(data)
+
+
+def test_extras_are_named() -> None:
+    """A spec that is no dict has no name for its array."""
+    extras: Any = ArraySpec(())
+    with pytest.raises(ShapeError, match="give a dict of ArraySpec by name"):
+        EnvSpec("", 1, 2, 2, Discrete(2), extras=extras)
+
+
+@pytest.mark.parametrize(
     "wrong", [{}, {"a.b": IMAGE}, {"": IMAGE}, {"a/b": IMAGE}, {"a": {}}, 3, None]
 )
 def test_invalid_trees_are_refused(wrong: Any) -> None:

@@ -24,9 +24,10 @@ from offmarl.vault.decoded import decode_arrays
 from offmarl.vault.forking import is_forked
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.manifest import Description, check_documents, read_table, snapshot_of
-from offmarl.vault.mmap import MappedArray, WindowPlaces, cut, map_arrays, put_steps
+from offmarl.vault.mmap import MappedArray, cut, map_arrays
 from offmarl.vault.store import Store
 from offmarl.vault.tables import Episodes
+from offmarl.vault.windows import WindowPlaces, put_steps
 
 _IN_FLIGHT_BYTES = 2**26
 """Maximum bytes that TensorStore reads at once; they are held in addition to the result."""

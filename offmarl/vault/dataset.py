@@ -23,8 +23,8 @@ from offmarl.vault.manifest import (
     read_pull_record,
     unchecked,
 )
-from offmarl.vault.mmap import put_steps
 from offmarl.vault.store import Store
+from offmarl.vault.windows import put_steps
 
 if TYPE_CHECKING:  # they are layers above this one
     from offmarl.vault.leaf_statistics import Statistics

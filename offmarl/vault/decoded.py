@@ -15,7 +15,8 @@ from offmarl.errors import VaultFormatError
 from offmarl.vault import layout
 from offmarl.vault.layout import Leaf, NumpyArray, load_json
 from offmarl.vault.metadata import Grid
-from offmarl.vault.mmap import MappedArray, Snapshot, WindowPlaces, put_steps
+from offmarl.vault.mmap import MappedArray, Snapshot
+from offmarl.vault.windows import WindowPlaces, put_steps
 
 _KEPT_BYTES = 2**25
 """Bytes of decoded chunks that are kept for each array."""

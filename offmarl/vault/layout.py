@@ -151,8 +151,8 @@ class Schema(NamedTuple):
                 raise ValueError(f"version {data['version']} has no such leaves")
         except (KeyError, TypeError, ValueError, AttributeError, ShapeError) as error:
             raise VaultFormatError(
-                f"the vault's schema is damaged ({error!r:.200}): `offmarl repair` may recover it "
-                "from metadata.json; otherwise copy the vault again."
+                f"the vault's schema is damaged ({_reason(error):.200}): `offmarl repair` may "
+                "recover it from metadata.json; otherwise copy the vault again."
             ) from error
         return schema
 
@@ -212,10 +212,19 @@ class Head(NamedTuple):
                 raise ValueError("total_return or run has the wrong type")
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise VaultFormatError(
-                f"the vault's head is damaged ({error!r:.200}): `offmarl repair` recovers the "
-                "intact data."
+                f"the vault's head is damaged ({_reason(error):.200}): `offmarl repair` recovers "
+                "the intact data."
             ) from error
         return head
+
+
+def _reason(error: Exception) -> str:
+    """Say what is wrong with a document, given the error of reading it."""
+    if isinstance(error, KeyError):
+        return f"{error} is missing"
+    if isinstance(error, ValueError | ShapeError):
+        return str(error)
+    return "a value is of the wrong type"
 
 
 def prefix_of(name: str) -> str:

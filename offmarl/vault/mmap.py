@@ -6,131 +6,22 @@ address, so random windows of a dataset larger than memory are gathered as fast 
 memory.
 """
 
-import ctypes
-import mmap
-import os
 import re
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
 from offmarl._arrays import as_items
-from offmarl.vault import commit, files, layout
+from offmarl.vault import commit, layout
 from offmarl.vault.commit import ValueLocation
 from offmarl.vault.drivers import Driver, TensorStoreDriver
 from offmarl.vault.layout import Leaf, NumpyArray, load_json
-
-_PROT_NONE = 0
-_MAP_FIXED = 0x10  # on Linux and macOS; Python's mmap has neither constant
-
-
-class Region:
-    """Files mapped into one range of memory, one after the other.
-
-    They are unmapped when the last array on them is garbage-collected. The data stays readable
-    after the files are deleted.
-
-    Parameters
-    ----------
-    directory
-        Directory of a vault.
-    names
-        Names of F data files in it. Links are not followed.
-
-    Attributes
-    ----------
-    bytes
-        ``(size,)`` uint8, read-only. Each file begins at a page; do not read between the end of a
-        file and the next page.
-    starts
-        ``(F,)`` int64, the index in ``bytes`` at which each file begins.
-    sizes
-        ``(F,)`` int64, bytes of each file.
-
-    Raises
-    ------
-    OSError, ValueError
-        A file cannot be opened, or is not a regular file inside the directory.
-    MemoryError
-        The system refuses the memory map.
-    """
-
-    def __init__(self, directory: Path, names: Sequence[str]):
-        self.sizes = np.array([_size(directory, name) for name in names], np.int64)
-        spans = -(-self.sizes // mmap.PAGESIZE) * mmap.PAGESIZE
-        self.starts = np.cumsum(spans) - spans
-        total = max(int(spans.sum()), mmap.PAGESIZE)
-        anonymous = mmap.MAP_PRIVATE | mmap.MAP_ANON
-        self._base = _map(None, total, _PROT_NONE, anonymous, -1)
-        memory = (ctypes.c_ubyte * total).from_address(self._base)
-        weakref.finalize(memory, _libc().munmap, self._base, total)
-        for name, start, size in zip(names, self.starts.tolist(), self.sizes.tolist(), strict=True):
-            if size:
-                self._map_file(directory, name, start, size)
-        self.bytes: NDArray[np.uint8] = np.frombuffer(memoryview(memory), np.uint8)
-        self.bytes.flags.writeable = False
-
-    def _map_file(self, directory: Path, name: str, start: int, size: int) -> None:
-        descriptor = files.open_file(directory, name)
-        try:
-            shared = mmap.MAP_SHARED | _MAP_FIXED
-            _map(self._base + start, size, mmap.PROT_READ, shared, descriptor)
-        finally:
-            os.close(descriptor)
-
-    def items(self, size: int) -> NDArray[Any]:
-        """Return a view whose item i is the ``size`` bytes from index i on; items overlap.
-
-        Indexing it with an array gathers items. NumPy copies each item as one block, whatever its
-        alignment, which is the fastest gather measured.
-        """
-        count = len(self.bytes) - size + 1
-        return np.ndarray((count,), f"V{size}", self.bytes.data, strides=(1,))
-
-    def will_need(self, begins: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
-        """Ask the kernel to read intervals of bytes from the disk, without waiting for them."""
-        advise, page = _libc().madvise, mmap.PAGESIZE
-        first = begins // page * page
-        for start, count in zip(first.tolist(), (begins + sizes - first).tolist(), strict=True):
-            advise(self._base + start, count, mmap.MADV_WILLNEED)
-
-    def release(self) -> None:
-        """Drop the pages from the process's resident memory; they stay in the page cache."""
-        _libc().madvise(self._base, len(self.bytes), mmap.MADV_DONTNEED)
-
-
-def _size(directory: Path, name: str) -> int:
-    descriptor = files.open_file(directory, name)
-    try:
-        return os.fstat(descriptor).st_size
-    finally:
-        os.close(descriptor)
-
-
-def _map(address: int | None, size: int, protection: int, flags: int, descriptor: int) -> int:
-    found = _libc().mmap(address, size, protection, flags, descriptor, 0)
-    if found == ctypes.c_void_p(-1).value:
-        raise MemoryError(os.strerror(ctypes.get_errno()))
-    return int(found)
-
-
-@cache
-def _libc() -> Any:
-    libc = ctypes.CDLL(None, use_errno=True)
-    pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    libc.mmap.argtypes = [pointer, size, number, number, number, ctypes.c_int64]
-    libc.mmap.restype = pointer
-    libc.munmap.argtypes = [pointer, size]
-    libc.madvise.argtypes = [pointer, size, number]
-    return libc
-
+from offmarl.vault.region import Region
+from offmarl.vault.windows import ChunkSteps, WindowPlaces, put_steps
 
 _ABSENT = -1
 _RELEASE_BYTES = 2**22
@@ -340,11 +231,11 @@ class MappedArray:
 
     def window_places(
         self, rows: NDArray[np.int64], starts: NDArray[np.int64], length: int
-    ) -> "WindowPlaces":
+    ) -> WindowPlaces:
         """Return where windows are, for all arrays whose chunks have the size of this one's."""
         return WindowPlaces(rows, starts, length, self.chunk_rows, self.chunk_steps)
 
-    def windows_at(self, places: "WindowPlaces") -> NumpyArray:
+    def windows_at(self, places: WindowPlaces) -> NumpyArray:
         """Gather windows ``(W, length, *leaf)``."""
         crossing, shape = places.crossing, (len(places.rows), places.length, *self.leaf.shape)
         addresses = self._address(places.pieces)
@@ -357,7 +248,7 @@ class MappedArray:
 
     def window_steps_at(
         self,
-        places: "WindowPlaces",
+        places: WindowPlaces,
         index: NDArray[np.int64],
         out: NumpyArray,
         at: NDArray[np.int64] | None,
@@ -399,135 +290,24 @@ class MappedArray:
         self.region.will_need(begins, np.full_like(begins, self.chunk_bytes))
 
     def _locate(self, rows: NDArray[np.int64], times: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self._address(_Steps.of(rows, times, self.chunk_rows, self.chunk_steps))
+        return self._address(ChunkSteps.of(rows, times, self.chunk_rows, self.chunk_steps))
 
-    def _address(self, steps: "_Steps") -> NDArray[np.int64]:
+    def _address(self, steps: ChunkSteps) -> NDArray[np.int64]:
         found: NDArray[np.int64] = self.addresses[steps.block, steps.number]
         return found + steps.step * self.leaf.step_bytes
 
-    def _step_addresses(
-        self, places: "WindowPlaces", pieces: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
+    def _step_addresses(self, places: WindowPlaces, pieces: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the addresses of all steps of pieces, given those of the pieces."""
         steps = np.arange(places.piece_steps) * self.leaf.step_bytes
         return (pieces.reshape(-1, 1) + steps).ravel()
 
-    def _pieces(self, places: "WindowPlaces") -> NumpyArray:
+    def _pieces(self, places: WindowPlaces) -> NumpyArray:
         """Gather the pieces of windows, ``(P, piece_steps, *leaf)``."""
         return self._gather(self._address(places.pieces), places.piece_steps)
 
     def _gather(self, addresses: NDArray[np.int64], steps: int) -> NumpyArray:
         found = self.region.items(steps * self.leaf.step_bytes)[addresses]
         return found.view(self.leaf.dtype).reshape(-1, steps, *self.leaf.shape)
-
-
-class _Steps(NamedTuple):
-    """Where steps are in chunks of one size; all arrays have one shape."""
-
-    block: NDArray[np.int64]
-    number: NDArray[np.int64]
-    step: NDArray[np.int64]
-    """Index in the chunk, through all its rows."""
-
-    @classmethod
-    def of(
-        cls, rows: NDArray[np.int64], times: NDArray[np.int64], chunk_rows: int, chunk_steps: int
-    ) -> "_Steps":
-        """Return where the steps at some times of some rows are."""
-        block, row = np.divmod(rows, chunk_rows)
-        number, time = np.divmod(times, chunk_steps)
-        return cls(block, number, row * chunk_steps + time)
-
-
-class WindowPlaces:
-    """Where windows are in chunks of one size; computed once for all arrays that have such chunks.
-
-    Attributes
-    ----------
-    rows, starts, length
-        The windows.
-    pieces
-        First steps of pieces that each lie in one chunk: one for each window, and one more for
-        those that cross into another chunk. Windows that are longer than chunks have a piece for
-        each step.
-    piece_steps
-        Steps in a piece.
-    index
-        ``(W, length)`` which steps of the pieces, counted through all of them, are the windows'.
-    crossing
-        The windows that have two pieces.
-    """
-
-    def __init__(
-        self,
-        rows: NDArray[np.int64],
-        starts: NDArray[np.int64],
-        length: int,
-        chunk_rows: int,
-        chunk_steps: int,
-    ):
-        self.rows, self.starts, self.length = rows, starts, length
-        self._given: NDArray[np.int64] | None = None
-        self._steps: dict[int, NDArray[np.int64]] = {}
-        self.index = np.arange(len(rows) * length).reshape(len(rows), length)
-        if length > chunk_steps:
-            times, self.crossing, self.piece_steps = (
-                starts[:, None] + np.arange(length),
-                rows[:0],
-                1,
-            )
-            self.pieces = _Steps.of(rows[:, None], times, chunk_rows, chunk_steps)
-            return
-        over, self.piece_steps = np.maximum(starts % chunk_steps + length - chunk_steps, 0), length
-        self.crossing = some = np.flatnonzero(over)
-        first = np.append(starts - over, starts[some] + length - over[some])
-        self.pieces = _Steps.of(np.append(rows, rows[some]), first, chunk_rows, chunk_steps)
-        if len(some):
-            # In their first pieces, these windows begin later; the last steps are in the second.
-            before, step = (length - over[some])[:, None], np.arange(length)
-            second = (len(rows) + np.arange(len(some)))[:, None] * length + step - before
-            self.index[some] = np.where(step < before, self.index[some] + over[some, None], second)
-
-    def steps(self, index: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-        """Return which steps of the pieces are the first ``count`` of the windows' steps ``index``.
-
-        It keeps what it returns, for the other arrays of a read.
-        """
-        if self._given is not index:
-            self._given, self._steps = index, {}
-        if count not in self._steps:
-            first = np.ascontiguousarray(index[:, :count])
-            self._steps[count] = self.index.ravel()[first] if len(self.crossing) else first
-        return self._steps[count]
-
-
-def put_steps(
-    windows: NumpyArray, index: NDArray[np.int64], out: NumpyArray, at: NDArray[np.int64] | None
-) -> None:
-    """Write some steps of windows to an array, as numbers of its type; masks are what is not 0.
-
-    Parameters
-    ----------
-    windows
-        ``(W, length, *leaf)``.
-    index
-        ``(n, S)`` which steps, counted through all windows.
-    out
-        ``(m, S, *leaf)``, contiguous. If it has fewer than S steps, it takes the first ones.
-    at
-        ``(n,)`` where on its first axis; None for all, in order.
-    """
-    if not out.size:
-        return
-    items, where = as_items(np.ascontiguousarray(windows)), slice(None) if at is None else at
-    index = index[:, : out.shape[1]]
-    if out.dtype == windows.dtype and at is None:
-        items.take(index, out=as_items(out).reshape(index.shape), mode="clip")
-        return
-    if out.dtype == bool:  # bytes are moved faster than the numbers they are made of
-        items = as_items(np.ascontiguousarray(windows) != 0)
-    found = items.take(index, mode="clip").view(bool if out.dtype == bool else windows.dtype)
-    out[where] = found.reshape(*index.shape, *out.shape[2:])
 
 
 def copy(chunk: NumpyArray, target: NumpyArray) -> int:

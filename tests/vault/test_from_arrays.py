@@ -179,6 +179,12 @@ def nan_at(array, *place):
         (ONE, {"observations": np.zeros(T, complex)}, ShapeError, "observations is complex128"),
         (ONE, {"observations": np.ma.ones((T, 4))}, InvalidValueError, r"observations is a masked"),
         (ONE, {"actions": ONE["actions"] * 1.0}, InvalidValueError, r"actions .*\.astype\(int\)"),
+        (
+            ONE,
+            {"extras": {"x": np.where(np.arange(T) == 7, 1e300, 1)}},
+            InvalidValueError,
+            r"extras.x has the value 1e\+300 at step 7, which does not fit into float32",
+        ),
         (ONE, {"observations": {}}, ShapeError, "observations: {} does not describe"),
         (ONE, {"observations": {"a.b": ENDS}}, ShapeError, "'a.b' cannot name a leaf"),
         (ONE, {"actions": np.zeros((T, 2, 2), int)}, ShapeError, r"actions have shape \(50, 2"),

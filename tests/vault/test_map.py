@@ -240,6 +240,30 @@ def test_formulas(a, tmp_path, formula, expected):
         np.testing.assert_allclose(made.transitions().reward[row, span], wanted, rtol=1e-6)
 
 
+def test_extras_in_formulas_and_conditions(a, tmp_path):
+    cost = {"extras.cost": lambda s: s["reward"][:, 0] > 0, "extras.own": lambda s: s["reward"]}
+    extra = vault.map(
+        a, tmp_path / "b.vlt", returning(**cost, **{"extras.wide": lambda s: s["state"]})
+    )
+    made = vault.map(extra, tmp_path / "c.vlt", reward="extras.own - 2 * extras.cost")
+    reward = a.transitions().reward
+    np.testing.assert_allclose(
+        made.transitions().reward, reward - 2 * (reward[..., :1] > 0), rtol=1e-6
+    )
+    some = vault.filter(extra, "extras.cost == 1", tmp_path / "d.vlt", by="steps")
+    assert some.num_steps == (reward[..., 0] > 0).sum()
+    for condition, message in (
+        ("extras.cots > 1", "no extras.cots: it has extras.cost, extras.own"),
+        ("extras.wide > 1", r"extras.wide .* has shape \(5,\) a step"),
+    ):
+        with pytest.raises(ExpressionError, match=message):
+            vault.filter(extra, condition, tmp_path / "e.vlt", by="steps")
+        with pytest.raises(ExpressionError, match=message):
+            vault.map(extra, tmp_path / "e.vlt", reward=condition.replace("> 1", ""))
+    with pytest.raises(ExpressionError, match="Only steps have it"):
+        vault.filter(extra, "extras.cost == 1", tmp_path / "e.vlt")
+
+
 @pytest.mark.parametrize("formula", ["reward >", "rewards / 2", "reward == 'a'", "p90", "reward()"])
 def test_bad_formulas_are_refused_before_anything_is_read(tmp_path, formula):
     with pytest.raises(ExpressionError):

@@ -15,7 +15,8 @@ from offmarl import vault
 from offmarl.errors import VaultChecksumError, VaultError
 from offmarl.vault import arrays, checked
 from offmarl.vault.manifest import snapshot_of
-from offmarl.vault.mmap import MappedArray, Region, map_arrays
+from offmarl.vault.mmap import MappedArray, map_arrays
+from offmarl.vault.region import Region
 from offmarl.vault.store import Store
 
 from .experience import SPEC, assert_same, concatenate, make, steps

@@ -8,7 +8,7 @@ import pytest
 
 from offmarl import vault
 from offmarl.errors import InvalidValueError
-from offmarl.types import EnvSpec
+from offmarl.types import ArraySpec, EnvSpec
 
 from .experience import CONTINUOUS, SPEC, assert_same, make, whole_episodes
 
@@ -289,3 +289,16 @@ def test_a_foreign_vault_tells_that_returns_are_missing(tmp_path):
     found = write_stock(tmp_path / "s.vlt" / "a", to_stock(transition))
     assert "not finite" in found.quirks
     assert isinstance(found.spec, EnvSpec)
+
+
+def test_finite_extras_do_not_become_infinite(tmp_path):
+    spec = replace(SPEC, extras={"cost": ArraySpec(())})
+    steps, finals = make(spec)
+    with vault.create(tmp_path / "a.vlt", spec, rows=2) as writer:
+        writer.append(steps, finals)
+        cost = steps.extras["cost"].astype(float)
+        cost[0, 2], cost[1, 4] = np.inf, 1e300
+        with pytest.raises(InvalidValueError, match=r"extras.cost has .*1e\+300 in row 1, step 14"):
+            writer.append(steps._replace(extras={"cost": cost}), finals)
+        writer.append(steps._replace(extras={"cost": np.full_like(cost, np.inf)}), finals)
+    assert vault.open_vault(tmp_path / "a.vlt").length == 20

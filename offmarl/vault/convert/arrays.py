@@ -406,12 +406,12 @@ def _check_continuous(actions: NumpyArray, axes: tuple[int, ...]) -> None:
 
 
 def _check_range(name: str, array: NumpyArray, dtype: np.dtype[Any], start: int) -> None:
-    """Raise `InvalidValueError` if whole numbers do not fit their type in the vault."""
-    if dtype.kind not in "iu" or np.can_cast(array.dtype, dtype, "safe"):
-        return
-    bounds = np.iinfo(dtype)
-    wrong = (array < bounds.min) | (array > bounds.max) | (array != np.trunc(array))
-    if wrong.any():
+    """Raise `InvalidValueError` if numbers do not fit their type in the vault."""
+    wrong = values.too_large(array, dtype)
+    if dtype.kind in "iu" and not np.can_cast(array.dtype, dtype, "safe"):
+        bounds = np.iinfo(dtype)
+        wrong = (array < bounds.min) | (array > bounds.max) | (array != np.trunc(array))
+    if wrong is not None and wrong.any():
         at = np.argwhere(wrong)[0]
         raise InvalidValueError(
             f"{name} has the value {array[tuple(at)]} at step {start + at[0]}, which does not fit "

@@ -51,13 +51,15 @@ class Steps(Mapping[str, Any]):
 
     Attributes
     ----------
+    vault
+        The vault.
     spec
         The environment's sizes.
     """
 
     def __init__(self, vault: Dataset, part: Part):
         self.spec: EnvSpec = vault.spec
-        self._vault, self._part = vault, part
+        self.vault, self._part = vault, part
         self._found: dict[str, NumpyArray] = {}
         self._disk = {column_of(name): name for name in vault.leaves}
 
@@ -85,10 +87,10 @@ class Steps(Mapping[str, Any]):
     @cached_property
     def episode(self) -> Int[np.ndarray, "T"]:
         """Number of each step's episode in `Dataset.episodes`."""
-        table, (rows, steps) = self._vault.episodes, self._part.lead
-        begins = table.row * self._vault.length + table.start
+        table, (rows, steps) = self.vault.episodes, self._part.lead
+        begins = table.row * self.vault.length + table.start
         row = np.arange(self._part.rows.start, self._part.rows.stop)[:, None]
-        step = row * self._vault.length + np.arange(self._part.start, self._part.stop)
+        step = row * self.vault.length + np.arange(self._part.start, self._part.stop)
         found: NumpyArray = np.searchsorted(begins, step, side="right") - 1
         return found.reshape(rows * steps)
 
@@ -96,12 +98,12 @@ class Steps(Mapping[str, Any]):
     def time(self) -> Int[np.ndarray, "T"]:
         """Steps of the episode before each step."""
         index = np.tile(np.arange(self._part.start, self._part.stop), self._part.lead[0])
-        return index - self._vault.episodes.start[self.episode]
+        return index - self.vault.episodes.start[self.episode]
 
     @cached_property
     def ends(self) -> Int[np.ndarray, "M"]:
         """The step that each of the final views follows."""
-        table = self._vault.episodes
+        table = self.vault.episodes
         is_last = self.time == table.length[self.episode] - 1
         return np.flatnonzero(is_last & (table.final[self.episode] >= 0))
 
@@ -115,14 +117,14 @@ class Steps(Mapping[str, Any]):
 
     def _read_steps(self, name: str, disk_name: str) -> Any:
         part = self._part
-        read = self._vault.read(part.start, part.stop, part.rows, [disk_name])[disk_name]
+        read = self.vault.read(part.start, part.stop, part.rows, [disk_name])[disk_name]
         array = read.reshape(-1, *read.shape[2:])
         return array != 0 if name in _MASKS else array
 
     @cached_property
     def _finals(self) -> dict[str, NumpyArray]:
-        numbers = self._vault.episodes.final[self.episode[self.ends]]
-        flat = encoding.flatten_view(self._vault.final_views(numbers))
+        numbers = self.vault.episodes.final[self.episode[self.ends]]
+        flat = encoding.flatten_view(self.vault.final_views(numbers))
         return {name: view for name, view in flat.items() if name in self._disk}
 
 
@@ -300,7 +302,7 @@ def _check_values(
         here = steps.episode == episode
         one = {name: array[:, here] for name, array in flat.items()}
         first = int(steps.time[here][0])
-        row = int(steps._vault.episodes.row[episode])
+        row = int(steps.vault.episodes.row[episode])
         place = RecordPosition(first, f"of episode {episode}", row)
         ending = {name: view[steps.episode[steps.ends] == episode] for name, view in finals.items()}
         for message in _invalid(one, ending, steps, place):

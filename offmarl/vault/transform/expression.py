@@ -31,6 +31,11 @@ Columns = Mapping[str, NumpyArray]
 
 POLICY_NAME = "policy name"
 
+EXTRA = "extras."
+"""Beginning of the names of extras, such as ``extras.cost``."""
+ANY_EXTRA = f"{EXTRA}NAME"
+"""Stands for all extras among the names that a condition may use."""
+
 COMPLETE = "complete"
 """The column that selects the episodes percentiles are computed over."""
 
@@ -39,7 +44,7 @@ _DEEPEST = 20
 _TOKEN = re.compile(
     r"\s*(?:(?P<percentile>p[0-9]+(?:\.[0-9]+)?\b)"
     r"|(?P<sign>(?:not\s+in|not|and|or|in)\b|<=|>=|==|!=|[-<>+*/%(),])"
-    r"|(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
+    r"|(?P<name>(?:extras\.)?[A-Za-z_][A-Za-z0-9_]*)"
     r"|(?P<number>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?(?![A-Za-z0-9_]))"
     r"|(?P<text>\"[^\"]*\"|'[^']*')"
     r"|(?P<end>$))"
@@ -337,13 +342,14 @@ class _Parser:
 
     def _name(self, token: _Token) -> _Term:
         name = token.text
-        if name not in self._names:
+        known = ANY_EXTRA if name.startswith(EXTRA) else name
+        if known not in self._names:
             near = difflib.get_close_matches(name, self._names, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
-            hint = self._hints.get(name) or f"{hint}Known: {', '.join(self._names)}."
+            hint = self._hints.get(known) or f"{hint}Known: {', '.join(self._names)}."
             raise self._error(token.at, f"there is no {name!r:.40}", hint)
         self.used.add(name)
-        return _Term(self._names[name], token.at, lambda columns: columns[name])
+        return _Term(self._names[known], token.at, lambda columns: columns[name])
 
     # ------------------------------------------------------------------------------ errors
 

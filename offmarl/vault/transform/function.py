@@ -143,6 +143,8 @@ class RewardFormula(NamedTuple):
         parsed = parse_reward(self.text)
         here = {name: self.columns[name][steps.episode][:, None] for name in self._used(parsed)}
         here |= {"reward": steps["reward"].astype(float), "step": steps.time[:, None]}
+        for name in selection.check_extras(steps.vault, parsed.names):
+            here[name] = steps[name].reshape(len(steps.time), -1).astype(float)
         value = parsed.value(here, steps["reward"].shape)
         return {"reward": value.astype(np.float32)}
 

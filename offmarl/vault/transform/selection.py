@@ -1,7 +1,7 @@
 """Selects parts of a vault for a transform: by number, by time, by sample or by condition."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -12,7 +12,15 @@ from offmarl.vault import encoding
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.layout import POLICY_IDS, NumpyArray
 from offmarl.vault.transform import expression, policy_ids
-from offmarl.vault.transform.expression import COMPLETE, POLICY_NAME, Columns, Expression, Kind
+from offmarl.vault.transform.expression import (
+    ANY_EXTRA,
+    COMPLETE,
+    EXTRA,
+    POLICY_NAME,
+    Columns,
+    Expression,
+    Kind,
+)
 from offmarl.vault.transform.policy_ids import Source
 
 Unit = Literal["episodes", "steps"]
@@ -40,6 +48,7 @@ OF_STEPS: dict[str, Kind] = {
     **OF_EPISODES,
     "reward": "number",  # mean over agents
     "step": "number",  # from the start of the episode
+    ANY_EXTRA: "number",  # mean over agents
 }
 """What a condition on steps can use."""
 
@@ -324,17 +333,43 @@ def _policy_names(source: Source, policy_id: NumpyArray) -> NumpyArray:
 
 
 def _check_known(source: Source, parsed: Expression, columns: Columns) -> None:
-    for name in sorted(parsed.names - columns.keys() - {"reward", "step"}):
+    extras = check_extras(source.vault, parsed.names)
+    for name in sorted(parsed.names - columns.keys() - {"reward", "step"} - extras):
         raise ExpressionError(
             f"{source.vault.path} does not record the {name} of its episodes. It records: "
             f"{', '.join(key for key in OF_EPISODES if key in columns)}."
         )
 
 
+def check_extras(vault: Dataset, names: Iterable[str]) -> set[str]:
+    """Return which names are those of extras.
+
+    Raises
+    ------
+    ExpressionError
+        The vault has no such extra, or it has more than one number for each agent.
+    """
+    known = [name for name in vault.leaves if name.startswith(EXTRA)]
+    found = {name for name in names if name.startswith(EXTRA)}
+    for name in sorted(found):
+        if name not in known:
+            raise ExpressionError(
+                f"{vault.path} has no {name}: it has {', '.join(known) or 'no extras'}."
+            )
+        shape = vault.leaves[name].shape
+        if shape not in ((), (1,), (vault.spec.num_agents,)):
+            raise ExpressionError(
+                f"{name} of {vault.path} has shape {shape} a step: an expression needs one number, "
+                "or one for each agent."
+            )
+    return found
+
+
 def _step_intervals(source: Source, parsed: Expression, columns: Columns) -> Iterator[Pieces]:
     """Find the steps that meet a condition, row by row."""
     vault, found = source.vault, source.vault.episodes
-    leaves = [name for name in ("rewards", POLICY_IDS) if name in vault.leaves]
+    extras = [name for name in parsed.names if name.startswith(EXTRA)]
+    leaves = [*(name for name in ("rewards", POLICY_IDS) if name in vault.leaves), *extras]
     yield whole_episodes(vault, np.zeros(len(found.row), bool))
     for row in range(vault.rows):
         mine = np.flatnonzero(found.row == row)
@@ -344,6 +379,8 @@ def _step_intervals(source: Source, parsed: Expression, columns: Columns) -> Ite
             episode = mine[np.searchsorted(found.start[mine], time, side="right") - 1]
             here = {name: column[episode] for name, column in columns.items()}
             here["reward"] = steps["rewards"][0].reshape(stop - begin, -1).mean(-1)
+            for name in extras:
+                here[name] = steps[name][0].reshape(stop - begin, -1).astype(float).mean(-1)
             here["step"] = time - found.start[episode]
             if POLICY_IDS in steps:
                 (ids,) = encoding.first_agents(steps[POLICY_IDS])

@@ -396,7 +396,8 @@ def map(
         that change.
     reward
         A formula for the new rewards of all agents instead, such as ``reward / 10`` or ``reward -
-        0.1 * (step > 50)``. It uses the names of conditions on steps; a condition counts as 0 or 1.
+        0.1 * (step > 50)``. It uses the names of conditions on steps, such as ``extras.cost``; a
+        condition counts as 0 or 1.
     by
         What the function gets in a call: an episode, or as many steps as fit in memory. Rewards by
         formula are always computed by steps.
