@@ -158,7 +158,7 @@ def test_many_chunks_before_the_map_pays(tmp_path: Path) -> None:
 
 
 READING = """
-archive arrays bounds checked commit compat dataset decoded drivers encoding episode_set faults
+archive arrays bounds bulk checked commit compat dataset decoded drivers encoding episode_set faults
 files forking key_values layout location manifest metadata mmap open region store tables
 weights windows
 """
