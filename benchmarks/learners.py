@@ -18,7 +18,7 @@ import itertools
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,7 +100,7 @@ class MemoryWindows:
 
 def with_grain(source: Any, batch: int) -> Batches:
     pipeline = grain.MapDataset.source(source).shuffle(seed=0).repeat().batch(batch)
-    return iter(pipeline.to_iter_dataset(grain.ReadOptions(num_threads=2)))
+    return iter(pipeline.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=16)))
 
 
 def ways(dataset: Dataset, arrays: Arrays, batch: int, stack: ExitStack) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def ways(dataset: Dataset, arrays: Arrays, batch: int, stack: ExitStack) -> dict
 
     def load(workers: int, data: Any, **options: Any) -> Batches:
         if workers:
-            options |= {"multiprocessing_context": "fork", "persistent_workers": True}
+            options |= {"multiprocessing_context": "fork"}
         return itertools.chain.from_iterable(
             itertools.repeat(DataLoader(data, num_workers=workers, **options))
         )
@@ -141,15 +141,16 @@ def rate(batches: Batches, seconds: float) -> float:
     return count / elapsed
 
 
-def measure(make: dict[str, Callable[[], Batches]], args: Args) -> dict[str, list[float]]:
-    opened: dict[str, Batches] = {}
-    for name, function in make.items():
-        opened[name] = function()
-        rate(opened[name], args.seconds / 2)  # warm, and every chunk compared
-    found: dict[str, list[float]] = {name: [] for name in make}
+def measure(dataset: Dataset, arrays: Arrays, batch: int, args: Args) -> dict[str, list[float]]:
+    """Measure each way alone: what gathers ahead would slow the others down."""
+    found: dict[str, list[float]] = {}
     for _ in range(args.rounds):
-        for name, batches in opened.items():
-            found[name].append(rate(batches, args.seconds))
+        for name in ways(dataset, arrays, batch, ExitStack()):
+            with ExitStack() as stack:
+                batches = ways(dataset, arrays, batch, stack)[name]()
+                rate(batches, args.seconds / 2)  # warm: workers start, chunks are compared
+                found.setdefault(name, []).append(rate(batches, args.seconds))
+                del batches
     return found
 
 
@@ -168,8 +169,7 @@ def main(args: Args) -> None:
             f"{dataset.num_steps:,} steps, {size / dataset.num_steps:,.0f} bytes a step in memory"
         )
         for batch in args.batch:
-            with ExitStack() as stack:
-                found = measure(ways(dataset, arrays, batch, stack), args)
+            found = measure(dataset, arrays, batch, args)
             print(f"\n{f'batches of {batch}':<20}{'a second':>10}{'of numpy':>10}{'of grain':>10}")
             for name, rates in found.items():
                 pairs = zip(rates, found["gather numpy"], found["grain memory"], strict=True)

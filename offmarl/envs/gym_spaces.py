@@ -41,8 +41,8 @@ def read(space: spaces.Space[Any], value: Any) -> Any:
     return _read(space, value, _bare_spec(space))
 
 
-def common(trees: Sequence[SpecTree]) -> SpecTree | None:
-    """Return the smallest specs that the arrays of all agents fit into, once padded.
+def common(trees: Sequence[Any]) -> Any:
+    """Return the smallest specs, a `SpecTree`, that the arrays of all agents fit into once padded.
 
     Returns
     -------

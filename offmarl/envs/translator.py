@@ -17,7 +17,7 @@ from offmarl.envs.gym_spaces import common, read, spec_of
 from offmarl.envs.registry import family_of
 from offmarl.envs.spaces import Actions, ActionSpace, Box, sizes_if_unequal
 from offmarl.errors import InvalidValueError, ShapeError, UnknownNameError
-from offmarl.types import DTYPES, ArraySpec, Discrete, EnvSpec, SpecTree, View, empty_view, map_tree
+from offmarl.types import DTYPES, ArraySpec, Discrete, EnvSpec, View, empty_view, map_tree
 
 Observations = Mapping[str, Any]
 Infos = Mapping[str, Mapping[str, Any]]
@@ -107,13 +107,13 @@ class Translator:
             global_state=self._state_spec(env, observation),
         )
 
-    def _own_sizes(self, observation: SpecTree) -> tuple[int, ...] | None:
+    def _own_sizes(self, observation: Any) -> tuple[int, ...] | None:
         """Return the sizes of the agents' vectors, if they differ."""
         if not isinstance(observation, ArraySpec) or len(observation.shape) != 1:
             return None
         return sizes_if_unequal([flatdim(space) for space in self._spaces])
 
-    def _state_spec(self, env: Any, observation: SpecTree) -> ArraySpec:
+    def _state_spec(self, env: Any, observation: Any) -> ArraySpec:
         state = state_of(env)
         if state is not None:
             state = np.ravel(state).astype(np.float32) if self._flat else state

@@ -266,11 +266,11 @@ def _drawing(
 
 def _weights(args: Args, dataset: Dataset | Mixture) -> Weighting:
     if args.weight is None:
-        for name in ("weight_by", "temperature"):
+        for name in ("weight_by", "weight_temperature"):
             if getattr(args, name) is not None:
                 raise OptionError(f"--{name.replace('_', '-')} needs --weight: give both.")
         return None
-    weights = Weights(args.weight, args.weight_by or "step", args.temperature)
+    weights = Weights(args.weight, args.weight_by or "step", args.weight_temperature)
     return resolve(dataset, weights)
 
 

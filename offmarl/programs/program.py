@@ -110,7 +110,7 @@ class Args(Validated):
     step. By default all weigh the same."""
     weight_by: Literal["step", "episode"] | None = None
     """Give the weight to each step (the default), or to each episode in all."""
-    temperature: Positive | None = None
+    weight_temperature: Positive | None = None
     """Weigh by exp(x / temperature), with x scaled to [0, 1]; by default 0.1 for returns, while
     other numbers are the weights."""
     prioritise: Fraction | None = None

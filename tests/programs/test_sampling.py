@@ -221,8 +221,8 @@ def test_arguments_that_do_not_fit(parts, tmp_path: Path) -> None:
     ):
         with pytest.raises(OptionError, match=message):
             open_data(bc.Args(vault=vaults))
-    with pytest.raises(OptionError, match="--temperature needs --weight"):
-        train(bc, first, tmp_path / "run", temperature=0.5)
+    with pytest.raises(OptionError, match="--weight-temperature needs --weight"):
+        train(bc, first, tmp_path / "run", weight_temperature=0.5)
     with pytest.raises(OptionError, match="no column 'speed'"):
         train(bc, first, tmp_path / "run", weight="speed")
     assert not (tmp_path / "run").exists()
@@ -230,7 +230,7 @@ def test_arguments_that_do_not_fit(parts, tmp_path: Path) -> None:
 
 def test_old_runs_have_no_new_arguments() -> None:
     """They are resumed: what is missing in run.json equals None."""
-    new = ("share_by", "weight", "weight_by", "temperature", "prioritise", "importance")
+    new = ("share_by", "weight", "weight_by", "weight_temperature", "prioritise", "importance")
     args = bc.Args(vault=Path("x"))
     assert all(getattr(args, name) is None for name in new)
     assert offline._recorded(Path("nowhere"), "priority_lag") is None
