@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from offmarl.errors import RunError
 from offmarl.types import ArraySpec, ArrayTree, EnvSpec, Transition, View, unflatten_tree
 from offmarl.vault import Dataset, Mixture
-from offmarl.vault.leaf_statistics import StatisticsAccumulator
+from offmarl.vault.leaf_statistics import StatisticsAccumulator, stored
 from offmarl.vault.mixture import Part
 from offmarl.vault.ranges import Ranges
 
@@ -194,8 +194,9 @@ class DatasetStatistics:
         return ranges.pooled() if column == "reward" else ranges
 
     def _ranges_of(self, part: Part, column: str) -> Ranges:
-        if self._episodes is None:
-            return part.dataset.statistics()[column].ranges
+        # The run keeps what it uses: training changes nothing in the dataset.
+        if self._episodes is None and (known := stored(part.dataset)) is not None:
+            return known[column].ranges
         accumulator = StatisticsAccumulator(part.dataset.spec, columns=[column])
         for steps in _steps(part):
             accumulator.add(jax.tree.map(lambda leaf: leaf[None], steps))

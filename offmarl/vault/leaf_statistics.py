@@ -268,8 +268,19 @@ def stored(vault: Dataset) -> Statistics | None:
     with suppress(VaultError, KeyError, TypeError, ValueError, AttributeError):
         found = vault.store.get_json(STATISTICS_KEY) if vault.native else None
         if found and (found["version"], found["of"]) == (_VERSION, _fingerprint(vault.manifest)):
-            return {name: LeafStatistics.from_json(one) for name, one in found["leaves"].items()}
+            read = {name: LeafStatistics.from_json(one) for name, one in found["leaves"].items()}
+            return read if _are_of(read, vault.spec) else None
     return None
+
+
+def _are_of(found: Statistics, spec: EnvSpec) -> bool:
+    """Whether statistics have the names and shapes of an environment's leaves."""
+    shapes = {column_of(name): _columns(leaf) for name, leaf in layout.leaves(spec).items()}
+    return found.keys() == shapes.keys() and all(
+        leaf.quantiles.shape == (len(QUANTILES), *shapes[name])
+        and all(column.shape == shapes[name] for column in leaf.ranges)
+        for name, leaf in found.items()
+    )
 
 
 def keep(vault: Dataset, computed: Statistics) -> bool:

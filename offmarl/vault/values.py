@@ -274,22 +274,48 @@ def _agent(spec: EnvSpec, number: int) -> str:
     return f"agent {number}" + (f" ({spec.agents[number]})" if spec.agents else "")
 
 
-def cast(arrays: Mapping[str, NumpyArray], types: Mapping[str, Any]) -> dict[str, NumpyArray]:
+def cast(
+    arrays: Mapping[str, NumpyArray],
+    types: Mapping[str, Any],
+    place: RecordPosition = IN_RECORD,
+    on_invalid: OnInvalid = "raise",
+) -> dict[str, NumpyArray]:
     """Cast arrays to narrower types of their kind; return the others unchanged.
 
     Parameters
     ----------
     arrays
-        By name.
+        Arrays ``(rows, T, ...)`` by name.
     types
         Name to `offmarl.vault.layout.Leaf`.
+    place
+        Position of the first step, for messages.
+    on_invalid
+        "keep" makes floats that are too large for their type infinite.
 
     Raises
     ------
     InvalidValueError
-        A whole number is too large for its type.
+        A number is too large for its type.
     """
+    for name, array in arrays.items() if on_invalid == "raise" else ():
+        if (wrong := too_large(array, types[name].dtype)) is not None:
+            row, step, *_ = at = np.argwhere(wrong)[0].tolist()
+            raise InvalidValueError(
+                f"{name} has the value {array[tuple(at)]!s} in row {place.row + row}, step "
+                f"{place.step + step} {place.of}, which is too large for the vault's "
+                f"{types[name].dtype}: nothing of the record was appended."
+            )
     return {name: _cast(name, array, types[name].dtype) for name, array in arrays.items()}
+
+
+def too_large(array: NumpyArray, dtype: np.dtype[Any]) -> _Wrong:
+    """Find finite floats that are infinite in a narrower type."""
+    if not encoding.is_float(dtype) or np.can_cast(array.dtype, dtype, "safe"):
+        return None
+    with np.errstate(all="ignore"):
+        kept = np.isfinite(array.astype(dtype))
+    return None if kept.all() else _some(~kept & np.isfinite(array))
 
 
 def _cast(name: str, array: NumpyArray, dtype: np.dtype[Any]) -> NumpyArray:

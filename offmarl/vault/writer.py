@@ -265,7 +265,7 @@ class Writer:
             found = values.find(arrays, self.spec, finals, place)
             if fresh := values.warn(found, known):
                 self.annotate({"quirks": [*known, *fresh]})
-        return values.cast(arrays, self._schema.leaves)
+        return values.cast(arrays, self._schema.leaves, place, self._on_invalid)
 
     def _is_commit_due(self) -> bool:
         """Whether to commit the full chunks: the disk is idle, they take much memory, or wait."""

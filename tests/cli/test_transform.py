@@ -126,3 +126,16 @@ def test_fractions_may_be_percentages(offmarl, pair, fractions, episodes):
     made = offmarl("split", "a.vlt", "-o", "c.vlt", "--json", "--fractions", *fractions)
     assert made.json["vaults"][0]["episodes"] == round(episodes * count)
     assert len(made.json["vaults"]) == len(fractions)
+
+
+def test_map_runs_a_file_in_several_processes(offmarl, pair):
+    pair.joinpath("mine.py").write_text(
+        "def half(steps):\n    return {'reward': steps['reward'] / 2}\n"
+    )
+    results = [
+        offmarl("map", "a.vlt", "--with", "mine.py:half", "--processes", number, "-o", out).code
+        for number, out in ((1, "one.vlt"), (2, "two.vlt"))
+    ]
+    assert results == [0, 0]
+    one, two = (vault.open_vault(pair / name) for name in ("one.vlt", "two.vlt"))
+    assert one.digest() == two.digest()

@@ -189,6 +189,19 @@ def test_moments_of_trees_leave_whole_numbers_alone(tmp_path):
     np.testing.assert_array_equal(again.mean["speed"], mean["speed"])
 
 
+def test_a_run_stores_nothing_in_its_dataset(tmp_path):
+    with vault.create(tmp_path / "a.vlt", SPEC, rows=2) as writer:
+        writer.append(*make(SPEC, steps=30))
+    data = vault.open_vault(tmp_path / "a.vlt")
+    before = {p: p.read_bytes() for p in data.path.rglob("*") if p.is_file()}
+    computed = DatasetStatistics(data).observation_moments()
+    assert before == {p: p.read_bytes() for p in data.path.rglob("*") if p.is_file()}
+    data.statistics()  # stores them
+    used = DatasetStatistics(vault.open_vault(data.path)).observation_moments()
+    for a, b in zip(computed, used, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
 def test_one_scale_for_rewards():
     with pytest.raises(OptionError, match="one of reward and return"):
         normalised(echo(), ("reward", "return"), statistics(reward_std=1.0, returns=[1.0]))

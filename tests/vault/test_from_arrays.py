@@ -122,6 +122,46 @@ def test_the_environment_is_checked(tmp_path):
         vault.from_arrays(tmp_path / "b.vlt", **ONE, env_spec=spec)
 
 
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [
+        ("alive", np.ones((T, N), bool)),
+        ("log_probs", np.zeros((T, N))),
+        ("legal_actions", np.ones((T, N, 3), bool)),
+        ("terminals", ENDS[:, None].repeat(N, 1)),
+    ],
+)
+def test_any_array_of_agents_gives_their_number(tmp_path, name, array):
+    actions = RNG.integers(0, 3, (T, N))
+    given = {**MANY, "actions": actions, "rewards": ONE["rewards"], name: array}
+    found = vault.from_arrays(tmp_path / "a.vlt", **given)
+    assert (found.spec.num_agents, found.spec.observation_size) == (N, 4)
+
+
+def test_one_agent_with_and_without_an_axis(tmp_path):
+    vectors = {
+        **ONE,
+        "observations": MANY["observations"][:, 0, :2],
+        "actions": MANY["actions"][:, 0],
+    }
+    axes = {name: vectors[name][:, None] for name in ("observations", "actions")}
+    for number, given in enumerate((vectors, vectors | axes)):
+        with pytest.raises(ShapeError, match=r"second axis of .*give num_agents"):
+            vault.from_arrays(tmp_path / "a.vlt", **given)
+        found = vault.from_arrays(tmp_path / f"{number}.vlt", **given, num_agents=1)
+        assert (found.spec.observation_size, found.spec.action) == (2, Continuous(2))
+        np.testing.assert_array_equal(
+            found.transitions().view.observation[0, :, 0], vectors["observations"]
+        )
+
+
+def test_actions_of_dead_agents_may_be_missing(tmp_path):
+    alive = np.arange(T) % 2 == 0
+    actions = np.where(alive, ONE["actions"], -1)
+    found = vault.from_arrays(tmp_path / "a.vlt", **(ONE | {"actions": actions}), alive=alive)
+    np.testing.assert_array_equal(found.transitions().action[0, :, 0], actions.clip(0))
+
+
 def nan_at(array, *place):
     array = np.array(array)
     array[place] = np.nan
@@ -137,6 +177,8 @@ def nan_at(array, *place):
         (ONE, {"rewards": ONE["rewards"][:, None]}, ShapeError, r"observations has shape \(50, 4"),
         (ONE, {"observations": ["a"] * T}, ShapeError, "observations is <U1"),
         (ONE, {"observations": np.zeros(T, complex)}, ShapeError, "observations is complex128"),
+        (ONE, {"observations": np.ma.ones((T, 4))}, InvalidValueError, r"observations is a masked"),
+        (ONE, {"actions": ONE["actions"] * 1.0}, InvalidValueError, r"actions .*\.astype\(int\)"),
         (ONE, {"observations": {}}, ShapeError, "observations: {} does not describe"),
         (ONE, {"observations": {"a.b": ENDS}}, ShapeError, "'a.b' cannot name a leaf"),
         (ONE, {"actions": np.zeros((T, 2, 2), int)}, ShapeError, r"actions have shape \(50, 2"),

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from offmarl import vault
-from offmarl.vault import leaf_statistics
+from offmarl.vault import layout, leaf_statistics
 from offmarl.vault.leaf_statistics import QUANTILES, StatisticsAccumulator, stored
 from offmarl.vault.quantiles import FAILURE, QuantileSketch, capacity_for
 from offmarl.vault.ranges import RangesAccumulator
@@ -181,6 +181,23 @@ def test_damaged_statistics_are_computed_again(tmp_path):
         again = vault.open_vault(data.path)
         assert stored(again) is None
         assert_same_statistics(again.statistics(), first)
+
+
+@pytest.mark.parametrize("change", ["leaves", "shape"])
+def test_statistics_of_other_leaves_are_computed_again(tmp_path, change):
+    data = record(tmp_path / "a.vlt")
+    first = data.statistics()
+    value = data.store.get_json(leaf_statistics.STATISTICS_KEY)
+    leaves = value["leaves"]
+    if change == "leaves":
+        leaves["extras.cost"] = leaves.pop("reward")
+    else:
+        leaves["reward"] = leaves["state"]
+    forged = layout.dump_json(value)
+    data.store.commit({leaf_statistics.STATISTICS_KEY: forged}, fence={}).result()
+    again = vault.open_vault(data.path)
+    assert stored(again) is None
+    assert_same_statistics(again.statistics(), first)
 
 
 def test_what_must_not_change_stays_as_it_is(tmp_path):

@@ -200,6 +200,24 @@ def test_trees_and_images(tmp_path):
     assert found["observation.body.speed"].mean.shape == (2, 4)
 
 
+@pytest.mark.parametrize("sizes", [None, (3, 2)])
+def test_a_state_of_all_observations_follows_them(tmp_path, sizes):
+    size = sum(sizes or (3, 3))
+    spec = EnvSpec("", 2, 3, size, Discrete(4), state="concatenated", observation_sizes=sizes)
+    own = np.arange(3) < np.array(sizes or (3, 3))[:, None]
+    a = record(tmp_path / "a.vlt", spec)
+    made = vault.map(a, tmp_path / "b.vlt", shift)
+    for view in (made.transitions().view, made.finals):
+        np.testing.assert_array_equal(view.state, np.asarray(view.observation)[..., own])
+    kept = vault.map(a, tmp_path / "c.vlt", lambda s: shift(s) | states_of(s))
+    np.testing.assert_array_equal(kept.transitions().view.state, a.transitions().view.state)
+    assert_sound(made)
+
+
+def states_of(steps):
+    return {name: steps[name] for name in steps if name.endswith("state")}
+
+
 # ---------------------------------------------------------------------------------- formulas
 
 
@@ -345,6 +363,11 @@ def invalid(steps):
     return {"reward": reward}
 
 
+def in_place(steps):
+    steps["reward"][:] = 0
+    return dict(steps)
+
+
 @pytest.mark.parametrize(
     ("function", "error", "text"),
     [
@@ -373,6 +396,12 @@ def invalid(steps):
             OptionError,
             "changes terminated of episode 0",
         ),
+        (
+            returning(reward=lambda s: s["reward"].astype(float) + 1e300 * (s.time[:, None] == 2)),
+            InvalidValueError,
+            r"reward: .* returned 1e\+300 for step 2 of episode \d+, which is too large",
+        ),
+        (in_place, OptionError, "read-only.*copy an array first"),
         (lambda s: s["rewards"], OptionError, "no column 'rewards'"),
         (lambda s: s["reward"], OptionError, "returned ndarray: return a dictionary"),
         (lambda s: 1 / 0, OptionError, r"failed for episode 0: ZeroDivisionError.*test_map.py"),

@@ -29,6 +29,7 @@ from offmarl.vault.encoding import is_float, is_number, is_of
 from offmarl.vault.layout import EXTRAS, OBSERVATIONS, POLICY_IDS, STATE, Codec, NumpyArray
 from offmarl.vault.open import open_vault
 from offmarl.vault.values import RecordPosition
+from offmarl.vault.writer import Writer
 
 _NARROWER = {"float64": "float32", "int64": "int32", "uint32": "int32", "uint64": "int32"}
 """Types that vaults do not have, and what is stored instead."""
@@ -78,7 +79,8 @@ def from_arrays(
         An array ``(T, N, ...)``, or a (nested) dict of such arrays. Types are kept, but float64
         becomes float32, and int64 becomes int32.
     actions
-        Whole numbers ``(T, N)``, or floats ``(T, N, A)`` in [-1, 1].
+        Whole numbers ``(T, N)``, or floats ``(T, N, A)`` in [-1, 1]. The number -1 of an agent that
+        is not alive is stored as 0.
     rewards
         ``(T, N)``; or ``(T,)``, the same for all agents.
     terminals, truncations
@@ -102,7 +104,8 @@ def from_arrays(
     extras
         Further arrays ``(T, ...)`` of each step, by name; see `offmarl.EnvSpec.extras`.
     num_agents
-        N. Only needed if no array but observations and actions has the axis of agents.
+        N. Only needed if no array but observations and actions has the axis of agents, or if those
+        of a single agent have a second axis of the same size.
     num_actions
         Number of discrete actions; by default that of ``legal_actions``, or one more than the
         highest action.
@@ -151,12 +154,16 @@ def from_arrays(
     columns.check()
     spec = common.check_spec(columns.spec(num_actions), env_spec)
     about = {"source": {"format": "arrays"}, **(provenance or {})}
-    blocks = common.blocks(columns.steps, columns.step_bytes)
     with create_whole(path, spec, rows=1, provenance=about, codec=codec) as writer:
-        for start, stop in common.counted(blocks, len(blocks), progress):
-            record = columns.read(start, stop, spec)
-            writer.append(record.steps, record.finals, cut=record.cut)
+        _append(columns, spec, writer, progress)
     return open_vault(path)
+
+
+def _append(columns: "_Columns", spec: EnvSpec, writer: Writer, progress: Progress) -> None:
+    blocks = common.blocks(columns.steps, columns.step_bytes)
+    for start, stop in common.counted(blocks, len(blocks), progress):
+        record = columns.read(start, stop, spec)
+        writer.append(record.steps, record.finals, cut=record.cut)
 
 
 def _given(trees: Mapping[str, Any]) -> dict[str, NumpyArray]:
@@ -166,6 +173,12 @@ def _given(trees: Mapping[str, Any]) -> dict[str, NumpyArray]:
         if tree is not None and not (name == EXTRAS and not tree):
             _check_names(name, tree)
             leaves |= flatten_tree(tree, name)
+    for name, leaf in leaves.items():
+        if isinstance(leaf, np.ma.MaskedArray):
+            raise InvalidValueError(
+                f"{name} is a masked array, and vaults keep no mask: replace the masked values "
+                "with .filled(value)."
+            )
     arrays = {name: np.asarray(leaf) for name, leaf in leaves.items()}
     for name, array in arrays.items():
         if not array.ndim or not is_number(array.dtype):
@@ -193,12 +206,29 @@ class _Agents(NamedTuple):
 
 
 def _agents_of(given: Mapping[str, NumpyArray], num_agents: int | None) -> _Agents:
-    """Return the number of agents; it follows from the rewards if it is not given."""
+    """Return the number of agents; if it is not given, it follows from the other arrays.
+
+    Raises `ShapeError` if it follows from none of them.
+    """
+    counts = [
+        given[name].shape[1]
+        for name in _OF_AGENTS
+        if name in given and name != "actions"
+        if given[name].ndim > (2 if name == "infos.legals" else 1)
+    ]
+    both = [x for name, x in given.items() if name == "actions" or is_of(OBSERVATIONS, name)]
+    second = {array.shape[1:2] for array in both}
     if num_agents is not None:
-        return _Agents(num_agents, is_there=True)
-    per_step = (given[name] for name in _OF_AGENTS if name in given and name in _OF_ALL)
-    counts = [array.shape[1] for array in per_step if array.ndim > 1]
-    return _Agents(counts[0] if counts else 1, is_there=bool(counts))
+        return _Agents(num_agents, num_agents != 1 or bool(counts) or second == {(1,)})
+    if counts:
+        return _Agents(counts[0], is_there=True)
+    same = all(array.ndim == 2 for array in both) and second == {(1,)}  # whatever the axis means
+    if len(second) == 1 and second != {()} and not same:
+        raise ShapeError(
+            f"observations and actions have a second axis of {both[0].shape[1]}, and no other "
+            "array says whether it is that of agents: give num_agents."
+        )
+    return _Agents(1, is_there=False)
 
 
 class _Columns(NamedTuple):
@@ -301,6 +331,7 @@ class _Columns(NamedTuple):
         actions = self.given["actions"]
         axes = actions.shape[2 if self.agents.is_there else 1 :]
         if is_float(actions.dtype) and len(axes) < 2:
+            _check_continuous(actions, axes)
             return Continuous(axes[0] if axes else 1)
         if axes not in ((), (1,)):
             raise ShapeError(
@@ -351,6 +382,10 @@ class _Columns(NamedTuple):
             if name in wanted:
                 _check_range(name, some, wanted[name].dtype, start)
             found[name] = some[None]
+        if {"actions", "infos.alive"} <= found.keys() and isinstance(spec.action, Discrete):
+            actions = found["actions"]
+            dead = found["infos.alive"].reshape(actions.shape) == 0
+            found["actions"] = np.where((actions == -1) & dead, 0, actions)
         return found
 
 
@@ -359,6 +394,15 @@ def _leaf(name: str, array: NumpyArray, shape: tuple[int, ...]) -> ArraySpec:
     if dtype not in DTYPES:
         raise ShapeError(f"{name} is {array.dtype}: vaults keep {', '.join(DTYPES)}.")
     return ArraySpec(shape, dtype)
+
+
+def _check_continuous(actions: NumpyArray, axes: tuple[int, ...]) -> None:
+    """Raise `InvalidValueError` if floats are numbers of discrete actions."""
+    if axes in ((), (1,)) and actions.max(initial=0) > 1 and (actions == np.trunc(actions)).all():
+        raise InvalidValueError(
+            f"actions are {actions.dtype}, and all are whole numbers: if they are numbers of "
+            "discrete actions, convert them with .astype(int)."
+        )
 
 
 def _check_range(name: str, array: NumpyArray, dtype: np.dtype[Any], start: int) -> None:

@@ -77,7 +77,9 @@ class Steps(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._found:
-            self._found[name] = self._read(name)
+            array = self._read(name).view()
+            array.flags.writeable = False  # a change in place would not reach the new vault
+            self._found[name] = array
         return self._found[name]
 
     @cached_property
@@ -194,8 +196,25 @@ def check(returned: Any, steps: Steps, part: Part, leaves: Mapping[str, Leaf]) -
         elif name not in steps:
             raise _unknown(name, steps)
     _check_views(arrays, finals, steps)
+    if layout.STATE in leaves:
+        _follow(arrays, finals, steps.spec)
     _check_values(arrays, finals, steps)
     return Result(arrays, finals, steps.episode[steps.ends])
+
+
+def _follow(arrays: dict[str, NumpyArray], finals: dict[str, NumpyArray], spec: EnvSpec) -> None:
+    """Recompute a state that is all observations, if only these are changed."""
+    is_changed = layout.STATE in arrays or "state" in finals
+    if spec.state != "concatenated" or not spec.is_vector or is_changed:
+        return
+    own: NumpyArray = np.ones((spec.num_agents, spec.observation_size), bool)
+    if spec.state_size != own.size and spec.observation_sizes:
+        own = np.arange(spec.observation_size) < np.array(spec.observation_sizes)[:, None]
+    if own.sum() == spec.state_size:
+        if layout.OBSERVATIONS in arrays:
+            arrays[layout.STATE] = arrays[layout.OBSERVATIONS][..., own]
+        if "observation" in finals:
+            finals["state"] = finals["observation"][..., own]
 
 
 def _fit_leaf(name: str, value: Any, leaf: Leaf, steps: Steps, part: Part) -> NumpyArray:
@@ -229,7 +248,14 @@ def _cast(
             f"{name}: the function returned {array.dtype} {where}, and the vault has {dtype}: "
             f"convert the result with .astype({dtype.name!r})."
         )
-    return values.cast({name: array}, {name: Leaf(dtype, ())})[name]
+    if (wrong := values.too_large(array, dtype)) is not None:
+        index = np.argwhere(wrong)[0].tolist()
+        step = at[index[0]]
+        raise InvalidValueError(
+            f"{name}: the function returned {array[tuple(index)]!s} for step {steps.time[step]} of "
+            f"episode {steps.episode[step]}, which is too large for the vault's {dtype}."
+        )
+    return values.cast({name: array}, {name: Leaf(dtype, ())}, on_invalid="keep")[name]
 
 
 def _place(steps: Steps, at: NumpyArray) -> str:

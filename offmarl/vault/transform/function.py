@@ -4,6 +4,7 @@ import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import cache
 from multiprocessing import get_context
 from pickle import PicklingError
@@ -39,6 +40,14 @@ class Function(NamedTuple):
     random: str | None
     """Name of the parameter for random numbers; None if it takes none."""
     seed: int
+    place: str | None = None
+    """Where it was imported from, if it was given by its place."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Another process cannot find the module of a file by its name, so it imports the file.
+        if self.place is not None:
+            return load, (self.place, self.seed)
+        return Function, tuple(self)
 
     def __call__(self, steps: Steps, part: Part) -> Any:
         """Return the function's result for a part.
@@ -56,7 +65,12 @@ class Function(NamedTuple):
         except Exception as error:
             first, last = int(steps.episode[0]), int(steps.episode[-1])
             episodes = f"episode {first}" if first == last else f"episodes {first} to {last}"
-            raise OptionError(f"{self.name} failed for {episodes}: {summarize(error)}") from error
+            hint = ". The steps cannot be changed in place: copy an array first." * (
+                isinstance(error, ValueError) and "read-only" in str(error)
+            )
+            raise OptionError(
+                f"{self.name} failed for {episodes}: {summarize(error)}{hint}"
+            ) from error
 
     def _randomness(self, number: int) -> Any:
         if self.random == "rng":
@@ -84,8 +98,8 @@ def load(function: MapFunction, seed: int) -> Function:
     if not callable(call):
         raise OptionError(f"{function!r} is not a function of steps: give one, or its place.")
     name = f"{getattr(call, '__module__', '?')}:{getattr(call, '__qualname__', repr(call))}"
-    shown = function if isinstance(function, str) else name
-    return Function(call, shown, _checksum(call), _random_parameter(call), seed)
+    place = function if isinstance(function, str) else None
+    return Function(call, place or name, _checksum(call), _random_parameter(call), seed, place)
 
 
 def _random_parameter(call: Callable[..., Any]) -> str | None:
@@ -194,7 +208,7 @@ def results(
     Raises
     ------
     OptionError
-        The function cannot be sent to other processes.
+        The function cannot be sent to other processes, or one of them ended early.
     """
     if processes == 1:
         for part in parts:
@@ -207,8 +221,15 @@ def results(
         def submit(part: Part) -> Future[Result]:
             return pool.submit(_work, part)
 
-        for part, future in ahead(parts, submit, 2 * processes):
-            yield part, future.result()
+        try:
+            for part, future in ahead(parts, submit, 2 * processes):
+                yield part, future.result()
+        except BrokenProcessPool as error:
+            raise OptionError(
+                f"a process that called {apply.function.name} ended early. If a script calls map, "
+                'guard the call with `if __name__ == "__main__":`, and define the function in a '
+                "module. If the memory is too small, use fewer processes."
+            ) from error
 
 
 def _check_pickles(apply: Apply) -> None:
