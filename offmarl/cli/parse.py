@@ -135,7 +135,7 @@ def _constructors() -> Any:
             return None
         return PrimitiveConstructorSpec(
             nargs="*",
-            metavar="PATH[=SHARE] ...",
+            metavar="PATH[=SHARE]...",
             instance_from_str=_vaults,
             is_instance=lambda value: isinstance(value, str | Path | Mapping | tuple),
             str_from_instance=lambda value: [str(value)],

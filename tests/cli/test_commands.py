@@ -215,8 +215,8 @@ def test_what_cannot_be_typed_is_told_to_programs_too(offmarl):
         (["show"], "Missing from offmarl show: VAULT. See `offmarl show --help`."),
         (
             ["train", "bc", "--vaul", "x"],
-            "Missing from offmarl train bc: --vault PATH; Unrecognized options: --vaul x. See "
-            "`offmarl train bc --help`.",
+            "Missing from offmarl train bc: --vault PATH[=SHARE]; Unrecognized options: --vaul x. "
+            "See `offmarl train bc --help`.",
         ),
         (
             ["sample", "a.vlt", "-o", "b.vlt", "--seed", "one"],
