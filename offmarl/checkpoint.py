@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offmarl.errors import CheckpointError, RunError
+from offmarl.paths import local
 from offmarl.types import ArrayTree
 
 _ABOUT = "about"
@@ -73,7 +74,7 @@ class Checkpoints:
     """
 
     def __init__(self, directory: str | Path, keep: int | None = None):
-        self._directory = Path(directory).absolute()
+        self._directory = local(directory)
         self._keep = keep
 
     def save(self, step: int, tree: Mapping[str, ArrayTree], info: Mapping[str, Any]) -> None:

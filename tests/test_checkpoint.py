@@ -52,9 +52,11 @@ def assert_equal(one, other):
         np.testing.assert_array_equal(data(left), data(right))
 
 
-def test_what_is_saved_comes_back_with_its_structure(tmp_path):
+@pytest.mark.parametrize("directory", ["c", "../{}/c", "missing/../c"])
+def test_what_is_saved_comes_back_with_its_structure(tmp_path, monkeypatch, directory):
+    monkeypatch.chdir(tmp_path)
     state = make_state(2.0)
-    checkpoints = Checkpoints(tmp_path / "c")
+    checkpoints = Checkpoints(directory.format(tmp_path.name))
     checkpoints.save(3, {"policy": state.params, "state": state}, {"note": "é", "x": [1.5]})
     like = {"policy": state.params, "state": jax.eval_shape(lambda: make_state(0.0))}
     tree, info = Checkpoints(tmp_path / "c").restore(like)

@@ -67,6 +67,8 @@ class Chunk(NamedTuple):
     """Final views of the episodes that end in the chunk; the views are padded."""
     stop: int
     """Total number of time steps at the end of the chunk."""
+    cut: NDArray[np.bool_] | bool = False
+    """``(E,)``: whether the recording, and not the environment, ended the row's last step."""
 
 
 def make_buffer(
@@ -159,9 +161,9 @@ def take(capture: Capture, num_steps: int, cut: bool = False) -> Chunk:
     experience, capacity = capture.buffer.experience, capture.capacity
     start = (int(capture.buffer.current_index) - num_steps) % capacity
     wraps = start + num_steps > capacity
-    transition = _copy_transitions(experience.transition, start, num_steps, wraps, cut)
+    transition, is_cut = _copy_transitions(experience.transition, start, num_steps, wraps, cut)
     finals = _copy_finals(capture, np.asarray(transition.last), start)
-    return Chunk(transition, finals, int(capture.total))
+    return Chunk(transition, finals, int(capture.total), np.asarray(is_cut))
 
 
 def whole(capture: Capture) -> Chunk:
@@ -196,7 +198,7 @@ def _copy_transitions(
     num_steps: int,
     wraps: bool,
     cut: Bool[Array, ""] | bool,
-) -> Transition:
+) -> tuple[Transition, Bool[Array, "E"]]:
     def copy(leaf: Array) -> Array:
         if wraps:
             return leaf[:, (start + jnp.arange(num_steps)) % leaf.shape[1]]
@@ -205,10 +207,11 @@ def _copy_transitions(
     copied = jax.tree.map(copy, transition)
     running = cut & ~copied.last[:, -1]
     truncated = copied.truncated[:, -1] | (running[:, None] & ~copied.terminated[:, -1])
-    return copied._replace(
+    ended = copied._replace(
         truncated=copied.truncated.at[:, -1].set(truncated),
         last=copied.last.at[:, -1].set(copied.last[:, -1] | running),
     )
+    return ended, running
 
 
 @jax.jit
@@ -290,7 +293,7 @@ class ChunkWriter:
         """
         self._make_room(capture, num_steps)
         if cut or capture.capacity > num_steps:
-            self._submit(self._write, take(capture, num_steps, cut), cut)
+            self._submit(self._write, take(capture, num_steps, cut))
             return capture
         spare = self._spares.popleft() if self._spares else _like(capture)
         self._submit(self._write_whole, capture)
@@ -336,10 +339,10 @@ class ChunkWriter:
         self._pending.popleft().result()
 
     def _write_whole(self, index: int, capture: Capture) -> None:
-        self._write(index, whole(capture), cut=False)
+        self._write(index, whole(capture))
         self._spares.append(capture)
 
-    def _write(self, index: int, chunk: Chunk, cut: bool) -> None:
+    def _write(self, index: int, chunk: Chunk) -> None:
         if self._failed:
             return
         try:
@@ -347,7 +350,7 @@ class ChunkWriter:
             if index >= self._vault.chunks(self._run):
                 transition = jax.tree.map(np.asarray, chunk.transition)
                 finals = _unpad(chunk.finals)
-                self._vault.append(transition, finals, run=self._run, chunk=index, cut=cut)
+                self._vault.append(transition, finals, run=self._run, chunk=index, cut=chunk.cut)
                 self._vault.drop_pages()
         except BaseException:
             self._failed = True

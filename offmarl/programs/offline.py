@@ -61,6 +61,7 @@ from offmarl.replay.batches import lag_of
 from offmarl.replay.circles import Weighting
 from offmarl.replay.device import fits
 from offmarl.replay.priorities import Priorities, Prioritised
+from offmarl.replay.sampling import Chosen
 from offmarl.types import ArrayTree, EnvSpec
 from offmarl.vault import Dataset, Mixture, Weights, mix, open_vault
 from offmarl.vault.weights import resolve
@@ -237,7 +238,7 @@ def _drawing(
     """Resolve the arguments on sampling; ``lag`` is that of a resumed run."""
     windows = Windows(args.batch_size, args.length, args.burn_in, program.return_to_go)
     episodes, kind = evaluator.learned_from, args.replay
-    weights, record = _weights(args, dataset), _recorded_vaults(dataset)
+    weights, record = _weights(args, dataset, episodes), _recorded_vaults(dataset)
     circles = Circles(dataset, windows, episodes, weights)
     if kind == "auto":
         kind = "device" if fits(circles) else "stream"
@@ -264,14 +265,14 @@ def _drawing(
     return _Drawing(kind, windows, weights, draws, record | {"priority_lag": lag})
 
 
-def _weights(args: Args, dataset: Dataset | Mixture) -> Weighting:
+def _weights(args: Args, dataset: Dataset | Mixture, episodes: Chosen) -> Weighting:
     if args.weight is None:
         for name in ("weight_by", "weight_temperature"):
             if getattr(args, name) is not None:
                 raise OptionError(f"--{name.replace('_', '-')} needs --weight: give both.")
         return None
     weights = Weights(args.weight, args.weight_by or "step", args.weight_temperature)
-    return resolve(dataset, weights)
+    return resolve(dataset, weights, episodes)
 
 
 def _recorded_vaults(dataset: Dataset | Mixture) -> dict[str, Any]:

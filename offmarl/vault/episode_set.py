@@ -175,7 +175,7 @@ class EpisodeSet(ABC):
 
         dataset, numbers = self._located(episodes)
         shape = Windows(batch, length, burn_in, return_to_go, extras)
-        return load(dataset, shape, numbers, resolve(dataset, weights))
+        return load(dataset, shape, numbers, resolve(dataset, weights, numbers))
 
     def stream(
         self,
@@ -244,7 +244,7 @@ class EpisodeSet(ABC):
             start=start,
             memory=memory,
             episodes=numbers,
-            weights=resolve(dataset, weights),
+            weights=resolve(dataset, weights, numbers),
             epochs=epochs,
             drop_last=drop_last,
         )
@@ -358,7 +358,7 @@ class EpisodeSet(ABC):
             epochs=epochs,
             drop_last=drop_last,
             episodes=numbers,
-            weights=resolve(dataset, weights),
+            weights=resolve(dataset, weights, numbers),
         )
 
     def step_probabilities(
@@ -386,7 +386,8 @@ class EpisodeSet(ABC):
         from offmarl.replay import Circles, Windows
 
         dataset, numbers = self._located(episodes)
-        circles = Circles(dataset, Windows(1, length, burn_in), numbers, resolve(dataset, weights))
+        weighed = resolve(dataset, weights, numbers)
+        circles = Circles(dataset, Windows(1, length, burn_in), numbers, weighed)
         return circles.step_probabilities()
 
     def hold_out(self, fraction: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

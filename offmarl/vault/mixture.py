@@ -18,7 +18,7 @@ from offmarl.vault import bounds, layout, tables
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.episode_set import Chosen, EpisodeSet
 from offmarl.vault.open import open_vault
-from offmarl.vault.weights import By
+from offmarl.vault.weights import By, check_by
 
 VaultLike = str | os.PathLike[str] | Dataset
 
@@ -177,7 +177,8 @@ def mix(
     Raises
     ------
     OptionError
-        A share is negative or not finite, all are 0, or a vault is named twice.
+        ``by`` is something else; a share is negative or not finite, or all are 0; or a vault is
+        named twice.
     ShapeError
         Two vaults differ in the shape or the type of a leaf.
     VaultError
@@ -188,6 +189,9 @@ def mix(
     >>> mixed = offmarl.mix({"coverage.vlt/expert": 0.7, "coverage.vlt/random": 0.3})
     >>> replay = mixed.replay(256, 20)
     """
+    check_by(by)
+    if isinstance(vaults, str | os.PathLike):
+        raise OptionError(f"{vaults} is one path: give several vaults, as a list or with shares.")
     named = dict(vaults) if isinstance(vaults, Mapping) else dict.fromkeys(vaults, -1.0)
     opened = [
         one if isinstance(one, Dataset) else open_vault(one, time_limit=time_limit) for one in named

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,12 @@ _REWARD = "reward"
 _EXTRAS = "extras."
 
 
+def check_by(by: str) -> None:
+    """Raise `OptionError` if ``by`` is neither "step" nor "episode"."""
+    if by not in get_args(By):
+        raise OptionError(f'by={by!r} is unknown: give "step" or "episode".')
+
+
 @dataclass(frozen=True)
 class Weights:
     """What the steps of a dataset weigh when batches are drawn.
@@ -39,7 +45,8 @@ class Weights:
     ----------
     of
         Where weights come from. "return", "length" or "policy": the mean return over agents, the
-        number of steps or the policy's id of each episode. "reward" or the name of an extra: the
+        number of steps or the policy's id of each episode. By returns, incomplete episodes weigh
+        nothing, because theirs are not known. "reward" or the name of an extra: the
         value of each step, the mean over agents if each agent has one. A function, or its name as
         ``path/to/file.py:function`` or ``package.module:function``: it is called with each
         `Dataset` and returns a number for each episode, ``(M,)``, or for each step, ``(rows,
@@ -54,7 +61,7 @@ class Weights:
     Raises
     ------
     OptionError
-        The temperature is not above 0 and finite.
+        ``by`` is something else, or the temperature is not above 0 and finite.
     """
 
     of: str | Callable[["Dataset"], Any] | NDArray[Any]
@@ -62,7 +69,8 @@ class Weights:
     temperature: float | None = None
 
     def __post_init__(self) -> None:
-        """Check the temperature."""
+        """Check the options."""
+        check_by(self.by)
         if self.temperature is not None and not 0 < self.temperature < np.inf:
             raise OptionError(
                 f"weights cannot have a temperature of {self.temperature:g}: give a finite number "
@@ -85,6 +93,8 @@ class _Values(NamedTuple):
 
     dataset: "Dataset"
     numbers: NDArray[np.float64]
+    counted: NDArray[np.bool_]
+    """Of the same shape: those of the episodes that are drawn from; the others weigh nothing."""
 
     def where(self, at: NDArray[Any]) -> str:
         """Describe the place of a number."""
@@ -96,8 +106,21 @@ class _Values(NamedTuple):
         )
 
 
-def resolve(source: "Dataset | Mixture", weights: WeightsLike) -> tuple[Any, ...] | None:
+def resolve(
+    source: "Dataset | Mixture", weights: WeightsLike, chosen: NDArray[np.int64] | None = None
+) -> tuple[Any, ...] | None:
     """Return the weights of the steps of a dataset, or of each vault of a mixture.
+
+    Parameters
+    ----------
+    source
+        The dataset or mixture.
+    weights
+        What its steps weigh.
+    chosen
+        Numbers of the episodes that are drawn from; all of them by default. The others are neither
+        checked nor do they count in the scale of a temperature. Numbers that are given as an array
+        may be those of these episodes only, in order.
 
     Returns
     -------
@@ -115,15 +138,22 @@ def resolve(source: "Dataset | Mixture", weights: WeightsLike) -> tuple[Any, ...
         return None
     weights = weights if isinstance(weights, Weights) else Weights(weights)
     datasets: Any = getattr(source, "sources", (source,))
-    values = _values(datasets, weights)
+    values = [
+        one._replace(counted=one.counted & _spread(mask, one))
+        for one, mask in zip(
+            _values(datasets, weights, chosen), _masks(datasets, chosen), strict=True
+        )
+    ]
     temperature = weights.temperature
-    if temperature is None and isinstance(weights.of, str) and weights.of == "return":
-        temperature = RETURN_TEMPERATURE
+    if isinstance(weights.of, str) and weights.of == "return":
+        temperature = RETURN_TEMPERATURE if temperature is None else temperature
+        values = _complete(values)
     _check(values, weights, may_be_negative=temperature is not None)
     if temperature is not None:
         values = _exponentials(values, temperature)
+    values = [one._replace(numbers=np.where(one.counted, one.numbers, 0.0)) for one in values]
     for one in values:
-        if len(one.numbers) and not one.numbers.any():
+        if one.counted.any() and not one.numbers.any():
             raise OptionError(
                 f"all weights of {one.dataset.path} by {weights.name} are 0: give at least one "
                 "above 0, or leave this vault out."
@@ -131,9 +161,45 @@ def resolve(source: "Dataset | Mixture", weights: WeightsLike) -> tuple[Any, ...
     return tuple(_by_episode(one) if weights.by == "episode" else one.numbers for one in values)
 
 
-def _values(datasets: "tuple[Dataset, ...]", weights: Weights) -> list[_Values]:
+def _masks(
+    datasets: "tuple[Dataset, ...]", chosen: NDArray[np.int64] | None
+) -> list[NDArray[np.bool_]]:
+    """Return which episodes of each dataset are chosen."""
+    counts = [len(one) for one in datasets]
+    mask = np.ones(sum(counts), bool) if chosen is None else np.zeros(sum(counts), bool)
+    if chosen is not None:
+        mask[chosen] = True
+    return np.split(mask, np.cumsum(counts)[:-1])
+
+
+def _spread(mask: NDArray[np.bool_], values: _Values) -> NDArray[np.bool_]:
+    """Return what is true of episodes for each of the numbers."""
+    if values.numbers.ndim == 1:
+        return mask
+    return np.repeat(mask, values.dataset.episodes.length).reshape(values.numbers.shape)
+
+
+def _complete(values: list[_Values]) -> list[_Values]:
+    """Leave out episodes without a return: those that are incomplete, or hold no finite rewards."""
+    found = [one._replace(counted=one.counted & one.dataset.episodes.scored) for one in values]
+    for before, one in zip(values, found, strict=True):
+        if before.counted.any() and not one.counted.any():
+            raise OptionError(
+                f"{one.dataset.path} has no complete episode to weigh by its return: the "
+                "environment ended none of them. Weigh by a function, or leave this vault out."
+            )
+    return found
+
+
+def _values(
+    datasets: "tuple[Dataset, ...]", weights: Weights, chosen: NDArray[np.int64] | None
+) -> list[_Values]:
     of, found = weights.of, []
     if isinstance(of, np.ndarray):
+        if chosen is not None and of.shape == (len(chosen),):
+            spread = np.zeros(sum(map(len, datasets)), of.dtype)
+            spread[chosen] = of
+            of = spread
         parts = [of]
         if len(datasets) > 1:
             if of.ndim != 1 or len(of) != sum(map(len, datasets)):
@@ -159,7 +225,7 @@ def _shaped(dataset: "Dataset", numbers: Any, weights: Weights) -> _Values:
             f"for each of its {len(dataset)} episodes, or one for each step, as an array of shape "
             f"{(dataset.rows, dataset.length)}."
         )
-    return _Values(dataset, found)
+    return _Values(dataset, found, np.ones(found.shape, bool))
 
 
 def _function(name: str) -> Callable[["Dataset"], Any]:
@@ -192,9 +258,9 @@ def _column(dataset: "Dataset", name: str) -> Any:
 
 def _check(values: list[_Values], weights: Weights, may_be_negative: bool) -> None:
     for one in values:
-        wrong = ~np.isfinite(one.numbers)
+        wrong = one.counted & ~np.isfinite(one.numbers)
         if not may_be_negative:
-            wrong |= one.numbers < 0
+            wrong |= one.counted & (one.numbers < 0)
         if wrong.any():
             at = np.argwhere(wrong)[0]
             advice = (
@@ -209,18 +275,20 @@ def _check(values: list[_Values], weights: Weights, may_be_negative: bool) -> No
 
 
 def _exponentials(values: list[_Values], temperature: float) -> list[_Values]:
-    low = min(one.numbers.min(initial=np.inf) for one in values)
-    high = max(one.numbers.max(initial=-np.inf) for one in values)
+    low = min(one.numbers.min(initial=np.inf, where=one.counted) for one in values)
+    high = max(one.numbers.max(initial=-np.inf, where=one.counted) for one in values)
     span = high - low if high > low else 1.0
     return [
-        one._replace(numbers=np.exp((one.numbers - high) / span / temperature)) for one in values
+        one._replace(
+            numbers=np.exp(np.where(one.counted, one.numbers - high, 0.0) / span / temperature)
+        )
+        for one in values
     ]
 
 
 def _by_episode(values: _Values) -> NDArray[np.float64]:
     """Divide each step's weight by its episode's length."""
-    dataset, numbers = values
-    table = dataset.episodes
+    numbers, table = values.numbers, values.dataset.episodes
     if numbers.ndim == 1:
         return numbers / table.length
     return numbers / np.repeat(table.length, table.length).reshape(numbers.shape)

@@ -51,6 +51,14 @@ def test_a_recording_holds_whole_episodes_and_cuts_the_last(arguments):
         assert not leaf.is_deleted()
 
 
+def test_an_episode_that_ends_with_the_recording_is_whole(arguments):
+    assert record_policy(**arguments | {"steps": 4 * 50})
+    episodes = vault.open_vault(arguments["path"]).episodes
+    assert episodes.length.tolist() == [50] * 4
+    assert episodes.cause.tolist() == ["truncated"] * 4
+    assert episodes.complete.all()
+
+
 def test_what_is_recorded_is_what_was_played(arguments):
     record_policy(**arguments)
     found = vault.open_vault(arguments["path"])

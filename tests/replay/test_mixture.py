@@ -326,5 +326,42 @@ def test_weights_that_cannot_be(vaults, weights, error: type, message: str) -> N
 
 def test_the_chosen_episodes_weigh_nothing(vaults) -> None:
     weights = np.arange(12) > 5
-    with pytest.raises(OptionError, match=r"all 2 episodes of .* weigh 0"):
+    with pytest.raises(OptionError, match=r"all weights of .* are 0"):
         vaults["short"].replay(4, 5, np.array([1, 2]), weights=weights)
+
+
+def test_incomplete_episodes_weigh_nothing_by_return(tmp_path: Path) -> None:
+    ends = np.arange(20) == 14  # returns of -15, and of -5 for the part that is there
+    arrays = {"observations": np.ones((20, 3)), "actions": np.ones(20, int)}
+    dataset = offmarl.from_arrays(
+        tmp_path / "costs.vlt", **arrays, rewards=-np.ones(20), terminals=ends
+    )
+    shares = dataset.step_probabilities(5, weights="return")
+    assert shares.counted[shares.episode == 0].sum() == pytest.approx(1)
+    with pytest.raises(OptionError, match="no complete episode"):
+        dataset.subset([1]).replay(4, 5, weights="return")
+
+
+def test_weights_of_a_part_are_those_of_its_episodes(vaults) -> None:
+    whole = vaults["short"]
+    part, given = whole.subset([2, 5, 7]), np.array([1.0, 2.0, 0.0])
+    spread = np.zeros(12)
+    spread[[2, 5, 7]] = given
+    wanted = part.step_probabilities(5, weights=spread)
+    np.testing.assert_array_equal(part.step_probabilities(5, weights=given).counted, wanted.counted)
+    # Neither are the others checked, nor do they count in the scale of a temperature.
+    spread[0], given = np.nan, np.array([1.0, 2.0, 3.0])
+    spread[[2, 5, 7]] = given
+    shares = part.step_probabilities(5, weights=Weights(spread, "episode", temperature=0.5))
+    found = [shares.counted[shares.episode == number].sum() for number in (2, 5, 7)]
+    expected = np.exp(np.array([0.0, 0.5, 1.0]) / 0.5)
+    np.testing.assert_allclose(found, expected / expected.sum())
+
+
+def test_shares_are_by_step_or_by_episode(vaults) -> None:
+    with pytest.raises(OptionError, match=r'by=.episodes. is unknown: give "step" or "episode"'):
+        offmarl.mix([*vaults.values()], by="episodes")
+    with pytest.raises(OptionError, match=r"by=.steps. is unknown"):
+        Weights("return", by="steps")
+    with pytest.raises(OptionError, match="is one path"):
+        offmarl.mix("a.vlt")
