@@ -109,6 +109,7 @@ def test_priorities_resume_to_the_same_bits(
     assert content(plain)[0] != content(whole)[0]
 
 
+@pytest.mark.nightly
 def test_the_device_gives_what_a_stream_draws_ahead(random_data, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(batches, "_LAG", 6)
     data = random_data(ENV)
@@ -128,7 +129,7 @@ def test_a_run_without_a_lag_stays_on_the_device(random_data, tmp_path: Path, mo
         start("stream")
 
 
-@pytest.mark.parametrize("batching", ["map", "vmap"])
+@pytest.mark.parametrize("batching", ["map", pytest.param("vmap", marks=pytest.mark.nightly)])
 def test_each_seed_has_its_own_priorities(random_data, tmp_path: Path, batching: str) -> None:
     data = random_data(ENV)
     both = train(qmix, data, tmp_path / "both", prioritise=0.6, batching=batching)
