@@ -50,15 +50,15 @@ class BatchSource:
         self.updates, self.data, self.draws = updates, data, draws
 
     def take(self, _done: int, _priorities: Priorities | None, _seeds: int) -> Replay | Batches:
-        """Return the piece of the update after ``done``.
+        """Return the piece of the update after ``_done``.
 
         Parameters
         ----------
-        done
+        _done
             Number of updates done.
-        priorities
+        _priorities
             Of all seeds, after these updates.
-        seeds
+        _seeds
             Number of seeds; priorities may have copies of the last after them.
         """
         return next(self.data)
