@@ -180,6 +180,23 @@ def quiet(*messages: str) -> Iterator[None]:
 # -------------------------------------------------------------------------------- lazy names
 
 
+def homes_in(package: str, modules: Mapping[str, str]) -> dict[str, str]:
+    """Return where names live, as `lazy_getattr` takes it.
+
+    Parameters
+    ----------
+    package
+        The package's name.
+    modules
+        Its modules, and the public names of each, divided by spaces.
+    """
+    return {
+        name: f"{package}.{module}:{name}"
+        for module, names in modules.items()
+        for name in names.split()
+    }
+
+
 def lazy_getattr(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     """Return a package's ``__getattr__``, which imports public names and submodules on first use.
 

@@ -8,7 +8,7 @@ what a program is.
 
 from typing import TYPE_CHECKING
 
-from offmarl._imports import lazy_getattr
+from offmarl._imports import homes_in, lazy_getattr
 
 if TYPE_CHECKING:
     from offmarl.programs.buffer import (
@@ -71,37 +71,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "buffer": (
-        "Capture",
-        "ChunkWriter",
-        "Step",
-        "add",
-        "as_sequence",
-        "init_capture",
-        "make_buffer",
-        "warm_start",
-    ),
-    "dataset": ("DatasetStatistics", "MeanAndStd"),
-    "loop": ("start",),
-    "offline": ("train",),
-    "policy": ("LoadedPolicy", "load_policy"),
-    "program": (
-        "TD_ERRORS",
-        "Args",
-        "Hyperparameters",
-        "OnlineArgs",
-        "Program",
-        "Stage",
-        "hyperparameters",
-    ),
-    "record": ("record_policy",),
-    "replaying": ("ReplayedEpisode", "replay_episode"),
-    "seeds": ("map_seeds",),
-    "tiers": ("TIERS", "Recorded", "record_online"),
+    "buffer": "Capture ChunkWriter Step add as_sequence init_capture make_buffer warm_start",
+    "dataset": "DatasetStatistics MeanAndStd",
+    "loop": "start",
+    "offline": "train",
+    "policy": "LoadedPolicy load_policy",
+    "program": "TD_ERRORS Args Hyperparameters OnlineArgs Program Stage hyperparameters",
+    "record": "record_policy",
+    "replaying": "ReplayedEpisode replay_episode",
+    "seeds": "map_seeds",
+    "tiers": "TIERS Recorded record_online",
 }
 
 if not TYPE_CHECKING:  # type checkers take any name from a module that has this
-    __getattr__ = lazy_getattr(
-        __name__,
-        {name: f"{__name__}.{home}:{name}" for home, names in _HOMES.items() for name in names},
-    )
+    __getattr__ = lazy_getattr(__name__, homes_in(__name__, _HOMES))

@@ -8,7 +8,7 @@
 
 from typing import TYPE_CHECKING
 
-from offmarl._imports import lazy_getattr
+from offmarl._imports import homes_in, lazy_getattr
 
 if TYPE_CHECKING:
     from offmarl.vault.archive import unpack
@@ -101,14 +101,7 @@ _HOMES = {
 }
 
 if not TYPE_CHECKING:  # type checkers take any name from a module that has this
-    __getattr__ = lazy_getattr(
-        __name__,
-        {
-            name: f"{__name__}.{module}:{name}"
-            for module, names in _HOMES.items()
-            for name in names.split()
-        },
-    )
+    __getattr__ = lazy_getattr(__name__, homes_in(__name__, _HOMES))
 
 
 def __dir__() -> list[str]:
