@@ -63,6 +63,7 @@ __all__ = [
     "View",
     "empty_view",
     "flatten_tree",
+    "flatten_view",
     "map_tree",
     "spec_tree",
     "unflatten_tree",
@@ -324,6 +325,12 @@ def empty_view(spec: EnvSpec) -> View:
     """Return a view of zeros, of the shapes and types of an environment: NumPy arrays."""
     view: View = map_tree(lambda leaf: np.zeros(leaf.shape, leaf.numpy_dtype), spec.view_spec)
     return view
+
+
+def flatten_view(view: View) -> dict[str, Any]:
+    """Return the leaves of a view by name: "observation", or "observation.image", and so on."""
+    fields = (flatten_tree(leaf, name) for name, leaf in view._asdict().items())
+    return {name: leaf for field in fields for name, leaf in field.items()}
 
 
 class Timestep(NamedTuple):

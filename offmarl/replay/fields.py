@@ -20,6 +20,7 @@ from offmarl.types import (
     Transition,
     View,
     flatten_tree,
+    flatten_view,
     unflatten_tree,
 )
 
@@ -36,7 +37,7 @@ def fields_of(spec: EnvSpec, windows: Windows) -> dict[str, ArraySpec]:
     """Return the fields of a slot, as batches have them."""
     agents, actions = spec.num_agents, spec.action_size
     continuous = isinstance(spec.action, Continuous)
-    fields = view_fields(spec.view_spec) | {
+    fields = flatten_view(spec.view_spec) | {
         "action": ArraySpec((agents, actions)) if continuous else ArraySpec((agents,), "int32"),
         "reward": ArraySpec((agents,)),
         "terminated": ArraySpec((agents,), "bool"),
@@ -61,11 +62,6 @@ def check_extras(spec: EnvSpec, windows: Windows, path: PurePath) -> None:
                 f"{path} has no extra column {name!r}: choose from "
                 f"{', '.join(spec.extras) or 'none, since it has no extras'}."
             )
-
-
-def view_fields(view: View) -> Fields:
-    """Return the fields of a view, or of a view of specs."""
-    return flatten_tree(view._asdict())
 
 
 class Place(NamedTuple):
@@ -105,7 +101,7 @@ def step_fields(
     """
     is_last = place.time == episodes.length[place.episode] - 1
     known = ~is_last | (episodes.final[place.episode] >= 0) | transition.terminated.all(-1)
-    fields = view_fields(transition.view) | {name: getattr(transition, name) for name in _OF_STEPS}
+    fields = flatten_view(transition.view) | {name: getattr(transition, name) for name in _OF_STEPS}
     fields |= {"time": place.time, "episode": place.episode + first_episode}
     fields |= {"mask": np.ones(known.shape, bool), "next_known": known}
     if return_to_go is not None:
@@ -121,7 +117,7 @@ def end_fields(place: Place, source: Source, first_episode: int = 0) -> Fields:
     """
     final = source.episodes.final[place.episode]
     known = final >= 0
-    found = view_fields(source.final_views(final[known]))
+    found = flatten_view(source.final_views(final[known]))
     if not known.all():
         found = {name: _spread(values, known) for name, values in found.items()}
         found["legal_actions"][~known] = found["alive"][~known] = True

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from offmarl.terminal import Advance, silent
-from offmarl.types import EnvSpec, Transition
+from offmarl.types import EnvSpec, Transition, flatten_view
 from offmarl.vault import encoding, layout
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.layout import Leaf, NumpyArray
@@ -102,7 +102,7 @@ def _mixed_steps(steps: Transition, policies: bool) -> NumpyArray:
 def _finals(vault: Dataset, episodes: NumpyArray) -> dict[int, NumpyArray]:
     """Return the final views of episodes that have one, packed."""
     found = vault.final_views(vault.episodes.final[episodes])
-    views = _pack([*encoding.flatten_view(found).values()], 1)
+    views = _pack([*flatten_view(found).values()], 1)
     return dict(zip(episodes.tolist(), views, strict=True))
 
 

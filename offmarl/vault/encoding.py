@@ -17,6 +17,7 @@ from offmarl.types import (
     Transition,
     View,
     flatten_tree,
+    flatten_view,
     unflatten_tree,
 )
 from offmarl.vault import layout
@@ -267,12 +268,6 @@ def view_dtype(spec: EnvSpec) -> np.dtype[Any]:
     """Return the packed type of one stored final view: a field for each leaf."""
     leaves = flatten_view(spec.view_spec)
     return np.dtype([(name, leaf.numpy_dtype, leaf.shape) for name, leaf in leaves.items()])
-
-
-def flatten_view(view: View) -> dict[str, Any]:
-    """Return the leaves of a view by name: "observation", or "observation.image", and so on."""
-    fields = (flatten_tree(leaf, name) for name, leaf in view._asdict().items())
-    return {name: leaf for field in fields for name, leaf in field.items()}
 
 
 def pack_view(view: View, spec: EnvSpec) -> NumpyArray:

@@ -7,8 +7,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from offmarl.replay.fields import view_fields
-from offmarl.types import Discrete, EnvSpec, Transition, View
+from offmarl.types import Discrete, EnvSpec, Transition, View, flatten_view
 
 SPEC = EnvSpec("test", num_agents=2, observation_size=3, state_size=2, action=Discrete(3))
 
@@ -89,7 +88,7 @@ class MemorySource:
 
     def window_fields(self, rows, starts, length, index, out, at):
         assert (starts >= 0).all() and (starts + length <= self.length).all()
-        fields = self.steps._asdict() | view_fields(self.steps.view)
+        fields = self.steps._asdict() | flatten_view(self.steps.view)
         for name, array in out.items():
             number, step = np.divmod(index[:, : array.shape[1]], length)
             values = fields[name][rows[number], starts[number] + step]

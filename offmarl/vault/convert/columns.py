@@ -24,7 +24,7 @@ import numpy as np
 from offmarl.errors import ShapeError, VaultError, VaultFormatError
 from offmarl.paths import local
 from offmarl.terminal import Progress, quiet
-from offmarl.types import ArraySpec, EnvSpec, FinalObservations, View
+from offmarl.types import ArraySpec, EnvSpec, FinalObservations, View, flatten_view
 from offmarl.vault import encoding, layout
 from offmarl.vault.convert import common
 from offmarl.vault.convert.common import (
@@ -214,7 +214,7 @@ def _tables(vault: Dataset) -> dict[str, NumpyArray]:
         "episodes.final": np.where(known, np.cumsum(known) - 1, -1),
         **{
             _FINALS + name: np.asarray(leaf, common.plain_dtype(leaf.dtype))
-            for name, leaf in encoding.flatten_view(views).items()
+            for name, leaf in flatten_view(views).items()
         },
     }
 
@@ -265,7 +265,7 @@ def _imported(format: str, source: Path, columns: _Columns) -> Imported:
         raise VaultError(f"{source} does not record its spec ({error!r}).") from error
     trees = (layout.OBSERVATIONS, layout.EXTRAS)
     needed = [name for name in layout.leaves(spec) if name.startswith(trees)]
-    needed += [_FINALS + name for name in encoding.flatten_view(spec.view_spec)]
+    needed += [_FINALS + name for name in flatten_view(spec.view_spec)]
     common.check_layout(source, "plain columns'", columns.arrays, needed)
     provenance = columns.about.get("provenance")
     origin = {"format": format, "file": source.name, "provenance": provenance}
@@ -311,5 +311,5 @@ def _finals(arrays: Mapping[str, Any], numbers: NumpyArray, spec: EnvSpec) -> Vi
         found = np.asarray(arrays[_FINALS + name])[numbers]
         return found.astype(leaf.numpy_dtype, copy=False)
 
-    leaves = encoding.flatten_view(spec.view_spec)
+    leaves = flatten_view(spec.view_spec)
     return encoding.unflatten_view({name: read(name, leaf) for name, leaf in leaves.items()})

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int
 
 from offmarl.errors import InvalidValueError, OptionError, ShapeError
-from offmarl.types import DTYPES, ArraySpec, EnvSpec
+from offmarl.types import DTYPES, ArraySpec, EnvSpec, flatten_view
 from offmarl.vault import encoding, layout, values
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.layout import Leaf, NumpyArray, column_of, disk_name_of
@@ -124,7 +124,7 @@ class Steps(Mapping[str, Any]):
     @cached_property
     def _finals(self) -> dict[str, NumpyArray]:
         numbers = self.vault.episodes.final[self.episode[self.ends]]
-        flat = encoding.flatten_view(self.vault.final_views(numbers))
+        flat = flatten_view(self.vault.final_views(numbers))
         return {name: view for name, view in flat.items() if name in self._disk}
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from offmarl.errors import OptionError, VaultChecksumError, VaultError
 from offmarl.terminal import Advance
+from offmarl.types import flatten_view
 from offmarl.vault import encoding, layout, tables
 from offmarl.vault.chunks import compress
 from offmarl.vault.compaction import repeat_tree
@@ -132,7 +133,7 @@ def write(mapped: Mapped, store: Store, provenance: Mapping[str, Any], advance: 
     copied = is_current(vault)
     encoded = changed if copied else frozenset(schema.leaves)
     chunks = _Chunks(schema, store, vault.length, encoded)
-    views = {column_of(name) for name in changed} & {*encoding.flatten_view(vault.spec.view_spec)}
+    views = {column_of(name) for name in changed} & {*flatten_view(vault.spec.view_spec)}
     finals = None if copied and not views else _Finals(vault, store)
     table = _EpisodeTable(vault)
     for part, result in results:
@@ -305,7 +306,7 @@ class _Finals:
         if not len(episodes):
             return
         view = self._vault.final_views(self._vault.episodes.final[episodes])
-        flat = encoding.flatten_view(view) | result.finals
+        flat = flatten_view(view) | result.finals
         self._waiting.append(encoding.pack_view(encoding.unflatten_view(flat), self._vault.spec))
         self._numbers[episodes] = self._count + np.arange(len(episodes))
         self._count += len(episodes)
