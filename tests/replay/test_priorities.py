@@ -27,7 +27,7 @@ numbers = st.floats(0, 1e6, width=32, allow_subnormal=False)
         st.lists(st.tuples(st.integers(0, SIZE - 1), numbers, numbers), min_size=1, max_size=8),
         max_size=4,
     ),
-    st.floats(0, 10, width=32),
+    st.floats(0, 10, width=32, allow_subnormal=False),
 )
 def test_sums_are_those_of_numpy(changes, unit: float) -> None:
     known, open_ = np.zeros(SIZE, np.float32), np.ones(SIZE, np.float32)
