@@ -1,7 +1,7 @@
 """Arguments of programs, whose types say which values are valid.
 
 A program's arguments are a dataclass that derives from `Validated`. A field of one of the types
-below is checked when the dataclass is made::
+below, or a `Literal`, is checked when the dataclass is made::
 
     @dataclass(frozen=True)
     class Args(Validated):
@@ -13,7 +13,16 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from offmarl.errors import OptionError
 
@@ -52,7 +61,15 @@ class Validated:
 
 
 def _rules(hint: Any) -> Iterator[Rule]:
-    """Yield the rules anywhere in a type, such as in ``PositiveInt | None``."""
+    """Yield the rules anywhere in a type, such as in ``PositiveInt | None``, and its choices."""
+    if get_origin(hint) is Literal:
+        choices = get_args(hint)
+        yield Rule(f"one of {', '.join(choices)}", lambda x: x in choices)
+    elif get_origin(hint) is not tuple:
+        yield from _inner_rules(hint)
+
+
+def _inner_rules(hint: Any) -> Iterator[Rule]:
     for part in get_args(hint):
         yield from [part] if isinstance(part, Rule) else _rules(part)
 
