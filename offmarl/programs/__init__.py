@@ -16,10 +16,8 @@ if TYPE_CHECKING:
         ChunkWriter,
         Step,
         add,
-        as_sequence,
         init_capture,
         make_buffer,
-        warm_start,
     )
     from offmarl.programs.dataset import DatasetStatistics, MeanAndStd
     from offmarl.programs.loop import start
@@ -38,6 +36,7 @@ if TYPE_CHECKING:
     from offmarl.programs.replaying import ReplayedEpisode, replay_episode
     from offmarl.programs.seeds import map_seeds
     from offmarl.programs.tiers import TIERS, Recorded, record_online
+    from offmarl.programs.windows import draw_windows, warm_start
 
 __all__ = [
     "TD_ERRORS",
@@ -56,7 +55,7 @@ __all__ = [
     "Stage",
     "Step",
     "add",
-    "as_sequence",
+    "draw_windows",
     "hyperparameters",
     "init_capture",
     "load_policy",
@@ -71,7 +70,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "buffer": "Capture ChunkWriter Step add as_sequence init_capture make_buffer warm_start",
+    "buffer": "Capture ChunkWriter Step add init_capture make_buffer",
     "dataset": "DatasetStatistics MeanAndStd",
     "loop": "start",
     "offline": "train",
@@ -81,6 +80,7 @@ _HOMES = {
     "replaying": "ReplayedEpisode replay_episode",
     "seeds": "map_seeds",
     "tiers": "TIERS Recorded record_online",
+    "windows": "draw_windows warm_start",
 }
 
 if not TYPE_CHECKING:  # type checkers take any name from a module that has this
