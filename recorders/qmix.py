@@ -58,6 +58,7 @@ from offmarl.programs import (
 from offmarl.programs.prioritised import admit, begin_priorities, learned, sample
 from offmarl.replay.priorities import Priorities
 from offmarl.rollout import RolloutState, init_rollout, rollout
+from offmarl.teams import require_one_team
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 from offmarl.vault import open_vault
 
@@ -187,6 +188,7 @@ def exploration(args: Args, hyper: Hyperparameters, iteration: Int[Array, ""]) -
 
 def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
     """Build the program for an environment, given without autoreset."""
+    require_one_team(spec, "qmix")
     if args.num_steps < args.length:
         raise OptionError(
             f"num_steps ({args.num_steps}) must be at least length ({args.length}), so that the "
