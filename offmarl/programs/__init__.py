@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from offmarl.programs.dataset import DatasetStatistics, MeanAndStd
     from offmarl.programs.loop import start
     from offmarl.programs.offline import train
+    from offmarl.programs.optimisers import (
+        clipped_adam,
+        grad_norm,
+        linear_schedule,
+        training_progress,
+    )
     from offmarl.programs.policy import LoadedPolicy, load_policy
     from offmarl.programs.program import (
         TD_ERRORS,
@@ -55,9 +61,12 @@ __all__ = [
     "Stage",
     "Step",
     "add",
+    "clipped_adam",
     "draw_windows",
+    "grad_norm",
     "hyperparameters",
     "init_capture",
+    "linear_schedule",
     "load_policy",
     "make_buffer",
     "map_seeds",
@@ -66,6 +75,7 @@ __all__ = [
     "replay_episode",
     "start",
     "train",
+    "training_progress",
     "warm_start",
 ]
 
@@ -74,6 +84,7 @@ _HOMES = {
     "dataset": "DatasetStatistics MeanAndStd",
     "loop": "start",
     "offline": "train",
+    "optimisers": "clipped_adam grad_norm linear_schedule training_progress",
     "policy": "LoadedPolicy load_policy",
     "program": "TD_ERRORS Args Hyperparameters OnlineArgs Program Stage hyperparameters",
     "record": "record_policy",
