@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from offmarl.programs.dataset import DatasetStatistics, MeanAndStd
     from offmarl.programs.loop import start
     from offmarl.programs.offline import train
+    from offmarl.programs.online import Recorded, record_online
     from offmarl.programs.policy import LoadedPolicy, load_policy
     from offmarl.programs.program import (
         TD_ERRORS,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from offmarl.programs.record import record_policy
     from offmarl.programs.replaying import ReplayedEpisode, replay_episode
     from offmarl.programs.seeds import map_seeds
-    from offmarl.programs.tiers import TIERS, Recorded, record_online
+    from offmarl.programs.tiers import TIERS
 
 __all__ = [
     "TD_ERRORS",
@@ -75,12 +76,13 @@ _HOMES = {
     "dataset": "DatasetStatistics MeanAndStd",
     "loop": "start",
     "offline": "train",
+    "online": "Recorded record_online",
     "policy": "LoadedPolicy load_policy",
     "program": "TD_ERRORS Args Hyperparameters OnlineArgs Program Stage hyperparameters",
     "record": "record_policy",
     "replaying": "ReplayedEpisode replay_episode",
     "seeds": "map_seeds",
-    "tiers": "TIERS Recorded record_online",
+    "tiers": "TIERS",
 }
 
 if not TYPE_CHECKING:  # type checkers take any name from a module that has this
