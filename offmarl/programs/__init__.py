@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from offmarl.programs.loop import start
     from offmarl.programs.offline import train
     from offmarl.programs.online import Recorded, record_online
+    from offmarl.programs.optimisers import (
+        clipped_adam,
+        grad_norm,
+        linear_schedule,
+        training_progress,
+    )
     from offmarl.programs.policy import LoadedPolicy, load_policy
     from offmarl.programs.program import (
         TD_ERRORS,
@@ -58,8 +64,11 @@ __all__ = [
     "Step",
     "add",
     "as_sequence",
+    "clipped_adam",
+    "grad_norm",
     "hyperparameters",
     "init_capture",
+    "linear_schedule",
     "load_policy",
     "make_buffer",
     "map_seeds",
@@ -68,6 +77,7 @@ __all__ = [
     "replay_episode",
     "start",
     "train",
+    "training_progress",
     "warm_start",
 ]
 
@@ -77,6 +87,7 @@ _HOMES = {
     "loop": "start",
     "offline": "train",
     "online": "Recorded record_online",
+    "optimisers": "clipped_adam grad_norm linear_schedule training_progress",
     "policy": "LoadedPolicy load_policy",
     "program": "TD_ERRORS Args Hyperparameters OnlineArgs Program Stage hyperparameters",
     "record": "record_policy",
