@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from offmarl.programs.dataset import DatasetStatistics, MeanAndStd
     from offmarl.programs.loop import start
     from offmarl.programs.offline import train
+    from offmarl.programs.online import Recorded, record_online
     from offmarl.programs.optimisers import (
         clipped_adam,
         grad_norm,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from offmarl.programs.record import record_policy
     from offmarl.programs.replaying import ReplayedEpisode, replay_episode
     from offmarl.programs.seeds import map_seeds
-    from offmarl.programs.tiers import TIERS, Recorded, record_online
+    from offmarl.programs.tiers import TIERS
     from offmarl.programs.windows import draw_windows, warm_start
 
 __all__ = [
@@ -84,13 +85,14 @@ _HOMES = {
     "dataset": "DatasetStatistics MeanAndStd",
     "loop": "start",
     "offline": "train",
+    "online": "Recorded record_online",
     "optimisers": "clipped_adam grad_norm linear_schedule training_progress",
     "policy": "LoadedPolicy load_policy",
     "program": "TD_ERRORS Args Hyperparameters OnlineArgs Program Stage hyperparameters",
     "record": "record_policy",
     "replaying": "ReplayedEpisode replay_episode",
     "seeds": "map_seeds",
-    "tiers": "TIERS Recorded record_online",
+    "tiers": "TIERS",
     "windows": "draw_windows warm_start",
 }
 
