@@ -1,6 +1,6 @@
 """The monotonic mixing network of QMIX (Rashid et al. 2018, arXiv 1803.11485)."""
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -124,13 +124,16 @@ def init_mixer(mixer: Mixer | PooledMixer, spec: EnvSpec, key: PRNGKeyArray) -> 
     return mixer.init(key, _seen(mixer, blank_view(spec)))
 
 
-def mixing_weights(mixer: Mixer | PooledMixer, params: ArrayTree, view: View) -> MixerWeights:
-    """Return the mixing functions of views with any number of leading axes."""
+def mixing_weights(mixer: Any, params: ArrayTree, view: View) -> MixerWeights:
+    """Return the mixing functions of views with any number of leading axes.
+
+    ``mixer`` comes from `make_mixer`, or is a module that takes what `central` returns.
+    """
     weights: MixerWeights = mixer.apply(params, _seen(mixer, view))
     return weights
 
 
-def _seen(mixer: Mixer | PooledMixer, view: View) -> ArrayTree:
+def _seen(mixer: Any, view: View) -> ArrayTree:
     """Return the part of a view that a mixer sees."""
     return view if isinstance(mixer, PooledMixer) else central(view)
 
