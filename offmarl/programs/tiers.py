@@ -14,7 +14,7 @@ from rich import box
 from rich.table import Table
 
 import offmarl
-from offmarl import envs, tracking, vault
+from offmarl import envs, settings, tracking, vault
 from offmarl.checkpoint import Checkpoints
 from offmarl.envs import Environment
 from offmarl.errors import CheckpointError, OptionError, unknown_name
@@ -33,6 +33,7 @@ from offmarl.programs.run import (
     keep_compiled_programs,
     more_to_come,
     open_run,
+    settled,
 )
 from offmarl.types import ArrayTree, EnvSpec, Policy
 
@@ -101,7 +102,7 @@ class _Run(NamedTuple):
 
     @property
     def directory(self) -> Path:
-        return self.args.out / f"{envs.short_name(self.args.env)}.run-{self.name}"
+        return _directory(self.args, self.name)
 
     @property
     def iteration_steps(self) -> int:
@@ -130,6 +131,10 @@ class _Run(NamedTuple):
 
     def key(self, purpose: int) -> PRNGKeyArray:
         return jax.random.fold_in(jax.random.key(self.args.seed), purpose)
+
+
+def _directory(args: OnlineArgs, program: str) -> Path:
+    return args.out / f"{envs.short_name(args.env)}.run-{program}"
 
 
 _INIT, _TRAIN, _EVALUATE, _EVALUATE_EXPERT, _EVALUATE_RANDOM = range(5)
@@ -169,12 +174,14 @@ def record_online(make: Callable[[EnvSpec, ArgsT, Environment], Program], args: 
         A vault cannot be written.
     """
     assert isinstance(args, OnlineArgs)
+    origin = origin_of(make)
+    args = settled(args, _directory(args, origin.name))
     tiers, env = parse_tiers(args.tiers), envs.make(args.env)
     env = envs.record_states(env) if args.env_states else env
     keep_compiled_programs()
     program = build(make, env.spec, args, env, lambda: cast(Hashable, env))
     source = environment_source(env.spec.name)
-    run = _Run(origin_of(make), args, env, program, program.policy(False), source)
+    run = _Run(origin, args, env, program, program.policy(False), source)
     opened = open_run(run.directory, _record(run))
     if opened.complete and not opened.lacks_checkpoint(run.iterations):
         return _summary(run, tiers, "complete already, nothing was changed")
@@ -194,6 +201,7 @@ def _record(run: _Run) -> dict[str, Any]:
         "file": run.origin.file,
         "sha256": run.origin.sha256,
         "args": run.settings,
+        "settings": settings.used(run.args).sources(),
         "spec": run.env.spec.to_json(),
         "greedy": run.program.greedy,
         "vault": None,
