@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     from offmarl.programs.dataset import DatasetStatistics, MeanAndStd
     from offmarl.programs.loop import start
     from offmarl.programs.offline import train
+    from offmarl.programs.online import Recorded, record_online
+    from offmarl.programs.optimisers import (
+        clipped_adam,
+        grad_norm,
+        linear_schedule,
+        training_progress,
+    )
     from offmarl.programs.policy import LoadedPolicy, load_policy
     from offmarl.programs.program import (
         TD_ERRORS,
@@ -37,7 +44,7 @@ if TYPE_CHECKING:
     from offmarl.programs.record import record_policy
     from offmarl.programs.replaying import ReplayedEpisode, replay_episode
     from offmarl.programs.seeds import map_seeds
-    from offmarl.programs.tiers import TIERS, Recorded, record_online
+    from offmarl.programs.tiers import TIERS
 
 __all__ = [
     "TD_ERRORS",
@@ -57,8 +64,11 @@ __all__ = [
     "Step",
     "add",
     "as_sequence",
+    "clipped_adam",
+    "grad_norm",
     "hyperparameters",
     "init_capture",
+    "linear_schedule",
     "load_policy",
     "make_buffer",
     "map_seeds",
@@ -67,6 +77,7 @@ __all__ = [
     "replay_episode",
     "start",
     "train",
+    "training_progress",
     "warm_start",
 ]
 
@@ -75,12 +86,14 @@ _HOMES = {
     "dataset": "DatasetStatistics MeanAndStd",
     "loop": "start",
     "offline": "train",
+    "online": "Recorded record_online",
+    "optimisers": "clipped_adam grad_norm linear_schedule training_progress",
     "policy": "LoadedPolicy load_policy",
     "program": "TD_ERRORS Args Hyperparameters OnlineArgs Program Stage hyperparameters",
     "record": "record_policy",
     "replaying": "ReplayedEpisode replay_episode",
     "seeds": "map_seeds",
-    "tiers": "TIERS Recorded record_online",
+    "tiers": "TIERS",
 }
 
 if not TYPE_CHECKING:  # type checkers take any name from a module that has this
