@@ -16,10 +16,8 @@ if TYPE_CHECKING:
         ChunkWriter,
         Step,
         add,
-        as_sequence,
         init_capture,
         make_buffer,
-        warm_start,
     )
     from offmarl.programs.dataset import DatasetStatistics, MeanAndStd
     from offmarl.programs.loop import start
@@ -45,6 +43,7 @@ if TYPE_CHECKING:
     from offmarl.programs.replaying import ReplayedEpisode, replay_episode
     from offmarl.programs.seeds import map_seeds
     from offmarl.programs.tiers import TIERS
+    from offmarl.programs.windows import draw_windows, warm_start
 
 __all__ = [
     "TD_ERRORS",
@@ -63,8 +62,8 @@ __all__ = [
     "Stage",
     "Step",
     "add",
-    "as_sequence",
     "clipped_adam",
+    "draw_windows",
     "grad_norm",
     "hyperparameters",
     "init_capture",
@@ -82,7 +81,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "buffer": "Capture ChunkWriter Step add as_sequence init_capture make_buffer warm_start",
+    "buffer": "Capture ChunkWriter Step add init_capture make_buffer",
     "dataset": "DatasetStatistics MeanAndStd",
     "loop": "start",
     "offline": "train",
@@ -94,6 +93,7 @@ _HOMES = {
     "replaying": "ReplayedEpisode replay_episode",
     "seeds": "map_seeds",
     "tiers": "TIERS",
+    "windows": "draw_windows warm_start",
 }
 
 if not TYPE_CHECKING:  # type checkers take any name from a module that has this
