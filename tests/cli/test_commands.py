@@ -384,7 +384,7 @@ def test_help_is_in_whole_sentences_and_without_defaults_that_are_none(offmarl):
             in several lines.
         """
 
-    (name, json) = inspect.signature(documented(verb)).parameters.values()
+    (name, json) = inspect.signature(documented(verb, "json")).parameters.values()
     told = name.annotation.__metadata__[-1].help
     assert told == "What to look at, which is told in several lines."
     assert json.name == "json"
