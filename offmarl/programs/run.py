@@ -15,15 +15,19 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from jaxtyping import Float
 
-from offmarl import checkpoint, envs, tracking
+from offmarl import envs, settings, tracking
+from offmarl.config import Validated
 from offmarl.errors import RunError, Stopped
+from offmarl.programs.captures import CaptureCheckpoints, remove_buffers
+
+ArgsT = TypeVar("ArgsT", bound=Validated)
 
 _EVALUATED = (
     tracking.RETURN,
@@ -33,9 +37,9 @@ _EVALUATED = (
 )
 """Metrics of evaluations, one list for each seed; the first existing one is the main metric."""
 
-_MAY_DIFFER = ("offmarl", "args.vault", "args.time_limit")
-"""Entries that may differ when a run is resumed: offmarl's version, the vault's path (its digest
-identifies it) and the time limit (``spec`` has the one in use)."""
+_MAY_DIFFER = ("offmarl", "settings", "args.vault", "args.time_limit")
+"""Entries that may differ when a run is resumed: offmarl's version, where arguments came from, the
+vault's path (its digest identifies it) and the time limit (``spec`` has the one in use)."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +65,9 @@ class Run:
         """The file of JSON lines."""
         return self.directory / tracking.METRICS_FILE
 
-    def checkpoints(self, keep: int | None = None) -> checkpoint.Checkpoints:
+    def checkpoints(self, keep: int | None = None) -> CaptureCheckpoints:
         """Return the run's checkpoints."""
-        return checkpoint.Checkpoints(self.directory / tracking.CHECKPOINTS, keep=keep)
+        return CaptureCheckpoints(self.directory / tracking.CHECKPOINTS, keep=keep)
 
     def lacks_checkpoint(self, last: int) -> bool:
         """Whether the last checkpoint is missing; users delete damaged ones."""
@@ -111,6 +115,7 @@ class Run:
     def finish(self) -> None:
         """Mark the run as finished, so that the same call does not change it."""
         tracking.write_json(self.directory / tracking.RUN_FILE, {**self.record, "complete": True})
+        remove_buffers(self.directory / tracking.CHECKPOINTS)
 
 
 def open_run(directory: Path, record: Mapping[str, Any]) -> Run:
@@ -141,6 +146,17 @@ def open_run(directory: Path, record: Mapping[str, Any]) -> Run:
             "directory with --out, or give the arguments of that run to resume it."
         )
     return Run(directory, record, complete)
+
+
+def settled(args: ArgsT, directory: Path) -> ArgsT:
+    """Return arguments with the packaged settings that the directory's run has, and print them.
+
+    Without a run, they are the arguments. See `offmarl.settings`.
+    """
+    args = settings.keep(args, tracking.recorded(directory))
+    for line in settings.used(args).lines(args):
+        tracking.notice(f"settings: {line}")
+    return args
 
 
 def environment_source(name: str) -> dict[str, dict[str, str]]:
