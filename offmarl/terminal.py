@@ -7,7 +7,7 @@ one name look like another.
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -58,6 +58,19 @@ def number(cell: Any) -> str:
             return f"{cell:,.0f}" if abs(cell) >= 1e3 else f"{cell:#.4g}"
         case _:
             return str(cell)
+
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def bars(heights: Sequence[float], low: float | None = None, high: float | None = None) -> str:
+    """Draw numbers as bars of one line, from ``low`` to ``high``: by default their extremes."""
+    if not len(heights):
+        return ""
+    low = min(heights) if low is None else low
+    span = ((max(heights) if high is None else high) - low) or 1.0
+    levels = (round((height - low) / span * (len(_BLOCKS) - 1)) for height in heights)
+    return "".join(_BLOCKS[level] for level in levels)
 
 
 def interval(value: float, low: float | None, high: float | None) -> str:
