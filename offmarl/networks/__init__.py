@@ -1,5 +1,7 @@
-"""Neural networks: encoders, torsos that all agents share, mixers, and policies."""
+"""Neural networks: encoders, torsos, mixers, critics, and policies."""
 
+from offmarl.networks.action_values import ActionValue, Critics, as_vectors, make_critics
+from offmarl.networks.deterministic import NoisyParams, differentiable_action, squash
 from offmarl.networks.encoders import (
     Encoder,
     ViewEncoder,
@@ -28,29 +30,38 @@ from offmarl.networks.policies import (
     stochastic_head,
 )
 from offmarl.networks.torsos import FeedForward, Moments, Recurrent, unroll_batch
+from offmarl.networks.unshared import Unshared
 
 __all__ = [
+    "ActionValue",
+    "Critics",
     "Encoder",
     "FeedForward",
     "Head",
     "Mixer",
     "MixerWeights",
     "Moments",
+    "NoisyParams",
     "PolicyConfig",
     "QParams",
     "Recurrent",
+    "Unshared",
     "ViewEncoder",
     "agent_head",
     "agent_network",
+    "as_vectors",
     "blank_view",
     "central",
+    "differentiable_action",
     "init_mixer",
     "init_policy",
+    "make_critics",
     "make_mixer",
     "make_policy",
     "mix",
     "mixing_coefficients",
     "observation_encoder",
+    "squash",
     "state_encoder",
     "stochastic_head",
     "unroll_batch",
