@@ -40,6 +40,7 @@ from offmarl.networks import (
     unroll_batch,
 )
 from offmarl.programs import TD_ERRORS, DatasetStatistics, Hyperparameters, Program, Stage
+from offmarl.teams import require_one_team
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 # ---------------------------------------------------------------------------------- arguments
@@ -95,6 +96,7 @@ class State(NamedTuple):
 
 def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     """Build the program for one kind of data."""
+    require_one_team(spec, "maicq")
     config = PolicyConfig("recurrent", "softmax", args.hidden, args.agent_id)
     values_config = replace(config, head="q")
     policy, values = agent_network(config, spec), agent_network(values_config, spec)

@@ -38,6 +38,7 @@ from offmarl.networks import (
     unroll_batch,
 )
 from offmarl.programs import TD_ERRORS, DatasetStatistics, Hyperparameters, Program, Stage
+from offmarl.teams import require_one_team
 from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence
 
 # ---------------------------------------------------------------------------------- arguments
@@ -112,6 +113,7 @@ def allowed_actions(
 
 def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     """Build the program for one kind of data."""
+    require_one_team(spec, "qmix_bcq")
     config = PolicyConfig("recurrent", "q", args.hidden, args.agent_id)
     behaviour_config = replace(config, head="softmax")
     network, behaviour = agent_network(config, spec), agent_network(behaviour_config, spec)
@@ -189,10 +191,13 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
 
         return Policy(initial_carry, act, draws=lambda _actor: False)
 
-    def policy_params(state: State) -> Actor:
-        return Actor(state.params.agent, state.behaviour, state.threshold)
-
-    return Program(init, (Stage(update),), policy, policy_params, td_errors=True)
+    return Program(
+        init,
+        (Stage(update),),
+        policy,
+        policy_params=lambda state: Actor(state.params.agent, state.behaviour, state.threshold),
+        td_errors=True,
+    )
 
 
 # ---------------------------------------------------------------------------------- main

@@ -40,6 +40,8 @@ from offmarl.programs import (
     Recorded,
     Stage,
     add,
+    clipped_adam,
+    grad_norm,
     init_capture,
     make_buffer,
     record_online,
@@ -212,7 +214,7 @@ def learn(
     """Update on a batch for several epochs of minibatches, each epoch in a new random order."""
     num_samples = batch.action.shape[0]
     size = num_samples // args.minibatches
-    optimiser = optimiser_of(hyper.learning_rate, hyper.max_grad_norm)
+    optimiser = clipped_adam(hyper.learning_rate, hyper.max_grad_norm, eps=1e-5)
 
     def step(
         carry: tuple[Params, optax.OptState], indices: Int[Array, "size"]
@@ -221,7 +223,8 @@ def learn(
         minibatch = jax.tree.map(lambda leaf: leaf[indices], batch)
         grads, metrics = jax.grad(loss, has_aux=True)(params, networks, hyper, minibatch)
         updates, optimiser_state = optimiser.update(grads, optimiser_state)
-        return (optax.apply_updates(params, updates), optimiser_state), metrics
+        params = optax.apply_updates(params, updates)
+        return (params, optimiser_state), metrics | {"grad_norm": grad_norm(grads)}
 
     orders = jax.vmap(lambda key: jax.random.permutation(key, num_samples))(
         jax.random.split(key, args.epochs)
@@ -232,14 +235,6 @@ def learn(
     )
     state = state._replace(params=params, optimiser=optimiser_state)
     return state, jax.tree.map(jnp.mean, metrics)
-
-
-def optimiser_of(
-    learning_rate: Float[Array, ""] | float, max_grad_norm: Float[Array, ""] | float
-) -> optax.GradientTransformation:
-    """Return Adam with clipping; the structure of its state does not depend on the arguments."""
-    adam = optax.adam(learning_rate, eps=1e-5)
-    return optax.chain(optax.clip_by_global_norm(max_grad_norm), adam)
 
 
 # ---------------------------------------------------------------------------------- program
@@ -274,7 +269,7 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
         params = Params(init_policy(config, spec, actor_key), critic)
         return State(
             params=params,
-            optimiser=optimiser_of(0.0, 0.0).init(params),
+            optimiser=clipped_adam(0.0, 0.0).init(params),
             moments=Moments.zero(),
             rollout=state,
             capture=init_capture(buffer, spec),

@@ -48,6 +48,8 @@ from offmarl.programs import (
     Stage,
     add,
     as_sequence,
+    clipped_adam,
+    grad_norm,
     init_capture,
     make_buffer,
     record_online,
@@ -56,6 +58,7 @@ from offmarl.programs import (
 from offmarl.programs.prioritised import admit, begin_priorities, learned, sample
 from offmarl.replay.priorities import Priorities
 from offmarl.rollout import RolloutState, init_rollout, rollout
+from offmarl.teams import require_one_team
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 from offmarl.vault import open_vault
 
@@ -173,13 +176,6 @@ def loss(
 # ---------------------------------------------------------------------------------- update
 
 
-def optimiser_of(
-    learning_rate: Float[Array, ""] | float, max_grad_norm: Float[Array, ""] | float
-) -> optax.GradientTransformation:
-    """Return Adam with clipping; the structure of its state does not depend on the arguments."""
-    return optax.chain(optax.clip_by_global_norm(max_grad_norm), optax.adam(learning_rate))
-
-
 def exploration(args: Args, hyper: Hyperparameters, iteration: Int[Array, ""]) -> Float[Array, ""]:
     """Return the probability of a random action, which falls linearly from 1 to ``epsilon``."""
     iterations = args.total_steps / (args.num_envs * args.num_steps)
@@ -192,6 +188,7 @@ def exploration(args: Args, hyper: Hyperparameters, iteration: Int[Array, ""]) -
 
 def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
     """Build the program for an environment, given without autoreset."""
+    require_one_team(spec, "qmix")
     if args.num_steps < args.length:
         raise OptionError(
             f"num_steps ({args.num_steps}) must be at least length ({args.length}), so that the "
@@ -213,7 +210,7 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
         return State(
             params=params,
             target=params,
-            optimiser=optimiser_of(0.0, 0.0).init(params),
+            optimiser=clipped_adam(0.0, 0.0).init(params),
             epsilon=jnp.asarray(hyper.epsilon),
             rollout=init_rollout(env, policy, env_key, args.num_envs),
             capture=capture,
@@ -254,11 +251,12 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
         params, target, optimiser_state, priorities = learner
         batch, slots = draw(priorities, capture, key, step)
         grads, metrics = jax.grad(loss, has_aux=True)(params, target, networks, hyper, batch)
-        optimiser = optimiser_of(hyper.learning_rate, hyper.max_grad_norm)
+        optimiser = clipped_adam(hyper.learning_rate, hyper.max_grad_norm)
         updates, optimiser_state = optimiser.update(grads, optimiser_state)
         params = optax.apply_updates(params, updates)
         target = optax.periodic_update(params, target, step, args.target_every)
         errors = metrics.pop(TD_ERRORS)
+        metrics["grad_norm"] = grad_norm(grads)
         if priorities is not None and slots is not None:
             priorities = learned(priorities, slots, errors, batch.mask, args.prioritise or 0.0)
         return (params, target, optimiser_state, priorities), metrics

@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     from offmarl.programs.dataset import DatasetStatistics, MeanAndStd
     from offmarl.programs.loop import start
     from offmarl.programs.offline import train
+    from offmarl.programs.optimisers import (
+        clipped_adam,
+        grad_norm,
+        linear_schedule,
+        training_progress,
+    )
     from offmarl.programs.policy import LoadedPolicy, load_policy
     from offmarl.programs.program import (
         TD_ERRORS,
@@ -57,8 +63,11 @@ __all__ = [
     "Step",
     "add",
     "as_sequence",
+    "clipped_adam",
+    "grad_norm",
     "hyperparameters",
     "init_capture",
+    "linear_schedule",
     "load_policy",
     "make_buffer",
     "map_seeds",
@@ -67,6 +76,7 @@ __all__ = [
     "replay_episode",
     "start",
     "train",
+    "training_progress",
     "warm_start",
 ]
 
@@ -75,6 +85,7 @@ _HOMES = {
     "dataset": "DatasetStatistics MeanAndStd",
     "loop": "start",
     "offline": "train",
+    "optimisers": "clipped_adam grad_norm linear_schedule training_progress",
     "policy": "LoadedPolicy load_policy",
     "program": "TD_ERRORS Args Hyperparameters OnlineArgs Program Stage hyperparameters",
     "record": "record_policy",
