@@ -21,7 +21,6 @@ from rich.console import Console
 from offmarl import cli, envs
 from offmarl.config import Fraction, Positive, PositiveInt
 from offmarl.distributions import select
-from offmarl.errors import OptionError
 from offmarl.losses import double_q_values, masked_mean, td_targets
 from offmarl.networks import (
     Mixer,
@@ -47,8 +46,8 @@ from offmarl.programs import (
     Recorded,
     Stage,
     add,
-    as_sequence,
     clipped_adam,
+    draw_windows,
     grad_norm,
     init_capture,
     make_buffer,
@@ -189,18 +188,13 @@ def exploration(args: Args, hyper: Hyperparameters, iteration: Int[Array, ""]) -
 def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
     """Build the program for an environment, given without autoreset."""
     require_one_team(spec, "qmix")
-    if args.num_steps < args.length:
-        raise OptionError(
-            f"num_steps ({args.num_steps}) must be at least length ({args.length}), so that the "
-            "first round has windows to learn from."
-        )
     config = PolicyConfig("recurrent", "q", args.hidden, args.agent_id)
     env, policy = envs.autoreset(env), make_policy(config, spec)
     networks = Networks(
         agent_network(config, spec), make_mixer(spec, args.mixer_embed, args.hidden)
     )
     capacity = max(args.capacity, args.num_steps)
-    buffer = make_buffer(args.num_envs, capacity, args.batch_size, args.length)
+    buffer = make_buffer(args.num_envs, capacity)
 
     def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
         agent_key, mixer_key, env_key = jax.random.split(key, 3)
@@ -219,7 +213,7 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
         )
 
     def fresh_priorities(capture: Capture) -> Priorities | None:
-        return begin_priorities(capture, args.num_envs, args.length) if args.prioritise else None
+        return begin_priorities(capture) if args.prioritise else None
 
     def on_start(state: State) -> State:
         if args.warm_start is None:
@@ -235,7 +229,7 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
         step: Int[Array, ""],
     ) -> tuple[Sequence, Array | None]:
         if priorities is None:
-            return as_sequence(buffer.sample(capture.buffer, key).experience), None
+            return draw_windows(capture, key, args.batch_size, args.length), None
         updates = args.updates * args.total_steps / (args.num_envs * args.num_steps)
         begun = 0.4 if args.importance is None else args.importance
         exponent = begun + (1 - begun) * jnp.minimum(step / updates, 1)
@@ -273,7 +267,7 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
         steps = state.iteration * args.updates + jnp.arange(1, args.updates + 1)
         priorities = state.priorities
         if priorities is not None:
-            priorities = admit(priorities, capture, args.num_envs, args.num_steps, args.length)
+            priorities = admit(priorities, capture, args.num_steps, args.length)
         (params, target, optimiser_state, priorities), metrics = jax.lax.scan(
             lambda learner, x: learn(learner, *x, capture, hyper),
             (state.params, state.target, state.optimiser, priorities),
