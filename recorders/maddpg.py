@@ -31,11 +31,10 @@ from offmarl.losses import (
     td_targets,
 )
 from offmarl.networks import (
+    AgentNetwork,
     Critics,
-    FeedForward,
     NoisyParams,
     PolicyConfig,
-    Unshared,
     agent_network,
     as_vectors,
     differentiable_action,
@@ -154,7 +153,7 @@ class Networks(NamedTuple):
     """The actors and critics of an environment."""
 
     spec: EnvSpec
-    actor: FeedForward | Unshared
+    actor: AgentNetwork
     critics: Critics
 
     def act(
@@ -205,7 +204,7 @@ def actor_loss(
     batch: Sequence,
     key: PRNGKeyArray,
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
-    """Return -Q_i of each live agent's action by its policy, beside the others' actions in the data.
+    """Return -Q_i of what each live agent would do, beside the others' actions in the data.
 
     Only the first critic is used.
     """

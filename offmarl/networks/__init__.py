@@ -20,6 +20,7 @@ from offmarl.networks.mixers import (
     mixing_coefficients,
 )
 from offmarl.networks.policies import (
+    AgentNetwork,
     Head,
     PolicyConfig,
     QParams,
@@ -34,6 +35,7 @@ from offmarl.networks.unshared import Unshared
 
 __all__ = [
     "ActionValue",
+    "AgentNetwork",
     "Critics",
     "Encoder",
     "FeedForward",

@@ -93,7 +93,9 @@ class ActionValue(nn.Module):
             shape = num_agents, num_actions, self.hidden
             kernel = self.param("joint_kernel", scale, shape)
             everyone = jnp.einsum("...na,nah->...h", action, kernel)
-            everyone += nn.Dense(self.hidden, use_bias=False, kernel_init=scale, name="state")(state)
+            everyone += nn.Dense(self.hidden, use_bias=False, kernel_init=scale, name="state")(
+                state
+            )
             x += everyone[..., None, :]
             x += jnp.einsum("...ra,rah->...rh", own - action[..., agents, :], kernel[agents])
         elif self.outputs == 1:

@@ -17,7 +17,8 @@ from offmarl.types import ArrayTree, Continuous, EnvSpec, Policy
 
 class NoisyParams(NamedTuple):
     """Parameters of a deterministic policy and of its exploration; arrays, so that schedules do not
-    recompile."""
+    recompile.
+    """
 
     network: ArrayTree
     noise: Float[Array, ""]

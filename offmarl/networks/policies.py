@@ -37,6 +37,9 @@ _LOG_STD = (-5.0, 2.0)
 
 ContinuousHead = Literal["gaussian", "tanh_gaussian", "soft_gaussian"]
 
+AgentNetwork = FeedForward | Recurrent | Unshared
+"""The network of a policy, with one output per action and agent."""
+
 Head = Callable[[Float[Array, "*b N _"], Bool[Array, "*b N A"]], Distribution]
 """Returns the distribution of actions for a network's outputs and the legal actions."""
 
@@ -67,9 +70,9 @@ class PolicyConfig:
     """
 
     kind: Literal["random", "feedforward", "recurrent"]
-    head: Literal[
-        "softmax", "gaussian", "tanh_gaussian", "soft_gaussian", "deterministic", "q"
-    ] = "softmax"
+    head: Literal["softmax", "gaussian", "tanh_gaussian", "soft_gaussian", "deterministic", "q"] = (
+        "softmax"
+    )
     hidden: int = 64
     agent_id: bool = True
     share_parameters: bool = True
@@ -98,7 +101,7 @@ def stochastic_head(
     return continuous if isinstance(spec.action, Continuous) else "softmax"
 
 
-def agent_network(config: PolicyConfig, spec: EnvSpec) -> FeedForward | Recurrent | Unshared:
+def agent_network(config: PolicyConfig, spec: EnvSpec) -> AgentNetwork:
     """Build the network of a policy, with one output per action.
 
     Observations that are not float32 vectors are encoded first: see `offmarl.networks.Encoder`.
@@ -177,7 +180,7 @@ def init_policy(config: PolicyConfig, spec: EnvSpec, key: PRNGKeyArray) -> Array
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _init(network: FeedForward | Recurrent | Unshared, spec: EnvSpec, key: PRNGKeyArray) -> ArrayTree:
+def _init(network: AgentNetwork, spec: EnvSpec, key: PRNGKeyArray) -> ArrayTree:
     """Draw a network's parameters; compiled once for equal networks and specs."""
     carry = network.initial_carry(spec.num_agents)
     return network.init(key, carry, blank_view(spec).observation)

@@ -50,10 +50,11 @@ class Unshared:
         per_agent = inputs[:1] if method == "unroll" else inputs  # ``first`` has no agents
 
         def of_agent(params: ArrayTree, agent: Array) -> Any:
-            rows, row = per_agent, agent
-            if self.torso.encoder is None:
-                rows, row = jax.tree.map(lambda x: x[..., agent, :][..., None, :], rows), 0
+            select = self.torso.encoder is None
+            rows = (
+                jax.tree.map(lambda x: x[..., agent, None, :], per_agent) if select else per_agent
+            )
             outputs = self.torso.apply(params, *rows, *inputs[len(rows) :], method=method)
-            return jax.tree.map(lambda x: x[..., row, :], outputs)
+            return jax.tree.map(lambda x: x[..., 0 if select else agent, :], outputs)
 
         return jax.vmap(of_agent, out_axes=-2)(params, jnp.arange(self.num_agents))

@@ -7,7 +7,6 @@ action of an agent, so that expectations over its policy are exact (Christodoulo
 1910.07207).
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
@@ -29,11 +28,10 @@ from offmarl.losses import (
     temperature_loss,
 )
 from offmarl.networks import (
+    AgentNetwork,
     Critics,
-    FeedForward,
     Head,
     PolicyConfig,
-    Unshared,
     agent_head,
     agent_network,
     as_vectors,
@@ -136,7 +134,7 @@ class Networks(NamedTuple):
     """The actors and critics of an environment, and who shares a temperature."""
 
     spec: EnvSpec
-    actor: FeedForward | Unshared
+    actor: AgentNetwork
     head: Head
     critics: Critics
     group: tuple[int, ...]
@@ -199,8 +197,8 @@ def loss(
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """Return the sum of the losses of critics, actors and temperatures; no gradient is in two.
 
-    Critics: ½ (Q_i - y_i)², where y_i bootstraps from the value of the next actions of all policies,
-    with the entropy of agent i. Actors: minus the value of an agent's policy beside the others'
+    Critics: ½ (Q_i - y_i)², where y_i bootstraps from the value of the next actions of all
+    policies, with the entropy of agent i. Actors: minus the value of an agent's policy beside the others'
     actions in the data.
     """
     critic_key, actor_key = jax.random.split(key)
