@@ -253,8 +253,8 @@ def soft_values(
 ) -> Float[Array, "*b"]:
     """Return Σ_a π(a) (Q(a) − α log π(a)), the value of a policy with its entropy.
 
-    The sum over the actions is exact (Christodoulou 2019, arXiv 1910.07207, eq. 10). Illegal actions
-    have the probability 0.
+    The sum over the actions is exact (Christodoulou 2019, arXiv 1910.07207, eq. 10). Illegal
+    actions have the probability 0.
     """
     return (jnp.exp(log_probs) * (q - temperature * log_probs)).sum(-1)
 
@@ -264,8 +264,8 @@ def temperature_loss(
     entropy: Float[Array, "*b"],
     target_entropy: Float[Array, "*#b"],
 ) -> Float[Array, "*b"]:
-    """Return α (H − target), whose gradient only reaches α (Haarnoja et al. 2018, arXiv 1812.05905).
+    """Return α (H − target), whose gradient reaches only α.
 
-    Minimising it increases the temperature while the policy has less entropy than the target.
+    (Haarnoja et al. 2018, arXiv 1812.05905, eq. 18.) Minimising it increases the temperature while the policy has less entropy than the target.
     """
     return jnp.exp(log_temperature) * jax.lax.stop_gradient(entropy - target_entropy)

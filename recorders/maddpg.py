@@ -31,6 +31,7 @@ from offmarl.losses import (
     td_targets,
 )
 from offmarl.networks import (
+    AgentId,
     AgentNetwork,
     Critics,
     NoisyParams,
@@ -110,7 +111,7 @@ class Args(OnlineArgs):
     """Width of the networks' layers."""
     share_parameters: bool = False
     """Share the networks among the agents, instead of one actor and critic for each."""
-    agent_id: bool = True
+    agent_id: AgentId = "onehot"
     """With --share-parameters, how the networks distinguish the agents. onehot: by their index,
     which ties them to their number; sinusoidal: by 16 sines and cosines of their place in the team;
     none: not at all."""

@@ -11,13 +11,17 @@ from offmarl.networks.encoders import (
     state_encoder,
     view_encoder,
 )
+from offmarl.networks.inputs import AgentId, InputLayer, Inputs
 from offmarl.networks.mixers import (
     Mixer,
+    MixerKind,
     MixerWeights,
+    PooledMixer,
     init_mixer,
     make_mixer,
     mix,
     mixing_coefficients,
+    mixing_weights,
 )
 from offmarl.networks.policies import (
     AgentNetwork,
@@ -30,21 +34,30 @@ from offmarl.networks.policies import (
     make_policy,
     stochastic_head,
 )
+from offmarl.networks.pooling import AttentionPool, CriticKind, PooledEncoder, critic_encoder
 from offmarl.networks.torsos import FeedForward, Moments, Recurrent, unroll_batch
 from offmarl.networks.unshared import Unshared
 
 __all__ = [
     "ActionValue",
+    "AgentId",
     "AgentNetwork",
+    "AttentionPool",
+    "CriticKind",
     "Critics",
     "Encoder",
     "FeedForward",
     "Head",
+    "InputLayer",
+    "Inputs",
     "Mixer",
+    "MixerKind",
     "MixerWeights",
     "Moments",
     "NoisyParams",
     "PolicyConfig",
+    "PooledEncoder",
+    "PooledMixer",
     "QParams",
     "Recurrent",
     "Unshared",
@@ -54,6 +67,7 @@ __all__ = [
     "as_vectors",
     "blank_view",
     "central",
+    "critic_encoder",
     "differentiable_action",
     "init_mixer",
     "init_policy",
@@ -62,6 +76,7 @@ __all__ = [
     "make_policy",
     "mix",
     "mixing_coefficients",
+    "mixing_weights",
     "observation_encoder",
     "squash",
     "state_encoder",

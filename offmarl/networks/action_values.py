@@ -22,14 +22,14 @@ from offmarl.networks.encoders import (
     observation_encoder,
     state_encoder,
 )
+from offmarl.networks.inputs import AgentId, InputLayer, Inputs
 from offmarl.types import ArrayTree, Continuous, EnvSpec, View
 
 
 class ActionValue(nn.Module):
     """Values of some agents, Linear - ReLU - Linear - ReLU - Linear.
 
-    The first layer is a sum over the parts of its input. The state and the actions of all agents
-    pass it once, and not once for each agent.
+    The state and the actions of all agents pass the first layer once, not once for each agent.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class ActionValue(nn.Module):
     centralised
         Whether the input includes the state and the actions of all agents.
     agent_id
-        Whether the input ends with the agent's one-hot index.
+        How agents are distinguished; see `AgentId`.
     observation, state
         Encoders of what is not a vector; None for vectors.
     """
@@ -48,7 +48,7 @@ class ActionValue(nn.Module):
     outputs: int = 1
     hidden: int = 64
     centralised: bool = True
-    agent_id: bool = True
+    agent_id: AgentId = "onehot"
     observation: Encoder | None = None
     state: Encoder | JointEncoder | None = None
 
@@ -72,36 +72,24 @@ class ActionValue(nn.Module):
             The action of each of the R agents, which in its own value takes the place of its action
             in ``action``; zeros if there is an output for each action.
         agents
-            Indices of the R agents.
+            Indices of the R agents; all of them, unless there is no agent id.
         """
+        wide = nn.initializers.orthogonal(2**0.5)
         seen = view.observation if self.observation is None else self.observation(view.observation)
-        num_agents, num_actions = action.shape[-2:]
-        parts = [seen[..., agents, :]]
-        if self.agent_id:
-            identity = jnp.eye(num_agents, dtype=seen.dtype)[agents]
-            parts.append(jnp.broadcast_to(identity, (*seen.shape[:-2], *identity.shape)))
+        seen = seen[..., agents, :]
         if self.centralised:
             state = central(view) if self.state is None else self.state(central(view))
-            entries = state.shape[-1] + num_agents * num_actions
+            x = InputLayer(self.hidden, self.agent_id)(Inputs(state, seen))
+            num_agents, num_actions = action.shape[-2:]
+            kernel = self.param("actions", wide, (num_agents * num_actions, self.hidden))
+            kernel = kernel.reshape(num_agents, num_actions, self.hidden)
+            x += jnp.einsum("...na,nah->...h", action, kernel)[..., None, :]
+            change = own - action[..., agents, :]
+            x += jnp.einsum("...ra,rah->...rh", change, kernel[agents])
         else:
-            entries = num_actions
-        entries += sum(part.shape[-1] for part in parts)
-        # The scale that one layer over the whole input would have.
-        scale = nn.initializers.normal((2 / entries) ** 0.5)
-        x = nn.Dense(self.hidden, kernel_init=scale, name="own")(jnp.concatenate(parts, -1))
-        if self.centralised:
-            shape = num_agents, num_actions, self.hidden
-            kernel = self.param("joint_kernel", scale, shape)
-            everyone = jnp.einsum("...na,nah->...h", action, kernel)
-            everyone += nn.Dense(self.hidden, use_bias=False, kernel_init=scale, name="state")(
-                state
-            )
-            x += everyone[..., None, :]
-            x += jnp.einsum("...ra,rah->...rh", own - action[..., agents, :], kernel[agents])
-        elif self.outputs == 1:
-            x += nn.Dense(self.hidden, use_bias=False, kernel_init=scale, name="action")(own)
-        x = nn.relu(x)
-        x = nn.relu(nn.Dense(self.hidden, kernel_init=nn.initializers.orthogonal(2**0.5))(x))
+            seen = jnp.concatenate([seen, own], -1) if self.outputs == 1 else seen
+            x = InputLayer(self.hidden, self.agent_id)(seen)
+        x = nn.relu(nn.Dense(self.hidden, kernel_init=wide)(nn.relu(x)))
         return nn.Dense(self.outputs, kernel_init=nn.initializers.orthogonal())(x)
 
 
@@ -186,14 +174,14 @@ def make_critics(
     count: int = 1,
     centralised: bool = True,
     share_parameters: bool = True,
-    agent_id: bool = True,
+    agent_id: AgentId = "onehot",
 ) -> Critics:
     """Build critics for an environment; see `ActionValue` and `Critics` for the arguments."""
     network = ActionValue(
         outputs,
         hidden,
         centralised,
-        agent_id and share_parameters,
+        agent_id if share_parameters else "none",
         observation_encoder(spec, hidden),
         state_encoder(spec, hidden) if centralised else None,
     )

@@ -16,8 +16,9 @@ from offmarl.types import ArrayTree, Continuous, EnvSpec, Policy
 
 
 class NoisyParams(NamedTuple):
-    """Parameters of a deterministic policy and of its exploration; arrays, so that schedules do not
-    recompile.
+    """Parameters of a deterministic policy, and of its exploration.
+
+    They are arrays, so that a schedule never recompiles.
     """
 
     network: ArrayTree

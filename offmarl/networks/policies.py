@@ -25,6 +25,7 @@ from offmarl.distributions import (
 from offmarl.errors import ShapeError
 from offmarl.networks.deterministic import NoisyParams, noisy_policy
 from offmarl.networks.encoders import blank_view, observation_encoder
+from offmarl.networks.inputs import AgentId
 from offmarl.networks.torsos import FeedForward, Recurrent
 from offmarl.networks.unshared import Unshared
 from offmarl.types import ArrayTree, Continuous, EnvSpec, Policy
@@ -64,7 +65,7 @@ class PolicyConfig:
     hidden
         Width of the hidden layers.
     agent_id
-        Whether the network is given the index of the agent it acts for.
+        How the network distinguishes the agents; see `AgentId`.
     share_parameters
         Whether all agents have one network, or each has its own; then none needs an agent id.
     """
@@ -74,7 +75,7 @@ class PolicyConfig:
         "softmax"
     )
     hidden: int = 64
-    agent_id: bool = True
+    agent_id: AgentId = "onehot"
     share_parameters: bool = True
 
 
@@ -128,7 +129,7 @@ def agent_network(config: PolicyConfig, spec: EnvSpec) -> AgentNetwork:
     network = torso(
         outputs=2 * outputs if config.head == "soft_gaussian" else outputs,
         hidden=config.hidden,
-        agent_id=config.agent_id and config.share_parameters,
+        agent_id=config.agent_id if config.share_parameters else "none",
         output_scale=1.0 if config.head == "q" else 0.01,
         constants=outputs if constants else 0,
         encoder=observation_encoder(spec, config.hidden),

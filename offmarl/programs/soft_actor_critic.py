@@ -1,10 +1,10 @@
 """Soft actor-critics of several agents, which MASAC and ISAC share.
 
 The reward of each agent includes the entropy of its policy, weighted by a temperature that is
-learned so that the entropy approaches a target (Haarnoja et al. 2018, arXiv 1812.05905). Two critics
-are learned and the smaller value is used. With discrete actions the critics have a value for each
-action of an agent, so that expectations over its policy are exact (Christodoulou 2019, arXiv
-1910.07207).
+learned so that the entropy approaches a target (Haarnoja et al. 2018, arXiv 1812.05905). The
+smaller value of two critics is used. With discrete actions the critics have a value for each action
+of an agent, so that expectations over its policy are exact (Christodoulou 2019, arXiv 1910.07207).
+
 """
 
 from dataclasses import dataclass
@@ -28,6 +28,7 @@ from offmarl.losses import (
     temperature_loss,
 )
 from offmarl.networks import (
+    AgentId,
     AgentNetwork,
     Critics,
     Head,
@@ -93,8 +94,10 @@ class SoftArgs(OnlineArgs):
     """Width of the networks' layers."""
     share_parameters: bool = True
     """Share the networks among the agents, instead of one actor and critics for each."""
-    agent_id: bool = True
-    """With shared parameters, give the networks the index of the agent that they act for."""
+    agent_id: AgentId = "onehot"
+    """With --share-parameters, how the networks distinguish the agents. onehot: by their index,
+    which ties them to their number; sinusoidal: by 16 sines and cosines of their place in the team;
+    none: not at all."""
 
 
 # ---------------------------------------------------------------------------------- state
@@ -198,8 +201,8 @@ def loss(
     """Return the sum of the losses of critics, actors and temperatures; no gradient is in two.
 
     Critics: ½ (Q_i - y_i)², where y_i bootstraps from the value of the next actions of all
-    policies, with the entropy of agent i. Actors: minus the value of an agent's policy beside the others'
-    actions in the data.
+    policies, with the entropy of agent i. Actors: minus the value of an agent's policy beside the
+    others' actions in the data.
     """
     critic_key, actor_key = jax.random.split(key)
     critic, q = _critic_loss(params, target, networks, hyper, batch, critic_key)
