@@ -266,6 +266,7 @@ def temperature_loss(
 ) -> Float[Array, "*b"]:
     """Return α (H − target), whose gradient reaches only α.
 
-    (Haarnoja et al. 2018, arXiv 1812.05905, eq. 18.) Minimising it increases the temperature while the policy has less entropy than the target.
+    Minimising it increases the temperature while the policy has less entropy than the target
+    (Haarnoja et al. 2018, arXiv 1812.05905, eq. 18).
     """
     return jnp.exp(log_temperature) * jax.lax.stop_gradient(entropy - target_entropy)
