@@ -24,13 +24,13 @@ from offmarl.distributions import select
 from offmarl.losses import double_q_values, masked_mean, td_targets
 from offmarl.networks import (
     AgentId,
+    AgentNetwork,
     Mixer,
     MixerKind,
     MixerWeights,
     PolicyConfig,
     PooledMixer,
     QParams,
-    Recurrent,
     agent_network,
     init_mixer,
     init_policy,
@@ -149,7 +149,7 @@ Learner = tuple[Params, Params, optax.OptState, Priorities | None]
 class Networks(NamedTuple):
     """The agents' network of action values, and the mixer."""
 
-    agent: Recurrent
+    agent: AgentNetwork
     mixer: Mixer | PooledMixer
 
     def values(self, params: Params, batch: Sequence) -> tuple[Array, MixerWeights]:

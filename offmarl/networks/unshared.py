@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
 from offmarl.networks.torsos import FeedForward, Recurrent
 from offmarl.types import ArrayTree
@@ -34,9 +34,7 @@ class Unshared:
         """Return the memory at the start of an episode."""
         return self.torso.initial_carry(num_agents)
 
-    def init(
-        self, key: PRNGKeyArray, carry: ArrayTree, observation: ArrayTree
-    ) -> Float[Array, "N *"]:
+    def init(self, key: PRNGKeyArray, carry: ArrayTree, observation: ArrayTree) -> ArrayTree:
         """Draw the parameters of all agents, which have a leading axis of agents.
 
         The agents follow one another: `jax.vmap` would turn orthogonal initialisation into a

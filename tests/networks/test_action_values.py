@@ -90,8 +90,12 @@ def test_unshared_networks_are_those_of_the_single_agents(kind: str) -> None:
     )
     np.testing.assert_allclose(window[0], outputs, atol=1e-6)
     for agent in range(3):
-        own, row = jax.tree.map(lambda leaf, agent=agent: leaf[agent], params), slice(agent, agent + 1)
-        alone, memory = network.torso.apply(own, carry and carry[row], observation[0, row])
+        own, row = (
+            jax.tree.map(lambda leaf, agent=agent: leaf[agent], params),
+            slice(agent, agent + 1),
+        )
+        mine = carry[row] if kind == "recurrent" else ()
+        alone, memory = network.torso.apply(own, mine, observation[0, row])
         np.testing.assert_allclose(outputs[row], alone, atol=1e-6)
         wanted = network.torso.apply(own, observation[:, row], first, method="unroll")
         np.testing.assert_allclose(window[:, row], wanted, atol=1e-6)

@@ -72,7 +72,7 @@ def acted(spec: EnvSpec, noise: float, uniform: float, count: int, *, greedy: bo
 def test_noise_on_continuous_actions_is_recorded_as_it_was_drawn() -> None:
     action, log_prob, outputs, legal = acted(REACH, 0.5, 0.0, 2000)
     mean = squash(outputs, legal)
-    wanted = ClippedGaussian(mean, jnp.full((2, 2), 0.5), legal).log_prob(action)
+    wanted = ClippedGaussian(mean, jnp.full((2, 2), 0.5), legal).log_prob(jnp.asarray(action))
     np.testing.assert_allclose(log_prob, wanted, rtol=1e-5)
     assert np.isfinite(log_prob).all() and (abs(action) <= 1).all()
     np.testing.assert_allclose(np.median(action[:, 1], 0), mean[1], atol=0.05)
