@@ -11,18 +11,17 @@ so a curve shows one side against a moving opponent. The first point is uniform 
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import tyro
+from jaxtyping import Array
 
 from offmarl import envs
-from offmarl.evaluation import evaluate
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs import hyperparameters, registry
 from offmarl.programs.loop import Schedule, collect
@@ -101,7 +100,8 @@ def run(args: Run, seed: int) -> dict[str, Any]:
     settings = module.Args(env=env.spec.name, total_steps=args.steps, seed=seed, **options)
     program, hyper = module.make(env.spec, settings, env), hyperparameters(settings)
     uniform = make_policy(PolicyConfig("random"), env.spec)
-    first = side_returns(env, uniform, (), args.episodes)
+    first = player(env, uniform, args.episodes)(())
+    players = [player(env, program.policy(greedy), args.episodes) for greedy in (True, False)]
     points = [{"steps": 0, "seconds": 0.0, "greedy": first, "sampled": first}]
     begin = jax.jit(program.init)(jax.random.key(seed), hyper)
     unit = settings.num_envs * settings.num_steps
@@ -115,10 +115,7 @@ def run(args: Run, seed: int) -> dict[str, Any]:
             jax.block_until_ready(metrics)
             pause = time.monotonic()
             params = program.policy_params(state)
-            greedy, sampled = (
-                side_returns(env, program.policy(mode), params, args.episodes)
-                for mode in (True, False)
-            )
+            greedy, sampled = (play(params) for play in players)
             seconds = pause - begun - paused
             points.append(
                 {"steps": done * unit, "seconds": seconds, "greedy": greedy, "sampled": sampled}
@@ -140,44 +137,38 @@ def due(rounds: int, points: int) -> set[int]:
     return {int(x) for x in np.linspace(0, rounds, points + 1).round()[1:]}
 
 
-def side_returns(
-    env: envs.Environment, policy: Policy, params: ArrayTree, episodes: int
-) -> dict[str, float]:
-    """Return each side's mean return: the sum over its agents."""
-    if env.spec.reward == "team":
-        returns = _evaluate(env, policy, episodes)(params, jax.random.key(0)).returns
-        return {"team": float(returns.mean()) * env.spec.num_agents}
-    every = np.asarray(_agent_returns(env, policy, episodes)(params, jax.random.key(0)))
+def player(
+    env: envs.Environment, policy: Policy, episodes: int
+) -> Callable[[ArrayTree], dict[str, float]]:
+    """Return a function of a policy's parameters that gives the mean return of each side.
+
+    It plays one episode in each of ``episodes`` environments. None of MPE's episodes ends before
+    its limit.
+    """
+    env = envs.autoreset(env)
+    limit = env.spec.time_limit or 1
     sides = [side_of(name) for name in env.spec.agents or ()]
-    return {
-        side: float(sum(x for x, own in zip(every, sides, strict=True) if own == side))
-        for side in dict.fromkeys(sides)
-    }
+
+    @jax.jit
+    def play(params: ArrayTree) -> Array:
+        begin_key, key = jax.random.split(jax.random.key(0))
+        state = init_rollout(env, policy, begin_key, episodes)
+        _, transitions, _ = rollout(env, policy, params, state, key, limit)
+        return transitions.reward.sum(0).mean(0)
+
+    def by_side(params: ArrayTree) -> dict[str, float]:
+        every = np.asarray(play(params))
+        return {
+            side: float(sum(x for x, own in zip(every, sides, strict=True) if own == side))
+            for side in dict.fromkeys(sides)
+        }
+
+    return by_side
 
 
 def side_of(agent: str) -> str:
     """Return the side of one of MPE's agents, which its name tells."""
     return "adversaries" if agent.startswith("adversary") else "agents"
-
-
-def _evaluate(env: envs.Environment, policy: Policy, episodes: int) -> Any:
-    return jax.jit(lambda params, key: evaluate(env, policy, params, key, episodes))
-
-
-def _agent_returns(env: envs.Environment, policy: Policy, episodes: int) -> Any:
-    """Return a function that plays one episode in each environment, and gives means by agent."""
-    env = envs.autoreset(env)
-    limit = env.spec.time_limit
-
-    @jax.jit
-    def play(params: ArrayTree, key: Any) -> Any:
-        begin_key, key = jax.random.split(key)
-        state = init_rollout(env, policy, begin_key, episodes)
-        _, transitions, _ = rollout(env, policy, params, state, key, limit or 1)
-        # No environment of MPE ends an episode before its limit.
-        return jnp.mean(transitions.reward.sum(0), 0)
-
-    return play
 
 
 # ---------------------------------------------------------------------------------- drawing

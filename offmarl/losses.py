@@ -249,14 +249,17 @@ def smoothed_actions(
 
 
 def soft_values(
-    q: Float[Array, "*b A"], log_probs: Float[Array, "*b A"], temperature: Scalar
+    q: Float[Array, "*b A"],
+    log_probs: Float[Array, "*b A"],
+    temperature: float | Float[Array, "*#b"],
 ) -> Float[Array, "*b"]:
     """Return Σ_a π(a) (Q(a) − α log π(a)), the value of a policy with its entropy.
 
     The sum over the actions is exact (Christodoulou 2019, arXiv 1910.07207, eq. 10). Illegal
     actions have the probability 0.
     """
-    return (jnp.exp(log_probs) * (q - temperature * log_probs)).sum(-1)
+    weight = jnp.asarray(temperature)[..., None]
+    return (jnp.exp(log_probs) * (q - weight * log_probs)).sum(-1)
 
 
 def temperature_loss(

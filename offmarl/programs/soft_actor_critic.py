@@ -184,7 +184,7 @@ class Networks(NamedTuple):
         if isinstance(policy, Categorical):
             q = self.critics.values(critics, view, others, jnp.zeros_like(others)).min(0)
             log_probs = jax.nn.log_softmax(policy.logits)
-            return soft_values(q, log_probs, temperature[:, None]), policy.entropy()
+            return soft_values(q, log_probs, temperature), policy.entropy()
         own, log_prob = policy.sample_and_log_prob(key)
         q = self.critics.values(critics, view, others, own).squeeze(-1).min(0)
         return q - temperature * log_prob, -log_prob
