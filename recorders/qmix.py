@@ -26,14 +26,16 @@ from offmarl.losses import masked_mean
 from offmarl.networks import (
     FeedForward,
     Mixer,
+    MixerKind,
     MixerWeights,
+    PooledMixer,
     Recurrent,
     agent_network,
-    central,
     init_mixer,
     init_policy,
     make_mixer,
     mix,
+    mixing_weights,
     unroll_batch,
 )
 from offmarl.programs import TD_ERRORS, Hyperparameters, Program, Recorded, record_online
@@ -52,6 +54,9 @@ class Args(QArgs):
     """Width of the mixer's hypernetworks."""
     mixer_embed: PositiveInt = 32
     """Width of the mixing function."""
+    mixer: MixerKind = "state"
+    """What the mixer sees. state: the global state; pooled: the observations of all agents, by
+    attention, with as many parameters for any number of agents."""
 
 
 # ---------------------------------------------------------------------------------- state
@@ -71,12 +76,12 @@ class Networks(NamedTuple):
     """The agents' network of action values, and the mixer."""
 
     agent: FeedForward | Recurrent
-    mixer: Mixer
+    mixer: Mixer | PooledMixer
 
     def values(self, params: Params, batch: Sequence) -> tuple[Array, MixerWeights]:
         """Return Q of all actions ``(B, T+1, N, A)`` and mixing functions ``(B, T+1, ...)``."""
         q = unroll_batch(self.agent, params.agent, batch.view.observation, batch.first)
-        return q, self.mixer.apply(params.mixer, central(batch.view))
+        return q, mixing_weights(self.mixer, params.mixer, batch.view)
 
 
 def loss(
@@ -112,7 +117,7 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
     """Build the program for an environment, given without autoreset."""
     require_one_team(spec, "qmix")
     config = q_config(args)
-    mixer = make_mixer(spec, args.mixer_embed, args.mixer_hidden)
+    mixer = make_mixer(spec, args.mixer_embed, args.mixer_hidden, args.mixer)
 
     def init_params(key: PRNGKeyArray) -> Params:
         agent_key, mixer_key = jax.random.split(key)

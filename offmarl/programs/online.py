@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 import offmarl
-from offmarl import envs, tracking, vault
+from offmarl import envs, settings, tracking, vault
 from offmarl.envs import Environment
 from offmarl.errors import OptionError
 from offmarl.programs.buffer import ChunkWriter
@@ -23,6 +23,7 @@ from offmarl.programs.recorder import (
     TRAIN,
     Recorder,
     Version,
+    run_directory,
 )
 from offmarl.programs.registry import origin_of
 from offmarl.programs.run import (
@@ -32,6 +33,7 @@ from offmarl.programs.run import (
     environment_source,
     keep_compiled_programs,
     open_run,
+    settled,
 )
 from offmarl.programs.tiers import REPLAY_TIERS, parse_tiers, record_tiers
 from offmarl.types import ArrayTree, EnvSpec
@@ -71,12 +73,14 @@ def record_online(make: Callable[[EnvSpec, ArgsT, Environment], Program], args: 
         A vault cannot be written.
     """
     assert isinstance(args, OnlineArgs)
+    origin = origin_of(make)
+    args = settled(args, run_directory(args, origin.name))
     tiers, env = parse_tiers(args.tiers), envs.make(args.env)
     env = envs.record_states(env) if args.env_states else env
     keep_compiled_programs()
     program = build(make, env.spec, args, env, lambda: cast(Hashable, env))
     source = environment_source(env.spec.name)
-    run = Recorder(origin_of(make), args, env, program, program.policy(False), source)
+    run = Recorder(origin, args, env, program, program.policy(False), source)
     opened = open_run(run.directory, _record(run))
     if opened.complete and not opened.lacks_checkpoint(run.iterations):
         return _summary(run, tiers, "complete already, nothing was changed")
@@ -96,6 +100,7 @@ def _record(run: Recorder) -> dict[str, Any]:
         "file": run.origin.file,
         "sha256": run.origin.sha256,
         "args": run.settings,
+        "settings": settings.used(run.args).sources(),
         "spec": run.env.spec.to_json(),
         "greedy": run.program.greedy,
         "vault": None,

@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from offmarl import envs
 from offmarl.config import Fraction, NonNegativeInt, Positive, PositiveInt
 from offmarl.losses import double_q_values, lookahead_targets, q_lambda_targets
-from offmarl.networks import PolicyConfig, QParams, make_policy
+from offmarl.networks import AgentId, PolicyConfig, QParams, make_policy
 from offmarl.programs.buffer import Capture, add, init_capture, make_buffer
 from offmarl.programs.optimisers import (
     clipped_adam,
@@ -91,8 +91,9 @@ class QArgs(OnlineArgs):
     """Global norm that gradients are clipped to."""
     hidden: PositiveInt = 64
     """Width of the agents' layers."""
-    agent_id: bool = True
-    """Give the network the index of the agent it acts for."""
+    agent_id: AgentId = "onehot"
+    """How the network distinguishes the agents. onehot: by their index, which ties it to their
+    number; sinusoidal: by 16 sines and cosines of their place in the team; none: not at all."""
 
 
 class QState(NamedTuple):

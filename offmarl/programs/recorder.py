@@ -55,7 +55,7 @@ class Recorder(NamedTuple):
     @property
     def directory(self) -> Path:
         """Directory of the run."""
-        return self.args.out / f"{envs.short_name(self.args.env)}.run-{self.name}"
+        return run_directory(self.args, self.name)
 
     @property
     def iteration_steps(self) -> int:
@@ -130,6 +130,11 @@ class Recorder(NamedTuple):
             "training_steps": version.iteration * self.iteration_steps,
             "return": version.mean,
         }
+
+
+def run_directory(args: OnlineArgs, program: str) -> Path:
+    """Return the directory of a program's run."""
+    return args.out / f"{envs.short_name(args.env)}.run-{program}"
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
