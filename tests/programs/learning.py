@@ -34,8 +34,8 @@ class Dial:
         return View(jnp.eye(2) * cue, cue, jnp.ones((2, 2), bool), jnp.ones(2, bool))
 
 
-def trained(recorder, args, env=None):
-    """Return the program and its state after the training of ``args``."""
+def train(recorder, args, env=None):
+    """Return the environment, the program, and its state after the training of ``args``."""
     env = env or envs.make(args.env)
     program, hyper = recorder.make(env.spec, args, env), hyperparameters(args)
     begin = jax.jit(program.init)(jax.random.key(args.seed), hyper)
@@ -43,20 +43,19 @@ def trained(recorder, args, env=None):
     schedule = Schedule(iterations, iterations, 1, (0,))
     work = collect(program, begin, hyper, jax.random.key(1), schedule, 0, None)
     *_, (_, state, _) = work
-    return program, state
+    return env, program, state
 
 
-def returns(program, state, env):
-    """Return the mean greedy return of a program's policy, and the sampled one."""
+def learn(recorder, args, env=None):
+    """Return the greedy return and the sampled one after the training of ``args``."""
+    return returns_of(*train(recorder, args, env))
+
+
+def returns_of(env, program, state):
+    """Return the greedy return and the sampled one of a trained program."""
     found = []
     for greedy in (True, False):
         play = jax.jit(partial(evaluate, env, program.policy(greedy)), static_argnums=2)
         params = program.policy_params(state)
         found.append(float(play(params, jax.random.key(2), 256).returns.mean()))
     return found
-
-
-def learn(recorder, args, env=None):
-    """Return the greedy return and the sampled one after the training of ``args``."""
-    env = env or envs.make(args.env)
-    return returns(*trained(recorder, args, env), env)

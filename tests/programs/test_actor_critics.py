@@ -16,7 +16,7 @@ from offmarl.programs.program import structure
 from offmarl.types import Continuous, Discrete, EnvSpec, Sequence, View
 from recorders import isac, maddpg, masac
 
-from .learning import Dial, returns, trained
+from .learning import Dial, returns_of, train
 
 GO = EnvSpec("go", 2, 1, 1, Continuous(1), reward="individual")
 PICK = EnvSpec("pick", 2, 1, 1, Discrete(2), reward="individual")
@@ -259,8 +259,8 @@ nightly = pytest.mark.nightly
 def learned(recorder, settings, probe):
     env = Dial() if probe == "dial" else envs.make(f"probe/{probe}")
     args = recorder.Args(**({} if probe == "dial" else {"env": env.name}), **settings)
-    program, state = trained(recorder, args, env)
-    return env, state, returns(program, state, env)
+    env, program, state = train(recorder, args, env)
+    return env, state, returns_of(env, program, state)
 
 
 @pytest.mark.parametrize(
