@@ -64,3 +64,16 @@ def test_every_output_function_escapes_control_characters(printed, capsys, monke
 def test_what_people_write_stays():
     for text in ("", "a b\n\tc", "Größe 日本 עברית ▁█ ✓ [x]", "क्‍ष", "👩‍🚀"):
         assert printable(text) == text
+
+
+def test_a_curve_is_drawn_with_its_reference():
+    drawn = plot([0, 50, 100], [0.0, 1.0, 4.0], reference=2.0, width=9, height=5)
+    assert drawn.splitlines() == [
+        " 4.000 |        *",
+        "       |",
+        "       | - - - -",
+        "       |    *",
+        "0.0000 |*",
+        "        0     100",
+    ]
+    assert plot([3], [1.0], width=4, height=3).splitlines()[0].endswith("|*")
