@@ -1,7 +1,7 @@
 """Arguments of programs, whose types say which values are valid.
 
 A program's arguments are a dataclass that derives from `Validated`. A field of one of the types
-below is checked when the dataclass is made::
+below, or a `Literal`, is checked when the dataclass is made::
 
     @dataclass(frozen=True)
     class Args(Validated):
@@ -68,7 +68,15 @@ def check_rules(name: str, hint: Any, value: Any) -> None:
 
 
 def _rules(hint: Any) -> Iterator[Rule]:
-    """Yield the rules anywhere in a type, such as in ``PositiveInt | None``."""
+    """Yield the rules anywhere in a type, such as in ``PositiveInt | None``, and its choices."""
+    if get_origin(hint) is Literal:
+        choices = get_args(hint)
+        yield Rule(f"one of {', '.join(choices)}", lambda x: x in choices)
+    elif get_origin(hint) is not tuple:
+        yield from _inner_rules(hint)
+
+
+def _inner_rules(hint: Any) -> Iterator[Rule]:
     for part in get_args(hint):
         yield from [part] if isinstance(part, Rule) else _rules(part)
 

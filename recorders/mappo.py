@@ -21,16 +21,18 @@ from offmarl.config import Fraction, NonNegative, Positive, PositiveInt
 from offmarl.errors import OptionError
 from offmarl.losses import clipped_surrogate, generalised_advantages, masked_mean
 from offmarl.networks import (
+    AgentId,
+    CriticKind,
     FeedForward,
     Head,
     Moments,
     PolicyConfig,
     agent_head,
     agent_network,
+    critic_encoder,
     init_policy,
     make_policy,
     stochastic_head,
-    view_encoder,
 )
 from offmarl.programs import (
     Capture,
@@ -78,8 +80,12 @@ class Args(OnlineArgs):
     """Use a tanh-squashed Gaussian for continuous actions instead of a clipped one."""
     hidden: PositiveInt = 64
     """Width of the networks' layers."""
-    agent_id: bool = True
-    """Give the networks the index of the agent they act for."""
+    agent_id: AgentId = "onehot"
+    """How the network distinguishes the agents. onehot: by their index, which ties it to their
+    number; sinusoidal: by 16 sines and cosines of their place in the team; none: not at all."""
+    critic: CriticKind = "state"
+    """What the critic sees beside an agent's own observation. state: the global state; pooled: the
+    observations of all agents, by attention, with as many parameters for any number of agents."""
 
 
 # ---------------------------------------------------------------------------------- state
@@ -257,7 +263,7 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
             outputs=1,
             hidden=args.hidden,
             agent_id=args.agent_id,
-            encoder=view_encoder(spec, args.hidden),
+            encoder=critic_encoder(spec, args.hidden, args.critic),
         ),
     )
     buffer = make_buffer(args.num_envs, args.num_steps)

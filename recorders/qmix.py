@@ -23,18 +23,21 @@ from offmarl.config import Fraction, Positive, PositiveInt
 from offmarl.distributions import select
 from offmarl.losses import double_q_values, masked_mean, td_targets
 from offmarl.networks import (
+    AgentId,
     Mixer,
+    MixerKind,
     MixerWeights,
     PolicyConfig,
+    PooledMixer,
     QParams,
     Recurrent,
     agent_network,
-    central,
     init_mixer,
     init_policy,
     make_mixer,
     make_policy,
     mix,
+    mixing_weights,
     unroll_batch,
 )
 from offmarl.programs import (
@@ -104,8 +107,12 @@ class Args(OnlineArgs):
     """Width of the agents' layers, and of the mixer's hypernetworks."""
     mixer_embed: PositiveInt = 32
     """Width of the mixing function."""
-    agent_id: bool = True
-    """Give the network the index of the agent it acts for."""
+    mixer: MixerKind = "state"
+    """What the mixer sees. state: the global state; pooled: the observations of all agents, by
+    attention, with as many parameters for any number of agents."""
+    agent_id: AgentId = "onehot"
+    """How the network distinguishes the agents. onehot: by their index, which ties it to their
+    number; sinusoidal: by 16 sines and cosines of their place in the team; none: not at all."""
 
 
 # ---------------------------------------------------------------------------------- state
@@ -143,12 +150,12 @@ class Networks(NamedTuple):
     """The agents' network of action values, and the mixer."""
 
     agent: Recurrent
-    mixer: Mixer
+    mixer: Mixer | PooledMixer
 
     def values(self, params: Params, batch: Sequence) -> tuple[Array, MixerWeights]:
         """Return Q of all actions ``(B, T+1, N, A)`` and mixing functions ``(B, T+1, ...)``."""
         q = unroll_batch(self.agent, params.agent, batch.view.observation, batch.first)
-        return q, self.mixer.apply(params.mixer, central(batch.view))
+        return q, mixing_weights(self.mixer, params.mixer, batch.view)
 
 
 def loss(
@@ -191,7 +198,7 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
     config = PolicyConfig("recurrent", "q", args.hidden, args.agent_id)
     env, policy = envs.autoreset(env), make_policy(config, spec)
     networks = Networks(
-        agent_network(config, spec), make_mixer(spec, args.mixer_embed, args.hidden)
+        agent_network(config, spec), make_mixer(spec, args.mixer_embed, args.hidden, args.mixer)
     )
     capacity = max(args.capacity, args.num_steps)
     buffer = make_buffer(args.num_envs, capacity)

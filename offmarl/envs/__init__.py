@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         EnvState,
         Scene,
         autoreset,
+        has_shaping,
         restart,
         transition,
     )
@@ -41,6 +42,7 @@ __all__ = [
     "autoreset",
     "describe",
     "family_of",
+    "has_shaping",
     "info",
     "make",
     "names",
