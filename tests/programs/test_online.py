@@ -283,12 +283,12 @@ def test_a_vault_of_another_recording_is_found_before_the_training(recorded, tmp
 
 
 def test_an_expert_that_did_not_learn_is_no_expert(tmp_path):
-    args = small(tmp_path, tiers="random,expert", env="probe/match", learning_rate=1e-9)
-    with pytest.raises(NotLearnedError, match="mappo with seed 0 did not learn probe/match"):
+    args = small(tmp_path, tiers="random,expert", learning_rate=1e-9)
+    with pytest.raises(NotLearnedError, match="mappo with seed 0 did not learn probe/observation"):
         mappo.main(args)
-    run = tmp_path / "probe" / "match.run" / "mappo-0"
+    run = tmp_path / "probe" / "observation.run" / "mappo-0"
     assert tracking.read_run(run)["complete"] and load_policy(run).name == "mappo"
-    assert not (tmp_path / "probe" / "match.vlt").exists()
+    assert not (tmp_path / "probe" / "observation.vlt").exists()
     assert record_from_run(run, "random").data["outcome"] == "recorded"
     with pytest.raises(RunError, match="kept no training data"):
         mappo.main(replace(args, tiers="replay"))

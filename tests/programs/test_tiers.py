@@ -6,6 +6,7 @@ import pytest
 
 from offmarl import envs
 from offmarl.errors import NotLearnedError, OptionError, UnknownNameError
+from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs.record import rows_of
 from offmarl.programs.recorder import RECORD, TRAIN, Recorder, Version
 from offmarl.programs.tiers import FRACTIONS, Ladder, Tier, best, first_to_reach, parse_tiers
@@ -63,7 +64,9 @@ def test_a_mixture_has_a_name_and_shares():
     ],
 )
 def test_mixtures_that_cannot_be(text):
-    with pytest.raises(OptionError, match=r"mixed=medium:0\.5\+expert:0\.5|two tiers have the name"):
+    with pytest.raises(
+        OptionError, match=r"mixed=medium:0\.5\+expert:0\.5|two tiers have the name"
+    ):
         parse_tiers(text)
 
 
@@ -85,29 +88,34 @@ def test_tiers_that_need_a_policy_that_learned(text, needs):
 def test_environments_are_divided_by_shares():
     assert rows_of({"a": 1, "b": 1, "c": 1}, 8) == {"a": 3, "b": 2, "c": 3}
     assert rows_of({"a": 0.5, "b": 0.25, "c": 0.25}, 8) == {"a": 4, "b": 2, "c": 2}
-    with pytest.raises(OptionError, match="b has a share of 0.01 in 1.01, which is less than one"):
+    with pytest.raises(OptionError, match=r"b has a share of 0\.01 in 1\.01, which is less than one"):
         rows_of({"a": 1, "b": 0.01}, 8)
 
 
 # ---------------------------------------------------------------------------------- the ladder
 
 
-def make_recorder(returns, seed=0, directory="runs/r"):
-    """Return a recorder whose policies are their numbers; ``returns`` holds their returns."""
-    run = Recorder(
+class Numbered(Recorder):
+    """A recorder whose policies are the numbers of their versions; ``source`` has the returns."""
+
+    def returns_again(self, policy, params, key):
+        return np.asarray(self.source[params])
+
+    def load(self, version):
+        return version.iteration
+
+
+def make_recorder(returns, seed=0):
+    return Numbered(
         origin=SimpleNamespace(name="learner"),
         args=SimpleNamespace(num_envs=10),
         env=SimpleNamespace(spec=envs.make("probe/observation").spec),
         program=SimpleNamespace(num_steps=10),
-        policy="policy",
-        directory=directory,
+        policy=make_policy(PolicyConfig("random"), envs.make("probe/observation").spec),
+        directory="runs/r",
         seed=seed,
-        source={},
+        source=returns,
     )
-    again = {"returns_again": lambda policy, params, key: np.asarray(returns[params])}
-    values = {name: getattr(run, name) for name in ("seed", "env", "policy", "directory", "name")}
-    shared = {"iteration_steps": 100, "load": lambda version: version.iteration, "key": run.key}
-    return SimpleNamespace(**values, **shared, **again)
 
 
 def test_a_tier_is_described_by_its_evaluation_on_fresh_seeds():
