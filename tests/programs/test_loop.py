@@ -107,7 +107,7 @@ def test_what_a_run_leaves_behind(args: bc.Args, whole: Path) -> None:
         ("device", 13, signal.SIGTERM, "at update 13: the same command resumes there"),
         pytest.param(
             *("stream", 13, signal.SIGINT, "at update 13: the same command resumes there"),
-            marks=pytest.mark.bits,
+            marks=[pytest.mark.bits, pytest.mark.nightly],
         ),
     ],
 )

@@ -90,7 +90,7 @@ def interrupted(monkeypatch, update: int, start: Callable[[], Any]) -> None:
             start()
 
 
-@pytest.mark.parametrize("replay", ["device", "stream"])
+@pytest.mark.parametrize("replay", [pytest.param("device", marks=pytest.mark.nightly), "stream"])
 def test_priorities_resume_to_the_same_bits(
     random_data, tmp_path: Path, monkeypatch, replay: str
 ) -> None:
@@ -129,7 +129,8 @@ def test_a_run_without_a_lag_stays_on_the_device(random_data, tmp_path: Path, mo
         start("stream")
 
 
-@pytest.mark.parametrize("batching", ["map", pytest.param("vmap", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("batching", ["map", "vmap"])
 def test_each_seed_has_its_own_priorities(random_data, tmp_path: Path, batching: str) -> None:
     data = random_data(ENV)
     both = train(qmix, data, tmp_path / "both", prioritise=0.6, batching=batching)
@@ -146,7 +147,14 @@ def test_only_programs_with_errors_can_prioritise(random_data, tmp_path: Path) -
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("options", [{}, {"weight": "return"}, {"weight": "length", "env": "none"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"weight": "return"},
+        pytest.param({}, marks=pytest.mark.nightly),
+        pytest.param({"weight": "length", "env": "none"}, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_mixture_is_trained_on_and_resumed(
     parts, tmp_path: Path, monkeypatch, options: dict[str, Any]
 ) -> None:
