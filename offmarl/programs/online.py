@@ -56,6 +56,8 @@ from offmarl.programs.tiers import (
     parse_tiers,
     record_tiers,
 )
+from offmarl.trackers import Trackers
+from offmarl.trackers import check as check_trackers
 from offmarl.types import ArrayTree, EnvSpec
 
 
@@ -98,6 +100,7 @@ def record_online(make: Callable[[EnvSpec, ArgsT, Environment], Program], args: 
         A vault cannot be written.
     """
     assert isinstance(args, OnlineArgs)
+    check_trackers(args.track)
     origin = origin_of(make)
     directory = run_directory(args, origin.name)
     args = settled(args, directory)
@@ -241,12 +244,14 @@ def _train(
     timer.begin(done * first.iteration_steps)
     schedule = _schedule(first)
     with ExitStack() as stack:
+        stack.enter_context(journal.trackers)
         journal.chunks = [stack.enter_context(_replay(run, done, keep)) for run in runs]
         advance = stack.enter_context(_progress(runs, done))
         keys = [run.key(TRAIN) for run in runs]
         work = collect(first.program, states, hyper, keys, schedule, done, journal.chunks)
         del states  # they are donated
-        learn(work, journal, schedule, done, timer, advance, first.iteration_steps)
+        elapsed = tracking.last(opened.metrics, tracking.WALL_TIME)
+        learn(work, journal, schedule, done, timer, advance, first.iteration_steps, elapsed)
         for run, chunks, versions in zip(runs, journal.chunks, journal.versions, strict=True):
             if chunks is not None:
                 chunks.complete(policies=[run.about(version) for version in versions])
@@ -316,7 +321,7 @@ class _Journal:
 
     def __init__(self, runs: Sequence[Recorder], opened: Run):
         self._runs = runs
-        self._metrics = opened.metrics
+        self._opened, self._metrics = opened, opened.metrics
         self._unwritten: list[dict[str, Any]] = []
         self._policies = runs[0].policies()
         self.checkpoints = opened.checkpoints(keep=2)
@@ -328,6 +333,9 @@ class _Journal:
     def go_on(self, start: int, info: Mapping[str, Any]) -> None:
         """Drop what was written after the checkpoint that training resumes from."""
         tracking.cut(self._metrics, start * self._runs[0].iteration_steps)
+        self.trackers = Trackers(
+            self._runs[0].args.track, self._opened.directory, self._opened.record
+        )
         if info:
             self.versions = _from_json(info)
 
@@ -339,8 +347,10 @@ class _Journal:
             for run, own in zip(self._runs, metrics, strict=True)
         ]
 
-    def log(self, done: int) -> None:
-        """Do nothing: `save` writes the lines."""
+    def log(self, _done: int, times: Mapping[str, float]) -> None:
+        """Add the times to the lines; `save` writes them."""
+        for line in self._unwritten[-len(self._runs) :]:
+            line.update(times)
 
     def evaluate(self, done: int, states: Sequence[ArrayTree]) -> None:
         """Evaluate the policies, and keep them as a version."""
@@ -365,6 +375,7 @@ class _Journal:
         tree = {"policy": stacked(self._policies_of(states)), "state": list(states)}
         versions = [[list(version) for version in own] for own in self.versions]
         self.checkpoints.save(done, tree, {"versions": versions})
+        self.trackers.sync()
 
     def _policies_of(self, states: Sequence[ArrayTree]) -> list[ArrayTree]:
         return [self._runs[0].program.policy_params(state) for state in states]

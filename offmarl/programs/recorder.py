@@ -26,9 +26,8 @@ INIT, TRAIN, EVALUATE, EVALUATE_AGAIN, EVALUATE_RANDOM, RECORD = range(6)
 _ROUNDS = 4
 """Evaluations of a tier's policy, each of `OnlineArgs.eval_episodes` episodes."""
 
-_NOT_IDENTITY = ("out", "checkpoint_seconds", "seeds", "tiers", "steps", "init", "replay")
-"""Arguments that the recipe of a vault does not hold: they do not change what a training seed
-learns (``init`` and ``replay`` do, and the recipe has the checksums of what they name)."""
+_RECORDED_LATER = ("tiers", "steps")
+"""Settings that do not change what a training seed learns."""
 
 
 class Version(NamedTuple):
@@ -85,7 +84,7 @@ class Recorder(NamedTuple):
     def settings(self) -> dict[str, Any]:
         """The arguments of this training seed, as in the provenance on disk."""
         args = asdict(self.args) | {"env": envs.short_name(self.args.env), "seed": self.seed}
-        for name in ("out", "checkpoint_seconds", "seeds"):
+        for name in ("out", "checkpoint_seconds", "seeds", "track"):
             del args[name]
         if not self.args.env_states:  # as recordings before there were states
             del args["env_states"]
@@ -94,7 +93,7 @@ class Recorder(NamedTuple):
     @property
     def recipe(self) -> dict[str, Any]:
         """Everything that determines the training of this seed, for the vaults."""
-        kept = {name: value for name, value in self.settings.items() if name not in _NOT_IDENTITY}
+        kept = {name: value for name, value in self.settings.items() if name not in _RECORDED_LATER}
         return {"program": self.name, "file_sha256": self.origin.sha256} | kept | dict(self.source)
 
     def vault(self, tier: str) -> Path:

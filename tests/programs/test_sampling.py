@@ -19,6 +19,7 @@ from offmarl.programs import DatasetStatistics, offline, registry
 from offmarl.programs.offline import open_data
 from offmarl.programs.run import CheckpointTimer
 from offmarl.replay import batches
+from tests.runs import metrics_of
 
 qmix = registry.load("baseline", "qmix_cql")
 bc = registry.load("baseline", "bc")
@@ -48,11 +49,11 @@ def train(program: Any, data: Any, out: Path, **changes: Any) -> Path:
     return program.main(program.Args(vault=data, out=out, **options))
 
 
-def content(run: Path) -> tuple[str, list[np.ndarray]]:
+def content(run: Path) -> tuple[list[Any], list[np.ndarray]]:
     leaves = [
         leaf for seed in (0, 1) for leaf in jax.tree.leaves(offmarl.load_policy(run, seed).params)
     ]
-    return (run / tracking.METRICS_FILE).read_text(), [np.asarray(leaf) for leaf in leaves]
+    return metrics_of(run), [np.asarray(leaf) for leaf in leaves]
 
 
 def same(run: Path, other: Path) -> None:
@@ -135,8 +136,8 @@ def test_each_seed_has_its_own_priorities(random_data, tmp_path: Path, batching:
     data = random_data(ENV)
     both = train(qmix, data, tmp_path / "both", prioritise=0.6, batching=batching)
     second = train(qmix, data, tmp_path / "one", prioritise=0.6, seeds=1, seed=1)
-    rows = [row for row in tracking.read(both / tracking.METRICS_FILE) if row["seed"] == 1]
-    for row, alone in zip(rows, tracking.read(second / tracking.METRICS_FILE), strict=True):
+    rows = [row for row in metrics_of(both) if row["seed"] == 1]
+    for row, alone in zip(rows, metrics_of(second), strict=True):
         for name, value in alone.items():
             np.testing.assert_allclose(row[name], value, rtol=1e-3, err_msg=name)
 
