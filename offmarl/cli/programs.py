@@ -120,7 +120,8 @@ def record_policy(
     name
         Name of the recording; by default PROGRAM-SEED of the program and the training seed.
     env
-        Environment to record in; by default the one of the run.
+        Environment to record in; by default the one of the run. It may have another number of
+        agents if the policy was trained with --agent-id sinusoidal or none.
     num_envs
         Number of environments that run side by side.
     seed
@@ -137,11 +138,11 @@ def record_policy(
         again.
     """
     from offmarl import envs, programs
-    from offmarl.cli.policies import make_environment
+    from offmarl.cli.policies import load
 
     trained = read_run(policy)["seeds"][0] if training_seed is None else training_seed
-    loaded = programs.load_policy(policy, trained, greedy, program)
-    environment = make_environment(env, loaded)
+    environment, policies = load(policy, env, [trained], greedy, program)
+    loaded = policies[trained]
     named = below(f"{environment.spec.name}.vlt", option="--env")
     path = out / named / (name or below(f"{loaded.name}-{trained}", option="--name"))
     origin = {"program": loaded.name, "run": str(policy), "training_seed": trained}
@@ -187,7 +188,8 @@ def evaluate(
     run
         Directory of a run.
     env
-        Environment to play in; by default the one that the run's data was recorded in.
+        Environment to play in; by default the one that the run's data was recorded in. It may have
+        another number of agents if the policy was trained with --agent-id sinusoidal or none.
     episodes
         Number of episodes for each training seed.
     seed
@@ -206,13 +208,11 @@ def evaluate(
     record = read_run(run)
     seeds = record["seeds"]
     from offmarl.cli import policies  # imports JAX, which --help does without
-    from offmarl.programs import load_policy
     from offmarl.report.render import save
 
     greedy = None if act == "as-trained" else act == "greedy"
-    loaded = {trained: load_policy(run, trained, greedy, program) for trained in seeds}
+    environment, loaded = policies.load(run, env, seeds, greedy, program)
     first = loaded[seeds[0]]
-    environment = policies.make_environment(env, first)
     if render:
         save(policies.watch(environment, first, seed), render)
     returns = policies.play(environment, loaded, episodes, seed)
