@@ -20,7 +20,7 @@
 | | `VaultLayoutError`, `VaultLockedError`, `VaultConflictError`, `ExpressionError` |
 | | `ChecksumError`, `VaultChecksumError`, `HubChecksumError` |
 | | `HubError`, `HubUnreachableError`, `CardError` |
-| | `RunError`, `CheckpointError`, `MissingExtraError`, `PluginError` |
+| | `RunError`, `CheckpointError`, `NotLearnedError`, `MissingExtraError`, `PluginError` |
 
 Names are imported on first use, so ``import offmarl`` is fast and imports neither JAX nor
 TensorStore.
