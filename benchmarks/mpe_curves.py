@@ -108,8 +108,8 @@ def run(args: Run, seed: int) -> dict[str, Any]:
     rounds = args.steps // unit
     schedule = Schedule(rounds, rounds, 1, (0,))
     begun, paused = time.monotonic(), 0.0
-    for done, state, metrics in collect(
-        program, begin, hyper, jax.random.key(seed + 1), schedule, 0, None
+    for done, (state,), metrics in collect(
+        program, [begin], hyper, [jax.random.key(seed + 1)], schedule, 0, [None]
     ):
         if done in due(rounds, args.points):
             jax.block_until_ready(metrics)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from offmarl.programs.dataset import DatasetStatistics, MeanAndStd
     from offmarl.programs.loop import start
     from offmarl.programs.offline import train
-    from offmarl.programs.online import Recorded, record_online
+    from offmarl.programs.online import Recorded, record_from_run, record_online
     from offmarl.programs.optimisers import (
         clipped_adam,
         grad_norm,
@@ -74,6 +74,7 @@ __all__ = [
     "make_buffer",
     "make_soft_actor_critic",
     "map_seeds",
+    "record_from_run",
     "record_online",
     "record_policy",
     "replay_episode",
@@ -88,7 +89,7 @@ _HOMES = {
     "dataset": "DatasetStatistics MeanAndStd",
     "loop": "start",
     "offline": "train",
-    "online": "Recorded record_online",
+    "online": "Recorded record_from_run record_online",
     "optimisers": "clipped_adam grad_norm linear_schedule training_progress",
     "policy": "LoadedPolicy load_policy",
     "program": "TD_ERRORS Args Hyperparameters OnlineArgs Program Stage hyperparameters",
