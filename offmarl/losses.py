@@ -104,6 +104,84 @@ def lambda_targets(
     return jax.lax.stop_gradient(targets)
 
 
+def bootstrap_discounts(
+    gamma: Scalar, terminated: Bool[Array, "*b N"], shared_reward: bool
+) -> Float[Array, "*b N"]:
+    """Return the discount of what follows each agent's step: γ, and 0 where nothing follows.
+
+    If the team shares its reward, the reward continues after one of its agents is done, and that
+    agent contributed to it. The episode then ends for all agents at once.
+    """
+    if shared_reward:
+        terminated = jnp.broadcast_to(terminated.all(-1, keepdims=True), terminated.shape)
+    return gamma * (1 - terminated)
+
+
+def squared_errors(
+    q_tm1: Float[Array, "K *b"], target_tm1: Float[Array, "*b"], mask: Bool[Array, "*b"]
+) -> Float[Array, ""]:
+    """Return the mean of ½ (Q - y)² over the mask, summed over the K critics."""
+    return jax.vmap(lambda q: masked_mean(0.5 * (q - target_tm1) ** 2, mask))(q_tm1).sum()
+
+
+def q_lambda_targets(
+    r_t: Float[Array, "T *b"],
+    discount_t: Float[Array, "T *b"],
+    v_t: Float[Array, "T *b"],
+    goes_on: Bool[Array, "T"],
+    lambda_: Scalar,
+) -> Float[Array, "T *b"]:
+    """Return Peng's Q(λ) targets of action values, without correction for the actions taken.
+
+    G_tm1 = r_t + discount_t ((1 - λ) v_t + λ G_t), computed backwards (Peng and Williams 1994;
+    Kozuno et al. 2021, arXiv 2103.00107).
+
+    Parameters
+    ----------
+    r_t, discount_t
+        Reward of each step, and the discount of what follows it: 0 after a termination.
+    v_t
+        Value of the view that each step led to, also at the end of an episode: the greedy action's.
+    goes_on
+        Steps that the next step of the same episode follows in the window. The targets of the
+        others are one-step targets.
+    lambda_
+        λ; 0 gives one-step targets.
+
+    Returns
+    -------
+    Targets, through which no gradient flows.
+    """
+
+    def step(target_t: Array, x: tuple[Array, ...]) -> tuple[Array, Array]:
+        r, discount, v, follows = x
+        target = r + discount * jnp.where(follows, (1 - lambda_) * v + lambda_ * target_t, v)
+        return target, target
+
+    _, targets = jax.lax.scan(step, v_t[-1], (r_t, discount_t, v_t, goes_on), reverse=True)
+    return jax.lax.stop_gradient(targets)
+
+
+def lookahead_targets(
+    r_t: Float[Array, "T *b"],
+    discount_t: Float[Array, "T *b"],
+    v_t: Float[Array, "T *b"],
+    goes_on: Bool[Array, "T"],
+    num_steps: int,
+) -> Float[Array, "T *b"]:
+    """Return n-step targets: the rewards of up to ``num_steps`` steps, then the value.
+
+    Fewer steps count where the episode or the window ends. Arguments are those of
+    `q_lambda_targets`.
+    """
+    follows = goes_on.reshape(-1, *(1,) * (r_t.ndim - 1))
+    targets = v_t
+    for number in range(num_steps):
+        later = jnp.roll(targets, -1, axis=0) if number else v_t
+        targets = r_t + discount_t * jnp.where(follows, later, v_t)
+    return jax.lax.stop_gradient(targets)
+
+
 # ---------------------------------------------------------------------- conservatism and imitation
 
 
@@ -211,3 +289,45 @@ def clipped_surrogate(
     ratio = jnp.exp(log_prob_tm1 - behaviour_log_prob_tm1)
     clipped = jnp.clip(ratio, 1 - epsilon, 1 + epsilon)
     return -jnp.minimum(ratio * advantage_tm1, clipped * advantage_tm1)
+
+
+# ---------------------------------------------------------------------- actors and critics
+
+
+def smoothed_actions(
+    key: PRNGKeyArray, action: Float[Array, "*b A"], std: Scalar, limit: Scalar
+) -> Float[Array, "*b A"]:
+    """Return target actions with clipped noise, so that a critic's narrow peaks are averaged out.
+
+    clip(a + clip(ε, −limit, limit), −1, 1), ε ~ N(0, std²) (Fujimoto et al. 2018, arXiv 1802.09477,
+    eq. 14).
+    """
+    noise = jnp.clip(std * jax.random.normal(key, action.shape), -limit, limit)
+    return jnp.clip(action + noise, -1.0, 1.0)
+
+
+def soft_values(
+    q: Float[Array, "*b A"],
+    log_probs: Float[Array, "*b A"],
+    temperature: float | Float[Array, "*#b"],
+) -> Float[Array, "*b"]:
+    """Return Σ_a π(a) (Q(a) − α log π(a)), the value of a policy with its entropy.
+
+    The sum over the actions is exact (Christodoulou 2019, arXiv 1910.07207, eq. 10). Illegal
+    actions have the probability 0.
+    """
+    weight = jnp.asarray(temperature)[..., None]
+    return (jnp.exp(log_probs) * (q - weight * log_probs)).sum(-1)
+
+
+def temperature_loss(
+    log_temperature: Float[Array, "*#b"],
+    entropy: Float[Array, "*b"],
+    target_entropy: Float[Array, "*#b"],
+) -> Float[Array, "*b"]:
+    """Return α (H − target), whose gradient reaches only α.
+
+    Minimising it increases the temperature while the policy has less entropy than the target
+    (Haarnoja et al. 2018, arXiv 1812.05905, eq. 18).
+    """
+    return jnp.exp(log_temperature) * jax.lax.stop_gradient(entropy - target_entropy)

@@ -16,6 +16,7 @@ from tyro.conf import Positional, arg
 from offmarl import vault
 from offmarl.cli.output import Report, as_is, grid, table
 from offmarl.errors import OptionError
+from offmarl.hub.licences import recorded_as
 from offmarl.paths import local, may_be_name
 from offmarl.statistics import spread
 from offmarl.terminal import bars, number
@@ -93,9 +94,9 @@ def show(path: _Vault, time_limit: int | None = None, statistics: bool = False) 
     Parameters
     ----------
     path
-        A vault, such as vaults/swarm/coverage-8.vlt/expert; the path may end in .vlt if there is
-        only one vault in it. The vault may be in a zip archive (3m.zip/3m.vlt/Good) or a bucket
-        (s3://...). Or the name of a pulled dataset, such as og_marl/smac_v1/3m/Good.
+        A vault, such as vaults/swarm/coverage-8.vlt/mappo-0-expert; the path may end in .vlt
+        if there is only one vault in it. The vault may be in a zip archive (3m.zip/3m.vlt/Good) or
+        a bucket (s3://...). Or the name of a pulled dataset, such as og_marl/smac_v1/3m/Good.
     time_limit
         For a vault of another program that flags the time limit as a termination: the limit.
     statistics
@@ -182,6 +183,7 @@ def _described(
         "  in order": _sparkline(returns),
         "  distribution": _histogram(returns),
         "policies": number(len(facts["policies"])) if facts["policies"] else "unknown",
+        **({"recorded": recording} if (recording := recorded_as(data.provenance)) else {}),
         "digest": facts["digest"],
         **({} if _stock_readable(data) else {"stock flashbax": _NOT_STOCK}),
         **({"quirks": "; ".join(MEANINGS[quirk] for quirk in data.quirks)} if data.quirks else {}),
@@ -220,13 +222,13 @@ def _left_out(facts: Mapping[str, Any]) -> str:
 def _sparkline(values: Float[np.ndarray, "episodes"]) -> str:
     """Draw how values change over the recording, as means over equal intervals."""
     stretches = np.array_split(values, min(_BINS, len(values)) or 1)
-    return bars(np.array([stretch.mean() for stretch in stretches if len(stretch)]))
+    return bars([float(stretch.mean()) for stretch in stretches if len(stretch)])
 
 
 def _histogram(values: Float[np.ndarray, "episodes"]) -> str:
     """Draw a histogram with equal bins from the smallest to the largest value."""
     counts, _ = np.histogram(values, bins=_BINS)
-    return bars(counts.astype(float)) if len(values) else ""
+    return bars(counts.astype(float).tolist()) if len(values) else ""
 
 
 # --------------------------------------------------------------------------------- lineage

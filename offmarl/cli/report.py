@@ -22,7 +22,7 @@ from offmarl.report.dataset_figures import Surveys
 from offmarl.report.tables import Section
 from offmarl.report.warnings import data_warnings, warnings_by_dataset
 from offmarl.statistics import MIN_RUNS, Reference, spread
-from offmarl.terminal import number
+from offmarl.terminal import number, plot
 from offmarl.tracking import RETURN, RUN_FILE, acting_of, labelled, progress, read_run
 from offmarl.vault import Dataset
 from offmarl.vault.files import errors_of
@@ -87,7 +87,10 @@ def _run_report(runs: Sequence[Path], given: Sequence[str], html: Path | None) -
     if html:
         html.parent.mkdir(parents=True, exist_ok=True)
         html.write_text(run_page.run_page(described))
-    shown = (table(columns, rows, title) for title, columns, rows in described.sections())
+    shown = [table(columns, rows, title) for title, columns, rows in described.sections()]
+    for name, curve in described.evaluations().items():
+        drawn = plot(curve.steps.tolist(), curve.mean.tolist())
+        shown += [Text(f"{reports.UNITS[name]} by step", style="bold"), Text(drawn)]
     data = {"run": runs[0], "record": described.record, "page": html}
     data |= {"curves": {name: curve.data() for name, curve in described.curves.items()}}
     return Report(data, Group(*shown, *([f"wrote {html}"] if html else [])))
@@ -410,7 +413,7 @@ def _run_films(runs: Sequence[Path], programs: Sequence[Path]) -> list[str]:
                 warnings.warn(f"the page shows no episode of {directory}: {error}", stacklevel=1)
             continue
         try:
-            watched = policies.watch(policies.make_environment(None, loaded), loaded, seed=0)
+            watched = policies.watch(policies.make_environment(loaded), loaded, seed=0)
         except OffmarlError as error:  # the environment is not installed, or cannot be drawn
             unseen.append((str(directory), str(error)))
             continue

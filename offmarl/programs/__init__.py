@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from offmarl.programs.dataset import DatasetStatistics, MeanAndStd
     from offmarl.programs.loop import start
     from offmarl.programs.offline import train
-    from offmarl.programs.online import Recorded, record_online
+    from offmarl.programs.online import Recorded, record_from_run, record_online
     from offmarl.programs.optimisers import (
         clipped_adam,
         grad_norm,
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from offmarl.programs.record import record_policy
     from offmarl.programs.replaying import ReplayedEpisode, replay_episode
     from offmarl.programs.seeds import map_seeds
+    from offmarl.programs.soft_actor_critic import SoftArgs, make_soft_actor_critic
     from offmarl.programs.tiers import TIERS
     from offmarl.programs.windows import draw_windows, warm_start
 
@@ -59,6 +60,7 @@ __all__ = [
     "Program",
     "Recorded",
     "ReplayedEpisode",
+    "SoftArgs",
     "Stage",
     "Step",
     "add",
@@ -70,7 +72,9 @@ __all__ = [
     "linear_schedule",
     "load_policy",
     "make_buffer",
+    "make_soft_actor_critic",
     "map_seeds",
+    "record_from_run",
     "record_online",
     "record_policy",
     "replay_episode",
@@ -85,13 +89,14 @@ _HOMES = {
     "dataset": "DatasetStatistics MeanAndStd",
     "loop": "start",
     "offline": "train",
-    "online": "Recorded record_online",
+    "online": "Recorded record_from_run record_online",
     "optimisers": "clipped_adam grad_norm linear_schedule training_progress",
     "policy": "LoadedPolicy load_policy",
     "program": "TD_ERRORS Args Hyperparameters OnlineArgs Program Stage hyperparameters",
     "record": "record_policy",
     "replaying": "ReplayedEpisode replay_episode",
     "seeds": "map_seeds",
+    "soft_actor_critic": "SoftArgs make_soft_actor_critic",
     "tiers": "TIERS",
     "windows": "draw_windows warm_start",
 }

@@ -258,9 +258,10 @@ class _Study:
     def _write(self, study: Any) -> None:
         """Write the settings of the best trial so far."""
         best = self._best(study)
-        values = self._fixed() | best.user_attrs["values"]
+        values, ended = self._fixed() | best.user_attrs["values"], self._ended(study)
+        number = 1 + [one.number for one in ended].index(best.number)
         about = [
-            f"offmarl tune {self.name}: trial {best.number + 1} of {len(self._ended(study))}, "
+            f"offmarl tune {self.name}: trial {number} of {len(ended)}, "
             f"score {best.value:.6g} ({self._search.score}, {self._search.seeds} seeds)",
             *(f"{key}: {value}" for key, value in self._about().items()),
             *(f"searched: {name} in {one.words()}" for name, one in self.space.items()),
@@ -291,12 +292,12 @@ class _Study:
         self._write(study)
         rows = [
             {
-                "trial": one.number + 1,
+                "trial": number,
                 "state": one.state.name.lower(),
                 "score": one.value,
                 **one.user_attrs.get("values", {}),
             }
-            for one in ended
+            for number, one in enumerate(ended, 1)
         ]
         return Tuned(self.file, best.user_attrs["values"], best.value, rows)
 

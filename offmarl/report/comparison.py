@@ -202,7 +202,7 @@ def read_runs(directories: Iterable[Path], metric: str = RETURN) -> Runs:
     data = {path: _data(run) for path, run in runs.items()}
     labels = _labels(data.values())
     scores: dict[str, dict[Entry, RunScores]] = {}
-    directories: dict[str, dict[Entry, Path]] = {}
+    trained: dict[str, dict[Entry, Path]] = {}
     groups = _grouped(runs, lambda path: labels[_key(data[path])])
     for label, alike in groups.items():
         found: dict[Entry, RunScores] = {}
@@ -211,10 +211,10 @@ def read_runs(directories: Iterable[Path], metric: str = RETURN) -> Runs:
                 found |= scores_of(path, metric, name)
                 acting = acting_of(runs[path]) if metric == RETURN else None
                 entry = Entry(runs[path]["program"], acting, name)
-                directories.setdefault(label, {})[entry] = path
+                trained.setdefault(label, {})[entry] = path
         scores[label] = dict(sorted(found.items(), key=lambda item: item[0].acting == "sampled"))
     named = {label: data[alike[0]] for label, alike in groups.items()}
-    return Runs(scores, named, directories)
+    return Runs(scores, named, trained)
 
 
 def scores_of(directory: Path, metric: str = RETURN, run: str = "") -> dict[Entry, RunScores]:
