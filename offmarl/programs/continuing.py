@@ -24,6 +24,7 @@ from offmarl.programs.captures import without_steps
 from offmarl.programs.policy import builder_of
 from offmarl.programs.program import OnlineArgs, Program
 from offmarl.programs.record import fingerprint
+from offmarl.programs.recorder import stacked
 from offmarl.programs.windows import warm_start
 from offmarl.types import ArrayTree, EnvSpec
 from offmarl.vault import Dataset, open_vault
@@ -136,10 +137,7 @@ def _load(record: Mapping[str, Any], directory: Path) -> tuple[Program, list[Arr
         tree, _ = checkpoints.restore(without_steps({"state": [like] * seeds}))
         states = list(tree["state"])
     else:
-        stacked = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((seeds, *leaf.shape), leaf.dtype), like
-        )
-        tree, _ = checkpoints.restore({"state": stacked})
+        tree, _ = checkpoints.restore({"state": jax.eval_shape(stacked, [like] * seeds)})
         states = [jax.tree.map(lambda leaf, i=i: leaf[i], tree["state"]) for i in range(seeds)]
     checkpoints.close()
     return built.program, states
@@ -208,8 +206,7 @@ def _common_parts(theirs: Mapping[str, Any], ours: Mapping[str, Any], run: str) 
             there, here = (shape or "absent" for shape in shapes)
             raise ShapeError(
                 f"{name} is {there} in {run}, and {here} in the new program: train it with the "
-                "sizes of that run (such as --hidden, --network and --agent-id), or leave out "
-                "--init."
+                "sizes of that run (--hidden, --network, --agent-id ...), or leave out --init."
             )
     return common
 
