@@ -12,6 +12,7 @@ from offmarl.cli.parse import given_among, parse_bound, settings_environment, us
 from offmarl.cli.programs import overview
 from offmarl.errors import OptionError
 from offmarl.programs.registry import Kind, find, load, program_of
+from offmarl.programs.run import print_sources
 from offmarl.programs.search import Space, chosen, derived, read
 from offmarl.programs.tuning import Search, Tuned
 from offmarl.programs.tuning import tune as search_settings
@@ -28,7 +29,7 @@ _SHOWN = 10
 
 
 def tune(arguments: list[str]) -> Report:
-    """Search settings of a recorder or baseline, and write a file for --settings."""
+    """Search settings with which a program learns, and write a file for --settings."""
     if not arguments or arguments[0] in ("-h", "--help"):
         return _overview()
     name, *rest = arguments
@@ -41,6 +42,7 @@ def tune(arguments: list[str]) -> Report:
     given = {key: value for key, value in values.items() if key in given_among(values, rest)}
     env = settings_environment(program.Args, values)
     args = program.Args.for_env(env, settings=file, **given)
+    print_sources(args)
     out = own.pop("out") or Path("tuned") / f"{program_of(program.Args)[0]}-{_plain(env)}.toml"
     space = _space(program, args, own.pop("search"), own.pop("only"))
     search = Search(**own)

@@ -163,9 +163,14 @@ def settled(args: ArgsT, directory: Path) -> ArgsT:
     Without a run, they are the arguments. See `offmarl.settings`.
     """
     args = settings.keep(args, tracking.recorded(directory))
+    print_sources(args)
+    return args
+
+
+def print_sources(args: Validated) -> None:
+    """Print where the values of arguments came from, if some are from files."""
     for line in settings.used(args).lines(args):
         tracking.notice(f"settings: {line}")
-    return args
 
 
 def environment_source(name: str) -> dict[str, dict[str, str]]:

@@ -92,17 +92,19 @@ def _probability(estimate: Estimate | None) -> str:
 
 def learning_curves(curves: Curves) -> Section:
     """Return the curves as a table, whose bars have one scale for each dataset."""
-    rows = []
+    rows, banded = [], False
     for dataset, found in curves.items():
         means = np.concatenate([curve.mean for curve in found.values()])
         for entry, curve in found.items():
             band = curve.interval()
             ends = (None, None) if band is None else band[:, -1].tolist()
+            banded |= band is not None
             shown = bars(_shortened(curve.mean).tolist(), float(means.min()), float(means.max()))
             last = interval(float(curve.mean[-1]), *ends)
             first = float(curve.mean[0])
             rows.append([dataset, entry.label, first, shown, last, int(curve.steps[-1])])
-    names = ["data", "run", "first", "mean over seeds", "last [95% interval]", "steps"]
+    heading = "last [95% interval]" if banded else "last"
+    names = ["data", "run", "first", "mean over seeds", heading, "steps"]
     return Section("Learning curves", names, rows)
 
 
