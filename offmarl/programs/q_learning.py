@@ -1,8 +1,8 @@
 """Q-learning from the buffer that is recorded: all of qmix, vdn and iql except what they learn.
 
-Agents act ε-greedily on the values of their networks, or of one that they share. After each round of steps come
-rounds of updates on windows of the buffer. A program gives its networks and its loss to
-`q_program`; its targets come from `bootstrap`.
+Agents act ε-greedily on the values of their networks, or of one that they share. After a round of
+steps comes a round of updates on windows of the buffer. A program gives its networks and its loss
+to `q_program`; its targets come from `bootstrap`.
 """
 
 from collections.abc import Callable
