@@ -148,8 +148,8 @@ def test_q_tot_diverges_from_a_usual_initialisation(monkeypatch) -> None:
 
 @pytest.mark.parametrize("network", ["recurrent", "feedforward"])
 def test_agents_may_have_networks_of_their_own(network: str) -> None:
-    args = vdn.Args(network=network, share_parameters=False, num_steps=4, updates=1, **TINY)
-    env, hyper = envs.make("probe/observation"), hyperparameters(args)
+    args = vdn.Args(network=network, share_parameters=False, num_steps=6, updates=1, **TINY)
+    env, hyper = envs.make("probe/memory"), hyperparameters(args)
     program = vdn.make(env.spec, args, env)
     state = jax.jit(program.init)(jax.random.key(0), hyper)
     assert all(leaf.shape[0] == 2 for leaf in jax.tree.leaves(state.params.agent))
