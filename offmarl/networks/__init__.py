@@ -7,6 +7,7 @@ from offmarl.networks.encoders import (
     central,
     observation_encoder,
     state_encoder,
+    unshared_critic_encoder,
     view_encoder,
 )
 from offmarl.networks.inputs import AgentId, InputLayer, Inputs
@@ -23,18 +24,22 @@ from offmarl.networks.mixers import (
 )
 from offmarl.networks.policies import (
     Head,
+    Network,
     PolicyConfig,
     QParams,
     agent_head,
     agent_network,
     init_policy,
+    make_network,
     make_policy,
     stochastic_head,
 )
 from offmarl.networks.pooling import AttentionPool, CriticKind, PooledEncoder, critic_encoder
-from offmarl.networks.torsos import FeedForward, Moments, Recurrent, unroll_batch
+from offmarl.networks.torsos import Activation, FeedForward, Moments, Recurrent, unroll_batch
+from offmarl.networks.unshared import PerAgent
 
 __all__ = [
+    "Activation",
     "AgentId",
     "AttentionPool",
     "CriticKind",
@@ -47,6 +52,8 @@ __all__ = [
     "MixerKind",
     "MixerWeights",
     "Moments",
+    "Network",
+    "PerAgent",
     "PolicyConfig",
     "PooledEncoder",
     "PooledMixer",
@@ -61,6 +68,7 @@ __all__ = [
     "init_mixer",
     "init_policy",
     "make_mixer",
+    "make_network",
     "make_policy",
     "mix",
     "mixing_coefficients",
@@ -69,5 +77,6 @@ __all__ = [
     "state_encoder",
     "stochastic_head",
     "unroll_batch",
+    "unshared_critic_encoder",
     "view_encoder",
 ]

@@ -215,6 +215,11 @@ def view_encoder(spec: EnvSpec, hidden: int = 64) -> ViewEncoder:
     )
 
 
+def unshared_critic_encoder(spec: EnvSpec, hidden: int = 64) -> ViewEncoder:
+    """Return an encoder of what `PerAgent` shows a critic: a state, even where there is none."""
+    return ViewEncoder(observation_encoder(spec, hidden), state_encoder(spec, hidden))
+
+
 def blank_view(spec: EnvSpec) -> View:
     """Return a view of zeros on the device, to draw parameters and to allocate buffers with."""
     view: View = jax.tree.map(jnp.asarray, empty_view(spec))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
@@ -24,11 +25,15 @@ from offmarl.distributions import (
 from offmarl.errors import ShapeError
 from offmarl.networks.encoders import blank_view, observation_encoder
 from offmarl.networks.inputs import AgentId
-from offmarl.networks.torsos import FeedForward, Recurrent
+from offmarl.networks.torsos import Activation, FeedForward, Recurrent
+from offmarl.networks.unshared import PerAgent
 from offmarl.types import ArrayTree, Continuous, EnvSpec, Policy
 
 _LEAST_STD = 0.01
 """Minimum standard deviation; it keeps the likelihood of noise-free data finite."""
+
+Network = FeedForward | Recurrent | PerAgent
+"""A network of the agents: they share it, or each has its own."""
 
 ContinuousHead = Literal["gaussian", "tanh_gaussian"]
 
@@ -54,12 +59,22 @@ class PolicyConfig:
         Width of the hidden layers.
     agent_id
         How the network distinguishes the agents; see `AgentId`.
+    layers
+        Number of hidden layers; None for the torso's default: 2, or 1 beside a GRU.
+    activation
+        Function after each hidden layer.
+    share_parameters
+        Whether all agents share one network. Otherwise each has one of its own, and ``agent_id`` is
+        not used.
     """
 
     kind: Literal["random", "feedforward", "recurrent"]
     head: Literal["softmax", "gaussian", "tanh_gaussian", "q"] = "softmax"
     hidden: int = 64
     agent_id: AgentId = "onehot"
+    layers: int | None = None
+    activation: Activation = "relu"
+    share_parameters: bool = True
 
 
 class QParams(NamedTuple):
@@ -85,7 +100,55 @@ def stochastic_head(
     return continuous if isinstance(spec.action, Continuous) else "softmax"
 
 
-def agent_network(config: PolicyConfig, spec: EnvSpec) -> FeedForward | Recurrent:
+def make_network(
+    config: PolicyConfig,
+    spec: EnvSpec,
+    outputs: int,
+    encoder: nn.Module | None,
+    sees: Literal["observation", "view"] = "observation",
+    output_scale: float = 1.0,
+    constants: int = 0,
+) -> Network:
+    """Build a network of the agents, such as a policy's or a critic's.
+
+    Parameters
+    ----------
+    config
+        Its kind, size and activation, and whether the agents share it.
+    spec
+        The spec of the environment.
+    outputs, encoder, output_scale, constants
+        See `offmarl.networks.FeedForward`.
+    sees
+        Whether the encoder takes observations or a `View`.
+
+    Raises
+    ------
+    ShapeError
+        The agents do not share parameters, and only some of them have a leaf of the observations.
+    """
+    torso = FeedForward if config.kind == "feedforward" else Recurrent
+    network = torso(
+        outputs=outputs,
+        hidden=config.hidden,
+        agent_id=config.agent_id if config.share_parameters else "none",
+        output_scale=output_scale,
+        constants=constants,
+        encoder=encoder,
+        activation=config.activation,
+        **({} if config.layers is None else {"layers": config.layers}),
+    )
+    if config.share_parameters:
+        return network
+    if spec.is_per_agent:
+        raise ShapeError(
+            f"agents of {spec.name or 'this dataset'} have different observations, which networks "
+            "without shared parameters do not support: use shared parameters."
+        )
+    return PerAgent(network, spec, sees)
+
+
+def agent_network(config: PolicyConfig, spec: EnvSpec) -> Network:
     """Build the network of a policy, with one output per action.
 
     Observations that are not float32 vectors are encoded first: see `offmarl.networks.Encoder`.
@@ -104,14 +167,13 @@ def agent_network(config: PolicyConfig, spec: EnvSpec) -> FeedForward | Recurren
             f"{spec.name or 'this dataset'} has {spec.action_size} discrete actions, and a "
             f'{config.head} head is for continuous ones: choose the head "softmax".'
         )
-    torso = FeedForward if config.kind == "feedforward" else Recurrent
-    return torso(
+    return make_network(
+        config,
+        spec,
         outputs=spec.action_size if gaussian else spec.num_actions,
-        hidden=config.hidden,
-        agent_id=config.agent_id,
+        encoder=observation_encoder(spec, config.hidden),
         output_scale=1.0 if config.head == "q" else 0.01,
         constants=spec.action_size if gaussian else 0,
-        encoder=observation_encoder(spec, config.hidden),
     )
 
 
@@ -145,7 +207,7 @@ def init_policy(config: PolicyConfig, spec: EnvSpec, key: PRNGKeyArray) -> Array
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _init(network: FeedForward | Recurrent, spec: EnvSpec, key: PRNGKeyArray) -> ArrayTree:
+def _init(network: Network, spec: EnvSpec, key: PRNGKeyArray) -> ArrayTree:
     """Draw a network's parameters; compiled once for equal networks and specs."""
     carry = network.initial_carry(spec.num_agents)
     return network.init(key, carry, blank_view(spec).observation)
