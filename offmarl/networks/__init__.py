@@ -24,7 +24,7 @@ from offmarl.networks.mixers import (
 )
 from offmarl.networks.policies import (
     Head,
-    Network,
+    AgentNetwork,
     PolicyConfig,
     QParams,
     agent_head,
@@ -36,7 +36,7 @@ from offmarl.networks.policies import (
 )
 from offmarl.networks.pooling import AttentionPool, CriticKind, PooledEncoder, critic_encoder
 from offmarl.networks.torsos import Activation, FeedForward, Moments, Recurrent, unroll_batch
-from offmarl.networks.unshared import PerAgent
+from offmarl.networks.unshared import Unshared
 
 __all__ = [
     "Activation",
@@ -52,8 +52,8 @@ __all__ = [
     "MixerKind",
     "MixerWeights",
     "Moments",
-    "Network",
-    "PerAgent",
+    "AgentNetwork",
+    "Unshared",
     "PolicyConfig",
     "PooledEncoder",
     "PooledMixer",

@@ -216,7 +216,7 @@ def view_encoder(spec: EnvSpec, hidden: int = 64) -> ViewEncoder:
 
 
 def unshared_critic_encoder(spec: EnvSpec, hidden: int = 64) -> ViewEncoder:
-    """Return an encoder of what `PerAgent` shows a critic: a state, even where there is none."""
+    """Return an encoder of what `Unshared` shows a critic: a state, even where there is none."""
     return ViewEncoder(observation_encoder(spec, hidden), state_encoder(spec, hidden))
 
 

@@ -26,13 +26,13 @@ from offmarl.errors import ShapeError
 from offmarl.networks.encoders import blank_view, observation_encoder
 from offmarl.networks.inputs import AgentId
 from offmarl.networks.torsos import Activation, FeedForward, Recurrent
-from offmarl.networks.unshared import PerAgent
+from offmarl.networks.unshared import Unshared
 from offmarl.types import ArrayTree, Continuous, EnvSpec, Policy
 
 _LEAST_STD = 0.01
 """Minimum standard deviation; it keeps the likelihood of noise-free data finite."""
 
-Network = FeedForward | Recurrent | PerAgent
+AgentNetwork = FeedForward | Recurrent | Unshared
 """A network of the agents: they share it, or each has its own."""
 
 ContinuousHead = Literal["gaussian", "tanh_gaussian"]
@@ -108,7 +108,7 @@ def make_network(
     sees: Literal["observation", "view"] = "observation",
     output_scale: float = 1.0,
     constants: int = 0,
-) -> Network:
+) -> AgentNetwork:
     """Build a network of the agents, such as a policy's or a critic's.
 
     Parameters
@@ -145,10 +145,10 @@ def make_network(
             f"agents of {spec.name or 'this dataset'} have different observations, which networks "
             "without shared parameters do not support: use shared parameters."
         )
-    return PerAgent(network, spec, sees)
+    return Unshared(network, spec, sees)
 
 
-def agent_network(config: PolicyConfig, spec: EnvSpec) -> Network:
+def agent_network(config: PolicyConfig, spec: EnvSpec) -> AgentNetwork:
     """Build the network of a policy, with one output per action.
 
     Observations that are not float32 vectors are encoded first: see `offmarl.networks.Encoder`.
@@ -207,7 +207,7 @@ def init_policy(config: PolicyConfig, spec: EnvSpec, key: PRNGKeyArray) -> Array
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _init(network: Network, spec: EnvSpec, key: PRNGKeyArray) -> ArrayTree:
+def _init(network: AgentNetwork, spec: EnvSpec, key: PRNGKeyArray) -> ArrayTree:
     """Draw a network's parameters; compiled once for equal networks and specs."""
     carry = network.initial_carry(spec.num_agents)
     return network.init(key, carry, blank_view(spec).observation)

@@ -13,7 +13,7 @@ from offmarl.types import ArrayTree, EnvSpec, View, map_tree
 
 
 @dataclass(frozen=True)
-class PerAgent:
+class Unshared:
     """A network for each agent with parameters of its own; it has the methods of a torso.
 
     The leaves of the parameters have an axis of agents in front.
@@ -74,7 +74,7 @@ class PerAgent:
             ranks = map_tree(lambda leaf: len(leaf.shape), self.spec.observation_spec)
             return jax.tree.map(lambda leaf, rank: _split(leaf, -rank - 1), seen, ranks)
         return View(
-            PerAgent(self.network, self.spec)._split(seen.observation),
+            Unshared(self.network, self.spec)._split(seen.observation),
             central(seen),
             _split(seen.legal_actions, -2),
             _split(seen.alive, -1),

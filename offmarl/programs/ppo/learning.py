@@ -15,7 +15,7 @@ from offmarl.losses import (
     masked_mean,
     value_error,
 )
-from offmarl.networks import Head, Moments, Network
+from offmarl.networks import Head, Moments, AgentNetwork
 from offmarl.programs.buffer import Capture
 from offmarl.programs.optimisers import clipped_adam, grad_norm, linear_schedule
 from offmarl.programs.ppo.arguments import PPOArgs
@@ -66,9 +66,9 @@ class Windows(NamedTuple):
 class Networks(NamedTuple):
     """The actor, which sees an agent's observation, and the critic."""
 
-    actor: Network
+    actor: AgentNetwork
     head: Head
-    critic: Network
+    critic: AgentNetwork
     critic_input: Callable[[View], ArrayTree]
     """Returns what the critic sees of a view."""
 

@@ -12,7 +12,7 @@ from offmarl import envs
 from offmarl.errors import OptionError
 from offmarl.networks import (
     Moments,
-    Network,
+    AgentNetwork,
     agent_head,
     agent_network,
     blank_view,
@@ -42,7 +42,7 @@ def make_program(
     spec: EnvSpec,
     args: PPOArgs,
     env: envs.Environment,
-    critic: Network,
+    critic: AgentNetwork,
     critic_input: Callable[[View], ArrayTree],
 ) -> Program:
     """Build a program of proximal policy optimisation.
@@ -52,7 +52,7 @@ def make_program(
     spec, args, env
         As given to the program's ``make``.
     critic
-        Network of one output: the value of an agent.
+        AgentNetwork of one output: the value of an agent.
     critic_input
         Returns what the critic sees of a view.
 
