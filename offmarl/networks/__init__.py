@@ -1,5 +1,7 @@
-"""Neural networks: encoders, torsos that all agents share, mixers, and policies."""
+"""Neural networks: encoders, torsos, mixers, critics, and policies."""
 
+from offmarl.networks.action_values import ActionValue, Critics, as_vectors, make_critics
+from offmarl.networks.deterministic import NoisyParams, differentiable_action, squash
 from offmarl.networks.encoders import (
     Encoder,
     ViewEncoder,
@@ -23,8 +25,8 @@ from offmarl.networks.mixers import (
     mixing_weights,
 )
 from offmarl.networks.policies import (
-    Head,
     AgentNetwork,
+    Head,
     PolicyConfig,
     QParams,
     agent_head,
@@ -39,10 +41,13 @@ from offmarl.networks.torsos import Activation, FeedForward, Moments, Recurrent,
 from offmarl.networks.unshared import Unshared
 
 __all__ = [
+    "ActionValue",
     "Activation",
     "AgentId",
+    "AgentNetwork",
     "AttentionPool",
     "CriticKind",
+    "Critics",
     "Encoder",
     "FeedForward",
     "Head",
@@ -52,21 +57,24 @@ __all__ = [
     "MixerKind",
     "MixerWeights",
     "Moments",
-    "AgentNetwork",
-    "Unshared",
+    "NoisyParams",
     "PolicyConfig",
     "PooledEncoder",
     "PooledMixer",
     "QParams",
     "Recurrent",
+    "Unshared",
     "ViewEncoder",
     "agent_head",
     "agent_network",
+    "as_vectors",
     "blank_view",
     "central",
     "critic_encoder",
+    "differentiable_action",
     "init_mixer",
     "init_policy",
+    "make_critics",
     "make_mixer",
     "make_network",
     "make_policy",
@@ -74,6 +82,7 @@ __all__ = [
     "mixing_coefficients",
     "mixing_weights",
     "observation_encoder",
+    "squash",
     "state_encoder",
     "stochastic_head",
     "unroll_batch",

@@ -1,4 +1,4 @@
-"""Policies with one network that all agents share.
+"""Policies whose network all agents share, or of which each agent has its own.
 
 A `PolicyConfig` describes the network in plain data. Programs with any other kind of policy build
 an `offmarl.types.Policy` themselves.
@@ -21,8 +21,10 @@ from offmarl.distributions import (
     categorical,
     mask_illegal,
     select,
+    uniform_action,
 )
 from offmarl.errors import ShapeError
+from offmarl.networks.deterministic import NoisyParams, noisy_policy
 from offmarl.networks.encoders import blank_view, observation_encoder
 from offmarl.networks.inputs import AgentId
 from offmarl.networks.torsos import Activation, FeedForward, Recurrent
@@ -32,10 +34,13 @@ from offmarl.types import ArrayTree, Continuous, EnvSpec, Policy
 _LEAST_STD = 0.01
 """Minimum standard deviation; it keeps the likelihood of noise-free data finite."""
 
+_LOG_STD = (-5.0, 2.0)
+"""Range of the logarithms of standard deviations that depend on the observation."""
+
+ContinuousHead = Literal["gaussian", "tanh_gaussian", "soft_gaussian"]
+
 AgentNetwork = FeedForward | Recurrent | Unshared
 """A network of the agents: they share it, or each has its own."""
-
-ContinuousHead = Literal["gaussian", "tanh_gaussian"]
 
 Head = Callable[[Float[Array, "*b N _"], Bool[Array, "*b N A"]], Distribution]
 """Returns the distribution of actions for a network's outputs and the legal actions."""
@@ -54,27 +59,32 @@ class PolicyConfig:
         "softmax": outputs are logits of the action distribution. "q": outputs are action values.
         "gaussian" and "tanh_gaussian": outputs are means of a Gaussian over continuous actions,
         which is clipped or squashed by tanh to [-1, 1]; see `offmarl.distributions`. Its standard
-        deviation is learned, and does not depend on the observation.
+        deviation is learned, and does not depend on the observation. "soft_gaussian": the same as
+        "tanh_gaussian", but the standard deviation depends on the observation, as in soft
+        actor-critics. "deterministic": outputs are actions before tanh, or logits of discrete
+        ones; the policy explores by noise, see `NoisyParams`.
     hidden
         Width of the hidden layers.
     agent_id
         How the network distinguishes the agents; see `AgentId`.
+    share_parameters
+        Whether all agents share one network. Otherwise each has one of its own, and ``agent_id`` is
+        not used.
     layers
         Number of hidden layers; None for the torso's default: 2, or 1 beside a GRU.
     activation
         Function after each hidden layer.
-    share_parameters
-        Whether all agents share one network. Otherwise each has one of its own, and ``agent_id`` is
-        not used.
     """
 
     kind: Literal["random", "feedforward", "recurrent"]
-    head: Literal["softmax", "gaussian", "tanh_gaussian", "q"] = "softmax"
+    head: Literal["softmax", "gaussian", "tanh_gaussian", "soft_gaussian", "deterministic", "q"] = (
+        "softmax"
+    )
     hidden: int = 64
     agent_id: AgentId = "onehot"
+    share_parameters: bool = True
     layers: int | None = None
     activation: Activation = "relu"
-    share_parameters: bool = True
 
 
 class QParams(NamedTuple):
@@ -87,7 +97,7 @@ class QParams(NamedTuple):
 
 def stochastic_head(
     spec: EnvSpec, continuous: ContinuousHead = "gaussian"
-) -> Literal["softmax", "gaussian", "tanh_gaussian"]:
+) -> Literal["softmax", "gaussian", "tanh_gaussian", "soft_gaussian"]:
     """Return the head of a stochastic policy for the actions of an environment.
 
     Parameters
@@ -154,26 +164,30 @@ def agent_network(config: PolicyConfig, spec: EnvSpec) -> AgentNetwork:
     Observations that are not float32 vectors are encoded first: see `offmarl.networks.Encoder`.
 
     A Gaussian head has two outputs for each entry of the action: first all means, then all
-    spreads, from which softplus makes the standard deviations.
+    spreads, from which softplus makes the standard deviations. The spreads of a "soft_gaussian"
+    head are the logarithms of the standard deviations.
 
     Raises
     ------
     ShapeError
         The head does not fit the environment's actions.
     """
-    gaussian = config.head in ("gaussian", "tanh_gaussian")
+    gaussian = config.head in ("gaussian", "tanh_gaussian", "soft_gaussian")
+    constants = config.head in ("gaussian", "tanh_gaussian")
     if gaussian and not isinstance(spec.action, Continuous):
         raise ShapeError(
             f"{spec.name or 'this dataset'} has {spec.action_size} discrete actions, and a "
             f'{config.head} head is for continuous ones: choose the head "softmax".'
         )
+    either = gaussian or config.head == "deterministic"
+    outputs = spec.action_size if either else spec.num_actions
     return make_network(
         config,
         spec,
-        outputs=spec.action_size if gaussian else spec.num_actions,
+        outputs=2 * outputs if config.head == "soft_gaussian" else outputs,
         encoder=observation_encoder(spec, config.hidden),
         output_scale=1.0 if config.head == "q" else 0.01,
-        constants=spec.action_size if gaussian else 0,
+        constants=outputs if constants else 0,
     )
 
 
@@ -195,14 +209,28 @@ def _mean_and_std(outputs: Float[Array, "*b _"]) -> tuple[Array, Array]:
     return mean, jax.nn.softplus(spread) + _LEAST_STD
 
 
-_HEADS: dict[str, Head] = {"gaussian": _clipped_gaussian, "tanh_gaussian": _tanh_gaussian}
+def _soft_gaussian(outputs: Array, legal_actions: Array) -> Distribution:
+    mean, log_std = jnp.split(outputs, 2, axis=-1)
+    return TanhGaussian(mean, jnp.exp(jnp.clip(log_std, *_LOG_STD)), legal_actions)
+
+
+_HEADS: dict[str, Head] = {
+    "gaussian": _clipped_gaussian,
+    "tanh_gaussian": _tanh_gaussian,
+    "soft_gaussian": _soft_gaussian,
+}
 
 
 def init_policy(config: PolicyConfig, spec: EnvSpec, key: PRNGKeyArray) -> ArrayTree:
-    """Draw a policy's parameters: `QParams`, network parameters, or an empty tuple."""
+    """Draw a policy's parameters.
+
+    They are `QParams` or `NoisyParams` without exploration, network parameters, or an empty tuple.
+    """
     if config.kind == "random":
         return ()
     params = _init(agent_network(config, spec), spec, key)
+    if config.head == "deterministic":
+        return NoisyParams(params, jnp.zeros(()), jnp.zeros(()))
     return QParams(params, jnp.zeros(())) if config.head == "q" else params
 
 
@@ -235,6 +263,8 @@ def make_policy(config: PolicyConfig, spec: EnvSpec, greedy: bool = False) -> Po
         continuous = isinstance(spec.action, Continuous)
         return Policy(lambda: (), _act_anywhere if continuous else _act_uniformly)
     network, head = agent_network(config, spec), agent_head(config)
+    if config.head == "deterministic":
+        return noisy_policy(network, spec, greedy)
     has_values = config.head == "q"
 
     def act(
@@ -295,10 +325,7 @@ def _act_anywhere(
     legal_actions: Bool[Array, "N A"],
     key: PRNGKeyArray,
 ) -> tuple[Float[Array, "N A"], Float[Array, "N"], ArrayTree]:
-    """Act uniformly over [-1, 1]; entries that an agent does not have are 0 and do not count."""
-    action = jax.random.uniform(key, legal_actions.shape, minval=-1.0, maxval=1.0)
-    log_prob = -jnp.log(2.0) * legal_actions.sum(-1)
-    return jnp.where(legal_actions, action, 0.0), log_prob, carry
+    return *uniform_action(key, legal_actions), carry
 
 
 def _epsilon_greedy(

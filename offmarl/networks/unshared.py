@@ -21,7 +21,7 @@ class Unshared:
     Parameters
     ----------
     network
-        The network of one agent, without an agent id.
+        The network of one agent. It needs no agent id.
     spec
         The spec of the environment. All agents have all leaves of observations.
     sees

@@ -101,7 +101,7 @@ class _Configurable(Validated):
 
     @classmethod
     def for_env(
-        cls: type[ArgsT], env: str, settings: str | Path | None = None, **given: Any
+        cls: type[ArgsT], env: str, /, settings: str | Path | None = None, **given: Any
     ) -> ArgsT:
         """Return arguments with the values that offmarl's settings files hold for an environment.
 

@@ -41,7 +41,7 @@ class QArgs(OnlineArgs):
     """Arguments of recorders that learn action values."""
 
     network: Literal["recurrent", "feedforward"] = "recurrent"
-    """AgentNetwork of the agents: with a memory, or without."""
+    """Network of the agents: with a memory, or without."""
     num_steps: PositiveInt = 32
     """Time steps in each environment between rounds of updates."""
     updates: PositiveInt = 32

@@ -78,13 +78,13 @@ class PPOArgs(OnlineArgs):
 def policy_config(spec: EnvSpec, args: PPOArgs) -> PolicyConfig:
     """Return the description of the actor; the critic has its kind and sizes."""
     return PolicyConfig(
-        args.network,
-        stochastic_head(spec, "tanh_gaussian" if args.tanh else "gaussian"),
-        args.hidden,
-        args.agent_id,
-        args.layers,
-        args.activation,
-        args.share_parameters,
+        kind=args.network,
+        head=stochastic_head(spec, "tanh_gaussian" if args.tanh else "gaussian"),
+        hidden=args.hidden,
+        agent_id=args.agent_id,
+        share_parameters=args.share_parameters,
+        layers=args.layers,
+        activation=args.activation,
     )
 
 

@@ -15,7 +15,7 @@ from offmarl.losses import (
     masked_mean,
     value_error,
 )
-from offmarl.networks import Head, Moments, AgentNetwork
+from offmarl.networks import AgentNetwork, Head, Moments
 from offmarl.programs.buffer import Capture
 from offmarl.programs.optimisers import clipped_adam, grad_norm, linear_schedule
 from offmarl.programs.ppo.arguments import PPOArgs

@@ -11,8 +11,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from offmarl import envs
 from offmarl.errors import OptionError
 from offmarl.networks import (
-    Moments,
     AgentNetwork,
+    Moments,
     agent_head,
     agent_network,
     blank_view,
@@ -52,7 +52,7 @@ def make_program(
     spec, args, env
         As given to the program's ``make``.
     critic
-        AgentNetwork of one output: the value of an agent.
+        Network of one output: the value of an agent.
     critic_input
         Returns what the critic sees of a view.
 
