@@ -10,6 +10,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl.losses import (
+    bootstrap_discounts,
     clipped_surrogate,
     generalised_advantages,
     masked_mean,
@@ -163,10 +164,7 @@ def estimate(
     reward: Float[Array, "T E N"],
     next_views: View,
 ) -> Estimates:
-    """Return generalised advantages and λ-returns.
-
-    If the team shares its reward, the reward continues after one of its agents is done, and that
-    agent contributed to it. The episode therefore ends for all agents at once.
+    """Return generalised advantages and λ-returns; see also `offmarl.losses.bootstrap_discounts`.
 
     Parameters
     ----------
@@ -179,9 +177,6 @@ def estimate(
     reward
         The rewards to learn from; those of the transitions are not used.
     """
-    terminated = transitions.terminated
-    if spec.reward == "team":
-        terminated = jnp.broadcast_to(terminated.all(-1, keepdims=True), terminated.shape)
     carry = ActorCritic((), state.critic_carry)
     value, carries = networks.value(state.params, carry, transitions.view, begins(transitions.last))
     next_value = networks.next_value(state.params, carries, next_views)
@@ -193,7 +188,7 @@ def estimate(
         advantages = jax.vmap(advantages, in_axes=1, out_axes=1)
     advantage = advantages(
         reward,
-        hyper.gamma * (1 - terminated),
+        bootstrap_discounts(hyper.gamma, transitions.terminated, spec.reward == "team"),
         jnp.broadcast_to(transitions.last[..., None], value_tm1.shape),
         value_tm1,
         value_t,
