@@ -20,7 +20,7 @@ class Unshared:
 
     Parameters
     ----------
-    network
+    torso
         The network of one agent. It needs no agent id.
     spec
         The spec of the environment. All agents have all leaves of observations.
@@ -29,13 +29,13 @@ class Unshared:
         which all agents see. In place of a missing state they see all observations.
     """
 
-    network: FeedForward | Recurrent
+    torso: FeedForward | Recurrent
     spec: EnvSpec
     sees: Literal["observation", "view"] = "observation"
 
     def initial_carry(self, num_agents: int) -> ArrayTree:
         """Return the memory of all agents at the start of an episode."""
-        return self.network.initial_carry(num_agents)
+        return self.torso.initial_carry(num_agents)
 
     def init(self, key: PRNGKeyArray, carry: ArrayTree, seen: ArrayTree) -> ArrayTree:
         """Draw the parameters of each agent's network.
@@ -46,7 +46,7 @@ class Unshared:
         carry, part = jax.tree.map(lambda leaf: leaf[0], (_split_carry(carry), parts))
         part = part if self.sees == "observation" else part._replace(state=parts.state)
         keys = jax.random.split(key, self.spec.num_agents)
-        return jax.lax.map(lambda key: self.network.init(key, carry, part), keys)
+        return jax.lax.map(lambda key: self.torso.init(key, carry, part), keys)
 
     def apply(self, params: ArrayTree, *args: Any, method: str = "__call__") -> ArrayTree:
         """Apply each agent's network; arguments and results are those of the torso's method."""
@@ -57,8 +57,8 @@ class Unshared:
 
         def one(params: ArrayTree, seen: ArrayTree, carry: ArrayTree) -> ArrayTree:
             if method == "__call__":
-                return self.network.apply(params, carry, seen)
-            return self.network.apply(params, seen, first, carry, method=method)
+                return self.torso.apply(params, carry, seen)
+            return self.torso.apply(params, seen, first, carry, method=method)
 
         parts = self._split(seen), _split_carry(carry)
         found = jax.vmap(one, in_axes=(0, self._axes, 0))(params, *parts)
@@ -74,7 +74,7 @@ class Unshared:
             ranks = map_tree(lambda leaf: len(leaf.shape), self.spec.observation_spec)
             return jax.tree.map(lambda leaf, rank: _split(leaf, -rank - 1), seen, ranks)
         return View(
-            Unshared(self.network, self.spec)._split(seen.observation),
+            Unshared(self.torso, self.spec)._split(seen.observation),
             central(seen),
             _split(seen.legal_actions, -2),
             _split(seen.alive, -1),

@@ -19,13 +19,14 @@ from offmarl.networks import (
     view_encoder,
 )
 from offmarl.programs import hyperparameters
-from offmarl.programs.loop import Schedule, collect
 from offmarl.programs.ppo import ActorCritic, Networks, State, Windows, policy_config
 from offmarl.programs.ppo import learning as ppo
 from offmarl.programs.ppo import program as ppo_program
 from offmarl.programs.program import structure
 from offmarl.types import Discrete, EnvSpec, Transition, View
 from recorders import ippo, mappo
+
+from .learning import train
 
 SPEC = EnvSpec("", 2, 1, 1, Discrete(2))
 BOTH = pytest.mark.parametrize("recorder", [mappo, ippo], ids=["mappo", "ippo"])
@@ -481,23 +482,12 @@ def test_by_default_every_step_of_an_update_is_in_a_minibatch():
 SMALL = {"num_envs": 16, "num_steps": 18, "total_steps": 12_000, "learning_rate": 5e-3}
 
 
-def trained(recorder, args):
-    """Return the environment and the state after the training."""
-    env = envs.make(args.env)
-    program, hyper = recorder.make(env.spec, args, env), hyperparameters(args)
-    begin = jax.jit(program.init)(jax.random.key(args.seed), hyper)
-    iterations = args.total_steps // (args.num_envs * args.num_steps)
-    schedule = Schedule(iterations, iterations, 1, (0,))
-    *_, (_, state, _) = collect(program, begin, hyper, jax.random.key(1), schedule, 0, None)
-    return env, state
-
-
 @pytest.mark.parametrize("network", ["feedforward", "recurrent"])
 @BOTH
 def test_values_and_policies_of_the_two_step_probe(recorder, network):
     # The best policy chooses 1 at first. The values are then γ at the start and 1 afterwards.
     args = recorder.Args(env="probe/two-step", network=network, gamma=0.9, hidden=32, **SMALL)
-    env, state = trained(recorder, args)
+    env, _, state = train(recorder, args)
     spec = env.spec
     config = policy_config(spec, args)
     sees = "view" if recorder is mappo else "observation"
