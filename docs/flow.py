@@ -133,7 +133,9 @@ def _computation(
         batch, view = _mark(batch), _mark(view)
         found = {}
         for stage in program.stages:
-            found |= stage.update(state, batch, key, hyper)[1]
+            metrics = stage.update(state, batch, key, hyper)[1]
+            # Of others, such as the norm of gradients, the backward pass would be followed, too.
+            found |= {name: value for name, value in metrics.items() if "loss" in name}
         params = program.policy_params(state)
         carry = policy.initial_carry()
         found[ACTION] = policy.act(params, carry, view.observation, view.legal_actions, key)[0]
