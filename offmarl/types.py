@@ -124,7 +124,9 @@ class EnvSpec:
         Number of the O entries and A actions that each agent uses: the rest of its observations is
         zero, and the rest of its actions is never legal. None if all agents use all of them.
     teams
-        Team of each agent; None if there is one team.
+        Team of each agent; None if there is one team. See `offmarl.teams`.
+    team_names
+        Names of the teams, in the order of their numbers; None if they have only numbers.
     kinds
         Type of each agent; None if all are of one type.
     observation
@@ -159,6 +161,7 @@ class EnvSpec:
     observation: SpecTree | Mapping[str, Any] | None = None
     global_state: SpecTree | Mapping[str, Any] | None = None
     extras: Mapping[str, ArraySpec] = field(default_factory=dict)
+    team_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         observation, entries = _vector_or_tree(self.observation, self.observation_size)
@@ -177,6 +180,11 @@ class EnvSpec:
         others = [*flatten_tree(state or {}).values(), *self.extras.values()]
         if any(not isinstance(leaf, ArraySpec) or leaf.agents for leaf in others):
             raise ShapeError("extras are arrays, not trees; they and states have no `agents`.")
+        if self.team_names and len(self.team_names) != len(set(self.teams or (0,))):
+            raise ShapeError(
+                f"team_names {self.team_names} do not fit the teams {self.teams}: give a name for "
+                "each team."
+            )
 
     @property
     def observation_spec(self) -> SpecTree:
@@ -269,8 +277,10 @@ class EnvSpec:
         return _leaf_difference("extras", self.extras, other.extras) if extras else ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object that `from_json` reads back. Trees that are not set are omitted."""
+        """Return a JSON object that `from_json` reads back, without trees and names not set."""
         data = {name: value for name, value in asdict(self).items() if name not in _TREES}
+        if not self.team_names:
+            del data["team_names"]
         data["action"] = {type(self.action).__name__.lower(): self.action_size}
         trees = {name: getattr(self, name) for name in _TREES}
         return data | {name: tree.to_json() for name, tree in trees.items() if tree}

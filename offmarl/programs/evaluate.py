@@ -17,6 +17,7 @@ from offmarl.errors import OptionError, ShapeError, UnknownNameError
 from offmarl.evaluation import agreement, log_likelihood
 from offmarl.programs.program import Args, Program
 from offmarl.programs.seeds import Layout, map_seeds
+from offmarl.teams import Team, names_by_team, teams_of
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 from offmarl.vault import Dataset, Mixture, open_vault
 
@@ -155,7 +156,8 @@ def evaluate(
 
     Returns
     -------
-    Values by metric: the returns, and `tracking.AGREEMENT` and `tracking.LOG_LIKELIHOOD`.
+    Values by metric: the returns (of each team, where there are several), and `tracking.AGREEMENT`
+    and `tracking.LOG_LIKELIHOOD`.
     """
     found: dict[str, Array] = {}
     seeds = len(keys)
@@ -164,9 +166,10 @@ def evaluate(
         found |= _imitation(program, layout, params, evaluator.held_out)
     if evaluator.env is not None:
         play = partial(_returns, program, evaluator.env, layout, episodes)
-        found[tracking.RETURN] = play(program.greedy, params, keys)
+        teams = teams_of(evaluator.env.spec)
+        found |= _by_name(tracking.RETURN, teams, play(program.greedy, params, keys))
         if last and not program.greedy:
-            found[tracking.GREEDY_RETURN] = play(True, params, keys)
+            found |= _by_name(tracking.GREEDY_RETURN, teams, play(True, params, keys))
     return {name: values[:seeds] for name, values in jax.device_get(found).items()}
 
 
@@ -185,6 +188,14 @@ def _imitation(
     return map_seeds(layout, of_seed, (params,), episodes)
 
 
+def _by_name(
+    metric: str, teams: tuple[Team, ...], returns: Float[Array, "seeds episodes teams"]
+) -> dict[str, Float[Array, "seeds episodes"]]:
+    """Return the returns by the name of the metric, one for each team."""
+    names = names_by_team(metric, teams)
+    return {name: returns[..., index] for index, name in enumerate(names)}
+
+
 @partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
 def _returns(
     program: Program,
@@ -194,18 +205,21 @@ def _returns(
     greedy: bool,
     params: ArrayTree,
     keys: Key[Array, "seeds"],
-) -> Float[Array, "seeds episodes"]:
+) -> Float[Array, "seeds episodes teams"]:
     policy = program.policy(greedy)
 
-    def of_seed(params: ArrayTree, key: PRNGKeyArray) -> Float[Array, "episodes"]:
-        return evaluation.evaluate(env, policy, params, key, episodes).returns
+    def of_seed(params: ArrayTree, key: PRNGKeyArray) -> Float[Array, "episodes teams"]:
+        return evaluation.evaluate(env, policy, params, key, episodes).team_returns
 
     return map_seeds(layout, of_seed, (params, keys))
 
 
 def summary(found: Mapping[str, Float[np.ndarray, "seeds episodes"]]) -> str:
     """Summarize an evaluation in a few words."""
-    words = {tracking.AGREEMENT: "agreement {:.3f}", tracking.RETURN: "return {:.2f}"}
+    words = {tracking.AGREEMENT: "agreement{} {:.3f}", tracking.RETURN: "return{} {:.2f}"}
     return ", ".join(
-        word.format(found[name].mean()) for name, word in words.items() if name in found
+        word.format(name.removeprefix(metric).replace("_", " of ", 1), found[name].mean())
+        for metric, word in words.items()
+        for name in found
+        if name.startswith(metric)
     )

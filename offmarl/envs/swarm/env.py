@@ -80,6 +80,7 @@ class SwarmEnv(SwarmObservations):
             time_limit=self.time_limit,
             reward="individual" if several else "team",
             teams=teams if several else None,
+            team_names=self._team_names if several else None,
             kinds=kinds if len(set(kinds)) > 1 else None,
         )
 

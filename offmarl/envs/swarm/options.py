@@ -127,6 +127,11 @@ class SwarmOptions(ABC):
         return (0,) * self._num_drones
 
     @property
+    def _team_names(self) -> tuple[str, ...] | None:
+        """Names of the teams, in the order of their numbers, if there are several."""
+        return None
+
+    @property
     def _kinds(self) -> tuple[Kind, ...]:
         if not self.heterogeneous:
             return (dynamics.STANDARD,) * self._num_drones

@@ -95,6 +95,10 @@ class Pursuit(SwarmEnv):
         return (0,) * self.num_agents + (1,) * self.num_evaders
 
     @property
+    def _team_names(self) -> tuple[str, ...]:
+        return ("pursuers", "evaders")
+
+    @property
     def _kinds(self) -> tuple[Kind, ...]:
         return super()._kinds[: self.num_agents] + (dynamics.EVADER,) * self.num_evaders
 
