@@ -23,6 +23,7 @@ from offmarl import cli, programs
 from offmarl.config import Positive, PositiveInt
 from offmarl.losses import masked_mean
 from offmarl.networks import (
+    AgentId,
     PolicyConfig,
     agent_head,
     agent_network,
@@ -53,8 +54,9 @@ class Args(programs.Args):
     """Evaluate the clone by its best actions instead of sampled ones."""
     hidden: PositiveInt = 64
     """Width of the policy's layers."""
-    agent_id: bool = True
-    """Give the policy the index of the agent it acts for."""
+    agent_id: AgentId = "onehot"
+    """How the network distinguishes the agents. onehot: by their index, which ties it to their
+    number; sinusoidal: by 16 sines and cosines of their place in the team; none: not at all."""
 
 
 # ---------------------------------------------------------------------------------- state

@@ -26,6 +26,7 @@ from offmarl.config import Fraction, NonNegative, Positive, PositiveInt
 from offmarl.distributions import mask_illegal, select
 from offmarl.losses import double_q_values, masked_mean, td_targets
 from offmarl.networks import (
+    AgentId,
     PolicyConfig,
     QParams,
     agent_network,
@@ -53,8 +54,9 @@ class Args(programs.Args):
     """Updates between copies to the target network."""
     hidden: PositiveInt = 64
     """Width of the agents' layers."""
-    agent_id: bool = True
-    """Give the network the index of the agent it acts for."""
+    agent_id: AgentId = "onehot"
+    """How the network distinguishes the agents. onehot: by their index, which ties it to their
+    number; sinusoidal: by 16 sines and cosines of their place in the team; none: not at all."""
 
 
 # ---------------------------------------------------------------------------------- state

@@ -27,16 +27,17 @@ from offmarl.config import Fraction, Positive, PositiveInt
 from offmarl.distributions import categorical, select
 from offmarl.losses import cross_entropy, lambda_targets, masked_mean, softmax_weights
 from offmarl.networks import (
+    AgentId,
     MixerWeights,
     PolicyConfig,
     agent_network,
-    central,
     init_mixer,
     init_policy,
     make_mixer,
     make_policy,
     mix,
     mixing_coefficients,
+    mixing_weights,
     unroll_batch,
 )
 from offmarl.programs import TD_ERRORS, DatasetStatistics, Hyperparameters, Program, Stage
@@ -66,8 +67,9 @@ class Args(programs.Args):
     """Width of the agents' layers, and of the mixer's hypernetworks."""
     mixer_embed: PositiveInt = 32
     """Width of the mixing function."""
-    agent_id: bool = True
-    """Give the networks the index of the agent they act for."""
+    agent_id: AgentId = "onehot"
+    """How the network distinguishes the agents. onehot: by their index, which ties it to their
+    number; sinusoidal: by 16 sines and cosines of their place in the team; none: not at all."""
 
 
 # ---------------------------------------------------------------------------------- state
@@ -117,7 +119,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         """Q_i of all actions, Q_tot of the data's, and the mixing weights, each ``(B, T, ...)``."""
         view = batch.view_tm1
         q = unroll_batch(values, critic.agent, view.observation, batch.first[:, :-1])
-        weights = mixer.apply(critic.mixer, central(view))
+        weights = mixing_weights(mixer, critic.mixer, view)
         q_tot = mix(weights, select(q, batch.action) * view.alive)
         return q, q_tot, weights
 

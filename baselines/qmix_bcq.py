@@ -28,13 +28,14 @@ from offmarl.config import Fraction, Positive, PositiveInt
 from offmarl.distributions import categorical, mask_illegal, select
 from offmarl.losses import cross_entropy, double_q_values, masked_mean, td_targets
 from offmarl.networks import (
+    AgentId,
     PolicyConfig,
     agent_network,
-    central,
     init_mixer,
     init_policy,
     make_mixer,
     mix,
+    mixing_weights,
     unroll_batch,
 )
 from offmarl.programs import TD_ERRORS, DatasetStatistics, Hyperparameters, Program, Stage
@@ -61,8 +62,9 @@ class Args(programs.Args):
     """Width of the agents' layers, and of the mixer's hypernetworks."""
     mixer_embed: PositiveInt = 32
     """Width of the mixing function."""
-    agent_id: bool = True
-    """Give the networks the index of the agent they act for."""
+    agent_id: AgentId = "onehot"
+    """How the network distinguishes the agents. onehot: by their index, which ties it to their
+    number; sinusoidal: by 16 sines and cosines of their place in the team; none: not at all."""
 
 
 # ---------------------------------------------------------------------------------- state
@@ -142,8 +144,8 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         observation = batch.view.observation
         q = unroll_batch(network, params.agent, observation, batch.first)
         q_target = unroll_batch(network, target.agent, observation, batch.first)
-        weights = mixer.apply(params.mixer, central(batch.view_tm1))
-        weights_target = mixer.apply(target.mixer, central(batch.view_t))
+        weights = mixing_weights(mixer, params.mixer, batch.view_tm1)
+        weights_target = mixing_weights(mixer, target.mixer, batch.view_t)
         view_tm1, view_t = batch.view_tm1, batch.view_t
 
         allowed = allowed_actions(logits[:, 1:], view_t.legal_actions, hyper.threshold)

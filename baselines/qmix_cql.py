@@ -32,15 +32,17 @@ from offmarl.losses import (
     td_targets,
 )
 from offmarl.networks import (
+    AgentId,
+    MixerWeights,
     PolicyConfig,
     QParams,
     agent_network,
-    central,
     init_mixer,
     init_policy,
     make_mixer,
     make_policy,
     mix,
+    mixing_weights,
     unroll_batch,
 )
 from offmarl.programs import TD_ERRORS, DatasetStatistics, Hyperparameters, Program, Stage
@@ -68,8 +70,9 @@ class Args(programs.Args):
     """Width of the agents' layers, and of the mixer's hypernetworks."""
     mixer_embed: PositiveInt = 32
     """Width of the mixing function."""
-    agent_id: bool = True
-    """Give the network the index of the agent it acts for."""
+    agent_id: AgentId = "onehot"
+    """How the network distinguishes the agents. onehot: by their index, which ties it to their
+    number; sinusoidal: by 16 sines and cosines of their place in the team; none: not at all."""
 
 
 # ---------------------------------------------------------------------------------- state
@@ -109,9 +112,9 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         )
         return State(params, params, optax.adam(0.0).init(params), jnp.zeros((), jnp.int32))
 
-    def values(params: Params, batch: Sequence) -> tuple[Array, Array]:
+    def values(params: Params, batch: Sequence) -> tuple[Array, MixerWeights]:
         q = unroll_batch(network, params.agent, batch.view.observation, batch.first)
-        return q, mixer.apply(params.mixer, central(batch.view))
+        return q, mixing_weights(mixer, params.mixer, batch.view)
 
     def loss(
         params: Params,

@@ -63,7 +63,7 @@ class State(NamedTuple):
 
 
 def make(spec, args: Args, dataset) -> programs.Program:
-    config = PolicyConfig("feedforward", "softmax", args.hidden, agent_id=True)
+    config = PolicyConfig("feedforward", "softmax", args.hidden)
     network, head = agent_network(config, spec), agent_head(config)
 
     def init(key, hyper):

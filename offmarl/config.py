@@ -1,7 +1,7 @@
 """Arguments of programs, whose types say which values are valid.
 
 A program's arguments are a dataclass that derives from `Validated`. A field of one of the types
-below is checked when the dataclass is made::
+below, or a `Literal`, is checked when the dataclass is made::
 
     @dataclass(frozen=True)
     class Args(Validated):
@@ -11,9 +11,21 @@ below is checked when the dataclass is made::
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_type_hints
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from offmarl.errors import OptionError
 
@@ -45,14 +57,26 @@ class Validated:
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self), include_extras=True)
         for field in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
-            for rule in _rules(hints[field.name]):
-                if value is not None and not rule.holds(value):
-                    raise OptionError(f"{field.name} must be {rule.words}, not {value}.")
+            check_rules(field.name, hints[field.name], getattr(self, field.name))
+
+
+def check_rules(name: str, hint: Any, value: Any) -> None:
+    """Raise `OptionError` if the value of a field breaks one of the rules in its type."""
+    for rule in _rules(hint):
+        if value is not None and not rule.holds(value):
+            raise OptionError(f"{name} must be {rule.words}, not {value}.")
 
 
 def _rules(hint: Any) -> Iterator[Rule]:
-    """Yield the rules anywhere in a type, such as in ``PositiveInt | None``."""
+    """Yield the rules anywhere in a type, such as in ``PositiveInt | None``, and its choices."""
+    if get_origin(hint) is Literal:
+        choices = get_args(hint)
+        yield Rule(f"one of {', '.join(choices)}", lambda x: x in choices)
+    elif get_origin(hint) is not tuple:
+        yield from _inner_rules(hint)
+
+
+def _inner_rules(hint: Any) -> Iterator[Rule]:
     for part in get_args(hint):
         yield from [part] if isinstance(part, Rule) else _rules(part)
 
@@ -78,3 +102,63 @@ def from_json(kind: type[T], values: Mapping[str, Any]) -> T:
 
     names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     return kind(**{name: value_of(name, x) for name, x in values.items() if name in names})
+
+
+_WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Path: "text",
+}
+
+
+def converted(name: str, hint: Any, value: Any) -> Any:
+    """Return a value that was read from a file as a field of this type holds it.
+
+    Whole numbers become floats, strings paths and lists tuples where the type asks for them.
+
+    Raises
+    ------
+    OptionError
+        The value has another type, or breaks a rule in the type.
+    """
+    try:
+        found = _convert(hint, value)
+    except TypeError:
+        raise OptionError(f"{name} must be {_words(hint)}, not {value!r}.") from None
+    check_rules(name, hint, found)
+    return found
+
+
+def _convert(hint: Any, value: Any) -> Any:
+    """Convert a value; `TypeError` if it has another type."""
+    origin, inside = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _convert(inside[0], value)
+    if origin in (Union, UnionType):
+        for part in inside:
+            with suppress(TypeError):
+                return _convert(part, value)
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(_convert(inside[0], entry) for entry in value)
+    widened = (hint is float and type(value) is int) or (hint is Path and isinstance(value, str))
+    if widened:
+        return hint(value)
+    if type(value) is hint or (origin is Literal and value in inside):
+        return value
+    raise TypeError
+
+
+def _words(hint: Any) -> str:
+    """Return what values of a type are, for an error message."""
+    origin, inside = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _words(inside[0])
+    if origin in (Union, UnionType):
+        return " or ".join(_words(part) for part in inside if part is not NoneType)
+    if origin is Literal:
+        return " or ".join(repr(value) for value in inside)
+    if origin is tuple:
+        return f"a list in which each entry is {_words(inside[0])}"
+    return _WORDS.get(hint, "of another type")

@@ -80,6 +80,14 @@ def read_run(directory: Path) -> dict[str, Any]:
     return read_json(directory, RUN_FILE)
 
 
+def recorded(directory: Path) -> dict[str, Any]:
+    """Return the content of ``run.json``, as `read_run`; empty if there is no such run."""
+    try:
+        return read_run(directory)
+    except RunError:
+        return {}
+
+
 def read_json(directory: Path, name: str) -> dict[str, Any]:
     """Return the content of a JSON file in a run's directory; `RunError` if that fails."""
     try:
@@ -248,6 +256,12 @@ def progress(
             yield lambda steps=1, note="": bar.update(task, advance=steps, note=note)
     else:
         yield _Lines(description, total, completed, unit)
+
+
+def notice(text: str) -> None:
+    """Print a line on standard error, as progress is shown."""
+    if not is_quiet():
+        _console.print(one_line(text), highlight=False, markup=False, soft_wrap=True)
 
 
 def is_quiet() -> bool:

@@ -21,16 +21,18 @@ from offmarl.config import Fraction, NonNegative, Positive, PositiveInt
 from offmarl.errors import OptionError
 from offmarl.losses import clipped_surrogate, generalised_advantages, masked_mean
 from offmarl.networks import (
+    AgentId,
+    CriticKind,
     FeedForward,
     Head,
     Moments,
     PolicyConfig,
     agent_head,
     agent_network,
+    critic_encoder,
     init_policy,
     make_policy,
     stochastic_head,
-    view_encoder,
 )
 from offmarl.programs import (
     Capture,
@@ -40,6 +42,8 @@ from offmarl.programs import (
     Recorded,
     Stage,
     add,
+    clipped_adam,
+    grad_norm,
     init_capture,
     make_buffer,
     record_online,
@@ -76,8 +80,12 @@ class Args(OnlineArgs):
     """Use a tanh-squashed Gaussian for continuous actions instead of a clipped one."""
     hidden: PositiveInt = 64
     """Width of the networks' layers."""
-    agent_id: bool = True
-    """Give the networks the index of the agent they act for."""
+    agent_id: AgentId = "onehot"
+    """How the network distinguishes the agents. onehot: by their index, which ties it to their
+    number; sinusoidal: by 16 sines and cosines of their place in the team; none: not at all."""
+    critic: CriticKind = "state"
+    """What the critic sees beside an agent's own observation. state: the global state; pooled: the
+    observations of all agents, by attention, with as many parameters for any number of agents."""
 
 
 # ---------------------------------------------------------------------------------- state
@@ -212,7 +220,7 @@ def learn(
     """Update on a batch for several epochs of minibatches, each epoch in a new random order."""
     num_samples = batch.action.shape[0]
     size = num_samples // args.minibatches
-    optimiser = optimiser_of(hyper.learning_rate, hyper.max_grad_norm)
+    optimiser = clipped_adam(hyper.learning_rate, hyper.max_grad_norm, eps=1e-5)
 
     def step(
         carry: tuple[Params, optax.OptState], indices: Int[Array, "size"]
@@ -221,7 +229,8 @@ def learn(
         minibatch = jax.tree.map(lambda leaf: leaf[indices], batch)
         grads, metrics = jax.grad(loss, has_aux=True)(params, networks, hyper, minibatch)
         updates, optimiser_state = optimiser.update(grads, optimiser_state)
-        return (optax.apply_updates(params, updates), optimiser_state), metrics
+        params = optax.apply_updates(params, updates)
+        return (params, optimiser_state), metrics | {"grad_norm": grad_norm(grads)}
 
     orders = jax.vmap(lambda key: jax.random.permutation(key, num_samples))(
         jax.random.split(key, args.epochs)
@@ -232,14 +241,6 @@ def learn(
     )
     state = state._replace(params=params, optimiser=optimiser_state)
     return state, jax.tree.map(jnp.mean, metrics)
-
-
-def optimiser_of(
-    learning_rate: Float[Array, ""] | float, max_grad_norm: Float[Array, ""] | float
-) -> optax.GradientTransformation:
-    """Return Adam with clipping; the structure of its state does not depend on the arguments."""
-    adam = optax.adam(learning_rate, eps=1e-5)
-    return optax.chain(optax.clip_by_global_norm(max_grad_norm), adam)
 
 
 # ---------------------------------------------------------------------------------- program
@@ -262,7 +263,7 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
             outputs=1,
             hidden=args.hidden,
             agent_id=args.agent_id,
-            encoder=view_encoder(spec, args.hidden),
+            encoder=critic_encoder(spec, args.hidden, args.critic),
         ),
     )
     buffer = make_buffer(args.num_envs, args.num_steps)
@@ -274,7 +275,7 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
         params = Params(init_policy(config, spec, actor_key), critic)
         return State(
             params=params,
-            optimiser=optimiser_of(0.0, 0.0).init(params),
+            optimiser=clipped_adam(0.0, 0.0).init(params),
             moments=Moments.zero(),
             rollout=state,
             capture=init_capture(buffer, spec),

@@ -21,21 +21,23 @@ from rich.console import Console
 from offmarl import cli, envs
 from offmarl.config import Fraction, Positive, PositiveInt
 from offmarl.distributions import select
-from offmarl.errors import OptionError
 from offmarl.losses import double_q_values, masked_mean, td_targets
 from offmarl.networks import (
+    AgentId,
     Mixer,
+    MixerKind,
     MixerWeights,
     PolicyConfig,
+    PooledMixer,
     QParams,
     Recurrent,
     agent_network,
-    central,
     init_mixer,
     init_policy,
     make_mixer,
     make_policy,
     mix,
+    mixing_weights,
     unroll_batch,
 )
 from offmarl.programs import (
@@ -47,7 +49,9 @@ from offmarl.programs import (
     Recorded,
     Stage,
     add,
-    as_sequence,
+    clipped_adam,
+    draw_windows,
+    grad_norm,
     init_capture,
     make_buffer,
     record_online,
@@ -103,8 +107,12 @@ class Args(OnlineArgs):
     """Width of the agents' layers, and of the mixer's hypernetworks."""
     mixer_embed: PositiveInt = 32
     """Width of the mixing function."""
-    agent_id: bool = True
-    """Give the network the index of the agent it acts for."""
+    mixer: MixerKind = "state"
+    """What the mixer sees. state: the global state; pooled: the observations of all agents, by
+    attention, with as many parameters for any number of agents."""
+    agent_id: AgentId = "onehot"
+    """How the network distinguishes the agents. onehot: by their index, which ties it to their
+    number; sinusoidal: by 16 sines and cosines of their place in the team; none: not at all."""
 
 
 # ---------------------------------------------------------------------------------- state
@@ -142,12 +150,12 @@ class Networks(NamedTuple):
     """The agents' network of action values, and the mixer."""
 
     agent: Recurrent
-    mixer: Mixer
+    mixer: Mixer | PooledMixer
 
     def values(self, params: Params, batch: Sequence) -> tuple[Array, MixerWeights]:
         """Return Q of all actions ``(B, T+1, N, A)`` and mixing functions ``(B, T+1, ...)``."""
         q = unroll_batch(self.agent, params.agent, batch.view.observation, batch.first)
-        return q, self.mixer.apply(params.mixer, central(batch.view))
+        return q, mixing_weights(self.mixer, params.mixer, batch.view)
 
 
 def loss(
@@ -174,13 +182,6 @@ def loss(
 # ---------------------------------------------------------------------------------- update
 
 
-def optimiser_of(
-    learning_rate: Float[Array, ""] | float, max_grad_norm: Float[Array, ""] | float
-) -> optax.GradientTransformation:
-    """Return Adam with clipping; the structure of its state does not depend on the arguments."""
-    return optax.chain(optax.clip_by_global_norm(max_grad_norm), optax.adam(learning_rate))
-
-
 def exploration(args: Args, hyper: Hyperparameters, iteration: Int[Array, ""]) -> Float[Array, ""]:
     """Return the probability of a random action, which falls linearly from 1 to ``epsilon``."""
     iterations = args.total_steps / (args.num_envs * args.num_steps)
@@ -194,18 +195,13 @@ def exploration(args: Args, hyper: Hyperparameters, iteration: Int[Array, ""]) -
 def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
     """Build the program for an environment, given without autoreset."""
     require_one_team(spec, "qmix")
-    if args.num_steps < args.length:
-        raise OptionError(
-            f"num_steps ({args.num_steps}) must be at least length ({args.length}), so that the "
-            "first round has windows to learn from."
-        )
     config = PolicyConfig("recurrent", "q", args.hidden, args.agent_id)
     env, policy = envs.autoreset(env), make_policy(config, spec)
     networks = Networks(
-        agent_network(config, spec), make_mixer(spec, args.mixer_embed, args.hidden)
+        agent_network(config, spec), make_mixer(spec, args.mixer_embed, args.hidden, args.mixer)
     )
     capacity = max(args.capacity, args.num_steps)
-    buffer = make_buffer(args.num_envs, capacity, args.batch_size, args.length)
+    buffer = make_buffer(args.num_envs, capacity)
 
     def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
         agent_key, mixer_key, env_key = jax.random.split(key, 3)
@@ -215,7 +211,7 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
         return State(
             params=params,
             target=params,
-            optimiser=optimiser_of(0.0, 0.0).init(params),
+            optimiser=clipped_adam(0.0, 0.0).init(params),
             epsilon=jnp.asarray(hyper.epsilon),
             rollout=init_rollout(env, policy, env_key, args.num_envs),
             capture=capture,
@@ -224,7 +220,7 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
         )
 
     def fresh_priorities(capture: Capture) -> Priorities | None:
-        return begin_priorities(capture, args.num_envs, args.length) if args.prioritise else None
+        return begin_priorities(capture) if args.prioritise else None
 
     def on_start(state: State) -> State:
         if args.warm_start is None:
@@ -240,7 +236,7 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
         step: Int[Array, ""],
     ) -> tuple[Sequence, Array | None]:
         if priorities is None:
-            return as_sequence(buffer.sample(capture.buffer, key).experience), None
+            return draw_windows(capture, key, args.batch_size, args.length), None
         updates = args.updates * args.total_steps / (args.num_envs * args.num_steps)
         begun = 0.4 if args.importance is None else args.importance
         exponent = begun + (1 - begun) * jnp.minimum(step / updates, 1)
@@ -256,11 +252,12 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
         params, target, optimiser_state, priorities = learner
         batch, slots = draw(priorities, capture, key, step)
         grads, metrics = jax.grad(loss, has_aux=True)(params, target, networks, hyper, batch)
-        optimiser = optimiser_of(hyper.learning_rate, hyper.max_grad_norm)
+        optimiser = clipped_adam(hyper.learning_rate, hyper.max_grad_norm)
         updates, optimiser_state = optimiser.update(grads, optimiser_state)
         params = optax.apply_updates(params, updates)
         target = optax.periodic_update(params, target, step, args.target_every)
         errors = metrics.pop(TD_ERRORS)
+        metrics["grad_norm"] = grad_norm(grads)
         if priorities is not None and slots is not None:
             priorities = learned(priorities, slots, errors, batch.mask, args.prioritise or 0.0)
         return (params, target, optimiser_state, priorities), metrics
@@ -277,7 +274,7 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
         steps = state.iteration * args.updates + jnp.arange(1, args.updates + 1)
         priorities = state.priorities
         if priorities is not None:
-            priorities = admit(priorities, capture, args.num_envs, args.num_steps, args.length)
+            priorities = admit(priorities, capture, args.num_steps, args.length)
         (params, target, optimiser_state, priorities), metrics = jax.lax.scan(
             lambda learner, x: learn(learner, *x, capture, hyper),
             (state.params, state.target, state.optimiser, priorities),

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from offmarl import programs
-from offmarl.networks import PolicyConfig, init_policy, make_policy
+from offmarl.networks import AgentId, PolicyConfig, init_policy, make_policy
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Args(programs.Args):
     """As in `PolicyConfig`, like the others."""
     head: str = "softmax"
     hidden: int = 64
-    agent_id: bool = True
+    agent_id: AgentId = "onehot"
 
 
 def make(spec, args, dataset):

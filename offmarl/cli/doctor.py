@@ -140,14 +140,17 @@ def _commands() -> dict[str, Callable[..., Any]]:
     return {
         name: _any_program(kinds[name])
         if verb.runs_programs
-        else documented(function_of(name, verb))
+        else documented(function_of(name, verb), "json")
         for name, verb in VERBS.items()
     }
 
 
 def _any_program(kind: registry.Kind) -> Callable[..., Any]:
     """Return a function that takes any program's options, after its name."""
-    args = {name: documented(registry.load(kind, name).Args) for name in registry.find(kind)}
+    args = {
+        name: documented(registry.load(kind, name).Args, "settings", "json")
+        for name in registry.find(kind)
+    }
     choices = tuple(Annotated[Any, subcommand(name, constructor=one)] for name, one in args.items())
 
     def run(program: Any) -> Any:

@@ -12,11 +12,21 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 from offmarl.cli.output import hidden
 from offmarl.config import Vaults
+from offmarl.errors import OffmarlError
 from offmarl.paths import expanded
 
 T = TypeVar("T")
 
-_JSON = "Print the outcome as one JSON object, for programs."
+_ADDED: dict[str, tuple[Any, Any, str]] = {
+    "settings": (
+        Path | None,
+        None,
+        "TOML file with settings of the program, such as `offmarl tune` writes. They take "
+        "precedence over offmarl's own settings for the environment, and options over both.",
+    ),
+    "json": (bool, False, "Print the outcome as one JSON object, for programs."),
+}
+"""Options that a function's parameters do not have: their types, defaults and texts."""
 
 
 class UsageExit(SystemExit):
@@ -54,27 +64,79 @@ def parse(target: Callable[..., T], command: str, description: str, arguments: l
     UsageExit
         The arguments are wrong.
     """
-    return _parse(documented(target), f"offmarl {command}", description, arguments)
+    return _parse(documented(target, "json"), f"offmarl {command}", description, arguments)()
 
 
-def parse_script(target: Callable[..., T], description: str | None) -> T:
-    """Return a program's settings from `sys.argv`, for a program that is run as a script.
+def parse_script(target: type[T], description: str | None) -> T:
+    """Return a program's arguments from `sys.argv`, for a program that is run as a script.
 
     Parameters
     ----------
     target
-        The program's dataclass of settings.
+        The program's ``Args``, or another dataclass.
     description
         Printed by ``--help``.
 
     Raises
     ------
+    SystemExit, UsageExit, OptionError
+        As `parse_program`.
+    """
+    return parse_program(target, None, description, sys.argv[1:])
+
+
+def parse_program(
+    target: type[T], command: str | None, description: str | None, arguments: list[str]
+) -> T:
+    """Return a program's arguments: those given, and for the others settings from files.
+
+    Parameters
+    ----------
+    target
+        The program's ``Args``. Files of settings are read if it has ``for_env``.
+    command
+        The words before the arguments, such as "train bc"; None for a script, whose help does not
+        list ``--json``.
+    description
+        Printed by ``--help``.
+    arguments
+        The arguments.
+
+    Raises
+    ------
     SystemExit, UsageExit
         As `parse`.
+    OptionError
+        An argument or a file of settings is invalid.
     """
-    args = _parse(documented(target, json=False), None, description or "", None)
+    configurable = hasattr(target, "for_env")
+    added = {"settings": configurable, "json": command is not None}
+    described = documented(target, *(name for name, add in added.items() if add))
+    prog = f"offmarl {command}" if command else None
+    call = _parse(described, prog, description or "", arguments)
+    args = _configured(target, call.keywords, arguments) if configurable else call()
     use_cores_for(args)
     return args
+
+
+def _configured(target: Any, values: dict[str, Any], arguments: list[str]) -> Any:
+    """Return a program's arguments with settings for those that are not given."""
+    file = values.pop("settings")
+    given = {name: value for name, value in values.items() if _is_given(name, arguments)}
+    env = values["env"]
+    if "vault" in values and env in (None, "none"):
+        from offmarl.programs.offline import open_data
+
+        with contextlib.suppress(OffmarlError, OSError):  # the program will raise it again
+            env = open_data(target(**values)).spec.name
+    return target.for_env(env or "", file, **given)
+
+
+def _is_given(name: str, arguments: list[str]) -> bool:
+    """Whether an option is among arguments; tyro takes options in full, with - or _."""
+    options = {one.partition("=")[0].replace("_", "-") for one in arguments}
+    dashed = name.replace("_", "-")
+    return not options.isdisjoint((f"--{dashed}", f"--no-{dashed}"))
 
 
 def use_cores_for(args: Any) -> None:
@@ -86,11 +148,12 @@ def use_cores_for(args: Any) -> None:
 
 
 def _parse(
-    target: Callable[..., Callable[[], T]],
+    target: Callable[..., functools.partial[T]],
     prog: str | None,
     description: str,
-    arguments: list[str] | None,
-) -> T:
+    arguments: list[str],
+) -> functools.partial[T]:
+    """Return a function with its arguments bound."""
     import tyro
 
     printed = io.StringIO()
@@ -104,7 +167,7 @@ def _parse(
         if not stop.code:
             raise
         raise UsageExit(_reason(printed.getvalue())) from None
-    return call()
+    return call
 
 
 def _constructors() -> Any:
@@ -158,7 +221,7 @@ def conventions() -> tuple[Any, ...]:
     return (DisallowNone,)
 
 
-def documented(target: Callable[..., T], json: bool = True) -> Callable[..., Callable[[], T]]:
+def documented(target: Callable[..., T], *added: str) -> Callable[..., functools.partial[T]]:
     """Return a function with the parameters of ``target``, prepared for tyro's help.
 
     Each parameter's text is one paragraph. Defaults that mean "none" are not shown. A flag
@@ -169,15 +232,16 @@ def documented(target: Callable[..., T], json: bool = True) -> Callable[..., Cal
     ----------
     target
         A function, or a dataclass.
-    json
-        Whether to list ``--json``, which the command line takes out before it parses.
+    added
+        Names of options in `_ADDED` to list, too. ``--json`` is not bound, since the command line
+        takes it out before it parses.
 
     Returns
     -------
     A function that returns ``target`` with its arguments bound, to be called later.
     """
 
-    def shown(*args: Any, **options: Any) -> Any:
+    def shown(*args: Any, **options: Any) -> functools.partial[T]:
         options.pop("json", None)
         return functools.partial(target, *args, **options)
 
@@ -190,9 +254,10 @@ def documented(target: Callable[..., T], json: bool = True) -> Callable[..., Cal
         )
         for name, parameter in inspect.signature(target).parameters.items()
     ]
-    if json:
-        flag = inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False)
-        parameters.append(flag.replace(annotation=_annotated(bool, False, _JSON)))
+    for name in added:
+        hint, default, text = _ADDED[name]
+        one = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
+        parameters.append(one.replace(annotation=_annotated(hint, default, text)))
     shown.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     shown.__annotations__ = {one.name: one.annotation for one in parameters}
     return shown

@@ -11,7 +11,7 @@ from tyro.conf import Positional, arg
 
 from offmarl.cli.data import show
 from offmarl.cli.output import Report, records, table
-from offmarl.cli.parse import parse, use_cores_for
+from offmarl.cli.parse import parse, parse_program
 from offmarl.errors import OptionError
 from offmarl.paths import below
 from offmarl.programs.registry import VERBS, Kind, find, load, summary
@@ -199,8 +199,7 @@ def _overview(kind: Kind, usage: str) -> Report:
 def _run(kind: Kind, name: str, arguments: list[str]) -> Any:
     """Parse a program's own arguments and run it."""
     program = load(kind, name)
-    args = parse(program.Args, f"{VERBS[kind]} {name}", program.__doc__ or "", arguments)
-    use_cores_for(args)
+    args = parse_program(program.Args, f"{VERBS[kind]} {name}", program.__doc__, arguments)
     return program.main(args)
 
 

@@ -9,13 +9,17 @@ from offmarl.networks.encoders import (
     state_encoder,
     view_encoder,
 )
+from offmarl.networks.inputs import AgentId, InputLayer, Inputs
 from offmarl.networks.mixers import (
     Mixer,
+    MixerKind,
     MixerWeights,
+    PooledMixer,
     init_mixer,
     make_mixer,
     mix,
     mixing_coefficients,
+    mixing_weights,
 )
 from offmarl.networks.policies import (
     Head,
@@ -27,16 +31,25 @@ from offmarl.networks.policies import (
     make_policy,
     stochastic_head,
 )
+from offmarl.networks.pooling import AttentionPool, CriticKind, PooledEncoder, critic_encoder
 from offmarl.networks.torsos import FeedForward, Moments, Recurrent, unroll_batch
 
 __all__ = [
+    "AgentId",
+    "AttentionPool",
+    "CriticKind",
     "Encoder",
     "FeedForward",
     "Head",
+    "InputLayer",
+    "Inputs",
     "Mixer",
+    "MixerKind",
     "MixerWeights",
     "Moments",
     "PolicyConfig",
+    "PooledEncoder",
+    "PooledMixer",
     "QParams",
     "Recurrent",
     "ViewEncoder",
@@ -44,12 +57,14 @@ __all__ = [
     "agent_network",
     "blank_view",
     "central",
+    "critic_encoder",
     "init_mixer",
     "init_policy",
     "make_mixer",
     "make_policy",
     "mix",
     "mixing_coefficients",
+    "mixing_weights",
     "observation_encoder",
     "state_encoder",
     "stochastic_head",

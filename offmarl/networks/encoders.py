@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from offmarl.networks.inputs import Inputs
 from offmarl.trees import ArraySpec, flatten_tree
 from offmarl.types import ArrayTree, EnvSpec, View, empty_view
 
@@ -181,15 +182,14 @@ class ViewEncoder(nn.Module):
     observation: Encoder | None = None
     state: Encoder | None = None
 
-    def __call__(self, view: View) -> Float[Array, "*b N _"]:
-        """Encode a batch of any number of leading axes."""
+    def __call__(self, view: View) -> Inputs:
+        """Encode a batch of any number of leading axes: the state is the shared part."""
         own = view.observation if self.observation is None else self.observation(view.observation)
         if not has_state(view):
             state = _joined(own)
         else:
             state = view.state if self.state is None else self.state(view.state)
-        everyone = jnp.broadcast_to(state[..., None, :], (*own.shape[:-1], state.shape[-1]))
-        return jnp.concatenate([everyone, own], axis=-1)
+        return Inputs(state, own)
 
 
 def observation_encoder(spec: EnvSpec, hidden: int = 64) -> Encoder | None:

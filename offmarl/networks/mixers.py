@@ -1,14 +1,21 @@
 """The monotonic mixing network of QMIX (Rashid et al. 2018, arXiv 1803.11485)."""
 
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from offmarl.networks.encoders import blank_view, central, state_encoder
-from offmarl.types import ArrayTree, EnvSpec
+from offmarl.networks.encoders import blank_view, central, observation_encoder, state_encoder
+from offmarl.networks.inputs import InputLayer
+from offmarl.networks.pooling import PooledEncoder
+from offmarl.types import ArrayTree, EnvSpec, View
+
+MixerKind = Literal["state", "pooled"]
+"""What a mixer sees. "state": the global state; its size depends on the number of agents. "pooled":
+the observations of all agents, pooled by attention; the same parameters fit any number of agents.
+"""
 
 
 class MixerWeights(NamedTuple):
@@ -61,14 +68,74 @@ class Mixer(nn.Module):
         )
 
 
-def make_mixer(spec: EnvSpec, embed: int = 32, hidden: int = 64) -> Mixer:
-    """Build the mixer for the states of an environment, or for its observations if it has none."""
+class PooledMixer(nn.Module):
+    """A mixer of any number of agents: a hypernetwork gives each agent its row of weights.
+
+    The mixing function is that of QMIX, with the mean over the agents in place of the sum, so that
+    Q_tot has the same scale for any N. An agent's weights depend on its own observation and on the
+    pooled observations of all: if the agents change places, Q_tot stays the same.
+
+    Attributes
+    ----------
+    embed
+        Width of the mixing function's hidden layer.
+    hidden
+        Width of the hypernetworks' hidden layer.
+    observation
+        Encodes observations; None for vectors.
+    """
+
+    embed: int = 32
+    hidden: int = 64
+    observation: nn.Module | None = None
+
+    @nn.compact
+    def __call__(self, view: View) -> MixerWeights:
+        """Compute the mixing functions of a batch of views."""
+        inputs = PooledEncoder(self.hidden, self.observation)(view)
+        rows = nn.relu(InputLayer(self.hidden, "none", name="row_hidden")(inputs))
+        rows = nn.Dense(self.embed, name="row")(rows)
+        return MixerWeights(
+            w1=jnp.abs(rows) / rows.shape[-2],
+            b1=nn.Dense(self.embed, name="b1")(inputs.shared),
+            w2=jnp.abs(_hypernetwork(inputs.shared, self.hidden, self.embed)),
+            b2=_hypernetwork(inputs.shared, self.hidden, 1).squeeze(-1),
+        )
+
+
+def _hypernetwork(x: Float[Array, "*b _"], hidden: int, outputs: int) -> Float[Array, "*b _"]:
+    return nn.Dense(outputs)(nn.relu(nn.Dense(hidden)(x)))
+
+
+def make_mixer(
+    spec: EnvSpec, embed: int = 32, hidden: int = 64, kind: MixerKind = "state"
+) -> Mixer | PooledMixer:
+    """Build the mixer of an environment.
+
+    A mixer of the kind "state" sees the global state, or all observations if there is none.
+    """
+    if kind == "pooled":
+        return PooledMixer(embed, hidden, observation_encoder(spec, hidden))
     return Mixer(spec.num_agents, embed, hidden, state_encoder(spec, hidden))
 
 
-def init_mixer(mixer: Mixer, spec: EnvSpec, key: PRNGKeyArray) -> ArrayTree:
+def init_mixer(mixer: Mixer | PooledMixer, spec: EnvSpec, key: PRNGKeyArray) -> ArrayTree:
     """Draw a mixer's parameters."""
-    return mixer.init(key, central(blank_view(spec)))
+    return mixer.init(key, _seen(mixer, blank_view(spec)))
+
+
+def mixing_weights(mixer: Any, params: ArrayTree, view: View) -> MixerWeights:
+    """Return the mixing functions of views with any number of leading axes.
+
+    ``mixer`` comes from `make_mixer`, or is a module that takes what `central` returns.
+    """
+    weights: MixerWeights = mixer.apply(params, _seen(mixer, view))
+    return weights
+
+
+def _seen(mixer: Any, view: View) -> ArrayTree:
+    """Return the part of a view that a mixer sees."""
+    return view if isinstance(mixer, PooledMixer) else central(view)
 
 
 def mix(weights: MixerWeights, q: Float[Array, "*b N"]) -> Float[Array, "*b"]:

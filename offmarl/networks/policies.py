@@ -23,6 +23,7 @@ from offmarl.distributions import (
 )
 from offmarl.errors import ShapeError
 from offmarl.networks.encoders import blank_view, observation_encoder
+from offmarl.networks.inputs import AgentId
 from offmarl.networks.torsos import FeedForward, Recurrent
 from offmarl.types import ArrayTree, Continuous, EnvSpec, Policy
 
@@ -52,13 +53,13 @@ class PolicyConfig:
     hidden
         Width of the hidden layers.
     agent_id
-        Whether the network is given the index of the agent it acts for.
+        How the network distinguishes the agents; see `AgentId`.
     """
 
     kind: Literal["random", "feedforward", "recurrent"]
     head: Literal["softmax", "gaussian", "tanh_gaussian", "q"] = "softmax"
     hidden: int = 64
-    agent_id: bool = True
+    agent_id: AgentId = "onehot"
 
 
 class QParams(NamedTuple):

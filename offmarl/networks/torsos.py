@@ -13,16 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from offmarl.networks.inputs import AgentId, InputLayer
 from offmarl.types import ArrayTree
-
-
-def _with_agent_id(observation: Float[Array, "*b N O"]) -> Float[Array, "*b N O+N"]:
-    """Append each agent's one-hot index, so that shared parameters can distinguish agents."""
-    num_agents = observation.shape[-2]
-    identity = jnp.broadcast_to(
-        jnp.eye(num_agents, dtype=observation.dtype), (*observation.shape[:-1], num_agents)
-    )
-    return jnp.concatenate([observation, identity], axis=-1)
 
 
 class _Constants(nn.Module):
@@ -49,7 +41,7 @@ class FeedForward(nn.Module):
     hidden
         Width of the hidden layers.
     agent_id
-        Whether the input ends with the agent's one-hot index.
+        How agents are distinguished; see `AgentId`.
     output_scale
         Scale of the orthogonal initialisation of the last layer; small for policies, so that
         they are close to uniform at first.
@@ -57,12 +49,13 @@ class FeedForward(nn.Module):
         Number of additional outputs that are learned and do not depend on the input. They are zero
         at first.
     encoder
-        A module that turns the input into a vector for each agent; None if it is one.
+        A module that turns the input into a vector for each agent, or into `Inputs`; None if the
+        input is either.
     """
 
     outputs: int
     hidden: int = 64
-    agent_id: bool = True
+    agent_id: AgentId = "onehot"
     output_scale: float = 1.0
     constants: int = 0
     encoder: nn.Module | None = None
@@ -78,11 +71,11 @@ class FeedForward(nn.Module):
     ) -> tuple[Float[Array, "*b N _"], tuple[()]]:
         """Apply the network to one step, or to any number of steps."""
         x = observation if self.encoder is None else self.encoder(observation)
-        x = _with_agent_id(x) if self.agent_id else x
-        for _ in range(2):
-            x = nn.relu(nn.Dense(self.hidden, kernel_init=nn.initializers.orthogonal(2**0.5))(x))
-        out = nn.Dense(self.outputs, kernel_init=nn.initializers.orthogonal(self.output_scale))
-        return _Constants(self.constants)(out(x)), carry
+        x = nn.relu(InputLayer(self.hidden, self.agent_id, name="Dense_0")(x))
+        wide, narrow = (nn.initializers.orthogonal(scale) for scale in (2**0.5, self.output_scale))
+        x = nn.relu(nn.Dense(self.hidden, kernel_init=wide, name="Dense_1")(x))
+        x = nn.Dense(self.outputs, kernel_init=narrow, name="Dense_2")(x)
+        return _Constants(self.constants)(x), carry
 
     def unroll(self, observation: ArrayTree, _first: Bool[Array, "T"]) -> Float[Array, "T N _"]:
         """Apply the network to all steps of a window."""
@@ -100,13 +93,13 @@ class Recurrent(nn.Module):
 
     outputs: int
     hidden: int = 64
-    agent_id: bool = True
+    agent_id: AgentId = "onehot"
     output_scale: float = 1.0
     constants: int = 0
     encoder: nn.Module | None = None
 
     def setup(self) -> None:  # noqa: D102
-        self.embed = nn.Dense(self.hidden, kernel_init=nn.initializers.orthogonal(2**0.5))
+        self.embed = InputLayer(self.hidden, self.agent_id)
         self.input_gates = nn.Dense(3 * self.hidden)
         self.recurrent_kernel = self.param(
             "recurrent_kernel", nn.initializers.orthogonal(), (self.hidden, 3 * self.hidden)
@@ -147,7 +140,6 @@ class Recurrent(nn.Module):
 
     def _gates(self, observation: ArrayTree) -> Float[Array, "*b N gates"]:
         x = observation if self.encoder is None else self.encoder(observation)
-        x = _with_agent_id(x) if self.agent_id else x
         return self.input_gates(nn.relu(self.embed(x)))
 
     def _gru_step(self, carry: Array, gates: Array) -> Array:

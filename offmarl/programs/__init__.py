@@ -16,14 +16,19 @@ if TYPE_CHECKING:
         ChunkWriter,
         Step,
         add,
-        as_sequence,
         init_capture,
         make_buffer,
-        warm_start,
     )
     from offmarl.programs.dataset import DatasetStatistics, MeanAndStd
     from offmarl.programs.loop import start
     from offmarl.programs.offline import train
+    from offmarl.programs.online import Recorded, record_online
+    from offmarl.programs.optimisers import (
+        clipped_adam,
+        grad_norm,
+        linear_schedule,
+        training_progress,
+    )
     from offmarl.programs.policy import LoadedPolicy, load_policy
     from offmarl.programs.program import (
         TD_ERRORS,
@@ -37,7 +42,8 @@ if TYPE_CHECKING:
     from offmarl.programs.record import record_policy
     from offmarl.programs.replaying import ReplayedEpisode, replay_episode
     from offmarl.programs.seeds import map_seeds
-    from offmarl.programs.tiers import TIERS, Recorded, record_online
+    from offmarl.programs.tiers import TIERS
+    from offmarl.programs.windows import draw_windows, warm_start
 
 __all__ = [
     "TD_ERRORS",
@@ -56,9 +62,12 @@ __all__ = [
     "Stage",
     "Step",
     "add",
-    "as_sequence",
+    "clipped_adam",
+    "draw_windows",
+    "grad_norm",
     "hyperparameters",
     "init_capture",
+    "linear_schedule",
     "load_policy",
     "make_buffer",
     "map_seeds",
@@ -67,20 +76,24 @@ __all__ = [
     "replay_episode",
     "start",
     "train",
+    "training_progress",
     "warm_start",
 ]
 
 _HOMES = {
-    "buffer": "Capture ChunkWriter Step add as_sequence init_capture make_buffer warm_start",
+    "buffer": "Capture ChunkWriter Step add init_capture make_buffer",
     "dataset": "DatasetStatistics MeanAndStd",
     "loop": "start",
     "offline": "train",
+    "online": "Recorded record_online",
+    "optimisers": "clipped_adam grad_norm linear_schedule training_progress",
     "policy": "LoadedPolicy load_policy",
     "program": "TD_ERRORS Args Hyperparameters OnlineArgs Program Stage hyperparameters",
     "record": "record_policy",
     "replaying": "ReplayedEpisode replay_episode",
     "seeds": "map_seeds",
-    "tiers": "TIERS Recorded record_online",
+    "tiers": "TIERS",
+    "windows": "draw_windows warm_start",
 }
 
 if not TYPE_CHECKING:  # type checkers take any name from a module that has this

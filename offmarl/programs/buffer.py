@@ -1,4 +1,4 @@
-"""Trajectories in a flashbax buffer on the device: sampled, and written to a vault by a thread."""
+"""Trajectories in a flashbax buffer on the device, written to a vault by a thread."""
 
 from collections import deque
 from collections.abc import Callable
@@ -17,16 +17,14 @@ from numpy.typing import NDArray
 
 from offmarl.errors import ShapeError, VaultError
 from offmarl.networks import blank_view
-from offmarl.replay import Replay, Windows, load
 from offmarl.types import (
     Continuous,
     EnvSpec,
     FinalObservations,
-    Sequence,
     Transition,
     View,
 )
-from offmarl.vault import Dataset, Writer
+from offmarl.vault import Writer
 
 _WAITING_BYTES = 256 * 2**20
 """Memory for chunks that wait for the disk; `ChunkWriter.put` blocks beyond it. At least one chunk
@@ -45,7 +43,7 @@ class Capture(NamedTuple):
     """A buffer of the last steps of E environments."""
 
     buffer: TrajectoryBufferState
-    """Of `Step`, ``(E, capacity, ...)``: sample from it with the functions of `make_buffer`."""
+    """Of `Step`, ``(E, capacity, ...)``; `offmarl.programs.draw_windows` draws from it."""
     next_views: View | None
     """Next views of the steps if the buffer has none, ``(capacity, E, ...)``, as the rollout
     returned them. Few are ever read, and copying all would cost a tenth of a fast rollout."""
@@ -54,8 +52,13 @@ class Capture(NamedTuple):
 
     @property
     def capacity(self) -> int:
-        """Number of time steps of each row."""
+        """Number of time steps that each row has room for."""
         return int(self.buffer.experience.transition.last.shape[1])
+
+    @property
+    def filled(self) -> Int[Array, ""]:
+        """Number of time steps that each row holds."""
+        return jnp.where(self.buffer.is_full, self.capacity, self.buffer.current_index)
 
 
 class Chunk(NamedTuple):
@@ -71,10 +74,11 @@ class Chunk(NamedTuple):
     """``(E,)``: whether the recording, and not the environment, ended the row's last step."""
 
 
-def make_buffer(
-    num_envs: int, capacity: int, batch_size: int = 1, sequence_length: int = 1
-) -> TrajectoryBuffer:
+def make_buffer(num_envs: int, capacity: int) -> TrajectoryBuffer:
     """Make the functions of a flashbax trajectory buffer for a `Capture`.
+
+    They add steps. `offmarl.programs.draw_windows` draws from the buffer: flashbax's own draws hold
+    the steps near the buffer's ends less often, and take no account of where episodes end.
 
     Parameters
     ----------
@@ -82,15 +86,13 @@ def make_buffer(
         E, the number of rows.
     capacity
         Number of time steps of each row; new steps replace the oldest.
-    batch_size, sequence_length
-        Sizes of the samples, for programs that learn from the buffer.
     """
     return flashbax.make_trajectory_buffer(
         add_batch_size=num_envs,
         max_length_time_axis=capacity,
-        min_length_time_axis=sequence_length,
-        sample_batch_size=batch_size,
-        sample_sequence_length=sequence_length,
+        min_length_time_axis=1,
+        sample_batch_size=1,
+        sample_sequence_length=1,
         period=1,
     )
 
@@ -376,118 +378,3 @@ def _unpad(finals: FinalObservations) -> FinalObservations:
 def _like(capture: Capture) -> Capture:
     """Return a new capture of the same size."""
     return jax.tree.map(jnp.zeros_like, capture)
-
-
-# ---------------------------------------------------------------------------------- sampling
-
-
-def as_sequence(step: Step) -> Sequence:
-    """Turn windows sampled from a buffer, ``(B, T, ...)``, into sequences.
-
-    Each step that ends an episode is followed by a slot for the view that it led to, as in windows
-    of a dataset. These slots push as many steps out of the window, so a step in the T slots after f
-    ends is used in T - f of the windows that hold it.
-    """
-    transition, num_steps = step.transition, step.transition.last.shape[1]
-    ends_before = jnp.cumsum(transition.last, axis=1) - transition.last
-    slot_of_step = jnp.arange(num_steps) + ends_before
-    slots = jnp.arange(num_steps + 1)
-    # The step in each slot; in a slot that follows an end, and in the last, the step before it.
-    index = (slot_of_step[:, None] <= slots[:, None]).sum(-1) - 1
-    is_step = jnp.take_along_axis(slot_of_step, index, axis=1) == slots
-
-    def take(leaf: Array, index: Array = index[:, :-1]) -> Array:
-        return jax.vmap(lambda leaf, index: leaf[index])(leaf, index)
-
-    def view(before: Array, after: Array) -> Array:
-        acted = is_step.reshape(is_step.shape + (1,) * (before.ndim - 2))
-        return jnp.where(acted, take(before, index), take(after, index))
-
-    begins = jnp.pad(transition.last[:, :-1], ((0, 0), (1, 0)))
-    return Sequence(
-        view=jax.tree.map(view, transition.view, step.next_view),
-        action=take(transition.action),
-        reward=take(transition.reward),
-        terminated=take(transition.terminated),
-        truncated=take(transition.truncated),
-        behaviour_log_prob=take(transition.behaviour_log_prob),
-        mask=is_step[:, :-1],
-        next_known=jnp.ones_like(transition.last),
-        first=is_step & take(begins, index),
-    )
-
-
-def warm_start(
-    buffer: TrajectoryBuffer, num_envs: int, capacity: int, spec: EnvSpec, vault: Dataset
-) -> Capture:
-    """Return a capture whose buffer holds the newest steps of a vault.
-
-    The vault's steps are divided into one interval for each environment. An episode that crosses
-    the end of an interval is truncated there, with its true next view. Steps without a next view in
-    the vault are left out.
-
-    Parameters
-    ----------
-    buffer, num_envs, capacity
-        The buffer, and its sizes as given to `make_buffer`.
-    spec
-        Spec of the environment.
-    vault
-        A dataset with any number of rows.
-
-    Raises
-    ------
-    ShapeError
-        The vault has other sizes than the environment, or fewer steps than there are environments.
-    """
-    if difference := vault.spec.difference(spec):
-        raise ShapeError(
-            f"{vault.path} and {spec.name} differ in {difference}: give a vault recorded in "
-            f"{spec.name}."
-        )
-    replay = load(vault, Windows(batch_size=1, length=1))
-    starts = np.flatnonzero(jax.jit(_is_usable)(replay))
-    steps = min(len(starts) // num_envs, capacity)
-    if steps == 0:
-        raise ShapeError(
-            f"{vault.path} holds {len(starts)} steps with a known next view, too few to warm-start "
-            f"{num_envs} environments: give fewer environments with --num-envs, or more data."
-        )
-    rows = starts[-steps * num_envs :].reshape(num_envs, steps)
-    goes_on = np.pad(rows[:, 1:] == rows[:, :-1] + 1, ((0, 0), (0, 1)))
-    sequence = jax.jit(lambda replay, slots: replay.at(slots))(replay, rows.ravel())
-    step = jax.tree.map(
-        lambda leaf: leaf.reshape(num_envs, steps, *leaf.shape[1:]).swapaxes(0, 1),
-        _as_step(sequence, jnp.asarray(goes_on.ravel())),
-    )
-    fresh = init_capture(buffer, spec, sampled=True)
-    filled = add(buffer, fresh, step.transition, step.next_view)
-    return filled._replace(total=fresh.total)  # these steps are not recorded again
-
-
-def _is_usable(replay: Replay) -> Bool[Array, "R"]:
-    """Return the slots of a replay that hold a step with a known next view."""
-    windows = replay.at(jnp.arange(replay.num_slots))
-    return (windows.mask & windows.next_known)[:, 0]
-
-
-def _as_step(sequence: Sequence, goes_on: jax.Array) -> Step:
-    """Turn windows of one step, ``(M, 1, ...)``, into the buffer's records, ``(M, ...)``."""
-
-    def only(leaf: jax.Array) -> jax.Array:
-        return leaf[:, 0]
-
-    terminated, truncated = only(sequence.terminated), only(sequence.truncated)
-    cut = ~goes_on[:, None] & ~terminated
-    truncated = truncated | cut
-    transition = Transition(
-        view=jax.tree.map(only, sequence.view_tm1),
-        action=only(sequence.action),
-        reward=only(sequence.reward),
-        terminated=terminated,
-        truncated=truncated,
-        last=(terminated | truncated).all(-1),
-        behaviour_log_prob=only(sequence.behaviour_log_prob),
-        policy_id=jnp.full(goes_on.shape, -1, jnp.int32),
-    )
-    return Step(transition, jax.tree.map(only, sequence.view_t))

@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Array, Float, Key, PRNGKeyArray
 from numpy.typing import NDArray
 
-from offmarl import __version__, tracking
+from offmarl import __version__, settings, tracking
 from offmarl.config import Vaults
-from offmarl.errors import OptionError, RunError
+from offmarl.errors import OptionError
 from offmarl.paths import below, local
 from offmarl.programs import dataset as data
 from offmarl.programs.dataset import DatasetStatistics
@@ -47,6 +47,7 @@ from offmarl.programs.run import (
     environment_source,
     keep_compiled_programs,
     open_run,
+    settled,
 )
 from offmarl.programs.seeds import Layout, layout_of
 from offmarl.replay import (
@@ -108,10 +109,12 @@ def _train(
     make: Callable[[EnvSpec, Any, DatasetStatistics], Program], args: Args, timer: CheckpointTimer
 ) -> Path:
     dataset, origin = open_data(args), origin_of(make)
+    directory = _directory(origin.name, args, dataset)
+    args = settled(args, directory)
+    sources = settings.used(args).sources()
     args = _resolved(args, dataset.spec)
     evaluator = make_evaluator(args, dataset)
     args = replace(args, held_out=evaluator.fraction)
-    directory = _directory(origin.name, args, dataset)
     kept = data.read(directory / data.STATISTICS_FILE)
     statistics = DatasetStatistics(dataset, kept, evaluator.learned_from)
     program = build(make, dataset.spec, args, statistics, statistics.freeze)
@@ -124,6 +127,7 @@ def _train(
         "file": origin.file,
         "sha256": origin.sha256,
         "args": {key: value for key, value in asdict(args).items() if key not in FREE},
+        "settings": sources,
         "spec": dataset.spec.to_json(),
         "greedy": program.greedy,
         "vault": f"{dataset.name}/{dataset.uid}",
@@ -204,10 +208,7 @@ def _share(text: str) -> tuple[str, float | None]:
 
 def _recorded(directory: Path, name: str) -> int | None:
     """Return a number that an existing run keeps when it is resumed."""
-    try:
-        return tracking.read_run(directory).get(name)
-    except RunError:
-        return None
+    return tracking.recorded(directory).get(name)
 
 
 def _directory(name: str, args: Args, dataset: Dataset | Mixture) -> Path:

@@ -1,28 +1,25 @@
 """Prioritised replay from a recorder's buffer; see `offmarl.replay.priorities`.
 
-A window is known by the place of its first step: row * capacity + index on the time axis. Windows
-of steps that were just added have the largest priority so far. Those that would begin before the
-buffer's newest step and end after it have none.
+A window is known by the place of its first slot: 2 (row * capacity + index on the time axis) for
+one that starts at a step, and one more for one that starts after a step that ends an episode.
+Windows that hold steps that were just added have the largest priority so far.
 """
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from offmarl.programs.buffer import Capture, Step, as_sequence
+from offmarl.programs.buffer import Capture
+from offmarl.programs.windows import Start, windows_at
 from offmarl.replay.priorities import Priorities, begin, importance, window_priorities
 from offmarl.types import Sequence
 
 
-def begin_priorities(capture: Capture, num_envs: int, length: int) -> Priorities:
+def begin_priorities(capture: Capture) -> Priorities:
     """Return the priorities of a buffer's windows, which are all alike."""
-    valid = _is_start(capture, jnp.arange(capture.capacity), length)
-    return begin(jnp.tile(valid.astype(jnp.float32), num_envs))
+    return begin(_exist(capture, jnp.arange(capture.capacity)).ravel().astype(jnp.float32))
 
 
-def admit(
-    priorities: Priorities, capture: Capture, num_envs: int, num_steps: int, length: int
-) -> Priorities:
+def admit(priorities: Priorities, capture: Capture, num_steps: int, length: int) -> Priorities:
     """Return the priorities after ``num_steps`` time steps were added to the buffer.
 
     Parameters
@@ -31,14 +28,17 @@ def admit(
         The priorities before.
     capture
         The buffer, with the steps.
-    num_envs, length
-        Its rows, and the steps of a window.
+    num_steps, length
+        Number of steps added, and of those of a window.
     """
     newest = jnp.arange(min(num_steps + length - 1, capture.capacity))
     index = (capture.buffer.current_index - 1 - newest) % capture.capacity
-    valid = jnp.tile(_is_start(capture, index, length).astype(jnp.float32), num_envs)
-    slots = (jnp.arange(num_envs)[:, None] * capture.capacity + index).ravel()
-    return priorities._replace(tree=priorities.tree.put(slots, jnp.zeros_like(valid), valid))
+    exist = _exist(capture, index)
+    row = jnp.arange(len(exist))[:, None, None]
+    slots = 2 * (row * capture.capacity + index[:, None]) + jnp.arange(2)
+    fresh = exist.ravel().astype(jnp.float32)
+    tree = priorities.tree.put(slots.ravel(), jnp.zeros_like(fresh), fresh)
+    return priorities._replace(tree=tree)
 
 
 def sample(
@@ -48,6 +48,7 @@ def sample(
     batch_size: int,
     length: int,
     exponent: Float[Array, ""],
+    burn_in: int = 0,
 ) -> tuple[Sequence, Int[Array, "B"]]:
     """Draw windows by their priorities, with importance weights; and return where they start.
 
@@ -55,10 +56,9 @@ def sample(
     """
     tree, unit = priorities.tree, priorities.largest
     slots = tree.draw(key, batch_size, unit)
-    row, index = slots // capture.capacity, slots % capture.capacity
-    time = (index[:, None] + jnp.arange(length)) % capture.capacity
-    steps: Step = jax.tree.map(lambda leaf: leaf[row[:, None], time], capture.buffer.experience)
-    batch = as_sequence(steps)
+    row, index = jnp.divmod(slots // 2, capture.capacity)
+    age = (index - capture.buffer.current_index + capture.filled) % capture.capacity
+    batch = windows_at(capture, Start(row, age, slots % 2 == 1), length, burn_in)
     ratios = tree.total(unit) / tree.values(slots, unit)
     return batch._replace(weight=importance(ratios, batch.mask.any(-1), exponent)), slots
 
@@ -78,8 +78,8 @@ def learned(
     )
 
 
-def _is_start(capture: Capture, index: Int[Array, "n"], length: int) -> Bool[Array, "n"]:
-    """Whether the buffer holds the whole window from each index of the time axis on."""
-    head = capture.buffer.current_index
-    age = (head - 1 - index) % capture.capacity + 1  # 1 for the newest step
-    return (age >= length) & (capture.buffer.is_full | (index < head))
+def _exist(capture: Capture, index: Int[Array, "n"]) -> Bool[Array, "E n 2"]:
+    """Whether windows can start at each index of the time axis, and after it."""
+    filled = capture.buffer.is_full | (index < capture.buffer.current_index)
+    last = capture.buffer.experience.transition.last[:, index]
+    return jnp.stack([jnp.broadcast_to(filled, last.shape), filled & last], -1)

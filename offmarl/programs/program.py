@@ -82,6 +82,8 @@ from offmarl.config import (
     Vaults,
     float_fields,
 )
+from offmarl.programs.registry import program_of
+from offmarl.settings import fill
 from offmarl.types import ArrayTree, Policy
 
 ArgsT = TypeVar("ArgsT", bound=Validated)
@@ -93,8 +95,40 @@ logged; prioritised replay draws windows by them."""
 # ---------------------------------------------------------------------------------- arguments
 
 
+class _Configurable(Validated):
+    """Base of programs' arguments, which `offmarl.settings` can fill in."""
+
+    @classmethod
+    def for_env(
+        cls: type[ArgsT], env: str, settings: str | Path | None = None, **given: Any
+    ) -> ArgsT:
+        """Return arguments with the values that offmarl's settings files hold for an environment.
+
+        ``Args(...)`` does not read these files.
+
+        Parameters
+        ----------
+        env
+            Name of the environment: the one that a recorder learns in, or that a baseline's data
+            was recorded in.
+        settings
+            TOML file with settings that take precedence over those in the package.
+        given
+            Arguments by name, which take precedence over both.
+
+        Raises
+        ------
+        OptionError
+            The file or an argument is invalid.
+        """
+        if issubclass(cls, OnlineArgs):
+            given["env"] = env
+        program, packaged = program_of(cls)
+        return fill(cls, program, env, given, settings, packaged)
+
+
 @dataclass(frozen=True)
-class Args(Validated):
+class Args(_Configurable):
     """Arguments that all offline programs share."""
 
     vault: Vaults
@@ -173,7 +207,7 @@ class Args(Validated):
 
 
 @dataclass(frozen=True)
-class OnlineArgs(Validated):
+class OnlineArgs(_Configurable):
     """Arguments that all recorders share."""
 
     env: str = "swarm/coverage-3"
@@ -275,13 +309,14 @@ def structure(args: ArgsT) -> ArgsT:
 def shaping_values(args: Validated) -> tuple[tuple[str, Any], ...]:
     """Return the names and values of the arguments that may shape a program."""
     excluded = _reasons(args)
-    return tuple((name, value) for name, value in vars(args).items() if name not in excluded)
+    names = (field.name for field in fields(args) if field.name not in excluded)  # type: ignore[arg-type]
+    return tuple((name, getattr(args, name)) for name in names)
 
 
 def _reasons(args: Validated) -> dict[str, str]:
     """Return the arguments that must not shape a program, each with the reason."""
     numeric, shared = _hyperparameter_names(args), _shared_names(args) - set(SHAPING)
-    return {name: "for the loop only" for name in vars(args) if name in shared} | {
+    return dict.fromkeys(shared, "for the loop only") | {
         name: f"a hyperparameter: write `hyper.{name}` in init or update" for name in numeric
     }
 

@@ -89,13 +89,25 @@ def origin_of(make: Callable[..., Any]) -> Origin:
         The function that builds the program.
     """
     path = Path(inspect.getsourcefile(make) or "").resolve()
-    ours = (file for kind in VERBS for file in find(kind).values())
-    if any(path == file.resolve() for file in ours):
+    if _is_own(path):
         return Origin(path.stem, None, None)
     file, sha256 = str(path), _sha256(path)
     if make.__module__ in sys.modules:
         _ran[file, sha256] = sys.modules[make.__module__]
     return Origin(path.stem, file, sha256)
+
+
+def program_of(args: type) -> tuple[str, bool]:
+    """Return the name of the program that a class of arguments belongs to.
+
+    And whether it is one of offmarl's.
+    """
+    path = Path(inspect.getsourcefile(args) or "").resolve()
+    return path.stem, _is_own(path)
+
+
+def _is_own(path: Path) -> bool:
+    return any(path == file.resolve() for kind in VERBS for file in find(kind).values())
 
 
 def load_origin(

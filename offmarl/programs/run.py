@@ -15,15 +15,18 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from jaxtyping import Float
 
-from offmarl import checkpoint, envs, tracking
+from offmarl import checkpoint, envs, settings, tracking
+from offmarl.config import Validated
 from offmarl.errors import RunError, Stopped
+
+ArgsT = TypeVar("ArgsT", bound=Validated)
 
 _EVALUATED = (
     tracking.RETURN,
@@ -34,9 +37,9 @@ _EVALUATED = (
 """Metrics of evaluations, one list for each seed; the first existing one is the main metric. Where
 there are several teams, each has its own returns: see `offmarl.teams.names_by_team`."""
 
-_MAY_DIFFER = ("offmarl", "args.vault", "args.time_limit")
-"""Entries that may differ when a run is resumed: offmarl's version, the vault's path (its digest
-identifies it) and the time limit (``spec`` has the one in use)."""
+_MAY_DIFFER = ("offmarl", "settings", "args.vault", "args.time_limit")
+"""Entries that may differ when a run is resumed: offmarl's version, where arguments came from, the
+vault's path (its digest identifies it) and the time limit (``spec`` has the one in use)."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,17 @@ def open_run(directory: Path, record: Mapping[str, Any]) -> Run:
             "directory with --out, or give the arguments of that run to resume it."
         )
     return Run(directory, record, complete)
+
+
+def settled(args: ArgsT, directory: Path) -> ArgsT:
+    """Return arguments with the packaged settings that the directory's run has, and print them.
+
+    Without a run, they are the arguments. See `offmarl.settings`.
+    """
+    args = settings.keep(args, tracking.recorded(directory))
+    for line in settings.used(args).lines(args):
+        tracking.notice(f"settings: {line}")
+    return args
 
 
 def environment_source(name: str) -> dict[str, dict[str, str]]:

@@ -16,7 +16,7 @@ from .test_updates import SPEC, sequence
 @pytest.mark.parametrize(("anneal", "sizes"), [(True, [1, 0.5, 0]), (False, [1, 1, 1])])
 def test_the_step_size_over_two_updates_and_after_them(anneal, sizes):
     rate = 1e-4
-    args = bc.Args(Path(), updates=2, hidden=2, learning_rate=rate, anneal=anneal, agent_id=False)
+    args = bc.Args(Path(), updates=2, hidden=2, learning_rate=rate, anneal=anneal, agent_id="none")
     program, hyper = bc.make(SPEC, args, None), hyperparameters(args)
     batch = sequence([[[0, 2], [1, 1]], [[2, 0], [0, 0]]])
     update = jax.jit(program.stages[0].update)

@@ -258,10 +258,10 @@ def test_help_lists_json_and_describes_each_flag_as_it_is_named(offmarl, command
 
 def test_flags_that_are_on_can_be_turned_off_and_on(monkeypatch):
     bc = registry.load("baseline", "bc")
-    for given, agent_id in (["--no-agent-id"], False), (["--agent-id"], True), ([], True):
+    for given, anneal in (["--no-anneal"], False), (["--anneal"], True), ([], True):
         monkeypatch.setattr(sys, "argv", ["bc.py", "--vault", "x", *given])
         args = parse_script(bc.Args, bc.__doc__)
-        assert (args.agent_id, args.anneal, args.greedy) == (agent_id, True, False)
+        assert (args.agent_id, args.anneal, args.greedy) == ("onehot", anneal, False)
 
 
 @dataclass(frozen=True)
@@ -384,7 +384,7 @@ def test_help_is_in_whole_sentences_and_without_defaults_that_are_none(offmarl):
             in several lines.
         """
 
-    (name, json) = inspect.signature(documented(verb)).parameters.values()
+    (name, json) = inspect.signature(documented(verb, "json")).parameters.values()
     told = name.annotation.__metadata__[-1].help
     assert told == "What to look at, which is told in several lines."
     assert json.name == "json"

@@ -9,7 +9,7 @@ import pytest
 import offmarl as library
 from offmarl import vault
 from offmarl.cli import demo
-from offmarl.programs import tiers
+from offmarl.programs import online
 from offmarl.report.contents import survey
 from offmarl.types import FinalObservations
 from offmarl.vault.transform import selection
@@ -92,7 +92,7 @@ def told_by_the_card(path, offmarl):
 
 
 def told_by_record(path, offmarl):
-    found = tiers._describe(path, "medium")
+    found = online._describe(path, "medium")
     assert (found["episodes"], found["incomplete"]) == (5, 2)
     return found["mean_return"]
 

@@ -48,11 +48,11 @@ def test_unroll_equals_one_step_after_the_other(kind: str) -> None:
 
 def test_the_agent_id_tells_agents_apart_and_can_be_left_out() -> None:
     same = jnp.ones((3, 7))
-    for agent_id in (True, False):
+    for agent_id in ("onehot", "sinusoidal", "none"):
         config = PolicyConfig("feedforward", "q", agent_id=agent_id)
         network, params = agent_network(config, SPEC), init_policy(config, SPEC, jax.random.key(0))
         outputs, _ = network.apply(params.network, (), same)
-        assert bool(jnp.allclose(outputs[0], outputs[1])) is not agent_id
+        assert bool(jnp.allclose(outputs[0], outputs[1])) is (agent_id == "none")
 
 
 @pytest.mark.parametrize("head", ["softmax", "q"])
@@ -191,7 +191,7 @@ def params_of(network: nn.Module, *inputs: Any) -> Any:
 
 
 def test_the_recurrent_torso_is_a_gru_as_flax_has_it() -> None:
-    torso, cell = Recurrent(outputs=2, hidden=4, agent_id=False), nn.GRUCell(features=4)
+    torso, cell = Recurrent(outputs=2, hidden=4, agent_id="none"), nn.GRUCell(features=4)
     seen, carry = numbers(2, 3, 4)
     params = params_of(torso, carry, seen)
     kernels = zip(
@@ -229,7 +229,7 @@ def test_the_feed_forward_torso_by_hand() -> None:
 
 @pytest.mark.parametrize("kind", [FeedForward, Recurrent])
 def test_layers_start_orthogonal_with_their_gains_and_constants_at_zero(kind: type) -> None:
-    torso = kind(outputs=4, hidden=4, agent_id=False, output_scale=0.01, constants=2)
+    torso = kind(outputs=4, hidden=4, agent_id="none", output_scale=0.01, constants=2)
     init = jax.jit(lambda key: torso.init(key, torso.initial_carry(2), jnp.zeros((2, 4))))
     params = init(jax.random.key(0))["params"]
     constants = params["_Constants_0" if kind is FeedForward else "append"]["constants"]

@@ -14,8 +14,9 @@ from offmarl.envs.gym_spaces import common, read, spec_of
 from offmarl.envs.translator import Translator
 from offmarl.errors import ShapeError
 from offmarl.networks import PolicyConfig, init_policy, make_policy
-from offmarl.programs.buffer import add, as_sequence, init_capture, make_buffer, take
+from offmarl.programs.buffer import add, init_capture, make_buffer, take
 from offmarl.programs.policy import LoadedPolicy, _Blank
+from offmarl.programs.windows import draw_windows
 from offmarl.testing import entries
 from offmarl.types import ArraySpec, Continuous, Discrete, EnvSpec, Transition, map_tree
 
@@ -175,7 +176,7 @@ def test_a_buffer_keeps_each_leafs_type():
         behaviour_log_prob=jnp.zeros(agents),
         policy_id=jnp.zeros((steps, rows), jnp.int32),
     )
-    buffer = make_buffer(rows, steps, batch_size=3, sequence_length=steps)
+    buffer = make_buffer(rows, steps)
     capture = add(
         buffer,
         init_capture(buffer, TREE, sampled=True),
@@ -187,7 +188,7 @@ def test_a_buffer_keeps_each_leafs_type():
         kept = chunk.transition.view.observation[name]
         assert kept.dtype == views.observation[name].dtype
         np.testing.assert_array_equal(kept, views.observation[name][:-1].swapaxes(0, 1))
-    sequence = as_sequence(buffer.sample(capture.buffer, jax.random.key(0)).experience)
+    sequence = draw_windows(capture, jax.random.key(0), 3, steps)
     assert sequence.view.observation["camera"].dtype == jnp.uint8
     assert sequence.view.observation["camera"].shape == (3, steps + 1, 2, 3, 3, 1)
     assert sequence.view.state.shape == (3, steps + 1, 0)

@@ -33,7 +33,13 @@ def test_wheel_holds_the_sources_and_nothing_else(wheel):
         f"offmarl/{name}" for name in sources("recorders", "*.py") | sources("baselines", "*.py")
     }
     cards = {f"offmarl/{name}" for name in sources("datasets", "*.*")}
-    expected = sources("offmarl", "*.py") | {"offmarl/py.typed"} | programs | cards
+    expected = (
+        sources("offmarl", "*.py")
+        | sources("offmarl", "*.toml")
+        | {"offmarl/py.typed"}
+        | programs
+        | cards
+    )
     names = set(zipfile.ZipFile(wheel).namelist())
     found = {name for name in names if ".dist-info/" not in name}
     assert found == expected

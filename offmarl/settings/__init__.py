@@ -1,0 +1,249 @@
+"""Settings of programs from TOML files: those in this package, one for a family, or a user's own.
+
+A file has one table for each program. Tables in it hold for some environments only; their names are
+patterns of `fnmatch`, and later ones take precedence::
+
+    [mappo]
+    learning_rate = 0.0007
+    num_steps = 128
+
+    [mappo."simple_tag*"]
+    num_steps = 25
+
+The order of precedence is: arguments that are given, the user's file, the file of the environment's
+family in this package, the defaults of the program's arguments. What was used is kept with the
+arguments (see `used`), so that a run can record it, and keep it when it is resumed.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import fields
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, get_type_hints
+
+from offmarl.config import Validated, converted
+from offmarl.errors import OptionError, unknown_name
+from offmarl.paths import local
+
+T = TypeVar("T", bound=Validated)
+
+SEARCH = "search"
+"""Name of the table that is no program's: the ranges for ``offmarl tune``."""
+
+_NEVER = ("vault", "env", "out", "validation", "seed", "seeds")
+"""Arguments that say what a program runs on, and not how; files cannot set them."""
+
+_ATTRIBUTE = "_settings"
+
+
+class Setting(NamedTuple):
+    """A value from a file."""
+
+    value: Any
+    source: str
+    """The file and the table, such as ``offmarl/settings/mpe.toml [mappo]``."""
+    packaged: bool
+    """Whether the file is one of offmarl's."""
+
+
+class Used(NamedTuple):
+    """Where the values of a program's arguments came from."""
+
+    settings: Mapping[str, Setting]
+    """Values from files, by argument; an argument that was also given has another value."""
+    given: frozenset[str]
+    """The arguments that were given."""
+
+    def sources(self) -> dict[str, str]:
+        """Return the source of each argument that has a value from a file."""
+        return {
+            name: setting.source
+            for name, setting in self.settings.items()
+            if name not in self.given
+        }
+
+    def lines(self, args: Validated) -> list[str]:
+        """Describe where the values of arguments came from; empty if none is from a file."""
+        by_source: dict[str, list[str]] = {}
+        for name, source in self.sources().items():
+            by_source.setdefault(source, []).append(f"{name} {getattr(args, name)}")
+        lines = [f"{', '.join(values)} (from {source})" for source, values in by_source.items()]
+        replaced = [
+            f"{name} {getattr(args, name)} in place of {setting.value}"
+            for name, setting in self.settings.items()
+            if name in self.given and setting.value != getattr(args, name)
+        ]
+        return lines + ([f"{', '.join(replaced)} (given)"] if replaced else [])
+
+
+def used(args: Validated) -> Used:
+    """Return where the values of arguments came from; nothing for those made by ``Args(...)``."""
+    found: Used = vars(args).get(_ATTRIBUTE, Used({}, frozenset()))
+    return found
+
+
+def fill(
+    kind: type[T],
+    program: str,
+    env: str,
+    given: Mapping[str, Any],
+    file: str | Path | None = None,
+    packaged: bool = True,
+) -> T:
+    """Return arguments, with values from files for those that are not given.
+
+    Parameters
+    ----------
+    kind
+        The program's ``Args``.
+    program
+        Name of the program.
+    env
+        Name of the environment; may be empty.
+    given
+        Arguments by name.
+    file
+        The user's file, which must have a table for the program.
+    packaged
+        Whether to use the package's file; False for a program in a user's own file.
+
+    Raises
+    ------
+    OptionError
+        A file is invalid, or an argument is.
+    """
+    found: dict[str, Setting] = {}
+    path = package_file(env)
+    if packaged and path is not None:
+        found |= _File(path, f"offmarl/settings/{path.name}", True).read(kind, program, env)
+    if file is not None:
+        found |= _File(local(file), str(file), False).read(kind, program, env)
+    values = {name: setting.value for name, setting in found.items()}
+    return _with(kind(**{**values, **given}), Used(found, frozenset(given)))
+
+
+def package_file(env: str) -> Path | None:
+    """Return the package's file for an environment's family; None if it has none.
+
+    The file is named after a part of the environment's name: ``jaxmarl/mpe/simple_spread_v3`` has
+    ``mpe.toml``, and ``jumanji/lbf`` has ``lbf.toml``.
+    """
+    base = env.partition(":")[0]
+    if "/" not in base or base.endswith(".py"):  # code of the user's own
+        return None
+    paths = (Path(__file__).with_name(f"{part}.toml") for part in base.split("/"))
+    return next((path for path in paths if path.is_file()), None)
+
+
+def keep(args: T, recorded: Mapping[str, Any]) -> T:
+    """Return arguments in which the package's settings are those that a run was started with.
+
+    The package's files may have changed since. Values that were given, or that are from the user's
+    own file, are not changed.
+
+    Parameters
+    ----------
+    args
+        The arguments.
+    recorded
+        Content of ``run.json`` of the run that they resume; empty if there is none.
+    """
+    before = recorded.get("settings")
+    if before is None or _ATTRIBUTE not in vars(args):
+        return args
+    now = used(args)
+    fixed = now.given | {name for name, one in now.settings.items() if not one.packaged}
+    names = {name for name in (*before, *now.settings) if name not in fixed}
+    hints, values = get_type_hints(type(args), include_extras=True), recorded["args"]
+    kept = {
+        name: None if values[name] is None else converted(name, hints[name], values[name])
+        for name in names
+        if name in hints and name in values
+    }
+    settings = {name: one for name, one in now.settings.items() if name in fixed} | {
+        name: Setting(value, before[name], True) for name, value in kept.items() if name in before
+    }
+    all_values = {field.name: getattr(args, field.name) for field in fields(args)}  # type: ignore[arg-type]
+    return _with(type(args)(**{**all_values, **kept}), Used(settings, now.given))
+
+
+def _with(args: T, used: Used) -> T:
+    """Attach to arguments where they came from, without a field that would shape the program."""
+    object.__setattr__(args, _ATTRIBUTE, used)
+    return args
+
+
+# ---------------------------------------------------------------------------------- files
+
+
+class _File(NamedTuple):
+    """A file of settings."""
+
+    path: Path
+    shown: str
+    """Its name in messages."""
+    packaged: bool
+
+    def read(self, kind: type[Validated], program: str, env: str) -> dict[str, Setting]:
+        """Return its values for a program and an environment; those for others are checked, too."""
+        tables = self._tables()
+        found: dict[str, Setting] = {}
+        if program not in tables and not self.packaged:
+            raise OptionError(
+                f"{self.shown} has no table [{program}]: add one with the program's settings."
+            )
+        table = tables.get(program, {})
+        general = {name: value for name, value in table.items() if not isinstance(value, dict)}
+        patterns = [(name, value) for name, value in table.items() if isinstance(value, dict)]
+        for pattern, values in [("", general), *patterns]:
+            where = f'[{program}."{pattern}"]' if pattern else f"[{program}]"
+            source = f"{self.shown} {where}"
+            checked = {
+                name: Setting(_value(kind, name, value, source), source, self.packaged)
+                for name, value in values.items()
+            }
+            if not pattern or _matches(env, pattern):
+                found |= checked
+        return found
+
+    def _tables(self) -> dict[str, dict[str, Any]]:
+        try:
+            with self.path.open("rb") as file:
+                tables = tomllib.load(file)
+        except (FileNotFoundError, IsADirectoryError):
+            raise OptionError(
+                f"there is no settings file {self.shown}: give the path of one."
+            ) from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise OptionError(f"{self.shown} is not valid TOML: {error}.") from None
+        for name, table in tables.items():
+            if not isinstance(table, dict):
+                raise OptionError(
+                    f"{self.shown}: {name} is in no table: put it below that of a program, such "
+                    "as [mappo]."
+                )
+        return tables
+
+
+def _matches(env: str, pattern: str) -> bool:
+    """Whether an environment's name, or the end of it after a slash, matches a pattern.
+
+    The name is taken with its options, and without.
+    """
+    names = {env, env.partition(":")[0]}
+    return any(fnmatchcase(name, whole) for name in names for whole in (pattern, f"*/{pattern}"))
+
+
+def _value(kind: type[Validated], name: str, value: Any, where: str) -> Any:
+    """Return a checked value; the error says where it is."""
+    names = [field.name for field in fields(kind) if field.name not in _NEVER]  # type: ignore[arg-type]
+    if name in _NEVER:
+        raise OptionError(f"{where}: {name} cannot be set in a file: give it with the command.")
+    if name not in names:
+        raise OptionError(f"{where}: {unknown_name('argument', name, names)}")
+    hint = get_type_hints(kind, include_extras=True)[name]
+    try:
+        return converted(name, hint, value)
+    except OptionError as error:
+        raise OptionError(f"{where}: {error}") from None

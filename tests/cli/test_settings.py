@@ -1,0 +1,54 @@
+"""Settings files and the command line: what programs use, print and keep."""
+
+import json
+
+import pytest
+
+from offmarl import settings
+
+SMALL = ["--updates", "2", "--evaluate-every", "2", "--evaluate-episodes", "2"]
+SMALL += ["--final-episodes", "2", "--batch-size", "4", "--length", "2"]
+
+
+@pytest.fixture
+def packaged(tmp_path, monkeypatch):
+    path = tmp_path / "package" / "probe.toml"
+    path.parent.mkdir()
+    path.write_text("[bc]\nhidden = 8\nlearning_rate = 0.5\n")
+    monkeypatch.setattr(settings, "__file__", str(path.with_name("__init__.py")))
+    monkeypatch.delenv("OFFMARL_QUIET", raising=False)
+    return path
+
+
+def test_a_baseline_takes_settings_prints_and_keeps_them(offmarl, packaged, random_data, tmp_path):
+    mine = tmp_path / "mine.toml"
+    mine.write_text("[bc]\ngreedy = true\n")
+    vault, run = str(random_data("probe/one-step")), tmp_path / "run"
+    command = ["train", "bc", "--vault", vault, "--out", str(run), *SMALL]
+    outcome = offmarl(*command, "--learning_rate=0.25", "--settings", str(mine))
+    assert outcome.code == 0, outcome.err
+    assert "settings: hidden 8 (from offmarl/settings/probe.toml [bc])" in outcome.err
+    assert "settings: learning_rate 0.25 in place of 0.5 (given)" in outcome.err
+    record = json.loads((run / "run.json").read_text())
+    assert [record["args"][name] for name in ("hidden", "learning_rate", "greedy")] == [
+        8,
+        0.25,
+        True,
+    ]
+    assert record["settings"] == {
+        "hidden": "offmarl/settings/probe.toml [bc]",
+        "greedy": f"{mine} [bc]",
+    }
+    packaged.write_text("[bc]\nhidden = 16\n")
+    before = (run / "metrics.jsonl").read_bytes()
+    again = offmarl(*command, "--learning-rate", "0.25", "--settings", str(mine))
+    assert again.code == 0, again.err
+    assert (run / "metrics.jsonl").read_bytes() == before
+    assert json.loads((run / "run.json").read_text()) == record
+
+
+def test_a_wrong_name_in_a_file_is_one_line(offmarl, packaged, random_data, tmp_path):
+    packaged.write_text("[bc]\nhiden = 8\n")
+    outcome = offmarl("train", "bc", "--vault", str(random_data("probe/one-step")))
+    assert outcome.code == 2 and outcome.err.count("\n") == 1
+    assert "probe.toml [bc]: no argument named 'hiden': did you mean hidden?" in outcome.err

@@ -1,0 +1,224 @@
+"""Networks for many agents: the split first layer, agent ids, and pooled critics and mixers."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from offmarl.errors import OptionError
+from offmarl.networks import (
+    AttentionPool,
+    FeedForward,
+    InputLayer,
+    Inputs,
+    PolicyConfig,
+    Recurrent,
+    blank_view,
+    critic_encoder,
+    init_mixer,
+    init_policy,
+    make_mixer,
+    mix,
+    mixing_weights,
+)
+from offmarl.networks.inputs import id_features
+from offmarl.types import Discrete, EnvSpec, View
+from tests.plain import Args
+
+SPEC = EnvSpec("some", num_agents=3, observation_size=7, state_size=5, action=Discrete(4))
+MANY = replace(SPEC, name="many", num_agents=11, state_size=23)
+
+
+def numbers(*shape: int, seed: int = 0) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def view_of(spec: EnvSpec, *lead: int) -> View:
+    return View(
+        numbers(*lead, spec.num_agents, spec.observation_size),
+        numbers(*lead, spec.state_size, seed=1),
+        jnp.ones((*lead, spec.num_agents, spec.action_size), bool),
+        jnp.ones((*lead, spec.num_agents), bool),
+    )
+
+
+def shapes(params: Any) -> Any:
+    return jax.tree.map(jnp.shape, params)
+
+
+# ------------------------------------------------------------------------------- the first layer
+
+
+@pytest.mark.parametrize("agent_id", ["onehot", "sinusoidal", "none"])
+@pytest.mark.parametrize("with_shared", [False, True])
+def test_the_input_layer_is_a_dense_layer_on_the_concatenation(
+    agent_id: Any, with_shared: bool
+) -> None:
+    own, shared = numbers(2, 6, 3, 7), numbers(2, 6, 5, seed=1)
+    ids = jnp.broadcast_to(id_features(agent_id, 3), (2, 6, 3, id_features(agent_id, 3).shape[-1]))
+    everyone = jnp.repeat(shared[..., None, :], 3, axis=-2)
+    joined = jnp.concatenate([everyone, own, ids] if with_shared else [own, ids], -1)
+    plain = nn.Dense(4, kernel_init=nn.initializers.orthogonal(2**0.5))
+    params = jax.jit(plain.init)(jax.random.key(0), joined)
+    params["params"]["bias"] = numbers(4, seed=2)
+    layer, inputs = InputLayer(4, agent_id), Inputs(shared, own) if with_shared else own
+    assert shapes(jax.jit(layer.init)(jax.random.key(0), inputs)) == shapes(params)
+    np.testing.assert_allclose(
+        jax.jit(layer.apply)(params, inputs), plain.apply(params, joined), atol=1e-5
+    )
+
+
+def test_gradients_are_those_of_the_dense_layer_too() -> None:
+    own, shared = numbers(6, 3, 7), numbers(6, 5, seed=1)
+    plain, layer = nn.Dense(4), InputLayer(4, "none")
+    joined = jnp.concatenate([jnp.repeat(shared[:, None], 3, axis=1), own], -1)
+    params = plain.init(jax.random.key(0), joined)
+
+    def gradient(network: nn.Module, x: Any) -> Any:
+        return jax.grad(lambda params: (network.apply(params, x) ** 2).sum())(params)
+
+    jax.tree.map(
+        partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4),
+        gradient(layer, Inputs(shared, own)),
+        gradient(plain, joined),
+    )
+
+
+@pytest.mark.parametrize("torso", [FeedForward, Recurrent])
+def test_the_state_is_not_copied_to_every_agent(torso: Any) -> None:
+    spec = replace(SPEC, num_agents=500, state_size=400)
+    critic, view = torso(1, 8, "none", encoder=critic_encoder(spec, 8)), blank_view(spec)
+    carry = critic.initial_carry(500)
+    params = jax.eval_shape(critic.init, jax.random.key(0), carry, view)
+    text = str(jax.make_jaxpr(critic.apply)(params, carry, view))
+    assert "500,400" not in text
+    assert "500,8" in text
+
+
+# ------------------------------------------------------------------------------- ids
+
+
+def test_sinusoidal_ids_distinguish_agents_and_have_one_size() -> None:
+    for agents in (1, 2, 3, 100, 1000):
+        ids = id_features("sinusoidal", agents)
+        assert ids.shape == (agents, 16)
+        assert len(np.unique(ids.round(3), axis=0)) == agents
+    np.testing.assert_allclose(
+        id_features("sinusoidal", 10), id_features("sinusoidal", 100)[::10], atol=1e-4
+    )
+
+
+def test_unknown_ids_are_refused_with_the_choices() -> None:
+    with pytest.raises(
+        OptionError, match="agent_id must be one of onehot, sinusoidal, none, not T"
+    ):
+        Args(Path(), agent_id=True)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("agent_id", "same"), [("onehot", False), ("sinusoidal", True), ("none", True)]
+)
+@pytest.mark.parametrize("kind", ["feedforward", "recurrent"])
+def test_policies_have_one_size_unless_their_ids_are_onehot(
+    kind: Any, agent_id: Any, same: bool
+) -> None:
+    config = PolicyConfig(kind, hidden=4, agent_id=agent_id)
+    few, many = (
+        jax.eval_shape(partial(init_policy, config, spec), jax.random.key(0))
+        for spec in (SPEC, MANY)
+    )
+    assert (shapes(few) == shapes(many)) is same
+
+
+# ------------------------------------------------------------------------------- pooling
+
+
+def test_pools_begin_as_means_and_leave_out_the_dead() -> None:
+    pool, x = AttentionPool(8), numbers(5, 3)
+    everyone = jnp.ones(5, bool)
+    params = pool.init(jax.random.key(0), x, everyone)
+    alive = everyone.at[1].set(False)
+    np.testing.assert_allclose(
+        pool.apply(params, x, alive),
+        pool.apply(params, jnp.delete(x, 1, axis=0), jnp.ones(4, bool)),
+        rtol=1e-5,
+    )
+    twice = jnp.concatenate([x, x])
+    np.testing.assert_allclose(
+        pool.apply(params, twice, jnp.ones(10, bool)), pool.apply(params, x, everyone), rtol=1e-5
+    )
+    assert np.isfinite(pool.apply(params, x, ~everyone)).all()
+
+
+def test_attention_weighs_by_the_softmax_of_queries_and_keys() -> None:
+    pool, x = AttentionPool(2, heads=1), numbers(4, 3)
+    params = pool.init(jax.random.key(0), x, jnp.ones(4, bool))["params"]
+    params["Dense_1"]["kernel"] = numbers(2, 1, seed=5)
+    hidden = np.maximum(x @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"], 0)
+    logits = (hidden @ params["Dense_1"]["kernel"] + params["Dense_1"]["bias"])[:, 0]
+    weights = np.exp(logits) / np.exp(logits).sum()
+    expected = np.maximum(weights @ (hidden @ params["Dense_2"]["kernel"]), 0)
+    found = pool.apply({"params": params}, x, jnp.ones(4, bool))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_pooled_critics_have_one_size_and_values_follow_the_agents() -> None:
+    critic = FeedForward(1, 8, "none", encoder=critic_encoder(SPEC, 8, "pooled"))
+    view, many = view_of(SPEC, 2), view_of(MANY, 2)
+    params = jax.jit(critic.init)(jax.random.key(0), (), view)
+    assert shapes(params) == shapes(jax.eval_shape(critic.init, jax.random.key(0), (), many))
+    value = jax.jit(lambda view: critic.apply(params, (), view)[0][..., 0])
+    order = np.random.default_rng(0).permutation(11)
+    moved = many._replace(observation=many.observation[:, order])
+    np.testing.assert_allclose(value(moved), value(many)[:, order], atol=1e-5)
+    changed = many._replace(observation=many.observation.at[:, 3].add(1.0))
+    assert not np.isclose(value(changed)[:, 0], value(many)[:, 0], atol=1e-6).any()
+    assert value(view).shape == (2, 3)
+
+
+def test_pooled_mixers_have_one_size_and_ignore_the_order_of_agents() -> None:
+    mixer = make_mixer(SPEC, 4, 8, "pooled")
+    params = init_mixer(mixer, SPEC, jax.random.key(0))
+    other = jax.eval_shape(
+        partial(init_mixer, make_mixer(MANY, 4, 8, "pooled"), MANY), jax.random.key(0)
+    )
+    assert shapes(params) == shapes(other)
+    view, q = view_of(MANY, 6), numbers(6, 11, seed=3)
+    total = jax.jit(lambda view, q: mix(mixing_weights(mixer, params, view), q))
+    order = np.random.default_rng(0).permutation(11)
+    moved = view._replace(observation=view.observation[:, order])
+    np.testing.assert_allclose(total(moved, q[:, order]), total(view, q), atol=1e-5)
+    assert not np.isclose(total(moved, q), total(view, q), atol=1e-6).all()
+
+
+@pytest.mark.parametrize("spec", [SPEC, MANY], ids=lambda spec: spec.name)
+def test_pooled_mixers_are_monotonic_in_every_agent(spec: EnvSpec) -> None:
+    mixer = make_mixer(SPEC, 4, 8, "pooled")
+    params = init_mixer(mixer, SPEC, jax.random.key(1))
+    view, q = view_of(spec, 50), numbers(50, spec.num_agents, seed=3)
+
+    def total(q: Any, view: View) -> Any:
+        return mix(mixing_weights(mixer, params, view), q)
+
+    slope = np.asarray(jax.jit(jax.vmap(jax.grad(total)))(q, view))
+    assert (slope >= 0).all()
+    assert (slope > 0).mean() > 0.9
+
+
+def test_the_scale_of_a_pooled_mixer_does_not_grow_with_the_team() -> None:
+    mixer = make_mixer(SPEC, 4, 8, "pooled")
+    params = init_mixer(mixer, SPEC, jax.random.key(1))
+    view, q = view_of(SPEC, 5), numbers(5, 3, seed=3)
+    thrice = jax.tree.map(lambda leaf: jnp.concatenate([leaf] * 3, axis=1), view)
+    thrice = thrice._replace(state=view.state)
+    np.testing.assert_allclose(
+        mix(mixing_weights(mixer, params, thrice), jnp.tile(q, 3)),
+        mix(mixing_weights(mixer, params, view), q),
+        rtol=1e-4,
+    )

@@ -1,0 +1,204 @@
+"""Windows drawn from a recorder's buffer: their content, and how likely each step is in them."""
+
+from collections import Counter
+from functools import lru_cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from offmarl import envs, vault
+from offmarl.errors import ShapeError
+from offmarl.programs import Capture, add, draw_windows, init_capture, make_buffer, warm_start
+from offmarl.programs.prioritised import admit, begin_priorities, learned, sample
+from offmarl.programs.windows import Start, windows_at
+from offmarl.replay import Windows, load
+from offmarl.types import Discrete, EnvSpec, Transition, View
+
+SPEC = EnvSpec("numbers", 1, 1, 1, Discrete(2))
+CAPACITY = 8
+ENDS = ((0, 0, 1, 0, 1, 1, 0, 0, 0, 1, 0), (0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1))
+"""Whether each step of two rows ends an episode; the first three are overwritten."""
+
+
+@lru_cache
+def capture_of(ends: tuple[tuple[int, ...], ...] = ENDS, capacity: int = CAPACITY) -> Capture:
+    """Return a buffer of numbered steps.
+
+    Step t of row e is seen as 100 e + t, and led to the view 1000 + 100 e + t if it ends an
+    episode, and to the next step's otherwise.
+    """
+    last = jnp.asarray(ends, bool).T
+    rows = last.shape[1]
+    number = 100 * jnp.arange(rows) + jnp.arange(len(last))[:, None]
+
+    def view(number: jax.Array) -> View:
+        seen = number.astype(jnp.float32)
+        return View(
+            seen[..., None, None],
+            seen[..., None],
+            jnp.ones((*seen.shape, 1, 2), bool),
+            jnp.ones((*seen.shape, 1), bool),
+        )
+
+    agents = number[..., None]
+    transitions = Transition(
+        view(number),
+        action=jnp.zeros(agents.shape, jnp.int32),
+        reward=agents.astype(jnp.float32),
+        terminated=jnp.zeros(agents.shape, bool),
+        truncated=last[..., None],
+        last=last,
+        behaviour_log_prob=jnp.zeros(agents.shape),
+        policy_id=jnp.zeros(number.shape, jnp.int32),
+    )
+    after = view(jnp.where(last, 1000 + number, number + 1))
+    buffer = make_buffer(rows, capacity)
+    capture = init_capture(buffer, SPEC, sampled=True)
+    put = jax.jit(partial(add, buffer))
+    for start in range(0, len(last), 4):
+        some = slice(start, start + 4)
+        capture = put(capture, *jax.tree.map(lambda x, some=some: x[some], (transitions, after)))
+    return capture
+
+
+def slots_of(ends: tuple[int, ...], row: int, oldest: int) -> list[tuple[int, bool, bool]]:
+    """Return what each slot of a row shows, and whether it holds a step and begins an episode."""
+    slots, first = [], True
+    for time in range(oldest, len(ends)):
+        slots.append((100 * row + time, True, first))
+        first = bool(ends[time])
+        if first:
+            slots.append((1000 + 100 * row + time, False, False))
+    return slots
+
+
+def every_start(
+    length: int, burn_in: int
+) -> tuple[Start, list[list[tuple[int, bool, bool] | None]]]:
+    """Return all starts in a full buffer, and what the window from each of them holds."""
+    starts, expected = [], []
+    for row, ends in enumerate(ENDS):
+        oldest = len(ends) - CAPACITY
+        slots, at = slots_of(ends, row, oldest), 0
+        blank = [None] * (burn_in + length)
+        padded = blank + slots + [None] * length
+        for age in range(1 - length, CAPACITY):
+            for after in (False, True):
+                if after and not (age >= 0 and ends[oldest + age]):
+                    continue
+                place = at + 1 - length + len(blank)
+                starts.append((row, age, after))
+                expected.append(padded[place - burn_in : place + length])
+                at += 1
+    row, age, after = zip(*starts, strict=True)
+    return Start(jnp.array(row), jnp.array(age), jnp.array(after)), expected
+
+
+@pytest.mark.parametrize(("length", "burn_in"), [(1, 0), (4, 0), (3, 2), (12, 0)])
+def test_windows_hold_what_happened(length: int, burn_in: int) -> None:
+    start, expected = every_start(length, burn_in)
+    unpack = jax.jit(windows_at, static_argnums=(2, 3))
+    batch = jax.device_get(unpack(capture_of(), start, length, burn_in))
+    seen, mask = batch.view.state[..., 0], batch.mask
+    for window, content in enumerate(expected):
+        for slot, held in enumerate(content):
+            if held is not None:
+                assert seen[window, slot] == held[0]
+                assert batch.first[window, slot] == held[2]
+            counts = held is not None and held[1] and slot >= burn_in
+            assert mask[window, slot] == counts
+            if counts:  # the next slot is the exact next view, also after the newest step
+                row, time = divmod(held[0], 100)
+                led_to = 1000 + held[0] if ENDS[row][time] else held[0] + 1
+                assert seen[window, slot + 1] == led_to
+                assert batch.reward[window, slot, 0] == held[0]
+    # Each step counts in as many windows as any other: one for each of its places in a window.
+    counted = Counter(seen[:, :-1][mask].tolist())
+    assert set(counted.values()) == {length}
+    assert len(counted) == 2 * CAPACITY
+
+
+def test_steps_are_drawn_equally_often() -> None:
+    draw = jax.jit(draw_windows, static_argnums=(2, 3, 4))
+    for capture, length in (
+        (capture_of(), 1),
+        (capture_of(), 4),
+        (capture_of(capacity=32), 4),
+    ):
+        batch = draw(capture, jax.random.key(0), 2**16, length, 0)
+        count = np.unique(batch.view.state[:, :-1, 0][batch.mask], return_counts=True)[1]
+        assert len(count) == 2 * int(capture.filled)
+        np.testing.assert_allclose(count / count.mean(), 1, atol=0.05)
+        if length == 1:
+            assert batch.mask.all()
+
+
+def test_no_memory_comes_from_outside_the_buffer() -> None:
+    """The oldest step resets it, wherever it is in a window."""
+    start = Start(jnp.array([0]), jnp.array([-2]), jnp.array([False]))
+    batch = jax.jit(windows_at, static_argnums=2)(capture_of(), start, 4)
+    assert batch.mask[0].tolist() == [False, False, True, True]
+    assert batch.first[0, 2]
+
+
+def test_a_buffer_warm_started_from_a_vault_holds_its_newest_steps(random_data):
+    env = envs.make("probe/two-step")
+    data = vault.open_vault(random_data("probe/two-step"))
+    buffer = make_buffer(4, capacity=10)
+    capture = warm_start(buffer, 4, 10, env.spec, data)
+    step = capture.buffer.experience
+    assert int(capture.total) == 0  # none of it is the recording's own
+    expected = load(data, Windows(1, 1))
+    expected = jax.device_get(expected.at(jnp.arange(expected.num_slots)))
+    steps = np.flatnonzero(expected.mask[:, 0] & expected.next_known[:, 0])[-40:]
+    expected = jax.tree.map(lambda x: x[steps], expected)
+    np.testing.assert_array_equal(
+        step.transition.view.observation.reshape(40, 2, 3), expected.view.observation[:, 0]
+    )
+    np.testing.assert_array_equal(
+        step.next_view.observation.reshape(40, 2, 3), expected.view.observation[:, 1]
+    )
+    np.testing.assert_array_equal(step.transition.reward.reshape(40, 2), expected.reward[:, 0])
+    ended = np.asarray(step.transition.last)
+    np.testing.assert_array_equal(ended[:, -1], True)  # a stretch's end is an episode's
+    inside = ended[:, :-1] & ~np.asarray(step.transition.terminated[:, :-1]).all(-1)
+    assert not inside.any()
+
+
+def test_a_buffer_cannot_be_warm_started_from_other_data(random_data):
+    data = vault.open_vault(random_data("probe/two-step"))
+    spec = envs.make("classic/bridge").spec
+    with pytest.raises(ShapeError, match=r"classic/bridge differ in observation_size \(3, not 8\)"):
+        warm_start(make_buffer(4, 10), 4, 10, spec, data)
+    with pytest.raises(ShapeError, match="too few to warm-start 5000 environments"):
+        warm_start(make_buffer(5000, 10), 5000, 10, data.spec, data)
+
+
+def test_prioritised_windows_start_at_the_slots_of_the_buffer() -> None:
+    """They are drawn as the others are, before and after it is full; later ones by their errors."""
+    buffer_steps, length = np.array(ENDS), 3
+    priorities = None
+    for count in (5, 8, 11):
+        capture = capture_of(tuple(map(tuple, buffer_steps[:, :count].tolist())))
+        if priorities is None:
+            priorities = begin_priorities(capture)
+        priorities = admit(priorities, capture, 5, length)
+        exist = np.zeros((2, CAPACITY, 2))
+        for time in range(max(0, count - CAPACITY), count):
+            exist[:, time % CAPACITY] = np.stack([np.ones(2), buffer_steps[:, time]], 1)
+        values = priorities.tree.values(jnp.arange(4 * CAPACITY), 1.0)
+        np.testing.assert_array_equal(values.reshape(exist.shape), exist)
+    batch, slots = jax.jit(sample, static_argnums=(3, 4))(
+        priorities, capture, jax.random.key(1), 64, length, jnp.float32(0.4)
+    )
+    row, rest = np.divmod(np.asarray(slots), 2 * CAPACITY)
+    age = (rest // 2 - 11) % CAPACITY
+    unpack = jax.jit(windows_at, static_argnums=2)
+    same = unpack(capture, Start(row, age, rest % 2 == 1), length)
+    jax.tree.map(np.testing.assert_array_equal, batch._replace(weight=None), same)
+    np.testing.assert_allclose(batch.weight, 1.0)
+    errors = jnp.full((64, length), 2.0)
+    after = learned(priorities, slots, errors, jnp.ones((64, length), bool), 0.5)
+    np.testing.assert_allclose(after.largest, np.sqrt(2), rtol=1e-4)
