@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -276,6 +276,24 @@ class EnvSpec:
             return f"action ({self.action}, not {other.action})"
         return _leaf_difference("extras", self.extras, other.extras) if extras else ""
 
+    def of_agents(self, agents: tuple[int, ...]) -> EnvSpec:
+        """Return the spec of some agents, as one team; all see the same state as before."""
+
+        def chosen(values: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
+            return None if values is None else tuple(values[agent] for agent in agents)
+
+        kinds = chosen(self.kinds)
+        return replace(
+            self,
+            num_agents=len(agents),
+            agents=chosen(self.agents),
+            observation_sizes=chosen(self.observation_sizes),
+            action_sizes=chosen(self.action_sizes),
+            kinds=kinds if len(set(kinds or ())) > 1 else None,
+            teams=None,
+            team_names=None,
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that `from_json` reads back, without trees and names not set."""
         data = {name: value for name, value in asdict(self).items() if name not in _TREES}
@@ -360,6 +378,9 @@ class Timestep(NamedTuple):
     """The agent's episode was truncated: values bootstrap from ``next_view``."""
     last: Bool[Array, "*b"]
     """The episode ended, for all agents."""
+    extras: dict[str, Any] | None = None
+    """Arrays by name that are recorded with the step, beside those that the environment's method
+    ``extras`` returns; None for none, and after a reset."""
 
 
 class Transition(NamedTuple):

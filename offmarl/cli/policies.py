@@ -11,6 +11,8 @@ from offmarl.envs import Environment
 from offmarl.errors import ShapeError
 from offmarl.programs import LoadedPolicy
 from offmarl.report import render
+from offmarl.teams import only_or_all, teams_of
+from offmarl.terminal import number
 from offmarl.tracking import progress
 from offmarl.types import ArrayTree
 
@@ -23,7 +25,7 @@ def make_environment(name: str | None, loaded: LoadedPolicy) -> Environment:
     ShapeError
         The policy was trained for other sizes.
     """
-    environment = envs.make(name or loaded.spec.name)
+    environment = envs.make_for(loaded.spec, name)
     if difference := loaded.spec.difference(environment.spec, extras=False):
         raise ShapeError(
             f"the policy of {loaded.name} and {name} differ in {difference}: give the environment "
@@ -34,20 +36,27 @@ def make_environment(name: str | None, loaded: LoadedPolicy) -> Environment:
 
 def play(
     environment: Environment, policies: Mapping[int, LoadedPolicy], episodes: int, seed: int
-) -> dict[int, Float[np.ndarray, "episodes"]]:
-    """Return the returns of each policy's episodes, which have the same initial states."""
+) -> dict[str, dict[int, Float[np.ndarray, "episodes"]]]:
+    """Return the returns of each team in each policy's episodes, by team.
+
+    The episodes of all policies have the same initial states.
+    """
     policy = next(iter(policies.values())).policy
 
     @jax.jit
-    def returns_of(params: ArrayTree) -> Float[Array, "episodes"]:
+    def returns_of(params: ArrayTree) -> Float[Array, "episodes teams"]:
         key = jax.random.key(seed)
-        return evaluation.evaluate(environment, policy, params, key, episodes).returns
+        return evaluation.evaluate(environment, policy, params, key, episodes).team_returns
 
-    returns = {}
+    teams = [team.name for team in teams_of(environment.spec)]
+    returns: dict[str, dict[int, Float[np.ndarray, "episodes"]]] = {team: {} for team in teams}
     with progress("evaluate", len(policies)) as advance:
         for trained, loaded in policies.items():
-            returns[trained] = np.asarray(returns_of(loaded.params))
-            advance(1, f"return {returns[trained].mean():.2f}")
+            found = dict(zip(teams, np.asarray(returns_of(loaded.params)).T, strict=True))
+            for team, own in found.items():
+                returns[team][trained] = own
+            means = {team: float(own.mean()) for team, own in found.items()}
+            advance(1, f"return {number(only_or_all(means))}")
     return returns
 
 

@@ -1,7 +1,6 @@
 """Evaluation of policies in training: by played episodes, and by held-out actions."""
 
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -86,7 +85,7 @@ def _environment(args: Args, dataset: Dataset | Mixture) -> Environment | None:
     if name in ("", "none"):
         return None
     try:
-        env = _make(name, dataset.spec)
+        env = envs.make_for(dataset.spec, name)
     except UnknownNameError as error:
         if args.env is not None:
             raise
@@ -101,15 +100,6 @@ def _environment(args: Args, dataset: Dataset | Mixture) -> Environment | None:
             f"{dataset.path} and {name} differ in {difference}: give the environment it was "
             "recorded in with --env, or train with --env none."
         )
-    return env
-
-
-def _make(name: str, spec: EnvSpec) -> Environment:
-    """Create an environment; for data of flat vectors, the variant that was recorded then."""
-    env = envs.make(name)
-    if spec.is_vector and not env.spec.is_vector:
-        with suppress(UnknownNameError):  # it has no such option
-            return envs.make(name, flat=True)
     return env
 
 
