@@ -62,6 +62,26 @@ def rollout(
         The state after the steps; the transitions ``(T, E, ...)``; and the views after the
         actions, ``(T, E, ...)``, which at the end of an episode are its final views.
     """
+    state, transitions, next_views, _ = rollout_shaped(
+        env, policy, params, state, key, num_steps, policy_id
+    )
+    return state, transitions, next_views
+
+
+def rollout_shaped(
+    env: Environment,
+    policy: Policy,
+    params: ArrayTree,
+    state: RolloutState,
+    key: PRNGKeyArray,
+    num_steps: int,
+    policy_id: Int[Array, ""] | Int[Array, "N"] | int = -1,
+) -> tuple[RolloutState, Transition, View, Float[Array, "T E N"] | None]:
+    """Do what `rollout` does, and also return the steps' shaped rewards.
+
+    They are None for an environment that has none (`offmarl.envs.has_shaping`). The rewards of the
+    transitions do not contain them.
+    """
     num_envs = state.view.alive.shape[0]
     fresh_carry = _initial_carry(policy, num_envs)
     policy_ids = jnp.asarray(policy_id, jnp.int32)
@@ -69,7 +89,7 @@ def rollout(
 
     def step(
         state: RolloutState, keys: Key[Array, "2 num_envs"]
-    ) -> tuple[RolloutState, tuple[Transition, View]]:
+    ) -> tuple[RolloutState, tuple[Transition, View, Array | None]]:
         action, log_prob, carry = jax.vmap(policy.act, in_axes=(None, 0, 0, 0, 0))(
             params, state.carry, state.view.observation, state.view.legal_actions, keys[0]
         )
@@ -95,11 +115,12 @@ def rollout(
             fresh_carry,
             carry,
         )
-        return RolloutState(env_state, timestep.view, carry), (transition, timestep.next_view)
+        state = RolloutState(env_state, timestep.view, carry)
+        return state, (transition, timestep.next_view, timestep.shaping)
 
     keys = jax.random.split(key, (num_steps, 2, num_envs))
-    state, (transitions, next_views) = jax.lax.scan(step, state, keys)
-    return state, transitions, next_views
+    state, (transitions, next_views, shaping) = jax.lax.scan(step, state, keys)
+    return state, transitions, next_views, shaping
 
 
 def _extras(

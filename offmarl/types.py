@@ -378,6 +378,9 @@ class Timestep(NamedTuple):
     """The agent's episode was truncated: values bootstrap from ``next_view``."""
     last: Bool[Array, "*b"]
     """The episode ended, for all agents."""
+    shaping: Float[Array, "*b N"] | None = None
+    """Rewards that only guide learning, such as Overcooked's for a filled pot. They are apart from
+    ``reward`` and never recorded; None if the environment offers none."""
     extras: dict[str, Any] | None = None
     """Arrays by name that are recorded with the step, beside those that the environment's method
     ``extras`` returns; None for none, and after a reset."""

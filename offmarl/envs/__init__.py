@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         EnvState,
         Scene,
         autoreset,
+        has_shaping,
         restart,
         transition,
     )
@@ -42,6 +43,7 @@ __all__ = [
     "autoreset",
     "describe",
     "family_of",
+    "has_shaping",
     "info",
     "make",
     "make_for",

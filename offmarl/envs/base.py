@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
 from offmarl.errors import OptionError
-from offmarl.types import ArrayTree, EnvSpec, Timestep, View
+from offmarl.types import ArrayTree, Continuous, EnvSpec, Timestep, View
 
 EnvState = Any
 """The state of an environment: a pytree of arrays; only the environment reads it."""
@@ -65,9 +65,22 @@ def transition(
     reward: Float[Array, "N"],
     terminated: Bool[Array, "N"],
     truncated: Bool[Array, "N"],
+    shaping: Float[Array, "N"] | None = None,
 ) -> Timestep:
     """Build the timestep of a step; the episode ends when it has ended for every agent."""
-    return Timestep(view, view, reward, terminated, truncated, (terminated | truncated).all())
+    last = (terminated | truncated).all()
+    return Timestep(view, view, reward, terminated, truncated, last, shaping)
+
+
+def has_shaping(env: Environment) -> bool:
+    """Whether the steps of an environment have shaped rewards (`Timestep.shaping`)."""
+    spec, key = env.spec, jax.random.key(0)
+    size = (spec.num_agents, spec.action_size)
+    continuous = isinstance(spec.action, Continuous)
+    action = jnp.zeros(size) if continuous else jnp.zeros(size[:1], jnp.int32)
+    state, _ = jax.eval_shape(env.reset, key)
+    _, timestep = jax.eval_shape(env.step, key, state, action)
+    return timestep.shaping is not None
 
 
 MARKS = ("target", "held target", "load", "heavy load", "site", "beacon")

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from offmarl._imports import import_optional, quiet
 from offmarl.envs.base import restart, transition
@@ -142,10 +142,10 @@ class JaxMarl:
         by_agent = dict(zip(env.agents, taken, strict=True))
         given = tuple(taken) if compat.tuple_of_actions else by_agent
         with quiet(*_WARNINGS):
-            observations, inner, rewards, dones, _ = env.step_env(key, state.inner, given)
+            observations, inner, rewards, dones, info = env.step_env(key, state.inner, given)
             view = _view(wrapped, observations, inner)
             terminal = compat.terminal(env, state.inner, by_agent, inner)
-        reward = jnp.stack([jnp.asarray(rewards[agent], jnp.float32) for agent in env.agents])
+        reward = _by_agent(env, rewards)
         time = state.time + 1
         over = dones["__all__"] | (time >= compat.time_limit(env))
         everyone = jnp.ones(len(env.agents), bool)
@@ -154,8 +154,13 @@ class JaxMarl:
             reward,
             terminated=everyone & over & terminal,
             truncated=everyone & over & ~terminal,
+            shaping=_by_agent(env, info["shaped_reward"]) if "shaped_reward" in info else None,
         )
         return JaxMarlState(strongly_typed(inner), time), timestep
+
+
+def _by_agent(env: Any, numbers: Mapping[Any, Any]) -> Float[Array, "N"]:
+    return jnp.stack([jnp.asarray(numbers[agent], jnp.float32) for agent in env.agents])
 
 
 class _Wrapped(NamedTuple):

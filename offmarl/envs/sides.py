@@ -256,6 +256,7 @@ class Side:
             terminated,
             truncated,
             last=(terminated | truncated).all(),
+            shaping=None if timestep.shaping is None else timestep.shaping[mine],
             extras=_pack(self._others(state.view, joint, log_prob, timestep)),
         )
 

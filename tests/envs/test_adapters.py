@@ -218,3 +218,24 @@ def test_brax_bodies(tmp_path, monkeypatch):
     assert (cheetah.observation_sizes, cheetah.state) == ((9, 9, 8, 9, 9, 8), "native")
     assert envs.make("jaxmarl/mabrax/humanoid_9_8").spec.action_sizes == (9, 8)
     assert not list(tmp_path.iterdir())  # MuJoCo likes to leave a log of its warnings
+
+
+def test_the_shaped_rewards_of_overcooked_are_apart_from_its_rewards():
+    env = envs.make("jaxmarl/overcooked/cramped_room:flat=true")
+    assert envs.has_shaping(env) and not envs.has_shaping(envs.make(SPEAKER))
+
+    def step(state, keys):
+        action = jax.random.randint(keys[0], (2,), 0, env.spec.num_actions)
+        by_agent = dict(zip(env.wrapped.agents, action, strict=True))
+        info = env.wrapped.step_env(keys[1], state.inner, by_agent)[-1]["shaped_reward"]
+        state, timestep = env.step(keys[1], state, action)
+        return state, (timestep.shaping, jnp.stack(list(info.values())), timestep.reward)
+
+    def play(key):
+        state, _ = env.reset(key)
+        return jax.lax.scan(step, state, jax.random.split(key, (100, 2)))[1]
+
+    found, wanted, reward = jax.jit(jax.vmap(play))(jax.random.split(jax.random.key(0), 8))
+    np.testing.assert_array_equal(found, wanted)
+    assert set(np.unique(found)) == {0, 3}  # an onion in a pot
+    assert not reward.any()  # no soup was delivered
