@@ -24,7 +24,7 @@ class Evaluation(NamedTuple):
     """Steps taken."""
 
     @property
-    def returns(self) -> Float[Array, "episodes"]:
+    def returns(self) -> Float[Array, "*b episodes"]:
         """The returns of the only team; `ShapeError` if there are several."""
         if self.team_returns.shape[-1] > 1:
             raise ShapeError(

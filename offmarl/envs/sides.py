@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from numpy.typing import NDArray
 
 from offmarl.envs.base import Environment, EnvState, Scene, extras_of, restart
 from offmarl.errors import OptionError, ShapeError
@@ -99,13 +100,11 @@ def compose(spec: EnvSpec, seats: Sequence[Seat]) -> Policy:
         raise ShapeError(
             f"policies act for the agents {taken} of {spec.num_agents}: give each agent one policy."
         )
-    blank = (
-        jnp.zeros((spec.num_agents, spec.action_size))
-        if isinstance(spec.action, Continuous)
-        else jnp.zeros(spec.num_agents, jnp.int32)
-    )
+    # With NumPy, because policies are cached: JAX's arrays could be those of a trace.
+    rest, silent = _no_action(spec), np.zeros(spec.num_agents, np.float32)
 
-    def fill(parts: Sequence[Array], whole: Array) -> Array:
+    def fill(parts: Sequence[Array], rest: NDArray[Any]) -> Array:
+        whole = jnp.asarray(rest)
         for seat, part in zip(seats, parts, strict=True):
             chosen = np.array([seat.sees.index(agent) for agent in seat.agents])
             whole = whole.at[np.array(seat.agents)].set(part[chosen])
@@ -124,7 +123,7 @@ def compose(spec: EnvSpec, seats: Sequence[Seat]) -> Policy:
             seen, legal = take_agents((observation, legal_actions), seat.sees)
             found.append(seat.policy.act(params[i], carry[i], seen, legal, keys[i]))
         actions, log_probs, carries = zip(*found, strict=True)
-        return fill(actions, blank), fill(log_probs, jnp.zeros(spec.num_agents)), carries
+        return fill(actions, rest), fill(log_probs, silent), carries
 
     def log_prob(
         params: ArrayTree,
@@ -141,7 +140,7 @@ def compose(spec: EnvSpec, seats: Sequence[Seat]) -> Policy:
             if seat.policy.log_prob is not None
         ]
         values, carries = zip(*found, strict=True)
-        return fill(values, jnp.zeros(spec.num_agents)), carries
+        return fill(values, silent), carries
 
     def after_step(
         carry: ArrayTree, reward: Float[Array, "N"], done: Bool[Array, "N"]
@@ -404,9 +403,16 @@ def _part(view: View, agents: Sequence[int]) -> View:
     return View(observation, view.state, legal, alive)
 
 
-def _pack(others: ArrayTree) -> dict[str, Array]:
+def _pack(others: ArrayTree) -> dict[str, Any]:
     leaves = jax.tree.leaves(others)
     return {f"{_PACKED}{number:03}": leaf for number, leaf in enumerate(leaves)}
+
+
+def _no_action(spec: EnvSpec) -> NDArray[Any]:
+    """Return zeros of the shape of a joint action."""
+    if isinstance(spec.action, Continuous):
+        return np.zeros((spec.num_agents, spec.action_size), np.float32)
+    return np.zeros(spec.num_agents, np.int32)
 
 
 @lru_cache(maxsize=64)
@@ -426,12 +432,7 @@ def _shapes(side: Side) -> _Others:
 
     def others(key: PRNGKeyArray) -> _Others:
         inner, first = side.env.reset(key)
-        continuous = isinstance(spec.action, Continuous)
-        action = (
-            jnp.zeros((spec.num_agents, spec.action_size))
-            if continuous
-            else jnp.zeros(spec.num_agents, jnp.int32)
-        )
+        action = jnp.asarray(_no_action(spec))
         _, timestep = side.env.step(key, inner, action)
         return side._others(first.view, action, jnp.zeros(spec.num_agents), timestep)
 

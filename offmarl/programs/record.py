@@ -2,8 +2,8 @@
 
 import hashlib
 import shutil
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from offmarl import envs, vault
 from offmarl.checkpoint import Checkpoints
 from offmarl.envs import Environment, autoreset
 from offmarl.envs.base import require_positive
+from offmarl.envs.sides import Side
 from offmarl.errors import RunError
 from offmarl.paths import local
 from offmarl.programs.buffer import Capture, ChunkWriter, add, init_capture, make_buffer
@@ -29,7 +30,7 @@ from offmarl.programs.run import (
 )
 from offmarl.rollout import RolloutState, init_rollout, rollout
 from offmarl.tracking import progress
-from offmarl.types import ArrayTree, EnvSpec, Policy
+from offmarl.types import ArrayTree, EnvSpec, FinalObservations, Policy, Transition
 
 _CHUNK = 64
 """Largest number of time steps collected at once: they should fit into the processor's cache."""
@@ -107,12 +108,12 @@ def record_policy(
         "chunks": [num_chunks, program.num_steps],
         "seed": seed,
     } | environment_source(env.spec.name)
-    if env.spec.extras:
-        recipe["extras"] = sorted(env.spec.extras)
+    if extras := recorded(env, first_id=1)[0].extras:
+        recipe["extras"] = sorted(extras)
     if is_complete(path, recipe):
         return False
     with checkpoint_timer(checkpoint_seconds, "step") as timer:
-        _record(program, params, path, env.spec, recipe, provenance or {}, timer)
+        _record(program, params, path, env, recipe, provenance or {}, timer)
     return True
 
 
@@ -152,7 +153,7 @@ def _record(
     program: Program,
     params: ArrayTree,
     path: Path,
-    spec: EnvSpec,
+    env: Environment,
     recipe: Mapping[str, Any],
     provenance: Mapping[str, Any],
     timer: CheckpointTimer,
@@ -165,9 +166,10 @@ def _record(
     begin = begin._replace(params=copied(params))  # the state will be donated
     num_chunks, num_steps = recipe["chunks"]
     schedule = Schedule(num_chunks, num_chunks, 1, (0,))
+    spec, whole = recorded(env, first_id=1)
     writer = open_for_recording(path, spec, recipe["num_envs"], recipe, provenance)
     with (
-        ChunkWriter(writer, "policy", start, start * num_steps) as chunks,
+        ChunkWriter(writer, "policy", start, start * num_steps, whole) as chunks,
         progress(f"record {path.name}", num_chunks * num_steps, start * num_steps) as advance,
     ):
         for done, state, _ in collect(program, begin, hyper, key, schedule, start, chunks):
@@ -191,6 +193,25 @@ def resume(
     if found is None:
         return 0, init(key, hyper), {}
     return found.step, found.tree["state"], found.info
+
+
+def recorded(
+    env: Environment, first_id: int
+) -> tuple[EnvSpec, Callable[..., tuple[Transition, FinalObservations]] | None]:
+    """Return the spec of an environment's recordings, and what makes them of captured steps.
+
+    These differ for one side of an adversarial environment, whose recordings hold all agents.
+
+    Parameters
+    ----------
+    env
+        The environment, without autoreset.
+    first_id
+        Policy id of the first opponents.
+    """
+    if isinstance(env, Side):
+        return env.recorded_spec, partial(env.whole, first_id=first_id)
+    return env.spec, None
 
 
 # ---------------------------------------------------------------------------------- provenance

@@ -74,4 +74,6 @@ class Rivals:
     def _view(self, state):
         time = jnp.full(3, state.time, jnp.float32)
         observation = jnp.stack([time, state.action.astype(jnp.float32)], -1)
-        return View(observation, jnp.array([state.time, state.luck]), jnp.ones((3, 3), bool), state.alive)
+        return View(
+            observation, jnp.array([state.time, state.luck]), jnp.ones((3, 3), bool), state.alive
+        )

@@ -121,7 +121,7 @@ def test_composed_policies_act_for_their_own_agents():
         Seat(MICE.agents, make_policy(learned, spec), EVERYONE),
     ]
     policy = compose(spec, seats)
-    state, first = ENV.reset(jax.random.key(1))
+    _, first = ENV.reset(jax.random.key(1))
     view, key = first.view, jax.random.key(2)
     action, log_prob, carry = policy.act(
         ((), params), policy.initial_carry(), view.observation, view.legal_actions, key
