@@ -98,7 +98,8 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         adam = optax.adam(hyper.learning_rate * left)
         step, optimiser = adam.update(gradient, state.optimiser)
         params = optax.apply_updates(state.params, step)
-        return State(params, optimiser, state.updates + 1), {"policy_loss": value}
+        metrics = {"policy_loss": value, "grad_norm": programs.grad_norm(gradient)}
+        return State(params, optimiser, state.updates + 1), metrics
 
     return Program(
         init,

@@ -116,6 +116,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         params = optax.apply_updates(state.params, step)
         updates = state.updates + 1
         target = optax.periodic_update(params, state.target, updates, args.target_every)
+        metrics["grad_norm"] = programs.grad_norm(gradient)
         return State(params, target, optimiser, updates), metrics
 
     def policy_params(state: State) -> QParams:

@@ -170,6 +170,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
             "policy_loss": policy_loss,
             "critic_loss": value_loss,
             "q_tot": masked_mean(q_tot, batch.mask),
+            "grad_norm": programs.grad_norm((actor_gradient, critic_gradient)),
             TD_ERRORS: error,
         }
         return State(

@@ -174,9 +174,10 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         step, optimiser = adam.update(gradient, state.optimiser)
         params = optax.apply_updates(state.params, step)
         target = optax.periodic_update(params, state.target, updates, args.target_every)
-        optimisers = optimiser, behaviour_optimiser
-        state = State(params, target, cloned, *optimisers, state.threshold, updates)
-        return state, {**metrics, "behaviour_loss": cloning}
+        metrics |= {"behaviour_loss": cloning, "grad_norm": programs.grad_norm(gradient)}
+        return State(
+            params, target, cloned, optimiser, behaviour_optimiser, state.threshold, updates
+        ), metrics
 
     def policy(_greedy: bool) -> Policy:
         def act(

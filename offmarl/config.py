@@ -47,6 +47,9 @@ Positive = Annotated[float, Rule("above 0 and finite", lambda x: 0 < x < math.in
 NonNegative = Annotated[float, Rule("at least 0 and finite", lambda x: 0 <= x < math.inf)]
 
 
+REPEATED = "repeated"
+"""Marks the type of an option that is given once for each value: ``--track A --track B``."""
+
 Vaults = str | Path | Mapping[str, float] | tuple[str, ...]
 """A vault by its path or name; or several, as a mapping to their shares or as texts PATH=SHARE."""
 

@@ -49,6 +49,16 @@ GREEDY_RETURN = "greedy_episode_return"
 AGREEMENT = "action_agreement"
 """How far a policy agrees with the actions of held-out episodes, from 0 to 1."""
 
+WALL_TIME = "wall_time"
+"""Seconds since the run began, without the time between a stop and its resumption."""
+
+SPEED = "steps_per_second"
+"""Steps per second of the training alone: updates of a baseline, environment steps of a recorder.
+"""
+
+TIMES = (WALL_TIME, SPEED)
+"""Metrics that differ between two runs of the same seed."""
+
 LOG_LIKELIHOOD = "action_log_likelihood"
 """Mean log-probability (density), in nats, of an agent's action in held-out episodes."""
 
@@ -135,6 +145,11 @@ def cut(path: Path, step: int) -> None:
     if path.exists():
         kept = [record for record in read(path) if record["step"] <= step]
         _replace(path, "".join(to_json(record) + "\n" for record in kept))
+
+
+def last(path: Path, metric: str) -> float:
+    """Return the last value of a metric in a file of JSON lines; 0 if there is none."""
+    return next((float(record[metric]) for record in reversed(read(path)) if metric in record), 0.0)
 
 
 def _replace(path: Path, text: str) -> None:

@@ -82,3 +82,11 @@ def write_policy(
     checkpoints.save(1, {"policy": params, "state": jnp.zeros(2)}, {})
     checkpoints.close()
     return params
+
+
+def metrics_of(run: Path) -> list[dict[str, Any]]:
+    """Return a run's JSON lines without the times, which differ between equal runs."""
+    return [
+        {name: value for name, value in row.items() if name not in tracking.TIMES}
+        for row in tracking.read(run / tracking.METRICS_FILE)
+    ]

@@ -97,6 +97,9 @@ def test_a_policy_is_loaded_from_its_run_alone(tmp_path, kind, head):
     assert action.tolist() == [spec.action_size - 1] * 2
     with pytest.raises(ShapeError, match=r"not \(1, 3\)"):
         loaded(np.ones((1, 3), np.float32))
+    with pytest.raises(ShapeError, match=r"legal actions of shape \(2, \d\), .*, not \(2, 1\)"):
+        loaded(observation, np.ones((2, 1), bool))
+    assert len(repr(loaded)) < 100
 
 
 def test_the_first_seed_is_the_default_and_others_are_named(tmp_path):

@@ -52,7 +52,7 @@ def test_pettingzoo_torch(tmp_path):
     assert "mean return of the clone's best actions: 10.0" in said
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_torch_bc(tmp_path):
     """Five of six actions can be predicted, and the clone makes no random ones."""
     pytest.importorskip("torch", reason="needs PyTorch")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 from offmarl.cli.output import hidden
-from offmarl.config import Vaults
+from offmarl.config import REPEATED, Vaults
 from offmarl.errors import OffmarlError
 from offmarl.paths import expanded
 
@@ -276,13 +276,16 @@ def parameter_texts(target: Callable[..., Any]) -> dict[str, str]:
 
 
 def _annotated(hint: Any, default: Any, text: str) -> Any:
-    from tyro.conf import FlagCreatePairsOff, arg
+    from tyro.conf import FlagCreatePairsOff, UseAppendAction, arg
 
     options: dict[str, Any] = {"help": text} if text else {}
     if default is False or default in (None, "", ()):
         options["help_behavior_hint"] = ""
     single_flag: Any = FlagCreatePairsOff
     annotated = Annotated[hint, arg(**options)] if options else hint
+    if REPEATED in getattr(hint, "__metadata__", ()):
+        append: Any = UseAppendAction
+        return append[annotated]
     return single_flag[annotated] if default is False else annotated
 
 

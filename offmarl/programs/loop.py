@@ -7,12 +7,13 @@ uninterrupted one, and streamed batches equal those of a replay on the device.
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
+from offmarl import tracking
 from offmarl.programs.buffer import ChunkWriter
 from offmarl.programs.normalisation import make_program
 from offmarl.programs.program import (
@@ -35,6 +36,8 @@ LOG_EVERY = 500
 
 SECONDS_AT_ONCE = 1.0
 """Duration of a call of the compiled loop: signals are handled between calls."""
+
+T = TypeVar("T")
 
 _MOST_PROGRAMS = 8
 _programs: dict[Hashable, Program] = {}
@@ -365,8 +368,8 @@ class Journal(Protocol):
         """Take the metrics of the last ``count`` updates."""
         ...
 
-    def log(self, done: int) -> None:
-        """Write a line of metrics."""
+    def log(self, done: int, times: Mapping[str, float], /) -> None:
+        """Write a line of metrics, with `tracking.TIMES`."""
         ...
 
     def evaluate(self, done: int, states: ArrayTree) -> None:
@@ -378,6 +381,29 @@ class Journal(Protocol):
         ...
 
 
+class _Clock:
+    """Measures `tracking.TIMES`."""
+
+    def __init__(self, elapsed: float, steps: int):
+        self._begun, self._steps, self._worked = time.monotonic() - elapsed, steps, 0.0
+
+    def timed(self, work: Iterator[T]) -> Iterator[T]:
+        """Measure the time that an iterator takes, without that of the loop around it."""
+        while True:
+            begun = time.monotonic()
+            item = next(work, None)
+            self._worked += time.monotonic() - begun
+            if item is None:
+                return
+            yield item
+
+    def times(self, steps: int) -> dict[str, float]:
+        """Return the time since the run began, and the speed since the last call."""
+        speed = (steps - self._steps) / max(self._worked, 1e-9)
+        self._steps, self._worked = steps, 0.0
+        return {tracking.WALL_TIME: time.monotonic() - self._begun, tracking.SPEED: speed}
+
+
 def learn(
     work: Iterator[tuple[int, ArrayTree, dict[str, Array]]],
     journal: Journal,
@@ -386,6 +412,7 @@ def learn(
     timer: CheckpointTimer,
     advance: Callable[[int, str], None],
     unit: int = 1,
+    elapsed: float = 0.0,
 ) -> None:
     """Update, log, evaluate and checkpoint until the work is complete.
 
@@ -405,12 +432,15 @@ def learn(
         Shows progress: called with a number of steps and `Journal.note`.
     unit
         Number of steps of one update, for the progress.
+    elapsed
+        Seconds that the run has taken before.
     """
-    for step, states, metrics in work:
+    clock = _Clock(elapsed, done * unit)
+    for step, states, metrics in clock.timed(work):
         timer.work_done()
         journal.add(step, metrics, step - done)
         if step == schedule.next_log(step - 1):
-            journal.log(step)
+            journal.log(step, clock.times(step * unit))
         if schedule.is_evaluation(step):
             journal.evaluate(step, states)
         advance((step - done) * unit, journal.note)

@@ -63,6 +63,8 @@ from offmarl.replay.circles import Weighting
 from offmarl.replay.device import fits
 from offmarl.replay.priorities import Priorities, Prioritised
 from offmarl.replay.sampling import Chosen
+from offmarl.trackers import Trackers
+from offmarl.trackers import check as check_trackers
 from offmarl.types import ArrayTree, EnvSpec
 from offmarl.vault import Dataset, Mixture, Weights, mix, open_vault
 from offmarl.vault.weights import resolve
@@ -108,6 +110,7 @@ def train(make: Callable[[EnvSpec, ArgsT, DatasetStatistics], Program], args: Ar
 def _train(
     make: Callable[[EnvSpec, Any, DatasetStatistics], Program], args: Args, timer: CheckpointTimer
 ) -> Path:
+    check_trackers(args.track)
     dataset, origin = open_data(args), origin_of(make)
     directory = _directory(origin.name, args, dataset)
     args = settled(args, directory)
@@ -348,11 +351,13 @@ def _learn(job: _Job, dataset: Dataset | Mixture, timer: CheckpointTimer) -> Non
     done, states = journal.begin(job.begin(start_keys, update_keys))
     timer.begin(done)
     with (
+        journal.trackers,
         _batches(job, dataset, update_keys, done) as batches,
         tracking.progress(run.record["program"], schedule.updates, done) as advance,
     ):
         work = updates(learners, states, batches, schedule, done)
-        learn(work, journal, schedule, done, timer, advance)
+        elapsed = tracking.last(run.metrics, tracking.WALL_TIME)
+        learn(work, journal, schedule, done, timer, advance, elapsed=elapsed)
     journal.close()
     run.write_marl_eval(job.evaluator.environment)
 
@@ -390,16 +395,22 @@ class _Journal:
         if found is not None:
             done, states = found.step, Learned(found.tree["state"], found.tree.get("priorities"))
             self._means = Means(found.info.get("sums", {}), found.info.get("count", 0))
-        tracking.cut(self._job.run.metrics, done)
+        run = self._job.run
+        tracking.cut(run.metrics, done)
+        self.trackers = Trackers(self._job.args.track, run.directory, run.record)
         return done, states
 
     def add(self, _done: int, metrics: Mapping[str, NDArray[Any]], count: int) -> None:
         """Add the metrics of the last updates."""
         self._means.add(metrics, count)
 
-    def log(self, done: int) -> None:
+    def log(self, done: int, times: Mapping[str, float]) -> None:
         """Write the means since the last line."""
-        self._write(done, self._means.take())
+        seeds = len(self._job.seeds)
+        self._write(
+            done,
+            self._means.take() | {name: np.full(seeds, value) for name, value in times.items()},
+        )
 
     def evaluate(self, done: int, learned: Learned) -> None:
         """Evaluate the policies of all seeds, with more episodes after the last update."""
@@ -416,6 +427,7 @@ class _Journal:
         """Write a checkpoint, with the metrics not yet logged."""
         info = {"sums": self._means.sums, "count": self._means.count}
         self._checkpoints.save(done, self._job.tree(learned), info)
+        self.trackers.sync()
 
     def close(self) -> None:
         """Close the files."""

@@ -36,6 +36,8 @@ from offmarl.programs.run import (
     settled,
 )
 from offmarl.programs.tiers import REPLAY_TIERS, parse_tiers, record_tiers
+from offmarl.trackers import Trackers
+from offmarl.trackers import check as check_trackers
 from offmarl.types import ArrayTree, EnvSpec
 
 
@@ -73,6 +75,7 @@ def record_online(make: Callable[[EnvSpec, ArgsT, Environment], Program], args: 
         A vault cannot be written.
     """
     assert isinstance(args, OnlineArgs)
+    check_trackers(args.track)
     origin = origin_of(make)
     args = settled(args, run_directory(args, origin.name))
     tiers, env = parse_tiers(args.tiers), envs.make(args.env)
@@ -120,11 +123,12 @@ def _train(run: Recorder, opened: Run, timer: CheckpointTimer, keep: bool) -> li
     timer.begin(done * run.iteration_steps)
     schedule = _schedule(run)
     replay = _open_replay(run, done) if keep else nullcontext()
-    with replay as chunks, _progress(run, done) as advance:
+    with journal.trackers, replay as chunks, _progress(run, done) as advance:
         journal.chunks = chunks
         key = run.key(TRAIN)
         work = collect(run.program, begin, hyper, key, schedule, done, chunks)
-        learn(work, journal, schedule, done, timer, advance, run.iteration_steps)
+        elapsed = tracking.last(opened.metrics, tracking.WALL_TIME)
+        learn(work, journal, schedule, done, timer, advance, run.iteration_steps, elapsed)
         if chunks is not None:
             chunks.complete(policies=[run.about(version) for version in journal.versions])
     journal.close()
@@ -161,7 +165,7 @@ class _Journal:
 
     def __init__(self, run: Recorder, opened: Run):
         self._run = run
-        self._metrics = opened.metrics
+        self._opened, self._metrics = opened, opened.metrics
         self._unwritten: list[dict[str, Any]] = []
         self._policies = run.policies()
         self.checkpoints = opened.checkpoints(keep=2)
@@ -172,6 +176,7 @@ class _Journal:
     def go_on(self, start: int, info: Mapping[str, Any]) -> None:
         """Drop what was written after the checkpoint that training resumes from."""
         tracking.cut(self._metrics, start * self._run.iteration_steps)
+        self.trackers = Trackers(self._run.args.track, self._opened.directory, self._opened.record)
         self.versions = [Version(*version) for version in info.get("versions", [])]
 
     def add(self, done: int, metrics: Mapping[str, Any], _count: int) -> None:
@@ -179,8 +184,9 @@ class _Journal:
         step = done * self._run.iteration_steps
         self._unwritten.append({"seed": self._run.args.seed, "step": step, **metrics})
 
-    def log(self, done: int) -> None:
-        """Do nothing: `save` writes the lines."""
+    def log(self, _done: int, times: Mapping[str, float]) -> None:
+        """Add the times to the line; `save` writes it."""
+        self._unwritten[-1] |= times
 
     def evaluate(self, done: int, state: ArrayTree) -> None:
         """Evaluate the policy, and keep it as a version."""
@@ -201,6 +207,7 @@ class _Journal:
         policy = jax.tree.map(lambda leaf: leaf[None], self._run.program.policy_params(state))
         versions = [list(version) for version in self.versions]
         self.checkpoints.save(done, {"policy": policy, "state": state}, {"versions": versions})
+        self.trackers.sync()
 
     @property
     def note(self) -> str:

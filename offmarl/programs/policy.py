@@ -1,7 +1,7 @@
 """Trained policies, loaded from their runs."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,9 +57,9 @@ class LoadedPolicy:
     they raise an error at the next action. Other policies return the carry unchanged.
     """
 
-    policy: Policy
-    params: ArrayTree
-    spec: EnvSpec
+    policy: Policy = field(repr=False)
+    params: ArrayTree = field(repr=False)
+    spec: EnvSpec = field(repr=False)
     name: str
     """The program that trained it."""
     stochastic: bool
@@ -95,7 +95,7 @@ class LoadedPolicy:
         ------
         ShapeError
             The observation has other shapes, names or kinds of numbers than those that the policy
-            was trained with.
+            was trained with, or the mask another shape.
         OptionError
             The policy is stochastic, and no key was given; or it takes rewards as input, and
             `after_step` was not called after its last action.
@@ -113,12 +113,12 @@ class LoadedPolicy:
                 "action is missing: after each step, pass the carry through "
                 "policy.after_step(carry, reward, done)."
             )
-        every_action = np.ones((self.spec.num_agents, self.spec.action_size), bool)
+        legal_actions = self._checked_legal(legal_actions)
         action, _, carry = self._act(
             self.params,
             self.policy.initial_carry() if carry is None else carry,
             observation,
-            every_action if legal_actions is None else legal_actions,
+            legal_actions,
             _unused_key() if key is None else key,
         )
         remembers = self.policy.after_step is not None
@@ -186,6 +186,17 @@ class LoadedPolicy:
                 )
             checked[path] = array.astype(expected.numpy_dtype)
         return unflatten_tree(checked)
+
+    def _checked_legal(self, mask: Bool[Array | np.ndarray, "N A"] | None) -> np.ndarray:
+        """Return the mask of legal actions, by default of all, or raise `ShapeError`."""
+        shape = (self.spec.num_agents, self.spec.action_size)
+        mask = np.ones(shape, bool) if mask is None else np.asarray(mask)
+        if mask.shape != shape:
+            raise ShapeError(
+                f"the policy of {self.name} takes a mask of legal actions of shape {shape}, one "
+                f"for each action of each agent, not {mask.shape}."
+            )
+        return mask.astype(bool)
 
     @cached_property
     def _after_step(self) -> Callable[..., ArrayTree]:

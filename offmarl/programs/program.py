@@ -65,13 +65,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partialmethod
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
 from offmarl.config import (
+    REPEATED,
     Fraction,
     NonNegative,
     NonNegativeInt,
@@ -202,6 +203,10 @@ class Args(_Configurable):
     """Episodes in an evaluation."""
     final_episodes: PositiveInt = 320
     """Episodes of the last evaluation, whose returns are the run's result."""
+    track: Annotated[tuple[str, ...], REPEATED] = ()
+    """Tracker that gets the metrics, too: tensorboard, mlflow, wandb or trackio, each by default
+    offline; NAME=TARGET says where, such as mlflow=sqlite:///runs.db. Give the option once for each
+    tracker."""
     checkpoint_seconds: NonNegative = 30.0
     """Seconds between checkpoints; Ctrl-C and SIGTERM save one before the program stops."""
 
@@ -234,11 +239,15 @@ class OnlineArgs(_Configurable):
     """Episodes in an evaluation."""
     seed: Seed = 0
     """Random seed."""
+    track: Annotated[tuple[str, ...], REPEATED] = ()
+    """Tracker that gets the metrics, too: tensorboard, mlflow, wandb or trackio, each by default
+    offline; NAME=TARGET says where, such as mlflow=sqlite:///runs.db. Give the option once for each
+    tracker."""
     checkpoint_seconds: NonNegative = 30.0
     """Seconds between checkpoints; Ctrl-C and SIGTERM save one before the program stops."""
 
 
-FREE = ("out", "replay", "memory", "checkpoint_seconds", "batching")
+FREE = ("track", "out", "replay", "memory", "checkpoint_seconds", "batching")
 """Arguments that may differ when a run is resumed, because they do not change the result."""
 
 SHAPING = ("normalise", "updates", "batch_size", "length", "total_steps", "num_envs")

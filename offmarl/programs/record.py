@@ -20,6 +20,7 @@ from offmarl.envs.sides import Side
 from offmarl.errors import RunError
 from offmarl.paths import local
 from offmarl.programs.buffer import Capture, ChunkWriter, add, init_capture, make_buffer
+from offmarl.programs.captures import CaptureCheckpoints
 from offmarl.programs.loop import Schedule, collect, copied
 from offmarl.programs.program import Hyperparameters, Program, Stage
 from offmarl.programs.run import (
@@ -159,7 +160,7 @@ def _record(
     timer: CheckpointTimer,
 ) -> None:
     directory = path.parent / f".{path.name}.recording"
-    checkpoints, hyper = Checkpoints(directory, keep=1), Hyperparameters({})
+    checkpoints, hyper = CaptureCheckpoints(directory, keep=1), Hyperparameters({})
     init_key, key = jax.random.split(jax.random.key(recipe["seed"]))
     start, begin, _ = resume(program, checkpoints, init_key, hyper)
     timer.begin(start * recipe["num_envs"] * recipe["chunks"][1])

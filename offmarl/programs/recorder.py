@@ -71,7 +71,7 @@ class Recorder(NamedTuple):
     def settings(self) -> dict[str, Any]:
         """The arguments that determine the result."""
         args = asdict(self.args) | {"env": envs.short_name(self.args.env)}
-        del args["out"], args["checkpoint_seconds"]
+        del args["out"], args["checkpoint_seconds"], args["track"]
         if not self.args.env_states:  # as recordings before there were states
             del args["env_states"]
         return tracking.plain(args)  # as in the provenance on disk

@@ -120,7 +120,8 @@ def _compare(
             step = int(np.argwhere(~near)[0][0])
             raise OptionError(
                 f"{dataset.path}: episode {number}, played again, differs from the recording in "
-                f"{name} at step {step}: the environment or its options have changed."
+                f"{name} at step {step}: the environment or its options have changed, or the data "
+                "were edited after the recording."
             )
     return exact
 

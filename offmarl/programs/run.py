@@ -22,9 +22,10 @@ import numpy as np
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from jaxtyping import Float
 
-from offmarl import checkpoint, envs, settings, tracking
+from offmarl import envs, settings, tracking
 from offmarl.config import Validated
 from offmarl.errors import RunError, Stopped
+from offmarl.programs.captures import CaptureCheckpoints, remove_buffers
 
 ArgsT = TypeVar("ArgsT", bound=Validated)
 
@@ -65,9 +66,9 @@ class Run:
         """The file of JSON lines."""
         return self.directory / tracking.METRICS_FILE
 
-    def checkpoints(self, keep: int | None = None) -> checkpoint.Checkpoints:
+    def checkpoints(self, keep: int | None = None) -> CaptureCheckpoints:
         """Return the run's checkpoints."""
-        return checkpoint.Checkpoints(self.directory / tracking.CHECKPOINTS, keep=keep)
+        return CaptureCheckpoints(self.directory / tracking.CHECKPOINTS, keep=keep)
 
     def lacks_checkpoint(self, last: int) -> bool:
         """Whether the last checkpoint is missing; users delete damaged ones."""
@@ -119,6 +120,7 @@ class Run:
     def finish(self) -> None:
         """Mark the run as finished, so that the same call does not change it."""
         tracking.write_json(self.directory / tracking.RUN_FILE, {**self.record, "complete": True})
+        remove_buffers(self.directory / tracking.CHECKPOINTS)
 
 
 def open_run(directory: Path, record: Mapping[str, Any]) -> Run:

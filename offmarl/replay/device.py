@@ -27,7 +27,8 @@ from offmarl.replay.fields import (
 )
 from offmarl.replay.packing import Rows
 from offmarl.replay.sampling import Chosen, Source, Windows, returns_to_go
-from offmarl.replay.starts import Starts, Uniform
+from offmarl.replay.starts import WORDS_OF_A_DRAW, Starts, Uniform
+from offmarl.replay.threefry import below
 from offmarl.types import EnvSpec, Sequence
 
 _MOST_ROWS = 2**31 - 1
@@ -103,11 +104,11 @@ def draw(starts: Starts, key: PRNGKeyArray, count: int) -> Int[Array, "count"]:
     """Draw slots that windows start at; `offmarl.replay.starts.draw_on_host` draws the same."""
     if isinstance(starts, Uniform):
         return jax.random.randint(key, (count,), 0, starts.num_slots)
-    which, against, inside = jax.random.split(key, 3)
-    number = jax.random.randint(which, (count,), 0, len(starts.share))
-    stays = jax.random.bits(against, (count,), jnp.uint32) < starts.threshold[number]
-    number = jnp.where(stays, number, starts.alias[number])
-    return starts.first[number] + jax.random.randint(inside, (count,), 0, starts.size[number])
+    words = jax.random.bits(key, (WORDS_OF_A_DRAW, count), jnp.uint32)
+    number = below(words[0], words[1], jnp.uint32(len(starts.share)))
+    number = jnp.where(words[2] < starts.threshold[number], number, starts.alias[number])
+    inside = below(words[3], words[4], starts.size[number].astype(jnp.uint32))
+    return starts.first[number] + inside.astype(starts.first.dtype)
 
 
 def probability(starts: Starts, slots: Int[Array, "*b"]) -> Float[Array, "*b"]:

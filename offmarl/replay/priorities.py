@@ -78,7 +78,8 @@ def importance(
 ) -> Float[Array, "B"]:
     """Return the weights of windows in the loss: ratio^β, over the largest of those that count."""
     weights = ratios**exponent
-    return weights / jnp.max(weights, where=counted, initial=1e-30)
+    largest = jnp.max(weights, where=counted, initial=0.0)
+    return weights / jnp.where(largest > 0, largest, 1.0)
 
 
 @partial(
@@ -158,7 +159,7 @@ class Prioritised:
         self, ratios: Float[Array, "B"], mask: Bool[Array, "B T"], update: Int[Array, ""] | int
     ) -> Float[Array, "B"]:
         """Return the importance weights of a batch."""
-        grown = self.importance + (1 - self.importance) * update / self.updates
+        grown = self.importance + (1 - self.importance) * update / jnp.maximum(self.updates - 1, 1)
         return importance(ratios, mask.any(-1), grown)
 
     def learned(

@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from offmarl.replay import threefry
 from offmarl.replay.threefry import Keys
 
+WORDS_OF_A_DRAW = 5
+"""Random words of a draw from segments: two for the segment, one against its alias, two inside."""
+
 _MOST_SLOTS = 2**31
 """Slots that 32 bits tell apart; of more, the host draws with 64 bits."""
 
@@ -105,16 +108,24 @@ def draw_on_host(starts: Starts, keys: Keys, count: int) -> Int[np.ndarray, "*k 
     wide = starts.num_slots >= _MOST_SLOTS
     if isinstance(starts, Uniform):
         return (_wide if wide else threefry.randint)(keys, count, starts.num_slots).astype(np.int64)
-    which, against, inside = np.moveaxis(threefry.split(keys, 3), -2, 0)
-    number = threefry.randint(which, count, len(starts.share))
-    stays = threefry.bits(against, count) < starts.threshold[number]
-    number = np.where(stays, number, starts.alias[number])
-    size = starts.size[number].astype(np.int64)
-    offset = (_wide if wide else threefry.randint)(inside, count, size)
-    return starts.first[number] + offset.astype(np.int64)
+    words = threefry.bits(keys, WORDS_OF_A_DRAW * count)
+    words = np.moveaxis(words.reshape(*keys.shape[:-1], WORDS_OF_A_DRAW, count), -2, 0)
+    number = threefry.below(words[0], words[1], np.uint32(len(starts.share)))
+    number = np.where(words[2] < starts.threshold[number], number, starts.alias[number])
+    size = starts.size[number]
+    if wide:
+        inside = _joined(words[3], words[4]) % size.astype(np.uint64)
+    else:
+        inside = threefry.below(words[3], words[4], size.astype(np.uint32))
+    return starts.first[number] + inside.astype(np.int64)
 
 
 def _wide(keys: Keys, count: int, stop: Any) -> NDArray[np.uint64]:
     """Return whole numbers from 0 to below ``stop``, each from 64 random bits."""
-    words = threefry.bits(keys, 2 * count).reshape(*keys.shape[:-1], count, 2).astype(np.uint64)
-    return (words[..., 0] << np.uint64(32) | words[..., 1]) % np.asarray(stop, np.uint64)
+    words = threefry.bits(keys, 2 * count).reshape(*keys.shape[:-1], count, 2)
+    return _joined(words[..., 0], words[..., 1]) % np.asarray(stop, np.uint64)
+
+
+def _joined(high: NDArray[Any], low: NDArray[Any]) -> NDArray[np.uint64]:
+    """Return numbers of 64 bits from their two words."""
+    return high.astype(np.uint64) << np.uint64(32) | low.astype(np.uint64)

@@ -46,9 +46,17 @@ def randint(keys: Keys, num: int, stop: Any) -> UInt32[np.ndarray, "*k num"]:
     ``stop`` is a number, or one for each integer.
     """
     span, pair = np.uint32(stop), split(keys)
-    high, low = bits(pair[..., 0, :], num) % span, bits(pair[..., 1, :], num) % span
-    half = 2**16 % np.asarray(stop, np.int64)
-    return (high * np.uint32(half * half % 2**32 % stop) + low) % span
+    return below(bits(pair[..., 0, :], num), bits(pair[..., 1, :], num), span)
+
+
+@np.errstate(over="ignore")  # as below
+def below(high: Any, low: Any, stop: Any) -> Any:
+    """Return integers from 0 to below ``stop`` of two random words each, as ``jax.random.randint``.
+
+    Arrays of NumPy or of JAX; all are uint32, whose products wrap around.
+    """
+    half = 2**16 % stop
+    return (high % stop * (half * half % stop) + low % stop) % stop
 
 
 def _counts(num: int) -> tuple[UInt32[np.ndarray, "num"], UInt32[np.ndarray, "num"]]:

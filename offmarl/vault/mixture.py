@@ -193,17 +193,26 @@ def mix(
     check_by(by)
     if isinstance(vaults, str | os.PathLike):
         raise OptionError(f"{vaults} is one path: give several vaults, as a list or with shares.")
-    named = dict(vaults) if isinstance(vaults, Mapping) else dict.fromkeys(vaults, -1.0)
     opened = [
-        one if isinstance(one, Dataset) else open_vault(one, time_limit=time_limit) for one in named
+        one if isinstance(one, Dataset) else open_vault(one, time_limit=time_limit)
+        for one in vaults
     ]
-    shares = np.array([*named.values()], np.float64)
-    if not isinstance(vaults, Mapping):
+    if isinstance(vaults, Mapping):
+        shares = _as_numbers(vaults)
+    else:
         shares = np.array([one.num_steps if by == "step" else len(one) for one in opened], float)
     _check_shares(opened, shares)
     _check_alike(opened)
     kept = [(one, float(x)) for one, x in zip(opened, shares / shares.sum(), strict=True) if x]
     return Mixture(tuple(one for one, _ in kept), tuple(x for _, x in kept), by)
+
+
+def _as_numbers(shares: Mapping[VaultLike, float]) -> NDArray[np.float64]:
+    for one, share in shares.items():
+        if isinstance(share, bool | str) or not np.isscalar(share):
+            name = one.path if isinstance(one, Dataset) else one
+            raise OptionError(f"{name} has the share {share!r}: give a number of at least 0.")
+    return np.array([*shares.values()], np.float64)
 
 
 def _check_shares(vaults: list[Dataset], shares: NDArray[np.float64]) -> None:

@@ -104,7 +104,14 @@ PACKED = [[*APART[0], *APART[1]], [*APART[2], *APART[3]], [], []]
 OPTIONS = {"maicq": {"value_temperature": 1e9, "policy_temperature": 1e9}}
 
 
-@pytest.mark.parametrize("name", ["bc", "iql_cql", "maicq", "qmix_bcq", "qmix_cql"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bc",
+        "maicq",
+        *(pytest.param(n, marks=pytest.mark.nightly) for n in ("iql_cql", "qmix_bcq", "qmix_cql")),
+    ],
+)
 def test_nothing_passes_from_one_episode_to_the_next(name: str) -> None:
     baseline = registry.load("baseline", name)
     args = baseline.Args(vault=Path(), updates=10, hidden=4, **OPTIONS.get(name, {}))

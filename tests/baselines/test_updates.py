@@ -153,7 +153,15 @@ def test_bc_by_hand() -> None:
     np.testing.assert_allclose(metrics["policy_loss"], -np.log(likelihoods).mean(), rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["bc", "iql_cql", "maicq", "qmix_bcq", "qmix_cql"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bc",
+        "maicq",
+        "qmix_cql",
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("iql_cql", "qmix_bcq")),
+    ],
+)
 def test_nothing_is_learnt_from_padding_nor_from_the_dead(name: str) -> None:
     """Windows that are whole, terminate, and are cut off; agent 2 dies in the first."""
     alive = np.ones((3, 3, 2), bool)

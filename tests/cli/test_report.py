@@ -181,6 +181,7 @@ def meet(name):
 
 
 @pytest.mark.bits
+@pytest.mark.nightly
 def test_recorded_episodes_are_shown_in_an_environment_that_the_user_names(
     offmarl, random_data, tmp_path
 ):

@@ -24,6 +24,7 @@ from offmarl.programs import loop, registry
 from offmarl.programs.offline import _directory
 from offmarl.types import Continuous, EnvSpec
 from offmarl.vault import open_vault
+from tests.runs import metrics_of
 
 bc = registry.load("baseline", "bc")
 
@@ -52,9 +53,9 @@ def settings(data: Path, out: Path) -> bc.Args:
     )
 
 
-def content(run: Path) -> dict[str, str]:
-    names = (tracking.METRICS_FILE, tracking.MARL_EVAL_FILE, tracking.RUN_FILE)
-    return {name: (run / name).read_text() for name in names}
+def content(run: Path) -> dict[str, Any]:
+    names = (tracking.MARL_EVAL_FILE, tracking.RUN_FILE)
+    return {name: (run / name).read_text() for name in names} | {"metrics": metrics_of(run)}
 
 
 def same_run(run: Path, other: Path) -> None:
@@ -107,7 +108,7 @@ def test_what_a_run_leaves_behind(args: bc.Args, whole: Path) -> None:
         ("device", 13, signal.SIGTERM, "at update 13: the same command resumes there"),
         pytest.param(
             *("stream", 13, signal.SIGINT, "at update 13: the same command resumes there"),
-            marks=pytest.mark.bits,
+            marks=[pytest.mark.bits, pytest.mark.nightly],
         ),
     ],
 )

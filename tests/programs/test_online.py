@@ -23,6 +23,7 @@ from offmarl.programs.loop import Schedule, collect, stage_starts
 from offmarl.programs.program import Hyperparameters, Program, Stage
 from offmarl.types import Continuous, EnvSpec, View
 from recorders import mappo
+from tests.runs import metrics_of
 
 from .learning import learn
 
@@ -132,7 +133,7 @@ def content(out):
     vaults = {path.name: vault.open_vault(path).digest() for path, _ in vault.list_vaults(out)}
     run = next(out.rglob("run.json")).parent
     params = load_policy(run).params
-    metrics = (run / tracking.METRICS_FILE).read_text()
+    metrics = metrics_of(run)
     return vaults, [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(params)], metrics
 
 

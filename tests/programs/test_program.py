@@ -28,6 +28,7 @@ from offmarl.programs.seeds import Layout, layout_of, map_seeds
 from offmarl.replay import Windows
 from offmarl.report import final_returns
 from tests.programs import two_stage
+from tests.runs import metrics_of
 
 ENV = "probe/observation"
 SOURCE = Path(two_stage.__file__)
@@ -121,8 +122,9 @@ def test_stopped_in_any_stage_it_goes_on_to_the_same_bits(
         two_stage.main(args)
     assert Checkpoints(args.out / "checkpoints").latest() == calls
     two_stage.main(args)
-    for name in (tracking.METRICS_FILE, tracking.MARL_EVAL_FILE):
-        assert (args.out / name).read_text() == (trained / name).read_text()
+    assert metrics_of(args.out) == metrics_of(trained)
+    name = tracking.MARL_EVAL_FILE
+    assert (args.out / name).read_text() == (trained / name).read_text()
     np.testing.assert_array_equal(weights(args.out, 1), weights(trained, 1))
 
 
@@ -314,7 +316,7 @@ def test_seeds_are_spread_over_devices_with_the_same_bits(trained, random_data, 
 
 
 def metrics(run, seed):
-    return [row for row in tracking.read(run / "metrics.jsonl") if row["seed"] == seed]
+    return [row for row in metrics_of(run) if row["seed"] == seed]
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,7 @@ def test_recordings_are_otherwise_the_same(swarm, tmp_path):
 
 
 @pytest.mark.bits
+@pytest.mark.nightly
 def test_scenes_are_those_of_the_states(swarm, tmp_path):
     """Also in a vault that was made of another, whose random keys nothing else tells."""
     later = vault.filter(swarm, "index > 5", tmp_path / "later.vlt")

@@ -19,6 +19,7 @@ from offmarl.programs import DatasetStatistics, offline, registry
 from offmarl.programs.offline import open_data
 from offmarl.programs.run import CheckpointTimer
 from offmarl.replay import batches
+from tests.runs import metrics_of
 
 qmix = registry.load("baseline", "qmix_cql")
 bc = registry.load("baseline", "bc")
@@ -48,11 +49,11 @@ def train(program: Any, data: Any, out: Path, **changes: Any) -> Path:
     return program.main(program.Args(vault=data, out=out, **options))
 
 
-def content(run: Path) -> tuple[str, list[np.ndarray]]:
+def content(run: Path) -> tuple[list[Any], list[np.ndarray]]:
     leaves = [
         leaf for seed in (0, 1) for leaf in jax.tree.leaves(offmarl.load_policy(run, seed).params)
     ]
-    return (run / tracking.METRICS_FILE).read_text(), [np.asarray(leaf) for leaf in leaves]
+    return metrics_of(run), [np.asarray(leaf) for leaf in leaves]
 
 
 def same(run: Path, other: Path) -> None:
@@ -90,7 +91,7 @@ def interrupted(monkeypatch, update: int, start: Callable[[], Any]) -> None:
             start()
 
 
-@pytest.mark.parametrize("replay", ["device", "stream"])
+@pytest.mark.parametrize("replay", [pytest.param("device", marks=pytest.mark.nightly), "stream"])
 def test_priorities_resume_to_the_same_bits(
     random_data, tmp_path: Path, monkeypatch, replay: str
 ) -> None:
@@ -129,13 +130,14 @@ def test_a_run_without_a_lag_stays_on_the_device(random_data, tmp_path: Path, mo
         start("stream")
 
 
-@pytest.mark.parametrize("batching", ["map", pytest.param("vmap", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("batching", ["map", "vmap"])
 def test_each_seed_has_its_own_priorities(random_data, tmp_path: Path, batching: str) -> None:
     data = random_data(ENV)
     both = train(qmix, data, tmp_path / "both", prioritise=0.6, batching=batching)
     second = train(qmix, data, tmp_path / "one", prioritise=0.6, seeds=1, seed=1)
-    rows = [row for row in tracking.read(both / tracking.METRICS_FILE) if row["seed"] == 1]
-    for row, alone in zip(rows, tracking.read(second / tracking.METRICS_FILE), strict=True):
+    rows = [row for row in metrics_of(both) if row["seed"] == 1]
+    for row, alone in zip(rows, metrics_of(second), strict=True):
         for name, value in alone.items():
             np.testing.assert_allclose(row[name], value, rtol=1e-3, err_msg=name)
 
@@ -146,7 +148,14 @@ def test_only_programs_with_errors_can_prioritise(random_data, tmp_path: Path) -
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("options", [{}, {"weight": "return"}, {"weight": "length", "env": "none"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"weight": "return"},
+        pytest.param({}, marks=pytest.mark.nightly),
+        pytest.param({"weight": "length", "env": "none"}, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_mixture_is_trained_on_and_resumed(
     parts, tmp_path: Path, monkeypatch, options: dict[str, Any]
 ) -> None:

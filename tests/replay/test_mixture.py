@@ -46,7 +46,7 @@ def mixed(vaults) -> Mixture:
 # ---------------------------------------------------------------------------------- tables
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(st.lists(st.sampled_from([0.0, 1e-9, 0.3, 1.0, 2.5, 1e3]), min_size=1, max_size=40))
 def test_an_alias_table_keeps_the_shares(shares: list[float]) -> None:
     share = np.array(shares)
@@ -270,6 +270,7 @@ def test_a_uniform_mixture_of_one_vault_is_that_vault(vaults) -> None:
     [
         ((-1, 1), r"short\.vlt/v cannot have a share of -1"),
         ((np.nan, 1), "a share of nan"),
+        (("x", 1), r"short\.vlt/v has the share 'x': give a number"),
         ((0, 0), r"all shares of the mixture are 0 \(.*short\.vlt/v, .*long\.vlt/v\)"),
     ],
 )
@@ -282,6 +283,8 @@ def test_a_vault_is_mixed_once(vaults) -> None:
     path = vaults["short"].path
     with pytest.raises(OptionError, match="in the mixture twice"):
         offmarl.mix({vaults["short"]: 1, path: 2})
+    with pytest.raises(OptionError, match="in the mixture twice"):
+        offmarl.mix([path, path])
     with pytest.raises(OptionError, match="no vaults were given"):
         offmarl.mix({})
 

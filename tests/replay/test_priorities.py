@@ -48,7 +48,7 @@ def test_sums_are_those_of_numpy(changes, unit: float) -> None:
         np.testing.assert_allclose(ours, rebuilt, rtol=1e-6)
 
 
-@pytest.mark.parametrize("size", [1, FAN_OUT, FAN_OUT + 1, FAN_OUT**2, 2 * FAN_OUT**2 + 3])
+@pytest.mark.parametrize("size", [1, FAN_OUT + 1, 2 * FAN_OUT**2 + 3])
 def test_draws_are_in_proportion(size: int) -> None:
     rng = np.random.default_rng(size)
     values = rng.random(size).astype(np.float32) ** 4
@@ -101,6 +101,7 @@ def test_importance_weights_by_hand() -> None:
     ratios, counted = jnp.array([1.0, 4.0, 0.25, 100.0]), jnp.array([True, True, True, False])
     np.testing.assert_allclose(importance(ratios, counted, 0.5)[:3], [0.5, 1.0, 0.25])
     np.testing.assert_allclose(importance(ratios, counted, 0.0)[:3], 1.0)
+    np.testing.assert_allclose(importance(ratios, jnp.zeros_like(counted), 0.0), 1.0)
 
 
 TABLES = {
@@ -147,7 +148,7 @@ def test_draws_follow_the_priorities(name: str, lag: int) -> None:
 
 
 def test_importance_grows_to_one() -> None:
-    draws = Prioritised(Uniform(9), 0.5, 0.4, 10, 9, 2, 0)
+    draws = Prioritised(Uniform(9), 0.5, 0.4, 11, 9, 2, 0)
     ratios, mask = jnp.array([1.0, 0.5]), jnp.ones((2, 3), bool)
     for update, exponent in ((0, 0.4), (5, 0.7), (10, 1.0)):
         found = draws.weigh(ratios, mask, update)

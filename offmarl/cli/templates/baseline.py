@@ -77,7 +77,8 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     ) -> tuple[State, dict[str, Array]]:
         value, gradient = jax.value_and_grad(loss)(state.params, batch)
         step, optimiser = optax.adam(hyper.learning_rate).update(gradient, state.optimiser)
-        return State(optax.apply_updates(state.params, step), optimiser), {"loss": value}
+        metrics = {"loss": value, "grad_norm": programs.grad_norm(gradient)}
+        return State(optax.apply_updates(state.params, step), optimiser), metrics
 
     return Program(
         init,

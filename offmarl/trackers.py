@@ -1,0 +1,357 @@
+"""Experiment trackers: copies of a run's metrics in TensorBoard, MLflow, W&B or trackio.
+
+A run's JSON lines are always written (`offmarl.tracking`), and trackers are filled from them: at
+each checkpoint they get the lines that are new. A run that is resumed continues the same tracked
+run, whose id is in ``tracking.json``. No step is there twice, because its lines are cut at the
+checkpoint, and a tracker skips the steps that it has or is written again from the first line.
+
+A tracker of another kind is a class with the methods of `Tracker` in `KINDS`.
+"""
+
+import io
+import json
+import logging
+import shutil
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout, suppress
+from importlib.util import find_spec
+from itertools import groupby
+from os import environ
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from offmarl import tracking
+from offmarl._imports import import_optional
+from offmarl.errors import MissingExtraError, OffmarlError, RunError, unknown_name
+
+FILE = "tracking.json"
+"""Holds the id of the tracked run."""
+
+
+class Tracker(Protocol):
+    """What a tracker does for one run."""
+
+    last: int
+    """The last step that it has; -1 if none."""
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Add the numbers of a step; steps increase."""
+        ...
+
+    def flush(self) -> None:
+        """Make what was added durable."""
+        ...
+
+    def close(self) -> None:
+        """End the connection; the tracked run can be continued."""
+        ...
+
+
+class Tracked(NamedTuple):
+    """The run that a tracker is made for."""
+
+    directory: Path
+    name: str
+    """For people, such as "mappo swarm/coverage-3"."""
+    id: str
+    """Unique, in hexadecimal digits."""
+    config: dict[str, Any]
+    """Arguments and origin of the run, without nesting."""
+
+
+class Kind(NamedTuple):
+    """A kind of tracker."""
+
+    make: Callable[[Tracked, str], Tracker]
+    """Called with a run, and what the user gave after ``NAME=``."""
+    module: str
+    """What it imports; the package may be missing."""
+
+
+# ---------------------------------------------------------------------------------- a run
+
+
+class Trackers:
+    """All trackers of a run, filled from its JSON lines; a context manager that closes them.
+
+    Parameters
+    ----------
+    names
+        Such as "tensorboard" or "mlflow=sqlite:///runs.db".
+    directory
+        The run's directory. Its JSON lines end at the checkpoint that the run continues from.
+    record
+        Content of ``run.json``.
+
+    Raises
+    ------
+    UnknownNameError
+        There is no such tracker.
+    MissingExtraError
+        Its package is not installed.
+    RunError
+        It cannot be reached.
+    """
+
+    def __init__(self, names: Iterable[str], directory: Path, record: Mapping[str, Any]):
+        self._path, self._offset = directory / tracking.METRICS_FILE, 0
+        self._single = len(record["seeds"]) == 1
+        self._open: dict[str, Tracker] = {}
+        check(names)
+        for text in names:
+            name, _, target = text.partition("=")
+            try:
+                with _quiet():
+                    self._open[text] = KINDS[name].make(_tracked(directory, record), target)
+            except Exception as error:
+                if isinstance(error, OffmarlError):
+                    raise
+                raise RunError(
+                    f"the tracker {text} cannot be opened ({error}): correct its target, or leave "
+                    "it out."
+                ) from error
+        self.sync()
+
+    def sync(self) -> None:
+        """Give the trackers the lines that are new.
+
+        One that fails is closed with a warning: the run does not depend on it.
+        """
+        steps = list(self._new_steps()) if self._open else []
+        for text, tracker in list(self._open.items()):
+            try:
+                with _quiet():
+                    for step, scalars in steps:
+                        if step > tracker.last:
+                            tracker.log(step, scalars)
+                    tracker.flush()
+            except Exception as error:  # of any kind: trackers are foreign packages
+                del self._open[text]
+                warnings.warn(
+                    f"the tracker {text} failed ({error}): the run continues without it, and its "
+                    f"metrics are in {self._path}.",
+                    stacklevel=2,
+                )
+
+    def __enter__(self) -> "Trackers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the trackers."""
+        for tracker in self._open.values():
+            with suppress(Exception), _quiet():  # the metrics are in the JSON lines
+                tracker.close()
+        self._open.clear()
+
+    def _new_steps(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """Yield the steps of the lines since the last call, with the numbers of all seeds."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            whole = file.read().rpartition(b"\n")[0]
+        self._offset += len(whole) + 1 if whole else 0
+        records = [json.loads(line) for line in whole.splitlines()]
+        records.sort(key=lambda record: record["step"])  # stable: the seeds' lines stay in order
+        for step, same in groupby(records, key=lambda record: record["step"]):
+            yield step, dict(_scalars(same, self._single))
+
+
+def check(names: Iterable[str]) -> None:
+    """Raise an error if there is no such tracker, or its package is not installed.
+
+    Raises
+    ------
+    UnknownNameError, MissingExtraError
+        As `Trackers`.
+    """
+    for text in names:
+        name = text.partition("=")[0]
+        if name not in KINDS:
+            raise unknown_name("tracker", name, KINDS)
+        if find_spec(KINDS[name].module) is None:
+            raise MissingExtraError(
+                f"{KINDS[name].module} is not installed: run `pip install 'offmarl[{name}]'`, or "
+                f"leave out --track {text}."
+            )
+
+
+def _tracked(directory: Path, record: Mapping[str, Any]) -> Tracked:
+    path = directory / FILE
+    if not path.exists():
+        tracking.write_json(path, {"id": uuid.uuid4().hex})
+    config = {
+        name: value if isinstance(value, str | int | float) else json.dumps(value)
+        for name, value in {
+            **record["args"],
+            **{key: record[key] for key in ("program", "vault", "vault_digest") if key in record},
+        }.items()
+        if value is not None
+    }
+    env = record["spec"]["name"]
+    name = " ".join(filter(None, (record["program"], env, directory.name)))
+    return Tracked(directory, name, tracking.read_json(directory, FILE)["id"], config)
+
+
+def _scalars(records: Iterable[Mapping[str, Any]], single: bool) -> Iterator[tuple[str, float]]:
+    """Yield the numbers of records by name; those with a value for each episode as their mean."""
+    for record in records:
+        prefix = "" if single else f"seed_{record['seed']}/"
+        for name, value in record.items():
+            known = value if isinstance(value, list) else [value]
+            if name not in ("seed", "step") and known and None not in known:
+                yield f"{prefix}{name}", float(np.mean(known))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide the warnings and messages of foreign packages."""
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        for name in ("mlflow", "alembic", "wandb"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+        yield
+
+
+# ---------------------------------------------------------------------------------- the kinds
+
+
+class _TensorBoard:
+    """Event files in the run's directory, or in a directory of the user's."""
+
+    last = -1
+
+    def __init__(self, run: Tracked, target: str):
+        board = import_optional("tensorboardX", "tensorboard")
+        directory = Path(target).expanduser() / run.id if target else run.directory / "tensorboard"
+        shutil.rmtree(directory, ignore_errors=True)  # it is written again from the first line
+        self._writer = board.SummaryWriter(logdir=str(directory))
+        self._writer.add_text("run", f"{run.name}\n\n    {json.dumps(run.config)}", 0)
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        for name, value in scalars.items():
+            self._writer.add_scalar(name, value, step)
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _MLflow:
+    """A run of a tracking server or of a database, which keeps it when offmarl's run is resumed."""
+
+    def __init__(self, run: Tracked, target: str):
+        mlflow = import_optional("mlflow", "mlflow")
+        self._entities = mlflow.entities
+        uri = target or environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
+        self._client = mlflow.MlflowClient(tracking_uri=uri)
+        experiment = self._experiment(environ.get("MLFLOW_EXPERIMENT_NAME") or "offmarl")
+        wanted = f"tags.offmarl_id = '{run.id}'"
+        found = self._client.search_runs([experiment], wanted)
+        if not found:
+            tags = {"offmarl_id": run.id, "directory": str(run.directory)}
+            found = [self._client.create_run(experiment, tags=tags, run_name=run.name)]
+            given = [mlflow.entities.Param(key, str(x)[:6000]) for key, x in run.config.items()]
+            self._client.log_batch(found[0].info.run_id, params=given[:100])
+        self._id = found[0].info.run_id
+        self._client.update_run(self._id, status="RUNNING")
+        histories = (
+            self._client.get_metric_history(self._id, key) for key in found[0].data.metrics
+        )
+        self.last = max((entry.step for one in histories for entry in one), default=-1)
+
+    def _experiment(self, name: str) -> str:
+        found = self._client.get_experiment_by_name(name)
+        created: str = found.experiment_id if found else self._client.create_experiment(name)
+        return created
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        now, metric = int(time.time() * 1000), self._entities.Metric
+        entries = [metric(name, value, now, step) for name, value in scalars.items()]
+        self._client.log_batch(self._id, metrics=entries)  # all of the step or nothing of it
+
+    def flush(self) -> None:
+        """Do nothing: each step is stored at once."""
+
+    def close(self) -> None:
+        self._client.set_terminated(self._id)
+
+
+class _WandB:
+    """A run of Weights & Biases, offline unless ``WANDB_MODE`` says otherwise."""
+
+    def __init__(self, run: Tracked, target: str):
+        wandb = import_optional("wandb", "wandb")
+        mode = environ.get("WANDB_MODE") or "offline"
+        if mode == "offline":  # it is written again from the first line
+            for earlier in (run.directory / "wandb").glob(f"offline-run-*-{run.id}"):
+                shutil.rmtree(earlier)
+        self._run = wandb.init(
+            project=target or environ.get("WANDB_PROJECT") or "offmarl",
+            id=run.id,
+            name=run.name,
+            config=run.config,
+            dir=str(run.directory),
+            mode=mode,
+            resume="allow",
+            settings=wandb.Settings(silent=True, console="off", disable_git=True),
+        )
+        self.last = self._run.step - 1  # step is the next one
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        self._run.log(dict(scalars), step=step)
+
+    def flush(self) -> None:
+        """Do nothing: its own process writes."""
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class _Trackio:
+    """A run in trackio's local database."""
+
+    last = -1
+
+    def __init__(self, run: Tracked, target: str):
+        trackio = import_optional("trackio", "trackio")
+        project = target or "offmarl"
+        name = f"{run.name} {run.id[:8]}"
+        with suppress(ValueError):  # there is no such project yet
+            for earlier in trackio.Api().runs(project):
+                if earlier.name == name:  # it is written again from the first line
+                    earlier.delete()
+        self._run = trackio.init(
+            project=project,
+            name=name,
+            config=run.config,
+            resume="allow",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        self._run.log(dict(scalars), step=step)
+
+    def flush(self) -> None:
+        """Do nothing: a thread of its own writes."""
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+KINDS = {
+    "tensorboard": Kind(_TensorBoard, "tensorboardX"),
+    "mlflow": Kind(_MLflow, "mlflow"),
+    "wandb": Kind(_WandB, "wandb"),
+    "trackio": Kind(_Trackio, "trackio"),
+}
+"""The kinds of trackers by name, which are also the names of their extras."""

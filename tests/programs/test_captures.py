@@ -1,0 +1,223 @@
+"""Buffers of steps beside checkpoints: each step is written once, and read back bit by bit."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from offmarl.checkpoint import Checkpoints
+from offmarl.errors import RunError
+from offmarl.programs.buffer import Capture, add, init_capture, make_buffer
+from offmarl.programs.captures import CaptureCheckpoints, remove_buffers
+from offmarl.types import ArraySpec, Continuous, Discrete, EnvSpec, Transition, View, map_tree
+
+NUM_ENVS, CAPACITY = 2, 12
+VECTORS = EnvSpec("vectors", 3, observation_size=2, state_size=4, action=Discrete(3))
+TREE = EnvSpec(
+    "tree",
+    2,
+    observation={"image": ArraySpec((2, 2, 1), "uint8"), "speed": ArraySpec((3,))},
+    observation_size=0,
+    state_size=0,
+    action=Continuous(2),
+    extras={"cost": ArraySpec((2,), "float16")},
+)
+BUFFER = make_buffer(NUM_ENVS, CAPACITY)
+
+
+class State(NamedTuple):
+    params: jax.Array
+    capture: Capture
+
+
+def views(spec: EnvSpec, steps: int, rng: np.random.Generator) -> View:
+    def draw(leaf: Any) -> jax.Array:
+        shape = (steps, NUM_ENVS, *leaf.shape)
+        return jnp.asarray(rng.integers(0, 200, shape).astype(leaf.numpy_dtype))
+
+    return map_tree(draw, spec.view_spec)
+
+
+def rollout(spec: EnvSpec, steps: int, seed: int) -> tuple[Transition, View]:
+    """Steps as a rollout returns them: most next views are the views that follow."""
+    rng = np.random.default_rng(seed)
+    view = views(spec, steps + 1, rng)
+    last = rng.random((steps, NUM_ENVS)) < 0.3
+    agents = (steps, NUM_ENVS, spec.num_agents)
+    discrete = isinstance(spec.action, Discrete)
+    action = rng.integers(0, 3, agents) if discrete else rng.normal(size=(*agents, 2))
+    transition = Transition(
+        view=jax.tree.map(lambda leaf: leaf[:-1], view),
+        action=jnp.asarray(action.astype("int32" if discrete else "float32")),
+        reward=jnp.asarray(rng.normal(size=agents), jnp.float32).at[0, 0, 0].set(jnp.nan),
+        terminated=jnp.asarray(rng.random(agents) < 0.5),
+        truncated=jnp.zeros(agents, bool),
+        last=jnp.asarray(last),
+        behaviour_log_prob=jnp.asarray(-rng.random(agents), jnp.float32),
+        policy_id=jnp.full((steps, NUM_ENVS), seed, jnp.int32),
+        extras={
+            name: jnp.asarray(rng.normal(size=(steps, NUM_ENVS, *leaf.shape)), leaf.dtype)
+            for name, leaf in spec.extras.items()
+        }
+        or None,
+    )
+    other = views(spec, steps, rng)
+    ends = jnp.asarray(last)
+
+    def next_view(view: jax.Array, other: jax.Array) -> jax.Array:
+        return jnp.where(ends.reshape(ends.shape + (1,) * (view.ndim - 2)), other, view[1:])
+
+    return transition, jax.tree.map(next_view, view, other)
+
+
+def begin(spec: EnvSpec) -> State:
+    return State(jnp.zeros(2), init_capture(BUFFER, spec, sampled=True))
+
+
+def grow(state: State, spec: EnvSpec, steps: int, seed: int) -> State:
+    capture = add(BUFFER, state.capture, *rollout(spec, steps, seed))
+    return State(state.params + seed, capture)
+
+
+def assert_same_bits(one: Any, other: Any) -> None:
+    for (path, ours), theirs in zip(
+        jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True
+    ):
+        assert ours.dtype == theirs.dtype, path
+        assert np.asarray(ours).tobytes() == np.asarray(theirs).tobytes(), path
+
+
+def resumed(directory: Path, state: State) -> tuple[int, State]:
+    checkpoints = CaptureCheckpoints(directory, keep=2)
+    found = checkpoints.resume({"state": jax.eval_shape(lambda: state)})
+    checkpoints.close()
+    assert found is not None
+    return found.step, found.tree["state"]
+
+
+def steps_on_disk(directory: Path) -> int:
+    return sum(int(path.stem.split("-")[1]) for path in directory.glob("buffer/0/*.npz"))
+
+
+@pytest.mark.parametrize("spec", [VECTORS, TREE], ids=lambda spec: spec.name)
+@pytest.mark.parametrize(
+    "rounds",
+    [[5], [5, 4], [5, 4, 5], [12], [12, 12], [7, 7, 7, 7], [3] * 9],
+    ids=lambda rounds: "-".join(map(str, rounds)),
+)
+def test_a_buffer_is_read_back_bit_by_bit_wherever_it_wraps(
+    tmp_path: Path, spec: EnvSpec, rounds: list[int]
+) -> None:
+    state, checkpoints = begin(spec), CaptureCheckpoints(tmp_path, keep=2)
+    for step, count in enumerate(rounds, 1):
+        state = grow(state, spec, count, step)
+        checkpoints.save(step, {"state": state}, {})
+    checkpoints.close()
+    step, found = resumed(tmp_path, state)
+    assert step == len(rounds)
+    assert_same_bits(found, state)
+    # A step is on disk once, and for the oldest of two checkpoints no longer than it needs it.
+    assert steps_on_disk(tmp_path) <= CAPACITY + 2 * max(rounds)
+
+
+def test_several_updates_between_checkpoints_and_none(tmp_path: Path) -> None:
+    state, checkpoints = begin(VECTORS), CaptureCheckpoints(tmp_path)
+    checkpoints.save(1, {"state": state}, {})
+    for seed in range(4):  # more than the buffer holds
+        state = grow(state, VECTORS, 5, seed)
+    checkpoints.save(2, {"state": state}, {})
+    checkpoints.save(3, {"state": state}, {})
+    for step in (1, 2, 3):
+        tree, _ = checkpoints.restore({"state": jax.eval_shape(lambda: state)}, step)
+        assert_same_bits(tree["state"], begin(VECTORS) if step == 1 else state)
+
+
+def test_steps_from_before_the_run_are_kept_too(tmp_path: Path) -> None:
+    state = grow(begin(VECTORS), VECTORS, 7, 1)
+    state = state._replace(capture=state.capture._replace(total=jnp.zeros((), jnp.int32)))
+    checkpoints = CaptureCheckpoints(tmp_path, keep=2)
+    for step in (1, 2):
+        state = grow(state, VECTORS, 3, step + 1)
+        checkpoints.save(step, {"state": state}, {})
+    assert_same_bits(resumed(tmp_path, state)[1], state)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_work_after_the_last_checkpoint_is_repeated(tmp_path: Path, lost: bool) -> None:
+    """A kill between the steps and their checkpoint leaves a file that no checkpoint needs."""
+    states = [begin(VECTORS)]
+    for seed in range(1, 5):
+        states.append(grow(states[-1], VECTORS, 5, seed))
+    checkpoints = CaptureCheckpoints(tmp_path, keep=2)
+    for step in (1, 2):
+        checkpoints.save(step, {"state": states[step]}, {})
+    if lost:
+        checkpoints.save(3, {"state": states[3]}, {})
+        (tmp_path / "3").rename(tmp_path / "unfinished")
+    (tmp_path / "buffer" / "0" / "part.npz").write_bytes(b"half of a fi")
+    again = CaptureCheckpoints(tmp_path, keep=2)
+    found = again.resume({"state": jax.eval_shape(lambda: states[0])})
+    assert found is not None and found.step == 2
+    again.save(4, {"state": grow(grow(found.tree["state"], VECTORS, 5, 3), VECTORS, 5, 4)}, {})
+    assert_same_bits(resumed(tmp_path, states[0])[1], states[4])
+    assert len(list(tmp_path.glob("buffer/0/*-*.npz"))) == 3  # of 1 and 2, which need 10, and of 4
+
+
+def test_a_checkpoint_whose_steps_are_damaged_is_set_aside(tmp_path: Path) -> None:
+    state, checkpoints = begin(VECTORS), CaptureCheckpoints(tmp_path, keep=2)
+    states = [state := grow(state, VECTORS, 5, step) for step in (1, 2)]
+    for step in (1, 2):
+        checkpoints.save(step, {"state": states[step - 1]}, {})
+    newest = tmp_path / "buffer" / "0" / "2-5.npz"
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    with pytest.warns(UserWarning, match=r"2 is damaged \(.*0.*resumes from checkpoint 1"):
+        step, found = resumed(tmp_path, state)
+    assert step == 1
+    assert_same_bits(found, states[0])
+    (tmp_path / "buffer" / "0" / "1-5.npz").unlink()
+    fresh = CaptureCheckpoints(tmp_path)
+    with pytest.warns(UserWarning, match=r"lacks a part of the buffer.*starts from the beginning"):
+        assert fresh.resume({"state": jax.eval_shape(lambda: state)}) is None
+
+
+def test_checkpoints_hold_no_steps_and_buffers_that_are_refilled_are_not_stored(
+    tmp_path: Path,
+) -> None:
+    big = EnvSpec("big", 3, observation_size=500, state_size=4, action=Discrete(3))
+    refilled = init_capture(BUFFER, big)
+    refilled = add(BUFFER, refilled, *rollout(big, CAPACITY, 1))
+    trees = {"sampled": grow(begin(big), big, CAPACITY, 1).capture, "refilled": refilled}
+    for name, capture in trees.items():
+        checkpoints = CaptureCheckpoints(tmp_path / name)
+        for step in range(1, 4):
+            checkpoints.save(step, {"state": [State(jnp.zeros(2), capture)]}, {})
+        size = sum(path.stat().st_size for path in (tmp_path / name).rglob("*") if path.is_file())
+        steps = sum(leaf.nbytes for leaf in jax.tree.leaves(capture.buffer.experience))
+        assert size < steps
+    assert not (tmp_path / "refilled" / "buffer").exists()
+    tree, _ = checkpoints.restore(
+        {"state": [jax.eval_shape(lambda: State(jnp.zeros(2), refilled))]}
+    )
+    assert_same_bits(tree["state"][0].capture.total, refilled.total)
+    remove_buffers(tmp_path / "sampled")
+    assert not (tmp_path / "sampled" / "buffer").exists()
+
+
+def test_each_seed_has_its_own_files(tmp_path: Path) -> None:
+    states = [grow(begin(VECTORS), VECTORS, 5, seed) for seed in (1, 2)]
+    checkpoints = CaptureCheckpoints(tmp_path)
+    checkpoints.save(1, {"state": states}, {})
+    tree, _ = checkpoints.restore({"state": jax.eval_shape(lambda: states)})
+    assert_same_bits(tree["state"], states)
+
+
+def test_checkpoints_of_earlier_versions_are_refused(tmp_path: Path) -> None:
+    state = begin(VECTORS)
+    Checkpoints(tmp_path).save(1, {"state": state}, {})
+    with pytest.raises(RunError, match=r"earlier version.*delete the directory of the run"):
+        resumed(tmp_path, state)

@@ -1,0 +1,210 @@
+"""Trackers: what they hold of a run, also after it was killed and resumed."""
+
+import json
+import struct
+import time
+from importlib import import_module
+
+import pytest
+
+from offmarl import trackers, tracking
+from offmarl.errors import MissingExtraError, RunError, UnknownNameError
+from offmarl.trackers import KINDS, Trackers
+
+RECORD = {
+    "program": "toy",
+    "args": {"learning_rate": 0.1, "layers": [4, 4], "env": None},
+    "spec": {"name": "probe/one-step"},
+    "vault": None,
+    "seeds": [0, 1],
+}
+
+HEAVY = {"mlflow", "wandb", "trackio"}
+
+
+def lines(*steps):
+    return [
+        {"seed": seed, "step": step, "loss": step + seed / 2, "returns": [1.0, seed], "none": None}
+        for step in steps
+        for seed in (0, 1)
+    ]
+
+
+def wanted(*steps):
+    """The numbers that a tracker shall hold, by name."""
+    return {
+        f"seed_{seed}/{name}": dict(points)
+        for seed in (0, 1)
+        for name, points in {
+            "loss": [(step, step + seed / 2) for step in steps],
+            "returns": [(step, (1.0 + seed) / 2) for step in steps],
+        }.items()
+    }
+
+
+def opened(directory, *names, record=RECORD):
+    return Trackers(names, directory, record)
+
+
+# ---------------------------------------------------------------------------------- readers
+
+
+def points_of_tensorboard(directory):
+    proto = import_module("tensorboardX.proto.event_pb2")
+    found = []
+    for path in directory.rglob("events.*"):
+        data = path.read_bytes()
+        while data:
+            (size,) = struct.unpack("<Q", data[:8])
+            event = proto.Event.FromString(data[12 : 12 + size])
+            data = data[16 + size :]
+            found += [(x.tag, event.step, x.simple_value) for x in event.summary.value]
+    return [point for point in found if not point[0].startswith("run")]
+
+
+def points_of_mlflow(uri):
+    client = import_module("mlflow").MlflowClient(tracking_uri=uri)
+    (run,) = client.search_runs([client.get_experiment_by_name("offmarl").experiment_id])
+    assert run.data.params["layers"] == "[4, 4]" and run.info.status == "FINISHED"
+    return [
+        (name, one.step, one.value)
+        for name in run.data.metrics
+        for one in client.get_metric_history(run.info.run_id, name)
+    ]
+
+
+def points_of_wandb(directory):
+    proto = import_module("wandb.proto.wandb_internal_pb2")
+    (path,) = directory.rglob("run-*.wandb")
+    found = []
+    for record in map(proto.Record.FromString, _log_records(path.read_bytes()[7:], 7)):
+        items = {one.key or one.nested_key[0]: one.value_json for one in record.history.item}
+        step = record.history.step.num
+        found += [(k, step, json.loads(x)) for k, x in items.items() if not k.startswith("_")]
+    return found
+
+
+def _log_records(data, offset):
+    """Yield the records of a log in LevelDB's format: blocks of 32 kB, headers of 7 bytes."""
+    part = b""
+    while data:
+        left = 32768 - offset % 32768
+        if left < 7:
+            data, offset = data[left:], offset + left
+            continue
+        _, size, kind = struct.unpack("<IHB", data[:7])
+        part += data[7 : 7 + size]
+        data, offset = data[7 + size :], offset + 7 + size
+        if kind in (1, 4):  # whole, or the last part
+            yield part
+            part = b""
+
+
+def points_of_trackio(_):
+    storage = import_module("trackio.sqlite_storage").SQLiteStorage
+    api = import_module("trackio").Api()
+    (run,) = api.runs("offmarl")
+    return [
+        (name, log["step"], value)
+        for log in storage.get_logs("offmarl", run.name, run_id=run.id)
+        for name, value in log.items()
+        if name.startswith("seed_")
+    ]
+
+
+# ---------------------------------------------------------------------------------- tests
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "WANDB_MODE", "WANDB_PROJECT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "points"),
+    [
+        pytest.param(
+            name,
+            globals()[f"points_of_{name}"],
+            marks=[pytest.mark.nightly] if name in HEAVY else [],
+            id=name,
+        )
+        for name in KINDS
+    ],
+)
+def test_a_resumed_run_continues_its_tracked_run_without_duplicates(place, name, points):
+    pytest.importorskip(KINDS[name].module, exc_type=ImportError)
+    run = place / "run"
+    run.mkdir()
+    target = f"sqlite:///{place}/mlflow.db" if name == "mlflow" else ""
+    text = f"{name}={target}" if target else name
+    path = run / tracking.METRICS_FILE
+    first = opened(run, text)
+    tracking.append(path, *lines(10, 20))
+    first.sync()
+    tracking.append(path, *lines(30))
+    first.sync()
+    if name in HEAVY:  # a killed process leaves what it has sent; these have sent all by now
+        first.__exit__()
+    tracking.cut(path, 20)  # the checkpoint that the run continues from
+    with opened(run, text) as second:
+        tracking.append(path, *lines(30, 40))
+        second.sync()
+    found, deadline = points(target or place), time.monotonic() + 10
+    while not found and time.monotonic() < deadline:  # W&B's own process is still writing
+        time.sleep(0.2)
+        found = points(target or place)
+    assert len(found) == len({point[:2] for point in found})
+    by_name = {}
+    for tag, step, value in found:
+        by_name.setdefault(tag, {})[step] = value
+    assert by_name == wanted(10, 20, 30, 40)
+
+
+def test_names_of_a_single_seed_have_no_prefix(place):
+    pytest.importorskip("tensorboardX")
+    path = place / tracking.METRICS_FILE
+    tracking.append(path, {"seed": 3, "step": 5, "loss": 2.0}, {"seed": 3, "step": 5, "back": [4]})
+    target = place / "boards"
+    with opened(place, f"tensorboard={target}", record={**RECORD, "seeds": [3]}):
+        pass
+    assert points_of_tensorboard(target) == [("loss", 5, 2.0), ("back", 5, 4.0)]
+
+
+def test_trackers_that_do_not_exist_or_are_not_installed_are_named(place, monkeypatch):
+    with pytest.raises(UnknownNameError, match="no tracker named 'tensorbord': did you mean tens"):
+        opened(place, "tensorbord")
+    absent = KINDS["wandb"]._replace(module="offmarl_absent")
+    monkeypatch.setitem(KINDS, "wandb", absent)
+    with pytest.raises(MissingExtraError, match=r"pip install 'offmarl\[wandb\]'"):
+        trackers.check(["wandb=project"])
+
+
+class _Broken:
+    last = -1
+
+    def __init__(self, _run, target):
+        if target:
+            raise OSError("no such place")
+
+    def log(self, step, scalars):
+        raise OSError("disk full")
+
+    def flush(self): ...
+
+    def close(self): ...
+
+
+def test_a_tracker_that_fails_does_not_end_the_run(place, monkeypatch):
+    monkeypatch.setitem(KINDS, "broken", trackers.Kind(_Broken, "json"))
+    with pytest.raises(RunError, match="broken=here cannot be opened"):
+        opened(place, "broken=here")
+    with opened(place, "broken") as found:
+        tracking.append(place / tracking.METRICS_FILE, *lines(1))
+        with pytest.warns(UserWarning, match=r"broken failed \(disk full\): the run continues"):
+            found.sync()
+        found.sync()
