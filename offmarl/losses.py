@@ -104,6 +104,64 @@ def lambda_targets(
     return jax.lax.stop_gradient(targets)
 
 
+def q_lambda_targets(
+    r_t: Float[Array, "T *b"],
+    discount_t: Float[Array, "T *b"],
+    v_t: Float[Array, "T *b"],
+    goes_on: Bool[Array, "T"],
+    lambda_: Scalar,
+) -> Float[Array, "T *b"]:
+    """Return Peng's Q(λ) targets of action values, without correction for the actions taken.
+
+    G_tm1 = r_t + discount_t ((1 - λ) v_t + λ G_t), computed backwards (Peng and Williams 1994;
+    Kozuno et al. 2021, arXiv 2103.00107).
+
+    Parameters
+    ----------
+    r_t, discount_t
+        Reward of each step, and the discount of what follows it: 0 after a termination.
+    v_t
+        Value of the view that each step led to, also at the end of an episode: the greedy action's.
+    goes_on
+        Steps that the next step of the same episode follows in the window. The targets of the
+        others are one-step targets.
+    lambda_
+        λ; 0 gives one-step targets.
+
+    Returns
+    -------
+    Targets, through which no gradient flows.
+    """
+
+    def step(target_t: Array, x: tuple[Array, ...]) -> tuple[Array, Array]:
+        r, discount, v, follows = x
+        target = r + discount * jnp.where(follows, (1 - lambda_) * v + lambda_ * target_t, v)
+        return target, target
+
+    _, targets = jax.lax.scan(step, v_t[-1], (r_t, discount_t, v_t, goes_on), reverse=True)
+    return jax.lax.stop_gradient(targets)
+
+
+def lookahead_targets(
+    r_t: Float[Array, "T *b"],
+    discount_t: Float[Array, "T *b"],
+    v_t: Float[Array, "T *b"],
+    goes_on: Bool[Array, "T"],
+    num_steps: int,
+) -> Float[Array, "T *b"]:
+    """Return n-step targets: the rewards of up to ``num_steps`` steps, then the value.
+
+    Fewer steps count where the episode or the window ends. Arguments are those of
+    `q_lambda_targets`.
+    """
+    follows = goes_on.reshape(-1, *(1,) * (r_t.ndim - 1))
+    targets = v_t
+    for number in range(num_steps):
+        later = jnp.roll(targets, -1, axis=0) if number else v_t
+        targets = r_t + discount_t * jnp.where(follows, later, v_t)
+    return jax.lax.stop_gradient(targets)
+
+
 # ---------------------------------------------------------------------- conservatism and imitation
 
 

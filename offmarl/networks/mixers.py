@@ -1,5 +1,7 @@
 """The monotonic mixing network of QMIX (Rashid et al. 2018, arXiv 1803.11485)."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
@@ -16,6 +18,19 @@ MixerKind = Literal["state", "pooled"]
 """What a mixer sees. "state": the global state; its size depends on the number of agents. "pooled":
 the observations of all agents, pooled by attention; the same parameters fit any number of agents.
 """
+
+
+INIT_SCALE = 0.001
+"""Scale of the first weights of hypernetworks.
+
+Q_tot changes by Σ_e w1 w2 for each unit of an agent's value. With usual initialisations this is
+about 10 for states of moderate size, and more for larger ones: errors of the agents' values grow by
+it in every target, and Q_tot leaves what the rewards allow. Weights that are almost zero at first
+let the mixing grow only as far as the data asks for.
+"""
+
+
+_TINY = 1e-30
 
 
 class MixerWeights(NamedTuple):
@@ -43,12 +58,16 @@ class Mixer(nn.Module):
         Width of the hypernetworks' hidden layer.
     encoder
         Turns states into vectors; None if they are. See `make_mixer`.
+    init_scale
+        Scale of the orthogonal initialisation of all layers; see `INIT_SCALE`. None for Flax's own
+        initialisation, with which Q_tot diverges in many environments.
     """
 
     num_agents: int
     embed: int = 32
     hidden: int = 64
     encoder: nn.Module | None = None
+    init_scale: float | None = INIT_SCALE
 
     @nn.compact
     def __call__(self, state: ArrayTree) -> MixerWeights:
@@ -56,13 +75,15 @@ class Mixer(nn.Module):
         if self.encoder is not None:
             state = self.encoder(state)
 
+        dense = _dense(self.init_scale)
+
         def hypernet(hidden: int, outputs: int) -> Array:
-            return nn.Dense(outputs)(nn.relu(nn.Dense(hidden)(state)))
+            return dense(outputs)(nn.relu(dense(hidden)(state)))
 
         w1 = hypernet(self.hidden, self.num_agents * self.embed)
         return MixerWeights(
             w1=jnp.abs(w1.reshape(*state.shape[:-1], self.num_agents, self.embed)),
-            b1=nn.Dense(self.embed)(state),
+            b1=dense(self.embed)(state),
             w2=jnp.abs(hypernet(self.hidden, self.embed)),
             b2=hypernet(self.embed, 1).squeeze(-1),
         )
@@ -83,28 +104,39 @@ class PooledMixer(nn.Module):
         Width of the hypernetworks' hidden layer.
     observation
         Encodes observations; None for vectors.
+    init_scale
+        As in `Mixer`.
     """
 
     embed: int = 32
     hidden: int = 64
     observation: nn.Module | None = None
+    init_scale: float | None = INIT_SCALE
 
     @nn.compact
     def __call__(self, view: View) -> MixerWeights:
         """Compute the mixing functions of a batch of views."""
         inputs = PooledEncoder(self.hidden, self.observation)(view)
+        dense = _dense(self.init_scale)
+
+        def hypernet(outputs: int) -> Array:
+            return dense(outputs)(nn.relu(dense(self.hidden)(inputs.shared)))
+
         rows = nn.relu(InputLayer(self.hidden, "none", name="row_hidden")(inputs))
-        rows = nn.Dense(self.embed, name="row")(rows)
+        rows = dense(self.embed, name="row")(rows)
         return MixerWeights(
             w1=jnp.abs(rows) / rows.shape[-2],
-            b1=nn.Dense(self.embed, name="b1")(inputs.shared),
-            w2=jnp.abs(_hypernetwork(inputs.shared, self.hidden, self.embed)),
-            b2=_hypernetwork(inputs.shared, self.hidden, 1).squeeze(-1),
+            b1=dense(self.embed, name="b1")(inputs.shared),
+            w2=jnp.abs(hypernet(self.embed)),
+            b2=hypernet(1).squeeze(-1),
         )
 
 
-def _hypernetwork(x: Float[Array, "*b _"], hidden: int, outputs: int) -> Float[Array, "*b _"]:
-    return nn.Dense(outputs)(nn.relu(nn.Dense(hidden)(x)))
+def _dense(scale: float | None) -> Callable[..., nn.Dense]:
+    """Return a linear layer whose weights are orthogonal and of some scale at first."""
+    if scale is None:
+        return nn.Dense
+    return partial(nn.Dense, kernel_init=nn.initializers.orthogonal(scale))
 
 
 def make_mixer(
@@ -150,5 +182,8 @@ def mixing_coefficients(weights: MixerWeights) -> Float[Array, "*b N"]:
     This is MAICQ's k_i(s) without the nonlinearity (Yang et al. 2021, arXiv 2106.03400, eq. 12).
     It weighs the actors' losses; no gradient flows through it.
     """
-    share = jnp.einsum("...ne,...e->...n", weights.w1, weights.w2)
-    return jax.lax.stop_gradient(share / (share.sum(-1, keepdims=True) + 1e-8))
+    # Weights may be tiny at first: each factor is scaled by its largest entry before the product.
+    w1 = weights.w1 / jnp.maximum(weights.w1.max((-2, -1), keepdims=True), _TINY)
+    w2 = weights.w2 / jnp.maximum(weights.w2.max(-1, keepdims=True), _TINY)
+    share = jnp.einsum("...ne,...e->...n", w1, w2)
+    return jax.lax.stop_gradient(share / jnp.maximum(share.sum(-1, keepdims=True), _TINY))

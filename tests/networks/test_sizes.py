@@ -183,7 +183,7 @@ def test_pooled_critics_have_one_size_and_values_follow_the_agents() -> None:
 
 
 def test_pooled_mixers_have_one_size_and_ignore_the_order_of_agents() -> None:
-    mixer = make_mixer(SPEC, 4, 8, "pooled")
+    mixer = replace(make_mixer(SPEC, 4, 8, "pooled"), init_scale=1.0)
     params = init_mixer(mixer, SPEC, jax.random.key(0))
     other = jax.eval_shape(
         partial(init_mixer, make_mixer(MANY, 4, 8, "pooled"), MANY), jax.random.key(0)

@@ -1,4 +1,4 @@
-"""QMIX's own functions against numbers computed by hand."""
+"""QMIX, VDN and IQL against numbers computed by hand."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ from offmarl.networks import MixerWeights
 from offmarl.programs import hyperparameters
 from offmarl.programs.program import structure
 from offmarl.types import Sequence, View
-from recorders import qmix
+from recorders import iql, qmix, vdn
 
 # An agent values action a in the slot that shows the number n at n times entry a of its
 # parameters. The mixer adds the agents' values and its parameter times the state.
@@ -53,10 +53,15 @@ def batch() -> Sequence:
     )
 
 
-def test_the_loss_by_hand_at_a_truncation_and_at_a_termination():
-    hyper = hyperparameters(qmix.Args(gamma=0.5))
-    learn = jax.grad(lambda *params: qmix.loss(*params, NETWORKS, hyper, batch()), has_aux=True)
-    gradient, metrics = jax.jit(learn)(ONLINE, TARGET)
+def learn(loss, networks, args, online, target):
+    """Return the gradient of a loss on the batch, and its metrics."""
+    hyper = hyperparameters(args)
+    found = jax.grad(lambda own: loss(networks, args, own, target, hyper, batch()), has_aux=True)
+    return jax.jit(found)(online)
+
+
+def test_the_loss_of_qmix_at_a_truncation_and_at_a_termination():
+    gradient, metrics = learn(qmix.loss, NETWORKS, qmix.Args(gamma=0.5), ONLINE, TARGET)
     # First window. Values 1 and 2, and 1 for the state: 4. The other network values the online
     # network's best actions of the next slot at 2·2 each, and the state at 20: 1 + ½ 28.
     # Then 8 + 8 + 2 = 18. The truncated step leads to slot 3, where agent 1 may not do its best
@@ -70,6 +75,52 @@ def test_the_loss_by_hand_at_a_truncation_and_at_a_termination():
     np.testing.assert_allclose(gradient.mixer, (errors * [1, 2, 1]).sum() / 3)
     by_action = np.array([[1, 1, 0], [0, 0, 4], [0, 1, 0]])
     np.testing.assert_allclose(gradient.agent, errors @ by_action / 3)
+
+
+# Values of all agents and steps without the state: 1 and 2, then 8 and 8; and 2 of the only agent.
+VALUES = np.array([1 + 2, 8 + 8, 2.0])
+
+
+def vdn_learn(**options):
+    own = vdn.Params(ONLINE.agent), vdn.Params(TARGET.agent)
+    return learn(vdn.loss, NETWORKS.agent, vdn.Args(gamma=0.5, **options), *own)
+
+
+@pytest.mark.parametrize(
+    ("options", "targets"),
+    [
+        # Of each step its reward and half of the next value, 2·2 + 2·2 and 3·1 + 0; after the
+        # termination there is none.
+        ({}, [1 + 8 / 2, 3 + 3 / 2, 2]),
+        # The second step's target follows the first; the truncation ends what is looked ahead.
+        ({"td_lambda": 1.0}, [1 + 4.5 / 2, 4.5, 2]),
+        ({"n_step": 2}, [1 + 4.5 / 2, 4.5, 2]),
+        ({"n_step": 1}, [5, 4.5, 2]),
+        ({"td_lambda": 0.25}, [1 + (0.75 * 8 + 0.25 * 4.5) / 2, 4.5, 2]),
+        ({"reward_scale": 10.0}, [10 + 4, 30 + 1.5, 20]),
+    ],
+)
+def test_the_loss_of_vdn_at_a_truncation_and_at_a_termination(options, targets):
+    gradient, metrics = vdn_learn(**options)
+    errors = VALUES - np.array(targets)
+    np.testing.assert_allclose(metrics["td_loss"], 0.5 * (errors**2).sum() / 3)
+    np.testing.assert_allclose(metrics["q_tot"], VALUES.mean(), rtol=1e-6)
+    by_action = np.array([[1, 1, 0], [0, 0, 4], [0, 1, 0]])
+    np.testing.assert_allclose(gradient.agent, errors @ by_action / 3, rtol=1e-6)
+
+
+def test_the_loss_of_iql_at_a_truncation_and_at_a_termination():
+    own = iql.Params(ONLINE.agent), iql.Params(TARGET.agent)
+    gradient, metrics = learn(iql.loss, NETWORKS.agent, iql.Args(gamma=0.5), *own)
+    # Each agent has its own reward. In the truncated step the first agent's next value is 3·1; the
+    # second agent terminates. In the second window only the first agent acts.
+    errors = np.array([1 - (1 + 4 / 2), 2 - (1 + 4 / 2), 8 - (2 + 3 / 2), 8 - 4, 2 - 4])
+    np.testing.assert_allclose(metrics["td_loss"], 0.5 * (errors**2).sum() / 5)
+    np.testing.assert_allclose(metrics["q"], (1 + 2 + 8 + 8 + 2) / 5)
+    by_action = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 2], [0, 0, 2], [0, 1, 0]])
+    np.testing.assert_allclose(gradient.agent, errors @ by_action / 5, rtol=1e-6)
+    # A window's error, by which it may be drawn, is the largest of its agents'.
+    np.testing.assert_allclose(metrics["td_errors"][:, 0], [2, 2])
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,298 @@
+"""Q-learning from the buffer that is recorded: all of qmix, vdn and iql except what they learn.
+
+Agents act ε-greedily on the values of a network that they share. After each round of steps come
+rounds of updates on windows of the buffer. A program gives its networks and its loss to
+`q_program`; its targets come from `bootstrap`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from offmarl import envs
+from offmarl.config import Fraction, NonNegativeInt, Positive, PositiveInt
+from offmarl.losses import double_q_values, lookahead_targets, q_lambda_targets
+from offmarl.networks import AgentId, PolicyConfig, QParams, make_policy
+from offmarl.programs.buffer import Capture, add, init_capture, make_buffer
+from offmarl.programs.optimisers import (
+    clipped_adam,
+    grad_norm,
+    linear_schedule,
+    training_progress,
+)
+from offmarl.programs.prioritised import admit, begin_priorities, learned, sample
+from offmarl.programs.program import TD_ERRORS, Hyperparameters, OnlineArgs, Program, Stage
+from offmarl.programs.windows import draw_windows, warm_start
+from offmarl.replay.priorities import Priorities
+from offmarl.rollout import RolloutState, init_rollout, rollout
+from offmarl.types import EnvSpec, Sequence
+from offmarl.vault import open_vault
+
+
+@dataclass(frozen=True)
+class QArgs(OnlineArgs):
+    """Arguments of recorders that learn action values."""
+
+    network: Literal["recurrent", "feedforward"] = "recurrent"
+    """Network of the agents: with a memory, or without."""
+    num_steps: PositiveInt = 32
+    """Time steps in each environment between rounds of updates."""
+    updates: PositiveInt = 32
+    """Gradient updates in a round."""
+    capacity: PositiveInt = 4096
+    """Time steps that the replay holds of each environment."""
+    warm_start: Path | None = None
+    """Vault whose newest steps fill the replay at the start."""
+    batch_size: PositiveInt = 32
+    """Windows in a batch."""
+    length: PositiveInt = 10
+    """Steps in a window."""
+    burn_in: NonNegativeInt = 0
+    """Steps added before each window's that only fill the memory of recurrent networks: they do not
+    count in losses."""
+    prioritise: Fraction | None = None
+    """Draw windows by their temporal-difference errors to this power: 0.6 is usual; by default they
+    are drawn without regard to errors."""
+    importance: Fraction | None = None
+    """With --prioritise: power of the weights that correct the loss for it, in the first round (by
+    default 0.4); it grows to 1 in the last."""
+    learning_rate: Positive = 1e-3
+    """Adam's step size."""
+    anneal: bool = False
+    """Decrease the step size linearly to 0 at the end of the training."""
+    gamma: Fraction = 0.95
+    """Discount. Rewards of the swarm tasks come soon after the actions, so a short horizon learns
+    faster."""
+    td_lambda: Fraction = 0.0
+    """λ of the targets: 0 for one step, 1 for the rewards of the rest of the window. The actions
+    taken are not corrected for (Peng's Q(λ))."""
+    n_step: PositiveInt | None = None
+    """Use targets of the rewards of up to this many steps instead of --td-lambda."""
+    reward_scale: Positive = 1.0
+    """What rewards are multiplied by before they are learned from; recorded rewards and returns
+    are not."""
+    epsilon: Fraction = 0.05
+    """Probability of a random action at the end of exploration, which starts at 1. The recorded
+    policy also acts at random with this probability."""
+    exploration: Fraction = 0.2
+    """Fraction of the training over which that probability decreases from 1 to epsilon."""
+    target_every: PositiveInt = 200
+    """Updates between steps of the target networks."""
+    tau: Fraction = 1.0
+    """How far a step brings the target networks to the networks; 1 copies them."""
+    max_grad_norm: Positive = 10.0
+    """Global norm that gradients are clipped to."""
+    hidden: PositiveInt = 64
+    """Width of the agents' layers."""
+    agent_id: AgentId = "onehot"
+    """How the network distinguishes the agents. onehot: by their index, which ties it to their
+    number; sinusoidal: by 16 sines and cosines of their place in the team; none: not at all."""
+
+
+class QState(NamedTuple):
+    """Everything that changes during training."""
+
+    params: Any
+    """A NamedTuple whose field ``agent`` holds the parameters of the agents' network."""
+    target: Any
+    optimiser: optax.OptState
+    epsilon: Float[Array, ""]
+    """Probability of a random action of the policy that is evaluated and recorded."""
+    rollout: RolloutState
+    capture: Capture
+    iteration: Int[Array, ""]
+    priorities: Priorities | None = None
+    """Of the buffer's windows; None if they are drawn without regard to errors."""
+
+
+QLoss = Callable[[Any, Any, Hyperparameters, Sequence], tuple[Float[Array, ""], dict[str, Array]]]
+"""``loss(params, target, hyper, batch) -> (loss, metrics)``; the metrics hold `TD_ERRORS`."""
+
+_Learner = tuple[Any, Any, optax.OptState, Priorities | None]
+"""What the updates of a round change."""
+
+
+def bootstrap(
+    args: QArgs,
+    hyper: Hyperparameters,
+    batch: Sequence,
+    r_t: Float[Array, "B T *b"],
+    terminated: Bool[Array, "B T *b"],
+    v_t: Float[Array, "B T *b"],
+) -> Float[Array, "B T *b"]:
+    """Return the targets that the arguments ask for, through which no gradient flows.
+
+    Parameters
+    ----------
+    args, hyper
+        The program's arguments and hyperparameters.
+    batch
+        The windows.
+    r_t, terminated, v_t
+        Reward of each step, whether nothing follows it, and the value of the slot after it.
+    """
+    r_t, discount_t = hyper.reward_scale * r_t, hyper.gamma * (1 - terminated)
+    # The next slot holds the next step of the episode, if it holds a step that counts.
+    goes_on = jnp.pad(batch.mask[:, 1:], ((0, 0), (0, 1)))
+    if args.n_step is None:
+        targets = jax.vmap(q_lambda_targets, in_axes=(0, 0, 0, 0, None))
+        return targets(r_t, discount_t, v_t, goes_on, hyper.td_lambda)
+    targets = jax.vmap(partial(lookahead_targets, num_steps=args.n_step))
+    return targets(r_t, discount_t, v_t, goes_on)
+
+
+def next_values(q: Array, q_target: Array, batch: Sequence) -> Float[Array, "B T N"]:
+    """Return each agent's value of the slot after each step, by double Q-learning; 0 for the dead.
+
+    ``q`` and ``q_target`` are the values of all actions in the T+1 slots by the network and the
+    target network, ``(B, T+1, N, A)``.
+    """
+    view_t = batch.view_t
+    return double_q_values(q_target[:, 1:], q[:, 1:], view_t.legal_actions) * view_t.alive
+
+
+def q_program(
+    spec: EnvSpec,
+    args: QArgs,
+    env: envs.Environment,
+    init_params: Callable[[PRNGKeyArray], Any],
+    loss: QLoss,
+) -> Program:
+    """Build a program that learns action values.
+
+    Parameters
+    ----------
+    spec, args, env
+        As `make` of a recorder gets them.
+    init_params
+        Draws the parameters: a NamedTuple whose field ``agent`` holds those of the network that
+        `q_config` describes.
+    loss
+        What is minimised.
+    """
+    config = q_config(args)
+    env, policy = envs.autoreset(env), make_policy(config, spec)
+    capacity = max(args.capacity, args.num_steps)
+    buffer = make_buffer(args.num_envs, capacity)
+
+    def init(key: PRNGKeyArray, hyper: Hyperparameters) -> QState:
+        params_key, env_key = jax.random.split(key)
+        params, capture = init_params(params_key), init_capture(buffer, spec, sampled=True)
+        return QState(
+            params=params,
+            target=params,
+            optimiser=clipped_adam(0.0, 0.0).init(params),
+            epsilon=jnp.asarray(hyper.epsilon),
+            rollout=init_rollout(env, policy, env_key, args.num_envs),
+            capture=capture,
+            iteration=jnp.zeros((), jnp.int32),
+            priorities=_fresh_priorities(args, capture),
+        )
+
+    def on_start(state: QState) -> QState:
+        if args.warm_start is None:
+            return state
+        data = open_vault(args.warm_start)
+        capture = warm_start(buffer, args.num_envs, capacity, spec, data)
+        return state._replace(capture=capture, priorities=_fresh_priorities(args, capture))
+
+    def update(
+        state: QState, _batch: None, key: PRNGKeyArray, hyper: Hyperparameters
+    ) -> tuple[QState, dict[str, Array]]:
+        rollout_key, learn_key = jax.random.split(key)
+        progress = training_progress(
+            state.iteration, args.total_steps, args.num_envs, args.num_steps
+        )
+        epsilon = linear_schedule(progress, 1.0, hyper.epsilon, hyper.exploration)
+        after, transitions, next_views = rollout(
+            env,
+            policy,
+            QParams(state.params.agent, epsilon),
+            state.rollout,
+            rollout_key,
+            args.num_steps,
+            state.iteration,
+        )
+        capture = add(buffer, state.capture, transitions, next_views)
+        state = state._replace(rollout=after, capture=capture)
+        state, metrics = _learn(args, loss, state, learn_key, hyper)
+        return state._replace(iteration=state.iteration + 1), metrics | {"epsilon": epsilon}
+
+    return Program(
+        init,
+        stages=(Stage(update, on_start=on_start),),
+        policy=partial(make_policy, config, spec),
+        policy_params=lambda state: QParams(state.params.agent, state.epsilon),
+        greedy=False,
+        num_steps=args.num_steps,
+    )
+
+
+def q_config(args: QArgs) -> PolicyConfig:
+    """Return the description of the agents' network."""
+    return PolicyConfig(args.network, "q", args.hidden, args.agent_id)
+
+
+def _fresh_priorities(args: QArgs, capture: Capture) -> Priorities | None:
+    return begin_priorities(capture) if args.prioritise else None
+
+
+def _learn(
+    args: QArgs, loss: QLoss, state: QState, key: PRNGKeyArray, hyper: Hyperparameters
+) -> tuple[QState, dict[str, Array]]:
+    """Make a round of updates on the buffer's windows."""
+    capture, priorities = state.capture, state.priorities
+    if priorities is not None:
+        priorities = admit(priorities, capture, args.num_steps, args.length)
+
+    def step(learner: _Learner, x: tuple[Array, Array]) -> tuple[_Learner, dict[str, Array]]:
+        params, target, optimiser, priorities = learner
+        number, key = x
+        progress = training_progress(number, args.total_steps * args.updates, *_shape(args))
+        batch, slots = _draw(args, priorities, capture, key, progress)
+        grads, metrics = jax.grad(loss, has_aux=True)(params, target, hyper, batch)
+        rate = hyper.learning_rate * (1 - progress if args.anneal else 1.0)
+        changes, optimiser = clipped_adam(rate, hyper.max_grad_norm).update(grads, optimiser)
+        params = optax.apply_updates(params, changes)
+        nearer = optax.incremental_update(params, target, hyper.tau)
+        target = optax.periodic_update(nearer, target, number, args.target_every)
+        errors = metrics.pop(TD_ERRORS)
+        if priorities is not None and slots is not None:
+            priorities = learned(priorities, slots, errors, batch.mask, args.prioritise or 0.0)
+        return (params, target, optimiser, priorities), metrics | {"grad_norm": grad_norm(grads)}
+
+    numbers = state.iteration * args.updates + jnp.arange(1, args.updates + 1)
+    (params, target, optimiser, priorities), metrics = jax.lax.scan(
+        step,
+        (state.params, state.target, state.optimiser, priorities),
+        (numbers, jax.random.split(key, args.updates)),
+    )
+    state = state._replace(params=params, target=target, optimiser=optimiser, priorities=priorities)
+    return state, jax.tree.map(jnp.mean, metrics)
+
+
+def _shape(args: QArgs) -> tuple[int, int]:
+    return args.num_envs, args.num_steps
+
+
+def _draw(
+    args: QArgs,
+    priorities: Priorities | None,
+    capture: Capture,
+    key: PRNGKeyArray,
+    progress: Float[Array, ""],
+) -> tuple[Sequence, Int[Array, "B"] | None]:
+    """Draw windows, and return where they start if they are drawn by priorities."""
+    if priorities is None:
+        return draw_windows(capture, key, args.batch_size, args.length, args.burn_in), None
+    begun = 0.4 if args.importance is None else args.importance
+    exponent = linear_schedule(progress, begun, 1.0)
+    sizes = args.batch_size, args.length
+    return sample(priorities, capture, key, *sizes, exponent, args.burn_in)

@@ -1,0 +1,97 @@
+"""IQL: independent Q-learning with shared parameters, learned off-policy from replay.
+
+Each agent learns the values of its own actions from its own rewards, as if the others were part of
+the environment (Tan 1993; Tampuu et al. 2017, arXiv 1511.08779). The agents share one network,
+recurrent or feed-forward, learned by double Q-learning (van Hasselt et al. 2015, arXiv 1509.06461)
+with ε-greedy exploration:
+
+    L = E[ ½ (Q_i(o_i, a_i) - y_i)² ],     y_i = r_i + γ (1 - terminated_i) Q̄_i(o'_i, argmax Q_i).
+
+TD(λ) and n-step targets are options. Agents may be of several teams. The replay is the buffer that
+is recorded.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+from rich.console import Console
+
+from offmarl import cli, envs
+from offmarl.distributions import select
+from offmarl.losses import masked_mean
+from offmarl.networks import FeedForward, Recurrent, agent_network, init_policy, unroll_batch
+from offmarl.programs import TD_ERRORS, Hyperparameters, Program, Recorded, record_online
+from offmarl.programs.q_learning import QArgs, bootstrap, next_values, q_config, q_program
+from offmarl.types import ArrayTree, EnvSpec, Sequence
+
+# ---------------------------------------------------------------------------------- arguments
+
+
+@dataclass(frozen=True)
+class Args(QArgs):
+    """Arguments of IQL."""
+
+
+# ---------------------------------------------------------------------------------- state
+
+
+class Params(NamedTuple):
+    """Parameters of the agents' shared network."""
+
+    agent: ArrayTree
+
+
+# ---------------------------------------------------------------------------------- losses
+
+
+def loss(
+    network: FeedForward | Recurrent,
+    args: Args,
+    params: Params,
+    target: Params,
+    hyper: Hyperparameters,
+    batch: Sequence,
+) -> tuple[Float[Array, ""], dict[str, Array]]:
+    """Return the mean of ½ (Q_i - y_i)² over the valid steps of live agents."""
+    observation, first = batch.view.observation, batch.first
+    q = unroll_batch(network, params.agent, observation, first)
+    q_target = unroll_batch(network, target.agent, observation, first)
+    v_t = next_values(q, q_target, batch)
+    y = bootstrap(args, hyper, batch, batch.reward, batch.terminated, v_t)
+
+    q_tm1 = select(q[:, :-1], batch.action)
+    acts = batch.mask[..., None] & batch.view_tm1.alive
+    error = jnp.where(acts, q_tm1 - y, 0.0)
+    value = masked_mean(0.5 * error**2, acts, batch.weight)
+    metrics = {"td_loss": value, "q": masked_mean(q_tm1, acts)}
+    return value, metrics | {TD_ERRORS: jnp.abs(error).max(-1)}
+
+
+# ---------------------------------------------------------------------------------- program
+
+
+def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
+    """Build the program for an environment, given without autoreset."""
+    config = q_config(args)
+
+    def init_params(key: PRNGKeyArray) -> Params:
+        return Params(init_policy(config, spec, key).network)
+
+    network = agent_network(config, spec)
+    return q_program(spec, args, env, init_params, partial(loss, network, args))
+
+
+# ---------------------------------------------------------------------------------- main
+
+
+def main(args: Args) -> Recorded:
+    """Train IQL, and record the requested tiers."""
+    return record_online(make, args)
+
+
+if __name__ == "__main__":
+    with cli.exit_codes():
+        Console().print(main(cli.parse_script(Args, __doc__)).view)

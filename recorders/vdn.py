@@ -1,0 +1,96 @@
+"""VDN: the sum of the agents' values as the team's value, learned off-policy from replay.
+
+Agents share a network of action values, recurrent or feed-forward. The joint value is their sum
+(Sunehag et al. 2017, arXiv 1706.05296), learned by double Q-learning (van Hasselt et al. 2015,
+arXiv 1509.06461) from the mean of the agents' rewards, with ε-greedy exploration:
+
+    L = E[ ½ (Σ_i Q_i(o_i, a_i) - y)² ],     y = r + γ (1 - terminated) Σ_i Q̄_i(o'_i, argmax Q_i).
+
+TD(λ) and n-step targets are options. The replay is the buffer that is recorded.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from jaxtyping import Array, Float, PRNGKeyArray
+from rich.console import Console
+
+from offmarl import cli, envs
+from offmarl.distributions import select
+from offmarl.losses import masked_mean
+from offmarl.networks import FeedForward, Recurrent, agent_network, init_policy, unroll_batch
+from offmarl.programs import TD_ERRORS, Hyperparameters, Program, Recorded, record_online
+from offmarl.programs.q_learning import QArgs, bootstrap, next_values, q_config, q_program
+from offmarl.teams import require_one_team
+from offmarl.types import ArrayTree, EnvSpec, Sequence
+
+# ---------------------------------------------------------------------------------- arguments
+
+
+@dataclass(frozen=True)
+class Args(QArgs):
+    """Arguments of VDN."""
+
+
+# ---------------------------------------------------------------------------------- state
+
+
+class Params(NamedTuple):
+    """Parameters of the agents' shared network."""
+
+    agent: ArrayTree
+
+
+# ---------------------------------------------------------------------------------- losses
+
+
+def loss(
+    network: FeedForward | Recurrent,
+    args: Args,
+    params: Params,
+    target: Params,
+    hyper: Hyperparameters,
+    batch: Sequence,
+) -> tuple[Float[Array, ""], dict[str, Array]]:
+    """Return the mean of ½ (Σ_i Q_i - y)² over the valid steps, where y is the double-Q target."""
+    observation, first = batch.view.observation, batch.first
+    q = unroll_batch(network, params.agent, observation, first)
+    q_target = unroll_batch(network, target.agent, observation, first)
+    q_tot_t = next_values(q, q_target, batch).sum(-1)
+    ended = batch.terminated.all(-1)
+    y = bootstrap(args, hyper, batch, batch.reward.mean(-1), ended, q_tot_t)
+
+    q_tot_tm1 = (select(q[:, :-1], batch.action) * batch.view_tm1.alive).sum(-1)
+    error = q_tot_tm1 - y
+    value = masked_mean(0.5 * error**2, batch.mask, batch.weight)
+    metrics = {"td_loss": value, "q_tot": masked_mean(q_tot_tm1, batch.mask)}
+    return value, metrics | {TD_ERRORS: error}
+
+
+# ---------------------------------------------------------------------------------- program
+
+
+def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
+    """Build the program for an environment, given without autoreset."""
+    require_one_team(spec, "vdn")
+    config = q_config(args)
+
+    def init_params(key: PRNGKeyArray) -> Params:
+        return Params(init_policy(config, spec, key).network)
+
+    network = agent_network(config, spec)
+    return q_program(spec, args, env, init_params, partial(loss, network, args))
+
+
+# ---------------------------------------------------------------------------------- main
+
+
+def main(args: Args) -> Recorded:
+    """Train VDN, and record the requested tiers."""
+    return record_online(make, args)
+
+
+if __name__ == "__main__":
+    with cli.exit_codes():
+        Console().print(main(cli.parse_script(Args, __doc__)).view)

@@ -1,0 +1,174 @@
+"""What qmix, vdn and iql learn: probes with known values, and bounds of Q_tot by the rewards."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from offmarl import envs, vault
+from offmarl.envs.base import restart, transition
+from offmarl.errors import OptionError
+from offmarl.networks import agent_network, make_mixer, mix, mixing_weights
+from offmarl.programs import hyperparameters
+from offmarl.programs.q_learning import q_config
+from offmarl.types import Discrete, EnvSpec, View
+from recorders import iql, qmix, vdn
+
+from .learning import learn, returns_of, train
+
+SMALL = {"num_envs": 16, "num_steps": 16, "length": 3, "capacity": 128, "hidden": 32}
+NIGHTLY = pytest.mark.nightly
+
+
+def value_at_start(recorder, args, env, params) -> float:
+    """Return the value of the best actions in the first view; for iql, the first agent's."""
+    config = q_config(args)
+    network = agent_network(config, env.spec)
+    view = env.reset(jax.random.key(0))[1].view
+    carry = network.initial_carry(env.spec.num_agents)
+    q = network.apply(params.agent, carry, view.observation)[0].max(-1)
+    if recorder is qmix:
+        mixer = make_mixer(env.spec, args.mixer_embed, args.mixer_hidden, args.mixer)
+        return float(mix(mixing_weights(mixer, params.mixer, view), q))
+    return float(q.sum() if recorder is vdn else q[0])
+
+
+@pytest.mark.parametrize(
+    ("recorder", "network", "probe"),
+    [
+        (qmix, "feedforward", "two-step"),
+        (vdn, "recurrent", "two-step"),
+        (iql, "feedforward", "observation"),
+        *(
+            pytest.param(recorder, network, probe, marks=NIGHTLY)
+            for recorder in (qmix, vdn, iql)
+            for network in ("recurrent", "feedforward")
+            for probe in ("one-step", "two-step", "observation", "match", "memory")
+            if network == "recurrent" or probe != "memory"
+        ),
+    ],
+)
+def test_probes(recorder, network, probe) -> None:
+    """The policy is optimal, and its value is the discounted optimal return."""
+    args = recorder.Args(
+        env=f"probe/{probe}",
+        network=network,
+        total_steps=20_480,
+        updates=16,
+        learning_rate=3e-3,
+        target_every=50,
+        **SMALL,
+    )
+    env, program, state = train(recorder, args)
+    greedy, sampled = returns_of(env, program, state)
+    assert greedy == pytest.approx(env.optimal_return)
+    assert sampled > 0.8 * env.optimal_return
+    if recorder is iql and probe == "match":
+        return  # the other agent explores: its values are lower, by no simple amount
+    value = value_at_start(recorder, args, env, state.params)
+    assert value == pytest.approx(args.gamma ** (env.length - 1), abs=0.06)
+
+
+# ---------------------------------------------------------------------------------- bounds
+
+
+class Drift:
+    """Two agents drift in a box; each reward is in [-1, 0], and a time limit ends episodes."""
+
+    spec = EnvSpec("drift", 2, 6, 12, Discrete(3), time_limit=8)
+
+    def reset(self, key):
+        place = jax.random.uniform(key, (2, 6), minval=-3.0, maxval=3.0)
+        return (place, jnp.zeros((), int)), restart(self._view(place))
+
+    def step(self, key, state, action):
+        moved = 0.3 * jax.random.normal(key, (2, 6)) + 0.2 * (action[:, None] - 1.0)
+        place, time = jnp.clip(state[0] + moved, -3, 3), state[1] + 1
+        return (place, time), transition(
+            self._view(place),
+            reward=-jnp.abs(place).mean(-1) / 3,
+            terminated=jnp.zeros(2, bool),
+            truncated=jnp.full(2, time >= self.spec.time_limit),
+        )
+
+    @staticmethod
+    def _view(place) -> View:
+        return View(place, place.ravel(), jnp.ones((2, 3), bool), jnp.ones(2, bool))
+
+
+def q_tot_of_rounds(mixer: str, rounds: int = 5) -> np.ndarray:
+    """Return the mean Q_tot on the batches of each round of 32 updates in `Drift`."""
+    args = qmix.Args(
+        num_envs=8,
+        num_steps=16,
+        length=5,
+        total_steps=8 * 16 * rounds,
+        hidden=16,
+        mixer=mixer,
+        target_every=20,
+        learning_rate=3e-3,
+    )
+    env, hyper = Drift(), hyperparameters(args)
+    program = qmix.make(env.spec, args, env)
+    state, update = jax.jit(program.init)(jax.random.key(0), hyper), program.stages[0].update
+
+    def one(state, key):
+        state, metrics = update(state, None, key, hyper)
+        return state, metrics["q_tot"]
+
+    return np.asarray(
+        jax.jit(lambda s, keys: jax.lax.scan(one, s, keys))(
+            state, jax.random.split(jax.random.key(1), rounds)
+        )[1]
+    )
+
+
+@pytest.mark.parametrize("mixer", ["state", pytest.param("pooled", marks=NIGHTLY)])
+def test_q_tot_stays_within_what_the_rewards_allow(mixer: str) -> None:
+    """Rewards in [-1, 0] allow [-1, 0] / (1 - γ); γ is 0.95."""
+    found = q_tot_of_rounds(mixer)
+    assert (found > -20).all()
+    assert (found < 0.05).all()  # at first it is about 0
+    assert found[-1] < -2
+
+
+@NIGHTLY
+def test_q_tot_diverges_from_a_usual_initialisation(monkeypatch) -> None:
+    """Why the mixer has its own: this is what the test above would find without it."""
+    usual = lambda *args: replace(make_mixer(*args), init_scale=None)  # noqa: E731
+    monkeypatch.setattr(qmix, "make_mixer", usual)
+    assert q_tot_of_rounds("state")[-1] > 5
+
+
+# ---------------------------------------------------------------------------------- programs
+
+
+@pytest.mark.parametrize("recorder", [qmix, vdn])
+def test_values_are_not_factorised_across_teams(recorder) -> None:
+    env = envs.make("probe/match")
+    spec = replace(env.spec, teams=(0, 1))
+    with pytest.raises(OptionError, match="one value for all agents together"):
+        recorder.make(spec, recorder.Args(), env)
+    iql.make(spec, iql.Args(), env)
+
+
+@NIGHTLY
+def test_recorded_replay_warms_up_another_run(tmp_path) -> None:
+    args = {"env": "probe/observation", "eval_episodes": 32, "evaluations": 2, **SMALL}
+    first = qmix.Args(tiers="replay", out=tmp_path / "a", total_steps=2_048, **args)
+    qmix.main(first)
+    replay = tmp_path / "a" / "probe" / "observation.vlt" / "replay"
+    assert vault.open_vault(replay).num_steps == 2_048
+    warm = qmix.Args(tiers="replay", out=tmp_path / "b", total_steps=512, warm_start=replay, **args)
+    qmix.main(warm)
+    recorded = vault.open_vault(tmp_path / "b" / "probe" / "observation.vlt" / "replay")
+    assert recorded.num_steps == 512  # its own steps alone
+
+
+@NIGHTLY
+def test_qmix_learns_to_cover() -> None:
+    """Seeds 0 and 2 came to 15.1 and 16.9 from a random 9.3."""
+    args = qmix.Args(total_steps=100_000, seed=2)
+    assert learn(qmix, args)[1] > 12.5
