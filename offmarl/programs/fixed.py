@@ -15,10 +15,10 @@ from offmarl.envs import Environment
 from offmarl.envs.sides import TeamPolicy
 from offmarl.evaluation import evaluate
 from offmarl.paths import below
-from offmarl.programs.online import Recorded, summarise
+from offmarl.programs.online import Recorded, describe, summarise
 from offmarl.programs.record import record_policy
 from offmarl.programs.sides import joint_policy, policies_by_team
-from offmarl.teams import names_by_team, teams_of
+from offmarl.teams import teams_of
 from offmarl.types import ArrayTree, Policy
 
 _EVALUATE = 1
@@ -104,7 +104,7 @@ def record_fixed(args: FixedArgs, policies: Sequence[str]) -> Recorded:
         cast.ids,
     )
     outcome = "recorded" if fresh else "complete already, nothing was changed"
-    return summarise(path.parent, {name: path}, outcome)
+    return summarise(path.parent, [describe(path, cast.name)], outcome)
 
 
 def _cast(env: Environment, policies: Sequence[str]) -> _Cast:
@@ -129,7 +129,6 @@ def _about(env: Environment, cast: _Cast, args: FixedArgs) -> list[dict[str, Any
     key = jax.random.fold_in(jax.random.key(args.seed), _EVALUATE)
     returns = np.asarray(_returns(env, cast.policy, args.eval_episodes, cast.params, key)).mean(0)
     teams = teams_of(env.spec)
-    found = zip(teams, names_by_team("return", teams), returns.tolist(), strict=True)
     return [
         {
             "policy_id": number,
@@ -138,7 +137,7 @@ def _about(env: Environment, cast: _Cast, args: FixedArgs) -> list[dict[str, Any
             **cast.players[team.name].about,
             "return": mean,
         }
-        for number, (team, _, mean) in enumerate(found)
+        for number, (team, mean) in enumerate(zip(teams, returns.tolist(), strict=True))
     ]
 
 

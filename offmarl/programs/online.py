@@ -36,6 +36,8 @@ from offmarl.programs.run import (
     settled,
 )
 from offmarl.programs.tiers import REPLAY_TIERS, parse_tiers, record_tiers
+from offmarl.teams import only_or_all
+from offmarl.terminal import number
 from offmarl.trackers import Trackers
 from offmarl.trackers import check as check_trackers
 from offmarl.types import ArrayTree, EnvSpec
@@ -224,28 +226,28 @@ class _Journal:
 
 
 def _summary(run: Recorder, tiers: Sequence[str], title: str) -> Recorded:
-    rows = [_describe(run.vault(tier), tier) for tier in tiers]
-    view = Table(title=f"{run.directory}: {title}", box=box.SIMPLE_HEAD)
+    rows = [describe(run.vault(tier), tier) for tier in tiers]
+    return summarise(run.directory, rows, title)
+
+
+def summarise(directory: Path, rows: Sequence[dict[str, Any]], outcome: str) -> Recorded:
+    """Return a summary of vaults from a row for each; see `describe`."""
+    view = Table(title=f"{directory}: {outcome}", box=box.SIMPLE_HEAD)
     for column in rows[0]:
         view.add_column(column, overflow="fold", no_wrap=column != "path")
     for row in rows:
-        view.add_row(*map(_cell, row.values()))
-    return Recorded({"run": str(run.directory), "outcome": title, "vaults": rows}, view)
+        view.add_row(*map(number, row.values()))
+    return Recorded({"run": str(directory), "outcome": outcome, "vaults": rows}, view)
 
 
-def _cell(value: object) -> str:
-    if isinstance(value, int | float):
-        return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
-    return str(value)
-
-
-def _describe(path: Path, tier: str) -> dict[str, Any]:
+def describe(path: Path, tier: str) -> dict[str, Any]:
+    """Return what a vault holds, for a summary."""
     found = vault.open_vault(path)
     return {
         "tier": tier,
         "steps": found.num_steps,
         "episodes": len(found.episodes.row),
         "incomplete": found.episodes.incomplete,
-        "mean_return": found.episodes.mean_return,
+        "mean_return": only_or_all(found.episodes.mean_returns),
         "path": str(path),
     }

@@ -2,14 +2,14 @@
 
 import hashlib
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array, Int, PRNGKeyArray
 
 import offmarl
 from offmarl import envs, vault
@@ -53,6 +53,7 @@ def record_policy(
     seed: int = 0,
     provenance: Mapping[str, Any] | None = None,
     checkpoint_seconds: float = 30.0,
+    agent_ids: Sequence[int] | None = None,
 ) -> bool:
     """Play a policy in parallel environments, and write all steps to a vault.
 
@@ -79,6 +80,8 @@ def record_policy(
         A JSON object to store with the data, such as the source of the policy.
     checkpoint_seconds
         Seconds between checkpoints. SIGINT and SIGTERM save one before they stop the recording.
+    agent_ids
+        Policy id of each agent, if the policy is composed of several; by default that of all is 0.
 
     Returns
     -------
@@ -113,8 +116,11 @@ def record_policy(
         recipe["extras"] = sorted(extras)
     if is_complete(path, recipe):
         return False
+    spec, whole = recorded(env, first_id=1)
+    if agent_ids is not None:
+        whole = partial(_with_ids, ids=np.array(agent_ids, np.int32))
     with checkpoint_timer(checkpoint_seconds, "step") as timer:
-        _record(program, params, path, env, recipe, provenance or {}, timer)
+        _record(program, params, path, (spec, whole), recipe, provenance or {}, timer)
     return True
 
 
@@ -154,7 +160,7 @@ def _record(
     program: Program,
     params: ArrayTree,
     path: Path,
-    env: Environment,
+    recording: tuple[EnvSpec, Whole | None],
     recipe: Mapping[str, Any],
     provenance: Mapping[str, Any],
     timer: CheckpointTimer,
@@ -167,7 +173,7 @@ def _record(
     begin = begin._replace(params=copied(params))  # the state will be donated
     num_chunks, num_steps = recipe["chunks"]
     schedule = Schedule(num_chunks, num_chunks, 1, (0,))
-    spec, whole = recorded(env, first_id=1)
+    spec, whole = recording
     writer = open_for_recording(path, spec, recipe["num_envs"], recipe, provenance)
     with (
         ChunkWriter(writer, "policy", start, start * num_steps, whole) as chunks,
@@ -196,9 +202,19 @@ def resume(
     return found.step, found.tree["state"], found.info
 
 
-def recorded(
-    env: Environment, first_id: int
-) -> tuple[EnvSpec, Callable[..., tuple[Transition, FinalObservations]] | None]:
+Whole = Callable[..., tuple[Transition, FinalObservations]]
+"""Makes the steps that are written of those that were captured; see `ChunkWriter`."""
+
+
+def _with_ids(
+    transition: Transition, finals: FinalObservations, ids: Int[np.ndarray, "N"]
+) -> tuple[Transition, FinalObservations]:
+    """Return steps with the id of each agent's policy."""
+    policy_id = np.broadcast_to(ids, (*transition.last.shape, len(ids)))
+    return transition._replace(policy_id=policy_id), finals
+
+
+def recorded(env: Environment, first_id: int) -> tuple[EnvSpec, Whole | None]:
     """Return the spec of an environment's recordings, and what makes them of captured steps.
 
     These differ for one side of an adversarial environment, whose recordings hold all agents.
