@@ -37,6 +37,10 @@ _CHUNK = 64
 """Largest number of time steps collected at once: they should fit into the processor's cache."""
 
 
+Whole = Callable[..., tuple[Transition, FinalObservations]]
+"""Makes the steps that are written of those that were captured; see `ChunkWriter`."""
+
+
 class _State(NamedTuple):
     params: ArrayTree
     rollout: RolloutState
@@ -202,15 +206,11 @@ def resume(
     return found.step, found.tree["state"], found.info
 
 
-Whole = Callable[..., tuple[Transition, FinalObservations]]
-"""Makes the steps that are written of those that were captured; see `ChunkWriter`."""
-
-
 def _with_ids(
     transition: Transition, finals: FinalObservations, ids: Int[np.ndarray, "N"]
 ) -> tuple[Transition, FinalObservations]:
     """Return steps with the id of each agent's policy."""
-    policy_id = np.broadcast_to(ids, (*transition.last.shape, len(ids)))
+    policy_id: Any = np.broadcast_to(ids, (*transition.last.shape, len(ids)))
     return transition._replace(policy_id=policy_id), finals
 
 
