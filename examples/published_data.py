@@ -31,7 +31,7 @@ from offmarl.vault import Dataset
 #
 # ```bash
 # offmarl record mappo --env swarm/coverage-3 --tiers expert --total-steps 100000 --steps 20000
-# python published_data.py vaults/swarm/coverage-3.vlt/expert
+# python published_data.py vaults/swarm/coverage-3.vlt/mappo-0-expert
 # ```
 
 

@@ -20,7 +20,7 @@
 | | `VaultLayoutError`, `VaultLockedError`, `VaultConflictError`, `ExpressionError` |
 | | `ChecksumError`, `VaultChecksumError`, `HubChecksumError` |
 | | `HubError`, `HubUnreachableError`, `CardError` |
-| | `RunError`, `CheckpointError`, `MissingExtraError`, `PluginError` |
+| | `RunError`, `CheckpointError`, `NotLearnedError`, `MissingExtraError`, `PluginError` |
 
 Names are imported on first use, so ``import offmarl`` is fast and imports neither JAX nor
 TensorStore.
@@ -39,6 +39,7 @@ from offmarl.errors import (
     HubUnreachableError,
     InvalidValueError,
     MissingExtraError,
+    NotLearnedError,
     OffmarlError,
     OptionError,
     PluginError,
@@ -115,6 +116,7 @@ __all__ = [
     "HubUnreachableError",
     "InvalidValueError",
     "MissingExtraError",
+    "NotLearnedError",
     "OffmarlError",
     "OptionError",
     "PluginError",

@@ -104,6 +104,10 @@ class RunError(OffmarlError):
     """A run cannot be started, resumed or loaded."""
 
 
+class NotLearnedError(RunError):
+    """A recorder's best policy is not better than random play, so it has no tiers."""
+
+
 class CheckpointError(RunError):
     """A checkpoint is damaged.
 

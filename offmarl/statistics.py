@@ -58,6 +58,38 @@ def spread(values: Num[np.ndarray, "count"]) -> dict[str, float]:
     return {name: float(getattr(values, name)()) for name in names}
 
 
+class MeanInterval(NamedTuple):
+    """A mean with its confidence interval."""
+
+    mean: float
+    low: float | None
+    """None with fewer than `MIN_RUNS` values."""
+    high: float | None
+
+
+def mean_interval(values: Num[np.ndarray, "count"], confidence: float = 0.95) -> MeanInterval:
+    """Return the mean of independent values, with Student's t interval.
+
+    For many values of one policy, such as the returns of its episodes; for few runs, which may be
+    far from normal, use `bootstrap_interval`.
+
+    Raises
+    ------
+    ShapeError
+        There are no values.
+    """
+    if len(values) == 0:
+        raise ShapeError("there are no values to take the mean of: give one or more.")
+    centre = float(np.mean(values))
+    if len(values) < MIN_RUNS:
+        return MeanInterval(centre, None, None)
+    from scipy.special import stdtrit  # slow to import, and not needed for --help
+
+    quantile = stdtrit(len(values) - 1, (1 + confidence) / 2)
+    half = float(quantile * np.std(values, ddof=1) / np.sqrt(len(values)))
+    return MeanInterval(centre, centre - half, centre + half)
+
+
 def mean(scores: Scores) -> Float[np.ndarray, "*b"]:
     """Return the mean over tasks of each task's mean."""
     return np.asarray(np.mean(scores, axis=(-2, -1)))

@@ -83,7 +83,10 @@ def test_the_loop_returns_what_evaluation_does(tmp_path, monkeypatch):
     """Were a key used twice, agents would repeat their actions: 3.2 for the 9.3 of this policy."""
     monkeypatch.chdir(tmp_path)
     env = envs.make("swarm/coverage-3")
-    run, config = Path("runs/swarm/coverage-3/medium/bc"), PolicyConfig("feedforward", hidden=8)
+    run, config = (
+        Path("runs/swarm/coverage-3/mappo-0-medium/bc"),
+        PolicyConfig("feedforward", hidden=8),
+    )
     write_policy(run, config, env.spec, [0], greedy=False)
     policy = offmarl.load_policy(run)
     play = jax.jit(lambda key: evaluate(env, policy.policy, policy.params, key, 256).returns)
@@ -103,7 +106,7 @@ def test_snippets_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     env = envs.make("swarm/coverage-3")
     uniform = make_policy(PolicyConfig("random"), env.spec)
-    vault = Path("vaults/swarm/coverage-3.vlt/medium")
+    vault = Path("vaults/swarm/coverage-3.vlt/mappo-0-medium")
     record_policy(env, uniform, (), vault, steps=2000, num_envs=8)
     train = ["train", "bc", "--vault", str(vault), "--updates", "1", "--final-episodes", "1"]
     monkeypatch.setattr("sys.argv", ["offmarl", *train])

@@ -144,3 +144,12 @@ def test_scores_are_normalised_from_random_to_expert():
 def test_scores_that_make_no_sense_are_refused(scores, message):
     with pytest.raises(ShapeError, match=message):
         statistics.checked(scores)
+
+
+def test_mean_interval_is_students():
+    """scipy.stats.t.interval(0.95, 3, 2.5, sem) = 2.5 ± 3.18245 x 0.645497"""
+    found = statistics.mean_interval(np.array([1.0, 2.0, 3.0, 4.0]))
+    np.testing.assert_allclose(found, [2.5, 0.4457397, 4.5542603], rtol=1e-6)
+    assert statistics.mean_interval(np.array([1.0, 2.0])) == (1.5, None, None)
+    with pytest.raises(ShapeError, match="no values"):
+        statistics.mean_interval(np.array([]))

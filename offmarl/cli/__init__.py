@@ -53,7 +53,7 @@ VERBS = {
     "evaluate": Verb(
         "programs",
         "Play episodes with a trained policy",
-        example="runs/swarm/coverage-3/medium/bc --render episode.gif",
+        example="runs/swarm/coverage-3/mappo-0-medium/bc --render episode.gif",
     ),
     "compare": Verb(
         "report",
@@ -68,7 +68,7 @@ VERBS = {
     "show": Verb(
         "data",
         "Show the contents and the origin of a vault",
-        example="vaults/swarm/coverage-3.vlt/medium",
+        example="vaults/swarm/coverage-3.vlt/mappo-0-medium",
     ),
     "report": Verb(
         "report",

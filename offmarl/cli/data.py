@@ -16,6 +16,7 @@ from tyro.conf import Positional, arg
 from offmarl import vault
 from offmarl.cli.output import Report, as_is, grid, table
 from offmarl.errors import OptionError
+from offmarl.hub.licences import recorded_as
 from offmarl.paths import local, may_be_name
 from offmarl.statistics import spread
 from offmarl.teams import only_or_all
@@ -95,9 +96,9 @@ def show(path: _Vault, time_limit: int | None = None, statistics: bool = False) 
     Parameters
     ----------
     path
-        A vault, such as vaults/swarm/coverage-8.vlt/expert; the path may end in .vlt if there is
-        only one vault in it. The vault may be in a zip archive (3m.zip/3m.vlt/Good) or a bucket
-        (s3://...). Or the name of a pulled dataset, such as og_marl/smac_v1/3m/Good.
+        A vault, such as vaults/swarm/coverage-8.vlt/mappo-0-expert; the path may end in .vlt
+        if there is only one vault in it. The vault may be in a zip archive (3m.zip/3m.vlt/Good) or
+        a bucket (s3://...). Or the name of a pulled dataset, such as og_marl/smac_v1/3m/Good.
     time_limit
         For a vault of another program that flags the time limit as a termination: the limit.
     statistics
@@ -182,6 +183,7 @@ def _described(facts: Mapping[str, Any], data: vault.Dataset) -> dict[str, str]:
         "length": _spread_line(facts["length"]),
         **_described_returns(data.episodes, _left_out(facts)),
         "policies": number(len(facts["policies"])) if facts["policies"] else "unknown",
+        **({"recorded": recording} if (recording := recorded_as(data.provenance)) else {}),
         "digest": facts["digest"],
         **({} if _stock_readable(data) else {"stock flashbax": _NOT_STOCK}),
         **({"quirks": "; ".join(MEANINGS[quirk] for quirk in data.quirks)} if data.quirks else {}),

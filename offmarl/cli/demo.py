@@ -49,15 +49,15 @@ def demo(out: Path = Path("demo"), seeds: int = 3, seed: int = 0) -> Report:
             tier: {name: _train(name, tier, out, seeds, seed) for name in _BASELINES}
             for tier in _TRAIN_ON
         }
-    tiers = {tier: _returns(_vault(out, tier)) for tier in _TIERS}
+    tiers = {tier: _returns(_vault(out, tier, seed)) for tier in _TIERS}
     scores = {tier: _scores(runs[tier].values()) for tier in runs}
     figure = out / "demo.png"
     figure_demo(tiers, scores, figure)
     return _report(tiers, scores, out, figure)
 
 
-def _vault(out: Path, tier: str) -> Path:
-    return out / "vaults" / f"{_ENV}.vlt" / tier
+def _vault(out: Path, tier: str, seed: int) -> Path:
+    return out / "vaults" / f"{_ENV}.vlt" / f"mappo-{seed}-{tier}"
 
 
 def _record(out: Path, seed: int) -> None:
@@ -68,7 +68,7 @@ def _record(out: Path, seed: int) -> None:
 
 def _train(name: str, tier: str, out: Path, seeds: int, seed: int) -> Path:
     program = registry.load("baseline", name)
-    where = {"vault": _vault(out, tier), "out": out / "runs" / tier / name}
+    where = {"vault": _vault(out, tier, seed), "out": out / "runs" / tier / name}
     options = _BASELINE | _BASELINES[name]
     run: Path = program.main(program.Args(**where, **options, seeds=seeds, seed=seed))
     return run

@@ -99,8 +99,8 @@ def push(
     Parameters
     ----------
     vaults
-        Vaults of one environment, such as vaults/swarm/coverage-3.vlt/expert, or a .vlt directory
-        for all vaults in it.
+        Vaults of one environment, such as vaults/swarm/coverage-3.vlt/mappo-0-expert, or a .vlt
+        directory for all vaults in it.
     to
         The repository, such as org/name; it is created if it does not exist.
     licence

@@ -129,7 +129,7 @@ def _configured(target: Any, values: dict[str, Any], arguments: list[str]) -> An
 
         with contextlib.suppress(OffmarlError, OSError):  # the program will raise it again
             env = open_data(target(**values)).spec.name
-    return target.for_env(env or "", file, **given)
+    return target.for_env(env or "", settings=file, **given)
 
 
 def _is_given(name: str, arguments: list[str]) -> bool:

@@ -1,6 +1,7 @@
 """Trained policies in environments, for the commands that play or record them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -9,29 +10,49 @@ from jaxtyping import Array, Float
 from offmarl import envs, evaluation
 from offmarl.envs import Environment
 from offmarl.errors import ShapeError
-from offmarl.programs import LoadedPolicy
+from offmarl.programs import LoadedPolicy, load_policy
 from offmarl.report import render
 from offmarl.teams import only_or_all, teams_of
 from offmarl.terminal import number
-from offmarl.tracking import progress
-from offmarl.types import ArrayTree
+from offmarl.tracking import progress, read_run
+from offmarl.types import ArrayTree, EnvSpec
 
 
-def make_environment(name: str | None, loaded: LoadedPolicy) -> Environment:
-    """Build an environment for a policy: by default that of its run.
+def make_environment(loaded: LoadedPolicy) -> Environment:
+    """Build the environment of a policy's run.
 
     Raises
     ------
     ShapeError
-        The policy was trained for other sizes.
+        It has other sizes now.
     """
-    environment = envs.make_for(loaded.spec, name)
+    environment = envs.make_for(loaded.spec)
     if difference := loaded.spec.difference(environment.spec, extras=False):
         raise ShapeError(
-            f"the policy of {loaded.name} and {name} differ in {difference}: give the environment "
-            "that it was trained in, or one of the same sizes."
+            f"the policy of {loaded.name} and {loaded.spec.name} differ in {difference}: give the "
+            "environment that it was trained in, or one of the same sizes."
         )
     return environment
+
+
+def load(
+    run: Path,
+    env: str | None,
+    seeds: Sequence[int],
+    greedy: bool | None,
+    program: Path | None,
+) -> tuple[Environment, dict[int, LoadedPolicy]]:
+    """Return an environment, by default that of a run, and the policies of training seeds for it.
+
+    Raises
+    ------
+    ShapeError
+        The policies do not fit the environment.
+    """
+    environment = envs.make_for(EnvSpec.from_json(read_run(run)["spec"]), env)
+    return environment, {
+        seed: load_policy(run, seed, greedy, program, environment) for seed in seeds
+    }
 
 
 def play(

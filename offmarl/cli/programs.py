@@ -33,6 +33,7 @@ from offmarl.tracking import (
 
 _USAGE = """\
 offmarl record NAME ...           train agents online and record them
+offmarl record --from-run RUN ... record further tiers of a finished run, without training
 offmarl record --policy RUN ...   record a trained policy; see `offmarl record --policy --help`
 """
 
@@ -51,11 +52,48 @@ def record(arguments: list[str]) -> Report:
     if arguments[0].startswith("-"):
         helped = {"-h", "--help"}.intersection(arguments)
         asked = ["--help"] if helped else arguments  # `--policy --help` is no policy
+        if any(one.partition("=")[0] == "--from-run" for one in arguments):
+            return parse(record_tiers, "record", "Record further tiers of a finished run.", asked)
         return parse(record_policy, "record", "Record a trained policy.", asked)
     name, *rest = arguments
-    recorded = _run("recorder", name, rest)
+    return _recorded(_run("recorder", name, rest))
+
+
+def _recorded(recorded: Any) -> Report:
     title = "{run}: {outcome}".format(**recorded.data)
     return Report(recorded.data, records(recorded.data["vaults"], title))
+
+
+def record_tiers(
+    from_run: Path,
+    tiers: str,
+    steps: int | None = None,
+    out: Path | None = None,
+    env: str | None = None,
+    program: Path | None = None,
+) -> Report:
+    """Record further tiers of a recorder's finished run, without training.
+
+    Parameters
+    ----------
+    from_run
+        Directory of the run.
+    tiers
+        Tiers to record, as for `offmarl record NAME --tiers`, such as
+        good,mixed=medium:0.5+expert:0.5.
+    steps
+        Environment steps to record in each tier; by default as many as in the run's other tiers.
+    out
+        Directory for the vaults ENV.vlt/PROGRAM-SEED-TIER; by default the one of the run's others.
+    env
+        The environment as the run's command named it, if its code is your own.
+    program
+        Python file of the program that trained the run, if the program is not one of offmarl's. The
+        file's code is run.
+    """
+    from offmarl import programs
+
+    return _recorded(programs.record_from_run(from_run, tiers, steps, out, env, program))
 
 
 def record_policy(
@@ -82,9 +120,10 @@ def record_policy(
     out
         Directory for the vault ENV.vlt/NAME.
     name
-        Name of the recording; by default that of the program that trained the policy.
+        Name of the recording; by default PROGRAM-SEED of the program and the training seed.
     env
-        Environment to record in; by default the one of the run.
+        Environment to record in; by default the one of the run. It may have another number of
+        agents if the policy was trained with --agent-id sinusoidal or none.
     num_envs
         Number of environments that run side by side.
     seed
@@ -101,13 +140,13 @@ def record_policy(
         again.
     """
     from offmarl import envs, programs
-    from offmarl.cli.policies import make_environment
+    from offmarl.cli.policies import load
 
     trained = read_run(policy)["seeds"][0] if training_seed is None else training_seed
-    loaded = programs.load_policy(policy, trained, greedy, program)
-    environment = make_environment(env, loaded)
+    environment, policies = load(policy, env, [trained], greedy, program)
+    loaded = policies[trained]
     named = below(f"{environment.spec.name}.vlt", option="--env")
-    path = out / named / (name or below(loaded.name, option="--name"))
+    path = out / named / (name or below(f"{loaded.name}-{trained}", option="--name"))
     origin = {"program": loaded.name, "run": str(policy), "training_seed": trained}
     if env_states:
         environment = envs.record_states(environment)
@@ -154,7 +193,8 @@ def evaluate(
     run
         Directory of a run.
     env
-        Environment to play in; by default the one that the run's data was recorded in.
+        Environment to play in; by default the one that the run's data was recorded in. It may have
+        another number of agents if the policy was trained with --agent-id sinusoidal or none.
     episodes
         Number of episodes for each training seed.
     seed
@@ -173,13 +213,11 @@ def evaluate(
     record = read_run(run)
     seeds = record["seeds"]
     from offmarl.cli import policies  # imports JAX, which --help does without
-    from offmarl.programs import load_policy
     from offmarl.report.render import save
 
     greedy = None if act == "as-trained" else act == "greedy"
-    loaded = {trained: load_policy(run, trained, greedy, program) for trained in seeds}
+    environment, loaded = policies.load(run, env, seeds, greedy, program)
     first = loaded[seeds[0]]
-    environment = policies.make_environment(env, first)
     if render:
         save(policies.watch(environment, first, seed), render)
     returns = policies.play(environment, loaded, episodes, seed)

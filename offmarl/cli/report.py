@@ -374,7 +374,7 @@ def _run_films(runs: Sequence[Path], programs: Sequence[Path]) -> list[str]:
                 warnings.warn(f"the page shows no episode of {directory}: {error}", stacklevel=1)
             continue
         try:
-            watched = policies.watch(policies.make_environment(None, loaded), loaded, seed=0)
+            watched = policies.watch(policies.make_environment(loaded), loaded, seed=0)
         except OffmarlError as error:  # the environment is not installed, or cannot be drawn
             unseen.append((str(directory), str(error)))
             continue

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
 from offmarl.errors import CardError, OptionError, unknown_name
+from offmarl.terminal import interval
 from offmarl.vault.manifest import PUBLISHED
 
 if TYPE_CHECKING:
@@ -227,15 +228,46 @@ def _terms(facts: Mapping[str, Any]) -> tuple[str | None, str | None, str]:
 
 
 def _recording(facts: Mapping[str, Any]) -> str:
-    recipe = facts.get("recipe")
-    seed = recipe.get("seed") if isinstance(recipe, Mapping) else None
-    facts = {
-        "program": _text(facts, "program"),
-        "tier": _text(facts, "tier"),
-        "seed": "" if seed is None else str(seed),
-    }
-    about = ", ".join(f"{name} {fact}" for name, fact in facts.items() if fact)
+    about = recorded_as(facts)
     return "Recorded with offmarl" + (f" ({about})" if about else "")
+
+
+def recorded_as(provenance: Mapping[str, Any]) -> str:
+    """Describe what was recorded: program, tier, training seed, and returns with their intervals.
+
+    Empty if the provenance says nothing of it.
+    """
+    recipe = provenance.get("recipe")
+    seed = recipe.get("seed") if isinstance(recipe, Mapping) else None
+    seed = provenance.get("training_seed", seed)
+    parts = [f"{name} {text}" for name in ("program", "tier") if (text := _text(provenance, name))]
+    parts += [] if seed is None else [f"seed {seed}"]
+    policies, recorded = provenance.get("policies"), provenance.get("recorded")
+    if isinstance(policies, Sequence) and not isinstance(policies, str) and len(policies) == 1:
+        parts += _evaluation(policies[0])
+    if returns := _return(recorded):
+        parts.append(f"recorded return {returns}")
+    return ", ".join(parts)
+
+
+def _evaluation(policy: object) -> list[str]:
+    """Describe the policy of a tier."""
+    if not isinstance(policy, Mapping):
+        return []
+    steps, returns = policy.get("training_steps"), _return(policy)
+    parts = [f"after {steps:,} training steps"] if isinstance(steps, int) else []
+    return parts + ([f"return on fresh seeds {returns}"] if returns else [])
+
+
+def _return(facts: object) -> str:
+    """Format a mean return and its interval; empty without one."""
+    if not isinstance(facts, Mapping) or not isinstance(facts.get("return"), int | float):
+        return ""
+    match facts.get("return_interval"):
+        case [int() | float() as low, int() | float() as high]:
+            return interval(facts["return"], low, high)
+        case _:
+            return interval(facts["return"], None, None)
 
 
 def _text(facts: Mapping[str, Any], name: str) -> str:

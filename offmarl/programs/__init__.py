@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from offmarl.programs.dataset import DatasetStatistics, MeanAndStd
     from offmarl.programs.loop import start
     from offmarl.programs.offline import train
-    from offmarl.programs.online import Recorded, record_online
+    from offmarl.programs.online import Recorded, record_from_run, record_online
     from offmarl.programs.optimisers import (
         clipped_adam,
         grad_norm,
@@ -71,6 +71,7 @@ __all__ = [
     "load_policy",
     "make_buffer",
     "map_seeds",
+    "record_from_run",
     "record_online",
     "record_policy",
     "replay_episode",
@@ -85,7 +86,7 @@ _HOMES = {
     "dataset": "DatasetStatistics MeanAndStd",
     "loop": "start",
     "offline": "train",
-    "online": "Recorded record_online",
+    "online": "Recorded record_from_run record_online",
     "optimisers": "clipped_adam grad_norm linear_schedule training_progress",
     "policy": "LoadedPolicy load_policy",
     "program": "TD_ERRORS Args Hyperparameters OnlineArgs Program Stage hyperparameters",

@@ -5,7 +5,7 @@ uninterrupted one, and streamed batches equal those of a replay on the device.
 """
 
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -304,45 +304,57 @@ def _batch(
 
 def collect(
     program: Program,
-    state: ArrayTree,
+    states: list[ArrayTree],
     hyper: Hyperparameters,
-    key: PRNGKeyArray,
+    keys: list[PRNGKeyArray],
     schedule: Schedule,
     done: int,
-    chunks: ChunkWriter | None,
-) -> Iterator[tuple[int, ArrayTree, dict[str, Array]]]:
-    """Update a program that collects its own steps, and write every step to a vault.
+    chunks: Iterable[ChunkWriter | None],
+) -> Iterator[tuple[int, list[ArrayTree], list[dict[str, Array]]]]:
+    """Update a program that collects its own steps, and write every step to vaults.
+
+    The seeds share one compiled program, and their updates are in flight at the same time. (With
+    `jax.lax.map` or `jax.vmap` over seeds, each update would copy their buffers.) So a seed has the
+    same bits alone and with others.
 
     Parameters
     ----------
     program
         The program, which acts and learns.
-    state, hyper
-        State and hyperparameters of one seed, without an axis of seeds. The state is donated, and
-        so is each yielded state at the next step.
-    key
-        Update i always draws from ``fold_in(key, i)``.
+    states
+        The state of each seed. They are donated, and so are the yielded states at the next step.
+    hyper
+        The hyperparameters of all seeds.
+    keys
+        Update i of a seed always draws from ``fold_in(key, i)``.
     schedule
         The updates. Episodes are cut off after the last one.
     done
         Number of updates done before.
     chunks
-        Writes the steps; None if they are not kept.
+        Writers of each seed's steps; None where they are not kept.
 
     Yields
     ------
-    The number of updates done, the state after them, and the last update's metrics on the device.
+    The number of updates done, the states after them, and the last update's metrics of each seed on
+    the device.
     """
+    states, writers = list(states), list(chunks)
+    metrics: list[dict[str, Array]] = [{} for _ in states]
     for number in range(done, schedule.updates):
         stage = schedule.stage(number)
         if number == schedule.starts[stage]:
             # A copy, because donated leaves must not be aliases or kept elsewhere.
-            state = copied(program.stages[stage].on_start(state))
-        state, metrics = _collect(program, stage, state, jax.random.fold_in(key, number), hyper)
-        if chunks is not None:
-            cut = number == schedule.updates - 1
-            state = state._replace(capture=chunks.put(state.capture, program.num_steps, cut))
-        yield number + 1, state, metrics
+            states = [copied(program.stages[stage].on_start(state)) for state in states]
+        for seed, (state, key) in enumerate(zip(states, keys, strict=True)):
+            folded = jax.random.fold_in(key, number)
+            states[seed], metrics[seed] = _collect(program, stage, state, folded, hyper)
+        cut = number == schedule.updates - 1
+        for seed, writer in enumerate(writers):
+            if writer is not None:  # waits for the seed's update
+                capture = writer.put(states[seed].capture, program.num_steps, cut)
+                states[seed] = states[seed]._replace(capture=capture)
+        yield number + 1, list(states), list(metrics)
 
 
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
@@ -364,19 +376,19 @@ class Journal(Protocol):
         """The last evaluation in a few words, for the progress bar."""
         ...
 
-    def add(self, done: int, metrics: Mapping[str, Any], count: int, /) -> None:
-        """Take the metrics of the last ``count`` updates."""
+    def add(self, done: int, metrics: Any, count: int, /) -> None:
+        """Take the metrics of the last ``count`` updates, as `updates` or `collect` yields them."""
         ...
 
     def log(self, done: int, times: Mapping[str, float], /) -> None:
         """Write a line of metrics, with `tracking.TIMES`."""
         ...
 
-    def evaluate(self, done: int, states: ArrayTree) -> None:
+    def evaluate(self, done: int, states: Any) -> None:
         """Evaluate the policy."""
         ...
 
-    def save(self, done: int, states: ArrayTree) -> None:
+    def save(self, done: int, states: Any) -> None:
         """Write a checkpoint."""
         ...
 
@@ -405,7 +417,7 @@ class _Clock:
 
 
 def learn(
-    work: Iterator[tuple[int, ArrayTree, dict[str, Array]]],
+    work: Iterator[tuple[int, Any, Any]],
     journal: Journal,
     schedule: Schedule,
     done: int,

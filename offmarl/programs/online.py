@@ -1,7 +1,8 @@
 """Online training with evaluation: what a recorder runs, and the files of its run."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -11,12 +12,22 @@ from rich.table import Table
 
 import offmarl
 from offmarl import envs, settings, tracking, vault
+from offmarl.checkpoint import Checkpoints
+from offmarl.config import from_json
 from offmarl.envs import Environment
-from offmarl.errors import OptionError
+from offmarl.errors import NotLearnedError, OptionError, RunError
+from offmarl.paths import local
+from offmarl.programs import registry
 from offmarl.programs.buffer import ChunkWriter
 from offmarl.programs.loop import Schedule, build, collect, learn, stage_starts
-from offmarl.programs.program import ArgsT, OnlineArgs, Program, hyperparameters
-from offmarl.programs.record import is_complete, open_for_recording, resume
+from offmarl.programs.program import (
+    ArgsT,
+    Hyperparameters,
+    OnlineArgs,
+    Program,
+    hyperparameters,
+)
+from offmarl.programs.record import is_complete, open_for_recording, recorded
 from offmarl.programs.recorder import (
     EVALUATE,
     INIT,
@@ -24,6 +35,7 @@ from offmarl.programs.recorder import (
     Recorder,
     Version,
     run_directory,
+    stacked,
 )
 from offmarl.programs.registry import origin_of
 from offmarl.programs.run import (
@@ -32,11 +44,20 @@ from offmarl.programs.run import (
     checkpoint_timer,
     environment_source,
     keep_compiled_programs,
+    more_to_come,
     open_run,
     settled,
 )
-from offmarl.programs.tiers import REPLAY_TIERS, parse_tiers, record_tiers
-from offmarl.teams import only_or_all
+from offmarl.programs.sides import opponents_of, side_of
+from offmarl.programs.tiers import (
+    REPLAY_TIERS,
+    Tier,
+    are_complete,
+    check_vaults,
+    parse_tiers,
+    record_tiers,
+)
+from offmarl.teams import names_by_team, only_or_all, teams_of
 from offmarl.terminal import number
 from offmarl.trackers import Trackers
 from offmarl.trackers import check as check_trackers
@@ -51,11 +72,12 @@ class Recorded(NamedTuple):
 
 
 def record_online(make: Callable[[EnvSpec, ArgsT, Environment], Program], args: ArgsT) -> Recorded:
-    """Train a program online and record the requested tiers.
+    """Train a program online and record the requested tiers, for each training seed.
 
-    The run's directory is ``<out>/<env>.run-<name>``, the vaults are ``<out>/<env>.vlt/<tier>``.
-    After a kill at any instant, the same call resumes from the last checkpoint and ends with the
-    parameters and data of an uninterrupted call. A finished run is not changed.
+    The run's directory is ``<out>/<env>.run/<program>-<seed>``, the vaults are
+    ``<out>/<env>.vlt/<program>-<seed>-<tier>``. After a kill at any instant, the same call resumes
+    from the last checkpoint and ends with the parameters and data of an uninterrupted call. A
+    finished run is not changed; tiers that it lacks are added.
 
     Parameters
     ----------
@@ -67,8 +89,12 @@ def record_online(make: Callable[[EnvSpec, ArgsT, Environment], Program], args: 
 
     Raises
     ------
+    NotLearnedError
+        A tier depends on an expert that is not better than random play. The run is kept, and the
+        tiers of other training seeds are recorded.
     RunError
-        The directory holds a run with other arguments or other code of the environment.
+        The directory holds a run, or a vault exists, with other arguments or other code of the
+        environment. Nothing was changed.
     Stopped
         A signal stopped the run; the message says where it resumes.
     UnknownNameError
@@ -79,22 +105,103 @@ def record_online(make: Callable[[EnvSpec, ArgsT, Environment], Program], args: 
     assert isinstance(args, OnlineArgs)
     check_trackers(args.track)
     origin = origin_of(make)
-    args = settled(args, run_directory(args, origin.name))
-    tiers, env = parse_tiers(args.tiers), envs.make(args.env)
+    directory = run_directory(args, origin.name)
+    args = settled(args, directory)
+    tiers, runs = parse_tiers(args.tiers), _recorders(make, args, origin, directory)
+    for run in runs:
+        check_vaults(run, tiers)
+    opened = open_run(directory, _record(runs[0]))
+    trained = opened.complete and not opened.lacks_checkpoint(runs[0].iterations)
+    if trained and all(are_complete(run, tiers) for run in runs):
+        return _summary(runs, tiers, "complete already, nothing was changed")
+    with checkpoint_timer(args.checkpoint_seconds, "step") as timer, more_to_come():
+        versions = _train(runs, opened, timer, any(tier.name in REPLAY_TIERS for tier in tiers))
+    opened.write_marl_eval(runs[0].env.spec.name)
+    opened.finish()
+    return _record_all(runs, versions, tiers)
+
+
+def record_from_run(
+    run_dir: str | Path,
+    tiers: str,
+    steps: int | None = None,
+    out: str | Path | None = None,
+    env: str | None = None,
+    program: str | Path | None = None,
+) -> Recorded:
+    """Record further tiers from a recorder's finished run, without training.
+
+    Parameters
+    ----------
+    run_dir
+        Directory of the run.
+    tiers
+        The tiers, as in `OnlineArgs.tiers`.
+    steps
+        Environment steps in each tier; by default as in the run's command.
+    out
+        Directory for the vaults; by default where the run's other vaults are.
+    env
+        The environment as the run's command named it, if its code is your own.
+    program
+        Python file of the program, if it is not one of offmarl's; see `load_policy`.
+
+    Raises
+    ------
+    RunError
+        The directory is not that of a recorder's finished run, or a vault holds another recording,
+        or the run kept no training data for a tier.
+    NotLearnedError
+        As `record_online`.
+    OptionError
+        ``out`` is missing for a run that was moved.
+    """
+    directory, chosen = local(run_dir), parse_tiers(tiers)
+    record = tracking.read_run(directory)
+    if record.get("kind") != "recorder" or not record.get("complete"):
+        raise RunError(
+            f"{directory} is not a recorder's finished run: give a directory that `offmarl record "
+            "NAME` wrote, or repeat its command until the training is finished."
+        )
+    origin = registry.Origin(record["program"], record["file"], record["sha256"])
+    module = registry.load_origin("recorder", origin, directory, program)
+    args = from_json(module.Args, record["args"])
+    args = replace(args, env=env or args.env, tiers=tiers, steps=steps or args.steps)
+    args = replace(args, out=_out_of(directory, args, origin.name) if out is None else local(out))
+    runs = _recorders(module.make, args, origin, directory)
+    for run in runs:
+        check_vaults(run, chosen)
+    return _record_all(runs, _versions(runs, directory), chosen)
+
+
+def _out_of(directory: Path, args: OnlineArgs, name: str) -> Path:
+    """Return the directory that a run's vaults were recorded in."""
+    for out in directory.parents:
+        if run_directory(replace(args, out=out), name) == directory:
+            return out
+    raise OptionError(f"{directory} was moved: give --out, the directory for the vaults.")
+
+
+def _recorders(
+    make: Callable[[EnvSpec, ArgsT, Environment], Program],
+    args: ArgsT,
+    origin: registry.Origin,
+    directory: Path,
+) -> list[Recorder]:
+    """Return the recorders of all training seeds, which share a program."""
+    assert isinstance(args, OnlineArgs)
+    env = envs.make(args.env)
     env = envs.record_states(env) if args.env_states else env
+    source: dict[str, Any] = environment_source(env.spec.name)
+    if args.side:
+        side = side_of(env, args.side, args.opponents)
+        env, source = side, source | {"opponents": opponents_of(side)}
     keep_compiled_programs()
     program = build(make, env.spec, args, env, lambda: cast(Hashable, env))
-    source = environment_source(env.spec.name)
-    run = Recorder(origin, args, env, program, program.policy(False), source)
-    opened = open_run(run.directory, _record(run))
-    if opened.complete and not opened.lacks_checkpoint(run.iterations):
-        return _summary(run, tiers, "complete already, nothing was changed")
-    with checkpoint_timer(args.checkpoint_seconds, "step") as timer:
-        versions = _train(run, opened, timer, keep=not set(REPLAY_TIERS).isdisjoint(tiers))
-    record_tiers(run, versions, [tier for tier in tiers if tier != "replay"])
-    opened.write_marl_eval(env.spec.name)
-    opened.finish()
-    return _summary(run, tiers, "recorded")
+    first = Recorder(
+        origin, args, env, program, program.policy(False), directory, args.seed, source
+    )
+    return [first._replace(seed=seed) for seed in first.seeds]
 
 
 def _record(run: Recorder) -> dict[str, Any]:
@@ -104,37 +211,82 @@ def _record(run: Recorder) -> dict[str, Any]:
         "program": run.name,
         "file": run.origin.file,
         "sha256": run.origin.sha256,
-        "args": run.settings,
+        "args": run.settings | {"seed": run.args.seed, "seeds": run.args.seeds},
         "settings": settings.used(run.args).sources(),
-        "spec": run.env.spec.to_json(),
+        "spec": replace(run.env.spec, extras=recorded(run.env, 1)[0].extras).to_json(),
         "greedy": run.program.greedy,
         "vault": None,
-        "seeds": [run.args.seed],
+        "seeds": run.seeds,
         **run.source,
     }
+
+
+def _record_all(
+    runs: Sequence[Recorder], versions: Sequence[Sequence[Version]], tiers: Sequence[Tier]
+) -> Recorded:
+    """Record the tiers of all training seeds that learned; then raise the errors of others."""
+    failed = []
+    for run, own in zip(runs, versions, strict=True):
+        try:
+            with more_to_come(run is not runs[-1]):
+                record_tiers(run, own, tiers)
+        except NotLearnedError as error:
+            failed.append(str(error))
+    if failed:
+        raise NotLearnedError("\n\n".join(failed))
+    return _summary(runs, tiers, "recorded")
 
 
 # ---------------------------------------------------------------------------------- training
 
 
-def _train(run: Recorder, opened: Run, timer: CheckpointTimer, keep: bool) -> list[Version]:
-    """Train to the end, and return the evaluated versions."""
-    journal, hyper = _Journal(run, opened), hyperparameters(run.args)
-    done, begin, info = resume(run.program, journal.checkpoints, run.key(INIT), hyper)
+def _train(
+    runs: Sequence[Recorder], opened: Run, timer: CheckpointTimer, keep: bool
+) -> list[list[Version]]:
+    """Train all seeds to the end, and return the evaluated versions of each."""
+    first, journal, hyper = runs[0], _Journal(runs, opened), hyperparameters(runs[0].args)
+    done, states, info = _resume(runs, journal.checkpoints, hyper)
     journal.go_on(done, info)
-    timer.begin(done * run.iteration_steps)
-    schedule = _schedule(run)
-    replay = _open_replay(run, done) if keep else nullcontext()
-    with journal.trackers, replay as chunks, _progress(run, done) as advance:
-        journal.chunks = chunks
-        key = run.key(TRAIN)
-        work = collect(run.program, begin, hyper, key, schedule, done, chunks)
+    timer.begin(done * first.iteration_steps)
+    schedule = _schedule(first)
+    with ExitStack() as stack:
+        stack.enter_context(journal.trackers)
+        journal.chunks = [stack.enter_context(_replay(run, done, keep)) for run in runs]
+        advance = stack.enter_context(_progress(runs, done))
+        keys = [run.key(TRAIN) for run in runs]
+        work = collect(first.program, states, hyper, keys, schedule, done, journal.chunks)
+        del states  # they are donated
         elapsed = tracking.last(opened.metrics, tracking.WALL_TIME)
-        learn(work, journal, schedule, done, timer, advance, run.iteration_steps, elapsed)
-        if chunks is not None:
-            chunks.complete(policies=[run.about(version) for version in journal.versions])
+        learn(work, journal, schedule, done, timer, advance, first.iteration_steps, elapsed)
+        for run, chunks, versions in zip(runs, journal.chunks, journal.versions, strict=True):
+            if chunks is not None:
+                chunks.complete(policies=[run.about(version) for version in versions])
     journal.close()
     return journal.versions
+
+
+def _resume(
+    runs: Sequence[Recorder], checkpoints: Checkpoints, hyper: Hyperparameters
+) -> tuple[int, list[ArrayTree], dict[str, Any]]:
+    """Return the number of updates done, the states of all seeds, and the checkpoint's info."""
+    init = jax.jit(runs[0].program.init)
+    like = [jax.eval_shape(init, run.key(INIT), hyper) for run in runs]
+    found = checkpoints.resume({"state": like})
+    if found is None:
+        return 0, [init(run.key(INIT), hyper) for run in runs], {}
+    return found.step, list(found.tree["state"]), found.info
+
+
+def _versions(runs: Sequence[Recorder], directory: Path) -> list[list[Version]]:
+    """Return the evaluated versions of the policies of a finished run."""
+    checkpoints = Checkpoints(directory / tracking.CHECKPOINTS)
+    _, info = checkpoints.restore({"policy": runs[0].policy_shapes()})
+    checkpoints.close()
+    return _from_json(info)
+
+
+def _from_json(info: Mapping[str, Any]) -> list[list[Version]]:
+    return [[Version(*version) for version in own] for own in info["versions"]]
 
 
 def _schedule(run: Recorder) -> Schedule:
@@ -149,72 +301,100 @@ def _schedule(run: Recorder) -> Schedule:
     return Schedule(run.iterations, every, 1, starts)
 
 
-def _open_replay(run: Recorder, start: int) -> ChunkWriter:
+def _replay(run: Recorder, start: int, keep: bool) -> AbstractContextManager[ChunkWriter | None]:
+    """Open the vault of the training data; None if it is not kept, or complete."""
     path = run.vault("replay")
-    is_complete(path, run.recipe)
-    provenance = {"program": run.name, "tier": "replay", "policy_id": "iterations of training"}
-    writer = open_for_recording(path, run.env.spec, run.args.num_envs, run.recipe, provenance)
-    return ChunkWriter(writer, "replay", start, start * run.program.num_steps)
+    if not keep or (is_complete(path, run.recipe) and start == run.iterations):
+        return nullcontext()
+    if start > 0 and not path.exists():
+        raise RunError(
+            f"{run.directory} kept no training data until update {start}: leave replay and "
+            "medium-replay out of --tiers, or train again in another directory (--out)."
+        )
+    provenance = run.provenance("replay") | {"policy_id": "iterations of training"}
+    # Versions of the learner's policy have the ids from 0 to the number of iterations.
+    spec, whole = recorded(run.env, first_id=run.iterations + 1)
+    writer = open_for_recording(path, spec, run.args.num_envs, run.recipe, provenance)
+    return ChunkWriter(writer, "replay", start, start * run.program.num_steps, whole)
 
 
-def _progress(run: Recorder, start: int) -> AbstractContextManager[tracking.Advance]:
-    steps = run.iteration_steps
-    return tracking.progress(f"train {run.name}", run.iterations * steps, start * steps)
+def _progress(runs: Sequence[Recorder], start: int) -> AbstractContextManager[tracking.Advance]:
+    steps, seeds = runs[0].iteration_steps, f", {len(runs)} seeds" if len(runs) > 1 else ""
+    total = runs[0].iterations * steps
+    return tracking.progress(f"train {runs[0].name}{seeds}", total, start * steps)
 
 
 class _Journal:
     """The files of a training run: metrics, checkpoints to resume from, policies to record."""
 
-    def __init__(self, run: Recorder, opened: Run):
-        self._run = run
+    def __init__(self, runs: Sequence[Recorder], opened: Run):
+        self._runs = runs
         self._opened, self._metrics = opened, opened.metrics
         self._unwritten: list[dict[str, Any]] = []
-        self._policies = run.policies()
+        self._policies = runs[0].policies()
         self.checkpoints = opened.checkpoints(keep=2)
-        self.versions: list[Version] = []
-        self.chunks: ChunkWriter | None = None
-        """Writes the training data."""
+        self.versions: list[list[Version]] = [[] for _ in runs]
+        """Of each seed."""
+        self.chunks: list[ChunkWriter | None] = []
+        """Writers of each seed's training data."""
 
     def go_on(self, start: int, info: Mapping[str, Any]) -> None:
         """Drop what was written after the checkpoint that training resumes from."""
-        tracking.cut(self._metrics, start * self._run.iteration_steps)
-        self.trackers = Trackers(self._run.args.track, self._opened.directory, self._opened.record)
-        self.versions = [Version(*version) for version in info.get("versions", [])]
+        tracking.cut(self._metrics, start * self._runs[0].iteration_steps)
+        self.trackers = Trackers(
+            self._runs[0].args.track, self._opened.directory, self._opened.record
+        )
+        if info:
+            self.versions = _from_json(info)
 
-    def add(self, done: int, metrics: Mapping[str, Any], _count: int) -> None:
+    def add(self, done: int, metrics: Sequence[Mapping[str, Any]], _count: int) -> None:
         """Keep metrics, without waiting for the device."""
-        step = done * self._run.iteration_steps
-        self._unwritten.append({"seed": self._run.args.seed, "step": step, **metrics})
+        step = done * self._runs[0].iteration_steps
+        self._unwritten += [
+            {"seed": run.seed, "step": step, **own}
+            for run, own in zip(self._runs, metrics, strict=True)
+        ]
 
     def log(self, _done: int, times: Mapping[str, float]) -> None:
-        """Add the times to the line; `save` writes it."""
-        self._unwritten[-1] |= times
+        """Add the times to the lines; `save` writes them."""
+        for line in self._unwritten[-len(self._runs) :]:
+            line.update(times)
 
-    def evaluate(self, done: int, state: ArrayTree) -> None:
-        """Evaluate the policy, and keep it as a version."""
-        key = jax.random.fold_in(self._run.key(EVALUATE), done)
-        params = self._run.program.policy_params(state)
-        returns = self._run.returns(self._run.policy, params, key)
-        self.versions.append(Version(done, returns.tolist()))
-        self.add(done, {tracking.RETURN: returns}, 0)
+    def evaluate(self, done: int, states: Sequence[ArrayTree]) -> None:
+        """Evaluate the policies, and keep them as a version."""
+        policies = self._policies_of(states)
+        returns = [
+            [one.returns(run.policy, params, run.key(EVALUATE, done)) for one in run.by_team()]
+            for run, params in zip(self._runs, policies, strict=True)
+        ]
+        for versions, own in zip(self.versions, returns, strict=True):
+            versions.append(Version(done, *(one.tolist() for one in own)))
+        names = names_by_team(tracking.RETURN, teams_of(self._runs[0].env.spec))
+        self.add(done, [dict(zip(names, own, strict=True)) for own in returns], 0)
         if done not in self._policies.steps():
-            self._policies.save(done, {"policy": params}, {})
+            self._policies.save(done, {"policy": stacked(policies)}, {})
 
-    def save(self, done: int, state: ArrayTree) -> None:
+    def save(self, done: int, states: Sequence[ArrayTree]) -> None:
         """Write the data and metrics so far, and a checkpoint to resume from."""
-        if self.chunks is not None:
-            self.chunks.flush()
+        for chunks in self.chunks:
+            if chunks is not None:
+                chunks.flush()
         tracking.append(self._metrics, *self._unwritten)
         self._unwritten.clear()
-        policy = jax.tree.map(lambda leaf: leaf[None], self._run.program.policy_params(state))
-        versions = [list(version) for version in self.versions]
-        self.checkpoints.save(done, {"policy": policy, "state": state}, {"versions": versions})
+        tree = {"policy": stacked(self._policies_of(states)), "state": list(states)}
+        versions = [[list(version) for version in own] for own in self.versions]
+        self.checkpoints.save(done, tree, {"versions": versions})
         self.trackers.sync()
+
+    def _policies_of(self, states: Sequence[ArrayTree]) -> list[ArrayTree]:
+        return [self._runs[0].program.policy_params(state) for state in states]
 
     @property
     def note(self) -> str:
-        """Return of the last version."""
-        return f"return {self.versions[-1].mean:.3g}" if self.versions else ""
+        """Mean return of the last versions, of each team."""
+        last = [versions[-1].means for versions in self.versions if versions]
+        means = [sum(own) / len(own) for own in zip(*last, strict=True)]
+        return f"return {', '.join(f'{mean:.3g}' for mean in means)}" if last else ""
 
     def close(self) -> None:
         """Close the files."""
@@ -225,9 +405,13 @@ class _Journal:
 # ---------------------------------------------------------------------------------- summary
 
 
-def _summary(run: Recorder, tiers: Sequence[str], title: str) -> Recorded:
-    rows = [describe(run.vault(tier), tier) for tier in tiers]
-    return summarise(run.directory, rows, title)
+def _summary(runs: Sequence[Recorder], tiers: Sequence[Tier], title: str) -> Recorded:
+    rows = [
+        {"seed": run.seed, **describe(run.vault(tier.name), tier.name)}
+        for run in runs
+        for tier in tiers
+    ]
+    return summarise(runs[0].directory, rows, title)
 
 
 def summarise(directory: Path, rows: Sequence[dict[str, Any]], outcome: str) -> Recorded:

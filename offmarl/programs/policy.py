@@ -1,7 +1,7 @@
 """Trained policies, loaded from their runs."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import keystr, tree_leaves_with_path
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from numpy.typing import NDArray
 
-from offmarl import tracking
+from offmarl import envs, tracking
 from offmarl.checkpoint import Checkpoints
 from offmarl.config import from_json
-from offmarl.envs.base import restart, transition
+from offmarl.envs.base import Environment, restart, transition
 from offmarl.errors import OptionError, RunError, ShapeError
 from offmarl.networks import blank_view
 from offmarl.paths import local
@@ -231,6 +232,7 @@ def load_policy(
     seed: int | None = None,
     greedy: bool | None = None,
     program: str | Path | None = None,
+    env: str | Environment | None = None,
 ) -> LoadedPolicy:
     """Load the last policy of a run, built by the program that trained it.
 
@@ -251,6 +253,11 @@ def load_policy(
     program
         The Python file of the program that trained the run; it may have moved. It is imported only
         if its checksum is the recorded one.
+    env
+        The environment to act in, or its name; by default one of the sizes of the training. It may
+        have another number of agents, and another state, if no parameter of the policy depends on
+        that number: agents share their parameters, and are distinguished by sinusoidal ids or none
+        (``agent_id``).
 
     Raises
     ------
@@ -261,6 +268,11 @@ def load_policy(
         ``program`` does not exist or is not a program, or the run does not need it.
     CheckpointError
         The checkpoint is damaged.
+    ShapeError
+        The policy does not fit ``env``: observations or actions differ, or it is tied to the number
+        of agents that it was trained with.
+    UnknownNameError
+        There is no environment ``env``.
     """
     run_dir = local(run_dir)
     run = tracking.read_run(run_dir)
@@ -268,7 +280,14 @@ def load_policy(
     seed = seeds[0] if seed is None else seed
     if seed not in seeds:
         raise RunError(f"{run_dir} has no seed {seed}: its seeds are {seeds}.")
-    built, like = _program_of(run, run_dir, program)
+    build, spec = _builder_of(run, run_dir, program), EnvSpec.from_json(run["spec"])
+    built, like = build(spec)
+    if env is not None:
+        other = (envs.make(env) if isinstance(env, str) else env).spec
+        _require_same_interface(run["program"], spec, other)
+        if other != spec:
+            (built, needed), trained_for, spec = build(other), spec, other
+            _require_same_parameters(run["program"], trained_for, other, like, needed)
     checkpoints = Checkpoints(run_dir / tracking.CHECKPOINTS)
     stacked = jax.eval_shape(
         lambda tree: jax.tree.map(lambda leaf: jnp.stack([leaf] * len(seeds)), tree), like
@@ -277,14 +296,51 @@ def load_policy(
     checkpoints.close()
     params = jax.tree.map(lambda leaf: leaf[seeds.index(seed)], tree["policy"])
     policy = built.policy(run.get("greedy", True) if greedy is None else greedy)
-    spec = EnvSpec.from_json(run["spec"])
     return LoadedPolicy(policy, params, spec, run["program"], policy.draws(params))
 
 
-def _program_of(
+def _require_same_interface(program: str, spec: EnvSpec, other: EnvSpec) -> None:
+    """Raise `ShapeError` if agents observe or do other things than those of the training."""
+    theirs = {} if other.is_per_agent else {"num_agents": spec.num_agents} | _NOT_ACTED_ON
+    alike = replace(other, state_size=spec.state_size, global_state=spec.global_state, **theirs)
+    if difference := spec.difference(alike, extras=False):
+        raise ShapeError(
+            f"the policy of {program} and {other.name} differ in {difference}: give the "
+            "environment that it was trained in, or one of the same sizes."
+        )
+
+
+_NOT_ACTED_ON: dict[str, Any] = dict.fromkeys(
+    ("agents", "teams", "kinds", "observation_sizes", "action_sizes")
+)
+"""Fields of specs that have one entry for each agent, and no part in what policies compute."""
+
+
+def _require_same_parameters(
+    program: str, spec: EnvSpec, other: EnvSpec, trained: ArrayTree, needed: ArrayTree
+) -> None:
+    """Raise `ShapeError` if the policy of other sizes has other parameters."""
+    have, want = (
+        {keystr(path): leaf.shape for path, leaf in tree_leaves_with_path(tree)}
+        for tree in (trained, needed)
+    )
+    for name in [*have, *want]:
+        if have.get(name) != want.get(name):
+            raise ShapeError(
+                f"the policy of {program} is tied to the {spec.num_agents} agents of "
+                f"{spec.name}: its parameter {name} is {have.get(name, 'absent')}, and "
+                f"{other.num_agents} agents need {want.get(name, 'none')}. Train it with "
+                "--agent-id sinusoidal or none, and with parameters that all agents share."
+            )
+
+
+def _builder_of(
     run: dict[str, Any], run_dir: Path, file: str | Path | None
-) -> tuple[Program, ArrayTree]:
-    """Build the program of a run, and describe the parameters of its policy."""
+) -> Callable[[EnvSpec], tuple[Program, ArrayTree]]:
+    """Return a function that builds the program of a run for an environment.
+
+    It also describes the parameters of the program's policy.
+    """
     try:
         kind: registry.Kind = run["kind"]
         origin = registry.Origin(run["program"], run["file"], run["sha256"])
@@ -296,17 +352,21 @@ def _program_of(
     if kind not in registry.VERBS:
         raise RunError(f"{run_dir} records a program of an unknown kind, {kind!r}: train again.")
     module = registry.load_origin(kind, origin, run_dir, file)
-    spec = EnvSpec.from_json(run["spec"])
     args = from_json(module.Args, run["args"])
-    source: Any = _Blank(spec)
-    if kind == "baseline":
-        source = dataset.DatasetStatistics(None, dataset.read(run_dir / dataset.STATISTICS_FILE))
-    program: Program = make_program(module.make, spec, args, source)
 
-    def params(key: PRNGKeyArray) -> ArrayTree:
-        return program.policy_params(program.init(key, hyperparameters(args)))
+    def build(spec: EnvSpec) -> tuple[Program, ArrayTree]:
+        source: Any = _Blank(spec)
+        if kind == "baseline":
+            statistics = dataset.read(run_dir / dataset.STATISTICS_FILE)
+            source = dataset.DatasetStatistics(None, statistics)
+        program: Program = make_program(module.make, spec, args, source)
 
-    return program, jax.eval_shape(params, jax.random.key(0))
+        def params(key: PRNGKeyArray) -> ArrayTree:
+            return program.policy_params(program.init(key, hyperparameters(args)))
+
+        return program, jax.eval_shape(params, jax.random.key(0))
+
+    return build
 
 
 @dataclass(frozen=True)

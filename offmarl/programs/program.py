@@ -101,7 +101,7 @@ class _Configurable(Validated):
 
     @classmethod
     def for_env(
-        cls: type[ArgsT], env: str, settings: str | Path | None = None, **given: Any
+        cls: type[ArgsT], env: str, /, settings: str | Path | None = None, **given: Any
     ) -> ArgsT:
         """Return arguments with the values that offmarl's settings files hold for an environment.
 
@@ -133,9 +133,10 @@ class Args(_Configurable):
     """Arguments that all offline programs share."""
 
     vault: Vaults
-    """Dataset to learn from: a vault such as vaults/swarm/coverage-3.vlt/medium, or the name of a
-    pulled dataset. Several are mixed: PATH=SHARE ..., for example
-    coverage-3.vlt/expert=0.7 coverage-3.vlt/random=0.3, or without shares by their sizes."""
+    """Dataset to learn from: a vault such as vaults/swarm/coverage-3.vlt/mappo-0-medium, or the
+    name of a pulled dataset. Several are mixed: PATH=SHARE ..., for example
+    coverage-3.vlt/mappo-0-expert=0.7 coverage-3.vlt/mappo-0-random=0.3, or without shares by their
+    sizes."""
     share_by: Literal["step", "episode"] | None = None
     """What the shares of several vaults are shares of: the steps in batches (the default), or the
     episodes."""
@@ -220,9 +221,18 @@ class OnlineArgs(_Configurable):
     path/to/file.py:FACTORY or package.module:FACTORY."""
     tiers: str = "random,medium,expert,replay"
     """Tiers to record, joined by commas: random, poor, medium, good, expert, replay (all training
-    data), medium-replay (the training data up to the medium policy; replay is recorded too)."""
+    data), medium-replay (the training data up to the medium policy; replay is recorded too). A
+    mixture of tiers is NAME=TIER:SHARE+TIER:SHARE, such as mixed=medium:0.5+expert:0.5, where each
+    policy plays in its share of the environments."""
+    side: str = ""
+    """Where agents are in several teams: the team that learns, such as pursuers, while the others
+    act by --opponents. The data hold all agents. By default all teams learn."""
+    opponents: tuple[str, ...] = ("scripted",)
+    """With --side: how the other teams act, as one policy for all of them or TEAM=POLICY for each.
+    A policy is the name of a scripted one of the environment, random, path/to/file.py:FUNCTION, or
+    the directory of a run, whose last policy acts with fixed parameters."""
     out: Path = Path("vaults")
-    """Directory for the vaults and the run."""
+    """Directory for the vaults, ENV.vlt/PROGRAM-SEED-TIER, and the run, ENV.run/PROGRAM-SEED."""
     steps: PositiveInt = 100_000
     """Environment steps to record in each tier; replay holds all steps of the training."""
     total_steps: PositiveInt = 300_000
@@ -236,9 +246,12 @@ class OnlineArgs(_Configurable):
     """Number of policy versions to evaluate and keep during training; tiers are chosen from
     them."""
     eval_episodes: PositiveInt = 64
-    """Episodes in an evaluation."""
+    """Episodes in an evaluation; the policies of tiers are evaluated on four times as many."""
+    seeds: PositiveInt = 1
+    """Number of independent training seeds. One process trains them side by side, with one compiled
+    program; each has vaults of its own, with the same data as if it were trained alone."""
     seed: Seed = 0
-    """Random seed."""
+    """The first of the seeds."""
     track: Annotated[tuple[str, ...], REPEATED] = ()
     """Tracker that gets the metrics, too: tensorboard, mlflow, wandb or trackio, each by default
     offline; NAME=TARGET says where, such as mlflow=sqlite:///runs.db. Give the option once for each

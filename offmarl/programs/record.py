@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, PRNGKeyArray
 
@@ -17,7 +18,7 @@ from offmarl.checkpoint import Checkpoints
 from offmarl.envs import Environment, autoreset
 from offmarl.envs.base import require_positive
 from offmarl.envs.sides import Side
-from offmarl.errors import RunError
+from offmarl.errors import OptionError, RunError
 from offmarl.paths import local
 from offmarl.programs.buffer import Capture, ChunkWriter, add, init_capture, make_buffer
 from offmarl.programs.captures import CaptureCheckpoints
@@ -26,11 +27,14 @@ from offmarl.programs.program import Hyperparameters, Program, Stage
 from offmarl.programs.run import (
     CheckpointTimer,
     checkpoint_timer,
+    differences,
     environment_source,
     keep_compiled_programs,
 )
 from offmarl.rollout import RolloutState, init_rollout, rollout
-from offmarl.tracking import progress
+from offmarl.statistics import mean_interval
+from offmarl.teams import only_or_all
+from offmarl.tracking import plain, progress
 from offmarl.types import ArrayTree, EnvSpec, FinalObservations, Policy, Transition
 
 _CHUNK = 64
@@ -42,8 +46,8 @@ Whole = Callable[..., tuple[Transition, FinalObservations]]
 
 
 class _State(NamedTuple):
-    params: ArrayTree
-    rollout: RolloutState
+    params: tuple[ArrayTree, ...]
+    rollouts: tuple[RolloutState, ...]
     capture: Capture
 
 
@@ -103,66 +107,152 @@ def record_policy(
     VaultError
         The vault cannot be written.
     """
-    require_positive(steps=steps, num_envs=num_envs)
+    require_positive(num_envs=num_envs)
+    key = jax.random.key(seed)
+    player = Player(policy, params, num_envs)
+    identity = {"seed": seed}
+    about = provenance or {}
+    return record_players(
+        env, [player], path, steps, key, identity, about, checkpoint_seconds, agent_ids
+    )
+
+
+class Player(NamedTuple):
+    """A policy, and the number of environments that it plays in."""
+
+    policy: Policy
+    params: ArrayTree
+    rows: int
+
+
+def rows_of(shares: Mapping[str, float], num_envs: int) -> dict[str, int]:
+    """Divide environments by shares, which need not add up to 1.
+
+    Raises
+    ------
+    OptionError
+        A share is less than one environment.
+    """
+    total = sum(shares.values())
+    ends = np.round(np.cumsum([*shares.values()]) / total * num_envs).astype(int)
+    rows = dict(zip(shares, np.diff(ends, prepend=0).tolist(), strict=True))
+    if none := [name for name, count in rows.items() if count == 0]:
+        raise OptionError(
+            f"{none[0]} has a share of {shares[none[0]]:g} in {total:g}, which is less than one of "
+            f"{num_envs} environments: give more --num-envs, or a larger share."
+        )
+    return rows
+
+
+def record_players(
+    env: Environment,
+    players: Sequence[Player],
+    path: str | Path,
+    steps: int,
+    key: PRNGKeyArray,
+    identity: Mapping[str, Any],
+    provenance: Mapping[str, Any],
+    checkpoint_seconds: float = 30.0,
+    agent_ids: Sequence[int] | None = None,
+) -> bool:
+    """Record several policies side by side, each in environments of its own, as `record_policy`.
+
+    Parameters
+    ----------
+    env, path, steps, provenance, checkpoint_seconds
+        As for `record_policy`.
+    players
+        The policies; the id of a policy is its number. The first ones play in the first rows.
+    key
+        Random key.
+    identity
+        A JSON object of what the key was made from, and anything else that determines the data.
+    agent_ids
+        As for `record_policy`, for a single player.
+
+    Returns
+    -------
+    bool
+        False if the recording was complete already.
+    """
+    require_positive(steps=steps)
     keep_compiled_programs()
     path = local(path)
+    num_envs = sum(player.rows for player in players)
     row = -(-steps // num_envs)
     num_chunks = -(-row // _CHUNK)
-    program = _fixed(env, policy, num_envs, -(-row // num_chunks))  # type: ignore[arg-type]
+    parts = tuple((player.policy, player.rows) for player in players)
+    program = _fixed(env, parts, -(-row // num_chunks))  # type: ignore[arg-type]
+    params = tuple(player.params for player in players)
     recipe = {
         "env": env.spec.name,
-        "policy": fingerprint(params),
+        "policy": fingerprint(params if len(params) > 1 else params[0]),
         "num_envs": num_envs,
         "chunks": [num_chunks, program.num_steps],
-        "seed": seed,
+        **identity,
     } | environment_source(env.spec.name)
-    if extras := recorded(env, first_id=1)[0].extras:
-        recipe["extras"] = sorted(extras)
+    spec, whole = recorded(env, first_id=len(players))
+    if spec.extras:
+        recipe["extras"] = sorted(spec.extras)
     if is_complete(path, recipe):
         return False
-    spec, whole = recorded(env, first_id=1)
     if agent_ids is not None:
         whole = partial(_with_ids, ids=np.array(agent_ids, np.int32))
     with checkpoint_timer(checkpoint_seconds, "step") as timer:
-        _record(program, params, path, (spec, whole), recipe, provenance or {}, timer)
+        _record(program, params, key, path, (spec, whole), recipe, provenance, timer)
     return True
 
 
 @lru_cache(maxsize=4)
-def _fixed(env: Environment, policy: Policy, num_envs: int, num_steps: int) -> Program:
-    """Return a fixed policy as a program that does not learn.
+def _fixed(env: Environment, parts: tuple[tuple[Policy, int], ...], num_steps: int) -> Program:
+    """Return fixed policies, each with its number of environments, as a program without learning.
 
     The caller puts the parameters into the initial state. Cached, so that recordings of a policy
     with other parameters share the compiled program.
     """
     env = autoreset(env)
-    buffer = make_buffer(num_envs, num_steps)
+    buffer = make_buffer(sum(rows for _, rows in parts), num_steps)
+
+    def keys_of(key: PRNGKeyArray) -> list[PRNGKeyArray]:
+        return [key] if len(parts) == 1 else list(jax.random.split(key, len(parts)))
 
     def init(key: PRNGKeyArray, _hyper: Hyperparameters) -> _State:
-        state = init_rollout(env, policy, key, num_envs)
-        return _State((), state, init_capture(buffer, env.spec))
+        states = tuple(
+            init_rollout(env, policy, key, rows)
+            for (policy, rows), key in zip(parts, keys_of(key), strict=True)
+        )
+        return _State((), states, init_capture(buffer, env.spec))
 
     def update(
         state: _State, _batch: None, key: PRNGKeyArray, _hyper: Hyperparameters
     ) -> tuple[_State, dict[str, Array]]:
-        after, transitions, next_views = rollout(
-            env, policy, state.params, state.rollout, key, num_steps, policy_id=0
-        )
-        capture = add(buffer, state.capture, transitions, next_views)
+        given = zip(parts, state.params, state.rollouts, keys_of(key), strict=True)
+        played = [
+            rollout(env, policy, params, begun, key, num_steps, policy_id=number)
+            for number, ((policy, _), params, begun, key) in enumerate(given)
+        ]
+        after, transitions, next_views = zip(*played, strict=True)
+        capture = add(buffer, state.capture, _side_by_side(transitions), _side_by_side(next_views))
         return _State(state.params, after, capture), {}
 
     return Program(
         init,
         (Stage(update),),
-        policy=lambda _greedy: policy,
-        policy_params=lambda state: state.params,
+        policy=lambda _greedy: parts[0][0],
+        policy_params=lambda state: state.params[0],
         num_steps=num_steps,
     )
+
+
+def _side_by_side(trees: Sequence[ArrayTree]) -> ArrayTree:
+    """Join rollouts ``(T, E, ...)`` along their environments."""
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=1), *trees)
 
 
 def _record(
     program: Program,
     params: ArrayTree,
+    key: PRNGKeyArray,
     path: Path,
     recording: tuple[EnvSpec, Whole | None],
     recipe: Mapping[str, Any],
@@ -171,7 +261,7 @@ def _record(
 ) -> None:
     directory = path.parent / f".{path.name}.recording"
     checkpoints, hyper = CaptureCheckpoints(directory, keep=1), Hyperparameters({})
-    init_key, key = jax.random.split(jax.random.key(recipe["seed"]))
+    init_key, key = jax.random.split(key)
     start, begin, _ = resume(program, checkpoints, init_key, hyper)
     timer.begin(start * recipe["num_envs"] * recipe["chunks"][1])
     begin = begin._replace(params=copied(params))  # the state will be donated
@@ -183,16 +273,35 @@ def _record(
         ChunkWriter(writer, "policy", start, start * num_steps, whole) as chunks,
         progress(f"record {path.name}", num_chunks * num_steps, start * num_steps) as advance,
     ):
-        for done, state, _ in collect(program, begin, hyper, key, schedule, start, chunks):
+        work = collect(program, [begin], hyper, [key], schedule, start, [chunks])
+        for done, (state,), _ in work:
             timer.work_done()
             advance(num_steps)
             if timer.is_due():
                 chunks.flush()
                 checkpoints.save(done, {"state": state._replace(params=())}, {})
                 timer.saved(done * num_steps * recipe["num_envs"])
-        chunks.complete()
+        chunks.flush()
+        chunks.complete(recorded=_recorded_return(writer))
     checkpoints.close()
     shutil.rmtree(directory, ignore_errors=True)
+
+
+def _recorded_return(writer: vault.Writer) -> dict[str, Any]:
+    """Return the mean return of the complete episodes in a vault, and its interval, by team."""
+    episodes = vault.Dataset(writer.store).episodes
+    means: dict[str, float | None] = {}
+    intervals: dict[str, list[float] | None] = {}
+    for team, returns in episodes.complete_team_returns.items():
+        found = mean_interval(returns) if len(returns) else None
+        means[team] = found and found.mean
+        known = found and found.low is not None and found.high is not None
+        intervals[team] = [found.low, found.high] if known else None
+    return {
+        "episodes": int(episodes.scored.sum()),
+        "return": only_or_all(means),
+        "return_interval": only_or_all(intervals),
+    }
 
 
 def resume(
@@ -259,17 +368,37 @@ def is_complete(path: Path, recipe: Mapping[str, Any]) -> bool:
     RunError
         The vault was recorded with another recipe.
     """
+    return bool(check_recipe(path, recipe).get("complete"))
+
+
+def check_recipe(path: Path, recipe: Mapping[str, Any], partly: bool = False) -> dict[str, Any]:
+    """Return the provenance of a recording; empty if it does not exist.
+
+    Parameters
+    ----------
+    path
+        Path of its vault.
+    recipe
+        A JSON object of what determines the recording.
+    partly
+        Whether the vault's recipe may have further entries.
+
+    Raises
+    ------
+    RunError
+        The vault was recorded with another recipe.
+    """
     if not path.exists():
-        return False
+        return {}
     provenance = vault.open_vault(path).provenance
-    found = provenance.get("recipe", {})
-    for name in sorted(found.keys() | recipe.keys()):
-        if found.get(name) != recipe.get(name):
-            raise RunError(
-                f"{path} was started with {name}={found.get(name)!r}, not {recipe.get(name)!r}: "
-                "give the same arguments to resume it, or another path for the new recording."
-            )
-    return bool(provenance["complete"])
+    found, wanted = provenance.get("recipe", {}), plain(recipe)
+    further = tuple(found.keys() - wanted.keys()) if partly else ()
+    for name, theirs, ours in differences(found, wanted, further):
+        raise RunError(
+            f"{path} was started with {name}={theirs!r}, not {ours!r}: give the same arguments to "
+            "resume it, or another path for the new recording."
+        )
+    return dict(provenance)
 
 
 def open_for_recording(

@@ -1,13 +1,15 @@
-"""A recorder's run: its paths, keys and settings, and the versions of its policy."""
+"""A recorder's run of one training seed: its paths, keys and settings, and its policies."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Float, PRNGKeyArray
 
 from offmarl import envs, tracking
 from offmarl.checkpoint import Checkpoints
@@ -16,27 +18,47 @@ from offmarl.errors import CheckpointError
 from offmarl.evaluation import Evaluation, evaluate
 from offmarl.programs.program import OnlineArgs, Program, hyperparameters
 from offmarl.programs.registry import Origin
+from offmarl.programs.sides import against_reference
+from offmarl.teams import Team, only_or_all, teams_of
 from offmarl.types import ArrayTree, Policy
 
-INIT, TRAIN, EVALUATE, EVALUATE_EXPERT, EVALUATE_RANDOM = range(5)
+INIT, TRAIN, EVALUATE, EVALUATE_AGAIN, EVALUATE_RANDOM, RECORD = range(6)
 """Purposes of random keys; see `Recorder.key`."""
+
+_ROUNDS = 4
+"""Evaluations of a tier's policy, each of `OnlineArgs.eval_episodes` episodes."""
+
+_RECORDED_LATER = ("tiers", "steps")
+"""Settings that do not change what a training seed learns."""
 
 
 class Version(NamedTuple):
-    """An evaluated version of the policy."""
+    """An evaluated version of the policy of a training seed."""
 
     iteration: int
     """Number of training iterations before it; its policy id in the replay data."""
     returns: list[float]
+    """Of the only team, or of the first of several."""
+    others: tuple[list[float], ...] = ()
+    """Of the other teams, where all teams learn."""
 
     @property
     def mean(self) -> float:
-        """Mean return."""
-        return float(np.mean(self.returns))
+        """Mean return of the only team, or of the first of several."""
+        return self.means[0]
+
+    @property
+    def means(self) -> list[float]:
+        """Mean return of each team."""
+        return [float(np.mean(own)) for own in (self.returns, *self.others)]
+
+    def of_team(self, number: int) -> "Version":
+        """Return the version with the returns of one team."""
+        return Version(self.iteration, (self.returns, *self.others)[number])
 
 
 class Recorder(NamedTuple):
-    """A program, its environment and its arguments, and what follows from them."""
+    """A program, its environment, its arguments and a training seed, and what follows from them."""
 
     origin: Origin
     args: OnlineArgs
@@ -44,8 +66,16 @@ class Recorder(NamedTuple):
     program: Program
     policy: Policy
     """The program's policy with sampled actions."""
-    source: dict[str, dict[str, str]]
-    """From `environment_source`."""
+    directory: Path
+    """Directory of the run, which all of its training seeds share."""
+    seed: int
+    """The training seed."""
+    source: Mapping[str, Any]
+    """What else determines the result: the code of the environment, the opponents, and what
+    training starts from."""
+    team: Team | None = None
+    """Where all of several teams learn: the one whose returns are taken, while reference policies
+    act for the others; see `by_team`."""
 
     @property
     def name(self) -> str:
@@ -53,9 +83,24 @@ class Recorder(NamedTuple):
         return self.origin.name
 
     @property
-    def directory(self) -> Path:
-        """Directory of the run."""
-        return run_directory(self.args, self.name)
+    def label(self) -> str:
+        """Name of the program, with the side that it learned if there are several."""
+        return f"{self.name}-{self.args.side}" if self.args.side else self.name
+
+    def by_team(self) -> list["Recorder"]:
+        """Return the recorder as that of each team of its environment.
+
+        If all of several teams learn, the skill of one cannot be told from episodes that it plays
+        against a learner. Each team is therefore evaluated against reference policies, the
+        environment's scripted ones or else uniform legal actions, which never change.
+        """
+        teams = teams_of(self.env.spec)
+        return [self._replace(team=team) for team in teams] if len(teams) > 1 else [self]
+
+    @property
+    def seeds(self) -> list[int]:
+        """The training seeds of the run."""
+        return list(range(self.args.seed, self.args.seed + self.args.seeds))
 
     @property
     def iteration_steps(self) -> int:
@@ -69,46 +114,79 @@ class Recorder(NamedTuple):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The arguments that determine the result."""
-        args = asdict(self.args) | {"env": envs.short_name(self.args.env)}
-        del args["out"], args["checkpoint_seconds"], args["track"]
+        """The arguments of this training seed, as in the provenance on disk."""
+        args = asdict(self.args) | {"env": envs.short_name(self.args.env), "seed": self.seed}
+        for name in ("out", "checkpoint_seconds", "seeds", "track"):
+            del args[name]
         if not self.args.env_states:  # as recordings before there were states
             del args["env_states"]
-        return tracking.plain(args)  # as in the provenance on disk
+        if not self.args.side:  # as recordings before there were sides
+            del args["side"], args["opponents"]
+        return tracking.plain(args)
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """Everything that determines the result, for the vaults."""
-        return self.settings | self.source
+        """Everything that determines the training of this seed, for the vaults."""
+        kept = {name: value for name, value in self.settings.items() if name not in _RECORDED_LATER}
+        return {"program": self.name, "file_sha256": self.origin.sha256} | kept | dict(self.source)
 
     def vault(self, tier: str) -> Path:
         """Return the path of a tier's vault."""
-        return self.args.out / f"{envs.short_name(self.args.env)}.vlt" / tier
+        name = f"{self.label}-{self.seed}-{tier}"
+        return self.args.out / f"{envs.short_name(self.args.env)}.vlt" / name
 
-    def key(self, purpose: int) -> PRNGKeyArray:
-        """Return the random key for a purpose, such as `TRAIN`."""
-        return jax.random.fold_in(jax.random.key(self.args.seed), purpose)
+    def key(self, purpose: int, *parts: int) -> PRNGKeyArray:
+        """Return the random key for a purpose, such as `TRAIN`, and for parts of it.
 
-    def returns(self, policy: Policy, params: ArrayTree, key: PRNGKeyArray) -> np.ndarray:
-        """Evaluate a policy, and return the returns of its episodes."""
-        evaluation = _evaluate(self.env, policy, self.args.eval_episodes, params, key)
-        return np.asarray(evaluation.returns)
+        Keys are folded, so neighbouring seeds, purposes and parts share nothing.
+        """
+        key = jax.random.key(self.seed)
+        for number in (purpose, *parts):
+            key = jax.random.fold_in(key, number)
+        return key
+
+    def by_team_name(self, values: Sequence[Any]) -> dict[str, Any]:
+        """Return values of the teams by their names."""
+        return dict(zip((team.name for team in teams_of(self.env.spec)), values, strict=True))
+
+    # ------------------------------------------------------------------------------ policies
+
+    def returns(
+        self, policy: Policy, params: ArrayTree, key: PRNGKeyArray
+    ) -> Float[np.ndarray, "episodes"]:
+        """Play `OnlineArgs.eval_episodes` episodes of a policy, and return their returns."""
+        episodes = self.args.eval_episodes
+        if self.team is None:
+            return np.asarray(_evaluate(self.env, policy, episodes, params, key).returns)
+        joint, references = against_reference(self.env, self.team, policy)
+        found = _evaluate(self.env, joint, episodes, (params, *references), key)
+        return np.asarray(found.team_returns[:, teams_of(self.env.spec).index(self.team)])
+
+    def returns_again(
+        self, policy: Policy, params: ArrayTree, key: PRNGKeyArray
+    ) -> Float[np.ndarray, "episodes"]:
+        """Play the episodes by which a tier is described: more than during training."""
+        rounds = (jax.random.fold_in(key, number) for number in range(_ROUNDS))
+        return np.concatenate([self.returns(policy, params, key) for key in rounds])
 
     def policies(self) -> Checkpoints:
-        """Return the checkpoints of all evaluated versions of the policy."""
+        """Return the checkpoints of all evaluated versions of the policies."""
         return Checkpoints(self.directory / "policies")
+
+    def policy_shapes(self) -> ArrayTree:
+        """Return the shapes of the parameters of all seeds' policies, ``(seeds, ...)``."""
+
+        def params(key: PRNGKeyArray) -> ArrayTree:
+            state = self.program.init(key, hyperparameters(self.args))
+            return stacked([self.program.policy_params(state)] * self.args.seeds)
+
+        return jax.eval_shape(params, self.key(INIT))
 
     def load(self, version: Version) -> ArrayTree:
         """Return the parameters of a version of the policy."""
         policies = self.policies()
-
-        def params(key: PRNGKeyArray) -> ArrayTree:
-            state = self.program.init(key, hyperparameters(self.args))
-            return self.program.policy_params(state)
-
-        like = jax.eval_shape(params, self.key(INIT))
         try:
-            tree, _ = policies.restore({"policy": like}, version.iteration)
+            tree, _ = policies.restore({"policy": self.policy_shapes()}, version.iteration)
         except CheckpointError as error:
             raise CheckpointError(
                 self.directory / "policies" / str(version.iteration),
@@ -117,24 +195,46 @@ class Recorder(NamedTuple):
                 "repeats the training.",
             ) from error
         policies.close()
-        return tree["policy"]
+        index = self.seeds.index(self.seed)
+        return jax.tree.map(lambda leaf: leaf[index], tree["policy"])
+
+    # ------------------------------------------------------------------------------ provenance
 
     def provenance(self, tier: str) -> dict[str, Any]:
         """Return what a tier's vault says of its origin."""
-        return {"program": self.name, "args": self.settings, "tier": tier}
+        return {
+            "program": self.name,
+            "training_seed": self.seed,
+            "args": self.settings,
+            "tier": tier,
+            "run": self.directory.name,
+        }
 
     def about(self, version: Version) -> dict[str, Any]:
         """Describe a version of the policy for a vault."""
         return {
             "policy_id": version.iteration,
             "training_steps": version.iteration * self.iteration_steps,
-            "return": version.mean,
+            "return": only_or_all(self.by_team_name(version.means)),
         }
 
 
 def run_directory(args: OnlineArgs, program: str) -> Path:
-    """Return the directory of a program's run."""
-    return args.out / f"{envs.short_name(args.env)}.run-{program}"
+    """Return the directory of a run: ``<out>/<env>.run/<program>-<seed>``.
+
+    With several training seeds it is ``<program>-<first>-to-<last>``; if one side learns, its name
+    follows that of the program.
+    """
+    last = args.seed + args.seeds - 1
+    seeds = f"{args.seed}-to-{last}" if args.seeds > 1 else f"{args.seed}"
+    program = f"{program}-{args.side}" if args.side else program
+    return args.out / f"{envs.short_name(args.env)}.run" / f"{program}-{seeds}"
+
+
+@jax.jit
+def stacked(trees: Sequence[ArrayTree]) -> ArrayTree:
+    """Return the trees of several seeds as one, with a leading axis of seeds."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -38,9 +38,17 @@ _EVALUATED = (
 """Metrics of evaluations, one list for each seed; the first existing one is the main metric. Where
 there are several teams, each has its own returns: see `offmarl.teams.names_by_team`."""
 
-_MAY_DIFFER = ("offmarl", "settings", "args.vault", "args.time_limit")
+_MAY_DIFFER = (
+    "offmarl",
+    "settings",
+    "args.vault",
+    "args.time_limit",
+    "args.tiers",
+    "args.steps",
+)
 """Entries that may differ when a run is resumed: offmarl's version, where arguments came from, the
-vault's path (its digest identifies it) and the time limit (``spec`` has the one in use)."""
+vault's path (its digest identifies it), the time limit (``spec`` has the one in use), and what a
+recorder records after the training."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +153,7 @@ def open_run(directory: Path, record: Mapping[str, Any]) -> Run:
         return Run(directory, record, complete=False)
     found = tracking.read_run(directory)
     complete = bool(found.pop("complete", False))
-    for path, theirs, ours in _differences(found, record):
+    for path, theirs, ours in differences(found, record, _MAY_DIFFER):
         raise RunError(
             f"{directory} holds a run with {path} {theirs!r}, not {ours!r}: choose another "
             "directory with --out, or give the arguments of that run to resume it."
@@ -203,13 +211,26 @@ def _evaluated(rows: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _differences(found: Any, wanted: Any, path: str = "") -> list[tuple[str, Any, Any]]:
+def differences(
+    found: Any, wanted: Any, ignored: Sequence[str] = (), path: str = ""
+) -> list[tuple[str, Any, Any]]:
+    """Return where two JSON objects differ: the path of each entry, and both values.
+
+    Parameters
+    ----------
+    found, wanted
+        The objects.
+    ignored
+        Paths that are not compared.
+    path
+        Path of the objects themselves.
+    """
     if isinstance(found, dict) and isinstance(wanted, dict):
         return [
             difference
             for key in sorted(found.keys() | wanted.keys())
-            if (full := f"{path}.{key}" if path else key) not in _MAY_DIFFER
-            for difference in _differences(found.get(key), wanted.get(key), full)
+            if (full := f"{path}.{key}" if path else key) not in ignored
+            for difference in differences(found.get(key), wanted.get(key), ignored, full)
         ]
     return [] if found == wanted else [(path, found, wanted)]
 

@@ -6,12 +6,13 @@ of a run, whose last policy then acts with fixed parameters.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from offmarl import tracking
 from offmarl.envs import Environment
-from offmarl.envs.scripted import scripted_policies, scripted_policy
+from offmarl.envs.scripted import SCRIPTED, scripted_policies, scripted_policy
 from offmarl.envs.sides import Seat, Side, TeamPolicy, compose, play_side
 from offmarl.errors import OptionError, ShapeError, unknown_name
 from offmarl.networks import PolicyConfig, make_policy
@@ -149,6 +150,42 @@ def side_of(env: Environment, team: str, opponents: Sequence[str]) -> Side:
     own = find_team(env.spec, team)
     others = [one for one in teams_of(env.spec) if one != own]
     return play_side(env, team, policies_by_team(opponents, env, others))
+
+
+def opponents_of(side: Side) -> dict[str, Any]:
+    """Return what identifies the policies of a side's opponents, as JSON, by team."""
+    return {name: dict(own.about) for name, own in side.opponents}
+
+
+@lru_cache(maxsize=16)
+def against_reference(
+    env: Environment, team: Team, policy: Policy
+) -> tuple[Policy, tuple[ArrayTree, ...]]:
+    """Return a policy that plays a team by a given policy, and all others by reference policies.
+
+    The reference is the environment's policy ``scripted``, or else uniform legal actions.
+
+    Parameters
+    ----------
+    env
+        The environment of all agents.
+    team
+        The team that the policy plays.
+    policy
+        A policy of all agents.
+
+    Returns
+    -------
+    The policy, whose parameters are a tuple that begins with those of the given policy; and the
+    rest of that tuple.
+    """
+    everyone = tuple(range(env.spec.num_agents))
+    reference = scripted_policies(env).get(SCRIPTED) or make_policy(
+        PolicyConfig("random"), env.spec
+    )
+    rest = tuple(agent for agent in everyone if agent not in team.agents)
+    seats = [Seat(team.agents, policy, everyone), Seat(rest, reference, everyone)]
+    return compose(env.spec, seats), ((),)
 
 
 def joint_policy(

@@ -1,14 +1,35 @@
-"""Quality tiers: which versions of a policy they are, and their recording."""
+"""Quality tiers: which policies play them, and their recording."""
 
+import re
+import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
 
 from offmarl import tracking, vault
-from offmarl.errors import unknown_name
+from offmarl.envs.sides import Seat, compose
+from offmarl.errors import NotLearnedError, OptionError, RunError, unknown_name
 from offmarl.networks import PolicyConfig, make_policy
-from offmarl.programs.record import is_complete, record_policy
-from offmarl.programs.recorder import EVALUATE_EXPERT, EVALUATE_RANDOM, Recorder, Version
+from offmarl.programs.record import (
+    Player,
+    check_recipe,
+    is_complete,
+    record_players,
+    rows_of,
+)
+from offmarl.programs.recorder import (
+    EVALUATE_AGAIN,
+    EVALUATE_RANDOM,
+    RECORD,
+    Recorder,
+    Version,
+)
 from offmarl.programs.run import more_to_come
+from offmarl.statistics import mean_interval
+from offmarl.teams import teams_of
+from offmarl.terminal import interval, plot
 from offmarl.types import ArrayTree, Policy
 
 FRACTIONS = {"poor": 0.25, "medium": 0.5, "good": 0.75}
@@ -17,18 +38,77 @@ FRACTIONS = {"poor": 0.25, "medium": 0.5, "good": 0.75}
 REPLAY_TIERS = ("replay", "medium-replay")
 """Training data: all of it, and its part up to the medium checkpoint."""
 
-TIERS = ("random", *FRACTIONS, "expert", *REPLAY_TIERS)
+PLAYED_TIERS = ("random", *FRACTIONS, "expert")
+"""Tiers that one policy plays."""
+
+TIERS = (*PLAYED_TIERS, *REPLAY_TIERS)
 """``random`` is a uniform policy over legal actions, ``expert`` the best checkpoint. `REPLAY_TIERS`
 are training data. `FRACTIONS` defines the others."""
 
+VERSUS = "-vs-"
+"""Divides the tiers of several teams, in their order, as in ``expert-vs-random``."""
 
-def parse_tiers(text: str) -> list[str]:
-    """Read names of tiers, separated by commas; `UnknownNameError` for one that is not a tier."""
-    names = [name.strip() for name in text.split(",")]
-    for name in names:
-        if name not in TIERS:
+_NAME = re.compile(r"\w[\w.-]*")
+
+
+class Tier(NamedTuple):
+    """A tier to record."""
+
+    name: str
+    shares: Mapping[str, float]
+    """For a mixture, the share of the environments that each of `PLAYED_TIERS` plays in; empty for
+    the others of `TIERS`."""
+
+    @property
+    def needs_ladder(self) -> bool:
+        """Whether it depends on how good the policy became."""
+        played = set(self.shares) or set(self.name.split(VERSUS))
+        return not played <= {"random", "replay"}
+
+
+def parse_tiers(text: str) -> list[Tier]:
+    """Read tiers, separated by commas.
+
+    Parameters
+    ----------
+    text
+        Such as ``random,expert,mixed=medium:0.5+expert:0.5``: a mixture has a name of its own, and
+        the shares of the tiers in it. Where several teams learn, ``expert-vs-random`` names the
+        tier of each, in their order.
+
+    Raises
+    ------
+    UnknownNameError
+        There is no such tier.
+    OptionError
+        A mixture is written in another way, or two tiers have one name.
+    """
+    tiers: dict[str, Tier] = {}
+    for part in (part.strip() for part in text.split(",")):
+        name, mixes, mixture = part.partition("=")
+        tier = Tier(name, _shares(name, mixture) if mixes else {})
+        if not mixes and name not in TIERS and not set(name.split(VERSUS)) <= set(PLAYED_TIERS):
             raise unknown_name("tier", name, TIERS)
-    return list(dict.fromkeys(names))
+        if tiers.setdefault(name, tier) != tier:
+            raise OptionError(f"two tiers have the name {name!r}: give each its own.")
+    return list(tiers.values())
+
+
+def _shares(name: str, text: str) -> dict[str, float]:
+    parts = dict(part.strip().partition(":")[::2] for part in text.split("+"))
+    for part in parts:
+        if part not in PLAYED_TIERS:
+            raise unknown_name("tier to mix", part, PLAYED_TIERS)
+    try:
+        shares = {part: float(share) for part, share in parts.items()}
+    except ValueError:
+        shares = {}
+    if not _NAME.fullmatch(name) or name in TIERS or min(shares.values(), default=0) <= 0:
+        raise OptionError(
+            f"{name}={text} is not a mixture: give it a name that no tier has, and positive shares "
+            "of tiers, as in mixed=medium:0.5+expert:0.5."
+        )
+    return shares
 
 
 def first_to_reach(fraction: float, returns: Sequence[float], random: float, expert: float) -> int:
@@ -55,66 +135,247 @@ def best(returns: Sequence[float]) -> int:
     return max(range(len(returns)), key=returns.__getitem__)
 
 
+# ---------------------------------------------------------------------------------- ladder
+
+
+class Ladder:
+    """The evaluated versions of a training seed's policy, and which of them play the tiers.
+
+    Versions were evaluated during training. Those that play a tier are evaluated again on fresh
+    seeds, and by these returns a tier is chosen and described: the best of many noisy estimates is
+    too high.
+
+    Parameters
+    ----------
+    run
+        The recorder.
+    versions
+        The versions, in the order of training.
+    """
+
+    def __init__(self, run: Recorder, versions: Sequence[Version]):
+        self._run = run
+        self._versions = versions
+        self._again: dict[int, Float[np.ndarray, "episodes"]] = {}
+        self._uniform: Policy = make_policy(PolicyConfig("random"), run.env.spec)
+        self._top = versions[best([version.mean for version in versions])]
+
+    @property
+    def random(self) -> Float[np.ndarray, "episodes"]:
+        """Returns of uniform legal actions."""
+        if -1 not in self._again:
+            key = self._run.key(EVALUATE_RANDOM)
+            self._again[-1] = self._run.returns_again(self._uniform, (), key)
+        return self._again[-1]
+
+    def again(self, version: Version) -> Float[np.ndarray, "episodes"]:
+        """Return a version's returns on fresh seeds."""
+        number = version.iteration
+        if number not in self._again:
+            params, key = self._run.load(version), self._run.key(EVALUATE_AGAIN, number)
+            self._again[number] = self._run.returns_again(self._run.policy, params, key)
+        return self._again[number]
+
+    def version(self, tier: str) -> Version:
+        """Return the version that plays a tier."""
+        if tier == "expert":
+            return self._top
+        random, expert = self.random.mean(), self.again(self._top).mean()
+        threshold = random + FRACTIONS[tier] * (expert - random)
+        # The first evaluation proposes, and the second, on other seeds, decides.
+        reached = (one for one in self._versions if one.mean >= threshold)
+        return next((one for one in reached if self.again(one).mean() >= threshold), self._top)
+
+    def player(self, tier: str) -> tuple[Policy, ArrayTree, dict[str, Any]]:
+        """Return the policy of a tier, its parameters, and what the provenance says of it."""
+        if tier == "random":
+            return self._uniform, (), _evaluated(self.random)
+        version = self.version(tier)
+        about = self._run.about(version) | _evaluated(self.again(version))
+        return self._run.policy, self._run.load(version), about
+
+    def check(self) -> None:
+        """Raise `NotLearnedError` if the expert is not better than uniform legal actions."""
+        random, expert = mean_interval(self.random), mean_interval(self.again(self._top))
+        low = expert.mean if expert.low is None else expert.low
+        high = random.mean if random.high is None else random.high
+        if low > high:
+            return
+        run = self._run
+        steps = [version.iteration * run.iteration_steps for version in self._versions]
+        curve = plot(steps, [version.mean for version in self._versions], random.mean)
+        raise NotLearnedError(
+            f"{run.name} with seed {run.seed} did not learn {run.env.spec.name}, so it has no "
+            f"tiers: its best policy returns {interval(*expert)} and uniform legal actions return "
+            f"{interval(*random)}, on fresh seeds.\n\n{curve}\n\n"
+            "Train longer (--total-steps), or with other settings (--learning-rate and others; "
+            "`offmarl tune` finds some), or evaluate on more episodes (--eval-episodes) if the "
+            f"curve rises. The run is kept in {run.directory}; record what it has with "
+            f"`offmarl record --from-run {run.directory} --tiers random`."
+        )
+
+
+def _evaluated(returns: Float[np.ndarray, "episodes"]) -> dict[str, Any]:
+    found = mean_interval(returns)
+    return {
+        "return": found.mean,
+        "return_interval": None if found.low is None else [found.low, found.high],
+        "evaluation_episodes": len(returns),
+    }
+
+
 # ---------------------------------------------------------------------------------- recording
 
 
-def record_tiers(run: Recorder, versions: Sequence[Version], tiers: Sequence[str]) -> None:
-    """Record all tiers but replay, which the training has recorded."""
-    play = run.returns
-    uniform = make_policy(PolicyConfig("random"), run.env.spec)
-    random = float(play(uniform, (), run.key(EVALUATE_RANDOM)).mean())
-    means = [version.mean for version in versions]
-    top = versions[best(means)]
-    expert = float(play(run.policy, run.load(top), run.key(EVALUATE_EXPERT)).mean())
+def check_vaults(run: Recorder, tiers: Sequence[Tier]) -> None:
+    """Raise an error if the vault of a tier exists and is of another recording.
 
-    def reached(tier: str) -> Version:
-        return versions[first_to_reach(FRACTIONS[tier], means, random, expert)]
+    Called before training, which does not change what is compared.
 
-    def record(tier: str) -> None:
-        if tier == "random":
-            _record_tier(run, tier, uniform, (), {"return": random})
-        elif tier == "expert":
-            about = run.about(top) | {"return": expert}
-            _record_tier(run, tier, run.policy, run.load(top), about)
-        elif tier == "medium-replay":
-            _cut_replay(run, tier, reached("medium"), versions)
-        else:
-            version = reached(tier)
-            _record_tier(run, tier, run.policy, run.load(version), run.about(version))
-
+    Raises
+    ------
+    RunError
+        Such a vault exists.
+    OptionError
+        A mixture has more policies than there are environments.
+    """
+    several = len(teams_of(run.env.spec)) > 1
     for tier in tiers:
-        with more_to_come(tier != tiers[-1]):
-            record(tier)
+        if several and tier.name not in REPLAY_TIERS:
+            _skills(run, tier)
+        elif VERSUS in tier.name:
+            raise OptionError(f"{tier.name} is for several teams that learn at once.")
+        if tier.shares:
+            rows_of(tier.shares, run.args.num_envs)
+        check_recipe(run.vault(tier.name), _recipe(run, tier), partly=True)
 
 
-def _cut_replay(run: Recorder, tier: str, until: Version, versions: Sequence[Version]) -> None:
-    """Extract the training data up to a version of the policy."""
-    recipe = {**run.recipe, "iterations": until.iteration}
-    if is_complete(run.vault(tier), recipe):
-        return
-    trained = [run.about(one) for one in versions if one.iteration <= until.iteration]
-    about = {"recipe": recipe, "complete": True, "policies": trained, "origins": []}
-    vault.slice(
-        run.vault("replay"),
-        run.vault(tier),
-        stop=until.iteration * run.program.num_steps,
-        by="steps",
-        provenance=run.provenance(tier) | about,
-        progress=tracking.progress,
+def are_complete(run: Recorder, tiers: Sequence[Tier]) -> bool:
+    """Whether all tiers of a training seed are recorded."""
+    return all(
+        check_recipe(run.vault(tier.name), _recipe(run, tier), partly=True).get("complete")
+        for tier in tiers
     )
 
 
-def _record_tier(
-    run: Recorder, tier: str, policy: Policy, params: ArrayTree, about: Mapping[str, Any]
-) -> None:
-    record_policy(
+def _recipe(run: Recorder, tier: Tier) -> dict[str, Any]:
+    """Return what determines a tier's data and is known before training."""
+    if tier.name == "replay":
+        return run.recipe
+    shares = {"shares": dict(tier.shares)} if tier.shares else {}
+    return {"tier": tier.name, "training": run.recipe, **shares}
+
+
+def record_tiers(run: Recorder, versions: Sequence[Version], tiers: Sequence[Tier]) -> None:
+    """Record all tiers of a training seed but replay, which the training has recorded.
+
+    Raises
+    ------
+    NotLearnedError
+        The expert is not better than uniform legal actions, and a tier depends on it.
+    RunError
+        A tier is made of training data that was not kept.
+    """
+    ladders = [
+        Ladder(one, [version.of_team(number) for version in versions])
+        for number, one in enumerate(run.by_team())
+    ]
+    if any(tier.needs_ladder for tier in tiers):
+        for ladder in ladders:
+            ladder.check()
+    for tier in tiers:
+        with more_to_come(tier != tiers[-1]):
+            if tier.name not in REPLAY_TIERS:
+                _record_played(run, ladders, tier)
+            elif tier.name != "replay":
+                medium = max(ladder.version("medium").iteration for ladder in ladders)
+                _cut_replay(run, tier, medium, versions)
+
+
+def _record_played(run: Recorder, ladders: Sequence[Ladder], tier: Tier) -> None:
+    if len(ladders) > 1:
+        _record_teams(run, ladders, tier)
+        return
+    (ladder,) = ladders
+    rows = rows_of(tier.shares or {tier.name: 1.0}, run.args.num_envs)
+    players, about = [], []
+    for number, (name, count) in enumerate(rows.items()):
+        policy, params, one = ladder.player(name)
+        players.append(Player(policy, params, count))
+        about.append(one | ({"tier": name} if tier.shares else {}) | {"policy_id": number})
+    record_players(
         run.env,
-        policy,
-        params,
-        run.vault(tier),
+        players,
+        run.vault(tier.name),
         run.args.steps,
-        run.args.num_envs,
-        seed=run.args.seed + TIERS.index(tier),
-        provenance=run.provenance(tier) | {"policies": [{**about, "policy_id": 0}]},
-        checkpoint_seconds=run.args.checkpoint_seconds,
+        run.key(RECORD, zlib.crc32(tier.name.encode())),
+        _recipe(run, tier),
+        run.provenance(tier.name) | {"policies": about},
+        run.args.checkpoint_seconds,
+    )
+
+
+def _record_teams(run: Recorder, ladders: Sequence[Ladder], tier: Tier) -> None:
+    """Record a tier that each of several teams plays with its own skill."""
+    teams, everyone = teams_of(run.env.spec), tuple(range(run.env.spec.num_agents))
+    seats, params, about, ids = [], [], [], [0] * len(everyone)
+    for number, (team, name, ladder) in enumerate(
+        zip(teams, _skills(run, tier), ladders, strict=True)
+    ):
+        policy, own, one = ladder.player(name)
+        seats.append(Seat(team.agents, policy, everyone))
+        params.append(own)
+        about.append(one | {"team": team.name, "tier": name, "policy_id": number})
+        for agent in team.agents:
+            ids[agent] = number
+    record_players(
+        run.env,
+        [Player(compose(run.env.spec, seats), tuple(params), run.args.num_envs)],
+        run.vault(tier.name),
+        run.args.steps,
+        run.key(RECORD, zlib.crc32(tier.name.encode())),
+        _recipe(run, tier),
+        run.provenance(tier.name) | {"policies": about},
+        run.args.checkpoint_seconds,
+        ids,
+    )
+
+
+def _skills(run: Recorder, tier: Tier) -> list[str]:
+    """Return the tier that each team plays."""
+    teams, skills = teams_of(run.env.spec), tier.name.split(VERSUS)
+    if tier.shares:
+        raise OptionError(
+            f"{tier.name} mixes policies, and {len(teams)} teams learn: record one side with "
+            "--side, or join vaults with `offmarl cat`."
+        )
+    if len(skills) == 1:
+        return skills * len(teams)
+    if len(skills) != len(teams):
+        raise OptionError(
+            f"{tier.name} names {len(skills)} tiers, and there are {len(teams)} teams "
+            f"({', '.join(team.name for team in teams)}): name one for each, in this order."
+        )
+    return skills
+
+
+def _cut_replay(run: Recorder, tier: Tier, until: int, versions: Sequence[Version]) -> None:
+    """Extract the training data before a number of iterations."""
+    recipe, path = _recipe(run, tier) | {"iterations": until}, run.vault(tier.name)
+    if is_complete(path, recipe):
+        return
+    if not run.vault("replay").exists():
+        raise RunError(
+            f"{run.directory} kept no training data, which {tier.name} is part of: train again in "
+            "another directory (--out) with --tiers replay or medium-replay."
+        )
+    trained = [run.about(one) for one in versions if one.iteration <= until]
+    about = {"recipe": recipe, "complete": True, "policies": trained, "origins": []}
+    vault.slice(
+        run.vault("replay"),
+        path,
+        stop=until * run.program.num_steps,
+        by="steps",
+        provenance=run.provenance(tier.name) | about,
+        progress=tracking.progress,
     )

@@ -102,7 +102,7 @@ class TorchWindows(WindowItems, data.Dataset):
 
     Examples
     --------
-    >>> windows = offmarl.open("vaults/swarm/coverage-3.vlt/expert").torch_windows(20)
+    >>> windows = offmarl.open("vaults/swarm/coverage-3.vlt/mappo-0-expert").torch_windows(20)
     >>> order = windows.batch_sampler(256, seed=0, epochs=3)
     >>> loader = torch.utils.data.DataLoader(windows, batch_sampler=order, num_workers=2)
     """
@@ -169,7 +169,7 @@ class TorchBatches(data.IterableDataset):
 
     Examples
     --------
-    >>> batches = offmarl.open("vaults/swarm/coverage-3.vlt/expert").torch_batches(256, 20)
+    >>> batches = offmarl.open("vaults/swarm/coverage-3.vlt/mappo-0-expert").torch_batches(256, 20)
     >>> loader = torch.utils.data.DataLoader(batches, batch_size=None, num_workers=2)
     """
 

@@ -168,7 +168,7 @@ class EpisodeSet(ABC):
 
         Examples
         --------
-        >>> replay = offmarl.open("vaults/swarm/coverage-3.vlt/expert").replay(256, 20)
+        >>> replay = offmarl.open("vaults/swarm/coverage-3.vlt/mappo-0-expert").replay(256, 20)
         >>> batch = jax.jit(lambda replay, key: replay.sample(key))(replay, jax.random.key(0))
         """
         from offmarl.replay import Windows, load
@@ -229,7 +229,8 @@ class EpisodeSet(ABC):
 
         Examples
         --------
-        >>> with offmarl.open("vaults/swarm/coverage-3.vlt/expert").stream(256, 20) as stream:
+        >>> dataset = offmarl.open("vaults/swarm/coverage-3.vlt/mappo-0-expert")
+        >>> with dataset.stream(256, 20) as stream:
         ...     for batch in stream:
         ...         state = update(state, batch)
         """

@@ -335,7 +335,8 @@ def test_an_ordinary_file_is_no_vault_and_no_run(offmarl, tmp_path, command, nam
 
 def test_numbers_stay_whole_in_a_narrow_terminal(offmarl, monkeypatch, capsys):
     monkeypatch.setattr(output._out, "width", 60)
-    path, columns = "vaults/swarm/coverage-3.vlt/medium", ["path", "env", "steps", "mean return"]
+    path = "vaults/swarm/coverage-3.vlt/medium"
+    columns = ["path", "env", "steps", "mean return"]
     view = output.table(columns, [[path, "swarm/coverage-3", 100_352, 15.23]])
     output.show(output.Report({}, view), as_json=False)
     lines = capsys.readouterr().out.splitlines()
@@ -346,7 +347,7 @@ def test_numbers_stay_whole_in_a_narrow_terminal(offmarl, monkeypatch, capsys):
 
 def test_numbers_stay_whole_beside_names_that_fill_half_the_line(offmarl, monkeypatch, capsys):
     monkeypatch.setattr(output._out, "width", 80)
-    path = "meet/jax_environment.py:Meet.vlt/replay"
+    path = "meet/jax_environment.py:Meet.vlt/mappo-0-replay"
     row = [path, "jax_environment.py:Meet", 2, 100_352, 10_048, 32, 8.43]
     columns = ["path", "env", "agents", "steps", "episodes", "incomplete", "mean return"]
     output.show(output.Report({}, output.table(columns, [row])), as_json=False)
@@ -359,7 +360,7 @@ def test_numbers_stay_whole_beside_names_that_fill_half_the_line(offmarl, monkey
 
 
 def test_recorded_paths_can_be_copied_from_a_narrow_terminal(offmarl, monkeypatch):
-    path = "vaults/swarm/coverage-3.vlt/medium"
+    path = "vaults/swarm/coverage-3.vlt/mappo-0-medium"
     row = {"tier": "medium", "steps": 100_352, "episodes": 1, "mean_return": 1.0, "path": path}
     recorded = SimpleNamespace(data={"run": "r", "outcome": "recorded", "vaults": [row]})
     monkeypatch.setattr(programs, "_run", lambda *_: recorded)

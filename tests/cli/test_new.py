@@ -66,7 +66,7 @@ def test_every_command_takes_an_environment_from_a_file(offmarl, file):
         *("--evaluations", 2, "--eval-episodes", 4),
     )
     assert recorded.code == 0, recorded.err
-    path = "vaults/line_game.py:LineGame:time_limit=9.vlt/random"
+    path = "vaults/line_game.py:LineGame:time_limit=9.vlt/mappo-0-random"
     trained = offmarl("train", "bc", "--vault", path, "--env", file, *TRAIN, "--json")
     run = trained.json["run"]
     played = offmarl("evaluate", run, "--env", file, "--episodes", 2, "--json")

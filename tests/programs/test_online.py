@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
@@ -18,7 +18,14 @@ import pytest
 from offmarl import envs, load_policy, tracking, vault
 from offmarl.checkpoint import Checkpoints
 from offmarl.envs.base import restart, transition
-from offmarl.errors import CheckpointError, OptionError, RunError, UnknownNameError
+from offmarl.errors import (
+    CheckpointError,
+    NotLearnedError,
+    OptionError,
+    RunError,
+    UnknownNameError,
+)
+from offmarl.programs import record_from_run
 from offmarl.programs.loop import Schedule, collect, stage_starts
 from offmarl.programs.program import Hyperparameters, Program, Stage
 from offmarl.types import Continuous, EnvSpec, View
@@ -64,8 +71,8 @@ def test_a_recorder_may_begin_a_stage_with_leaves_that_are_one_another():
     program = Program(lambda *_: None, stages, lambda _: None, lambda state: state)
     state = {"params": jnp.float32(1.0), "target": jnp.float32(0.0)}
     schedule = Schedule(3, 3, 1, stage_starts(stages, 3))
-    work = collect(program, state, Hyperparameters({}), jax.random.key(0), schedule, 0, None)
-    found = [jax.tree.map(float, state) for _, state, _ in work]
+    work = collect(program, [state], Hyperparameters({}), [jax.random.key(0)], schedule, 0, [None])
+    found = [jax.tree.map(float, state) for _, (state,), _ in work]
     assert found == [
         {"params": 2.0, "target": 1.0},
         {"params": 3.0, "target": 3.0},
@@ -146,7 +153,10 @@ def recorded(tmp_path_factory):
 def test_tiers_are_recorded_with_what_they_come_from(recorded):
     out, report = recorded
     directory = out / "probe" / "observation.vlt"
-    tiers = {path.name: vault.open_vault(path) for path in sorted(directory.iterdir())}
+    tiers = {
+        path.name.removeprefix("mappo-0-"): vault.open_vault(path)
+        for path in sorted(directory.iterdir())
+    }
     assert sorted(tiers) == ["expert", "medium", "medium-replay", "random", "replay"]
     assert tiers["expert"].num_steps == 400
     assert tiers["replay"].num_steps == 4096  # 32 iterations of 128 steps
@@ -167,8 +177,13 @@ def test_tiers_are_recorded_with_what_they_come_from(recorded):
 def test_medium_replay_is_the_training_data_up_to_the_medium_policy(recorded):
     out, _ = recorded
     directory = out / "probe" / "observation.vlt"
-    tiers = {name: vault.open_vault(directory / name) for name in ("medium-replay", "replay")}
-    medium = vault.open_vault(directory / "medium").provenance["policies"][0]["training_steps"]
+    tiers = {
+        name: vault.open_vault(directory / f"mappo-0-{name}")
+        for name in ("medium-replay", "replay")
+    }
+    medium = vault.open_vault(directory / "mappo-0-medium").provenance["policies"][0][
+        "training_steps"
+    ]
     found, whole = tiers["medium-replay"], tiers["replay"].transitions(0, medium // 8)
     assert found.num_steps == medium < tiers["replay"].num_steps
     np.testing.assert_array_equal(
@@ -181,7 +196,7 @@ def test_medium_replay_is_the_training_data_up_to_the_medium_policy(recorded):
 
 def test_the_run_can_be_loaded_and_read(recorded):
     out, _ = recorded
-    run = out / "probe" / "observation.run-mappo"
+    run = out / "probe" / "observation.run" / "mappo-0"
     assert tracking.read_run(run)["complete"]
     assert load_policy(run).name == "mappo"
     metrics = tracking.read(run / tracking.METRICS_FILE)
@@ -192,13 +207,13 @@ def test_the_run_can_be_loaded_and_read(recorded):
 
 def test_evaluations_are_kept_for_comparison(recorded):
     out, _ = recorded
-    run = out / "probe" / "observation.run-mappo"
+    run = out / "probe" / "observation.run" / "mappo-0"
     found = json.loads((run / tracking.MARL_EVAL_FILE).read_text())
     (steps,) = found["probe"]["observation"]["mappo (sampled)"].values()
     last = steps.pop("absolute_metrics")[tracking.RETURN]
     assert [step["step_count"] for step in steps.values()] == list(range(512, 4097, 512))
     assert steps["step_7"][tracking.RETURN] == last and len(last) == 32
-    versions = vault.open_vault(out / "probe/observation.vlt/replay").provenance["policies"]
+    versions = vault.open_vault(out / "probe/observation.vlt/mappo-0-replay").provenance["policies"]
     assert versions[-1]["return"] == pytest.approx(np.mean(last))
 
 
@@ -215,6 +230,69 @@ def test_other_arguments_in_the_same_place_are_refused(recorded):
     out, _ = recorded
     with pytest.raises(RunError, match="learning_rate"):
         mappo.main(small(out, learning_rate=1e-3))
+
+
+def test_seeds_side_by_side_have_the_bits_of_single_runs(recorded, tmp_path):
+    out, _ = recorded
+    args = small(tmp_path, tiers="random,expert,replay", seeds=2, evaluations=10)
+    report = mappo.main(args)
+    assert [(row["seed"], row["tier"]) for row in report.data["vaults"]] == [
+        (seed, tier) for seed in (0, 1) for tier in ("random", "expert", "replay")
+    ]
+    for tier in ("random", "expert", "replay"):
+        name = f"probe/observation.vlt/mappo-0-{tier}"
+        assert vault.open_vault(out / name).digest() == vault.open_vault(tmp_path / name).digest()
+    run = tmp_path / "probe" / "observation.run" / "mappo-0-to-1"
+    alone = load_policy(out / "probe" / "observation.run" / "mappo-0").params
+    jax.tree.map(np.testing.assert_array_equal, load_policy(run, 0).params, alone)
+    assert not np.array_equal(*(jax.tree.leaves(load_policy(run, s).params)[0] for s in (0, 1)))
+    metrics = tracking.read(run / tracking.METRICS_FILE)
+    assert {record["seed"] for record in metrics} == {0, 1}
+
+
+def test_a_finished_run_records_further_tiers_without_training(recorded, tmp_path):
+    out = tmp_path / "copy"
+    shutil.copytree(recorded[0], out)
+    run = out / "probe" / "observation.run" / "mappo-0"
+    report = record_from_run(run, "mixed=random:1+expert:3", steps=800)
+    (row,) = report.data["vaults"]
+    assert (row["tier"], row["steps"]) == ("mixed", 800)
+    mixed = vault.open_vault(out / "probe/observation.vlt/mappo-0-mixed")
+    ids = mixed.transitions().policy_id[..., 0]
+    assert (ids[:2] == 0).all() and (ids[2:] == 1).all()
+    random, expert = mixed.provenance["policies"]
+    assert (random["tier"], random["policy_id"], expert["tier"]) == ("random", 0, "expert")
+    returns, episodes = mixed.episodes.episode_returns, mixed.episodes
+    assert returns[episodes.policy_id == 0].mean() < 0.7 < returns[episodes.policy_id == 1].mean()
+    assert mixed.provenance["recorded"]["return"] == pytest.approx(returns.mean())
+    low, high = mixed.provenance["recorded"]["return_interval"]
+    assert low < returns.mean() < high
+    assert (mixed.provenance["training_seed"], mixed.provenance["run"]) == (0, "mappo-0")
+    with pytest.raises(RunError, match="started with chunks"):
+        record_from_run(run, "mixed=random:1+expert:3", steps=400)
+    run = run.rename(tmp_path / "moved")
+    with pytest.raises(OptionError, match=r"moved was moved: give --out"):
+        record_from_run(run, "good")
+
+
+def test_a_vault_of_another_recording_is_found_before_the_training(recorded, tmp_path):
+    out, name = tmp_path / "copy", Path("probe") / "observation.vlt" / "mappo-0-medium"
+    shutil.copytree(recorded[0] / name, out / name)
+    with pytest.raises(RunError, match=r"medium was started with training\.learning_rate=0\.003"):
+        mappo.main(small(out, learning_rate=1e-3))
+    assert [path.name for path in out.rglob("*-0*")] == ["mappo-0-medium"]
+
+
+def test_an_expert_that_did_not_learn_is_no_expert(tmp_path):
+    args = small(tmp_path, tiers="random,expert", learning_rate=1e-9)
+    with pytest.raises(NotLearnedError, match="mappo with seed 0 did not learn probe/observation"):
+        mappo.main(args)
+    run = tmp_path / "probe" / "observation.run" / "mappo-0"
+    assert tracking.read_run(run)["complete"] and load_policy(run).name == "mappo"
+    assert not (tmp_path / "probe" / "observation.vlt").exists()
+    assert record_from_run(run, "random").data["outcome"] == "recorded"
+    with pytest.raises(RunError, match="kept no training data"):
+        mappo.main(replace(args, tiers="replay"))
 
 
 def test_an_unknown_tier_or_environment_is_named(tmp_path):
@@ -244,19 +322,19 @@ def test_settings_that_cannot_be(tmp_path, change, message):
 def test_damaged_checkpoints_are_made_anew_as_the_errors_advise(recorded, tmp_path):
     out = tmp_path / "copy"
     shutil.copytree(recorded[0], out)
-    run = out / "probe" / "observation.run-mappo"
+    run = out / "probe" / "observation.run" / "mappo-0"
     shutil.rmtree(run / "checkpoints" / "32")  # of a finished run
     mappo.main(small(out))
     assert content(out) == content(recorded[0])
     for version in (run / "policies").iterdir():
         (version / "about" / "metadata").write_text("{}")
     (run / "checkpoints" / "32" / "about" / "metadata").write_text("{}")
-    shutil.rmtree(out / "probe" / "observation.vlt" / "medium")
+    shutil.rmtree(out / "probe" / "observation.vlt" / "mappo-0-medium")
     record = tracking.read_run(run)
     tracking.write_json(run / tracking.RUN_FILE, {**record, "complete": False})
     with (
         pytest.warns(UserWarning, match="renamed to 32.damaged, and the run starts from the begin"),
-        pytest.raises(CheckpointError, match=r"policies/\d+ is damaged .* delete .*run-mappo and"),
+        pytest.raises(CheckpointError, match=r"policies/\d+ is damaged .* delete .*mappo-0 and"),
     ):
         mappo.main(small(out))
     shutil.rmtree(run)
@@ -279,12 +357,12 @@ def test_killed_and_called_again_it_is_the_run_that_never_stopped(recorded, tmp_
     args = small(tmp_path, checkpoint_seconds=0.0)
     settings = json.dumps({**vars(args), "out": str(tmp_path)})
     command = [sys.executable, "-c", KILLED, settings]
-    run = tmp_path / "probe" / "observation.run-mappo"
+    run = tmp_path / "probe" / "observation.run" / "mappo-0"
     vaults = tmp_path / "probe" / "observation.vlt"
     stages = [  # in training, and in the recording of a tier
         (lambda: (Checkpoints(run / "checkpoints").latest() or 0) >= 5, signal.SIGKILL),
         (lambda: (Checkpoints(run / "checkpoints").latest() or 0) >= 15, signal.SIGTERM),
-        ((vaults / "medium").exists, signal.SIGKILL),
+        ((vaults / "mappo-0-medium").exists, signal.SIGKILL),
     ]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     for reached, signum in stages:

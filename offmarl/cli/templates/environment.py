@@ -5,7 +5,7 @@ record data in it, and train on the data::
 
     offmarl envs my_env.py:MyEnv
     offmarl record mappo --env my_env.py:MyEnv --tiers random,expert
-    offmarl train bc --vault vaults/my_env.py:MyEnv.vlt/expert --env my_env.py:MyEnv
+    offmarl train bc --vault vaults/my_env.py:MyEnv.vlt/mappo-0-expert --env my_env.py:MyEnv
 
 A test of the protocol, for pytest::
 
