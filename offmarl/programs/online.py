@@ -286,7 +286,10 @@ def _versions(runs: Sequence[Recorder], directory: Path) -> list[list[Version]]:
 
 
 def _from_json(info: Mapping[str, Any]) -> list[list[Version]]:
-    return [[Version(*version) for version in own] for own in info["versions"]]
+    return [
+        [Version(iteration, returns, tuple(*others)) for iteration, returns, *others in own]
+        for own in info["versions"]
+    ]
 
 
 def _schedule(run: Recorder) -> Schedule:
@@ -368,7 +371,8 @@ class _Journal:
             for run, params in zip(self._runs, policies, strict=True)
         ]
         for versions, own in zip(self.versions, returns, strict=True):
-            versions.append(Version(done, *(one.tolist() for one in own)))
+            first, *others = (one.tolist() for one in own)
+            versions.append(Version(done, first, tuple(others)))
         names = names_by_team(tracking.RETURN, teams_of(self._runs[0].env.spec))
         self.add(done, [dict(zip(names, own, strict=True)) for own in returns], 0)
         if done not in self._policies.steps():
