@@ -83,6 +83,19 @@ class Categorical(NamedTuple):
         action = self.sample(key)
         return action, self.log_prob(action)
 
+    def relaxed_sample(
+        self, key: PRNGKeyArray, temperature: float | Float[Array, ""] = 1.0
+    ) -> Float[Array, "*b A"]:
+        """Draw an action as a one-hot vector through which gradients flow.
+
+        The gradient is that of the Gumbel-softmax sample with this temperature, a straight-through
+        estimate (Jang et al. 2017, arXiv 1611.01144). Illegal actions have no gradient.
+        """
+        scores = self.logits + jax.random.gumbel(key, self.logits.shape)
+        soft = jax.nn.softmax(scores / temperature)
+        hard = jax.nn.one_hot(scores.argmax(-1), scores.shape[-1])
+        return hard + soft - jax.lax.stop_gradient(soft)
+
     def mode(self) -> Int[Array, "*b"]:
         """Return the most likely action."""
         return self.logits.argmax(-1)
@@ -103,6 +116,14 @@ def categorical(scores: Float[Array, "*b A"], legal_actions: Bool[Array, "*b A"]
 
 
 # ---------------------------------------------------------------------------------- continuous
+
+
+def uniform_action(
+    key: PRNGKeyArray, legal_actions: Bool[Array, "*b A"]
+) -> tuple[Float[Array, "*b A"], Float[Array, "*b"]]:
+    """Draw an action uniformly over [-1, 1], and return its log-probability too."""
+    action = jax.random.uniform(key, legal_actions.shape, minval=-1.0, maxval=1.0)
+    return jnp.where(legal_actions, action, 0.0), -jnp.log(2.0) * legal_actions.sum(-1)
 
 
 class ClippedGaussian(NamedTuple):

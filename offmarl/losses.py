@@ -104,6 +104,26 @@ def lambda_targets(
     return jax.lax.stop_gradient(targets)
 
 
+def bootstrap_discounts(
+    gamma: Scalar, terminated: Bool[Array, "*b N"], shared_reward: bool
+) -> Float[Array, "*b N"]:
+    """Return the discount of what follows each agent's step: γ, and 0 where nothing follows.
+
+    If the team shares its reward, the reward continues after one of its agents is done, and that
+    agent contributed to it. The episode then ends for all agents at once.
+    """
+    if shared_reward:
+        terminated = jnp.broadcast_to(terminated.all(-1, keepdims=True), terminated.shape)
+    return gamma * (1 - terminated)
+
+
+def squared_errors(
+    q_tm1: Float[Array, "K *b"], target_tm1: Float[Array, "*b"], mask: Bool[Array, "*b"]
+) -> Float[Array, ""]:
+    """Return the mean of ½ (Q - y)² over the mask, summed over the K critics."""
+    return jax.vmap(lambda q: masked_mean(0.5 * (q - target_tm1) ** 2, mask))(q_tm1).sum()
+
+
 def q_lambda_targets(
     r_t: Float[Array, "T *b"],
     discount_t: Float[Array, "T *b"],
@@ -269,3 +289,45 @@ def clipped_surrogate(
     ratio = jnp.exp(log_prob_tm1 - behaviour_log_prob_tm1)
     clipped = jnp.clip(ratio, 1 - epsilon, 1 + epsilon)
     return -jnp.minimum(ratio * advantage_tm1, clipped * advantage_tm1)
+
+
+# ---------------------------------------------------------------------- actors and critics
+
+
+def smoothed_actions(
+    key: PRNGKeyArray, action: Float[Array, "*b A"], std: Scalar, limit: Scalar
+) -> Float[Array, "*b A"]:
+    """Return target actions with clipped noise, so that a critic's narrow peaks are averaged out.
+
+    clip(a + clip(ε, −limit, limit), −1, 1), ε ~ N(0, std²) (Fujimoto et al. 2018, arXiv 1802.09477,
+    eq. 14).
+    """
+    noise = jnp.clip(std * jax.random.normal(key, action.shape), -limit, limit)
+    return jnp.clip(action + noise, -1.0, 1.0)
+
+
+def soft_values(
+    q: Float[Array, "*b A"],
+    log_probs: Float[Array, "*b A"],
+    temperature: float | Float[Array, "*#b"],
+) -> Float[Array, "*b"]:
+    """Return Σ_a π(a) (Q(a) − α log π(a)), the value of a policy with its entropy.
+
+    The sum over the actions is exact (Christodoulou 2019, arXiv 1910.07207, eq. 10). Illegal
+    actions have the probability 0.
+    """
+    weight = jnp.asarray(temperature)[..., None]
+    return (jnp.exp(log_probs) * (q - weight * log_probs)).sum(-1)
+
+
+def temperature_loss(
+    log_temperature: Float[Array, "*#b"],
+    entropy: Float[Array, "*b"],
+    target_entropy: Float[Array, "*#b"],
+) -> Float[Array, "*b"]:
+    """Return α (H − target), whose gradient reaches only α.
+
+    Minimising it increases the temperature while the policy has less entropy than the target
+    (Haarnoja et al. 2018, arXiv 1812.05905, eq. 18).
+    """
+    return jnp.exp(log_temperature) * jax.lax.stop_gradient(entropy - target_entropy)

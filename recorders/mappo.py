@@ -22,6 +22,7 @@ from offmarl.errors import OptionError
 from offmarl.losses import clipped_surrogate, generalised_advantages, masked_mean
 from offmarl.networks import (
     AgentId,
+    AgentNetwork,
     CriticKind,
     FeedForward,
     Head,
@@ -127,7 +128,7 @@ class Batch(NamedTuple):
 class Networks(NamedTuple):
     """The actor, which sees an agent's observation, and the critic, which also sees the state."""
 
-    actor: FeedForward
+    actor: AgentNetwork
     head: Head
     critic: FeedForward
 

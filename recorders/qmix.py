@@ -24,12 +24,11 @@ from offmarl.config import PositiveInt
 from offmarl.distributions import select
 from offmarl.losses import masked_mean
 from offmarl.networks import (
-    FeedForward,
+    AgentNetwork,
     Mixer,
     MixerKind,
     MixerWeights,
     PooledMixer,
-    Recurrent,
     agent_network,
     init_mixer,
     init_policy,
@@ -75,7 +74,7 @@ class Params(NamedTuple):
 class Networks(NamedTuple):
     """The agents' network of action values, and the mixer."""
 
-    agent: FeedForward | Recurrent
+    agent: AgentNetwork
     mixer: Mixer | PooledMixer
 
     def values(self, params: Params, batch: Sequence) -> tuple[Array, MixerWeights]:

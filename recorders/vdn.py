@@ -19,7 +19,7 @@ from rich.console import Console
 from offmarl import cli, envs
 from offmarl.distributions import select
 from offmarl.losses import masked_mean
-from offmarl.networks import FeedForward, Recurrent, agent_network, init_policy, unroll_batch
+from offmarl.networks import AgentNetwork, agent_network, init_policy, unroll_batch
 from offmarl.programs import TD_ERRORS, Hyperparameters, Program, Recorded, record_online
 from offmarl.programs.q_learning import QArgs, bootstrap, next_values, q_config, q_program
 from offmarl.teams import require_one_team
@@ -46,7 +46,7 @@ class Params(NamedTuple):
 
 
 def loss(
-    network: FeedForward | Recurrent,
+    network: AgentNetwork,
     args: Args,
     params: Params,
     target: Params,

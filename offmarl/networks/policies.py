@@ -1,4 +1,4 @@
-"""Policies with one network that all agents share.
+"""Policies whose network all agents share, or of which each agent has its own.
 
 A `PolicyConfig` describes the network in plain data. Programs with any other kind of policy build
 an `offmarl.types.Policy` themselves.
@@ -20,17 +20,26 @@ from offmarl.distributions import (
     categorical,
     mask_illegal,
     select,
+    uniform_action,
 )
 from offmarl.errors import ShapeError
+from offmarl.networks.deterministic import NoisyParams, noisy_policy
 from offmarl.networks.encoders import blank_view, observation_encoder
 from offmarl.networks.inputs import AgentId
 from offmarl.networks.torsos import FeedForward, Recurrent
+from offmarl.networks.unshared import Unshared
 from offmarl.types import ArrayTree, Continuous, EnvSpec, Policy
 
 _LEAST_STD = 0.01
 """Minimum standard deviation; it keeps the likelihood of noise-free data finite."""
 
-ContinuousHead = Literal["gaussian", "tanh_gaussian"]
+_LOG_STD = (-5.0, 2.0)
+"""Range of the logarithms of standard deviations that depend on the observation."""
+
+ContinuousHead = Literal["gaussian", "tanh_gaussian", "soft_gaussian"]
+
+AgentNetwork = FeedForward | Recurrent | Unshared
+"""The network of a policy, with one output per action and agent."""
 
 Head = Callable[[Float[Array, "*b N _"], Bool[Array, "*b N A"]], Distribution]
 """Returns the distribution of actions for a network's outputs and the legal actions."""
@@ -49,17 +58,25 @@ class PolicyConfig:
         "softmax": outputs are logits of the action distribution. "q": outputs are action values.
         "gaussian" and "tanh_gaussian": outputs are means of a Gaussian over continuous actions,
         which is clipped or squashed by tanh to [-1, 1]; see `offmarl.distributions`. Its standard
-        deviation is learned, and does not depend on the observation.
+        deviation is learned, and does not depend on the observation. "soft_gaussian": the same as
+        "tanh_gaussian", but the standard deviation depends on the observation, as in soft
+        actor-critics. "deterministic": outputs are actions before tanh, or logits of discrete
+        ones; the policy explores by noise, see `NoisyParams`.
     hidden
         Width of the hidden layers.
     agent_id
         How the network distinguishes the agents; see `AgentId`.
+    share_parameters
+        Whether all agents have one network, or each has its own; then none needs an agent id.
     """
 
     kind: Literal["random", "feedforward", "recurrent"]
-    head: Literal["softmax", "gaussian", "tanh_gaussian", "q"] = "softmax"
+    head: Literal["softmax", "gaussian", "tanh_gaussian", "soft_gaussian", "deterministic", "q"] = (
+        "softmax"
+    )
     hidden: int = 64
     agent_id: AgentId = "onehot"
+    share_parameters: bool = True
 
 
 class QParams(NamedTuple):
@@ -72,7 +89,7 @@ class QParams(NamedTuple):
 
 def stochastic_head(
     spec: EnvSpec, continuous: ContinuousHead = "gaussian"
-) -> Literal["softmax", "gaussian", "tanh_gaussian"]:
+) -> Literal["softmax", "gaussian", "tanh_gaussian", "soft_gaussian"]:
     """Return the head of a stochastic policy for the actions of an environment.
 
     Parameters
@@ -85,34 +102,39 @@ def stochastic_head(
     return continuous if isinstance(spec.action, Continuous) else "softmax"
 
 
-def agent_network(config: PolicyConfig, spec: EnvSpec) -> FeedForward | Recurrent:
+def agent_network(config: PolicyConfig, spec: EnvSpec) -> AgentNetwork:
     """Build the network of a policy, with one output per action.
 
     Observations that are not float32 vectors are encoded first: see `offmarl.networks.Encoder`.
 
     A Gaussian head has two outputs for each entry of the action: first all means, then all
-    spreads, from which softplus makes the standard deviations.
+    spreads, from which softplus makes the standard deviations. The spreads of a "soft_gaussian"
+    head are the logarithms of the standard deviations.
 
     Raises
     ------
     ShapeError
         The head does not fit the environment's actions.
     """
-    gaussian = config.head in ("gaussian", "tanh_gaussian")
+    gaussian = config.head in ("gaussian", "tanh_gaussian", "soft_gaussian")
+    constants = config.head in ("gaussian", "tanh_gaussian")
     if gaussian and not isinstance(spec.action, Continuous):
         raise ShapeError(
             f"{spec.name or 'this dataset'} has {spec.action_size} discrete actions, and a "
             f'{config.head} head is for continuous ones: choose the head "softmax".'
         )
     torso = FeedForward if config.kind == "feedforward" else Recurrent
-    return torso(
-        outputs=spec.action_size if gaussian else spec.num_actions,
+    either = gaussian or config.head == "deterministic"
+    outputs = spec.action_size if either else spec.num_actions
+    network = torso(
+        outputs=2 * outputs if config.head == "soft_gaussian" else outputs,
         hidden=config.hidden,
-        agent_id=config.agent_id,
+        agent_id=config.agent_id if config.share_parameters else "none",
         output_scale=1.0 if config.head == "q" else 0.01,
-        constants=spec.action_size if gaussian else 0,
+        constants=outputs if constants else 0,
         encoder=observation_encoder(spec, config.hidden),
     )
+    return network if config.share_parameters else Unshared(network, spec.num_agents)
 
 
 def agent_head(config: PolicyConfig) -> Head:
@@ -133,19 +155,33 @@ def _mean_and_std(outputs: Float[Array, "*b _"]) -> tuple[Array, Array]:
     return mean, jax.nn.softplus(spread) + _LEAST_STD
 
 
-_HEADS: dict[str, Head] = {"gaussian": _clipped_gaussian, "tanh_gaussian": _tanh_gaussian}
+def _soft_gaussian(outputs: Array, legal_actions: Array) -> Distribution:
+    mean, log_std = jnp.split(outputs, 2, axis=-1)
+    return TanhGaussian(mean, jnp.exp(jnp.clip(log_std, *_LOG_STD)), legal_actions)
+
+
+_HEADS: dict[str, Head] = {
+    "gaussian": _clipped_gaussian,
+    "tanh_gaussian": _tanh_gaussian,
+    "soft_gaussian": _soft_gaussian,
+}
 
 
 def init_policy(config: PolicyConfig, spec: EnvSpec, key: PRNGKeyArray) -> ArrayTree:
-    """Draw a policy's parameters: `QParams`, network parameters, or an empty tuple."""
+    """Draw a policy's parameters.
+
+    They are `QParams` or `NoisyParams` without exploration, network parameters, or an empty tuple.
+    """
     if config.kind == "random":
         return ()
     params = _init(agent_network(config, spec), spec, key)
+    if config.head == "deterministic":
+        return NoisyParams(params, jnp.zeros(()), jnp.zeros(()))
     return QParams(params, jnp.zeros(())) if config.head == "q" else params
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _init(network: FeedForward | Recurrent, spec: EnvSpec, key: PRNGKeyArray) -> ArrayTree:
+def _init(network: AgentNetwork, spec: EnvSpec, key: PRNGKeyArray) -> ArrayTree:
     """Draw a network's parameters; compiled once for equal networks and specs."""
     carry = network.initial_carry(spec.num_agents)
     return network.init(key, carry, blank_view(spec).observation)
@@ -173,6 +209,8 @@ def make_policy(config: PolicyConfig, spec: EnvSpec, greedy: bool = False) -> Po
         continuous = isinstance(spec.action, Continuous)
         return Policy(lambda: (), _act_anywhere if continuous else _act_uniformly)
     network, head = agent_network(config, spec), agent_head(config)
+    if config.head == "deterministic":
+        return noisy_policy(network, spec, greedy)
     has_values = config.head == "q"
 
     def act(
@@ -233,10 +271,7 @@ def _act_anywhere(
     legal_actions: Bool[Array, "N A"],
     key: PRNGKeyArray,
 ) -> tuple[Float[Array, "N A"], Float[Array, "N"], ArrayTree]:
-    """Act uniformly over [-1, 1]; entries that an agent does not have are 0 and do not count."""
-    action = jax.random.uniform(key, legal_actions.shape, minval=-1.0, maxval=1.0)
-    log_prob = -jnp.log(2.0) * legal_actions.sum(-1)
-    return jnp.where(legal_actions, action, 0.0), log_prob, carry
+    return *uniform_action(key, legal_actions), carry
 
 
 def _epsilon_greedy(

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from offmarl.programs.record import record_policy
     from offmarl.programs.replaying import ReplayedEpisode, replay_episode
     from offmarl.programs.seeds import map_seeds
+    from offmarl.programs.soft_actor_critic import SoftArgs, make_soft_actor_critic
     from offmarl.programs.tiers import TIERS
     from offmarl.programs.windows import draw_windows, warm_start
 
@@ -59,6 +60,7 @@ __all__ = [
     "Program",
     "Recorded",
     "ReplayedEpisode",
+    "SoftArgs",
     "Stage",
     "Step",
     "add",
@@ -70,6 +72,7 @@ __all__ = [
     "linear_schedule",
     "load_policy",
     "make_buffer",
+    "make_soft_actor_critic",
     "map_seeds",
     "record_from_run",
     "record_online",
@@ -93,6 +96,7 @@ _HOMES = {
     "record": "record_policy",
     "replaying": "ReplayedEpisode replay_episode",
     "seeds": "map_seeds",
+    "soft_actor_critic": "SoftArgs make_soft_actor_critic",
     "tiers": "TIERS",
     "windows": "draw_windows warm_start",
 }

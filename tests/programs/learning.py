@@ -1,13 +1,37 @@
 """Training without recording, to test what is learned."""
 
+from dataclasses import dataclass
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 
 from offmarl import envs
+from offmarl.envs.base import restart, transition
 from offmarl.evaluation import evaluate
 from offmarl.programs import hyperparameters
 from offmarl.programs.loop import Schedule, collect
+from offmarl.types import Continuous, EnvSpec, View
+
+
+@dataclass(frozen=True)
+class Dial:
+    """One step; each agent is paid for how near its two dials come to 0.5 and to its cue."""
+
+    spec = EnvSpec("dial", 2, 2, 2, Continuous(2), time_limit=1)
+    optimal_return = 1.0
+
+    def reset(self, key):
+        cue = jax.random.choice(key, jnp.array([-1.0, 1.0]), (2,))
+        return cue, restart(self.view(cue))
+
+    def step(self, key, cue, action):
+        wrong = jnp.abs(action - jnp.stack([jnp.full(2, 0.5), cue], -1)).mean()
+        over = jnp.ones(2, bool)
+        return cue, transition(self.view(cue), jnp.full(2, 1 - wrong), over, ~over)
+
+    def view(self, cue):
+        return View(jnp.eye(2) * cue, cue, jnp.ones((2, 2), bool), jnp.ones(2, bool))
 
 
 def train(recorder, args, env=None):
@@ -17,8 +41,8 @@ def train(recorder, args, env=None):
     begin = jax.jit(program.init)(jax.random.key(args.seed), hyper)
     iterations = args.total_steps // (args.num_envs * args.num_steps)
     schedule = Schedule(iterations, iterations, 1, (0,))
-    work = collect(program, begin, hyper, jax.random.key(1), schedule, 0, None)
-    *_, (_, state, _) = work
+    work = collect(program, [begin], hyper, [jax.random.key(1)], schedule, 0, [None])
+    *_, (_, (state,), _) = work
     return env, program, state
 
 
@@ -29,9 +53,9 @@ def learn(recorder, args, env=None):
 
 def returns_of(env, program, state):
     """Return the greedy return and the sampled one of a trained program."""
-    returns = []
+    found = []
     for greedy in (True, False):
         play = jax.jit(partial(evaluate, env, program.policy(greedy)), static_argnums=2)
         params = program.policy_params(state)
-        returns.append(float(play(params, jax.random.key(2), 256).returns.mean()))
-    return returns
+        found.append(float(play(params, jax.random.key(2), 256).returns.mean()))
+    return found

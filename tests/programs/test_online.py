@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -17,7 +17,6 @@ import pytest
 
 from offmarl import envs, load_policy, tracking, vault
 from offmarl.checkpoint import Checkpoints
-from offmarl.envs.base import restart, transition
 from offmarl.errors import (
     CheckpointError,
     NotLearnedError,
@@ -28,11 +27,10 @@ from offmarl.errors import (
 from offmarl.programs import record_from_run
 from offmarl.programs.loop import Schedule, collect, stage_starts
 from offmarl.programs.program import Hyperparameters, Program, Stage
-from offmarl.types import Continuous, EnvSpec, View
 from recorders import mappo
 from tests.runs import metrics_of
 
-from .learning import learn
+from .learning import Dial, learn
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,25 +77,6 @@ def test_a_recorder_may_begin_a_stage_with_leaves_that_are_one_another():
         {"params": 6.0, "target": 4.0},
     ]
     assert kept == 5.0
-
-
-@dataclass(frozen=True)
-class Dial:
-    """One step; each agent is paid for how near its two dials come to 0.5 and to its cue."""
-
-    spec = EnvSpec("dial", 2, 2, 2, Continuous(2), time_limit=1)
-
-    def reset(self, key):
-        cue = jax.random.choice(key, jnp.array([-1.0, 1.0]), (2,))
-        return cue, restart(self.view(cue))
-
-    def step(self, key, cue, action):
-        wrong = jnp.abs(action - jnp.stack([jnp.full(2, 0.5), cue], -1)).mean()
-        over = jnp.ones(2, bool)
-        return cue, transition(self.view(cue), jnp.full(2, 1 - wrong), over, ~over)
-
-    def view(self, cue):
-        return View(jnp.eye(2) * cue, cue, jnp.ones((2, 2), bool), jnp.ones(2, bool))
 
 
 @pytest.mark.nightly

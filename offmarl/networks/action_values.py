@@ -1,0 +1,195 @@
+"""Critics that value the actions of an agent, or of all agents together.
+
+A centralised critic sees the global state and the actions of all agents (Lowe et al. 2017, arXiv
+1706.02275); an independent one sees what its agent sees and does. Both give a value for each agent,
+so that each agent can learn from its own reward.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from offmarl.networks.encoders import (
+    Encoder,
+    JointEncoder,
+    blank_view,
+    central,
+    observation_encoder,
+    state_encoder,
+)
+from offmarl.networks.inputs import AgentId, InputLayer, Inputs
+from offmarl.types import ArrayTree, Continuous, EnvSpec, View
+
+
+class ActionValue(nn.Module):
+    """Values of some agents, Linear - ReLU - Linear - ReLU - Linear.
+
+    The state and the actions of all agents pass the first layer once, not once for each agent.
+
+    Attributes
+    ----------
+    outputs
+        Values per agent: 1, or one for each discrete action of the agent.
+    hidden
+        Width of the hidden layers.
+    centralised
+        Whether the input includes the state and the actions of all agents.
+    agent_id
+        How agents are distinguished; see `AgentId`.
+    observation, state
+        Encoders of what is not a vector; None for vectors.
+    """
+
+    outputs: int = 1
+    hidden: int = 64
+    centralised: bool = True
+    agent_id: AgentId = "onehot"
+    observation: Encoder | None = None
+    state: Encoder | JointEncoder | None = None
+
+    @nn.compact
+    def __call__(
+        self,
+        view: View,
+        action: Float[Array, "*b N A"],
+        own: Float[Array, "*b R A"],
+        agents: Int[Array, "R"],
+    ) -> Float[Array, "*b R outputs"]:
+        """Return the values of ``R`` agents.
+
+        Parameters
+        ----------
+        view
+            The view that the actions are taken in.
+        action
+            Actions of all agents; discrete ones are one-hot.
+        own
+            The action of each of the R agents, which in its own value takes the place of its action
+            in ``action``; zeros if there is an output for each action.
+        agents
+            Indices of the R agents; all of them, unless there is no agent id.
+        """
+        wide = nn.initializers.orthogonal(2**0.5)
+        seen = view.observation if self.observation is None else self.observation(view.observation)
+        seen = seen[..., agents, :]
+        if self.centralised:
+            state = central(view) if self.state is None else self.state(central(view))
+            x = InputLayer(self.hidden, self.agent_id)(Inputs(state, seen))
+            num_agents, num_actions = action.shape[-2:]
+            kernel = self.param("actions", wide, (num_agents * num_actions, self.hidden))
+            kernel = kernel.reshape(num_agents, num_actions, self.hidden)
+            x += jnp.einsum("...na,nah->...h", action, kernel)[..., None, :]
+            change = own - action[..., agents, :]
+            x += jnp.einsum("...ra,rah->...rh", change, kernel[agents])
+        else:
+            seen = jnp.concatenate([seen, own], -1) if self.outputs == 1 else seen
+            x = InputLayer(self.hidden, self.agent_id)(seen)
+        x = nn.relu(nn.Dense(self.hidden, kernel_init=wide)(nn.relu(x)))
+        return nn.Dense(self.outputs, kernel_init=nn.initializers.orthogonal())(x)
+
+
+@dataclass(frozen=True)
+class Critics:
+    """Several critics of the same kind, each with a value for every agent; see `make_critics`.
+
+    Attributes
+    ----------
+    network
+        The network of each critic.
+    num_agents
+        N.
+    count
+        K, the number of critics: 2 for the smaller of two estimates.
+    share_parameters
+        Whether the agents share the parameters of a critic, or each has its own.
+    """
+
+    network: ActionValue
+    num_agents: int
+    count: int = 1
+    share_parameters: bool = True
+
+    def init(self, key: PRNGKeyArray, spec: EnvSpec) -> tuple[ArrayTree, ...]:
+        """Draw the parameters of all critics."""
+        view, action = blank_view(spec), jnp.zeros((self.num_agents, spec.action_size))
+
+        def draw(key: PRNGKeyArray) -> ArrayTree:
+            agents = jnp.arange(self.num_agents if self.share_parameters else 1)
+            return self.network.init(key, view, action, action[agents], agents)
+
+        keys = jax.random.split(key, self.count)
+        if self.share_parameters:
+            return tuple(draw(key) for key in keys)
+        # One after another, because `jax.vmap` makes orthogonal initialisation a batched QR
+        # factorisation, which can deadlock on a CPU with few cores.
+        return tuple(jax.lax.map(draw, jax.random.split(key, self.num_agents)) for key in keys)
+
+    def values(
+        self,
+        params: Sequence[ArrayTree],
+        view: View,
+        action: Float[Array, "*b N A"],
+        own: Float[Array, "*b N A"] | None = None,
+    ) -> Float[Array, "K *b N outputs"]:
+        """Return the values of all critics whose parameters are given.
+
+        Parameters
+        ----------
+        params
+            Parameters of some or all of the critics.
+        view
+            The view that the actions are taken in.
+        action
+            Actions of all agents, as `as_vectors` returns them.
+        own
+            Each agent's own action, in place of the one in ``action``, for its own value only. By
+            default no action is replaced.
+        """
+        own = action if own is None else own
+        return jnp.stack([self._values(each, view, action, own) for each in params])
+
+    def _values(self, params: ArrayTree, view: View, action: Array, own: Array) -> Array:
+        agents = jnp.arange(self.num_agents)
+        if self.share_parameters:
+            shared: Array = self.network.apply(params, view, action, own, agents)
+            return shared
+
+        def of_agent(params: ArrayTree, own: Array, agent: Array) -> Array:
+            values: Any = self.network.apply(params, view, action, own[..., None, :], agent[None])
+            return values[..., 0, :]
+
+        return jax.vmap(of_agent, (0, -2, 0), -2)(params, own, agents)
+
+
+def make_critics(
+    spec: EnvSpec,
+    *,
+    outputs: int = 1,
+    hidden: int = 64,
+    count: int = 1,
+    centralised: bool = True,
+    share_parameters: bool = True,
+    agent_id: AgentId = "onehot",
+) -> Critics:
+    """Build critics for an environment; see `ActionValue` and `Critics` for the arguments."""
+    network = ActionValue(
+        outputs,
+        hidden,
+        centralised,
+        agent_id if share_parameters else "none",
+        observation_encoder(spec, hidden),
+        state_encoder(spec, hidden) if centralised else None,
+    )
+    return Critics(network, spec.num_agents, count, share_parameters)
+
+
+def as_vectors(spec: EnvSpec, action: Array) -> Float[Array, "*b N A"]:
+    """Return actions as critics take them: discrete ones are one-hot."""
+    if isinstance(spec.action, Continuous):
+        return action
+    return jax.nn.one_hot(action, spec.num_actions)

@@ -1,0 +1,120 @@
+"""Critics of joint and of single actions, and networks whose parameters are not shared."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from offmarl.networks import (
+    PolicyConfig,
+    Unshared,
+    agent_network,
+    as_vectors,
+    init_policy,
+    make_critics,
+)
+from offmarl.types import ArraySpec, Continuous, Discrete, EnvSpec, View
+
+REACH = EnvSpec("reach", 3, 7, 5, Continuous(2))
+PICK = EnvSpec("pick", 3, 7, 5, Discrete(2))
+SHARED = pytest.mark.parametrize("shared", [True, False])
+
+
+def random_view(*lead: int) -> View:
+    keys = jax.random.split(jax.random.key(5), 2)
+    return View(
+        jax.random.normal(keys[0], (*lead, 3, 7)),
+        jax.random.normal(keys[1], (*lead, 5)),
+        jnp.ones((*lead, 3, 2), bool),
+        jnp.ones((*lead, 3), bool),
+    )
+
+
+@SHARED
+def test_each_agents_own_action_is_replaced_in_its_value_only(shared: bool) -> None:
+    critics = make_critics(REACH, count=2, hidden=8, share_parameters=shared)
+    params = critics.init(jax.random.key(0), REACH)
+    action, own = jax.random.uniform(jax.random.key(1), (2, 4, 3, 2), minval=-1.0)
+    view, values = random_view(4), jax.jit(critics.values)
+    found = values(params, view, action, own)
+    assert found.shape == (2, 4, 3, 1)
+    for agent in range(3):
+        joint = action.at[:, agent].set(own[:, agent])
+        wanted = values(params, view, joint)[:, :, agent]
+        np.testing.assert_allclose(found[:, :, agent], wanted, rtol=1e-4, atol=1e-5)
+    # The two critics differ, and so do the agents.
+    assert np.unique(np.asarray(found).round(5)).size == 24
+
+
+@SHARED
+@pytest.mark.parametrize("centralised", [True, False])
+def test_what_the_value_of_an_agent_depends_on(shared: bool, centralised: bool) -> None:
+    critics = make_critics(REACH, hidden=8, centralised=centralised, share_parameters=shared)
+    params = critics.init(jax.random.key(0), REACH)
+
+    def first(view: View, action: jax.Array) -> jax.Array:
+        return critics.values(params, view, action)[0, 0, 0]
+
+    gradient, by_action = jax.jit(jax.grad(first, (0, 1), allow_int=True))(
+        random_view(), 0.1 * jnp.ones((3, 2))
+    )
+    assert (gradient.observation[0] != 0).any() and (by_action[0] != 0).all()
+    assert not gradient.observation[1:].any()
+    assert (by_action[1:] != 0).all() == centralised
+    assert gradient.state.any() == centralised
+
+
+@SHARED
+def test_a_critic_of_every_discrete_action_does_not_see_the_agents_own(shared: bool) -> None:
+    critics = make_critics(PICK, outputs=2, hidden=8, share_parameters=shared)
+    params = critics.init(jax.random.key(0), PICK)
+    values = jax.jit(
+        lambda action: critics.values(params, random_view(), action, jnp.zeros((3, 2)))
+    )
+    one, other = (values(as_vectors(PICK, jnp.array(chosen))) for chosen in ([0, 1, 1], [1, 1, 1]))
+    assert one.shape == (1, 3, 2)
+    np.testing.assert_allclose(one[0, 0], other[0, 0], atol=1e-5)
+    assert (abs(one[0, 1:] - other[0, 1:]) > 1e-3).all()
+
+
+@pytest.mark.parametrize("kind", ["feedforward", "recurrent"])
+def test_unshared_networks_are_those_of_the_single_agents(kind: str) -> None:
+    config = PolicyConfig(kind, hidden=8, share_parameters=False)
+    network, params = agent_network(config, PICK), init_policy(config, PICK, jax.random.key(0))
+    assert isinstance(network, Unshared)
+    observation, carry = random_view(5).observation, network.initial_carry(3)
+    outputs, after = jax.jit(network.apply)(params, carry, observation[0])
+    first = jnp.array([True, False, False, True, False])
+    window = jax.jit(lambda *inputs: network.apply(*inputs, method="unroll"))(
+        params, observation, first
+    )
+    np.testing.assert_allclose(window[0], outputs, atol=1e-6)
+    for agent in range(3):
+        own, row = (
+            jax.tree.map(lambda leaf, agent=agent: leaf[agent], params),
+            slice(agent, agent + 1),
+        )
+        mine = carry[row] if kind == "recurrent" else ()
+        alone, memory = network.torso.apply(own, mine, observation[0, row])
+        np.testing.assert_allclose(outputs[row], alone, atol=1e-6)
+        wanted = network.torso.apply(own, observation[:, row], first, method="unroll")
+        np.testing.assert_allclose(window[:, row], wanted, atol=1e-6)
+        if kind == "recurrent":
+            np.testing.assert_allclose(after[row], memory, atol=1e-6)
+
+
+def test_unshared_networks_with_encoders() -> None:
+    spec = EnvSpec(
+        "pair", 2, 0, 0, Discrete(2), observation={"x": ArraySpec((3,)), "y": ArraySpec((2,))}
+    )
+    config = PolicyConfig("feedforward", hidden=8, share_parameters=False)
+    network, params = agent_network(config, spec), init_policy(config, spec, jax.random.key(0))
+    seen = {"x": jnp.ones((2, 3)), "y": jnp.ones((2, 2))}
+
+    def second(params: object) -> jax.Array:
+        return network.apply(params, (), seen)[0][1].sum()
+
+    gradient = jax.jit(jax.grad(second))(params)
+    by_agent = jax.tree.map(lambda leaf: abs(leaf).reshape(2, -1).sum(1), gradient)
+    nothing, something = np.sum(jax.tree.leaves(by_agent), 0)
+    assert nothing == 0 < something

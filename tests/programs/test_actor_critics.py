@@ -1,0 +1,321 @@
+"""MADDPG, MASAC and ISAC: losses by hand, delayed updates, and what they learn of the probes."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from offmarl import envs
+from offmarl.distributions import categorical
+from offmarl.networks import Critics, PolicyConfig, agent_network, as_vectors, make_critics
+from offmarl.programs import hyperparameters, soft_actor_critic
+from offmarl.programs.optimisers import clipped_adam
+from offmarl.programs.program import structure
+from offmarl.types import Continuous, Discrete, EnvSpec, Sequence, View
+from recorders import isac, maddpg, masac
+
+from .learning import Dial, returns_of, train
+
+GO = EnvSpec("go", 2, 1, 1, Continuous(1), reward="individual")
+PICK = EnvSpec("pick", 2, 1, 1, Discrete(2), reward="individual")
+
+
+def steps(action: jax.Array, *, alive_tm1: jax.Array, alive_t: jax.Array) -> Sequence:
+    """Three windows of one step: inside an episode, truncated, and with one agent terminated."""
+    number = jnp.array([[1.0, 2.0], [2.0, 4.0], [3.0, 8.0]])
+    size = action.shape[-1] if action.ndim == 4 else 2
+    return Sequence(
+        view=View(
+            observation=jnp.broadcast_to(number[..., None, None], (3, 2, 2, 1)),
+            state=number[..., None],
+            legal_actions=jnp.ones((3, 2, 2, size), bool),
+            alive=jnp.stack([alive_tm1, alive_t], 1),
+        ),
+        action=action,
+        reward=jnp.array([[[1.0, 2.0]], [[0.0, 1.0]], [[3.0, 4.0]]]),
+        terminated=jnp.zeros((3, 1, 2), bool).at[2, 0, 1].set(True),
+        truncated=jnp.zeros((3, 1, 2), bool).at[1].set(True).at[2, 0, 0].set(True),
+        behaviour_log_prob=jnp.zeros((3, 1, 2)),
+        mask=jnp.ones((3, 1), bool),
+        next_known=jnp.ones((3, 1), bool),
+        first=jnp.zeros((3, 2), bool),
+    )
+
+
+ALIVE = jnp.ones((3, 2), bool)
+
+
+# ---------------------------------------------------------------------------------- MADDPG
+
+
+def value_of(scales, view, action, own=None):
+    """c times the state, plus all actions, of which each agent's own may be another."""
+    own = action if own is None else own
+    joint = action.sum((-2, -1))[..., None] - action.sum(-1) + own.sum(-1)
+    return jnp.stack([scale * view.state + joint for scale in scales])[..., None]
+
+
+def maddpg_networks(spec: EnvSpec) -> maddpg.Networks:
+    actor = SimpleNamespace(apply=lambda scale, carry, seen: (scale * seen, carry))
+    return maddpg.Networks(spec, actor, SimpleNamespace(values=value_of))
+
+
+@pytest.mark.parametrize(
+    ("reward", "targets", "counted"),
+    [
+        ("individual", [[2, 3], [2, 3], [7, 4]], [[1, 0], [1, 1], [1, 1]]),
+        ("team", [[2, 3], [2, 3], [7, 8]], [[1, 1], [1, 1], [1, 1]]),
+    ],
+)
+def test_the_critics_of_maddpg_by_hand(reward, targets, counted):
+    # The target policies do nothing, and the smaller target value is the state itself. A truncated
+    # step bootstraps; so does, with a team reward, one in which only a part of the team is done.
+    spec = EnvSpec("go", 2, 1, 1, Continuous(1), reward=reward)
+    batch = steps(jnp.full((3, 1, 2, 1), 0.25), alive_tm1=ALIVE.at[0, 1].set(False), alive_t=ALIVE)
+    hyper = hyperparameters(maddpg.Args(gamma=0.5, target_noise=0.0))
+    target = maddpg.Params(jnp.float32(0.0), (jnp.float32(1.0), jnp.float32(2.0)))
+    critics = (jnp.float32(1.0), jnp.float32(3.0))
+    found, metrics = jax.jit(
+        lambda critics: maddpg.critic_loss(
+            critics, target, maddpg_networks(spec), hyper, batch, jax.random.key(0)
+        )
+    )(critics)
+    q = np.array([[1.5, 2.5, 3.5], [3.5, 6.5, 9.5]])[..., None]
+    errors = ((q - np.array(targets)) * np.array(counted)) ** 2
+    assert found == pytest.approx(0.5 * errors.sum() / np.sum(counted), rel=1e-6)
+    assert metrics["q"] == pytest.approx((q[0] * counted).sum() / np.sum(counted), rel=1e-6)
+
+
+def test_target_actions_are_smoothed_only_with_twin_critics():
+    batch = steps(jnp.zeros((3, 1, 2, 1)), alive_tm1=ALIVE, alive_t=ALIVE)
+    hyper = hyperparameters(maddpg.Args(gamma=0.5, target_noise=5.0, target_limit=0.25))
+
+    def seen(count: int) -> list[float]:
+        """Return the largest action that the target critics are given."""
+        given = []
+
+        def values(params, view, action, own=None):
+            given.append(action)
+            return value_of(params, view, action, own)
+
+        networks = maddpg_networks(GO)._replace(critics=SimpleNamespace(values=values))
+        critics = (jnp.float32(1.0),) * count
+        target = maddpg.Params(jnp.float32(0.0), critics)
+        maddpg.critic_loss(critics, target, networks, hyper, batch, jax.random.key(0))
+        return np.unique(abs(np.asarray(given[0])).round(6)).tolist()
+
+    assert seen(1) == [0.0]
+    assert seen(2)[-1] == 0.25
+
+
+def test_the_gradient_of_maddpgs_policies_by_hand():
+    # dQ_i/da_i = 1, so the gradient is -(1 - tanh²) of the mean over the live agents; the second
+    # agent of the last step is dead. The outputs' squares add 2 w x o.
+    batch = steps(jnp.full((3, 1, 2, 1), 0.25), alive_tm1=ALIVE.at[2, 1].set(False), alive_t=ALIVE)
+    hyper = hyperparameters(maddpg.Args(regularise=0.01))
+    gradient, metrics = jax.grad(maddpg.actor_loss, has_aux=True)(
+        jnp.float32(0.3),
+        (jnp.float32(1.0),) * 2,
+        maddpg_networks(GO),
+        hyper,
+        batch,
+        jax.random.key(0),
+    )
+    x = np.array([1.0, 1, 2, 2, 3])
+    slope = -x * (1 - np.tanh(0.3 * x) ** 2) + 2 * 0.01 * 0.3 * x**2
+    assert gradient == pytest.approx(slope.mean(), rel=1e-5)
+    q = x + 0.25 + np.tanh(0.3 * x)
+    assert metrics["actor_loss"] == pytest.approx((0.01 * (0.3 * x) ** 2 - q).mean(), rel=1e-5)
+
+
+def test_policies_and_targets_are_updated_after_every_second_update_of_the_critics():
+    config = PolicyConfig("feedforward", "deterministic", 4, share_parameters=False)
+    critics = make_critics(GO, hidden=4, count=2, share_parameters=False)
+    networks = maddpg.Networks(GO, agent_network(config, GO), critics)
+    batch = steps(jnp.full((3, 1, 2, 1), 0.25), alive_tm1=ALIVE, alive_t=ALIVE)
+    actor = networks.actor.init(jax.random.key(0), (), jnp.ones((2, 1)))
+    params = maddpg.Params(actor, critics.init(jax.random.key(1), GO))
+    states = maddpg.Params(*map(clipped_adam(0.0, 0.0).init, params))
+    hyper = hyperparameters(maddpg.Args(tau=0.25))
+
+    @jax.jit
+    def update(learner, step):
+        rate = jnp.float32(0.1)
+        return maddpg.learn(networks, hyper, 2, learner, batch, jax.random.key(2), step, rate)[0]
+
+    begin = maddpg.Learner(params, params, states)
+    first = update(begin, 1)
+    second = update(first, 2)
+    unchanged = first.params.actor, first.target, first.optimiser.actor
+    jax.tree.map(np.testing.assert_array_equal, unchanged, (actor, params, states.actor))
+    for one, other in ((begin, first), (first, second)):
+        assert differ(one.params.critics, other.params.critics)
+    assert differ(first.params.actor, second.params.actor)
+    moved = jax.tree.map(lambda old, new: 0.75 * old + 0.25 * new, first.target, second.params)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), second.target, moved)
+
+
+def differ(one, other) -> bool:
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return any((x != y).any() for x, y in pairs)
+
+
+# ---------------------------------------------------------------------------------- soft
+
+
+def test_the_losses_of_soft_actor_critics_by_hand():
+    # Policies are uniform over two actions. Q is c times the state, plus 1 for action 1; the
+    # smaller target value has c = 1, so that a view is worth its number + 0.5 + 0.1 ln 2.
+    def values(scales, view, others, own=None):
+        actions = jnp.array([[0.0, 1.0], [0.0, 1.0]])
+        return jnp.stack([scale * view.state[..., None] + actions for scale in scales])
+
+    networks = soft_actor_critic.Networks(
+        PICK,
+        SimpleNamespace(apply=lambda scale, carry, seen: (scale * jnp.tile(seen, 2), carry)),
+        categorical,
+        SimpleNamespace(values=values),
+        (0, 1),
+    )
+    action = jnp.array([[[0, 1]], [[1, 1]], [[0, 0]]])
+    batch = steps(action, alive_tm1=ALIVE.at[2, 1].set(False), alive_t=ALIVE.at[0, 1].set(False))
+    hyper = hyperparameters(masac.Args(gamma=0.5, discrete_entropy=0.5))
+    params = soft_actor_critic.Params(
+        jnp.float32(0.0), (jnp.float32(1.0),), jnp.log(jnp.array([0.1, 0.2]))
+    )
+    target = (jnp.float32(1.0), jnp.float32(2.0))
+    learn = jax.grad(soft_actor_critic.loss, has_aux=True)
+    gradient, metrics = jax.jit(
+        lambda params: learn(params, target, networks, hyper, batch, jax.random.key(0))
+    )(params)
+    h, g = 0.1 * np.log(2), 0.2 * np.log(2)
+    # The second agent is dead after the first step, so that its entropy does not count there.
+    targets = [1 + 0.5 * (2.5 + h), 2 + 0.5 * 2.5, 0.5 * (4.5 + h), 1 + 0.5 * (4.5 + g)]
+    errors = np.array([1.0, 2.0, 3.0, 3.0, 3.0]) - np.array([*targets, 3 + 0.5 * (8.5 + h)])
+    assert metrics["critic_loss"] == pytest.approx(0.5 * (errors**2).mean(), rel=1e-5)
+    numbers = np.array([1.0, 1, 2, 2, 3])
+    assert metrics["actor_loss"] == pytest.approx(
+        -(numbers + 0.5).mean() - (3 * h + 2 * g) / 5, rel=1e-5
+    )
+    assert metrics["entropy"] == pytest.approx(np.log(2), rel=1e-5)
+    # d/dc of ½ error² is error x state; α (H - aim) has itself as the gradient of log α.
+    assert gradient.critics[0] == pytest.approx((errors * numbers).mean(), rel=1e-5)
+    np.testing.assert_allclose(
+        gradient.log_temperature, np.array([3 * h, 2 * g]) * 0.5 / 5, rtol=1e-5
+    )
+
+
+def test_temperatures_belong_to_agents_or_to_teams():
+    spec = EnvSpec("tag", 3, 4, 4, Discrete(2), reward="individual", teams=(1, 1, 0))
+    for of, wanted in (("agent", (0, 1, 2)), ("team", (0, 0, 1))):
+        args = masac.Args(temperature_of=of, hidden=4)
+        config = PolicyConfig("feedforward", hidden=4)
+        found = soft_actor_critic.make_networks(spec, args, config, centralised=True)
+        assert found.group == wanted
+
+
+def test_the_entropy_aimed_at_depends_on_what_is_legal():
+    legal = jnp.array([[True, True], [True, False]])
+    hyper = hyperparameters(masac.Args(discrete_entropy=0.5, continuous_entropy=2.0))
+    discrete = soft_actor_critic.target_entropy(PICK, hyper, legal)
+    np.testing.assert_allclose(discrete, [0.5 * np.log(2), 0.0], rtol=1e-6)
+    np.testing.assert_allclose(soft_actor_critic.target_entropy(GO, hyper, legal), [-4.0, -2.0])
+
+
+def test_a_temperature_may_be_kept():
+    args = masac.Args(
+        num_envs=2,
+        num_steps=2,
+        updates=2,
+        batch_size=4,
+        capacity=4,
+        hidden=4,
+        fix_temperature=True,
+        temperature=0.3,
+    )
+    env, hyper = envs.make("probe/match"), hyperparameters(args)
+    program = masac.make(env.spec, structure(args), env)
+    state = jax.jit(program.init)(jax.random.key(0), hyper)
+    after, metrics = jax.jit(program.stages[0].update)(state, None, jax.random.key(1), hyper)
+    np.testing.assert_allclose(after.learner.params.log_temperature, np.log(0.3), rtol=1e-6)
+    assert metrics["temperature"] == pytest.approx(0.3)
+    assert differ(state.learner.params.actor, after.learner.params.actor)
+
+
+# ---------------------------------------------------------------------------------- learning
+
+SMALL = {
+    "num_envs": 16, "num_steps": 4, "updates": 8, "batch_size": 64, "capacity": 64, "hidden": 32,
+    "learning_rate": 3e-3, "total_steps": 12_000,
+}  # fmt: skip
+SOFT = SMALL | {"temperature": 0.02, "fix_temperature": True}
+MATD3 = SMALL | {"twin": True, "share_parameters": True}
+MADDPG = SMALL | {"random_steps": 1000}
+nightly = pytest.mark.nightly
+
+
+def learned(recorder, settings, probe):
+    env = Dial() if probe == "dial" else envs.make(f"probe/{probe}")
+    args = recorder.Args(**({} if probe == "dial" else {"env": env.name}), **settings)
+    env, program, state = train(recorder, args, env)
+    return env, state, returns_of(env, program, state)
+
+
+@pytest.mark.parametrize(
+    ("recorder", "settings", "probe"),
+    [
+        (maddpg, MATD3, "dial"),
+        (isac, SOFT, "observation"),
+        pytest.param(maddpg, MADDPG, "dial", marks=nightly),
+        pytest.param(maddpg, MADDPG, "one-step", marks=nightly),
+        pytest.param(maddpg, MADDPG, "observation", marks=nightly),
+        pytest.param(maddpg, MADDPG, "match", marks=nightly),
+        pytest.param(maddpg, MATD3, "two-step", marks=nightly),
+        pytest.param(masac, SOFT, "dial", marks=nightly),
+        pytest.param(masac, SOFT, "observation", marks=nightly),
+        pytest.param(masac, SOFT | {"share_parameters": False}, "match", marks=nightly),
+        pytest.param(isac, SOFT, "dial", marks=nightly),
+        pytest.param(isac, SOFT, "one-step", marks=nightly),
+        pytest.param(isac, SOFT | {"share_parameters": False}, "two-step", marks=nightly),
+    ],
+)
+def test_the_optimum_of_a_probe_is_found(recorder, settings, probe):
+    env, _, (greedy, sampled) = learned(recorder, settings, probe)
+    assert greedy > 0.95 * env.optimal_return
+    assert sampled > 0.85 * env.optimal_return
+
+
+@pytest.mark.parametrize(("recorder", "settings"), [(maddpg, MADDPG), (masac, SOFT)])
+def test_the_values_of_two_steps_are_the_analytic_ones(recorder, settings):
+    env, state, (greedy, sampled) = learned(recorder, settings, "two-step")
+    assert greedy == env.optimal_return
+    assert sampled > 0.9
+    start = jax.jit(env.reset)(jax.random.key(0))
+    later = jax.jit(env.step)(jax.random.key(0), start[0], jnp.array([1, 1]))[1]
+    views = jax.tree.map(lambda *x: jnp.stack(x), start[1].view, later.view)
+    found = values(env, state, recorder, views, jnp.ones((2, 2), int))
+    # γ at the start, where both choose the later reward, and 1 in the second step.
+    np.testing.assert_allclose(found[0], 0.95, atol=0.06)
+    np.testing.assert_allclose(found[1], 1.0, atol=0.06)
+    now = values(env, state, recorder, views, jnp.zeros((2, 2), int))[0]
+    # Half now, and nothing later; few of the newest steps are of this kind.
+    np.testing.assert_allclose(now, 0.5, atol=0.2)
+
+
+def values(env, state, recorder, views: View, action: jax.Array) -> np.ndarray:
+    """Return the critics' values ``(views, N)`` of a joint action in each view."""
+    count = 2 if recorder is masac else 1
+    critics: Critics = make_critics(
+        env.spec,
+        outputs=2 if recorder is masac else 1,
+        hidden=32,
+        count=count,
+        share_parameters=recorder is masac,
+    )
+    joint, params = as_vectors(env.spec, action), state.learner.params.critics
+    if recorder is maddpg:
+        return np.asarray(critics.values(params, views, joint)[0, ..., 0])
+    every = critics.values(params, views, joint, jnp.zeros_like(joint)).min(0)
+    return np.asarray((every * joint).sum(-1))
