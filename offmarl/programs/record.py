@@ -293,10 +293,10 @@ def _recorded_return(writer: vault.Writer) -> dict[str, Any]:
     means: dict[str, float | None] = {}
     intervals: dict[str, list[float] | None] = {}
     for team, returns in episodes.complete_team_returns.items():
-        found = mean_interval(returns) if len(returns) else None
-        means[team] = found and found.mean
-        known = found and found.low is not None and found.high is not None
-        intervals[team] = [found.low, found.high] if known else None
+        means[team], intervals[team] = None, None
+        if len(returns):
+            means[team], low, high = mean_interval(returns)
+            intervals[team] = None if low is None or high is None else [low, high]
     return {
         "episodes": int(episodes.scored.sum()),
         "return": only_or_all(means),

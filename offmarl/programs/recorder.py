@@ -158,7 +158,7 @@ class Recorder(NamedTuple):
         episodes = self.args.eval_episodes
         if self.team is None:
             return np.asarray(_evaluate(self.env, policy, episodes, params, key).returns)
-        joint, references = against_reference(self.env, self.team, policy)
+        joint, references = against_reference(self.env, self.team, policy)  # type: ignore[arg-type]
         found = _evaluate(self.env, joint, episodes, (params, *references), key)
         return np.asarray(found.team_returns[:, teams_of(self.env.spec).index(self.team)])
 
