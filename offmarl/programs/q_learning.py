@@ -1,14 +1,13 @@
 """Q-learning from the buffer that is recorded: all of qmix, vdn and iql except what they learn.
 
-Agents act ε-greedily on the values of a network that they share. After each round of steps come
-rounds of updates on windows of the buffer. A program gives its networks and its loss to
-`q_program`; its targets come from `bootstrap`.
+Agents act ε-greedily on the values of their networks, or of one that they share. After a round of
+steps comes a round of updates on windows of the buffer. A program gives its networks and its loss
+to `q_program`; its targets come from `bootstrap`.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -29,11 +28,10 @@ from offmarl.programs.optimisers import (
 )
 from offmarl.programs.prioritised import admit, begin_priorities, learned, sample
 from offmarl.programs.program import TD_ERRORS, Hyperparameters, OnlineArgs, Program, Stage
-from offmarl.programs.windows import draw_windows, warm_start
+from offmarl.programs.windows import draw_windows
 from offmarl.replay.priorities import Priorities
 from offmarl.rollout import RolloutState, init_rollout, rollout
 from offmarl.types import EnvSpec, Sequence
-from offmarl.vault import open_vault
 
 
 @dataclass(frozen=True)
@@ -48,8 +46,6 @@ class QArgs(OnlineArgs):
     """Gradient updates in a round."""
     capacity: PositiveInt = 4096
     """Time steps that the replay holds of each environment."""
-    warm_start: Path | None = None
-    """Vault whose newest steps fill the replay at the start."""
     batch_size: PositiveInt = 32
     """Windows in a batch."""
     length: PositiveInt = 10
@@ -91,9 +87,12 @@ class QArgs(OnlineArgs):
     """Global norm that gradients are clipped to."""
     hidden: PositiveInt = 64
     """Width of the agents' layers."""
+    share_parameters: bool = True
+    """Share one network among the agents, instead of one for each."""
     agent_id: AgentId = "onehot"
-    """How the network distinguishes the agents. onehot: by their index, which ties it to their
-    number; sinusoidal: by 16 sines and cosines of their place in the team; none: not at all."""
+    """With --share-parameters, how the network distinguishes the agents. onehot: by their index,
+    which ties it to their number; sinusoidal: by 16 sines and cosines of their place in the team;
+    none: not at all."""
 
 
 class QState(NamedTuple):
@@ -196,12 +195,8 @@ def q_program(
             priorities=_fresh_priorities(args, capture),
         )
 
-    def on_start(state: QState) -> QState:
-        if args.warm_start is None:
-            return state
-        data = open_vault(args.warm_start)
-        capture = warm_start(buffer, args.num_envs, capacity, spec, data)
-        return state._replace(capture=capture, priorities=_fresh_priorities(args, capture))
+    def on_replay(state: QState) -> QState:
+        return state._replace(priorities=_fresh_priorities(args, state.capture))
 
     def update(
         state: QState, _batch: None, key: PRNGKeyArray, hyper: Hyperparameters
@@ -227,17 +222,18 @@ def q_program(
 
     return Program(
         init,
-        stages=(Stage(update, on_start=on_start),),
+        stages=(Stage(update),),
         policy=partial(make_policy, config, spec),
         policy_params=lambda state: QParams(state.params.agent, state.epsilon),
         greedy=False,
         num_steps=args.num_steps,
+        on_replay=on_replay,
     )
 
 
 def q_config(args: QArgs) -> PolicyConfig:
     """Return the description of the agents' network."""
-    return PolicyConfig(args.network, "q", args.hidden, args.agent_id)
+    return PolicyConfig(args.network, "q", args.hidden, args.agent_id, args.share_parameters)
 
 
 def _fresh_priorities(args: QArgs, capture: Capture) -> Priorities | None:

@@ -152,9 +152,14 @@ def side_of(env: Environment, team: str, opponents: Sequence[str]) -> Side:
     return play_side(env, team, policies_by_team(opponents, env, others))
 
 
-def opponents_of(side: Side) -> dict[str, Any]:
-    """Return what identifies the policies of a side's opponents, as JSON, by team."""
-    return {name: dict(own.about) for name, own in side.opponents}
+def opponents_of(env: Environment) -> dict[str, dict[str, Any]]:
+    """Return what a record or recipe says of the opponents in an environment.
+
+    ``{"opponents": ...}``, with what identifies the policy of each team; empty if there are none.
+    """
+    if not isinstance(env, Side):
+        return {}
+    return {"opponents": {name: dict(own.about) for name, own in env.opponents}}
 
 
 @lru_cache(maxsize=16)
