@@ -82,9 +82,8 @@ class Given(tiers.Ladder):
 
 def test_each_team_plays_a_tier_with_its_own_skill(tmp_path):
     program, args = mappo(tmp_path)
-    (run,) = online._recorders(
-        program.make, args, registry.origin_of(program.make), tmp_path / "run"
-    )
+    origin, directory = registry.origin_of(program.make), tmp_path / "run"
+    (run,) = online._recorders(program.make, args, ENV, origin, directory, {})
     scripted, policy = ENV.scripted(), run.policy
     params = run.program.policy_params(run.program.init(jax.random.key(0), hyperparameters(args)))
     ladders = [Given(scripted, ()), Given(policy, params)]
@@ -118,9 +117,8 @@ def test_tiers_fit_the_teams_that_learn(tmp_path, given, options, message):
 def test_a_team_s_skill_is_measured_against_a_reference(tmp_path):
     """The scripted agents do 0, 1 and 2; so the cats meet a mouse that does 1."""
     program, args = mappo(tmp_path)
-    (run,) = online._recorders(
-        program.make, args, registry.origin_of(program.make), tmp_path / "run"
-    )
+    origin, directory = registry.origin_of(program.make), tmp_path / "run"
+    (run,) = online._recorders(program.make, args, ENV, origin, directory, {})
     cats, mice = run.by_team()
     scripted = ENV.scripted()
     # Each cat earns its action plus 1, in 4 steps; the mouse loses what the cats do.
