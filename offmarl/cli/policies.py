@@ -11,6 +11,7 @@ from offmarl import envs, evaluation
 from offmarl.envs import Environment
 from offmarl.errors import ShapeError
 from offmarl.programs import LoadedPolicy, load_policy
+from offmarl.programs.sides import side_of
 from offmarl.report import render
 from offmarl.teams import only_or_all, teams_of
 from offmarl.terminal import number
@@ -49,7 +50,10 @@ def load(
     ShapeError
         The policies do not fit the environment.
     """
-    environment = envs.make_for(EnvSpec.from_json(read_run(run)["spec"]), env)
+    record = read_run(run)
+    environment = envs.make_for(EnvSpec.from_json(record["spec"]), env)
+    if side := record["args"].get("side"):
+        environment = side_of(environment, side, record["args"]["opponents"])
     return environment, {
         seed: load_policy(run, seed, greedy, program, environment) for seed in seeds
     }

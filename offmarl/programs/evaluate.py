@@ -155,11 +155,11 @@ def evaluate(
     if evaluator.held_out is not None:
         found |= _imitation(program, layout, params, evaluator.held_out)
     if evaluator.env is not None:
-        play = partial(_returns, program, evaluator.env, layout, episodes)
+        returns = partial(play, program, evaluator.env, layout, episodes)
         teams = teams_of(evaluator.env.spec)
-        found |= _by_name(tracking.RETURN, teams, play(program.greedy, params, keys))
+        found |= _by_name(tracking.RETURN, teams, returns(program.greedy, params, keys))
         if last and not program.greedy:
-            found |= _by_name(tracking.GREEDY_RETURN, teams, play(True, params, keys))
+            found |= _by_name(tracking.GREEDY_RETURN, teams, returns(True, params, keys))
     return {name: values[:seeds] for name, values in jax.device_get(found).items()}
 
 
@@ -187,7 +187,7 @@ def _by_name(
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
-def _returns(
+def play(
     program: Program,
     env: Environment,
     layout: Layout,
@@ -196,6 +196,10 @@ def _returns(
     params: ArrayTree,
     keys: Key[Array, "seeds"],
 ) -> Float[Array, "seeds episodes teams"]:
+    """Play episodes with the policies of all seeds, and return the returns of each team.
+
+    The arguments are those of `evaluate`.
+    """
     policy = program.policy(greedy)
 
     def of_seed(params: ArrayTree, key: PRNGKeyArray) -> Float[Array, "episodes teams"]:
