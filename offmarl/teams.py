@@ -8,11 +8,12 @@ are several, their returns are never averaged: a sum over opponents says nothing
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from offmarl.errors import OptionError, unknown_name
+from offmarl.errors import OptionError, ShapeError, unknown_name
 from offmarl.types import EnvSpec
 
 if TYPE_CHECKING:  # jaxtyping's Array imports JAX, which listing and reading data do without
@@ -31,12 +32,21 @@ def teams_of(spec: EnvSpec) -> tuple[Team, ...]:
     """Return the teams of an environment or dataset, in the order of their numbers.
 
     Teams without names are called ``team_0``, ``team_1``, ...; one team of all agents is ``all``.
+
+    Raises
+    ------
+    ShapeError
+        The spec has more or fewer names than teams.
     """
     numbers = spec.teams or (0,) * spec.num_agents
     distinct = sorted(set(numbers))
     if len(distinct) == 1:
         return (Team("all", tuple(range(spec.num_agents))),)
     names = spec.team_names or [f"team_{number}" for number in distinct]
+    if len(names) != len(distinct):
+        raise ShapeError(
+            f"team_names {spec.team_names} do not fit the teams {spec.teams}: name each team."
+        )
     return tuple(
         Team(name, tuple(agent for agent, own in enumerate(numbers) if own == number))
         for name, number in zip(names, distinct, strict=True)
@@ -62,6 +72,25 @@ def find_team(spec: EnvSpec, name: str) -> Team:
     if name not in teams:
         raise unknown_name(f"team of {spec.name or 'the environment'}", name, teams)
     return teams[name]
+
+
+def spec_of(spec: EnvSpec, agents: tuple[int, ...]) -> EnvSpec:
+    """Return the spec of some agents, as one team; all see the same state as before."""
+
+    def chosen(values: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
+        return None if values is None else tuple(values[agent] for agent in agents)
+
+    kinds = chosen(spec.kinds)
+    return replace(
+        spec,
+        num_agents=len(agents),
+        agents=chosen(spec.agents),
+        observation_sizes=chosen(spec.observation_sizes),
+        action_sizes=chosen(spec.action_sizes),
+        kinds=kinds if len(set(kinds or ())) > 1 else None,
+        teams=None,
+        team_names=None,
+    )
 
 
 def by_team(

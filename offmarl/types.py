@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -180,11 +180,6 @@ class EnvSpec:
         others = [*flatten_tree(state or {}).values(), *self.extras.values()]
         if any(not isinstance(leaf, ArraySpec) or leaf.agents for leaf in others):
             raise ShapeError("extras are arrays, not trees; they and states have no `agents`.")
-        if self.team_names and len(self.team_names) != len(set(self.teams or (0,))):
-            raise ShapeError(
-                f"team_names {self.team_names} do not fit the teams {self.teams}: give a name for "
-                "each team."
-            )
 
     @property
     def observation_spec(self) -> SpecTree:
@@ -276,29 +271,10 @@ class EnvSpec:
             return f"action ({self.action}, not {other.action})"
         return _leaf_difference("extras", self.extras, other.extras) if extras else ""
 
-    def of_agents(self, agents: tuple[int, ...]) -> EnvSpec:
-        """Return the spec of some agents, as one team; all see the same state as before."""
-
-        def chosen(values: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
-            return None if values is None else tuple(values[agent] for agent in agents)
-
-        kinds = chosen(self.kinds)
-        return replace(
-            self,
-            num_agents=len(agents),
-            agents=chosen(self.agents),
-            observation_sizes=chosen(self.observation_sizes),
-            action_sizes=chosen(self.action_sizes),
-            kinds=kinds if len(set(kinds or ())) > 1 else None,
-            teams=None,
-            team_names=None,
-        )
-
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that `from_json` reads back, without trees and names not set."""
-        data = {name: value for name, value in asdict(self).items() if name not in _TREES}
-        if not self.team_names:
-            del data["team_names"]
+        omitted = _TREES if self.team_names else (*_TREES, "team_names")
+        data = {name: value for name, value in asdict(self).items() if name not in omitted}
         data["action"] = {type(self.action).__name__.lower(): self.action_size}
         trees = {name: getattr(self, name) for name in _TREES}
         return data | {name: tree.to_json() for name, tree in trees.items() if tree}
@@ -382,8 +358,7 @@ class Timestep(NamedTuple):
     """Rewards that only guide learning, such as Overcooked's for a filled pot. They are apart from
     ``reward`` and never recorded; None if the environment offers none."""
     extras: dict[str, Any] | None = None
-    """Arrays by name that are recorded with the step, beside those that the environment's method
-    ``extras`` returns; None for none, and after a reset."""
+    """Arrays to record with the step, beside those of the environment's method ``extras``."""
 
 
 class Transition(NamedTuple):

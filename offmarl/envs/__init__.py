@@ -8,12 +8,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from offmarl.envs.catalogue import EnvInfo
+from offmarl.envs.earlier import make_for
 from offmarl.envs.registry import (
     describe,
     family_of,
     info,
     make,
-    make_for,
     names,
     register,
     short_name,

@@ -18,7 +18,6 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -37,7 +36,6 @@ from offmarl.errors import (
 
 if TYPE_CHECKING:
     from offmarl.envs.base import Environment
-    from offmarl.types import EnvSpec
 
 _NAME = re.compile(r"\w+([-./|]\w+)*", re.ASCII)
 
@@ -177,36 +175,6 @@ def make(name: str, **options: Option) -> "Environment":
     env = _call(found, factory, full, {**found.family.fixed, **sizes, **given})
     if found.source:
         _sources[full] = found.source
-    return env
-
-
-_EARLIER: tuple[dict[str, Option], ...] = ({"flat": True}, {"time": False})
-"""Options that give the observations of recordings made before there were these options."""
-
-
-def make_for(spec: "EnvSpec", name: str | None = None) -> "Environment":
-    """Create the environment of a dataset or run, in the variant that was recorded then.
-
-    Parameters
-    ----------
-    spec
-        The spec of the dataset or run.
-    name
-        Another name for the environment; by default ``spec.name``. Errors are those of `make`.
-
-    Returns
-    -------
-    The environment as `make` returns it; if its sizes differ from those of the spec, and an earlier
-    version of it had those sizes, that version.
-    """
-    name = spec.name if name is None else name
-    env = make(name)
-    if spec.difference(env.spec, extras=False):
-        for options in _EARLIER:
-            with suppress(UnknownNameError):  # it has no such option
-                earlier = make(name, **options)
-                if not spec.difference(earlier.spec, extras=False):
-                    return earlier
     return env
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from offmarl.envs.base import Environment, EnvState, Scene, extras_of, restart
 from offmarl.errors import OptionError, ShapeError
-from offmarl.teams import Team, find_team, teams_of
+from offmarl.teams import Team, find_team, spec_of, teams_of
 from offmarl.types import (
     ArraySpec,
     ArrayTree,
@@ -445,5 +445,5 @@ def _spec(side: Side) -> EnvSpec:
     packed = {
         name: ArraySpec(leaf.shape, leaf.dtype.name) for name, leaf in _pack(_shapes(side)).items()
     }
-    spec = side.env.spec.of_agents(side.team.agents)
+    spec = spec_of(side.env.spec, side.team.agents)
     return replace(spec, extras={**spec.extras, **packed})

@@ -19,7 +19,7 @@ from offmarl.networks import PolicyConfig, make_policy
 from offmarl.paths import local
 from offmarl.programs.policy import load_policy
 from offmarl.programs.record import fingerprint
-from offmarl.teams import Team, find_team, teams_of
+from offmarl.teams import Team, find_team, spec_of, teams_of
 from offmarl.types import ArrayTree, Policy
 
 RANDOM = "random"
@@ -71,13 +71,13 @@ def _of_run(directory: Path, env: Environment, team: Team) -> TeamPolicy:
     }
     for agents, spec in (
         (tuple(range(env.spec.num_agents)), env.spec),
-        (team.agents, env.spec.of_agents(team.agents)),
+        (team.agents, spec_of(env.spec, team.agents)),
     ):
         if not loaded.spec.difference(spec, extras=False):
             return TeamPolicy(loaded.policy, loaded.params, agents, str(directory), about)
     raise ShapeError(
         f"the policy of {directory} cannot act for {team.name} of {env.spec.name}, whose sizes "
-        f"differ in {loaded.spec.difference(env.spec.of_agents(team.agents), extras=False)}: give "
+        f"differ in {loaded.spec.difference(spec_of(env.spec, team.agents), extras=False)}: give "
         "a run that was trained in the same environment, for this team or for all agents."
     )
 
