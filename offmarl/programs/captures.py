@@ -137,6 +137,11 @@ def _replace(tree: ArrayTree, function: Callable[[Capture], Capture]) -> dict[st
     return replaced
 
 
+def without_steps(tree: Mapping[str, ArrayTree]) -> dict[str, ArrayTree]:
+    """Return a tree whose captures hold no steps, as in checkpoints."""
+    return _replace(tree, _without_steps)
+
+
 def _without_steps(capture: Capture) -> Capture:
     views: Any = None if _is_sampled(capture) else ()
     return capture._replace(buffer=capture.buffer.replace(experience=()), next_views=views)

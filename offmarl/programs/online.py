@@ -19,6 +19,7 @@ from offmarl.errors import NotLearnedError, OptionError, RunError
 from offmarl.paths import local
 from offmarl.programs import registry
 from offmarl.programs.buffer import ChunkWriter
+from offmarl.programs.continuing import Start, start_of
 from offmarl.programs.loop import Schedule, build, collect, learn, stage_starts
 from offmarl.programs.program import (
     ArgsT,
@@ -104,7 +105,10 @@ def record_online(make: Callable[[EnvSpec, ArgsT, Environment], Program], args: 
     origin = origin_of(make)
     directory = run_directory(args, origin.name)
     args = settled(args, directory)
-    tiers, runs = parse_tiers(args.tiers), _recorders(make, args, origin, directory)
+    tiers, env = parse_tiers(args.tiers), _environment(args)
+    start = start_of(args, env)
+    source = environment_source(env.spec.name) | start.source
+    runs = _recorders(make, args, env, origin, directory, source)
     for run in runs:
         check_vaults(run, tiers)
     opened = open_run(directory, _record(runs[0]))
@@ -112,7 +116,8 @@ def record_online(make: Callable[[EnvSpec, ArgsT, Environment], Program], args: 
     if trained and all(are_complete(run, tiers) for run in runs):
         return _summary(runs, tiers, "complete already, nothing was changed")
     with checkpoint_timer(args.checkpoint_seconds, "step") as timer, more_to_come():
-        versions = _train(runs, opened, timer, any(tier.name in REPLAY_TIERS for tier in tiers))
+        keep = any(tier.name in REPLAY_TIERS for tier in tiers)
+        versions = _train(runs, start, opened, timer, keep)
     opened.write_marl_eval(runs[0].env.spec.name)
     opened.finish()
     return _record_all(runs, versions, tiers)
@@ -165,10 +170,20 @@ def record_from_run(
     args = from_json(module.Args, record["args"])
     args = replace(args, env=env or args.env, tiers=tiers, steps=steps or args.steps)
     args = replace(args, out=_out_of(directory, args, origin.name) if out is None else local(out))
-    runs = _recorders(module.make, args, origin, directory)
+    source = {name: record[name] for name in _SOURCES if name in record}
+    runs = _recorders(module.make, args, _environment(args), origin, directory, source)
     for run in runs:
         check_vaults(run, chosen)
     return _record_all(runs, _versions(runs, directory), chosen)
+
+
+_SOURCES = ("environment_source", "init", "replay")
+"""Entries of a run's record that make `Recorder.source`."""
+
+
+def _environment(args: OnlineArgs) -> Environment:
+    env = envs.make(args.env)
+    return envs.record_states(env) if args.env_states else env
 
 
 def _out_of(directory: Path, args: OnlineArgs, name: str) -> Path:
@@ -182,16 +197,15 @@ def _out_of(directory: Path, args: OnlineArgs, name: str) -> Path:
 def _recorders(
     make: Callable[[EnvSpec, ArgsT, Environment], Program],
     args: ArgsT,
+    env: Environment,
     origin: registry.Origin,
     directory: Path,
+    source: Mapping[str, Any],
 ) -> list[Recorder]:
     """Return the recorders of all training seeds, which share a program."""
     assert isinstance(args, OnlineArgs)
-    env = envs.make(args.env)
-    env = envs.record_states(env) if args.env_states else env
     keep_compiled_programs()
     program = build(make, env.spec, args, env, lambda: cast(Hashable, env))
-    source = environment_source(env.spec.name)
     first = Recorder(
         origin, args, env, program, program.policy(False), directory, args.seed, source
     )
@@ -235,11 +249,11 @@ def _record_all(
 
 
 def _train(
-    runs: Sequence[Recorder], opened: Run, timer: CheckpointTimer, keep: bool
+    runs: Sequence[Recorder], start: Start, opened: Run, timer: CheckpointTimer, keep: bool
 ) -> list[list[Version]]:
     """Train all seeds to the end, and return the evaluated versions of each."""
     first, journal, hyper = runs[0], _Journal(runs, opened), hyperparameters(runs[0].args)
-    done, states, info = _resume(runs, journal.checkpoints, hyper)
+    done, states, info = _resume(runs, start, journal.checkpoints, hyper)
     journal.go_on(done, info)
     timer.begin(done * first.iteration_steps)
     schedule = _schedule(first)
@@ -260,14 +274,16 @@ def _train(
 
 
 def _resume(
-    runs: Sequence[Recorder], checkpoints: Checkpoints, hyper: Hyperparameters
+    runs: Sequence[Recorder], start: Start, checkpoints: Checkpoints, hyper: Hyperparameters
 ) -> tuple[int, list[ArrayTree], dict[str, Any]]:
     """Return the number of updates done, the states of all seeds, and the checkpoint's info."""
     init = jax.jit(runs[0].program.init)
     like = [jax.eval_shape(init, run.key(INIT), hyper) for run in runs]
     found = checkpoints.resume({"state": like})
     if found is None:
-        return 0, [init(run.key(INIT), hyper) for run in runs], {}
+        fresh = [init(run.key(INIT), hyper) for run in runs]
+        program = runs[0].program
+        return 0, [start.begin(program, state, number) for number, state in enumerate(fresh)], {}
     return found.step, list(found.tree["state"]), found.info
 
 

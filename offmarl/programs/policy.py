@@ -280,13 +280,13 @@ def load_policy(
     seed = seeds[0] if seed is None else seed
     if seed not in seeds:
         raise RunError(f"{run_dir} has no seed {seed}: its seeds are {seeds}.")
-    build, spec = _builder_of(run, run_dir, program), EnvSpec.from_json(run["spec"])
-    built, like = build(spec)
+    build, spec = builder_of(run, run_dir, program), EnvSpec.from_json(run["spec"])
+    built, like, _ = build(spec)
     if env is not None:
         other = (envs.make(env) if isinstance(env, str) else env).spec
         _require_same_interface(run["program"], spec, other)
         if other != spec:
-            (built, needed), trained_for, spec = build(other), spec, other
+            (built, needed, _), trained_for, spec = build(other), spec, other
             _require_same_parameters(run["program"], trained_for, other, like, needed)
     checkpoints = Checkpoints(run_dir / tracking.CHECKPOINTS)
     stacked = jax.eval_shape(
@@ -334,12 +334,32 @@ def _require_same_parameters(
             )
 
 
-def _builder_of(
-    run: dict[str, Any], run_dir: Path, file: str | Path | None
-) -> Callable[[EnvSpec], tuple[Program, ArrayTree]]:
+class Built(NamedTuple):
+    """The program of a run."""
+
+    program: Program
+    policy: ArrayTree
+    """Shapes of its policy's parameters."""
+    state: ArrayTree
+    """Shapes of its state."""
+
+
+def builder_of(
+    run: Mapping[str, Any],
+    run_dir: Path,
+    file: str | Path | None = None,
+    env: Environment | None = None,
+) -> Callable[[EnvSpec], Built]:
     """Return a function that builds the program of a run for an environment.
 
-    It also describes the parameters of the program's policy.
+    Parameters
+    ----------
+    run, run_dir
+        Content of its ``run.json``, and its directory.
+    file
+        The Python file of its program; see `load_policy`.
+    env
+        The environment of a recorder; only its state depends on it, and not its policy.
     """
     try:
         kind: registry.Kind = run["kind"]
@@ -354,17 +374,15 @@ def _builder_of(
     module = registry.load_origin(kind, origin, run_dir, file)
     args = from_json(module.Args, run["args"])
 
-    def build(spec: EnvSpec) -> tuple[Program, ArrayTree]:
-        source: Any = _Blank(spec)
+    def build(spec: EnvSpec) -> Built:
+        source: Any = env or _Blank(spec)
         if kind == "baseline":
             statistics = dataset.read(run_dir / dataset.STATISTICS_FILE)
             source = dataset.DatasetStatistics(None, statistics)
         program: Program = make_program(module.make, spec, args, source)
 
-        def params(key: PRNGKeyArray) -> ArrayTree:
-            return program.policy_params(program.init(key, hyperparameters(args)))
-
-        return program, jax.eval_shape(params, jax.random.key(0))
+        state = jax.eval_shape(program.init, jax.random.key(0), hyperparameters(args))
+        return Built(program, jax.eval_shape(program.policy_params, state), state)
 
     return build
 

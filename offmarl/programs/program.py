@@ -245,6 +245,12 @@ class OnlineArgs(_Configurable):
     program; each has vaults of its own, with the same data as if it were trained alone."""
     seed: Seed = 0
     """The first of the seeds."""
+    init: Path | None = None
+    """Run to continue from, such as one of an offline baseline: the networks and the optimiser that
+    the programs share start as they ended there. Random exploration is the program's own: qmix, vdn
+    and iql keep to the policy with --exploration 0."""
+    replay: Path | None = None
+    """Vault whose newest steps fill the replay at the start, for programs that learn from one."""
     track: Annotated[tuple[str, ...], REPEATED] = ()
     """Tracker that gets the metrics, too: tensorboard, mlflow, wandb or trackio, each by default
     offline; NAME=TARGET says where, such as mlflow=sqlite:///runs.db. Give the option once for each
@@ -414,3 +420,6 @@ class Program(NamedTuple):
     num_steps: int = 0
     """Number of time steps that an update takes in each environment and adds to ``state.capture``,
     a `Capture`, which is recorded; 0 for a program that learns from a dataset."""
+    on_replay: Callable[[ArrayTree], ArrayTree] = same_state
+    """Function of a state whose ``capture`` was filled from a vault (`OnlineArgs.replay`), for what
+    depends on its content, such as priorities. It is not compiled."""

@@ -8,7 +8,6 @@ rounds of updates on windows of the buffer. A program gives its networks and its
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -29,11 +28,10 @@ from offmarl.programs.optimisers import (
 )
 from offmarl.programs.prioritised import admit, begin_priorities, learned, sample
 from offmarl.programs.program import TD_ERRORS, Hyperparameters, OnlineArgs, Program, Stage
-from offmarl.programs.windows import draw_windows, warm_start
+from offmarl.programs.windows import draw_windows
 from offmarl.replay.priorities import Priorities
 from offmarl.rollout import RolloutState, init_rollout, rollout
 from offmarl.types import EnvSpec, Sequence
-from offmarl.vault import open_vault
 
 
 @dataclass(frozen=True)
@@ -48,8 +46,6 @@ class QArgs(OnlineArgs):
     """Gradient updates in a round."""
     capacity: PositiveInt = 4096
     """Time steps that the replay holds of each environment."""
-    warm_start: Path | None = None
-    """Vault whose newest steps fill the replay at the start."""
     batch_size: PositiveInt = 32
     """Windows in a batch."""
     length: PositiveInt = 10
@@ -196,12 +192,8 @@ def q_program(
             priorities=_fresh_priorities(args, capture),
         )
 
-    def on_start(state: QState) -> QState:
-        if args.warm_start is None:
-            return state
-        data = open_vault(args.warm_start)
-        capture = warm_start(buffer, args.num_envs, capacity, spec, data)
-        return state._replace(capture=capture, priorities=_fresh_priorities(args, capture))
+    def on_replay(state: QState) -> QState:
+        return state._replace(priorities=_fresh_priorities(args, state.capture))
 
     def update(
         state: QState, _batch: None, key: PRNGKeyArray, hyper: Hyperparameters
@@ -227,11 +219,12 @@ def q_program(
 
     return Program(
         init,
-        stages=(Stage(update, on_start=on_start),),
+        stages=(Stage(update),),
         policy=partial(make_policy, config, spec),
         policy_params=lambda state: QParams(state.params.agent, state.epsilon),
         greedy=False,
         num_steps=args.num_steps,
+        on_replay=on_replay,
     )
 
 

@@ -159,11 +159,11 @@ def test_recorded_replay_warms_up_another_run(tmp_path) -> None:
     args = {"env": "probe/observation", "eval_episodes": 32, "evaluations": 2, **SMALL}
     first = qmix.Args(tiers="replay", out=tmp_path / "a", total_steps=2_048, **args)
     qmix.main(first)
-    replay = tmp_path / "a" / "probe" / "observation.vlt" / "replay"
+    replay = tmp_path / "a" / "probe" / "observation.vlt" / "qmix-0-replay"
     assert vault.open_vault(replay).num_steps == 2_048
-    warm = qmix.Args(tiers="replay", out=tmp_path / "b", total_steps=512, warm_start=replay, **args)
+    warm = qmix.Args(tiers="replay", out=tmp_path / "b", total_steps=512, replay=replay, **args)
     qmix.main(warm)
-    recorded = vault.open_vault(tmp_path / "b" / "probe" / "observation.vlt" / "replay")
+    recorded = vault.open_vault(tmp_path / "b" / "probe" / "observation.vlt" / "qmix-0-replay")
     assert recorded.num_steps == 512  # its own steps alone
 
 

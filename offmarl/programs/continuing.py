@@ -1,0 +1,276 @@
+"""Training that continues from another run: its networks and optimiser, and recorded data.
+
+The state of a program is matched with that of the run by names. Networks that act are matched as
+parts of the policy, wherever the two programs keep them; other networks by their field of
+``params``, such as ``mixer``. Target networks and the moments of Adam are matched as the parameters
+that they belong to. What the run lacks starts anew.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.tree_util import keystr, tree_flatten_with_path
+
+from offmarl import envs, tracking
+from offmarl.checkpoint import Checkpoints
+from offmarl.envs import Environment
+from offmarl.errors import OptionError, RunError, ShapeError
+from offmarl.paths import local
+from offmarl.programs.buffer import make_buffer
+from offmarl.programs.captures import without_steps
+from offmarl.programs.policy import builder_of
+from offmarl.programs.program import OnlineArgs, Program
+from offmarl.programs.record import fingerprint
+from offmarl.programs.recorder import stacked
+from offmarl.programs.windows import warm_start
+from offmarl.types import ArrayTree, EnvSpec
+from offmarl.vault import Dataset, open_vault
+
+_POLICY = "policy"
+
+
+class Start(NamedTuple):
+    """What training starts from."""
+
+    source: dict[str, Any]
+    """What the run's record says of it; empty if it starts from nothing."""
+    begin: Callable[[Program, ArrayTree, int], ArrayTree]
+    """``begin(program, state, number)``: the state of a seed, from its fresh one and its number."""
+
+
+def start_of(args: OnlineArgs, env: Environment) -> Start:
+    """Return what a recorder's arguments ask to start from.
+
+    Raises
+    ------
+    RunError, VaultError
+        There is no such run or vault, or it cannot be read.
+    ShapeError
+        It is of another environment.
+    OptionError
+        The run learned from normalised observations.
+    """
+    run = None if args.init is None else _Source.of(args.init, env.spec)
+    data = None if args.replay is None else open_vault(args.replay)
+    source: dict[str, Any] = {} if run is None else {"init": run.about}
+    if data is not None:
+        source["replay"] = {"vault": f"{data.name}/{data.uid}", "digest": data.digest()}
+
+    def begin(program: Program, state: ArrayTree, number: int) -> ArrayTree:
+        if run is not None:
+            state = carry_over(run.program, run.state(number), program, state, run.name)
+        return state if data is None else _filled(program, state, env.spec, data)
+
+    return Start(source, begin)
+
+
+def _filled(program: Program, state: ArrayTree, spec: EnvSpec, data: Dataset) -> ArrayTree:
+    """Fill the buffer of a state from a vault."""
+    capture = state.capture
+    if capture.next_views is not None:
+        raise OptionError(
+            "this program learns from its newest steps alone, and has no replay to fill: leave out "
+            "--replay."
+        )
+    num_envs = capture.buffer.experience.transition.last.shape[0]
+    buffer = make_buffer(num_envs, capture.capacity)
+    filled = warm_start(buffer, num_envs, capture.capacity, spec, data)
+    return program.on_replay(state._replace(capture=filled))
+
+
+# ---------------------------------------------------------------------------------- the run
+
+
+class _Source(NamedTuple):
+    """A run to continue from."""
+
+    name: str
+    program: Program
+    states: list[ArrayTree]
+    """Shapes, or arrays, of each seed's state."""
+    about: dict[str, Any]
+
+    @classmethod
+    def of(cls, path: Path, spec: EnvSpec) -> "_Source":
+        """Load a run."""
+        directory = local(path)
+        record = tracking.read_run(directory)
+        if difference := EnvSpec.from_json(record["spec"]).difference(spec, extras=False):
+            raise ShapeError(
+                f"{directory} and {spec.name} differ in {difference}: give another run."
+            )
+        if "observation" in (record["args"].get("normalise") or ()):
+            raise OptionError(
+                f"{directory} learned from normalised observations, which a recorder does not: "
+                "give a run that was trained without --normalise observation."
+            )
+        program, states = _load(record, directory)
+        about = {
+            "program": record["program"],
+            "run": directory.name,
+            "seeds": record["seeds"],
+            "state": fingerprint([learned(state) for state in states]),
+        }
+        return cls(str(directory), program, states, about)
+
+    def state(self, number: int) -> ArrayTree:
+        """Return the state that a training seed starts from: they take turns."""
+        return self.states[number % len(self.states)]
+
+
+def _load(record: Mapping[str, Any], directory: Path) -> tuple[Program, list[ArrayTree]]:
+    """Return the program of a run, and the last state of each of its seeds."""
+    online = record["kind"] == "recorder"
+    env = envs.make(record["args"]["env"]) if online else None
+    if env is not None and record["args"].get("env_states"):
+        env = envs.record_states(env)
+    build = builder_of(dict(record), directory, None, env)
+    built = build(EnvSpec.from_json(record["spec"]))
+    seeds, like = len(record["seeds"]), built.state
+    checkpoints = Checkpoints(directory / tracking.CHECKPOINTS)
+    if checkpoints.latest() is None:
+        raise RunError(f"{directory} has no checkpoint: repeat its command first.")
+    if online:
+        tree, _ = checkpoints.restore(without_steps({"state": [like] * seeds}))
+        states = list(tree["state"])
+    else:
+        tree, _ = checkpoints.restore({"state": jax.eval_shape(stacked, [like] * seeds)})
+        states = [jax.tree.map(lambda leaf, i=i: leaf[i], tree["state"]) for i in range(seeds)]
+    checkpoints.close()
+    return built.program, states
+
+
+# ---------------------------------------------------------------------------------- matching
+
+
+def learned(state: ArrayTree) -> dict[str, ArrayTree]:
+    """Return what was learned of a state: the fields that another run can continue from."""
+    names = ("params", "target", "moments", "optimiser")
+    return {name: getattr(state, name) for name in names if hasattr(state, name)}
+
+
+def carry_over(
+    source: Program, trained: ArrayTree, program: Program, state: ArrayTree, run: str
+) -> ArrayTree:
+    """Return a fresh state with what a run has learned.
+
+    Parameters
+    ----------
+    source, trained
+        The run's program and the state of one of its seeds.
+    program, state
+        The program that continues, and its fresh state.
+    run
+        Name of the run, for messages.
+
+    Raises
+    ------
+    ShapeError
+        A network that both have differs; the message names the parameter.
+    """
+    theirs, ours = _named(source, trained), _named(program, state)
+    common = _common_parts(theirs, ours, run)
+    found = {name: theirs[name] for name in ours if _part(name) in common}
+    # A target network that the run lacks is the copy of its network.
+    found |= {
+        name: found[name.removeprefix("target ")]
+        for name in ours
+        if name.startswith("target ")
+        and name not in theirs
+        and name.removeprefix("target ") in found
+    }
+    adam = [name for name in ours if name.startswith(("mu ", "nu ", "count"))]
+    if not all(name in found and np.shape(found[name]) == np.shape(ours[name]) for name in adam):
+        found = {name: leaf for name, leaf in found.items() if name not in adam}
+    kept = sorted({_part(name) for name in found})
+    new = sorted({_part(name) for name in ours} - set(kept))
+    tracking.notice(f"continues from {run}: {', '.join(kept)}; new: {', '.join(new) or 'nothing'}")
+    leaves, tree = jax.tree.flatten(state)
+    for name, index in _places(program, state).items():
+        if name in found:
+            leaves[index] = jax.numpy.asarray(found[name], leaves[index].dtype)
+    return jax.tree.unflatten(tree, leaves)
+
+
+def _common_parts(theirs: Mapping[str, Any], ours: Mapping[str, Any], run: str) -> set[str]:
+    """Return the parts that both states have; `ShapeError` if a network's parameters differ."""
+    common = {_part(name) for name in theirs} & {_part(name) for name in ours} | {_POLICY}
+    for name in [*ours, *theirs]:
+        if _part(name) not in common or name.startswith(("mu ", "nu ", "count")):
+            continue
+        shapes = [np.shape(side[name]) if name in side else None for side in (theirs, ours)]
+        if shapes[0] != shapes[1]:
+            there, here = (shape or "absent" for shape in shapes)
+            raise ShapeError(
+                f"{name} is {there} in {run}, and {here} in the new program: train it with the "
+                "sizes of that run (--hidden, --network, --agent-id ...), or leave out --init."
+            )
+    return common
+
+
+def _part(name: str) -> str:
+    """Return the part of a program that a leaf belongs to, such as "mixer" or "target mixer"."""
+    for prefix in ("target ", "mu ", "nu "):
+        if name.startswith(prefix):
+            return ("target " if prefix == "target " else "optimiser of ") + _part(
+                name.removeprefix(prefix)
+            )
+    return name.split("/", maxsplit=1)[0]
+
+
+def _named(program: Program, state: ArrayTree) -> dict[str, Any]:
+    leaves = jax.tree.leaves(state)
+    return {name: leaves[index] for name, index in _places(program, state).items()}
+
+
+def _places(program: Program, state: ArrayTree) -> dict[str, int]:
+    """Return the index of each learned leaf among the leaves of a state, by a name of its own."""
+    paths = [path for path, _ in tree_flatten_with_path(state)[0]]
+    names: dict[str, int] = {}
+    params: dict[str, str] = {}
+    acting = _policy_leaves(program, state)
+    for index, path in enumerate(paths):
+        field, rest = _name(path[:1]), _name(path[1:])
+        if field == "params":
+            params[rest] = acting.get(index, rest)
+            names[params[rest]] = index
+    for index, path in enumerate(paths):
+        field, rest = _name(path[:1]), _name(path[1:])
+        if field == "target" and rest in params:
+            names[f"target {params[rest]}"] = index
+        elif field == "moments":
+            names[f"moments/{rest}"] = index
+        elif field == "optimiser":
+            names |= _adam_name(path, index, params)
+    return names
+
+
+def _adam_name(path: tuple[Any, ...], index: int, params: Mapping[str, str]) -> dict[str, int]:
+    """Return the name of a leaf of an optimiser's state; empty if it is no moment of Adam."""
+    for place, key in enumerate(path):
+        moment, rest = getattr(key, "name", ""), _name(path[place + 1 :])
+        if moment in ("mu", "nu") and rest in params:
+            return {f"{moment} {params[rest]}": index}
+    return {"count": index} if _name(path).endswith("count") else {}
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return keystr(path, simple=True, separator="/")
+
+
+def _policy_leaves(program: Program, state: ArrayTree) -> dict[int, str]:
+    """Return names of the leaves of a state that the policy's parameters are, by index."""
+    shapes = jax.eval_shape(lambda tree: tree, state)
+    jaxpr = jax.make_jaxpr(program.policy_params)(shapes).jaxpr
+    places = {id(variable): index for index, variable in enumerate(jaxpr.invars)}
+    acting = jax.eval_shape(program.policy_params, shapes)
+    return {
+        places[id(variable)]: f"{_POLICY}/{_name(path)}"
+        for variable, (path, _) in zip(
+            jaxpr.outvars, tree_flatten_with_path(acting)[0], strict=True
+        )
+        if id(variable) in places
+    }

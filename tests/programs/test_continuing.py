@@ -1,0 +1,154 @@
+"""Continuing from another run: what is carried over, what starts anew, and what does not fit."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from baselines import bc, iql_cql, qmix_cql
+from offmarl import envs, load_policy, tracking, vault
+from offmarl.errors import OptionError, ShapeError
+from offmarl.networks import PolicyConfig, make_policy
+from offmarl.programs import hyperparameters, online, record_policy
+from offmarl.programs.continuing import carry_over, learned
+from offmarl.programs.normalisation import make_program
+from recorders import mappo, qmix, vdn
+
+ENV = envs.make("probe/observation")
+ONLINE = {"num_envs": 4, "num_steps": 8}
+BUFFER = {"length": 4, "batch_size": 4, "capacity": 64}
+SIZES = {mappo: ONLINE, vdn: ONLINE | BUFFER, qmix: ONLINE | BUFFER | {"mixer_hidden": 8}}
+
+
+def built(program, **options):
+    """Return a program and a fresh state."""
+    offline = program not in SIZES
+    sizes = SIZES.get(program, {"vault": "a.vlt"})
+    args = program.Args(**sizes | {"hidden": 8} | options)
+    made = make_program(program.make, ENV.spec, args, None if offline else ENV)
+    state = jax.jit(made.init)(jax.random.key(0 if offline else 1), hyperparameters(args))
+    return made, state
+
+
+def trained(program, **options):
+    """Return a program and a state after training, of which every leaf has values of its own."""
+    made, state = built(program, **options)
+    numbers = iter(range(1, 1000))
+    parts = jax.tree.map(lambda leaf: jnp.full_like(leaf, next(numbers)), learned(state))
+    return made, state._replace(**parts)
+
+
+def same(found, expected):
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def adam_of(state):
+    """Return the moments of Adam in a state, wherever the optimiser keeps them."""
+    nodes = jax.tree.leaves(state.optimiser, is_leaf=lambda node: hasattr(node, "mu"))
+    (adam,) = (node for node in nodes if hasattr(node, "mu"))
+    return adam
+
+
+def test_qmix_continues_from_qmix_cql_with_all_networks_and_the_optimiser():
+    (source, run), (program, fresh) = trained(qmix_cql), built(qmix)
+    state = carry_over(source, run, program, fresh, "run")
+    for name in ("params", "target"):
+        same(getattr(state, name)._asdict(), getattr(run, name)._asdict())
+    same(adam_of(state).count, adam_of(run).count)
+    for moment in ("mu", "nu"):
+        moments = getattr(adam_of(state), moment), getattr(adam_of(run), moment)
+        same(*(tree._asdict() for tree in moments))
+    same(state.epsilon, fresh.epsilon)
+    same(state.capture, fresh.capture)
+
+
+def test_what_the_run_lacks_starts_anew():
+    (source, run), (program, fresh) = trained(iql_cql), built(qmix)
+    state = carry_over(source, run, program, fresh, "run")
+    same(state.params.agent, run.params)
+    same(state.target.agent, run.target)
+    same(state.params.mixer, fresh.params.mixer)
+    same(adam_of(state), adam_of(fresh))  # its moments belong to all parameters together
+    (program, fresh) = built(vdn)
+    state = carry_over(source, run, program, fresh, "run")
+    same(state.params.agent, run.params)
+    same(adam_of(state).mu.agent, adam_of(run).mu)
+
+
+@pytest.mark.skipif(not hasattr(mappo.Args, "network"), reason="mappo is feed-forward")
+def test_mappo_continues_from_a_clone_with_its_actor():
+    (source, run), (program, fresh) = trained(bc), built(mappo, network="recurrent")
+    state = carry_over(source, run, program, fresh, "run")
+    same(state.params.actor, run.params)
+    same(state.params.critic, fresh.params.critic)
+    same(state.moments, fresh.moments)
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "program", "message"),
+    [
+        (
+            qmix_cql,
+            {"hidden": 16},
+            qmix,
+            r"policy/network/params/\S+ is \(16,\) in run, and \(8,\)",
+        ),
+        (qmix_cql, {"mixer_embed": 16}, qmix, r"mixer/params/\S+ is .* in run, and .* --init"),
+        (bc, {}, qmix, r"policy/\S+ is absent in run"),
+        (bc, {}, mappo, r"policy/\S+ is .* in run, and .*--network"),
+    ],
+)
+def test_networks_that_differ_are_named(source, options, program, message):
+    with pytest.raises(ShapeError, match=message):
+        carry_over(*trained(source, **options), *built(program), "run")
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory):
+    """Return random data, and a run of qmix_cql on it."""
+    root = tmp_path_factory.mktemp("before")
+    policy, data = make_policy(PolicyConfig("random"), ENV.spec), root / "data.vlt" / "random"
+    record_policy(ENV, policy, (), data, steps=256, num_envs=4)
+    shared = {"vault": data, "out": root / "run", "updates": 2, "batch_size": 4, "length": 4}
+    return data, qmix_cql.main(qmix_cql.Args(**shared, hidden=8, env="none"))
+
+
+@pytest.mark.nightly
+def test_a_recorder_continues_from_a_run_and_its_data_and_resumes(before, tmp_path, monkeypatch):
+    data, run = before
+    sizes = {"env": "probe/observation", "total_steps": 128, "evaluations": 2, "eval_episodes": 4}
+    args = qmix.Args(
+        **SIZES[qmix] | sizes, hidden=8, tiers="replay", init=run, replay=data, updates=1
+    )
+
+    def main(out, **options):
+        qmix.main(replace(args, out=tmp_path / out, **options))
+        return load_policy(tmp_path / out / "probe" / "observation.run" / "qmix-0").params
+
+    whole = main("whole")
+    save, saved = online._Journal.save, []
+
+    def stop(self, *args):
+        save(self, *args)
+        saved.append(args)
+        if len(saved) == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(online._Journal, "save", stop)
+        main("stopped", checkpoint_seconds=0.0)
+    same(main("stopped"), whole)
+    record = tracking.read_run(tmp_path / "whole" / "probe" / "observation.run" / "qmix-0")
+    assert record["init"]["program"] == "qmix_cql"
+    assert record["replay"]["digest"] == vault.open_vault(data).digest()
+    path = tmp_path / "whole" / "probe" / "observation.vlt" / "qmix-0-replay"
+    assert vault.open_vault(path).num_steps == 128  # its own steps alone
+    assert vault.open_vault(path).provenance["recipe"]["init"] == record["init"]
+
+
+def test_a_program_without_replay_takes_none(before, tmp_path):
+    args = mappo.Args(env="probe/observation", out=tmp_path, num_envs=4, num_steps=8)
+    with pytest.raises(OptionError, match=r"has no replay to fill: leave out --replay"):
+        mappo.main(replace(args, replay=before[0], tiers="random"))
