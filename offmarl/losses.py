@@ -6,6 +6,7 @@ after it. Callers vmap over the batch and average with `masked_mean`.
 
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl import distributions
@@ -289,6 +290,39 @@ def clipped_surrogate(
     ratio = jnp.exp(log_prob_tm1 - behaviour_log_prob_tm1)
     clipped = jnp.clip(ratio, 1 - epsilon, 1 + epsilon)
     return -jnp.minimum(ratio * advantage_tm1, clipped * advantage_tm1)
+
+
+def value_error(
+    v_tm1: Float[Array, "*b"],
+    target_tm1: Float[Array, "*b"],
+    behaviour_v_tm1: Float[Array, "*b"] | None,
+    epsilon: Scalar,
+    huber: float | None = None,
+) -> Float[Array, "*b"]:
+    """Return the loss of each value in proximal policy optimisation.
+
+    Parameters
+    ----------
+    v_tm1, target_tm1
+        Values and what they should be.
+    behaviour_v_tm1
+        Values before the update. The loss is then the larger of that of the value and that of the
+        value clipped to within ε of them, so no gradient moves a value further away than ε. None
+        for no clipping.
+    epsilon
+        ε.
+    huber
+        Error δ beyond which the loss is linear, δ (abs(error) − δ / 2); None for ½ error².
+    """
+
+    def penalty(v: Float[Array, "*b"]) -> Float[Array, "*b"]:
+        error = v - target_tm1
+        return 0.5 * error**2 if huber is None else optax.losses.huber_loss(error, delta=huber)
+
+    if behaviour_v_tm1 is None:
+        return penalty(v_tm1)
+    clipped = behaviour_v_tm1 + jnp.clip(v_tm1 - behaviour_v_tm1, -epsilon, epsilon)
+    return jnp.maximum(penalty(v_tm1), penalty(clipped))
 
 
 # ---------------------------------------------------------------------- actors and critics

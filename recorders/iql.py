@@ -39,7 +39,7 @@ class Args(QArgs):
 
 
 class Params(NamedTuple):
-    """Parameters of the agents' shared network."""
+    """Parameters of the agents' networks."""
 
     agent: ArrayTree
 

@@ -62,7 +62,7 @@ class Args(QArgs):
 
 
 class Params(NamedTuple):
-    """Parameters of the agents' shared network and of the mixer."""
+    """Parameters of the agents' networks and of the mixer."""
 
     agent: ArrayTree
     mixer: ArrayTree

@@ -9,6 +9,7 @@ from offmarl.networks.encoders import (
     central,
     observation_encoder,
     state_encoder,
+    unshared_critic_encoder,
     view_encoder,
 )
 from offmarl.networks.inputs import AgentId, InputLayer, Inputs
@@ -31,15 +32,17 @@ from offmarl.networks.policies import (
     agent_head,
     agent_network,
     init_policy,
+    make_network,
     make_policy,
     stochastic_head,
 )
 from offmarl.networks.pooling import AttentionPool, CriticKind, PooledEncoder, critic_encoder
-from offmarl.networks.torsos import FeedForward, Moments, Recurrent, unroll_batch
+from offmarl.networks.torsos import Activation, FeedForward, Moments, Recurrent, unroll_batch
 from offmarl.networks.unshared import Unshared
 
 __all__ = [
     "ActionValue",
+    "Activation",
     "AgentId",
     "AgentNetwork",
     "AttentionPool",
@@ -73,6 +76,7 @@ __all__ = [
     "init_policy",
     "make_critics",
     "make_mixer",
+    "make_network",
     "make_policy",
     "mix",
     "mixing_coefficients",
@@ -82,5 +86,6 @@ __all__ = [
     "state_encoder",
     "stochastic_head",
     "unroll_batch",
+    "unshared_critic_encoder",
     "view_encoder",
 ]

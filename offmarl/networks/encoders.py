@@ -176,11 +176,11 @@ class ViewEncoder(nn.Module):
         Encodes observations; None for vectors.
     state
         Encodes states; None for vectors, and where there is no state: then the encodings of all
-        agents' observations take its place.
+        agents' observations take its place. A `JointEncoder` for a state of all observations.
     """
 
     observation: Encoder | None = None
-    state: Encoder | None = None
+    state: Encoder | JointEncoder | None = None
 
     def __call__(self, view: View) -> Inputs:
         """Encode a batch of any number of leading axes: the state is the shared part."""
@@ -213,6 +213,11 @@ def view_encoder(spec: EnvSpec, hidden: int = 64) -> ViewEncoder:
     return ViewEncoder(
         observation_encoder(spec, hidden), None if isinstance(state, JointEncoder) else state
     )
+
+
+def unshared_critic_encoder(spec: EnvSpec, hidden: int = 64) -> ViewEncoder:
+    """Return an encoder of what `Unshared` shows a critic: a state, even where there is none."""
+    return ViewEncoder(observation_encoder(spec, hidden), state_encoder(spec, hidden))
 
 
 def blank_view(spec: EnvSpec) -> View:

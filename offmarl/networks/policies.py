@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
@@ -26,7 +27,7 @@ from offmarl.errors import ShapeError
 from offmarl.networks.deterministic import NoisyParams, noisy_policy
 from offmarl.networks.encoders import blank_view, observation_encoder
 from offmarl.networks.inputs import AgentId
-from offmarl.networks.torsos import FeedForward, Recurrent
+from offmarl.networks.torsos import Activation, FeedForward, Recurrent
 from offmarl.networks.unshared import Unshared
 from offmarl.types import ArrayTree, Continuous, EnvSpec, Policy
 
@@ -39,7 +40,7 @@ _LOG_STD = (-5.0, 2.0)
 ContinuousHead = Literal["gaussian", "tanh_gaussian", "soft_gaussian"]
 
 AgentNetwork = FeedForward | Recurrent | Unshared
-"""The network of a policy, with one output per action and agent."""
+"""A network of the agents: they share it, or each has its own."""
 
 Head = Callable[[Float[Array, "*b N _"], Bool[Array, "*b N A"]], Distribution]
 """Returns the distribution of actions for a network's outputs and the legal actions."""
@@ -67,7 +68,12 @@ class PolicyConfig:
     agent_id
         How the network distinguishes the agents; see `AgentId`.
     share_parameters
-        Whether all agents have one network, or each has its own; then none needs an agent id.
+        Whether all agents share one network. Otherwise each has one of its own, and ``agent_id`` is
+        not used.
+    layers
+        Number of hidden layers; None for the torso's default: 2, or 1 beside a GRU.
+    activation
+        Function after each hidden layer.
     """
 
     kind: Literal["random", "feedforward", "recurrent"]
@@ -77,6 +83,8 @@ class PolicyConfig:
     hidden: int = 64
     agent_id: AgentId = "onehot"
     share_parameters: bool = True
+    layers: int | None = None
+    activation: Activation = "relu"
 
 
 class QParams(NamedTuple):
@@ -102,6 +110,54 @@ def stochastic_head(
     return continuous if isinstance(spec.action, Continuous) else "softmax"
 
 
+def make_network(
+    config: PolicyConfig,
+    spec: EnvSpec,
+    outputs: int,
+    encoder: nn.Module | None,
+    sees: Literal["observation", "view"] = "observation",
+    output_scale: float = 1.0,
+    constants: int = 0,
+) -> AgentNetwork:
+    """Build a network of the agents, such as a policy's or a critic's.
+
+    Parameters
+    ----------
+    config
+        Its kind, size and activation, and whether the agents share it.
+    spec
+        The spec of the environment.
+    outputs, encoder, output_scale, constants
+        See `offmarl.networks.FeedForward`.
+    sees
+        Whether the encoder takes observations or a `View`.
+
+    Raises
+    ------
+    ShapeError
+        The agents do not share parameters, and only some of them have a leaf of the observations.
+    """
+    torso = FeedForward if config.kind == "feedforward" else Recurrent
+    network = torso(
+        outputs=outputs,
+        hidden=config.hidden,
+        agent_id=config.agent_id if config.share_parameters else "none",
+        output_scale=output_scale,
+        constants=constants,
+        encoder=encoder,
+        activation=config.activation,
+        **({} if config.layers is None else {"layers": config.layers}),
+    )
+    if config.share_parameters:
+        return network
+    if spec.is_per_agent:
+        raise ShapeError(
+            f"agents of {spec.name or 'this dataset'} have different observations, which networks "
+            "without shared parameters do not support: use shared parameters."
+        )
+    return Unshared(network, spec, sees)
+
+
 def agent_network(config: PolicyConfig, spec: EnvSpec) -> AgentNetwork:
     """Build the network of a policy, with one output per action.
 
@@ -123,18 +179,16 @@ def agent_network(config: PolicyConfig, spec: EnvSpec) -> AgentNetwork:
             f"{spec.name or 'this dataset'} has {spec.action_size} discrete actions, and a "
             f'{config.head} head is for continuous ones: choose the head "softmax".'
         )
-    torso = FeedForward if config.kind == "feedforward" else Recurrent
     either = gaussian or config.head == "deterministic"
     outputs = spec.action_size if either else spec.num_actions
-    network = torso(
+    return make_network(
+        config,
+        spec,
         outputs=2 * outputs if config.head == "soft_gaussian" else outputs,
-        hidden=config.hidden,
-        agent_id=config.agent_id if config.share_parameters else "none",
+        encoder=observation_encoder(spec, config.hidden),
         output_scale=1.0 if config.head == "q" else 0.01,
         constants=outputs if constants else 0,
-        encoder=observation_encoder(spec, config.hidden),
     )
-    return network if config.share_parameters else Unshared(network, spec.num_agents)
 
 
 def agent_head(config: PolicyConfig) -> Head:

@@ -1,12 +1,12 @@
 """Networks that all agents share, and running statistics for normalisation.
 
-Both torsos have the same three methods, so that programs work with either:
-``initial_carry(num_agents)``, a call for one step and ``unroll`` for the steps of a window. They
-take observations of any shape: an `offmarl.networks.Encoder` turns those that are not float32
-vectors into vectors, which are the torso's input.
+Both torsos have the same methods, so that programs work with either:
+``initial_carry(num_agents)``, a call for one step, and ``unroll`` and ``unroll_states`` for the
+steps of a window. They take observations of any shape: an `offmarl.networks.Encoder` turns those
+that are not float32 vectors into vectors, which are the torso's input.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -15,6 +15,11 @@ from jaxtyping import Array, Bool, Float
 
 from offmarl.networks.inputs import AgentId, InputLayer
 from offmarl.types import ArrayTree
+
+Activation = Literal["relu", "tanh"]
+"""Function after a hidden layer."""
+
+_ACTIVATIONS = {"relu": nn.relu, "tanh": nn.tanh}
 
 
 class _Constants(nn.Module):
@@ -32,7 +37,7 @@ class _Constants(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two hidden layers, Linear - ReLU - Linear - ReLU - Linear, without memory.
+    """Hidden layers without memory: two by default, Linear - ReLU - Linear - ReLU - Linear.
 
     Attributes
     ----------
@@ -51,6 +56,10 @@ class FeedForward(nn.Module):
     encoder
         A module that turns the input into a vector for each agent, or into `Inputs`; None if the
         input is either.
+    layers
+        Number of hidden layers.
+    activation
+        Function after each hidden layer.
     """
 
     outputs: int
@@ -59,6 +68,8 @@ class FeedForward(nn.Module):
     output_scale: float = 1.0
     constants: int = 0
     encoder: nn.Module | None = None
+    layers: int = 2
+    activation: Activation = "relu"
 
     @staticmethod
     def initial_carry(_num_agents: int) -> tuple[()]:
@@ -71,24 +82,38 @@ class FeedForward(nn.Module):
     ) -> tuple[Float[Array, "*b N _"], tuple[()]]:
         """Apply the network to one step, or to any number of steps."""
         x = observation if self.encoder is None else self.encoder(observation)
-        x = nn.relu(InputLayer(self.hidden, self.agent_id, name="Dense_0")(x))
         wide, narrow = (nn.initializers.orthogonal(scale) for scale in (2**0.5, self.output_scale))
-        x = nn.relu(nn.Dense(self.hidden, kernel_init=wide, name="Dense_1")(x))
-        x = nn.Dense(self.outputs, kernel_init=narrow, name="Dense_2")(x)
+        activate = _ACTIVATIONS[self.activation]
+        x = activate(InputLayer(self.hidden, self.agent_id, name="Dense_0")(x))
+        for index in range(1, self.layers):
+            x = activate(nn.Dense(self.hidden, kernel_init=wide, name=f"Dense_{index}")(x))
+        x = nn.Dense(self.outputs, kernel_init=narrow, name=f"Dense_{self.layers}")(x)
         return _Constants(self.constants)(x), carry
 
-    def unroll(self, observation: ArrayTree, _first: Bool[Array, "T"]) -> Float[Array, "T N _"]:
+    def unroll(
+        self, observation: ArrayTree, _first: Bool[Array, "T *b"], _carry: ArrayTree = None
+    ) -> Float[Array, "T *b N _"]:
         """Apply the network to all steps of a window."""
         return self((), observation)[0]
 
+    def unroll_states(
+        self, observation: ArrayTree, _first: Bool[Array, "T *b"], _carry: ArrayTree = None
+    ) -> tuple[Float[Array, "T *b N _"], tuple[()]]:
+        """Do the same; the second result is empty."""
+        return self((), observation)
+
 
 class Recurrent(nn.Module):
-    """A recurrent torso, Linear - ReLU - GRU - ReLU - Linear (Cho et al. 2014).
+    """A recurrent torso, by default Linear - ReLU - GRU - ReLU - Linear (Cho et al. 2014).
 
     Attributes
     ----------
     outputs, hidden, agent_id, output_scale, constants, encoder
         As in `FeedForward`.
+    layers
+        Number of hidden layers beside the GRU: the first comes before it, the others after it.
+    activation
+        Function after the GRU and each hidden layer.
     """
 
     outputs: int
@@ -97,17 +122,19 @@ class Recurrent(nn.Module):
     output_scale: float = 1.0
     constants: int = 0
     encoder: nn.Module | None = None
+    layers: int = 1
+    activation: Activation = "relu"
 
     def setup(self) -> None:  # noqa: D102
+        wide, narrow = (nn.initializers.orthogonal(scale) for scale in (2**0.5, self.output_scale))
         self.embed = InputLayer(self.hidden, self.agent_id)
         self.input_gates = nn.Dense(3 * self.hidden)
         self.recurrent_kernel = self.param(
             "recurrent_kernel", nn.initializers.orthogonal(), (self.hidden, 3 * self.hidden)
         )
         self.recurrent_bias = self.param("recurrent_bias", nn.initializers.zeros, (self.hidden,))
-        self.head = nn.Dense(
-            self.outputs, kernel_init=nn.initializers.orthogonal(self.output_scale)
-        )
+        self.after = [nn.Dense(self.hidden, kernel_init=wide) for _ in range(1, self.layers)]
+        self.head = nn.Dense(self.outputs, kernel_init=narrow)
         self.append = _Constants(self.constants)
 
     def initial_carry(self, num_agents: int) -> Float[Array, "N hidden"]:
@@ -119,28 +146,44 @@ class Recurrent(nn.Module):
     ) -> tuple[Float[Array, "*b N _"], Float[Array, "*b N hidden"]]:
         """Apply the network to one step."""
         carry = self._gru_step(carry, self._gates(observation))
-        return self.append(self.head(nn.relu(carry))), carry
+        return self._outputs(carry), carry
 
-    def unroll(self, observation: ArrayTree, first: Bool[Array, "T"]) -> Float[Array, "T N _"]:
-        """Apply the network to all steps of a window.
+    def unroll(
+        self,
+        observation: ArrayTree,
+        first: Bool[Array, "T *b"],
+        carry: Float[Array, "*b N hidden"] | None = None,
+    ) -> Float[Array, "T *b N _"]:
+        """Apply the network to all steps of a window; see `unroll_states`."""
+        return self.unroll_states(observation, first, carry)[0]
 
-        The memory is empty at the beginning of the window, and where ``first`` marks the beginning
-        of an episode. Everything except the recurrence is one matrix product over all steps.
+    def unroll_states(
+        self,
+        observation: ArrayTree,
+        first: Bool[Array, "T *b"],
+        carry: Float[Array, "*b N hidden"] | None = None,
+    ) -> tuple[Float[Array, "T *b N _"], Float[Array, "T *b N hidden"]]:
+        """Apply the network to all steps of a window, and return the memory after each.
+
+        The memory is ``carry`` at the beginning of the window, by default empty, and empty where
+        ``first`` marks the beginning of an episode. Everything except the recurrence is one matrix
+        product over all steps.
         """
 
         def step(carry: Array, x: tuple[Array, Array]) -> tuple[Array, Array]:
             gates, is_first = x
-            carry = self._gru_step(jnp.where(is_first, 0.0, carry), gates)
+            carry = self._gru_step(jnp.where(is_first[..., None, None], 0.0, carry), gates)
             return carry, carry
 
         gates = self._gates(observation)
-        empty = jnp.zeros((*gates.shape[1:-1], self.hidden))
-        _, memory = jax.lax.scan(step, empty, (gates, first))
-        return self.append(self.head(nn.relu(memory)))
+        if carry is None:
+            carry = jnp.zeros((*gates.shape[1:-1], self.hidden))
+        _, memory = jax.lax.scan(step, carry, (gates, first))
+        return self._outputs(memory), memory
 
     def _gates(self, observation: ArrayTree) -> Float[Array, "*b N gates"]:
         x = observation if self.encoder is None else self.encoder(observation)
-        return self.input_gates(nn.relu(self.embed(x)))
+        return self.input_gates(_ACTIVATIONS[self.activation](self.embed(x)))
 
     def _gru_step(self, carry: Array, gates: Array) -> Array:
         reset_x, update_x, new_x = jnp.split(gates, 3, axis=-1)
@@ -149,6 +192,13 @@ class Recurrent(nn.Module):
         update = nn.sigmoid(update_x + update_h)
         new = jnp.tanh(new_x + reset * (new_h + self.recurrent_bias))
         return (1 - update) * new + update * carry
+
+    def _outputs(self, memory: Float[Array, "*b N hidden"]) -> Float[Array, "*b N _"]:
+        activate = _ACTIVATIONS[self.activation]
+        x = activate(memory)
+        for layer in self.after:
+            x = activate(layer(x))
+        return self.append(self.head(x))
 
 
 class Moments(NamedTuple):
@@ -188,6 +238,7 @@ def unroll_batch(
     params: ArrayTree,
     observation: ArrayTree,
     first: Bool[Array, "B T"],
+    carry: ArrayTree = None,
 ) -> Float[Array, "B T N _"]:
     """Apply a torso, or a network with the same methods, to windows of steps.
 
@@ -198,12 +249,13 @@ def unroll_batch(
     observation
         The observations of each slot: leaves of ``(B, T, N, ...)``.
     first
-        Slots that begin an episode, as in `offmarl.types.Sequence`: the memory is empty there, and
-        at the beginning of the window.
+        Slots that begin an episode, as in `offmarl.types.Sequence`: the memory is empty there.
+    carry
+        The memory at the beginning of each window, ``(B, N, ...)``; None for an empty one.
     """
 
-    def unroll(observation: ArrayTree, first: Array) -> Array:
-        unrolled: Array = network.apply(params, observation, first, method="unroll")
+    def unroll(observation: ArrayTree, first: Array, carry: ArrayTree) -> Array:
+        unrolled: Array = network.apply(params, observation, first, carry, method="unroll")
         return unrolled
 
-    return jax.vmap(unroll)(observation, first)
+    return jax.vmap(unroll)(observation, first, carry)

@@ -1,8 +1,8 @@
 """Q-learning from the buffer that is recorded: all of qmix, vdn and iql except what they learn.
 
-Agents act ε-greedily on the values of a network that they share. After each round of steps come
-rounds of updates on windows of the buffer. A program gives its networks and its loss to
-`q_program`; its targets come from `bootstrap`.
+Agents act ε-greedily on the values of their networks, or of one that they share. After a round of
+steps comes a round of updates on windows of the buffer. A program gives its networks and its loss
+to `q_program`; its targets come from `bootstrap`.
 """
 
 from collections.abc import Callable
@@ -87,9 +87,12 @@ class QArgs(OnlineArgs):
     """Global norm that gradients are clipped to."""
     hidden: PositiveInt = 64
     """Width of the agents' layers."""
+    share_parameters: bool = True
+    """Share one network among the agents, instead of one for each."""
     agent_id: AgentId = "onehot"
-    """How the network distinguishes the agents. onehot: by their index, which ties it to their
-    number; sinusoidal: by 16 sines and cosines of their place in the team; none: not at all."""
+    """With --share-parameters, how the network distinguishes the agents. onehot: by their index,
+    which ties it to their number; sinusoidal: by 16 sines and cosines of their place in the team;
+    none: not at all."""
 
 
 class QState(NamedTuple):
@@ -230,7 +233,7 @@ def q_program(
 
 def q_config(args: QArgs) -> PolicyConfig:
     """Return the description of the agents' network."""
-    return PolicyConfig(args.network, "q", args.hidden, args.agent_id)
+    return PolicyConfig(args.network, "q", args.hidden, args.agent_id, args.share_parameters)
 
 
 def _fresh_priorities(args: QArgs, capture: Capture) -> Priorities | None:

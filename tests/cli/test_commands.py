@@ -51,7 +51,7 @@ def test_what_needs_no_jax_imports_none(arguments, tmp_path):
     [
         (["tran"], "no command named 'tran': did you mean train? See `offmarl --help`."),
         (["train", "bcc"], "no baseline named 'bcc': did you mean bc?"),
-        (["record", "mapo"], "no recorder named 'mapo': did you mean mappo?"),
+        (["record", "mapo"], "no recorder named 'mapo': did you mean mappo"),
     ],
 )
 def test_unknown_names_are_answered_with_the_nearest(offmarl, arguments, message):

@@ -309,7 +309,7 @@ def test_an_unknown_tier_or_environment_is_named(tmp_path):
         ({"num_envs": 0}, "num_envs must be at least 1, not 0"),
         ({"gae_lambda": 1.5}, "gae_lambda must be from 0 to 1, not 1.5"),
         ({"seed": -1}, "seed must be from 0 to 2,147,483,647, not -1"),
-        ({"minibatches": 129}, "8 environments of 16 steps cannot be divided into 129"),
+        ({"minibatches": 129}, "of 16 steps are 128 windows .* cannot be divided into 129"),
     ],
 )
 def test_settings_that_cannot_be(tmp_path, change, message):

@@ -19,6 +19,7 @@ from recorders import iql, qmix, vdn
 from .learning import learn, returns_of, train
 
 SMALL = {"num_envs": 16, "num_steps": 16, "length": 3, "capacity": 128, "hidden": 32}
+TINY = {"num_envs": 2, "length": 2, "hidden": 4, "batch_size": 4}
 NIGHTLY = pytest.mark.nightly
 
 
@@ -143,6 +144,18 @@ def test_q_tot_diverges_from_a_usual_initialisation(monkeypatch) -> None:
 
 
 # ---------------------------------------------------------------------------------- programs
+
+
+@pytest.mark.parametrize("network", ["recurrent", "feedforward"])
+def test_agents_may_have_networks_of_their_own(network: str) -> None:
+    args = vdn.Args(network=network, share_parameters=False, num_steps=6, updates=1, **TINY)
+    env, hyper = envs.make("probe/memory"), hyperparameters(args)
+    program = vdn.make(env.spec, args, env)
+    state = jax.jit(program.init)(jax.random.key(0), hyper)
+    assert all(leaf.shape[0] == 2 for leaf in jax.tree.leaves(state.params.agent))
+    after, _ = jax.jit(program.stages[0].update)(state, None, jax.random.key(1), hyper)
+    for old, new in zip(*map(jax.tree.leaves, (state.params, after.params)), strict=True):
+        assert new.ndim < 3 or (old != new).reshape(2, -1).any(-1).all()
 
 
 @pytest.mark.parametrize("recorder", [qmix, vdn])

@@ -1,0 +1,153 @@
+"""Networks without shared parameters, and the options of torsos."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from offmarl.errors import ShapeError
+from offmarl.networks import (
+    FeedForward,
+    PolicyConfig,
+    Recurrent,
+    agent_network,
+    blank_view,
+    critic_encoder,
+    init_policy,
+    make_network,
+    make_policy,
+    observation_encoder,
+    unroll_batch,
+    unshared_critic_encoder,
+)
+from offmarl.types import ArraySpec, Discrete, EnvSpec
+
+VECTORS = EnvSpec("vectors", 3, 4, 5, Discrete(2))
+STATELESS = EnvSpec(
+    "stateless", 3, 0, 0, Discrete(2), observation={"a": ArraySpec((2, 2)), "b": ArraySpec((3,))}
+)
+
+
+def some(tree, lead):
+    """Random numbers in place of a view's float arrays, with axes in front."""
+    keys = iter(jax.random.split(jax.random.key(7), 20))
+
+    def leaf(x):
+        shape = (*lead, *x.shape)
+        return (
+            jax.random.normal(next(keys), shape)
+            if x.dtype == jnp.float32
+            else jnp.ones(shape, bool)
+        )
+
+    return jax.tree.map(leaf, tree)
+
+
+@pytest.mark.parametrize("spec", [VECTORS, STATELESS], ids=lambda spec: spec.name)
+@pytest.mark.parametrize("sees", ["observation", "view"])
+@pytest.mark.parametrize("kind", ["feedforward", "recurrent"])
+def test_equal_networks_for_each_agent_are_one_shared_network(kind, sees, spec):
+    config = PolicyConfig(kind, hidden=6, agent_id="none")
+    encoder = observation_encoder(spec, 6)
+    if sees == "view":
+        encoder = critic_encoder(spec, 6)
+    shared = make_network(config, spec, 2, encoder, sees)
+    apart = PolicyConfig(kind, hidden=6, share_parameters=False)
+    if sees == "view":
+        encoder = unshared_critic_encoder(spec, 6)
+    own = make_network(apart, spec, 2, encoder, sees)
+    view = some(blank_view(spec), (5,))
+    seen = view.observation if sees == "observation" else view
+    blank = blank_view(spec) if sees == "view" else blank_view(spec).observation
+    carry = some(own.initial_carry(3), ())
+    params = own.init(jax.random.key(0), own.initial_carry(3), blank)
+    leaves = jax.tree.leaves(params)
+    assert all(len(leaf) == 3 for leaf in leaves)
+    assert any((leaf[0] != leaf[1]).any() for leaf in leaves)
+    first = jnp.array([False, False, True, False, False])
+    unroll = jax.jit(partial(own.apply, method="unroll_states"))
+    outputs, carries = unroll(params, seen, first, carry)
+    assert outputs.shape == (5, 3, 2)
+    now = carry
+    for time in range(5):  # as step by step
+        now = own.initial_carry(3) if first[time] else now
+        step, now = own.apply(params, now, jax.tree.map(lambda x, t=time: x[t], seen))
+        np.testing.assert_allclose(step, outputs[time], atol=2e-6)
+    if kind == "recurrent":
+        np.testing.assert_allclose(now, carries[-1], atol=2e-6)
+    if not (sees == "view" and spec is STATELESS):  # there each encodes all observations anew
+        same = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[:1], leaf.shape), params)
+        one = jax.tree.map(lambda leaf: leaf[0], params)
+        wanted = shared.apply(one, seen, first, carry, method="unroll")
+        found = own.apply(same, seen, first, carry, method="unroll")
+        np.testing.assert_allclose(found, wanted, atol=2e-6)
+
+
+def test_an_agent_without_shared_parameters_learns_from_its_own_steps_only():
+    config = PolicyConfig("recurrent", hidden=4, share_parameters=False)
+    network, params = (
+        agent_network(config, VECTORS),
+        init_policy(config, VECTORS, jax.random.key(0)),
+    )
+    observation, first = some(jnp.zeros((3, 4)), (2,)), jnp.zeros(2, bool)
+
+    def loss(params):
+        return network.apply(params, observation, first, method="unroll")[:, 1].sum()
+
+    grads = jax.tree.leaves(jax.jit(jax.grad(loss))(params))
+    moved = [float(jnp.abs(leaf[agent]).sum()) for leaf in grads for agent in (0, 2)]
+    assert not any(moved) and any(leaf[1].any() for leaf in grads)
+
+
+def test_policies_without_shared_parameters_act():
+    config = PolicyConfig("feedforward", share_parameters=False)
+    params = init_policy(config, VECTORS, jax.random.key(0))
+    policy, legal = make_policy(config, VECTORS), jnp.ones((3, 2), bool).at[1, 0].set(False)
+    act = jax.jit(policy.act)
+    action, log_prob, _ = act(params, (), jnp.ones((3, 4)), legal, jax.random.key(1))
+    assert action.shape == log_prob.shape == (3,) and action[1] == 1
+
+
+def test_agents_with_leaves_of_their_own_share_parameters():
+    leaf = ArraySpec((2,), agents=(1,))
+    spec = EnvSpec("mixed", 2, 0, 1, Discrete(2), observation={"a": ArraySpec((1,)), "b": leaf})
+    with pytest.raises(ShapeError, match="agents of mixed have different observations"):
+        agent_network(PolicyConfig("feedforward", share_parameters=False), spec)
+
+
+def test_layers_and_activation_of_a_feedforward_torso():
+    network = FeedForward(1, hidden=3, agent_id="none", layers=3, activation="tanh")
+    x = jnp.array([[0.5, -1.0]])
+    params = network.init(jax.random.key(0), (), x)
+    layers = params["params"]
+    assert sorted(layers) == ["Dense_0", "Dense_1", "Dense_2", "Dense_3"]
+    for index in range(4):
+        x = x @ layers[f"Dense_{index}"]["kernel"] + layers[f"Dense_{index}"]["bias"]
+        x = jnp.tanh(x) if index < 3 else x
+    found, _ = network.apply(params, (), jnp.array([[0.5, -1.0]]))
+    np.testing.assert_allclose(found, x, atol=1e-6)
+
+
+def test_layers_of_a_recurrent_torso_follow_the_gru():
+    network = Recurrent(1, hidden=3, agent_id="none", layers=2, activation="tanh")
+    carry, x = jnp.array([[0.3, -0.2, 0.1]]), jnp.array([[0.5, -1.0]])
+    params = network.init(jax.random.key(0), carry, x)
+    found, after = network.apply(params, carry, x)
+    layer, head = params["params"]["after_0"], params["params"]["head"]
+    hidden = jnp.tanh(jnp.tanh(after) @ layer["kernel"] + layer["bias"])
+    np.testing.assert_allclose(found, hidden @ head["kernel"] + head["bias"], atol=1e-6)
+
+
+def test_windows_of_a_batch_may_start_from_a_memory():
+    network = Recurrent(2, hidden=3)
+    carry, x = some(jnp.zeros((2, 3)), (4,)), some(jnp.zeros((2, 5)), (4, 6))
+    params = network.init(jax.random.key(0), carry[0], x[0, 0])
+    first = jnp.zeros((4, 6), bool).at[1, 0].set(True)
+    found = jax.jit(partial(unroll_batch, network))(params, x, first, carry)
+    step, _ = network.apply(params, carry, x[:, 0])
+    keep = np.array([0, 2, 3])
+    np.testing.assert_allclose(found[keep, 0], step[keep], atol=1e-6)
+    empty, _ = network.apply(params, jnp.zeros((2, 3)), x[1, 0])
+    np.testing.assert_allclose(found[1, 0], empty, atol=1e-6)

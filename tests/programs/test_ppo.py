@@ -1,0 +1,512 @@
+"""Proximal policy optimisation against numbers computed by hand, and on the probes."""
+
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from offmarl import envs
+from offmarl.distributions import categorical
+from offmarl.envs import restart, transition
+from offmarl.errors import OptionError
+from offmarl.networks import (
+    Moments,
+    make_network,
+    observation_encoder,
+    view_encoder,
+)
+from offmarl.programs import hyperparameters
+from offmarl.programs.ppo import ActorCritic, Networks, State, Windows, policy_config
+from offmarl.programs.ppo import learning as ppo
+from offmarl.programs.ppo import program as ppo_program
+from offmarl.programs.program import structure
+from offmarl.types import Discrete, EnvSpec, Transition, View
+from recorders import ippo, mappo
+
+from .learning import train
+
+SPEC = EnvSpec("", 2, 1, 1, Discrete(2))
+BOTH = pytest.mark.parametrize("recorder", [mappo, ippo], ids=["mappo", "ippo"])
+
+
+NOTHING = ActorCritic((), ())
+
+
+def views(alive, numbers=None):
+    """Views ``(*b, 2, ...)`` without information, or whose state and observations are numbers."""
+    alive = jnp.asarray(alive)
+    lead = alive.shape[:-1]
+    numbers = jnp.zeros(lead) if numbers is None else jnp.asarray(numbers, jnp.float32)
+    own = jnp.broadcast_to(numbers[..., None, None], (*lead, 2, 1))
+    return View(own, numbers[..., None], jnp.ones((*lead, 2, 2), bool), alive)
+
+
+def steps(view, reward, terminated, last):
+    """Steps ``(T, E, ...)`` whose action is 0."""
+    blank = jnp.zeros(view.alive.shape)
+    flags = jnp.broadcast_to(last[..., None], terminated.shape) & ~terminated
+    lead = last.shape
+    return Transition(
+        view, blank.astype(int), reward, terminated, flags, last, blank, jnp.zeros(lead, int)
+    )
+
+
+class ValuesOf(Networks):
+    """Networks of which only the critic is used: a function of the view."""
+
+    def value(self, params, carry, view, first):
+        return self.critic_input(view), ()
+
+    def next_value(self, params, carries, view):
+        return self.critic_input(view)
+
+
+def networks_of(value):
+    return ValuesOf(None, None, None, value)
+
+
+def state_of(params=NOTHING, moments=None, carry=(), optimiser=()):
+    """A state of which the rest is not used."""
+    return State(params, optimiser, moments or Moments.zero(), None, carry, None, None)
+
+
+# ---------------------------------------------------------------------------------- advantages
+
+
+@pytest.mark.parametrize(("reward", "second"), [("team", [7.0, 6.0, 4.0]), ("individual", [1.0])])
+def test_an_agent_that_is_done_contributes_to_what_its_team_still_gets(reward, second):
+    # Agent 2 is done in the first of three steps, agent 1 in the last. Values are 0, γ = λ = 1.
+    terminated = jnp.array([[[False, True]], [[False, True]], [[True, True]]])
+    alive = jnp.array([[[True, True]], [[True, False]], [[True, False]]])
+    pay = jnp.broadcast_to(jnp.array([1.0, 2.0, 4.0])[:, None, None], (3, 1, 2))
+    taken = steps(views(alive), pay, terminated, terminated.all(-1))
+    state = state_of()
+    hyper = hyperparameters(mappo.Args(gamma=1.0, gae_lambda=1.0))
+    networks = networks_of(lambda view: jnp.zeros(view.alive.shape))
+    spec = replace(SPEC, reward=reward)
+    found = ppo.estimate(networks, hyper, spec, state, taken, pay, taken.view)
+    np.testing.assert_allclose(found.advantage[:, 0, 0], [7.0, 6.0, 4.0])
+    np.testing.assert_allclose(found.advantage[: len(second), 0, 1], second)
+    np.testing.assert_array_equal(found.advantage, found.target)
+
+
+REWARD = jnp.array([[[1.0, 2.0]], [[0.0, 1.0]], [[2.0, 0.0]], [[1.0, 0.0]]])
+LAST = jnp.array([[False], [True], [False], [False]])
+NOBODY = jnp.zeros((4, 1, 2), bool)
+
+
+def expected_advantages(values, next_values):
+    """Return those of γ = 1/2 and λ = 1/4, where the second of four steps is truncated."""
+    delta = REWARD[:, 0] + 0.5 * np.array(next_values)[:, None] - np.array(values)[:, None]
+    return np.array([delta[0] + delta[1] / 8, delta[1], delta[2] + delta[3] / 8, delta[3]])
+
+
+def test_values_are_scaled_and_bootstrap_from_the_true_next_view():
+    # Normalised values of views are 0.5, 1, 2, 3, those of next views 1, 4, 3, 5; mean 1, std 2.
+    alive = jnp.ones((4, 1, 2), bool)
+    taken = steps(views(alive, [[0.5], [1.0], [2.0], [3.0]]), REWARD, NOBODY, LAST)
+    networks = networks_of(lambda view: jnp.broadcast_to(view.state, view.alive.shape))
+    moments = Moments(jnp.array(1e6), jnp.array(1.0), jnp.array(4e6))
+    state = state_of(moments=moments)
+    hyper = hyperparameters(mappo.Args(gamma=0.5, gae_lambda=0.25))
+    after = views(alive, [[1.0], [4.0], [3.0], [5.0]])
+    found = ppo.estimate(networks, hyper, SPEC, state, taken, taken.reward, after)
+    wanted = expected_advantages([2, 3, 5, 7], [3, 9, 7, 11])
+    np.testing.assert_allclose(found.advantage[:, 0], wanted, rtol=1e-5)
+    scaled = wanted + np.array([[2.0], [3], [5], [7]])
+    np.testing.assert_allclose(found.target[:, 0], scaled, rtol=1e-5)
+    np.testing.assert_array_equal(found.value[:, 0, 0], [0.5, 1, 2, 3])
+
+
+class Sum:
+    """A critic with memory, whose value is the sum of an episode's observations so far."""
+
+    def apply(self, _params, *args, method="__call__"):
+        if method == "__call__":
+            carry, seen = args
+            return carry + seen, carry + seen
+        seen, first, carry = args
+        sums = []
+        for observation, begins in zip(seen, first, strict=True):
+            carry = jnp.where(begins[:, None, None], 0, carry) + observation
+            sums.append(carry)
+        return jnp.stack(sums), jnp.stack(sums)
+
+
+def test_a_critic_with_memory_at_a_truncation():
+    # Observations 1, 2 | 3, 4; final ones 10 and 20. The memory before the first step is 100.
+    alive = jnp.ones((4, 1, 2), bool)
+    taken = steps(views(alive, [[1], [2], [3], [4]]), REWARD, NOBODY, LAST)
+    after = views(alive, [[2], [10], [4], [20]])
+    networks = Networks(None, None, Sum(), lambda view: view.observation)
+    before = jnp.full((1, 2, 1), 100.0)
+    state = state_of(carry=before)
+    hyper = hyperparameters(mappo.Args(gamma=0.5, gae_lambda=0.25))
+    found = ppo.estimate(networks, hyper, SPEC, state, taken, taken.reward, after)
+    np.testing.assert_array_equal(found.value[:, 0, 0], [101, 103, 3, 7])
+    wanted = expected_advantages([101, 103, 3, 7], [103, 113, 7, 27])
+    np.testing.assert_allclose(found.advantage[:, 0], wanted, rtol=1e-5)
+
+
+# ---------------------------------------------------------------------------------- the loss
+
+
+class Outputs:
+    """A network whose outputs are given."""
+
+    def __init__(self, outputs):
+        self.outputs = outputs
+
+    def apply(self, *_, method):
+        return (self.outputs, ()) if method == "unroll_states" else self.outputs
+
+
+ALIVE = jnp.array([[[True, True]], [[True, False]]])
+PROBABILITIES = jnp.array([[[0.5, 0.25]], [[1.0, 1e-9]]])
+A = np.sqrt(1.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "policy", "value"),
+    [
+        # Ratios 1, 2 (clipped; its advantage is 0) and 1/2; advantages -A, 0, A. Errors 0, 2, 0,
+        # 2.
+        ({}, -(-A + 0 + 0.5 * A) / 3, 0.5 * (4 + 4) / 4),
+        # Old values 0.5, -1, 1, 1.1 and ε = 0.2: clipped to 0.7, -0.8, 1, 1; errors 0.3, 3.8, 0, 2.
+        ({"clip_value": True}, A / 6, 0.5 * (0.09 + 3.8**2 + 0 + 4) / 4),
+        # Beyond 1: error - 1/2.
+        ({"huber": 1.0}, A / 6, (1.5 + 1.5) / 4),
+        # Ratio 2 is clipped to 1.2.
+        ({"normalise_advantages": False}, -(1 + 1.2 * 2 + 0.5 * 3) / 3, 1.0),
+    ],
+)
+def test_the_loss_of_a_minibatch_by_hand(options, policy, value):
+    # A window of two steps of two agents; the last agent is dead in the second step: it has a
+    # value, but no action.
+    networks = Networks(
+        Outputs(jnp.zeros((2, 1, 2, 2))), categorical, Outputs(jnp.ones((2, 1, 2, 1))), lambda v: v
+    )
+    batch = Windows(
+        view=views(ALIVE),
+        first=jnp.zeros((2, 1), bool),
+        action=jnp.zeros((2, 1, 2), int),
+        behaviour_log_prob=jnp.log(PROBABILITIES),
+        advantage=jnp.array([[[1.0, 2.0]], [[3.0, 1e6]]]),
+        value=jnp.array([[[0.5, -1.0]], [[1.0, 1.1]]]),
+        target=jnp.array([[[1.0, 3.0]], [[1.0, -1.0]]]),
+    )
+    args = mappo.Args(clip=0.2, value_weight=0.5, **options)
+    total, metrics = ppo.loss(
+        NOTHING, networks, args, hyperparameters(args), jnp.float32(0.01), batch, NOTHING
+    )
+    np.testing.assert_allclose(metrics["policy_loss"], policy, rtol=1e-5)
+    np.testing.assert_allclose(metrics["value_loss"], value, rtol=1e-5)
+    np.testing.assert_allclose(metrics["entropy"], np.log(2), rtol=1e-6)
+    kl = (0 + (1 - np.log(2)) + (-0.5 + np.log(2))) / 3
+    np.testing.assert_allclose(metrics["kl"], kl, rtol=1e-5)
+    np.testing.assert_allclose(total, policy + 0.5 * value - 0.01 * np.log(2), rtol=1e-5)
+
+
+# ---------------------------------------------------------------------------------- the update
+
+STALE = Moments(jnp.array(10.0), jnp.array(3.0), jnp.array(40.0))
+
+
+def one_update(args, moments=STALE, env="probe/two-step"):
+    """Return the states after each of two updates, with the arguments of `learn`."""
+
+    trees = []
+
+    def learn(networks, args, hyper, state, batch, carry, progress, key):
+        leaves, tree = jax.tree.flatten({"batch": batch, "carry": carry})
+        trees.append(tree)
+        return state, dict(zip(map(str, range(len(leaves))), leaves, strict=True))
+
+    def given(found):
+        return jax.tree.unflatten(trees[0], [found[str(i)] for i in range(trees[0].num_leaves)])
+
+    env, hyper = envs.make(env) if isinstance(env, str) else env, hyperparameters(args)
+    recorder = mappo if isinstance(args, mappo.Args) else ippo
+    program = recorder.make(env.spec, structure(args), env)
+    before = jax.jit(program.init)(jax.random.key(0), hyper)
+    if moments is not None:
+        before = before._replace(moments=moments)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ppo_program, "learn", learn)
+        update = jax.jit(program.stages[0].update)
+        after, found = update(before, None, jax.random.key(1), hyper)
+        again, more = update(after, None, jax.random.key(2), hyper)
+    return (after, given(found)), (again, given(more))
+
+
+def test_values_are_scaled_by_stale_moments_and_targets_by_new_ones():
+    args = mappo.Args(num_envs=2, num_steps=4, minibatches=1, hidden=4)
+    (after, found), _ = one_update(args)
+    steps = after.capture.buffer.experience.transition
+    batch = found["batch"]
+    assert batch.first.shape == (1, 8)  # feed-forward networks learn from single steps
+    value = batch.value * STALE.std + STALE.mean
+    target = batch.advantage + value
+    wanted = STALE.update(target, batch.view.alive)
+    np.testing.assert_allclose(after.moments, wanted, rtol=1e-6)
+    assert abs(wanted.mean - STALE.mean) > 0.1
+    np.testing.assert_allclose(batch.target, (target - wanted.mean) / wanted.std, atol=1e-5)
+    # In the order of time, then of environments, as they were recorded.
+    seen = steps.view.state.swapaxes(0, 1).reshape(1, 8, 5)
+    np.testing.assert_array_equal(batch.view.state, seen)
+    assert int(after.iteration) == 1
+
+
+def test_without_normalised_values_their_moments_stay_empty():
+    args = mappo.Args(num_envs=2, num_steps=4, minibatches=1, hidden=4, normalise_values=False)
+    (after, found), _ = one_update(args, moments=None)
+    np.testing.assert_array_equal(jnp.stack(after.moments), 0)
+    batch = found["batch"]
+    np.testing.assert_allclose(batch.target, batch.advantage + batch.value, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("recorder", "share", "length"), [(mappo, True, None), (mappo, False, 4), (ippo, True, 4)]
+)
+def test_windows_start_from_the_memory_that_acting_had(recorder, share, length):
+    # Episodes of three steps in rollouts of eight: the second one begins inside an episode, and
+    # windows of four do, too. Where the memory is wrong, so are the log-probabilities.
+    args = recorder.Args(
+        num_envs=3,
+        num_steps=8,
+        minibatches=1,
+        hidden=8,
+        network="recurrent",
+        length=length,
+        share_parameters=share,
+    )
+    (state, _), (after, found) = one_update(args, env="probe/memory")
+    spec = envs.make("probe/memory").spec
+    config = policy_config(spec, args)
+    networks = Networks(
+        make_network(config, spec, 2, None, output_scale=0.01), categorical, None, lambda view: view
+    )
+    batch, carry = found["batch"], found["carry"]
+    assert batch.first.shape == ((4, 6) if length else (8, 3))
+    assert jnp.abs(carry.actor).max() > 0.01  # inside an episode
+    log_prob, _ = jax.jit(networks.log_prob_and_entropy)(state.params, carry, batch)
+    np.testing.assert_allclose(log_prob, batch.behaviour_log_prob, rtol=0, atol=2e-7)
+    blank = ActorCritic(*jax.tree.map(jnp.zeros_like, carry))
+    forgotten, _ = jax.jit(networks.log_prob_and_entropy)(state.params, blank, batch)
+    assert jnp.abs(forgotten - batch.behaviour_log_prob).max() > 1e-5
+    # The same holds for the critic's values, and for its memory after the rollout.
+    sees = "view" if recorder is mappo else "observation"
+    encoder = view_encoder(spec, 8) if recorder is mappo else None
+    critic = make_network(config, spec, 1, encoder, sees=sees)
+    networks = networks._replace(
+        critic=critic, critic_input=lambda view: view if recorder is mappo else view.observation
+    )
+    values, carries = jax.jit(networks.value)(state.params, carry, batch.view, batch.first)
+    np.testing.assert_allclose(values, batch.value, rtol=0, atol=1e-6)
+    ended = after.rollout.env_state.time == 0
+    np.testing.assert_array_equal((after.critic_carry == 0).all((1, 2)), ended)
+    running = np.flatnonzero(~np.asarray(ended))
+    kept = carries[-1, -3:][running]
+    np.testing.assert_allclose(after.critic_carry[running], kept, atol=1e-6)
+
+
+def test_each_epoch_takes_the_windows_in_an_order_of_its_own(monkeypatch):
+    # Nine windows in four minibatches of two: each epoch leaves one of them out. The loss tells
+    # which are in a minibatch, and the optimiser writes that down.
+    monkeypatch.setattr(
+        ppo,
+        "loss",
+        lambda params, networks, args, hyper, entropy, batch, carry: (
+            params.actor @ batch.advantage[0, :, 0],
+            {"loss": batch.advantage.sum()},
+        ),
+    )
+
+    def write(grads, noted, params=None):
+        place, log = noted
+        return ActorCritic(jnp.ones(2), ()), (place + 1, log.at[place].set(grads.actor))
+
+    optimiser = optax.GradientTransformation(lambda _: None, write)
+    blank = jnp.zeros((1, 9, 2))
+    numbers = jnp.broadcast_to(jnp.arange(9.0)[:, None], (1, 9, 2))
+    batch = Windows(
+        views(jnp.ones((1, 9, 2), bool)),
+        jnp.zeros((1, 9), bool),
+        blank.astype(int),
+        blank,
+        numbers,
+        blank,
+        blank,
+    )
+    log = jnp.array(0), jnp.full((12, 2), -1.0)
+    state = state_of(ActorCritic(jnp.zeros(2), ()), optimiser=log)
+    args = mappo.Args(epochs=3, minibatches=4)
+    monkeypatch.setattr(ppo, "clipped_adam", lambda *_, **__: optimiser)
+    after, metrics = ppo.learn(
+        networks_of(None),
+        args,
+        hyperparameters(args),
+        state,
+        batch,
+        NOTHING,
+        jnp.float32(0),
+        jax.random.key(0),
+    )
+    count, log = after.optimiser
+    assert int(count) == 12
+    np.testing.assert_array_equal(after.params.actor, [12, 12])
+    epochs = np.asarray(log).reshape(3, 8)
+    for epoch in epochs:
+        assert len({*epoch.tolist()} & {*range(9)}) == 8
+    assert len({tuple(epoch) for epoch in epochs.tolist()}) == 3
+    np.testing.assert_allclose(metrics["loss"], 2 * log.sum() / 12)
+
+
+@pytest.mark.parametrize(
+    ("options", "rate", "weight"),
+    [({}, 7e-4, 0.01), ({"anneal": True}, 1.75e-4, 0.01), ({"anneal_entropy": True}, 7e-4, 0.0025)],
+)
+def test_the_step_size_and_the_entropy_bonus_after_three_quarters(
+    monkeypatch, options, rate, weight
+):
+    seen = {}
+
+    def loss(params, networks, args, hyper, entropy, batch, carry):
+        seen["entropy"] = entropy
+        return params.actor.sum(), {}
+
+    def adam(learning_rate, max_grad_norm, *, eps, separately):
+        seen.update(rate=learning_rate, norm=max_grad_norm, separately=separately)
+        return optax.sgd(0.0)
+
+    monkeypatch.setattr(ppo, "loss", loss)
+    monkeypatch.setattr(ppo, "clipped_adam", adam)
+    args = mappo.Args(minibatches=1, epochs=1, clip_separately=True, **options)
+    batch = Windows(None, jnp.zeros((1, 4), bool), *[None] * 5)
+    params = ActorCritic(jnp.zeros(2), ())
+    state = state_of(params, optimiser=optax.sgd(0.0).init(params))
+    with jax.disable_jit():
+        ppo.learn(
+            networks_of(None),
+            args,
+            hyperparameters(args),
+            state,
+            batch,
+            NOTHING,
+            jnp.float32(0.75),
+            jax.random.key(0),
+        )
+    np.testing.assert_allclose([seen["rate"], seen["entropy"]], [rate, weight], rtol=1e-5)
+    assert seen["separately"] and seen["norm"] == 0.5
+
+
+# ---------------------------------------------------------------------------------- rewards
+
+
+@dataclass(frozen=True)
+class Guided:
+    """One step; the reward is 1, and the shaped reward of each agent is 10 times its index."""
+
+    spec = EnvSpec("guided", 2, 1, 1, Discrete(2), time_limit=1)
+
+    def reset(self, _key):
+        return jnp.zeros(()), restart(self.view())
+
+    def step(self, _key, state, _action):
+        over = jnp.ones(2, bool)
+        return state, transition(self.view(), jnp.ones(2), over, ~over, jnp.array([0.0, 10.0]))
+
+    def view(self):
+        return views(jnp.ones(2, bool))
+
+
+@pytest.mark.parametrize(
+    ("fraction", "first", "second"),
+    [
+        (None, [2, 2], [2, 2]),
+        (1.0, [2, 22], [2, 12]),
+        (0.5, [2, 22], [2, 2]),
+        (0.0, [2, 2], [2, 2]),
+    ],
+)
+def test_shaped_rewards_fade_out_and_are_not_recorded(fraction, first, second):
+    args = ippo.Args(
+        num_envs=2,
+        num_steps=2,
+        total_steps=8,
+        minibatches=1,
+        hidden=4,
+        reward_scale=2.0,
+        shaped_rewards=fraction,
+        normalise_values=False,
+    )
+    updates = one_update(args, moments=None, env=Guided())
+    for (after, found), wanted in zip(updates, (first, second), strict=True):
+        batch = found["batch"]
+        learned = batch.advantage + batch.value  # of episodes of one step
+        np.testing.assert_allclose(learned[0], np.tile(wanted, (4, 1)), rtol=1e-5)
+        np.testing.assert_array_equal(after.capture.buffer.experience.transition.reward, 1)
+
+
+# ---------------------------------------------------------------------------------- arguments
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"minibatches": 9}, "8 windows to learn from, which cannot be divided into 9"),
+        ({"network": "recurrent", "minibatches": 3}, "are 2 windows .* divided into 3"),
+        ({"length": 2}, "--length 2 is for recurrent networks"),
+        ({"network": "recurrent", "length": 3}, "--num-steps 4 is not divisible .* --length 3"),
+        ({"shaped_rewards": 0.5}, "probe/match has no shaped rewards"),
+        ({"share_parameters": False, "critic": "pooled"}, "one critic that all agents share"),
+    ],
+)
+def test_arguments_that_do_not_fit_together(options, message):
+    env = envs.make("probe/match")
+    args = mappo.Args(**({"num_envs": 2, "num_steps": 4, "minibatches": 2} | options))
+    with pytest.raises(OptionError, match=message):
+        mappo.make(env.spec, structure(args), env)
+
+
+def test_by_default_every_step_of_an_update_is_in_a_minibatch():
+    for args in (mappo.Args(), ippo.Args()):
+        assert args.num_envs * args.num_steps % args.minibatches == 0
+
+
+# ---------------------------------------------------------------------------------- learning
+
+SMALL = {"num_envs": 16, "num_steps": 18, "total_steps": 12_000, "learning_rate": 5e-3}
+
+
+@pytest.mark.parametrize("network", ["feedforward", "recurrent"])
+@BOTH
+def test_values_and_policies_of_the_two_step_probe(recorder, network):
+    # The best policy chooses 1 at first. The values are then γ at the start and 1 afterwards.
+    args = recorder.Args(env="probe/two-step", network=network, gamma=0.9, hidden=32, **SMALL)
+    env, _, state = train(recorder, args)
+    spec = env.spec
+    config = policy_config(spec, args)
+    sees = "view" if recorder is mappo else "observation"
+    encoder = view_encoder(spec, 32) if recorder is mappo else observation_encoder(spec, 32)
+    actor = make_network(config, spec, 2, None)
+    critic = make_network(config, spec, 1, encoder, sees=sees)
+    view, memory = (
+        env.reset(jax.random.key(0))[1].view,
+        ActorCritic(actor.initial_carry(2), critic.initial_carry(2)),
+    )
+    env_state, values = env.reset(jax.random.key(0))[0], []
+    for time in range(2):
+        outputs, actors = actor.apply(state.params.actor, memory.actor, view.observation)
+        seen = view if recorder is mappo else view.observation
+        value, critics = critic.apply(state.params.critic, memory.critic, seen)
+        values.append(value.squeeze(-1) * state.moments.std + state.moments.mean)
+        memory = ActorCritic(actors, critics)
+        if time == 0:
+            assert (jax.nn.softmax(outputs)[:, 1] > 0.9).all()
+        env_state, timestep = env.step(jax.random.key(0), env_state, jnp.ones(2, int))
+        view = timestep.next_view
+    np.testing.assert_allclose(values, [[0.9, 0.9], [1, 1]], atol=0.06)
