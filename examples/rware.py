@@ -19,7 +19,7 @@ from pathlib import Path
 import offmarl
 
 FULL = "--full" in sys.argv
-ENV = "jumanji/robot_warehouse:shelf_rows=1,request_queue_size=4"
+ENV = "jumanji/robot_warehouse:request_queue_size=4,shelf_rows=1"
 
 
 def run(command: str) -> None:
