@@ -3,7 +3,6 @@
 import math
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 
@@ -12,12 +11,11 @@ def largest_divisor(number: int, most: int) -> int:
     return max(size for size in range(1, max(1, min(number, most)) + 1) if number % size == 0)
 
 
-def as_items(array: NDArray[Any]) -> NDArray[np.void]:
+def as_items(array: NDArray[Any]) -> NDArray[Any]:
     """View a contiguous array ``(n, steps, ...)`` as ``(n * steps,)`` items.
 
     NumPy copies an item as one block, which takes less time than copying its numbers. Items have
     at least one byte: the array must not be empty.
     """
     size = array.dtype.itemsize * math.prod(array.shape[2:])
-    items: NDArray[np.void] = array.reshape(-1).view(f"V{size}")
-    return items
+    return array.reshape(-1).view(f"V{size}")

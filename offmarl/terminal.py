@@ -60,6 +60,19 @@ def number(cell: Any) -> str:
             return str(cell)
 
 
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def bars(heights: Sequence[float], low: float | None = None, high: float | None = None) -> str:
+    """Draw numbers as bars of one line, from ``low`` to ``high``: by default their extremes."""
+    if not len(heights):
+        return ""
+    low = min(heights) if low is None else low
+    span = ((max(heights) if high is None else high) - low) or 1.0
+    levels = (round((height - low) / span * (len(_BLOCKS) - 1)) for height in heights)
+    return "".join(_BLOCKS[level] for level in levels)
+
+
 def interval(value: float, low: float | None, high: float | None) -> str:
     """Format an estimate with its confidence interval, if it has one."""
     return number(value) if low is None else f"{number(value)} [{number(low)}, {number(high)}]"

@@ -76,7 +76,7 @@ def to_json(data: Any, indent: int | None = None) -> str:
 
 def write_json(path: Path, data: Any) -> None:
     """Replace a file by data as JSON, atomically: a reader sees the old file or the new one."""
-    _replace(path, to_json(data, indent=2) + "\n")
+    replace_file(path, to_json(data, indent=2) + "\n")
 
 
 def read_run(directory: Path) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def cut(path: Path, step: int) -> None:
     """Remove the records after ``step``, so that a run that resumes there does not repeat them."""
     if path.exists():
         kept = [record for record in read(path) if record["step"] <= step]
-        _replace(path, "".join(to_json(record) + "\n" for record in kept))
+        replace_file(path, "".join(to_json(record) + "\n" for record in kept))
 
 
 def last(path: Path, metric: str) -> float:
@@ -152,7 +152,8 @@ def last(path: Path, metric: str) -> float:
     return next((float(record[metric]) for record in reversed(read(path)) if metric in record), 0.0)
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str) -> None:
+    """Replace a file by text, atomically."""
     partial = path.with_name(f".{path.name}.partial")
     with partial.open("w") as file:
         file.write(text)

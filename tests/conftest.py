@@ -95,15 +95,19 @@ def shared_data(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark nightly tests as slow too, so that ``-m "not slow"`` leaves both out.
 
-    Tests marked ``bits`` are left to `test_bits.py` where XLA fuses as it does not for users.
+    Tests marked ``bits`` are left to `test_bits.py` where XLA fuses as it does not for users. Tests
+    marked ``untyped`` are left out where all types are checked.
     """
     for item in items:
         if item.get_closest_marker("nightly"):
             item.add_marker("slow")
-    if os.environ.get("OFFMARL_FUSION") == "fast":
-        bits = [item for item in items if item.get_closest_marker("bits")]
-        config.hook.pytest_deselected(items=bits)
-        items[:] = [item for item in items if item not in bits]
+    left_out = {
+        "bits": os.environ.get("OFFMARL_FUSION") == "fast",
+        "untyped": "offmarl" in _checked.split(),
+    }
+    for mark in (mark for mark, left in left_out.items() if left):
+        config.hook.pytest_deselected(items=[x for x in items if x.get_closest_marker(mark)])
+        items[:] = [item for item in items if not item.get_closest_marker(mark)]
 
 
 def _data_is_required() -> bool:

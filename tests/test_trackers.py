@@ -1,9 +1,14 @@
 """Trackers: what they hold of a run, also after it was killed and resumed."""
 
 import json
+import os
+import signal
 import struct
+import subprocess
+import sys
 import time
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -208,3 +213,42 @@ def test_a_tracker_that_fails_does_not_end_the_run(place, monkeypatch):
         with pytest.warns(UserWarning, match=r"broken failed \(disk full\): the run continues"):
             found.sync()
         found.sync()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from offmarl import trackers
+from tests.programs import two_stage
+sync, calls = trackers.Trackers.sync, []
+def dying(self):
+    sync(self)
+    calls.append(1)
+    if len(calls) == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[3] == "kill":
+    trackers.Trackers.sync = dying
+two_stage.main(two_stage.Args(
+    vault=sys.argv[1], out=Path(sys.argv[2]), updates=17, evaluate_every=2, evaluate_episodes=2,
+    final_episodes=2, batch_size=4, length=2, checkpoint_seconds=0.0, track=("tensorboard",),
+))
+"""
+
+
+@pytest.mark.nightly
+def test_a_killed_run_continues_its_tracked_run(random_data, tmp_path):
+    pytest.importorskip("tensorboardX")
+    run, root = tmp_path / "run", Path(__file__).parents[1]
+    command = [sys.executable, "-c", KILLED, str(random_data("probe/observation")), str(run)]
+    env = os.environ | {"PYTHONPATH": str(root)}
+    for how, code in (("kill", -signal.SIGKILL), ("finish", 0)):
+        ended = subprocess.run([*command, how], cwd=root, env=env, check=False)
+        assert ended.returncode == code
+    found = points_of_tensorboard(run / "tensorboard")
+    wanted = [
+        (name, row["step"])
+        for row in tracking.read(run / tracking.METRICS_FILE)
+        for name in row
+        if name not in ("seed", "step")
+    ]
+    assert sorted(point[:2] for point in found) == sorted(wanted)

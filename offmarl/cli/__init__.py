@@ -45,6 +45,7 @@ VERBS = {
     ),
     "record": Verb("programs", "Train agents online and record them at several tiers", True),
     "train": Verb("programs", "Train an offline baseline on a vault", True),
+    "tune": Verb("tune", "Search settings with which a program learns", True),
     "new": Verb(
         "new",
         "Create a working baseline or environment file to start from",

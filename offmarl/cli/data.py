@@ -19,14 +19,13 @@ from offmarl.errors import OptionError
 from offmarl.hub.licences import recorded_as
 from offmarl.paths import local, may_be_name
 from offmarl.statistics import spread
-from offmarl.terminal import number
+from offmarl.terminal import bars, number
 from offmarl.tracking import progress
 from offmarl.types import Discrete
 from offmarl.vault.compat import MEANINGS
 from offmarl.vault.leaf_statistics import QUANTILES, Statistics
 from offmarl.vault.location import hide_credentials
 
-_BLOCKS = "▁▂▃▄▅▆▇█"
 _BINS = 40
 _MOST_LINES = 50
 
@@ -223,21 +222,13 @@ def _left_out(facts: Mapping[str, Any]) -> str:
 def _sparkline(values: Float[np.ndarray, "episodes"]) -> str:
     """Draw how values change over the recording, as means over equal intervals."""
     stretches = np.array_split(values, min(_BINS, len(values)) or 1)
-    return _bars(np.array([stretch.mean() for stretch in stretches if len(stretch)]))
+    return bars([float(stretch.mean()) for stretch in stretches if len(stretch)])
 
 
 def _histogram(values: Float[np.ndarray, "episodes"]) -> str:
     """Draw a histogram with equal bins from the smallest to the largest value."""
     counts, _ = np.histogram(values, bins=_BINS)
-    return _bars(counts.astype(float)) if len(values) else ""
-
-
-def _bars(heights: Float[np.ndarray, "bins"]) -> str:
-    if not len(heights):
-        return ""
-    span = np.ptp(heights) or 1.0
-    levels = np.round((heights - heights.min()) / span * (len(_BLOCKS) - 1)).astype(int)
-    return "".join(_BLOCKS[level] for level in levels)
+    return bars(counts.astype(float).tolist()) if len(values) else ""
 
 
 # --------------------------------------------------------------------------------- lineage

@@ -6,7 +6,7 @@ import inspect
 import io
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
@@ -122,29 +122,82 @@ def parse_program(
 def _configured(target: Any, values: dict[str, Any], arguments: list[str]) -> Any:
     """Return a program's arguments with settings for those that are not given."""
     file = values.pop("settings")
-    given = {name: value for name, value in values.items() if _is_given(name, arguments)}
-    env = values["env"]
+    given = {name: values[name] for name in given_among(values, arguments)}
+    return target.for_env(settings_environment(target, values), settings=file, **given)
+
+
+def settings_environment(target: Any, values: Mapping[str, Any]) -> str:
+    """Return the environment whose settings a program uses: a baseline's is that of its vault."""
+    env: str | None = values["env"]
     if "vault" in values and env in (None, "none"):
         from offmarl.programs.offline import open_data
 
         with contextlib.suppress(OffmarlError, OSError):  # the program will raise it again
             env = open_data(target(**values)).spec.name
-    return target.for_env(env or "", settings=file, **given)
+    return env or ""
 
 
-def _is_given(name: str, arguments: list[str]) -> bool:
-    """Whether an option is among arguments; tyro takes options in full, with - or _."""
+def given_among(names: Iterable[str], arguments: list[str]) -> list[str]:
+    """Return the options that arguments contain; tyro takes options in full, with - or _."""
     options = {one.partition("=")[0].replace("_", "-") for one in arguments}
-    dashed = name.replace("_", "-")
-    return not options.isdisjoint((f"--{dashed}", f"--no-{dashed}"))
+    dashed = {name: name.replace("_", "-") for name in names}
+    return [
+        name
+        for name, option in dashed.items()
+        if not options.isdisjoint((f"--{option}", f"--no-{option}"))
+    ]
 
 
-def use_cores_for(args: Any) -> None:
-    """Let the seeds of a program's arguments use all cores, where it trains several."""
-    if hasattr(args, "batching") and args.seeds > 1:  # other scripts may have seeds of any kind
+def parse_bound(
+    targets: Sequence[Callable[..., Any]],
+    left_out: Iterable[str],
+    command: str,
+    description: str,
+    arguments: list[str],
+) -> dict[str, Any]:
+    """Return the values of the options of several functions or dataclasses, by name.
+
+    Parameters
+    ----------
+    targets
+        The functions and dataclasses; where two have a parameter of one name, the first counts.
+    left_out
+        Parameters of the last target that are no options.
+    command, description, arguments
+        As for `parse`. ``--settings`` is among the options.
+
+    Raises
+    ------
+    SystemExit, UsageExit
+        As `parse`.
+    """
+    described = [documented(target, "settings", "json") for target in targets]
+    found = {
+        name: one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for each in reversed(described)
+        for name, one in inspect.signature(each).parameters.items()
+        if each is not described[-1] or name not in left_out
+    }
+
+    def bound(**options: Any) -> functools.partial[Any]:
+        options.pop("json", None)
+        return functools.partial(dict, **options)
+
+    bound.__signature__ = inspect.Signature([*found.values()])  # type: ignore[attr-defined]
+    bound.__annotations__ = {name: one.annotation for name, one in found.items()}
+    return _parse(bound, f"offmarl {command}", description, arguments).keywords
+
+
+def use_cores_for(args: Any, batching: str | None = None) -> None:
+    """Let the seeds of a program's arguments use all cores, where it trains several.
+
+    ``batching`` is by default that of the arguments.
+    """
+    batching = batching or getattr(args, "batching", None)
+    if batching and args.seeds > 1:  # other scripts may have seeds of any kind
         from offmarl.programs.run import use_cores  # imports JAX
 
-        use_cores(args.seeds, args.batching)
+        use_cores(args.seeds, batching)
 
 
 def _parse(

@@ -46,7 +46,7 @@ _MORE = {
 def record(arguments: list[str]) -> Report:
     """Train agents online and record them at several tiers, or record a trained policy."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        return _overview("recorder", _USAGE)
+        return overview("recorder", _USAGE)
     if arguments[0].startswith("-"):
         helped = {"-h", "--help"}.intersection(arguments)
         asked = ["--help"] if helped else arguments  # `--policy --help` is no policy
@@ -157,7 +157,7 @@ def record_policy(
 def train(arguments: list[str]) -> Report:
     """Train an offline baseline on a vault."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        return _overview("baseline", "offmarl train NAME --vault PATH ...")
+        return overview("baseline", "offmarl train NAME --vault PATH ...")
     name, *rest = arguments
     run: Path = _run("baseline", name, rest)
     if not (run / MARL_EVAL_FILE).exists():
@@ -222,7 +222,7 @@ def evaluate(
     return _returns_report(title, about, returns)
 
 
-def _overview(kind: Kind, usage: str) -> Report:
+def overview(kind: Kind, usage: str) -> Report:
     """Return the list of programs, as help."""
     summaries = {name: summary(path) for name, path in find(kind).items()}
     rows = table([kind, ""], summaries.items())

@@ -14,15 +14,16 @@ from offmarl import report as reports
 from offmarl.cli.output import Report, table
 from offmarl.errors import OffmarlError, OptionError, RunError, ShapeError, VaultError
 from offmarl.programs.registry import file_of_run
-from offmarl.report import page, tables
+from offmarl.report import page, run_page, tables
 from offmarl.report.comparison import Comparison, Data, Row, Runs
 from offmarl.report.contents import LENGTHS, Survey, survey
+from offmarl.report.curves import Curves
 from offmarl.report.dataset_figures import Surveys
 from offmarl.report.tables import Section
 from offmarl.report.warnings import data_warnings, warnings_by_dataset
 from offmarl.statistics import MIN_RUNS, Reference, spread
-from offmarl.terminal import number
-from offmarl.tracking import RETURN, acting_of, labelled, progress, read_run
+from offmarl.terminal import number, plot
+from offmarl.tracking import RETURN, RUN_FILE, acting_of, labelled, progress, read_run
 from offmarl.vault import Dataset
 from offmarl.vault.files import errors_of
 from offmarl.vault.open import open_source, place_of
@@ -36,13 +37,13 @@ def report(
     env: str | None = None,
     time_limit: int | None = None,
 ) -> Report:
-    """Describe the contents of datasets: figures, coverage, episodes.
+    """Describe the contents of datasets: figures, coverage, episodes; or a run.
 
     Parameters
     ----------
     vaults
         Vaults of any program, in directories, archives or buckets; a path that ends in .vlt stands
-        for all the vaults in it.
+        for all the vaults in it. Or the directory of one run, whose learning curves are shown.
     html
         Write a self-contained page here, with figures, and with animated episodes if the
         environment can play them again.
@@ -56,6 +57,8 @@ def report(
         raise OptionError(f"{html} is a directory: give a file name, such as {html / 'page.html'}.")
     if env and not html:
         raise OptionError("--env plays episodes again for a page: give --html, too.")
+    if runs := [Path(path) for path in vaults if (Path(path) / RUN_FILE).is_file()]:
+        return _run_report(runs, vaults, html)
     found = [open_source(path, time_limit=time_limit) for path in dict.fromkeys(_each(vaults))]
     if not found:
         raise VaultError("no vaults to report on: give the path of at least one vault.")
@@ -71,6 +74,26 @@ def report(
         {"vaults": {name: _survey_data(one) for name, one in surveys.items()}, "page": html},
         Group(*_view(surveys), *([f"wrote {html}"] if html else [])),
     )
+
+
+def _run_report(runs: Sequence[Path], given: Sequence[str], html: Path | None) -> Report:
+    """Describe a run: where its arguments came from, and its learning curves."""
+    if len(given) > 1:
+        raise OptionError(
+            f"report describes vaults or a single run: give {runs[0]} alone, or compare runs with "
+            "`offmarl compare`."
+        )
+    described = run_page.describe(runs[0])
+    if html:
+        html.parent.mkdir(parents=True, exist_ok=True)
+        html.write_text(run_page.run_page(described))
+    shown = [table(columns, rows, title) for title, columns, rows in described.sections()]
+    for name, curve in described.evaluations().items():
+        drawn = plot(curve.steps.tolist(), curve.mean.tolist())
+        shown += [Text(f"{reports.UNITS[name]} by step", style="bold"), Text(drawn)]
+    data = {"run": runs[0], "record": described.record, "page": html}
+    data |= {"curves": {name: curve.data() for name, curve in described.curves.items()}}
+    return Report(data, Group(*shown, *([f"wrote {html}"] if html else [])))
 
 
 def _each(paths: Iterable[str]) -> Iterator[Any]:
@@ -258,20 +281,25 @@ def compare(
         if data.environment in known
     }
     comparison = reports.compare(found.scores, by_dataset, metric)
+    curves = reports.read_curves(found.directories, metric)
     sections, notes = (
         list(tables.comparison_tables(comparison)),
         list(_notes(comparison, found, metric)),
     )
+    if curves:
+        sections.append(tables.learning_curves(curves))
     if metric != RETURN:
         sections.append(_losses(runs))
     if figure:
         reports.save(reports.figure_comparison(comparison), figure)
     if html:
         html.parent.mkdir(parents=True, exist_ok=True)
-        html.write_text(_comparison_page(comparison, sections, notes, runs, program))
+        drawn = _comparison_figures(comparison, curves)
+        html.write_text(_comparison_page(drawn, sections, notes, runs, program))
     written = [f"wrote {path}" for path in (html, figure) if path]
     shown = (table(columns, rows, title) for title, columns, rows in sections)
-    return Report(_comparison_data(comparison, found, notes), Group(*shown, *notes, *written))
+    data = _comparison_data(comparison, found, notes) | {"curves": _curve_data(curves)}
+    return Report(data, Group(*shown, *notes, *written))
 
 
 def _known(given: Iterable[tuple[str, float, float]]) -> dict[str, Reference]:
@@ -327,18 +355,33 @@ def _losses(runs: Iterable[Path]) -> Section:
     return Section("Final training metrics, mean over seeds", ["run", "metrics"], rows)
 
 
+def _comparison_figures(comparison: Comparison, curves: Curves) -> list[str]:
+    scores = (
+        "Left: the mean return of each seed, and the IQM over seeds. Hollow markers and dashed "
+        "lines: sampled actions. Bands and bars: 95% intervals."
+    )
+    learning = "Learning curves: mean over seeds. Bands: 95% intervals; thin lines: seeds."
+    drawn = [page.image(reports.figure_comparison(comparison), scores)]
+    if curves:
+        drawn.append(page.image(reports.figure_curves(curves, comparison.unit), learning))
+    return drawn
+
+
+def _curve_data(curves: Curves) -> dict[str, Any]:
+    return {
+        dataset: {entry.label: curve.data() for entry, curve in found.items()}
+        for dataset, found in curves.items()
+    }
+
+
 def _comparison_page(
-    comparison: Comparison,
+    figures: Sequence[str],
     sections: Iterable[Section],
     notes: Iterable[str],
     runs: Sequence[Path],
     programs: Sequence[Path],
 ) -> str:
-    caption = (
-        "Left: the mean return of each seed, and the IQM over seeds. Hollow markers and dashed "
-        "lines: sampled actions. Bands and bars: 95% intervals."
-    )
-    body = [page.image(reports.figure_comparison(comparison), caption)]
+    body = [*figures]
     for title, columns, rows in sections:
         body += [page.heading(title), page.table(columns, [map(number, row) for row in rows])]
     body += [

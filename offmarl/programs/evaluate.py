@@ -163,10 +163,10 @@ def evaluate(
     if evaluator.held_out is not None:
         found |= _imitation(program, layout, params, evaluator.held_out)
     if evaluator.env is not None:
-        play = partial(_returns, program, evaluator.env, layout, episodes)
-        found[tracking.RETURN] = play(program.greedy, params, keys)
+        returns = partial(play, program, evaluator.env, layout, episodes)
+        found[tracking.RETURN] = returns(program.greedy, params, keys)
         if last and not program.greedy:
-            found[tracking.GREEDY_RETURN] = play(True, params, keys)
+            found[tracking.GREEDY_RETURN] = returns(True, params, keys)
     return {name: values[:seeds] for name, values in jax.device_get(found).items()}
 
 
@@ -186,7 +186,7 @@ def _imitation(
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
-def _returns(
+def play(
     program: Program,
     env: Environment,
     layout: Layout,
@@ -195,6 +195,10 @@ def _returns(
     params: ArrayTree,
     keys: Key[Array, "seeds"],
 ) -> Float[Array, "seeds episodes"]:
+    """Play episodes with the policies of all seeds, and return the returns.
+
+    The arguments are those of `evaluate`.
+    """
     policy = program.policy(greedy)
 
     def of_seed(params: ArrayTree, key: PRNGKeyArray) -> Float[Array, "episodes"]:

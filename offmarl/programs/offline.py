@@ -47,6 +47,7 @@ from offmarl.programs.run import (
     environment_source,
     keep_compiled_programs,
     open_run,
+    report,
     settled,
 )
 from offmarl.programs.seeds import Layout, layout_of
@@ -421,6 +422,7 @@ class _Journal:
         found = evaluate(job.evaluator, job.program, job.layout, params, keys, episodes, last)
         if found:
             self._write(done, found)
+        report(done, found)
         self.note = summary(found)
 
     def save(self, done: int, learned: Learned) -> None:

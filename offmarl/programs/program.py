@@ -336,17 +336,18 @@ def shaping_values(args: Validated) -> tuple[tuple[str, Any], ...]:
 
 def _reasons(args: Validated) -> dict[str, str]:
     """Return the arguments that must not shape a program, each with the reason."""
-    numeric, shared = _hyperparameter_names(args), _shared_names(args) - set(SHAPING)
+    numeric, shared = _hyperparameter_names(args), shared_names(args) - set(SHAPING)
     return dict.fromkeys(shared, "for the loop only") | {
         name: f"a hyperparameter: write `hyper.{name}` in init or update" for name in numeric
     }
 
 
 def _hyperparameter_names(args: Validated) -> list[str]:
-    return [name for name in float_fields(type(args)) if name not in _shared_names(args)]
+    return [name for name in float_fields(type(args)) if name not in shared_names(args)]
 
 
-def _shared_names(args: Validated) -> set[str]:
+def shared_names(args: Validated) -> set[str]:
+    """Return the names of the arguments that all programs of a kind share."""
     bases = [base for base in type(args).__mro__ if base in (Args, OnlineArgs)]
     return {field.name for base in bases if is_dataclass(base) for field in fields(base)}
 

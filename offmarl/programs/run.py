@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ import jax
 import numpy as np
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from jaxtyping import Float
+from numpy.typing import NDArray
 
 from offmarl import envs, settings, tracking
 from offmarl.config import Validated
@@ -162,9 +163,14 @@ def settled(args: ArgsT, directory: Path) -> ArgsT:
     Without a run, they are the arguments. See `offmarl.settings`.
     """
     args = settings.keep(args, tracking.recorded(directory))
+    print_sources(args)
+    return args
+
+
+def print_sources(args: Validated) -> None:
+    """Print where the values of arguments came from, if some are from files."""
     for line in settings.used(args).lines(args):
         tracking.notice(f"settings: {line}")
-    return args
 
 
 def environment_source(name: str) -> dict[str, dict[str, str]]:
@@ -217,6 +223,32 @@ def differences(
             for difference in differences(found.get(key), wanted.get(key), ignored, full)
         ]
     return [] if found == wanted else [(path, found, wanted)]
+
+
+# ---------------------------------------------------------------------------------- evaluations
+
+Watcher = Callable[[int, NDArray[Any]], None]
+"""Called after an evaluation with the step and the values of the main metric, ``(seeds,
+episodes)``; it may end the run by raising an exception."""
+
+_watcher: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
+
+
+@contextmanager
+def watched(watcher: Watcher) -> Iterator[None]:
+    """Call a function after each evaluation of the runs in the block."""
+    token = _watcher.set(watcher)
+    try:
+        yield
+    finally:
+        _watcher.reset(token)
+
+
+def report(step: int, found: Mapping[str, NDArray[Any]]) -> None:
+    """Report an evaluation to `watched`."""
+    watcher = _watcher.get()
+    if watcher is not None and found:
+        watcher(step, next(found[name] for name in _EVALUATED if name in found))
 
 
 # ---------------------------------------------------------------------------------- signals

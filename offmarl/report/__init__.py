@@ -25,7 +25,8 @@ from offmarl.report.comparison import (
     read_runs,
     scores_of,
 )
-from offmarl.report.figures import figure_comparison, figure_demo, save
+from offmarl.report.curves import Curve, Curves, curves_of, read_curves
+from offmarl.report.figures import figure_comparison, figure_curves, figure_demo, save
 
 if TYPE_CHECKING:
     from offmarl.report.contents import Survey, survey
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = [
     "UNITS",
     "Comparison",
+    "Curve",
+    "Curves",
     "Data",
     "Entry",
     "Estimate",
@@ -40,12 +43,15 @@ __all__ = [
     "Runs",
     "Survey",
     "compare",
+    "curves_of",
     "estimate",
     "figure_comparison",
+    "figure_curves",
     "figure_demo",
     "final_returns",
     "last_metrics",
     "metric_of",
+    "read_curves",
     "read_runs",
     "save",
     "scores_of",

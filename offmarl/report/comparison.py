@@ -70,6 +70,8 @@ class Runs(NamedTuple):
     scores: Scores
     data: dict[str, Data]
     """By the names of the datasets in ``scores``."""
+    directories: dict[str, dict[Entry, Path]]
+    """By dataset and entry, as the policy acted in training."""
 
 
 class Estimate(NamedTuple):
@@ -200,14 +202,19 @@ def read_runs(directories: Iterable[Path], metric: str = RETURN) -> Runs:
     data = {path: _data(run) for path, run in runs.items()}
     labels = _labels(data.values())
     scores: dict[str, dict[Entry, RunScores]] = {}
+    trained: dict[str, dict[Entry, Path]] = {}
     groups = _grouped(runs, lambda path: labels[_key(data[path])])
     for label, alike in groups.items():
         found: dict[Entry, RunScores] = {}
         for same in _grouped(alike, lambda path: runs[path]["program"]).values():
             for path, name in _distinguish(same).items():
                 found |= scores_of(path, metric, name)
+                acting = acting_of(runs[path]) if metric == RETURN else None
+                entry = Entry(runs[path]["program"], acting, name)
+                trained.setdefault(label, {})[entry] = path
         scores[label] = dict(sorted(found.items(), key=lambda item: item[0].acting == "sampled"))
-    return Runs(scores, {label: data[alike[0]] for label, alike in groups.items()})
+    named = {label: data[alike[0]] for label, alike in groups.items()}
+    return Runs(scores, named, trained)
 
 
 def scores_of(directory: Path, metric: str = RETURN, run: str = "") -> dict[Entry, RunScores]:

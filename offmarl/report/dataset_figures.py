@@ -65,6 +65,32 @@ def figure_order(surveys: Surveys) -> Figure:
     return _chart(draw, len(surveys) > 1)
 
 
+def training_of(found: Survey) -> tuple[list[float], list[float]]:
+    """Return the steps and the returns of the policies in a dataset that a recorder trained."""
+    policies = found.vault.provenance.get("policies") or []
+    points = [
+        (one["training_steps"], one["return"])
+        for one in policies
+        if isinstance(one, dict) and {"training_steps", "return"} <= one.keys()
+    ]
+    return [float(step) for step, _ in points], [float(value) for _, value in points]
+
+
+def figure_training(surveys: Surveys) -> Figure:
+    """Draw the learning curves of the policies that recorded the data."""
+
+    def draw(axes: Axes) -> None:
+        axes.set_title("Learning curve of the recorder")
+        axes.set_xlabel("environment steps of training")
+        axes.set_ylabel("return of the policy")
+        for number, (label, found) in enumerate(surveys.items()):
+            steps, returns = training_of(found)
+            marker = "o" if len(steps) < 3 else ""
+            axes.plot(steps, returns, label=_plain(label), marker=marker, **_line(number))
+
+    return _chart(draw, len(surveys) > 1)
+
+
 def figure_ends(surveys: Surveys) -> Figure:
     """Draw the fractions of episodes by how they ended."""
 

@@ -17,6 +17,7 @@ from jaxtyping import Float
 
 from offmarl.errors import OptionError
 from offmarl.report.comparison import Comparison, Entry, RunScores, Scores, estimate
+from offmarl.report.curves import Curve, Curves
 from offmarl.statistics import MIN_RUNS, bootstrap_interval, performance_profile
 
 if TYPE_CHECKING:
@@ -86,6 +87,37 @@ def figure_comparison(comparison: Comparison) -> Figure:
         _draw_improvement(right, comparison)
 
     return make_figure(draw, (15, 4.4))
+
+
+def figure_curves(curves: Curves, unit: str) -> Figure:
+    """Draw the mean of each entry over the steps, with intervals: one plot for each dataset."""
+
+    def draw(figure: Figure) -> None:
+        plots = figure.subplots(1, len(curves), squeeze=False)[0]
+        looks = _looks(curves)
+        for axes, (dataset, found) in zip(plots, curves.items(), strict=True):
+            for entry, curve in found.items():
+                look = looks[entry]
+                draw_curve(axes, curve, look.colour, look.line)
+            axes.set_title(dataset)
+            axes.set_xlabel("steps")
+        plots[0].set_ylabel(unit)
+        handles = [_handle(entry.label, look, marked=False) for entry, look in looks.items()]
+        figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 6))
+
+    return make_figure(draw, (min(6.0 * len(curves) + 1.0, 15), 4.0))
+
+
+def draw_curve(axes: Axes, curve: Curve, colour: str, line: str = "-") -> None:
+    """Draw the mean over seeds and its interval; with few seeds each seed instead."""
+    interval = curve.interval()
+    if interval is None:
+        for values in curve.values if len(curve.values) > 1 else ():
+            axes.plot(curve.steps, values, line, color=colour, linewidth=0.8, alpha=0.4)
+    else:
+        axes.fill_between(curve.steps, *interval, color=colour, alpha=0.15, linewidth=0)
+    marker = "." if len(curve.steps) < 3 else ""
+    axes.plot(curve.steps, curve.mean, line, color=colour, linewidth=1.6, marker=marker)
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -172,7 +204,7 @@ class _Look(NamedTuple):
         return "--" if self.sampled else "-"
 
 
-def _looks(scores: Scores) -> dict[Entry, _Look]:
+def _looks(scores: Scores | Curves) -> dict[Entry, _Look]:
     entries = list(dict.fromkeys(entry for found in scores.values() for entry in found))
     names = list(dict.fromkeys((entry.algorithm, entry.run) for entry in entries))
     numbers = {entry: names.index((entry.algorithm, entry.run)) for entry in entries}
@@ -276,7 +308,7 @@ def _draw_improvement(axes: Axes, comparison: Comparison) -> None:
     axes.set_yticks(range(len(names)), names)
 
 
-def _handle(label: str, look: _Look) -> Any:
+def _handle(label: str, look: _Look, marked: bool = True) -> Any:
     from matplotlib.lines import Line2D
 
     return Line2D(
@@ -284,7 +316,7 @@ def _handle(label: str, look: _Look) -> Any:
         [],
         color=look.colour,
         linestyle=look.line,
-        marker=look.marker,
+        marker=look.marker if marked else "",
         markerfacecolor=look.face,
         markersize=7,
         linewidth=1.8,

@@ -273,6 +273,10 @@ def _episodes(surveys: Surveys) -> Iterator[str]:
             f"Reward by time in the episode: {paid}.",
         ),
     ]
+    if trained := {name: one for name, one in surveys.items() if figures.training_of(one)[0]}:
+        caption = "Evaluations of the policies that are in the data, by their training."
+        text = _each(trained, lambda one: f"{len(figures.training_of(one)[0])} policies")
+        drawn.append(image(figures.figure_training(trained), caption, f"Learning curve: {text}."))
     if not all(one.rewards.alike for one in surveys.values()):
         caption = "Median and middle 90% of episodes."
         alt = f"Returns of each agent: {_each(surveys, _by_agent)}."

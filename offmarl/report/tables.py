@@ -4,14 +4,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 
 from offmarl.report.accumulators import ContinuousActions, DiscreteActions
 from offmarl.report.comparison import Comparison, Estimate, Row
 from offmarl.report.contents import LENGTHS, Survey
+from offmarl.report.curves import Curves
 from offmarl.report.dataset_figures import Surveys
 from offmarl.statistics import spread
-from offmarl.terminal import interval, number
+from offmarl.terminal import bars, interval, number
 from offmarl.types import Discrete, EnvSpec
+
+_BARS = 30
+"""Most bars of a learning curve in a table."""
 
 
 class Section(NamedTuple):
@@ -83,6 +88,30 @@ def _probability(estimate: Estimate | None) -> str:
     if estimate.low is None:
         return f"{estimate.value:.2f}"
     return "{:.2f} [{:.2f}, {:.2f}]".format(*estimate)
+
+
+def learning_curves(curves: Curves) -> Section:
+    """Return the curves as a table, whose bars have one scale for each dataset."""
+    rows, banded = [], False
+    for dataset, found in curves.items():
+        means = np.concatenate([curve.mean for curve in found.values()])
+        for entry, curve in found.items():
+            band = curve.interval()
+            ends = (None, None) if band is None else band[:, -1].tolist()
+            banded |= band is not None
+            shown = bars(_shortened(curve.mean).tolist(), float(means.min()), float(means.max()))
+            last = interval(float(curve.mean[-1]), *ends)
+            first = float(curve.mean[0])
+            rows.append([dataset, entry.label, first, shown, last, int(curve.steps[-1])])
+    heading = "last [95% interval]" if banded else "last"
+    names = ["data", "run", "first", "mean over seeds", heading, "steps"]
+    return Section("Learning curves", names, rows)
+
+
+def _shortened(values: Float[np.ndarray, "points"]) -> Float[np.ndarray, "_"]:
+    """Return at most `_BARS` values: means over blocks of neighbours."""
+    blocks = np.array_split(values, min(len(values), _BARS))
+    return np.array([block.mean() for block in blocks])
 
 
 # --------------------------------------------------------------------------------- datasets

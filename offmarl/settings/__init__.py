@@ -31,7 +31,7 @@ T = TypeVar("T", bound=Validated)
 SEARCH = "search"
 """Name of the table that is no program's: the ranges for ``offmarl tune``."""
 
-_NEVER = ("vault", "env", "out", "validation", "seed", "seeds")
+NEVER = ("vault", "env", "out", "validation", "seed", "seeds")
 """Arguments that say what a program runs on, and not how; files cannot set them."""
 
 _ATTRIBUTE = "_settings"
@@ -187,13 +187,13 @@ class _File(NamedTuple):
 
     def read(self, kind: type[Validated], program: str, env: str) -> dict[str, Setting]:
         """Return its values for a program and an environment; those for others are checked, too."""
-        tables = self._tables()
+        every = tables(self.path, self.shown)
         found: dict[str, Setting] = {}
-        if program not in tables and not self.packaged:
+        if program not in every and not self.packaged:
             raise OptionError(
                 f"{self.shown} has no table [{program}]: add one with the program's settings."
             )
-        table = tables.get(program, {})
+        table = every.get(program, {})
         general = {name: value for name, value in table.items() if not isinstance(value, dict)}
         patterns = [(name, value) for name, value in table.items() if isinstance(value, dict)]
         for pattern, values in [("", general), *patterns]:
@@ -207,23 +207,36 @@ class _File(NamedTuple):
                 found |= checked
         return found
 
-    def _tables(self) -> dict[str, dict[str, Any]]:
-        try:
-            with self.path.open("rb") as file:
-                tables = tomllib.load(file)
-        except (FileNotFoundError, IsADirectoryError):
+
+def tables(path: Path, shown: str = "") -> dict[str, dict[str, Any]]:
+    """Return the tables of a file.
+
+    Parameters
+    ----------
+    path
+        The file.
+    shown
+        Its name in messages; by default its path.
+
+    Raises
+    ------
+    OptionError
+        There is no such file, or it is not valid.
+    """
+    shown = shown or str(path)
+    try:
+        with local(path).open("rb") as file:
+            found = tomllib.load(file)
+    except (FileNotFoundError, IsADirectoryError):
+        raise OptionError(f"there is no settings file {shown}: give the path of one.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise OptionError(f"{shown} is not valid TOML: {error}.") from None
+    for name, table in found.items():
+        if not isinstance(table, dict):
             raise OptionError(
-                f"there is no settings file {self.shown}: give the path of one."
-            ) from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise OptionError(f"{self.shown} is not valid TOML: {error}.") from None
-        for name, table in tables.items():
-            if not isinstance(table, dict):
-                raise OptionError(
-                    f"{self.shown}: {name} is in no table: put it below that of a program, such "
-                    "as [mappo]."
-                )
-        return tables
+                f"{shown}: {name} is in no table: put it below that of a program, such as [mappo]."
+            )
+    return found
 
 
 def _matches(env: str, pattern: str) -> bool:
@@ -237,8 +250,8 @@ def _matches(env: str, pattern: str) -> bool:
 
 def _value(kind: type[Validated], name: str, value: Any, where: str) -> Any:
     """Return a checked value; the error says where it is."""
-    names = [field.name for field in fields(kind) if field.name not in _NEVER]  # type: ignore[arg-type]
-    if name in _NEVER:
+    names = [field.name for field in fields(kind) if field.name not in NEVER]  # type: ignore[arg-type]
+    if name in NEVER:
         raise OptionError(f"{where}: {name} cannot be set in a file: give it with the command.")
     if name not in names:
         raise OptionError(f"{where}: {unknown_name('argument', name, names)}")

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import PurePath
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -290,7 +290,7 @@ class Dataset(EpisodeSet):
         """
         return bounds.percentiles(self.length, low, high)
 
-    def episode(self, number: int) -> Episode:
+    def episode(self, number: SupportsIndex) -> Episode:
         """Read one episode.
 
         Parameters
@@ -309,7 +309,7 @@ class Dataset(EpisodeSet):
         steps = self.transitions(start, start + int(table.length[number]), slice(row, row + 1))
         final = None
         if table.final[number] >= 0:
-            final = _first(self.final_views(table.final[number : number + 1 or None]))
+            final = _first(self.final_views(np.atleast_1d(table.final[number])))
         return Episode(_first(steps), final)
 
     def transitions(
@@ -373,10 +373,10 @@ class Dataset(EpisodeSet):
             put_steps(arrays[name], index, array, at)
 
     @overload
-    def __getitem__(self, index: int) -> Episode: ...
+    def __getitem__(self, index: SupportsIndex) -> Episode: ...
     @overload
     def __getitem__(self, index: slice) -> Transition: ...
-    def __getitem__(self, index: int | slice) -> Episode | Transition:
+    def __getitem__(self, index: SupportsIndex | slice) -> Episode | Transition:
         """Return an episode by its number, or the transitions of a slice of time, all rows."""
         if isinstance(index, slice):
             return self.transitions(*bounds.interval(index, self.length))

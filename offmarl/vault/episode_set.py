@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,7 +54,7 @@ class EpisodeSet(ABC):
         """Read all episodes, one after the other, by row and start."""
         return map(self.episode, range(len(self)))
 
-    def subset(self, episodes: Iterable[int]) -> "Subset":
+    def subset(self, episodes: Iterable[SupportsIndex]) -> "Subset":
         """Return some episodes as a view, which copies nothing.
 
         Parameters

@@ -217,7 +217,7 @@ class _LeafAccumulator:
         quantiles = np.concatenate(parts, axis=1).reshape(len(QUANTILES), *self._columns)
         quantiles = np.where(ranges.finite > 0, quantiles, np.nan)
         error = max(part.error for part in self._parts)
-        low, high, mean, std, count, not_finite = ranges
+        low, high, mean, std, count, not_finite = map(np.asarray, ranges)
         return LeafStatistics(count, not_finite, mean, std, low, high, quantiles, error)
 
 

@@ -10,7 +10,7 @@ for the first time, quantiles are exact.
 import math
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 
 from offmarl.vault.layout import NumpyArray
 
@@ -43,8 +43,8 @@ class QuantileSketch:
         self._variance = 0.0
         self._rng = np.random.default_rng(0)
 
-    def add(self, values: Float[np.ndarray, "n columns"]) -> None:
-        """Add values; NaN and infinities count, but are not among the quantiles."""
+    def add(self, values: Shaped[np.ndarray, "n columns"]) -> None:
+        """Add numbers of any type; NaN and infinities count, but are not among the quantiles."""
         self.count += len(values)
         begin = 0
         while begin < len(values):

@@ -49,7 +49,7 @@ def test_what_needs_no_jax_imports_none(arguments, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["tran"], "no command named 'tran': did you mean train? See `offmarl --help`."),
+        (["tran"], "no command named 'tran': did you mean train or tune? See `offmarl --help`."),
         (["train", "bcc"], "no baseline named 'bcc': did you mean bc?"),
         (["record", "mapo"], "no recorder named 'mapo': did you mean mappo"),
     ],

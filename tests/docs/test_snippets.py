@@ -28,7 +28,7 @@ from tests.runs import write_policy
 DOCS = Path(__file__).parents[2] / "docs"
 
 HUB = re.compile(r"og_marl|3m\.zip|--remote|org/name|offmarl (push|cache|doctor)")
-TRAINS = re.compile(r"offmarl (demo|train|record|evaluate|compare|report) ")
+TRAINS = re.compile(r"offmarl (demo|tune|train|record|evaluate|compare|report) ")
 
 SMALLER = {
     "demo": "--seeds 1",

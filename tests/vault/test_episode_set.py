@@ -64,6 +64,7 @@ def test_views_are_the_parts_that_split_writes(dataset: Dataset, tmp_path: Path)
     np.testing.assert_array_equal(views["validation"].numbers, held_out)
 
 
+@pytest.mark.untyped
 def test_what_cannot_be_chosen(dataset: Dataset) -> None:
     for wrong in ([], [-1], [10_000], [[0]]):
         with pytest.raises(OptionError, match=r"choose some of these"):

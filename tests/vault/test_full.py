@@ -72,7 +72,7 @@ def fail_with(room, place):
 
 
 @pytest.mark.parametrize(
-    "step", [45, pytest.param(4, marks=pytest.mark.nightly)], ids=["some", "many"]
+    "step", [30, pytest.param(4, marks=pytest.mark.nightly)], ids=["some", "many"]
 )
 def test_full_at_every_write(small_disk, step):
     outcomes = [fail_with(pages * PAGE, small_disk) for pages in range(1, 200, step)]

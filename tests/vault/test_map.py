@@ -432,7 +432,7 @@ def in_place(steps):
         (lambda s: {"reward": s["reward"]} if s.episode[0] else {}, OptionError, "same columns"),
         ("offmarl.vault", OptionError, "names no function"),
         ("offmarl.vault:nothing", OptionError, "has no nothing"),
-        (3, OptionError, "is not a function"),
+        pytest.param(3, OptionError, "is not a function", marks=pytest.mark.untyped),
     ],
 )
 def test_errors_name_the_leaf_and_the_episode(a, tmp_path, function, error, text):

@@ -85,6 +85,7 @@ def test_links_and_relative_paths(tmp_path, monkeypatch):
 # ----------------------------------------------------------------------------------- numbers
 
 
+@pytest.mark.untyped
 def test_the_numbers_of_a_spec_may_be_numpys(tmp_path):
     spec = replace(SPEC)
     for name, number in (("num_agents", np.int64(2)), ("state_size", np.prod([5]))):

@@ -1,0 +1,118 @@
+"""``offmarl tune``: search settings with which a program learns."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rich.console import Group
+
+from offmarl.cli.output import Report, as_is, records
+from offmarl.cli.parse import given_among, parse_bound, settings_environment, use_cores_for
+from offmarl.cli.programs import overview
+from offmarl.errors import OptionError
+from offmarl.programs.registry import Kind, find, load, program_of
+from offmarl.programs.run import print_sources
+from offmarl.programs.search import Space, chosen, derived, read
+from offmarl.programs.tuning import Search, Tuned
+from offmarl.programs.tuning import tune as search_settings
+
+_USAGE = """\
+offmarl tune NAME --env ENV ...       tune a recorder
+offmarl tune NAME --vault PATH ...    tune a baseline
+"""
+
+_LEFT_OUT = ("seeds", "track", "tiers", "steps", "env_states", "checkpoint_seconds")
+"""Options of programs that a search does not have, or has with another meaning."""
+
+_SHOWN = 10
+
+
+def tune(arguments: list[str]) -> Report:
+    """Search settings with which a program learns, and write a file for --settings."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        return _overview()
+    name, *rest = arguments
+    program = _load(name, rest)
+    about = f"Search settings of a program.\n\n{program.__doc__ or ''}"
+    targets = _options, Search, program.Args
+    values = parse_bound(targets, _LEFT_OUT, f"tune {name}", about, rest)
+    own = {key: values.pop(key) for key in ("out", "search", "only", *Search.__annotations__)}
+    file = values.pop("settings")
+    given = {key: value for key, value in values.items() if key in given_among(values, rest)}
+    env = settings_environment(program.Args, values)
+    args = program.Args.for_env(env, settings=file, **given)
+    print_sources(args)
+    out = own.pop("out") or Path("tuned") / f"{program_of(program.Args)[0]}-{_plain(env)}.toml"
+    space = _space(program, args, own.pop("search"), own.pop("only"))
+    search = Search(**own)
+    use_cores_for(search, getattr(args, "batching", "auto"))
+    return _report(search_settings(program, args, space, out, search), space)
+
+
+def _options(
+    out: Path | None = None, search: Path | None = None, only: tuple[str, ...] = ()
+) -> None:
+    """Options of the command itself.
+
+    Parameters
+    ----------
+    out
+        TOML file to write; by default tuned/PROGRAM-ENVIRONMENT.toml. The trials are stored beside
+        it, and the same command continues them.
+    search
+        TOML file with a table [search] of ranges: lists of values, or {low = ..., high = ..., log =
+        true}. By default ranges follow from the types and values of the program's arguments.
+    only
+        Names of the arguments to search, of those that have a range; by default all.
+    """
+
+
+def _load(name: str, arguments: list[str]) -> ModuleType:
+    """Import a program of either kind: a recorder, unless a vault is given."""
+    vault = bool(given_among(("vault",), arguments))
+    kinds: list[Kind] = ["baseline", "recorder"] if vault else ["recorder", "baseline"]
+    kind = next((kind for kind in kinds if name in find(kind)), kinds[0])
+    return load(kind, name)
+
+
+def _space(program: ModuleType, args: Any, file: Path | None, only: tuple[str, ...]) -> Space:
+    space = derived(args) if file is None else read(file, program.Args)
+    missing = {one for one in space if one in _LEFT_OUT}
+    if missing:
+        raise OptionError(f"{missing.pop()} cannot be searched: leave it out of [search].")
+    return chosen(space, only)
+
+
+def _plain(env: str) -> str:
+    return "".join(one if one.isalnum() or one in "-_" else "-" for one in env) or "unknown"
+
+
+def _overview() -> Report:
+    kinds: list[Kind] = ["recorder", "baseline"]
+    parts = [overview(kind, _USAGE if kind == "recorder" else "") for kind in kinds]
+    data = {key: value for part in parts for key, value in part.data.items()}
+    return Report(data, Group(*(part.text for part in parts)))
+
+
+def _report(found: Tuned, space: Space) -> Report:
+    best = sorted(
+        (row for row in found.trials if row["score"] is not None),
+        key=lambda row: row["score"],
+        reverse=True,
+    )
+    title = f"{found.file}: the best of {len(found.trials)} trials, score {found.score:.6g}"
+    ranges = {name: one.words() for name, one in space.items()}
+    rows = [{**dict.fromkeys(ranges, ""), **row} for row in best[:_SHOWN]]
+    view = Group(records(_columns(rows), title), as_is(f"--settings {found.file}"))
+    data = {"file": found.file, "score": found.score, "best": found.best}
+    return Report({**data, "ranges": ranges, "trials": found.trials}, view)
+
+
+def _columns(rows: list[dict[str, Any]]) -> list[Mapping[str, Any]]:
+    """Put the number, state and score of trials first."""
+    first = ("trial", "state", "score")
+    return [
+        {name: row[name] for name in (*first, *(name for name in row if name not in first))}
+        for row in rows
+    ]

@@ -1,0 +1,306 @@
+"""Search for settings with which a program learns: ``offmarl tune``.
+
+Optuna proposes values (a tree-structured Parzen estimator, Bergstra et al. 2011) and stops trials
+that learn less than the median of the earlier ones. Trials are stored as they end, in an SQLite
+file. What is proposed depends on the seed and the stored trials only, so that a stopped search goes
+on as if it had never stopped; a trial that was running is repeated.
+"""
+
+import json
+import math
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import tomli_w
+from filelock import FileLock, Timeout
+from numpy.typing import NDArray
+
+from offmarl import settings, tracking
+from offmarl._imports import import_optional
+from offmarl.config import PositiveInt, Seed, Validated
+from offmarl.errors import OffmarlError, OptionError, RunError, Stopped
+from offmarl.paths import local
+from offmarl.programs.program import FREE, SHAPING, Args, OnlineArgs, shared_names
+from offmarl.programs.registry import program_of
+from offmarl.programs.run import watched
+from offmarl.programs.search import Space
+from offmarl.programs.unrecorded import learning_curve
+
+Score = Literal["last", "area"]
+
+_WARM_UP = 5
+"""Trials that are never stopped early; also the proposals that are drawn at random."""
+
+_BUDGET = ("updates", "total_steps")
+"""Arguments that say how long a program trains; a file of settings does not have them."""
+
+
+@dataclass(frozen=True)
+class Search(Validated):
+    """How settings are searched."""
+
+    trials: PositiveInt = 50
+    """Number of trials, with those of earlier calls."""
+    seeds: PositiveInt = 3
+    """Number of training seeds of a trial, which share the device; the score is their mean."""
+    search_seed: Seed = 0
+    """Random seed of the proposals."""
+    score: Score = "last"
+    """What is maximised: the last evaluation, or "area", the mean of all evaluations of a training,
+    for settings that also learn fast. Evaluations measure the return; without an environment, the
+    agreement with held-out actions."""
+    prune: bool = True
+    """Stop trials that are worse than the median of the earlier ones at the same step."""
+
+
+class Tuned(NamedTuple):
+    """The result of a search."""
+
+    file: Path
+    """File of settings, for ``--settings``."""
+    best: Mapping[str, Any]
+    """The best trial's values, by argument."""
+    score: float
+    trials: list[dict[str, Any]]
+    """Number, state, score and values of each trial."""
+
+
+class _Pruned(Exception):
+    """Ends a trial that is worse than others."""
+
+
+def tune(
+    program: ModuleType,
+    args: Validated,
+    space: Space,
+    file: str | Path,
+    search: Search | None = None,
+) -> Tuned:
+    """Search settings of a program, and write the best.
+
+    After a kill, the same call continues.
+
+    Parameters
+    ----------
+    program
+        The program, from `offmarl.programs.registry.load` or an import.
+    args
+        Its arguments; those in the space are replaced in each trial.
+    space
+        What is searched; see `offmarl.programs.search`.
+    file
+        TOML file to write. The trials are stored beside it, as ``.db``.
+    search
+        How to search.
+
+    Raises
+    ------
+    MissingExtraError
+        Optuna is not installed.
+    OptionError
+        There is nothing to search, or no trial could be run.
+    RunError
+        The file belongs to another search, or another process continues it.
+    Stopped
+        Ctrl-C stopped the search.
+    """
+    search = search or Search()
+    if not space:
+        raise OptionError("there is no argument to search: give a table [search] of ranges.")
+    study = _Study(program, args, space, local(file), search)
+    study.file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(f"{study.file}.lock", timeout=0):
+            return study.run()
+    except Timeout:
+        raise RunError(f"another process writes {study.file}: wait for it to end.") from None
+
+
+class _Study:
+    """A search: its trials and its files."""
+
+    def __init__(
+        self, program: ModuleType, args: Validated, space: Space, file: Path, search: Search
+    ):
+        self.program, self.args, self.space, self.file = program, args, space, file
+        self._search, self.name = search, program_of(program.Args)[0]
+        self._optuna: Any = import_optional("optuna", "tune")
+        self._work = file.with_suffix(".trial")
+
+    def run(self) -> Tuned:
+        """Run the trials that are missing."""
+        self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)
+        study = self._open()
+        done = len(self._ended(study))
+        with tracking.progress(f"tune {self.name}", self._search.trials, done) as advance:
+            try:
+                for number in range(done, self._search.trials):
+                    advance(1, self._trial(study, number))
+            except KeyboardInterrupt as stop:
+                raise Stopped(
+                    f"stopped after {len(self._ended(study))} trials: the same command continues.",
+                    getattr(stop, "signum", 2),
+                ) from stop
+            finally:
+                shutil.rmtree(self._work, ignore_errors=True)
+        return self._result(study)
+
+    def _open(self) -> Any:
+        """Open the stored trials; those that were running are repeated with the same values."""
+        storage = f"sqlite:///{self.file.with_suffix('.db')}"
+        study = self._optuna.create_study(
+            storage=storage, study_name="tune", direction="maximize", load_if_exists=True
+        )
+        identity, found = self._identity(), study.user_attrs.get("identity")
+        if found is None:
+            study.set_user_attr("identity", identity)
+        elif found != identity:
+            name = next(key for key in identity if found.get(key) != identity[key])
+            raise RunError(
+                f"{self.file} was started with {name} {found.get(name)!r}, not "
+                f"{identity[name]!r}: give the same arguments to continue, or another --out."
+            )
+        state = self._optuna.trial.TrialState
+        for trial in study.get_trials(states=(state.RUNNING,)):
+            study.tell(trial.number, state=state.FAIL)
+            study.enqueue_trial(trial.params)
+        return study
+
+    def _identity(self) -> dict[str, Any]:
+        """Return what a search must be continued with."""
+        args = {field.name: getattr(self.args, field.name) for field in _fields(self.args)}
+        kept = {name: x for name, x in args.items() if name not in (*FREE, *self.space)}
+        search = {"seeds": self._search.seeds, "score": self._search.score}
+        search |= {"search_seed": self._search.search_seed, "prune": self._search.prune}
+        space = {name: one.words() for name, one in self.space.items()}
+        found: dict[str, Any] = tracking.plain({"program": self.name, **search, "ranges": space})
+        return found | {"arguments": json.dumps(tracking.plain(kept), sort_keys=True)}
+
+    def _ended(self, study: Any) -> list[Any]:
+        """Return the trials, without those that were interrupted."""
+        state = self._optuna.trial.TrialState
+        return [
+            trial
+            for trial in study.get_trials(deepcopy=False)
+            if trial.state in (state.COMPLETE, state.PRUNED)
+            or (trial.state == state.FAIL and "error" in trial.user_attrs)
+        ]
+
+    def _trial(self, study: Any, number: int) -> str:
+        """Run a trial, and return the best score in words."""
+        optuna, search = self._optuna, self._search
+        study.sampler = optuna.samplers.TPESampler(
+            seed=search.search_seed + number, n_startup_trials=2 * _WARM_UP
+        )
+        study.pruner = optuna.pruners.NopPruner()
+        if search.prune:
+            study.pruner = optuna.pruners.MedianPruner(_WARM_UP, n_warmup_steps=2)
+        trial, state = study.ask(), optuna.trial.TrialState
+        values = {name: one.suggest(trial, name) for name, one in self.space.items()}
+        trial.set_user_attr("values", tracking.plain(values))
+        try:
+            score = self._score(trial, values)
+        except _Pruned:
+            study.tell(trial, state=state.PRUNED)
+        except OffmarlError as error:
+            self._fail(study, trial, str(error))
+        else:
+            if math.isfinite(score):
+                study.tell(trial, score)
+                self._write(study)
+            else:
+                self._fail(study, trial, "the score is not finite")
+        scores = [one.value for one in study.get_trials(deepcopy=False) if one.value is not None]
+        return f"best {max(scores):.4g}" if scores else ""
+
+    def _fail(self, study: Any, trial: Any, error: str) -> None:
+        """Record that values cannot be used, such as sizes that do not fit each other."""
+        trial.set_user_attr("error", error)
+        study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
+
+    def _score(self, trial: Any, values: Mapping[str, Any]) -> float:
+        """Train with some values, and return the score."""
+        curve: list[float] = []
+
+        def score() -> float:
+            return float(np.mean(curve)) if self._search.score == "area" else curve[-1]
+
+        def report(_step: int, evaluated: NDArray[Any]) -> None:
+            curve.append(float(evaluated.mean()))
+            trial.report(score(), len(curve))
+            if trial.should_prune():
+                raise _Pruned
+
+        if isinstance(self.args, OnlineArgs):
+            online = replace(self.args, **values)
+            learning_curve(self.program.make, online, self._search.seeds, report)
+        else:
+            shutil.rmtree(self._work, ignore_errors=True)
+            assert isinstance(self.args, Args)
+            seeds = self._search.seeds
+            args = replace(self.args, **values, out=self._work, seeds=seeds)
+            with watched(report):
+                self.program.main(args)
+        return score()
+
+    # ------------------------------------------------------------------------------ results
+
+    def _best(self, study: Any) -> Any:
+        complete = [one for one in self._ended(study) if one.value is not None]
+        complete = [one for one in complete if one.state.name == "COMPLETE"]
+        return max(complete, key=lambda trial: trial.value, default=None)
+
+    def _write(self, study: Any) -> None:
+        """Write the settings of the best trial so far."""
+        best = self._best(study)
+        values, ended = self._fixed() | best.user_attrs["values"], self._ended(study)
+        number = 1 + [one.number for one in ended].index(best.number)
+        about = [
+            f"offmarl tune {self.name}: trial {number} of {len(ended)}, "
+            f"score {best.value:.6g} ({self._search.score}, {self._search.seeds} seeds)",
+            *(f"{key}: {value}" for key, value in self._about().items()),
+            *(f"searched: {name} in {one.words()}" for name, one in self.space.items()),
+        ]
+        text = "".join(f"# {line}\n" for line in about) + tomli_w.dumps({self.name: values})
+        tracking.replace_file(self.file, text)
+
+    def _about(self) -> dict[str, Any]:
+        names = ("env", "vault", *_BUDGET)
+        return {name: x for name in names if (x := getattr(self.args, name, None)) is not None}
+
+    def _fixed(self) -> dict[str, Any]:
+        """Return the other arguments that differ from the defaults and shape the learning."""
+        shared = shared_names(self.args) - set(SHAPING)
+        return {
+            field.name: tracking.plain(value)
+            for field in _fields(self.args)
+            if field.name not in {*shared, *_BUDGET, *settings.NEVER}
+            and (value := getattr(self.args, field.name)) is not None
+            and value != field.default
+        }
+
+    def _result(self, study: Any) -> Tuned:
+        ended, best = self._ended(study), self._best(study)
+        if best is None:
+            reasons = [one.user_attrs.get("error", "it was stopped early") for one in ended]
+            raise OptionError(f"no trial was completed: {reasons[-1]}")
+        self._write(study)
+        rows = [
+            {
+                "trial": number,
+                "state": one.state.name.lower(),
+                "score": one.value,
+                **one.user_attrs.get("values", {}),
+            }
+            for number, one in enumerate(ended, 1)
+        ]
+        return Tuned(self.file, best.user_attrs["values"], best.value, rows)
+
+
+def _fields(args: Validated) -> tuple[Any, ...]:
+    return fields(args)  # type: ignore[arg-type]

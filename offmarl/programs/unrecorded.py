@@ -1,0 +1,86 @@
+"""Training of a recorder's program that is evaluated and not recorded."""
+
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int, Key
+
+from offmarl import envs
+from offmarl.programs.evaluate import play
+from offmarl.programs.loop import Learned, build, stage_starts, start, start_stage
+from offmarl.programs.program import Hyperparameters, OnlineArgs, Program, hyperparameters
+from offmarl.programs.run import Watcher, keep_compiled_programs
+from offmarl.programs.seeds import Layout, layout_of, map_seeds
+from offmarl.types import ArrayTree
+
+
+def learning_curve(
+    make: Callable[..., Program],
+    args: OnlineArgs,
+    seeds: int,
+    report: Watcher,
+) -> None:
+    """Train several seeds side by side, and report each evaluation.
+
+    Parameters
+    ----------
+    make, args
+        The program and its arguments; `record_online` describes them.
+    seeds
+        Number of training seeds, the first of which is that of the arguments.
+    report
+        Called with the environment steps taken and the returns.
+
+    Raises
+    ------
+    OptionError
+        An argument is invalid.
+    """
+    keep_compiled_programs()
+    env = envs.make(args.env)
+    program = build(make, env.spec, args, env, lambda: cast(Hashable, env))
+    layout = layout_of(seeds, "auto")
+    keys = jax.vmap(lambda seed: jax.random.split(jax.random.key(seed), 3))(
+        args.seed + jnp.arange(seeds)
+    )
+    one = hyperparameters(args)
+    hyper = jax.tree.map(lambda leaf: jnp.full(seeds, leaf, leaf.dtype), one)
+    states = layout.place(start(program, keys[:, 0], hyper), per_seed=True)
+    hyper, update_keys = layout.place((hyper, keys[:, 1]), per_seed=True)
+    evaluate_keys = keys[:, 2]
+    unit = program.num_steps * args.num_envs
+    iterations = -(-args.total_steps // unit)
+    every, starts = -(-iterations // args.evaluations), stage_starts(program.stages, iterations)
+    for number in range(iterations):
+        stage = max(index for index, begun in enumerate(starts) if begun <= number)
+        if number == starts[stage]:
+            states = start_stage(program.stages[stage], Learned(states), layout).state
+        states = _advance(program, stage, layout, states, (update_keys, hyper), number)
+        done = number + 1
+        if done % every == 0 or done == iterations:
+            at = jax.vmap(jax.random.fold_in, in_axes=(0, None))(evaluate_keys, done)
+            params, at = layout.place((program.policy_params(states), at), per_seed=True)
+            returns = play(program, env, layout, args.eval_episodes, False, params, at)
+            report(done * unit, np.asarray(returns)[:seeds])
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=3)
+def _advance(
+    program: Program,
+    stage: int,
+    layout: Layout,
+    states: ArrayTree,
+    rest: tuple[Key[Array, "seeds"], Hyperparameters],
+    number: Int[Array, ""] | int,
+) -> ArrayTree:
+    """Update every seed once."""
+
+    def of_seed(state: ArrayTree, key: Any, hyper: Hyperparameters) -> ArrayTree:
+        key = jax.random.fold_in(key, number)
+        return program.stages[stage].update(state, None, key, hyper)[0]
+
+    return map_seeds(layout, of_seed, (states, *rest))

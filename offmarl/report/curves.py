@@ -1,0 +1,93 @@
+"""Learning curves: evaluations and training metrics of runs over their steps."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from offmarl.report.comparison import Entry
+from offmarl.statistics import MIN_RUNS, bootstrap_interval
+from offmarl.tracking import METRICS_FILE, read, read_run
+
+_RESAMPLES = 1000
+
+
+class Curve(NamedTuple):
+    """A metric of the seeds of a run over the steps of its training."""
+
+    steps: Int[np.ndarray, "points"]
+    """Updates of a baseline, or environment steps of a recorder."""
+    values: Float[np.ndarray, "seeds points"]
+    """The mean of each evaluation, or the logged number."""
+
+    @property
+    def mean(self) -> Float[np.ndarray, "points"]:
+        """Mean over the seeds."""
+        means: Float[np.ndarray, "points"] = self.values.mean(0)
+        return means
+
+    def interval(self) -> Float[np.ndarray, "2 points"] | None:
+        """Return the pointwise 95% bootstrap interval of the mean; None for too few seeds."""
+        if len(self.values) < MIN_RUNS:
+            return None
+        low, high = bootstrap_interval(
+            lambda scores: scores.mean(-2), self.values, seed=0, resamples=_RESAMPLES
+        )
+        return np.stack([low, high])
+
+    def data(self) -> dict[str, Any]:
+        """Return the points, for JSON."""
+        interval = self.interval()
+        low, high = (None, None) if interval is None else interval
+        return {
+            "step": self.steps,
+            "mean": self.mean,
+            "low": low,
+            "high": high,
+            "seeds": self.values,
+        }
+
+
+Curves = Mapping[str, Mapping[Entry, Curve]]
+"""By dataset and entry."""
+
+
+def read_curves(runs: Mapping[str, Mapping[Entry, Path]], metric: str) -> Curves:
+    """Return the curves of a metric of runs, by dataset and entry; without those that have none."""
+    found = {
+        dataset: {entry: curves_of(path).get(metric) for entry, path in entries.items()}
+        for dataset, entries in runs.items()
+    }
+    return {
+        dataset: kept
+        for dataset, entries in found.items()
+        if (kept := {entry: curve for entry, curve in entries.items() if curve is not None})
+    }
+
+
+def curves_of(directory: Path) -> dict[str, Curve]:
+    """Return all metrics of a run as curves, over the steps that all of its seeds have.
+
+    Raises
+    ------
+    RunError
+        The directory is not a run.
+    """
+    seeds: list[int] = read_run(directory)["seeds"]
+    rows = read(directory / METRICS_FILE)
+    names = dict.fromkeys(name for row in rows for name in row if name not in ("seed", "step"))
+    found = {name: _curve([row for row in rows if name in row], name, seeds) for name in names}
+    return {name: curve for name, curve in found.items() if len(curve.steps)}
+
+
+def _curve(rows: Iterable[Mapping[str, Any]], name: str, seeds: list[int]) -> Curve:
+    points: dict[int, dict[int, float]] = {}
+    for row in rows:
+        value = row[name]
+        if value is not None and value != [] and None not in np.ravel(value).tolist():
+            points.setdefault(row["step"], {})[row["seed"]] = float(np.mean(value))
+    whole = sorted(step for step, found in points.items() if len(found) == len(seeds))
+    values = np.array([[points[step][seed] for step in whole] for seed in seeds], float)
+    return Curve(np.array(whole, int), values.reshape(len(seeds), len(whole)))

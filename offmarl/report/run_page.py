@@ -1,0 +1,127 @@
+"""A run's own page: its arguments and where they came from, its learning curves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from offmarl import __version__
+from offmarl.report import page, tables
+from offmarl.report.comparison import UNITS, Entry
+from offmarl.report.curves import Curve, curves_of
+from offmarl.report.figures import COLOURS, draw_curve, make_figure
+from offmarl.report.tables import Section
+from offmarl.terminal import number
+from offmarl.tracking import RETURN, WALL_TIME, acting_of, read_run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_MEAN = "Mean over seeds. Band: 95% interval; thin lines: seeds."
+
+
+class RunReport(NamedTuple):
+    """A run and its metrics."""
+
+    directory: Path
+    record: Mapping[str, Any]
+    """Content of ``run.json``."""
+    curves: Mapping[str, Curve]
+    """By metric."""
+
+    @property
+    def title(self) -> str:
+        """The program and what it learned in or from."""
+        place = self.record.get("vault") or self.record["spec"]["name"]
+        return f"{self.record['program']} on {place}"
+
+    def evaluations(self) -> dict[str, Curve]:
+        """Return the curves of the evaluations."""
+        return {name: curve for name, curve in self.curves.items() if name in UNITS}
+
+    def sections(self) -> Iterator[Section]:
+        """Yield the tables of the report."""
+        yield self._facts()
+        for name, curve in self.evaluations().items():
+            acting = acting_of(self.record) if name == RETURN else None
+            entry = Entry(self.record["program"], acting)
+            table = tables.learning_curves({UNITS[name]: {entry: curve}})
+            yield table._replace(columns=["metric", *table.columns[1:]])
+        yield self._metrics()
+        yield self._arguments()
+
+    def _facts(self) -> Section:
+        wall = self.curves.get(WALL_TIME)
+        facts = {
+            "directory": str(self.directory),
+            "kind": self.record.get("kind", ""),
+            "data": self.record.get("vault") or "",
+            "digest": str(self.record.get("vault_digest") or "")[:12],
+            "environment": self.record["spec"]["name"],
+            "seeds": ", ".join(map(str, self.record["seeds"])),
+            "complete": "yes" if self.record.get("complete") else "no",
+            "wall time": f"{float(wall.mean[-1]):,.0f} s" if wall else "",
+            "offmarl": self.record.get("offmarl", ""),
+        }
+        return Section(self.title, ["", ""], [[name, x] for name, x in facts.items() if x])
+
+    def _metrics(self) -> Section:
+        rows = [
+            [name, float(curve.mean[0]), float(curve.mean[-1]), int(curve.steps[-1])]
+            for name, curve in self.curves.items()
+            if name not in UNITS
+        ]
+        return Section("Metrics, mean over seeds", ["metric", "first", "last", "steps"], rows)
+
+    def _arguments(self) -> Section:
+        sources = self.record.get("settings", {})
+        rows = [
+            [name, "" if value is None else str(value), sources.get(name, "")]
+            for name, value in self.record["args"].items()
+        ]
+        return Section("Arguments", ["argument", "value", "from the file"], rows)
+
+
+def describe(directory: Path) -> RunReport:
+    """Read a run.
+
+    Raises
+    ------
+    RunError
+        The directory is not a run.
+    """
+    return RunReport(directory, read_run(directory), curves_of(directory))
+
+
+def run_page(run: RunReport) -> str:
+    """Return the page of a run."""
+    facts, *others = run.sections()
+    figures = [page.image(_figure(name, curve), _MEAN) for name, curve in run.evaluations().items()]
+    small = [
+        page.image(_figure(name, curve, small=True), name)
+        for name, curve in run.curves.items()
+        if name not in UNITS
+    ]
+    body = [
+        page.table(*_cells(facts)),
+        *([page.heading("Learning curves"), *figures] if figures else []),
+        *([page.heading("Metrics"), page.charts(small)] if small else []),
+    ]
+    for section in others[len(figures) :]:
+        body += [page.heading(section.title), page.table(*_cells(section))]
+    return page.document(f"Run: {run.title}", [*body, page.paragraph(f"offmarl {__version__}.")])
+
+
+def _cells(section: Section) -> tuple[list[str], list[list[str]]]:
+    return list(section.columns), [[number(cell) for cell in row] for row in section.rows]
+
+
+def _figure(name: str, curve: Curve, small: bool = False) -> Figure:
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        draw_curve(axes, curve, COLOURS[0])
+        axes.set_xlabel("steps")
+        axes.set_ylabel(UNITS.get(name, name))
+
+    return make_figure(draw, (4.4, 3.0) if small else (8.0, 4.0))

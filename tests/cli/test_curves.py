@@ -1,0 +1,103 @@
+"""Learning curves: of several runs beside one another, of one run, of a dataset's recorder."""
+
+import numpy as np
+
+from offmarl import report, tracking
+from offmarl.report import Entry, run_page, tables
+from offmarl.report.curves import Curve
+from offmarl.terminal import bars
+from tests.runs import write_run
+
+RISING = [0.0, 1.0, 2.0, 4.0]
+
+
+def learned(directory, program, seeds, offset=0.0, **record):
+    """Write a run whose seeds' evaluations rise from their number on; step 50 lacks a seed."""
+    run = write_run(directory, program, "a/b", [[4.0 + seed] for seed in range(seeds)], **record)
+    (run / tracking.METRICS_FILE).unlink()
+    for number, value in enumerate(RISING):
+        step = 10 * (number + 1)
+        rows = [{"seed": seed, "step": step} for seed in range(seeds)]
+        tracking.append(
+            run / tracking.METRICS_FILE,
+            *({**row, "loss": 5 - value, tracking.WALL_TIME: float(step)} for row in rows),
+            *({**row, tracking.RETURN: [value + offset, value + 2 * row["seed"]]} for row in rows),
+        )
+    extra = {"seed": 0, "step": 50, "loss": None, tracking.RETURN: [9.0]}
+    tracking.append(run / tracking.METRICS_FILE, extra)
+    return run
+
+
+def test_curves_have_the_steps_that_all_seeds_have(tmp_path):
+    found = report.curves_of(learned(tmp_path / "run", "bc", 2))
+    assert list(found) == ["loss", tracking.WALL_TIME, tracking.RETURN]
+    curve = found[tracking.RETURN]
+    assert curve.steps.tolist() == [10, 20, 30, 40]
+    np.testing.assert_allclose(curve.values, [RISING, np.array(RISING) + 1])
+    np.testing.assert_allclose(curve.mean, np.array(RISING) + 0.5)
+    assert curve.interval() is None  # of two seeds
+    assert curve.data()["low"] is None
+
+
+def test_intervals_contain_the_mean_and_vanish_where_the_seeds_agree():
+    values = np.array([[0.0, 1.0], [0.0, 2.0], [0.0, 3.0], [0.0, 6.0]])
+    low, high = Curve(np.array([1, 2]), values).interval()
+    assert low[0] == high[0] == 0
+    assert 1 <= low[1] < 3 < high[1] <= 6
+
+
+def test_compare_shows_curves(offmarl, tmp_path):
+    runs = [learned(tmp_path / name, name, 3) for name in ("bc", "maicq")]
+    out = offmarl("compare", *runs, "--html", tmp_path / "page.html").out
+    assert "Learning curves" in out and "▁" in out and "█" in out
+    assert "Learning curves: mean over seeds." in (tmp_path / "page.html").read_text()
+    points = offmarl("compare", *runs, "--json").json["curves"]["a/b"]["bc (greedy)"]
+    assert points["step"] == [10, 20, 30, 40]
+    assert points["mean"] == [1.0, 2.0, 3.0, 5.0] and len(points["seeds"]) == 3
+    assert all(
+        a <= b <= c for a, b, c in zip(*(points[x] for x in ("low", "mean", "high")), strict=True)
+    )
+
+
+def test_runs_without_metrics_are_compared_without_curves(offmarl, tmp_path):
+    run = write_run(tmp_path / "bc", "bc", "a/b", [[1.0]])
+    (run / tracking.METRICS_FILE).unlink()
+    assert offmarl("compare", run, "--json").json["curves"] == {}
+
+
+def test_bars_of_one_dataset_have_one_scale():
+    curve = Curve(np.arange(2), np.array([[0.0, 1.0]]))
+    higher = Curve(np.arange(2), np.array([[3.0, 7.0]]))
+    found = {"data": {Entry("a"): curve, Entry("b"): higher}}
+    rows = tables.learning_curves(found).rows
+    assert [row[3] for row in rows] == ["▁▂", "▄█"]
+    long = Curve(np.arange(100), np.linspace(0, 1, 100)[None])
+    (row,) = tables.learning_curves({"data": {Entry("a"): long}}).rows
+    assert len(row[3]) == 30 and row[3] == "".join(sorted(row[3]))
+    assert bars([]) == "" and bars([2.0, 2.0]) == "▁▁"
+
+
+def test_a_run_has_a_page(offmarl, tmp_path):
+    settings = {"learning_rate": "offmarl/settings/probe.toml [bc]"}
+    run = learned(tmp_path / "run", "bc", 3, settings=settings)
+    out = offmarl("report", run, "--html", tmp_path / "page.html").out
+    for text in (
+        "bc on a/b",
+        "offmarl/settings/probe.toml [bc]",
+        "40 s",
+        "Learning curves",
+        "loss",
+    ):
+        assert text in out
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<img") == 3 and "http" not in page.replace("http://www.w3.org", "")
+    assert run_page.run_page(run_page.describe(run)) == page
+    found = offmarl("report", run, "--json").json
+    assert found["curves"][tracking.RETURN]["step"] == [10, 20, 30, 40]
+    assert found["record"]["program"] == "bc"
+
+
+def test_several_runs_are_for_compare(offmarl, tmp_path):
+    runs = [learned(tmp_path / name, name, 1) for name in ("bc", "maicq")]
+    outcome = offmarl("report", *runs)
+    assert outcome.code == 2 and "`offmarl compare`" in outcome.err

@@ -1,0 +1,54 @@
+"""``offmarl tune``: its options, its file, and that programs take it."""
+
+import tomllib
+
+import pytest
+
+from tests.programs import bandit
+
+pytest.importorskip("optuna")
+
+BANDIT = bandit.__file__
+SMALL = ["--env", "probe/one-step", "--total-steps", "32", "--num-envs", "4", "--evaluations", "2"]
+SMALL += ["--eval-episodes", "4"]
+
+
+def test_a_file_is_written_that_programs_take(offmarl, tmp_path):
+    command = ["tune", BANDIT, *SMALL, "--seeds", "1", "--only", "rate", "--out", "b.toml"]
+    outcome = offmarl(*command, "--trials", "2")
+    assert outcome.code == 0, outcome.err
+    assert "b.toml: the best of 2 trials" in outcome.out and "--settings" in outcome.out
+    settings = tomllib.loads((tmp_path / "b.toml").read_text())["bandit"]
+    found = offmarl(*command, "--trials", "3", "--json").json
+    assert [row["trial"] for row in found["trials"]] == [1, 2, 3]
+    assert found["ranges"] == {"rate": "0.01 to 1, log"}
+    settings = tomllib.loads((tmp_path / "b.toml").read_text())["bandit"]
+    assert settings == {"num_envs": 4, "rate": found["best"]["rate"]}
+    out = ["--total-steps", "32", "--eval-episodes", "4", "--steps", "8", "--tiers", "random"]
+    recorded = offmarl("record", BANDIT, "--env", "probe/one-step", "--settings", "b.toml", *out)
+    assert recorded.code == 0, recorded.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing"], "no recorder named 'nothing'"),
+        (["nothing", "--vault", "x"], "no baseline named 'nothing'"),
+        ([BANDIT, "--only", "rat"], "no argument with a range named 'rat': did you mean rate"),
+        ([BANDIT, "--search", "absent.toml"], "there is no settings file absent.toml"),
+        ([BANDIT, "--tiers", "random"], "--tiers"),
+        ([BANDIT, "--trials", "0"], "trials must be at least 1, not 0"),
+    ],
+)
+def test_mistakes_are_named(offmarl, arguments, message):
+    outcome = offmarl("tune", *arguments)
+    assert outcome.code == 2 and message in outcome.err
+
+
+def test_help_lists_the_options_of_the_search_and_of_the_program(offmarl):
+    out = offmarl("tune", "mappo", "--help").out
+    for option in ("--trials", "--seeds", "--only", "--search", "--settings", "--json", "--gamma"):
+        assert option in out
+    assert "--tiers" not in out and "--track" not in out
+    everything = offmarl("tune", "--help").out
+    assert "mappo" in everything and "maicq" in everything

@@ -1,0 +1,207 @@
+"""The search of settings: ranges, trials, files, and what a kill leaves."""
+
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from offmarl import programs
+from offmarl.config import Fraction, NonNegative, Positive, PositiveInt
+from offmarl.errors import OptionError, RunError, Stopped, UnknownNameError
+from offmarl.programs import search, tuning
+from offmarl.programs.search import Choices, IntRange, Range
+from offmarl.programs.tuning import Search, tune
+from tests.programs import bandit, two_stage
+
+pytest.importorskip("optuna")
+
+ENV = "probe/one-step"
+
+
+@dataclass(frozen=True)
+class Args(programs.OnlineArgs):
+    rate: Positive = 1e-3
+    gamma: Fraction = 0.99
+    tau: Fraction = 0.2
+    entropy: NonNegative = 0.01
+    weight: NonNegative = 0.0
+    whole: Fraction = 1.0
+    hidden: PositiveInt = 64
+    epochs: PositiveInt = 1
+    capacity: PositiveInt = 1000
+    every: PositiveInt | None = None
+    greedy: bool = False
+
+
+def test_ranges_follow_from_types_and_values():
+    found = search.derived(Args())
+    assert found == {
+        "rate": Range(1e-4, 1e-2, log=True),
+        "gamma": Range(pytest.approx(0.9), pytest.approx(0.999), log=True, complement=True),
+        "tau": Range(pytest.approx(0.02), 1.0, log=True),
+        "entropy": Range(1e-3, 0.1, log=True),
+        "hidden": Choices((32, 64, 128)),
+        "epochs": Choices((1, 2)),
+    }
+    assert search.chosen(found, ["tau"]) == {"tau": found["tau"]}
+    with pytest.raises(UnknownNameError, match="did you mean entropy"):
+        search.chosen(found, ["entrop"])
+
+
+class Recorded:
+    """Draws the lower end of each range."""
+
+    def __init__(self):
+        self.drawn = {}
+
+    def suggest_float(self, name, low, high, log=False):
+        self.drawn[name] = (low, high, log)
+        return low
+
+    suggest_int = suggest_float
+
+    def suggest_categorical(self, name, options):
+        return options[0]
+
+
+def test_numbers_close_to_one_are_drawn_by_their_difference_to_it():
+    trial = Recorded()
+    assert Range(0.9, 0.999, True, complement=True).suggest(trial, "gamma") == pytest.approx(0.999)
+    assert trial.drawn == {"1-gamma": (pytest.approx(1e-3), pytest.approx(0.1), True)}
+    assert Choices(((1, 2), (3,))).suggest(trial, "layers") == (1, 2)
+
+
+def test_a_file_may_give_the_ranges(tmp_path):
+    file = tmp_path / "ranges.toml"
+    file.write_text(
+        "[search]\nrate = {low = 1e-5, high = 1, log = true}\nhidden = [8, 16]\n"
+        "epochs = {low = 1, high = 4}\ngreedy = [true, false]\n"
+    )
+    assert search.read(file, Args) == {
+        "rate": Range(1e-5, 1.0, True),
+        "hidden": Choices((8, 16)),
+        "epochs": IntRange(1, 4),
+        "greedy": Choices((True, False)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[toy]\nrate = 1", r"no table \[search\]"),
+        ("[search]\nrat = [1]", "no argument named 'rat': did you mean rate"),
+        ("[search]\nrate = 1", "rate must be a list of values"),
+        ("[search]\nrate = {low = 1}", "rate must be a list of values"),
+        ("[search]\nrate = {low = 2, high = 1}", "low must be at most high"),
+        ("[search]\nrate = {low = -1, high = 1}", "rate must be above 0"),
+        ("[search]\nentropy = {low = 0, high = 1, log = true}", "with log above 0"),
+        ("[search]\nhidden = ['x']", "hidden must be a whole number"),
+        ("[search]\ngreedy = {low = false, high = true}", "greedy is not a number"),
+    ],
+)
+def test_mistakes_in_ranges_are_named(tmp_path, text, message):
+    file = tmp_path / "ranges.toml"
+    file.write_text(text)
+    with pytest.raises(OptionError, match=message) as raised:
+        search.read(file, Args)
+    assert str(file) in str(raised.value)
+
+
+SPACE = {"rate": Range(0.01, 3.0, log=True)}
+
+
+def arguments(**changes):
+    small = {"total_steps": 48, "num_envs": 4, "evaluations": 3, "eval_episodes": 16}
+    return bandit.Args(env=ENV, **small | changes)
+
+
+def test_a_search_finds_the_rate_and_writes_settings(tmp_path):
+    file = tmp_path / "tuned.toml"
+    found = tune(bandit, arguments(), SPACE, file, Search(trials=8, seeds=2))
+    assert len(found.trials) == 8 and found.score == max(
+        row["score"] for row in found.trials if row["score"] is not None
+    )
+    assert tomllib.loads(file.read_text()) == {"bandit": {"num_envs": 4, **found.best}}
+    assert f"# env: {ENV}" in file.read_text()
+    args = bandit.Args.for_env(ENV, settings=file)
+    assert (args.rate, args.num_envs, args.total_steps) == (found.best["rate"], 4, 300_000)
+    rates = [row["rate"] for row in found.trials]
+    assert found.best["rate"] > sorted(rates)[len(rates) // 2]  # a higher rate learns faster
+    assert tune(bandit, arguments(), SPACE, file, Search(trials=8, seeds=2)) == found
+    with pytest.raises(RunError, match="was started with seeds 2, not 3"):
+        tune(bandit, arguments(), SPACE, file, Search(trials=8, seeds=3))
+
+
+def test_values_that_do_not_fit_are_failed_trials(tmp_path):
+    space = {"width": Choices((13, 14))}
+    found = tune(bandit, arguments(), space, tmp_path / "a.toml", Search(trials=5, seeds=1))
+    assert {row["width"]: row["state"] for row in found.trials} == {13: "fail", 14: "complete"}
+    with pytest.raises(OptionError, match="no trial was completed: 13 is not possible"):
+        tune(bandit, arguments(), {"width": Choices((13,))}, tmp_path / "b.toml", Search(trials=1))
+
+
+def test_a_stopped_search_continues_to_the_same_trials(tmp_path, monkeypatch):
+    whole = tune(bandit, arguments(), SPACE, tmp_path / "whole.toml", Search(trials=4, seeds=1))
+    calls, learn = [], tuning.learning_curve
+
+    def stopping(*given):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        learn(*given)
+
+    monkeypatch.setattr(tuning, "learning_curve", stopping)
+    again = tmp_path / "again.toml"
+    with pytest.raises(Stopped, match="stopped after 2 trials"):
+        tune(bandit, arguments(), SPACE, again, Search(trials=4, seeds=1))
+    found = tune(bandit, arguments(), SPACE, again, Search(trials=4, seeds=1))
+    assert (found.trials, found.best) == (whole.trials, whole.best)
+
+
+def test_baselines_are_tuned_by_their_evaluation(random_data, tmp_path):
+    args = two_stage.Args(
+        vault=random_data("probe/observation"),
+        updates=10,
+        evaluate_every=5,
+        evaluate_episodes=2,
+        final_episodes=2,
+        batch_size=4,
+        length=2,
+    )
+    space = search.chosen(search.derived(args), ["learning_rate"])
+    found = tune(two_stage, args, space, tmp_path / "t.toml", Search(trials=2, seeds=2))
+    assert [row["state"] for row in found.trials] == ["complete"] * 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.db", "t.toml", "t.toml.lock"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from offmarl.programs import tuning
+from tests.programs import test_tuning as here, bandit
+learn, calls = tuning.learning_curve, []
+def dying(*given):
+    calls.append(1)
+    if len(calls) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    learn(*given)
+tuning.learning_curve = dying
+tuning.tune(bandit, here.arguments(), here.SPACE, sys.argv[1], here.Search(trials=3, seeds=1))
+"""
+
+
+@pytest.mark.nightly
+def test_a_killed_search_loses_the_running_trial_only(tmp_path):
+    file, root = tmp_path / "t.toml", Path(__file__).parents[2]
+    command = [sys.executable, "-c", KILLED, str(file)]
+    env = os.environ | {"PYTHONPATH": str(root)}
+    ended = subprocess.run(command, cwd=root, env=env, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    found = tune(bandit, arguments(), SPACE, file, Search(trials=3, seeds=1))
+    whole = tune(bandit, arguments(), SPACE, tmp_path / "w.toml", Search(trials=3, seeds=1))
+    assert found.trials == whole.trials
