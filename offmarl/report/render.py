@@ -232,6 +232,10 @@ _SIZES = (1.0, 0.75, 1.4, 0.9)
 """Relative sizes of the kinds of drones."""
 
 
+_THIN = 0.45
+"""Relative size of drones from which on they have no outlines, and thin trails."""
+
+
 class _Look(NamedTuple):
     marker: Any
     colour: str
@@ -354,9 +358,9 @@ def _draw_trails(axes: Axes, scenes: Sequence[Scene]) -> None:
     trails = np.stack([_flat(scene.drones) for scene in scenes], 1)
     alive = np.asarray(scenes[-1].alive)
     colours = list(compress(_colours(scenes[-1]), alive))
-    axes.add_collection(
-        LineCollection(list(trails[alive]), colors=colours, linewidths=1.2, alpha=0.35, zorder=2.5)
-    )
+    width = 1.2 if _scale(len(alive)) > _THIN else 0.5
+    style: dict[str, Any] = {"linewidths": width, "alpha": 0.35, "zorder": 2.5}
+    axes.add_collection(LineCollection(list(trails[alive]), colors=colours, **style))
 
 
 def _draw_drones(axes: Axes, scene: Scene, extent: Float[np.ndarray, "D"]) -> None:
@@ -368,14 +372,21 @@ def _draw_drones(axes: Axes, scene: Scene, extent: Float[np.ndarray, "D"]) -> No
     axes.add_collection(
         LineCollection(list(np.stack([feet, places], 1)[alive]), colors=_STALK, linewidths=0.6)
     )
-    size = 0.02 * float(np.max(extent)) * (1.0 if len(alive) < 40 else 0.6)
+    scale = _scale(len(alive))
+    size = 0.02 * float(np.max(extent)) * scale
     sizes = size * np.asarray(_SIZES)[np.asarray(scene.kind)]
     darts = places[:, None] + sizes[:, None, None] * _darts(np.asarray(scene.heading))
-    style: dict[str, Any] = {"edgecolors": "white", "linewidths": 0.5, "zorder": 3}
+    edge = 0.5 if scale > _THIN else 0.0
+    style: dict[str, Any] = {"edgecolors": "white", "linewidths": edge, "zorder": 3}
     colours = list(compress(_colours(scene), alive))
     axes.add_collection(PolyCollection(list(darts[alive]), facecolors=colours, **style))
     lost = places[~alive]
     axes.scatter(lost[:, 0], lost[:, 1], marker="x", s=18, color="#9ca3af", linewidth=1, zorder=2)
+
+
+def _scale(drones: int) -> float:
+    """Return the relative size of drones: a thousand have less than a third of the size of ten."""
+    return 1.0 if drones < 40 else 0.6 * min(1.0, (100 / drones) ** (1 / 3))
 
 
 def _colours(scene: Scene) -> list[str]:

@@ -2,7 +2,9 @@
 
 import numpy as np
 
-from offmarl import report, tracking
+from offmarl import envs, report, tracking
+from offmarl.networks import PolicyConfig, make_policy
+from offmarl.programs import record_policy
 from offmarl.report import Entry, run_page, tables
 from offmarl.report.curves import Curve
 from offmarl.terminal import bars
@@ -101,3 +103,15 @@ def test_several_runs_are_for_compare(offmarl, tmp_path):
     runs = [learned(tmp_path / name, name, 1) for name in ("bc", "maicq")]
     outcome = offmarl("report", *runs)
     assert outcome.code == 2 and "`offmarl compare`" in outcome.err
+
+
+def test_a_dataset_shows_the_training_that_it_came_from(offmarl, tmp_path):
+    env = envs.make("probe/one-step")
+    uniform = make_policy(PolicyConfig("random"), env.spec)
+    about = {"policies": [{"training_steps": 10 * i, "return": float(i)} for i in range(3)]}
+    for name, provenance in (("trained", about), ("given", {})):
+        path = tmp_path / "a.vlt" / name
+        record_policy(env, uniform, (), path, steps=16, num_envs=4, provenance=provenance)
+        assert offmarl("report", path, "--html", tmp_path / f"{name}.html").code == 0
+    assert "Learning curve: a/trained: 3 policies." in (tmp_path / "trained.html").read_text()
+    assert "Learning curve" not in (tmp_path / "given.html").read_text()

@@ -122,3 +122,9 @@ def test_what_cannot_be_drawn_says_so():
     policy = make_policy(PolicyConfig("random"), env.spec)
     with pytest.raises(OptionError, match="probe/one-step cannot be drawn"):
         render.play(env, policy, (), jax.random.key(0))
+
+
+def test_a_thousand_drones_are_drawn_smaller_than_a_hundred():
+    scales = [render._scale(drones) for drones in (8, 40, 100, 1000)]
+    assert scales[:3] == [1.0, 0.6, 0.6]
+    assert 0.25 < scales[3] < 0.3
