@@ -73,7 +73,7 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     "offmarl/hub/install.py": (("tests/hub/test_download.py",), ("tests/hub",)),
     "offmarl/networks/torsos.py": (("tests/networks",), ("tests/test_evaluation.py",)),
     "offmarl/networks/mixers.py": (("tests/networks",), ("tests/baselines/test_updates.py",)),
-    "recorders/qmix.py": (("tests/programs/test_qmix_by_hand.py",), ("tests/programs",)),
+    "recorders/qmix.py": (("tests/programs/test_q_learning_by_hand.py",), ("tests/programs",)),
     "offmarl/programs/ppo/learning.py": (("tests/programs/test_ppo.py",), ("tests/programs",)),
     "offmarl/programs/ppo/program.py": (("tests/programs/test_ppo.py",), ("tests/programs",)),
     "baselines/bc.py": (("tests/baselines",),),
