@@ -24,7 +24,7 @@ from offmarl.errors import (
     RunError,
     UnknownNameError,
 )
-from offmarl.programs import record_from_run
+from offmarl.programs import online, record_from_run
 from offmarl.programs.loop import Schedule, collect, stage_starts
 from offmarl.programs.program import Hyperparameters, Program, Stage
 from recorders import mappo
@@ -208,6 +208,27 @@ def test_seeds_side_by_side_have_the_bits_of_single_runs(recorded, tmp_path):
     assert not np.array_equal(*(jax.tree.leaves(load_policy(run, s).params)[0] for s in (0, 1)))
     metrics = tracking.read(run / tracking.METRICS_FILE)
     assert {record["seed"] for record in metrics} == {0, 1}
+
+
+def test_stopped_between_checkpoints_it_is_the_run_that_never_stopped(
+    recorded, tmp_path, monkeypatch
+):
+    args, saves = small(tmp_path, tiers="replay", checkpoint_seconds=0.0), []
+    save = online._Journal.save
+
+    def dying(self, done, states):
+        if len(saves) == 5:
+            raise SystemExit
+        saves.append(save(self, done, states))
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(online._Journal, "save", dying)
+        mappo.main(args)
+    mappo.main(args)
+    name = "probe/observation.vlt/mappo-0-replay"
+    assert (
+        vault.open_vault(tmp_path / name).digest() == vault.open_vault(recorded[0] / name).digest()
+    )
 
 
 def test_a_finished_run_records_further_tiers_without_training(recorded, tmp_path):
