@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from offmarl import envs, load_policy, tracking, vault
+from offmarl import load_policy, tracking, vault
 from offmarl.checkpoint import Checkpoints
 from offmarl.errors import (
     CheckpointError,
@@ -33,25 +33,6 @@ from tests.runs import metrics_of
 from .learning import Dial, learn
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.mark.parametrize(
-    "probe",
-    [
-        pytest.param("two-step", marks=pytest.mark.nightly),
-        pytest.param("match", marks=pytest.mark.nightly),
-        pytest.param("one-step", marks=pytest.mark.nightly),
-        pytest.param("observation", marks=pytest.mark.nightly),
-    ],
-)
-def test_mappo_finds_the_optimum_of_a_probe(probe):
-    env = envs.make(f"probe/{probe}")
-    args = mappo.Args(
-        env=f"probe/{probe}", num_envs=16, num_steps=16, total_steps=20_000, learning_rate=3e-3
-    )
-    greedy, sampled = learn(mappo, args)
-    assert greedy == env.optimal_return
-    assert sampled > 0.9 * env.optimal_return
 
 
 def test_a_recorder_may_begin_a_stage_with_leaves_that_are_one_another():
