@@ -82,17 +82,17 @@ def main(args: Run | Draw) -> None:
         return
     args.out.mkdir(parents=True, exist_ok=True)
     for seed in args.seeds:
-        found = run(args, seed)
         kind = "continuous" if args.continuous else "default"
         name = f"{args.program}-{args.scenario.replace('/', '_')}-{kind}-{seed}.json"
-        (args.out / name).write_text(json.dumps(found))
+        for found in run(args, seed):
+            (args.out / name).write_text(json.dumps(found))
 
 
 # ---------------------------------------------------------------------------------- running
 
 
-def run(args: Run, seed: int) -> dict[str, Any]:
-    """Return the curve of one training seed."""
+def run(args: Run, seed: int) -> Iterator[dict[str, Any]]:
+    """Yield the curve of one training seed as far as it is known, after each evaluation."""
     name = args.scenario if "/" in args.scenario else f"jaxmarl/mpe/{args.scenario}"
     env = envs.make(name, **({"action_type": "Continuous"} if args.continuous else {}))
     module = registry.load("recorder", args.program)
@@ -103,6 +103,14 @@ def run(args: Run, seed: int) -> dict[str, Any]:
     first = player(env, uniform, args.episodes)(())
     players = [player(env, program.policy(greedy), args.episodes) for greedy in (True, False)]
     points = [{"steps": 0, "seconds": 0.0, "greedy": first, "sampled": first}]
+    curve = {
+        "program": args.program,
+        "env": env.spec.name,
+        "seed": seed,
+        "options": options,
+        "device": jax.devices()[0].device_kind,
+        "points": points,
+    }
     begin = jax.jit(program.init)(jax.random.key(seed), hyper)
     unit = settings.num_envs * settings.num_steps
     rounds = args.steps // unit
@@ -121,15 +129,8 @@ def run(args: Run, seed: int) -> dict[str, Any]:
                 {"steps": done * unit, "seconds": seconds, "greedy": greedy, "sampled": sampled}
             )
             print(f"{env.spec.name} {points[-1]}", flush=True)
+            yield curve
             paused += time.monotonic() - pause
-    return {
-        "program": args.program,
-        "env": env.spec.name,
-        "seed": seed,
-        "options": options,
-        "device": jax.devices()[0].device_kind,
-        "points": points,
-    }
 
 
 def due(rounds: int, points: int) -> set[int]:

@@ -1,11 +1,13 @@
 """Tests that kills and flipped bits never lead to wrong data without an error.
 
-    python benchmarks/robustness.py [--kills 100] [--flips 200] [--directory DIR] [--seed 0]
+    python benchmarks/robustness.py [--kills 100] [--flips 200] [--recorder-kills 10]
+        [--directory DIR] [--seed 0]
 
 Kills: programs that write are killed (SIGKILL) at random instants: creating and appending, several
-writers of one vault, `offmarl record` and `offmarl train`. After each kill, the vault must not
-exist or hold a prefix of the data that an undisturbed program writes. Programs that are started
-again must end with the same content, and a training run with the same parameters.
+writers of one vault, and `offmarl train`. After each kill, the vault must not exist or hold a
+prefix of the data that an undisturbed program writes. Programs that are started again must end with
+the same content, and a training run with the same parameters. Every recorder is killed
+--recorder-kills times, and must end with the same vaults and the same parameters.
 
 Flips: one bit at a time is flipped, in each file of a raw vault, of a zstd vault and of a run's
 checkpoints. The vaults are then read by training, and the checkpoints by loading the policy and by
@@ -49,7 +51,10 @@ CHAIN = 5
 """Kills of a command before it may end and is compared."""
 UPDATES = 8
 WRITERS = ("record", "create_whole", "share")
-RECORD = "--env probe/observation --steps 4096 --total-steps 8192 --num-envs 16 --evaluations 4"
+RECORD = (
+    "--env probe/observation --tiers random,replay --steps 4096 --total-steps 8192 --num-envs 16 "
+    "--evaluations 4 --eval-episodes 16 --checkpoint-seconds 0.2"
+)
 
 
 class Outcome(NamedTuple):
@@ -260,21 +265,32 @@ def run_command(command: str, seconds: float | None) -> None:
         raise RuntimeError(f"{command} failed: {errors}")
 
 
-def recorded(place: Path) -> str:
-    """Return the digests of all vaults that a recorder made."""
+def recorder_command(name: str) -> Callable[[Path], str]:
+    """Return a function that makes the command of a recorder, given the place to record to."""
+    return lambda place: f"record {name} {RECORD} --out {place}"
+
+
+def recorder_result(place: Path) -> str:
+    """Return the digests of all vaults that a recorder made, and of its policy's parameters."""
     paths = sorted(path for path, _ in vault.list_vaults(place))
-    return "".join(f"{path.name} {vault.open_vault(path).digest()}" for path in paths)
+    found = "".join(f"{path.name} {vault.open_vault(path).digest()}" for path in paths)
+    (run,) = (file.parent for file in place.rglob("run.json"))
+    return found + digest_of(offmarl.load_policy(run).params)
+
+
+def kill_recorders(root: Path, count: int, seed: int) -> Iterator[Outcome]:
+    """Kill every recorder."""
+    for name in registry.find("recorder"):
+        rng = random.Random(f"{seed} {name}")
+        command = recorder_command(name)
+        yield kill_command(f"record {name}", command, root / name, recorder_result, count, rng)
 
 
 def all_kills(root: Path, count: int, seed: int) -> Iterator[Outcome]:
-    """Kill writers, recorders and training: three fifths, a fifth and a fifth of the kills."""
+    """Kill writers and training: four fifths and a fifth of the kills."""
     rng = random.Random(f"{seed} kills")
     few = count // 5
-    yield kill_writers(root / "writers", count - 2 * few, rng)
-    record = f"record qmix {RECORD} --tiers random --out "
-    yield kill_command(
-        "offmarl record", lambda to: f"{record}{to}", root / "records", recorded, few, rng
-    )
+    yield kill_writers(root / "writers", count - few, rng)
     data = write_vault(root / "data.vlt" / "a", "raw")
     options = "--env none --seeds 1 --updates 200 --evaluate-every 20 --batch-size 8 --length 5"
     train_it = f"train bc --vault {data} {options} --hidden 8 --out "
@@ -292,6 +308,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=100, help="in all")
     parser.add_argument("--flips", type=int, default=200, help="of each target")
+    parser.add_argument("--recorder-kills", type=int, default=10, help="of each recorder")
     parser.add_argument("--seed", type=int, default=0, help="decides where and when")
     parser.add_argument("--directory", type=Path, help="where to write; a temporary one by default")
     args = parser.parse_args()
@@ -301,6 +318,9 @@ def main() -> None:
         print(f"{'':16} {'detected':>9} {'identical':>9} {'wrong':>7} {'seconds':>8}")
         for outcomes in (
             all_kills(root / "kills", args.kills, args.seed) if args.kills else (),
+            kill_recorders(root / "recorders", args.recorder_kills, args.seed)
+            if args.recorder_kills
+            else (),
             all_flips(root / "flips", args.flips, args.seed) if args.flips else (),
         ):
             for one in outcomes:

@@ -318,11 +318,12 @@ def _program(kind: registry.Kind, name: str, path: Path) -> str:
     own = vars(module.Args).get("__annotations__", {})
     fields = sorted(dataclasses.fields(module.Args), key=lambda one: one.name not in own)
     data = "the collected steps" if kind == "recorder" else "a batch"
+    learns = hasattr(module, "make")
     return "\n".join(
         [
             f"# {name}\n\n{prose(module.__doc__)}",
             f"```bash\noffmarl {verb} {name} {where}\n```\n",
-            f"## Data flow\n\n{flow_chart(flow_of(module), data)}",
+            *([f"## Data flow\n\n{flow_chart(flow_of(module), data)}"] if learns else []),
             "## Arguments\n",
             _definitions(fields, texts, flags=True),
             f"## Source\n\n`{path.parent.name}/{path.name}`\n",

@@ -10,16 +10,28 @@ from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 from offmarl.envs.base import Environment, EnvState, require_positive
 from offmarl.errors import OptionError, ShapeError
 from offmarl.rollout import remember
+from offmarl.teams import by_team, teams_of
 from offmarl.types import ArrayTree, Policy, Sequence, View
 
 
 class Evaluation(NamedTuple):
     """The episodes of an evaluation."""
 
-    returns: Float[Array, "episodes"]
-    """Undiscounted sum of rewards, averaged over agents; for a team reward, the team's return."""
+    team_returns: Float[Array, "episodes teams"]
+    """Undiscounted sum of rewards, averaged over the agents of each team, in the order of
+    `offmarl.teams.teams_of`; for a team reward, the team's return."""
     lengths: Int[Array, "episodes"]
     """Steps taken."""
+
+    @property
+    def returns(self) -> Float[Array, "*b episodes"]:
+        """The returns of the only team; `ShapeError` if there are several."""
+        if self.team_returns.shape[-1] > 1:
+            raise ShapeError(
+                f"the episodes of {self.team_returns.shape[-1]} teams have no single return: use "
+                "Evaluation.team_returns."
+            )
+        return self.team_returns[..., 0]
 
 
 class _Episode(NamedTuple):
@@ -27,7 +39,7 @@ class _Episode(NamedTuple):
     view: View
     carry: ArrayTree
     over: Array
-    score: Array
+    scores: Array
     length: Array
 
 
@@ -55,7 +67,7 @@ def evaluate(
         The environment has no time limit, so that an episode has no largest length.
     """
     require_positive(num_episodes=num_episodes)
-    time_limit = env.spec.time_limit
+    time_limit, teams = env.spec.time_limit, teams_of(env.spec)
     if time_limit is None:
         raise ShapeError(
             f"{env.spec.name} has no time limit, so its episodes cannot be played side by side: "
@@ -70,12 +82,12 @@ def evaluate(
             timestep.view,
             policy.initial_carry(),
             over=jnp.zeros((), bool),
-            score=jnp.zeros(()),
+            scores=jnp.zeros(len(teams)),
             length=jnp.zeros((), jnp.int32),
         )
         keys = jax.random.split(key, (time_limit, 2))
         episode, _ = jax.lax.scan(step, episode, keys)
-        return Evaluation(episode.score, episode.length)
+        return Evaluation(episode.scores, episode.length)
 
     def step(episode: _Episode, keys: Key[Array, "2"]) -> tuple[_Episode, None]:
         view = episode.view
@@ -85,12 +97,13 @@ def evaluate(
         env_state, timestep = env.step(keys[1], episode.env_state, action)
         done = timestep.terminated | timestep.truncated
         carry = remember(policy, carry, timestep.reward, done)
+        earned = jnp.stack(by_team(timestep.reward, teams))
         return _Episode(
             env_state,
             timestep.view,
             carry,
             over=episode.over | timestep.last,
-            score=episode.score + jnp.where(episode.over, 0, timestep.reward.mean()),
+            scores=episode.scores + jnp.where(episode.over, 0, earned),
             length=episode.length + ~episode.over,
         ), None
 

@@ -95,6 +95,7 @@ def rollout_shaped(
         )
         extras = _extras(env, keys[1], state.env_state)
         env_state, timestep = jax.vmap(env.step)(keys[1], state.env_state, action)
+        extras = {**(extras or {}), **(timestep.extras or {})} or None
         transition = Transition(
             view=state.view,
             action=action,

@@ -1,16 +1,124 @@
 """Teams of agents: which agents play together, and what each team earns.
 
-``EnvSpec.teams`` has the team of each agent; None stands for one team of all agents.
+``EnvSpec.teams`` has the team of each agent; None stands for one team of all agents. Where there
+are several, their returns are never averaged: a sum over opponents says nothing about either side.
+`by_team` is the one place that turns values of agents into values of teams.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from offmarl.errors import OptionError
+import numpy as np
 
-if TYPE_CHECKING:
-    from offmarl.types import EnvSpec
+from offmarl.errors import OptionError, ShapeError, unknown_name
+from offmarl.types import EnvSpec
+
+if TYPE_CHECKING:  # jaxtyping's Array imports JAX, which listing and reading data do without
+    from jaxtyping import Array, Float
+
+
+class Team(NamedTuple):
+    """Agents that play together."""
+
+    name: str
+    agents: tuple[int, ...]
+    """Their indices, in order."""
+
+
+def teams_of(spec: EnvSpec) -> tuple[Team, ...]:
+    """Return the teams of an environment or dataset, in the order of their numbers.
+
+    Teams without names are called ``team_0``, ``team_1``, ...; one team of all agents is ``all``.
+
+    Raises
+    ------
+    ShapeError
+        The spec has more or fewer names than teams.
+    """
+    numbers = spec.teams or (0,) * spec.num_agents
+    distinct = sorted(set(numbers))
+    if len(distinct) == 1:
+        return (Team("all", tuple(range(spec.num_agents))),)
+    names = spec.team_names or [f"team_{number}" for number in distinct]
+    if len(names) != len(distinct):
+        raise ShapeError(
+            f"team_names {spec.team_names} do not fit the teams {spec.teams}: name each team."
+        )
+    return tuple(
+        Team(name, tuple(agent for agent, own in enumerate(numbers) if own == number))
+        for name, number in zip(names, distinct, strict=True)
+    )
+
+
+def find_team(spec: EnvSpec, name: str) -> Team:
+    """Return a team by its name.
+
+    Raises
+    ------
+    OptionError
+        All agents are in one team.
+    UnknownNameError
+        There is no such team.
+    """
+    teams = {team.name: team for team in teams_of(spec)}
+    if len(teams) < 2:
+        raise OptionError(
+            f"{spec.name or 'the environment'} has one team of all agents, so {name!r} is not a "
+            "side of it: choose an environment with several teams."
+        )
+    if name not in teams:
+        raise unknown_name(f"team of {spec.name or 'the environment'}", name, teams)
+    return teams[name]
+
+
+def spec_of(spec: EnvSpec, agents: tuple[int, ...]) -> EnvSpec:
+    """Return the spec of some agents, as one team; all see the same state as before."""
+
+    def chosen(values: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
+        return None if values is None else tuple(values[agent] for agent in agents)
+
+    kinds = chosen(spec.kinds)
+    return replace(
+        spec,
+        num_agents=len(agents),
+        agents=chosen(spec.agents),
+        observation_sizes=chosen(spec.observation_sizes),
+        action_sizes=chosen(spec.action_sizes),
+        kinds=kinds if len(set(kinds or ())) > 1 else None,
+        teams=None,
+        team_names=None,
+    )
+
+
+def by_team(
+    values: Float[Array | np.ndarray, "*b N"], teams: Sequence[Team]
+) -> list[Float[Array | np.ndarray, "*b"]]:
+    """Return the mean over the agents of each team.
+
+    Parameters
+    ----------
+    values
+        A value of each agent, such as its return: NumPy or JAX.
+    teams
+        From `teams_of`.
+    """
+    if len(teams) == 1:
+        return [values.mean(-1)]
+    index: Any = [np.array(team.agents) for team in teams]
+    return [values[..., agents].mean(-1) for agents in index]
+
+
+def names_by_team(quantity: str, teams: Sequence[Team]) -> list[str]:
+    """Return the name of a quantity for each team: ``return``, or ``return_TEAM`` for several."""
+    return [quantity] if len(teams) == 1 else [f"{quantity}_{team.name}" for team in teams]
+
+
+def only_or_all(values: Mapping[str, Any]) -> Any:
+    """Return the value of the only team, or a dictionary of the values of several."""
+    return next(iter(values.values())) if len(values) == 1 else dict(values)
 
 
 def require_one_team(spec: EnvSpec, program: str) -> None:
@@ -28,10 +136,12 @@ def require_one_team(spec: EnvSpec, program: str) -> None:
     OptionError
         The agents are in several teams.
     """
-    if spec.teams is not None and len(set(spec.teams)) > 1:
+    teams = teams_of(spec)
+    if len(teams) > 1:
         raise OptionError(
             f"{program} learns one value for all agents together, but {spec.name or 'the data'} "
-            f"has {len(set(spec.teams))} teams with rewards of their own (teams {spec.teams}): use "
-            "a program whose agents have values of their own, such as mappo, ippo, iql or maddpg "
-            "(offline: bc or iql_cql), or let one team learn against a fixed opponent."
+            f"has {len(teams)} teams with rewards of their own "
+            f"({', '.join(team.name for team in teams)}): use a program whose agents have values "
+            "of their own, such as mappo, ippo, iql or maddpg (offline: bc or iql_cql), or let one "
+            "team learn against a fixed opponent."
         )

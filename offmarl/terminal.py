@@ -7,7 +7,7 @@ one name look like another.
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -48,7 +48,10 @@ def _escape(character: str) -> str:
 
 
 def number(cell: Any) -> str:
-    """Format a cell: thousands separated, floats with four digits, None as empty text."""
+    """Format a cell: thousands separated, floats with four digits, None as empty text.
+
+    Of a mapping, such as the returns of several teams, every entry is named.
+    """
     match cell:
         case None:
             return ""
@@ -56,6 +59,8 @@ def number(cell: Any) -> str:
             return f"{cell:,}"
         case float():
             return f"{cell:,.0f}" if abs(cell) >= 1e3 else f"{cell:#.4g}"
+        case Mapping():
+            return ", ".join(f"{name} {number(entry)}" for name, entry in cell.items())
         case _:
             return str(cell)
 

@@ -124,7 +124,9 @@ class EnvSpec:
         Number of the O entries and A actions that each agent uses: the rest of its observations is
         zero, and the rest of its actions is never legal. None if all agents use all of them.
     teams
-        Team of each agent; None if there is one team.
+        Team of each agent; None if there is one team. See `offmarl.teams`.
+    team_names
+        Names of the teams, in the order of their numbers; None if they have only numbers.
     kinds
         Type of each agent; None if all are of one type.
     observation
@@ -159,6 +161,7 @@ class EnvSpec:
     observation: SpecTree | Mapping[str, Any] | None = None
     global_state: SpecTree | Mapping[str, Any] | None = None
     extras: Mapping[str, ArraySpec] = field(default_factory=dict)
+    team_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         observation, entries = _vector_or_tree(self.observation, self.observation_size)
@@ -269,8 +272,9 @@ class EnvSpec:
         return _leaf_difference("extras", self.extras, other.extras) if extras else ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object that `from_json` reads back. Trees that are not set are omitted."""
-        data = {name: value for name, value in asdict(self).items() if name not in _TREES}
+        """Return a JSON object that `from_json` reads back, without trees and names not set."""
+        omitted = _TREES if self.team_names else (*_TREES, "team_names")
+        data = {name: value for name, value in asdict(self).items() if name not in omitted}
         data["action"] = {type(self.action).__name__.lower(): self.action_size}
         trees = {name: getattr(self, name) for name in _TREES}
         return data | {name: tree.to_json() for name, tree in trees.items() if tree}
@@ -353,6 +357,8 @@ class Timestep(NamedTuple):
     shaping: Float[Array, "*b N"] | None = None
     """Rewards that only guide learning, such as Overcooked's for a filled pot. They are apart from
     ``reward`` and never recorded; None if the environment offers none."""
+    extras: dict[str, Any] | None = None
+    """Arrays to record with the step, beside those of the environment's method ``extras``."""
 
 
 class Transition(NamedTuple):

@@ -92,7 +92,7 @@ class Args(OnlineArgs):
     noise: Positive = 0.1
     """Standard deviation of the noise on continuous actions, which lie in [-1, 1]."""
     random_steps: NonNegativeInt = 10_000
-    """Environment steps with uniformly random actions at the start."""
+    """Environment steps with uniformly random actions at the start; 0 to continue from a run."""
     gumbel_temperature: Positive = 1.0
     """Temperature of the Gumbel-softmax gradient of discrete actions."""
     regularise: NonNegative = 1e-3
@@ -132,14 +132,16 @@ class Learner(NamedTuple):
 
     params: Params
     target: Params
-    optimiser: Params
-    """States of the optimisers of the actors and of the critics."""
+    optimiser: tuple[optax.OptState, optax.OptState]
+    """States of the optimisers of the critics and of the actors."""
 
 
 class State(NamedTuple):
     """Everything that changes during training."""
 
-    learner: Learner
+    params: Params
+    target: Params
+    optimiser: tuple[optax.OptState, optax.OptState]
     noise: Float[Array, ""]
     """Standard deviation of the noise of the policy that is evaluated and recorded."""
     rollout: RolloutState
@@ -222,6 +224,12 @@ def actor_loss(
 # ---------------------------------------------------------------------------------- update
 
 
+def init_optimisers(params: Params) -> tuple[optax.OptState, optax.OptState]:
+    """Return the states of the optimisers of the critics and of the actors."""
+    optimiser = clipped_adam(0.0, 0.0)
+    return optimiser.init({"critics": params.critics}), optimiser.init({"actor": params.actor})
+
+
 def learn(
     networks: Networks,
     hyper: Hyperparameters,
@@ -235,24 +243,24 @@ def learn(
     """Update the critics, and after every ``delay`` updates the actors and the target networks."""
     critic_key, actor_key = jax.random.split(key)
     optimiser = clipped_adam(learning_rate, hyper.max_grad_norm)
-    params, target, states = learner
+    params, target, (critic_state, actor_state) = learner
     grads, metrics = jax.grad(critic_loss, has_aux=True)(
         params.critics, target, networks, hyper, batch, critic_key
     )
-    updates, critic_state = optimiser.update(grads, states.critics)
-    params = params._replace(critics=optax.apply_updates(params.critics, updates))
+    updates, critic_state = optimiser.update({"critics": grads}, critic_state)
+    params = params._replace(critics=optax.apply_updates(params.critics, updates["critics"]))
     metrics["grad_norm"] = grad_norm(grads)
-    learner = Learner(params, target, states._replace(critics=critic_state))
+    learner = Learner(params, target, (critic_state, actor_state))
 
     def update_actor(learner: Learner) -> tuple[Learner, Array]:
-        params, target, states = learner
+        params, target, (critic_state, actor_state) = learner
         grads, found = jax.grad(actor_loss, has_aux=True)(
             params.actor, params.critics, networks, hyper, batch, actor_key
         )
-        updates, actor_state = optimiser.update(grads, states.actor)
-        params = params._replace(actor=optax.apply_updates(params.actor, updates))
+        updates, actor_state = optimiser.update({"actor": grads}, actor_state)
+        params = params._replace(actor=optax.apply_updates(params.actor, updates["actor"]))
         target = optax.incremental_update(params, target, hyper.tau)
-        return Learner(params, target, states._replace(actor=actor_state)), found["actor_loss"]
+        return Learner(params, target, (critic_state, actor_state)), found["actor_loss"]
 
     if delay == 1:
         learner, loss = update_actor(learner)
@@ -288,9 +296,10 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
         actor_key, critic_key, env_key = jax.random.split(key, 3)
         actor = init_policy(config, spec, actor_key).network
         params = Params(actor, critics.init(critic_key, spec))
-        optimiser = clipped_adam(0.0, 0.0)
         return State(
-            learner=Learner(params, params, Params(*map(optimiser.init, params))),
+            params=params,
+            target=params,
+            optimiser=init_optimisers(params),
             noise=jnp.asarray(hyper.noise),
             rollout=init_rollout(env, policy, env_key, args.num_envs),
             capture=init_capture(buffer, spec, sampled=True),
@@ -302,7 +311,7 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
     ) -> tuple[State, dict[str, Array]]:
         rollout_key, learn_key = jax.random.split(key)
         uniform = (state.iteration < random_rounds).astype(jnp.float32)
-        explore = NoisyParams(state.learner.params.actor, state.noise, uniform)
+        explore = NoisyParams(state.params.actor, state.noise, uniform)
         after, transitions, next_views = rollout(
             env, policy, explore, state.rollout, rollout_key, args.num_steps, state.iteration
         )
@@ -321,18 +330,18 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
 
         steps = state.iteration * args.updates + jnp.arange(1, args.updates + 1)
         learner, metrics = jax.lax.scan(
-            step, state.learner, (steps, jax.random.split(learn_key, args.updates))
+            step,
+            Learner(state.params, state.target, state.optimiser),
+            (steps, jax.random.split(learn_key, args.updates)),
         )
-        state = State(learner, state.noise, after, capture, state.iteration + 1)
+        state = State(*learner, state.noise, after, capture, state.iteration + 1)
         return state, jax.tree.map(jnp.mean, metrics)
 
     return Program(
         init,
         stages=(Stage(update),),
         policy=partial(make_policy, config, spec),
-        policy_params=lambda state: NoisyParams(
-            state.learner.params.actor, state.noise, jnp.zeros(())
-        ),
+        policy_params=lambda state: NoisyParams(state.params.actor, state.noise, jnp.zeros(())),
         greedy=False,
         num_steps=args.num_steps,
     )

@@ -45,6 +45,12 @@ def test_jax_environment(tmp_path):
 
 
 @pytest.mark.nightly
+def test_other_policies(tmp_path):
+    said = run(copied("other_policies.py", tmp_path), where=tmp_path)
+    assert "function mean return: " in said and "flax mean return: " in said
+
+
+@pytest.mark.nightly
 def test_pettingzoo_torch(tmp_path):
     pytest.importorskip("torch", reason="needs PyTorch")
     said = run(copied("pettingzoo_torch.py", tmp_path), where=tmp_path)

@@ -57,8 +57,8 @@ def test_every_page_and_every_command_is_in_the_documentation():
 
 def test_every_program_is_in_the_table():
     for kind in ("recorder", "baseline"):
-        for name in registry.find(kind):
-            assert f"| {kind} | [`{name}`]({kind}s/{name}.py)" in README
+        for name, path in registry.find(kind).items():
+            assert f"| {kind} | [`{name}`]({kind}s/{path.name})" in README
 
 
 @pytest.mark.parametrize("line", COMMANDS)

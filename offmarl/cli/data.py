@@ -19,6 +19,7 @@ from offmarl.errors import OptionError
 from offmarl.hub.licences import recorded_as
 from offmarl.paths import local, may_be_name
 from offmarl.statistics import spread
+from offmarl.teams import only_or_all
 from offmarl.terminal import bars, number
 from offmarl.tracking import progress
 from offmarl.types import Discrete
@@ -108,7 +109,7 @@ def show(path: _Vault, time_limit: int | None = None, statistics: bool = False) 
     facts = _facts(data)
     leaves = {name: (str(leaf.dtype), leaf.shape) for name, leaf in data.leaves.items()}
     text = Group(
-        grid(_described(facts, data, data.episodes.complete_returns)),
+        grid(_described(facts, data)),
         table(["array", "type", "shape of a step"], [[k, *v] for k, v in leaves.items()]),
         grid(_other_facts(data.provenance)),
         _lineage(data.provenance),
@@ -152,7 +153,9 @@ def _facts(data: vault.Dataset) -> dict[str, Any]:
         "incomplete": episodes.incomplete,
         "episodes_without_return": episodes.without_return,
         "ends": dict(Counter(episodes.cause.tolist())),
-        "return": spread(episodes.complete_returns),
+        "return": only_or_all(
+            {team: spread(found) for team, found in episodes.complete_team_returns.items()}
+        ),
         "length": spread(episodes.length),
         "policies": sorted(set(episodes.policy_id.tolist()) - {-1}),
         "bytes": data.num_bytes,
@@ -160,9 +163,7 @@ def _facts(data: vault.Dataset) -> dict[str, Any]:
     }
 
 
-def _described(
-    facts: Mapping[str, Any], data: vault.Dataset, returns: Float[np.ndarray, "episodes"]
-) -> dict[str, str]:
+def _described(facts: Mapping[str, Any], data: vault.Dataset) -> dict[str, str]:
     """Format the facts as text."""
     spec = data.spec
     actions = (
@@ -179,15 +180,24 @@ def _described(
         + _size(facts["bytes"]),
         "episodes": f"{number(facts['episodes'])}: {ends}",
         "length": _spread_line(facts["length"]),
-        "return": f"{_spread_line(facts['return'])} {_left_out(facts)}".strip(),
-        "  in order": _sparkline(returns),
-        "  distribution": _histogram(returns),
+        **_described_returns(data.episodes, _left_out(facts)),
         "policies": number(len(facts["policies"])) if facts["policies"] else "unknown",
         **({"recorded": recording} if (recording := recorded_as(data.provenance)) else {}),
         "digest": facts["digest"],
         **({} if _stock_readable(data) else {"stock flashbax": _NOT_STOCK}),
         **({"quirks": "; ".join(MEANINGS[quirk] for quirk in data.quirks)} if data.quirks else {}),
     }
+
+
+def _described_returns(episodes: vault.Episodes, left_out: str) -> dict[str, str]:
+    """Format the returns, of each team if there are several."""
+    texts: dict[str, str] = {}
+    for team, returns in episodes.complete_team_returns.items():
+        of = f" of {team}" if len(episodes.teams) > 1 else ""
+        texts[f"return{of}"] = f"{_spread_line(spread(returns))} {left_out}".strip()
+        texts[f"  in order{of}"] = _sparkline(returns)
+        texts[f"  distribution{of}"] = _histogram(returns)
+    return texts
 
 
 _NOT_STOCK = "cannot use this vault: leaves of observations belong to some agents only"

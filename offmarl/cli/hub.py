@@ -15,6 +15,7 @@ from offmarl.errors import OptionError, UnknownNameError, unknown_name
 from offmarl.hub import Card
 from offmarl.hub import cache as pulled_datasets
 from offmarl.hub.cache import parse
+from offmarl.hub.card import Uid
 from offmarl.terminal import number
 
 _NOTHING = "no dataset was pulled."
@@ -264,11 +265,15 @@ def _actions(card: Card) -> str:
 
 
 def _uids(card: Card) -> str:
-    means = {uid: one.return_mean for uid, one in card.uids.items()}
-    uids = ", ".join(
-        uid if mean is None else f"{uid} ({number(mean)})" for uid, mean in means.items()
-    )
+    uids = ", ".join(_with_mean(uid, one) for uid, one in card.uids.items())
     return uids if card.hub else f"not published, record it: {uids}"
+
+
+def _with_mean(uid: str, one: Uid) -> str:
+    """Return a uid with its mean return, or with that of each team."""
+    if one.teams:
+        return f"{uid} ({number({name: team.return_mean for name, team in one.teams.items()})})"
+    return uid if one.return_mean is None else f"{uid} ({number(one.return_mean)})"
 
 
 def _about(card: Card) -> dict[str, Any]:

@@ -11,7 +11,10 @@ from offmarl import envs, evaluation
 from offmarl.envs import Environment
 from offmarl.errors import ShapeError
 from offmarl.programs import LoadedPolicy, load_policy
+from offmarl.programs.sides import side_of
 from offmarl.report import render
+from offmarl.teams import only_or_all, teams_of
+from offmarl.terminal import number
 from offmarl.tracking import progress, read_run
 from offmarl.types import ArrayTree, EnvSpec
 
@@ -24,7 +27,7 @@ def make_environment(loaded: LoadedPolicy) -> Environment:
     ShapeError
         It has other sizes now.
     """
-    environment = envs.make(loaded.spec.name)
+    environment = envs.make_for(loaded.spec)
     if difference := loaded.spec.difference(environment.spec, extras=False):
         raise ShapeError(
             f"the policy of {loaded.name} and {loaded.spec.name} differ in {difference}: give the "
@@ -47,7 +50,10 @@ def load(
     ShapeError
         The policies do not fit the environment.
     """
-    environment = envs.make(env or EnvSpec.from_json(read_run(run)["spec"]).name)
+    record = read_run(run)
+    environment = envs.make_for(EnvSpec.from_json(record["spec"]), env)
+    if side := record["args"].get("side"):
+        environment = side_of(environment, side, record["args"]["opponents"])
     return environment, {
         seed: load_policy(run, seed, greedy, program, environment) for seed in seeds
     }
@@ -55,20 +61,27 @@ def load(
 
 def play(
     environment: Environment, policies: Mapping[int, LoadedPolicy], episodes: int, seed: int
-) -> dict[int, Float[np.ndarray, "episodes"]]:
-    """Return the returns of each policy's episodes, which have the same initial states."""
+) -> dict[str, dict[int, Float[np.ndarray, "episodes"]]]:
+    """Return the returns of each team in each policy's episodes, by team.
+
+    The episodes of all policies have the same initial states.
+    """
     policy = next(iter(policies.values())).policy
 
     @jax.jit
-    def returns_of(params: ArrayTree) -> Float[Array, "episodes"]:
+    def returns_of(params: ArrayTree) -> Float[Array, "episodes teams"]:
         key = jax.random.key(seed)
-        return evaluation.evaluate(environment, policy, params, key, episodes).returns
+        return evaluation.evaluate(environment, policy, params, key, episodes).team_returns
 
-    returns = {}
+    teams = [team.name for team in teams_of(environment.spec)]
+    returns: dict[str, dict[int, Float[np.ndarray, "episodes"]]] = {team: {} for team in teams}
     with progress("evaluate", len(policies)) as advance:
         for trained, loaded in policies.items():
-            returns[trained] = np.asarray(returns_of(loaded.params))
-            advance(1, f"return {returns[trained].mean():.2f}")
+            found = dict(zip(teams, np.asarray(returns_of(loaded.params)).T, strict=True))
+            for team, own in found.items():
+                returns[team][trained] = own
+            means = {team: float(own.mean()) for team, own in found.items()}
+            advance(1, f"return {number(only_or_all(means))}")
     return returns
 
 

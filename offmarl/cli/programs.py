@@ -16,7 +16,9 @@ from offmarl.errors import OptionError
 from offmarl.paths import below
 from offmarl.programs.registry import VERBS, Kind, find, load, summary
 from offmarl.report import UNITS, estimate, final_returns, metric_of
+from offmarl.report.comparison import final_metrics
 from offmarl.statistics import MIN_RUNS, spread
+from offmarl.teams import only_or_all
 from offmarl.terminal import interval
 from offmarl.tracking import (
     AGREEMENT,
@@ -163,13 +165,16 @@ def train(arguments: list[str]) -> Report:
     if not (run / MARL_EVAL_FILE).exists():
         view = f"{name} is trained but not evaluated (no environment, no held-out data): {run}"
         return Report({"run": run}, view)
-    metric = metric_of([run])
+    found = final_metrics(run)
+    teams = sorted(one for one in found if one.startswith(f"{RETURN}_"))
+    metric = RETURN if teams else metric_of([run])
     unit = UNITS[metric]
     if metric == RETURN:
         unit = labelled(unit, acting_of(read_run(run)))
     title = f"{name}, trained and evaluated in {run}: {unit}"
     more = {head: final_returns(run, other) for other, head in _MORE.items() if other != metric}
-    return _returns_report(title, {"run": run}, final_returns(run, metric), more)
+    returns = {one.removeprefix(f"{RETURN}_"): final_returns(run, one) for one in teams or [metric]}
+    return _returns_report(title, {"run": run}, returns, more)
 
 
 def evaluate(
@@ -244,23 +249,29 @@ def _run(kind: Kind, name: str, arguments: list[str]) -> Any:
 def _returns_report(
     title: str,
     about: Mapping[str, Any],
-    returns: Mapping[int, Float[np.ndarray, "episodes"]],
+    returns: Mapping[str, Mapping[int, Float[np.ndarray, "episodes"]]],
     more: Mapping[str, Mapping[int, Float[np.ndarray, "episodes"]]] | None = None,
 ) -> Report:
-    """Report the returns of the policies of a run's training seeds.
+    """Report the returns of the policies of a run's training seeds, by team.
 
     ``more`` holds other metrics, by the key of their mean.
     """
+    several = len(returns) > 1
     rows = [
-        {"seed": trained, "episodes": len(values), **spread(values)}
+        ({"team": team} if several else {})
+        | {"seed": trained, "episodes": len(values), **spread(values)}
         | {name: float(found[trained].mean()) for name, found in (more or {}).items() if found}
-        for trained, values in returns.items()
+        for team, by_seed in returns.items()
+        for trained, values in by_seed.items()
     ]
-    iqm = estimate(np.array([values.mean() for values in returns.values()]))
-    parts = [records(rows, title)]
-    if len(rows) >= MIN_RUNS:
-        parts.append(f"IQM over seeds [95% interval]: {interval(*iqm)}")
-    elif len(rows) > 1:
-        few = f"intervals need at least {MIN_RUNS} seeds"
-        parts.append(f"IQM over seeds: {interval(*iqm)} ({few})")
-    return Report({**about, "seeds": rows, "iqm": iqm._asdict()}, Group(*parts))
+    parts, estimates = [records(rows, title)], {}
+    for team, by_seed in returns.items():
+        iqm = estimate(np.array([values.mean() for values in by_seed.values()]))
+        estimates[team] = iqm._asdict()
+        over = f"of {team} over seeds" if several else "over seeds"
+        if len(by_seed) >= MIN_RUNS:
+            parts.append(f"IQM {over} [95% interval]: {interval(*iqm)}")
+        elif len(by_seed) > 1:
+            few = f"intervals need at least {MIN_RUNS} seeds"
+            parts.append(f"IQM {over}: {interval(*iqm)} ({few})")
+    return Report({**about, "seeds": rows, "iqm": only_or_all(estimates)}, Group(*parts))

@@ -22,6 +22,7 @@ from offmarl.report.dataset_figures import Surveys
 from offmarl.report.tables import Section
 from offmarl.report.warnings import data_warnings, warnings_by_dataset
 from offmarl.statistics import MIN_RUNS, Reference, spread
+from offmarl.teams import only_or_all
 from offmarl.terminal import number, plot
 from offmarl.tracking import RETURN, RUN_FILE, acting_of, labelled, progress, read_run
 from offmarl.vault import Dataset
@@ -137,7 +138,8 @@ def _environment(name: str, vaults: Iterable[Dataset]) -> Any:
 
 
 def _mean_return(found: Survey) -> float:
-    mean = found.episodes.mean_return
+    """Return what datasets are sorted by: the return of the first team."""
+    mean = next(iter(found.episodes.mean_returns.values()))
     return -np.inf if mean is None else mean
 
 
@@ -187,15 +189,17 @@ def _watched(name: str, found: Survey, env: Any | None) -> Iterator[tuple[bytes,
     from offmarl import envs  # imports JAX
     from offmarl.report import render, replay_render
 
-    env = envs.make(found.spec.name) if env is None else env
-    order = whole[np.argsort(found.returns, kind="stable")]
+    env = envs.make_for(found.spec) if env is None else env
+    returns = found.episodes.team_returns  # episodes are ranked by those of the first team
+    order = whole[np.argsort(returns[whole, 0], kind="stable")]
     chosen = {"worst": order[0], "median": order[(len(order) - 1) // 2], "best": order[-1]}
     with progress(f"draw {name}", len(chosen)) as advance:
-        for rank, number in chosen.items():
-            watched = replay_render.replay(env, found.vault, int(number))
-            value = found.episodes.episode_returns[number]
+        for rank, episode in chosen.items():
+            watched = replay_render.replay(env, found.vault, int(episode))
+            teams = (team.name for team in found.episodes.teams)
+            value = only_or_all(dict(zip(teams, returns[episode], strict=True)))
             gif = render.to_gif(watched, -(-len(watched.scenes) // _MOST_FRAMES))
-            yield gif, f"{name}, {rank}: episode {number}, return {value:.4g}"
+            yield gif, f"{name}, {rank}: episode {episode}, return {number(value)}"
             advance(1)
 
 
@@ -218,7 +222,7 @@ def _survey_data(found: Survey) -> Mapping[str, Any]:
         "incomplete": found.episodes.incomplete,
         "episodes_without_return": found.episodes.without_return,
         "ends": dict(zip(causes.tolist(), counts.tolist(), strict=True)),
-        "return": spread(found.returns),
+        "return": only_or_all({team: spread(x) for team, x in found.team_returns.items()}),
         "length": spread(found.lengths),
         "rewards": _plain(found.rewards),
         "actions": _plain(found.actions),

@@ -20,6 +20,7 @@ from offmarl.cli.data import show
 from offmarl.cli.output import Report, table
 from offmarl.errors import OptionError, VaultError
 from offmarl.statistics import spread
+from offmarl.teams import only_or_all
 from offmarl.tracking import progress
 from offmarl.vault.convert import READERS, WRITERS, export_dataset, import_dataset
 from offmarl.vault.open import locate, open_source
@@ -142,15 +143,16 @@ def _texts(function: Callable[..., Any]) -> dict[str, str]:
 
 def _report(made: Iterable[vault.Dataset]) -> Report:
     """Describe the new vaults and their sources."""
-    facts = [_facts(one) for one in made]
+    vaults = [*made]
+    facts = [_facts(one) for one in vaults]
     columns = ["path", "steps", "episodes", "incomplete", "mean return", "of"]
     rows = [
         [
             *(f[name] for name in columns[:4]),
-            f["return"].get("mean"),
+            only_or_all(one.episodes.mean_returns),
             _source_episodes(f["lineage"]),
         ]
-        for f in facts
+        for f, one in zip(facts, vaults, strict=True)
     ]
     return Report({"vaults": facts}, table(columns, rows))
 
@@ -161,7 +163,9 @@ def _facts(made: vault.Dataset) -> dict[str, Any]:
         "steps": made.num_steps,
         "episodes": len(made.episodes.row),
         "incomplete": made.episodes.incomplete,
-        "return": spread(made.episodes.complete_returns),
+        "return": only_or_all(
+            {team: spread(found) for team, found in made.episodes.complete_team_returns.items()}
+        ),
         "length": spread(made.episodes.length),
         "lineage": made.provenance["lineage"],
     }

@@ -4,9 +4,11 @@
 imports no JAX.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from offmarl.envs.catalogue import EnvInfo
+from offmarl.envs.earlier import make_for
 from offmarl.envs.registry import (
     describe,
     family_of,
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
         transition,
     )
     from offmarl.envs.pettingzoo import PettingZooPolicy, to_pettingzoo
+    from offmarl.envs.scripted import register_policy, scripted_policies, scripted_policy
+    from offmarl.envs.sides import Seat, Side, TeamPolicy, compose, play_side
     from offmarl.envs.states import record_states
 
 __all__ = [
@@ -39,21 +43,37 @@ __all__ = [
     "Environment",
     "PettingZooPolicy",
     "Scene",
+    "Seat",
+    "Side",
+    "TeamPolicy",
     "autoreset",
+    "compose",
     "describe",
     "family_of",
     "has_shaping",
     "info",
     "make",
+    "make_for",
     "names",
+    "play_side",
     "record_states",
     "register",
+    "register_policy",
     "restart",
+    "scripted_policies",
+    "scripted_policy",
     "short_name",
     "source",
     "to_pettingzoo",
     "transition",
 ]
+
+_HOMES = {
+    "record_states": "states",
+    **dict.fromkeys(("register_policy", "scripted_policies", "scripted_policy"), "scripted"),
+    **dict.fromkeys(("Seat", "Side", "TeamPolicy", "compose", "play_side"), "sides"),
+}
+"""Modules of the names above that import JAX; the others are in ``base``."""
 
 
 def __getattr__(name: str) -> Any:
@@ -66,9 +86,7 @@ def __getattr__(name: str) -> Any:
         from offmarl.envs import pettingzoo
 
         return getattr(pettingzoo, name)
-    from offmarl.envs import base, states
-
-    return getattr(states if name == "record_states" else base, name)
+    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'base')}"), name)
 
 
 def __dir__() -> list[str]:

@@ -27,7 +27,8 @@ class Environment(Protocol):
     true, `autoreset` (or the caller) starts a new episode. An environment must be hashable, since
     it is a static argument of compiled programs: a frozen dataclass is. If it also has a method
     ``scene(state) -> Scene``, its episodes can be drawn. If its spec names extras, it has a method
-    ``extras(key, state)``, which returns those of the step that ``step(key, state, action)`` takes.
+    ``extras(key, state)``, which returns those of the step that ``step(key, state, action)`` takes,
+    unless they are all in the timesteps (`Timestep.extras`).
     """
 
     @property
@@ -46,7 +47,7 @@ class Environment(Protocol):
 
 def extras_of(env: Any, key: PRNGKeyArray, state: EnvState) -> dict[str, Array] | None:
     """Return the extras of the step that ``env.step(key, state, action)`` takes; None for none."""
-    if not env.spec.extras:
+    if not env.spec.extras or not hasattr(env, "extras"):
         return None
     found: dict[str, Array] = env.extras(key, state)
     return found

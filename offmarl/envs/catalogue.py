@@ -237,10 +237,11 @@ def _mpe(
     summary: str,
     agents: str,
     traits: tuple[Trait, ...] = (),
-    compat: str = "mpe",
+    compat: str = "",
 ) -> Family:
     """Describe a multi-agent particle environment (Lowe et al. 2017)."""
     facmac = compat == "mpe_facmac"
+    compat = compat or ("mpe_rivals" if "adversarial" in traits else "mpe")
     return _jaxmarl(
         f"mpe/{task}",
         env_class,

@@ -194,6 +194,8 @@ def _spec(env: JaxMarl) -> EnvSpec:
     view = jax.eval_shape(env.reset, jax.random.key(0))[1].view
     native_state = jax.eval_shape(lambda key: _native_state(wrapped, key), jax.random.key(0))
     observation, state = specs_of(view)
+    sides = [wrapped.compat.team_of(str(agent)) for agent in wrapped.env.agents]
+    teams = list(dict.fromkeys(sides))
     names = [agent if isinstance(agent, str) else f"agent_{agent}" for agent in wrapped.env.agents]
     return EnvSpec(
         env.name,
@@ -209,6 +211,8 @@ def _spec(env: JaxMarl) -> EnvSpec:
         action_sizes=sizes_if_unequal(wrapped.actions.sizes),
         observation=observation,
         global_state=state,
+        teams=tuple(map(teams.index, sides)) if len(teams) > 1 else None,
+        team_names=tuple(teams) if len(teams) > 1 else None,
     )
 
 

@@ -43,6 +43,19 @@ def _by_name(env: Any, observations: Observations) -> Sequence[Any]:
     return [observations[agent] for agent in env.agents]
 
 
+def _one_team(agent: str) -> str:
+    return ""
+
+
+def _side(agent: str) -> str:
+    """Return the side of an agent in MPE, by the names that its authors gave the agents."""
+    return "adversaries" if agent.startswith(("adversary", "leadadversary", "eve")) else "agents"
+
+
+def _army(agent: str) -> str:
+    return "allies" if agent.startswith("ally") else "enemies"
+
+
 class Compat(NamedTuple):
     """How the adapter reads one kind of environment; functions take JaxMARL's environment first."""
 
@@ -59,6 +72,8 @@ class Compat(NamedTuple):
     alive: Callable[[Any, State], Bool[Array, "N"]] = _all_alive
     split: Callable[[Any, Observations], Sequence[Any]] = _by_name
     """Each agent's own observation: an array or a tree of arrays."""
+    team_of: Callable[[str], str] = _one_team
+    """The name of an agent's team by the agent's name; the same for all if they are one team."""
     tuple_of_actions: bool = False
     """Whether ``step_env`` takes a tuple of actions, not a dict."""
 
@@ -164,9 +179,10 @@ _SMAX = Compat(
 COMPAT = {
     "mpe": Compat(_one_more),
     "mpe_team": Compat(_one_more, reward="team"),
-    "mpe_facmac": Compat(_one_more, state=_predators_and_prey),
+    "mpe_rivals": Compat(_one_more, team_of=_side),
+    "mpe_facmac": Compat(_one_more, state=_predators_and_prey, team_of=_side),
     "smax": _SMAX,
-    "smax_self_play": _SMAX._replace(reward="individual"),
+    "smax_self_play": _SMAX._replace(reward="individual", team_of=_army),
     "overcooked": Compat(_max_steps, reward="team"),
     "jaxnav": Compat(_max_steps, _robots_are_done, state=_map_and_robots, alive=_robots_alive),
     "hanabi": Compat(

@@ -42,6 +42,16 @@ class File:
 
 
 @dataclass(frozen=True)
+class TeamReturns:
+    """Returns of one team's complete episodes, each the mean over the team's agents."""
+
+    return_mean: float
+    return_std: float
+    return_min: float
+    return_max: float
+
+
+@dataclass(frozen=True)
 class Uid:
     """One vault of a dataset, as its source or its recording describes it."""
 
@@ -62,6 +72,8 @@ class Uid:
     """Shards of its own archive on the hub; empty if one archive holds all uids."""
     incomplete: int | None = None
     """Number of episodes that the environment did not end; None for none."""
+    teams: Mapping[str, TeamReturns] = field(default_factory=dict)
+    """Returns by team, instead of the above, where agents are in several teams."""
 
 
 @dataclass(frozen=True)
@@ -323,8 +335,7 @@ def _text(card: Card, repository: str) -> str:
     """Return the text of the README below its metadata."""
     action = ", ".join(f"{size} {kind}" for kind, size in (card.action or {}).items())
     rows = "\n".join(
-        f"| {uid} | {one.steps:,} | {_episodes(one)} | {_mean(one.return_mean, one.return_std)} "
-        f"| `{one.digest}` |"
+        f"| {uid} | {one.steps:,} | {_episodes(one)} | {_returns(one)} | `{one.digest}` |"
         for uid, one in card.uids.items()
     )
     origins = "\n".join(f"- {uid}: {one.origin}" for uid, one in card.uids.items() if one.origin)
@@ -348,8 +359,8 @@ Offline multi-agent reinforcement learning: {card.num_agents} agents, actions {a
 |---|---|---|---|---|
 {rows}
 
-Returns are undiscounted sums of rewards, averaged over agents and over complete episodes, which are
-those that the environment ended.
+Returns are undiscounted sums of rewards, averaged over agents (of a team, where there are several)
+and over complete episodes, which are those that the environment ended.
 
 ## Use
 
@@ -391,6 +402,14 @@ def _licence(card: Card) -> str:
     if card.licence.data == OTHER:
         return f"See {card.licence.link}."
     return f"{card.licence.data} (SPDX)."
+
+
+def _returns(one: Uid) -> str:
+    """Format the mean return, or that of each team."""
+    if not one.teams:
+        return _mean(one.return_mean, one.return_std)
+    found = one.teams.items()
+    return ", ".join(f"{name} {_mean(team.return_mean, team.return_std)}" for name, team in found)
 
 
 def _mean(mean: float | None, std: float | None) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from filelock import FileLock
 from huggingface_hub import CommitOperationAdd, HfApi
@@ -19,10 +19,20 @@ from huggingface_hub.errors import HfHubHTTPError
 from offmarl import tracking
 from offmarl.errors import CardError, HubError, OptionError
 from offmarl.hub import cache, client
-from offmarl.hub.card import Card, File, Uid, check, croissant, readme, to_toml
+from offmarl.hub.card import (
+    Card,
+    File,
+    TeamReturns,
+    Uid,
+    check,
+    croissant,
+    readme,
+    to_toml,
+)
 from offmarl.hub.client import LARGEST
 from offmarl.hub.licences import Licence, citation_of, in_words, licence_of
 from offmarl.hub.pull import CARD
+from offmarl.statistics import spread
 from offmarl.types import Discrete, EnvSpec
 from offmarl.vault import Dataset
 from offmarl.vault.drivers import driver_of
@@ -292,10 +302,15 @@ def _bounded(text: str, repository: str) -> str:
 
 
 def _describe(one: Dataset, files: tuple[File, ...]) -> Uid:
-    episodes, returns = one.episodes, one.episodes.complete_returns
-    spread = (float(getattr(returns, f)()) for f in ("mean", "std", "min", "max"))
-    names = ("return_mean", "return_std", "return_min", "return_max")
-    known = dict(zip(names, spread, strict=True)) if len(returns) else {}
+    episodes = one.episodes
+    teams = {
+        team: {f"return_{name}": value for name, value in spread(returns).items()}
+        for team, returns in episodes.complete_team_returns.items()
+        if len(returns)
+    }
+    known: dict[str, Any] = next(iter(teams.values()), {})
+    if len(episodes.teams) > 1:
+        known = {"teams": {team: TeamReturns(**values) for team, values in teams.items()}}
     return Uid(
         one.num_steps,
         len(episodes.row),

@@ -23,10 +23,12 @@ the observations of all agents, pooled by attention; the same parameters fit any
 INIT_SCALE = 0.001
 """Scale of the first weights of hypernetworks.
 
-Q_tot changes by Σ_e w1 w2 for each unit of an agent's value. With usual initialisations this is
-about 10 for states of moderate size, and more for larger ones: errors of the agents' values grow by
-it in every target, and Q_tot leaves what the rewards allow. Weights that are almost zero at first
-let the mixing grow only as far as the data asks for.
+Q_tot changes by the gain Σ_e w1 w2 for each unit of an agent's value. With Flax's usual
+initialisation the gain grows with the square of the state's size: about 3 for entries in [-1, 1],
+and 30 in [-3, 3]. Errors of the agents' values grow by it with every target, the more so in the
+final states that a time limit leaves, which are bootstrapped from and never learned, and Q_tot
+leaves what the rewards allow. Weights that are almost zero at first let the gain grow only as far
+as the data asks for. `benchmarks/ablation.py` compares this with other remedies.
 """
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         make_buffer,
     )
     from offmarl.programs.dataset import DatasetStatistics, MeanAndStd
+    from offmarl.programs.foreign import function_policy, network_policy
     from offmarl.programs.loop import start
     from offmarl.programs.offline import train
     from offmarl.programs.online import Recorded, record_from_run, record_online
@@ -66,6 +67,7 @@ __all__ = [
     "add",
     "clipped_adam",
     "draw_windows",
+    "function_policy",
     "grad_norm",
     "hyperparameters",
     "init_capture",
@@ -74,6 +76,7 @@ __all__ = [
     "make_buffer",
     "make_soft_actor_critic",
     "map_seeds",
+    "network_policy",
     "record_from_run",
     "record_online",
     "record_policy",
@@ -87,6 +90,7 @@ __all__ = [
 _HOMES = {
     "buffer": "Capture ChunkWriter Step add init_capture make_buffer",
     "dataset": "DatasetStatistics MeanAndStd",
+    "foreign": "function_policy network_policy",
     "loop": "start",
     "offline": "train",
     "online": "Recorded record_from_run record_online",

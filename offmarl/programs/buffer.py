@@ -261,10 +261,21 @@ class ChunkWriter:
         Number of the first chunk.
     written
         Number of time steps before that chunk.
+    whole
+        Makes the steps that are written of those that were captured, as of one side of an
+        adversarial environment: see `offmarl.envs.sides.Side.whole`.
     """
 
-    def __init__(self, vault: Writer, run: str, start: int = 0, written: int = 0):
+    def __init__(
+        self,
+        vault: Writer,
+        run: str,
+        start: int = 0,
+        written: int = 0,
+        whole: Callable[..., tuple[Transition, FinalObservations]] | None = None,
+    ):
         self._vault = vault
+        self._whole = whole
         self._run = run
         self._next = start
         self._written = written
@@ -352,6 +363,8 @@ class ChunkWriter:
             if index >= self._vault.chunks(self._run):
                 transition = jax.tree.map(np.asarray, chunk.transition)
                 finals = _unpad(chunk.finals)
+                if self._whole is not None:
+                    transition, finals = self._whole(transition, finals)
                 self._vault.append(transition, finals, run=self._run, chunk=index, cut=chunk.cut)
                 self._vault.drop_pages()
         except BaseException:

@@ -244,7 +244,10 @@ def _places(program: Program, state: ArrayTree) -> dict[str, int]:
         elif field == "moments":
             names[f"moments/{rest}"] = index
         elif field == "optimiser":
-            names |= _adam_name(path, index, params)
+            found = _adam_name(path, index, params)
+            if "count" in found and "count" in names:  # of a second optimiser
+                found = {f"count {len(names)}": index}
+            names |= found
     return names
 
 

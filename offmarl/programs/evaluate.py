@@ -1,7 +1,6 @@
 """Evaluation of policies in training: by played episodes, and by held-out actions."""
 
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from offmarl.errors import OptionError, ShapeError, UnknownNameError
 from offmarl.evaluation import agreement, log_likelihood
 from offmarl.programs.program import Args, Program
 from offmarl.programs.seeds import Layout, map_seeds
+from offmarl.teams import Team, names_by_team, teams_of
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 from offmarl.vault import Dataset, Mixture, open_vault
 
@@ -85,7 +85,7 @@ def _environment(args: Args, dataset: Dataset | Mixture) -> Environment | None:
     if name in ("", "none"):
         return None
     try:
-        env = _make(name, dataset.spec)
+        env = envs.make_for(dataset.spec, name)
     except UnknownNameError as error:
         if args.env is not None:
             raise
@@ -100,15 +100,6 @@ def _environment(args: Args, dataset: Dataset | Mixture) -> Environment | None:
             f"{dataset.path} and {name} differ in {difference}: give the environment it was "
             "recorded in with --env, or train with --env none."
         )
-    return env
-
-
-def _make(name: str, spec: EnvSpec) -> Environment:
-    """Create an environment; for data of flat vectors, the variant that was recorded then."""
-    env = envs.make(name)
-    if spec.is_vector and not env.spec.is_vector:
-        with suppress(UnknownNameError):  # it has no such option
-            return envs.make(name, flat=True)
     return env
 
 
@@ -155,7 +146,8 @@ def evaluate(
 
     Returns
     -------
-    Values by metric: the returns, and `tracking.AGREEMENT` and `tracking.LOG_LIKELIHOOD`.
+    Values by metric: the returns (of each team, where there are several), and `tracking.AGREEMENT`
+    and `tracking.LOG_LIKELIHOOD`.
     """
     found: dict[str, Array] = {}
     seeds = len(keys)
@@ -164,9 +156,10 @@ def evaluate(
         found |= _imitation(program, layout, params, evaluator.held_out)
     if evaluator.env is not None:
         returns = partial(play, program, evaluator.env, layout, episodes)
-        found[tracking.RETURN] = returns(program.greedy, params, keys)
+        teams = teams_of(evaluator.env.spec)
+        found |= _by_name(tracking.RETURN, teams, returns(program.greedy, params, keys))
         if last and not program.greedy:
-            found[tracking.GREEDY_RETURN] = returns(True, params, keys)
+            found |= _by_name(tracking.GREEDY_RETURN, teams, returns(True, params, keys))
     return {name: values[:seeds] for name, values in jax.device_get(found).items()}
 
 
@@ -185,6 +178,14 @@ def _imitation(
     return map_seeds(layout, of_seed, (params,), episodes)
 
 
+def _by_name(
+    metric: str, teams: tuple[Team, ...], returns: Float[Array, "seeds episodes teams"]
+) -> dict[str, Float[Array, "seeds episodes"]]:
+    """Return the returns by the name of the metric, one for each team."""
+    names = names_by_team(metric, teams)
+    return {name: returns[..., index] for index, name in enumerate(names)}
+
+
 @partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
 def play(
     program: Program,
@@ -194,22 +195,25 @@ def play(
     greedy: bool,
     params: ArrayTree,
     keys: Key[Array, "seeds"],
-) -> Float[Array, "seeds episodes"]:
-    """Play episodes with the policies of all seeds, and return the returns.
+) -> Float[Array, "seeds episodes teams"]:
+    """Play episodes with the policies of all seeds, and return the returns of each team.
 
     The arguments are those of `evaluate`.
     """
     policy = program.policy(greedy)
 
-    def of_seed(params: ArrayTree, key: PRNGKeyArray) -> Float[Array, "episodes"]:
-        return evaluation.evaluate(env, policy, params, key, episodes).returns
+    def of_seed(params: ArrayTree, key: PRNGKeyArray) -> Float[Array, "episodes teams"]:
+        return evaluation.evaluate(env, policy, params, key, episodes).team_returns
 
     return map_seeds(layout, of_seed, (params, keys))
 
 
 def summary(found: Mapping[str, Float[np.ndarray, "seeds episodes"]]) -> str:
     """Summarize an evaluation in a few words."""
-    words = {tracking.AGREEMENT: "agreement {:.3f}", tracking.RETURN: "return {:.2f}"}
+    words = {tracking.AGREEMENT: "agreement{} {:.3f}", tracking.RETURN: "return{} {:.2f}"}
     return ", ".join(
-        word.format(found[name].mean()) for name, word in words.items() if name in found
+        word.format(name.removeprefix(metric).replace("_", " of ", 1), found[name].mean())
+        for metric, word in words.items()
+        for name in found
+        if name.startswith(metric)
     )

@@ -28,7 +28,7 @@ from offmarl.programs.program import (
     Program,
     hyperparameters,
 )
-from offmarl.programs.record import is_complete, open_for_recording
+from offmarl.programs.record import is_complete, open_for_recording, recorded
 from offmarl.programs.recorder import (
     EVALUATE,
     INIT,
@@ -49,6 +49,7 @@ from offmarl.programs.run import (
     open_run,
     settled,
 )
+from offmarl.programs.sides import opponents_of, side_of
 from offmarl.programs.tiers import (
     REPLAY_TIERS,
     Tier,
@@ -57,6 +58,8 @@ from offmarl.programs.tiers import (
     parse_tiers,
     record_tiers,
 )
+from offmarl.teams import names_by_team, only_or_all, teams_of
+from offmarl.terminal import number
 from offmarl.trackers import Trackers
 from offmarl.trackers import check as check_trackers
 from offmarl.types import ArrayTree, EnvSpec
@@ -107,7 +110,7 @@ def record_online(make: Callable[[EnvSpec, ArgsT, Environment], Program], args: 
     args = settled(args, directory)
     tiers, env = parse_tiers(args.tiers), _environment(args)
     start = start_of(args, env)
-    source = environment_source(env.spec.name) | start.source
+    source = environment_source(env.spec.name) | opponents_of(env) | start.source
     runs = _recorders(make, args, env, origin, directory, source)
     for run in runs:
         check_vaults(run, tiers)
@@ -177,13 +180,14 @@ def record_from_run(
     return _record_all(runs, _versions(runs, directory), chosen)
 
 
-_SOURCES = ("environment_source", "init", "replay")
+_SOURCES = ("environment_source", "opponents", "init", "replay")
 """Entries of a run's record that make `Recorder.source`."""
 
 
 def _environment(args: OnlineArgs) -> Environment:
     env = envs.make(args.env)
-    return envs.record_states(env) if args.env_states else env
+    env = envs.record_states(env) if args.env_states else env
+    return side_of(env, args.side, args.opponents) if args.side else env
 
 
 def _out_of(directory: Path, args: OnlineArgs, name: str) -> Path:
@@ -221,7 +225,7 @@ def _record(run: Recorder) -> dict[str, Any]:
         "sha256": run.origin.sha256,
         "args": run.settings | {"seed": run.args.seed, "seeds": run.args.seeds},
         "settings": settings.used(run.args).sources(),
-        "spec": run.env.spec.to_json(),
+        "spec": replace(run.env.spec, extras=recorded(run.env, 1)[0].extras).to_json(),
         "greedy": run.program.greedy,
         "vault": None,
         "seeds": run.seeds,
@@ -296,7 +300,10 @@ def _versions(runs: Sequence[Recorder], directory: Path) -> list[list[Version]]:
 
 
 def _from_json(info: Mapping[str, Any]) -> list[list[Version]]:
-    return [[Version(*version) for version in own] for own in info["versions"]]
+    return [
+        [Version(iteration, returns, tuple(*others)) for iteration, returns, *others in own]
+        for own in info["versions"]
+    ]
 
 
 def _schedule(run: Recorder) -> Schedule:
@@ -322,8 +329,10 @@ def _replay(run: Recorder, start: int, keep: bool) -> AbstractContextManager[Chu
             "medium-replay out of --tiers, or train again in another directory (--out)."
         )
     provenance = run.provenance("replay") | {"policy_id": "iterations of training"}
-    writer = open_for_recording(path, run.env.spec, run.args.num_envs, run.recipe, provenance)
-    return ChunkWriter(writer, "replay", start, start * run.program.num_steps)
+    # Versions of the learner's policy have the ids from 0 to the number of iterations.
+    spec, whole = recorded(run.env, first_id=run.iterations + 1)
+    writer = open_for_recording(path, spec, run.args.num_envs, run.recipe, provenance)
+    return ChunkWriter(writer, "replay", start, start * run.program.num_steps, whole)
 
 
 def _progress(runs: Sequence[Recorder], start: int) -> AbstractContextManager[tracking.Advance]:
@@ -372,12 +381,14 @@ class _Journal:
         """Evaluate the policies, and keep them as a version."""
         policies = self._policies_of(states)
         returns = [
-            run.returns(run.policy, params, run.key(EVALUATE, done))
+            [one.returns(run.policy, params, run.key(EVALUATE, done)) for one in run.by_team()]
             for run, params in zip(self._runs, policies, strict=True)
         ]
         for versions, own in zip(self.versions, returns, strict=True):
-            versions.append(Version(done, own.tolist()))
-        self.add(done, [{tracking.RETURN: own} for own in returns], 0)
+            first, *others = (one.tolist() for one in own)
+            versions.append(Version(done, first, tuple(others)))
+        names = names_by_team(tracking.RETURN, teams_of(self._runs[0].env.spec))
+        self.add(done, [dict(zip(names, own, strict=True)) for own in returns], 0)
         if done not in self._policies.steps():
             self._policies.save(done, {"policy": stacked(policies)}, {})
 
@@ -398,9 +409,10 @@ class _Journal:
 
     @property
     def note(self) -> str:
-        """Mean return of the last versions."""
-        last = [versions[-1].mean for versions in self.versions if versions]
-        return f"return {sum(last) / len(last):.3g}" if last else ""
+        """Mean return of the last versions, of each team."""
+        last = [versions[-1].means for versions in self.versions if versions]
+        means = [sum(own) / len(own) for own in zip(*last, strict=True)]
+        return f"return {', '.join(f'{mean:.3g}' for mean in means)}" if last else ""
 
     def close(self) -> None:
         """Close the files."""
@@ -413,31 +425,31 @@ class _Journal:
 
 def _summary(runs: Sequence[Recorder], tiers: Sequence[Tier], title: str) -> Recorded:
     rows = [
-        {"seed": run.seed, **_describe(run.vault(tier.name), tier.name)}
+        {"seed": run.seed, **describe(run.vault(tier.name), tier.name)}
         for run in runs
         for tier in tiers
     ]
-    view = Table(title=f"{runs[0].directory}: {title}", box=box.SIMPLE_HEAD)
+    return summarise(runs[0].directory, rows, title)
+
+
+def summarise(directory: Path, rows: Sequence[dict[str, Any]], outcome: str) -> Recorded:
+    """Return a summary of vaults from a row for each; see `describe`."""
+    view = Table(title=f"{directory}: {outcome}", box=box.SIMPLE_HEAD)
     for column in rows[0]:
         view.add_column(column, overflow="fold", no_wrap=column != "path")
     for row in rows:
-        view.add_row(*map(_cell, row.values()))
-    return Recorded({"run": str(runs[0].directory), "outcome": title, "vaults": rows}, view)
+        view.add_row(*map(number, row.values()))
+    return Recorded({"run": str(directory), "outcome": outcome, "vaults": rows}, view)
 
 
-def _cell(value: object) -> str:
-    if isinstance(value, int | float):
-        return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
-    return str(value)
-
-
-def _describe(path: Path, tier: str) -> dict[str, Any]:
+def describe(path: Path, tier: str) -> dict[str, Any]:
+    """Return what a vault holds, for a summary."""
     found = vault.open_vault(path)
     return {
         "tier": tier,
         "steps": found.num_steps,
         "episodes": len(found.episodes.row),
         "incomplete": found.episodes.incomplete,
-        "mean_return": found.episodes.mean_return,
+        "mean_return": only_or_all(found.episodes.mean_returns),
         "path": str(path),
     }

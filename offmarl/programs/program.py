@@ -224,6 +224,13 @@ class OnlineArgs(_Configurable):
     data), medium-replay (the training data up to the medium policy; replay is recorded too). A
     mixture of tiers is NAME=TIER:SHARE+TIER:SHARE, such as mixed=medium:0.5+expert:0.5, where each
     policy plays in its share of the environments."""
+    side: str = ""
+    """Where agents are in several teams: the team that learns, such as pursuers, while the others
+    act by --opponents. The data hold all agents. By default all teams learn."""
+    opponents: tuple[str, ...] = ("scripted",)
+    """With --side: how the other teams act, as one policy for all of them or TEAM=POLICY for each.
+    A policy is the name of a scripted one of the environment, random, path/to/file.py:FUNCTION, or
+    the directory of a run, whose last policy acts with fixed parameters."""
     out: Path = Path("vaults")
     """Directory for the vaults, ENV.vlt/PROGRAM-SEED-TIER, and the run, ENV.run/PROGRAM-SEED."""
     steps: PositiveInt = 100_000

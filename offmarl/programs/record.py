@@ -2,21 +2,22 @@
 
 import hashlib
 import shutil
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array, Int, PRNGKeyArray
 
 import offmarl
 from offmarl import envs, vault
 from offmarl.checkpoint import Checkpoints
 from offmarl.envs import Environment, autoreset
 from offmarl.envs.base import require_positive
+from offmarl.envs.sides import Side
 from offmarl.errors import OptionError, RunError
 from offmarl.paths import local
 from offmarl.programs.buffer import Capture, ChunkWriter, add, init_capture, make_buffer
@@ -32,11 +33,16 @@ from offmarl.programs.run import (
 )
 from offmarl.rollout import RolloutState, init_rollout, rollout
 from offmarl.statistics import mean_interval
+from offmarl.teams import only_or_all
 from offmarl.tracking import plain, progress
-from offmarl.types import ArrayTree, EnvSpec, Policy
+from offmarl.types import ArrayTree, EnvSpec, FinalObservations, Policy, Transition
 
 _CHUNK = 64
 """Largest number of time steps collected at once: they should fit into the processor's cache."""
+
+
+Whole = Callable[..., tuple[Transition, FinalObservations]]
+"""Makes the steps that are written of those that were captured; see `ChunkWriter`."""
 
 
 class _State(NamedTuple):
@@ -55,6 +61,7 @@ def record_policy(
     seed: int = 0,
     provenance: Mapping[str, Any] | None = None,
     checkpoint_seconds: float = 30.0,
+    agent_ids: Sequence[int] | None = None,
 ) -> bool:
     """Play a policy in parallel environments, and write all steps to a vault.
 
@@ -81,6 +88,8 @@ def record_policy(
         A JSON object to store with the data, such as the source of the policy.
     checkpoint_seconds
         Seconds between checkpoints. SIGINT and SIGTERM save one before they stop the recording.
+    agent_ids
+        Policy id of each agent, if the policy is composed of several; by default that of all is 0.
 
     Returns
     -------
@@ -103,7 +112,9 @@ def record_policy(
     player = Player(policy, params, num_envs)
     identity = {"seed": seed}
     about = provenance or {}
-    return record_players(env, [player], path, steps, key, identity, about, checkpoint_seconds)
+    return record_players(
+        env, [player], path, steps, key, identity, about, checkpoint_seconds, agent_ids
+    )
 
 
 class Player(NamedTuple):
@@ -142,6 +153,7 @@ def record_players(
     identity: Mapping[str, Any],
     provenance: Mapping[str, Any],
     checkpoint_seconds: float = 30.0,
+    agent_ids: Sequence[int] | None = None,
 ) -> bool:
     """Record several policies side by side, each in environments of its own, as `record_policy`.
 
@@ -155,6 +167,8 @@ def record_players(
         Random key.
     identity
         A JSON object of what the key was made from, and anything else that determines the data.
+    agent_ids
+        As for `record_policy`, for a single player.
 
     Returns
     -------
@@ -177,12 +191,15 @@ def record_players(
         "chunks": [num_chunks, program.num_steps],
         **identity,
     } | environment_source(env.spec.name)
-    if env.spec.extras:
-        recipe["extras"] = sorted(env.spec.extras)
+    spec, whole = recorded(env, first_id=len(players))
+    if spec.extras:
+        recipe["extras"] = sorted(spec.extras)
     if is_complete(path, recipe):
         return False
+    if agent_ids is not None:
+        whole = partial(_with_ids, ids=np.array(agent_ids, np.int32))
     with checkpoint_timer(checkpoint_seconds, "step") as timer:
-        _record(program, params, key, path, env.spec, recipe, provenance, timer)
+        _record(program, params, key, path, (spec, whole), recipe, provenance, timer)
     return True
 
 
@@ -237,7 +254,7 @@ def _record(
     params: ArrayTree,
     key: PRNGKeyArray,
     path: Path,
-    spec: EnvSpec,
+    recording: tuple[EnvSpec, Whole | None],
     recipe: Mapping[str, Any],
     provenance: Mapping[str, Any],
     timer: CheckpointTimer,
@@ -250,9 +267,10 @@ def _record(
     begin = begin._replace(params=copied(params))  # the state will be donated
     num_chunks, num_steps = recipe["chunks"]
     schedule = Schedule(num_chunks, num_chunks, 1, (0,))
+    spec, whole = recording
     writer = open_for_recording(path, spec, recipe["num_envs"], recipe, provenance)
     with (
-        ChunkWriter(writer, "policy", start, start * num_steps) as chunks,
+        ChunkWriter(writer, "policy", start, start * num_steps, whole) as chunks,
         progress(f"record {path.name}", num_chunks * num_steps, start * num_steps) as advance,
     ):
         work = collect(program, [begin], hyper, [key], schedule, start, [chunks])
@@ -270,13 +288,20 @@ def _record(
 
 
 def _recorded_return(writer: vault.Writer) -> dict[str, Any]:
-    """Return the mean return of the complete episodes in a vault, and its interval."""
-    returns = vault.Dataset(writer.store).episodes.complete_returns
-    if len(returns) == 0:
-        return {"episodes": 0, "return": None, "return_interval": None}
-    found = mean_interval(returns)
-    interval = None if found.low is None else [found.low, found.high]
-    return {"episodes": len(returns), "return": found.mean, "return_interval": interval}
+    """Return the mean return of the complete episodes in a vault, and its interval, by team."""
+    episodes = vault.Dataset(writer.store).episodes
+    means: dict[str, float | None] = {}
+    intervals: dict[str, list[float] | None] = {}
+    for team, returns in episodes.complete_team_returns.items():
+        means[team], intervals[team] = None, None
+        if len(returns):
+            means[team], low, high = mean_interval(returns)
+            intervals[team] = None if low is None or high is None else [low, high]
+    return {
+        "episodes": int(episodes.scored.sum()),
+        "return": only_or_all(means),
+        "return_interval": only_or_all(intervals),
+    }
 
 
 def resume(
@@ -288,6 +313,31 @@ def resume(
     if found is None:
         return 0, init(key, hyper), {}
     return found.step, found.tree["state"], found.info
+
+
+def _with_ids(
+    transition: Transition, finals: FinalObservations, ids: Int[np.ndarray, "N"]
+) -> tuple[Transition, FinalObservations]:
+    """Return steps with the id of each agent's policy."""
+    policy_id: Any = np.broadcast_to(ids, (*transition.last.shape, len(ids)))
+    return transition._replace(policy_id=policy_id), finals
+
+
+def recorded(env: Environment, first_id: int) -> tuple[EnvSpec, Whole | None]:
+    """Return the spec of an environment's recordings, and what makes them of captured steps.
+
+    These differ for one side of an adversarial environment, whose recordings hold all agents.
+
+    Parameters
+    ----------
+    env
+        The environment, without autoreset.
+    first_id
+        Policy id of the first opponents.
+    """
+    if isinstance(env, Side):
+        return env.recorded_spec, partial(env.whole, first_id=first_id)
+    return env.spec, None
 
 
 # ---------------------------------------------------------------------------------- provenance

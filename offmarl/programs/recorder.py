@@ -18,6 +18,8 @@ from offmarl.errors import CheckpointError
 from offmarl.evaluation import Evaluation, evaluate
 from offmarl.programs.program import OnlineArgs, Program, hyperparameters
 from offmarl.programs.registry import Origin
+from offmarl.programs.sides import against_reference
+from offmarl.teams import Team, only_or_all, teams_of
 from offmarl.types import ArrayTree, Policy
 
 INIT, TRAIN, EVALUATE, EVALUATE_AGAIN, EVALUATE_RANDOM, RECORD = range(6)
@@ -36,11 +38,23 @@ class Version(NamedTuple):
     iteration: int
     """Number of training iterations before it; its policy id in the replay data."""
     returns: list[float]
+    """Of the only team, or of the first of several."""
+    others: tuple[list[float], ...] = ()
+    """Of the other teams, where all teams learn."""
 
     @property
     def mean(self) -> float:
-        """Mean return."""
-        return float(np.mean(self.returns))
+        """Mean return of the only team, or of the first of several."""
+        return self.means[0]
+
+    @property
+    def means(self) -> list[float]:
+        """Mean return of each team."""
+        return [float(np.mean(own)) for own in (self.returns, *self.others)]
+
+    def of_team(self, number: int) -> "Version":
+        """Return the version with the returns of one team."""
+        return Version(self.iteration, (self.returns, *self.others)[number])
 
 
 class Recorder(NamedTuple):
@@ -57,13 +71,31 @@ class Recorder(NamedTuple):
     seed: int
     """The training seed."""
     source: Mapping[str, Any]
-    """What else determines the result: the code of the environment, and what training starts
-    from."""
+    """What else determines the result: the code of the environment, the opponents, and what
+    training starts from."""
+    team: Team | None = None
+    """Where all of several teams learn: the one whose returns are taken, while reference policies
+    act for the others; see `by_team`."""
 
     @property
     def name(self) -> str:
         """Name of the program."""
         return self.origin.name
+
+    @property
+    def label(self) -> str:
+        """Name of the program, with the side that it learned if there are several."""
+        return f"{self.name}-{self.args.side}" if self.args.side else self.name
+
+    def by_team(self) -> list["Recorder"]:
+        """Return the recorder as that of each team of its environment.
+
+        If all of several teams learn, the skill of one cannot be told from episodes that it plays
+        against a learner. Each team is therefore evaluated against reference policies, the
+        environment's scripted ones or else uniform legal actions, which never change.
+        """
+        teams = teams_of(self.env.spec)
+        return [self._replace(team=team) for team in teams] if len(teams) > 1 else [self]
 
     @property
     def seeds(self) -> list[int]:
@@ -88,6 +120,8 @@ class Recorder(NamedTuple):
             del args[name]
         if not self.args.env_states:  # as recordings before there were states
             del args["env_states"]
+        if not self.args.side:  # as recordings before there were sides
+            del args["side"], args["opponents"]
         return tracking.plain(args)
 
     @property
@@ -98,7 +132,7 @@ class Recorder(NamedTuple):
 
     def vault(self, tier: str) -> Path:
         """Return the path of a tier's vault."""
-        name = f"{self.name}-{self.seed}-{tier}"
+        name = f"{self.label}-{self.seed}-{tier}"
         return self.args.out / f"{envs.short_name(self.args.env)}.vlt" / name
 
     def key(self, purpose: int, *parts: int) -> PRNGKeyArray:
@@ -111,14 +145,22 @@ class Recorder(NamedTuple):
             key = jax.random.fold_in(key, number)
         return key
 
+    def by_team_name(self, values: Sequence[Any]) -> dict[str, Any]:
+        """Return values of the teams by their names."""
+        return dict(zip((team.name for team in teams_of(self.env.spec)), values, strict=True))
+
     # ------------------------------------------------------------------------------ policies
 
     def returns(
         self, policy: Policy, params: ArrayTree, key: PRNGKeyArray
     ) -> Float[np.ndarray, "episodes"]:
         """Play `OnlineArgs.eval_episodes` episodes of a policy, and return their returns."""
-        evaluation = _evaluate(self.env, policy, self.args.eval_episodes, params, key)
-        return np.asarray(evaluation.returns)
+        episodes = self.args.eval_episodes
+        if self.team is None:
+            return np.asarray(_evaluate(self.env, policy, episodes, params, key).returns)
+        joint, references = against_reference(self.env, self.team, policy)  # type: ignore[arg-type]
+        found = _evaluate(self.env, joint, episodes, (params, *references), key)
+        return np.asarray(found.team_returns[:, teams_of(self.env.spec).index(self.team)])
 
     def returns_again(
         self, policy: Policy, params: ArrayTree, key: PRNGKeyArray
@@ -173,17 +215,19 @@ class Recorder(NamedTuple):
         return {
             "policy_id": version.iteration,
             "training_steps": version.iteration * self.iteration_steps,
-            "return": version.mean,
+            "return": only_or_all(self.by_team_name(version.means)),
         }
 
 
 def run_directory(args: OnlineArgs, program: str) -> Path:
     """Return the directory of a run: ``<out>/<env>.run/<program>-<seed>``.
 
-    With several training seeds it is ``<program>-<first>-to-<last>``.
+    With several training seeds it is ``<program>-<first>-to-<last>``; if one side learns, its name
+    follows that of the program.
     """
     last = args.seed + args.seeds - 1
     seeds = f"{args.seed}-to-{last}" if args.seeds > 1 else f"{args.seed}"
+    program = f"{program}-{args.side}" if args.side else program
     return args.out / f"{envs.short_name(args.env)}.run" / f"{program}-{seeds}"
 
 

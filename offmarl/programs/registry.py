@@ -43,13 +43,17 @@ _ran: dict[tuple[str, str | None], ModuleType] = {}
 
 
 def find(kind: Kind) -> dict[str, Path]:
-    """Return the files of offmarl's own programs, by name."""
+    """Return the files of offmarl's own programs, by name.
+
+    A file that would hide a module of Python's, such as ``random_.py``, has a name that ends in an
+    underscore; the program's name does not.
+    """
     package = Path(__file__).parents[1]
     folder = next(
         (place for place in (package / f"{kind}s", package.parent / f"{kind}s") if place.is_dir()),
         package,
     )
-    return {path.stem: path for path in sorted(folder.glob("[!_]*.py"))}
+    return {path.stem.rstrip("_"): path for path in sorted(folder.glob("[!_]*.py"))}
 
 
 def summary(path: Path) -> str:
@@ -90,7 +94,7 @@ def origin_of(make: Callable[..., Any]) -> Origin:
     """
     path = Path(inspect.getsourcefile(make) or "").resolve()
     if _is_own(path):
-        return Origin(path.stem, None, None)
+        return Origin(path.stem.rstrip("_"), None, None)
     file, sha256 = str(path), _sha256(path)
     if make.__module__ in sys.modules:
         _ran[file, sha256] = sys.modules[make.__module__]
@@ -103,7 +107,7 @@ def program_of(args: type) -> tuple[str, bool]:
     And whether it is one of offmarl's.
     """
     path = Path(inspect.getsourcefile(args) or "").resolve()
-    return path.stem, _is_own(path)
+    return path.stem.rstrip("_"), _is_own(path)
 
 
 def _is_own(path: Path) -> bool:

@@ -36,7 +36,8 @@ _EVALUATED = (
     tracking.AGREEMENT,
     tracking.LOG_LIKELIHOOD,
 )
-"""Metrics of evaluations, one list for each seed; the first existing one is the main metric."""
+"""Metrics of evaluations, one list for each seed; the first existing one is the main metric. Where
+there are several teams, each has its own returns: see `offmarl.teams.names_by_team`."""
 
 _MAY_DIFFER = (
     "offmarl",
@@ -95,7 +96,7 @@ class Run:
             The environment's name; empty if it is unknown.
         """
         rows, seeds = tracking.read(self.metrics), self.record["seeds"]
-        found = {name: steps for name in _EVALUATED if (steps := _by_step(rows, name, seeds))}
+        found = {name: steps for name in _evaluated(rows) if (steps := _by_step(rows, name, seeds))}
         if not found:
             return
         dataset, _, uid = (self.record["vault"] or "").rpartition("/")
@@ -113,12 +114,16 @@ class Run:
     def _by_acting(self, found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """Return metrics by the name of the algorithm, with how it acted in the evaluation."""
         program, metrics = self.record["program"], dict(found)
-        if tracking.RETURN not in metrics:
+        if not any(name.startswith(tracking.RETURN) for name in metrics):
             return {program: metrics}
-        greedy = metrics.pop(tracking.GREEDY_RETURN, None)
+        greedy = {
+            name.replace(tracking.GREEDY_RETURN, tracking.RETURN): metrics.pop(name)
+            for name in list(metrics)
+            if name.startswith(tracking.GREEDY_RETURN)
+        }
         entries = {tracking.labelled(program, tracking.acting_of(self.record)): metrics}
-        if greedy is not None:
-            entries[tracking.labelled(program, "greedy")] = {tracking.RETURN: greedy}
+        if greedy:
+            entries[tracking.labelled(program, "greedy")] = greedy
         return entries
 
     def finish(self) -> None:
@@ -199,6 +204,17 @@ def _by_step(
         if metric in row:
             found.setdefault(row["step"], {})[row["seed"]] = row[metric]
     return [(step, np.array([found[step][seed] for seed in seeds])) for step in sorted(found)]
+
+
+def _evaluated(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the metrics of evaluations among those of a run, the main one first."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [
+        name
+        for metric in _EVALUATED
+        for name in names
+        if name == metric or name.startswith(f"{metric}_")
+    ]
 
 
 def differences(

@@ -112,19 +112,26 @@ class Params(NamedTuple):
     """Of each agent, or of each team."""
 
 
+class Target(NamedTuple):
+    """Parameters of the target critics."""
+
+    critics: tuple[ArrayTree, ...]
+
+
 class Learner(NamedTuple):
     """What the updates of a round change."""
 
     params: Params
-    target: tuple[ArrayTree, ...]
-    """Target critics."""
+    target: Target
     optimiser: optax.OptState
 
 
 class State(NamedTuple):
     """Everything that changes during training."""
 
-    learner: Learner
+    params: Params
+    target: Target
+    optimiser: optax.OptState
     rollout: RolloutState
     capture: Capture
     iteration: Int[Array, ""]
@@ -192,7 +199,7 @@ class Networks(NamedTuple):
 
 def loss(
     params: Params,
-    target: tuple[ArrayTree, ...],
+    target: Target,
     networks: Networks,
     hyper: Hyperparameters,
     batch: Sequence,
@@ -233,7 +240,7 @@ def loss(
 
 def _critic_loss(
     params: Params,
-    target: tuple[ArrayTree, ...],
+    target: Target,
     networks: Networks,
     hyper: Hyperparameters,
     batch: Sequence,
@@ -249,7 +256,9 @@ def _critic_loss(
     policy_t = networks.policy(params.actor, view_t)
     temperature = networks.temperature(params)
     others_t = as_vectors(spec, policy_t.sample(others_key))
-    v_t, entropy_t = networks.soft_values(target, view_t, others_t, policy_t, temperature, own_key)
+    v_t, entropy_t = networks.soft_values(
+        target.critics, view_t, others_t, policy_t, temperature, own_key
+    )
     v_t -= jnp.where(view_t.alive, 0.0, temperature * entropy_t)
     shared = spec.reward == "team"
     discount_t = bootstrap_discounts(hyper.gamma, batch.terminated, shared)
@@ -302,9 +311,10 @@ def make_soft_actor_critic(
         critics = networks.critics.init(critic_key, spec)
         log_temperature = jnp.full(max(networks.group) + 1, jnp.log(hyper.temperature))
         params = Params(init_policy(config, spec, actor_key), critics, log_temperature)
-        optimiser = clipped_adam(0.0, 0.0, separately=True).init(params)
         return State(
-            learner=Learner(params, critics, optimiser),
+            params=params,
+            target=Target(critics),
+            optimiser=clipped_adam(0.0, 0.0, separately=True).init(params),
             rollout=init_rollout(env, policy, env_key, args.num_envs),
             capture=init_capture(buffer, spec, sampled=True),
             iteration=jnp.zeros((), jnp.int32),
@@ -327,14 +337,14 @@ def make_soft_actor_critic(
         optimiser = clipped_adam(rate, hyper.max_grad_norm, separately=True)
         updates, optimiser_state = optimiser.update(grads, optimiser_state)
         params = optax.apply_updates(params, updates)
-        target = optax.incremental_update(params.critics, target, hyper.tau)
+        target = optax.incremental_update(Target(params.critics), target, hyper.tau)
         return Learner(params, target, optimiser_state), metrics
 
     def update(
         state: State, _batch: None, key: PRNGKeyArray, hyper: Hyperparameters
     ) -> tuple[State, dict[str, Array]]:
         rollout_key, learn_key = jax.random.split(key)
-        actor = state.learner.params.actor
+        actor = state.params.actor
         after, transitions, next_views = rollout(
             env, policy, actor, state.rollout, rollout_key, args.num_steps, state.iteration
         )
@@ -345,17 +355,17 @@ def make_soft_actor_critic(
             rate = linear_schedule(training_progress(state.iteration, *steps), rate, 0.0)
         learner, metrics = jax.lax.scan(
             lambda learner, key: learn(learner, key, capture, hyper, rate),
-            state.learner,
+            Learner(state.params, state.target, state.optimiser),
             jax.random.split(learn_key, args.updates),
         )
-        state = State(learner, after, capture, state.iteration + 1)
+        state = State(*learner, after, capture, state.iteration + 1)
         return state, jax.tree.map(jnp.mean, metrics)
 
     return Program(
         init,
         stages=(Stage(update),),
         policy=partial(make_policy, config, spec),
-        policy_params=lambda state: state.learner.params.actor,
+        policy_params=lambda state: state.params.actor,
         greedy=False,
         num_steps=args.num_steps,
     )

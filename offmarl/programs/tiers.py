@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from offmarl import tracking, vault
+from offmarl.envs.sides import Seat, compose
 from offmarl.errors import NotLearnedError, OptionError, RunError, unknown_name
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs.record import (
@@ -27,6 +28,7 @@ from offmarl.programs.recorder import (
 )
 from offmarl.programs.run import more_to_come
 from offmarl.statistics import mean_interval
+from offmarl.teams import teams_of
 from offmarl.terminal import interval, plot
 from offmarl.types import ArrayTree, Policy
 
@@ -43,6 +45,9 @@ TIERS = (*PLAYED_TIERS, *REPLAY_TIERS)
 """``random`` is a uniform policy over legal actions, ``expert`` the best checkpoint. `REPLAY_TIERS`
 are training data. `FRACTIONS` defines the others."""
 
+VERSUS = "-vs-"
+"""Divides the tiers of several teams, in their order, as in ``expert-vs-random``."""
+
 _NAME = re.compile(r"\w[\w.-]*")
 
 
@@ -57,7 +62,8 @@ class Tier(NamedTuple):
     @property
     def needs_ladder(self) -> bool:
         """Whether it depends on how good the policy became."""
-        return not (set(self.shares) or {self.name}) <= {"random", "replay"}
+        played = set(self.shares) or set(self.name.split(VERSUS))
+        return not played <= {"random", "replay"}
 
 
 def parse_tiers(text: str) -> list[Tier]:
@@ -67,7 +73,8 @@ def parse_tiers(text: str) -> list[Tier]:
     ----------
     text
         Such as ``random,expert,mixed=medium:0.5+expert:0.5``: a mixture has a name of its own, and
-        the shares of the tiers in it.
+        the shares of the tiers in it. Where several teams learn, ``expert-vs-random`` names the
+        tier of each, in their order.
 
     Raises
     ------
@@ -80,7 +87,7 @@ def parse_tiers(text: str) -> list[Tier]:
     for part in (part.strip() for part in text.split(",")):
         name, mixes, mixture = part.partition("=")
         tier = Tier(name, _shares(name, mixture) if mixes else {})
-        if not mixes and name not in TIERS:
+        if not mixes and name not in TIERS and not set(name.split(VERSUS)) <= set(PLAYED_TIERS):
             raise unknown_name("tier", name, TIERS)
         if tiers.setdefault(name, tier) != tier:
             raise OptionError(f"two tiers have the name {name!r}: give each its own.")
@@ -232,7 +239,12 @@ def check_vaults(run: Recorder, tiers: Sequence[Tier]) -> None:
     OptionError
         A mixture has more policies than there are environments.
     """
+    several = len(teams_of(run.env.spec)) > 1
     for tier in tiers:
+        if several and tier.name not in REPLAY_TIERS:
+            _skills(run, tier)
+        elif VERSUS in tier.name:
+            raise OptionError(f"{tier.name} is for several teams that learn at once.")
         if tier.shares:
             rows_of(tier.shares, run.args.num_envs)
         check_recipe(run.vault(tier.name), _recipe(run, tier), partly=True)
@@ -264,18 +276,27 @@ def record_tiers(run: Recorder, versions: Sequence[Version], tiers: Sequence[Tie
     RunError
         A tier is made of training data that was not kept.
     """
-    ladder = Ladder(run, versions)
+    ladders = [
+        Ladder(one, [version.of_team(number) for version in versions])
+        for number, one in enumerate(run.by_team())
+    ]
     if any(tier.needs_ladder for tier in tiers):
-        ladder.check()
+        for ladder in ladders:
+            ladder.check()
     for tier in tiers:
         with more_to_come(tier != tiers[-1]):
             if tier.name not in REPLAY_TIERS:
-                _record_played(run, ladder, tier)
+                _record_played(run, ladders, tier)
             elif tier.name != "replay":
-                _cut_replay(run, tier, ladder.version("medium"), versions)
+                medium = max(ladder.version("medium").iteration for ladder in ladders)
+                _cut_replay(run, tier, medium, versions)
 
 
-def _record_played(run: Recorder, ladder: Ladder, tier: Tier) -> None:
+def _record_played(run: Recorder, ladders: Sequence[Ladder], tier: Tier) -> None:
+    if len(ladders) > 1:
+        _record_teams(run, ladders, tier)
+        return
+    (ladder,) = ladders
     rows = rows_of(tier.shares or {tier.name: 1.0}, run.args.num_envs)
     players, about = [], []
     for number, (name, count) in enumerate(rows.items()):
@@ -294,9 +315,53 @@ def _record_played(run: Recorder, ladder: Ladder, tier: Tier) -> None:
     )
 
 
-def _cut_replay(run: Recorder, tier: Tier, until: Version, versions: Sequence[Version]) -> None:
-    """Extract the training data up to a version of the policy."""
-    recipe, path = _recipe(run, tier) | {"iterations": until.iteration}, run.vault(tier.name)
+def _record_teams(run: Recorder, ladders: Sequence[Ladder], tier: Tier) -> None:
+    """Record a tier that each of several teams plays with its own skill."""
+    teams, everyone = teams_of(run.env.spec), tuple(range(run.env.spec.num_agents))
+    seats, params, about, ids = [], [], [], [0] * len(everyone)
+    for number, (team, name, ladder) in enumerate(
+        zip(teams, _skills(run, tier), ladders, strict=True)
+    ):
+        policy, own, one = ladder.player(name)
+        seats.append(Seat(team.agents, policy, everyone))
+        params.append(own)
+        about.append(one | {"team": team.name, "tier": name, "policy_id": number})
+        for agent in team.agents:
+            ids[agent] = number
+    record_players(
+        run.env,
+        [Player(compose(run.env.spec, seats), tuple(params), run.args.num_envs)],
+        run.vault(tier.name),
+        run.args.steps,
+        run.key(RECORD, zlib.crc32(tier.name.encode())),
+        _recipe(run, tier),
+        run.provenance(tier.name) | {"policies": about},
+        run.args.checkpoint_seconds,
+        ids,
+    )
+
+
+def _skills(run: Recorder, tier: Tier) -> list[str]:
+    """Return the tier that each team plays."""
+    teams, skills = teams_of(run.env.spec), tier.name.split(VERSUS)
+    if tier.shares:
+        raise OptionError(
+            f"{tier.name} mixes policies, and {len(teams)} teams learn: record one side with "
+            "--side, or join vaults with `offmarl cat`."
+        )
+    if len(skills) == 1:
+        return skills * len(teams)
+    if len(skills) != len(teams):
+        raise OptionError(
+            f"{tier.name} names {len(skills)} tiers, and there are {len(teams)} teams "
+            f"({', '.join(team.name for team in teams)}): name one for each, in this order."
+        )
+    return skills
+
+
+def _cut_replay(run: Recorder, tier: Tier, until: int, versions: Sequence[Version]) -> None:
+    """Extract the training data before a number of iterations."""
+    recipe, path = _recipe(run, tier) | {"iterations": until}, run.vault(tier.name)
     if is_complete(path, recipe):
         return
     if not run.vault("replay").exists():
@@ -304,12 +369,12 @@ def _cut_replay(run: Recorder, tier: Tier, until: Version, versions: Sequence[Ve
             f"{run.directory} kept no training data, which {tier.name} is part of: train again in "
             "another directory (--out) with --tiers replay or medium-replay."
         )
-    trained = [run.about(one) for one in versions if one.iteration <= until.iteration]
+    trained = [run.about(one) for one in versions if one.iteration <= until]
     about = {"recipe": recipe, "complete": True, "policies": trained, "origins": []}
     vault.slice(
         run.vault("replay"),
         path,
-        stop=until.iteration * run.program.num_steps,
+        stop=until * run.program.num_steps,
         by="steps",
         provenance=run.provenance(tier.name) | about,
         progress=tracking.progress,

@@ -10,11 +10,14 @@ import numpy as np
 from jaxtyping import Array, Int, Key
 
 from offmarl import envs
+from offmarl.errors import OptionError
 from offmarl.programs.evaluate import play
 from offmarl.programs.loop import Learned, build, stage_starts, start, start_stage
 from offmarl.programs.program import Hyperparameters, OnlineArgs, Program, hyperparameters
 from offmarl.programs.run import Watcher, keep_compiled_programs
 from offmarl.programs.seeds import Layout, layout_of, map_seeds
+from offmarl.programs.sides import side_of
+from offmarl.teams import teams_of
 from offmarl.types import ArrayTree
 
 
@@ -42,6 +45,12 @@ def learning_curve(
     """
     keep_compiled_programs()
     env = envs.make(args.env)
+    env = side_of(env, args.side, args.opponents) if args.side else env
+    if len(teams := teams_of(env.spec)) > 1:
+        raise OptionError(
+            f"{env.spec.name} has {len(teams)} teams, whose returns are not one number: give "
+            f"--side with one of {', '.join(team.name for team in teams)}."
+        )
     program = build(make, env.spec, args, env, lambda: cast(Hashable, env))
     layout = layout_of(seeds, "auto")
     keys = jax.vmap(lambda seed: jax.random.split(jax.random.key(seed), 3))(
@@ -65,7 +74,7 @@ def learning_curve(
             at = jax.vmap(jax.random.fold_in, in_axes=(0, None))(evaluate_keys, done)
             params, at = layout.place((program.policy_params(states), at), per_seed=True)
             returns = play(program, env, layout, args.eval_episodes, False, params, at)
-            report(done * unit, np.asarray(returns)[:seeds])
+            report(done * unit, np.asarray(returns)[:seeds, :, 0])
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=3)

@@ -110,8 +110,16 @@ class Survey(NamedTuple):
 
     @property
     def returns(self) -> Float[np.ndarray, "K"]:
-        """Returns of the complete episodes with a finite return, mean over agents."""
+        """Returns of the complete episodes with a finite return, mean over agents.
+
+        `offmarl.errors.ShapeError` if agents are in several teams: see `team_returns`.
+        """
         return self.episodes.complete_returns
+
+    @property
+    def team_returns(self) -> dict[str, Float[np.ndarray, "K"]]:
+        """The returns of these episodes by team, mean over the agents of each."""
+        return self.episodes.complete_team_returns
 
     @property
     def lengths(self) -> Int[np.ndarray, "C"]:

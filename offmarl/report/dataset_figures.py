@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,8 +36,16 @@ _LINES = ("-", "--", ":", "-.")
 
 def figure_returns(surveys: Surveys) -> Figure:
     """Draw the distributions of returns."""
-    values = {label: found.returns for label, found in surveys.items()}
+    values = {label: returns for label, _, returns in _labelled_returns(surveys)}
     return _histograms(values, "Returns", "episode return, mean over agents")
+
+
+def _labelled_returns(surveys: Surveys) -> Iterator[tuple[str, Survey, Float[np.ndarray, "K"]]]:
+    """Yield the returns of each dataset with a label, or of each team in it if it has several."""
+    for label, found in surveys.items():
+        several = len(found.team_returns) > 1
+        for team, returns in found.team_returns.items():
+            yield f"{label}, {team}" if several else label, found, returns
 
 
 def figure_lengths(surveys: Surveys) -> Figure:
@@ -53,9 +61,9 @@ def figure_order(surveys: Surveys) -> Figure:
         axes.set_title("Returns in the order of recording")
         axes.set_xlabel("fraction of the recording")
         axes.set_ylabel("mean return")
-        for number, (label, found) in enumerate(surveys.items()):
+        for number, (label, found, values) in enumerate(_labelled_returns(surveys)):
             order = np.argsort(found.episodes.start[found.episodes.scored], kind="stable")
-            returns = found.returns[order]
+            returns = values[order]
             parts = np.array_split(returns, min(_STRETCHES, max(len(returns), 1)))
             place = (np.arange(len(parts)) + 0.5) / len(parts)
             means = [part.mean() if len(part) else np.nan for part in parts]

@@ -249,7 +249,7 @@ def _bare(section: Section) -> str:
 
 def _episodes(surveys: Surveys) -> Iterator[str]:
     yield heading("Episodes and rewards")
-    returns = _each(surveys, lambda one: tables.spread_line(one.returns))
+    returns = _each(surveys, tables.returns_line)
     lengths = _each(surveys, lambda one: tables.spread_line(one.lengths))
     paid = _each(surveys, lambda one: f"{one.rewards.nonzero_steps:,} steps with a reward")
     whole = "Of complete episodes."

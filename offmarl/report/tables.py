@@ -12,6 +12,7 @@ from offmarl.report.contents import LENGTHS, Survey
 from offmarl.report.curves import Curves
 from offmarl.report.dataset_figures import Surveys
 from offmarl.statistics import spread
+from offmarl.teams import only_or_all
 from offmarl.terminal import bars, interval, number
 from offmarl.types import Discrete, EnvSpec
 
@@ -203,6 +204,11 @@ def spread_line(values: Any) -> str:
     return "mean {mean:.4g}, from {min:.4g} to {max:.4g}".format(**known) if known else "none"
 
 
+def returns_line(found: Survey) -> str:
+    """Return the mean and range of the returns, of each team if there are several, as text."""
+    return number(only_or_all({team: spread_line(x) for team, x in found.team_returns.items()}))
+
+
 def ends(found: Survey) -> str:
     """Return how many episodes ended by each cause, as text."""
     causes, counts = np.unique(found.episodes.cause, return_counts=True)
@@ -221,10 +227,13 @@ def _by_dataset(
 
 
 def _overview_row(found: Survey) -> list[Any]:
-    returns, lengths = spread(found.returns), spread(found.lengths)
-    mean = _plus_minus(**returns) if returns else None
-    extremes = [returns.get("min"), returns.get("max"), lengths.get("mean")]
-    return [len(found.episodes.row), found.vault.num_steps, mean, *extremes, _saco(found)]
+    returns = {team: spread(values) for team, values in found.team_returns.items()}
+    means = {team: _plus_minus(**one) if one else None for team, one in returns.items()}
+    least, most = ({team: x.get(end) for team, x in returns.items()} for end in ("min", "max"))
+    length = spread(found.lengths).get("mean")
+    counts = [len(found.episodes.row), found.vault.num_steps]
+    cells = [only_or_all(means), only_or_all(least), only_or_all(most)]
+    return [*counts, *cells, length, _saco(found)]
 
 
 def _plus_minus(mean: float, std: float, **_: float) -> str:
@@ -274,7 +283,9 @@ def _rewards(found: Survey) -> list[Any]:
         return [None] * 6
     spreads = [ranges.mean.mean(), np.sqrt((ranges.std**2).mean())]
     values = [*spreads, np.nanmin(ranges.low), np.nanmax(ranges.high)]
-    zero = percent(int((found.returns == 0).sum()), len(found.returns))
+    zero = only_or_all(
+        {team: percent(int((x == 0).sum()), len(x)) for team, x in found.team_returns.items()}
+    )
     return [percent(rewards.nonzero_steps, found.vault.num_steps), *map(float, values), zero]
 
 

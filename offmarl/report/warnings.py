@@ -102,8 +102,10 @@ def _of_episodes(found: Survey) -> Iterator[str]:
             f"{episodes.without_return:,} complete episodes have no finite return; the returns "
             "exclude them."
         )
-    if len(found.returns) > 1 and np.ptp(found.returns) == 0:
-        yield f"All episodes have the same return, {found.returns[0]:.4g}."
+    for team, returns in found.team_returns.items():
+        if len(returns) > 1 and np.ptp(returns) == 0:
+            of = f" of {team}" if len(found.team_returns) > 1 else ""
+            yield f"All episodes have the same return{of}, {returns[0]:.4g}."
 
 
 def _of_rewards(found: Survey) -> Iterator[str]:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offmarl.errors import VaultError
+from offmarl.teams import teams_of
 from offmarl.terminal import Progress, quiet
 from offmarl.types import EnvSpec, Episode, Transition, View, map_tree
 from offmarl.vault import bounds, compat, encoding, layout, tables
@@ -144,7 +145,7 @@ class Dataset(EpisodeSet):
         """Every episode, by row and start, including unfinished ones at the end of the data."""
         table = self._table.copy()
         table["cause"][compat.by_limit(table, self.time_limit)] = tables.TRUNCATED
-        return tables.to_episodes(table)
+        return tables.to_episodes(table, teams_of(self.spec))
 
     @cached_property
     def _table(self) -> tables.Table:

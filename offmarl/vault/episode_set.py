@@ -445,7 +445,7 @@ class Subset(EpisodeSet):
     @property
     def episodes(self) -> tables.Episodes:
         """The table of these episodes, by row and start."""
-        return tables.Episodes(*(column[self.numbers] for column in self.dataset.episodes))
+        return self.dataset.episodes.take(self.numbers)
 
     def episode(self, number: int) -> Episode:
         """Read one of these episodes; see `Dataset.episode`."""

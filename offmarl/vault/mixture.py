@@ -76,8 +76,9 @@ class Mixture(EpisodeSet):
 
         ``row``, ``start`` and ``final`` count within the episode's vault.
         """
-        columns = zip(*(one.episodes for one in self.sources), strict=True)
-        return tables.Episodes(*map(np.concatenate, columns))
+        found = [one.episodes for one in self.sources]
+        columns = zip(*(one.columns for one in found), strict=True)
+        return tables.Episodes.of_columns(map(np.concatenate, columns), found[0].teams)
 
     @property
     def first_episodes(self) -> Int[np.ndarray, "vaults"]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from offmarl.errors import OffmarlError, VaultError, VaultFormatError, VaultNotFoundError
 from offmarl.paths import named
+from offmarl.teams import only_or_all, teams_of
 from offmarl.vault import encoding, tables
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.drivers import Directory, Driver, driver_of
@@ -34,8 +35,9 @@ class Summary(NamedTuple):
     """Recorded transitions in all rows."""
     episodes: int | None = None
     """Episodes that offmarl wrote, without those that another program appended."""
-    mean_return: float | None = None
-    """Mean over those that are complete, and over agents; see `offmarl.vault.Episodes`."""
+    mean_return: float | dict[str, float | None] | None = None
+    """Mean over those that are complete, and over agents; by team where there are several. See
+    `offmarl.vault.Episodes`."""
     native: bool = False
     error: str | None = None
     """Why the vault cannot be read, if it cannot."""
@@ -200,13 +202,13 @@ def _summarise(summary: Summary, path: PurePath) -> Summary:
     own, steps = found.manifest, found.rows * found.length
     if own is None:
         return summary._replace(num_agents=encoding.agents_in(found.leaves), steps=steps)
-    episodes = tables.to_episodes(read_episodes(store, own))
+    episodes = tables.to_episodes(read_episodes(store, own), teams_of(own.schema.spec))
     return summary._replace(
         env=own.schema.spec.name or None,
         num_agents=own.schema.spec.num_agents,
         steps=steps,
         episodes=len(episodes.row),
-        mean_return=episodes.mean_return,
+        mean_return=only_or_all(episodes.mean_returns),
         native=True,
         incomplete=episodes.incomplete,
     )

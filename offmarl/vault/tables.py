@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 
 from offmarl._imports import import_optional
 from offmarl.errors import OptionError, ShapeError
+from offmarl.teams import Team, by_team, names_by_team
 
 if TYPE_CHECKING:
     import pandas
@@ -35,6 +36,10 @@ class Episodes(NamedTuple):
     episode that the recording cut off, or that is unfinished at the end of the data, is incomplete,
     and its return is partial. Mean returns, percentiles and distributions use `complete_returns`;
     report the number of `incomplete` ones with them.
+
+    Where agents are in several teams, each episode has a return for each team: `team_returns`,
+    `complete_team_returns` and `mean_returns`. The properties for a single return then raise
+    `ShapeError`.
     """
 
     row: Int[np.ndarray, "M"]
@@ -53,6 +58,22 @@ class Episodes(NamedTuple):
     """The policy of the first step; -1 where unknown."""
     final: Int[np.ndarray, "M"]
     """Index into the vault's final views, or -1."""
+    teams: tuple[Team, ...]
+    """The teams of the agents, from `offmarl.teams.teams_of`."""
+
+    def take(self, which: Any) -> "Episodes":
+        """Return some episodes, chosen by an index or a mask."""
+        return self.of_columns((column[which] for column in self.columns), self.teams)
+
+    @property
+    def columns(self) -> tuple[Any, ...]:
+        """The fields that have an entry for each episode, in order."""
+        return tuple(self)[:-1]
+
+    @classmethod
+    def of_columns(cls, columns: Iterable[Any], teams: tuple[Team, ...]) -> "Episodes":
+        """Make a table of its `columns`."""
+        return cls._make((*columns, teams))
 
     @property
     def complete(self) -> Bool[np.ndarray, "M"]:
@@ -61,24 +82,52 @@ class Episodes(NamedTuple):
 
     @property
     def episode_returns(self) -> Float[np.ndarray, "M"]:
-        """The mean over agents of each episode's return."""
-        return self.returns.mean(axis=1)
+        """The mean over agents of each episode's return; `ShapeError` for several teams."""
+        if len(self.teams) > 1:
+            raise ShapeError(
+                f"episodes of {len(self.teams)} teams have no single return: use the return of "
+                f"{' or '.join(self.returns_by_name)} (Episodes.team_returns in Python)."
+            )
+        return self.team_returns[:, 0]
+
+    @property
+    def team_returns(self) -> Float[np.ndarray, "M teams"]:
+        """The mean over the agents of each team, of each episode's return."""
+        return np.stack(by_team(self.returns, self.teams), 1)
+
+    @property
+    def returns_by_name(self) -> dict[str, Float[np.ndarray, "M"]]:
+        """The `team_returns`: "return", or "return_TEAM" for each of several teams."""
+        names = names_by_team("return", self.teams)
+        return dict(zip(names, self.team_returns.T, strict=True))
 
     @property
     def scored(self) -> Bool[np.ndarray, "M"]:
-        """Complete episodes with a finite return."""
-        return self.complete & np.isfinite(self.episode_returns)
+        """Complete episodes with finite returns."""
+        return self.complete & np.isfinite(self.team_returns).all(1)
 
     @property
     def complete_returns(self) -> Float[np.ndarray, "K"]:
-        """The `episode_returns` of those that are `scored`."""
+        """The `episode_returns` of those that are `scored`; `ShapeError` for several teams."""
         return self.episode_returns[self.scored]
+
+    @property
+    def complete_team_returns(self) -> dict[str, Float[np.ndarray, "K"]]:
+        """The returns of the episodes that are `scored`, by the name of the team."""
+        found = zip(self.teams, self.team_returns[self.scored].T, strict=True)
+        return {team.name: returns for team, returns in found}
 
     @property
     def mean_return(self) -> float | None:
         """Mean of the `complete_returns`; None if there are none."""
         returns = self.complete_returns
         return float(returns.mean()) if len(returns) else None
+
+    @property
+    def mean_returns(self) -> dict[str, float | None]:
+        """Means of the `complete_team_returns`, by team; None where there are none."""
+        found = self.complete_team_returns.items()
+        return {name: float(values.mean()) if len(values) else None for name, values in found}
 
     @property
     def incomplete(self) -> int:
@@ -127,7 +176,8 @@ class Episodes(NamedTuple):
         row             int64                   row of the vault: the parallel environment
         start           int64                   first step on the time axis of the row
         length          int64                   steps
-        episode_return  double                  mean over agents of ``returns``
+        episode_return  double                  mean over agents of ``returns``; for several teams
+                                                a column for each, such as episode_return_evaders
         returns         fixed_size_list<double> each agent's undiscounted sum of rewards
         complete        bool                    the environment ended it, not the recording
         terminated      bool                    it terminated
@@ -157,7 +207,7 @@ class Episodes(NamedTuple):
             "row": self.row,
             "start": self.start,
             "length": self.length,
-            "episode_return": self.episode_returns,
+            **{f"episode_{name}": values for name, values in self.returns_by_name.items()},
             "returns": self.returns,
             "complete": self.complete,
             "terminated": self.terminated,
@@ -304,8 +354,8 @@ def attach_finals(
     return ended
 
 
-def to_episodes(table: Table) -> Episodes:
-    """Return a table as plain arrays, ordered by row and start."""
+def to_episodes(table: Table, teams: tuple[Team, ...]) -> Episodes:
+    """Return a table as plain arrays, ordered by row and start; ``teams`` are those of its spec."""
     table = table[np.lexsort((table["start"], table["row"]))]
     cause = table["cause"]
     return Episodes(
@@ -318,6 +368,7 @@ def to_episodes(table: Table) -> Episodes:
         cause=CAUSES[cause],
         policy_id=table["policy_id"].astype(np.int64),
         final=table["final"].copy(),
+        teams=teams,
     )
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from offmarl._ahead import ahead, depth_of
 from offmarl.errors import VaultError, VaultFormatError, VaultLayoutError
+from offmarl.teams import teams_of
 from offmarl.terminal import Progress, quiet
 from offmarl.vault import encoding, index, layout, tables
 from offmarl.vault.checked import agrees
@@ -292,7 +293,7 @@ def _told(fault: Fault, own: Parts | None) -> Fault:
     table = own.table if own else None
     if table is None or not own or own.length > own.own_length:
         return fault
-    return with_episodes(fault, tables.to_episodes(table))
+    return with_episodes(fault, tables.to_episodes(table, teams_of(own.schema.spec)))
 
 
 def _skipped(contents: Contents, layers: _Layers, found: _Found) -> tuple[str, ...]:

@@ -23,10 +23,10 @@ RETURN_TEMPERATURE = 0.1
 """The temperature of returns if none is given, as in Hong et al. 2023 (arXiv 2306.13085)."""
 
 _OF_EPISODES: dict[str, Callable[[Episodes], Any]] = {
-    "return": lambda episodes: episodes.episode_returns,
     "length": lambda episodes: episodes.length,
     "policy": lambda episodes: episodes.policy_id,
 }
+_RETURN = "return"
 _REWARD = "reward"
 _EXTRAS = "extras."
 
@@ -45,7 +45,8 @@ class Weights:
     ----------
     of
         Where weights come from. "return", "length" or "policy": the mean return over agents, the
-        number of steps or the policy's id of each episode. By returns, incomplete episodes weigh
+        number of steps or the policy's id of each episode; of several teams "return_TEAM", the mean
+        over the agents of one. By returns, incomplete episodes weigh
         nothing, because theirs are not known. "reward" or the name of an extra: the
         value of each step, the mean over agents if each agent has one. A function, or its name as
         ``path/to/file.py:function`` or ``package.module:function``: it is called with each
@@ -145,7 +146,8 @@ def resolve(
         )
     ]
     temperature = weights.temperature
-    if isinstance(weights.of, str) and weights.of == "return":
+    by_return = {_RETURN, *(name for one in datasets for name in one.episodes.returns_by_name)}
+    if isinstance(weights.of, str) and weights.of in by_return:
         temperature = RETURN_TEMPERATURE if temperature is None else temperature
         values = _complete(values)
     _check(values, weights, may_be_negative=temperature is not None)
@@ -238,6 +240,10 @@ def _function(name: str) -> Callable[["Dataset"], Any]:
 
 def _column(dataset: "Dataset", name: str) -> Any:
     """Return the numbers of a column, ``(M,)`` or ``(rows, length)``."""
+    if name == _RETURN:
+        return dataset.episodes.episode_returns
+    if name in dataset.episodes.returns_by_name:
+        return dataset.episodes.returns_by_name[name]
     if name in _OF_EPISODES:
         return _OF_EPISODES[name](dataset.episodes)
     if name == _REWARD:
@@ -245,7 +251,8 @@ def _column(dataset: "Dataset", name: str) -> Any:
     leaf = _EXTRAS + name.removeprefix(_EXTRAS)
     if leaf not in dataset.leaves:
         extras = [one.removeprefix(_EXTRAS) for one in dataset.leaves if one.startswith(_EXTRAS)]
-        columns = ", ".join([*_OF_EPISODES, _REWARD, *extras])
+        names = [*dataset.episodes.returns_by_name, *_OF_EPISODES, _REWARD, *extras]
+        columns = ", ".join(names)
         raise OptionError(f"{dataset.path} has no column {name!r}: its columns are {columns}.")
     found = dataset.read(leaves=[leaf])[leaf]
     if found.ndim > 3 or (found.ndim == 3 and found.shape[2] not in (1, dataset.spec.num_agents)):

@@ -92,7 +92,7 @@ def told_by_the_card(path, offmarl):
 
 
 def told_by_record(path, offmarl):
-    found = online._describe(path, "medium")
+    found = online.describe(path, "medium")
     assert (found["episodes"], found["incomplete"]) == (5, 2)
     return found["mean_return"]
 

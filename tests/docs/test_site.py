@@ -65,7 +65,9 @@ def test_every_program_has_a_page_with_its_arguments_and_its_source(monkeypatch)
     for kind in ("recorder", "baseline"):
         for name, path in registry.find(kind).items():
             text = found[f"catalogue/algorithms/{name}.md"]
-            assert path.read_text().rstrip() in text and "`--learning-rate` (default" in text
+            assert path.read_text().rstrip() in text
+            learns = name not in ("random", "scripted")
+            assert ("`--learning-rate` (default" if learns else "`--steps` (default") in text
 
 
 def test_a_new_baseline_gets_a_page(monkeypatch):

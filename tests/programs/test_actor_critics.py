@@ -11,7 +11,6 @@ from offmarl import envs
 from offmarl.distributions import categorical
 from offmarl.networks import Critics, PolicyConfig, agent_network, as_vectors, make_critics
 from offmarl.programs import hyperparameters, soft_actor_critic
-from offmarl.programs.optimisers import clipped_adam
 from offmarl.programs.program import structure
 from offmarl.types import Continuous, Discrete, EnvSpec, Sequence, View
 from recorders import isac, maddpg, masac
@@ -137,7 +136,6 @@ def test_policies_and_targets_are_updated_after_every_second_update_of_the_criti
     batch = steps(jnp.full((3, 1, 2, 1), 0.25), alive_tm1=ALIVE, alive_t=ALIVE)
     actor = networks.actor.init(jax.random.key(0), (), jnp.ones((2, 1)))
     params = maddpg.Params(actor, critics.init(jax.random.key(1), GO))
-    states = maddpg.Params(*map(clipped_adam(0.0, 0.0).init, params))
     hyper = hyperparameters(maddpg.Args(tau=0.25))
 
     @jax.jit
@@ -145,11 +143,12 @@ def test_policies_and_targets_are_updated_after_every_second_update_of_the_criti
         rate = jnp.float32(0.1)
         return maddpg.learn(networks, hyper, 2, learner, batch, jax.random.key(2), step, rate)[0]
 
-    begin = maddpg.Learner(params, params, states)
+    begin = maddpg.Learner(params, params, maddpg.init_optimisers(params))
     first = update(begin, 1)
     second = update(first, 2)
-    unchanged = first.params.actor, first.target, first.optimiser.actor
-    jax.tree.map(np.testing.assert_array_equal, unchanged, (actor, params, states.actor))
+    unchanged = first.params.actor, first.target, first.optimiser[1]
+    wanted = actor, params, begin.optimiser[1]
+    jax.tree.map(np.testing.assert_array_equal, unchanged, wanted)
     for one, other in ((begin, first), (first, second)):
         assert differ(one.params.critics, other.params.critics)
     assert differ(first.params.actor, second.params.actor)
@@ -185,7 +184,7 @@ def test_the_losses_of_soft_actor_critics_by_hand():
     params = soft_actor_critic.Params(
         jnp.float32(0.0), (jnp.float32(1.0),), jnp.log(jnp.array([0.1, 0.2]))
     )
-    target = (jnp.float32(1.0), jnp.float32(2.0))
+    target = soft_actor_critic.Target((jnp.float32(1.0), jnp.float32(2.0)))
     learn = jax.grad(soft_actor_critic.loss, has_aux=True)
     gradient, metrics = jax.jit(
         lambda params: learn(params, target, networks, hyper, batch, jax.random.key(0))
@@ -239,9 +238,9 @@ def test_a_temperature_may_be_kept():
     program = masac.make(env.spec, structure(args), env)
     state = jax.jit(program.init)(jax.random.key(0), hyper)
     after, metrics = jax.jit(program.stages[0].update)(state, None, jax.random.key(1), hyper)
-    np.testing.assert_allclose(after.learner.params.log_temperature, np.log(0.3), rtol=1e-6)
+    np.testing.assert_allclose(after.params.log_temperature, np.log(0.3), rtol=1e-6)
     assert metrics["temperature"] == pytest.approx(0.3)
-    assert differ(state.learner.params.actor, after.learner.params.actor)
+    assert differ(state.params.actor, after.params.actor)
 
 
 # ---------------------------------------------------------------------------------- learning
@@ -314,7 +313,7 @@ def values(env, state, recorder, views: View, action: jax.Array) -> np.ndarray:
         count=count,
         share_parameters=recorder is masac,
     )
-    joint, params = as_vectors(env.spec, action), state.learner.params.critics
+    joint, params = as_vectors(env.spec, action), state.params.critics
     if recorder is maddpg:
         return np.asarray(critics.values(params, views, joint)[0, ..., 0])
     every = critics.values(params, views, joint, jnp.zeros_like(joint)).min(0)

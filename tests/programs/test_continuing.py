@@ -14,12 +14,20 @@ from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs import hyperparameters, online, record_policy
 from offmarl.programs.continuing import carry_over, learned
 from offmarl.programs.normalisation import make_program
-from recorders import mappo, qmix, vdn
+from recorders import isac, maddpg, mappo, masac, qmix, vdn
 
 ENV = envs.make("probe/observation")
 ONLINE = {"num_envs": 4, "num_steps": 8}
 BUFFER = {"length": 4, "batch_size": 4, "capacity": 64}
-SIZES = {mappo: ONLINE, vdn: ONLINE | BUFFER, qmix: ONLINE | BUFFER | {"mixer_hidden": 8}}
+REPLAY = ONLINE | {"updates": 1, "batch_size": 4, "capacity": 64}
+SIZES = {
+    maddpg: REPLAY,
+    masac: REPLAY,
+    isac: REPLAY,
+    mappo: ONLINE,
+    vdn: ONLINE | BUFFER,
+    qmix: ONLINE | BUFFER | {"mixer_hidden": 8},
+}
 
 
 def built(program, **options):
@@ -75,6 +83,20 @@ def test_what_the_run_lacks_starts_anew():
     state = carry_over(source, run, program, fresh, "run")
     same(state.params.agent, run.params)
     same(adam_of(state).mu.agent, adam_of(run).mu)
+
+
+@pytest.mark.parametrize("program", [maddpg, masac])
+def test_actor_critics_continue_from_a_run_of_their_own_with_everything(program):
+    (source, run), (made, fresh) = trained(program), built(program)
+    state = carry_over(source, run, made, fresh, "run")
+    for name in ("params", "target", "optimiser"):
+        same(getattr(state, name), getattr(run, name))
+
+
+def test_masac_refuses_the_critics_of_isac():
+    (source, run), (program, fresh) = trained(isac), built(masac)
+    with pytest.raises(ShapeError, match="critics/0/params"):
+        carry_over(source, run, program, fresh, "run")
 
 
 @pytest.mark.skipif(not hasattr(mappo.Args, "network"), reason="mappo is feed-forward")

@@ -26,7 +26,7 @@ from offmarl.programs.program import structure
 from offmarl.types import Discrete, EnvSpec, Transition, View
 from recorders import ippo, mappo
 
-from .learning import train
+from .learning import learn, train
 
 SPEC = EnvSpec("", 2, 1, 1, Discrete(2))
 BOTH = pytest.mark.parametrize("recorder", [mappo, ippo], ids=["mappo", "ippo"])
@@ -510,3 +510,17 @@ def test_values_and_policies_of_the_two_step_probe(recorder, network):
         env_state, timestep = env.step(jax.random.key(0), env_state, jnp.ones(2, int))
         view = timestep.next_view
     np.testing.assert_allclose(values, [[0.9, 0.9], [1, 1]], atol=0.06)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("network", ["feedforward", "recurrent"])
+@pytest.mark.parametrize("probe", ["one-step", "two-step", "observation", "match", "memory"])
+@BOTH
+def test_the_optimum_of_a_probe(recorder, probe, network):
+    env = envs.make(f"probe/{probe}")
+    args = recorder.Args(env=env.spec.name, network=network, hidden=32, **SMALL)
+    greedy, sampled = learn(recorder, args)
+    if (probe, network) == ("memory", "feedforward"):  # it cannot remember its cue
+        assert greedy < 0.7
+    else:
+        assert greedy == env.optimal_return and sampled > 0.9

@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 
 from offmarl.errors import MissingExtraError
+from offmarl.teams import Team
 from offmarl.vault import tables
 
 from .experience import make
+
+TEAMS = (Team("all", (0, 1)),)
 
 COLUMNS = {
     "row": "int64",
@@ -33,7 +36,7 @@ def episodes() -> tables.Episodes:
     signals = tables.Signals(data.reward, data.terminated, data.truncated, data.policy_id[..., 0])
     ended, running = tables.scan(tables.none_running(2, 2), 0, signals)
     ended["cause"][:2] = tables.CUT, tables.OPEN
-    found = tables.to_episodes(np.concatenate([ended, running[running["length"] > 0]]))
+    found = tables.to_episodes(np.concatenate([ended, running[running["length"] > 0]]), TEAMS)
     assert set(found.cause) == set(tables.CAUSES)
     return found
 
@@ -73,7 +76,7 @@ def test_polars(episodes: tables.Episodes) -> None:
 
 def test_an_empty_table(episodes: tables.Episodes) -> None:
     pytest.importorskip("pyarrow")
-    empty = tables.Episodes(*(column[:0] for column in episodes))
+    empty = episodes.take(slice(0, 0))
     assert len(empty.to_arrow()) == len(empty.to_pandas()) == len(empty.to_polars()) == 0
 
 

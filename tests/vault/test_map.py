@@ -295,7 +295,7 @@ def test_open_and_abandoned_episodes_stay_so(tmp_path):
     assert (a.episodes.cause == "open").sum() >= 2
     assert (a.episodes.cause == "open")[a.episodes.start + a.episodes.length < 42].any()
     made = vault.map(a, tmp_path / "b.vlt", everything)
-    for name in set(a.episodes._fields) - {"final"}:
+    for name in set(a.episodes._fields) - {"final", "teams"}:
         np.testing.assert_array_equal(getattr(made.episodes, name), getattr(a.episodes, name))
     np.testing.assert_array_equal(made.episodes.final >= 0, a.episodes.final >= 0)
     assert_sound(made)

@@ -78,8 +78,9 @@ class SwarmEnv(SwarmObservations):
             state_size=view.state.shape[-1],
             action=self._action_space,
             time_limit=self.time_limit,
-            reward="individual" if several else "team",
+            reward=self._reward,
             teams=teams if several else None,
+            team_names=self._team_names if several else None,
             kinds=kinds if len(set(kinds)) > 1 else None,
         )
 

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float
@@ -125,6 +126,15 @@ class SwarmOptions(ABC):
     def _teams(self) -> tuple[int, ...]:
         """The team of each drone."""
         return (0,) * self._num_drones
+
+    @property
+    def _reward(self) -> Literal["team", "individual"]:
+        return "team"
+
+    @property
+    def _team_names(self) -> tuple[str, ...] | None:
+        """Names of the teams, in the order of their numbers, if there are several."""
+        return None
 
     @property
     def _kinds(self) -> tuple[Kind, ...]:

@@ -4,7 +4,7 @@ An evader escapes any single pursuer; several pursuers must cut it off, using th
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
@@ -13,9 +13,10 @@ from offmarl.envs.base import require_positive
 from offmarl.envs.swarm import dynamics
 from offmarl.envs.swarm.dynamics import Kind
 from offmarl.envs.swarm.env import SwarmEnv
-from offmarl.envs.swarm.neighbours import find_distance, find_points
+from offmarl.envs.swarm.neighbours import find_distance, find_neighbours, find_points
 from offmarl.envs.swarm.observations import Blocks, SwarmState, describe
 from offmarl.envs.swarm.options import arena_side, require_one_of
+from offmarl.errors import OptionError
 
 _CATCH_RANGE = 1.0
 _CATCH_REWARD = 10.0
@@ -45,15 +46,22 @@ class Pursuit(SwarmEnv):
     the decrease of the mean distance (over the arena's side) from the free evaders to the nearest
     pursuer of each.
 
-    With ``evaders="learned"`` the evaders are agents too, listed after the pursuers, and form
-    team 1. Rewards are then individual: an evader gets ``-10 (2 - t / time_limit)`` when it is
-    caught, and terminates. With ``evaders="scripted"`` they flee from the 3 nearest pursuers in
-    sight, from near ones more strongly, and avoid walls; without a pursuer in sight they rest.
+    With ``evaders="learned"`` the evaders are agents too, listed after the pursuers: the teams are
+    ``pursuers`` and ``evaders``. Rewards are then individual: an evader gets
+    ``-10 (2 - t / time_limit)`` when it is caught, and terminates. With ``pursuers="scripted"``
+    only the evaders are agents. `scripted` has a policy for either side; inside the environment,
+    scripted drones act alike, but on exact positions:
 
-    In addition to the common parts, an agent observes the 3 nearest live ``opponents`` in sight
-    (each: relative position and velocity, 1). It broadcasts the relative position (in cells over
-    10) of the nearest opponent that it sees, and whether there is one. The global state includes
-    which agents are alive.
+    - Evaders flee from the 3 nearest pursuers in sight, from near ones more strongly, and avoid
+      walls; without a pursuer in sight they rest.
+    - Pursuers head for the future position of the nearest evader in sight and keep apart; without
+      an evader in sight they go to the centre.
+
+    In addition to the common parts, an agent observes the ``time`` that rewards depend on,
+    ``t / time_limit`` (not with ``time=false``, as in recordings before that option existed), and
+    the 3 nearest live ``opponents`` in sight (each: relative position and velocity, 1). It
+    broadcasts the relative position (in cells over 10) of the nearest opponent that it sees, and
+    whether there is one. The global state includes which drones are alive, and the time.
 
     Metrics: ``caught``, a fraction of the evaders.
 
@@ -61,21 +69,31 @@ class Pursuit(SwarmEnv):
     ----------
     num_agents, num_evaders
         N and M, the numbers in the name.
-    evaders
-        "scripted" or "learned".
+    evaders, pursuers
+        "scripted" or "learned", and not both "scripted".
+    time
+        Show agents and state the time.
     cells_per_agent
         The area (volume) of the arena over N; its side is rounded to whole cells.
     """
 
     num_evaders: int
     evaders: str = "scripted"
+    pursuers: str = "learned"
+    time: bool = True
     cells_per_agent: float = 32.0
     sensing_range: float = 6.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive(num_evaders=self.num_evaders, cells_per_agent=self.cells_per_agent)
-        require_one_of("evaders", self.evaders, ("scripted", "learned"))
+        for side in ("evaders", "pursuers"):
+            require_one_of(side, getattr(self, side), ("scripted", "learned"))
+        if self.evaders == self.pursuers == "scripted":
+            raise OptionError(
+                "both sides of pursuit are scripted, so there are no agents: give "
+                "evaders=learned, or leave out pursuers=scripted."
+            )
 
     @property
     def side(self) -> int:
@@ -88,30 +106,59 @@ class Pursuit(SwarmEnv):
 
     @property
     def _num_acting(self) -> int:
-        return self._num_drones if self.evaders == "learned" else self.num_agents
+        learned = {"pursuers": self.num_agents, "evaders": self.num_evaders}
+        return sum(count for side, count in learned.items() if getattr(self, side) == "learned")
 
     @property
     def _teams(self) -> tuple[int, ...]:
-        return (0,) * self.num_agents + (1,) * self.num_evaders
+        sides = [(0,) * self.num_agents, (1,) * self.num_evaders]
+        first, second = sides[::-1] if self.pursuers == "scripted" else sides
+        return first + second
+
+    @property
+    def _pursuers(self) -> slice:
+        begin = self._teams.index(0)
+        return slice(begin, begin + self.num_agents)
+
+    @property
+    def _evaders(self) -> slice:
+        begin = self._teams.index(1)
+        return slice(begin, begin + self.num_evaders)
+
+    @property
+    def _acting_sides(self) -> list[tuple[slice, slice]]:
+        """The drones of each side that acts, in order, and those of its opponents."""
+        sides = [(self._pursuers, self._evaders), (self._evaders, self._pursuers)]
+        acting = [pair for pair in sides if pair[0].start < self._num_acting]
+        return sorted(acting, key=lambda pair: int(pair[0].start))
+
+    @property
+    def _reward(self) -> Literal["team", "individual"]:
+        return "individual" if self.evaders == "learned" else "team"
+
+    @property
+    def _team_names(self) -> tuple[str, ...]:
+        return ("pursuers", "evaders")
 
     @property
     def _kinds(self) -> tuple[Kind, ...]:
-        return super()._kinds[: self.num_agents] + (dynamics.EVADER,) * self.num_evaders
+        pursuers = iter(super()._kinds)
+        return tuple(dynamics.EVADER if team else next(pursuers) for team in self._teams)
 
     def metrics(self, state: SwarmState) -> dict[str, Float[Array, ""]]:
         """Return the fraction of evaders caught."""
-        return {"caught": 1 - state.alive[self.num_agents :].mean(dtype=jnp.float32)}
+        return {"caught": 1 - state.alive[self._evaders].mean(dtype=jnp.float32)}
 
     def _begin(self, key: PRNGKeyArray, state: SwarmState) -> PursuitTask:  # noqa: ARG002
         return PursuitTask(self._gap(state, self._closest(state)))
 
     def _closest(self, state: SwarmState) -> Float[Array, "M"]:
         """Return the distance from each evader to the nearest pursuer."""
-        pursuers, evaders = jnp.split(state.drones.position, [self.num_agents])
-        return find_distance(evaders, pursuers, self.side)
+        position = state.drones.position
+        return find_distance(position[self._evaders], position[self._pursuers], self.side)
 
     def _gap(self, state: SwarmState, closest: Float[Array, "M"]) -> Float[Array, ""]:
-        free = state.alive[self.num_agents :]
+        free = state.alive[self._evaders]
         return jnp.where(free, closest, 0.0).mean() / self.side
 
     def _advance(
@@ -121,45 +168,67 @@ class Pursuit(SwarmEnv):
         moved: SwarmState,
     ) -> tuple[SwarmState, Float[Array, "N"], Bool[Array, ""]]:
         closest = self._closest(moved)
-        free = before.alive[self.num_agents :]
+        free = before.alive[self._evaders]
         caught = free & (closest <= _CATCH_RANGE)
-        alive = before.alive.at[self.num_agents :].set(free & ~caught)
+        alive = before.alive.at[self._evaders].set(free & ~caught)
         after = moved._replace(alive=alive)
         gap = self._gap(after, closest)
         worth = _CATCH_REWARD * (2 - before.time / self.time_limit) * caught
         reward = worth.mean() + _CLOSING_REWARD * (before.task.gap - gap)
-        rewards = jnp.concatenate([jnp.full(self.num_agents, reward), -worth])
-        done = ~alive[self.num_agents :].any()
+        rewards = jnp.full(self._num_drones, reward).at[self._evaders].set(-worth)
+        done = ~alive[self._evaders].any()
         return after._replace(task=PursuitTask(gap)), rewards[: self._num_acting], done
 
     def _drive_scripted(self, state: SwarmState) -> Float[Array, "Q D"]:
-        """Return the commands of fleeing evaders."""
-        if self.evaders == "learned":
+        """Return the commands of the scripted side."""
+        if self._num_acting == self._num_drones:
             return super()._drive_scripted(state)
-        pursuers = state.drones.position[: self.num_agents]
-        position, velocity, heading = (part[self.num_agents :] for part in state.drones)
-        reach = self._farthest_sight
-        near = find_points(position, pursuers, _THREATS, reach, self.side)
-        sight = state.params.sight[self.num_agents :, None]
-        offset = jnp.where((near.distance <= sight)[..., None], pursuers[near.which], jnp.inf)
-        desired = flee(position, offset - position[:, None], self.side)
+        chasing = self.pursuers == "scripted"
+        drones = self._pursuers if chasing else self._evaders
+        desired = self._chase(state) if chasing else self._flee(state)
+        _, velocity, heading = (part[drones] for part in state.drones)
         if self.dynamics == "unicycle":
             desired, velocity = (
                 dynamics.to_frame(heading, x[:, None])[:, 0] for x in (desired, velocity)
             )
-        top_speed = state.params.top_speed[self.num_agents :, None]
+        top_speed = state.params.top_speed[drones, None]
         return dynamics.command_towards(desired, velocity / top_speed, self.dynamics)
 
-    def _sense(self, seen: SwarmState) -> Blocks:
-        hunted = self._describe_others(seen, slice(0, self.num_agents), self._evaders)
-        if self.evaders == "scripted":
-            return {"opponents": hunted}
-        hunters = self._describe_others(seen, self._evaders, slice(0, self.num_agents))
-        return {"opponents": jnp.concatenate([hunted, hunters])}
+    def _flee(self, state: SwarmState) -> Float[Array, "M D"]:
+        """Return the velocities of scripted evaders, along the axes of the arena."""
+        position = state.drones.position[self._evaders]
+        pursuers = state.drones.position[self._pursuers]
+        near = find_points(position, pursuers, _THREATS, self._farthest_sight, self.side)
+        sight = state.params.sight[self._evaders, None]
+        offset = jnp.where((near.distance <= sight)[..., None], pursuers[near.which], jnp.inf)
+        return flee(position, offset - position[:, None], self.side)
 
-    @property
-    def _evaders(self) -> slice:
-        return slice(self.num_agents, self._num_drones)
+    def _chase(self, state: SwarmState) -> Float[Array, "N D"]:
+        """Return the velocities of scripted pursuers, along the axes of the arena."""
+        position, sight = state.drones.position[self._pursuers], state.params.sight[self._pursuers]
+        evaders, velocity = (part[self._evaders] for part in state.drones[:2])
+        free, reach = state.alive[self._evaders], self._farthest_sight
+        near = find_points(position, evaders, 1, reach, self.side, free)
+        mates = find_neighbours(
+            position, state.alive[self._pursuers], self.num_neighbours, reach, self.side
+        )
+        seen = (mates.distance <= sight[:, None])[..., None]
+        offsets = jnp.where(seen, position[mates.which] - position[:, None], 0.0)
+        nearest = near.which[:, 0]
+        return chase(
+            evaders[nearest] - position,
+            velocity[nearest],
+            near.distance[:, :1] <= sight[:, None],
+            apart(offsets, seen),
+            self.side / 2 - position,
+        )
+
+    def _sense(self, seen: SwarmState) -> Blocks:
+        opponents = [self._describe_others(seen, *sides) for sides in self._acting_sides]
+        blocks = {"opponents": jnp.concatenate(opponents)}
+        if not self.time:
+            return blocks
+        return {"time": jnp.full((self._num_acting, 1), seen.time / self.time_limit), **blocks}
 
     def _describe_others(
         self, seen: SwarmState, observers: slice, others: slice
@@ -180,32 +249,61 @@ class Pursuit(SwarmEnv):
         return jnp.concatenate([nearest[:, : self.dims] * sight / 10, nearest[:, -1:]], -1)
 
     def _summary(self, state: SwarmState) -> Float[Array, "S"]:
-        return state.alive.astype(jnp.float32)
+        alive = state.alive.astype(jnp.float32)
+        return jnp.append(alive, state.time / self.time_limit) if self.time else alive
 
     def _steer(self, see: Blocks) -> Float[Array, "N D"]:
         """Pursuers head for the future position of the nearest opponent; evaders flee."""
         dims = self.dims
         opponents, neighbours = see["opponents"], see["neighbours"]
         theirs = self._offsets(opponents)
-        offset, known = theirs[:, 0], opponents[:, 0, -1:] > 0
-        lead = opponents[:, 0, dims : 2 * dims] + see["own"][:, dims : 2 * dims]
-        mean = self._offsets(neighbours).sum(1) / jnp.maximum(
-            (neighbours[..., -1] > 0).sum(-1, keepdims=True), 1
-        )
-        apart = -mean / jnp.maximum(jnp.sqrt(jnp.square(mean).sum(-1, keepdims=True)), 1.0)
-        distance = jnp.sqrt(jnp.square(offset).sum(-1, keepdims=True))
-        desired = (
-            offset + lead * jnp.minimum(distance, 3.0) + apart * jnp.minimum(distance / 3, 1.0)
-        )
         home = -see["own"][:, None, :dims] * self.side / 2
-        desired = jnp.where(known, desired, self._from_arena(see["own"], home)[:, 0] + 2 * apart)
+        hunt = chase(
+            theirs[:, 0],
+            opponents[:, 0, dims : 2 * dims] + see["own"][:, dims : 2 * dims],
+            opponents[:, 0, -1:] > 0,
+            apart(self._offsets(neighbours), neighbours[..., -1:] > 0),
+            self._from_arena(see["own"], home)[:, 0],
+        )
         if self.evaders == "scripted":
-            return desired
+            return hunt
         threats = self._to_arena(see["own"], theirs)
         threats = jnp.where(opponents[..., -1:] > 0, threats, jnp.inf)
         away = flee((see["own"][:, :dims] + 1) * self.side / 2, threats, self.side)
         away = self._from_arena(see["own"], away[:, None])[:, 0]
-        return jnp.where(jnp.asarray(self._teams)[:, None] == 1, away, desired)
+        teams = jnp.asarray(self._teams[: self._num_acting])
+        return jnp.where(teams[:, None] == 1, away, hunt)
+
+
+def apart(offsets: Float[Array, "N K D"], seen: Bool[Array, "N K 1"]) -> Float[Array, "N D"]:
+    """Return the direction away from the drones at relative positions (zero if not seen)."""
+    mean = offsets.sum(1) / jnp.maximum(seen.sum(1), 1)
+    return -mean / jnp.maximum(jnp.sqrt(jnp.square(mean).sum(-1, keepdims=True)), 1.0)
+
+
+def chase(
+    offset: Float[Array, "N D"],
+    velocity: Float[Array, "N D"],
+    known: Bool[Array, "N 1"],
+    apart: Float[Array, "N D"],
+    home: Float[Array, "N D"],
+) -> Float[Array, "N D"]:
+    """Return the velocities of pursuers.
+
+    Parameters
+    ----------
+    offset, velocity
+        Relative position of the nearest evader, and its velocity.
+    known
+        Whether an evader is in sight.
+    apart
+        Direction away from other pursuers; see `apart`.
+    home
+        Relative position of the place to go to otherwise.
+    """
+    distance = jnp.sqrt(jnp.square(offset).sum(-1, keepdims=True))
+    hunt = offset + velocity * jnp.minimum(distance, 3.0) + apart * jnp.minimum(distance / 3, 1.0)
+    return jnp.where(known, hunt, home + 2 * apart)
 
 
 def flee(

@@ -35,6 +35,11 @@ EXTRA = "extras."
 """Beginning of the names of extras, such as ``extras.cost``."""
 ANY_EXTRA = f"{EXTRA}NAME"
 """Stands for all extras among the names that a condition may use."""
+TEAM_RETURN = "return_"
+"""Beginning of the names of returns where there are several teams, such as ``return_evaders``."""
+ANY_TEAM_RETURN = f"{TEAM_RETURN}TEAM"
+"""Stands for the returns of all teams."""
+_FAMILIES = {EXTRA: ANY_EXTRA, TEAM_RETURN: ANY_TEAM_RETURN}
 
 COMPLETE = "complete"
 """The column that selects the episodes percentiles are computed over."""
@@ -342,7 +347,7 @@ class _Parser:
 
     def _name(self, token: _Token) -> _Term:
         name = token.text
-        known = ANY_EXTRA if name.startswith(EXTRA) else name
+        known = next((any_ for start, any_ in _FAMILIES.items() if name.startswith(start)), name)
         if known not in self._names:
             near = difflib.get_close_matches(name, self._names, n=1)
             hint = f"did you mean {near[0]}? " if near else ""

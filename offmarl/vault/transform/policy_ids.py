@@ -95,7 +95,7 @@ def examine_damaged(vault: Dataset, ids: Iterable[NumpyArray] | None) -> Source:
         The policy ids in it, a block of steps at a time; None reads them from the vault.
     """
     total = hashlib.sha256()
-    for column in vault.episodes:
+    for column in vault.episodes.columns:
         total.update(column.tobytes())
     found = f"damaged, episode table {total.hexdigest()}"
     return Source(vault, found, _origins(vault, found, ids))

@@ -14,6 +14,7 @@ from offmarl.vault.layout import POLICY_IDS, NumpyArray
 from offmarl.vault.transform import expression, policy_ids
 from offmarl.vault.transform.expression import (
     ANY_EXTRA,
+    ANY_TEAM_RETURN,
     COMPLETE,
     EXTRA,
     POLICY_NAME,
@@ -29,7 +30,8 @@ Order = Int[np.ndarray, "K"]
 """Episode numbers in the order in which they are drawn: every prefix is a sample."""
 
 OF_EPISODES: dict[str, Kind] = {
-    "return": "number",  # mean over agents
+    "return": "number",  # mean over agents, if they are one team
+    ANY_TEAM_RETURN: "number",  # mean over the team's agents
     "length": "number",
     "policy": "policy",  # of the first step
     "program": "text",
@@ -252,7 +254,7 @@ def meeting(source: Source, condition: str, by: Unit) -> Pieces:
     parsed = parse_condition(condition, by)
     columns = columns_of(source)
     _check_known(source, parsed, columns)
-    if "return" in parsed.names:
+    if any(name.startswith("return") for name in parsed.names):
         _warn_of_missing_returns(source)
     if by == "episodes":
         holds = parsed.holds(columns, len(source.vault.episodes.row))
@@ -266,8 +268,8 @@ def meeting(source: Source, condition: str, by: Unit) -> Pieces:
 
 
 def _warn_of_missing_returns(source: Source) -> None:
-    returns = source.vault.episodes.episode_returns
-    if missing := int((~np.isfinite(returns)).sum()):
+    returns = source.vault.episodes.team_returns
+    if missing := int((~np.isfinite(returns)).any(1).sum()):
         warnings.warn(
             f"{missing:,} of the {len(returns):,} episodes of {source.vault.path} have a reward of "
             "NaN or infinity and therefore no return: they meet no condition on it, and "
@@ -300,7 +302,7 @@ def columns_of(source: Source) -> Columns:
         return np.array([getattr(origin, field) for origin in source.origins])[number]
 
     columns: dict[str, Any] = {
-        "return": found.episode_returns,
+        **found.returns_by_name,
         "length": found.length,
         "policy": found.policy_id,
         POLICY_NAME: _policy_names(source, found.policy_id),

@@ -1,0 +1,110 @@
+"""Scripted policies of environments, by name.
+
+An environment offers its own with a method ``scripted() -> Policy`` (the policy ``scripted``), or
+``scripted_policies() -> Mapping[str, Policy]``. `register_policy` adds others to any family of
+environments. Code that is not registered is named ``path/to/file.py:FUNCTION`` or
+``package.module:FUNCTION``, where ``FUNCTION(env)`` returns the policy.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from offmarl._imports import attribute, import_file, import_module, summarize
+from offmarl.envs.base import Environment
+from offmarl.envs.registry import family_of
+from offmarl.errors import OffmarlError, OptionError, UnknownNameError, unknown_name
+from offmarl.paths import local
+from offmarl.types import Policy
+
+SCRIPTED = "scripted"
+"""Name of the policy that an environment's method ``scripted`` returns."""
+
+_registered: dict[str, dict[str, Callable[[Any], Policy]]] = {}
+
+
+def register_policy(family: str, name: str, make: Callable[[Any], Policy]) -> None:
+    """Offer a scripted policy for a family of environments, in this process.
+
+    Parameters
+    ----------
+    family
+        One of `offmarl.envs.names`, such as ``"swarm/pursuit-N-M"``.
+    name
+        Name of the policy, such as ``"ambush"``.
+    make
+        ``make(env)`` returns the policy of all agents; its parameters are an empty tuple.
+
+    Raises
+    ------
+    UnknownNameError
+        There is no such family.
+    """
+    _registered.setdefault(family_of(family), {})[name] = make
+
+
+def scripted_policies(env: Environment) -> dict[str, Policy]:
+    """Return the scripted policies that an environment offers, by name.
+
+    They act for all agents, and their parameters are an empty tuple.
+    """
+    own: Any = env
+    found: dict[str, Policy] = {}
+    if hasattr(own, "scripted"):
+        found[SCRIPTED] = own.scripted()
+    if hasattr(own, "scripted_policies"):
+        found |= own.scripted_policies()
+    return found | {name: make(env) for name, make in _made_for(env).items()}
+
+
+def scripted_policy(env: Environment, name: str) -> Policy:
+    """Return a scripted policy by its name.
+
+    Parameters
+    ----------
+    env
+        The environment.
+    name
+        A name that `scripted_policies` has, or code as ``path/to/file.py:FUNCTION`` or
+        ``package.module:FUNCTION``, which is imported.
+
+    Raises
+    ------
+    UnknownNameError
+        The environment offers no such policy.
+    OptionError
+        The code cannot be imported, or does not return a policy.
+    """
+    if ":" in name:
+        return _imported(env, name)
+    found = scripted_policies(env)
+    if name not in found:
+        raise unknown_name(f"scripted policy of {env.spec.name}", name, found)
+    return found[name]
+
+
+def _made_for(env: Environment) -> Mapping[str, Callable[[Any], Policy]]:
+    if not _registered:
+        return {}
+    try:
+        return _registered.get(family_of(env.spec.name), {})
+    except UnknownNameError:  # code of the user's own
+        return {}
+
+
+def _imported(env: Environment, name: str) -> Policy:
+    home, _, function = name.rpartition(":")
+    module = import_file(local(Path(home)).resolve()) if ".py" in home else import_module(home)
+    make = attribute(module, function, home)
+    try:
+        policy = make(env)
+    except OffmarlError:
+        raise
+    except Exception as error:
+        raise OptionError(f"{name} cannot be created: {summarize(error)}") from error
+    if not isinstance(policy, Policy):
+        raise OptionError(
+            f"{name} returned {policy!r:.80}, which is not a policy: return an offmarl Policy of "
+            "all agents, whose parameters are an empty tuple."
+        )
+    return policy

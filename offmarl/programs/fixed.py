@@ -1,0 +1,150 @@
+"""Recording of policies that do not learn: random, scripted or trained, one for each team."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from offmarl import envs
+from offmarl.config import NonNegative, PositiveInt, Seed, Validated
+from offmarl.envs import Environment
+from offmarl.envs.sides import TeamPolicy
+from offmarl.evaluation import evaluate
+from offmarl.paths import below
+from offmarl.programs.online import Recorded, describe, summarise
+from offmarl.programs.record import record_policy
+from offmarl.programs.sides import joint_policy, policies_by_team
+from offmarl.teams import teams_of
+from offmarl.types import ArrayTree, Policy
+
+_EVALUATE = 1
+"""Purpose of the random key of evaluations; recordings have that of the seed."""
+
+
+@dataclass(frozen=True)
+class FixedArgs(Validated):
+    """Arguments that all recorders of fixed policies share."""
+
+    env: str = "swarm/coverage-3"
+    """Environment to record in: a name that `offmarl envs` lists, or code of your own as
+    path/to/file.py:FACTORY or package.module:FACTORY."""
+    out: Path = Path("vaults")
+    """Directory for the vault."""
+    name: str | None = None
+    """Name of the vault in <out>/<env>.vlt/; by default made of the policies and the seed."""
+    steps: PositiveInt = 100_000
+    """Environment steps to record."""
+    num_envs: PositiveInt = 64
+    """Number of environments that run side by side."""
+    env_states: bool = False
+    """Also record the environments' states, as extras, so that `offmarl.replay_episode` can play
+    any episode again."""
+    eval_episodes: PositiveInt = 64
+    """Episodes that are played on other seeds than those recorded, for the returns in the vault's
+    provenance."""
+    seed: Seed = 0
+    """Random seed."""
+    checkpoint_seconds: NonNegative = 30.0
+    """Seconds between checkpoints; Ctrl-C and SIGTERM save one before the program stops."""
+
+
+class _Cast(NamedTuple):
+    """The policy of every agent."""
+
+    policy: Policy
+    params: ArrayTree
+    name: str
+    ids: tuple[int, ...]
+    """The policy of each agent."""
+    players: Mapping[str, TeamPolicy]
+    """The policy of each team, by its name."""
+
+
+def record_fixed(args: FixedArgs, policies: Sequence[str]) -> Recorded:
+    """Record fixed policies, and return what was recorded.
+
+    The vault is ``<out>/<env>.vlt/<name>-<seed>``, where the name is that of the policy, or of the
+    teams' policies in order, such as ``scripted-vs-random``. After a kill at any instant, the same
+    call resumes from the last checkpoint and ends with the data of an uninterrupted call.
+
+    Parameters
+    ----------
+    args
+        The arguments.
+    policies
+        One policy for all agents, or ``TEAM=POLICY`` for each team: see `offmarl.programs.sides`.
+
+    Raises
+    ------
+    OptionError, UnknownNameError, ShapeError, RunError, CheckpointError
+        A policy cannot be made: see `offmarl.programs.sides.policies_by_team`.
+    RunError, VaultError, Stopped
+        As for `record_policy`.
+    """
+    env = envs.make(args.env)
+    env = envs.record_states(env) if args.env_states else env
+    cast = _cast(env, policies)
+    name = args.name or f"{below(cast.name, option='--policy')}-{args.seed}"
+    path = args.out / f"{envs.short_name(args.env)}.vlt" / name
+    about = _about(env, cast, args)
+    fresh = record_policy(
+        env,
+        cast.policy,
+        cast.params,
+        path,
+        args.steps,
+        args.num_envs,
+        args.seed,
+        {"program": cast.name, "tier": cast.name, "policies": about},
+        args.checkpoint_seconds,
+        cast.ids,
+    )
+    outcome = "recorded" if fresh else "complete already, nothing was changed"
+    return summarise(path.parent, [describe(path, cast.name)], outcome)
+
+
+def _cast(env: Environment, policies: Sequence[str]) -> _Cast:
+    teams = teams_of(env.spec)
+    players = policies_by_team(policies, env, teams)
+    policy, params = joint_policy(env, players)
+    names = [_short(players[team.name].name) for team in teams]
+    ids = np.zeros(env.spec.num_agents, int)
+    for number, team in enumerate(teams):
+        ids[list(team.agents)] = number
+    name = "-vs-".join(names if len(set(names)) > 1 else names[:1])
+    return _Cast(policy, params, name, tuple(ids.tolist()), players)
+
+
+def _short(name: str) -> str:
+    """Return a policy's name without directories, and without the file of code."""
+    return Path(name.rpartition(":")[2]).name if ":" in name else Path(name).name
+
+
+def _about(env: Environment, cast: _Cast, args: FixedArgs) -> list[dict[str, Any]]:
+    """Describe the policy of each team, with its mean return on fresh seeds."""
+    key = jax.random.fold_in(jax.random.key(args.seed), _EVALUATE)
+    returns = np.asarray(_returns(env, cast.policy, args.eval_episodes, cast.params, key)).mean(0)
+    teams = teams_of(env.spec)
+    return [
+        {
+            "policy_id": number,
+            **({"team": team.name} if len(teams) > 1 else {}),
+            "name": _short(cast.players[team.name].name),
+            **cast.players[team.name].about,
+            "return": mean,
+        }
+        for number, (team, mean) in enumerate(zip(teams, returns.tolist(), strict=True))
+    ]
+
+
+def _returns(
+    env: Environment, policy: Policy, episodes: int, params: ArrayTree, key: PRNGKeyArray
+) -> Float[Array, "episodes teams"]:
+    def play(params: ArrayTree, key: PRNGKeyArray) -> Float[Array, "episodes teams"]:
+        return evaluate(env, policy, params, key, episodes).team_returns
+
+    return jax.jit(play)(params, key)

@@ -1,0 +1,98 @@
+"""Policies of other programs, as `offmarl.types.Policy`: a function, or a network with parameters.
+
+>>> policy = function_policy(env.spec, lambda observation, legal_actions: legal_actions.argmax(-1))
+>>> record_policy(env, policy, (), "vaults/first.vlt", steps=1000)
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from offmarl.distributions import Distribution, categorical
+from offmarl.errors import ShapeError
+from offmarl.types import ArrayTree, Continuous, EnvSpec, Policy
+
+
+def function_policy(
+    spec: EnvSpec, function: Callable[[ArrayTree, Bool[np.ndarray, "N A"]], np.ndarray]
+) -> Policy:
+    """Return a policy that calls a Python function for its actions.
+
+    The function runs on the host, once for each step of each environment, so it may use NumPy or
+    another library; a function of JAX arrays is faster as `Policy.act`. Its actions are recorded
+    as certain, with log-probability 0.
+
+    Parameters
+    ----------
+    spec
+        The environment's spec.
+    function
+        ``function(observation, legal_actions)`` returns the actions of all agents of one
+        environment: whole numbers ``(N,)``, or ``(N, A)`` in [-1, 1]. It must depend on nothing
+        else: a recording that is resumed calls it again.
+
+    Raises
+    ------
+    ShapeError
+        While recording: the actions have another shape.
+    """
+    continuous = isinstance(spec.action, Continuous)
+    shape = (spec.num_agents, spec.action_size) if continuous else (spec.num_agents,)
+    result = jax.ShapeDtypeStruct(shape, np.float32 if continuous else np.int32)  # type: ignore[no-untyped-call]
+
+    def call(observation: ArrayTree, legal_actions: Array) -> np.ndarray:
+        views = jax.tree.map(np.asarray, observation)
+        actions = np.asarray(function(views, np.asarray(legal_actions)))
+        if actions.shape != shape:
+            raise ShapeError(
+                f"the function returned actions of shape {actions.shape}: return {shape}, the "
+                "actions of all agents of one environment."
+            )
+        return actions.astype(result.dtype)
+
+    def act(
+        _params: ArrayTree,
+        carry: ArrayTree,
+        observation: ArrayTree,
+        legal_actions: Bool[Array, "N A"],
+        _key: PRNGKeyArray,
+    ) -> tuple[Array, Float[Array, "N"], ArrayTree]:
+        action = jax.pure_callback(
+            call, result, observation, legal_actions, vmap_method="sequential"
+        )
+        return action, jnp.zeros(spec.num_agents), carry
+
+    return Policy(tuple, act, draws=lambda _params: False)
+
+
+def network_policy(
+    apply: Callable[[ArrayTree, ArrayTree], Array],
+    head: Callable[[Array, Bool[Array, "N A"]], Distribution] = categorical,
+) -> Policy:
+    """Return a policy that samples its actions from the outputs of a network.
+
+    Parameters
+    ----------
+    apply
+        ``apply(params, observation)``: the network's outputs for the agents of one environment,
+        such as ``module.apply`` of a flax module. By default they are logits ``(N, A)``; illegal
+        actions get probability 0.
+    head
+        ``head(outputs, legal_actions)``: the distribution of the actions.
+    """
+
+    def act(
+        params: ArrayTree,
+        carry: ArrayTree,
+        observation: ArrayTree,
+        legal_actions: Bool[Array, "N A"],
+        key: PRNGKeyArray,
+    ) -> tuple[Array, Float[Array, "N"], ArrayTree]:
+        distribution = head(apply(params, observation), legal_actions)
+        action, log_prob = distribution.sample_and_log_prob(key)
+        return action, log_prob, carry
+
+    return Policy(tuple, act)

@@ -1,0 +1,52 @@
+"""Pursuit: scripted drones on either side, and the time that rewards depend on."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from offmarl import envs
+from offmarl.errors import OptionError
+
+KEY = jax.random.key(0)
+
+
+def test_agents_and_state_show_the_time():
+    env = envs.make("swarm/pursuit-2-1", evaders="learned", time_limit=4)
+    state, first = env.reset(KEY)
+    _, after = jax.jit(env.step)(KEY, state, jnp.zeros(3, jnp.int32))
+    for view, time in ((first.view, 0.0), (after.next_view, 0.25)):
+        np.testing.assert_array_equal(env.read(view.observation)["time"], [[time]] * 3)
+        assert view.state[-1] == time
+
+
+def test_recordings_from_before_the_time_was_shown_find_their_environment():
+    now = envs.make("swarm/pursuit-2-1")
+    before = envs.make("swarm/pursuit-2-1:time=false")
+    sizes = [(env.spec.observation_size, env.spec.state_size) for env in (now, before)]
+    assert sizes[0] == (sizes[1][0] + 1, sizes[1][1] + 1)
+    recorded = replace(before.spec, name="swarm/pursuit-2-1")
+    assert envs.make_for(recorded).spec == before.spec
+    assert envs.make_for(now.spec) == now
+
+
+def test_scripted_pursuers_catch_an_evader_that_rests():
+    env = envs.make("swarm/pursuit-3-1:evaders=learned,pursuers=scripted")
+    spec = env.spec
+    assert (spec.num_agents, spec.teams, spec.reward) == (1, None, "individual")
+
+    step = jax.jit(env.step)
+    state, timestep = env.reset(jax.random.key(1))
+    earned = 0.0
+    while not timestep.last:
+        state, timestep = step(KEY, state, jnp.zeros(1, jnp.int32))
+        earned += float(timestep.reward[0])
+    assert env.metrics(state)["caught"] == 1
+    assert -20 <= earned <= -10
+
+
+def test_someone_must_learn():
+    with pytest.raises(OptionError, match="both sides of pursuit are scripted"):
+        envs.make("swarm/pursuit-3-1:pursuers=scripted")

@@ -1,0 +1,41 @@
+"""Policies of other programs: a Python function, and a network with parameters."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from offmarl import envs, vault
+from offmarl.programs import function_policy, network_policy, record_policy
+
+ENV = envs.make("probe/observation")
+
+
+def test_a_python_function_is_recorded(tmp_path):
+    """It sees what is recorded beside its actions, in NumPy."""
+
+    def choose(observation, legal_actions):
+        assert isinstance(observation, np.ndarray) and legal_actions.dtype == bool
+        return (observation.sum(-1) > 1).astype(int)
+
+    record_policy(ENV, function_policy(ENV.spec, choose), (), tmp_path / "a.vlt", 24, num_envs=2)
+    data = vault.open_vault(tmp_path / "a.vlt").transitions()
+    np.testing.assert_array_equal(data.action, data.view.observation.sum(-1) > 1)
+    np.testing.assert_array_equal(data.behaviour_log_prob, 0)
+
+
+def test_a_function_that_returns_actions_of_another_shape_is_refused(tmp_path):
+    policy = function_policy(ENV.spec, lambda *_: np.zeros(5, int))
+    with pytest.raises(Exception, match=r"actions of shape \(5,\): return \(2,\)"):
+        record_policy(ENV, policy, (), tmp_path / "a.vlt", 24, num_envs=2)
+
+
+def test_a_network_is_recorded_with_the_probabilities_of_its_actions(tmp_path):
+    spec = ENV.spec
+    weights = jax.random.normal(jax.random.key(0), (spec.observation_size, spec.num_actions))
+    policy = network_policy(lambda params, observation: observation @ params)
+    record_policy(ENV, policy, weights, tmp_path / "a.vlt", 24, num_envs=2)
+    data = vault.open_vault(tmp_path / "a.vlt").transitions()
+    log_probs = jax.nn.log_softmax(jnp.asarray(data.view.observation) @ weights)
+    chosen = np.take_along_axis(np.asarray(log_probs), data.action[..., None], -1)[..., 0]
+    np.testing.assert_allclose(data.behaviour_log_prob, chosen, rtol=1e-5)

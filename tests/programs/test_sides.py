@@ -1,0 +1,203 @@
+"""Recorders in environments of several teams: one side learns, or all do, or none."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from offmarl import envs, vault
+from offmarl.errors import OptionError, ShapeError, UnknownNameError
+from offmarl.networks import PolicyConfig
+from offmarl.programs import fixed, hyperparameters, load_policy, online, registry, tiers
+from offmarl.programs.sides import joint_policy, policies_by_team, side_of
+from offmarl.teams import teams_of
+from tests.runs import write_policy
+
+RIVALS = f"{Path(__file__).parents[1] / 'envs' / 'rivals.py'}:Rivals"
+ENV = envs.make(RIVALS)
+CATS, MICE = teams_of(ENV.spec)
+SMALL = {"num_envs": 2, "total_steps": 32, "steps": 16, "evaluations": 2, "eval_episodes": 4}
+
+
+def mappo(out, **options):
+    program = registry.load("recorder", "mappo")
+    given = {"env": RIVALS, "num_steps": 8, "minibatches": 1, "epochs": 1, "hidden": 4, "out": out}
+    return program, program.Args(**given | SMALL | options)
+
+
+def record(out, **options):
+    program, args = mappo(out, **options)
+    return program.main(args)
+
+
+def test_one_side_learns_and_the_data_hold_all(tmp_path):
+    made = record(tmp_path, side="cats", opponents=("scripted",), tiers="random,replay")
+    paths = {row["tier"]: Path(row["path"]) for row in made.data["vaults"]}
+    assert paths["replay"].name == "mappo-cats-0-replay"
+    assert set(made.data["vaults"][0]["mean_return"]) == {"cats", "mice"}
+    for path in paths.values():
+        data = vault.open_vault(path)
+        assert vault.verify(path, deep=True).sound
+        assert data.spec == replace(ENV.spec, name=data.spec.name)
+        steps = data.transitions()
+        assert (np.asarray(steps.action)[..., 1] == 1).all()  # the scripted mouse
+        last = np.asarray(steps.policy_id)[..., 1]
+        assert (last == last[0, 0]).all() and last[0, 0] not in steps.policy_id[..., ::2]
+    assert sorted(set(np.asarray(steps.policy_id)[..., 0].ravel().tolist())) == [0, 1]
+
+    run = tmp_path / "rivals.py:Rivals.run" / "mappo-cats-0"
+    loaded = load_policy(run)
+    assert loaded.spec.num_agents == 2 and not loaded.spec.extras
+    players = policies_by_team(["cats=" + str(run), "mice=random"], ENV, (CATS, MICE))
+    assert players["cats"].agents == CATS.agents
+    policy, params = joint_policy(ENV, players)
+    view = ENV.reset(jax.random.key(0))[1].view
+    action, log_prob, _ = policy.act(
+        params, policy.initial_carry(), view.observation, view.legal_actions, jax.random.key(0)
+    )
+    assert action.shape == log_prob.shape == (3,) and (log_prob < 0).all()
+
+
+def test_each_of_several_teams_that_learn_has_returns_of_its_own(tmp_path):
+    made = record(tmp_path, tiers="replay")
+    (row,) = made.data["vaults"]
+    assert set(row["mean_return"]) == {"cats", "mice"}
+    policies = vault.open_vault(row["path"]).provenance["policies"]
+    assert all(set(one["return"]) == {"cats", "mice"} for one in policies)
+    lines = (tmp_path / "rivals.py:Rivals.run/mappo-0/metrics.jsonl").read_text()
+    assert "episode_return_cats" in lines and '"episode_return"' not in lines
+
+
+class Given(tiers.Ladder):
+    """A ladder with one policy, whatever the tier."""
+
+    def __init__(self, policy, params):
+        self.given = policy, params
+
+    def player(self, tier):
+        return *self.given, {"return": 1.0, "was": tier}
+
+
+def test_each_team_plays_a_tier_with_its_own_skill(tmp_path):
+    program, args = mappo(tmp_path)
+    origin, directory = registry.origin_of(program.make), tmp_path / "run"
+    (run,) = online._recorders(program.make, args, ENV, origin, directory, {})
+    scripted, policy = ENV.scripted(), run.policy
+    params = run.program.policy_params(run.program.init(jax.random.key(0), hyperparameters(args)))
+    ladders = [Given(scripted, ()), Given(policy, params)]
+    tier = tiers.parse_tiers("expert-vs-random")[0]
+    tiers._record_teams(run, ladders, tier)
+    data = vault.open_vault(run.vault("expert-vs-random"))
+    steps = data.transitions()
+    assert (np.asarray(steps.action)[..., ::2] == [0, 2]).all()
+    assert (np.asarray(steps.policy_id) == [0, 1, 0]).all()
+    known = data.provenance["policies"]
+    assert [(one["team"], one["tier"], one["was"]) for one in known] == [
+        ("cats", "expert", "expert"),
+        ("mice", "random", "random"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "message"),
+    [
+        ("expert-vs-random-vs-poor", {}, r"names 3 tiers, and there are 2 teams \(cats, mice\)"),
+        ("mixed=medium:0.5+expert:0.5", {}, "mixes policies, and 2 teams learn"),
+        ("expert-vs-random", {"side": "cats"}, "is for several teams that learn at once"),
+    ],
+)
+def test_tiers_fit_the_teams_that_learn(tmp_path, given, options, message):
+    with pytest.raises(OptionError, match=message):
+        record(tmp_path, tiers=given, **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_team_s_skill_is_measured_against_a_reference(tmp_path):
+    """The scripted agents do 0, 1 and 2; so the cats meet a mouse that does 1."""
+    program, args = mappo(tmp_path)
+    origin, directory = registry.origin_of(program.make), tmp_path / "run"
+    (run,) = online._recorders(program.make, args, ENV, origin, directory, {})
+    cats, mice = run.by_team()
+    scripted = ENV.scripted()
+    # Each cat earns its action plus 1, in 4 steps; the mouse loses what the cats do.
+    assert cats.returns(scripted, (), jax.random.key(0)).tolist() == [4 * (1 + 3) / 2] * 4
+    assert mice.returns(scripted, (), jax.random.key(0)).tolist() == [-8] * 4
+
+
+@pytest.mark.parametrize(
+    ("sources", "teams", "expected"),
+    [
+        (["random"], (CATS, MICE), {"cats": "random", "mice": "random"}),
+        (["cats=scripted", "mice=random"], (CATS, MICE), {"cats": "scripted", "mice": "random"}),
+        (["mice=scripted"], (MICE,), {"mice": "scripted"}),
+    ],
+)
+def test_policies_are_given_to_all_teams_or_to_each(sources, teams, expected):
+    found = policies_by_team(sources, ENV, teams)
+    assert {name: own.name for name, own in found.items()} == expected
+
+
+@pytest.mark.parametrize(
+    ("sources", "error", "message"),
+    [
+        (["cats=random"], OptionError, r"mice has no policy: add mice=POLICY"),
+        (["cats=random", "cats=scripted", "mice=random"], OptionError, "cats was given two"),
+        (["cats=random", "mice"], OptionError, "'mice' is not a policy of a team"),
+        (["clever"], UnknownNameError, "policy for cats of .* named 'clever'.*RUN, random"),
+        (["cats=random", "dogs=random"], UnknownNameError, "team of .* named 'dogs'"),
+    ],
+)
+def test_mistakes_in_policies_are_named(sources, error, message):
+    with pytest.raises(error, match=message):
+        policies_by_team(sources, ENV, (CATS, MICE))
+
+
+def test_a_run_of_other_sizes_cannot_act(tmp_path):
+    spec = envs.make("probe/match").spec
+    write_policy(tmp_path / "run", PolicyConfig("feedforward"), spec, [0])
+    with pytest.raises(ShapeError, match=r"cannot act for cats of .*: give a run that was trained"):
+        side_of(ENV, "mice", [str(tmp_path / "run")])
+
+
+@pytest.mark.parametrize(
+    ("policy", "name"),
+    [
+        (("cats=scripted", "mice=random"), "scripted-vs-random-0"),
+        (("random",), "random-0"),
+    ],
+)
+def test_fixed_policies_are_recorded_by_team(tmp_path, policy, name):
+    program = registry.load("recorder", "scripted")
+    args = program.Args(env=RIVALS, policy=policy, out=tmp_path, steps=16, num_envs=2)
+    made = program.main(args)
+    (row,) = made.data["vaults"]
+    assert Path(row["path"]).name == name
+    data = vault.open_vault(row["path"])
+    assert vault.verify(data.path, deep=True).sound
+    steps = data.transitions()
+    assert (np.asarray(steps.policy_id) == [0, 1, 0]).all()
+    if "cats=scripted" in policy:
+        assert (np.asarray(steps.action)[..., ::2] == [0, 2]).all()
+        assert (np.asarray(steps.behaviour_log_prob)[..., ::2] == 0).all()
+    chance = np.asarray(steps.behaviour_log_prob)[..., 1]
+    np.testing.assert_allclose(chance, -np.log(3), rtol=1e-6)
+    known = data.provenance["policies"]
+    assert [(one["team"], one["policy_id"]) for one in known] == [("cats", 0), ("mice", 1)]
+    assert program.main(args).data["outcome"].startswith("complete already")
+
+
+def test_random_play_is_recorded_for_one_team(tmp_path):
+    program = registry.load("recorder", "random")
+    args = program.Args(env="probe/match", out=tmp_path, steps=8, num_envs=2, seed=3)
+    (row,) = program.main(args).data["vaults"]
+    data = vault.open_vault(row["path"])
+    assert (Path(row["path"]).name, row["mean_return"]) == ("random-3", data.episodes.mean_return)
+    (policy,) = data.provenance["policies"]
+    assert "team" not in policy and isinstance(policy["return"], float)
+
+
+def test_the_name_of_code_is_that_of_its_function():
+    assert fixed._short("path/to/mine.py:ambush") == "ambush"
+    assert fixed._short("vaults/x.run/mappo-0") == "mappo-0"
