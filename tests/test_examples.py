@@ -45,6 +45,14 @@ def test_jax_environment(tmp_path):
 
 
 @pytest.mark.nightly
+def test_rware(tmp_path):
+    pytest.importorskip("jumanji", reason="needs pip install 'offmarl[envs]'")
+    said = run(copied("rware.py", tmp_path), where=tmp_path)
+    assert "mappo-0-random mean return: " in said and "mappo-0-replay mean return: " in said
+    assert (tmp_path / "rware" / "report.html").exists()
+
+
+@pytest.mark.nightly
 def test_other_policies(tmp_path):
     said = run(copied("other_policies.py", tmp_path), where=tmp_path)
     assert "function mean return: " in said and "flax mean return: " in said
@@ -82,6 +90,8 @@ def test_own_baseline(random_data, tmp_path):
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
 def test_a_notebook_runs(name, random_data, tmp_path, monkeypatch):
+    if name == "rware":
+        pytest.importorskip("jumanji", reason="needs pip install 'offmarl[envs]'")
     if "torch" in name:
         pytest.importorskip("torch", reason="needs PyTorch")
     nbclient = pytest.importorskip("nbclient", reason="needs pip install 'offmarl[dev]'")
