@@ -136,19 +136,20 @@ def _commands() -> dict[str, Callable[..., Any]]:
     """Return the function that each verb's options are read from."""
     from offmarl.cli import VERBS, function_of
 
-    kinds = {verb: kind for kind, verb in registry.VERBS.items()}
+    kinds = {verb: [kind] for kind, verb in registry.VERBS.items()}
     return {
-        name: _any_program(kinds[name])
+        name: _any_program(kinds.get(name, [*registry.VERBS]))
         if verb.runs_programs
         else documented(function_of(name, verb), "json")
         for name, verb in VERBS.items()
     }
 
 
-def _any_program(kind: registry.Kind) -> Callable[..., Any]:
-    """Return a function that takes any program's options, after its name."""
+def _any_program(kinds: list[registry.Kind]) -> Callable[..., Any]:
+    """Return a function that takes the options of any program of some kinds, after its name."""
     args = {
         name: documented(registry.load(kind, name).Args, "settings", "json")
+        for kind in kinds
         for name in registry.find(kind)
     }
     choices = tuple(Annotated[Any, subcommand(name, constructor=one)] for name, one in args.items())

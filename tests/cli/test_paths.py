@@ -94,7 +94,8 @@ def light(monkeypatch):
     """Take out of the verbs what takes long: learning, acting, and the network."""
     monkeypatch.setattr("offmarl.programs.offline._learn", lambda *_: None)
     monkeypatch.setattr(policies, "make_environment", lambda env, loaded: loaded)
-    monkeypatch.setattr(policies, "play", lambda _, loaded, *__: dict.fromkeys(loaded, np.zeros(2)))
+    returns = lambda _, loaded, *__: {"team": dict.fromkeys(loaded, np.zeros(2))}  # noqa: E731
+    monkeypatch.setattr(policies, "play", returns)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
     def record(environment, policy, params, path, *_):
