@@ -18,7 +18,7 @@ from recorders import iql, qmix, vdn
 # An agent values action a in the slot that shows the number n at n times entry a of its
 # parameters. The mixer adds the agents' values and its parameter times the state.
 NETWORKS = qmix.Networks(
-    agent=SimpleNamespace(apply=lambda params, seen, first, method: seen * params),
+    agent=SimpleNamespace(apply=lambda params, seen, first, carry, method: seen * params),
     mixer=SimpleNamespace(
         apply=lambda scale, state: MixerWeights(
             jnp.ones((*state.shape[:-1], 2, 1)),
