@@ -224,7 +224,7 @@ def _record(run: Recorder) -> dict[str, Any]:
         "file": run.origin.file,
         "sha256": run.origin.sha256,
         "args": run.settings | {"seed": run.args.seed, "seeds": run.args.seeds},
-        "settings": settings.used(run.args).sources(),
+        **settings.used(run.args).record(),
         "spec": replace(run.env.spec, extras=recorded(run.env, 1)[0].extras).to_json(),
         "greedy": run.program.greedy,
         "vault": None,
