@@ -48,9 +48,9 @@ _MAY_DIFFER = (
     "args.tiers",
     "args.steps",
 )
-"""Entries that may differ when a run is resumed: offmarl's version, where arguments came from, those
-given, the vault's path (its digest identifies it), the time limit (``spec`` has the one in
-use), and what a recorder records after the training."""
+"""Entries that may differ when a run is resumed: offmarl's version, which arguments were given and
+where the others came from, the vault's path (its digest identifies it), the time limit (``spec``
+has the one in use), and what a recorder records after the training."""
 
 
 @dataclass(frozen=True)
