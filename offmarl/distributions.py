@@ -192,7 +192,8 @@ class TanhGaussian(NamedTuple):
     (|u| <= 8.7). Data at -1 or 1, which the distribution cannot produce, therefore has a finite
     density. The log-probability of a drawn action is that of the clipped action, and agrees with
     `log_prob` of the stored action. If most of the distribution lies beyond the limit, it differs
-    from the density of u.
+    from the density of u, and its gradient pushes the mean further out. Losses that learn from
+    drawn actions use `sample_and_density`.
     """
 
     mean: Float[Array, "*b A"]
@@ -209,6 +210,19 @@ class TanhGaussian(NamedTuple):
         """Draw an action, and return what `log_prob` returns for it."""
         action = self._squash(self.mean + self.std * jax.random.normal(key, self.mean.shape))
         return action, self.log_prob(action)
+
+    def sample_and_density(
+        self, key: PRNGKeyArray
+    ) -> tuple[Float[Array, "*b A"], Float[Array, "*b"]]:
+        """Draw the action that `sample` draws, and return the log-density of tanh(u), not clipped.
+
+        Gradients flow through both. That of the log-density always points to larger |mean|, also
+        where the action is clipped: a soft actor-critic, which decreases it, is pulled back.
+        """
+        noise = jax.random.normal(key, self.mean.shape)
+        drawn = self.mean + self.std * noise
+        of_entry = norm.logpdf(noise) - jnp.log(self.std) - _log_slope(drawn)
+        return self._squash(drawn), jnp.where(self.legal_actions, of_entry, 0.0).sum(-1)
 
     def mode(self) -> Float[Array, "*b A"]:
         """Return the tanh of the mean. This is the median of the action, not its density's peak."""

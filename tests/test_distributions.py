@@ -111,6 +111,27 @@ def test_saturated_draws_are_inside_and_stored_with_the_likelihood_that_is_compu
     np.testing.assert_allclose(log_prob, again, rtol=1e-5)
 
 
+@pytest.mark.parametrize("mean", [0.5, 8.0, 9.5, 20.0, -9.5])
+def test_the_density_of_tanh_draws_grows_with_the_distance_of_the_mean_from_zero(mean):
+    """Its mean slope is that of -log(1 - tanh²u), 2 E[tanh u], also where actions are clipped."""
+
+    def total(mean):
+        shape = (1000, 1)
+        parts = jnp.broadcast_to(mean, shape), jnp.full(shape, 0.135), jnp.ones(shape, bool)
+        return TanhGaussian(*parts).sample_and_density(jax.random.key(0))[1].mean()
+
+    slope = jax.jit(jax.grad(total))(jnp.asarray(mean))
+    assert float(slope) == pytest.approx(2 * np.tanh(mean), abs=0.03)
+
+
+def test_densities_and_log_probabilities_of_tanh_draws_agree_inside():
+    distribution, key = of(TanhGaussian, 0.3, 0.7, 1000), jax.random.key(0)
+    action, density = distribution.sample_and_density(key)
+    wanted, log_prob = distribution.sample_and_log_prob(key)
+    np.testing.assert_array_equal(action, wanted)
+    np.testing.assert_allclose(density, log_prob, rtol=1e-3, atol=1e-3)
+
+
 def test_gradients_flow_through_tanh_draws():
     def drawn(mean):
         return TanhGaussian(mean, jnp.ones(1), jnp.ones(1, bool)).sample(jax.random.key(0)).sum()
@@ -129,6 +150,9 @@ def test_entries_that_an_agent_does_not_have_are_zero_and_do_not_count(kind):
     assert action[0, 1] == distribution.mode()[0, 1] == 0
     np.testing.assert_allclose(log_prob, alone.log_prob(action[:, :1]), rtol=1e-4)
     np.testing.assert_allclose(distribution.entropy(), alone.entropy(), rtol=1e-6)
+    if kind is TanhGaussian:
+        _, density = distribution.sample_and_density(jax.random.key(0))
+        np.testing.assert_allclose(density, log_prob, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", [ClippedGaussian, TanhGaussian])

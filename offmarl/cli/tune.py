@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 from types import ModuleType
 from typing import Any
 
@@ -104,7 +105,7 @@ def _report(found: Tuned, space: Space) -> Report:
     title = f"{found.file}: the best of {len(found.trials)} trials, score {found.score:.6g}"
     ranges = {name: one.words() for name, one in space.items()}
     rows = [{**dict.fromkeys(ranges, ""), **row} for row in best[:_SHOWN]]
-    view = Group(records(_columns(rows), title), as_is(f"--settings {found.file}"))
+    view = Group(records(_columns(rows), title), as_is(f"--settings {quote(str(found.file))}"))
     data = {"file": found.file, "score": found.score, "best": found.best}
     return Report({**data, "ranges": ranges, "trials": found.trials}, view)
 

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl import envs
 from offmarl.config import Fraction, NonNegative, Positive, PositiveInt
-from offmarl.distributions import Categorical, Distribution
+from offmarl.distributions import Categorical, TanhGaussian
 from offmarl.losses import (
     bootstrap_discounts,
     masked_mean,
@@ -150,10 +150,12 @@ class Networks(NamedTuple):
     group: tuple[int, ...]
     """Index of each agent's temperature."""
 
-    def policy(self, params: ArrayTree, view: View) -> Distribution:
+    def policy(self, params: ArrayTree, view: View) -> Categorical | TanhGaussian:
         """Return the distribution of each agent's actions."""
         outputs, _ = self.actor.apply(params, (), view.observation)
-        return self.head(outputs, view.legal_actions)
+        distribution = self.head(outputs, view.legal_actions)
+        assert isinstance(distribution, (Categorical, TanhGaussian))
+        return distribution
 
     def temperature(self, params: Params) -> Float[Array, "N"]:
         """Return the temperature of each agent, through which no gradient flows."""
@@ -164,7 +166,7 @@ class Networks(NamedTuple):
         critics: tuple[ArrayTree, ...],
         view: View,
         others: Float[Array, "*b N A"],
-        policy: Distribution,
+        policy: Categorical | TanhGaussian,
         temperature: Float[Array, "N"],
         key: PRNGKeyArray,
     ) -> tuple[Float[Array, "*b N"], Float[Array, "*b N"]]:
@@ -192,7 +194,8 @@ class Networks(NamedTuple):
             q = self.critics.values(critics, view, others, jnp.zeros_like(others)).min(0)
             log_probs = jax.nn.log_softmax(policy.logits)
             return soft_values(q, log_probs, temperature), policy.entropy()
-        own, log_prob = policy.sample_and_log_prob(key)
+        # The log-probability of the clipped action has gradients that run away at saturation.
+        own, log_prob = policy.sample_and_density(key)
         q = self.critics.values(critics, view, others, own).squeeze(-1).min(0)
         return q - temperature * log_prob, -log_prob
 

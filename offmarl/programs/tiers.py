@@ -4,6 +4,7 @@ import math
 import re
 import zlib
 from collections.abc import Mapping, Sequence
+from shlex import quote
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -190,11 +191,12 @@ class Ladder:
         raise NotLearnedError(
             f"{run.name} with seed {run.seed} did not learn {run.env.spec.name}, so it has no "
             f"tiers: its best policy returns {interval(*expert)} and uniform legal actions return "
-            f"{interval(*random)}, on fresh seeds.\n\n{curve}\n\n"
+            f"{interval(*random)}, on fresh seeds, where the intervals must not overlap.\n\n"
+            f"{curve}\n\n"
             "Train longer (--total-steps), or with other settings (--learning-rate and others; "
             "`offmarl tune` finds some), or evaluate on more episodes (--eval-episodes) if the "
             f"curve rises. The run is kept in {run.directory}; record what it has with "
-            f"`offmarl record --from-run {run.directory} --tiers random`."
+            f"`offmarl record --from-run {quote(str(run.directory))} --tiers random`."
         )
 
 

@@ -246,6 +246,8 @@ def free_place(path: str | os.PathLike[str]) -> Driver:
 
 def _destination(path: str | os.PathLike[str]) -> Driver:
     given = absolute(path)
+    if isinstance(given, Path):
+        _refuse_inside(given)
     if given.name.endswith(SUFFIX):
         above = driver_of(given)
         for found in (*above.vaults(), *above.links()):
@@ -257,6 +259,13 @@ def _destination(path: str | os.PathLike[str]) -> Driver:
             f"<name>{SUFFIX}/<uid>, as in {given.with_suffix(SUFFIX)}."
         )
     return driver_of(given)
+
+
+def _refuse_inside(path: Path) -> None:
+    """Raise `VaultError` if a directory above is a vault."""
+    for above in path.parents:
+        if (above / layout.MANIFEST).is_file():
+            raise VaultError(f"{path} is inside the vault {above}: choose a place outside it.")
 
 
 def _plain(spec: EnvSpec) -> EnvSpec:

@@ -211,3 +211,11 @@ def test_files_that_a_compaction_takes_away_are_looked_for_again(tmp_path):
     assert store.attempt(read) == 5
     with pytest.raises(VaultError, match="NOT_FOUND: y"):
         store.attempt(read)
+
+
+def test_a_vault_is_not_made_inside_another(tmp_path):
+    outer = record(tmp_path / "a.vlt", SPEC)
+    inside = tmp_path / "a.vlt" / "main" / "b.vlt"
+    with pytest.raises(VaultError, match=r"b\.vlt is inside the vault .*main: choose a place"):
+        vault.create(inside, SPEC, rows=2)
+    assert not inside.exists() and vault.open_vault(outer).num_steps
