@@ -123,7 +123,7 @@ class Checkpoints:
         self._directory.mkdir(parents=True, exist_ok=True)
         self._remove_leftovers()  # otherwise orbax warns about its own
         self._checkpointer.save(path, args.Composite(**parts, **{_ABOUT: args.JsonSave(about)}))
-        self._remove_old()
+        self.remove_old()
 
     def exists(self) -> bool:
         """Whether the checkpoint directory exists."""
@@ -168,12 +168,7 @@ class Checkpoints:
         """
         from orbax.checkpoint import args
 
-        step = self.latest() if step is None else step
-        if step is None or step not in self.steps():
-            raise RunError(
-                f"{self._directory} has no checkpoint{'' if step is None else f' {step}'}: "
-                "give the directory of a run that has saved one."
-            )
+        step = self._existing(step)
         about = self._read_about(step)
         for name, part in like.items():
             self._check(step, name, _leaves(part), about["leaves"].get(name, {}))
@@ -186,6 +181,35 @@ class Checkpoints:
             self._compare(step, name, _unwrap(found[name]), about.get("checksums"))
         tree = {name: _with_keys(part, _unwrap(found[name])) for name, part in parts.items()}
         return dict(like) | tree, about["info"]
+
+    def restore_some(self, like: Mapping[str, ArrayTree]) -> dict[str, ArrayTree]:
+        """Read some of the arrays in the newest checkpoint.
+
+        Parameters
+        ----------
+        like
+            As for `restore`, with None in place of subtrees that are not read. PRNG keys cannot be
+            read.
+
+        Raises
+        ------
+        RunError, CheckpointError, OSError
+            As for `restore`.
+        """
+        step = self._existing(None)
+        about = self._read_about(step)
+        for name, part in like.items():
+            wanted, saved = _leaves(part), about["leaves"].get(name, {})
+            self._check(step, name, wanted, {leaf: saved[leaf] for leaf in wanted if leaf in saved})
+        try:
+            whole = {name: _whole(self._directory / str(step) / name) for name in like}
+        except Exception as error:  # orbax raises errors of any type for damaged files
+            raise self._unreadable(step, _in_words(error)) from error
+        found = self._restore(step, **whole)
+        tree = {name: _pick(part, _unwrap(found[name])) for name, part in like.items()}
+        for name, part in tree.items():
+            self._compare(step, name, part, about.get("checksums"))
+        return {name: _with_keys(part, tree[name]) for name, part in like.items()}
 
     def resume(self, like: Mapping[str, ArrayTree]) -> Resumed | None:
         """Read the newest intact checkpoint; None if there is none.
@@ -225,7 +249,17 @@ class Checkpoints:
         """Release the resources of saving and restoring."""
         self._checkpointer.close()
 
-    def _remove_old(self) -> None:
+    def _existing(self, step: int | None) -> int:
+        """Return the number of a checkpoint, by default of the newest, or raise `RunError`."""
+        step = self.latest() if step is None else step
+        if step is None or step not in self.steps():
+            raise RunError(
+                f"{self._directory} has no checkpoint{'' if step is None else f' {step}'}: "
+                "give the directory of a run that has saved one."
+            )
+        return step
+
+    def remove_old(self) -> None:
         """Delete the checkpoints beyond `keep`, each atomically."""
         if self._keep is not None:
             for step in self.steps()[: -self._keep]:
@@ -386,6 +420,29 @@ def _wrap(part: ArrayTree) -> dict[str, ArrayTree]:
 def _unwrap(wrapped: Mapping[str, ArrayTree]) -> ArrayTree:
     (part,) = wrapped.values()
     return part
+
+
+def _whole(part: Path) -> Any:
+    """Return orbax's arguments that restore all arrays of a part in a directory."""
+    import orbax.checkpoint as ocp
+
+    saved = ocp.StandardCheckpointHandler().metadata(part).tree
+    return ocp.args.StandardRestore(
+        jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), saved)
+    )
+
+
+def _pick(like: ArrayTree, saved: ArrayTree) -> ArrayTree:
+    """Return the saved arrays that ``like`` has, None for those without entries.
+
+    Orbax describes tuples and objects as lists and dicts, so that arrays are found by their names.
+    """
+
+    def name(path: Any) -> str:
+        return jax.tree_util.keystr(path, simple=True, separator="/")
+
+    leaves = {name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(saved)}
+    return jax.tree_util.tree_map_with_path(lambda path, _: leaves.get(name(path)), like)
 
 
 def _is_directory(path: Path) -> bool:

@@ -113,9 +113,14 @@ def bootstrap_discounts(
     If the team shares its reward, the reward continues after one of its agents is done, and that
     agent contributed to it. The episode then ends for all agents at once.
     """
+    return gamma * (1 - reward_ends(terminated, shared_reward))
+
+
+def reward_ends(terminated: Bool[Array, "*b N"], shared_reward: bool) -> Bool[Array, "*b N"]:
+    """Return where no reward follows each agent's step; see `bootstrap_discounts`."""
     if shared_reward:
-        terminated = jnp.broadcast_to(terminated.all(-1, keepdims=True), terminated.shape)
-    return gamma * (1 - terminated)
+        return jnp.broadcast_to(terminated.all(-1, keepdims=True), terminated.shape)
+    return terminated
 
 
 def squared_errors(

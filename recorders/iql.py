@@ -7,6 +7,9 @@ with ε-greedy exploration:
 
     L = E[ ½ (Q_i(o_i, a_i) - y_i)² ],     y_i = r_i + γ (1 - terminated_i) Q̄_i(o'_i, argmax Q_i).
 
+If the agents share a team's reward, it continues after an agent's own death, so the values of dead
+agents are learned and used too, and only the end of the episode terminates.
+
 TD(λ) and n-step targets are options. Agents may be of several teams. The replay is the buffer that
 is recorded.
 """
@@ -21,7 +24,7 @@ from rich.console import Console
 
 from offmarl import cli, envs
 from offmarl.distributions import select
-from offmarl.losses import masked_mean
+from offmarl.losses import masked_mean, reward_ends
 from offmarl.networks import AgentNetwork, agent_network, init_policy, unroll_batch
 from offmarl.programs import TD_ERRORS, Hyperparameters, Program, Recorded, record_online
 from offmarl.programs.q_learning import QArgs, bootstrap, next_values, q_config, q_program
@@ -50,23 +53,28 @@ class Params(NamedTuple):
 def loss(
     network: AgentNetwork,
     args: Args,
+    shared_reward: bool,
     params: Params,
     target: Params,
     hyper: Hyperparameters,
     batch: Sequence,
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
-    """Return the mean of ½ (Q_i - y_i)² over the valid steps of live agents."""
+    """Return the mean of ½ (Q_i - y_i)² over the valid steps of live agents.
+
+    If the reward is shared, the steps of dead agents count too.
+    """
     observation, first = batch.view.observation, batch.first
     q = unroll_batch(network, params.agent, observation, first)
     q_target = unroll_batch(network, target.agent, observation, first)
-    v_t = next_values(q, q_target, batch)
-    y = bootstrap(args, hyper, batch, batch.reward, batch.terminated, v_t)
+    v_t = next_values(q, q_target, batch, of_dead=shared_reward)
+    ended = reward_ends(batch.terminated, shared_reward)
+    y = bootstrap(args, hyper, batch, batch.reward, ended, v_t)
 
     q_tm1 = select(q[:, :-1], batch.action)
-    acts = batch.mask[..., None] & batch.view_tm1.alive
-    error = jnp.where(acts, q_tm1 - y, 0.0)
-    value = masked_mean(0.5 * error**2, acts, batch.weight)
-    metrics = {"td_loss": value, "q": masked_mean(q_tm1, acts)}
+    counts = batch.mask[..., None] & (batch.view_tm1.alive | shared_reward)
+    error = jnp.where(counts, q_tm1 - y, 0.0)
+    value = masked_mean(0.5 * error**2, counts, batch.weight)
+    metrics = {"td_loss": value, "q": masked_mean(q_tm1, counts)}
     return value, metrics | {TD_ERRORS: jnp.abs(error).max(-1)}
 
 
@@ -81,7 +89,9 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
         return Params(init_policy(config, spec, key).network)
 
     network = agent_network(config, spec)
-    return q_program(spec, args, env, init_params, partial(loss, network, args))
+    return q_program(
+        spec, args, env, init_params, partial(loss, network, args, spec.reward == "team")
+    )
 
 
 # ---------------------------------------------------------------------------------- main

@@ -92,7 +92,8 @@ class Args(OnlineArgs):
     noise: Positive = 0.1
     """Standard deviation of the noise on continuous actions, which lie in [-1, 1]."""
     random_steps: NonNegativeInt = 10_000
-    """Environment steps with uniformly random actions at the start; 0 to continue from a run."""
+    """Environment steps with uniformly random actions at the start. Give 0 with
+    --init: otherwise a policy that was learned does not act in these steps."""
     gumbel_temperature: Positive = 1.0
     """Temperature of the Gumbel-softmax gradient of discrete actions."""
     regularise: NonNegative = 1e-3

@@ -409,3 +409,13 @@ def test_killed_while_saving_the_last_saved_one_is_there(tmp_path):
         assert info["step"] == checkpoints.latest()
         np.testing.assert_array_equal(tree["state"]["x"], np.full((200, 200), info["step"]))
         checkpoints.close()
+
+
+def test_some_arrays_are_read_without_the_structure_of_the_others(tmp_path):
+    tree = [(np.arange(3), {"a": np.ones(2), "none": np.zeros((0, 4))}), jax.random.key(0)]
+    Checkpoints(tmp_path).save(1, {"state": tree}, {})
+    like = [(None, {"a": np.zeros(2), "none": np.zeros((0, 4))}), None]
+    found = Checkpoints(tmp_path).restore_some({"state": like})["state"]
+    jax.tree.map(np.testing.assert_array_equal, found, [(None, tree[0][1]), None])
+    with pytest.raises(RunError, match=r"\['a'\] is float64\[2\], not float64\[3\]"):
+        Checkpoints(tmp_path).restore_some({"state": [(None, {"a": np.zeros(3)}), None]})

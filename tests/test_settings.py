@@ -131,7 +131,7 @@ def test_a_missing_file_is_an_error(tmp_path):
 
 def test_a_run_keeps_the_package_s_settings_that_it_was_started_with(packaged):
     args = fill(width=16)
-    recorded = {"args": vars(args), "settings": settings.used(args).sources()}
+    recorded = {"args": vars(args), **settings.used(args).record()}
     packaged.write_text("[toy]\nwidth = 1\nlayers = [9]\n")  # rate is gone, layers is new
     again = fill(width=16)
     assert (again.rate, again.layers) == (0.5, (9,))
@@ -141,13 +141,25 @@ def test_a_run_keeps_the_package_s_settings_that_it_was_started_with(packaged):
 
 def test_a_run_does_not_keep_what_the_user_changes(packaged, tmp_path):
     args = fill()
-    recorded = {"args": vars(args), "settings": settings.used(args).sources()}
+    recorded = {"args": vars(args), **settings.used(args).record()}
     file = tmp_path / "mine.toml"
     file.write_text("[toy]\nwidth = 7\n")
     changed = settings.keep(fill(file=file, rate=0.9), recorded)
     assert (changed.rate, changed.width) == (0.9, 7)
     assert settings.keep(Args(), recorded) == Args()  # arguments made by hand
     assert settings.keep(fill(), {}) == fill()
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_run_does_not_keep_what_was_given_then_and_is_missing_now(packaged, earlier):
+    """The values differ from the run's, so that `open_run` refuses them."""
+    args = fill(rate=0.9, kind="b")
+    recorded = {"args": vars(args), **settings.used(args).record()}
+    if earlier:  # a record of a version that did not store what was given
+        del recorded["given"]
+    again = settings.keep(fill(), recorded)
+    assert (again.rate, again.kind) == (0.2, "a")
+    assert settings.used(again).sources()["rate"].startswith("offmarl/settings/mpe.toml")
 
 
 def test_the_package_s_files_are_valid():

@@ -108,8 +108,14 @@ class CaptureCheckpoints(Checkpoints):
 
 
 def remove_buffers(directory: Path) -> None:
-    """Delete the buffers beside the checkpoints in a directory: no run resumes from them."""
-    shutil.rmtree(directory / BUFFERS, ignore_errors=True)
+    """Delete the buffers beside the checkpoints in a directory, and all checkpoints but the newest.
+
+    A finished run needs only its newest checkpoint. The others could not be read without the
+    buffers, and a run that lost its newest would take them for damaged.
+    """
+    if (directory / BUFFERS).is_dir():
+        Checkpoints(directory, keep=1).remove_old()
+        shutil.rmtree(directory / BUFFERS, ignore_errors=True)
 
 
 # ---------------------------------------------------------------------------------- trees
@@ -135,11 +141,6 @@ def _replace(tree: ArrayTree, function: Callable[[Capture], Capture]) -> dict[st
         lambda leaf: function(leaf) if _is_capture(leaf) else leaf, tree, is_leaf=_is_capture
     )
     return replaced
-
-
-def without_steps(tree: Mapping[str, ArrayTree]) -> dict[str, ArrayTree]:
-    """Return a tree whose captures hold no steps, as in checkpoints."""
-    return _replace(tree, _without_steps)
 
 
 def _without_steps(capture: Capture) -> Capture:

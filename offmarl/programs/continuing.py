@@ -14,13 +14,12 @@ import jax
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from offmarl import envs, tracking
+from offmarl import tracking
 from offmarl.checkpoint import Checkpoints
 from offmarl.envs import Environment
 from offmarl.errors import OptionError, RunError, ShapeError
 from offmarl.paths import local
 from offmarl.programs.buffer import make_buffer
-from offmarl.programs.captures import without_steps
 from offmarl.programs.policy import builder_of
 from offmarl.programs.program import OnlineArgs, Program
 from offmarl.programs.record import fingerprint
@@ -51,8 +50,13 @@ def start_of(args: OnlineArgs, env: Environment) -> Start:
     ShapeError
         It is of another environment.
     OptionError
-        The run learned from normalised observations.
+        The run learned from normalised observations; or --replay is given with --side.
     """
+    if args.side and args.replay is not None:
+        raise OptionError(
+            "--replay takes no steps of one side: vaults hold the steps of all agents. Leave out "
+            "--replay, or --side."
+        )
     run = None if args.init is None else _Source.of(args.init, env.spec)
     data = None if args.replay is None else open_vault(args.replay)
     source: dict[str, Any] = {} if run is None else {"init": run.about}
@@ -124,18 +128,16 @@ class _Source(NamedTuple):
 def _load(record: Mapping[str, Any], directory: Path) -> tuple[Program, list[ArrayTree]]:
     """Return the program of a run, and the last state of each of its seeds."""
     online = record["kind"] == "recorder"
-    env = envs.make(record["args"]["env"]) if online else None
-    if env is not None and record["args"].get("env_states"):
-        env = envs.record_states(env)
-    build = builder_of(dict(record), directory, None, env)
-    built = build(EnvSpec.from_json(record["spec"]))
+    built = builder_of(dict(record), directory)(EnvSpec.from_json(record["spec"]))
     seeds, like = len(record["seeds"]), built.state
     checkpoints = Checkpoints(directory / tracking.CHECKPOINTS)
     if checkpoints.latest() is None:
         raise RunError(f"{directory} has no checkpoint: repeat its command first.")
     if online:
-        tree, _ = checkpoints.restore(without_steps({"state": [like] * seeds}))
-        states = list(tree["state"])
+        # The rest depends on the environment and its opponents, which may not exist here.
+        rest = dict.fromkeys(set(like._fields) - learned(like).keys())
+        tree = checkpoints.restore_some({"state": [like._replace(**rest)] * seeds})
+        states = [like._replace(**learned(state)) for state in tree["state"]]
     else:
         tree, _ = checkpoints.restore({"state": jax.eval_shape(stacked, [like] * seeds)})
         states = [jax.tree.map(lambda leaf, i=i: leaf[i], tree["state"]) for i in range(seeds)]
@@ -203,7 +205,7 @@ def _common_parts(theirs: Mapping[str, Any], ours: Mapping[str, Any], run: str) 
             continue
         shapes = [np.shape(side[name]) if name in side else None for side in (theirs, ours)]
         if shapes[0] != shapes[1]:
-            there, here = (shape or "absent" for shape in shapes)
+            there, here = ("absent" if shape is None else shape for shape in shapes)
             raise ShapeError(
                 f"{name} is {there} in {run}, and {here} in the new program: train it with the "
                 "sizes of that run (--hidden, --network, --agent-id ...), or leave out --init."

@@ -14,12 +14,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
 from offmarl import tracking
+from offmarl.errors import OptionError
 from offmarl.programs.buffer import ChunkWriter
 from offmarl.programs.normalisation import make_program
 from offmarl.programs.program import (
     TD_ERRORS,
     ArgsT,
     Hyperparameters,
+    OnlineArgs,
     Program,
     Stage,
     same_state,
@@ -117,6 +119,25 @@ def stage_starts(stages: tuple[Stage, ...], updates: int) -> tuple[int, ...]:
         raise ValueError(f"{given} updates in stages of their own length")
     lengths = [rest if stage.updates is None else stage.updates for stage in stages]
     return tuple(sum(lengths[:index]) for index in range(len(lengths)))
+
+
+def online_schedule(program: Program, args: OnlineArgs) -> Schedule:
+    """Return when a recorder logs, evaluates and changes its stage.
+
+    Raises
+    ------
+    OptionError
+        The stages do not add up to the run.
+    """
+    iterations = -(-args.total_steps // (program.num_steps * args.num_envs))
+    try:
+        starts = stage_starts(program.stages, iterations)
+    except ValueError as error:
+        raise OptionError(
+            f"--total-steps {args.total_steps} is {iterations} updates, and the program has "
+            f"{error}: give more --total-steps, or other lengths of the stages."
+        ) from None
+    return Schedule(iterations, -(-iterations // args.evaluations), 1, starts)
 
 
 # ---------------------------------------------------------------------------------- updates

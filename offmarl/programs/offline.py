@@ -115,7 +115,7 @@ def _train(
     dataset, origin = open_data(args), origin_of(make)
     directory = _directory(origin.name, args, dataset)
     args = settled(args, directory)
-    sources = settings.used(args).sources()
+    origins = settings.used(args).record()
     args = _resolved(args, dataset.spec)
     evaluator = make_evaluator(args, dataset)
     args = replace(args, held_out=evaluator.fraction)
@@ -131,7 +131,7 @@ def _train(
         "file": origin.file,
         "sha256": origin.sha256,
         "args": {key: value for key, value in asdict(args).items() if key not in FREE},
-        "settings": sources,
+        **origins,
         "spec": dataset.spec.to_json(),
         "greedy": program.greedy,
         "vault": f"{dataset.name}/{dataset.uid}",

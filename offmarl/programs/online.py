@@ -20,7 +20,7 @@ from offmarl.paths import local
 from offmarl.programs import registry
 from offmarl.programs.buffer import ChunkWriter
 from offmarl.programs.continuing import Start, start_of
-from offmarl.programs.loop import Schedule, build, collect, learn, stage_starts
+from offmarl.programs.loop import build, collect, learn, online_schedule
 from offmarl.programs.program import (
     ArgsT,
     Hyperparameters,
@@ -224,7 +224,7 @@ def _record(run: Recorder) -> dict[str, Any]:
         "file": run.origin.file,
         "sha256": run.origin.sha256,
         "args": run.settings | {"seed": run.args.seed, "seeds": run.args.seeds},
-        "settings": settings.used(run.args).sources(),
+        **settings.used(run.args).record(),
         "spec": replace(run.env.spec, extras=recorded(run.env, 1)[0].extras).to_json(),
         "greedy": run.program.greedy,
         "vault": None,
@@ -260,7 +260,7 @@ def _train(
     done, states, info = _resume(runs, start, journal.checkpoints, hyper)
     journal.go_on(done, info)
     timer.begin(done * first.iteration_steps)
-    schedule = _schedule(first)
+    schedule = online_schedule(first.program, first.args)
     with ExitStack() as stack:
         stack.enter_context(journal.trackers)
         journal.chunks = [stack.enter_context(_replay(run, done, keep)) for run in runs]
@@ -304,18 +304,6 @@ def _from_json(info: Mapping[str, Any]) -> list[list[Version]]:
         [Version(iteration, returns, tuple(*others)) for iteration, returns, *others in own]
         for own in info["versions"]
     ]
-
-
-def _schedule(run: Recorder) -> Schedule:
-    every = -(-run.iterations // run.args.evaluations)
-    try:
-        starts = stage_starts(run.program.stages, run.iterations)
-    except ValueError as error:
-        raise OptionError(
-            f"--total-steps {run.args.total_steps} is {run.iterations} updates, and the program "
-            f"has {error}: give more --total-steps, or other lengths of the stages."
-        ) from None
-    return Schedule(run.iterations, every, 1, starts)
 
 
 def _replay(run: Recorder, start: int, keep: bool) -> AbstractContextManager[ChunkWriter | None]:

@@ -255,7 +255,7 @@ class OnlineArgs(_Configurable):
     init: Path | None = None
     """Run to continue from, such as one of an offline baseline: the networks and the optimiser that
     the programs share start as they ended there. Random exploration is the program's own: qmix, vdn
-    and iql keep to the policy with --exploration 0."""
+    and iql keep to the policy with --exploration 0, maddpg with --random-steps 0."""
     replay: Path | None = None
     """Vault whose newest steps fill the replay at the start, for programs that learn from one."""
     track: Annotated[tuple[str, ...], REPEATED] = ()

@@ -147,14 +147,17 @@ def bootstrap(
     return targets(r_t, discount_t, v_t, goes_on)
 
 
-def next_values(q: Array, q_target: Array, batch: Sequence) -> Float[Array, "B T N"]:
-    """Return each agent's value of the slot after each step, by double Q-learning; 0 for the dead.
+def next_values(
+    q: Array, q_target: Array, batch: Sequence, of_dead: bool = False
+) -> Float[Array, "B T N"]:
+    """Return each agent's value of the slot after each step, by double Q-learning.
 
     ``q`` and ``q_target`` are the values of all actions in the T+1 slots by the network and the
-    target network, ``(B, T+1, N, A)``.
+    target network, ``(B, T+1, N, A)``. The values of dead agents are 0, unless ``of_dead``.
     """
     view_t = batch.view_t
-    return double_q_values(q_target[:, 1:], q[:, 1:], view_t.legal_actions) * view_t.alive
+    values = double_q_values(q_target[:, 1:], q[:, 1:], view_t.legal_actions)
+    return values if of_dead else values * view_t.alive
 
 
 def q_program(

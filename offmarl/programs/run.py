@@ -42,14 +42,15 @@ there are several teams, each has its own returns: see `offmarl.teams.names_by_t
 _MAY_DIFFER = (
     "offmarl",
     "settings",
+    "given",
     "args.vault",
     "args.time_limit",
     "args.tiers",
     "args.steps",
 )
-"""Entries that may differ when a run is resumed: offmarl's version, where arguments came from, the
-vault's path (its digest identifies it), the time limit (``spec`` has the one in use), and what a
-recorder records after the training."""
+"""Entries that may differ when a run is resumed: offmarl's version, which arguments were given and
+where the others came from, the vault's path (its digest identifies it), the time limit (``spec``
+has the one in use), and what a recorder records after the training."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Quality tiers: which policies play them, and their recording."""
 
+import math
 import re
 import zlib
 from collections.abc import Mapping, Sequence
@@ -96,39 +97,21 @@ def parse_tiers(text: str) -> list[Tier]:
 
 
 def _shares(name: str, text: str) -> dict[str, float]:
-    parts = dict(part.strip().partition(":")[::2] for part in text.split("+"))
-    for part in parts:
+    parts = [part.strip().partition(":")[::2] for part in text.split("+")]
+    for part, _ in parts:
         if part not in PLAYED_TIERS:
             raise unknown_name("tier to mix", part, PLAYED_TIERS)
     try:
-        shares = {part: float(share) for part, share in parts.items()}
+        shares = {part: float(share) for part, share in parts}
     except ValueError:
         shares = {}
-    if not _NAME.fullmatch(name) or name in TIERS or min(shares.values(), default=0) <= 0:
+    are_shares = len(shares) == len(parts) and all(0 < x < math.inf for x in shares.values())
+    if not _NAME.fullmatch(name) or name in TIERS or not are_shares:
         raise OptionError(
-            f"{name}={text} is not a mixture: give it a name that no tier has, and positive shares "
-            "of tiers, as in mixed=medium:0.5+expert:0.5."
+            f"{name}={text} is not a mixture: give it a name that no tier has, and a positive "
+            "share of each of some tiers, as in mixed=medium:0.5+expert:0.5."
         )
     return shares
-
-
-def first_to_reach(fraction: float, returns: Sequence[float], random: float, expert: float) -> int:
-    """Return the index of the first checkpoint that has come a fraction of the way to the expert.
-
-    Parameters
-    ----------
-    fraction
-        Fraction of the way from random to expert.
-    returns
-        Mean return of each checkpoint, in the order of training.
-    random, expert
-        Mean returns of the random policy and of the best checkpoint. The best checkpoint is
-        evaluated again, because the best of many noisy estimates is too high. If no checkpoint
-        reaches the threshold, the best one is taken.
-    """
-    threshold = random + fraction * (expert - random)
-    reached = (index for index, value in enumerate(returns) if value >= threshold)
-    return next(reached, best(returns))
 
 
 def best(returns: Sequence[float]) -> int:
@@ -274,7 +257,7 @@ def record_tiers(run: Recorder, versions: Sequence[Version], tiers: Sequence[Tie
     Raises
     ------
     NotLearnedError
-        The expert is not better than uniform legal actions, and a tier depends on it.
+        The expert of a team is not better than uniform legal actions, and a tier depends on it.
     RunError
         A tier is made of training data that was not kept.
     """
@@ -282,8 +265,8 @@ def record_tiers(run: Recorder, versions: Sequence[Version], tiers: Sequence[Tie
         Ladder(one, [version.of_team(number) for version in versions])
         for number, one in enumerate(run.by_team())
     ]
-    if any(tier.needs_ladder for tier in tiers):
-        for ladder in ladders:
+    for number, ladder in enumerate(ladders):
+        if any(_needs_ladder(run, tier, number) for tier in tiers):
             ladder.check()
     for tier in tiers:
         with more_to_come(tier != tiers[-1]):
@@ -292,6 +275,13 @@ def record_tiers(run: Recorder, versions: Sequence[Version], tiers: Sequence[Tie
             elif tier.name != "replay":
                 medium = max(ladder.version("medium").iteration for ladder in ladders)
                 _cut_replay(run, tier, medium, versions)
+
+
+def _needs_ladder(run: Recorder, tier: Tier, team: int) -> bool:
+    """Whether a tier depends on how good the policy of a team became."""
+    if VERSUS in tier.name:
+        return _skills(run, tier)[team] != "random"
+    return tier.needs_ladder
 
 
 def _record_played(run: Recorder, ladders: Sequence[Ladder], tier: Tier) -> None:

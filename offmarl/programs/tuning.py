@@ -34,10 +34,10 @@ from offmarl.programs.unrecorded import learning_curve
 Score = Literal["last", "area"]
 
 _WARM_UP = 5
-"""Trials that are never stopped early; also the proposals that are drawn at random."""
+"""Trials that are never stopped early; twice as many proposals are drawn at random."""
 
-_BUDGET = ("updates", "total_steps")
-"""Arguments that say how long a program trains; a file of settings does not have them."""
+_DRAWING = ("burn_in", "prioritise", "importance", "weight", "weight_by", "weight_temperature")
+"""Shared arguments of baselines that change what is learned, though not the program."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,8 @@ def tune(
     MissingExtraError
         Optuna is not installed.
     OptionError
-        There is nothing to search, or no trial could be run.
+        There is nothing to search, no trial could be run, or a recorder's arguments ask to continue
+        from a run or from data.
     RunError
         The file belongs to another search, or another process continues it.
     Stopped
@@ -112,6 +113,7 @@ def tune(
     search = search or Search()
     if not space:
         raise OptionError("there is no argument to search: give a table [search] of ranges.")
+    _require_fresh(args, space)
     study = _Study(program, args, space, local(file), search)
     study.file.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -195,7 +197,7 @@ class _Study:
         """Run a trial, and return the best score in words."""
         optuna, search = self._optuna, self._search
         study.sampler = optuna.samplers.TPESampler(
-            seed=search.search_seed + number, n_startup_trials=2 * _WARM_UP
+            seed=_sampler_seed(search.search_seed, number), n_startup_trials=2 * _WARM_UP
         )
         study.pruner = optuna.pruners.NopPruner()
         if search.prune:
@@ -270,18 +272,31 @@ class _Study:
         tracking.replace_file(self.file, text)
 
     def _about(self) -> dict[str, Any]:
-        names = ("env", "vault", *_BUDGET)
+        names = ("env", "vault", self._budget)
         return {name: x for name in names if (x := getattr(self.args, name, None)) is not None}
 
+    @property
+    def _budget(self) -> str:
+        """Argument that says how long the program trains; a file of settings does not have it.
+
+        The ``updates`` of recorders are those of a round.
+        """
+        return "total_steps" if isinstance(self.args, OnlineArgs) else "updates"
+
     def _fixed(self) -> dict[str, Any]:
-        """Return the other arguments that differ from the defaults and shape the learning."""
-        shared = shared_names(self.args) - set(SHAPING)
+        """Return the other arguments that shape the learning.
+
+        Those that have their default, and neither were given nor are in a file, are left out.
+        """
+        used = settings.used(self.args)
+        chosen = {*used.given, *used.settings}
+        shared = shared_names(self.args) - {*SHAPING, *_DRAWING}
         return {
             field.name: tracking.plain(value)
             for field in _fields(self.args)
-            if field.name not in {*shared, *_BUDGET, *settings.NEVER}
+            if field.name not in {*shared, self._budget, *settings.NEVER}
             and (value := getattr(self.args, field.name)) is not None
-            and value != field.default
+            and (value != field.default or field.name in chosen)
         }
 
     def _result(self, study: Any) -> Tuned:
@@ -300,6 +315,23 @@ class _Study:
             for number, one in enumerate(ended, 1)
         ]
         return Tuned(self.file, best.user_attrs["values"], best.value, rows)
+
+
+def _require_fresh(args: Validated, space: Space) -> None:
+    """Refuse what a recorder starts from, because its trials start from nothing."""
+    if not isinstance(args, OnlineArgs):
+        return
+    for name in ("init", "replay"):
+        if name in space or getattr(args, name) is not None:
+            raise OptionError(
+                f"the trials of a search start from nothing: leave out {name}, and give --{name} "
+                "when you record with the settings that are found."
+            )
+
+
+def _sampler_seed(search_seed: int, number: int) -> int:
+    """Return the seed of a trial's proposals, which searches with other seeds do not share."""
+    return int(np.random.SeedSequence([search_seed, number]).generate_state(1)[0])
 
 
 def _fields(args: Validated) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Int, Key
 from offmarl import envs
 from offmarl.errors import OptionError
 from offmarl.programs.evaluate import play
-from offmarl.programs.loop import Learned, build, stage_starts, start, start_stage
+from offmarl.programs.loop import Learned, build, online_schedule, start, start_stage
 from offmarl.programs.program import Hyperparameters, OnlineArgs, Program, hyperparameters
 from offmarl.programs.run import Watcher, keep_compiled_programs
 from offmarl.programs.seeds import Layout, layout_of, map_seeds
@@ -41,7 +41,7 @@ def learning_curve(
     Raises
     ------
     OptionError
-        An argument is invalid.
+        An argument is invalid, or the program's stages do not add up to the run.
     """
     keep_compiled_programs()
     env = envs.make(args.env)
@@ -61,16 +61,14 @@ def learning_curve(
     states = layout.place(start(program, keys[:, 0], hyper), per_seed=True)
     hyper, update_keys = layout.place((hyper, keys[:, 1]), per_seed=True)
     evaluate_keys = keys[:, 2]
-    unit = program.num_steps * args.num_envs
-    iterations = -(-args.total_steps // unit)
-    every, starts = -(-iterations // args.evaluations), stage_starts(program.stages, iterations)
-    for number in range(iterations):
-        stage = max(index for index, begun in enumerate(starts) if begun <= number)
-        if number == starts[stage]:
+    unit, schedule = program.num_steps * args.num_envs, online_schedule(program, args)
+    for number in range(schedule.updates):
+        stage = schedule.stage(number)
+        if number == schedule.starts[stage]:
             states = start_stage(program.stages[stage], Learned(states), layout).state
         states = _advance(program, stage, layout, states, (update_keys, hyper), number)
         done = number + 1
-        if done % every == 0 or done == iterations:
+        if schedule.is_evaluation(done):
             at = jax.vmap(jax.random.fold_in, in_axes=(0, None))(evaluate_keys, done)
             params, at = layout.place((program.policy_params(states), at), per_seed=True)
             returns = play(program, env, layout, args.eval_episodes, False, params, at)

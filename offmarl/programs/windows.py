@@ -142,7 +142,7 @@ def _in_slots(
 def warm_start(
     buffer: TrajectoryBuffer, num_envs: int, capacity: int, spec: EnvSpec, vault: Dataset
 ) -> Capture:
-    """Return a capture whose buffer holds the newest steps of a vault.
+    """Return a capture whose buffer holds the newest steps of a vault, with extras of zeros.
 
     The vault's steps are divided into one interval for each environment. An episode that crosses
     the end of an interval is truncated there, with its true next view. Steps without a next view in
@@ -162,7 +162,7 @@ def warm_start(
     ShapeError
         The vault has other sizes than the environment, or fewer steps than there are environments.
     """
-    if difference := vault.spec.difference(spec):
+    if difference := vault.spec.difference(spec, extras=False):
         raise ShapeError(
             f"{vault.path} and {spec.name} differ in {difference}: give a vault recorded in "
             f"{spec.name}."
@@ -183,6 +183,12 @@ def warm_start(
         _as_step(sequence, jnp.asarray(goes_on.ravel())),
     )
     fresh = init_capture(buffer, spec, sampled=True)
+    # Nothing reads the extras of these steps, which the vault may lack.
+    extras = jax.tree.map(
+        lambda leaf: jnp.zeros((steps, num_envs, *leaf.shape[2:]), leaf.dtype),
+        fresh.buffer.experience.transition.extras,
+    )
+    step = step._replace(transition=step.transition._replace(extras=extras))
     filled = add(buffer, fresh, step.transition, step.next_view)
     return filled._replace(total=fresh.total)  # these steps are not recorded again
 

@@ -63,6 +63,10 @@ class Used(NamedTuple):
             if name not in self.given
         }
 
+    def record(self) -> dict[str, Any]:
+        """Return what a run's record says of the arguments, which `keep` reads."""
+        return {"settings": self.sources(), "given": sorted(self.given)}
+
     def lines(self, args: Validated) -> list[str]:
         """Describe where the values of arguments came from; empty if none is from a file."""
         by_source: dict[str, list[str]] = {}
@@ -139,8 +143,9 @@ def package_file(env: str) -> Path | None:
 def keep(args: T, recorded: Mapping[str, Any]) -> T:
     """Return arguments in which the package's settings are those that a run was started with.
 
-    The package's files may have changed since. Values that were given, or that are from the user's
-    own file, are not changed.
+    The package's files may have changed since. Values that are given, or that are from the user's
+    own file, are not changed. Neither are those of arguments that were given to the run and are
+    missing now: they differ from the run's, so that it is not resumed with other arguments.
 
     Parameters
     ----------
@@ -154,8 +159,9 @@ def keep(args: T, recorded: Mapping[str, Any]) -> T:
         return args
     now = used(args)
     fixed = now.given | {name for name, one in now.settings.items() if not one.packaged}
-    names = {name for name in (*before, *now.settings) if name not in fixed}
     hints, values = get_type_hints(type(args), include_extras=True), recorded["args"]
+    fixed |= _given_before(type(args), before, recorded)
+    names = {name for name in (*before, *now.settings) if name not in fixed}
     kept = {
         name: None if values[name] is None else converted(name, hints[name], values[name])
         for name in names
@@ -166,6 +172,22 @@ def keep(args: T, recorded: Mapping[str, Any]) -> T:
     }
     all_values = {field.name: getattr(args, field.name) for field in fields(args)}  # type: ignore[arg-type]
     return _with(type(args)(**{**all_values, **kept}), Used(settings, now.given))
+
+
+def _given_before(
+    kind: type[Validated], before: Mapping[str, str], recorded: Mapping[str, Any]
+) -> set[str]:
+    """Return the arguments that a run was given; records of earlier versions do not name them."""
+    if (given := recorded.get("given")) is not None:
+        return set(given)
+    defaults: dict[str, Any] = {one.name: one.default for one in fields(kind)}  # type: ignore[arg-type]
+    values = {name: x for name, x in recorded["args"].items() if name in defaults}
+    # Records hold JSON, in which lists replace tuples.
+    return {name for name, x in values.items() if _json(x) != _json(defaults[name])} - before.keys()
+
+
+def _json(value: Any) -> Any:
+    return [*value] if isinstance(value, tuple) else value
 
 
 def _with(args: T, used: Used) -> T:

@@ -48,6 +48,10 @@ def test_a_baseline_takes_settings_prints_and_keeps_them(offmarl, packaged, rand
     assert again.code == 0, again.err
     assert (run / "metrics.jsonl").read_bytes() == before
     assert json.loads((run / "run.json").read_text()) == record
+    packaged.write_text("[bc]\nlearning_rate = 0.5\n")
+    omitted = offmarl(*command, "--settings", str(mine))
+    assert omitted.code != 0
+    assert "holds a run with args.learning_rate 0.25, not 0.5" in omitted.err
 
 
 def test_a_wrong_name_in_a_file_is_one_line(offmarl, packaged, random_data, tmp_path):

@@ -37,6 +37,8 @@ def test_a_file_is_written_that_programs_take(offmarl, tmp_path):
         ([BANDIT, "--only", "rat"], "no argument with a range named 'rat': did you mean rate"),
         ([BANDIT, "--search", "absent.toml"], "there is no settings file absent.toml"),
         ([BANDIT, "--tiers", "random"], "--tiers"),
+        ([BANDIT, "--init", "run"], "start from nothing: leave out init"),
+        ([BANDIT, "--replay", "vault"], "start from nothing: leave out replay"),
         ([BANDIT, "--trials", "0"], "trials must be at least 1, not 0"),
     ],
 )

@@ -32,6 +32,8 @@ class Args(OnlineArgs):
     """Logit of the first action that an update adds."""
     width: PositiveInt = 4
     """Not used; 13 is not possible."""
+    updates: PositiveInt = 1
+    """Not used."""
 
 
 class State(NamedTuple):

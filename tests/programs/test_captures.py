@@ -264,3 +264,16 @@ def test_qmix_stopped_between_its_steps_and_their_checkpoint_ends_with_the_same_
         patch.setattr(Checkpoints, "save", stop)
         main("stopped")
     assert_same_bits(main("stopped"), whole)
+
+
+@pytest.mark.parametrize(("sampled", "left"), [(True, [2]), (False, [1, 2])])
+def test_checkpoints_whose_buffers_are_removed_are_removed_too(
+    tmp_path: Path, sampled: bool, left: list[int]
+) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in (1, 2):
+        checkpoints.save(step, {"state": np.arange(3)}, {})
+    if sampled:
+        (tmp_path / "buffer" / "0").mkdir(parents=True)
+    remove_buffers(tmp_path)
+    assert checkpoints.steps() == left and not (tmp_path / "buffer").exists()

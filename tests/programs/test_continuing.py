@@ -12,7 +12,7 @@ from offmarl import envs, load_policy, tracking, vault
 from offmarl.errors import OptionError, ShapeError
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs import hyperparameters, online, record_policy
-from offmarl.programs.continuing import carry_over, learned
+from offmarl.programs.continuing import _common_parts, carry_over, learned
 from offmarl.programs.normalisation import make_program
 from recorders import isac, maddpg, mappo, masac, qmix, vdn
 
@@ -125,6 +125,12 @@ def test_mappo_continues_from_a_clone_with_its_actor():
 def test_networks_that_differ_are_named(source, options, program, message):
     with pytest.raises(ShapeError, match=message):
         carry_over(*trained(source, **options), *built(program), "run")
+
+
+def test_a_number_is_not_absent():
+    theirs, ours = {"moments/mean": np.float32(0)}, {"moments/mean": np.zeros(2)}
+    with pytest.raises(ShapeError, match=r"mean is \(\) in run, and \(2,\)"):
+        _common_parts(theirs, ours, "run")
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,8 @@ from offmarl import programs, tracking
 from offmarl.checkpoint import Checkpoints
 from offmarl.errors import OptionError, RunError, UnknownNameError
 from offmarl.programs import loop, offline, registry
-from offmarl.programs.loop import Schedule, stage_starts
-from offmarl.programs.program import Program, Stage, shaping_values, structure
+from offmarl.programs.loop import Schedule, online_schedule, stage_starts
+from offmarl.programs.program import OnlineArgs, Program, Stage, shaping_values, structure
 from offmarl.programs.run import compilation_cache, keep_compiled_programs, use_cores
 from offmarl.programs.seeds import Layout, layout_of, map_seeds
 from offmarl.replay import Windows
@@ -146,6 +146,16 @@ def test_where_stages_start(lengths, updates, starts):
 def test_stages_that_do_not_add_up(lengths):
     with pytest.raises(ValueError, match="updates in stages"):
         stage_starts(tuple(Stage(lambda *_: None, length) for length in lengths), 9)
+
+
+def test_a_recorder_whose_stages_do_not_add_up_is_refused():
+    stages = Stage(lambda *_: None, 9), Stage(lambda *_: None)
+    program = Program(lambda *_: None, stages, lambda _: None, lambda state: state, num_steps=2)
+    args = OnlineArgs(total_steps=40, num_envs=4, evaluations=2)
+    with pytest.raises(OptionError, match="--total-steps 40 is 5 updates, and the program has 9"):
+        online_schedule(program, args)
+    found = online_schedule(program, dataclasses.replace(args, total_steps=160))
+    assert found == Schedule(20, 10, 1, (0, 9))
 
 
 def test_a_prime_interval_is_logged_in_blocks_and_a_remainder():

@@ -109,9 +109,17 @@ def test_the_loss_of_vdn_at_a_truncation_and_at_a_termination(options, targets):
     np.testing.assert_allclose(gradient.agent, errors @ by_action / 3, rtol=1e-6)
 
 
-def test_the_loss_of_iql_at_a_truncation_and_at_a_termination():
+def iql_learn(shared_reward):
     own = iql.Params(ONLINE.agent), iql.Params(TARGET.agent)
-    gradient, metrics = learn(iql.loss, NETWORKS.agent, iql.Args(gamma=0.5), *own)
+
+    def loss(network, args, *rest):
+        return iql.loss(network, args, shared_reward, *rest)
+
+    return learn(loss, NETWORKS.agent, iql.Args(gamma=0.5), *own)
+
+
+def test_the_loss_of_iql_at_a_truncation_and_at_a_termination():
+    gradient, metrics = iql_learn(shared_reward=False)
     # Each agent has its own reward. In the truncated step the first agent's next value is 3·1; the
     # second agent terminates. In the second window only the first agent acts.
     errors = np.array([1 - (1 + 4 / 2), 2 - (1 + 4 / 2), 8 - (2 + 3 / 2), 8 - 4, 2 - 4])
@@ -121,6 +129,17 @@ def test_the_loss_of_iql_at_a_truncation_and_at_a_termination():
     np.testing.assert_allclose(gradient.agent, errors @ by_action / 5, rtol=1e-6)
     # A window's error, by which it may be drawn, is the largest of its agents'.
     np.testing.assert_allclose(metrics["td_errors"][:, 0], [2, 2])
+
+
+def test_iql_learns_what_a_team_earns_after_an_agent_s_death():
+    gradient, metrics = iql_learn(shared_reward=True)
+    # The second agent dies in the second step, where its next value is 3·2. In the second window
+    # it is dead, and the episode ends for both.
+    errors = np.array([1 - 3, 2 - 3, 8 - (2 + 3 / 2), 8 - (4 + 6 / 2), 2 - 4, 2 - 0])
+    np.testing.assert_allclose(metrics["td_loss"], 0.5 * (errors**2).sum() / 6)
+    np.testing.assert_allclose(metrics["q"], (1 + 2 + 8 + 8 + 2 + 2) / 6, rtol=1e-6)
+    by_action = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 2], [0, 0, 2], [0, 1, 0], [0, 1, 0]])
+    np.testing.assert_allclose(gradient.agent, errors @ by_action / 6, rtol=1e-6)
 
 
 @pytest.fixture(scope="module")

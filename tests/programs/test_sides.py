@@ -11,6 +11,8 @@ from offmarl import envs, vault
 from offmarl.errors import OptionError, ShapeError, UnknownNameError
 from offmarl.networks import PolicyConfig
 from offmarl.programs import fixed, hyperparameters, load_policy, online, registry, tiers
+from offmarl.programs.continuing import start_of
+from offmarl.programs.recorder import Recorder
 from offmarl.programs.sides import joint_policy, policies_by_team, side_of
 from offmarl.teams import teams_of
 from tests.runs import write_policy
@@ -50,6 +52,14 @@ def test_one_side_learns_and_the_data_hold_all(tmp_path):
     run = tmp_path / "rivals.py:Rivals.run" / "mappo-cats-0"
     loaded = load_policy(run)
     assert loaded.spec.num_agents == 2 and not loaded.spec.extras
+    # Other runs continue from it, wherever the code of its environment is now.
+    learner, args = mappo(tmp_path, side="cats", init=run)
+    side = side_of(ENV, "cats", ("random",))
+    begin, program = start_of(args, side).begin, learner.make(side.spec, args, side)
+    fresh = program.init(jax.random.key(5), hyperparameters(args))
+    begun = program.policy_params(begin(program, fresh, 0))
+    jax.tree.map(np.testing.assert_array_equal, begun, loaded.params)
+
     players = policies_by_team(["cats=" + str(run), "mice=random"], ENV, (CATS, MICE))
     assert players["cats"].agents == CATS.agents
     policy, params = joint_policy(ENV, players)
@@ -101,11 +111,29 @@ def test_each_team_plays_a_tier_with_its_own_skill(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("given", "checked"),
+    [
+        ("random,expert-vs-random", [True, False]),
+        ("random-vs-medium", [False, True]),
+        ("random-vs-random,replay", [False, False]),
+        ("expert", [True, True]),
+        ("medium-replay", [True, True]),
+    ],
+)
+def test_the_expert_of_a_team_is_checked_if_a_tier_depends_on_it(given, checked):
+    run = Recorder(*[None] * 8)._replace(env=ENV)
+    chosen = tiers.parse_tiers(given)
+    for team, expected in enumerate(checked):
+        assert any(tiers._needs_ladder(run, tier, team) for tier in chosen) is expected
+
+
+@pytest.mark.parametrize(
     ("given", "options", "message"),
     [
         ("expert-vs-random-vs-poor", {}, r"names 3 tiers, and there are 2 teams \(cats, mice\)"),
         ("mixed=medium:0.5+expert:0.5", {}, "mixes policies, and 2 teams learn"),
         ("expert-vs-random", {"side": "cats"}, "is for several teams that learn at once"),
+        ("random", {"side": "cats", "replay": Path("a.vlt")}, "Leave out --replay, or --side"),
     ],
 )
 def test_tiers_fit_the_teams_that_learn(tmp_path, given, options, message):

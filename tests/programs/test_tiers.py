@@ -9,27 +9,7 @@ from offmarl.errors import NotLearnedError, OptionError, UnknownNameError
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs.record import rows_of
 from offmarl.programs.recorder import RECORD, TRAIN, Recorder, Version
-from offmarl.programs.tiers import FRACTIONS, Ladder, Tier, best, first_to_reach, parse_tiers
-
-RETURNS = [1.0, 2.9, 3.1, 2.0, 5.2, 7.7, 9.6, 9.0]
-
-
-@pytest.mark.parametrize(("tier", "index"), [("poor", 1), ("medium", 4), ("good", 5)])
-def test_a_tier_is_the_first_checkpoint_so_far_on_the_way(tier, index):
-    """From random 0.5 to expert 9.5 the thresholds are 2.75, 5 and 7.25."""
-    assert first_to_reach(FRACTIONS[tier], RETURNS, 0.5, 9.5) == index
-
-
-def test_the_thresholds_themselves_count():
-    assert first_to_reach(0.5, [1.0, 2.0, 3.0], 0.0, 4.0) == 1
-
-
-def test_returns_may_be_negative():
-    assert first_to_reach(0.5, [-22.0, -12.0, -11.0, -1.3], -22.0, -1.2) == 2
-
-
-def test_where_none_reaches_the_best_stands_in():
-    assert first_to_reach(0.75, [1.0, 3.0, 2.0], 0.0, 40.0) == 1
+from offmarl.programs.tiers import FRACTIONS, Ladder, Tier, best, parse_tiers
 
 
 def test_the_best_is_the_first_of_equals():
@@ -60,6 +40,9 @@ def test_a_mixture_has_a_name_and_shares():
         "mixed=medium:0+expert:1",
         "mixed=medium:-1+expert:1",
         "mixed=medium:x",
+        "mixed=medium:nan+expert:1",
+        "mixed=medium:inf+expert:1",
+        "mixed=expert:0.5+expert:0.2",
         "mixed=medium:1,mixed=expert:1",
     ],
 )
@@ -116,6 +99,35 @@ def make_recorder(returns, seed=0):
         seed=seed,
         source=returns,
     )
+
+
+def chosen(tier, returns, random, expert):
+    """Return the version of a tier; on fresh seeds, only the best has another return."""
+    again = {number: [value] * 2 for number, value in enumerate(returns)}
+    again |= {(): [random] * 2, best(returns): [expert] * 2}
+    versions = [Version(number, [value] * 2) for number, value in enumerate(returns)]
+    return Ladder(make_recorder(again), versions).version(tier).iteration
+
+
+RETURNS = [1.0, 2.9, 3.1, 2.0, 5.2, 7.7, 9.6, 9.0]
+
+
+@pytest.mark.parametrize(("tier", "index"), [("poor", 1), ("medium", 4), ("good", 5)])
+def test_a_tier_is_the_first_checkpoint_so_far_on_the_way(tier, index):
+    """From random 0.5 to expert 9.5 the thresholds are 2.75, 5 and 7.25."""
+    assert chosen(tier, RETURNS, 0.5, 9.5) == index
+
+
+def test_the_thresholds_themselves_count():
+    assert chosen("medium", [1.0, 2.0, 3.0], 0.0, 4.0) == 1
+
+
+def test_returns_may_be_negative():
+    assert chosen("medium", [-22.0, -12.0, -11.0, -1.3], -22.0, -1.2) == 2
+
+
+def test_where_none_reaches_the_best_stands_in():
+    assert chosen("good", [1.0, 3.0, 2.0], 0.0, 40.0) == 1
 
 
 def test_a_tier_is_described_by_its_evaluation_on_fresh_seeds():

@@ -137,6 +137,28 @@ def test_a_search_finds_the_rate_and_writes_settings(tmp_path):
         tune(bandit, arguments(), SPACE, file, Search(trials=8, seeds=3))
 
 
+def test_the_file_has_what_was_given_or_read_even_if_it_is_a_default(tmp_path):
+    """The package's file would otherwise take precedence over the trials' values."""
+    mine = tmp_path / "mine.toml"
+    mine.write_text("[bandit]\nnum_steps = 2\nwidth = 8\n")
+    given = {"total_steps": 16, "num_envs": 4, "evaluations": 1, "eval_episodes": 4}
+    args = bandit.Args.for_env(ENV, settings=mine, width=4, updates=1, **given)
+    file = tmp_path / "t.toml"
+    found = tune(bandit, args, SPACE, file, Search(trials=1, seeds=1))
+    fixed = {"num_envs": 4, "num_steps": 2, "width": 4, "updates": 1}
+    assert tomllib.loads(file.read_text()) == {"bandit": {**fixed, **found.best}}
+
+
+def test_searches_with_neighbouring_seeds_share_no_proposals(tmp_path):
+    args = arguments(total_steps=8, evaluations=1, eval_episodes=1)
+    searches = [Search(trials=3, seeds=1, search_seed=seed, prune=False) for seed in (0, 1)]
+    drawn = [
+        {row["rate"] for row in tune(bandit, args, SPACE, tmp_path / f"{n}.toml", one).trials}
+        for n, one in enumerate(searches)
+    ]
+    assert len(drawn[0] | drawn[1]) == 6
+
+
 def test_values_that_do_not_fit_are_failed_trials(tmp_path):
     space = {"width": Choices((13, 14))}
     found = tune(bandit, arguments(), space, tmp_path / "a.toml", Search(trials=5, seeds=1))

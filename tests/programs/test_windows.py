@@ -1,6 +1,7 @@
 """Windows drawn from a recorder's buffer: their content, and how likely each step is in them."""
 
 from collections import Counter
+from dataclasses import replace
 from functools import lru_cache, partial
 
 import jax
@@ -14,7 +15,7 @@ from offmarl.programs import Capture, add, draw_windows, init_capture, make_buff
 from offmarl.programs.prioritised import admit, begin_priorities, learned, sample
 from offmarl.programs.windows import Start, windows_at
 from offmarl.replay import Windows, load
-from offmarl.types import Discrete, EnvSpec, Transition, View
+from offmarl.types import ArraySpec, Discrete, EnvSpec, Transition, View
 
 SPEC = EnvSpec("numbers", 1, 1, 1, Discrete(2))
 CAPACITY = 8
@@ -165,6 +166,17 @@ def test_a_buffer_warm_started_from_a_vault_holds_its_newest_steps(random_data):
     np.testing.assert_array_equal(ended[:, -1], True)  # a stretch's end is an episode's
     inside = ended[:, :-1] & ~np.asarray(step.transition.terminated[:, :-1]).all(-1)
     assert not inside.any()
+
+
+def test_warm_started_steps_have_extras_of_zeros(random_data):
+    """The buffer has extras that the vault lacks."""
+    data = vault.open_vault(random_data("probe/two-step"))
+    extra = {"dial": ArraySpec((2,), "int32")}
+    capture = warm_start(make_buffer(4, 10), 4, 10, replace(data.spec, extras=extra), data)
+    extras = capture.buffer.experience.transition.extras
+    np.testing.assert_array_equal(extras["dial"], np.zeros((4, 10, 2), np.int32))
+    plain = warm_start(make_buffer(4, 10), 4, 10, data.spec, data)
+    jax.tree.map(np.testing.assert_array_equal, plain.filled, capture.filled)
 
 
 def test_a_buffer_cannot_be_warm_started_from_other_data(random_data):
