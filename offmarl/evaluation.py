@@ -9,9 +9,8 @@ from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
 from offmarl.envs.base import Environment, EnvState, require_positive
 from offmarl.errors import OptionError, ShapeError
-from offmarl.rollout import remember
 from offmarl.teams import by_team, teams_of
-from offmarl.types import ArrayTree, Policy, Sequence, View
+from offmarl.types import ArrayTree, Policy, Sequence, View, remember
 
 
 class Evaluation(NamedTuple):

@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
+from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
 from offmarl.envs.base import Environment, EnvState, extras_of
-from offmarl.types import ArrayTree, Policy, Transition, View
+from offmarl.types import ArrayTree, Policy, Transition, View, remember
 
 
 class RolloutState(NamedTuple):
@@ -128,13 +128,6 @@ def _extras(
 ) -> dict[str, Array] | None:
     """Return the extras of the steps that are taken next, ``(E, ...)``."""
     return jax.vmap(partial(extras_of, env))(keys, states) if env.spec.extras else None
-
-
-def remember(
-    policy: Policy, carry: ArrayTree, reward: Float[Array, "N"], done: Bool[Array, "N"]
-) -> ArrayTree:
-    """Return a policy's carry after the outcome of a step, in one environment."""
-    return carry if policy.after_step is None else policy.after_step(carry, reward, done)
 
 
 def _initial_carry(policy: Policy, num_envs: int) -> ArrayTree:

@@ -498,3 +498,10 @@ class Policy(NamedTuple):
     ``done`` marks agents that terminated or were truncated. None if the carry does not use it."""
     draws: Callable[[ArrayTree], bool] = lambda _params: True
     """Whether the policy with these parameters samples its actions, so that it needs a key."""
+
+
+def remember(
+    policy: Policy, carry: ArrayTree, reward: Float[Array, "N"], done: Bool[Array, "N"]
+) -> ArrayTree:
+    """Return a policy's carry after the outcome of a step, in one environment."""
+    return carry if policy.after_step is None else policy.after_step(carry, reward, done)

@@ -29,6 +29,7 @@ from offmarl.types import (
     Timestep,
     Transition,
     View,
+    remember,
 )
 
 _PACKED = "others-"
@@ -146,9 +147,7 @@ def compose(spec: EnvSpec, seats: Sequence[Seat]) -> Policy:
         carry: ArrayTree, reward: Float[Array, "N"], done: Bool[Array, "N"]
     ) -> ArrayTree:
         return tuple(
-            own
-            if seat.policy.after_step is None
-            else seat.policy.after_step(own, *take_agents((reward, done), seat.sees))
+            remember(seat.policy, own, *take_agents((reward, done), seat.sees))
             for own, seat in zip(carry, seats, strict=True)
         )
 
@@ -242,10 +241,7 @@ class Side:
         )
         joint = theirs.at[mine].set(action)
         inner, timestep = self.env.step(step_key, state.inner, joint)
-        if policy.after_step is not None:
-            carry = policy.after_step(
-                carry, timestep.reward, timestep.terminated | timestep.truncated
-            )
+        carry = remember(policy, carry, timestep.reward, timestep.terminated | timestep.truncated)
         after, view = SideState(inner, timestep.next_view, carry), self._own(timestep.next_view)
         terminated, truncated = timestep.terminated[mine], timestep.truncated[mine]
         return after, Timestep(

@@ -4,7 +4,6 @@ The reward of each agent includes the entropy of its policy, weighted by a tempe
 learned so that the entropy approaches a target (Haarnoja et al. 2018, arXiv 1812.05905). The
 smaller value of two critics is used. With discrete actions the critics have a value for each action
 of an agent, so that expectations over its policy are exact (Christodoulou 2019, arXiv 1910.07207).
-
 """
 
 from dataclasses import dataclass

@@ -295,16 +295,7 @@ def _record_played(run: Recorder, ladders: Sequence[Ladder], tier: Tier) -> None
         policy, params, one = ladder.player(name)
         players.append(Player(policy, params, count))
         about.append(one | ({"tier": name} if tier.shares else {}) | {"policy_id": number})
-    record_players(
-        run.env,
-        players,
-        run.vault(tier.name),
-        run.args.steps,
-        run.key(RECORD, zlib.crc32(tier.name.encode())),
-        _recipe(run, tier),
-        run.provenance(tier.name) | {"policies": about},
-        run.args.checkpoint_seconds,
-    )
+    _record(run, tier, players, about)
 
 
 def _record_teams(run: Recorder, ladders: Sequence[Ladder], tier: Tier) -> None:
@@ -320,16 +311,28 @@ def _record_teams(run: Recorder, ladders: Sequence[Ladder], tier: Tier) -> None:
         about.append(one | {"team": team.name, "tier": name, "policy_id": number})
         for agent in team.agents:
             ids[agent] = number
+    joint = Player(compose(run.env.spec, seats), tuple(params), run.args.num_envs)
+    _record(run, tier, [joint], about, ids)
+
+
+def _record(
+    run: Recorder,
+    tier: Tier,
+    players: Sequence[Player],
+    about: Sequence[Mapping[str, Any]],
+    agent_ids: Sequence[int] | None = None,
+) -> None:
+    """Write the vault of a tier; ``about`` describes its policies."""
     record_players(
         run.env,
-        [Player(compose(run.env.spec, seats), tuple(params), run.args.num_envs)],
+        players,
         run.vault(tier.name),
         run.args.steps,
         run.key(RECORD, zlib.crc32(tier.name.encode())),
         _recipe(run, tier),
-        run.provenance(tier.name) | {"policies": about},
+        run.provenance(tier.name) | {"policies": list(about)},
         run.args.checkpoint_seconds,
-        ids,
+        agent_ids,
     )
 
 

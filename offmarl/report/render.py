@@ -79,7 +79,7 @@ def _episode(
     import jax
     import jax.numpy as jnp
 
-    from offmarl.rollout import remember
+    from offmarl.types import remember
 
     def step(carry: ArrayTree, keys: Any) -> tuple[ArrayTree, ArrayTree]:
         state, view, memory = carry
