@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 
 import offmarl
-from offmarl import envs, settings, tracking, vault
+from offmarl import settings, tracking, vault
 from offmarl.checkpoint import Checkpoints
 from offmarl.config import from_json
 from offmarl.envs import Environment
@@ -49,7 +49,7 @@ from offmarl.programs.run import (
     open_run,
     settled,
 )
-from offmarl.programs.sides import opponents_of, side_of
+from offmarl.programs.sides import learning_environment, opponents_of
 from offmarl.programs.tiers import (
     REPLAY_TIERS,
     Tier,
@@ -108,7 +108,7 @@ def record_online(make: Callable[[EnvSpec, ArgsT, Environment], Program], args: 
     origin = origin_of(make)
     directory = run_directory(args, origin.name)
     args = settled(args, directory)
-    tiers, env = parse_tiers(args.tiers), _environment(args)
+    tiers, env = parse_tiers(args.tiers), learning_environment(args)
     start = start_of(args, env)
     source = environment_source(env.spec.name) | opponents_of(env) | start.source
     runs = _recorders(make, args, env, origin, directory, source)
@@ -174,7 +174,7 @@ def record_from_run(
     args = replace(args, env=env or args.env, tiers=tiers, steps=steps or args.steps)
     args = replace(args, out=_out_of(directory, args, origin.name) if out is None else local(out))
     source = {name: record[name] for name in _SOURCES if name in record}
-    runs = _recorders(module.make, args, _environment(args), origin, directory, source)
+    runs = _recorders(module.make, args, learning_environment(args), origin, directory, source)
     for run in runs:
         check_vaults(run, chosen)
     return _record_all(runs, _versions(runs, directory), chosen)
@@ -182,12 +182,6 @@ def record_from_run(
 
 _SOURCES = ("environment_source", "opponents", "init", "replay")
 """Entries of a run's record that make `Recorder.source`."""
-
-
-def _environment(args: OnlineArgs) -> Environment:
-    env = envs.make(args.env)
-    env = envs.record_states(env) if args.env_states else env
-    return side_of(env, args.side, args.opponents) if args.side else env
 
 
 def _out_of(directory: Path, args: OnlineArgs, name: str) -> Path:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from offmarl import tracking
+from offmarl import envs, tracking
 from offmarl.envs import Environment
 from offmarl.envs.scripted import SCRIPTED, scripted_policies, scripted_policy
 from offmarl.envs.sides import Seat, Side, TeamPolicy, compose, play_side
@@ -18,6 +18,7 @@ from offmarl.errors import OptionError, ShapeError, unknown_name
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.paths import local
 from offmarl.programs.policy import load_policy
+from offmarl.programs.program import OnlineArgs
 from offmarl.programs.record import fingerprint
 from offmarl.teams import Team, find_team, spec_of, teams_of
 from offmarl.types import ArrayTree, Policy
@@ -150,6 +151,19 @@ def side_of(env: Environment, team: str, opponents: Sequence[str]) -> Side:
     own = find_team(env.spec, team)
     others = [one for one in teams_of(env.spec) if one != own]
     return play_side(env, team, policies_by_team(opponents, env, others))
+
+
+def learning_environment(args: OnlineArgs) -> Environment:
+    """Return the environment that a recorder learns in: one side of it if the arguments name one.
+
+    Raises
+    ------
+    OptionError, UnknownNameError, ShapeError, RunError, CheckpointError
+        There is no such environment, or as for `side_of`.
+    """
+    env = envs.make(args.env)
+    env = envs.record_states(env) if args.env_states else env
+    return side_of(env, args.side, args.opponents) if args.side else env
 
 
 def opponents_of(env: Environment) -> dict[str, dict[str, Any]]:

@@ -9,14 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Key
 
-from offmarl import envs
 from offmarl.errors import OptionError
 from offmarl.programs.evaluate import play
 from offmarl.programs.loop import Learned, build, online_schedule, start, start_stage
 from offmarl.programs.program import Hyperparameters, OnlineArgs, Program, hyperparameters
 from offmarl.programs.run import Watcher, keep_compiled_programs
 from offmarl.programs.seeds import Layout, layout_of, map_seeds
-from offmarl.programs.sides import side_of
+from offmarl.programs.sides import learning_environment
 from offmarl.teams import teams_of
 from offmarl.types import ArrayTree
 
@@ -44,8 +43,7 @@ def learning_curve(
         An argument is invalid, or the program's stages do not add up to the run.
     """
     keep_compiled_programs()
-    env = envs.make(args.env)
-    env = side_of(env, args.side, args.opponents) if args.side else env
+    env = learning_environment(args)
     if len(teams := teams_of(env.spec)) > 1:
         raise OptionError(
             f"{env.spec.name} has {len(teams)} teams, whose returns are not one number: give "
