@@ -23,7 +23,9 @@ def test_one_team_is_accepted(teams):
     ("kind", "name"),
     [
         ("recorder", "qmix"),
+        ("baseline", "cfcql"),
         ("baseline", "maicq"),
+        ("baseline", "omiga"),
         ("baseline", "qmix_bcq"),
         ("baseline", "qmix_cql"),
     ],

@@ -1,4 +1,4 @@
-"""BC's step size, which by default decreases to zero over the run."""
+"""The step size of a baseline under each schedule."""
 
 from pathlib import Path
 
@@ -13,10 +13,15 @@ from offmarl.programs import hyperparameters
 from .test_updates import SPEC, sequence
 
 
-@pytest.mark.parametrize(("anneal", "sizes"), [(True, [1, 0.5, 0]), (False, [1, 1, 1])])
-def test_the_step_size_over_two_updates_and_after_them(anneal, sizes):
+@pytest.mark.parametrize(
+    ("schedule", "sizes"),
+    [("linear", [1, 0.5, 0]), ("cosine", [1, 0.5, 0]), ("constant", [1, 1, 1])],
+)
+def test_the_step_size_over_two_updates_and_after_them(schedule, sizes):
     rate = 1e-4
-    args = bc.Args(Path(), updates=2, hidden=2, learning_rate=rate, anneal=anneal, agent_id="none")
+    args = bc.Args(
+        Path(), updates=2, hidden=2, learning_rate=rate, schedule=schedule, agent_id="none"
+    )
     program, hyper = bc.make(SPEC, args, None), hyperparameters(args)
     batch = sequence([[[0, 2], [1, 1]], [[2, 0], [0, 0]]])
     update = jax.jit(program.stages[0].update)
