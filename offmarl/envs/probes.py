@@ -32,8 +32,8 @@ class ProbeState(NamedTuple):
     cue: Int[Array, "2"]
     """One cue for each agent, drawn at the start."""
     first_action: Int[Array, "2"] | Float[Array, "2"]
-    """Each agent's share of action 1 in the first step; 0 before it. With discrete actions it is the
-    action."""
+    """Each agent's share of action 1 in the first step, with discrete actions the action itself; 0
+    before it."""
 
 
 @dataclass(frozen=True, kw_only=True)
