@@ -5,7 +5,7 @@ One policy, shared by all agents, is fitted to the data's actions by maximum lik
     L = -E[ log π(a_i | o_i, history) ]   over agents, steps and episodes of the data.
 
 Each agent is cloned on its own, so the clone of data with several joint modes is their independent
-mixture. A clone that keeps the step size to the end follows the frequencies of the last batches;
+mixture. With a constant step size, a clone follows the frequencies of the last batches;
 ``--schedule linear`` lets it settle on those of the whole data.
 
 Reference: Pomerleau 1991. Defaults are those of ``discrete_bc.yaml`` of OG-MARL
@@ -34,14 +34,13 @@ from offmarl.networks import (
     unroll_batch,
 )
 from offmarl.programs import DatasetStatistics, Hyperparameters, Program, Stage
-from offmarl.programs.learner import LearnerArgs, make_optimiser, policy_config
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 # ---------------------------------------------------------------------------------- arguments
 
 
 @dataclass(frozen=True)
-class Args(LearnerArgs):
+class Args(programs.LearnerArgs):
     """Behaviour cloning."""
 
     tanh: bool = False
@@ -68,12 +67,13 @@ class State(NamedTuple):
 def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     """Build the program for one kind of data."""
     head_name = stochastic_head(spec, "tanh_gaussian" if args.tanh else "gaussian")
-    config = policy_config(args, head_name)
+    config = programs.policy_config(args, head_name)
     network, head = agent_network(config, spec), agent_head(config)
 
     def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
         params = init_policy(config, spec, key)
-        return State(params, make_optimiser(args, hyper).init(params), jnp.zeros((), jnp.int32))
+        optimiser = programs.make_optimiser(args, hyper).init(params)
+        return State(params, optimiser, jnp.zeros((), jnp.int32))
 
     def loss(params: ArrayTree, batch: Sequence) -> Float[Array, ""]:
         view = batch.view_tm1
@@ -85,7 +85,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         state: State, batch: Sequence, _key: PRNGKeyArray, hyper: Hyperparameters
     ) -> tuple[State, dict[str, Array]]:
         value, gradient = jax.value_and_grad(loss)(state.params, batch)
-        adam = make_optimiser(args, hyper, state.updates)
+        adam = programs.make_optimiser(args, hyper, state.updates)
         step, optimiser = adam.update(gradient, state.optimiser)
         params = optax.apply_updates(state.params, step)
         metrics = {"policy_loss": value, "grad_norm": programs.grad_norm(gradient)}

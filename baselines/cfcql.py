@@ -36,11 +36,15 @@ from offmarl.config import Fraction, NonNegative, Positive, PositiveInt
 from offmarl.distributions import categorical, mask_illegal, select
 from offmarl.losses import cross_entropy, double_q_values, masked_mean, q_lambda_targets
 from offmarl.networks import (
+    AgentNetwork,
+    Mixer,
     MixerWeights,
+    PooledMixer,
     QParams,
     agent_network,
     init_mixer,
     init_policy,
+    joint_action_values,
     make_mixer,
     make_policy,
     mix,
@@ -48,8 +52,14 @@ from offmarl.networks import (
     mixing_weights,
     unroll_batch,
 )
-from offmarl.programs import TD_ERRORS, DatasetStatistics, Hyperparameters, Program, Stage
-from offmarl.programs.learner import LearnerArgs, make_optimiser, policy_config
+from offmarl.programs import (
+    TD_ERRORS,
+    DatasetStatistics,
+    Hyperparameters,
+    Program,
+    Stage,
+    Values,
+)
 from offmarl.teams import require_one_team
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
@@ -57,7 +67,7 @@ from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 
 @dataclass(frozen=True)
-class Args(LearnerArgs):
+class Args(programs.LearnerArgs):
     """Counterfactual conservative Q-learning."""
 
     learning_rate: Positive = 1e-3
@@ -145,109 +155,132 @@ def penalty_shares(
     return jax.lax.stop_gradient(shares)
 
 
+# ---------------------------------------------------------------------------------- losses
+
+
+class Networks(NamedTuple):
+    """The agents' network of action values, the mixer, and the network of the behaviour policy."""
+
+    agent: AgentNetwork
+    mixer: Mixer | PooledMixer
+    behaviour: AgentNetwork
+
+    def values(self, params: Params, batch: Sequence) -> tuple[Array, MixerWeights]:
+        """Return Q of all actions ``(B, T+1, N, A)`` and mixing functions ``(B, T+1, ...)``."""
+        q = unroll_batch(self.agent, params.agent, batch.view.observation, batch.first)
+        return q, mixing_weights(self.mixer, params.mixer, batch.view)
+
+    def behaviour_logits(self, params: ArrayTree, batch: Sequence) -> Float[Array, "B T N A"]:
+        """Return the logits of the behaviour policy."""
+        first = batch.first[:, :-1]
+        return unroll_batch(self.behaviour, params, batch.view_tm1.observation, first)
+
+
+def behaviour_loss(networks: Networks, params: ArrayTree, batch: Sequence) -> Float[Array, ""]:
+    """Return the mean of -log π_b(a_i | o_i)."""
+    view, logits = batch.view_tm1, networks.behaviour_logits(params, batch)
+    losses = jax.vmap(cross_entropy)(logits, batch.action, view.legal_actions)
+    return masked_mean(losses, batch.mask[..., None] & view.alive, batch.weight)
+
+
+def targets(
+    networks: Networks, q: Array, target: Params, batch: Sequence, hyper: Hyperparameters
+) -> Float[Array, "B T"]:
+    """Return the TD(λ) targets y; ``q`` are the values by which the next actions are chosen."""
+    q_target, weights = networks.values(target, batch)
+    view_t, weights_t = batch.view_t, jax.tree.map(lambda x: x[:, 1:], weights)
+    v_t = double_q_values(q_target[:, 1:], q[:, 1:], view_t.legal_actions) * view_t.alive
+    discount_t = hyper.gamma * (1 - batch.terminated.all(-1))
+    # The next slot holds the next step of the episode, whose own target is known.
+    goes_on = jnp.pad((batch.mask & batch.next_known)[:, 1:], ((0, 0), (0, 1)))
+    return jax.vmap(q_lambda_targets, in_axes=(0, 0, 0, 0, None))(
+        batch.reward.mean(-1), discount_t, mix(weights_t, v_t), goes_on, hyper.td_lambda
+    )
+
+
+def loss(
+    networks: Networks,
+    params: Params,
+    target: Params,
+    behaviour: ArrayTree,
+    batch: Sequence,
+    hyper: Hyperparameters,
+) -> tuple[Float[Array, ""], dict[str, Array]]:
+    """Return the loss of the values, and metrics."""
+    view, legal = batch.view_tm1, batch.view_tm1.legal_actions
+    q, weights = networks.values(params, batch)
+    weights_tm1 = jax.tree.map(lambda x: x[:, :-1], weights)
+    q_tm1 = q[:, :-1] * view.alive[..., None]
+    q_data = select(q_tm1, batch.action)
+    q_tot = mix(weights_tm1, q_data)
+    known = batch.mask & batch.next_known
+    error = jnp.where(known, q_tot - targets(networks, q, target, batch, hyper), 0.0)
+    td_loss = masked_mean(0.5 * error**2, known, batch.weight)
+
+    q_own = mix_counterfactuals(weights_tm1, q_data, q_tm1)
+    logits = networks.behaviour_logits(behaviour, batch)
+    shares = penalty_shares(q_own, logits, legal, view.alive, hyper.divergence_weight)
+    soft_maximum = jax.nn.logsumexp(mask_illegal(q_own, legal), axis=-1)
+    gap = masked_mean((shares * soft_maximum).sum(-1) - q_tot, batch.mask, batch.weight)
+    metrics = {
+        "td_loss": td_loss,
+        "cql_loss": gap,
+        "q_tot": masked_mean(q_tot, batch.mask),
+        "largest_share": masked_mean(shares.max(-1), batch.mask),
+        TD_ERRORS: error,
+    }
+    return td_loss + hyper.cql_weight * gap, metrics
+
+
 # ---------------------------------------------------------------------------------- program
 
 
 def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     """Build the program for one kind of data."""
     require_one_team(spec, "cfcql")
-    config, behaviour_config = policy_config(args, "q"), policy_config(args, "softmax")
-    network, behaviour = agent_network(config, spec), agent_network(behaviour_config, spec)
+    config = programs.policy_config(args, "q")
+    behaviour_config = programs.policy_config(args, "softmax")
     mixer = make_mixer(spec, args.mixer_embed, args.mixer_hidden)
+    networks = Networks(agent_network(config, spec), mixer, agent_network(behaviour_config, spec))
     updates = args.updates or 1
     cloning = args.behaviour_updates or max(updates // 10, 1)
-    optimiser_of_values = partial(make_optimiser, args, updates=max(updates - cloning, 1))
-    optimiser_of_behaviour = partial(make_optimiser, args, updates=cloning)
 
     def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
         agent_key, behaviour_key, mixer_key = jax.random.split(key, 3)
-        params = Params(
-            init_policy(config, spec, agent_key).network,
-            init_mixer(mixer, spec, mixer_key),
-        )
-        cloned = init_policy(behaviour_config, spec, behaviour_key)
-        adam, zero = make_optimiser(args, hyper), jnp.zeros((), jnp.int32)
-        return State(params, params, cloned, adam.init(params), adam.init(cloned), zero, zero)
-
-    # ------------------------------------------------------------------ the behaviour policy
-
-    def behaviour_loss(params: ArrayTree, batch: Sequence) -> Float[Array, ""]:
-        view = batch.view_tm1
-        logits = unroll_batch(behaviour, params, view.observation, batch.first[:, :-1])
-        losses = jax.vmap(cross_entropy)(logits, batch.action, view.legal_actions)
-        return masked_mean(losses, batch.mask[..., None] & view.alive, batch.weight)
+        agent = init_policy(config, spec, agent_key).network
+        params = Params(agent, init_mixer(mixer, spec, mixer_key))
+        behaviour = init_policy(behaviour_config, spec, behaviour_key)
+        adam, zero = programs.make_optimiser(args, hyper), jnp.zeros((), jnp.int32)
+        return State(params, params, behaviour, adam.init(params), adam.init(behaviour), zero, zero)
 
     def clone(
         state: State, batch: Sequence, _key: PRNGKeyArray, hyper: Hyperparameters
     ) -> tuple[State, dict[str, Array]]:
-        loss, gradient = jax.value_and_grad(behaviour_loss)(state.behaviour, batch)
-        adam = optimiser_of_behaviour(hyper, state.cloned)
+        value, gradient = jax.value_and_grad(partial(behaviour_loss, networks))(
+            state.behaviour, batch
+        )
+        adam = programs.make_optimiser(args, hyper, state.cloned, updates=cloning)
         step, optimiser = adam.update(gradient, state.behaviour_optimiser)
         state = state._replace(
             behaviour=optax.apply_updates(state.behaviour, step),
             behaviour_optimiser=optimiser,
             cloned=state.cloned + 1,
         )
-        return state, {"behaviour_loss": loss, "grad_norm": programs.grad_norm(gradient)}
-
-    # ------------------------------------------------------------------ the values
-
-    def values(params: Params, batch: Sequence) -> tuple[Array, MixerWeights]:
-        q = unroll_batch(network, params.agent, batch.view.observation, batch.first)
-        return q, mixing_weights(mixer, params.mixer, batch.view)
-
-    def targets(q: Array, target: Params, batch: Sequence, hyper: Hyperparameters) -> Array:
-        q_target, weights = values(target, batch)
-        view_t, weights_t = batch.view_t, jax.tree.map(lambda x: x[:, 1:], weights)
-        v_t = double_q_values(q_target[:, 1:], q[:, 1:], view_t.legal_actions) * view_t.alive
-        discount_t = hyper.gamma * (1 - batch.terminated.all(-1))
-        # The next slot holds the next step of the episode, and its target is known.
-        goes_on = jnp.pad((batch.mask & batch.next_known)[:, 1:], ((0, 0), (0, 1)))
-        found: Array = jax.vmap(q_lambda_targets, in_axes=(0, 0, 0, 0, None))(
-            batch.reward.mean(-1), discount_t, mix(weights_t, v_t), goes_on, hyper.td_lambda
-        )
-        return found
-
-    def loss(
-        params: Params, target: Params, cloned: ArrayTree, batch: Sequence, hyper: Hyperparameters
-    ) -> tuple[Float[Array, ""], dict[str, Array]]:
-        view, first = batch.view_tm1, batch.first[:, :-1]
-        q, weights = values(params, batch)
-        weights_tm1 = jax.tree.map(lambda x: x[:, :-1], weights)
-        q_tm1 = q[:, :-1] * view.alive[..., None]
-        q_data = select(q_tm1, batch.action)
-        q_tot = mix(weights_tm1, q_data)
-        known = batch.mask & batch.next_known
-        error = jnp.where(known, q_tot - targets(q, target, batch, hyper), 0.0)
-        td_loss = masked_mean(0.5 * error**2, known, batch.weight)
-
-        q_own = mix_counterfactuals(weights_tm1, q_data, q_tm1)
-        logits = unroll_batch(behaviour, cloned, view.observation, first)
-        legal, weight = view.legal_actions, hyper.divergence_weight
-        shares = penalty_shares(q_own, logits, legal, view.alive, weight)
-        best = jax.nn.logsumexp(mask_illegal(q_own, legal), axis=-1)
-        gap = masked_mean((shares * best).sum(-1) - q_tot, batch.mask, batch.weight)
-        metrics = {
-            "td_loss": td_loss,
-            "cql_loss": gap,
-            "q_tot": masked_mean(q_tot, batch.mask),
-            "largest_share": masked_mean(shares.max(-1), batch.mask),
-            TD_ERRORS: error,
-        }
-        return td_loss + hyper.cql_weight * gap, metrics
+        return state, {"behaviour_loss": value, "grad_norm": programs.grad_norm(gradient)}
 
     def update(
         state: State, batch: Sequence, _key: PRNGKeyArray, hyper: Hyperparameters
     ) -> tuple[State, dict[str, Array]]:
-        gradient, metrics = jax.grad(loss, has_aux=True)(
+        gradient, metrics = jax.grad(partial(loss, networks), has_aux=True)(
             state.params, state.target, state.behaviour, batch, hyper
         )
-        adam, updates = optimiser_of_values(hyper, state.updates), state.updates + 1
+        left = max(updates - cloning, 1)
+        adam = programs.make_optimiser(args, hyper, state.updates, updates=left)
         step, optimiser = adam.update(gradient, state.optimiser)
-        params = optax.apply_updates(state.params, step)
-        target = optax.periodic_update(params, state.target, updates, args.target_every)
+        params, done = optax.apply_updates(state.params, step), state.updates + 1
+        target = optax.periodic_update(params, state.target, done, args.target_every)
         metrics["grad_norm"] = programs.grad_norm(gradient)
-        state = state._replace(params=params, target=target, optimiser=optimiser, updates=updates)
+        state = state._replace(params=params, target=target, optimiser=optimiser, updates=done)
         return state, metrics
 
     def policy_params(state: State) -> QParams:
@@ -259,6 +292,9 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         policy=partial(make_policy, config, spec),
         policy_params=policy_params,
         td_errors=True,
+        values=Values(
+            lambda state: state.params, partial(joint_action_values, networks.agent, mixer)
+        ),
     )
 
 

@@ -25,22 +25,28 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl import cli, programs
 from offmarl.config import Fraction, NonNegative, PositiveInt
 from offmarl.distributions import mask_illegal, select
 from offmarl.losses import bootstrap_discounts, double_q_values, masked_mean, td_targets
 from offmarl.networks import QParams, agent_network, init_policy, make_policy, unroll_batch
-from offmarl.programs import TD_ERRORS, DatasetStatistics, Hyperparameters, Program, Stage
-from offmarl.programs.learner import LearnerArgs, make_optimiser, policy_config
-from offmarl.types import ArrayTree, EnvSpec, Sequence
+from offmarl.programs import (
+    TD_ERRORS,
+    DatasetStatistics,
+    Hyperparameters,
+    Program,
+    Stage,
+    Values,
+)
+from offmarl.types import ArrayTree, EnvSpec, Sequence, View
 
 # ---------------------------------------------------------------------------------- arguments
 
 
 @dataclass(frozen=True)
-class Args(LearnerArgs):
+class Args(programs.LearnerArgs):
     """Independent Q-learning with a conservative penalty."""
 
     gamma: Fraction = 0.99
@@ -68,12 +74,12 @@ class State(NamedTuple):
 
 def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     """Build the program for one kind of data."""
-    config = policy_config(args, "q")
+    config = programs.policy_config(args, "q")
     network, shares_reward = agent_network(config, spec), spec.reward == "team"
 
     def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
         params = init_policy(config, spec, key).network
-        optimiser = make_optimiser(args, hyper).init(params)
+        optimiser = programs.make_optimiser(args, hyper).init(params)
         return State(params, params, optimiser, jnp.zeros((), jnp.int32))
 
     def loss(
@@ -108,13 +114,18 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         state: State, batch: Sequence, _key: PRNGKeyArray, hyper: Hyperparameters
     ) -> tuple[State, dict[str, Array]]:
         gradient, metrics = jax.grad(loss, has_aux=True)(state.params, state.target, batch, hyper)
-        adam = make_optimiser(args, hyper, state.updates)
+        adam = programs.make_optimiser(args, hyper, state.updates)
         step, optimiser = adam.update(gradient, state.optimiser)
         params = optax.apply_updates(state.params, step)
         updates = state.updates + 1
         target = optax.periodic_update(params, state.target, updates, args.target_every)
         metrics["grad_norm"] = programs.grad_norm(gradient)
         return State(params, target, optimiser, updates), metrics
+
+    def q_taken(
+        params: ArrayTree, view: View, first: Bool[Array, "B T"], action: Int[Array, "B T N"]
+    ) -> Float[Array, "B T N"]:
+        return select(unroll_batch(network, params, view.observation, first), action)
 
     def policy_params(state: State) -> QParams:
         return QParams(state.params, jnp.zeros_like(state.updates, jnp.float32))
@@ -125,6 +136,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         policy=partial(make_policy, config, spec),
         policy_params=policy_params,
         td_errors=True,
+        values=Values(lambda state: state.params, q_taken),
     )
 
 

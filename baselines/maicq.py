@@ -38,6 +38,7 @@ from offmarl.networks import (
     agent_network,
     init_mixer,
     init_policy,
+    joint_action_values,
     make_mixer,
     make_policy,
     mix,
@@ -45,8 +46,14 @@ from offmarl.networks import (
     mixing_weights,
     unroll_batch,
 )
-from offmarl.programs import TD_ERRORS, DatasetStatistics, Hyperparameters, Program, Stage
-from offmarl.programs.learner import LearnerArgs, make_optimiser, policy_config
+from offmarl.programs import (
+    TD_ERRORS,
+    DatasetStatistics,
+    Hyperparameters,
+    Program,
+    Stage,
+    Values,
+)
 from offmarl.teams import require_one_team
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
@@ -54,7 +61,7 @@ from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 
 @dataclass(frozen=True)
-class Args(LearnerArgs):
+class Args(programs.LearnerArgs):
     """Multi-agent implicit constraint Q-learning."""
 
     gamma: Fraction = 0.99
@@ -100,12 +107,13 @@ class State(NamedTuple):
 def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     """Build the program for one kind of data."""
     require_one_team(spec, "maicq")
-    config, values_config = policy_config(args, "softmax"), policy_config(args, "q")
+    config = programs.policy_config(args, "softmax")
+    values_config = programs.policy_config(args, "q")
     policy, values = agent_network(config, spec), agent_network(values_config, spec)
     mixer = make_mixer(spec, args.mixer_embed, args.mixer_hidden)
 
     def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
-        adam = make_optimiser(args, hyper)
+        adam = programs.make_optimiser(args, hyper)
         actor_key, values_key, mixer_key = jax.random.split(key, 3)
         actor = init_policy(config, spec, actor_key)
         critic = Critic(
@@ -155,7 +163,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     def update(
         state: State, batch: Sequence, _key: PRNGKeyArray, hyper: Hyperparameters
     ) -> tuple[State, dict[str, Array]]:
-        adam = make_optimiser(args, hyper, state.updates)
+        adam = programs.make_optimiser(args, hyper, state.updates)
         (value_loss, (q, q_tot, weights, error)), critic_gradient = jax.value_and_grad(
             critic_loss, has_aux=True
         )(state.critic, state.target, batch, hyper)
@@ -188,6 +196,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         policy=partial(make_policy, config, spec),
         policy_params=lambda state: state.actor,
         td_errors=True,
+        values=Values(lambda state: state.critic, partial(joint_action_values, values, mixer)),
     )
 
 

@@ -30,7 +30,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl import cli, programs
 from offmarl.config import Fraction, Positive, PositiveInt
@@ -38,6 +38,9 @@ from offmarl.distributions import select
 from offmarl.losses import masked_mean, td_targets
 from offmarl.networks import (
     AgentNetwork,
+    Head,
+    LinearMixer,
+    PolicyConfig,
     agent_head,
     agent_network,
     blank_view,
@@ -52,16 +55,22 @@ from offmarl.networks import (
     stochastic_head,
     unroll_batch,
 )
-from offmarl.programs import TD_ERRORS, DatasetStatistics, Hyperparameters, Program, Stage
-from offmarl.programs.learner import LearnerArgs, make_optimiser, policy_config
+from offmarl.programs import (
+    TD_ERRORS,
+    DatasetStatistics,
+    Hyperparameters,
+    Program,
+    Stage,
+    Values,
+)
 from offmarl.teams import require_one_team
-from offmarl.types import ArrayTree, Continuous, EnvSpec, Sequence
+from offmarl.types import ArrayTree, Continuous, EnvSpec, Sequence, View
 
 # ---------------------------------------------------------------------------------- arguments
 
 
 @dataclass(frozen=True)
-class Args(LearnerArgs):
+class Args(programs.LearnerArgs):
     """Implicit global-to-local value regularisation."""
 
     learning_rate: Positive = 5e-4
@@ -148,7 +157,7 @@ class ActionValues(NamedTuple):
     @classmethod
     def of(cls, spec: EnvSpec, args: Args) -> "ActionValues":
         """Build the network for an environment."""
-        config = policy_config(args, "q")
+        config = programs.policy_config(args, "q")
         if not isinstance(spec.action, Continuous):
             return cls(agent_network(config, spec), spec)
         encoder = _Concatenated(observation_encoder(spec, args.hidden))
@@ -161,13 +170,56 @@ class ActionValues(NamedTuple):
             seen = seen, jnp.zeros((self.spec.num_agents, self.spec.action_size))
         return self.network.init(key, self.network.initial_carry(self.spec.num_agents), seen)
 
-    def __call__(self, params: ArrayTree, batch: Sequence) -> Float[Array, "B T N"]:
-        """Return the values of the data's actions."""
-        seen, first = batch.view_tm1.observation, batch.first[:, :-1]
+    def __call__(
+        self, params: ArrayTree, view: View, first: Bool[Array, "B T"], action: Array
+    ) -> Float[Array, "B T N"]:
+        """Return the values of the actions taken in windows; 0 for dead agents."""
+        seen = view.observation
         if isinstance(self.spec.action, Continuous):
-            inputs = seen, batch.action
-            return unroll_batch(self.network, params, inputs, first).squeeze(-1)
-        return select(unroll_batch(self.network, params, seen, first), batch.action)
+            q = unroll_batch(self.network, params, (seen, action), first).squeeze(-1)
+        else:
+            q = select(unroll_batch(self.network, params, seen, first), action)
+        return q * view.alive
+
+
+class Networks(NamedTuple):
+    """The networks of the policies, of the values V_i and Q_i, and the mixer."""
+
+    policy: AgentNetwork
+    head: Head
+    value: AgentNetwork
+    action_values: ActionValues
+    mixer: LinearMixer
+
+    @classmethod
+    def of(cls, spec: EnvSpec, args: Args) -> "Networks":
+        """Build the networks for an environment."""
+        config = policy_of(spec, args)
+        encoder = observation_encoder(spec, args.hidden)
+        return cls(
+            policy=agent_network(config, spec),
+            head=agent_head(config),
+            value=make_network(programs.policy_config(args, "q"), spec, 1, encoder),
+            action_values=ActionValues.of(spec, args),
+            mixer=make_linear_mixer(spec, args.mixer_hidden),
+        )
+
+    def values(self, params: ArrayTree, batch: Sequence) -> Float[Array, "B slots N"]:
+        """Return V_i of all slots."""
+        return unroll_batch(self.value, params, batch.view.observation, batch.first)[..., 0]
+
+    def joint_values(
+        self, critic: Critic, view: View, first: Bool[Array, "B T"], action: Array
+    ) -> Float[Array, "B T 1"]:
+        """Return Q_tot of the actions taken in windows."""
+        weights = linear_weights(self.mixer, critic.mixer, view)
+        q = self.action_values(critic.agent, view, first, action)
+        return mix_linearly(weights, q)[..., None]
+
+
+def policy_of(spec: EnvSpec, args: Args) -> PolicyConfig:
+    """Return the description of the policy's network."""
+    return programs.policy_config(args, stochastic_head(spec, "soft_gaussian"))
 
 
 # ---------------------------------------------------------------------------------- losses
@@ -186,83 +238,85 @@ def exponents(
     return jnp.clip(weight * (q - v) / temperature, -_LARGEST_EXPONENT, _LARGEST_EXPONENT)
 
 
+def critic_loss(
+    networks: Networks, critic: Critic, target: Target, batch: Sequence, hyper: Hyperparameters
+) -> tuple[Float[Array, ""], dict[str, Array]]:
+    """Return the mean squared error of Q_tot, and metrics."""
+    view_tm1, view_t = batch.view_tm1, batch.view_t
+    q_tot = networks.joint_values(critic, view_tm1, batch.first[:, :-1], batch.action)[..., 0]
+    weights_t = linear_weights(networks.mixer, target.critic.mixer, view_t)
+    v_t = networks.values(target.value, batch)[:, 1:] * view_t.alive
+    discount_t = hyper.gamma * (1 - batch.terminated.all(-1))
+    y = td_targets(batch.reward.mean(-1), discount_t, mix_linearly(weights_t, v_t))
+    known = batch.mask & batch.next_known
+    error = jnp.where(known, q_tot - y, 0.0)
+    metrics = {"q_tot": masked_mean(q_tot, batch.mask), TD_ERRORS: error}
+    return masked_mean(error**2, known, batch.weight), metrics
+
+
+def local_losses(
+    networks: Networks, params: Params, target: Target, batch: Sequence, hyper: Hyperparameters
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Return the losses of the values V_i and of the actor."""
+    view, first, alpha = batch.view_tm1, batch.first[:, :-1], hyper.value_temperature
+    counts = batch.mask[..., None] & view.alive
+    weight = linear_weights(networks.mixer, target.critic.mixer, view).w
+    q = networks.action_values(target.critic.agent, view, first, batch.action)
+    v = networks.values(params.value, batch)[:, :-1]
+    z = exponents(weight, q, v, alpha)
+    shift = jax.lax.stop_gradient(jnp.where(counts, z, _LEAST_SHIFT).max())
+    shift = jnp.maximum(shift, _LEAST_SHIFT)
+    value_losses = jnp.exp(z - shift) + jnp.exp(-shift) * weight * v / alpha
+    outputs = unroll_batch(networks.policy, params.actor, view.observation, first)
+    log_probs = networks.head(outputs, view.legal_actions).log_prob(batch.action)
+    actor_losses = -jax.lax.stop_gradient(jnp.exp(z)) * log_probs
+    return (
+        masked_mean(value_losses, counts, batch.weight),
+        masked_mean(actor_losses, counts, batch.weight),
+    )
+
+
+def loss(
+    networks: Networks, params: Params, target: Target, batch: Sequence, hyper: Hyperparameters
+) -> tuple[Float[Array, ""], dict[str, Array]]:
+    """Return the sum of all losses, and metrics.
+
+    Each parameter is in one of the losses only, so the gradient of the sum is that of its own loss.
+    """
+    of_critic, metrics = critic_loss(networks, params.critic, target, batch, hyper)
+    of_values, of_actor = local_losses(networks, params, target, batch, hyper)
+    losses = {"critic_loss": of_critic, "value_loss": of_values, "policy_loss": of_actor}
+    return of_critic + of_values + of_actor, metrics | losses
+
+
 # ---------------------------------------------------------------------------------- program
 
 
 def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     """Build the program for one kind of data."""
     require_one_team(spec, "omiga")
-    config = policy_config(args, stochastic_head(spec, "soft_gaussian"))
-    policy, head = agent_network(config, spec), agent_head(config)
-    encoder = observation_encoder(spec, args.hidden)
-    value_network = make_network(policy_config(args, "q"), spec, 1, encoder)
-    action_values = ActionValues.of(spec, args)
-    mixer = make_linear_mixer(spec, args.mixer_hidden)
+    config, networks = policy_of(spec, args), Networks.of(spec, args)
 
     def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
         actor_key, value_key, agent_key, mixer_key = jax.random.split(key, 4)
-        carry = value_network.initial_carry(spec.num_agents)
+        carry, seen = networks.value.initial_carry(spec.num_agents), blank_view(spec).observation
+        agent = networks.action_values.init(agent_key)
         params = Params(
             actor=init_policy(config, spec, actor_key),
-            value=value_network.init(value_key, carry, blank_view(spec).observation),
-            critic=Critic(action_values.init(agent_key), init_mixer(mixer, spec, mixer_key)),
+            value=networks.value.init(value_key, carry, seen),
+            critic=Critic(agent, init_mixer(networks.mixer, spec, mixer_key)),
         )
-        optimiser = make_optimiser(args, hyper, separately=True).init(params)
-        zero = jnp.zeros((), jnp.int32)
-        return State(params, Target(params.value, params.critic), optimiser, zero)
-
-    def values(params: ArrayTree, batch: Sequence) -> Float[Array, "B slots N"]:
-        return unroll_batch(value_network, params, batch.view.observation, batch.first)[..., 0]
-
-    def critic_loss(
-        critic: Critic, target: Target, batch: Sequence, hyper: Hyperparameters
-    ) -> tuple[Float[Array, ""], dict[str, Array]]:
-        view_tm1, view_t = batch.view_tm1, batch.view_t
-        weights = linear_weights(mixer, critic.mixer, view_tm1)
-        q_tot = mix_linearly(weights, action_values(critic.agent, batch) * view_tm1.alive)
-        weights_t = linear_weights(mixer, target.critic.mixer, view_t)
-        v_tot = mix_linearly(weights_t, values(target.value, batch)[:, 1:] * view_t.alive)
-        discount_t = hyper.gamma * (1 - batch.terminated.all(-1))
-        known = batch.mask & batch.next_known
-        error = q_tot - td_targets(batch.reward.mean(-1), discount_t, v_tot)
-        error = jnp.where(known, error, 0.0)
-        metrics = {"q_tot": masked_mean(q_tot, batch.mask), TD_ERRORS: error}
-        return masked_mean(error**2, known, batch.weight), metrics
-
-    def local_losses(
-        params: Params, target: Target, batch: Sequence, hyper: Hyperparameters
-    ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        """Return the losses of the values and of the actor."""
-        view, first = batch.view_tm1, batch.first[:, :-1]
-        acts, alpha = batch.mask[..., None] & view.alive, hyper.value_temperature
-        weight = linear_weights(mixer, target.critic.mixer, view).w
-        v = values(params.value, batch)[:, :-1]
-        z = exponents(weight, action_values(target.critic.agent, batch), v, alpha)
-        shift = jax.lax.stop_gradient(jnp.where(acts, z, _LEAST_SHIFT).max())
-        shift = jnp.maximum(shift, _LEAST_SHIFT)
-        value_losses = jnp.exp(z - shift) + jnp.exp(-shift) * weight * v / alpha
-        outputs = unroll_batch(policy, params.actor, view.observation, first)
-        log_probs = head(outputs, view.legal_actions).log_prob(batch.action)
-        actor_losses = -jax.lax.stop_gradient(jnp.exp(z)) * log_probs
-        return (
-            masked_mean(value_losses, acts, batch.weight),
-            masked_mean(actor_losses, acts, batch.weight),
-        )
-
-    def loss(
-        params: Params, target: Target, batch: Sequence, hyper: Hyperparameters
-    ) -> tuple[Float[Array, ""], dict[str, Array]]:
-        # No parameter is in two of the losses, so the gradient of the sum is that of each.
-        of_critic, metrics = critic_loss(params.critic, target, batch, hyper)
-        of_values, of_actor = local_losses(params, target, batch, hyper)
-        losses = {"critic_loss": of_critic, "value_loss": of_values, "policy_loss": of_actor}
-        return of_critic + of_values + of_actor, metrics | losses
+        optimiser = programs.make_optimiser(args, hyper, separately=True).init(params)
+        target = Target(params.value, params.critic)
+        return State(params, target, optimiser, jnp.zeros((), jnp.int32))
 
     def update(
         state: State, batch: Sequence, _key: PRNGKeyArray, hyper: Hyperparameters
     ) -> tuple[State, dict[str, Array]]:
-        gradient, metrics = jax.grad(loss, has_aux=True)(state.params, state.target, batch, hyper)
-        adam = make_optimiser(args, hyper, state.updates, separately=True)
+        gradient, metrics = jax.grad(partial(loss, networks), has_aux=True)(
+            state.params, state.target, batch, hyper
+        )
+        adam = programs.make_optimiser(args, hyper, state.updates, separately=True)
         step, optimiser = adam.update(gradient, state.optimiser)
         params = optax.apply_updates(state.params, step)
         newest = Target(params.value, params.critic)
@@ -276,6 +330,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         policy=partial(make_policy, config, spec),
         policy_params=lambda state: state.params.actor,
         td_errors=True,
+        values=Values(lambda state: state.params.critic, networks.joint_values),
     )
 
 

@@ -21,6 +21,7 @@ the policy that is evaluated may take any legal action. Our mixer starts with sm
 """
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,16 +35,24 @@ from offmarl.config import Fraction, PositiveInt
 from offmarl.distributions import categorical, mask_illegal, select
 from offmarl.losses import cross_entropy, double_q_values, masked_mean, td_targets
 from offmarl.networks import (
+    AgentNetwork,
     agent_network,
     init_mixer,
     init_policy,
+    joint_action_values,
     make_mixer,
     mix,
     mixing_weights,
     unroll_batch,
 )
-from offmarl.programs import TD_ERRORS, DatasetStatistics, Hyperparameters, Program, Stage
-from offmarl.programs.learner import LearnerArgs, make_optimiser, policy_config
+from offmarl.programs import (
+    TD_ERRORS,
+    DatasetStatistics,
+    Hyperparameters,
+    Program,
+    Stage,
+    Values,
+)
 from offmarl.teams import require_one_team
 from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence
 
@@ -51,7 +60,7 @@ from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence
 
 
 @dataclass(frozen=True)
-class Args(LearnerArgs):
+class Args(programs.LearnerArgs):
     """QMIX with batch-constrained actions."""
 
     gamma: Fraction = 0.99
@@ -110,13 +119,34 @@ def allowed_actions(
     return legal & (ratio >= threshold)
 
 
+def constrained_policy(
+    network: AgentNetwork, behaviour: AgentNetwork, num_agents: int, _greedy: bool
+) -> Policy:
+    """Build the policy that takes the allowed action of the largest value."""
+
+    def act(
+        actor: Actor, carry: ArrayTree, observation: ArrayTree, legal: Array, _key: PRNGKeyArray
+    ) -> tuple[Array, Array, ArrayTree]:
+        q, memory = network.apply(actor.agent, carry[0], observation)
+        logits, behaviour_memory = behaviour.apply(actor.behaviour, carry[1], observation)
+        allowed = allowed_actions(logits, legal, actor.threshold)
+        action = mask_illegal(q, allowed).argmax(-1)
+        return action, jnp.zeros(num_agents), (memory, behaviour_memory)
+
+    def initial_carry() -> ArrayTree:
+        return network.initial_carry(num_agents), behaviour.initial_carry(num_agents)
+
+    return Policy(initial_carry, act, draws=lambda _actor: False)
+
+
 # ---------------------------------------------------------------------------------- program
 
 
 def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     """Build the program for one kind of data."""
     require_one_team(spec, "qmix_bcq")
-    config, behaviour_config = policy_config(args, "q"), policy_config(args, "softmax")
+    config = programs.policy_config(args, "q")
+    behaviour_config = programs.policy_config(args, "softmax")
     network, behaviour = agent_network(config, spec), agent_network(behaviour_config, spec)
     mixer = make_mixer(spec, args.mixer_embed, args.mixer_hidden)
 
@@ -127,7 +157,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
             init_mixer(mixer, spec, mixer_key),
         )
         cloned = init_policy(behaviour_config, spec, behaviour_key)
-        adam = make_optimiser(args, hyper)
+        adam = programs.make_optimiser(args, hyper)
         threshold, updates = jnp.asarray(hyper.threshold), jnp.zeros((), jnp.int32)
         optimisers = adam.init(params), adam.init(cloned)
         return State(params, params, cloned, *optimisers, threshold, updates)
@@ -162,7 +192,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     def update(
         state: State, batch: Sequence, _key: PRNGKeyArray, hyper: Hyperparameters
     ) -> tuple[State, dict[str, Array]]:
-        adam, updates = make_optimiser(args, hyper, state.updates), state.updates + 1
+        adam, updates = programs.make_optimiser(args, hyper, state.updates), state.updates + 1
         (cloning, logits), gradient = jax.value_and_grad(behaviour_loss, has_aux=True)(
             state.behaviour, batch
         )
@@ -179,27 +209,13 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
             params, target, cloned, optimiser, behaviour_optimiser, state.threshold, updates
         ), metrics
 
-    def policy(_greedy: bool) -> Policy:
-        def act(
-            actor: Actor, carry: ArrayTree, observation: Array, legal: Array, _key: PRNGKeyArray
-        ) -> tuple[Array, Array, ArrayTree]:
-            q, memory = network.apply(actor.agent, carry[0], observation)
-            logits, behaviour_memory = behaviour.apply(actor.behaviour, carry[1], observation)
-            allowed = allowed_actions(logits, legal, actor.threshold)
-            action = mask_illegal(q, allowed).argmax(-1)
-            return action, jnp.zeros(spec.num_agents), (memory, behaviour_memory)
-
-        def initial_carry() -> ArrayTree:
-            return network.initial_carry(spec.num_agents), behaviour.initial_carry(spec.num_agents)
-
-        return Policy(initial_carry, act, draws=lambda _actor: False)
-
     return Program(
         init,
-        (Stage(update),),
-        policy,
+        stages=(Stage(update),),
+        policy=partial(constrained_policy, network, behaviour, spec.num_agents),
         policy_params=lambda state: Actor(state.params.agent, state.behaviour, state.threshold),
         td_errors=True,
+        values=Values(lambda state: state.params, partial(joint_action_values, network, mixer)),
     )
 
 

@@ -43,14 +43,21 @@ from offmarl.networks import (
     agent_network,
     init_mixer,
     init_policy,
+    joint_action_values,
     make_mixer,
     make_policy,
     mix,
     mixing_weights,
     unroll_batch,
 )
-from offmarl.programs import TD_ERRORS, DatasetStatistics, Hyperparameters, Program, Stage
-from offmarl.programs.learner import LearnerArgs, make_optimiser, policy_config
+from offmarl.programs import (
+    TD_ERRORS,
+    DatasetStatistics,
+    Hyperparameters,
+    Program,
+    Stage,
+    Values,
+)
 from offmarl.teams import require_one_team
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
@@ -58,7 +65,7 @@ from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 
 @dataclass(frozen=True)
-class Args(LearnerArgs):
+class Args(programs.LearnerArgs):
     """QMIX with conservative Q-learning."""
 
     gamma: Fraction = 0.99
@@ -100,7 +107,7 @@ class State(NamedTuple):
 def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     """Build the program for one kind of data."""
     require_one_team(spec, "qmix_cql")
-    config = policy_config(args, "q")
+    config = programs.policy_config(args, "q")
     network = agent_network(config, spec)
     mixer = make_mixer(spec, args.mixer_embed, args.mixer_hidden)
 
@@ -110,7 +117,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
             init_policy(config, spec, agent_key).network,
             init_mixer(mixer, spec, mixer_key),
         )
-        optimiser = make_optimiser(args, hyper).init(params)
+        optimiser = programs.make_optimiser(args, hyper).init(params)
         return State(params, params, optimiser, jnp.zeros((), jnp.int32))
 
     def values(params: Params, batch: Sequence) -> tuple[Array, MixerWeights]:
@@ -156,7 +163,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         gradient, metrics = jax.grad(loss, has_aux=True)(
             state.params, state.target, batch, key, hyper
         )
-        adam = make_optimiser(args, hyper, state.updates)
+        adam = programs.make_optimiser(args, hyper, state.updates)
         step, optimiser = adam.update(gradient, state.optimiser)
         params = optax.apply_updates(state.params, step)
         updates = state.updates + 1
@@ -173,6 +180,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         policy=partial(make_policy, config, spec),
         policy_params=policy_params,
         td_errors=True,
+        values=Values(lambda state: state.params, partial(joint_action_values, network, mixer)),
     )
 
 

@@ -1,6 +1,12 @@
 """Neural networks: encoders, torsos, mixers, critics, and policies."""
 
-from offmarl.networks.action_values import ActionValue, Critics, as_vectors, make_critics
+from offmarl.networks.action_values import (
+    ActionValue,
+    CriticInput,
+    Critics,
+    as_vectors,
+    make_critics,
+)
 from offmarl.networks.deterministic import NoisyParams, differentiable_action, squash
 from offmarl.networks.encoders import (
     Encoder,
@@ -21,6 +27,7 @@ from offmarl.networks.mixers import (
     MixerWeights,
     PooledMixer,
     init_mixer,
+    joint_action_values,
     linear_weights,
     make_linear_mixer,
     make_mixer,
@@ -52,6 +59,7 @@ __all__ = [
     "AgentId",
     "AgentNetwork",
     "AttentionPool",
+    "CriticInput",
     "CriticKind",
     "Critics",
     "Encoder",
@@ -82,6 +90,7 @@ __all__ = [
     "differentiable_action",
     "init_mixer",
     "init_policy",
+    "joint_action_values",
     "linear_weights",
     "make_critics",
     "make_linear_mixer",

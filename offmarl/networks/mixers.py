@@ -11,11 +11,13 @@ from typing import Any, Literal, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from offmarl.distributions import select
 from offmarl.networks.encoders import blank_view, central, observation_encoder, state_encoder
 from offmarl.networks.inputs import InputLayer
 from offmarl.networks.pooling import PooledEncoder
+from offmarl.networks.torsos import unroll_batch
 from offmarl.types import ArrayTree, EnvSpec, View
 
 MixerKind = Literal["state", "pooled"]
@@ -195,7 +197,9 @@ def make_linear_mixer(spec: EnvSpec, hidden: int = 64) -> LinearMixer:
     return LinearMixer(spec.num_agents, hidden, state_encoder(spec, hidden))
 
 
-def init_mixer(mixer: Mixer | PooledMixer | LinearMixer, spec: EnvSpec, key: PRNGKeyArray) -> ArrayTree:
+def init_mixer(
+    mixer: Mixer | PooledMixer | LinearMixer, spec: EnvSpec, key: PRNGKeyArray
+) -> ArrayTree:
     """Draw a mixer's parameters."""
     return mixer.init(key, _seen(mixer, blank_view(spec)))
 
@@ -224,6 +228,29 @@ def mix(weights: MixerWeights, q: Float[Array, "*b N"]) -> Float[Array, "*b"]:
     """Return Q_tot of the agents' values under mixing functions with the same leading axes."""
     hidden = nn.elu(jnp.einsum("...n,...ne->...e", q, weights.w1) + weights.b1)
     return (hidden * weights.w2).sum(-1) + weights.b2
+
+
+def joint_action_values(
+    network: Any,
+    mixer: Any,
+    params: Any,
+    view: View,
+    first: Bool[Array, "B T"],
+    action: Int[Array, "B T N"],
+) -> Float[Array, "B T 1"]:
+    """Return Q_tot of the actions taken in windows.
+
+    Parameters
+    ----------
+    network, mixer
+        The agents' network of action values, and the mixer.
+    params
+        Their parameters: a NamedTuple with the fields ``agent`` and ``mixer``.
+    view, first, action
+        As in `offmarl.types.Sequence`. Dead agents add nothing.
+    """
+    q = select(unroll_batch(network, params.agent, view.observation, first), action)
+    return mix(mixing_weights(mixer, params.mixer, view), q * view.alive)[..., None]
 
 
 def mix_counterfactuals(

@@ -51,6 +51,8 @@ def _updated(update: Any, state: Any, replay: Any, keys: Any, hyper: Any) -> Any
 
 def mean_return(learnt: Learnt, env: str, greedy: bool = True) -> float:
     """Return the mean return of a trained program."""
-    play = jax.jit(partial(evaluate, envs.make(env), learnt.program.policy(greedy)), static_argnums=2)
+    play = jax.jit(
+        partial(evaluate, envs.make(env), learnt.program.policy(greedy)), static_argnums=2
+    )
     params = learnt.program.policy_params(learnt.state)
     return float(play(params, jax.random.key(2), 64).returns.mean())

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from baselines import cfcql
-from offmarl.programs import DatasetStatistics, hyperparameters
+from offmarl.programs import DatasetStatistics, hyperparameters, registry
 from offmarl.programs.loop import stage_starts
 
 from .test_updates import SPEC, make, sequence, sum_of, update, values_of
 
+cfcql = registry.load("baseline", "cfcql")
 Q, TARGET = np.array([1.0, 2.0, 4.0]), [1.0, 3.0, 2.0]
 CLONED = np.array([0.2, 0.3, 0.5])
 

@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from baselines import omiga
+from offmarl.programs import registry
 from offmarl.types import Continuous
 
 from .test_updates import SPEC, make, sequence, update, values_of
 
+omiga = registry.load("baseline", "omiga")
 CONTINUOUS = replace(SPEC, action=Continuous(3))
 
 
@@ -87,9 +88,7 @@ def test_an_update_with_continuous_actions_by_hand() -> None:
     at_zero = -0.5 * np.log(2 * np.pi) - np.log(2.0)
     at_half = at_zero - 0.5 * (np.log(3) / 2 / 2) ** 2 - np.log(0.75)
     log_probs = [2 * at_half + at_zero, *[3 * at_zero] * 5, *[2 * at_zero] * 2]
-    np.testing.assert_allclose(
-        metrics["policy_loss"], -np.exp(0.5) * np.mean(log_probs), rtol=1e-5
-    )
+    np.testing.assert_allclose(metrics["policy_loss"], -np.exp(0.5) * np.mean(log_probs), rtol=1e-5)
 
 
 @pytest.mark.parametrize(("q", "z"), [(3.0, 0.5), (-3.0, -1.0), (1e6, 10.0), (-1e6, -10.0)])
@@ -112,7 +111,9 @@ def test_targets_move_by_tau_and_parts_are_clipped_by_their_own_norms() -> None:
     assert max(jax.tree.leaves(moved)) < 1e-6
     # Adam's first moments are 0.1 of the clipped gradients: those of a huge critic loss do not
     # shrink those of the actor and the values.
-    moments = [leaf for leaf in jax.tree.leaves(after.optimiser, is_leaf=is_params) if is_params(leaf)]
+    moments = [
+        leaf for leaf in jax.tree.leaves(after.optimiser, is_leaf=is_params) if is_params(leaf)
+    ]
     for part in moments[0]:
         norm = np.sqrt(sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(part)))
         np.testing.assert_allclose(norm, 0.1 * 1e-3, rtol=1e-3)

@@ -5,7 +5,6 @@ other agent's uniform behaviour, and joint values are those of the joint actions
 """
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,6 @@ import numpy as np
 import pytest
 
 from offmarl import envs
-from offmarl.networks import (
-    agent_network,
-    linear_weights,
-    make_linear_mixer,
-    make_mixer,
-    mix,
-    mix_linearly,
-    mixing_weights,
-)
-from offmarl.programs.learner import policy_config
-from offmarl.types import View
 
 from .probes import Learnt, learn, mean_return
 
@@ -42,50 +30,26 @@ VALUED: dict[str, dict[str, Any]] = {
 }
 
 
-SPEC = envs.make("probe/match").spec  # that of all probes
+def first_values(learnt: Learnt, name: str) -> np.ndarray:
+    """Return the values of the four joint actions in the first view, one or one for each agent."""
+    view = envs.make(name).reset(jax.random.key(0))[1].view
+    views = jax.tree.map(lambda leaf: jnp.repeat(leaf[None, None], 4, 0), view)
+    critic = learnt.program.values
+    first, action = jnp.ones((4, 1), bool), jnp.asarray(JOINT)[:, None]
+    found = jax.jit(critic.apply)(critic.params(learnt.state), views, first, action)
+    return np.asarray(found)[:, 0]
 
 
-def first_view(name: str) -> View:
-    return envs.make(name).reset(jax.random.key(0))[1].view
-
-
-def local_values(learnt: Learnt, view: View) -> np.ndarray:
-    """Return Q_i of all actions in a first view, ``(N, A)``."""
-    network = agent_network(policy_config(learnt.args, "q"), SPEC)
-    agent = getattr(critic_of(learnt), "agent", critic_of(learnt))
-    q, _ = jax.jit(network.apply)(agent, network.initial_carry(2), view.observation)
-    return np.asarray(q)
-
-
-def critic_of(learnt: Learnt) -> Any:
-    params = getattr(learnt.state, "params", learnt.state)
-    return getattr(params, "critic", params)
-
-
-def joint_values(learnt: Learnt, view: View) -> np.ndarray:
-    """Return Q_tot of the four joint actions in a first view."""
-    args, q = learnt.args, local_values(learnt, view)
-    taken, mixer_params = jnp.asarray(q[[0, 1], JOINT]), critic_of(learnt).mixer
-    if hasattr(args, "mixer_embed"):
-        mixer = make_mixer(SPEC, args.mixer_embed, args.mixer_hidden)
-        weights = mixing_weights(mixer, mixer_params, view)
-        return np.asarray(jax.vmap(partial(mix, weights))(taken))
-    weights = linear_weights(make_linear_mixer(SPEC, args.mixer_hidden), mixer_params, view)
-    return np.asarray(jax.vmap(partial(mix_linearly, weights))(taken))
-
-
-@pytest.mark.parametrize(
-    "network", ["feedforward", pytest.param("recurrent", marks=NIGHTLY)]
-)
+@pytest.mark.parametrize("network", ["feedforward", pytest.param("recurrent", marks=NIGHTLY)])
 def test_independent_values(network: str, random_data: Callable[[str], Path]) -> None:
     """Agent i's reward has the other's half; its own choice is paid now, or a step later."""
     learnt = learn(
         "iql_cql", random_data("probe/two-step"), 600, network=network, **SMALL, **VALUED["iql_cql"]
     )
     gamma = learnt.args.gamma
-    expected = [0.25 + 0.125 + gamma * 0.25, 0.125 + gamma * 0.75]
-    found = local_values(learnt, first_view("probe/two-step"))
-    np.testing.assert_allclose(found, [expected] * 2, atol=0.05)
+    expected = np.array([0.25 + 0.125 + gamma * 0.25, 0.125 + gamma * 0.75])
+    found = first_values(learnt, "probe/two-step")
+    np.testing.assert_allclose(found, expected[JOINT], atol=0.05)
 
 
 @pytest.mark.parametrize(
@@ -98,9 +62,9 @@ def test_independent_values(network: str, random_data: Callable[[str], Path]) ->
             pytest.param(name, network, marks=NIGHTLY)
             for name in VALUED
             for network in ("feedforward", "recurrent")
-            if name != "iql_cql" and (name, network) not in {
-                ("maicq", "feedforward"), ("cfcql", "feedforward"), ("omiga", "feedforward")
-            }
+            if name != "iql_cql"
+            and (name, network)
+            not in {("maicq", "feedforward"), ("cfcql", "feedforward"), ("omiga", "feedforward")}
         ),
     ],
 )
@@ -111,6 +75,6 @@ def test_joint_values(name: str, network: str, random_data: Callable[[str], Path
     )
     later = JOINT.mean(-1)
     expected = 0.5 * (1 - later) + learnt.args.gamma * later
-    found = joint_values(learnt, first_view("probe/two-step"))
-    np.testing.assert_allclose(found, expected, atol=0.05)
+    found = first_values(learnt, "probe/two-step")
+    np.testing.assert_allclose(found[:, 0], expected, atol=0.05)
     assert mean_return(learnt, "probe/two-step") == pytest.approx(1.0)
