@@ -88,12 +88,14 @@ def test_qmix_cql_by_hand() -> None:
         alive=jnp.ones((3, 3, 2), bool).at[0, 2, 1].set(False),
         reward=jnp.array([[[0.0, 2.0], [0.0, 0.0]], [[4.0, 0.0]] * 2, [[100.0, 100.0]] * 2]),
         terminated=jnp.zeros((3, 2, 2), bool).at[1, 0].set(True),
+        truncated=jnp.zeros((3, 2, 2), bool).at[0, 1].set(True).at[2, 0].set(True),
         mask=jnp.array([[True, True], [True, False], [True, False]]),
         next_known=jnp.array([[True, True], [True, True], [False, False]]),
     )
     _, metrics = update(program, state, batch, hyper)
     # First window: 5 against 1 + ½ (3 + 3), the values of the legal actions, not of the best ones;
-    # 4 against 0 + ½ 2, the target's value of the action best by the other network, of the living.
+    # 4 against 0 + ½ 2, truncated: of the last view, the target's value of the action that is best
+    # by the other network, of the live agent only.
     # Second window: 8 against 2, terminated. What the third led to is not known.
     np.testing.assert_allclose(metrics["td_loss"], 0.5 * (1**2 + 3**2 + 6**2) / 3, rtol=1e-6)
     np.testing.assert_allclose(metrics["q_tot"], (5 + 4 + 8 + 2) / 4, rtol=1e-6)
@@ -126,10 +128,12 @@ def test_maicq_by_hand() -> None:
         legal_actions=jnp.ones((2, 3, 2, 3), bool).at[0, 0, 0, 2].set(False),
         reward=jnp.array([[[0.0, 2.0], [9.0, 9.0]], [[1.0, 1.0], [3.0, 3.0]]]),
         terminated=jnp.zeros((2, 2, 2), bool).at[1, 1].set(True),
+        truncated=jnp.zeros((2, 2, 2), bool).at[0, 1].set(True),
     )
     _, metrics = update(program, state, batch, hyper)
     # The target's values of the second step's actions, 6 and 2, count 1½ and ½ times: 9 and 1.
-    # 5 against 1 + ½ 9; 8 against 1 + ½ (½ 1 + ½ 3); 2 against 3. What follows 4 is not known.
+    # 5 against 1 + ½ 9; 8 against 1 + ½ (½ 1 + ½ 3); 2 against 3. The action that would follow 4,
+    # truncated, is not known.
     np.testing.assert_allclose(metrics["critic_loss"], (0.5**2 + 6**2 + 1) / 3, rtol=1e-5)
     np.testing.assert_allclose(metrics["q_tot"], (5 + 4 + 8 + 2) / 4, rtol=1e-6)
     # Agent 1's first advantages are 1 - 3/2, over its legal actions, and 4 - 7/3: weights ½, 1½.
@@ -206,7 +210,7 @@ def test_nothing_is_learnt_from_padding_nor_from_the_dead(name: str) -> None:
         )
 
     # With a reward of the team, iql_cql also learns the values of dead agents.
-    program, hyper = make(name, replace(SPEC, reward="individual"))
+    program, hyper = make(name, replace(SPEC, reward="individual"), learning_rate=0.1)
     state = jax.jit(program.init)(jax.random.key(0), hyper)
     step = jax.jit(program.stages[-1].update)
     wanted = step(state, batch(0), jax.random.key(1), hyper)
@@ -248,6 +252,7 @@ def test_iql_cql_by_hand(reward: str, errors: list[float]) -> None:
         alive=alive,
         reward=jnp.array([[[1.0, 2.0], [0.0, 0.0]], [[5.0, 9.0], [7.0, 7.0]], [[6.0, 0.0]] * 2]),
         terminated=jnp.zeros((3, 2, 2), bool).at[1, 0].set(True).at[2, 0, 0].set(True),
+        truncated=jnp.zeros((3, 2, 2), bool).at[0, 1].set(True).at[2, 0, 1].set(True),
         mask=jnp.array([[True, True], [True, False], [True, False]]),
         next_known=jnp.array([[True, False], [True, True], [True, True]]),
     )
@@ -279,11 +284,12 @@ def test_qmix_bcq_by_hand() -> None:
         legal_actions=jnp.ones((2, 3, 2, 3), bool).at[0, 1, 0, 0].set(False),
         reward=jnp.array([[[0.0, 2.0], [9.0, 9.0]], [[1.0, 1.0], [3.0, 3.0]]]),
         terminated=jnp.zeros((2, 2, 2), bool).at[1, 0].set(True),
+        truncated=jnp.zeros((2, 2, 2), bool).at[0, 0].set(True),
         mask=jnp.array([[True, False], [True, False]]),
     )
     _, metrics = update(program, state, batch, hyper)
-    # 5 against 1 + ½ (2 + 3): agent 1's first action is illegal in the next step, so that its third
-    # is allowed there (0.2 / 0.5 = 0.4) and best. 8 against 1, terminated.
+    # 5 against 1 + ½ (2 + 3), truncated: agent 1's first action is illegal in the next step, so its
+    # third is allowed there (0.2 / 0.5 = 0.4) and best. 8 against 1, terminated.
     np.testing.assert_allclose(metrics["td_loss"], 0.5 * (1.5**2 + 7**2) / 2, rtol=1e-5)
     probs = np.array([1.0, 0.5, 0.2]) / 1.7
     wanted = -np.log([probs[0], probs[2], probs[2], probs[2]]).mean()
