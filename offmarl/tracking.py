@@ -46,6 +46,12 @@ RETURN = "episode_return"
 GREEDY_RETURN = "greedy_episode_return"
 """Returns with the best actions, of a policy that otherwise samples its actions."""
 
+SAMPLED_RETURN = "sampled_episode_return"
+"""Returns with sampled actions, of a policy that otherwise takes its best actions."""
+
+OTHER_RETURN: dict[Acting, str] = {"greedy": GREEDY_RETURN, "sampled": SAMPLED_RETURN}
+"""Names of the returns of the way to act that a policy does not take in training."""
+
 AGREEMENT = "action_agreement"
 """How far a policy agrees with the actions of held-out episodes, from 0 to 1."""
 
@@ -62,7 +68,7 @@ TIMES = (WALL_TIME, SPEED)
 LOG_LIKELIHOOD = "action_log_likelihood"
 """Mean log-probability (density), in nats, of an agent's action in held-out episodes."""
 
-EVALUATED = (RETURN, GREEDY_RETURN, AGREEMENT, LOG_LIKELIHOOD)
+EVALUATED = (RETURN, *OTHER_RETURN.values(), AGREEMENT, LOG_LIKELIHOOD)
 """Metrics of evaluations, one list for each seed; the first existing one is the main metric. Where
 there are several teams, each has its own returns: see `offmarl.teams.names_by_team`."""
 
@@ -103,8 +109,14 @@ def recorded(directory: Path) -> dict[str, Any]:
 
 
 def read_json(directory: Path, name: str) -> dict[str, Any]:
-    """Return the content of a JSON file in a run's directory; `RunError` if that fails."""
+    """Return the content of a JSON file in a run's directory; `RunError` if that fails.
+
+    The directory may be a packed run: one JSON file with the run's files by name; see
+    `offmarl.benchmark`.
+    """
     try:
+        if directory.is_file():
+            return _packed(directory, name)
         data = json.loads((directory / name).read_text())
     except (FileNotFoundError, NotADirectoryError):
         raise RunError(
@@ -118,9 +130,30 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
     return data
 
 
+def _packed(path: Path, name: str) -> dict[str, Any]:
+    """Return a file of a packed run; an error as if it were not there if the run lacks it."""
+    document = json.loads(path.read_text())
+    found = document.get(name) if isinstance(document, dict) else None
+    if not isinstance(found, dict):
+        raise FileNotFoundError(name)
+    return found
+
+
+def holds(directory: Path, name: str) -> bool:
+    """Whether a run's directory, or a packed run, holds a file."""
+    if directory.is_file():
+        return name in json.loads(directory.read_text())
+    return (directory / name).exists()
+
+
 def acting_of(run: Mapping[str, Any]) -> Acting:
     """Return how the policies of a run act, from its ``run.json``."""
     return "greedy" if run.get("greedy", True) else "sampled"
+
+
+def other_acting(run: Mapping[str, Any]) -> Acting:
+    """Return the way to act that the policies of a run take only in the final evaluation."""
+    return "sampled" if acting_of(run) == "greedy" else "greedy"
 
 
 def labelled(algorithm: str, *details: str | None) -> str:
@@ -137,7 +170,13 @@ def append(path: Path, *records: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a file of JSON lines, without a line that a crash cut off."""
+    """Return the records of a file of JSON lines, without a line that a crash cut off.
+
+    The file may be in a packed run; see `read_json`.
+    """
+    if path.parent.is_file():
+        packed: list[dict[str, Any]] = json.loads(path.parent.read_text()).get(path.name, [])
+        return packed
     if not path.exists():
         return []
     whole = path.read_text().rpartition("\n")[0]

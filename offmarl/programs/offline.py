@@ -46,12 +46,13 @@ from offmarl.programs.run import (
     checkpoint_timer,
     environment_source,
     keep_compiled_programs,
+    machine,
     open_run,
     report,
     settled,
 )
 from offmarl.programs.seeds import Layout, layout_of
-from offmarl.programs.stopping import Stopping, best_step
+from offmarl.programs.stopping import Stopping, best_of
 from offmarl.replay import (
     BatchSource,
     open_batches,
@@ -117,6 +118,7 @@ def _train(
     drawing = drawing_of(args, program, dataset, evaluator, _recorded(directory, "priority_lag"))
     record = {
         "offmarl": __version__,
+        **machine(),
         "kind": "baseline",
         "program": origin.name,
         "file": origin.file,
@@ -240,6 +242,8 @@ def _learn(job: _Job, dataset: Dataset | Mixture, timer: CheckpointTimer) -> Non
     learners = Learners(job.program, job.hyper(), update_keys, job.layout)
     journal = _Journal(job, evaluate_keys)
     done, states = journal.begin(job.begin(start_keys, update_keys))
+    if not done:
+        journal.evaluate(0, states)
     timer.begin(done)
     with (
         journal.trackers,
@@ -288,7 +292,7 @@ class _Journal:
             done, states = found.step, Learned(found.tree["state"], found.tree.get("priorities"))
             self._means = Means(found.info.get("sums", {}), found.info.get("count", 0))
         run = self._job.run
-        tracking.cut(run.metrics, done)
+        tracking.cut(run.metrics, -1 if found is None else done)
         self._job.stopping.resume(tracking.read(run.metrics), states)
         self.trackers = Trackers(self._job.args.track, run.directory, run.record)
         return done, states
@@ -306,7 +310,10 @@ class _Journal:
         )
 
     def evaluate(self, done: int, learned: Learned) -> None:
-        """Evaluate the policies of all seeds, with more episodes after the last update."""
+        """Evaluate the policies of all seeds, with more episodes after the last update.
+
+        Before the first update, too, so that learning curves begin with the untrained policy.
+        """
         job, stopping = self._job, self._job.stopping
         found = self._evaluated(done, learned, last=done == job.schedule.updates)
         stopping.observe(done, found, learned)
@@ -314,8 +321,9 @@ class _Journal:
             self.over, found = True, self._evaluated(done, learned, last=True)
         if found:
             self._write(done, found)
-            self.keeps = job.args.keep == "all" or done in self._best()
-        report(done, found)
+            self.keeps = done > 0 and (job.args.keep == "all" or done in self._best())
+        if done:  # a search of settings does not judge by the untrained policy
+            report(done, found)
         self.note = summary(found)
 
     def _evaluated(
@@ -331,7 +339,8 @@ class _Journal:
         """Return the steps of the best evaluation of each seed, if they are kept."""
         if self._job.args.keep != "best":
             return set()
-        return {best_step(self._job.run.directory, int(seed)) for seed in self._job.seeds}
+        rows = tracking.read(self._job.run.metrics)
+        return {step for seed in self._job.seeds if (step := best_of(rows, int(seed)))}
 
     def save(self, done: int, learned: Learned) -> None:
         """Write a checkpoint, with the metrics not yet logged."""

@@ -5,6 +5,7 @@ finished run unchanged, or to raise an error because the arguments differ.
 """
 
 import os
+import platform
 import signal
 import threading
 import time
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -32,6 +34,8 @@ ArgsT = TypeVar("ArgsT", bound=Validated)
 
 _MAY_DIFFER = (
     "offmarl",
+    "versions",
+    "hardware",
     "settings",
     "given",
     "args.vault",
@@ -40,10 +44,10 @@ _MAY_DIFFER = (
     "args.tiers",
     "args.steps",
 )
-"""Entries that may differ when a run is resumed: offmarl's version, which arguments were given and
-where the others came from, the paths of the vault and of the run that it starts from (digests
-identify them), the time limit (``spec``
-has the one in use), and what a recorder records after the training."""
+"""Entries that may differ when a run is resumed: the versions, the machine, which arguments were
+given and where the others came from, the paths of the vault and of the run that it starts from
+(digests identify them), the time limit (``spec`` has the one in use), and what a recorder records
+after the training."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +90,8 @@ class Run:
     def write_marl_eval(self, env: str) -> None:
         """Write all evaluations in the layout for comparisons.
 
-        The names of algorithms say how they acted. An algorithm that samples its actions has two
-        entries, because its best actions were evaluated at the end.
+        The names of algorithms say how they acted. An algorithm whose final evaluation was both
+        greedy and sampled has two entries.
 
         Parameters
         ----------
@@ -115,14 +119,16 @@ class Run:
         program, metrics = self.record["program"], dict(found)
         if not any(name.startswith(tracking.RETURN) for name in metrics):
             return {program: metrics}
-        greedy = {
-            name.replace(tracking.GREEDY_RETURN, tracking.RETURN): metrics.pop(name)
+        acting, other = tracking.acting_of(self.record), tracking.other_acting(self.record)
+        second = tracking.OTHER_RETURN[other]
+        others = {
+            name.replace(second, tracking.RETURN): metrics.pop(name)
             for name in list(metrics)
-            if name.startswith(tracking.GREEDY_RETURN)
+            if name.startswith(second)
         }
-        entries = {tracking.labelled(program, tracking.acting_of(self.record)): metrics}
-        if greedy:
-            entries[tracking.labelled(program, "greedy")] = greedy
+        entries = {tracking.labelled(program, acting): metrics}
+        if others:
+            entries[tracking.labelled(program, other)] = others
         return entries
 
     def finish(self, stopped: Mapping[str, int] | None = None) -> None:
@@ -163,6 +169,29 @@ def open_run(directory: Path, record: Mapping[str, Any]) -> Run:
             "directory with --out, or give the arguments of that run to resume it."
         )
     return Run(directory, record, complete, stopped)
+
+
+def machine() -> dict[str, Any]:
+    """Return what a run's record says of the machine and of the packages that compute on it."""
+    packages = ("jax", "jaxlib", "flax", "optax", "numpy")
+    device = jax.local_devices()[0]
+    hardware = {
+        "device": device.device_kind,
+        "devices": jax.local_device_count(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+    }
+    versions = {"python": platform.python_version()} | {one: version(one) for one in packages}
+    return {"versions": versions, "hardware": hardware}
+
+
+def _processor() -> str:
+    """Return the name of the processor; Linux tells it in a file of its own."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def settled(args: ArgsT, directory: Path) -> ArgsT:

@@ -64,8 +64,11 @@ class Stopping:
             self.observe(step, by_name, states)
 
     def observe(self, step: int, found: Mapping[str, NDArray[Any]], states: ArrayTree) -> None:
-        """Take an evaluation, ``(seeds, episodes)`` by metric; keep the states that stop."""
-        if self._metric is None:
+        """Take an evaluation, ``(seeds, episodes)`` by metric; keep the states that stop.
+
+        The evaluation before the first update does not count.
+        """
+        if self._metric is None or not step:  # the untrained policy is no step back
             return
         names = [name for name in found if name.startswith(self._metric)]
         if not names:
@@ -112,19 +115,23 @@ def best_step(directory: Path, seed: int) -> int:
     RunError
         The run has not evaluated the seed.
     """
-    rows = [
-        row
-        for row in tracking.read(directory / tracking.METRICS_FILE)
-        if row["seed"] == seed and row["step"]
-    ]
+    step = best_of(tracking.read(directory / tracking.METRICS_FILE), seed)
+    if step is None:
+        raise RunError(
+            f"{directory} has no evaluation of seed {seed}, so none of its checkpoints is the "
+            "best: give the number of one."
+        )
+    return step
+
+
+def best_of(rows: Sequence[Mapping[str, Any]], seed: int) -> int | None:
+    """Return the step of a seed's best evaluation among the lines of a run; None without one."""
+    own = [row for row in rows if row["seed"] == seed and row["step"]]
     for metric in tracking.EVALUATED:
-        found = {row["step"]: mean for row in rows if (mean := _mean(row, metric)) is not None}
+        found = {row["step"]: mean for row in own if (mean := _mean(row, metric)) is not None}
         if found:
             return max(found, key=lambda step: found[step])
-    raise RunError(
-        f"{directory} has no evaluation of seed {seed}, so none of its checkpoints is the best: "
-        "give the number of one."
-    )
+    return None
 
 
 def _mean(row: Mapping[str, Any], metric: str) -> float | None:

@@ -58,9 +58,9 @@ def test_a_seed_stops_after_two_evaluations_without_a_better_one():
     found = stopping(2)
     for step in range(4):
         assert not found.over
-        found.observe(10 * step, returns(step), jnp.array([step, -step]))
-    # The first equals its best at 20 and is below it at 30; the second stopped before its rise.
-    assert found.steps == {0: 30, 1: 20} and found.over
+        found.observe(10 * step + 10, returns(step), jnp.array([step, -step]))
+    # The first equals its best at 30 and is below it at 40; the second stopped before its rise.
+    assert found.steps == {0: 40, 1: 30} and found.over
     np.testing.assert_array_equal(found.apply(jnp.array([7, 7, 7])), [3, -2, 7])
 
 
@@ -69,12 +69,12 @@ def test_a_resumed_run_knows_which_seeds_have_stopped():
     for step in range(3):
         for seed in (0, 1):
             values = returns(step)[tracking.RETURN][seed].tolist()
-            rows += [{"seed": seed, "step": 10 * step, "loss": 0.0}]
-            rows += [{"seed": seed, "step": 10 * step, tracking.RETURN: values}]
+            rows += [{"seed": seed, "step": 10 * step + 10, "loss": 0.0}]
+            rows += [{"seed": seed, "step": 10 * step + 10, tracking.RETURN: values}]
     found.resume(rows, jnp.array([5, -2]))
-    assert found.steps == {1: 20}
-    found.observe(30, returns(3), jnp.array([6, 6]))
-    assert found.steps == {0: 30, 1: 20}
+    assert found.steps == {1: 30}
+    found.observe(40, returns(3), jnp.array([6, 6]))
+    assert found.steps == {0: 40, 1: 30}
     np.testing.assert_array_equal(found.apply(jnp.array([7, 7])), [6, -2])
 
 
@@ -105,7 +105,7 @@ def test_a_run_ends_when_all_seeds_have_stopped(early):
     record, rows = tracking.read_run(run), tracking.read(run / tracking.METRICS_FILE)
     assert record["complete"] and record["stopped"] == {"0": 9, "1": 9}
     episodes = [len(row[tracking.RETURN]) for row in rows if tracking.RETURN in row]
-    assert episodes == [4] * 4 + [8] * 2  # the last evaluation is the result's
+    assert episodes == [4] * 6 + [8] * 2  # the last evaluation is the result's
     assert steps(run) == [3, 6, 9]
     before = metrics_of(run)
     bc.main(args)
