@@ -1,6 +1,14 @@
 """Neural networks: encoders, torsos, mixers, critics, and policies."""
 
 from offmarl.networks.action_values import ActionValue, Critics, as_vectors, make_critics
+from offmarl.networks.autoregressive import (
+    AgentSequence,
+    Decoded,
+    SequenceMemory,
+    init_agent_sequence,
+    make_agent_sequence,
+    make_sequence_policy,
+)
 from offmarl.networks.deterministic import NoisyParams, differentiable_action, squash
 from offmarl.networks.encoders import (
     Encoder,
@@ -37,6 +45,7 @@ from offmarl.networks.policies import (
     stochastic_head,
 )
 from offmarl.networks.pooling import AttentionPool, CriticKind, PooledEncoder, critic_encoder
+from offmarl.networks.retention import GatedLayer, Retention, retain
 from offmarl.networks.torsos import Activation, FeedForward, Moments, Recurrent, unroll_batch
 from offmarl.networks.unshared import Unshared
 
@@ -45,11 +54,14 @@ __all__ = [
     "Activation",
     "AgentId",
     "AgentNetwork",
+    "AgentSequence",
     "AttentionPool",
     "CriticKind",
     "Critics",
+    "Decoded",
     "Encoder",
     "FeedForward",
+    "GatedLayer",
     "Head",
     "InputLayer",
     "Inputs",
@@ -63,6 +75,8 @@ __all__ = [
     "PooledMixer",
     "QParams",
     "Recurrent",
+    "Retention",
+    "SequenceMemory",
     "Unshared",
     "ViewEncoder",
     "agent_head",
@@ -72,16 +86,20 @@ __all__ = [
     "central",
     "critic_encoder",
     "differentiable_action",
+    "init_agent_sequence",
     "init_mixer",
     "init_policy",
+    "make_agent_sequence",
     "make_critics",
     "make_mixer",
     "make_network",
     "make_policy",
+    "make_sequence_policy",
     "mix",
     "mixing_coefficients",
     "mixing_weights",
     "observation_encoder",
+    "retain",
     "squash",
     "state_encoder",
     "stochastic_head",
