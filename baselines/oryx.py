@@ -40,7 +40,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl import cli, programs
 from offmarl.config import Fraction, Positive, PositiveInt
@@ -48,7 +48,6 @@ from offmarl.distributions import categorical, select
 from offmarl.errors import OptionError
 from offmarl.losses import bootstrap_discounts, masked_mean, softmax_weights, td_targets
 from offmarl.networks import (
-    AgentId,
     AgentSequence,
     Decoded,
     Head,
@@ -60,7 +59,7 @@ from offmarl.networks import (
     make_sequence_policy,
     stochastic_head,
 )
-from offmarl.programs import TD_ERRORS, DatasetStatistics, Hyperparameters, Program, Stage
+from offmarl.programs import TD_ERRORS, DatasetStatistics, Hyperparameters, Program, Stage, Values
 from offmarl.teams import require_one_team
 from offmarl.types import ArrayTree, Continuous, EnvSpec, Sequence, View
 
@@ -68,15 +67,21 @@ from offmarl.types import ArrayTree, Continuous, EnvSpec, Sequence, View
 
 
 @dataclass(frozen=True)
-class Args(programs.Args):
+class Args(programs.LearnerArgs):
     """Sequential implicit constraint Q-learning with retention."""
 
     batch_size: PositiveInt = 64
     """Windows in a batch."""
-    learning_rate: Positive = 3e-4
-    """Adam's step size."""
-    max_grad_norm: Positive = 10.0
-    """Largest global norm of the gradients."""
+    max_grad_norm: Positive | None = 10.0
+    """Largest global norm of the gradients; larger ones are scaled down to it."""
+    network: Literal["recurrent", "feedforward"] = "recurrent"
+    """The network remembers the steps before (recurrent), or not (feedforward)."""
+    hidden: PositiveInt = 128
+    """Width of the network's layers."""
+    layers: PositiveInt | None = None
+    """Blocks of the encoder, and of the decoder; by default 1."""
+    heads: PositiveInt = 4
+    """Heads of each retention layer; a divisor of --hidden."""
     gamma: Fraction = 0.99
     """Discount γ."""
     tau: Fraction = 0.005
@@ -95,17 +100,6 @@ class Args(programs.Args):
     tanh: bool = False
     """Use a tanh-squashed Gaussian for continuous actions instead of a clipped one. It gives no
     probability to the ends of the range, where controllers often act."""
-    network: Literal["recurrent", "feedforward"] = "recurrent"
-    """Whether the network remembers the steps before (recurrent) or not (feedforward)."""
-    hidden: PositiveInt = 128
-    """Width of the network's layers."""
-    heads: PositiveInt = 4
-    """Heads of each retention layer; a divisor of --hidden."""
-    layers: PositiveInt = 1
-    """Blocks of the encoder, and of the decoder."""
-    agent_id: AgentId = "onehot"
-    """How the network distinguishes the agents. onehot: by their index, which ties it to their
-    number; sinusoidal: by 16 sines and cosines of their place in the team; none: not at all."""
 
 
 # ---------------------------------------------------------------------------------- state
@@ -117,6 +111,7 @@ class State(NamedTuple):
     params: ArrayTree
     target: ArrayTree
     optimiser: ArrayTree
+    updates: Int[Array, ""]
 
 
 # ---------------------------------------------------------------------------------- losses
@@ -134,20 +129,27 @@ class Model(NamedTuple):
     critic_weight: float
 
 
-def decode(model: Model, params: ArrayTree, batch: Sequence, order: Array) -> Decoded:
-    """Return the network's outputs for the data, whose agents chose in this order."""
-    observation, action = batch.view_tm1.observation, as_vectors(model.spec, batch.action)
-    decoded, _ = model.network.apply(params, observation, action, batch.first[:, :-1], order)
+def decode(
+    model: Model,
+    params: ArrayTree,
+    view: View,
+    first: Bool[Array, "B T"],
+    action: Array,
+    order: Int[Array, "N"],
+) -> Decoded:
+    """Return the network's outputs in windows whose agents have acted in this order."""
+    vector = as_vectors(model.spec, action)
+    decoded, _ = model.network.apply(params, view.observation, vector, first, order)
     return decoded
 
 
 def data_values(
-    model: Model, params: ArrayTree, decoded: Decoded, batch: Sequence
+    model: Model, params: ArrayTree, decoded: Decoded, action: Array
 ) -> Float[Array, "B T N"]:
-    """Return the values of the data's actions."""
+    """Return the values of the actions of the data."""
     if model.network.continuous:
-        return model.network.apply(params, decoded.features, batch.action, method="value")
-    return select(model.network.apply(params, decoded.features, method="values"), batch.action)
+        return model.network.apply(params, decoded.features, action, method="value")
+    return select(model.network.apply(params, decoded.features, method="values"), action)
 
 
 def mean_values(
@@ -169,7 +171,8 @@ def critic_targets(
     """Return the targets of the values of the data's actions, and where they are known."""
     shared_reward = model.spec.reward == "team"
     acts = batch.mask[..., None] & batch.view_tm1.alive
-    values = data_values(model, target, decode(model, target, batch, order), batch)
+    inputs = batch.view_tm1, batch.first[:, :-1], batch.action
+    values = data_values(model, target, decode(model, target, *inputs, order), batch.action)
     weighted = values * softmax_weights(values, acts, model.value_temperature)
     # The data's next action is needed: the last step of a window, or of an episode, has none.
     has_next = jnp.pad(batch.mask[:, 1:], ((0, 0), (0, 1)))[..., None]
@@ -196,8 +199,8 @@ def loss(
     order = jax.random.permutation(order_key, model.spec.num_agents)
     view = batch.view_tm1
     acts = batch.mask[..., None] & view.alive
-    decoded = decode(model, params, batch, order)
-    q = data_values(model, params, decoded, batch)
+    decoded = decode(model, params, view, batch.first[:, :-1], batch.action, order)
+    q = data_values(model, params, decoded, batch.action)
 
     targets, known = critic_targets(model, target, batch, order, hyper)
     error = jnp.where(known, q - targets, 0.0)
@@ -224,9 +227,10 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     require_one_team(spec, "oryx")
     model = make_model(spec, args)
 
-    def init(key: PRNGKeyArray, _hyper: Hyperparameters) -> State:
+    def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
         params = init_agent_sequence(model.network, spec, key)
-        return State(params, params, programs.clipped_adam(0.0, 0.0).init(params))
+        optimiser = programs.make_optimiser(args, hyper).init(params)
+        return State(params, params, optimiser, jnp.zeros((), jnp.int32))
 
     def update(
         state: State, batch: Sequence, key: PRNGKeyArray, hyper: Hyperparameters
@@ -234,12 +238,19 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         gradient, metrics = jax.grad(partial(loss, model), has_aux=True)(
             state.params, state.target, batch, key, hyper
         )
-        adam = programs.clipped_adam(hyper.learning_rate, hyper.max_grad_norm)
+        adam = programs.make_optimiser(args, hyper, state.updates)
         step, optimiser = adam.update(gradient, state.optimiser)
         params = optax.apply_updates(state.params, step)
         target = optax.incremental_update(params, state.target, hyper.tau)
         metrics["grad_norm"] = programs.grad_norm(gradient)
-        return State(params, target, optimiser), metrics
+        return State(params, target, optimiser, state.updates + 1), metrics
+
+    def values(
+        params: ArrayTree, view: View, first: Bool[Array, "B T"], action: Array
+    ) -> Float[Array, "B T N"]:
+        order = jnp.arange(spec.num_agents)
+        decoded = decode(model, params, view, first, action, order)
+        return data_values(model, params, decoded, action)
 
     return Program(
         init,
@@ -247,6 +258,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         policy=partial(make_sequence_policy, model.network, model.head, spec),
         policy_params=lambda state: state.params,
         td_errors=True,
+        values=Values(lambda state: state.params, values),
     )
 
 
@@ -260,7 +272,7 @@ def make_model(spec: EnvSpec, args: Args) -> Model:
         spec,
         hidden=args.hidden,
         heads=args.heads,
-        blocks=args.layers,
+        blocks=args.layers or 1,
         agent_id=args.agent_id,
         decay=0.5 if args.network == "recurrent" else 0.0,
     )

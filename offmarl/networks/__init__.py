@@ -1,6 +1,12 @@
 """Neural networks: encoders, torsos, mixers, critics, and policies."""
 
-from offmarl.networks.action_values import ActionValue, Critics, as_vectors, make_critics
+from offmarl.networks.action_values import (
+    ActionValue,
+    CriticInput,
+    Critics,
+    as_vectors,
+    make_critics,
+)
 from offmarl.networks.autoregressive import (
     AgentSequence,
     Decoded,
@@ -56,6 +62,7 @@ __all__ = [
     "AgentNetwork",
     "AgentSequence",
     "AttentionPool",
+    "CriticInput",
     "CriticKind",
     "Critics",
     "Decoded",
