@@ -157,8 +157,9 @@ def retain(
         x = x.reshape(*x.shape[:axis], steps // size, size, *x.shape[axis + 1 :])
         return jnp.moveaxis(x, axis, 0)
 
-    def chunk(memory: Array, x: tuple[Array, Array, Array, Array]) -> tuple[Array, Array]:
-        read, memory = _retain_chunk(memory, *x, decay, causal)
+    def chunk(memory: Array, x: tuple[Array, ...]) -> tuple[Array, Array]:
+        q, k, v, first = x
+        read, memory = _retain_chunk(memory, q, k, v, first, decay, causal)
         return memory, read
 
     xs = (*(split(x, -4) for x in (q, k, v)), split(first, -1))
