@@ -253,8 +253,7 @@ def loss(
 
 def _entries(model: Model, view: View) -> Bool[Array, "*b N A"]:
     """Return the entries of joint actions that the flow transports."""
-    entries = view.alive[..., None]
-    return entries & view.legal_actions if model.continuous else entries
+    return view.alive[..., None] & (view.legal_actions | (not model.continuous))
 
 
 # ---------------------------------------------------------------------------------- program
