@@ -234,7 +234,7 @@ def loss(
     critic, errors = critic_loss(
         model, params, target, jax.lax.stop_gradient(outputs[:, 1:]), batch, hyper
     )
-    scale = 1.0
+    scale: Array | float = 1.0
     if normalise_values:
         magnitude = masked_mean(jnp.abs(value), batch.mask)
         scale = jax.lax.stop_gradient(1 / jnp.maximum(magnitude, 1e-6))
