@@ -65,7 +65,17 @@ CASES = [
         marks=[] if (name, spec.name) in DAILY else pytest.mark.nightly,
         id=f"{name}-{spec.name}",
     )
-    for name in ("bc", "cfcql", "iql_cql", "maicq", "omiga", "qmix_bcq", "qmix_cql")
+    for name in (
+        "bc",
+        "cfcql",
+        "iql_cql",
+        "mac_flow",
+        "maicq",
+        "omiga",
+        "oryx",
+        "qmix_bcq",
+        "qmix_cql",
+    )
     for spec in (IMAGES, TREES)
 ]
 
