@@ -1,5 +1,7 @@
 """``ope``: estimates of runs' policies from a dataset, beside the returns of the runs."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -72,12 +74,13 @@ def test_checkpoints_and_other_ways_to_act(offmarl, runs, random_data):
     assert list(found["policies"]) == [f"{runs[0]}, step 1, seed {seed}" for seed in (0, 1)]
 
 
-def test_what_a_user_gets_wrong(offmarl, runs, random_data):
+def test_what_a_user_gets_wrong(offmarl, runs, random_data, tmp_path):
     data = random_data("probe/match")
     assert "no runs to evaluate" in offmarl("ope", "--vault", data).err
     given = ("ope", runs[0], "--vault", data, "--program", plain.__file__)
     assert offmarl(*given, "--gamma", 2).code == 2
     assert "gamma must be from 0 to 1" in offmarl(*given, "--gamma", 2).err
-    other = random_data("swarm/coverage-2:time_limit=6")
-    wrong = offmarl("ope", runs[0], "--vault", other, "--program", plain.__file__)
-    assert wrong.code == 1 and "differ in observation_size" in wrong.err
+    wide = replace(envs.make("probe/match").spec, observation_size=9)
+    write_policy(tmp_path / "wide", PolicyConfig("feedforward"), wide, [0])
+    wrong = offmarl("ope", "wide", "--vault", data, "--program", plain.__file__)
+    assert wrong.code == 1 and "differ in observation_size (3, not 9)" in wrong.err

@@ -75,8 +75,8 @@ def test_two_steps_by_all_methods(random_data):
             assert one.value == pytest.approx(truth, abs=0.03), (method, chance)
             assert one.low < one.value < one.high
     assert found.effective["0.3"] > found.effective["0.8"] > 100
-    returns = 0.5 * 0.5 + GAMMA * 0.5
-    assert found.data.low < returns < found.data.high
+    assert found.data.value == pytest.approx(0.5 * 0.5 + GAMMA * 0.5, abs=0.02)
+    assert found.data.low < found.data.value < found.data.high
 
 
 @pytest.mark.nightly
@@ -176,9 +176,6 @@ def deterministic(tmp_path_factory):
 
 def test_deterministic_data_say_nothing_of_other_actions(deterministic):
     policies = {"coin": coin(deterministic.spec, 0.5)}
-    found = estimate(policies, deterministic, replace(FAST, updates=2))
-    assert list(found.values) == ["fqe"]
-    assert "wis: the policies that took the recorded actions were deterministic" in found.notes[0]
     with pytest.raises(OptionError, match=r"dr cannot be used: .* were deterministic"):
         estimate(policies, deterministic, FAST, methods=("fqe", "dr"))
 
