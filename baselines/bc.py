@@ -27,11 +27,12 @@ from offmarl.networks import (
     agent_network,
     init_policy,
     make_policy,
+    squash,
     stochastic_head,
     unroll_batch,
 )
 from offmarl.programs import DatasetStatistics, Hyperparameters, Program, Stage
-from offmarl.types import ArrayTree, EnvSpec, Sequence
+from offmarl.types import ArrayTree, Continuous, EnvSpec, Sequence
 
 # ---------------------------------------------------------------------------------- arguments
 
@@ -46,9 +47,11 @@ class Args(programs.LearnerArgs):
     """How the step size changes over the run: not at all, or down to zero at the last update, along
     a line or half a cosine, so that the clone settles on the frequencies of the data rather than on
     those of the last batches."""
-    tanh: bool = False
-    """Use a tanh-squashed Gaussian for continuous actions instead of a clipped one. It gives no
-    probability to the ends of the range, where controllers often act."""
+    continuous_loss: Literal["clipped", "tanh", "mse"] = "clipped"
+    """What is minimised for continuous actions. clipped: the negative log-likelihood of a clipped
+    Gaussian, which has probability at the ends of the range; tanh: that of a tanh-squashed one,
+    which has none there; mse: the squared error of the tanh-squashed mean, without a likelihood.
+    """
     greedy: bool = False
     """Evaluate the clone by its best actions instead of sampled ones."""
 
@@ -69,8 +72,11 @@ class State(NamedTuple):
 
 def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     """Build the program for one kind of data."""
-    head_name = stochastic_head(spec, "tanh_gaussian" if args.tanh else "gaussian")
-    config = programs.policy_config(args, head_name)
+    squared = args.continuous_loss == "mse" and isinstance(spec.action, Continuous)
+    head_name = stochastic_head(
+        spec, "tanh_gaussian" if args.continuous_loss == "tanh" else "gaussian"
+    )
+    config = programs.policy_config(args, "deterministic" if squared else head_name)
     network, head = agent_network(config, spec), agent_head(config)
 
     def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
@@ -80,9 +86,14 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
 
     def loss(params: ArrayTree, batch: Sequence) -> Float[Array, ""]:
         view = batch.view_tm1
-        outputs = unroll_batch(network, params, view.observation, batch.first[:, :-1])
+        weights = params.network if squared else params
+        outputs = unroll_batch(network, weights, view.observation, batch.first[:, :-1])
+        mask = batch.mask[..., None] & view.alive
+        if squared:
+            errors = (squash(outputs, view.legal_actions) - batch.action) ** 2
+            return masked_mean(errors, mask[..., None] & view.legal_actions, batch.weight)
         losses = -head(outputs, view.legal_actions).log_prob(batch.action)
-        return masked_mean(losses, batch.mask[..., None] & view.alive, batch.weight)
+        return masked_mean(losses, mask, batch.weight)
 
     def update(
         state: State, batch: Sequence, _key: PRNGKeyArray, hyper: Hyperparameters
@@ -99,7 +110,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         stages=(Stage(update),),
         policy=partial(make_policy, config, spec),
         policy_params=lambda state: state.params,
-        greedy=args.greedy,
+        greedy=args.greedy or squared,
     )
 
 

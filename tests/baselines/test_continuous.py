@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.special import logsumexp
-from scipy.stats import truncnorm
+from scipy.stats import norm, truncnorm
 
-from baselines import maddpg_cql, matd3_bc, omar
+from baselines import bc, maddpg_cql, matd3_bc, omar
 from offmarl.errors import OptionError, ShapeError
 from offmarl.programs import TD_ERRORS, DatasetStatistics, hyperparameters
 from offmarl.programs.actor_critic import ActorCritics
@@ -280,6 +280,39 @@ def test_the_search_finds_the_higher_of_two_peaks():
     )
     assert (q > 1.0).mean() > 0.8
     assert np.median(action) == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize("loss", ["clipped", "tanh", "mse"])
+def test_the_losses_of_cloning_by_hand(loss):
+    # A network without weights, whose mean is 0.3. The first action lies at the end of the range.
+    args = bc.Args(vault=Path(), updates=10, hidden=4, continuous_loss=loss)
+    program, hyper = bc.make(GO, structure(args), DatasetStatistics(None)), hyperparameters(args)
+    state = jax.jit(program.init)(jax.random.key(0), hyper)
+    params = jax.tree.map(jnp.zeros_like, state.params)
+    network = params.network if loss == "mse" else params
+    network["params"]["head"]["bias"] = jnp.array([0.3])
+    action = jnp.array([[1.0, 0.5], [-0.5, 0.25], [0.0, 9.0]])[:, None, :, None]
+    batch = steps(action, alive_tm1=ALIVE.at[2, 1].set(False), alive_t=ALIVE)
+    _, metrics = jax.jit(program.stages[0].update)(
+        state._replace(params=params), batch, jax.random.key(0), hyper
+    )
+    inside, std = np.array([0.5, -0.5, 0.25, 0.0]), np.log(2) + 0.01
+    if loss == "clipped":
+        each = [norm.logsf(1, 0.3, std), *norm.logpdf(inside, 0.3, std)]
+    elif loss == "tanh":  # 1 is taken for the number before it
+        a = np.array([1 - 2.0**-24, *inside])
+        each = norm.logpdf(np.arctanh(a), 0.3, std) - np.log(1 - a**2)
+    else:
+        each = -((np.tanh(0.3) - np.array([1.0, *inside])) ** 2)
+    assert metrics["policy_loss"] == pytest.approx(-np.mean(each), rel=1e-4)
+    greedy = program.policy(True).act(
+        params,
+        program.policy(True).initial_carry(),
+        jnp.ones((2, 1)),
+        jnp.ones((2, 1), bool),
+        jax.random.key(0),
+    )[0]
+    np.testing.assert_allclose(greedy, 0.3 if loss == "clipped" else np.tanh(0.3), rtol=1e-5)
 
 
 # ---------------------------------------------------------------------------------- programs
