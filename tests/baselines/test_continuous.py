@@ -185,7 +185,8 @@ def test_the_penalty_of_each_critic_is_of_its_own_values(sees):
     loss, metrics = conservative_critic_loss(
         networks, args, hyper, critics, target, target, batch, key
     )
-    assert loss == pytest.approx(metrics["td_loss"] + 5 * metrics["cql_loss"], rel=1e-5)
+    wanted = float(metrics["td_loss"] + 5 * metrics["cql_loss"])
+    assert loss == pytest.approx(wanted, rel=1e-5)
 
 
 # ---------------------------------------------------------------------------------- policies

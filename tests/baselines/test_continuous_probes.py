@@ -14,14 +14,24 @@ import pytest
 
 from baselines import maddpg_cql, matd3_bc, omar
 from offmarl import envs
-from offmarl.distributions import uniform_action
 from offmarl.programs import DatasetStatistics, hyperparameters
 from offmarl.programs.program import structure
 from offmarl.types import Sequence, View
 
 from .test_offline import train
 
-SMALL = {"hidden": 32, "critic_hidden": 32, "cql_samples": 4, "learning_rate": 3e-3, "gamma": 0.9}
+SMALL = {
+    "hidden": 16,
+    "critic_hidden": 32,
+    "cql_samples": 3,
+    "search_rounds": 2,
+    "search_samples": 3,
+    "learning_rate": 1e-2,
+    "schedule": "linear",
+    "tau": 0.05,
+    "gamma": 0.9,
+    "network": "feedforward",
+}
 nightly = pytest.mark.nightly
 
 
@@ -29,27 +39,29 @@ def probe(name: str) -> Any:
     return envs.make(f"probe/{name}", action="continuous")
 
 
-def uniform_play(env: Any, count: int) -> Sequence:
-    """Episodes of uniform play, each in a window of its own."""
+def uniform_play(env: Any, count: int = 128) -> Sequence:
+    """Episodes of uniform play, each in a window of its own; actions are spread evenly."""
+    rng = np.random.default_rng(0)
+    even = 2 * (np.arange(count) + 0.5) / count - 1
+    orders = [rng.permutation(even) for _ in range(2 * env.length)]
+    actions = jnp.asarray(np.stack(orders, -1).reshape(count, env.length, 2, 1), jnp.float32)
 
-    def play(key: jax.Array) -> Sequence:
+    def play(key: jax.Array, actions: jax.Array) -> Sequence:
         state, start = env.reset(key)
 
-        def step(carry: Any, key: jax.Array) -> Any:
+        def step(carry: Any, action: jax.Array) -> Any:
             state, view = carry
-            action, log_prob = uniform_action(key, view.legal_actions)
             state, after = env.step(key, state, action)
-            return (state, after.view), (view, action, log_prob, after)
+            return (state, after.view), (view, after)
 
-        keys = jax.random.split(key, env.length)
-        (_, last), (views, action, log_prob, after) = jax.lax.scan(step, (state, start.view), keys)
+        (_, last), (views, after) = jax.lax.scan(step, (state, start.view), actions)
         view = jax.tree.map(lambda x, end: jnp.concatenate([x, end[None]]), views, last)
         yes = jnp.ones(env.length, bool)
         first = jnp.arange(env.length + 1) == 0
         ends = after.terminated, after.truncated
-        return Sequence(view, action, after.reward, *ends, log_prob, yes, yes, first)
+        return Sequence(view, actions, after.reward, *ends, 0 * after.reward, yes, yes, first)
 
-    return jax.jit(jax.vmap(play))(jax.random.split(jax.random.key(7), count))
+    return jax.jit(jax.vmap(play))(jax.random.split(jax.random.key(7), count), actions)
 
 
 class Fitted(NamedTuple):
@@ -100,20 +112,19 @@ def test_td3_bc_stops_half_way_between_the_data_and_the_best_action() -> None:
     # the slope 2 a. So 2 a = α/4 / (½ + a/4), which for α = 2.5 is solved by a = ½. If a gradient
     # flowed through the normaliser, the policy would stay at 0, the mean of the data.
     env = probe("one-step")
-    batch = uniform_play(env, 512)
-    fitted = learn(matd3_bc, env, batch, 400, network="feedforward", critic="observation")
+    batch = uniform_play(env)
+    fitted = learn(matd3_bc, env, batch, 300, critic="observation")
     np.testing.assert_allclose(fitted.act(batch.view_tm1), 0.5, atol=0.05)
     for action in (-1.0, 0.5, 1.0):
-        found = fitted.values(batch, jnp.full((512, 1, 2), action))
+        found = fitted.values(batch, jnp.full((128, 1, 2), action))
         np.testing.assert_allclose(found, 0.5 + action / 4, atol=0.05)
 
 
 def test_joint_values_of_two_steps_are_the_exact_ones() -> None:
     # At the start, the mean share s of action 1 earns ½ (1 - s) now and s later.
     env = probe("two-step")
-    batch = uniform_play(env, 512)
-    options = {"cql_weight": 0.0, "target_noise": 0.0, "tau": 0.05}
-    fitted = learn(maddpg_cql, env, batch, 600, network="feedforward", **options)
+    batch = uniform_play(env)
+    fitted = learn(maddpg_cql, env, batch, 300, cql_weight=0.0)
     first = batch.action[:, 0, :, 0]
     share = (1 + first.mean(-1)) / 2
     found = fitted.values(batch, batch.action[..., 0])
@@ -126,10 +137,9 @@ def test_joint_values_of_two_steps_are_the_exact_ones() -> None:
 def test_the_penalty_makes_values_flatter_by_what_theory_says() -> None:
     # On uniform data, Q - r = α (1 - e^Q / mean e^Q): around the mean, slopes fall by 1 + α.
     env = probe("one-step")
-    batch = uniform_play(env, 512)
-    options = {"cql_weight": 1.0, "cql_samples": 10, "tau": 0.05, "critic": "observation"}
-    fitted = learn(omar, env, batch, 500, network="feedforward", **options)
-    low, high = (fitted.values(batch, jnp.full((512, 1, 2), x)).mean() for x in (-1.0, 1.0))
+    batch = uniform_play(env)
+    fitted = learn(omar, env, batch, 300, cql_weight=1.0, critic="observation")
+    low, high = (fitted.values(batch, jnp.full((128, 1, 2), x)).mean() for x in (-1.0, 1.0))
     assert (high - low) / 2 == pytest.approx(0.25 / 2, abs=0.03)
     assert (high + low) / 2 == pytest.approx(0.5, abs=0.03)
     assert fitted.act(batch.view_tm1).min() > 0.9
