@@ -99,7 +99,7 @@ def linear_schedule(
 
 def annealed(
     value: Number, progress: Float[Array, ""], schedule: Literal["linear", "cosine"] = "linear"
-) -> Number:
+) -> Float[Array, ""]:
     """Return what a schedule leaves of a number, such as a step size, as it decreases to 0.
 
     Parameters

@@ -119,7 +119,7 @@ def test_td3_bc_stops_half_way_between_the_data_and_the_best_action() -> None:
     np.testing.assert_allclose(action, 0.5, atol=0.2)
     for action in (-1.0, 0.5, 1.0):
         found = fitted.values(batch, jnp.full((128, 1, 2), action))
-        np.testing.assert_allclose(found, 0.5 + action / 4, atol=0.05)
+        np.testing.assert_allclose(found, 0.5 + action / 4, atol=0.1)
 
 
 @nightly
