@@ -23,7 +23,9 @@ def test_one_team_is_accepted(teams):
     ("kind", "name"),
     [
         ("recorder", "qmix"),
+        ("baseline", "mac_flow"),
         ("baseline", "maicq"),
+        ("baseline", "oryx"),
         ("baseline", "qmix_bcq"),
         ("baseline", "qmix_cql"),
     ],

@@ -7,6 +7,14 @@ from offmarl.networks.action_values import (
     as_vectors,
     make_critics,
 )
+from offmarl.networks.autoregressive import (
+    AgentSequence,
+    Decoded,
+    SequenceMemory,
+    init_agent_sequence,
+    make_agent_sequence,
+    make_sequence_policy,
+)
 from offmarl.networks.deterministic import NoisyParams, differentiable_action, squash
 from offmarl.networks.encoders import (
     Encoder,
@@ -17,6 +25,14 @@ from offmarl.networks.encoders import (
     state_encoder,
     unshared_critic_encoder,
     view_encoder,
+)
+from offmarl.networks.flows import (
+    JointFlow,
+    chosen_action,
+    init_one_step,
+    integrate,
+    make_one_step_policy,
+    one_step_network,
 )
 from offmarl.networks.inputs import AgentId, InputLayer, Inputs
 from offmarl.networks.mixers import (
@@ -43,6 +59,7 @@ from offmarl.networks.policies import (
     stochastic_head,
 )
 from offmarl.networks.pooling import AttentionPool, CriticKind, PooledEncoder, critic_encoder
+from offmarl.networks.retention import GatedLayer, Retention, retain
 from offmarl.networks.torsos import Activation, FeedForward, Moments, Recurrent, unroll_batch
 from offmarl.networks.unshared import Unshared
 
@@ -51,15 +68,19 @@ __all__ = [
     "Activation",
     "AgentId",
     "AgentNetwork",
+    "AgentSequence",
     "AttentionPool",
     "CriticInput",
     "CriticKind",
     "Critics",
+    "Decoded",
     "Encoder",
     "FeedForward",
+    "GatedLayer",
     "Head",
     "InputLayer",
     "Inputs",
+    "JointFlow",
     "Mixer",
     "MixerKind",
     "MixerWeights",
@@ -70,6 +91,8 @@ __all__ = [
     "PooledMixer",
     "QParams",
     "Recurrent",
+    "Retention",
+    "SequenceMemory",
     "Unshared",
     "ViewEncoder",
     "agent_head",
@@ -77,18 +100,27 @@ __all__ = [
     "as_vectors",
     "blank_view",
     "central",
+    "chosen_action",
     "critic_encoder",
     "differentiable_action",
+    "init_agent_sequence",
     "init_mixer",
+    "init_one_step",
     "init_policy",
+    "integrate",
+    "make_agent_sequence",
     "make_critics",
     "make_mixer",
     "make_network",
+    "make_one_step_policy",
     "make_policy",
+    "make_sequence_policy",
     "mix",
     "mixing_coefficients",
     "mixing_weights",
     "observation_encoder",
+    "one_step_network",
+    "retain",
     "squash",
     "state_encoder",
     "stochastic_head",
