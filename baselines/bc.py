@@ -47,11 +47,12 @@ class Args(programs.LearnerArgs):
     """How the step size changes over the run: not at all, or down to zero at the last update, along
     a line or half a cosine, so that the clone settles on the frequencies of the data rather than on
     those of the last batches."""
-    continuous_loss: Literal["clipped", "tanh", "mse"] = "clipped"
-    """What is minimised for continuous actions. clipped: the negative log-likelihood of a clipped
-    Gaussian, which has probability at the ends of the range; tanh: that of a tanh-squashed one,
-    which has none there; mse: the squared error of the tanh-squashed mean, without a likelihood.
-    """
+    tanh: bool = False
+    """Use a tanh-squashed Gaussian for continuous actions instead of a clipped one. It gives no
+    probability to the ends of the range, where controllers often act."""
+    mse: bool = False
+    """Fit continuous actions by the squared error of a tanh-squashed mean instead of a likelihood.
+    The clone is then deterministic."""
     greedy: bool = False
     """Evaluate the clone by its best actions instead of sampled ones."""
 
@@ -72,10 +73,8 @@ class State(NamedTuple):
 
 def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     """Build the program for one kind of data."""
-    squared = args.continuous_loss == "mse" and isinstance(spec.action, Continuous)
-    head_name = stochastic_head(
-        spec, "tanh_gaussian" if args.continuous_loss == "tanh" else "gaussian"
-    )
+    squared = args.mse and isinstance(spec.action, Continuous)
+    head_name = stochastic_head(spec, "tanh_gaussian" if args.tanh else "gaussian")
     config = programs.policy_config(args, "deterministic" if squared else head_name)
     network, head = agent_network(config, spec), agent_head(config)
 

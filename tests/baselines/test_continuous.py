@@ -286,7 +286,8 @@ def test_the_search_finds_the_higher_of_two_peaks():
 @pytest.mark.parametrize("loss", ["clipped", "tanh", "mse"])
 def test_the_losses_of_cloning_by_hand(loss):
     # A network without weights, whose mean is 0.3. The first action lies at the end of the range.
-    args = bc.Args(vault=Path(), updates=10, hidden=4, continuous_loss=loss)
+    options = {} if loss == "clipped" else {loss: True}
+    args = bc.Args(vault=Path(), updates=10, hidden=4, **options)
     program, hyper = bc.make(GO, structure(args), DatasetStatistics(None)), hyperparameters(args)
     state = jax.jit(program.init)(jax.random.key(0), hyper)
     params = jax.tree.map(jnp.zeros_like, state.params)
