@@ -8,6 +8,12 @@ Each agent is cloned on its own, so the clone of data with several joint modes i
 mixture. With a constant step size, a clone follows the frequencies of the last batches;
 ``--schedule linear`` lets it settle on those of the whole data.
 
+A policy of continuous actions is a Gaussian that is clipped to their range, because controllers
+often act at its ends. A tanh-squashed Gaussian has no probability there: data at an end pull its
+mean to the largest number that is told apart from it. ``--mse`` fits no likelihood but
+
+    L = E[ (tanh μ(o_i, history) - a_i)² ]   over entries of the actions, too.
+
 Reference: Pomerleau 1991. Defaults are those of ``discrete_bc.yaml`` of OG-MARL
 (github.com/instadeepai/og-marl, commit f4eb8f0; Formanek et al. 2023, arXiv 2302.00521), which has
 recurrent networks only.
