@@ -7,6 +7,13 @@ from offmarl.networks.action_values import (
     as_vectors,
     make_critics,
 )
+from offmarl.networks.alternating import (
+    JointActionModel,
+    OwnCritic,
+    given_actions,
+    of_agent,
+    view_of_agent,
+)
 from offmarl.networks.deterministic import NoisyParams, differentiable_action, squash
 from offmarl.networks.encoders import (
     Encoder,
@@ -44,6 +51,7 @@ from offmarl.networks.policies import (
 )
 from offmarl.networks.pooling import AttentionPool, CriticKind, PooledEncoder, critic_encoder
 from offmarl.networks.torsos import Activation, FeedForward, Moments, Recurrent, unroll_batch
+from offmarl.networks.transformer import CausalTransformer, DecisionTransformer, Trajectory
 from offmarl.networks.unshared import Unshared
 
 __all__ = [
@@ -52,24 +60,29 @@ __all__ = [
     "AgentId",
     "AgentNetwork",
     "AttentionPool",
+    "CausalTransformer",
     "CriticInput",
     "CriticKind",
     "Critics",
+    "DecisionTransformer",
     "Encoder",
     "FeedForward",
     "Head",
     "InputLayer",
     "Inputs",
+    "JointActionModel",
     "Mixer",
     "MixerKind",
     "MixerWeights",
     "Moments",
     "NoisyParams",
+    "OwnCritic",
     "PolicyConfig",
     "PooledEncoder",
     "PooledMixer",
     "QParams",
     "Recurrent",
+    "Trajectory",
     "Unshared",
     "ViewEncoder",
     "agent_head",
@@ -79,6 +92,7 @@ __all__ = [
     "central",
     "critic_encoder",
     "differentiable_action",
+    "given_actions",
     "init_mixer",
     "init_policy",
     "make_critics",
@@ -89,10 +103,12 @@ __all__ = [
     "mixing_coefficients",
     "mixing_weights",
     "observation_encoder",
+    "of_agent",
     "squash",
     "state_encoder",
     "stochastic_head",
     "unroll_batch",
     "unshared_critic_encoder",
     "view_encoder",
+    "view_of_agent",
 ]
