@@ -40,7 +40,6 @@ from offmarl.losses import cross_entropy, masked_mean
 from offmarl.networks import DecisionTransformer, Trajectory, blank_view, observation_encoder
 from offmarl.programs import DatasetStatistics, Hyperparameters, LearnerArgs, Program, Stage
 from offmarl.programs.learner import remaining_rate
-from offmarl.teams import require_one_team
 from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence
 
 _LEAST_SCALE = 1e-6
@@ -199,7 +198,6 @@ def make_policy(
 
 def make(spec: EnvSpec, args: Args, dataset: DatasetStatistics) -> Program:
     """Build the program for one kind of data."""
-    require_one_team(spec, "madt")
     encoder = observation_encoder(spec, args.hidden)
     network = DecisionTransformer(
         spec.num_actions, args.hidden, args.layers or 2, args.heads, args.agent_id, encoder

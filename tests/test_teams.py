@@ -23,6 +23,8 @@ def test_one_team_is_accepted(teams):
     ("kind", "name"),
     [
         ("recorder", "qmix"),
+        ("baseline", "alberdice"),
+        ("baseline", "comadice"),
         ("baseline", "maicq"),
         ("baseline", "qmix_bcq"),
         ("baseline", "qmix_cql"),

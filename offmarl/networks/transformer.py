@@ -103,7 +103,7 @@ class DecisionTransformer(nn.Module):
         seen = seen if self.encoder is None else self.encoder(seen)
         own = InputLayer(self.width, self.agent_id, _INIT, name="observation")(seen)
         to_go = nn.Dense(self.width, kernel_init=_INIT, name="return_to_go")
-        action = nn.Embed(self.num_actions, self.width, _INIT, name="action")
+        action = nn.Embed(self.num_actions, self.width, embedding_init=_INIT, name="action")
         time = nn.Dense(self.width, kernel_init=_INIT, name="time")
         kinds = to_go(trajectory.return_to_go[..., None]), own, action(trajectory.action)
         tokens = nn.tanh(jnp.stack(kinds, axis=-3))

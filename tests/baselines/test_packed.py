@@ -101,7 +101,10 @@ def batch_of(windows: list[list[Piece]], case: Case, seed: int) -> Sequence:
 APART = [[Piece(0, 1, 4)], [Piece(1, 0, 1)], [Piece(2, 2, 4)], [Piece(3, 0, 2)]]
 PACKED = [[*APART[0], *APART[1]], [*APART[2], *APART[3]], [], []]
 # Weights that depend on what else is in the batch at the same time are switched off.
-OPTIONS = {"maicq": {"value_temperature": 1e9, "policy_temperature": 1e9}}
+OPTIONS = {
+    "alberdice": {"gradient_penalty": 0.0},
+    "maicq": {"value_temperature": 1e9, "policy_temperature": 1e9},
+}
 
 
 @pytest.mark.parametrize(
@@ -109,7 +112,10 @@ OPTIONS = {"maicq": {"value_temperature": 1e9, "policy_temperature": 1e9}}
     [
         "bc",
         "maicq",
-        *(pytest.param(n, marks=pytest.mark.nightly) for n in ("iql_cql", "qmix_bcq", "qmix_cql")),
+        *(
+            pytest.param(n, marks=pytest.mark.nightly)
+            for n in ("alberdice", "comadice", "iql_cql", "qmix_bcq", "qmix_cql")
+        ),
     ],
 )
 def test_nothing_passes_from_one_episode_to_the_next(name: str) -> None:

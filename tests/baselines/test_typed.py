@@ -65,7 +65,7 @@ CASES = [
         marks=[] if (name, spec.name) in DAILY else pytest.mark.nightly,
         id=f"{name}-{spec.name}",
     )
-    for name in ("bc", "iql_cql", "maicq", "qmix_bcq", "qmix_cql")
+    for name in ("alberdice", "bc", "comadice", "iql_cql", "maicq", "qmix_bcq", "qmix_cql")
     for spec in (IMAGES, TREES)
 ]
 

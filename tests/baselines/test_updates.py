@@ -159,7 +159,10 @@ def test_bc_by_hand() -> None:
         "bc",
         "maicq",
         "qmix_cql",
-        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("iql_cql", "qmix_bcq")),
+        *(
+            pytest.param(name, marks=pytest.mark.nightly)
+            for name in ("alberdice", "comadice", "iql_cql", "qmix_bcq")
+        ),
     ],
 )
 def test_nothing_is_learnt_from_padding_nor_from_the_dead(name: str) -> None:

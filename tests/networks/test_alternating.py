@@ -27,21 +27,19 @@ def test_the_joint_probability_is_a_distribution():
     model, alive = JointActionModel(spec, 4), jnp.ones(3, bool)
     view = blank_view(spec)._replace(state=jnp.array([0.3, -2.0]))
 
+    params = jax.jit(model.init)(jax.random.key(0), view, jnp.zeros((3, 6)))
+
     @jax.jit
-    def total(key, agent, own):
-        params = model.init(key, view, jnp.zeros((3, 6)))
-
-        def probability(others):
-            action = jnp.insert(others, agent, own, assume_unique_indices=True)
-            logits = model.apply(params, view, given_actions(action, alive, agent, 2))
-            log_probs = jax.nn.log_softmax(logits)[jnp.arange(3), action]
-            return jnp.exp(jnp.where(jnp.arange(3) == agent, 0.0, log_probs).sum())
-
-        return jax.vmap(probability)(jnp.array([[0, 0], [0, 1], [1, 0], [1, 1]])).sum()
+    def probability(action, agent):
+        """Of the others' actions, given that of one agent."""
+        logits = model.apply(params, view, given_actions(action, alive, agent, 2))
+        log_probs = jax.nn.log_softmax(logits)[jnp.arange(3), action]
+        return jnp.exp(jnp.where(jnp.arange(3) == agent, 0.0, log_probs).sum())
 
     for agent in range(3):
-        for own in (0, 1):
-            np.testing.assert_allclose(total(jax.random.key(0), agent, own), 1.0, rtol=1e-6)
+        joint = (np.insert(others, agent, 1) for others in np.ndindex(2, 2))
+        total = sum(probability(jnp.asarray(action), agent) for action in joint)
+        np.testing.assert_allclose(total, 1.0, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
