@@ -104,7 +104,9 @@ PACKED = [[*APART[0], *APART[1]], [*APART[2], *APART[3]], [], []]
 OPTIONS = {
     "alberdice": {"gradient_penalty": 0.0},
     "maicq": {"value_temperature": 1e9, "policy_temperature": 1e9},
+    "omiga": {"network": "recurrent"},
 }
+OTHERS = ("alberdice", "cfcql", "comadice", "iql_cql", "omiga", "qmix_bcq", "qmix_cql")
 
 
 @pytest.mark.parametrize(
@@ -112,10 +114,7 @@ OPTIONS = {
     [
         "bc",
         "maicq",
-        *(
-            pytest.param(n, marks=pytest.mark.nightly)
-            for n in ("alberdice", "comadice", "iql_cql", "qmix_bcq", "qmix_cql")
-        ),
+        *(pytest.param(n, marks=pytest.mark.nightly) for n in OTHERS),
     ],
 )
 def test_nothing_passes_from_one_episode_to_the_next(name: str) -> None:
@@ -123,7 +122,7 @@ def test_nothing_passes_from_one_episode_to_the_next(name: str) -> None:
     args = baseline.Args(vault=Path(), updates=10, hidden=4, **OPTIONS.get(name, {}))
     program = baseline.make(SPEC, structure(args), DatasetStatistics(None))
     hyper, key = hyperparameters(args), jax.random.key(0)
-    state, update = program.init(key, hyper), jax.jit(program.stages[0].update)
+    state, update = program.init(key, hyper), jax.jit(program.stages[-1].update)
     forced = name == "qmix_cql"  # or the other actions that it draws would differ
     for ends in ((True, False), (False, True), (False, False)):
         case = Case(*ends, forced)
