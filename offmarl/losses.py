@@ -306,7 +306,7 @@ def soft_chi_square_ratio(x: Float[Array, "*b"]) -> Float[Array, "*b"]:
     """Return the ratio of distributions that the soft χ² divergence gives to an advantage x.
 
     It is x + 1 for positive x, and exp(x) for negative x: the inverse of the derivative of the
-    divergence's function f (Lee et al. 2021, "OptiDICE", arXiv 2106.10783, appendix E).
+    divergence's function f (Lee et al. 2021, "OptiDICE", arXiv 2106.10783).
     """
     return jnp.where(x < 0, jnp.exp(jnp.minimum(x, 0.0)), x + 1)
 
