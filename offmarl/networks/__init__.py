@@ -14,6 +14,14 @@ from offmarl.networks.alternating import (
     of_agent,
     view_of_agent,
 )
+from offmarl.networks.autoregressive import (
+    AgentSequence,
+    Decoded,
+    SequenceMemory,
+    init_agent_sequence,
+    make_agent_sequence,
+    make_sequence_policy,
+)
 from offmarl.networks.deterministic import NoisyParams, differentiable_action, squash
 from offmarl.networks.encoders import (
     Encoder,
@@ -24,6 +32,14 @@ from offmarl.networks.encoders import (
     state_encoder,
     unshared_critic_encoder,
     view_encoder,
+)
+from offmarl.networks.flows import (
+    JointFlow,
+    chosen_action,
+    init_one_step,
+    integrate,
+    make_one_step_policy,
+    one_step_network,
 )
 from offmarl.networks.inputs import AgentId, InputLayer, Inputs
 from offmarl.networks.mixers import (
@@ -57,6 +73,7 @@ from offmarl.networks.policies import (
     stochastic_head,
 )
 from offmarl.networks.pooling import AttentionPool, CriticKind, PooledEncoder, critic_encoder
+from offmarl.networks.retention import GatedLayer, Retention, retain
 from offmarl.networks.torsos import Activation, FeedForward, Moments, Recurrent, unroll_batch
 from offmarl.networks.transformer import CausalTransformer, DecisionTransformer, Trajectory
 from offmarl.networks.unshared import Unshared
@@ -66,18 +83,22 @@ __all__ = [
     "Activation",
     "AgentId",
     "AgentNetwork",
+    "AgentSequence",
     "AttentionPool",
     "CausalTransformer",
     "CriticInput",
     "CriticKind",
     "Critics",
     "DecisionTransformer",
+    "Decoded",
     "Encoder",
     "FeedForward",
+    "GatedLayer",
     "Head",
     "InputLayer",
     "Inputs",
     "JointActionModel",
+    "JointFlow",
     "LinearMixer",
     "LinearWeights",
     "Mixer",
@@ -91,6 +112,8 @@ __all__ = [
     "PooledMixer",
     "QParams",
     "Recurrent",
+    "Retention",
+    "SequenceMemory",
     "Trajectory",
     "Unshared",
     "ViewEncoder",
@@ -99,18 +122,25 @@ __all__ = [
     "as_vectors",
     "blank_view",
     "central",
+    "chosen_action",
     "critic_encoder",
     "differentiable_action",
     "given_actions",
+    "init_agent_sequence",
     "init_mixer",
+    "init_one_step",
     "init_policy",
+    "integrate",
     "joint_action_values",
     "linear_weights",
+    "make_agent_sequence",
     "make_critics",
     "make_linear_mixer",
     "make_mixer",
     "make_network",
+    "make_one_step_policy",
     "make_policy",
+    "make_sequence_policy",
     "mix",
     "mix_counterfactuals",
     "mix_linearly",
@@ -118,6 +148,8 @@ __all__ = [
     "mixing_weights",
     "observation_encoder",
     "of_agent",
+    "one_step_network",
+    "retain",
     "squash",
     "state_encoder",
     "stochastic_head",

@@ -71,8 +71,10 @@ CASES = [
         "cfcql",
         "comadice",
         "iql_cql",
+        "mac_flow",
         "maicq",
         "omiga",
+        "oryx",
         "qmix_bcq",
         "qmix_cql",
     )
