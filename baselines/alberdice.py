@@ -359,7 +359,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
 
         def take_turn(
             carry: tuple[Agents, Part, Array], drawn: tuple[Array, PRNGKeyArray]
-        ) -> tuple[tuple[Agents, Part, Array], dict[str, Array]]:
+        ) -> tuple[tuple[Agents, Part, Array], tuple[dict[str, _Found], Array]]:
             (everyone, joint, log_probs), (agent, key) = carry, drawn
             own: Agents = jax.tree.map(lambda leaf: leaf[agent], everyone)
             joint, predicted, of_joint = learn(joint_loss, joint, nets.joint, batch, agent)
@@ -373,14 +373,14 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
             own = Agents(policy, value, advantage)
             everyone = jax.tree.map(lambda leaf, part: leaf.at[agent].set(part), everyone, own)
             now = own_log_probs(policy.params, policies, batch, agent)
-            metrics = {
+            found = {
                 "joint": of_joint,
                 "value": of_value,
                 "advantage": of_advantage,
                 "policy": of_policy,
-                "ratio": masked_mean(turn.ratio, batch.mask),
             }
-            return (everyone, joint, log_probs.at[:, :, agent].set(now)), metrics
+            ratio = masked_mean(turn.ratio, batch.mask)
+            return (everyone, joint, log_probs.at[:, :, agent].set(now)), (found, ratio)
 
         view = batch.view_tm1
         outputs = unroll_batch(
@@ -388,9 +388,9 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         )
         begun = state.agents, state.joint, log_probs_of(outputs, view.legal_actions)
         turns = jnp.arange(agents), jax.random.split(key, agents)
-        (everyone, joint, _), found = jax.lax.scan(take_turn, begun, turns)
-        metrics = {"alpha": alpha, "ratio": found.pop("ratio").mean()}
-        metrics |= _summary(found | {"clone": of_clone})
+        (everyone, joint, _), (found, ratio) = jax.lax.scan(take_turn, begun, turns)
+        metrics = _summary(found | {"clone": of_clone})
+        metrics |= {"alpha": alpha, "ratio": ratio.mean()}
         return State(everyone, clone, joint, state.updates + 1), metrics
 
     return Program(

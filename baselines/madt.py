@@ -116,16 +116,15 @@ class Memory(NamedTuple):
 def empty_memory(spec: EnvSpec, steps: int) -> Memory:
     """Return the memory before the first step of an episode."""
     observation = blank_view(spec).observation
-    agents = jnp.zeros(spec.num_agents)
-    repeated = jax.tree.map(lambda leaf: jnp.stack([leaf] * steps), (agents, observation))
     return Memory(
         Trajectory(
-            *repeated,
+            jnp.zeros((steps, spec.num_agents)),
+            jax.tree.map(lambda leaf: jnp.stack([leaf] * steps), observation),
             action=jnp.zeros((steps, spec.num_agents), jnp.int32),
             time=jnp.full(steps, -1),
             episode=jnp.full(steps, -1),
         ),
-        agents,
+        jnp.zeros(spec.num_agents),
     )
 
 
