@@ -42,7 +42,8 @@ def first_values(learnt: Learnt, name: str) -> np.ndarray:
     return np.asarray(found)[:, 0]
 
 
-@pytest.mark.parametrize("network", ["feedforward", pytest.param("recurrent", marks=NIGHTLY)])
+@NIGHTLY
+@pytest.mark.parametrize("network", ["feedforward", "recurrent"])
 def test_independent_values(network: str, random_data: Callable[[str], Path]) -> None:
     """Agent i's reward has the other's half; its own choice is paid now, or a step later."""
     learnt = learn(
@@ -54,22 +55,16 @@ def test_independent_values(network: str, random_data: Callable[[str], Path]) ->
     np.testing.assert_allclose(found, expected[JOINT], atol=0.05)
 
 
-@pytest.mark.parametrize(
-    ("name", "network"),
-    [
-        ("maicq", "feedforward"),
-        ("cfcql", "feedforward"),
-        ("omiga", "feedforward"),
-        *(
-            pytest.param(name, network, marks=NIGHTLY)
-            for name in VALUED
-            for network in ("feedforward", "recurrent")
-            if name != "iql_cql"
-            and (name, network)
-            not in {("maicq", "feedforward"), ("cfcql", "feedforward"), ("omiga", "feedforward")}
-        ),
-    ],
-)
+DAILY = {("cfcql", "feedforward"), ("omiga", "feedforward")}
+CASES = [
+    pytest.param(name, network, marks=[] if (name, network) in DAILY else NIGHTLY)
+    for name in VALUED
+    for network in ("feedforward", "recurrent")
+    if name != "iql_cql"
+]
+
+
+@pytest.mark.parametrize(("name", "network"), CASES)
 def test_joint_values(name: str, network: str, random_data: Callable[[str], Path]) -> None:
     """Q_tot is what both agents get now, and γ times what they get in the second step."""
     learnt = learn(
@@ -108,7 +103,7 @@ def test_values_under_a_penalty(
     Each action is worth ½ more than the other. In cfcql, half of the penalty is each agent's.
     """
     options = SMALL | VALUED[name] | {"cql_weight": weight, "network": "feedforward"}
-    learnt = learn(name, random_data("probe/one-step"), 600, **options)
+    learnt = learn(name, random_data("probe/one-step"), 400, **options)
     found = first_values(learnt, "probe/one-step")
     of_first, of_second = (
         (found[2, 0] - found[0, 0], found[1, 1] - found[0, 1])
@@ -119,6 +114,7 @@ def test_values_under_a_penalty(
     np.testing.assert_allclose([of_first, of_second], expected, atol=0.03)
 
 
+@NIGHTLY
 def test_values_of_omiga_are_soft_maxima_of_the_data(random_data: Callable[[str], Path]) -> None:
     """V_i = α / w_i log E[exp(w_i Q_i / α)], over uniform actions; 0.5 is their mean reward."""
     options = SMALL | {"network": "feedforward", "tau": 0.05, "value_temperature": 0.1}
