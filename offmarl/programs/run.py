@@ -30,15 +30,6 @@ from offmarl.programs.captures import CaptureCheckpoints, remove_buffers
 
 ArgsT = TypeVar("ArgsT", bound=Validated)
 
-_EVALUATED = (
-    tracking.RETURN,
-    tracking.GREEDY_RETURN,
-    tracking.AGREEMENT,
-    tracking.LOG_LIKELIHOOD,
-)
-"""Metrics of evaluations, one list for each seed; the first existing one is the main metric. Where
-there are several teams, each has its own returns: see `offmarl.teams.names_by_team`."""
-
 _MAY_DIFFER = (
     "offmarl",
     "settings",
@@ -88,8 +79,8 @@ class Run:
     def write_marl_eval(self, env: str) -> None:
         """Write all evaluations in the layout for comparisons.
 
-        The names of algorithms say how they acted. An algorithm that samples its actions has two
-        entries, because its best actions were evaluated at the end.
+        The names of algorithms say how they acted. An algorithm whose final evaluation was both
+        greedy and sampled has two entries.
 
         Parameters
         ----------
@@ -117,14 +108,16 @@ class Run:
         program, metrics = self.record["program"], dict(found)
         if not any(name.startswith(tracking.RETURN) for name in metrics):
             return {program: metrics}
-        greedy = {
-            name.replace(tracking.GREEDY_RETURN, tracking.RETURN): metrics.pop(name)
+        acting, other = tracking.acting_of(self.record), tracking.other_acting(self.record)
+        second = tracking.OTHER_RETURN[other]
+        others = {
+            name.replace(second, tracking.RETURN): metrics.pop(name)
             for name in list(metrics)
-            if name.startswith(tracking.GREEDY_RETURN)
+            if name.startswith(second)
         }
-        entries = {tracking.labelled(program, tracking.acting_of(self.record)): metrics}
-        if greedy:
-            entries[tracking.labelled(program, "greedy")] = greedy
+        entries = {tracking.labelled(program, acting): metrics}
+        if others:
+            entries[tracking.labelled(program, other)] = others
         return entries
 
     def finish(self) -> None:
@@ -212,7 +205,7 @@ def _evaluated(rows: list[dict[str, Any]]) -> list[str]:
     names = dict.fromkeys(name for row in rows for name in row)
     return [
         name
-        for metric in _EVALUATED
+        for metric in tracking.EVALUATED
         for name in names
         if name == metric or name.startswith(f"{metric}_")
     ]
@@ -265,7 +258,7 @@ def report(step: int, found: Mapping[str, NDArray[Any]]) -> None:
     """Report an evaluation to `watched`."""
     watcher = _watcher.get()
     if watcher is not None and found:
-        watcher(step, next(found[name] for name in _EVALUATED if name in found))
+        watcher(step, next(found[name] for name in tracking.EVALUATED if name in found))
 
 
 # ---------------------------------------------------------------------------------- signals
