@@ -38,6 +38,8 @@ KINDS = ("gif", "mp4", "png")
 _FRAMES_PER_SECOND = 10
 _PIXELS = 420
 _TRAIL = 6
+_TITLE = 68
+"""Characters of a title that fit; longer ones are smaller."""
 _COLOURS = 64
 """Colours of a GIF; few make a small file."""
 
@@ -188,7 +190,8 @@ def frame(playback: Playback, time: int) -> Picture:
         playback.scenes[max(0, time - _TRAIL) : time],
     )
     title = f"{playback.name}   step {time}   return {round(playback.score[time], 1) + 0.0}"
-    figure.text(0.03, 0.955, title, fontsize=9, color="#374151")
+    size = 9 * min(1.0, _TITLE / len(title))
+    figure.text(0.03, 0.955, title, fontsize=size, color="#374151")
     entries = legend(scene)
     figure.legend(
         handles=entries,

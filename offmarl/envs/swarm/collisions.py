@@ -18,6 +18,7 @@ Pairs are found by the suite's neighbour search, so the cost is close to linear 
 drones.
 """
 
+import itertools
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -95,7 +96,8 @@ def collide(
     num_drones, dims = before.position.shape
     index = jnp.arange(num_drones, dtype=jnp.int32)
     step = after.position - before.position
-    own = _Motion(*(tuple(x.T) for x in (before.position, step, after.velocity)), mass, index)
+    columns = (tuple(vector.T) for vector in (before.position, step, after.velocity))
+    own = _Motion.of((*itertools.chain(*columns), mass, index), dims)
     drones = Points(before.position, alive, own.flat())
     reach = _CONTACT + 2 * fastest
 

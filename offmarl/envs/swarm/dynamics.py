@@ -243,15 +243,20 @@ def scatter(
     return (grid + 0.5) * pitch + jitter
 
 
-def keep_out(drones: DroneState, obstacles: Float[Array, "M D"], side: float) -> DroneState:
+def keep_out(
+    drones: DroneState,
+    obstacles: Float[Array, "M D"],
+    side: float,
+    radius: float = OBSTACLE_RADIUS,
+) -> DroneState:
     """Move drones inside an obstacle to its surface, and remove their velocity into it."""
-    near = find_points(drones.position, obstacles, 1, OBSTACLE_RADIUS, side)
+    near = find_points(drones.position, obstacles, 1, radius, side)
     nearest = obstacles[near.which[:, 0]]
     offset = drones.position - nearest
     distance = jnp.maximum(_norm(offset), 1e-6)
     normal = offset / distance
-    hit = distance < OBSTACLE_RADIUS
-    surface = jnp.clip(nearest + OBSTACLE_RADIUS * normal, 0.0, side)
+    hit = distance < radius
+    surface = jnp.clip(nearest + radius * normal, 0.0, side)
     inward = jnp.minimum((drones.velocity * normal).sum(-1, keepdims=True), 0.0)
     return drones._replace(
         position=jnp.where(hit, surface, drones.position),

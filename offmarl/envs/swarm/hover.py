@@ -16,6 +16,8 @@ from offmarl.envs.swarm.steering import around, length_of
 _NEAR = 0.5
 _SLOW = 0.25
 _GOAL_GAP = 2.0
+_GOAL_SPACE = 0.75
+"""Distance between a goal and the surface of an obstacle."""
 _HOVER_REWARD = 20.0
 _PROGRESS_REWARD = 5.0
 _COLLISION_PENALTY = 10.0
@@ -32,8 +34,9 @@ class HoverTask(NamedTuple):
 class Hover(SwarmEnv):
     """N drones, by default quadrotors that collide elastically, fly to goals and hover there.
 
-    Each drone has a goal of its own, 2 cells from other goals where there is room. It hovers if it
-    is within 0.5 cells of its goal and slower than 0.25 cells per step.
+    Each drone has a goal of its own, 2 cells from other goals where there is room, and 0.75 from
+    the nearest obstacle. It hovers if it is within 0.5 cells of its goal and slower than 0.25 cells
+    per step.
 
     The team's reward is ``20 / time_limit`` times the fraction of drones that hover, plus 5 times
     the decrease of the mean distance to the goals over the arena's side, minus ``10 / time_limit``
@@ -83,7 +86,8 @@ class Hover(SwarmEnv):
     def _begin(self, key: PRNGKeyArray, state: SwarmState) -> HoverTask:
         goal = dynamics.scatter(key, self.num_agents, self.side, self.dims, _GOAL_GAP)
         if state.obstacles is not None:
-            goal = dynamics.keep_out(dynamics.at_rest(goal), state.obstacles, self.side).position
+            points, radius = dynamics.at_rest(goal), dynamics.OBSTACLE_RADIUS + _GOAL_SPACE
+            goal = dynamics.keep_out(points, state.obstacles, self.side, radius).position
         return HoverTask(goal, self._hovers(state, goal))
 
     def _hovers(self, state: SwarmState, goal: Float[Array, "N D"]) -> Bool[Array, "N"]:
@@ -134,5 +138,6 @@ class Hover(SwarmEnv):
         desired = desired + 0.5 * apart
         if "obstacles" in see:
             obstacles = see["obstacles"]
-            desired = desired + around(self._offsets(obstacles), obstacles[..., -1:], desired)
+            aside = around(self._offsets(obstacles), obstacles[..., -1:], desired)
+            desired = desired + aside * jnp.minimum(distance, 1.0)
         return desired

@@ -20,6 +20,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 _NONE = np.iinfo(np.int32).max
+_NEARLY = np.int32(2**30)
+"""Marks an index as that of an entry which is only nearly the minimum; see `_take`."""
+_ROUNDING = 1 + 2e-6
 
 _FAR_AT_ONCE = 32
 
@@ -388,13 +391,16 @@ def _find(
 
 def _take(squared: Float[Array, "C N"], index: Int[Array, "C N"], count: int) -> _Nearest:
     """Take the ``count`` smallest of each column; ties go to the lower index."""
-    # If XLA recomputed the input with other rounding, the minimum would equal no entry.
     squared = jax.lax.optimization_barrier(squared)  # type: ignore[no-untyped-call]
     best = []
     # A few passes of elementwise minima along columns vectorise; top_k and argmin do not.
     for _ in range(count):
         least = squared.min(0)
-        nearest = jnp.where(squared == least, index, _NONE).min(0)
+        # XLA may compute the input twice, with other rounding, in spite of the barrier: then the
+        # minimum equals no entry, and the nearest is one that is equal up to rounding.
+        nearly = jnp.where(squared <= _ROUNDING * least, index | _NEARLY, _NONE)
+        nearest = jnp.where(squared == least, index, nearly).min(0)
+        nearest = jnp.where(nearest == _NONE, _NONE, nearest & ~_NEARLY)
         squared = jnp.where(index == nearest, jnp.inf, squared)
         best.append((least, nearest))
     return _Nearest(*(jnp.stack(parts) for parts in zip(*best, strict=True)))
