@@ -52,6 +52,13 @@ SAMPLED_RETURN = "sampled_episode_return"
 OTHER_RETURN: dict[Acting, str] = {"greedy": GREEDY_RETURN, "sampled": SAMPLED_RETURN}
 """Names of the returns of the way to act that a policy does not take in training."""
 
+OTHER_MARL_EVAL_FILE: dict[Acting, str] = {
+    "greedy": "marl_eval_greedy.json",
+    "sampled": "marl_eval_sampled.json",
+}
+"""Files like ``marl_eval.json`` with the final evaluation of that way to act. They are apart from
+it because marl-eval's reader expects all algorithms of a file to have the same steps."""
+
 AGREEMENT = "action_agreement"
 """How far a policy agrees with the actions of held-out episodes, from 0 to 1."""
 

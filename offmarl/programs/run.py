@@ -91,7 +91,7 @@ class Run:
         """Write all evaluations in the layout for comparisons.
 
         The names of algorithms say how they acted. An algorithm whose final evaluation was both
-        greedy and sampled has two entries.
+        greedy and sampled has a second file, `tracking.OTHER_MARL_EVAL_FILE`.
 
         Parameters
         ----------
@@ -105,20 +105,19 @@ class Run:
         dataset, _, uid = (self.record["vault"] or "").rpartition("/")
         environment, _, task = (env or f"unknown/{dataset}").partition("/")
         where = environment, "/".join(part for part in (task or environment, uid) if part)
-        algorithms: dict[str, Any] = {}
-        for name, metrics in self._by_acting(found).items():
+        for file, (name, metrics) in self._by_acting(found).items():
             main = next(iter(metrics))
             final = {metric: steps[-1][1] for metric, steps in metrics.items()}
             data = tracking.marl_eval(*where, name, seeds, metrics[main], final, main)
-            algorithms |= data[where[0]][where[1]]
-        document = {where[0]: {where[1]: algorithms}}
-        tracking.write_json(self.directory / tracking.MARL_EVAL_FILE, document)
+            others = {metric: steps for metric, steps in metrics.items() if metric != main}
+            _add_to_steps(data[where[0]][where[1]][name], others)
+            tracking.write_json(self.directory / file, data)
 
-    def _by_acting(self, found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Return metrics by the name of the algorithm, with how it acted in the evaluation."""
+    def _by_acting(self, found: Mapping[str, Any]) -> dict[str, tuple[str, dict[str, Any]]]:
+        """Return the name of the algorithm, with how it acted, and its metrics, by file."""
         program, metrics = self.record["program"], dict(found)
         if not any(name.startswith(tracking.RETURN) for name in metrics):
-            return {program: metrics}
+            return {tracking.MARL_EVAL_FILE: (program, metrics)}
         acting, other = tracking.acting_of(self.record), tracking.other_acting(self.record)
         second = tracking.OTHER_RETURN[other]
         others = {
@@ -126,10 +125,11 @@ class Run:
             for name in list(metrics)
             if name.startswith(second)
         }
-        entries = {tracking.labelled(program, acting): metrics}
+        files = {tracking.MARL_EVAL_FILE: (tracking.labelled(program, acting), metrics)}
         if others:
-            entries[tracking.labelled(program, other)] = others
-        return entries
+            label = tracking.labelled(program, other)
+            files[tracking.OTHER_MARL_EVAL_FILE[other]] = label, others
+        return files
 
     def finish(self, stopped: Mapping[str, int] | None = None) -> None:
         """Mark the run as finished, so that the same call does not change it.
@@ -236,6 +236,17 @@ def _by_step(
         if metric in row:
             found.setdefault(row["step"], {})[row["seed"]] = row[metric]
     return [(step, np.array([found[step][seed] for seed in seeds])) for step in sorted(found)]
+
+
+def _add_to_steps(runs: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
+    """Add metrics to the steps of runs in the layout of `tracking.marl_eval`.
+
+    marl-eval's reader expects every metric of the final evaluation in each step.
+    """
+    for name, steps in metrics.items():
+        for k, (_, values) in enumerate(steps):
+            for own, record in zip(values, runs.values(), strict=True):
+                record[f"step_{k}"][name] = np.asarray(own).tolist()
 
 
 def _evaluated(rows: list[dict[str, Any]]) -> list[str]:

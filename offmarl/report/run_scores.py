@@ -15,6 +15,7 @@ from offmarl.tracking import (
     AGREEMENT,
     MARL_EVAL_FILE,
     METRICS_FILE,
+    OTHER_MARL_EVAL_FILE,
     OTHER_RETURN,
     RETURN,
     Acting,
@@ -254,9 +255,11 @@ def _final(directory: Path) -> dict[int, dict[str, Any]]:
                 "--held-out."
             )
         )
-    document = read_json(directory, MARL_EVAL_FILE)
+    names = [MARL_EVAL_FILE]
+    names += [name for name in OTHER_MARL_EVAL_FILE.values() if holds(directory, name)]
+    documents = [read_json(directory, name) for name in names]
     try:
-        found = _absolute_metrics(document, run)
+        found = _absolute_metrics(documents, run)
     except (ValueError, KeyError, AttributeError, TypeError):
         found = {}
     if not any(found.values()):
@@ -268,23 +271,26 @@ def _final(directory: Path) -> dict[int, dict[str, Any]]:
 
 
 def _absolute_metrics(
-    document: Mapping[str, Any], run: Mapping[str, Any]
+    documents: Iterable[Mapping[str, Any]], run: Mapping[str, Any]
 ) -> dict[int, dict[str, Any]]:
-    """Return the final metrics of all algorithms in a run's document: one for each way of acting.
+    """Return the final metrics of all algorithms in a run's documents: one for each way of acting.
 
-    Older runs have a single algorithm, whose greedy returns are another metric.
+    Older runs have a single document, with an algorithm for each way; or with a single algorithm,
+    whose greedy returns are another metric.
     """
-    (tasks,) = document.values()
-    (algorithms,) = tasks.values()
     other = other_acting(run)
     second = labelled(run["program"], other)
     found: dict[int, dict[str, Any]] = {}
-    for name, seeds in algorithms.items():
-        for seed, record in seeds.items():
-            metrics = record["absolute_metrics"]
-            if name == second:
-                metrics = {OTHER_RETURN[other]: metrics[RETURN]}
-            found.setdefault(int(seed.removeprefix("seed_")), {}).update(metrics)
+    for document in documents:
+        (tasks,) = document.values()
+        (algorithms,) = tasks.values()
+        for name, seeds in algorithms.items():
+            for seed, record in seeds.items():
+                metrics = record["absolute_metrics"]
+                if name == second:
+                    prefix = OTHER_RETURN[other]
+                    metrics = {key.replace(RETURN, prefix, 1): x for key, x in metrics.items()}
+                found.setdefault(int(seed.removeprefix("seed_")), {}).update(metrics)
     return found
 
 
