@@ -50,14 +50,7 @@ SAMPLED_RETURN = "sampled_episode_return"
 """Returns with sampled actions, of a policy that otherwise takes its best actions."""
 
 OTHER_RETURN: dict[Acting, str] = {"greedy": GREEDY_RETURN, "sampled": SAMPLED_RETURN}
-"""Names of the returns of the way to act that a policy does not take in training."""
-
-OTHER_MARL_EVAL_FILE: dict[Acting, str] = {
-    "greedy": "marl_eval_greedy.json",
-    "sampled": "marl_eval_sampled.json",
-}
-"""Files like ``marl_eval.json`` with the final evaluation of that way to act. They are apart from
-it because marl-eval's reader expects all algorithms of a file to have the same steps."""
+"""Names of the returns of the way to act that is not the program's own."""
 
 AGREEMENT = "action_agreement"
 """How far a policy agrees with the actions of held-out episodes, from 0 to 1."""
@@ -159,7 +152,7 @@ def acting_of(run: Mapping[str, Any]) -> Acting:
 
 
 def other_acting(run: Mapping[str, Any]) -> Acting:
-    """Return the way to act that the policies of a run take only in the final evaluation."""
+    """Return the way to act that is not the own one of a run's program."""
     return "sampled" if acting_of(run) == "greedy" else "greedy"
 
 

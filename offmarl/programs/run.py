@@ -90,8 +90,8 @@ class Run:
     def write_marl_eval(self, env: str) -> None:
         """Write all evaluations in the layout for comparisons.
 
-        The names of algorithms say how they acted. An algorithm whose final evaluation was both
-        greedy and sampled has a second file, `tracking.OTHER_MARL_EVAL_FILE`.
+        The names of algorithms say how they acted. An algorithm that was evaluated both greedily
+        and by sampling has two entries.
 
         Parameters
         ----------
@@ -105,19 +105,22 @@ class Run:
         dataset, _, uid = (self.record["vault"] or "").rpartition("/")
         environment, _, task = (env or f"unknown/{dataset}").partition("/")
         where = environment, "/".join(part for part in (task or environment, uid) if part)
-        for file, (name, metrics) in self._by_acting(found).items():
+        algorithms: dict[str, Any] = {}
+        for name, metrics in self._by_acting(found).items():
             main = next(iter(metrics))
             final = {metric: steps[-1][1] for metric, steps in metrics.items()}
             data = tracking.marl_eval(*where, name, seeds, metrics[main], final, main)
             others = {metric: steps for metric, steps in metrics.items() if metric != main}
             _add_to_steps(data[where[0]][where[1]][name], others)
-            tracking.write_json(self.directory / file, data)
+            algorithms |= data[where[0]][where[1]]
+        document = {where[0]: {where[1]: algorithms}}
+        tracking.write_json(self.directory / tracking.MARL_EVAL_FILE, document)
 
-    def _by_acting(self, found: Mapping[str, Any]) -> dict[str, tuple[str, dict[str, Any]]]:
-        """Return the name of the algorithm, with how it acted, and its metrics, by file."""
+    def _by_acting(self, found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Return metrics by the name of the algorithm, with how it acted in the evaluation."""
         program, metrics = self.record["program"], dict(found)
         if not any(name.startswith(tracking.RETURN) for name in metrics):
-            return {tracking.MARL_EVAL_FILE: (program, metrics)}
+            return {program: metrics}
         acting, other = tracking.acting_of(self.record), tracking.other_acting(self.record)
         second = tracking.OTHER_RETURN[other]
         others = {
@@ -125,11 +128,10 @@ class Run:
             for name in list(metrics)
             if name.startswith(second)
         }
-        files = {tracking.MARL_EVAL_FILE: (tracking.labelled(program, acting), metrics)}
+        entries = {tracking.labelled(program, acting): metrics}
         if others:
-            label = tracking.labelled(program, other)
-            files[tracking.OTHER_MARL_EVAL_FILE[other]] = label, others
-        return files
+            entries[tracking.labelled(program, other)] = others
+        return entries
 
     def finish(self, stopped: Mapping[str, int] | None = None) -> None:
         """Mark the run as finished, so that the same call does not change it.

@@ -15,7 +15,6 @@ from offmarl.tracking import (
     AGREEMENT,
     MARL_EVAL_FILE,
     METRICS_FILE,
-    OTHER_MARL_EVAL_FILE,
     OTHER_RETURN,
     RETURN,
     Acting,
@@ -75,8 +74,8 @@ class Runs(NamedTuple):
     directories: dict[str, dict[Entry, Path]]
     """By dataset and entry, as the policy acted in training."""
     best: Scores
-    """Of the best checkpoint of each seed, for the entries of ``directories`` that were evaluated
-    more than once: see `best_scores`."""
+    """Of the best checkpoint of each seed, for the entries that were evaluated more than once: see
+    `best_scores`."""
     settings: dict[str, list[str]]
     """The programs that were trained with other settings on one dataset than on another, and the
     settings that differ."""
@@ -140,11 +139,20 @@ def read_runs(
             acting = acting_of(runs[path]) if metric == RETURN else None
             entry = Entry(runs[path]["program"], acting, names[path])
             trained.setdefault(label, {})[entry] = path
-            if (of_best := best_scores(path, metric)) is not None:
-                best.setdefault(label, {})[entry] = of_best
+            for one, name in _metrics(entry, metric).items():
+                if (of_best := best_scores(path, name)) is not None:
+                    best.setdefault(label, {})[one] = of_best
         scores[label] = dict(sorted(found.items(), key=lambda item: item[0].acting == "sampled"))
     named = {label: data[alike[0]] for label, alike in groups.items()}
     return Runs(scores, named, trained, best, settings)
+
+
+def _metrics(entry: Entry, metric: str) -> dict[Entry, str]:
+    """Return the entries of a run, and the metric of each, of which some may not exist."""
+    if entry.acting is None:
+        return {entry: metric}
+    other: Acting = "sampled" if entry.acting == "greedy" else "greedy"
+    return {entry: metric, entry._replace(acting=other): OTHER_RETURN[other]}
 
 
 def scores_of(directory: Path, metric: str = RETURN, run: str = "") -> dict[Entry, RunScores]:
@@ -255,11 +263,9 @@ def _final(directory: Path) -> dict[int, dict[str, Any]]:
                 "--held-out."
             )
         )
-    names = [MARL_EVAL_FILE]
-    names += [name for name in OTHER_MARL_EVAL_FILE.values() if holds(directory, name)]
-    documents = [read_json(directory, name) for name in names]
+    document = read_json(directory, MARL_EVAL_FILE)
     try:
-        found = _absolute_metrics(documents, run)
+        found = _absolute_metrics(document, run)
     except (ValueError, KeyError, AttributeError, TypeError):
         found = {}
     if not any(found.values()):
@@ -271,26 +277,24 @@ def _final(directory: Path) -> dict[int, dict[str, Any]]:
 
 
 def _absolute_metrics(
-    documents: Iterable[Mapping[str, Any]], run: Mapping[str, Any]
+    document: Mapping[str, Any], run: Mapping[str, Any]
 ) -> dict[int, dict[str, Any]]:
-    """Return the final metrics of all algorithms in a run's documents: one for each way of acting.
+    """Return the final metrics of all algorithms in a run's document: one for each way of acting.
 
-    Older runs have a single document, with an algorithm for each way; or with a single algorithm,
-    whose greedy returns are another metric.
+    Older runs have a single algorithm, whose greedy returns are another metric.
     """
+    (tasks,) = document.values()
+    (algorithms,) = tasks.values()
     other = other_acting(run)
     second = labelled(run["program"], other)
     found: dict[int, dict[str, Any]] = {}
-    for document in documents:
-        (tasks,) = document.values()
-        (algorithms,) = tasks.values()
-        for name, seeds in algorithms.items():
-            for seed, record in seeds.items():
-                metrics = record["absolute_metrics"]
-                if name == second:
-                    prefix = OTHER_RETURN[other]
-                    metrics = {key.replace(RETURN, prefix, 1): x for key, x in metrics.items()}
-                found.setdefault(int(seed.removeprefix("seed_")), {}).update(metrics)
+    for name, seeds in algorithms.items():
+        for seed, record in seeds.items():
+            metrics = record["absolute_metrics"]
+            if name == second:
+                prefix = OTHER_RETURN[other]
+                metrics = {key.replace(RETURN, prefix, 1): x for key, x in metrics.items()}
+            found.setdefault(int(seed.removeprefix("seed_")), {}).update(metrics)
     return found
 
 
