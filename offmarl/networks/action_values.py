@@ -23,6 +23,7 @@ from offmarl.networks.encoders import (
     state_encoder,
 )
 from offmarl.networks.inputs import AgentId, InputLayer, Inputs
+from offmarl.networks.linear import Dense
 from offmarl.types import ArrayTree, Continuous, EnvSpec, View
 
 
@@ -89,8 +90,8 @@ class ActionValue(nn.Module):
         else:
             seen = jnp.concatenate([seen, own], -1) if self.outputs == 1 else seen
             x = InputLayer(self.hidden, self.agent_id)(seen)
-        x = nn.relu(nn.Dense(self.hidden, kernel_init=wide)(nn.relu(x)))
-        return nn.Dense(self.outputs, kernel_init=nn.initializers.orthogonal())(x)
+        x = nn.relu(Dense(self.hidden, kernel_init=wide)(nn.relu(x)))
+        return Dense(self.outputs, kernel_init=nn.initializers.orthogonal())(x)
 
 
 @dataclass(frozen=True)

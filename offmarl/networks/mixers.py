@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from offmarl.networks.encoders import blank_view, central, observation_encoder, state_encoder
 from offmarl.networks.inputs import InputLayer
+from offmarl.networks.linear import Dense
 from offmarl.networks.pooling import PooledEncoder
 from offmarl.types import ArrayTree, EnvSpec, View
 
@@ -134,11 +135,11 @@ class PooledMixer(nn.Module):
         )
 
 
-def _dense(scale: float | None) -> Callable[..., nn.Dense]:
+def _dense(scale: float | None) -> Callable[..., Dense]:
     """Return a linear layer whose weights are orthogonal and of some scale at first."""
     if scale is None:
-        return nn.Dense
-    return partial(nn.Dense, kernel_init=nn.initializers.orthogonal(scale))
+        return Dense
+    return partial(Dense, kernel_init=nn.initializers.orthogonal(scale))
 
 
 def make_mixer(
