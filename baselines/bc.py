@@ -12,7 +12,7 @@ arXiv 2302.00521).
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +20,9 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from offmarl import cli, programs
-from offmarl.config import Positive, PositiveInt
+from offmarl.config import Positive
 from offmarl.losses import masked_mean
 from offmarl.networks import (
-    AgentId,
-    PolicyConfig,
     agent_head,
     agent_network,
     init_policy,
@@ -39,24 +37,20 @@ from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 
 @dataclass(frozen=True)
-class Args(programs.Args):
+class Args(programs.LearnerArgs):
     """Behaviour cloning."""
 
     learning_rate: Positive = 1e-3
-    """Adam's step size."""
-    anneal: bool = True
-    """Decrease the step size to zero over the run, so that the clone settles on the frequencies of
-    the data rather than on those of the last batches."""
+    """Adam's step size, at the first update."""
+    schedule: Literal["constant", "linear", "cosine"] = "linear"
+    """How the step size changes over the run: not at all, or down to zero at the last update, along
+    a line or half a cosine, so that the clone settles on the frequencies of the data rather than on
+    those of the last batches."""
     tanh: bool = False
     """Use a tanh-squashed Gaussian for continuous actions instead of a clipped one. It gives no
     probability to the ends of the range, where controllers often act."""
     greedy: bool = False
     """Evaluate the clone by its best actions instead of sampled ones."""
-    hidden: PositiveInt = 64
-    """Width of the policy's layers."""
-    agent_id: AgentId = "onehot"
-    """How the network distinguishes the agents. onehot: by their index, which ties it to their
-    number; sinusoidal: by 16 sines and cosines of their place in the team; none: not at all."""
 
 
 # ---------------------------------------------------------------------------------- state
@@ -76,13 +70,13 @@ class State(NamedTuple):
 def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     """Build the program for one kind of data."""
     head_name = stochastic_head(spec, "tanh_gaussian" if args.tanh else "gaussian")
-    config = PolicyConfig("recurrent", head_name, args.hidden, args.agent_id)
+    config = programs.policy_config(args, head_name)
     network, head = agent_network(config, spec), agent_head(config)
-    total = args.updates or 1
 
-    def init(key: PRNGKeyArray, _hyper: Hyperparameters) -> State:
+    def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
         params = init_policy(config, spec, key)
-        return State(params, optax.adam(0.0).init(params), jnp.zeros((), jnp.int32))
+        optimiser = programs.make_optimiser(args, hyper).init(params)
+        return State(params, optimiser, jnp.zeros((), jnp.int32))
 
     def loss(params: ArrayTree, batch: Sequence) -> Float[Array, ""]:
         view = batch.view_tm1
@@ -94,8 +88,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         state: State, batch: Sequence, _key: PRNGKeyArray, hyper: Hyperparameters
     ) -> tuple[State, dict[str, Array]]:
         value, gradient = jax.value_and_grad(loss)(state.params, batch)
-        left = jnp.maximum(1 - state.updates / total, 0) if args.anneal else 1.0
-        adam = optax.adam(hyper.learning_rate * left)
+        adam = programs.make_optimiser(args, hyper, state.updates)
         step, optimiser = adam.update(gradient, state.optimiser)
         params = optax.apply_updates(state.params, step)
         metrics = {"policy_loss": value, "grad_norm": programs.grad_norm(gradient)}

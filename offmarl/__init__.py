@@ -10,7 +10,7 @@
 | training | `programs`, `config` (arguments of programs), `checkpoint`, `tracking` |
 | recording | `record` (Python environments), `record_episodes` (the same, in processes) |
 | | `replay_episode` (recorded episodes, played again) |
-| evaluation | `evaluation`, `load_policy` |
+| evaluation | `evaluation`, `load_policy`, `load_critic` |
 | statistics | `statistics` (intervals, profiles), `report` (tables, figures, pages) |
 | testing | `testing` (conformance tests for storage drivers and environments) |
 | records | `View`, `Timestep`, `Transition`, `Sequence`, `FinalObservations` |
@@ -80,6 +80,7 @@ if TYPE_CHECKING:
         vault,
     )
     from offmarl.hub import load_dataset
+    from offmarl.programs.critic import load_critic
     from offmarl.programs.policy import load_policy
     from offmarl.programs.processes import record_episodes
     from offmarl.programs.python import record
@@ -144,6 +145,7 @@ __all__ = [
     "evaluation",
     "from_arrays",
     "hub",
+    "load_critic",
     "load_dataset",
     "load_policy",
     "losses",
@@ -167,6 +169,7 @@ _HOMES = {
     "Dataset": "offmarl.vault:Dataset",
     "from_arrays": "offmarl.vault:from_arrays",
     "load_dataset": "offmarl.hub:load_dataset",
+    "load_critic": "offmarl.programs.critic:load_critic",
     "load_policy": "offmarl.programs.policy:load_policy",
     "mix": "offmarl.vault:mix",
     "open": "offmarl.vault:open_vault",

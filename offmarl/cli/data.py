@@ -132,9 +132,9 @@ def _statistics_table(found: Statistics) -> RenderableType:
         # Of several entries, there is only the range of their medians.
         medians = leaf.quantiles[middle][leaf.count > 0]
         ends = sorted({f"{x:.4g}" for x in (medians.min(), medians.max())}) if len(medians) else []
-        values = [f"{x:.4g}" for x in (mean, std, low)]
-        row = [name, number(leaf.count.size), number(int(count)), *values, " to ".join(ends)]
-        rows.append([*row, f"{high:.4g}"])
+        values = [float(x) for x in (mean, std, low)]
+        row = [name, leaf.count.size, int(count), *values, " to ".join(ends)]
+        rows.append([*row, float(high)])
     return table(columns, rows)
 
 

@@ -279,7 +279,7 @@ def documented(target: Callable[..., T], *added: str) -> Callable[..., functools
 
     Each parameter's text is one paragraph. Defaults that mean "none" are not shown. A flag
     that is off by default has one form, ``--greedy``; one that is on by default has two,
-    ``--anneal`` and ``--no-anneal``, since its text describes the first.
+    ``--share`` and ``--no-share``, since its text describes the first.
 
     Parameters
     ----------

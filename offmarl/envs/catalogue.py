@@ -102,25 +102,21 @@ _CLASSIC = (
         "classic:Bridge",
         summary="two agents cross a bridge wide enough for one",
     ),
-    _family("probe/one-step", "probes:OneStep", summary="one action, one reward"),
-    _family("probe/two-step", "probes:TwoStep", summary="a small reward now or a large one later"),
-    _family(
-        "probe/observation",
-        "probes:Observation",
-        summary="the right action is the one observed",
-        traits=("partial",),
+)
+
+
+def _probe(name: str, env_class: str, summary: str, **about: Any) -> Family:
+    return _family(f"probe/{name}", f"probes:{env_class}", summary=summary, action="both", **about)
+
+
+_PROBES = (
+    _probe("one-step", "OneStep", "one action, one reward"),
+    _probe("two-step", "TwoStep", "a small reward now or a large one later"),
+    _probe(
+        "observation", "Observation", "the right action is the one observed", traits=("partial",)
     ),
-    _family(
-        "probe/match",
-        "probes:Match",
-        summary="two agents must choose the same action, the better of two",
-    ),
-    _family(
-        "probe/memory",
-        "probes:Memory",
-        summary="the right action was observed some steps ago",
-        traits=("partial",),
-    ),
+    _probe("match", "Match", "two agents must choose the same action, the better of two"),
+    _probe("memory", "Memory", "the right action was observed some steps ago", traits=("partial",)),
 )
 
 
@@ -484,4 +480,4 @@ _MATRAX = (
     _matrax("conflict-K", "a 2x2 game: the agents prefer different outcomes", "number"),
 )
 
-BUILT_IN = (*_CLASSIC, *_SWARM, *_MPE, *_JAXMARL, *_JUMANJI, *_MATRAX)
+BUILT_IN = (*_CLASSIC, *_PROBES, *_SWARM, *_MPE, *_JAXMARL, *_JUMANJI, *_MATRAX)

@@ -5,20 +5,24 @@ return of 1. Train on them in order: the first failure shows which part of the l
 After Andy Jones, "Debugging RL, Without the Agonizing Pain" (2021), with coordination and memory
 added.
 
+With continuous actions an agent chooses the share (1 + a) / 2 of action 1, and the reward is the
+expected reward of agents that choose action 1 with this probability. So the optimal return is the
+same, and a reward is linear in each agent's action.
+
 ``uniform_return`` is the mean return of independent uniform play, ``wrong_return`` that of a
 learner without the ability that the probe tests.
 """
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from offmarl.envs.base import restart, transition
-from offmarl.types import Discrete, EnvSpec, Timestep, View
+from offmarl.types import Continuous, Discrete, EnvSpec, Timestep, View
 
 
 class ProbeState(NamedTuple):
@@ -27,15 +31,23 @@ class ProbeState(NamedTuple):
     time: Int[Array, ""]
     cue: Int[Array, "2"]
     """One cue for each agent, drawn at the start."""
-    first_action: Int[Array, "2"]
-    """Action of each agent in the first step; 0 before it."""
+    first_action: Int[Array, "2"] | Float[Array, "2"]
+    """Each agent's share of action 1 in the first step, with discrete actions the action itself; 0
+    before it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Probe(ABC):
-    """Everything except the observation and the reward, which differ between probes."""
+    """Everything except the observation and the reward, which differ between probes.
+
+    Parameters
+    ----------
+    action
+        The kind of actions.
+    """
 
     name: str = ""
+    action: Literal["discrete", "continuous"] = "discrete"
 
     length: ClassVar[int] = 1
     """Steps until the episode terminates."""
@@ -46,26 +58,29 @@ class _Probe(ABC):
     @property
     def spec(self) -> EnvSpec:
         """Sizes, name and limit; episodes terminate at the limit, so none is truncated."""
-        return EnvSpec(self.name, 2, 3, 5, Discrete(2), time_limit=self.length)
+        action = Discrete(2) if self.action == "discrete" else Continuous(1)
+        return EnvSpec(self.name, 2, 3, 5, action, time_limit=self.length)
 
     def reset(self, key: PRNGKeyArray) -> tuple[ProbeState, Timestep]:
         """Start an episode with new cues."""
         cue = jax.random.randint(key, (2,), 0, 2)
-        state = ProbeState(jnp.zeros((), jnp.int32), cue, jnp.zeros(2, jnp.int32))
+        share = jnp.zeros(2, jnp.int32 if self.action == "discrete" else jnp.float32)
+        state = ProbeState(jnp.zeros((), jnp.int32), cue, share)
         return state, restart(self._view(state))
 
     def step(
         self,
         key: PRNGKeyArray,  # noqa: ARG002
         state: ProbeState,
-        action: Int[Array, "2"],
+        action: Int[Array, "2"] | Float[Array, "2 1"],
     ) -> tuple[ProbeState, Timestep]:
         """Take one step; only the cues are random."""
-        first_action = jnp.where(state.time == 0, action, state.first_action)
+        share = action if self.action == "discrete" else (1 + action[:, 0]) / 2
+        first_action = jnp.where(state.time == 0, share, state.first_action)
         after = ProbeState(state.time + 1, state.cue, first_action)
         return after, transition(
             self._view(after),
-            reward=jnp.full(2, self._reward(state, action)),
+            reward=jnp.full(2, self._reward(state, share)),
             terminated=jnp.full(2, after.time >= self.length),
             truncated=jnp.zeros(2, bool),
         )
@@ -75,7 +90,7 @@ class _Probe(ABC):
         return View(
             observation=self._observation(state),
             state=everything.astype(jnp.float32),
-            legal_actions=jnp.ones((2, 2), bool),
+            legal_actions=jnp.ones((2, self.spec.action_size), bool),
             alive=jnp.ones(2, bool),
         )
 
@@ -83,7 +98,8 @@ class _Probe(ABC):
     def _observation(self, state: ProbeState) -> Float[Array, "2 3"]: ...
 
     @abstractmethod
-    def _reward(self, state: ProbeState, action: Int[Array, "2"]) -> Float[Array, ""]: ...
+    def _reward(self, state: ProbeState, share: Array) -> Float[Array, ""]:
+        """Return the reward of each agent's share ``(2,)`` of action 1."""
 
 
 class OneStep(_Probe):
@@ -99,8 +115,8 @@ class OneStep(_Probe):
     def _observation(self, state: ProbeState) -> Float[Array, "2 3"]:  # noqa: ARG002
         return jnp.zeros((2, 3))
 
-    def _reward(self, state: ProbeState, action: Int[Array, "2"]) -> Float[Array, ""]:  # noqa: ARG002
-        return _fraction(action == 1)
+    def _reward(self, state: ProbeState, share: Array) -> Float[Array, ""]:  # noqa: ARG002
+        return share.mean()
 
 
 class TwoStep(_Probe):
@@ -117,10 +133,12 @@ class TwoStep(_Probe):
     wrong_return = 0.5
 
     def _observation(self, state: ProbeState) -> Float[Array, "2 3"]:
-        return jax.nn.one_hot(jnp.where(state.time == 0, 0, 1 + state.first_action), 3)
+        start = jnp.stack([jnp.ones(2), jnp.zeros(2), jnp.zeros(2)], -1)
+        later = jnp.stack([jnp.zeros(2), 1 - state.first_action, state.first_action], -1)
+        return jnp.where(state.time == 0, start, later)
 
-    def _reward(self, state: ProbeState, action: Int[Array, "2"]) -> Float[Array, ""]:
-        now, later = 0.5 * _fraction(action == 0), _fraction(state.first_action == 1)
+    def _reward(self, state: ProbeState, share: Array) -> Float[Array, ""]:
+        now, later = 0.5 * (1 - share).mean(), state.first_action.mean()
         return jnp.where(state.time == 0, now, later)
 
 
@@ -136,8 +154,8 @@ class Observation(_Probe):
     def _observation(self, state: ProbeState) -> Float[Array, "2 3"]:
         return jax.nn.one_hot(state.cue, 3)
 
-    def _reward(self, state: ProbeState, action: Int[Array, "2"]) -> Float[Array, ""]:
-        return _fraction(action == state.cue)
+    def _reward(self, state: ProbeState, share: Array) -> Float[Array, ""]:
+        return _share_of(state.cue, share).mean()
 
 
 class Match(_Probe):
@@ -153,8 +171,8 @@ class Match(_Probe):
     def _observation(self, state: ProbeState) -> Float[Array, "2 3"]:  # noqa: ARG002
         return jnp.zeros((2, 3))
 
-    def _reward(self, state: ProbeState, action: Int[Array, "2"]) -> Float[Array, ""]:  # noqa: ARG002
-        return jnp.where(action[0] == action[1], 0.5 + 0.5 * action[0], 0.0)
+    def _reward(self, state: ProbeState, share: Array) -> Float[Array, ""]:  # noqa: ARG002
+        return share.prod() + 0.5 * (1 - share).prod()
 
 
 class Memory(_Probe):
@@ -174,9 +192,10 @@ class Memory(_Probe):
         answer_now = jnp.full((2, 1), state.time == self.length - 1, jnp.float32)
         return jnp.concatenate([cue, answer_now], -1)
 
-    def _reward(self, state: ProbeState, action: Int[Array, "2"]) -> Float[Array, ""]:
-        return jnp.where(state.time == self.length - 1, _fraction(action == state.cue), 0.0)
+    def _reward(self, state: ProbeState, share: Array) -> Float[Array, ""]:
+        return jnp.where(state.time == self.length - 1, _share_of(state.cue, share).mean(), 0.0)
 
 
-def _fraction(right: Array) -> Float[Array, ""]:
-    return right.astype(jnp.float32).mean()
+def _share_of(choice: Int[Array, "2"], share: Array) -> Float[Array, "2"]:
+    """Return each agent's share of the action that it should choose."""
+    return jnp.where(choice == 1, share, 1 - share).astype(jnp.float32)

@@ -1,6 +1,12 @@
 """Neural networks: encoders, torsos, mixers, critics, and policies."""
 
-from offmarl.networks.action_values import ActionValue, Critics, as_vectors, make_critics
+from offmarl.networks.action_values import (
+    ActionValue,
+    CriticInput,
+    Critics,
+    as_vectors,
+    make_critics,
+)
 from offmarl.networks.deterministic import NoisyParams, differentiable_action, squash
 from offmarl.networks.encoders import (
     Encoder,
@@ -46,6 +52,7 @@ __all__ = [
     "AgentId",
     "AgentNetwork",
     "AttentionPool",
+    "CriticInput",
     "CriticKind",
     "Critics",
     "Encoder",

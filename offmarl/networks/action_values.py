@@ -1,13 +1,13 @@
 """Critics that value the actions of an agent, or of all agents together.
 
-A centralised critic sees the global state and the actions of all agents (Lowe et al. 2017, arXiv
-1706.02275); an independent one sees what its agent sees and does. Both give a value for each agent,
-so that each agent can learn from its own reward.
+A joint critic sees the global state and the actions of all agents (Lowe et al. 2017, arXiv
+1706.02275); others see the action of their agent alone, and its observation or the state. All give
+a value for each agent, so that each agent can learn from its own reward.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -26,6 +26,10 @@ from offmarl.networks.inputs import AgentId, InputLayer, Inputs
 from offmarl.networks.linear import Dense
 from offmarl.types import ArrayTree, Continuous, EnvSpec, View
 
+CriticInput = Literal["observation", "state", "joint"]
+"""What the critic of an agent sees beside the agent's own observation and action. "observation":
+nothing. "state": the global state. "joint": the global state and the actions of all agents."""
+
 
 class ActionValue(nn.Module):
     """Values of some agents, Linear - ReLU - Linear - ReLU - Linear.
@@ -38,8 +42,8 @@ class ActionValue(nn.Module):
         Values per agent: 1, or one for each discrete action of the agent.
     hidden
         Width of the hidden layers.
-    centralised
-        Whether the input includes the state and the actions of all agents.
+    sees
+        What the input includes.
     agent_id
         How agents are distinguished; see `AgentId`.
     observation, state
@@ -48,7 +52,7 @@ class ActionValue(nn.Module):
 
     outputs: int = 1
     hidden: int = 64
-    centralised: bool = True
+    sees: CriticInput = "joint"
     agent_id: AgentId = "onehot"
     observation: Encoder | None = None
     state: Encoder | JointEncoder | None = None
@@ -57,11 +61,13 @@ class ActionValue(nn.Module):
     def __call__(
         self,
         view: View,
-        action: Float[Array, "*b N A"],
-        own: Float[Array, "*b R A"],
+        action: Float[Array, "*#b N A"],
+        own: Float[Array, "*#b R A"],
         agents: Int[Array, "R"],
-    ) -> Float[Array, "*b R outputs"]:
+    ) -> Float[Array, "*#b R outputs"]:
         """Return the values of ``R`` agents.
+
+        The view and ``action`` may lack leading axes of ``own``, such as that of sampled actions.
 
         Parameters
         ----------
@@ -78,18 +84,23 @@ class ActionValue(nn.Module):
         wide = nn.initializers.orthogonal(2**0.5)
         seen = view.observation if self.observation is None else self.observation(view.observation)
         seen = seen[..., agents, :]
-        if self.centralised:
+        if self.sees != "joint" and self.outputs == 1:
+            lead = jnp.broadcast_shapes(seen.shape[:-1], own.shape[:-1])
+            seen = jnp.concatenate(
+                [jnp.broadcast_to(part, (*lead, part.shape[-1])) for part in (seen, own)], -1
+            )
+        if self.sees == "observation":
+            x = InputLayer(self.hidden, self.agent_id)(seen)
+        else:
             state = central(view) if self.state is None else self.state(central(view))
             x = InputLayer(self.hidden, self.agent_id)(Inputs(state, seen))
+        if self.sees == "joint":
             num_agents, num_actions = action.shape[-2:]
             kernel = self.param("actions", wide, (num_agents * num_actions, self.hidden))
             kernel = kernel.reshape(num_agents, num_actions, self.hidden)
-            x += jnp.einsum("...na,nah->...h", action, kernel)[..., None, :]
+            x = x + jnp.einsum("...na,nah->...h", action, kernel)[..., None, :]
             change = own - action[..., agents, :]
-            x += jnp.einsum("...ra,rah->...rh", change, kernel[agents])
-        else:
-            seen = jnp.concatenate([seen, own], -1) if self.outputs == 1 else seen
-            x = InputLayer(self.hidden, self.agent_id)(seen)
+            x = x + jnp.einsum("...ra,rah->...rh", change, kernel[agents])
         x = nn.relu(Dense(self.hidden, kernel_init=wide)(nn.relu(x)))
         return Dense(self.outputs, kernel_init=nn.initializers.orthogonal())(x)
 
@@ -134,10 +145,12 @@ class Critics:
         self,
         params: Sequence[ArrayTree],
         view: View,
-        action: Float[Array, "*b N A"],
-        own: Float[Array, "*b N A"] | None = None,
-    ) -> Float[Array, "K *b N outputs"]:
+        action: Float[Array, "*#b N A"],
+        own: Float[Array, "*#b N A"] | None = None,
+    ) -> Float[Array, "K *#b N outputs"]:
         """Return the values of all critics whose parameters are given.
+
+        Leading axes are broadcast: the actions may have an axis of samples in front.
 
         Parameters
         ----------
@@ -173,7 +186,7 @@ def make_critics(
     outputs: int = 1,
     hidden: int = 64,
     count: int = 1,
-    centralised: bool = True,
+    sees: CriticInput = "joint",
     share_parameters: bool = True,
     agent_id: AgentId = "onehot",
 ) -> Critics:
@@ -181,10 +194,10 @@ def make_critics(
     network = ActionValue(
         outputs,
         hidden,
-        centralised,
+        sees,
         agent_id if share_parameters else "none",
         observation_encoder(spec, hidden),
-        state_encoder(spec, hidden) if centralised else None,
+        None if sees == "observation" else state_encoder(spec, hidden),
     )
     return Critics(network, spec.num_agents, count, share_parameters)
 

@@ -92,11 +92,11 @@ def noisy_policy(network: Any, spec: EnvSpec, greedy: bool) -> Policy:
             noisy = categorical(logits, legal_actions).sample_and_log_prob(key)
         return *((best, jnp.zeros(spec.num_agents)) if greedy else noisy), carry
 
-    return Policy(
-        initial_carry=lambda: network.initial_carry(spec.num_agents),
-        act=act,
-        draws=lambda _params: not greedy,
-    )
+    def draws(params: NoisyParams) -> bool:
+        explores = bool((params.noise > 0).any() | (params.uniform > 0).any())
+        return not greedy and (explores or not isinstance(spec.action, Continuous))
+
+    return Policy(lambda: network.initial_carry(spec.num_agents), act, draws=draws)
 
 
 def _explore(

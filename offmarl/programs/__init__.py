@@ -19,8 +19,10 @@ if TYPE_CHECKING:
         init_capture,
         make_buffer,
     )
+    from offmarl.programs.critic import LoadedCritic, load_critic
     from offmarl.programs.dataset import DatasetStatistics, MeanAndStd
     from offmarl.programs.foreign import function_policy, network_policy
+    from offmarl.programs.learner import LearnerArgs, make_optimiser, policy_config
     from offmarl.programs.loop import start
     from offmarl.programs.offline import train
     from offmarl.programs.online import Recorded, record_from_run, record_online
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
         OnlineArgs,
         Program,
         Stage,
+        Values,
         hyperparameters,
     )
     from offmarl.programs.record import record_policy
@@ -55,6 +58,8 @@ __all__ = [
     "ChunkWriter",
     "DatasetStatistics",
     "Hyperparameters",
+    "LearnerArgs",
+    "LoadedCritic",
     "LoadedPolicy",
     "MeanAndStd",
     "OnlineArgs",
@@ -64,6 +69,7 @@ __all__ = [
     "SoftArgs",
     "Stage",
     "Step",
+    "Values",
     "add",
     "clipped_adam",
     "draw_windows",
@@ -72,11 +78,14 @@ __all__ = [
     "hyperparameters",
     "init_capture",
     "linear_schedule",
+    "load_critic",
     "load_policy",
     "make_buffer",
+    "make_optimiser",
     "make_soft_actor_critic",
     "map_seeds",
     "network_policy",
+    "policy_config",
     "record_from_run",
     "record_online",
     "record_policy",
@@ -89,14 +98,16 @@ __all__ = [
 
 _HOMES = {
     "buffer": "Capture ChunkWriter Step add init_capture make_buffer",
+    "critic": "LoadedCritic load_critic",
     "dataset": "DatasetStatistics MeanAndStd",
     "foreign": "function_policy network_policy",
+    "learner": "LearnerArgs make_optimiser policy_config",
     "loop": "start",
     "offline": "train",
     "online": "Recorded record_from_run record_online",
     "optimisers": "clipped_adam grad_norm linear_schedule training_progress",
     "policy": "LoadedPolicy load_policy",
-    "program": "TD_ERRORS Args Hyperparameters OnlineArgs Program Stage hyperparameters",
+    "program": "TD_ERRORS Args Hyperparameters OnlineArgs Program Stage Values hyperparameters",
     "record": "record_policy",
     "replaying": "ReplayedEpisode replay_episode",
     "seeds": "map_seeds",

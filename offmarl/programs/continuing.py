@@ -20,10 +20,10 @@ from offmarl.envs import Environment
 from offmarl.errors import OptionError, RunError, ShapeError
 from offmarl.paths import local
 from offmarl.programs.buffer import make_buffer
-from offmarl.programs.policy import builder_of
 from offmarl.programs.program import OnlineArgs, Program
 from offmarl.programs.record import fingerprint
 from offmarl.programs.recorder import stacked
+from offmarl.programs.trained import builder_of
 from offmarl.programs.windows import warm_start
 from offmarl.types import ArrayTree, EnvSpec
 from offmarl.vault import Dataset, open_vault

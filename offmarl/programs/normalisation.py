@@ -14,8 +14,16 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from offmarl.errors import OptionError
 from offmarl.programs.dataset import DatasetStatistics, MeanAndStd
-from offmarl.programs.program import Args, ArgsT, Hyperparameters, Program, Stage, structure
-from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence, flatten_tree, unflatten_tree
+from offmarl.programs.program import Args, ArgsT, Hyperparameters, Program, Stage, Values, structure
+from offmarl.types import (
+    ArrayTree,
+    EnvSpec,
+    Policy,
+    Sequence,
+    View,
+    flatten_tree,
+    unflatten_tree,
+)
 
 _LEAST_STD = 1e-6
 """Rewards or returns that vary less are not scaled."""
@@ -65,11 +73,13 @@ def normalised(program: Program, what: tuple[str, ...], dataset: DatasetStatisti
     state = _standard(dataset.state_moments()) if "state" in what else _same
     scale = _reward_scale(what, dataset)
 
+    def seen(view: View) -> View:
+        return view._replace(observation=observation(view.observation), state=state(view.state))
+
     def batch(sequence: Sequence) -> Sequence:
-        view, to_go = sequence.view, sequence.return_to_go
-        seen, whole = observation(view.observation), state(view.state)
+        to_go = sequence.return_to_go
         return sequence._replace(
-            view=view._replace(observation=seen, state=whole),
+            view=seen(sequence.view),
             reward=sequence.reward * scale,
             return_to_go=None if to_go is None else to_go * scale,
         )
@@ -77,6 +87,14 @@ def normalised(program: Program, what: tuple[str, ...], dataset: DatasetStatisti
     return program._replace(
         stages=tuple(_stage(stage, batch) for stage in program.stages),
         policy=lambda greedy: _policy(program.policy(greedy), observation, scale),
+        values=program.values and _values(program.values, seen, scale),
+    )
+
+
+def _values(values: Values, seen: Callable[[View], View], scale: np.float32) -> Values:
+    """Return a critic of views as they are recorded, in the unit of the recorded rewards."""
+    return values._replace(
+        apply=lambda params, view, *rest: values.apply(params, seen(view), *rest) / scale
     )
 
 

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple, cast
 
 import jax
 from rich import box
+from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 import offmarl
 from offmarl import settings, tracking, vault
@@ -69,7 +71,7 @@ class Recorded(NamedTuple):
     """The result of a recorder, for programs and for people."""
 
     data: dict[str, Any]
-    view: Table
+    view: RenderableType
 
 
 def record_online(make: Callable[[EnvSpec, ArgsT, Environment], Program], args: ArgsT) -> Recorded:
@@ -417,11 +419,15 @@ def _summary(runs: Sequence[Recorder], tiers: Sequence[Tier], title: str) -> Rec
 def summarise(directory: Path, rows: Sequence[dict[str, Any]], outcome: str) -> Recorded:
     """Return a summary of vaults from a row for each; see `describe`."""
     view = Table(title=f"{directory}: {outcome}", box=box.SIMPLE_HEAD)
-    for column in rows[0]:
-        view.add_column(column, overflow="fold", no_wrap=column != "path")
+    columns = [column for column in rows[0] if column != "path"]
+    for column in columns:
+        view.add_column(column, overflow="fold", no_wrap=True)
     for row in rows:
-        view.add_row(*map(number, row.values()))
-    return Recorded({"run": str(directory), "outcome": outcome, "vaults": rows}, view)
+        view.add_row(*(number(row[column]) for column in columns))
+    # Users copy paths from here, so these are never broken into lines.
+    paths = [Text(row["path"], no_wrap=True, overflow="ignore") for row in rows]
+    data = {"run": str(directory), "outcome": outcome, "vaults": rows}
+    return Recorded(data, Group(view, *paths))
 
 
 def describe(path: Path, tier: str) -> dict[str, Any]:

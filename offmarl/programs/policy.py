@@ -7,29 +7,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_leaves_with_path
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from numpy.typing import NDArray
 
-from offmarl import envs, tracking
-from offmarl.checkpoint import Checkpoints
-from offmarl.config import from_json
-from offmarl.envs.base import Environment, restart, transition
-from offmarl.errors import OptionError, RunError, ShapeError
-from offmarl.networks import blank_view
-from offmarl.paths import local
-from offmarl.programs import dataset, registry
-from offmarl.programs.normalisation import make_program
-from offmarl.programs.program import Program, hyperparameters
+from offmarl import envs
+from offmarl.envs.base import Environment
+from offmarl.errors import OptionError, ShapeError
+from offmarl.programs.trained import Step, TrainedRun
 from offmarl.types import (
     ArraySpec,
     ArrayTree,
     EnvSpec,
     Policy,
-    Timestep,
-    View,
     flatten_tree,
     unflatten_tree,
 )
@@ -233,8 +224,9 @@ def load_policy(
     greedy: bool | None = None,
     program: str | Path | None = None,
     env: str | Environment | None = None,
+    step: Step = None,
 ) -> LoadedPolicy:
-    """Load the last policy of a run, built by the program that trained it.
+    """Load a policy of a run, by default its last, built by the program that trained it.
 
     Runs of offmarl's own recorders and baselines need only their directory. A run of a program in
     your own file also needs ``program``, because importing a file runs its code, and a downloaded
@@ -258,11 +250,15 @@ def load_policy(
         have another number of agents, and another state, if no parameter of the policy depends on
         that number: agents share their parameters, and are distinguished by sinusoidal ids or none
         (``agent_id``).
+    step
+        The number of a checkpoint in ``checkpoints/``, or "best" for the one with the seed's best
+        evaluation, if the run kept it (``--keep``). Choosing it by returns in the environment is
+        online tuning: its return is not that of an offline method.
 
     Raises
     ------
     RunError
-        The directory is not that of a run, or the run has no checkpoint or no such seed; or its
+        The directory is not that of a run, or the run has no such checkpoint or seed; or its
         program is in a file, and ``program`` is missing or has other content.
     OptionError
         ``program`` does not exist or is not a program, or the run does not need it.
@@ -274,27 +270,16 @@ def load_policy(
     UnknownNameError
         There is no environment ``env``.
     """
-    run_dir = local(run_dir)
-    run = tracking.read_run(run_dir)
-    seeds = run["seeds"]
-    seed = seeds[0] if seed is None else seed
-    if seed not in seeds:
-        raise RunError(f"{run_dir} has no seed {seed}: its seeds are {seeds}.")
-    build, spec = builder_of(run, run_dir, program), EnvSpec.from_json(run["spec"])
-    built, like, _ = build(spec)
+    trained = TrainedRun.open(run_dir, program)
+    run, spec = trained.record, trained.spec
+    built, like, _ = trained.build(spec)
     if env is not None:
         other = (envs.make(env) if isinstance(env, str) else env).spec
         _require_same_interface(run["program"], spec, other)
         if other != spec:
-            (built, needed, _), trained_for, spec = build(other), spec, other
+            (built, needed, _), trained_for, spec = trained.build(other), spec, other
             _require_same_parameters(run["program"], trained_for, other, like, needed)
-    checkpoints = Checkpoints(run_dir / tracking.CHECKPOINTS)
-    stacked = jax.eval_shape(
-        lambda tree: jax.tree.map(lambda leaf: jnp.stack([leaf] * len(seeds)), tree), like
-    )
-    tree, _ = checkpoints.restore({"policy": stacked})
-    checkpoints.close()
-    params = jax.tree.map(lambda leaf: leaf[seeds.index(seed)], tree["policy"])
+    params = trained.restore("policy", like, seed, step)
     policy = built.policy(run.get("greedy", True) if greedy is None else greedy)
     return LoadedPolicy(policy, params, spec, run["program"], policy.draws(params))
 
@@ -332,86 +317,3 @@ def _require_same_parameters(
                 f"{other.num_agents} agents need {want.get(name, 'none')}. Train it with "
                 "--agent-id sinusoidal or none, and with parameters that all agents share."
             )
-
-
-class Built(NamedTuple):
-    """The program of a run."""
-
-    program: Program
-    policy: ArrayTree
-    """Shapes of its policy's parameters."""
-    state: ArrayTree
-    """Shapes of its state."""
-
-
-def builder_of(
-    run: Mapping[str, Any],
-    run_dir: Path,
-    file: str | Path | None = None,
-    env: Environment | None = None,
-) -> Callable[[EnvSpec], Built]:
-    """Return a function that builds the program of a run for an environment.
-
-    Parameters
-    ----------
-    run, run_dir
-        Content of its ``run.json``, and its directory.
-    file
-        The Python file of its program; see `load_policy`.
-    env
-        The environment of a recorder; only its state depends on it, and not its policy.
-    """
-    try:
-        kind: registry.Kind = run["kind"]
-        origin = registry.Origin(run["program"], run["file"], run["sha256"])
-    except KeyError as error:
-        raise RunError(
-            f"{run_dir} was written by another version of offmarl (its run.json has no {error}): "
-            "train again."
-        ) from None
-    if kind not in registry.VERBS:
-        raise RunError(f"{run_dir} records a program of an unknown kind, {kind!r}: train again.")
-    module = registry.load_origin(kind, origin, run_dir, file)
-    args = from_json(module.Args, run["args"])
-
-    def build(spec: EnvSpec) -> Built:
-        source: Any = env or _Blank(spec)
-        if kind == "baseline":
-            statistics = dataset.read(run_dir / dataset.STATISTICS_FILE)
-            source = dataset.DatasetStatistics(None, statistics)
-        program: Program = make_program(module.make, spec, args, source)
-
-        state = jax.eval_shape(program.init, jax.random.key(0), hyperparameters(args))
-        return Built(program, jax.eval_shape(program.policy_params, state), state)
-
-    return build
-
-
-@dataclass(frozen=True)
-class _Blank:
-    """An environment of a spec in which nothing happens.
-
-    A recorder's policy depends on sizes alone, so it is rebuilt without its environment.
-    """
-
-    spec: EnvSpec
-
-    def reset(self, key: PRNGKeyArray) -> tuple[tuple[()], Timestep]:  # noqa: ARG002
-        """Start an episode."""
-        return (), restart(self._view())
-
-    def step(
-        self,
-        key: PRNGKeyArray,  # noqa: ARG002
-        state: tuple[()],  # noqa: ARG002
-        action: Array,  # noqa: ARG002
-    ) -> tuple[tuple[()], Timestep]:
-        """Take a step."""
-        ended = jnp.zeros(self.spec.num_agents, bool)
-        return (), transition(self._view(), jnp.zeros(self.spec.num_agents), ended, ended)
-
-    def _view(self) -> View:
-        view = blank_view(self.spec)
-        return view._replace(
-            legal_actions=jnp.ones_like(view.legal_actions), alive=jnp.ones_like(view.alive)
-        )

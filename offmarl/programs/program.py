@@ -69,7 +69,7 @@ from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from offmarl.config import (
     REPEATED,
@@ -85,7 +85,7 @@ from offmarl.config import (
 )
 from offmarl.programs.registry import program_of
 from offmarl.settings import fill
-from offmarl.types import ArrayTree, Policy
+from offmarl.types import ArrayTree, Policy, View
 
 ArgsT = TypeVar("ArgsT", bound=Validated)
 
@@ -406,6 +406,20 @@ class Stage(NamedTuple):
     may read files."""
 
 
+class Values(NamedTuple):
+    """A program's critic: the values of actions, as a pure function of one seed."""
+
+    params: Callable[[ArrayTree], ArrayTree]
+    """``params(state)``: the parameters that the critic needs, such as those of agents and mixer;
+    not those of target networks."""
+    apply: Callable[[ArrayTree, View, Bool[Array, "B T"], Array], Float[Array, "B T V"]]
+    """``apply(params, view, first, action)``: the values of the actions taken in the views of
+    windows ``(B, T, ...)``, with actions ``(B, T, N)``, or ``(B, T, N, A)`` if continuous. V is N
+    for a value of each agent, and 1 for a value of the team. ``first`` marks the slots that begin
+    an episode, as in `offmarl.types.Sequence`. Of several critics it gives the value that the
+    program learns from, such as the smallest."""
+
+
 class Program(NamedTuple):
     """An algorithm, as pure functions of one seed."""
 
@@ -431,3 +445,5 @@ class Program(NamedTuple):
     on_replay: Callable[[ArrayTree], ArrayTree] = same_state
     """Function of a state whose ``capture`` was filled from a vault (`OnlineArgs.replay`), for what
     depends on its content, such as priorities. It is not compiled."""
+    values: Values | None = None
+    """Its critic, which `load_critic` loads; None if it has none."""

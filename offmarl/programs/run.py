@@ -30,15 +30,6 @@ from offmarl.programs.captures import CaptureCheckpoints, remove_buffers
 
 ArgsT = TypeVar("ArgsT", bound=Validated)
 
-_EVALUATED = (
-    tracking.RETURN,
-    tracking.GREEDY_RETURN,
-    tracking.AGREEMENT,
-    tracking.LOG_LIKELIHOOD,
-)
-"""Metrics of evaluations, one list for each seed; the first existing one is the main metric. Where
-there are several teams, each has its own returns: see `offmarl.teams.names_by_team`."""
-
 _MAY_DIFFER = (
     "offmarl",
     "settings",
@@ -212,7 +203,7 @@ def _evaluated(rows: list[dict[str, Any]]) -> list[str]:
     names = dict.fromkeys(name for row in rows for name in row)
     return [
         name
-        for metric in _EVALUATED
+        for metric in tracking.EVALUATED
         for name in names
         if name == metric or name.startswith(f"{metric}_")
     ]
@@ -265,7 +256,7 @@ def report(step: int, found: Mapping[str, NDArray[Any]]) -> None:
     """Report an evaluation to `watched`."""
     watcher = _watcher.get()
     if watcher is not None and found:
-        watcher(step, next(found[name] for name in _EVALUATED if name in found))
+        watcher(step, next(found[name] for name in tracking.EVALUATED if name in found))
 
 
 # ---------------------------------------------------------------------------------- signals

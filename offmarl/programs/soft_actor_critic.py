@@ -389,7 +389,7 @@ def make_networks(
             outputs=1 if isinstance(spec.action, Continuous) else spec.num_actions,
             hidden=args.hidden,
             count=2,
-            centralised=centralised,
+            sees="joint" if centralised else "observation",
             share_parameters=args.share_parameters,
             agent_id=args.agent_id,
         ),

@@ -257,11 +257,11 @@ def test_help_lists_json_and_describes_each_flag_as_it_is_named(offmarl, command
 
 
 def test_flags_that_are_on_can_be_turned_off_and_on(monkeypatch):
-    bc = registry.load("baseline", "bc")
-    for given, anneal in (["--no-anneal"], False), (["--anneal"], True), ([], True):
-        monkeypatch.setattr(sys, "argv", ["bc.py", "--vault", "x", *given])
-        args = parse_script(bc.Args, bc.__doc__)
-        assert (args.agent_id, args.anneal, args.greedy) == ("onehot", anneal, False)
+    qmix = registry.load("recorder", "qmix")
+    off, on = ["--no-share-parameters"], ["--share-parameters"]
+    for given, shared in (off, False), (on, True), ([], True):
+        monkeypatch.setattr(sys, "argv", ["qmix.py", *given])
+        assert parse_script(qmix.Args, qmix.__doc__).share_parameters is shared
 
 
 @dataclass(frozen=True)
@@ -291,7 +291,7 @@ def test_a_script_has_the_help_of_the_command(offmarl, monkeypatch, capsys):
     script, command = (text.split() for text in (capsys.readouterr().out, _help_of_bc(offmarl)))
     options = [[word for word in text if word.startswith("--")] for text in (script, command)]
     assert options[0] == [word for word in options[1] if word != "--json"]
-    assert "--anneal," in script and "None)" not in script
+    assert "--schedule" in script and "None)" not in script
 
 
 def _help_of_bc(offmarl) -> str:

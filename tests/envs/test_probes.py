@@ -23,6 +23,11 @@ def all_returns(env):
     """Return the returns of all joint action sequences under all cues: ``(cues, sequences)``."""
     joint = list(itertools.product((0, 1), repeat=2))
     sequences = jnp.asarray(list(itertools.product(joint, repeat=env.length)))
+    return returns_of(env, sequences), sequences
+
+
+def returns_of(env, sequences):
+    """Return the returns of sequences of joint actions ``(sequences, T, 2, ...)`` as above."""
 
     def play(cue, actions):
         state, _ = env.reset(jax.random.key(0))
@@ -30,9 +35,7 @@ def all_returns(env):
         _, steps = jax.lax.scan(lambda s, a: env.step(jax.random.key(0), s, a), state, actions)
         return steps.reward[:, 0].sum()
 
-    return np.asarray(
-        jax.jit(jax.vmap(jax.vmap(play, (None, 0)), (0, None)))(CUES, sequences)
-    ), sequences
+    return np.asarray(jax.jit(jax.vmap(jax.vmap(play, (None, 0)), (0, None)))(CUES, sequences))
 
 
 @pytest.mark.parametrize("name", PROBES)
@@ -58,6 +61,20 @@ def test_a_learner_without_the_ability_gets_what_is_stated(name, first_action, l
     returns, sequences = all_returns(env)
     constant = (sequences[:, 0] == first_action).all(-1) & (sequences[:, -1] == last_action).all(-1)
     assert returns[:, constant].mean() == pytest.approx(env.wrong_return)
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_continuous_actions_are_shares_of_the_discrete_ones(name):
+    returns, sequences = all_returns(envs.make(name))
+    env = envs.make(name, action="continuous")
+    ends = 2.0 * sequences[..., None] - 1
+    np.testing.assert_allclose(returns_of(env, ends), returns, atol=1e-6)
+    halves = returns_of(env, 0 * ends[:1])
+    np.testing.assert_allclose(halves.mean(), env.uniform_return, atol=1e-6)
+    # Linear in one agent's action, so 0.5 lies three quarters of the way.
+    low, high, between = (ends[:1].at[:, :, 0].set(x) for x in (-1.0, 1.0, 0.5))
+    wanted = returns_of(env, low) / 4 + 3 * returns_of(env, high) / 4
+    np.testing.assert_allclose(returns_of(env, between), wanted, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", PROBES)

@@ -72,7 +72,7 @@ def test_keywords_win_over_the_name():
         ("swarm/coverage-3:recovery_time=-1", OptionError, "recovery_time must be above 0"),
         ("swarm/coverage-3:recovery_time=NaN", OptionError, "recovery_time must be above 0"),
         ("classic/bridge:time_limit=0", OptionError, "time_limit must be above 0"),
-        ("probe/match:time_limit=3", UnknownNameError, "probe/match takes no options"),
+        ("probe/match:time_limit=3", UnknownNameError, "known: action"),
     ],
 )
 def test_what_cannot_be_made_is_explained(name, error, message):

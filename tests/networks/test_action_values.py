@@ -47,9 +47,9 @@ def test_each_agents_own_action_is_replaced_in_its_value_only(shared: bool) -> N
 
 
 @SHARED
-@pytest.mark.parametrize("centralised", [True, False])
-def test_what_the_value_of_an_agent_depends_on(shared: bool, centralised: bool) -> None:
-    critics = make_critics(REACH, hidden=8, centralised=centralised, share_parameters=shared)
+@pytest.mark.parametrize("sees", ["observation", "state", "joint"])
+def test_what_the_value_of_an_agent_depends_on(shared: bool, sees: str) -> None:
+    critics = make_critics(REACH, hidden=8, sees=sees, share_parameters=shared)
     params = critics.init(jax.random.key(0), REACH)
 
     def first(view: View, action: jax.Array) -> jax.Array:
@@ -60,8 +60,25 @@ def test_what_the_value_of_an_agent_depends_on(shared: bool, centralised: bool) 
     )
     assert (gradient.observation[0] != 0).any() and (by_action[0] != 0).all()
     assert not gradient.observation[1:].any()
-    assert (by_action[1:] != 0).all() == centralised
-    assert gradient.state.any() == centralised
+    assert (by_action[1:] != 0).any() == (sees == "joint") == (by_action[1:] != 0).all()
+    assert gradient.state.any() == (sees != "observation")
+
+
+@SHARED
+@pytest.mark.parametrize("sees", ["observation", "state", "joint"])
+def test_the_values_of_several_actions_are_those_of_each(shared: bool, sees: str) -> None:
+    critics = make_critics(REACH, hidden=8, count=2, sees=sees, share_parameters=shared)
+    params, view = critics.init(jax.random.key(0), REACH), random_view(4)
+    action = jax.random.uniform(jax.random.key(1), (4, 3, 2), minval=-1.0)
+    own = jax.random.uniform(jax.random.key(2), (5, 4, 3, 2), minval=-1.0)
+    values = jax.jit(critics.values)
+    replaced, joint = values(params, view, action, own), values(params, view, own)
+    assert replaced.shape == joint.shape == (2, 5, 4, 3, 1)
+    for number in range(5):
+        wanted = values(params, view, action, own[number])
+        np.testing.assert_allclose(replaced[:, number], wanted, rtol=1e-4, atol=1e-5)
+        wanted = values(params, view, own[number])
+        np.testing.assert_allclose(joint[:, number], wanted, rtol=1e-4, atol=1e-5)
 
 
 @SHARED

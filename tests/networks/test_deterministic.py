@@ -65,7 +65,8 @@ def acted(spec: EnvSpec, noise: float, uniform: float, count: int, *, greedy: bo
     act = jax.jit(jax.vmap(lambda key: policy.act(given, (), seen, legal, key)))
     action, log_prob, _ = act(jax.random.split(jax.random.key(1), count))
     outputs, _ = agent_network(config, spec).apply(params, (), seen)
-    assert policy.draws(given) is not greedy
+    explores = noise > 0 or uniform > 0 or spec is PICK
+    assert policy.draws(given) is (explores and not greedy)
     return np.asarray(action), np.asarray(log_prob), outputs, legal
 
 

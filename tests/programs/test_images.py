@@ -15,7 +15,8 @@ from offmarl.envs.translator import Translator
 from offmarl.errors import ShapeError
 from offmarl.networks import PolicyConfig, init_policy, make_policy
 from offmarl.programs.buffer import add, init_capture, make_buffer, take
-from offmarl.programs.policy import LoadedPolicy, _Blank
+from offmarl.programs.policy import LoadedPolicy
+from offmarl.programs.trained import _Blank
 from offmarl.programs.windows import draw_windows
 from offmarl.testing import entries
 from offmarl.types import ArraySpec, Continuous, Discrete, EnvSpec, Transition, map_tree

@@ -1,6 +1,7 @@
 """A small program of two stages: cloning, then a shift towards rewarded actions.
 
-Its policy remembers the last reward, and its input is normalised by the dataset's moments.
+Its policy remembers the last reward, and its input is normalised by the dataset's moments. As a
+critic, it says how many steps of the episode are over, and the score of the action.
 """
 
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import optax
 
 from offmarl import programs
 from offmarl.config import Positive, PositiveInt
-from offmarl.distributions import categorical
+from offmarl.distributions import categorical, select
 from offmarl.types import Policy
 
 
@@ -84,6 +85,14 @@ def make(spec, args, dataset):
             draws=lambda weights: False,
         )
 
+    def value(weights, view, first, action):
+        def count(steps, first):
+            steps = jnp.where(first, 0, steps + 1)
+            return steps, steps
+
+        _, steps = jax.lax.scan(count, jnp.full(first.shape[:1], -1), first.T)
+        return 100 * steps.T[..., None] + select(scores(weights, view.observation), action)
+
     return programs.Program(
         init,
         stages=(
@@ -92,6 +101,7 @@ def make(spec, args, dataset):
         ),
         policy=policy,
         policy_params=lambda state: state.weights,
+        values=programs.Values(lambda state: state.weights, value),
     )
 
 

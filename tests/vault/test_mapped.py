@@ -259,7 +259,7 @@ import resource, sys
 import numpy as np
 from offmarl import vault
 found = vault.open_vault(sys.argv[1])
-found.windows([0], [0], 2)
+found.windows(np.zeros(64, int), np.arange(64), 20, ["observations"])  # starts the threads
 in_use = int(open("/proc/self/statm").read().split()[5]) * resource.getpagesize()
 limit = in_use + 2**25
 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))

@@ -1,0 +1,281 @@
+"""Recorders beside JaxMARL's scripts of the same algorithms: steps per second and returns.
+
+    git clone https://github.com/FLAIROx/JaxMARL
+    python benchmarks/online.py speed --jaxmarl JaxMARL
+    python benchmarks/online.py returns --jaxmarl JaxMARL --pairs "vdn, simple_spread" --seeds 3
+
+`speed` trains both with the settings of JaxMARL's own configuration files, in turns and in one
+process; compilation is not counted. `returns` trains JaxMARL's scripts alone and prints what they
+log; the recorders' returns are those of the vaults that `offmarl record` writes. The scripts are
+read from the checkout and run as they are. What they import for settings, logs and distributions
+(hydra, omegaconf, wandb, distrax) is replaced by the few lines below, so that they need only
+jaxmarl, flax and flashbax.
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+import yaml
+
+from offmarl import envs
+from offmarl._imports import import_file
+from offmarl.programs import hyperparameters, registry
+from offmarl.programs.loop import Schedule, collect
+
+SPREAD = "jaxmarl/mpe/simple_spread_v3"
+
+PPO = {"num_envs": 16, "num_steps": 128, "anneal": True, "clip_value": True, "value_weight": 0.5}
+
+RECURRENT = {"network": "recurrent", "hidden": 128, "layers": 2, "learning_rate": 2e-3} | {
+    "clip_separately": True
+}
+
+Q_MPE = {
+    **{"num_envs": 8, "num_steps": 26, "updates": 1, "batch_size": 32, "length": 26},
+    **{"capacity": 650, "hidden": 64, "epsilon": 0.05, "exploration": 0.1, "max_grad_norm": 25.0},
+    **{"target_every": 200, "learning_rate": 5e-3, "anneal": True, "gamma": 0.9},
+}
+
+Q_SMAX = {
+    **{"num_envs": 16, "num_steps": 128, "updates": 8, "batch_size": 32, "length": 128},
+    **{"capacity": 312, "hidden": 512, "epsilon": 0.05, "exploration": 0.1, "max_grad_norm": 10.0},
+    **{"target_every": 80, "learning_rate": 5e-5, "gamma": 0.99, "reward_scale": 10.0},
+}
+
+THREE_MARINES = (("MAP_NAME", "3m"),)
+
+
+class Pair(NamedTuple):
+    """A program of offmarl with JaxMARL's settings, and the script that they are from."""
+
+    program: str
+    env: str
+    options: dict[str, Any]
+    script: str
+    config: str
+    changes: tuple[tuple[str, Any], ...] = ()
+    """Entries of the configuration that are replaced."""
+
+
+PAIRS = {
+    "ippo feed-forward, simple_spread": Pair(
+        "ippo",
+        SPREAD,
+        PPO | {"learning_rate": 2.5e-4, "activation": "tanh", "agent_id": "none"},
+        "IPPO/ippo_ff_mpe.py",
+        "IPPO/config/ippo_ff_mpe.yaml",
+    ),
+    "mappo recurrent, simple_spread": Pair(
+        "mappo",
+        SPREAD,
+        PPO | RECURRENT | {"agent_id": "none"},
+        "MAPPO/mappo_rnn_mpe.py",
+        "MAPPO/config/mappo_homogenous_rnn_mpe.yaml",
+    ),
+    "mappo recurrent, 3m": Pair(
+        "mappo",
+        "jaxmarl/smax/3m",
+        PPO | RECURRENT | {"num_envs": 128, "entropy": 0.0, "max_grad_norm": 0.25},
+        "MAPPO/mappo_rnn_smax.py",
+        "MAPPO/config/mappo_homogenous_rnn_smax.yaml",
+        THREE_MARINES,
+    ),
+    **{
+        f"{name}, {task}": Pair(
+            name,
+            env,
+            options,
+            f"QLearning/{name}_rnn.py",
+            f"QLearning/config/alg/ql_rnn_{config}.yaml",
+            changes,
+        )
+        for name in ("iql", "vdn", "qmix")
+        for task, env, options, config, changes in (
+            ("simple_spread", SPREAD, Q_MPE, "mpe", ()),
+            ("3m", "jaxmarl/smax/3m", Q_SMAX, "smax", THREE_MARINES),
+        )
+    },
+}
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Compare steps per second."""
+
+    jaxmarl: Path
+    """A checkout of JaxMARL."""
+    pairs: tuple[str, ...] = tuple(PAIRS)
+    """What to compare."""
+    steps: int = 200_000
+    """Environment steps in a round."""
+    rounds: int = 3
+    """Rounds of each; the median counts."""
+
+
+@dataclass(frozen=True)
+class Returns:
+    """Train JaxMARL's scripts and print what they log."""
+
+    jaxmarl: Path
+    """A checkout of JaxMARL."""
+    pairs: tuple[str, ...] = tuple(PAIRS)
+    """What to train."""
+    steps: int = 1_000_000
+    """Environment steps."""
+    seeds: int = 1
+    """Seeds, one after the other."""
+
+
+class Categorical:
+    """The three methods of distrax's distribution that the scripts call."""
+
+    def __init__(self, logits: jax.Array):
+        self._log_probs = jax.nn.log_softmax(logits)
+
+    def sample(self, seed: jax.Array) -> jax.Array:
+        """Draw actions."""
+        return jax.random.categorical(seed, self._log_probs)
+
+    def log_prob(self, action: jax.Array) -> jax.Array:
+        """Return the log-probabilities of actions."""
+        return jnp.take_along_axis(self._log_probs, action[..., None], -1)[..., 0]
+
+    def entropy(self) -> jax.Array:
+        """Return the entropies."""
+        return -(jnp.exp(self._log_probs) * self._log_probs).sum(-1)
+
+
+LOGGED: list[dict[str, Any]] = []
+"""What the script in training gave to wandb.log."""
+
+
+def log(metrics: dict[str, Any], **_: Any) -> None:
+    """Keep the scalars among metrics."""
+    LOGGED.append({name: np.asarray(x) for name, x in metrics.items() if np.ndim(x) == 0})
+
+
+def replace_imports() -> None:
+    """Put small modules in the place of those that only settings, logs and distributions need."""
+    contents: dict[str, dict[str, Any]] = {
+        "hydra": {"main": lambda **_: lambda function: function},
+        "omegaconf": {"OmegaConf": None},
+        "wandb": {"log": log},
+        "distrax": {"Categorical": Categorical},
+    }
+    for name, content in contents.items():
+        module = ModuleType(name)
+        vars(module).update(content)
+        sys.modules[name] = module
+
+
+def their_training(
+    pair: Pair, checkout: Path, steps: int, logs: bool
+) -> tuple[Callable[[int], Any], int]:
+    """Compile JaxMARL's training; return it as a function of the seed, with its steps."""
+    folder = checkout.resolve() / "baselines"
+    config = yaml.safe_load((folder / pair.config).read_text()) | dict(pair.changes)
+    update = config["NUM_ENVS"] * config["NUM_STEPS"]
+    steps = max(steps // update, 1) * update
+    config |= {"TOTAL_TIMESTEPS": steps, "SEED": 0}
+    module = import_file(folder / pair.script)
+    if "QLearning" in pair.script:
+        config |= {"WANDB_MODE": "offline" if logs else "disabled", "TEST_DURING_TRAINING": logs}
+        if not logs:
+            config["LEARNING_STARTS"] = 0
+        train = module.make_train(config, module.env_from_config(config)[0])
+    else:
+        train = module.make_train(config)
+    compiled = jax.jit(train).lower(jax.random.PRNGKey(0)).compile()
+    return lambda seed: jax.block_until_ready(compiled(jax.random.PRNGKey(seed))), steps
+
+
+def their_speed(pair: Pair, checkout: Path, steps: int) -> Callable[[], float]:
+    """Return a function that trains with JaxMARL's script and returns its steps per second."""
+    train, steps = their_training(pair, checkout, steps, logs=False)
+
+    def run() -> float:
+        begun = time.perf_counter()
+        train(1)
+        return steps / (time.perf_counter() - begun)
+
+    return run
+
+
+def our_speed(pair: Pair, steps: int) -> Callable[[], float]:
+    """Return a function that trains with offmarl's program and returns its steps per second."""
+    module, env = registry.load("recorder", pair.program), envs.make(pair.env)
+    args = module.Args(env=pair.env, total_steps=10_000_000, **pair.options)
+    updates = max(steps // (args.num_envs * args.num_steps), 1)
+    program, hyper = module.make(env.spec, args, env), hyperparameters(args)
+    init, schedule = jax.jit(program.init), Schedule(updates + 1, updates + 1, 1, (0,))
+
+    def run() -> float:
+        state = init(jax.random.key(0), hyper)
+        work = collect(program, [state], hyper, [jax.random.key(1)], schedule, 0, [None])
+        jax.block_until_ready(next(work)[1])
+        begun = time.perf_counter()
+        *_, (_, states, _) = work
+        jax.block_until_ready(states)
+        return updates * args.num_envs * args.num_steps / (time.perf_counter() - begun)
+
+    return run
+
+
+def compare_speed(options: Speed) -> None:
+    """Print the steps per second of both, and the ratio."""
+    for name in options.pairs:
+        pair = PAIRS[name]
+        sides = (
+            our_speed(pair, options.steps),
+            their_speed(pair, options.jaxmarl, options.steps),
+        )
+        rates = [[side() for side in sides] for _ in range(options.rounds)]
+        mine, other = (statistics.median(rate) for rate in zip(*rates, strict=True))
+        ratio = f"ratio {mine / other:.2f}"
+        print(f"{name}: {mine:,.0f} steps/s, JaxMARL {other:,.0f}, {ratio}", flush=True)
+
+
+_RESULTS = ("returns", "returned_episode_returns", "test_returned_episode_returns", "win_rate")
+
+
+def train_theirs(options: Returns) -> None:
+    """Print means of what JaxMARL's scripts log, over tenths of the training."""
+    for name in options.pairs:
+        train, steps = their_training(PAIRS[name], options.jaxmarl, options.steps, logs=True)
+        for seed in range(options.seeds):
+            LOGGED.clear()
+            begun = time.perf_counter()
+            train(seed)
+            jax.effects_barrier()
+            print(f"{name}, seed {seed}: {steps} steps, {time.perf_counter() - begun:.0f} s")
+            for metric in [key for key in LOGGED[0] if key.endswith(_RESULTS)]:
+                values = np.array_split([line[metric] for line in LOGGED], 10)
+                print(f"  {metric}:", *(f"{np.nanmean(part):.4g}" for part in values), flush=True)
+
+
+def main(options: Speed | Returns) -> None:
+    """Run a comparison."""
+    replace_imports()
+    if isinstance(options, Speed):
+        compare_speed(options)
+    else:
+        train_theirs(options)
+
+
+COMMANDS = (
+    Annotated[Speed, tyro.conf.subcommand("speed")]
+    | Annotated[Returns, tyro.conf.subcommand("returns")]
+)
+
+if __name__ == "__main__":
+    main(tyro.cli(COMMANDS))  # type: ignore[arg-type]

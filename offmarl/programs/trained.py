@@ -1,0 +1,189 @@
+"""The programs and parameters of finished runs, read back from their directories."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PRNGKeyArray
+
+from offmarl import tracking
+from offmarl.checkpoint import Checkpoints
+from offmarl.config import from_json
+from offmarl.envs.base import Environment, restart, transition
+from offmarl.errors import RunError
+from offmarl.networks import blank_view
+from offmarl.paths import local
+from offmarl.programs import dataset, registry
+from offmarl.programs.normalisation import make_program
+from offmarl.programs.program import Program, hyperparameters
+from offmarl.types import ArrayTree, EnvSpec, Timestep, View
+
+Step = int | Literal["last", "best"] | None
+"""The checkpoint to load: its number, or by its place; None for the last."""
+
+
+class Built(NamedTuple):
+    """The program of a run."""
+
+    program: Program
+    policy: ArrayTree
+    """Shapes of its policy's parameters."""
+    state: ArrayTree
+    """Shapes of its state."""
+
+
+class TrainedRun(NamedTuple):
+    """A run whose checkpoints are read."""
+
+    directory: Path
+    record: Mapping[str, Any]
+    """Content of ``run.json``."""
+    build: Callable[[EnvSpec], Built]
+    """Builds its program for an environment."""
+
+    @classmethod
+    def open(cls, run_dir: str | Path, program: str | Path | None = None) -> "TrainedRun":
+        """Read what a run is; ``program`` is its Python file, see `load_policy`."""
+        directory = local(run_dir)
+        record = tracking.read_run(directory)
+        return cls(directory, record, builder_of(record, directory, program))
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The spec that it was trained for."""
+        return EnvSpec.from_json(self.record["spec"])
+
+    def restore(
+        self, part: str, like: ArrayTree, seed: int | None = None, step: Step = None
+    ) -> ArrayTree:
+        """Return a part of a checkpoint, for one seed.
+
+        Parameters
+        ----------
+        part
+            "policy" or "state".
+        like
+            Its shapes for one seed.
+        seed, step
+            As for `load_policy`.
+        """
+        seeds = self.record["seeds"]
+        seed = seeds[0] if seed is None else seed
+        if seed not in seeds:
+            raise RunError(f"{self.directory} has no seed {seed}: its seeds are {seeds}.")
+        stacked = jax.eval_shape(
+            lambda tree: jax.tree.map(lambda leaf: jnp.stack([leaf] * len(seeds)), tree), like
+        )
+        checkpoints = Checkpoints(self.directory / tracking.CHECKPOINTS)
+        number = self._step(checkpoints.steps(), seed, step)
+        tree, _ = checkpoints.restore({part: stacked}, number)
+        checkpoints.close()
+        return jax.tree.map(lambda leaf: leaf[seeds.index(seed)], tree[part])
+
+    def _step(self, steps: list[int], seed: int, step: Step) -> int | None:
+        """Return the number of the checkpoint that a user asked for."""
+        if step in (None, "last"):
+            return None
+        wanted = step if isinstance(step, int) else best_step(self.directory, seed)
+        if wanted not in steps:
+            raise RunError(
+                f"{self.directory} has no checkpoint of step {wanted}, but of {steps or 'none'}: "
+                "give one of these, or train again with --keep all (or best)."
+            )
+        return wanted
+
+
+def best_step(directory: Path, seed: int) -> int:
+    """Return the step of a seed's evaluation with the highest mean; the first of equal ones.
+
+    Raises
+    ------
+    RunError
+        The run has not been evaluated.
+    """
+    rows = [row for row in tracking.read(directory / tracking.METRICS_FILE) if row["seed"] == seed]
+    metric = next((one for one in tracking.EVALUATED if any(one in row for row in rows)), None)
+    if metric is None:
+        raise RunError(
+            f"{directory} has no evaluation of seed {seed}, so no checkpoint is its best: give a "
+            "number."
+        )
+    found = {row["step"]: float(np.mean(row[metric])) for row in rows if metric in row}
+    return max(found, key=lambda number: found[number])
+
+
+def builder_of(
+    run: Mapping[str, Any],
+    run_dir: Path,
+    file: str | Path | None = None,
+    env: Environment | None = None,
+) -> Callable[[EnvSpec], Built]:
+    """Return a function that builds the program of a run for an environment.
+
+    Parameters
+    ----------
+    run, run_dir
+        Content of its ``run.json``, and its directory.
+    file
+        The Python file of its program; see `load_policy`.
+    env
+        The environment of a recorder; only its state depends on it, and not its policy.
+    """
+    try:
+        kind: registry.Kind = run["kind"]
+        origin = registry.Origin(run["program"], run["file"], run["sha256"])
+    except KeyError as error:
+        raise RunError(
+            f"{run_dir} was written by another version of offmarl (its run.json has no {error}): "
+            "train again."
+        ) from None
+    if kind not in registry.VERBS:
+        raise RunError(f"{run_dir} records a program of an unknown kind, {kind!r}: train again.")
+    module = registry.load_origin(kind, origin, run_dir, file)
+    args = from_json(module.Args, run["args"])
+
+    def build(spec: EnvSpec) -> Built:
+        source: Any = env or _Blank(spec)
+        if kind == "baseline":
+            statistics = dataset.read(run_dir / dataset.STATISTICS_FILE)
+            source = dataset.DatasetStatistics(None, statistics)
+        program: Program = make_program(module.make, spec, args, source)
+
+        state = jax.eval_shape(program.init, jax.random.key(0), hyperparameters(args))
+        return Built(program, jax.eval_shape(program.policy_params, state), state)
+
+    return build
+
+
+@dataclass(frozen=True)
+class _Blank:
+    """An environment of a spec in which nothing happens.
+
+    A recorder's policy depends on sizes alone, so it is rebuilt without its environment.
+    """
+
+    spec: EnvSpec
+
+    def reset(self, key: PRNGKeyArray) -> tuple[tuple[()], Timestep]:  # noqa: ARG002
+        """Start an episode."""
+        return (), restart(self._view())
+
+    def step(
+        self,
+        key: PRNGKeyArray,  # noqa: ARG002
+        state: tuple[()],  # noqa: ARG002
+        action: Array,  # noqa: ARG002
+    ) -> tuple[tuple[()], Timestep]:
+        """Take a step."""
+        ended = jnp.zeros(self.spec.num_agents, bool)
+        return (), transition(self._view(), jnp.zeros(self.spec.num_agents), ended, ended)
+
+    def _view(self) -> View:
+        view = blank_view(self.spec)
+        return view._replace(
+            legal_actions=jnp.ones_like(view.legal_actions), alive=jnp.ones_like(view.alive)
+        )
