@@ -11,7 +11,7 @@ call.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Num
@@ -24,6 +24,20 @@ Estimate = Callable[..., Any]
 
 MIN_RUNS = 3
 """Minimum number of runs for an interval: resamples of fewer do not estimate the spread."""
+
+ENOUGH_RUNS = 5
+"""Number of runs from which intervals cover as often as they claim; see `IntervalMethod`."""
+
+IntervalMethod = Literal["expanded", "percentile"]
+"""How an interval is cut from the estimates of resamples.
+
+"percentile": at the percentiles of the confidence, as rliable does. Of few runs it covers too
+seldom: resamples vary less than new runs would, by the factor (n - 1) / n in variance, and the
+spread of n runs is itself uncertain. "expanded": at percentiles that are moved outwards for both,
+to the tail probability Φ(-t sqrt(n / (n - 1))), with the quantile t of Student's distribution with
+n - 1 degrees of freedom (Hesterberg 2015, "What Teachers Should Know about the Bootstrap", arXiv
+1411.5279, section 5.3). `benchmarks/coverage.py` measures both.
+"""
 
 
 class Reference(NamedTuple):
@@ -140,11 +154,12 @@ def bootstrap_interval(
     seed: int,
     confidence: float = 0.95,
     resamples: int = 10_000,
+    method: IntervalMethod = "expanded",
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the stratified bootstrap interval of an estimate.
 
     Runs are drawn with replacement within each task, independently for each array of scores, and
-    the interval is cut from the estimates at the percentiles.
+    the interval is cut from the estimates of these resamples.
 
     Parameters
     ----------
@@ -158,6 +173,8 @@ def bootstrap_interval(
         The interval's coverage, between 0 and 1.
     resamples
         Number of draws.
+    method
+        Where the interval is cut; "percentile" gives the intervals of rliable.
 
     Returns
     -------
@@ -177,8 +194,17 @@ def bootstrap_interval(
     generator = np.random.default_rng(seed)
     drawn = [_resample(generator, array, resamples) for array in scores]
     tail = (1 - confidence) / 2
+    if method == "expanded":
+        tail = _expanded_tail(tail, min(map(len, scores)))
     low, high = np.quantile(estimate(*drawn), [tail, 1 - tail], axis=0)
     return np.asarray(low), np.asarray(high)
+
+
+def _expanded_tail(tail: float, runs: int) -> float:
+    """Return the tail probability of the method "expanded"."""
+    from scipy.special import ndtr, stdtrit  # slow to import, and not needed for --help
+
+    return float(ndtr(stdtrit(runs - 1, tail) * np.sqrt(runs / (runs - 1))))
 
 
 def checked(scores: np.ndarray) -> Float[np.ndarray, "runs tasks"]:

@@ -46,6 +46,12 @@ RETURN = "episode_return"
 GREEDY_RETURN = "greedy_episode_return"
 """Returns with the best actions, of a policy that otherwise samples its actions."""
 
+SAMPLED_RETURN = "sampled_episode_return"
+"""Returns with sampled actions, of a policy that otherwise takes its best actions."""
+
+OTHER_RETURN: dict[Acting, str] = {"greedy": GREEDY_RETURN, "sampled": SAMPLED_RETURN}
+"""Names of the returns of the way to act that a policy does not take in training."""
+
 AGREEMENT = "action_agreement"
 """How far a policy agrees with the actions of held-out episodes, from 0 to 1."""
 
@@ -62,7 +68,7 @@ TIMES = (WALL_TIME, SPEED)
 LOG_LIKELIHOOD = "action_log_likelihood"
 """Mean log-probability (density), in nats, of an agent's action in held-out episodes."""
 
-EVALUATED = (RETURN, GREEDY_RETURN, AGREEMENT, LOG_LIKELIHOOD)
+EVALUATED = (RETURN, *OTHER_RETURN.values(), AGREEMENT, LOG_LIKELIHOOD)
 """Metrics of evaluations, one list for each seed; the first existing one is the main metric. Where
 there are several teams, each has its own returns: see `offmarl.teams.names_by_team`."""
 
@@ -121,6 +127,11 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
 def acting_of(run: Mapping[str, Any]) -> Acting:
     """Return how the policies of a run act, from its ``run.json``."""
     return "greedy" if run.get("greedy", True) else "sampled"
+
+
+def other_acting(run: Mapping[str, Any]) -> Acting:
+    """Return the way to act that the policies of a run take only in the final evaluation."""
+    return "sampled" if acting_of(run) == "greedy" else "greedy"
 
 
 def labelled(algorithm: str, *details: str | None) -> str:

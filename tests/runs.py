@@ -25,12 +25,14 @@ def write_run(
     greedy_returns: Sequence | None = None,
     *,
     env: str = "swarm/coverage-3",
+    sampled_returns: Sequence | None = None,
     **record: Any,
 ) -> Path:
     """Write a finished run with the final returns given, ``(seeds, episodes)``.
 
     A run with ``greedy_returns`` is one of a policy that draws its actions, as
-    ``greedy=False`` is; ``record`` is added to what ``run.json`` says.
+    ``greedy=False`` is; ``sampled_returns`` are those of one that could. ``record`` is added to
+    what ``run.json`` says.
     """
     seeds = list(range(len(returns)))
     run = runs.open_run(
@@ -49,7 +51,11 @@ def write_run(
         }
         | record,
     )
-    evaluated = {tracking.RETURN: returns, tracking.GREEDY_RETURN: greedy_returns}
+    evaluated = {
+        tracking.RETURN: returns,
+        tracking.GREEDY_RETURN: greedy_returns,
+        tracking.SAMPLED_RETURN: sampled_returns,
+    }
     for name, found in evaluated.items():
         for seed, values in zip(seeds, found or (), strict=bool(found)):
             tracking.append(run.metrics, {"seed": seed, "step": 10, name: list(map(float, values))})

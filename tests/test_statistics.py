@@ -80,7 +80,7 @@ def reference_interval(scores, estimate, resamples, seed):
 @pytest.mark.parametrize("estimate", [statistics.iqm, statistics.mean, statistics.median])
 def test_bootstrap_agrees_with_a_slow_reference(estimate):
     scores = np.random.default_rng(3).normal([0.0, 5.0], [1.0, 2.0], (10, 2))
-    interval = statistics.bootstrap_interval(estimate, scores, seed=0)
+    interval = statistics.bootstrap_interval(estimate, scores, seed=0, method="percentile")
     reference = reference_interval(scores, estimate, 4000, seed=1)
     np.testing.assert_allclose(interval, reference, atol=0.05)
 
@@ -91,6 +91,18 @@ def test_bootstrap_of_the_mean_matches_its_standard_error():
     half_width = 1.96 * scores.std() / 20
     expected = scores.mean() + np.array([-half_width, half_width])
     np.testing.assert_allclose([low, high], expected, atol=0.005)
+
+
+def test_expanded_intervals_of_few_runs_are_cut_further_out():
+    """Φ(-t sqrt(n / (n - 1))): t is 2.776 for five runs and 2.262 for ten."""
+    scores = np.random.default_rng(1).normal(size=(10, 1))
+    for count, tail in ((5, 0.000955), (10, 0.008555)):
+        options = {"seed": 0, "resamples": 20_000}
+        found = statistics.bootstrap_interval(statistics.mean, scores[:count], **options)
+        wanted = statistics.bootstrap_interval(
+            statistics.mean, scores[:count], **options, confidence=1 - 2 * tail, method="percentile"
+        )
+        np.testing.assert_allclose(found, wanted, rtol=1e-3)
 
 
 def test_bootstrap_is_a_function_of_the_seed():

@@ -16,7 +16,7 @@ from offmarl.errors import OptionError
 from offmarl.paths import below
 from offmarl.programs.registry import VERBS, Kind, find, load, summary
 from offmarl.report import UNITS, estimate, final_returns, metric_of
-from offmarl.report.comparison import final_metrics
+from offmarl.report.run_scores import final_metrics
 from offmarl.statistics import MIN_RUNS, spread
 from offmarl.teams import only_or_all
 from offmarl.terminal import interval
@@ -26,6 +26,7 @@ from offmarl.tracking import (
     LOG_LIKELIHOOD,
     MARL_EVAL_FILE,
     RETURN,
+    SAMPLED_RETURN,
     acting_of,
     labelled,
     read_run,
@@ -39,6 +40,7 @@ offmarl record --policy RUN ...   record a trained policy; see `offmarl record -
 
 _MORE = {
     GREEDY_RETURN: "greedy_mean",
+    SAMPLED_RETURN: "sampled_mean",
     AGREEMENT: "agreement",
     LOG_LIKELIHOOD: "log_prob",
 }

@@ -15,13 +15,14 @@ from offmarl.cli.output import Report, table
 from offmarl.errors import OffmarlError, OptionError, RunError, ShapeError, VaultError
 from offmarl.programs.registry import file_of_run
 from offmarl.report import page, run_page, tables
-from offmarl.report.comparison import Comparison, Data, Row, Runs
+from offmarl.report.comparison import Comparison, Row
 from offmarl.report.contents import LENGTHS, Survey, survey
 from offmarl.report.curves import Curves
 from offmarl.report.dataset_figures import Surveys
+from offmarl.report.run_scores import Data, Runs
 from offmarl.report.tables import Section
 from offmarl.report.warnings import data_warnings, warnings_by_dataset
-from offmarl.statistics import MIN_RUNS, Reference, spread
+from offmarl.statistics import ENOUGH_RUNS, MIN_RUNS, Reference, spread
 from offmarl.teams import only_or_all
 from offmarl.terminal import number, plot
 from offmarl.tracking import RETURN, RUN_FILE, acting_of, labelled, progress, read_run
@@ -252,11 +253,12 @@ def compare(
         tuple[tuple[str, float, float], ...], arg(metavar="[ENV RANDOM EXPERT ...]")
     ] = (),
     program: Annotated[tuple[Path, ...], arg(metavar="[PATH ...]")] = (),
+    pool_settings: bool = False,
 ) -> Report:
     """Compare runs: IQM with intervals, profiles, a figure, a page.
 
-    The final evaluations are compared: greedy policies with greedy ones, sampled policies with
-    sampled ones.
+    The last policies are compared, by their final evaluations: greedy policies with greedy ones,
+    sampled policies with sampled ones. The best checkpoints stand beside them.
 
     Parameters
     ----------
@@ -273,22 +275,25 @@ def compare(
     program
         Python files of the programs that trained the runs, for programs that are not offmarl's. A
         page shows episodes of these runs only if their files are given; the files' code is run.
+    pool_settings
+        Summarise a program over datasets although it was trained with other settings on one than on
+        another, for example because they were tuned for each.
     """
     if not runs:
         raise RunError("no runs to compare: give the directory of at least one run.")
     metric = reports.metric_of(runs)
-    found = reports.read_runs(runs, metric)
+    found = reports.read_runs(runs, metric, pool_settings)
     known = _known(references) if metric == RETURN else {}
     by_dataset = {
         name: known[data.environment]
         for name, data in found.data.items()
         if data.environment in known
     }
-    comparison = reports.compare(found.scores, by_dataset, metric)
+    comparison = reports.compare(found.scores, by_dataset, metric, found.best)
     curves = reports.read_curves(found.directories, metric)
     sections, notes = (
         list(tables.comparison_tables(comparison)),
-        list(_notes(comparison, found, metric)),
+        list(_notes(comparison, found, metric, pool_settings)),
     )
     if curves:
         sections.append(tables.learning_curves(curves))
@@ -313,7 +318,7 @@ def _known(given: Iterable[tuple[str, float, float]]) -> dict[str, Reference]:
     return references() | {env: Reference(random, expert) for env, random, expert in given}
 
 
-def _notes(comparison: Comparison, found: Runs, metric: str) -> Iterator[str]:
+def _notes(comparison: Comparison, found: Runs, metric: str, pool_settings: bool) -> Iterator[str]:
     """Describe the normalisation and what is missing."""
     scales = {found.data[name].environment: one for name, one in comparison.references.items()}
     for env, reference in scales.items():
@@ -331,23 +336,56 @@ def _notes(comparison: Comparison, found: Runs, metric: str) -> Iterator[str]:
             f"normalised: give them with --references {given}."
             + ("" if comparison.pooled else " Without them the datasets are not summarised.")
         )
-    yield from _caveats(comparison, found)
+    yield from _caveats(comparison, found, pool_settings)
 
 
-def _caveats(comparison: Comparison, found: Runs) -> Iterator[str]:
-    """Point out equal names, missing greedy evaluations and too few seeds."""
+def _caveats(comparison: Comparison, found: Runs, pool_settings: bool) -> Iterator[str]:
+    """Point out equal names, other settings, how policies acted, and too few seeds."""
     names = [data.name for data in found.data.values()]
     for name in dict.fromkeys(name for name in names if names.count(name) > 1):
         yield f"Several datasets or environments are named {name}: each is compared separately."
-    entries = dict.fromkeys(entry for one in comparison.scores.values() for entry in one)
+    for program, settings in found.settings.items():
+        yield (
+            f"{program} was trained with other settings on one dataset than on another "
+            f"({', '.join(settings)}): "
+            + (
+                "its runs are summarised together, because --pool-settings was given."
+                if pool_settings
+                else "such runs are not summarised together, unless --pool-settings is given."
+            )
+        )
+    yield from _about_acting(comparison)
+    if any(row.best for rows in comparison.datasets.values() for row in rows):
+        yield (
+            "Best checkpoint: the best evaluation of each seed, chosen by half of its episodes and "
+            "scored by the other half. To choose it takes the environment, so it is no result of "
+            "offline training."
+        )
+    few = min(len(runs) for one in comparison.scores.values() for runs in one.values())
+    if few < MIN_RUNS:
+        yield f"Intervals need at least {MIN_RUNS} seeds."
+    if few < ENOUGH_RUNS:
+        yield (
+            f"warning: some runs have {few} seed{'s' if few > 1 else ''}. Below {ENOUGH_RUNS} "
+            "seeds, intervals cover less often than 95%, and a difference may be chance."
+        )
+
+
+def _about_acting(comparison: Comparison) -> Iterator[str]:
+    """Say which rows are the headline, and which policies have no greedy evaluation."""
+    rows = [row for found in comparison.datasets.values() for row in found]
+    if any(not row.headline for row in rows):
+        yield (
+            "Headline: the last policy's best actions (greedy). Sampled actions are compared with "
+            "sampled ones."
+        )
+    entries = dict.fromkeys(row.entry for row in rows)
     for entry in entries:
         if entry.acting == "sampled" and entry._replace(acting="greedy") not in entries:
             yield (
                 f"{entry.label} was not evaluated greedily, so it is compared only with other "
                 "sampled policies."
             )
-    if any(len(runs) < MIN_RUNS for one in comparison.scores.values() for runs in one.values()):
-        yield f"Intervals need at least {MIN_RUNS} seeds."
 
 
 def _losses(runs: Iterable[Path]) -> Section:
@@ -461,6 +499,8 @@ def _row_data(row: Row) -> Mapping[str, Any]:
         "normalised": row.normalised._asdict() if row.normalised else None,
         "mean": row.mean,
         "median": row.median,
+        "headline": row.headline,
+        "best_checkpoint": row.best._asdict() if row.best else None,
     }
 
 

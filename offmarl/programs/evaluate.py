@@ -142,7 +142,9 @@ def evaluate(
     episodes
         Number of episodes to play.
     last
-        Whether policies that sample their actions are also evaluated greedily.
+        Whether policies also act in the other way: by their best actions where training evaluates
+        them by sampled ones, and the reverse. A policy that does not sample its actions acts in one
+        way only.
 
     Returns
     -------
@@ -158,9 +160,16 @@ def evaluate(
         returns = partial(play, program, evaluator.env, layout, episodes)
         teams = teams_of(evaluator.env.spec)
         found |= _by_name(tracking.RETURN, teams, returns(program.greedy, params, keys))
-        if last and not program.greedy:
-            found |= _by_name(tracking.GREEDY_RETURN, teams, returns(True, params, keys))
+        if last and (not program.greedy or _can_sample(program, params)):
+            name = tracking.OTHER_RETURN["sampled" if program.greedy else "greedy"]
+            found |= _by_name(name, teams, returns(not program.greedy, params, keys))
     return {name: values[:seeds] for name, values in jax.device_get(found).items()}
+
+
+def _can_sample(program: Program, params: ArrayTree) -> bool:
+    """Whether a program's policies draw their actions; ``params`` has a leading axis of seeds."""
+    first = jax.tree.map(lambda leaf: leaf[0], params)
+    return program.policy(False).draws(first)
 
 
 @partial(jax.jit, static_argnums=(0, 1))

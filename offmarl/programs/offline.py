@@ -350,6 +350,8 @@ def _learn(job: _Job, dataset: Dataset | Mixture, timer: CheckpointTimer) -> Non
     learners = Learners(job.program, job.hyper(), update_keys, job.layout)
     journal = _Journal(job, evaluate_keys)
     done, states = journal.begin(job.begin(start_keys, update_keys))
+    if not done:
+        journal.evaluate(0, states)
     timer.begin(done)
     with (
         journal.trackers,
@@ -397,7 +399,7 @@ class _Journal:
             done, states = found.step, Learned(found.tree["state"], found.tree.get("priorities"))
             self._means = Means(found.info.get("sums", {}), found.info.get("count", 0))
         run = self._job.run
-        tracking.cut(run.metrics, done)
+        tracking.cut(run.metrics, -1 if found is None else done)
         self.trackers = Trackers(self._job.args.track, run.directory, run.record)
         return done, states
 
@@ -414,7 +416,10 @@ class _Journal:
         )
 
     def evaluate(self, done: int, learned: Learned) -> None:
-        """Evaluate the policies of all seeds, with more episodes after the last update."""
+        """Evaluate the policies of all seeds, with more episodes after the last update.
+
+        Before the first update, too, so that learning curves begin with the untrained policy.
+        """
         job, last = self._job, done == self._job.schedule.updates
         episodes = job.args.final_episodes if last else job.args.evaluate_episodes
         keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(self._keys, done)
@@ -422,7 +427,8 @@ class _Journal:
         found = evaluate(job.evaluator, job.program, job.layout, params, keys, episodes, last)
         if found:
             self._write(done, found)
-        report(done, found)
+        if done:  # a search of settings does not judge by the untrained policy
+            report(done, found)
         self.note = summary(found)
 
     def save(self, done: int, learned: Learned) -> None:

@@ -79,8 +79,8 @@ class Run:
     def write_marl_eval(self, env: str) -> None:
         """Write all evaluations in the layout for comparisons.
 
-        The names of algorithms say how they acted. An algorithm that samples its actions has two
-        entries, because its best actions were evaluated at the end.
+        The names of algorithms say how they acted. An algorithm whose final evaluation was both
+        greedy and sampled has two entries.
 
         Parameters
         ----------
@@ -108,14 +108,16 @@ class Run:
         program, metrics = self.record["program"], dict(found)
         if not any(name.startswith(tracking.RETURN) for name in metrics):
             return {program: metrics}
-        greedy = {
-            name.replace(tracking.GREEDY_RETURN, tracking.RETURN): metrics.pop(name)
+        acting, other = tracking.acting_of(self.record), tracking.other_acting(self.record)
+        second = tracking.OTHER_RETURN[other]
+        others = {
+            name.replace(second, tracking.RETURN): metrics.pop(name)
             for name in list(metrics)
-            if name.startswith(tracking.GREEDY_RETURN)
+            if name.startswith(second)
         }
-        entries = {tracking.labelled(program, tracking.acting_of(self.record)): metrics}
-        if greedy:
-            entries[tracking.labelled(program, "greedy")] = greedy
+        entries = {tracking.labelled(program, acting): metrics}
+        if others:
+            entries[tracking.labelled(program, other)] = others
         return entries
 
     def finish(self) -> None:

@@ -100,12 +100,18 @@ class TrainedRun(NamedTuple):
 def best_step(directory: Path, seed: int) -> int:
     """Return the step of a seed's evaluation with the highest mean; the first of equal ones.
 
+    The evaluation before the first update does not count: it has no checkpoint.
+
     Raises
     ------
     RunError
         The run has not been evaluated.
     """
-    rows = [row for row in tracking.read(directory / tracking.METRICS_FILE) if row["seed"] == seed]
+    rows = [
+        row
+        for row in tracking.read(directory / tracking.METRICS_FILE)
+        if row["seed"] == seed and row["step"]
+    ]
     metric = next((one for one in tracking.EVALUATED if any(one in row for row in rows)), None)
     if metric is None:
         raise RunError(

@@ -9,24 +9,21 @@ matplotlib is imported when the first figure is drawn.
 from typing import TYPE_CHECKING
 
 from offmarl._imports import lazy_getattr
-from offmarl.report.comparison import (
+from offmarl.report.comparison import Comparison, Estimate, Row, compare, estimate
+from offmarl.report.curves import Curve, Curves, curves_of, read_curves
+from offmarl.report.figures import figure_comparison, figure_curves, figure_demo, save
+from offmarl.report.run_scores import (
     UNITS,
-    Comparison,
     Data,
     Entry,
-    Estimate,
-    Row,
     Runs,
-    compare,
-    estimate,
+    best_scores,
     final_returns,
     last_metrics,
     metric_of,
     read_runs,
     scores_of,
 )
-from offmarl.report.curves import Curve, Curves, curves_of, read_curves
-from offmarl.report.figures import figure_comparison, figure_curves, figure_demo, save
 
 if TYPE_CHECKING:
     from offmarl.report.contents import Survey, survey
@@ -42,6 +39,7 @@ __all__ = [
     "Row",
     "Runs",
     "Survey",
+    "best_scores",
     "compare",
     "curves_of",
     "estimate",

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from offmarl.report.comparison import Entry
+from offmarl.report.run_scores import Entry
 from offmarl.statistics import MIN_RUNS, bootstrap_interval
 from offmarl.tracking import METRICS_FILE, read, read_run
 

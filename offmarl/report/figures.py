@@ -16,8 +16,9 @@ import numpy as np
 from jaxtyping import Float
 
 from offmarl.errors import OptionError
-from offmarl.report.comparison import Comparison, Entry, RunScores, Scores, estimate
+from offmarl.report.comparison import Comparison, estimate
 from offmarl.report.curves import Curve, Curves
+from offmarl.report.run_scores import Entry, RunScores, Scores
 from offmarl.statistics import MIN_RUNS, bootstrap_interval, performance_profile
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from offmarl import __version__
 from offmarl.report import page, tables
-from offmarl.report.comparison import UNITS, Entry
 from offmarl.report.curves import Curve, curves_of
 from offmarl.report.figures import COLOURS, draw_curve, make_figure
+from offmarl.report.run_scores import UNITS, Entry
 from offmarl.report.tables import Section
 from offmarl.terminal import number
 from offmarl.tracking import RETURN, WALL_TIME, acting_of, read_run

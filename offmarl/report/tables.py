@@ -62,8 +62,10 @@ def comparison_tables(comparison: Comparison) -> Iterator[Section]:
 def _summary(title: str, rows: Sequence[Row]) -> Section:
     """Return the rows of one dataset, or of all, with normalised scores if they are known."""
     normalised = any(row.normalised for row in rows)
+    best = any(row.best for row in rows)
     iqm = "IQM [95% interval]" if _any_interval(row.iqm for row in rows) else "IQM"
     columns = ["algorithm", "seeds", iqm, *(["normalised IQM"] if normalised else [])]
+    columns += ["mean", "median", *(["best checkpoint"] if best else [])]
     cells = [
         [
             row.entry.label,
@@ -73,10 +75,11 @@ def _summary(title: str, rows: Sequence[Row]) -> Section:
             *([row.normalised and row.normalised.value] if normalised else []),
             row.mean,
             row.median,
+            *([row.best and interval(*row.best)] if best else []),
         ]
         for row in rows
     ]
-    return Section(title, [*columns, "mean", "median"], cells)
+    return Section(title, columns, cells)
 
 
 def _any_interval(estimates: Iterable[Estimate]) -> bool:

@@ -164,10 +164,11 @@ def test_compare_takes_references_and_says_where_there_are_none(offmarl, tmp_pat
     write_run(tmp_path / "bc", "bc", "3m/Good", [[1], [2]], env="smac_v1/3m")
     outcome = offmarl("compare", "bc", "--json")
     assert outcome.json["datasets"]["3m/Good"]["bc (greedy)"]["normalised"] is None
-    raw, few = outcome.json["notes"]
+    raw, few, warning = outcome.json["notes"]
     assert "The reference returns of smac_v1/3m are unknown" in raw
     assert "--references smac_v1/3m RANDOM EXPERT" in raw
     assert "Intervals need at least 3 seeds" in few
+    assert "some runs have 2 seeds" in warning
     given = offmarl("compare", "bc", "--references", "smac_v1/3m", -1, 4, "--json").json
     row = given["datasets"]["3m/Good"]["bc (greedy)"]
     assert row["normalised"] == {"value": 0.5, "low": None, "high": None}

@@ -84,9 +84,9 @@ def test_what_a_run_leaves_behind(args: bc.Args, whole: Path) -> None:
     rows = tracking.read(run / tracking.METRICS_FILE)
     evaluations = [row for row in rows if tracking.RETURN in row]
     assert [(row["step"], row["seed"]) for row in evaluations] == [
-        (step, seed) for step in (10, 20, 30, 40) for seed in (0, 1)
+        (step, seed) for step in (0, 10, 20, 30, 40) for seed in (0, 1)
     ]
-    assert [len(row[tracking.RETURN]) for row in evaluations] == [4] * 6 + [8] * 2
+    assert [len(row[tracking.RETURN]) for row in evaluations] == [4] * 8 + [8] * 2
     (greedy,) = {row["step"] for row in rows if tracking.GREEDY_RETURN in row}
     assert greedy == 40
     losses = [row["step"] for row in rows if "policy_loss" in row]

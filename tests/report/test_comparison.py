@@ -10,6 +10,7 @@ from offmarl.errors import OptionError, RunError
 from offmarl.hub.card import references
 from offmarl.report import Entry
 from offmarl.statistics import Reference
+from offmarl.tracking import RETURN
 from tests.runs import write_run
 
 LOW, HIGH = np.array([0.0, 1.0, 2.0, 3.0]), np.array([2.0, 3.0, 4.0, 5.0])
@@ -34,6 +35,71 @@ def test_a_policy_that_draws_its_actions_has_two_entries(tmp_path):
     assert list(scores) == [BC, MAICQ, SAMPLED]  # like with like, the sampled ones last
     np.testing.assert_array_equal(scores[SAMPLED], [1.5, 3.5])
     np.testing.assert_array_equal(scores[BC], [5.5, 7.5])
+
+
+def test_a_policy_that_can_draw_its_actions_has_two_entries_too(tmp_path):
+    other = {"sampled_returns": [[0, 1], [2, 3]]}
+    maicq = write_run(tmp_path / "maicq", "maicq", "a/b", [[1, 2], [3, 4]], **other)
+    found = report.read_runs([maicq])
+    sampled = Entry("maicq", "sampled")
+    assert list(found.scores["a/b"]) == [MAICQ, sampled]
+    np.testing.assert_array_equal(found.scores["a/b"][sampled], [0.5, 2.5])
+    rows = report.compare(found.scores).datasets["a/b"]
+    assert [row.headline for row in rows] == [True, False]
+    alone = report.compare({"a/b": {sampled: HIGH}}).datasets["a/b"]
+    assert [row.headline for row in alone] == [True]
+
+
+def test_the_best_checkpoint_is_chosen_by_one_half_and_scored_by_the_other(tmp_path):
+    run = write_run(tmp_path / "bc", "bc", "a/b", [[1, 2, 1, 2], [5, 5, 5, 5]])
+    assert report.best_scores(run) is None  # a single evaluation
+    earlier = {0: [[9, 0, 9, 0], [1, 1, 1, 1]], 5: [[2, 3, 2, 3], [4, 4, 4, 4]]}
+    for step, returns in earlier.items():
+        for seed, values in enumerate(returns):
+            tracking.append(
+                run / tracking.METRICS_FILE, {"seed": seed, "step": step, RETURN: values}
+            )
+    # Of seed 0 the first half chooses step 0, which the other half scores 0; that chooses step 5.
+    np.testing.assert_array_equal(report.best_scores(run), [(0 + 2) / 2, 5])
+    found = report.read_runs([run])
+    (row,) = report.compare(found.scores, best=found.best).datasets["a/b"]
+    assert (row.iqm.value, row.best.value) == ((1.5 + 5) / 2, 3.0)
+
+
+def settings_runs(tmp_path, *, code=(None, None), **changed):
+    args = {"learning_rate": 3e-4, "updates": 100, "seeds": 1}
+    return [
+        write_run(tmp_path / "one", "bc", "a/b", [[1]], args=args, sha256=code[0]),
+        write_run(tmp_path / "two", "bc", "c/d", [[1]], args=args | changed, sha256=code[1]),
+    ]
+
+
+def test_other_settings_on_another_dataset_are_not_pooled(tmp_path):
+    found = report.read_runs(settings_runs(tmp_path, learning_rate=1e-3, seeds=2))
+    assert [entry.label for one in found.scores.values() for entry in one] == [
+        "bc (learning_rate=0.0003, greedy)",
+        "bc (learning_rate=0.001, greedy)",
+    ]
+    assert found.settings == {"bc": ["learning_rate"]}
+    assert report.compare(found.scores).common == {}
+    pooled = report.read_runs([tmp_path / "one", tmp_path / "two"], pool_settings=True)
+    assert list(report.compare(pooled.scores).common) == [BC]
+    assert pooled.settings == found.settings
+
+
+def test_many_other_settings_are_named_by_a_checksum(tmp_path):
+    changed = {"learning_rate": 1e-3, "updates": 7}
+    runs = settings_runs(tmp_path, code=("1" * 64, "2" * 64), **changed)
+    labels = [entry.label for one in report.read_runs(runs).scores.values() for entry in one]
+    assert labels[1] == "bc (learning_rate=0.001, updates=7, code=22222222, greedy)"
+    changed |= {"gamma": 0.9, "tau": 0.1}
+    same = write_run(tmp_path / "three", "bc", "e/f", [[1]], args={"learning_rate": 3e-4})
+    assert report.read_runs([runs[0], same]).settings == {}  # what only one of them has
+
+
+def test_equal_settings_are_pooled(tmp_path):
+    found = report.read_runs(settings_runs(tmp_path, seeds=3))
+    assert list(report.compare(found.scores).common) == [BC] and found.settings == {}
 
 
 def test_runs_from_before_algorithms_were_labelled_are_read(tmp_path):

@@ -1,0 +1,397 @@
+"""Reading of runs: their final scores, by dataset and algorithm, and which belong together."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from offmarl.errors import RunError
+from offmarl.paths import local
+from offmarl.tracking import (
+    AGREEMENT,
+    MARL_EVAL_FILE,
+    METRICS_FILE,
+    OTHER_RETURN,
+    RETURN,
+    Acting,
+    acting_of,
+    labelled,
+    other_acting,
+    read,
+    read_json,
+    read_run,
+)
+
+RunScores = Float[np.ndarray, "runs"]
+"""One number per training seed: the mean return of its final evaluation."""
+
+
+class Entry(NamedTuple):
+    """What is compared: an algorithm that acted in one way."""
+
+    algorithm: str
+    acting: Acting | None = None
+    """None if the policy did not act, as for the agreement with held-out actions."""
+    run: str = ""
+    """The end of the run's path, if several runs have the same algorithm and dataset."""
+
+    @property
+    def label(self) -> str:
+        """The entry's name in tables and figures, such as "bc (greedy)"."""
+        return labelled(self.algorithm, self.run, self.acting)
+
+
+Scores = Mapping[str, Mapping[Entry, RunScores]]
+"""Dataset to entry to scores."""
+
+UNITS = {RETURN: "episode return", AGREEMENT: "agreement with held-out actions"}
+"""Metrics that runs can be compared by, and their names in words."""
+
+
+class Data(NamedTuple):
+    """What runs must have in common to be compared."""
+
+    name: str
+    """Name of the dataset, ``name/uid``; for runs trained online, of the environment."""
+    digest: str
+    """Digest of the dataset's content; empty if the run does not record it."""
+    environment: str
+    """The environment that the policies were evaluated in."""
+
+
+class Runs(NamedTuple):
+    """Final scores of runs, and the data they were trained on."""
+
+    scores: Scores
+    """Of the last policy."""
+    data: dict[str, Data]
+    """By the names of the datasets in ``scores``."""
+    directories: dict[str, dict[Entry, Path]]
+    """By dataset and entry, as the policy acted in training."""
+    best: Scores
+    """Of the best checkpoint of each seed, for the entries of ``directories`` that were evaluated
+    more than once: see `best_scores`."""
+    settings: dict[str, list[str]]
+    """The programs that were trained with other settings on one dataset than on another, and the
+    settings that differ."""
+
+
+def metric_of(directories: Iterable[Path]) -> str:
+    """Return the metric that runs can be compared by: returns, or agreement with actions.
+
+    Raises
+    ------
+    RunError
+        The runs have no metric in common, or have not been evaluated.
+    """
+    found = [final_metrics(directory) for directory in directories]
+    for metric in UNITS:
+        if all(metric in metrics for metrics in found):
+            return metric
+    raise RunError(
+        "some of these runs were evaluated in an environment and some with held-out episodes, so "
+        "they cannot be compared: train all with the same --env and --held-out."
+    )
+
+
+def read_runs(
+    directories: Iterable[Path], metric: str = RETURN, pool_settings: bool = False
+) -> Runs:
+    """Return the final scores of runs, by dataset and entry, greedy entries first.
+
+    Runs belong together if they were trained on the same content, whatever its name, and were
+    evaluated in the same environment. Runs of one program on one dataset are distinguished by their
+    directories.
+
+    Parameters
+    ----------
+    directories
+        Directories of the runs.
+    metric
+        A key of `UNITS`.
+    pool_settings
+        Give a program the same entry on all datasets, although it was trained with other settings
+        on one than on another, for example because they were tuned for each. By default the entries
+        name the settings that differ.
+
+    Raises
+    ------
+    RunError
+        A directory is not a run, or the run has not been evaluated.
+    """
+    runs = {path: read_run(path) for path in dict.fromkeys(map(local, directories))}
+    data = {path: _data(run) for path, run in runs.items()}
+    labels = _labels(data.values())
+    groups = _grouped(runs, lambda path: labels[_key(data[path])])
+    names, settings = _names(runs, groups.values(), pool_settings)
+    scores: dict[str, dict[Entry, RunScores]] = {}
+    best: dict[str, dict[Entry, RunScores]] = {}
+    trained: dict[str, dict[Entry, Path]] = {}
+    for label, alike in groups.items():
+        found: dict[Entry, RunScores] = {}
+        for path in alike:
+            found |= scores_of(path, metric, names[path])
+            acting = acting_of(runs[path]) if metric == RETURN else None
+            entry = Entry(runs[path]["program"], acting, names[path])
+            trained.setdefault(label, {})[entry] = path
+            if (of_best := best_scores(path, metric)) is not None:
+                best.setdefault(label, {})[entry] = of_best
+        scores[label] = dict(sorted(found.items(), key=lambda item: item[0].acting == "sampled"))
+    named = {label: data[alike[0]] for label, alike in groups.items()}
+    return Runs(scores, named, trained, best, settings)
+
+
+def scores_of(directory: Path, metric: str = RETURN, run: str = "") -> dict[Entry, RunScores]:
+    """Return the final scores of one run, by entry; raises what `final_returns` raises.
+
+    Parameters
+    ----------
+    directory
+        Directory of the run.
+    metric
+        A key of `UNITS`.
+    run
+        `Entry.run` of its entries.
+    """
+    record = read_run(directory)
+    found: dict[Acting | None, dict[int, Float[np.ndarray, "episodes"]]] = {}
+    if metric == RETURN:
+        found[acting_of(record)] = final_returns(directory)
+        if others := final_returns(directory, OTHER_RETURN[other_acting(record)]):
+            found[other_acting(record)] = others
+    else:
+        found[None] = final_returns(directory, metric)
+    return {
+        Entry(record["program"], how, run): np.array([one.mean() for one in returns.values()])
+        for how, returns in found.items()
+    }
+
+
+def best_scores(directory: Path, metric: str = RETURN) -> RunScores | None:
+    """Return the score of the best checkpoint of each seed of a run.
+
+    The best checkpoint is the one with the best evaluation, and the largest of many noisy means is
+    too large. So the episodes of each evaluation are divided in two halves: one chooses the
+    checkpoint, the other gives its score, and the result is the mean over both ways. It still is
+    the score of a policy that was chosen in the environment, which is online tuning.
+
+    Returns
+    -------
+    None if some seed was not evaluated more than once, with two episodes or more.
+
+    Raises
+    ------
+    RunError
+        The directory is not a run.
+    """
+    found: dict[int, dict[int, list[float]]] = {seed: {} for seed in read_run(directory)["seeds"]}
+    for row in read(directory / METRICS_FILE):
+        values = row.get(metric)
+        if isinstance(values, list) and len(values) > 1 and None not in values:
+            found[row["seed"]][row["step"]] = values
+    if not found or min(map(len, found.values())) < 2:
+        return None
+    return np.array([_best([np.array(x) for x in steps.values()]) for steps in found.values()])
+
+
+def _best(evaluations: Sequence[Float[np.ndarray, "episodes"]]) -> float:
+    halves = np.array([[values[::2].mean(), values[1::2].mean()] for values in evaluations])
+    chosen_by_first, chosen_by_second = halves.argmax(0)
+    return float(halves[[chosen_by_first, chosen_by_second], [1, 0]].mean())
+
+
+def final_returns(
+    directory: Path, metric: str = RETURN
+) -> dict[int, Float[np.ndarray, "episodes"]]:
+    """Return the final evaluation of a run: the returns of its episodes, by training seed.
+
+    Empty if the run was not evaluated by this metric.
+
+    Raises
+    ------
+    RunError
+        The directory is not a run, or the run has not finished its evaluation.
+    """
+    return {
+        seed: np.array(metrics[metric], float)
+        for seed, metrics in _final(directory).items()
+        if metric in metrics
+    }
+
+
+def final_metrics(directory: Path) -> set[str]:
+    """Return the metrics of a run's final evaluation; raises what `final_returns` raises."""
+    return {name for metrics in _final(directory).values() for name in metrics}
+
+
+def last_metrics(directory: Path) -> dict[str, float]:
+    """Return the training metrics that a run logged last, such as losses: means over seeds."""
+    rows = [row for row in read(directory / METRICS_FILE) if not UNITS.keys() & row.keys()]
+    last = [row for row in rows if row["step"] == rows[-1]["step"]]
+    names = [name for name in last[0] if name not in ("seed", "step")] if last else []
+    values = {name: [row[name] for row in last if row.get(name) is not None] for name in names}
+    return {name: float(np.mean(value)) for name, value in values.items() if value}
+
+
+# ---------------------------------------------------------------------------------- reading
+
+
+def _final(directory: Path) -> dict[int, dict[str, Any]]:
+    """Return the metrics of a run's final evaluation, by training seed."""
+    run = read_run(directory)
+    if run.get("complete") and not (directory / MARL_EVAL_FILE).exists():
+        raise RunError(
+            f"{directory} was trained without an evaluation, so it cannot be compared: "
+            + (
+                "an older offmarl recorded it; record it again."
+                if run.get("kind") == "recorder"
+                else "train it again, with --env if its environment can be made, or with "
+                "--held-out."
+            )
+        )
+    document = read_json(directory, MARL_EVAL_FILE)
+    try:
+        found = _absolute_metrics(document, run)
+    except (ValueError, KeyError, AttributeError, TypeError):
+        found = {}
+    if not any(found.values()):
+        raise RunError(
+            f"{directory / MARL_EVAL_FILE} holds no final evaluation: repeat the command of the "
+            "run to finish it."
+        )
+    return found
+
+
+def _absolute_metrics(
+    document: Mapping[str, Any], run: Mapping[str, Any]
+) -> dict[int, dict[str, Any]]:
+    """Return the final metrics of all algorithms in a run's document: one for each way of acting.
+
+    Older runs have a single algorithm, whose greedy returns are another metric.
+    """
+    (tasks,) = document.values()
+    (algorithms,) = tasks.values()
+    other = other_acting(run)
+    second = labelled(run["program"], other)
+    found: dict[int, dict[str, Any]] = {}
+    for name, seeds in algorithms.items():
+        for seed, record in seeds.items():
+            metrics = record["absolute_metrics"]
+            if name == second:
+                metrics = {OTHER_RETURN[other]: metrics[RETURN]}
+            found.setdefault(int(seed.removeprefix("seed_")), {}).update(metrics)
+    return found
+
+
+def _data(run: Mapping[str, Any]) -> Data:
+    spec = run["spec"]["name"]
+    environment = run.get("args", {}).get("env") or spec
+    if code := run.get("environment_source", {}).get("sha256"):
+        environment = labelled(environment, f"code {code[:8]}")
+    return Data(str(run.get("vault") or spec), run.get("vault_digest") or "", environment)
+
+
+def _key(data: Data) -> tuple[str, str]:
+    """Return the key that runs are grouped by; the name replaces an unknown digest."""
+    return data.digest or data.name, data.environment
+
+
+def _labels(data: Iterable[Data]) -> dict[tuple[str, str], str]:
+    """Name the groups by their data; equal names are extended by what differs."""
+    groups = _grouped(dict.fromkeys(data), _key)
+    names = {key: " = ".join(dict.fromkeys(d.name for d in one)) for key, one in groups.items()}
+    labels = {}
+    for key, name in names.items():
+        alike = [groups[other][0] for other in groups if names[other] == name]
+        one, details = groups[key][0], []
+        if len({other.digest for other in alike}) > 1:
+            details.append(f"data {one.digest[:8] or 'unknown'}")
+        if len({other.environment for other in alike}) > 1:
+            details.append(f"evaluated in {one.environment}")
+        labels[key] = labelled(name, *details)
+    return labels
+
+
+def _grouped(items: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
+    groups: dict[Any, list[Any]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def _distinguish(paths: Sequence[Path]) -> dict[Path, str]:
+    """Return the shortest distinguishing suffix of each path; empty for a single path."""
+    if len(paths) == 1:
+        return {paths[0]: ""}
+    parts = [path.resolve().parts for path in paths]
+    for count in range(1, max(map(len, parts)) + 1):
+        ends = ["/".join(part[-count:]) for part in parts]
+        if len(set(ends)) == len(ends):
+            break
+    return dict(zip(paths, ends, strict=True))
+
+
+# ---------------------------------------------------------------------------------- settings
+
+_NO_SETTINGS = (
+    *("vault", "time_limit", "env", "validation", "out", "seeds", "seed", "batching", "replay"),
+    *("memory", "evaluate_every", "evaluate_episodes", "final_episodes", "track"),
+    *("checkpoint_seconds", "tiers", "steps", "evaluations", "eval_episodes"),
+)
+"""Arguments that do not change what a program computes from its data, or that name the data."""
+
+_SHOWN_SETTINGS = 3
+
+
+def _names(
+    runs: Mapping[Path, Mapping[str, Any]], groups: Iterable[list[Path]], pool_settings: bool
+) -> tuple[dict[Path, str], dict[str, list[str]]]:
+    """Return `Entry.run` of runs, and `Runs.settings`.
+
+    Parameters
+    ----------
+    runs
+        Content of ``run.json`` by directory.
+    groups
+        The directories of each dataset.
+    pool_settings
+        Whether the settings stay out of the names.
+    """
+    names: dict[Path, str] = {}
+    for alike in groups:
+        for same in _grouped(alike, lambda path: runs[path]["program"]).values():
+            names |= _distinguish(same)
+    differing: dict[str, list[str]] = {}
+    for (program, _), paths in _grouped(names, lambda p: (runs[p]["program"], names[p])).items():
+        settings = {path: _settings(runs[path]) for path in paths}
+        different = _different(list(settings.values()))
+        if different:
+            known = differing.setdefault(program, [])
+            known += [one for one in different if one not in known]
+        for path in paths if different and not pool_settings else ():
+            own = [f"{name}={settings[path][name]}" for name in different[:_SHOWN_SETTINGS]]
+            if len(different) > len(own):
+                own.append(f"settings {_checksum(settings[path])}")
+            names[path] = ", ".join(filter(None, [names[path], *own]))
+    return names, differing
+
+
+def _settings(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the result of a run depends on beside its data and its seeds."""
+    args = {name: x for name, x in run.get("args", {}).items() if name not in _NO_SETTINGS}
+    return args | ({"code": run["sha256"][:8]} if run.get("sha256") else {})
+
+
+def _checksum(settings: Mapping[str, Any]) -> str:
+    text = json.dumps(settings, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _different(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the settings that differ; those that only some runs have do not count."""
+    names = [name for name in settings[0] if all(name in one for one in settings)]
+    return [name for name in names if any(one[name] != settings[0][name] for one in settings)]
