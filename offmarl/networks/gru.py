@@ -111,7 +111,9 @@ def _backward(
     kernel, kernel_new = weights.kernel[:, : 2 * size], weights.kernel[:, 2 * size :]
     before = _emptied(jnp.concatenate([carry[None], found.memory[:-1]]), first)
 
-    def step(d_carry: Array, inputs: tuple[Array, ...]) -> tuple[Array, tuple[Array, ...]]:
+    def step(
+        d_carry: Array, inputs: tuple[Array, Array, Array, _Step]
+    ) -> tuple[Array, tuple[Array, ...]]:
         d_memory, is_first, before, (_, reset, update, new, recurrent) = inputs
         d = d_memory + d_carry
         d_new = d * (1 - update) * (1 - new**2)

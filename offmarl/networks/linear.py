@@ -4,8 +4,9 @@ XLA on a CPU computes the gradient of a kernel as a product over all leading axe
 several, it first writes transposed copies of its operands, which takes longer than the product.
 """
 
+from typing import Any
+
 import flax.linen as nn
-import jax
 from jaxtyping import Array, Float
 
 
@@ -17,10 +18,22 @@ def product(
     return flat.reshape(*x.shape[:-1], kernel.shape[-1])
 
 
-class Dense(nn.Dense):
-    """A dense layer like Flax's, with the same name and parameters."""
+class Dense(nn.Module):
+    """A layer with the parameters of Flax's dense layer.
 
-    def __call__(self, inputs: Float[Array, "*b inputs"]) -> Float[Array, "*b outputs"]:
+    Attributes
+    ----------
+    features
+        Number of outputs.
+    kernel_init
+        Initialises the kernel, ``(inputs, features)``; the bias is zero at first.
+    """
+
+    features: int
+    kernel_init: Any = nn.initializers.lecun_normal()
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*b inputs"]) -> Float[Array, "*b {self.features}"]:
         """Apply the layer."""
-        flat: jax.Array = super().__call__(inputs.reshape(-1, inputs.shape[-1]))
-        return flat.reshape(*inputs.shape[:-1], self.features)
+        kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features))
+        return product(x, kernel) + self.param("bias", nn.initializers.zeros, (self.features,))

@@ -215,7 +215,8 @@ class Recurrent(nn.Module):
         return unroll_gru(self._weights(), carry, x, first).reshape(embedded.shape)
 
     def _weights(self) -> GRUWeights:
-        return GRUWeights(*self.input_gates(), self.recurrent_kernel, self.recurrent_bias)
+        kernel, bias = self.input_gates()
+        return GRUWeights(kernel, bias, self.recurrent_kernel, self.recurrent_bias)
 
     def _outputs(self, memory: Float[Array, "*b N hidden"]) -> Float[Array, "*b N _"]:
         activate = _ACTIVATIONS[self.activation]
