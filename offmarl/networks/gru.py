@@ -5,6 +5,8 @@ small matrices. Here the reverse scan computes only what depends on the step aft
 gradients of the weights are products over all steps at once.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -25,13 +27,13 @@ class GRUWeights(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """The results of one step or more, ``(*b, H)`` each."""
+    """The results of one step or more."""
 
-    memory: Array
-    reset: Array
-    update: Array
-    new: Array
-    recurrent: Array
+    memory: Float[Array, "*b H"]
+    gates: Float[Array, "*b both"]
+    """Reset and update, in order."""
+    new: Float[Array, "*b H"]
+    recurrent: Float[Array, "*b H"]
     """Recurrent part of the gate "new"."""
 
 
@@ -43,18 +45,38 @@ def gru_step(
     weights: GRUWeights, carry: Float[Array, "*b H"], x: Float[Array, "*b I"]
 ) -> Float[Array, "*b H"]:
     """Return the memory after one step (Cho et al. 2014, arXiv 1406.1078)."""
-    return _step(weights, carry, x @ weights.input_kernel).memory
+    return _step(weights, carry, x @ weights.input_kernel, _sigmoid_of_sum).memory
 
 
-def _step(weights: GRUWeights, carry: Array, gates: Array) -> _Step:
-    reset_bias, update_bias, new_bias = jnp.split(weights.input_bias, 3)
-    reset_x, update_x, new_x = jnp.split(gates, 3, axis=-1)
-    reset_h, update_h, new_h = jnp.split(carry @ weights.kernel, 3, axis=-1)
-    reset = jax.nn.sigmoid(reset_x + reset_h + reset_bias)
-    update = jax.nn.sigmoid(update_x + update_h + update_bias)
-    recurrent = new_h + weights.bias
-    new = jnp.tanh(new_x + new_bias + reset * recurrent)
-    return _Step((1 - update) * new + update * carry, reset, update, new, recurrent)
+def _step(
+    weights: GRUWeights, carry: Array, seen: Array, sigmoid_of_sum: Callable[..., Array]
+) -> _Step:
+    size = carry.shape[-1]
+    recalled = carry @ weights.kernel
+    bias, bias_new = weights.input_bias[: 2 * size], weights.input_bias[2 * size :]
+    gates = sigmoid_of_sum(seen[..., : 2 * size], recalled[..., : 2 * size], bias)
+    reset, update = jnp.split(gates, 2, axis=-1)
+    recurrent = recalled[..., 2 * size :] + weights.bias
+    new = jnp.tanh(seen[..., 2 * size :] + bias_new + reset * recurrent)
+    return _Step((1 - update) * new + update * carry, gates, new, recurrent)
+
+
+def _sigmoid_of_sum(*terms: Array) -> Array:
+    return jax.nn.sigmoid(sum(terms))
+
+
+def _apart(index: Array) -> Callable[..., Array]:
+    """Return `_sigmoid_of_sum` as a loop of its own in the step with this index.
+
+    On a CPU, XLA would fuse it with the rest of the step into one loop, which takes four times as
+    long, since LLVM does not vectorise it. XLA fuses nothing with a conditional. The index is never
+    negative.
+    """
+
+    def on_cpu(*terms: Array) -> Array:
+        return jax.lax.cond(index >= 0, _sigmoid_of_sum, lambda seen, *_: seen, *terms)
+
+    return partial(jax.lax.platform_dependent, cpu=on_cpu, default=_sigmoid_of_sum)
 
 
 @jax.custom_vjp
@@ -84,13 +106,13 @@ def unroll_gru(
 
 
 def _unroll(weights: GRUWeights, carry: Array, x: Array, first: Array) -> _Step:
-    def step(carry: Array, inputs: tuple[Array, Array]) -> tuple[Array, _Step]:
-        gates, is_first = inputs
-        found = _step(weights, _emptied(carry, is_first), gates)
+    def step(carry: Array, inputs: tuple[Array, Array, Array]) -> tuple[Array, _Step]:
+        index, seen, is_first = inputs
+        found = _step(weights, _emptied(carry, is_first), seen, _apart(index))
         return found.memory, found
 
-    gates = product(x, weights.input_kernel)
-    found: _Step = jax.lax.scan(step, carry, (gates, first))[1]
+    inputs = jnp.arange(len(x)), product(x, weights.input_kernel), first
+    found: _Step = jax.lax.scan(step, carry, inputs)[1]
     return found
 
 
@@ -114,7 +136,8 @@ def _backward(
     def step(
         d_carry: Array, inputs: tuple[Array, Array, Array, _Step]
     ) -> tuple[Array, tuple[Array, ...]]:
-        d_memory, is_first, before, (_, reset, update, new, recurrent) = inputs
+        d_memory, is_first, before, (_, gates, new, recurrent) = inputs
+        reset, update = jnp.split(gates, 2, axis=-1)
         d = d_memory + d_carry
         d_new = d * (1 - update) * (1 - new**2)
         d_update = d * (before - new) * update * (1 - update)

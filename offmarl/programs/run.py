@@ -426,7 +426,7 @@ def compiler_options() -> dict[str, bool] | None:
     if jax.default_backend() != "cpu":
         return None
     try:
-        jax.jit(lambda: 0, compiler_options=_CPU_OPTIONS)()  # type: ignore[call-overload]
+        jax.jit(lambda: 0, compiler_options=_CPU_OPTIONS)()
     except jax.errors.JaxRuntimeError:  # this version of XLA has no such option
         return None
     return _CPU_OPTIONS
