@@ -16,7 +16,7 @@ import re
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -76,6 +76,8 @@ class Checkpoints:
     def __init__(self, directory: str | Path, keep: int | None = None):
         self._directory = local(directory)
         self._keep = keep
+        self.kept: Container[int] = ()
+        """Numbers of older checkpoints that are kept, too."""
 
     def save(self, step: int, tree: Mapping[str, ArrayTree], info: Mapping[str, Any]) -> None:
         """Write a checkpoint.
@@ -264,7 +266,8 @@ class Checkpoints:
         if self._keep is not None:
             for step in self.steps()[: -self._keep]:
                 path = self._directory / str(step)
-                path.rename(path.with_name(f"{step}.deleted"))
+                if step not in self.kept:
+                    path.rename(path.with_name(f"{step}.deleted"))
         self._remove_leftovers()
 
     def _remove_leftovers(self) -> None:

@@ -109,8 +109,14 @@ def recorded(directory: Path) -> dict[str, Any]:
 
 
 def read_json(directory: Path, name: str) -> dict[str, Any]:
-    """Return the content of a JSON file in a run's directory; `RunError` if that fails."""
+    """Return the content of a JSON file in a run's directory; `RunError` if that fails.
+
+    The directory may be a packed run: one JSON file with the run's files by name; see
+    `offmarl.benchmark`.
+    """
     try:
+        if directory.is_file():
+            return _packed(directory, name)
         data = json.loads((directory / name).read_text())
     except (FileNotFoundError, NotADirectoryError):
         raise RunError(
@@ -122,6 +128,22 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise RunError(f"{directory / name} holds no JSON object: it is another program's file.")
     return data
+
+
+def _packed(path: Path, name: str) -> dict[str, Any]:
+    """Return a file of a packed run; an error as if it were not there if the run lacks it."""
+    document = json.loads(path.read_text())
+    found = document.get(name) if isinstance(document, dict) else None
+    if not isinstance(found, dict):
+        raise FileNotFoundError(name)
+    return found
+
+
+def holds(directory: Path, name: str) -> bool:
+    """Whether a run's directory, or a packed run, holds a file."""
+    if directory.is_file():
+        return name in json.loads(directory.read_text())
+    return (directory / name).exists()
 
 
 def acting_of(run: Mapping[str, Any]) -> Acting:
@@ -148,7 +170,13 @@ def append(path: Path, *records: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a file of JSON lines, without a line that a crash cut off."""
+    """Return the records of a file of JSON lines, without a line that a crash cut off.
+
+    The file may be in a packed run; see `read_json`.
+    """
+    if path.parent.is_file():
+        packed: list[dict[str, Any]] = json.loads(path.parent.read_text()).get(path.name, [])
+        return packed
     if not path.exists():
         return []
     whole = path.read_text().rpartition("\n")[0]

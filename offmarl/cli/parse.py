@@ -8,12 +8,13 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, cast, get_type_hints
 
 from offmarl.cli.output import hidden
 from offmarl.config import REPEATED, Vaults
 from offmarl.errors import OffmarlError
 from offmarl.paths import expanded
+from offmarl.programs.configs import Config, read_config
 
 T = TypeVar("T")
 
@@ -23,6 +24,12 @@ _ADDED: dict[str, tuple[Any, Any, str]] = {
         None,
         "TOML file with settings of the program, such as `offmarl tune` writes. They take "
         "precedence over offmarl's own settings for the environment, and options over both.",
+    ),
+    "config": (
+        Path | None,
+        None,
+        "TOML file with `program` and the arguments of a run, or a run's directory to repeat it. "
+        "Options take precedence over it.",
     ),
     "json": (bool, False, "Print the outcome as one JSON object, for programs."),
 }
@@ -110,18 +117,32 @@ def parse_program(
         An argument or a file of settings is invalid.
     """
     configurable = hasattr(target, "for_env")
-    added = {"settings": configurable, "json": command is not None}
-    described = documented(target, *(name for name, add in added.items() if add))
+    added = {"settings": configurable, "config": configurable, "json": command is not None}
+    config = config_among(arguments) if configurable else None
+    values = {} if config is None else config.arguments(cast(Any, target))
+    names = (name for name, add in added.items() if add)
+    described = documented(target, *names, defaults=values)
     prog = f"offmarl {command}" if command else None
     call = _parse(described, prog, description or "", arguments)
-    args = _configured(target, call.keywords, arguments) if configurable else call()
+    given = [*arguments, *(f"--{name}" for name in values)]
+    args = _configured(target, call.keywords, given) if configurable else call()
     use_cores_for(args)
     return args
+
+
+def config_among(arguments: list[str]) -> Config | None:
+    """Return the content of the file that ``--config`` names among arguments; None without it."""
+    for place, one in enumerate(arguments):
+        option, sign, value = one.partition("=")
+        if option == "--config" and (sign or place + 1 < len(arguments)):
+            return read_config(expanded(value if sign else arguments[place + 1]))
+    return None
 
 
 def _configured(target: Any, values: dict[str, Any], arguments: list[str]) -> Any:
     """Return a program's arguments with settings for those that are not given."""
     file = values.pop("settings")
+    values.pop("config")
     given = {name: values[name] for name in given_among(values, arguments)}
     return target.for_env(settings_environment(target, values), settings=file, **given)
 
@@ -130,7 +151,7 @@ def settings_environment(target: Any, values: Mapping[str, Any]) -> str:
     """Return the environment whose settings a program uses: a baseline's is that of its vault."""
     env: str | None = values["env"]
     if "vault" in values and env in (None, "none"):
-        from offmarl.programs.offline import open_data
+        from offmarl.programs.drawing import open_data
 
         with contextlib.suppress(OffmarlError, OSError):  # the program will raise it again
             env = open_data(target(**values)).spec.name
@@ -274,7 +295,9 @@ def conventions() -> tuple[Any, ...]:
     return (DisallowNone,)
 
 
-def documented(target: Callable[..., T], *added: str) -> Callable[..., functools.partial[T]]:
+def documented(
+    target: Callable[..., T], *added: str, defaults: Mapping[str, Any] | None = None
+) -> Callable[..., functools.partial[T]]:
     """Return a function with the parameters of ``target``, prepared for tyro's help.
 
     Each parameter's text is one paragraph. Defaults that mean "none" are not shown. A flag
@@ -288,6 +311,8 @@ def documented(target: Callable[..., T], *added: str) -> Callable[..., functools
     added
         Names of options in `_ADDED` to list, too. ``--json`` is not bound, since the command line
         takes it out before it parses.
+    defaults
+        Values that replace the parameters' own defaults.
 
     Returns
     -------
@@ -301,11 +326,13 @@ def documented(target: Callable[..., T], *added: str) -> Callable[..., functools
     vars(shown).pop("__wrapped__", None)  # of a type checker's decorator; tyro would look at it
     # For a class, the hints of its fields; those of its `__init__` would be the same.
     hints, texts = get_type_hints(target, include_extras=True), parameter_texts(target)
+    found = {
+        name: one.replace(default=(defaults or {}).get(name, one.default))
+        for name, one in inspect.signature(target).parameters.items()
+    }
     parameters = [
-        parameter.replace(
-            annotation=_annotated(hints[name], parameter.default, texts.get(name, ""))
-        )
-        for name, parameter in inspect.signature(target).parameters.items()
+        one.replace(annotation=_annotated(hints[name], one.default, texts.get(name, "")))
+        for name, one in found.items()
     ]
     for name in added:
         hint, default, text = _ADDED[name]

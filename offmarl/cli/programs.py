@@ -11,7 +11,7 @@ from tyro.conf import Positional, arg
 
 from offmarl.cli.data import show
 from offmarl.cli.output import Report, records, table
-from offmarl.cli.parse import parse, parse_program
+from offmarl.cli.parse import config_among, parse, parse_program
 from offmarl.errors import OptionError
 from offmarl.paths import below
 from offmarl.programs.registry import VERBS, Kind, find, load, summary
@@ -51,6 +51,8 @@ def record(arguments: list[str]) -> Report:
     """Train agents online and record them at several tiers, or record a trained policy."""
     if not arguments or arguments[0] in ("-h", "--help"):
         return overview("recorder", _USAGE)
+    if (config := _config(arguments)) is not None:
+        return _recorded(_run("recorder", config, arguments))
     if arguments[0].startswith("-"):
         helped = {"-h", "--help"}.intersection(arguments)
         asked = ["--help"] if helped else arguments  # `--policy --help` is no policy
@@ -161,9 +163,11 @@ def record_policy(
 def train(arguments: list[str]) -> Report:
     """Train an offline baseline on a vault."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        return overview("baseline", "offmarl train NAME --vault PATH ...")
-    name, *rest = arguments
-    run: Path = _run("baseline", name, rest)
+        usage = "offmarl train NAME --vault PATH ...\noffmarl train --config FILE.toml ..."
+        return overview("baseline", usage)
+    if (name := _config(arguments)) is None:
+        name, *arguments = arguments
+    run: Path = _run("baseline", name, arguments)
     if not (run / MARL_EVAL_FILE).exists():
         view = f"{name} is trained but not evaluated (no environment, no held-out data): {run}"
         return Report({"run": run}, view)
@@ -241,9 +245,17 @@ def overview(kind: Kind, usage: str) -> Report:
     return Report({f"{kind}s": summaries}, Group(usage, rows, more))
 
 
+def _config(arguments: list[str]) -> str | None:
+    """Return the program of a configuration file; None if the arguments begin with its name."""
+    config = config_among(arguments) if arguments[0].startswith("-") else None
+    return None if config is None else config.program_for(None)
+
+
 def _run(kind: Kind, name: str, arguments: list[str]) -> Any:
     """Parse a program's own arguments and run it."""
     program = load(kind, name)
+    if (config := config_among(arguments)) is not None:
+        config.program_for(name)
     args = parse_program(program.Args, f"{VERBS[kind]} {name}", program.__doc__, arguments)
     return program.main(args)
 

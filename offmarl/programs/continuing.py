@@ -6,21 +6,23 @@ parts of the policy, wherever the two programs keep them; other networks by thei
 that they belong to. What the run lacks starts anew.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
+from numpy.typing import NDArray
 
 from offmarl import tracking
 from offmarl.checkpoint import Checkpoints
 from offmarl.envs import Environment
 from offmarl.errors import OptionError, RunError, ShapeError
 from offmarl.paths import local
+from offmarl.programs import dataset
 from offmarl.programs.buffer import make_buffer
-from offmarl.programs.program import OnlineArgs, Program
+from offmarl.programs.program import Args, OnlineArgs, Program
 from offmarl.programs.record import fingerprint
 from offmarl.programs.recorder import stacked
 from offmarl.programs.trained import builder_of
@@ -30,6 +32,14 @@ from offmarl.vault import Dataset, open_vault
 
 _POLICY = "policy"
 
+_INPUTS = {"observation", "state"}
+"""What networks take in; normalised rewards only change the scale of their values."""
+
+_ONLINE = ("params", "target", "moments", "optimiser")
+"""Fields of a recorder's state that are learned. Of a baseline's, all are, except `_COUNT`."""
+
+_COUNT = "updates"
+
 
 class Start(NamedTuple):
     """What training starts from."""
@@ -38,6 +48,8 @@ class Start(NamedTuple):
     """What the run's record says of it; empty if it starts from nothing."""
     begin: Callable[[Program, ArrayTree, int], ArrayTree]
     """``begin(program, state, number)``: the state of a seed, from its fresh one and its number."""
+    statistics: dict[str, NDArray[Any]] | None = None
+    """Statistics of its dataset that a baseline normalises by."""
 
 
 def start_of(args: OnlineArgs, env: Environment) -> Start:
@@ -71,6 +83,40 @@ def start_of(args: OnlineArgs, env: Environment) -> Start:
     return Start(source, begin)
 
 
+def start_of_baseline(args: Args, spec: EnvSpec) -> Start:
+    """Return what a baseline's arguments ask to start from.
+
+    A run with normalised observations or states goes on with the statistics of that run, by which
+    its networks know them.
+
+    Raises
+    ------
+    RunError
+        There is no such run, or it cannot be read.
+    ShapeError
+        It is of another environment.
+    OptionError
+        It does not normalise as the arguments ask.
+    """
+    if args.init is None:
+        return Start({}, lambda _program, state, _number: state)
+    run = _Source.of(args.init, spec, args.normalise)
+    kept = dataset.read(local(args.init) / dataset.STATISTICS_FILE)
+    statistics = {name: kept[name] for name in kept if dataset.is_of_normalisation(name)}
+
+    def begin(program: Program, state: ArrayTree, number: int) -> ArrayTree:
+        return carry_over(run.program, run.state(number), program, state, run.name)
+
+    return Start({"init": run.about}, begin, statistics)
+
+
+def started(start: Start, program: Program, states: ArrayTree) -> ArrayTree:
+    """Return the states of all seeds, ``(seeds, ...)``, after `Start.begin`."""
+    seeds = len(jax.tree.leaves(states)[0])
+    each = [jax.tree.map(lambda leaf, i=i: leaf[i], states) for i in range(seeds)]
+    return stacked([start.begin(program, state, i) for i, state in enumerate(each)])
+
+
 def _filled(program: Program, state: ArrayTree, spec: EnvSpec, data: Dataset) -> ArrayTree:
     """Fill the buffer of a state from a vault."""
     capture = state.capture
@@ -98,18 +144,23 @@ class _Source(NamedTuple):
     about: dict[str, Any]
 
     @classmethod
-    def of(cls, path: Path, spec: EnvSpec) -> "_Source":
-        """Load a run."""
+    def of(cls, path: Path, spec: EnvSpec, normalise: Iterable[str] = ()) -> "_Source":
+        """Load a run, whose networks must know observations normalised in the same way."""
         directory = local(path)
         record = tracking.read_run(directory)
         if difference := EnvSpec.from_json(record["spec"]).difference(spec, extras=False):
             raise ShapeError(
                 f"{directory} and {spec.name} differ in {difference}: give another run."
             )
-        if "observation" in (record["args"].get("normalise") or ()):
+        theirs, ours = (
+            _INPUTS & set(one or ()) for one in (record["args"].get("normalise"), normalise)
+        )
+        if theirs != ours:
+            there, here = (" and ".join(sorted(one)) or "nothing" for one in (theirs, ours))
             raise OptionError(
-                f"{directory} learned from normalised observations, which a recorder does not: "
-                "give a run that was trained without --normalise observation."
+                f"{directory} learned from data with normalised {there}, and this program learns "
+                f"from data with normalised {here}: give a run that was trained with the same "
+                "--normalise (a recorder normalises nothing)."
             )
         program, states = _load(record, directory)
         about = {
@@ -150,8 +201,9 @@ def _load(record: Mapping[str, Any], directory: Path) -> tuple[Program, list[Arr
 
 def learned(state: ArrayTree) -> dict[str, ArrayTree]:
     """Return what was learned of a state: the fields that another run can continue from."""
-    names = ("params", "target", "moments", "optimiser")
-    return {name: getattr(state, name) for name in names if hasattr(state, name)}
+    fields = getattr(state, "_fields", ())
+    names = _ONLINE if "capture" in fields else [name for name in fields if name != _COUNT]
+    return {name: getattr(state, name) for name in names if name in fields}
 
 
 def carry_over(
@@ -173,6 +225,10 @@ def carry_over(
     ShapeError
         A network that both have differs; the message names the parameter.
     """
+    if _alike(trained, state):
+        whole = state._replace(**learned(trained)) if hasattr(state, "_fields") else trained
+        tracking.notice(f"continues from {run}: everything")
+        return jax.tree.map(jax.numpy.asarray, whole)
     theirs, ours = _named(source, trained), _named(program, state)
     common = _common_parts(theirs, ours, run)
     found = {name: theirs[name] for name in ours if _part(name) in common}
@@ -195,6 +251,16 @@ def carry_over(
         if name in found:
             leaves[index] = jax.numpy.asarray(found[name], leaves[index].dtype)
     return jax.tree.unflatten(tree, leaves)
+
+
+def _alike(trained: ArrayTree, state: ArrayTree) -> bool:
+    """Whether two states of baselines have the same fields, of the same shapes."""
+
+    def shapes(tree: ArrayTree) -> list[tuple[str, tuple[int, ...]]]:
+        return [(keystr(path), np.shape(leaf)) for path, leaf in tree_flatten_with_path(tree)[0]]
+
+    online = "capture" in getattr(state, "_fields", ())
+    return not online and shapes(trained) == shapes(state)
 
 
 def _common_parts(theirs: Mapping[str, Any], ours: Mapping[str, Any], run: str) -> set[str]:
@@ -231,26 +297,35 @@ def _named(program: Program, state: ArrayTree) -> dict[str, Any]:
 def _places(program: Program, state: ArrayTree) -> dict[str, int]:
     """Return the index of each learned leaf among the leaves of a state, by a name of its own."""
     paths = [path for path, _ in tree_flatten_with_path(state)[0]]
+    fields = {_name(path[:1]) for path in paths}
+    kept = set(learned(state)) or fields
     names: dict[str, int] = {}
     params: dict[str, str] = {}
-    acting = _policy_leaves(program, state)
+    acting, unclear = _policy_leaves(program, state), False
     for index, path in enumerate(paths):
         field, rest = _name(path[:1]), _name(path[1:])
-        if field == "params":
-            params[rest] = acting.get(index, rest)
-            names[params[rest]] = index
+        if field in kept and not _is_derived(field):
+            own = rest if field == "params" else f"{field}/{rest}"
+            unclear |= rest in params
+            params.setdefault(rest, acting.get(index, own))
+            names[acting.get(index, own)] = index
     for index, path in enumerate(paths):
         field, rest = _name(path[:1]), _name(path[1:])
         if field == "target" and rest in params:
             names[f"target {params[rest]}"] = index
         elif field == "moments":
             names[f"moments/{rest}"] = index
-        elif field == "optimiser":
+        elif "optimiser" in field and not unclear:
             found = _adam_name(path, index, params)
             if "count" in found and "count" in names:  # of a second optimiser
                 found = {f"count {len(names)}": index}
             names |= found
     return names
+
+
+def _is_derived(field: str) -> bool:
+    """Whether a field belongs to the parameters in others: targets, moments and optimisers."""
+    return field in ("target", "moments") or "optimiser" in field
 
 
 def _adam_name(path: tuple[Any, ...], index: int, params: Mapping[str, str]) -> dict[str, int]:

@@ -240,6 +240,11 @@ def save(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
         partial.replace(path)
 
 
+def is_of_normalisation(name: str) -> bool:
+    """Whether a statistic is one that `offmarl.programs.normalisation` uses."""
+    return name.endswith("_moments") or name in ("reward_std", "returns")
+
+
 def read(path: Path) -> dict[str, NDArray[Any]]:
     """Return a run's arrays of its dataset."""
     if not path.exists():

@@ -426,6 +426,16 @@ class Journal(Protocol):
         """Write a checkpoint."""
         ...
 
+    @property
+    def keeps(self) -> bool:
+        """Whether the last evaluation asks for a checkpoint."""
+        ...
+
+    @property
+    def over(self) -> bool:
+        """Whether the run ends before its last update."""
+        ...
+
 
 class _Clock:
     """Measures `tracking.TIMES`."""
@@ -491,6 +501,8 @@ def learn(
             journal.evaluate(step, states)
         advance((step - done) * unit, journal.note)
         done = step
-        if timer.is_due() or step == schedule.updates:
+        if timer.is_due() or journal.keeps or journal.over or step == schedule.updates:
             journal.save(step, states)
             timer.saved(step * unit)
+        if journal.over:
+            return

@@ -1,11 +1,10 @@
 """Offline training: what a baseline runs, and the files of its run."""
 
-import hashlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +13,12 @@ from jaxtyping import Array, Float, Key, PRNGKeyArray
 from numpy.typing import NDArray
 
 from offmarl import __version__, settings, tracking
-from offmarl.config import Vaults
 from offmarl.errors import OptionError
 from offmarl.paths import below, local
 from offmarl.programs import dataset as data
+from offmarl.programs.continuing import Start, start_of_baseline, started
 from offmarl.programs.dataset import DatasetStatistics
+from offmarl.programs.drawing import Drawing, drawing_of, open_data
 from offmarl.programs.evaluate import Evaluator, evaluate, make_evaluator, summary
 from offmarl.programs.loop import (
     LOG_EVERY,
@@ -46,32 +46,23 @@ from offmarl.programs.run import (
     checkpoint_timer,
     environment_source,
     keep_compiled_programs,
+    machine,
     open_run,
     report,
     settled,
 )
 from offmarl.programs.seeds import Layout, layout_of
+from offmarl.programs.stopping import Stopping, best_of
 from offmarl.replay import (
     BatchSource,
-    Circles,
-    Windows,
-    WindowSource,
     open_batches,
     split_key,
 )
-from offmarl.replay.batches import lag_of
-from offmarl.replay.circles import Weighting
-from offmarl.replay.device import fits
 from offmarl.replay.priorities import Priorities, Prioritised
-from offmarl.replay.sampling import Chosen
 from offmarl.trackers import Trackers
 from offmarl.trackers import check as check_trackers
 from offmarl.types import ArrayTree, EnvSpec
-from offmarl.vault import Dataset, Mixture, Weights, mix, open_vault
-from offmarl.vault.weights import resolve
-
-_IMPORTANCE = 0.4
-"""β of prioritised replay at the first update, if none is given (Schaul et al. 2016)."""
+from offmarl.vault import Dataset, Mixture
 
 
 def train(make: Callable[[EnvSpec, ArgsT, DatasetStatistics], Program], args: ArgsT) -> Path:
@@ -120,12 +111,14 @@ def _train(
     evaluator = make_evaluator(args, dataset)
     args = replace(args, held_out=evaluator.fraction)
     kept = data.read(directory / data.STATISTICS_FILE)
-    statistics = DatasetStatistics(dataset, kept, evaluator.learned_from)
+    begun = start_of_baseline(args, dataset.spec)
+    statistics = DatasetStatistics(dataset, kept or begun.statistics, evaluator.learned_from)
     program = build(make, dataset.spec, args, statistics, statistics.freeze)
     layout = layout_of(args.seeds, args.batching, _recorded(directory, "seeds_at_once"))
-    drawing = _drawing(args, program, dataset, evaluator, _recorded(directory, "priority_lag"))
+    drawing = drawing_of(args, program, dataset, evaluator, _recorded(directory, "priority_lag"))
     record = {
         "offmarl": __version__,
+        **machine(),
         "kind": "baseline",
         "program": origin.name,
         "file": origin.file,
@@ -139,14 +132,16 @@ def _train(
         "seeds": list(range(args.seed, args.seed + args.seeds)),
         "seeds_at_once": layout.at_once,
         **drawing.record,
+        **begun.source,
         **(environment_source(evaluator.env.spec.name) if evaluator.env else {}),
     }
-    schedule = _schedule(args, program)
+    schedule, stopping = _schedule(args, program), Stopping(args, evaluator)
     run = open_run(directory, record)
     data.save(directory / data.STATISTICS_FILE, statistics.used)
     if not run.complete or run.lacks_checkpoint(schedule.updates):
-        _learn(_Job(run, program, evaluator, args, schedule, layout, drawing), dataset, timer)
-        run.finish()
+        job = _Job(run, program, evaluator, args, schedule, layout, drawing, begun, stopping)
+        _learn(job, dataset, timer)
+        run.finish(job.stopped())
     return run.directory
 
 
@@ -170,46 +165,6 @@ def _schedule(args: Args, program: Program) -> Schedule:
     return Schedule(args.updates, args.evaluate_every, LOG_EVERY, starts)
 
 
-def open_data(args: Args) -> Dataset | Mixture:
-    """Open the vault of a program's arguments, or the mixture of several.
-
-    Raises
-    ------
-    VaultError, ShapeError, OptionError
-        A vault cannot be opened, the vaults differ, or their shares are wrong.
-    """
-    shares = _shares(args.vault)
-    if len(shares) == 1:
-        return open_vault(next(iter(shares)), time_limit=args.time_limit)
-    given = {path: share for path, share in shares.items() if share is not None}
-    if given and len(given) < len(shares):
-        missing = next(path for path in shares if path not in given)
-        raise OptionError(f"{missing} has no share: give PATH=SHARE for each vault, or for none.")
-    return mix(given or [*shares], args.share_by or "step", time_limit=args.time_limit)
-
-
-def _shares(vaults: Vaults) -> dict[str, float | None]:
-    """Return vaults and their shares, None where no share is given."""
-    if isinstance(vaults, Mapping):
-        return dict(vaults)
-    if isinstance(vaults, str | Path):
-        return {str(vaults): None}
-    found = [_share(text) for text in vaults]
-    paths = [path for path, _ in found]
-    if twice := [path for path in paths if paths.count(path) > 1]:
-        raise OptionError(f"{twice[0]} is given twice: name it once, with its whole share.")
-    return dict(found)
-
-
-def _share(text: str) -> tuple[str, float | None]:
-    """Split PATH=SHARE; the name of an existing file may end like one."""
-    path, sign, share = str(text).rpartition("=")
-    try:
-        return (path, float(share)) if sign and not local(text).exists() else (str(text), None)
-    except ValueError:
-        return str(text), None
-
-
 def _recorded(directory: Path, name: str) -> int | None:
     """Return a number that an existing run keeps when it is resumed."""
     return tracking.recorded(directory).get(name)
@@ -222,77 +177,6 @@ def _directory(name: str, args: Args, dataset: Dataset | Mixture) -> Path:
     return Path("runs") / below(*parts, option="--out")
 
 
-class _Drawing(NamedTuple):
-    """How a run draws its batches."""
-
-    kind: Literal["device", "stream"]
-    windows: Windows
-    weights: Weighting
-    draws: Prioritised | None
-    record: dict[str, Any]
-    """What ``run.json`` says of it."""
-
-
-def _drawing(
-    args: Args,
-    program: Program,
-    dataset: Dataset | Mixture,
-    evaluator: Evaluator,
-    lag: int | None,
-) -> _Drawing:
-    """Resolve the arguments on sampling; ``lag`` is that of a resumed run."""
-    windows = Windows(args.batch_size, args.length, args.burn_in, program.return_to_go)
-    episodes, kind = evaluator.learned_from, args.replay
-    weights, record = _weights(args, dataset, episodes), _recorded_vaults(dataset)
-    circles = Circles(dataset, windows, episodes, weights)
-    if kind == "auto":
-        kind = "device" if fits(circles) else "stream"
-    if weights is not None:
-        sums = hashlib.sha256(b"".join(array.tobytes() for array in weights))
-        record["weights_digest"] = sums.hexdigest()
-    if not args.prioritise:
-        return _Drawing(kind, windows, weights, None, record)
-    if not program.td_errors:
-        raise OptionError(
-            "this program computes no temporal-difference errors, by which windows are "
-            "prioritised: leave out --prioritise."
-        )
-    if lag is None:
-        drawn = WindowSource.of(circles)
-        part = args.seeds * drawn.batch_bytes
-        lag = 0 if kind == "device" else lag_of(int(args.memory * 1e9), part)
-    starts: Any = jax.device_put(circles.starts)
-    begun = _IMPORTANCE if args.importance is None else args.importance
-    assert args.updates is not None
-    draws = Prioritised(
-        starts, args.prioritise, begun, args.updates, circles.num_slots, args.batch_size, lag
-    )
-    return _Drawing(kind, windows, weights, draws, record | {"priority_lag": lag})
-
-
-def _weights(args: Args, dataset: Dataset | Mixture, episodes: Chosen) -> Weighting:
-    if args.weight is None:
-        for name in ("weight_by", "weight_temperature"):
-            if getattr(args, name) is not None:
-                raise OptionError(f"--{name.replace('_', '-')} needs --weight: give both.")
-        return None
-    weights = Weights(args.weight, args.weight_by or "step", args.weight_temperature)
-    return resolve(dataset, weights, episodes)
-
-
-def _recorded_vaults(dataset: Dataset | Mixture) -> dict[str, Any]:
-    """Return what ``run.json`` says of the vaults of a mixture; nothing for a single vault."""
-    if isinstance(dataset, Dataset):
-        return {}
-    parts = zip(dataset.sources, dataset.shares, strict=True)
-    return {
-        "vaults": [
-            {"vault": f"{one.name}/{one.uid}", "share": share, "digest": one.digest()}
-            for one, share in parts
-        ]
-    }
-
-
 class _Job(NamedTuple):
     """The constants of a run."""
 
@@ -302,7 +186,9 @@ class _Job(NamedTuple):
     args: Args
     schedule: Schedule
     layout: Layout
-    drawing: _Drawing
+    drawing: Drawing
+    origin: Start
+    stopping: Stopping
 
     @property
     def seeds(self) -> NDArray[np.int64]:
@@ -322,11 +208,17 @@ class _Job(NamedTuple):
     def begin(self, keys: Key[Array, "seeds"], update_keys: Key[Array, "seeds"]) -> Learned:
         """Return the states of all seeds before the first update."""
         states, draws = start(self.program, keys, self.hyper()), self.drawing.draws
+        if self.args.init is not None:
+            states = started(self.origin, self.program, states)
         return Learned(states, None if draws is None else _begin_priorities(draws, update_keys))
+
+    def stopped(self) -> dict[str, int]:
+        """Return the step at which seeds stopped early, by their numbers."""
+        return {str(self.args.seed + seed): step for seed, step in self.stopping.steps.items()}
 
     def tree(self, learned: Learned) -> dict[str, ArrayTree]:
         """Return what a checkpoint holds: one state for each seed, without added copies."""
-        seeds = self.args.seeds
+        seeds, learned = self.args.seeds, self.stopping.apply(learned)
         if len(jax.tree.leaves(learned)[0]) > seeds:
             learned = jax.tree.map(lambda leaf: leaf[:seeds], jax.device_get(learned))
         policy = self.program.policy_params(learned.state)
@@ -390,6 +282,7 @@ class _Journal:
         self._checkpoints = job.run.checkpoints(keep=2)
         self._means = Means()
         self.note = ""
+        self.keeps = self.over = False
 
     def begin(self, fresh: Learned) -> tuple[int, Learned]:
         """Return the updates done, and the states after them."""
@@ -400,6 +293,7 @@ class _Journal:
             self._means = Means(found.info.get("sums", {}), found.info.get("count", 0))
         run = self._job.run
         tracking.cut(run.metrics, -1 if found is None else done)
+        self._job.stopping.resume(tracking.read(run.metrics), states)
         self.trackers = Trackers(self._job.args.track, run.directory, run.record)
         return done, states
 
@@ -420,20 +314,40 @@ class _Journal:
 
         Before the first update, too, so that learning curves begin with the untrained policy.
         """
-        job, last = self._job, done == self._job.schedule.updates
-        episodes = job.args.final_episodes if last else job.args.evaluate_episodes
-        keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(self._keys, done)
-        params = job.program.policy_params(learned.state)
-        found = evaluate(job.evaluator, job.program, job.layout, params, keys, episodes, last)
+        job, stopping = self._job, self._job.stopping
+        found = self._evaluated(done, learned, last=done == job.schedule.updates)
+        stopping.observe(done, found, learned)
+        if stopping.over and done < job.schedule.updates:
+            self.over, found = True, self._evaluated(done, learned, last=True)
         if found:
             self._write(done, found)
+            self.keeps = done > 0 and (job.args.keep == "all" or done in self._best())
         if done:  # a search of settings does not judge by the untrained policy
             report(done, found)
         self.note = summary(found)
 
+    def _evaluated(
+        self, done: int, learned: Learned, last: bool
+    ) -> dict[str, Float[np.ndarray, "seeds episodes"]]:
+        job = self._job
+        episodes = job.args.final_episodes if last else job.args.evaluate_episodes
+        keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(self._keys, done)
+        params = job.program.policy_params(job.stopping.apply(learned).state)
+        return evaluate(job.evaluator, job.program, job.layout, params, keys, episodes, last)
+
+    def _best(self) -> set[int]:
+        """Return the steps of the best evaluation of each seed, if they are kept."""
+        if self._job.args.keep != "best":
+            return set()
+        rows = tracking.read(self._job.run.metrics)
+        return {step for seed in self._job.seeds if (step := best_of(rows, int(seed)))}
+
     def save(self, done: int, learned: Learned) -> None:
         """Write a checkpoint, with the metrics not yet logged."""
         info = {"sums": self._means.sums, "count": self._means.count}
+        every, schedule = self._job.args.keep == "all", self._job.schedule
+        steps = filter(schedule.is_evaluation, self._checkpoints.steps() if every else ())
+        self._checkpoints.kept, self.keeps = {*steps, *self._best()}, False
         self._checkpoints.save(done, self._job.tree(learned), info)
         self.trackers.sync()
 

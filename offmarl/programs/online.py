@@ -328,6 +328,8 @@ def _progress(runs: Sequence[Recorder], start: int) -> AbstractContextManager[tr
 class _Journal:
     """The files of a training run: metrics, checkpoints to resume from, policies to record."""
 
+    keeps = over = False
+
     def __init__(self, runs: Sequence[Recorder], opened: Run):
         self._runs = runs
         self._opened, self._metrics = opened, opened.metrics

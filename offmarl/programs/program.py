@@ -204,6 +204,19 @@ class Args(_Configurable):
     """Episodes in an evaluation."""
     final_episodes: PositiveInt = 320
     """Episodes of the last evaluation, whose returns are the run's result."""
+    stop_on: Literal["agreement", "return"] | None = None
+    """Stop a seed early, when this has not improved for --patience evaluations: the agreement with
+    the actions of held-out episodes, or the return in the environment. Choosing by returns in the
+    environment is online tuning: report it as such."""
+    patience: PositiveInt | None = None
+    """With --stop-on: evaluations without an improvement after which a seed stops; by default 5."""
+    init: Path | None = None
+    """Run to start from, of any baseline or recorder: the networks and the optimisers that the
+    programs share start as they ended there."""
+    keep: Literal["last", "best", "all"] = "last"
+    """Checkpoints to keep. last: only that of the last update; best: also the one with the best
+    evaluation of each seed; all: one of each evaluation. `offmarl.load_policy(step=...)` loads
+    any."""
     track: Annotated[tuple[str, ...], REPEATED] = ()
     """Tracker that gets the metrics, too: tensorboard, mlflow, wandb or trackio, each by default
     offline; NAME=TARGET says where, such as mlflow=sqlite:///runs.db. Give the option once for each
@@ -266,7 +279,7 @@ class OnlineArgs(_Configurable):
     """Seconds between checkpoints; Ctrl-C and SIGTERM save one before the program stops."""
 
 
-FREE = ("track", "out", "replay", "memory", "checkpoint_seconds", "batching")
+FREE = ("track", "out", "replay", "memory", "checkpoint_seconds", "batching", "keep")
 """Arguments that may differ when a run is resumed, because they do not change the result."""
 
 SHAPING = ("normalise", "updates", "batch_size", "length", "total_steps", "num_envs")

@@ -5,6 +5,7 @@ finished run unchanged, or to raise an error because the arguments differ.
 """
 
 import os
+import platform
 import signal
 import threading
 import time
@@ -12,7 +13,8 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -32,16 +34,20 @@ ArgsT = TypeVar("ArgsT", bound=Validated)
 
 _MAY_DIFFER = (
     "offmarl",
+    "versions",
+    "hardware",
     "settings",
     "given",
     "args.vault",
+    "args.init",
     "args.time_limit",
     "args.tiers",
     "args.steps",
 )
-"""Entries that may differ when a run is resumed: offmarl's version, which arguments were given and
-where the others came from, the vault's path (its digest identifies it), the time limit (``spec``
-has the one in use), and what a recorder records after the training."""
+"""Entries that may differ when a run is resumed: the versions, the machine, which arguments were
+given and where the others came from, the paths of the vault and of the run that it starts from
+(digests identify them), the time limit (``spec`` has the one in use), and what a recorder records
+after the training."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +62,14 @@ class Run:
         The content of ``run.json``, without ``complete``.
     complete
         Whether the run was finished when it was opened.
+    stopped
+        The step at which each seed of a finished run stopped early; empty if none did.
     """
 
     directory: Path
     record: Mapping[str, Any]
     complete: bool
+    stopped: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def metrics(self) -> Path:
@@ -74,6 +83,8 @@ class Run:
     def lacks_checkpoint(self, last: int) -> bool:
         """Whether the last checkpoint is missing; users delete damaged ones."""
         checkpoints = self.checkpoints()
+        if len(self.stopped) == len(self.record["seeds"]):
+            last = max(self.stopped.values())
         return checkpoints.exists() and checkpoints.latest() != last
 
     def write_marl_eval(self, env: str) -> None:
@@ -120,9 +131,13 @@ class Run:
             entries[tracking.labelled(program, other)] = others
         return entries
 
-    def finish(self) -> None:
-        """Mark the run as finished, so that the same call does not change it."""
-        tracking.write_json(self.directory / tracking.RUN_FILE, {**self.record, "complete": True})
+    def finish(self, stopped: Mapping[str, int] | None = None) -> None:
+        """Mark the run as finished, so that the same call does not change it.
+
+        ``stopped`` holds the step of each seed that stopped early, by its number.
+        """
+        ending = {"complete": True} | ({"stopped": dict(stopped)} if stopped else {})
+        tracking.write_json(self.directory / tracking.RUN_FILE, {**self.record, **ending})
         remove_buffers(self.directory / tracking.CHECKPOINTS)
 
 
@@ -147,13 +162,36 @@ def open_run(directory: Path, record: Mapping[str, Any]) -> Run:
         tracking.write_json(directory / tracking.RUN_FILE, {**record, "complete": False})
         return Run(directory, record, complete=False)
     found = tracking.read_run(directory)
-    complete = bool(found.pop("complete", False))
+    complete, stopped = bool(found.pop("complete", False)), found.pop("stopped", {})
     for path, theirs, ours in differences(found, record, _MAY_DIFFER):
         raise RunError(
             f"{directory} holds a run with {path} {theirs!r}, not {ours!r}: choose another "
             "directory with --out, or give the arguments of that run to resume it."
         )
-    return Run(directory, record, complete)
+    return Run(directory, record, complete, stopped)
+
+
+def machine() -> dict[str, Any]:
+    """Return what a run's record says of the machine and of the packages that compute on it."""
+    packages = ("jax", "jaxlib", "flax", "optax", "numpy")
+    device = jax.local_devices()[0]
+    hardware = {
+        "device": device.device_kind,
+        "devices": jax.local_device_count(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+    }
+    versions = {"python": platform.python_version()} | {one: version(one) for one in packages}
+    return {"versions": versions, "hardware": hardware}
+
+
+def _processor() -> str:
+    """Return the name of the processor; Linux tells it in a file of its own."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def settled(args: ArgsT, directory: Path) -> ArgsT:

@@ -7,7 +7,6 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from offmarl import tracking
@@ -20,6 +19,7 @@ from offmarl.paths import local
 from offmarl.programs import dataset, registry
 from offmarl.programs.normalisation import make_program
 from offmarl.programs.program import Program, hyperparameters
+from offmarl.programs.stopping import best_step
 from offmarl.types import ArrayTree, EnvSpec, Timestep, View
 
 Step = int | Literal["last", "best"] | None
@@ -95,31 +95,6 @@ class TrainedRun(NamedTuple):
                 "give one of these, or train again with --keep all (or best)."
             )
         return wanted
-
-
-def best_step(directory: Path, seed: int) -> int:
-    """Return the step of a seed's evaluation with the highest mean; the first of equal ones.
-
-    The evaluation before the first update does not count: it has no checkpoint.
-
-    Raises
-    ------
-    RunError
-        The run has not been evaluated.
-    """
-    rows = [
-        row
-        for row in tracking.read(directory / tracking.METRICS_FILE)
-        if row["seed"] == seed and row["step"]
-    ]
-    metric = next((one for one in tracking.EVALUATED if any(one in row for row in rows)), None)
-    if metric is None:
-        raise RunError(
-            f"{directory} has no evaluation of seed {seed}, so no checkpoint is its best: give a "
-            "number."
-        )
-    found = {row["step"]: float(np.mean(row[metric])) for row in rows if metric in row}
-    return max(found, key=lambda number: found[number])
 
 
 def builder_of(

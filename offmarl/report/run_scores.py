@@ -19,6 +19,7 @@ from offmarl.tracking import (
     RETURN,
     Acting,
     acting_of,
+    holds,
     labelled,
     other_acting,
     read,
@@ -243,7 +244,7 @@ def last_metrics(directory: Path) -> dict[str, float]:
 def _final(directory: Path) -> dict[int, dict[str, Any]]:
     """Return the metrics of a run's final evaluation, by training seed."""
     run = read_run(directory)
-    if run.get("complete") and not (directory / MARL_EVAL_FILE).exists():
+    if run.get("complete") and not holds(directory, MARL_EVAL_FILE):
         raise RunError(
             f"{directory} was trained without an evaluation, so it cannot be compared: "
             + (

@@ -88,7 +88,7 @@ def test_stages_follow_one_another_and_lines_end_with_them(trained):
     lines = [(row["step"], row["stage"]) for row in rows if "stage" in row and row["seed"] == 0]
     assert lines == [(5, 0), (7, 0), (10, 1), (15, 1), (17, 1)]
     evaluated = [row["step"] for row in rows if tracking.RETURN in row and row["seed"] == 0]
-    assert evaluated == [5, 10, 15, 17]
+    assert evaluated == [0, 5, 10, 15, 17]
     tree, _ = Checkpoints(trained / "checkpoints").restore(
         {
             "state": jax.eval_shape(

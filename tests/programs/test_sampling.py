@@ -16,7 +16,7 @@ from offmarl.checkpoint import Checkpoints
 from offmarl.cli.parse import parse
 from offmarl.errors import OptionError, RunError
 from offmarl.programs import DatasetStatistics, offline, registry
-from offmarl.programs.offline import open_data
+from offmarl.programs.drawing import open_data
 from offmarl.programs.run import CheckpointTimer
 from offmarl.replay import batches
 from tests.runs import metrics_of

@@ -1,0 +1,129 @@
+"""Configuration files: all arguments of one run, in TOML, or as a finished run recorded them.
+
+A file names the program, and holds its arguments::
+
+    program = "maicq"
+    vault = "vaults/swarm/coverage-3.vlt/mappo-0-medium"
+    updates = 20_000
+    seeds = 5
+    learning_rate = 1e-3
+
+Options on the command line take precedence over the file, and the file over settings (see
+`offmarl.settings`). Paths are relative to the working directory. In place of a TOML file, the
+directory of a run or its ``run.json`` repeats the run.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
+
+from offmarl import tracking
+from offmarl.config import Validated, Vaults, converted
+from offmarl.errors import OptionError, unknown_name
+from offmarl.paths import local
+
+_PROGRAM = "program"
+
+
+class Config(NamedTuple):
+    """The content of a configuration file."""
+
+    shown: str
+    """The file's name, for messages."""
+    program: str | None
+    """Name of a program of offmarl; None if the file does not name one."""
+    values: Mapping[str, Any]
+    """Arguments by name, as the file holds them."""
+
+    def program_for(self, name: str | None) -> str:
+        """Return the program to run, from the one that the user named, if any.
+
+        Raises
+        ------
+        OptionError
+            Nothing names a program, or the file is for another one.
+        """
+        if name is None and self.program is None:
+            raise OptionError(
+                f'{self.shown} names no program: add `program = "bc"` to it, or give the name of '
+                "one before the options."
+            )
+        own = name is not None and (name.endswith(".py") or "/" in name)
+        if name is not None and self.program not in (None, name) and not own:
+            raise OptionError(f"{self.shown} is for {self.program}, not for {name}.")
+        return name or str(self.program)
+
+    def arguments(self, kind: type[Validated]) -> dict[str, Any]:
+        """Return the arguments as a program's ``Args`` holds them.
+
+        Raises
+        ------
+        OptionError
+            The program has no such argument, or a value is not valid.
+        """
+        hints = get_type_hints(kind, include_extras=True)
+        names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+        for name in self.values:
+            if name not in names:
+                raise OptionError(f"{self.shown}: {unknown_name('argument', name, names)}")
+        try:
+            return {name: _value(name, hints[name], x) for name, x in self.values.items()}
+        except OptionError as error:
+            raise OptionError(f"{self.shown}: {error}") from None
+
+
+def _value(name: str, hint: Any, value: Any) -> Any:
+    if hint == Vaults:
+        return tuple(value) if isinstance(value, list) else value
+    return converted(name, hint, value)
+
+
+def read_config(path: str | Path) -> Config:
+    """Read a configuration file, or what a run recorded.
+
+    Parameters
+    ----------
+    path
+        A TOML file, a run's directory, or its ``run.json``.
+
+    Raises
+    ------
+    OptionError
+        There is no such file, it is not valid, or its program is in a file of the user's own.
+    RunError
+        The directory is not that of a run.
+    """
+    place = local(path)
+    if place.is_dir() or place.suffix == ".json":
+        return _of_run(place if place.is_dir() else place.parent, str(path))
+    try:
+        values = tomllib.loads(place.read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        raise OptionError(
+            f"there is no configuration file {path}: give the path of one, or of a run."
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise OptionError(f"{path} is not valid TOML: {error}.") from None
+    program = values.pop(_PROGRAM, None)
+    if program is not None and not _is_name(program):
+        raise OptionError(
+            f"{path}: program must be the name of a program of offmarl, not {program!r}: give the "
+            "path of a program of your own on the command line, before the options."
+        )
+    return Config(str(path), program, values)
+
+
+def _is_name(program: Any) -> bool:
+    """Whether it is a name, and not the path of a file: files are run only if the user names them.
+
+    A configuration file may have been downloaded.
+    """
+    return isinstance(program, str) and not program.endswith(".py") and "/" not in program
+
+
+def _of_run(directory: Path, shown: str) -> Config:
+    record = tracking.read_run(directory)
+    values = {name: value for name, value in record["args"].items() if value is not None}
+    return Config(shown, record["program"] if record.get("file") is None else None, values)

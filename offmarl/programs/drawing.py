@@ -1,0 +1,142 @@
+"""The data that a baseline learns from, and how its batches are drawn."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+
+from offmarl.config import Vaults
+from offmarl.errors import OptionError
+from offmarl.paths import local
+from offmarl.programs.evaluate import Evaluator
+from offmarl.programs.program import Args, Program
+from offmarl.replay import Circles, Windows, WindowSource
+from offmarl.replay.batches import lag_of
+from offmarl.replay.circles import Weighting
+from offmarl.replay.device import fits
+from offmarl.replay.priorities import Prioritised
+from offmarl.replay.sampling import Chosen
+from offmarl.vault import Dataset, Mixture, Weights, mix, open_vault
+from offmarl.vault.weights import resolve
+
+_IMPORTANCE = 0.4
+"""β of prioritised replay at the first update, if none is given (Schaul et al. 2016)."""
+
+
+def open_data(args: Args) -> Dataset | Mixture:
+    """Open the vault of a program's arguments, or the mixture of several.
+
+    Raises
+    ------
+    VaultError, ShapeError, OptionError
+        A vault cannot be opened, the vaults differ, or their shares are wrong.
+    """
+    shares = _shares(args.vault)
+    if len(shares) == 1:
+        return open_vault(next(iter(shares)), time_limit=args.time_limit)
+    given = {path: share for path, share in shares.items() if share is not None}
+    if given and len(given) < len(shares):
+        missing = next(path for path in shares if path not in given)
+        raise OptionError(f"{missing} has no share: give PATH=SHARE for each vault, or for none.")
+    return mix(given or [*shares], args.share_by or "step", time_limit=args.time_limit)
+
+
+def _shares(vaults: Vaults) -> dict[str, float | None]:
+    """Return vaults and their shares, None where no share is given."""
+    if isinstance(vaults, Mapping):
+        return dict(vaults)
+    if isinstance(vaults, str | Path):
+        return {str(vaults): None}
+    found = [_share(text) for text in vaults]
+    paths = [path for path, _ in found]
+    if twice := [path for path in paths if paths.count(path) > 1]:
+        raise OptionError(f"{twice[0]} is given twice: name it once, with its whole share.")
+    return dict(found)
+
+
+def _share(text: str) -> tuple[str, float | None]:
+    """Split PATH=SHARE; the name of an existing file may end like one."""
+    path, sign, share = str(text).rpartition("=")
+    try:
+        return (path, float(share)) if sign and not local(text).exists() else (str(text), None)
+    except ValueError:
+        return str(text), None
+
+
+class Drawing(NamedTuple):
+    """How a run draws its batches."""
+
+    kind: Literal["device", "stream"]
+    windows: Windows
+    weights: Weighting
+    draws: Prioritised | None
+    record: dict[str, Any]
+    """What ``run.json`` says of it."""
+
+
+def drawing_of(
+    args: Args,
+    program: Program,
+    dataset: Dataset | Mixture,
+    evaluator: Evaluator,
+    lag: int | None,
+) -> Drawing:
+    """Resolve the arguments on sampling; ``lag`` is that of a resumed run.
+
+    Raises
+    ------
+    OptionError
+        The program cannot prioritise, or a weight is wrong.
+    """
+    windows = Windows(args.batch_size, args.length, args.burn_in, program.return_to_go)
+    episodes, kind = evaluator.learned_from, args.replay
+    weights, record = _weights(args, dataset, episodes), _recorded_vaults(dataset)
+    circles = Circles(dataset, windows, episodes, weights)
+    if kind == "auto":
+        kind = "device" if fits(circles) else "stream"
+    if weights is not None:
+        sums = hashlib.sha256(b"".join(array.tobytes() for array in weights))
+        record["weights_digest"] = sums.hexdigest()
+    if not args.prioritise:
+        return Drawing(kind, windows, weights, None, record)
+    if not program.td_errors:
+        raise OptionError(
+            "this program computes no temporal-difference errors, by which windows are "
+            "prioritised: leave out --prioritise."
+        )
+    if lag is None:
+        drawn = WindowSource.of(circles)
+        part = args.seeds * drawn.batch_bytes
+        lag = 0 if kind == "device" else lag_of(int(args.memory * 1e9), part)
+    starts: Any = jax.device_put(circles.starts)
+    begun = _IMPORTANCE if args.importance is None else args.importance
+    assert args.updates is not None
+    draws = Prioritised(
+        starts, args.prioritise, begun, args.updates, circles.num_slots, args.batch_size, lag
+    )
+    return Drawing(kind, windows, weights, draws, record | {"priority_lag": lag})
+
+
+def _weights(args: Args, dataset: Dataset | Mixture, episodes: Chosen) -> Weighting:
+    if args.weight is None:
+        for name in ("weight_by", "weight_temperature"):
+            if getattr(args, name) is not None:
+                raise OptionError(f"--{name.replace('_', '-')} needs --weight: give both.")
+        return None
+    weights = Weights(args.weight, args.weight_by or "step", args.weight_temperature)
+    return resolve(dataset, weights, episodes)
+
+
+def _recorded_vaults(dataset: Dataset | Mixture) -> dict[str, Any]:
+    """Return what ``run.json`` says of the vaults of a mixture; nothing for a single vault."""
+    if isinstance(dataset, Dataset):
+        return {}
+    parts = zip(dataset.sources, dataset.shares, strict=True)
+    return {
+        "vaults": [
+            {"vault": f"{one.name}/{one.uid}", "share": share, "digest": one.digest()}
+            for one, share in parts
+        ]
+    }

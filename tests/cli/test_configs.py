@@ -1,0 +1,96 @@
+"""Configuration files: every argument of a run in one file, or a run that is repeated."""
+
+import json
+import sys
+
+import pytest
+
+from offmarl.cli import parse_script
+from offmarl.errors import OptionError
+from offmarl.programs import registry
+from offmarl.programs.configs import read_config
+
+bc = registry.load("baseline", "bc")
+
+FILE = """
+program = "bc"
+vault = {vault}
+updates = 2
+evaluate_every = 2
+evaluate_episodes = 2
+final_episodes = 2
+batch_size = 4
+length = 2
+hidden = 8
+greedy = true
+normalise = ["observation"]
+learning_rate = 1
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(FILE.format(vault='"a.vlt"'))
+    return path
+
+
+def parsed(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["bc.py", *map(str, arguments)])
+    return parse_script(bc.Args, bc.__doc__)
+
+
+def test_options_take_precedence_over_the_file_and_it_over_the_defaults(file, monkeypatch):
+    args = parsed(monkeypatch, "--config", file, "--hidden", "16", "--normalise", "state")
+    assert (args.hidden, args.normalise, str(args.vault)) == (16, ("state",), "a.vlt")
+    assert (args.greedy, args.updates, args.batch_size) == (True, 2, 4)
+    assert args.learning_rate == 1.0 and isinstance(args.learning_rate, float)
+    assert args.tanh is False and args.seeds == 1
+    assert parsed(monkeypatch, f"--config={file}", "--no-greedy").greedy is False
+
+
+@pytest.mark.parametrize("vault", ['["a=0.7", "b=0.3"]', "{ a = 0.7, b = 0.3 }"])
+def test_a_file_may_name_several_vaults(file, monkeypatch, vault):
+    file.write_text(FILE.format(vault=vault))
+    found = parsed(monkeypatch, "--config", file).vault
+    assert found in (("a=0.7", "b=0.3"), {"a": 0.7, "b": 0.3})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hiden = 3", "hiden.*did you mean hidden"),
+        ('hidden = "x"', "hidden must be a whole number, not 'x'"),
+        ("hidden = 0", "hidden must be at least 1"),
+        ("hidden = ", "is not valid TOML"),
+        ('program = "mine.py"', "give the path of a program of your own on the command line"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named(tmp_path, text, message):
+    path = tmp_path / "wrong.toml"
+    path.write_text(text)
+    with pytest.raises(OptionError, match=f"wrong.toml.*{message}"):
+        read_config(path).arguments(bc.Args)
+
+
+def test_the_program_is_that_of_the_file_unless_it_is_named(file):
+    config = read_config(file)
+    assert config.program_for(None) == "bc" == config.program_for("bc")
+    assert config.program_for("path/to/mine.py") == "path/to/mine.py"
+    with pytest.raises(OptionError, match="is for bc, not for maicq"):
+        config.program_for("maicq")
+    with pytest.raises(OptionError, match="names no program"):
+        config._replace(program=None).program_for(None)
+
+
+def test_a_run_from_a_file_and_again_from_what_it_wrote(offmarl, file, random_data, tmp_path):
+    file.write_text(FILE.format(vault=f'"{random_data("probe/one-step")}"'))
+    runs = [tmp_path / "one", tmp_path / "two"]
+    for source, run in zip((file, runs[0]), runs, strict=True):
+        outcome = offmarl("train", "--config", source, "--out", run)
+        assert outcome.code == 0, outcome.err
+    records = [json.loads((run / "run.json").read_text()) for run in runs]
+    assert records[0]["args"] == records[1]["args"]
+    assert records[0]["args"]["normalise"] == ["observation"] and records[0]["args"]["greedy"]
+    outcome = offmarl("train", "maicq", "--config", file)
+    assert outcome.code == 2 and "is for bc, not for maicq" in outcome.err
