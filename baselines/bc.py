@@ -1,18 +1,22 @@
-"""BC: behaviour cloning, recurrent, of discrete or continuous actions.
+"""BC: behaviour cloning, of discrete or continuous actions.
 
-One recurrent policy, shared by all agents, is fitted to the data's actions by maximum likelihood:
+One policy, shared by all agents, is fitted to the data's actions by maximum likelihood:
 
     L = -E[ log π(a_i | o_i, history) ]   over agents, steps and episodes of the data.
 
-Each agent is cloned on its own, so a data set of several joint modes comes out as their
-independent mixture. Reference: Pomerleau 1991; the setting of OG-MARL (Formanek et al. 2023,
-arXiv 2302.00521).
+Each agent is cloned on its own, so the clone of data with several joint modes is their independent
+mixture. With a constant step size, a clone follows the frequencies of the last batches;
+``--schedule linear`` lets it settle on those of the whole data.
+
+Reference: Pomerleau 1991. Defaults are those of ``discrete_bc.yaml`` of OG-MARL
+(github.com/instadeepai/og-marl, commit f4eb8f0; Formanek et al. 2023, arXiv 2302.00521), which has
+recurrent networks only.
 """
 
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +24,6 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from offmarl import cli, programs
-from offmarl.config import Positive
 from offmarl.losses import masked_mean
 from offmarl.networks import (
     agent_head,
@@ -40,12 +43,6 @@ from offmarl.types import ArrayTree, EnvSpec, Sequence
 class Args(programs.LearnerArgs):
     """Behaviour cloning."""
 
-    learning_rate: Positive = 1e-3
-    """Adam's step size, at the first update."""
-    schedule: Literal["constant", "linear", "cosine"] = "linear"
-    """How the step size changes over the run: not at all, or down to zero at the last update, along
-    a line or half a cosine, so that the clone settles on the frequencies of the data rather than on
-    those of the last batches."""
     tanh: bool = False
     """Use a tanh-squashed Gaussian for continuous actions instead of a clipped one. It gives no
     probability to the ends of the range, where controllers often act."""

@@ -1,14 +1,20 @@
-"""IQL+CQL: independent recurrent Q-learning with a conservative penalty, discrete.
+"""IQL+CQL: independent Q-learning with a conservative penalty, discrete.
 
 Each agent learns its own action values by double Q-learning, as if the others were a part of its
-environment; the penalty pushes down the values of legal actions, and up those of the data's:
+environment. The penalty decreases the values of legal actions, and increases those of the data's:
 
     L = E[ ½ (Q_i(a_i) - y_i)² ] + α E[ logsumexp over legal a of Q_i(a) - Q_i(a_i) ],
     y_i = r_i + γ (1 - terminated_i) Q̄_i(o_i', argmax over legal a of Q_i(o_i', a)),
 
-with parameters shared by all agents. References: independent Q-learning, Tan 1993; CQL, Kumar et
-al. 2020 (arXiv 2006.04779), with α and the network of OG-MARL (Formanek et al. 2023, arXiv
-2302.00521).
+with parameters shared by all agents. If the agents share a team's reward, it continues after an
+agent's own death, and only the end of the episode terminates. The values of dead agents are then
+learned and used too. Nothing depends on the actions that the data has for dead agents: their value
+is that of action 0, and they have no penalty.
+
+References: independent Q-learning, Tan 1993; CQL, Kumar et al. 2020 (arXiv 2006.04779). Defaults
+are those of ``iql_cql.yaml`` of OG-MARL (github.com/instadeepai/og-marl, commit f4eb8f0; Formanek
+et al. 2023, arXiv 2302.00521), which has recurrent networks only. There, an agent's return ends
+with its own death, and the penalty counts illegal actions too.
 """
 
 from dataclasses import dataclass
@@ -19,44 +25,36 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl import cli, programs
-from offmarl.config import Fraction, NonNegative, Positive, PositiveInt
+from offmarl.config import Fraction, NonNegative, PositiveInt
 from offmarl.distributions import mask_illegal, select
-from offmarl.losses import double_q_values, masked_mean, td_targets
-from offmarl.networks import (
-    AgentId,
-    PolicyConfig,
-    QParams,
-    agent_network,
-    init_policy,
-    make_policy,
-    unroll_batch,
+from offmarl.losses import bootstrap_discounts, double_q_values, masked_mean, td_targets
+from offmarl.networks import QParams, agent_network, init_policy, make_policy, unroll_batch
+from offmarl.programs import (
+    TD_ERRORS,
+    DatasetStatistics,
+    Hyperparameters,
+    Program,
+    Stage,
+    Values,
 )
-from offmarl.programs import TD_ERRORS, DatasetStatistics, Hyperparameters, Program, Stage
-from offmarl.types import ArrayTree, EnvSpec, Sequence
+from offmarl.types import ArrayTree, EnvSpec, Sequence, View
 
 # ---------------------------------------------------------------------------------- arguments
 
 
 @dataclass(frozen=True)
-class Args(programs.Args):
+class Args(programs.LearnerArgs):
     """Independent Q-learning with a conservative penalty."""
 
-    learning_rate: Positive = 3e-4
-    """Adam's step size."""
     gamma: Fraction = 0.99
     """Discount γ."""
     cql_weight: NonNegative = 3.0
     """Weight α of the conservative penalty; 0 gives plain independent Q-learning."""
     target_every: PositiveInt = 200
     """Updates between copies to the target network."""
-    hidden: PositiveInt = 64
-    """Width of the agents' layers."""
-    agent_id: AgentId = "onehot"
-    """How the network distinguishes the agents. onehot: by their index, which ties it to their
-    number; sinusoidal: by 16 sines and cosines of their place in the team; none: not at all."""
 
 
 # ---------------------------------------------------------------------------------- state
@@ -76,35 +74,39 @@ class State(NamedTuple):
 
 def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     """Build the program for one kind of data."""
-    config = PolicyConfig("recurrent", "q", args.hidden, args.agent_id)
-    network = agent_network(config, spec)
+    config = programs.policy_config(args, "q")
+    network, shares_reward = agent_network(config, spec), spec.reward == "team"
 
-    def init(key: PRNGKeyArray, _hyper: Hyperparameters) -> State:
+    def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
         params = init_policy(config, spec, key).network
-        return State(params, params, optax.adam(0.0).init(params), jnp.zeros((), jnp.int32))
+        optimiser = programs.make_optimiser(args, hyper).init(params)
+        return State(params, params, optimiser, jnp.zeros((), jnp.int32))
 
     def loss(
         params: ArrayTree, target: ArrayTree, batch: Sequence, hyper: Hyperparameters
     ) -> tuple[Float[Array, ""], dict[str, Array]]:
-        observation = batch.view.observation
+        observation, view_tm1, view_t = batch.view.observation, batch.view_tm1, batch.view_t
         q = unroll_batch(network, params, observation, batch.first)
         q_target = unroll_batch(network, target, observation, batch.first)
-        q_tm1 = select(q[:, :-1], batch.action)
-        view_t = batch.view_t
-        v_t = double_q_values(q_target[:, 1:], q[:, 1:], view_t.legal_actions) * view_t.alive
-        target_tm1 = td_targets(batch.reward, hyper.gamma * (1 - batch.terminated), v_t)
+        q_tm1 = select(q[:, :-1], jnp.where(view_tm1.alive, batch.action, 0))
+        of_living = double_q_values(q_target[:, 1:], q[:, 1:], view_t.legal_actions)
+        of_dead = q_target[:, 1:, :, 0] if shares_reward else 0.0
+        v_t = jnp.where(view_t.alive, of_living, of_dead)
+        discount_t = bootstrap_discounts(hyper.gamma, batch.terminated, shares_reward)
+        target_tm1 = td_targets(batch.reward, discount_t, v_t)
 
-        acts = batch.mask[..., None] & batch.view_tm1.alive
-        known = acts & (batch.next_known[..., None] | batch.terminated)
-        error = q_tm1 - target_tm1
+        acts = batch.mask[..., None] & view_tm1.alive
+        learns = batch.mask[..., None] & (view_tm1.alive | shares_reward)
+        known = learns & (batch.next_known[..., None] | (discount_t == 0))
+        error = jnp.where(known, q_tm1 - target_tm1, 0.0)
         td_loss = masked_mean(0.5 * error**2, known, batch.weight)
-        legal = mask_illegal(q[:, :-1], batch.view_tm1.legal_actions)
+        legal = mask_illegal(q[:, :-1], view_tm1.legal_actions)
         gap = masked_mean(jax.nn.logsumexp(legal, axis=-1) - q_tm1, acts, batch.weight)
         metrics = {
             "td_loss": td_loss,
             "cql_loss": gap,
             "q": masked_mean(q_tm1, acts),
-            TD_ERRORS: jnp.abs(error).max(-1, where=known, initial=0.0),
+            TD_ERRORS: jnp.abs(error).max(-1),
         }
         return td_loss + hyper.cql_weight * gap, metrics
 
@@ -112,12 +114,18 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         state: State, batch: Sequence, _key: PRNGKeyArray, hyper: Hyperparameters
     ) -> tuple[State, dict[str, Array]]:
         gradient, metrics = jax.grad(loss, has_aux=True)(state.params, state.target, batch, hyper)
-        step, optimiser = optax.adam(hyper.learning_rate).update(gradient, state.optimiser)
+        adam = programs.make_optimiser(args, hyper, state.updates)
+        step, optimiser = adam.update(gradient, state.optimiser)
         params = optax.apply_updates(state.params, step)
         updates = state.updates + 1
         target = optax.periodic_update(params, state.target, updates, args.target_every)
         metrics["grad_norm"] = programs.grad_norm(gradient)
         return State(params, target, optimiser, updates), metrics
+
+    def q_taken(
+        params: ArrayTree, view: View, first: Bool[Array, "B T"], action: Int[Array, "B T N"]
+    ) -> Float[Array, "B T N"]:
+        return select(unroll_batch(network, params, view.observation, first), action)
 
     def policy_params(state: State) -> QParams:
         return QParams(state.params, jnp.zeros_like(state.updates, jnp.float32))
@@ -128,6 +136,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         policy=partial(make_policy, config, spec),
         policy_params=policy_params,
         td_errors=True,
+        values=Values(lambda state: state.params, q_taken),
     )
 
 

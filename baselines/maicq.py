@@ -1,18 +1,25 @@
-"""MAICQ: multi-agent implicit constraint Q-learning, discrete and recurrent.
+"""MAICQ: multi-agent implicit constraint Q-learning, discrete.
 
-Values are computed only for the data's actions: a softmax over the batch re-weights them
-towards the good ones, both in the critic's targets and in the agents' policies:
+Values are computed only for the data's actions. A softmax over the batch gives more weight to the
+good ones, both in the critic's targets and in the agents' policies:
 
     critic  L = E[ (Q_tot(s, a) - y)² ],   y = TD(λ) of r + γ w(s', a') Q̄_tot(s', a'),
             w = B softmax over the batch of Q̄_tot / α_v;
     actor   L = -E[ k_i(s) w_i log π_i(a_i | o_i) ],
             w_i = B softmax over the batch of (Q_i(a_i) - Σ_a π_i(a) Q_i(a)) / α_π,
 
-with k_i(s) the agent's share of the mixing weights. Reference: Yang et al. 2021 (arXiv
-2106.03400); the one-step targets of OG-MARL are λ = 0.
+with k_i(s) the agent's share of the mixing weights and r the mean of the agents' rewards. The last
+step of a window or of a truncated episode has no next action, so its target is unknown.
+
+Reference: Yang et al. 2021 (arXiv 2106.03400). Defaults are those of ``maicq.yaml`` of OG-MARL
+(github.com/instadeepai/og-marl, commit f4eb8f0; Formanek et al. 2023, arXiv 2302.00521), which has
+recurrent networks and one-step targets, λ = 0. The authors' code (github.com/YiqinYang/ICQ, commit
+5a4da85) names λ = 0.8 and computes with 0.75. Unlike OG-MARL, but like the authors, actor and
+critic have optimisers of their own and the policy gradient does not reach the mixer. Our mixer
+starts with smaller weights; see `offmarl.networks.Mixer`.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -27,12 +34,11 @@ from offmarl.config import Fraction, Positive, PositiveInt
 from offmarl.distributions import categorical, select
 from offmarl.losses import cross_entropy, lambda_targets, masked_mean, softmax_weights
 from offmarl.networks import (
-    AgentId,
     MixerWeights,
-    PolicyConfig,
     agent_network,
     init_mixer,
     init_policy,
+    joint_action_values,
     make_mixer,
     make_policy,
     mix,
@@ -40,7 +46,14 @@ from offmarl.networks import (
     mixing_weights,
     unroll_batch,
 )
-from offmarl.programs import TD_ERRORS, DatasetStatistics, Hyperparameters, Program, Stage
+from offmarl.programs import (
+    TD_ERRORS,
+    DatasetStatistics,
+    Hyperparameters,
+    Program,
+    Stage,
+    Values,
+)
 from offmarl.teams import require_one_team
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
@@ -48,28 +61,23 @@ from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 
 @dataclass(frozen=True)
-class Args(programs.Args):
+class Args(programs.LearnerArgs):
     """Multi-agent implicit constraint Q-learning."""
 
-    learning_rate: Positive = 3e-4
-    """Adam's step size, of actor and critic."""
     gamma: Fraction = 0.99
     """Discount γ."""
-    td_lambda: Fraction = 0.8
-    """λ of the critic's targets: 0.8 as first published, 0 for one-step targets."""
+    td_lambda: Fraction = 0.0
+    """λ of the critic's targets: 0 for one-step targets, 0.8 as the authors published."""
     policy_temperature: Positive = 0.1
-    """α_π: the smaller, the more the policy follows the best of the data."""
+    """α_π: at smaller values the policy follows the best of the data more closely."""
     value_temperature: Positive = 1000.0
-    """α_v: the smaller, the more the targets follow the best of the batch."""
+    """α_v: at smaller values the targets follow the best of the batch more closely."""
     target_every: PositiveInt = 200
     """Updates between copies to the target networks."""
-    hidden: PositiveInt = 64
-    """Width of the agents' layers, and of the mixer's hypernetworks."""
+    mixer_hidden: PositiveInt = 64
+    """Width of the mixer's hypernetworks."""
     mixer_embed: PositiveInt = 32
     """Width of the mixing function."""
-    agent_id: AgentId = "onehot"
-    """How the network distinguishes the agents. onehot: by their index, which ties it to their
-    number; sinusoidal: by 16 sines and cosines of their place in the team; none: not at all."""
 
 
 # ---------------------------------------------------------------------------------- state
@@ -99,13 +107,13 @@ class State(NamedTuple):
 def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     """Build the program for one kind of data."""
     require_one_team(spec, "maicq")
-    config = PolicyConfig("recurrent", "softmax", args.hidden, args.agent_id)
-    values_config = replace(config, head="q")
+    config = programs.policy_config(args, "softmax")
+    values_config = programs.policy_config(args, "q")
     policy, values = agent_network(config, spec), agent_network(values_config, spec)
-    mixer = make_mixer(spec, args.mixer_embed, args.hidden)
+    mixer = make_mixer(spec, args.mixer_embed, args.mixer_hidden)
 
-    def init(key: PRNGKeyArray, _hyper: Hyperparameters) -> State:
-        adam = optax.adam(0.0)
+    def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
+        adam = programs.make_optimiser(args, hyper)
         actor_key, values_key, mixer_key = jax.random.split(key, 3)
         actor = init_policy(config, spec, actor_key)
         critic = Critic(
@@ -155,7 +163,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     def update(
         state: State, batch: Sequence, _key: PRNGKeyArray, hyper: Hyperparameters
     ) -> tuple[State, dict[str, Array]]:
-        adam = optax.adam(hyper.learning_rate)
+        adam = programs.make_optimiser(args, hyper, state.updates)
         (value_loss, (q, q_tot, weights, error)), critic_gradient = jax.value_and_grad(
             critic_loss, has_aux=True
         )(state.critic, state.target, batch, hyper)
@@ -188,6 +196,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         policy=partial(make_policy, config, spec),
         policy_params=lambda state: state.actor,
         td_errors=True,
+        values=Values(lambda state: state.critic, partial(joint_action_values, values, mixer)),
     )
 
 

@@ -1,20 +1,27 @@
-"""QMIX+BCQ: monotonic value factorisation over actions that the data's agents might take, discrete.
+"""QMIX+BCQ: monotonic value factorisation over the actions that are likely in the data, discrete.
 
 A behaviour network is fitted to the data by maximum likelihood, with an optimiser of its own. An
 action is allowed where it is legal and not too unlikely,
 
     A_i = { a legal: π_b(a | o_i) / max over legal a' of π_b(a' | o_i) ≥ τ },
 
-and QMIX learns and acts by allowed actions alone, in its targets as in its policy:
+and QMIX learns and acts by allowed actions only, in its targets and in its policy:
 
     L = E[ ½ (Q_tot(s, a) - y)² ],
-    y = r + γ (1 - terminated) Q̄_tot(s', argmax over A_i of Q_i(o_i', ·)).
+    y = r + γ (1 - terminated) Q̄_tot(s', argmax over A_i of Q_i(o_i', ·)),
+
+with r the mean of the agents' rewards. The episode terminates where all agents do. Dead agents add
+nothing to Q_tot.
 
 References: discrete BCQ, Fujimoto et al. 2019 (arXiv 1910.01708); QMIX, Rashid et al. 2018 (arXiv
-1803.11485); the combination and its τ, OG-MARL (Formanek et al. 2023, arXiv 2302.00521).
+1803.11485). Defaults are those of ``qmix_bcq.yaml`` of OG-MARL (github.com/instadeepai/og-marl,
+commit f4eb8f0; Formanek et al. 2023, arXiv 2302.00521), which has recurrent networks only. There,
+the policy that is evaluated may take any legal action. Our mixer starts with smaller weights; see
+`offmarl.networks.Mixer`.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,21 +31,28 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl import cli, programs
-from offmarl.config import Fraction, Positive, PositiveInt
+from offmarl.config import Fraction, PositiveInt
 from offmarl.distributions import categorical, mask_illegal, select
 from offmarl.losses import cross_entropy, double_q_values, masked_mean, td_targets
 from offmarl.networks import (
-    AgentId,
-    PolicyConfig,
+    AgentNetwork,
     agent_network,
     init_mixer,
     init_policy,
+    joint_action_values,
     make_mixer,
     mix,
     mixing_weights,
     unroll_batch,
 )
-from offmarl.programs import TD_ERRORS, DatasetStatistics, Hyperparameters, Program, Stage
+from offmarl.programs import (
+    TD_ERRORS,
+    DatasetStatistics,
+    Hyperparameters,
+    Program,
+    Stage,
+    Values,
+)
 from offmarl.teams import require_one_team
 from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence
 
@@ -46,25 +60,20 @@ from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence
 
 
 @dataclass(frozen=True)
-class Args(programs.Args):
+class Args(programs.LearnerArgs):
     """QMIX with batch-constrained actions."""
 
-    learning_rate: Positive = 3e-4
-    """Adam's step size, of the values and of the behaviour network."""
     gamma: Fraction = 0.99
     """Discount γ."""
     threshold: Fraction = 0.4
-    """τ: actions less likely than this share of the likeliest one's probability are not allowed; 0
-    gives plain offline QMIX, 1 behaviour cloning."""
+    """τ: an action is allowed if its probability is at least this fraction of the likeliest
+    action's; 0 gives plain offline QMIX, 1 behaviour cloning."""
     target_every: PositiveInt = 200
     """Updates between copies to the target networks."""
-    hidden: PositiveInt = 64
-    """Width of the agents' layers, and of the mixer's hypernetworks."""
+    mixer_hidden: PositiveInt = 64
+    """Width of the mixer's hypernetworks."""
     mixer_embed: PositiveInt = 32
     """Width of the mixing function."""
-    agent_id: AgentId = "onehot"
-    """How the network distinguishes the agents. onehot: by their index, which ties it to their
-    number; sinusoidal: by 16 sines and cosines of their place in the team; none: not at all."""
 
 
 # ---------------------------------------------------------------------------------- state
@@ -86,12 +95,12 @@ class State(NamedTuple):
     optimiser: ArrayTree
     behaviour_optimiser: ArrayTree
     threshold: Float[Array, ""]
-    """Kept here so that the policy has it too."""
+    """τ, which the policy needs too."""
     updates: Int[Array, ""]
 
 
 class Actor(NamedTuple):
-    """What the policy acts with: two networks."""
+    """Parameters of the policy: those of both networks, and the threshold τ."""
 
     agent: ArrayTree
     behaviour: ArrayTree
@@ -104,10 +113,30 @@ class Actor(NamedTuple):
 def allowed_actions(
     logits: Float[Array, "*b A"], legal: Bool[Array, "*b A"], threshold: Float[Array, ""] | float
 ) -> Bool[Array, "*b A"]:
-    """Return the legal actions that the behaviour network does not take for too unlikely."""
+    """Return the legal actions that are likely enough by the behaviour network."""
     log_probs = jax.nn.log_softmax(categorical(logits, legal).logits)
     ratio = jnp.exp(log_probs - log_probs.max(-1, keepdims=True))
     return legal & (ratio >= threshold)
+
+
+def constrained_policy(
+    network: AgentNetwork, behaviour: AgentNetwork, num_agents: int, _greedy: bool
+) -> Policy:
+    """Build the policy that takes the allowed action of the largest value."""
+
+    def act(
+        actor: Actor, carry: ArrayTree, observation: ArrayTree, legal: Array, _key: PRNGKeyArray
+    ) -> tuple[Array, Array, ArrayTree]:
+        q, memory = network.apply(actor.agent, carry[0], observation)
+        logits, behaviour_memory = behaviour.apply(actor.behaviour, carry[1], observation)
+        allowed = allowed_actions(logits, legal, actor.threshold)
+        action = mask_illegal(q, allowed).argmax(-1)
+        return action, jnp.zeros(num_agents), (memory, behaviour_memory)
+
+    def initial_carry() -> ArrayTree:
+        return network.initial_carry(num_agents), behaviour.initial_carry(num_agents)
+
+    return Policy(initial_carry, act, draws=lambda _actor: False)
 
 
 # ---------------------------------------------------------------------------------- program
@@ -116,10 +145,10 @@ def allowed_actions(
 def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     """Build the program for one kind of data."""
     require_one_team(spec, "qmix_bcq")
-    config = PolicyConfig("recurrent", "q", args.hidden, args.agent_id)
-    behaviour_config = replace(config, head="softmax")
+    config = programs.policy_config(args, "q")
+    behaviour_config = programs.policy_config(args, "softmax")
     network, behaviour = agent_network(config, spec), agent_network(behaviour_config, spec)
-    mixer = make_mixer(spec, args.mixer_embed, args.hidden)
+    mixer = make_mixer(spec, args.mixer_embed, args.mixer_hidden)
 
     def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
         agent_key, behaviour_key, mixer_key = jax.random.split(key, 3)
@@ -127,7 +156,8 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
             init_policy(config, spec, agent_key).network,
             init_mixer(mixer, spec, mixer_key),
         )
-        cloned, adam = init_policy(behaviour_config, spec, behaviour_key), optax.adam(0.0)
+        cloned = init_policy(behaviour_config, spec, behaviour_key)
+        adam = programs.make_optimiser(args, hyper)
         threshold, updates = jnp.asarray(hyper.threshold), jnp.zeros((), jnp.int32)
         optimisers = adam.init(params), adam.init(cloned)
         return State(params, params, cloned, *optimisers, threshold, updates)
@@ -162,7 +192,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     def update(
         state: State, batch: Sequence, _key: PRNGKeyArray, hyper: Hyperparameters
     ) -> tuple[State, dict[str, Array]]:
-        adam, updates = optax.adam(hyper.learning_rate), state.updates + 1
+        adam, updates = programs.make_optimiser(args, hyper, state.updates), state.updates + 1
         (cloning, logits), gradient = jax.value_and_grad(behaviour_loss, has_aux=True)(
             state.behaviour, batch
         )
@@ -179,27 +209,13 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
             params, target, cloned, optimiser, behaviour_optimiser, state.threshold, updates
         ), metrics
 
-    def policy(_greedy: bool) -> Policy:
-        def act(
-            actor: Actor, carry: ArrayTree, observation: Array, legal: Array, _key: PRNGKeyArray
-        ) -> tuple[Array, Array, ArrayTree]:
-            q, memory = network.apply(actor.agent, carry[0], observation)
-            logits, behaviour_memory = behaviour.apply(actor.behaviour, carry[1], observation)
-            allowed = allowed_actions(logits, legal, actor.threshold)
-            action = mask_illegal(q, allowed).argmax(-1)
-            return action, jnp.zeros(spec.num_agents), (memory, behaviour_memory)
-
-        def initial_carry() -> ArrayTree:
-            return network.initial_carry(spec.num_agents), behaviour.initial_carry(spec.num_agents)
-
-        return Policy(initial_carry, act, draws=lambda _actor: False)
-
     return Program(
         init,
-        (Stage(update),),
-        policy,
+        stages=(Stage(update),),
+        policy=partial(constrained_policy, network, behaviour, spec.num_agents),
         policy_params=lambda state: Actor(state.params.agent, state.behaviour, state.threshold),
         td_errors=True,
+        values=Values(lambda state: state.params, partial(joint_action_values, network, mixer)),
     )
 
 

@@ -1,14 +1,20 @@
-"""QMIX+CQL: monotonic value factorisation with a conservative penalty, discrete and recurrent.
+"""QMIX+CQL: monotonic value factorisation with a conservative penalty, discrete.
 
-Agents' recurrent action values are mixed into Q_tot, monotonic in each of them, and learned by
-double Q-learning; the penalty pushes down the joint values of legal joint actions drawn at random
-and up those of the data:
+The agents' action values are mixed into Q_tot, monotonic in each of them, and learned by double
+Q-learning. The penalty decreases the joint values of legal joint actions drawn at random, and
+increases those of the data's:
 
     L = E[ ½ (Q_tot(s, a) - y)² ] + α E[ logsumexp over {K random legal joint actions, a} of
-        Q_tot(s, ·) - Q_tot(s, a) ],     y = r + γ (1 - terminated) Q̄_tot(s', argmax_i Q_i).
+        Q_tot(s, ·) - Q_tot(s, a) ],     y = r + γ (1 - terminated) Q̄_tot(s', argmax_i Q_i),
+
+with r the mean of the agents' rewards. The episode terminates where all agents do. Dead agents add
+nothing to Q_tot.
 
 References: QMIX, Rashid et al. 2018 (arXiv 1803.11485); CQL, Kumar et al. 2020 (arXiv
-2006.04779); the combination, OG-MARL (Formanek et al. 2023, arXiv 2302.00521).
+2006.04779). Defaults are those of ``qmix_cql.yaml`` of OG-MARL (github.com/instadeepai/og-marl,
+commit f4eb8f0; Formanek et al. 2023, arXiv 2302.00521), which has recurrent networks only. There,
+illegal actions are drawn too. Our mixer starts with smaller weights; see
+`offmarl.networks.Mixer`.
 """
 
 from dataclasses import dataclass
@@ -22,7 +28,7 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from offmarl import cli, programs
-from offmarl.config import Fraction, NonNegative, Positive, PositiveInt
+from offmarl.config import Fraction, NonNegative, PositiveInt
 from offmarl.distributions import select
 from offmarl.losses import (
     conservative_gap,
@@ -32,20 +38,26 @@ from offmarl.losses import (
     td_targets,
 )
 from offmarl.networks import (
-    AgentId,
     MixerWeights,
-    PolicyConfig,
     QParams,
     agent_network,
     init_mixer,
     init_policy,
+    joint_action_values,
     make_mixer,
     make_policy,
     mix,
     mixing_weights,
     unroll_batch,
 )
-from offmarl.programs import TD_ERRORS, DatasetStatistics, Hyperparameters, Program, Stage
+from offmarl.programs import (
+    TD_ERRORS,
+    DatasetStatistics,
+    Hyperparameters,
+    Program,
+    Stage,
+    Values,
+)
 from offmarl.teams import require_one_team
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
@@ -53,11 +65,9 @@ from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 
 @dataclass(frozen=True)
-class Args(programs.Args):
+class Args(programs.LearnerArgs):
     """QMIX with conservative Q-learning."""
 
-    learning_rate: Positive = 3e-4
-    """Adam's step size."""
     gamma: Fraction = 0.99
     """Discount γ."""
     cql_weight: NonNegative = 3.0
@@ -66,13 +76,10 @@ class Args(programs.Args):
     """Random legal joint actions K in the penalty."""
     target_every: PositiveInt = 200
     """Updates between copies to the target networks."""
-    hidden: PositiveInt = 64
-    """Width of the agents' layers, and of the mixer's hypernetworks."""
+    mixer_hidden: PositiveInt = 64
+    """Width of the mixer's hypernetworks."""
     mixer_embed: PositiveInt = 32
     """Width of the mixing function."""
-    agent_id: AgentId = "onehot"
-    """How the network distinguishes the agents. onehot: by their index, which ties it to their
-    number; sinusoidal: by 16 sines and cosines of their place in the team; none: not at all."""
 
 
 # ---------------------------------------------------------------------------------- state
@@ -100,17 +107,18 @@ class State(NamedTuple):
 def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     """Build the program for one kind of data."""
     require_one_team(spec, "qmix_cql")
-    config = PolicyConfig("recurrent", "q", args.hidden, args.agent_id)
+    config = programs.policy_config(args, "q")
     network = agent_network(config, spec)
-    mixer = make_mixer(spec, args.mixer_embed, args.hidden)
+    mixer = make_mixer(spec, args.mixer_embed, args.mixer_hidden)
 
-    def init(key: PRNGKeyArray, _hyper: Hyperparameters) -> State:
+    def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
         agent_key, mixer_key = jax.random.split(key)
         params = Params(
             init_policy(config, spec, agent_key).network,
             init_mixer(mixer, spec, mixer_key),
         )
-        return State(params, params, optax.adam(0.0).init(params), jnp.zeros((), jnp.int32))
+        optimiser = programs.make_optimiser(args, hyper).init(params)
+        return State(params, params, optimiser, jnp.zeros((), jnp.int32))
 
     def values(params: Params, batch: Sequence) -> tuple[Array, MixerWeights]:
         q = unroll_batch(network, params.agent, batch.view.observation, batch.first)
@@ -155,7 +163,8 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         gradient, metrics = jax.grad(loss, has_aux=True)(
             state.params, state.target, batch, key, hyper
         )
-        step, optimiser = optax.adam(hyper.learning_rate).update(gradient, state.optimiser)
+        adam = programs.make_optimiser(args, hyper, state.updates)
+        step, optimiser = adam.update(gradient, state.optimiser)
         params = optax.apply_updates(state.params, step)
         updates = state.updates + 1
         target = optax.periodic_update(params, state.target, updates, args.target_every)
@@ -171,6 +180,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         policy=partial(make_policy, config, spec),
         policy_params=policy_params,
         td_errors=True,
+        values=Values(lambda state: state.params, partial(joint_action_values, network, mixer)),
     )
 
 

@@ -10,7 +10,7 @@
 | training | `programs`, `config` (arguments of programs), `checkpoint`, `tracking` |
 | recording | `record` (Python environments), `record_episodes` (the same, in processes) |
 | | `replay_episode` (recorded episodes, played again) |
-| evaluation | `evaluation`, `load_policy`, `load_critic` |
+| evaluation | `evaluation`, `load_policy`, `load_critic`, `ope` (from data alone) |
 | statistics | `statistics` (intervals, profiles), `report` (tables, figures, pages) |
 | testing | `testing` (conformance tests for storage drivers and environments) |
 | records | `View`, `Timestep`, `Transition`, `Sequence`, `FinalObservations` |
@@ -70,6 +70,7 @@ if TYPE_CHECKING:
         hub,
         losses,
         networks,
+        ope,
         programs,
         replay,
         report,
@@ -151,6 +152,7 @@ __all__ = [
     "losses",
     "mix",
     "networks",
+    "ope",
     "open",
     "programs",
     "record",

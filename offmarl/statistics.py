@@ -32,11 +32,12 @@ IntervalMethod = Literal["expanded", "percentile"]
 """How an interval is cut from the estimates of resamples.
 
 "percentile": at the percentiles of the confidence, as rliable does. Of few runs it covers too
-seldom: resamples vary less than new runs would, by the factor (n - 1) / n in variance, and the
-spread of n runs is itself uncertain. "expanded": at percentiles that are moved outwards for both,
-to the tail probability Φ(-t sqrt(n / (n - 1))), with the quantile t of Student's distribution with
-n - 1 degrees of freedom (Hesterberg 2015, "What Teachers Should Know about the Bootstrap", arXiv
-1411.5279, section 5.3). `benchmarks/coverage.py` measures both.
+seldom, because the spread of n runs is itself uncertain. "expanded": at percentiles that are moved
+outwards for that, to the tail probability Φ(-t), with the quantile t of Student's distribution with
+n - 1 degrees of freedom. This is the expanded percentile interval of Hesterberg (2015, arXiv
+1411.5279, section 5.3) without its factor sqrt(n / (n - 1)), which is made for the mean: with it,
+intervals of the interquartile mean of ten runs cover more than they claim.
+`benchmarks/coverage.py` measures all three.
 """
 
 
@@ -204,7 +205,7 @@ def _expanded_tail(tail: float, runs: int) -> float:
     """Return the tail probability of the method "expanded"."""
     from scipy.special import ndtr, stdtrit  # slow to import, and not needed for --help
 
-    return float(ndtr(stdtrit(runs - 1, tail) * np.sqrt(runs / (runs - 1))))
+    return float(ndtr(stdtrit(runs - 1, tail)))
 
 
 def checked(scores: np.ndarray) -> Float[np.ndarray, "runs tasks"]:

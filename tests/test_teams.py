@@ -23,7 +23,11 @@ def test_one_team_is_accepted(teams):
     ("kind", "name"),
     [
         ("recorder", "qmix"),
+        ("baseline", "cfcql"),
+        ("baseline", "mac_flow"),
         ("baseline", "maicq"),
+        ("baseline", "omiga"),
+        ("baseline", "oryx"),
         ("baseline", "qmix_bcq"),
         ("baseline", "qmix_cql"),
     ],

@@ -61,6 +61,11 @@ VERBS = {
         "Compare runs: IQM with intervals, profiles, a figure, a page",
         example="runs/*/*/medium/* --html report.html",
     ),
+    "ope": Verb(
+        "ope",
+        "Estimate the returns of trained policies from a dataset, without the environment",
+        example="runs/*/*/medium/* --vault vaults/swarm/coverage-3.vlt/mappo-0-replay",
+    ),
     "ls": Verb(
         "data",
         "List local vaults or available datasets",

@@ -21,7 +21,7 @@ _TRAIN_ON = ("medium", "expert")
 _RECORDER = {"total_steps": 160_000, "steps": 20_000, "evaluations": 16}
 _BASELINE = {"batch_size": 16, "length": 10, "learning_rate": 1e-3, "final_episodes": 96}
 _BASELINES: dict[str, dict[str, Any]] = {
-    "bc": {"updates": 1_000},
+    "bc": {"updates": 1_000, "schedule": "linear"},
     "maicq": {"updates": 1_000, "gamma": 0.95},
     "qmix_cql": {"updates": 1_000, "gamma": 0.95},
 }

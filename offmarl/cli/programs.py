@@ -17,7 +17,7 @@ from offmarl.paths import below
 from offmarl.programs.registry import VERBS, Kind, find, load, summary
 from offmarl.report import UNITS, estimate, final_returns, metric_of
 from offmarl.report.run_scores import final_metrics
-from offmarl.statistics import MIN_RUNS, spread
+from offmarl.statistics import ENOUGH_RUNS, MIN_RUNS, spread
 from offmarl.teams import only_or_all
 from offmarl.terminal import interval
 from offmarl.tracking import (
@@ -284,7 +284,9 @@ def _returns_report(
         estimates[team] = iqm._asdict()
         over = f"of {team} over seeds" if several else "over seeds"
         if len(by_seed) >= MIN_RUNS:
-            parts.append(f"IQM {over} [95% interval]: {interval(*iqm)}")
+            less = f" (below {ENOUGH_RUNS} seeds it covers less often than 95%)"
+            less = less if len(by_seed) < ENOUGH_RUNS else ""
+            parts.append(f"IQM {over} [95% interval]: {interval(*iqm)}{less}")
         elif len(by_seed) > 1:
             few = f"intervals need at least {MIN_RUNS} seeds"
             parts.append(f"IQM {over}: {interval(*iqm)} ({few})")

@@ -7,6 +7,14 @@ from offmarl.networks.action_values import (
     as_vectors,
     make_critics,
 )
+from offmarl.networks.autoregressive import (
+    AgentSequence,
+    Decoded,
+    SequenceMemory,
+    init_agent_sequence,
+    make_agent_sequence,
+    make_sequence_policy,
+)
 from offmarl.networks.deterministic import NoisyParams, differentiable_action, squash
 from offmarl.networks.encoders import (
     Encoder,
@@ -18,15 +26,30 @@ from offmarl.networks.encoders import (
     unshared_critic_encoder,
     view_encoder,
 )
+from offmarl.networks.flows import (
+    JointFlow,
+    chosen_action,
+    init_one_step,
+    integrate,
+    make_one_step_policy,
+    one_step_network,
+)
 from offmarl.networks.inputs import AgentId, InputLayer, Inputs
 from offmarl.networks.mixers import (
+    LinearMixer,
+    LinearWeights,
     Mixer,
     MixerKind,
     MixerWeights,
     PooledMixer,
     init_mixer,
+    joint_action_values,
+    linear_weights,
+    make_linear_mixer,
     make_mixer,
     mix,
+    mix_counterfactuals,
+    mix_linearly,
     mixing_coefficients,
     mixing_weights,
 )
@@ -43,6 +66,7 @@ from offmarl.networks.policies import (
     stochastic_head,
 )
 from offmarl.networks.pooling import AttentionPool, CriticKind, PooledEncoder, critic_encoder
+from offmarl.networks.retention import GatedLayer, Retention, retain
 from offmarl.networks.torsos import Activation, FeedForward, Moments, Recurrent, unroll_batch
 from offmarl.networks.unshared import Unshared
 
@@ -51,15 +75,21 @@ __all__ = [
     "Activation",
     "AgentId",
     "AgentNetwork",
+    "AgentSequence",
     "AttentionPool",
     "CriticInput",
     "CriticKind",
     "Critics",
+    "Decoded",
     "Encoder",
     "FeedForward",
+    "GatedLayer",
     "Head",
     "InputLayer",
     "Inputs",
+    "JointFlow",
+    "LinearMixer",
+    "LinearWeights",
     "Mixer",
     "MixerKind",
     "MixerWeights",
@@ -70,6 +100,8 @@ __all__ = [
     "PooledMixer",
     "QParams",
     "Recurrent",
+    "Retention",
+    "SequenceMemory",
     "Unshared",
     "ViewEncoder",
     "agent_head",
@@ -77,18 +109,32 @@ __all__ = [
     "as_vectors",
     "blank_view",
     "central",
+    "chosen_action",
     "critic_encoder",
     "differentiable_action",
+    "init_agent_sequence",
     "init_mixer",
+    "init_one_step",
     "init_policy",
+    "integrate",
+    "joint_action_values",
+    "linear_weights",
+    "make_agent_sequence",
     "make_critics",
+    "make_linear_mixer",
     "make_mixer",
     "make_network",
+    "make_one_step_policy",
     "make_policy",
+    "make_sequence_policy",
     "mix",
+    "mix_counterfactuals",
+    "mix_linearly",
     "mixing_coefficients",
     "mixing_weights",
     "observation_encoder",
+    "one_step_network",
+    "retain",
     "squash",
     "state_encoder",
     "stochastic_head",

@@ -1,4 +1,8 @@
-"""The monotonic mixing network of QMIX (Rashid et al. 2018, arXiv 1803.11485)."""
+"""Mixers: a joint value of the agents' values that does not decrease if one of them increases.
+
+`Mixer` is the network of QMIX (Rashid et al. 2018, arXiv 1803.11485), and `PooledMixer` one of its
+kind for any number of agents. `LinearMixer` is a weighted sum (Wang et al. 2023, arXiv 2307.11620).
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,12 +11,14 @@ from typing import Any, Literal, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from offmarl.distributions import select
 from offmarl.networks.encoders import blank_view, central, observation_encoder, state_encoder
 from offmarl.networks.inputs import InputLayer
 from offmarl.networks.linear import Dense
 from offmarl.networks.pooling import PooledEncoder
+from offmarl.networks.torsos import unroll_batch
 from offmarl.types import ArrayTree, EnvSpec, View
 
 MixerKind = Literal["state", "pooled"]
@@ -46,6 +52,13 @@ class MixerWeights(NamedTuple):
     b1: Float[Array, "*b embed"]
     w2: Float[Array, "*b embed"]
     b2: Float[Array, "*b"]
+
+
+class LinearWeights(NamedTuple):
+    """The weights of one state's `LinearMixer`; they are not negative."""
+
+    w: Float[Array, "*b N"]
+    b: Float[Array, "*b"]
 
 
 class Mixer(nn.Module):
@@ -135,6 +148,32 @@ class PooledMixer(nn.Module):
         )
 
 
+class LinearMixer(nn.Module):
+    """Maps a global state to a weight for each agent and a constant, by one hidden layer.
+
+    Attributes
+    ----------
+    num_agents
+        N.
+    hidden
+        Width of the hidden layer.
+    encoder
+        Turns states into vectors; None if they are. See `make_linear_mixer`.
+    """
+
+    num_agents: int
+    hidden: int = 64
+    encoder: nn.Module | None = None
+
+    @nn.compact
+    def __call__(self, state: ArrayTree) -> LinearWeights:
+        """Compute the weights of a batch of states, `offmarl.networks.central`."""
+        state = state if self.encoder is None else self.encoder(state)
+        x = nn.relu(Dense(self.hidden, name="hidden_layer")(state))
+        weights = Dense(self.num_agents, name="weights")(x)
+        return LinearWeights(jnp.abs(weights), Dense(1, name="constant")(x).squeeze(-1))
+
+
 def _dense(scale: float | None) -> Callable[..., Dense]:
     """Return a linear layer whose weights are orthogonal and of some scale at first."""
     if scale is None:
@@ -154,7 +193,14 @@ def make_mixer(
     return Mixer(spec.num_agents, embed, hidden, state_encoder(spec, hidden))
 
 
-def init_mixer(mixer: Mixer | PooledMixer, spec: EnvSpec, key: PRNGKeyArray) -> ArrayTree:
+def make_linear_mixer(spec: EnvSpec, hidden: int = 64) -> LinearMixer:
+    """Build the linear mixer of an environment; it sees what a mixer of the kind "state" sees."""
+    return LinearMixer(spec.num_agents, hidden, state_encoder(spec, hidden))
+
+
+def init_mixer(
+    mixer: Mixer | PooledMixer | LinearMixer, spec: EnvSpec, key: PRNGKeyArray
+) -> ArrayTree:
     """Draw a mixer's parameters."""
     return mixer.init(key, _seen(mixer, blank_view(spec)))
 
@@ -168,6 +214,12 @@ def mixing_weights(mixer: Any, params: ArrayTree, view: View) -> MixerWeights:
     return weights
 
 
+def linear_weights(mixer: LinearMixer, params: ArrayTree, view: View) -> LinearWeights:
+    """Return the weights of views with any number of leading axes."""
+    weights: LinearWeights = mixer.apply(params, central(view))
+    return weights
+
+
 def _seen(mixer: Any, view: View) -> ArrayTree:
     """Return the part of a view that a mixer sees."""
     return view if isinstance(mixer, PooledMixer) else central(view)
@@ -177,6 +229,58 @@ def mix(weights: MixerWeights, q: Float[Array, "*b N"]) -> Float[Array, "*b"]:
     """Return Q_tot of the agents' values under mixing functions with the same leading axes."""
     hidden = nn.elu(jnp.einsum("...n,...ne->...e", q, weights.w1) + weights.b1)
     return (hidden * weights.w2).sum(-1) + weights.b2
+
+
+def joint_action_values(
+    network: Any,
+    mixer: Any,
+    params: Any,
+    view: View,
+    first: Bool[Array, "B T"],
+    action: Int[Array, "B T N"],
+) -> Float[Array, "B T 1"]:
+    """Return Q_tot of the actions taken in windows.
+
+    Parameters
+    ----------
+    network, mixer
+        The agents' network of action values, and the mixer.
+    params
+        Their parameters: a NamedTuple with the fields ``agent`` and ``mixer``.
+    view, first, action
+        As in `offmarl.types.Sequence`. Dead agents add nothing.
+    """
+    q = select(unroll_batch(network, params.agent, view.observation, first), action)
+    return mix(mixing_weights(mixer, params.mixer, view), q * view.alive)[..., None]
+
+
+def mix_counterfactuals(
+    weights: MixerWeights, q_taken: Float[Array, "*b N"], q: Float[Array, "*b N A"]
+) -> Float[Array, "*b N A"]:
+    """Return Q_tot with the action of one agent at a time replaced by each of its actions.
+
+    Parameters
+    ----------
+    weights
+        The mixing functions.
+    q_taken
+        The agents' values of the actions taken, which the other agents keep.
+    q
+        The agents' values of all actions.
+
+    Returns
+    -------
+    Q_tot(s, a_i, a_-i) for each agent i and each of its actions a_i.
+    """
+    taken = jnp.einsum("...n,...ne->...e", q_taken, weights.w1) + weights.b1
+    change = (q - q_taken[..., None])[..., None] * weights.w1[..., None, :]
+    hidden = nn.elu(taken[..., None, None, :] + change)
+    return jnp.einsum("...nae,...e->...na", hidden, weights.w2) + weights.b2[..., None, None]
+
+
+def mix_linearly(weights: LinearWeights, values: Float[Array, "*b N"]) -> Float[Array, "*b"]:
+    """Return the weighted sum of the agents' values, plus the constant."""
+    return (weights.w * values).sum(-1) + weights.b
 
 
 def mixing_coefficients(weights: MixerWeights) -> Float[Array, "*b N"]:

@@ -101,7 +101,11 @@ def batch_of(windows: list[list[Piece]], case: Case, seed: int) -> Sequence:
 APART = [[Piece(0, 1, 4)], [Piece(1, 0, 1)], [Piece(2, 2, 4)], [Piece(3, 0, 2)]]
 PACKED = [[*APART[0], *APART[1]], [*APART[2], *APART[3]], [], []]
 # Weights that depend on what else is in the batch at the same time are switched off.
-OPTIONS = {"maicq": {"value_temperature": 1e9, "policy_temperature": 1e9}}
+OPTIONS = {
+    "maicq": {"value_temperature": 1e9, "policy_temperature": 1e9},
+    "omiga": {"network": "recurrent"},
+}
+OTHERS = ("cfcql", "iql_cql", "omiga", "qmix_bcq", "qmix_cql")
 
 
 @pytest.mark.parametrize(
@@ -109,7 +113,7 @@ OPTIONS = {"maicq": {"value_temperature": 1e9, "policy_temperature": 1e9}}
     [
         "bc",
         "maicq",
-        *(pytest.param(n, marks=pytest.mark.nightly) for n in ("iql_cql", "qmix_bcq", "qmix_cql")),
+        *(pytest.param(n, marks=pytest.mark.nightly) for n in OTHERS),
     ],
 )
 def test_nothing_passes_from_one_episode_to_the_next(name: str) -> None:
@@ -117,7 +121,7 @@ def test_nothing_passes_from_one_episode_to_the_next(name: str) -> None:
     args = baseline.Args(vault=Path(), updates=10, hidden=4, **OPTIONS.get(name, {}))
     program = baseline.make(SPEC, structure(args), DatasetStatistics(None))
     hyper, key = hyperparameters(args), jax.random.key(0)
-    state, update = program.init(key, hyper), jax.jit(program.stages[0].update)
+    state, update = program.init(key, hyper), jax.jit(program.stages[-1].update)
     forced = name == "qmix_cql"  # or the other actions that it draws would differ
     for ends in ((True, False), (False, True), (False, False)):
         case = Case(*ends, forced)

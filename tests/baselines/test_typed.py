@@ -65,7 +65,17 @@ CASES = [
         marks=[] if (name, spec.name) in DAILY else pytest.mark.nightly,
         id=f"{name}-{spec.name}",
     )
-    for name in ("bc", "iql_cql", "maicq", "qmix_bcq", "qmix_cql")
+    for name in (
+        "bc",
+        "cfcql",
+        "iql_cql",
+        "mac_flow",
+        "maicq",
+        "omiga",
+        "oryx",
+        "qmix_bcq",
+        "qmix_cql",
+    )
     for spec in (IMAGES, TREES)
 ]
 
@@ -76,8 +86,9 @@ def test_every_leaf_is_learnt_from(name: str, spec: EnvSpec) -> None:
     batch = sequence(spec, jnp.ones((2, 2, 2), jnp.int32), views(spec, 2, 3))
 
     def learn(key: Any, hyper: Any) -> Any:
-        state = program.init(key, hyper)
-        after, metrics = program.stages[0].update(state, batch, key, hyper)
+        state = after = program.init(key, hyper)
+        for stage in program.stages:
+            after, metrics = stage.update(after, batch, key, hyper)
         return state, after, metrics
 
     learn = jax.jit(learn, compiler_options=QUICKLY)

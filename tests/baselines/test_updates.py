@@ -1,5 +1,6 @@
 """One update of each baseline: what it learns from, and what it must ignore."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ from offmarl.types import Discrete, EnvSpec, Sequence, View
 SPEC = EnvSpec("", num_agents=2, observation_size=2, state_size=2, action=Discrete(3))
 
 
-def make(name: str, **options: Any):
+def make(name: str, spec: EnvSpec = SPEC, **options: Any):
     baseline = registry.load("baseline", name)
-    args = baseline.Args(vault=Path(), updates=10, hidden=4, **options)
-    program = baseline.make(SPEC, structure(args), DatasetStatistics(None))
+    args = baseline.Args(vault=Path(), updates=10, **{"hidden": 4} | options)
+    program = baseline.make(spec, structure(args), DatasetStatistics(None))
     return program, hyperparameters(args)
 
 
@@ -47,14 +48,14 @@ def sequence(action: list, **fields: Any) -> Sequence:
 
 
 def values_of(params: Any, values: list[float]) -> Any:
-    """Agents that give their three actions these values wherever they are."""
+    """Agents whose recurrent network has these outputs wherever they are."""
     params = jax.tree.map(jnp.zeros_like, params)
     params["params"]["head"]["bias"] = jnp.array(values)
     return params
 
 
 def sum_of(params: Any) -> Any:
-    """A mixer of width 1 that adds up the agents' values, which must not be negative."""
+    """A mixer of width 1 that adds the agents' values; their sum must not be negative."""
     params = jax.tree.map(jnp.zeros_like, params)
     for layer in ("Dense_0", "Dense_3"):  # of the first and of the second weights
         params["params"][layer]["bias"] = jnp.ones_like(params["params"][layer]["bias"])
@@ -62,8 +63,8 @@ def sum_of(params: Any) -> Any:
 
 
 def update(program: Any, state: Any, batch: Sequence, hyper: Any) -> tuple[Any, dict[str, float]]:
-    (stage,) = program.stages
-    return jax.jit(stage.update)(state, batch, jax.random.key(1), hyper)
+    """Make an update of the last stage."""
+    return jax.jit(program.stages[-1].update)(state, batch, jax.random.key(1), hyper)
 
 
 def test_qmix_cql_by_hand() -> None:
@@ -87,12 +88,14 @@ def test_qmix_cql_by_hand() -> None:
         alive=jnp.ones((3, 3, 2), bool).at[0, 2, 1].set(False),
         reward=jnp.array([[[0.0, 2.0], [0.0, 0.0]], [[4.0, 0.0]] * 2, [[100.0, 100.0]] * 2]),
         terminated=jnp.zeros((3, 2, 2), bool).at[1, 0].set(True),
+        truncated=jnp.zeros((3, 2, 2), bool).at[0, 1].set(True).at[2, 0].set(True),
         mask=jnp.array([[True, True], [True, False], [True, False]]),
         next_known=jnp.array([[True, True], [True, True], [False, False]]),
     )
     _, metrics = update(program, state, batch, hyper)
     # First window: 5 against 1 + ½ (3 + 3), the values of the legal actions, not of the best ones;
-    # 4 against 0 + ½ 2, the target's value of the action best by the other network, of the living.
+    # 4 against 0 + ½ 2, truncated: of the last view, the target's value of the action that is best
+    # by the other network, of the live agent only.
     # Second window: 8 against 2, terminated. What the third led to is not known.
     np.testing.assert_allclose(metrics["td_loss"], 0.5 * (1**2 + 3**2 + 6**2) / 3, rtol=1e-6)
     np.testing.assert_allclose(metrics["q_tot"], (5 + 4 + 8 + 2) / 4, rtol=1e-6)
@@ -125,10 +128,12 @@ def test_maicq_by_hand() -> None:
         legal_actions=jnp.ones((2, 3, 2, 3), bool).at[0, 0, 0, 2].set(False),
         reward=jnp.array([[[0.0, 2.0], [9.0, 9.0]], [[1.0, 1.0], [3.0, 3.0]]]),
         terminated=jnp.zeros((2, 2, 2), bool).at[1, 1].set(True),
+        truncated=jnp.zeros((2, 2, 2), bool).at[0, 1].set(True),
     )
     _, metrics = update(program, state, batch, hyper)
     # The target's values of the second step's actions, 6 and 2, count 1½ and ½ times: 9 and 1.
-    # 5 against 1 + ½ 9; 8 against 1 + ½ (½ 1 + ½ 3); 2 against 3. What follows 4 is not known.
+    # 5 against 1 + ½ 9; 8 against 1 + ½ (½ 1 + ½ 3); 2 against 3. The action that would follow 4,
+    # truncated, is not known.
     np.testing.assert_allclose(metrics["critic_loss"], (0.5**2 + 6**2 + 1) / 3, rtol=1e-5)
     np.testing.assert_allclose(metrics["q_tot"], (5 + 4 + 8 + 2) / 4, rtol=1e-6)
     # Agent 1's first advantages are 1 - 3/2, over its legal actions, and 4 - 7/3: weights ½, 1½.
@@ -159,7 +164,10 @@ def test_bc_by_hand() -> None:
         "bc",
         "maicq",
         "qmix_cql",
-        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("iql_cql", "qmix_bcq")),
+        *(
+            pytest.param(name, marks=pytest.mark.nightly)
+            for name in ("cfcql", "iql_cql", "omiga", "qmix_bcq")
+        ),
     ],
 )
 def test_nothing_is_learnt_from_padding_nor_from_the_dead(name: str) -> None:
@@ -201,9 +209,10 @@ def test_nothing_is_learnt_from_padding_nor_from_the_dead(name: str) -> None:
             first=jnp.zeros((3, 3), bool),
         )
 
-    program, hyper = make(name)
+    # With a reward of the team, iql_cql also learns the values of dead agents.
+    program, hyper = make(name, replace(SPEC, reward="individual"), learning_rate=0.1)
     state = jax.jit(program.init)(jax.random.key(0), hyper)
-    step = jax.jit(program.stages[0].update)
+    step = jax.jit(program.stages[-1].update)
     wanted = step(state, batch(0), jax.random.key(1), hyper)
     for seed in (1, 2):
         found = step(state, batch(seed), jax.random.key(1), hyper)
@@ -212,31 +221,48 @@ def test_nothing_is_learnt_from_padding_nor_from_the_dead(name: str) -> None:
     assert all(jax.tree.leaves(program.policy_params(moved))[:2])
 
 
-def test_iql_cql_by_hand() -> None:
-    program, hyper = make("iql_cql", gamma=0.5, cql_weight=2.0)
+@pytest.mark.parametrize(
+    ("reward", "errors"),
+    [
+        # Window by window, step by step: 1 against 1 + ½ 3, the target's value of the best action
+        # that is legal in the next step; 4 against 2 + ½ 2. What the second step led to is not
+        # known. 4 against 5, terminated. 4 against 6, as agent 1 dies; 2 against 0 + ½ 3.
+        ("individual", [1 - 2.5, 4 - 3, 4 - 5, 4 - 6, 2 - 1.5]),
+        # The dead agent's value, that of action 0, is learned too: 1 against 9. The third window
+        # goes on after agent 1 has died: 4 against 6 + ½ 1.
+        ("team", [1 - 2.5, 4 - 3, 4 - 5, 1 - 9, 4 - 6.5, 2 - 1.5]),
+    ],
+)
+def test_iql_cql_by_hand(reward: str, errors: list[float]) -> None:
+    spec = replace(SPEC, reward=reward)
+    program, hyper = make("iql_cql", spec, gamma=0.5, cql_weight=2.0)
     state = jax.jit(program.init)(jax.random.key(0), hyper)
     state = state._replace(
         params=values_of(state.params, [1.0, 2.0, 4.0]),
         target=values_of(state.target, [1.0, 3.0, 2.0]),
     )
+    alive = jnp.ones((3, 3, 2), bool).at[1, 0, 1].set(False).at[2, 1, 0].set(False)
     batch = sequence(
-        [[[0, 2], [1, 1]], [[2, 0], [0, 0]]],
-        legal_actions=jnp.ones((2, 3, 2, 3), bool).at[0, 1, 0, 2].set(False),
-        alive=jnp.ones((2, 3, 2), bool).at[1, 0, 1].set(False),
-        reward=jnp.array([[[1.0, 2.0], [0.0, 0.0]], [[5.0, 9.0], [7.0, 7.0]]]),
-        terminated=jnp.zeros((2, 2, 2), bool).at[1, 0].set(True),
-        mask=jnp.array([[True, True], [True, False]]),
-        next_known=jnp.array([[True, False], [True, True]]),
+        [[[0, 2], [1, 1]], [[2, 0], [0, 0]], [[2, 1], [0, 0]]],
+        legal_actions=jnp.ones((3, 3, 2, 3), bool)
+        .at[0, 1, 0, 2]
+        .set(False)
+        .at[2, 1, 1, 2]
+        .set(False),
+        alive=alive,
+        reward=jnp.array([[[1.0, 2.0], [0.0, 0.0]], [[5.0, 9.0], [7.0, 7.0]], [[6.0, 0.0]] * 2]),
+        terminated=jnp.zeros((3, 2, 2), bool).at[1, 0].set(True).at[2, 0, 0].set(True),
+        truncated=jnp.zeros((3, 2, 2), bool).at[0, 1].set(True).at[2, 0, 1].set(True),
+        mask=jnp.array([[True, True], [True, False], [True, False]]),
+        next_known=jnp.array([[True, False], [True, True], [True, True]]),
     )
     _, metrics = update(program, state, batch, hyper)
-    # 1 against 1 + ½ 3, the target's value of the best action that is legal in the next step; 4
-    # against 2 + ½ 2. What the second step led to is not known. 4 against 5, terminated; its other
-    # agent is dead.
-    np.testing.assert_allclose(metrics["td_loss"], 0.5 * (1.5**2 + 1 + 1) / 3, rtol=1e-6)
-    np.testing.assert_allclose(metrics["q"], (1 + 4 + 2 + 2 + 4) / 5, rtol=1e-6)
+    np.testing.assert_allclose(metrics["td_loss"], 0.5 * np.square(errors).mean(), rtol=1e-6)
+    np.testing.assert_allclose(metrics["q"], (1 + 4 + 2 + 2 + 4 + 4 + 2) / 7, rtol=1e-6)
     every, some = np.log(np.exp([1, 2, 4]).sum()), np.log(np.exp([1, 2]).sum())
-    wanted = ((every - 1) + (every - 4) + (some - 2) + (every - 2) + (every - 4)) / 5
-    np.testing.assert_allclose(metrics["cql_loss"], wanted, rtol=1e-6)
+    # Dead agents have no penalty.
+    gaps = [every - 1, every - 4, some - 2, every - 2, every - 4, every - 4, every - 2]
+    np.testing.assert_allclose(metrics["cql_loss"], np.mean(gaps), rtol=1e-6)
 
 
 def test_qmix_bcq_by_hand() -> None:
@@ -258,11 +284,12 @@ def test_qmix_bcq_by_hand() -> None:
         legal_actions=jnp.ones((2, 3, 2, 3), bool).at[0, 1, 0, 0].set(False),
         reward=jnp.array([[[0.0, 2.0], [9.0, 9.0]], [[1.0, 1.0], [3.0, 3.0]]]),
         terminated=jnp.zeros((2, 2, 2), bool).at[1, 0].set(True),
+        truncated=jnp.zeros((2, 2, 2), bool).at[0, 0].set(True),
         mask=jnp.array([[True, False], [True, False]]),
     )
     _, metrics = update(program, state, batch, hyper)
-    # 5 against 1 + ½ (2 + 3): agent 1's first action is illegal in the next step, so that its third
-    # is allowed there (0.2 / 0.5 = 0.4) and best. 8 against 1, terminated.
+    # 5 against 1 + ½ (2 + 3), truncated: agent 1's first action is illegal in the next step, so its
+    # third is allowed there (0.2 / 0.5 = 0.4) and best. 8 against 1, terminated.
     np.testing.assert_allclose(metrics["td_loss"], 0.5 * (1.5**2 + 7**2) / 2, rtol=1e-5)
     probs = np.array([1.0, 0.5, 0.2]) / 1.7
     wanted = -np.log([probs[0], probs[2], probs[2], probs[2]]).mean()

@@ -28,13 +28,14 @@ from tests.runs import write_policy
 DOCS = Path(__file__).parents[2] / "docs"
 
 HUB = re.compile(r"og_marl|3m\.zip|--remote|org/name|offmarl (push|cache|doctor)")
-TRAINS = re.compile(r"offmarl (demo|tune|train|record|evaluate|compare|report) ")
+TRAINS = re.compile(r"offmarl (demo|tune|train|record|evaluate|compare|ope|report) ")
 
 SMALLER = {
     "demo": "--seeds 1",
     "record": "--total-steps 512 --steps 256 --num-envs 4 --evaluations 2 --eval-episodes 2",
     "train": "--updates 4 --evaluate-every 2 --evaluate-episodes 2 --final-episodes 2 --seeds 1",
     "evaluate": "--episodes 2",
+    "ope": "--updates 4 --episodes 8 --members 1",
 }
 """Options that make a command small; they take the place of those that it is given."""
 

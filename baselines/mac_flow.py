@@ -1,0 +1,336 @@
+"""MAC-Flow: a flow of joint actions, distilled into one-step policies that maximise a value.
+
+A velocity field v learns the data's joint actions by flow matching. Each agent's policy μ_i, which
+sees its own observation and noise only, imitates what the flow makes of the same noise, and
+maximises a value that is the mean of values of single agents:
+
+    flow    L = E |v(o, x_t, t) - (a - z)|²,   x_t = (1 - t) z + t a,  z ~ N(0, I),  t ~ U(0, 1);
+    policy  L = α E |μ_i(o_i, z_i) - flow_i(o, z)|² - E Q_tot(o, μ(o, z)) / E |Q_tot|,
+            flow(o, z): the field followed from z, t = 0 to 1, in Euler's steps;
+    critic  L = E (Q_tot(o, a) - r - γ (1 - terminated) Q̄_tot(o', μ(o', z')))²,
+            Q_tot = mean over agents of Q_i(o_i, a_i), for each of two critics.
+
+The flow represents any correlation between the agents, but the policies draw their noise
+independently: what they keep of it is the mean over the noise of the others, and the value chooses
+among the modes. Discrete actions are one-hot vectors for the flow, which ends at the largest legal
+entry; policies return logits, the distance is the cross-entropy, and the value is the mean of Q_i
+over the softmax.
+
+References: Lee, Lee and Zhang 2025 (arXiv 2511.05005), after Flow Q-Learning (Park et al. 2025,
+arXiv 2502.02538). Defaults are those of DongsuLeeTech/mac-flow at 6245080 (agents/macflow.py), for
+discrete actions too. Differences from that code:
+
+- The flow is that of the joint action, as in the paper; theirs is one flow for each agent.
+- The value of discrete actions has a gradient; theirs, of an argmax, has none.
+- Critics have two hidden layers, without normalisation, and networks use ReLU.
+- A step whose next view is unknown is left out of the critic's loss.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from offmarl import cli, programs
+from offmarl.config import Fraction, NonNegative, PositiveInt
+from offmarl.distributions import categorical
+from offmarl.losses import masked_mean, td_targets
+from offmarl.networks import (
+    AgentNetwork,
+    CriticInput,
+    Critics,
+    JointFlow,
+    as_vectors,
+    blank_view,
+    chosen_action,
+    init_one_step,
+    integrate,
+    make_critics,
+    make_one_step_policy,
+    observation_encoder,
+    one_step_network,
+    unroll_batch,
+)
+from offmarl.programs import TD_ERRORS, DatasetStatistics, Hyperparameters, Program, Stage, Values
+from offmarl.teams import require_one_team
+from offmarl.types import ArrayTree, Continuous, EnvSpec, Sequence, View
+
+# ---------------------------------------------------------------------------------- arguments
+
+
+@dataclass(frozen=True)
+class Args(programs.LearnerArgs):
+    """A flow of joint actions, distilled into one-step policies."""
+
+    network: Literal["recurrent", "feedforward"] = "feedforward"
+    """Policies with a memory (a GRU), or without. Flow and critics have none."""
+    hidden: PositiveInt = 512
+    """Width of the layers of flow and policies."""
+    layers: PositiveInt | None = 4
+    """Number of the hidden layers of flow and policies."""
+    critic_hidden: PositiveInt = 512
+    """Width of the critics' layers."""
+    critic_input: CriticInput = "observation"
+    """What the critic of an agent sees beside the agent's own observation and action. observation:
+    nothing; state: the global state; joint: the global state and the actions of all agents."""
+    gamma: Fraction = 0.995
+    """Discount γ."""
+    tau: Fraction = 0.005
+    """Share of the target critics that an update replaces."""
+    flow_steps: PositiveInt = 10
+    """Steps from noise to the action of the flow."""
+    distillation_weight: NonNegative = 1.0
+    """α: the larger, the closer the policies stay to the data."""
+    normalise_values: bool = True
+    """Divide the policies' value by its mean magnitude, so that α does not depend on the rewards'
+    scale."""
+
+
+# ---------------------------------------------------------------------------------- state
+
+
+class Params(NamedTuple):
+    """What the losses change."""
+
+    flow: ArrayTree
+    policy: ArrayTree
+    critics: tuple[ArrayTree, ...]
+
+
+class State(NamedTuple):
+    """What learns."""
+
+    params: Params
+    target: tuple[ArrayTree, ...]
+    """The critics' target networks."""
+    optimiser: ArrayTree
+    updates: Int[Array, ""]
+
+
+# ---------------------------------------------------------------------------------- losses
+
+
+class Model(NamedTuple):
+    """The networks."""
+
+    spec: EnvSpec
+    flow: JointFlow
+    policy: AgentNetwork
+    critics: Critics
+    flow_steps: int
+
+    @property
+    def continuous(self) -> bool:
+        """Whether actions are continuous."""
+        return isinstance(self.spec.action, Continuous)
+
+
+def team_value(
+    model: Model, params: tuple[ArrayTree, ...], view: View, action: Float[Array, "*b N A"]
+) -> Float[Array, "K *b"]:
+    """Return Q_tot of each critic for actions as vectors; discrete ones may be probabilities."""
+    if model.continuous:
+        values = model.critics.values(params, view, action).squeeze(-1)
+    else:
+        values = (model.critics.values(params, view, action, jnp.zeros_like(action)) * action).sum(
+            -1
+        )
+    return (values * view.alive).mean(-1)
+
+
+def flow_loss(
+    model: Model, params: ArrayTree, batch: Sequence, key: PRNGKeyArray
+) -> Float[Array, ""]:
+    """Return the loss of flow matching, from the noise's to the data's joint actions."""
+    view, action = batch.view_tm1, as_vectors(model.spec, batch.action)
+    noise_key, time_key = jax.random.split(key)
+    noise = jax.random.normal(noise_key, action.shape)
+    time = jax.random.uniform(time_key, batch.mask.shape)
+    at = time[..., None, None]
+    way = (1 - at) * noise + at * action
+    entries = _entries(model, view)
+    velocity = model.flow.apply(
+        params, view.observation, view.alive, jnp.where(entries, way, 0.0), time
+    )
+    error = (velocity - (action - noise)) ** 2
+    return masked_mean(error, batch.mask[..., None, None] & entries, batch.weight)
+
+
+def flow_actions(
+    model: Model, params: ArrayTree, view: View, noise: Float[Array, "*b N A"]
+) -> Array:
+    """Return the joint actions that the flow makes of noise."""
+    entries = _entries(model, view)
+
+    def velocity(action: Array, time: Array) -> Array:
+        inputs = view.observation, view.alive, jnp.where(entries, action, 0.0), time
+        return model.flow.apply(params, *inputs)
+
+    outputs = integrate(velocity, noise, model.flow_steps)
+    return chosen_action(model.spec, outputs, view.legal_actions)
+
+
+def policy_losses(
+    model: Model, params: Params, outputs: Array, noise: Array, batch: Sequence
+) -> tuple[Float[Array, ""], Float[Array, "B T"]]:
+    """Return the distance of the policies' outputs from the flow, and their value Q_tot."""
+    view = batch.view_tm1
+    imitated = jax.lax.stop_gradient(flow_actions(model, params.flow, view, noise))
+    acts = batch.mask[..., None] & view.alive
+    if model.continuous:
+        action = chosen_action(model.spec, outputs, view.legal_actions)
+        error = (outputs - imitated) ** 2
+        distance = masked_mean(error, acts[..., None] & view.legal_actions, batch.weight)
+    else:
+        distribution = categorical(outputs, view.legal_actions)
+        action = jax.nn.softmax(distribution.logits)
+        distance = masked_mean(-distribution.log_prob(imitated), acts, batch.weight)
+    critics = jax.lax.stop_gradient(params.critics)
+    return distance, team_value(model, critics, view, action).mean(0)
+
+
+def critic_loss(
+    model: Model,
+    params: Params,
+    target: tuple[ArrayTree, ...],
+    outputs_t: Array,
+    batch: Sequence,
+    hyper: Hyperparameters,
+) -> tuple[Float[Array, ""], Float[Array, "B T"]]:
+    """Return the critics' loss and their largest errors; ``outputs_t`` are of the next views."""
+    view, view_t = batch.view_tm1, batch.view_t
+    chosen = chosen_action(model.spec, outputs_t, view_t.legal_actions)
+    value_t = team_value(model, target, view_t, as_vectors(model.spec, chosen)).mean(0)
+    terminated = batch.terminated.all(-1)
+    targets = td_targets(batch.reward.mean(-1), hyper.gamma * (1 - terminated), value_t)
+    q = team_value(model, params.critics, view, as_vectors(model.spec, batch.action))
+    known = batch.mask & (batch.next_known | terminated)
+    error = jnp.where(known, q - targets, 0.0)
+    of_critics = jax.vmap(lambda each: masked_mean(each**2, known, batch.weight))(error)
+    return of_critics.mean(), jnp.abs(error).max(0)
+
+
+def loss(
+    model: Model,
+    normalise_values: bool,
+    params: Params,
+    target: tuple[ArrayTree, ...],
+    batch: Sequence,
+    key: PRNGKeyArray,
+    hyper: Hyperparameters,
+) -> tuple[Float[Array, ""], dict[str, Array]]:
+    """Return the sum of all losses, each of which has parameters of its own, and metrics."""
+    flow_key, noise_key = jax.random.split(key)
+    noise = jax.random.normal(noise_key, (*batch.view.alive.shape, model.spec.action_size))
+    inputs = batch.view.observation, noise
+    outputs = unroll_batch(model.policy, params.policy, inputs, batch.first)
+    flow = flow_loss(model, params.flow, batch, flow_key)
+    distance, value = policy_losses(model, params, outputs[:, :-1], noise[:, :-1], batch)
+    critic, errors = critic_loss(
+        model, params, target, jax.lax.stop_gradient(outputs[:, 1:]), batch, hyper
+    )
+    scale: Array | float = 1.0
+    if normalise_values:
+        magnitude = masked_mean(jnp.abs(value), batch.mask)
+        scale = jax.lax.stop_gradient(1 / jnp.maximum(magnitude, 1e-6))
+    policy = hyper.distillation_weight * distance
+    policy -= scale * masked_mean(value, batch.mask, batch.weight)
+    metrics = {
+        "flow_loss": flow,
+        "distillation_loss": distance,
+        "policy_loss": policy,
+        "critic_loss": critic,
+        "q_tot": masked_mean(value, batch.mask),
+        TD_ERRORS: errors,
+    }
+    return flow + policy + critic, metrics
+
+
+def _entries(model: Model, view: View) -> Bool[Array, "*b N A"]:
+    """Return the entries of joint actions that the flow transports."""
+    return view.alive[..., None] & (view.legal_actions | (not model.continuous))
+
+
+# ---------------------------------------------------------------------------------- program
+
+
+def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
+    """Build the program for one kind of data."""
+    require_one_team(spec, "mac_flow")
+    model = make_model(spec, args)
+
+    def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
+        flow_key, policy_key, critic_key = jax.random.split(key, 3)
+        view = blank_view(spec)
+        action = jnp.zeros((spec.num_agents, spec.action_size))
+        inputs = view.observation, view.alive, action, jnp.zeros(())
+        params = Params(
+            model.flow.init(flow_key, *inputs),
+            init_one_step(model.policy, spec, policy_key),
+            model.critics.init(critic_key, spec),
+        )
+        optimiser = programs.make_optimiser(args, hyper).init(params)
+        return State(params, params.critics, optimiser, jnp.zeros((), jnp.int32))
+
+    def update(
+        state: State, batch: Sequence, key: PRNGKeyArray, hyper: Hyperparameters
+    ) -> tuple[State, dict[str, Array]]:
+        gradient, metrics = jax.grad(partial(loss, model, args.normalise_values), has_aux=True)(
+            state.params, state.target, batch, key, hyper
+        )
+        adam = programs.make_optimiser(args, hyper, state.updates)
+        step, optimiser = adam.update(gradient, state.optimiser)
+        params = optax.apply_updates(state.params, step)
+        target = optax.incremental_update(params.critics, state.target, hyper.tau)
+        metrics["grad_norm"] = programs.grad_norm(gradient)
+        return State(params, target, optimiser, state.updates + 1), metrics
+
+    def values(
+        params: tuple[ArrayTree, ...], view: View, _first: Bool[Array, "B T"], action: Array
+    ) -> Float[Array, "B T 1"]:
+        return team_value(model, params, view, as_vectors(spec, action)).mean(0)[..., None]
+
+    return Program(
+        init,
+        stages=(Stage(update),),
+        policy=partial(make_one_step_policy, model.policy, spec),
+        policy_params=lambda state: state.params.policy,
+        greedy=False,
+        td_errors=True,
+        values=Values(lambda state: state.params.critics, values),
+    )
+
+
+def make_model(spec: EnvSpec, args: Args) -> Model:
+    """Build the networks for one kind of data."""
+    encoder = observation_encoder(spec, args.hidden)
+    layers = args.layers or 4
+    flow = JointFlow(spec.num_agents, spec.action_size, args.hidden, layers, encoder)
+    policy = one_step_network(programs.policy_config(args, "deterministic"), spec)
+    critics = make_critics(
+        spec,
+        outputs=1 if isinstance(spec.action, Continuous) else spec.num_actions,
+        hidden=args.critic_hidden,
+        count=2,
+        sees=args.critic_input,
+        agent_id=args.agent_id,
+    )
+    return Model(spec, flow, policy, critics, args.flow_steps)
+
+
+# ---------------------------------------------------------------------------------- main
+
+
+def main(args: Args) -> Path:
+    """Train, evaluate and write the run; return its directory."""
+    return programs.train(make, args)
+
+
+if __name__ == "__main__":
+    with cli.exit_codes():
+        main(cli.parse_script(Args, __doc__))

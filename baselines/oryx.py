@@ -1,0 +1,295 @@
+"""Oryx: sequential implicit constraint Q-learning, whose agents act in turn, with retention.
+
+One encoder-decoder of retention layers chooses the agents' actions one after another, each given
+the observations of all agents, the actions of those before it in the step, a_<i, and the history τ.
+Its two heads are a policy π_i(a_i | τ, a_<i) and action values Q_i(τ, a_<i, a_i), which are learned
+from the data's actions only:
+
+    critic  L = E[ ½ (Q_i(τ, a_<i, a_i) - y_i)² ],   y_i = r_i + γ w(τ', a') Q̄_i(τ', a'_<i, a'_i),
+            w = B softmax over the batch of Q̄_i / α_v;
+    policy  L = -E[ w_i log π_i(a_i | τ, a_<i) ],    w_i = B softmax over the batch of A_i / α_π,
+            A_i = Q_i(τ, a_<i, a_i) - E_{a ~ π_i} Q_i(τ, a_<i, a).
+
+The agents' order is drawn anew for each update; they act in the order of their numbers. A data set
+of several joint modes is cloned as it is, and the greedy policy keeps to one of them. Acting is
+central: it needs the observations of all agents.
+
+References: Formanek et al. 2025 (arXiv 2505.22151), with the architecture of Sable (Mahjoub et al.
+2024, arXiv 2410.01706). Defaults are those of instadeepai/og-marl at f4eb8f0
+(baselines/jax_systems, discrete_oryx and cont_oryx); retention was also read in instadeepai/Mava at
+73c4611. Differences from og-marl:
+
+- A continuous critic sees the agent's own action. Theirs sees that of the agent before it, so its
+  policy is a plain clone; and its baseline is the target network's value, ours the mean value of
+  actions of the policy.
+- Each agent draws its action with a key of its own.
+- The gated layers are initialised randomly. Theirs are zero in all three matrices, and so is their
+  gradient.
+- Heads are normalised one by one, not in four parts each.
+- Actions are marked by the agent that took them.
+- Observations are not scaled to unit length, and there is no encoding of time, which is theirs for
+  continuous actions only.
+- A truncated step, whose next action the data does not have, is left out of the critic's loss.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from offmarl import cli, programs
+from offmarl.config import Fraction, Positive, PositiveInt
+from offmarl.distributions import categorical, select
+from offmarl.errors import OptionError
+from offmarl.losses import bootstrap_discounts, masked_mean, softmax_weights, td_targets
+from offmarl.networks import (
+    AgentSequence,
+    Decoded,
+    Head,
+    PolicyConfig,
+    agent_head,
+    as_vectors,
+    init_agent_sequence,
+    make_agent_sequence,
+    make_sequence_policy,
+    stochastic_head,
+)
+from offmarl.programs import TD_ERRORS, DatasetStatistics, Hyperparameters, Program, Stage, Values
+from offmarl.teams import require_one_team
+from offmarl.types import ArrayTree, Continuous, EnvSpec, Sequence, View
+
+# ---------------------------------------------------------------------------------- arguments
+
+
+@dataclass(frozen=True)
+class Args(programs.LearnerArgs):
+    """Sequential implicit constraint Q-learning with retention."""
+
+    batch_size: PositiveInt = 64
+    """Windows in a batch."""
+    max_grad_norm: Positive | None = 10.0
+    """Largest global norm of the gradients; larger ones are scaled down to it."""
+    network: Literal["recurrent", "feedforward"] = "recurrent"
+    """The network remembers the steps before (recurrent), or not (feedforward)."""
+    hidden: PositiveInt = 128
+    """Width of the network's layers."""
+    layers: PositiveInt | None = None
+    """Blocks of the encoder, and of the decoder; by default 1."""
+    heads: PositiveInt = 4
+    """Heads of each retention layer; a divisor of --hidden."""
+    gamma: Fraction = 0.99
+    """Discount γ."""
+    tau: Fraction = 0.005
+    """Share of the target network that an update replaces."""
+    value_temperature: Positive | None = None
+    """α_v: the smaller, the more the targets follow the best of the batch. By default 1,000 for
+    discrete actions, and 10,000 for continuous ones."""
+    policy_temperature: Positive | None = None
+    """α_π: the smaller, the more the policy follows the best of the data. By default 0.1 for
+    discrete actions, and 1 for continuous ones."""
+    critic_weight: Positive | None = None
+    """Weight of the critic's loss. By default 1 for discrete actions, and 0.5 for continuous
+    ones."""
+    baseline_samples: PositiveInt = 10
+    """Actions of the policy whose mean value is the baseline, where actions are continuous."""
+    tanh: bool = False
+    """Use a tanh-squashed Gaussian for continuous actions instead of a clipped one. It gives no
+    probability to the ends of the range, where controllers often act."""
+
+
+# ---------------------------------------------------------------------------------- state
+
+
+class State(NamedTuple):
+    """What learns."""
+
+    params: ArrayTree
+    target: ArrayTree
+    optimiser: ArrayTree
+    updates: Int[Array, ""]
+
+
+# ---------------------------------------------------------------------------------- losses
+
+
+class Model(NamedTuple):
+    """The network, and what its losses need of the arguments."""
+
+    spec: EnvSpec
+    network: AgentSequence
+    head: Head
+    baseline_samples: int
+    value_temperature: float
+    policy_temperature: float
+    critic_weight: float
+
+
+def decode(
+    model: Model,
+    params: ArrayTree,
+    view: View,
+    first: Bool[Array, "B T"],
+    action: Array,
+    order: Int[Array, "N"],
+) -> Decoded:
+    """Return the network's outputs in windows whose agents have acted in this order."""
+    vector = as_vectors(model.spec, action)
+    decoded, _ = model.network.apply(params, view.observation, vector, first, order)
+    return decoded
+
+
+def data_values(
+    model: Model, params: ArrayTree, decoded: Decoded, action: Array
+) -> Float[Array, "B T N"]:
+    """Return the values of the actions of the data."""
+    if model.network.continuous:
+        return model.network.apply(params, decoded.features, action, method="value")
+    return select(model.network.apply(params, decoded.features, method="values"), action)
+
+
+def mean_values(
+    model: Model, params: ArrayTree, decoded: Decoded, view: View, key: PRNGKeyArray
+) -> Float[Array, "B T N"]:
+    """Return the mean value of the policy's own actions, given those of the agents before."""
+    if not model.network.continuous:
+        probs = jax.nn.softmax(categorical(decoded.policy, view.legal_actions).logits)
+        return (probs * model.network.apply(params, decoded.features, method="values")).sum(-1)
+    sample = model.head(decoded.policy, view.legal_actions).sample
+    actions = jax.vmap(sample)(jax.random.split(key, model.baseline_samples))
+    value = partial(model.network.apply, params, decoded.features, method="value")
+    return jax.vmap(value)(actions).mean(0)
+
+
+def critic_targets(
+    model: Model, target: ArrayTree, batch: Sequence, order: Array, hyper: Hyperparameters
+) -> tuple[Float[Array, "B T N"], Bool[Array, "B T N"]]:
+    """Return the targets of the values of the data's actions, and where they are known."""
+    shared_reward = model.spec.reward == "team"
+    acts = batch.mask[..., None] & batch.view_tm1.alive
+    inputs = batch.view_tm1, batch.first[:, :-1], batch.action
+    values = data_values(model, target, decode(model, target, *inputs, order), batch.action)
+    weighted = values * softmax_weights(values, acts, model.value_temperature)
+    # The data's next action is needed: the last step of a window, or of an episode, has none.
+    has_next = jnp.pad(batch.mask[:, 1:], ((0, 0), (0, 1)))[..., None]
+    lives = batch.view_t.alive & has_next
+    v_t = jnp.where(lives, jnp.pad(weighted[:, 1:], ((0, 0), (0, 1), (0, 0))), 0.0)
+    if shared_reward:  # it continues after an agent's death, as the others expect
+        of_team = v_t.sum(-1, keepdims=True) / jnp.maximum(lives.sum(-1, keepdims=True), 1)
+        v_t = jnp.where(lives, v_t, of_team)
+    discount = bootstrap_discounts(hyper.gamma, batch.terminated, shared_reward)
+    known = acts & (has_next | (discount == 0))
+    return td_targets(batch.reward, discount, v_t), known
+
+
+def loss(
+    model: Model,
+    params: ArrayTree,
+    target: ArrayTree,
+    batch: Sequence,
+    key: PRNGKeyArray,
+    hyper: Hyperparameters,
+) -> tuple[Float[Array, ""], dict[str, Array]]:
+    """Return the loss of policy and critic, and metrics."""
+    order_key, key = jax.random.split(key)
+    order = jax.random.permutation(order_key, model.spec.num_agents)
+    view = batch.view_tm1
+    acts = batch.mask[..., None] & view.alive
+    decoded = decode(model, params, view, batch.first[:, :-1], batch.action, order)
+    q = data_values(model, params, decoded, batch.action)
+
+    targets, known = critic_targets(model, target, batch, order, hyper)
+    error = jnp.where(known, q - targets, 0.0)
+    critic_loss = masked_mean(0.5 * error**2, known, batch.weight)
+
+    advantage = q - mean_values(model, params, decoded, view, key)
+    imitate = softmax_weights(advantage, acts, model.policy_temperature)
+    log_prob = model.head(decoded.policy, view.legal_actions).log_prob(batch.action)
+    policy_loss = masked_mean(-imitate * log_prob, acts, batch.weight)
+    metrics = {
+        "policy_loss": policy_loss,
+        "critic_loss": critic_loss,
+        "q": masked_mean(q, acts),
+        TD_ERRORS: jnp.abs(error).max(-1),
+    }
+    return policy_loss + model.critic_weight * critic_loss, metrics
+
+
+# ---------------------------------------------------------------------------------- program
+
+
+def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
+    """Build the program for one kind of data."""
+    require_one_team(spec, "oryx")
+    model = make_model(spec, args)
+
+    def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
+        params = init_agent_sequence(model.network, spec, key)
+        optimiser = programs.make_optimiser(args, hyper).init(params)
+        return State(params, params, optimiser, jnp.zeros((), jnp.int32))
+
+    def update(
+        state: State, batch: Sequence, key: PRNGKeyArray, hyper: Hyperparameters
+    ) -> tuple[State, dict[str, Array]]:
+        gradient, metrics = jax.grad(partial(loss, model), has_aux=True)(
+            state.params, state.target, batch, key, hyper
+        )
+        adam = programs.make_optimiser(args, hyper, state.updates)
+        step, optimiser = adam.update(gradient, state.optimiser)
+        params = optax.apply_updates(state.params, step)
+        target = optax.incremental_update(params, state.target, hyper.tau)
+        metrics["grad_norm"] = programs.grad_norm(gradient)
+        return State(params, target, optimiser, state.updates + 1), metrics
+
+    def values(
+        params: ArrayTree, view: View, first: Bool[Array, "B T"], action: Array
+    ) -> Float[Array, "B T N"]:
+        order = jnp.arange(spec.num_agents)
+        decoded = decode(model, params, view, first, action, order)
+        return data_values(model, params, decoded, action)
+
+    return Program(
+        init,
+        stages=(Stage(update),),
+        policy=partial(make_sequence_policy, model.network, model.head, spec),
+        policy_params=lambda state: state.params,
+        td_errors=True,
+        values=Values(lambda state: state.params, values),
+    )
+
+
+def make_model(spec: EnvSpec, args: Args) -> Model:
+    """Build the network for one kind of data, and resolve the defaults that depend on it."""
+    if args.hidden % args.heads:
+        raise OptionError(f"--hidden {args.hidden} must be a multiple of --heads {args.heads}.")
+    defaults = (1e4, 1.0, 0.5) if isinstance(spec.action, Continuous) else (1e3, 0.1, 1.0)
+    given = args.value_temperature, args.policy_temperature, args.critic_weight
+    network = make_agent_sequence(
+        spec,
+        hidden=args.hidden,
+        heads=args.heads,
+        blocks=args.layers or 1,
+        agent_id=args.agent_id,
+        decay=0.5 if args.network == "recurrent" else 0.0,
+    )
+    head_name = stochastic_head(spec, "tanh_gaussian" if args.tanh else "gaussian")
+    head = agent_head(PolicyConfig(args.network, head_name))
+    chosen = [default if x is None else x for x, default in zip(given, defaults, strict=True)]
+    return Model(spec, network, head, args.baseline_samples, *chosen)
+
+
+# ---------------------------------------------------------------------------------- main
+
+
+def main(args: Args) -> Path:
+    """Train, evaluate and write the run; return its directory."""
+    return programs.train(make, args)
+
+
+if __name__ == "__main__":
+    with cli.exit_codes():
+        main(cli.parse_script(Args, __doc__))

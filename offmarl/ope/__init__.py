@@ -1,0 +1,69 @@
+"""Off-policy evaluation: what policies are worth, estimated from recorded episodes alone.
+
+>>> policies = {name: offmarl.load_policy(f"runs/{name}") for name in ("bc", "maicq")}
+>>> found = ope.estimate(policies, offmarl.open("vaults/swarm/coverage-3.vlt/mappo-0-medium"))
+>>> found.values["fqe"]["maicq"].value
+
+`estimate` evaluates policies by fitted Q evaluation, by weighted importance sampling and by a
+doubly robust combination of both. `rank_correlation` and `regret` say how well estimates order
+policies whose returns are known, and `tuning_curve` what a search in the environment would find.
+"""
+
+from typing import TYPE_CHECKING
+
+from offmarl._imports import homes_in, lazy_getattr
+
+if TYPE_CHECKING:
+    from offmarl.ope.estimation import METHODS, Estimates, Method, Target, Value, estimate
+    from offmarl.ope.fitted import Critic, FittedQ, Options, Transitions, fit, make_critic
+    from offmarl.ope.history import Followed, Histories
+    from offmarl.ope.importance import (
+        Ratios,
+        bootstrap,
+        doubly_robust,
+        effective_sample_size,
+        weighted_importance_sampling,
+    )
+    from offmarl.ope.ranking import TuningCurve, rank_correlation, regret, tuning_curve
+
+__all__ = [
+    "METHODS",
+    "Critic",
+    "Estimates",
+    "FittedQ",
+    "Followed",
+    "Histories",
+    "Method",
+    "Options",
+    "Ratios",
+    "Target",
+    "Transitions",
+    "TuningCurve",
+    "Value",
+    "bootstrap",
+    "doubly_robust",
+    "effective_sample_size",
+    "estimate",
+    "fit",
+    "make_critic",
+    "rank_correlation",
+    "regret",
+    "tuning_curve",
+    "weighted_importance_sampling",
+]
+
+_HOMES = {
+    "estimation": "METHODS Estimates Method Target Value estimate",
+    "fitted": "Critic FittedQ Options Transitions fit make_critic",
+    "history": "Followed Histories",
+    "importance": "Ratios bootstrap doubly_robust effective_sample_size "
+    "weighted_importance_sampling",
+    "ranking": "TuningCurve rank_correlation regret tuning_curve",
+}
+
+if not TYPE_CHECKING:  # type checkers take any name from a module that has this
+    __getattr__ = lazy_getattr(__name__, homes_in(__name__, _HOMES))
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

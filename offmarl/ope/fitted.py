@@ -1,0 +1,372 @@
+"""Fitted Q evaluation: critics of given policies, learned from recorded steps.
+
+    L = E[ (Q(s, a) - y)² ],   y = r + γ Q̄(s', a'),   a' ~ π(· | history)
+
+with the recorded joint action a and a joint action a' of the evaluated policy (Le et al. 2019,
+arXiv 1903.08738). The policy was unrolled over each episode's history beforehand, so a' is exact
+for recurrent policies, too. Critics of all policies learn side by side from the same batches; each
+has members that weigh the episodes differently: a bootstrap (Hao et al. 2021, arXiv 2102.03607)
+gives the interval, and two halves give the doubly robust estimator a critic that did not learn from
+the episode it is applied to.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from offmarl.config import Fraction, Positive, PositiveInt, Seed, Validated
+from offmarl.losses import masked_mean, td_targets
+from offmarl.networks import (
+    ActionValue,
+    as_vectors,
+    blank_view,
+    init_mixer,
+    make_mixer,
+    mix,
+    mixing_weights,
+    observation_encoder,
+    state_encoder,
+)
+from offmarl.replay import Replay
+from offmarl.terminal import Progress, quiet
+from offmarl.types import ArrayTree, EnvSpec, Sequence, View
+
+_CALLS = 20
+"""Calls of the compiled loop: progress is shown between them."""
+
+
+@dataclass(frozen=True)
+class Options(Validated):
+    """How policies are evaluated from data."""
+
+    gamma: Fraction = 0.99
+    """Discount of rewards."""
+    horizon: Literal["episode", "infinite"] = "episode"
+    """What the value holds. episode: the rewards up to the episode's end, as returns do, so the
+    time limit ends it. infinite: also those that would follow beyond the time limit."""
+    episodes: PositiveInt | None = None
+    """Largest number of episodes to use, evenly spread over the data; by default all."""
+    samples: PositiveInt = 8
+    """Joint actions that a stochastic policy draws in each recorded view."""
+    mixer: bool = False
+    """Factorise the critic: agents' values, mixed monotonically as in QMIX. By default the critic
+    sees the joint action."""
+    hidden: PositiveInt = 64
+    """Width of the critic's layers."""
+    updates: PositiveInt = 5000
+    """Gradient updates of the critics."""
+    pretrain: Fraction = 0.2
+    """Fraction of the updates in which critics learn the returns of the data, which they start
+    from."""
+    batch_size: PositiveInt = 256
+    """Steps in a batch."""
+    learning_rate: Positive = 1e-3
+    """Adam's step size at first; it decreases linearly to 0."""
+    tau: Positive = 0.01
+    """How far each update brings the target critics to the critics."""
+    members: PositiveInt = 5
+    """Critics that learn from resampled episodes, for the interval; 1 for no interval."""
+    resamples: PositiveInt = 2000
+    """Resamples of the episodes for the intervals of importance sampling."""
+    seed: Seed = 0
+    """Random seed."""
+
+
+class Critic(NamedTuple):
+    """A critic of joint actions, as pure functions."""
+
+    init: Callable[[PRNGKeyArray], ArrayTree]
+    """``init(key) -> params``"""
+    values: Callable[
+        [ArrayTree, View, Float[Array, "*b"], Array],
+        Float[Array, "*b"],
+    ]
+    """``values(params, view, time, action)``: the value of joint actions ``(*b, N)`` or ``(*b, N,
+    A)``; ``time`` is the part of the longest episode that has passed, from 0 to 1."""
+
+
+def make_critic(spec: EnvSpec, hidden: int = 64, mixer: bool = False) -> Critic:
+    """Build a critic for an environment.
+
+    Parameters
+    ----------
+    spec
+        The spec of the data.
+    hidden
+        Width of the layers.
+    mixer
+        Mix values of the agents' own observations and actions, monotonically and by the global
+        state (Rashid et al. 2018). Otherwise one network sees the state, the first agent's
+        observation and the actions of all agents.
+    """
+    network = ActionValue(
+        hidden=hidden,
+        sees="observation" if mixer else "joint",
+        agent_id="onehot" if mixer else "none",
+        observation=observation_encoder(spec, hidden),
+        state=None if mixer else state_encoder(spec, hidden),
+    )
+    valued = jnp.arange(spec.num_agents if mixer else 1)
+    mixing = make_mixer(spec, hidden=hidden)
+
+    def init(key: PRNGKeyArray) -> ArrayTree:
+        network_key, mixer_key = jax.random.split(key)
+        action = jnp.zeros((spec.num_agents, spec.action_size + 1))
+        params = network.init(network_key, blank_view(spec), action, action[valued], valued)
+        return {"network": params} | (
+            {"mixer": init_mixer(mixing, spec, mixer_key)} if mixer else {}
+        )
+
+    def values(
+        params: ArrayTree, view: View, time: Float[Array, "*b"], action: Array
+    ) -> Float[Array, "*b"]:
+        vectors = as_vectors(spec, action) * view.alive[..., None]
+        clock = jnp.broadcast_to(time[..., None, None], (*vectors.shape[:-1], 1))
+        given = jnp.concatenate([vectors, clock], axis=-1)
+        found: Any = network.apply(params["network"], view, given, given[..., valued, :], valued)
+        if not mixer:
+            return found[..., 0, 0]
+        weights = mixing_weights(mixing, params["mixer"], view)
+        return mix(weights, found[..., 0] * view.alive)
+
+    return Critic(init, values)
+
+
+class Transitions(NamedTuple):
+    """What critics learn from; a pytree."""
+
+    replay: Replay
+    """Batches of single steps."""
+    place: Int[Array, "episodes"]
+    """Place of each episode of the dataset among the M that are used."""
+    first: Int[Array, "M"]
+    """The slot of each episode's first view in ``actions``."""
+    actions: Array
+    """Actions that each of P policies draws in each slot, ``(P, slots, K, N)`` or ``(P, slots, K,
+    N, A)``."""
+    ends: Bool[Array, "M"]
+    """Episodes whose truncation ends the value; the others bootstrap there."""
+    complete: Bool[Array, "M"]
+    """Episodes that the environment ended, whose returns are known."""
+    weights: Float[Array, "C M"]
+    """Weight of each episode for each member."""
+    scale: Float[Array, ""]
+    """Rewards are divided by it."""
+    longest: Float[Array, ""]
+    """Steps of the longest episode."""
+
+
+class _Learner(NamedTuple):
+    params: ArrayTree
+    target: ArrayTree
+    optimiser: ArrayTree
+
+
+class _Batch(NamedTuple):
+    view_tm1: View
+    view_t: View
+    time_tm1: Float[Array, "B"]
+    time_t: Float[Array, "B"]
+    action: Array
+    reward: Float[Array, "B"]
+    to_go: Float[Array, "B"]
+    """Discounted return of the recorded steps."""
+    discount: Float[Array, "B"]
+    known: Bool[Array, "B"]
+    counts: Bool[Array, "B"]
+    """Steps whose return is known."""
+    episode: Int[Array, "B"]
+    next_action: Array
+    """Of each policy, ``(P, B, ...)``."""
+
+
+@dataclass(frozen=True)
+class FittedQ:
+    """Critics of P policies with C members each; `fit` learns them.
+
+    Attributes
+    ----------
+    critic
+        The functions.
+    params
+        Their parameters, ``(P, C, ...)``.
+    scale, longest
+        As in `Transitions`.
+    """
+
+    critic: Critic
+    params: ArrayTree
+    scale: Float[Array, ""]
+    longest: Float[Array, ""]
+
+    def start_values(
+        self, policy: int, episodes: Sequence, action: Array
+    ) -> Float[np.ndarray, "C M"]:
+        """Return each member's value of a policy at the start of episodes.
+
+        Parameters
+        ----------
+        policy
+            Its number.
+        episodes
+            Whole episodes.
+        action
+            Actions that the policy draws, as in `offmarl.ope.history.Followed`.
+        """
+        view: View = jax.tree.map(lambda leaf: leaf[:, 0], episodes.view)
+        time = jnp.zeros(len(episodes.mask))
+        return np.asarray(self._members(policy, view, time, action[:, 0]))
+
+    def step_values(
+        self, policy: int, member: int, episodes: Sequence, action: Array
+    ) -> tuple[Float[np.ndarray, "M T"], Float[np.ndarray, "M slots"]]:
+        """Return one member's values of the recorded actions, and of a policy in each slot.
+
+        The arguments are those of `start_values`, and the number of the member.
+        """
+        params = jax.tree.map(lambda leaf: leaf[policy, member], self.params)
+        slots = jnp.arange(action.shape[1]) / self.longest
+        time = jnp.broadcast_to(slots, action.shape[:2])
+        q = _values(self.critic, params, episodes.view_tm1, time[:, :-1], episodes.action)
+        v = _state_values(self.critic, params, episodes.view, time, action)
+        return np.asarray(q * self.scale), np.asarray(v * self.scale)
+
+    def _members(self, policy: int, view: View, time: Array, action: Array) -> Array:
+        params = jax.tree.map(lambda leaf: leaf[policy], self.params)
+        return self.scale * jax.lax.map(
+            lambda own: _state_values(self.critic, own, view, time, action), params
+        )
+
+
+@partial(jax.jit, static_argnums=0)
+def _values(critic: Critic, params: ArrayTree, view: View, time: Array, action: Array) -> Array:
+    return critic.values(params, view, time, action)
+
+
+@partial(jax.jit, static_argnums=0)
+def _state_values(
+    critic: Critic, params: ArrayTree, view: View, time: Float[Array, "*b"], action: Array
+) -> Float[Array, "*b"]:
+    """Return the mean value of the drawn actions ``(*b, K, N)``."""
+    drawn = jnp.moveaxis(action, time.ndim, 0)
+    return jax.lax.map(lambda one: critic.values(params, view, time, one), drawn).mean(0)
+
+
+def fit(critic: Critic, data: Transitions, options: Options, progress: Progress = quiet) -> FittedQ:
+    """Learn the critics of all policies.
+
+    Parameters
+    ----------
+    critic
+        From `make_critic`.
+    data
+        Steps, and what the policies would do after them.
+    options
+        Discount, updates and sizes.
+    progress
+        Shows the progress.
+    """
+    key = jax.random.key(options.seed)
+    learner = _begin(critic, len(data.actions), len(data.weights), key)
+    done, part = 0, max(options.updates // _CALLS, 1)
+    with progress("fit critics", options.updates) as advance:
+        while done < options.updates:
+            count = min(part, options.updates - done)
+            learner = _learn(critic, options, learner, data, key, done, count)
+            jax.tree.leaves(learner)[0].block_until_ready()
+            advance(count)
+            done += count
+    return FittedQ(critic, learner.params, data.scale, data.longest)
+
+
+def _begin(critic: Critic, policies: int, members: int, key: PRNGKeyArray) -> _Learner:
+    """Draw the parameters of each member, the same for all policies."""
+    # One after another: vmapped orthogonal initialisation can deadlock on a CPU with few cores.
+    drawn = jax.jit(partial(jax.lax.map, critic.init))(jax.random.split(key, members))
+    params = jax.tree.map(lambda leaf: jnp.stack([leaf] * policies), drawn)
+    return _Learner(params, params, jax.vmap(jax.vmap(optax.adam(0.0).init))(params))
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _learn(
+    critic: Critic,
+    options: Options,
+    learner: _Learner,
+    data: Transitions,
+    key: PRNGKeyArray,
+    first: Int[Array, ""] | int,
+    count: Int[Array, ""] | int,
+) -> _Learner:
+    """Make ``count`` updates, from number ``first`` on."""
+
+    def update(number: Array, learner: _Learner) -> _Learner:
+        batch = _draw(data, options, jax.random.fold_in(key, number))
+        progress = number / options.updates
+        rate = options.learning_rate * (1 - progress)
+
+        def of_member(learner: _Learner, weight: Array, next_action: Array) -> _Learner:
+            pretraining = progress < options.pretrain
+            loss = partial(_loss, critic, batch, weight, next_action, pretraining)
+            gradient = jax.grad(loss)(learner.params, learner.target)
+            step, optimiser = optax.adam(rate).update(gradient, learner.optimiser)
+            params = optax.apply_updates(learner.params, step)
+            target = optax.incremental_update(params, learner.target, options.tau)
+            return _Learner(params, target, optimiser)
+
+        weights = data.weights[:, batch.episode]
+        of_policy = jax.vmap(of_member, in_axes=(0, 0, None))
+        return jax.vmap(of_policy, in_axes=(0, None, 0))(learner, weights, batch.next_action)
+
+    return jax.lax.fori_loop(first, first + count, update, learner)
+
+
+def _loss(
+    critic: Critic,
+    batch: _Batch,
+    weight: Float[Array, "B"],
+    next_action: Array,
+    pretraining: Bool[Array, ""],
+    params: ArrayTree,
+    target: ArrayTree,
+) -> Float[Array, ""]:
+    v_t = critic.values(target, batch.view_t, batch.time_t, next_action)
+    y = jnp.where(pretraining, batch.to_go, td_targets(batch.reward, batch.discount, v_t))
+    error = critic.values(params, batch.view_tm1, batch.time_tm1, batch.action) - y
+    known = jnp.where(pretraining, batch.counts, batch.known)
+    return masked_mean(error**2, known, weight)
+
+
+def _draw(data: Transitions, options: Options, key: PRNGKeyArray) -> _Batch:
+    """Draw steps, and an action of each policy in the view after each."""
+    batch_key, action_key = jax.random.split(key)
+    windows = data.replay.sample(batch_key)
+    assert windows.episode is not None and windows.time is not None
+    assert windows.return_to_go is not None
+    episode = data.place[windows.episode[:, 0]]
+    truncated = (windows.terminated | windows.truncated)[:, 0].all(-1) & data.ends[episode]
+    over = windows.terminated[:, 0].all(-1) | truncated
+    drawn = jax.random.randint(action_key, episode.shape, 0, data.actions.shape[2])
+    slot = data.first[episode] + windows.time[:, 1]
+    mask = windows.mask[:, 0]
+    first, second = (jax.tree.map(lambda leaf, i=i: leaf[:, i], windows.view) for i in (0, 1))
+    return _Batch(
+        first,
+        second,
+        windows.time[:, 0] / data.longest,
+        windows.time[:, 1] / data.longest,
+        windows.action[:, 0],
+        windows.reward[:, 0].mean(-1) / data.scale,
+        windows.return_to_go[:, 0].mean(-1) / data.scale,
+        options.gamma * (1 - over),
+        mask & (windows.next_known[:, 0] | over),
+        mask & data.complete[episode],
+        episode,
+        data.actions[:, slot, drawn],
+    )

@@ -1,0 +1,184 @@
+"""Estimates from recorded episodes by the ratios of action probabilities.
+
+Episodes are padded to T steps. After its end, an episode stays in an absorbing state without
+rewards: its ratio is kept, so that episodes of any length are weighed against one another.
+
+All sums over episodes are weighed by counts, ``(*r, M)``: how often each episode is in a resample.
+The estimate itself has counts of one, and a bootstrap of all resamples is one matrix product.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from offmarl.losses import Scalar
+
+_RESAMPLED = 2**24
+"""Largest number of entries of an array of resamples."""
+
+
+class Ratios(NamedTuple):
+    """How likely the episodes' actions are under a policy, relative to the one that took them.
+
+    Each step's ratios are divided by the largest of any episode, which cancels in all estimates and
+    avoids overflows.
+    """
+
+    weight: Float[Array, "M T"]
+    """Product of the ratios of the joint actions up to and including each step."""
+    before: Float[Array, "M T"]
+    """The same up to the step before; 1 at the first step. Scaled on its own."""
+
+    @classmethod
+    def of(
+        cls,
+        log_prob: Float[Array, "M T"],
+        behaviour_log_prob: Float[Array, "M T"],
+        mask: Bool[Array, "M T"],
+    ) -> "Ratios":
+        """Compute them from the log-probabilities of the joint actions in both policies.
+
+        Parameters
+        ----------
+        log_prob, behaviour_log_prob
+            Sums over the live agents of the log-probabilities of the recorded actions.
+        mask
+            Steps that exist.
+        """
+        ratio = jnp.where(mask, log_prob - behaviour_log_prob, 0.0)
+        total = jnp.cumsum(ratio, axis=1)
+        before = jnp.pad(total[:, :-1], ((0, 0), (1, 0)))
+        return cls(_scaled(total), _scaled(before))
+
+
+def _scaled(log_weight: Float[Array, "M T"]) -> Float[Array, "M T"]:
+    largest = log_weight.max(axis=0)
+    return jnp.exp(log_weight - jnp.where(jnp.isfinite(largest), largest, 0.0))
+
+
+def effective_sample_size(ratios: Ratios) -> Float[Array, ""]:
+    """Return how many episodes of the policy itself the weighted episodes are worth.
+
+    (Σ w)² / Σ w² of the ratios of whole episodes (Kong 1992): M if all are alike, 1 if one episode
+    has all of the weight, 0 if the policy would have played none of them.
+    """
+    whole = ratios.weight[:, -1]
+    squares = (whole**2).sum()
+    return jnp.where(squares > 0, whole.sum() ** 2 / jnp.where(squares > 0, squares, 1.0), 0.0)
+
+
+@jax.jit
+def weighted_importance_sampling(
+    ratios: Ratios,
+    reward: Float[Array, "M T"],
+    gamma: Scalar,
+    counts: Float[Array, "*r M"],
+) -> Float[Array, "*r"]:
+    """Return the value of a policy by per-decision weighted importance sampling.
+
+    Σ_t γ^t Σ_i w_it r_it / Σ_i w_it, with the cumulative ratio w_it of episode i up to step t
+    (Precup, Sutton and Singh 2000). It is consistent, and biased towards the data's return where
+    few episodes have weight.
+
+    Parameters
+    ----------
+    ratios
+        Of the policy.
+    reward
+        Rewards; 0 after an episode's end.
+    gamma
+        Discount.
+    counts
+        How often each episode counts; several sets of counts give several estimates.
+
+    Returns
+    -------
+    The estimates; NaN without any episode that the policy could have played.
+    """
+    discounts = gamma ** jnp.arange(reward.shape[1])
+    return (discounts * _mean(ratios.weight, reward, counts)).sum(-1)
+
+
+@jax.jit
+def doubly_robust(
+    ratios: Ratios,
+    reward: Float[Array, "M T"],
+    q: Float[Array, "M T"],
+    v: Float[Array, "M slots"],
+    gamma: Scalar,
+    counts: Float[Array, "*r M"],
+) -> Float[Array, "*r"]:
+    """Return the value of a policy by the weighted doubly robust estimator.
+
+    Σ_t γ^t Σ_i [ w_it (r_it - Q(s_it, a_it)) + w_i,t-1 V(s_it) ] with weights that sum to 1 over
+    the episodes (Thomas and Brunskill 2016, arXiv 1604.00923, eq. 10). It corrects a critic by the
+    ratios: with an exact critic it has no variance from the ratios, and with exact ratios the
+    critic's bias cancels.
+
+    Parameters
+    ----------
+    ratios, reward, gamma, counts
+        As for `weighted_importance_sampling`.
+    q
+        The critic's values of the recorded joint actions; 0 after an episode's end.
+    v
+        Values of the policy in each slot, ``(M, T + 1)``; 0 from the slot after the last step on.
+        Where an episode was truncated and its value continues, the value of the last view stands
+        there.
+    """
+    discounts = gamma ** jnp.arange(reward.shape[1] + 1)
+    correction = _mean(ratios.weight, reward - q, counts)
+    # The slot after the last step is weighed like that step.
+    before = jnp.concatenate([ratios.before, ratios.weight[:, -1:]], axis=1)
+    baseline = _mean(before, v, counts)
+    return (discounts[:-1] * correction).sum(-1) + (discounts * baseline).sum(-1)
+
+
+def _mean(
+    weight: Float[Array, "M T"], x: Float[Array, "M T"], counts: Float[Array, "*r M"]
+) -> Float[Array, "*r T"]:
+    """Return the weighted means over the episodes.
+
+    Where a resample holds no episode with weight, the mean over all episodes takes its place.
+    """
+    total, mean = counts @ weight, counts @ (weight * x)
+    whole = (weight * x).sum(0) / weight.sum(0)
+    return jnp.where(total > 0, mean / jnp.where(total > 0, total, 1.0), whole)
+
+
+def bootstrap(
+    estimator: Callable[[Float[Array, "*r M"]], Float[Array, "*r"]],
+    episodes: int,
+    draw: np.random.Generator,
+    resamples: int = 2000,
+    confidence: float = 0.95,
+) -> tuple[float, float, float]:
+    """Return an estimate and its percentile interval over resampled episodes.
+
+    Parameters
+    ----------
+    estimator
+        Compiled function of counts, such as a partial `weighted_importance_sampling`.
+    episodes
+        M.
+    draw
+        Random generator.
+    resamples
+        Number of resamples.
+    confidence
+        The interval's coverage.
+    """
+    found = []
+    value = float(estimator(jnp.ones(episodes)))
+    block = max(min(_RESAMPLED // episodes, resamples), 1)
+    for start in range(0, resamples, block):
+        count = min(block, resamples - start)
+        counts = draw.multinomial(episodes, np.full(episodes, 1 / episodes), count)
+        found.append(np.asarray(estimator(jnp.asarray(counts, jnp.float32))))
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(np.concatenate(found), [tail, 1 - tail])
+    return value, float(low), float(high)

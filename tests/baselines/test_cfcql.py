@@ -1,0 +1,119 @@
+"""CFCQL: an update by hand, and each agent's part of the penalty."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from offmarl.programs import DatasetStatistics, hyperparameters, registry
+from offmarl.programs.loop import stage_starts
+
+from .test_updates import SPEC, make, sequence, sum_of, update, values_of
+
+cfcql = registry.load("baseline", "cfcql")
+Q, TARGET = np.array([1.0, 2.0, 4.0]), [1.0, 3.0, 2.0]
+CLONED = np.array([0.2, 0.3, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("divergence_weight", "shares"),
+    [
+        (0.0, [1 / 2, 1 / 2]),
+        # exp(2 (3/4 log 3/2 + 1/4 log 1/2)) = (3/2)^(3/2) / 2^(1/2) = 3√3/4, against 1.
+        (2.0, [3**1.5 / (3**1.5 + 4), 4 / (3**1.5 + 4)]),
+        (1e4, [1.0, 0.0]),
+    ],
+)
+def test_the_agent_that_deviates_most_has_the_largest_share(divergence_weight, shares) -> None:
+    # Agent 1 prefers its first action 3 : 1, agent 2 neither; the data has both equally often. The
+    # third agent would deviate most, but is dead. The third action is illegal.
+    q_own = jnp.log(jnp.array([[3.0, 1.0, 1e6], [5.0, 5.0, 1e6], [1e6, 1.0, 1.0]]))
+    behaviour = jnp.log(jnp.array([[1.0, 1.0, 1e3]] * 3))
+    legal = jnp.array([[True, True, False]] * 3)
+    alive = jnp.array([True, True, False])
+    found = jax.jit(cfcql.penalty_shares)(q_own, behaviour, legal, alive, divergence_weight)
+    np.testing.assert_allclose(found, [*shares, 0.0], atol=1e-4)
+
+
+def divergence(legal: list[int]) -> float:
+    """Return KL(softmax of the values ‖ clone) over some actions."""
+    probs, cloned = np.exp(Q[legal]), CLONED[legal]
+    probs, cloned = probs / probs.sum(), cloned / cloned.sum()
+    return float((probs * np.log((probs + 1e-5) / (cloned + 1e-5))).sum())
+
+
+def test_an_update_by_hand() -> None:
+    program, hyper = make("cfcql", gamma=0.5, td_lambda=0.5, divergence_weight=3.0, mixer_embed=1)
+    state = jax.jit(program.init)(jax.random.key(0), hyper)
+    online, target = state.params, state.target
+    state = state._replace(
+        params=online._replace(
+            agent=values_of(online.agent, Q.tolist()), mixer=sum_of(online.mixer)
+        ),
+        target=target._replace(agent=values_of(target.agent, TARGET), mixer=sum_of(target.mixer)),
+        behaviour=values_of(state.behaviour, np.log(CLONED).tolist()),
+    )
+    batch = sequence(
+        [[[0, 2], [1, 1]], [[2, 2], [0, 0]], [[0, 0], [1, 2]]],
+        legal_actions=jnp.ones((3, 3, 2, 3), bool).at[0, 0, 0, 2].set(False),
+        alive=jnp.ones((3, 3, 2), bool).at[0, 2, 1].set(False),
+        reward=jnp.array([[[0.0, 2.0], [2.0, 0.0]], [[4.0, 0.0]] * 2, [[3.0, 3.0], [9.0, 9.0]]]),
+        terminated=jnp.zeros((3, 2, 2), bool).at[1, 0].set(True),
+        truncated=jnp.zeros((3, 2, 2), bool).at[0, 1].set(True),
+        mask=jnp.array([[True, True], [True, False], [True, True]]),
+        next_known=jnp.array([[True, True], [True, True], [True, False]]),
+    )
+    _, metrics = update(program, state, batch, hyper)
+    # First window: the truncated step bootstraps from the living agent of its own last view, 4
+    # against 1 + ½ 2; the first 5 against 1 + ½ (½ 4 + ½ 2). Second: 8 against 2, terminated.
+    # Third: what its second step led to is not known, so the first looks one step ahead, 2 against
+    # 3 + ½ 4.
+    errors = [5 - 2.5, 4 - 2, 8 - 2, 2 - 5]
+    np.testing.assert_allclose(metrics["td_loss"], 0.5 * np.square(errors).mean(), rtol=1e-5)
+    np.testing.assert_allclose(metrics["q_tot"], (5 + 4 + 8 + 2 + 6) / 5, rtol=1e-6)
+    # The penalty of an agent is log Σ exp(Q_i + Q_other) - Q_tot. Only in the first step do the
+    # agents differ: there, the first may not take its best action.
+    every, some = np.log(np.exp(Q).sum()), np.log(np.exp(Q[:2]).sum())
+    scores = np.exp(3 * np.array([divergence([0, 1]), divergence([0, 1, 2])]))
+    shares = scores / scores.sum()
+    first = shares @ [some + 4, every + 1] - 5
+    alike = [every - 2, every - 4, every - 1, (every - 2 + every - 4) / 2]
+    np.testing.assert_allclose(metrics["cql_loss"], np.mean([first, *alike]), rtol=1e-5)
+    expected = (shares.max() + 4 * 0.5) / 5
+    np.testing.assert_allclose(metrics["largest_share"], expected, rtol=1e-5)
+
+
+def test_no_gradient_through_the_shares_reaches_the_values() -> None:
+    # The penalty of each agent is the same, so shares that the loss could change would not matter;
+    # at other values they would.
+    q = jnp.array([[1.0, 2.0, 4.0], [0.0, 1.0, 0.0]])
+    rest = jnp.zeros((2, 3)), jnp.ones((2, 3), bool), jnp.ones(2, bool), 2.0
+    slope = jax.jit(jax.grad(lambda q: cfcql.penalty_shares(q, *rest)[0]))(q)
+    np.testing.assert_array_equal(slope, 0.0)
+
+
+def test_behaviour_is_cloned_first_and_then_kept() -> None:
+    program, hyper = make("cfcql")
+    clone, learn = (jax.jit(stage.update) for stage in program.stages)
+    assert stage_starts(program.stages, 10) == (0, 1)
+    before = jax.jit(program.init)(jax.random.key(0), hyper)
+    batch = sequence([[[0, 2], [1, 1]], [[2, 2], [0, 0]]])
+    after, metrics = clone(before, batch, jax.random.key(1), hyper)
+    # An untrained policy is close to uniform.
+    np.testing.assert_allclose(metrics["behaviour_loss"], np.log(3), atol=0.01)
+    jax.tree.map(np.testing.assert_array_equal, after.params, before.params)
+    last, _ = learn(after, batch, jax.random.key(1), hyper)
+    jax.tree.map(np.testing.assert_array_equal, last.behaviour, after.behaviour)
+    for one, other in ((before.behaviour, after.behaviour), (after.params, last.params)):
+        moved = jax.tree.map(lambda a, b: bool((a != b).any()), one, other)
+        assert any(jax.tree.leaves(moved))
+
+
+@pytest.mark.parametrize(("given", "first"), [(None, 300), (500, 500)])
+def test_the_length_of_the_first_stage(given, first) -> None:
+    args = cfcql.Args(Path(), updates=3000, hidden=2, behaviour_updates=given)
+    program = cfcql.make(SPEC, args, DatasetStatistics(None))
+    assert stage_starts(program.stages, 3000) == (0, first)
+    assert hyperparameters(args).cql_weight == 50

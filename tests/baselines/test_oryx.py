@@ -1,0 +1,233 @@
+"""Oryx: updates by hand, what it learns from, and the coordination of agents that act in turn."""
+
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from baselines import oryx
+from offmarl.errors import OptionError
+from offmarl.programs import DatasetStatistics, hyperparameters, registry
+from offmarl.programs.program import TD_ERRORS, structure
+from offmarl.types import Continuous, Discrete, EnvSpec, Sequence
+
+from .test_updates import sequence
+
+SPEC = EnvSpec("", num_agents=2, observation_size=2, state_size=2, action=Discrete(3))
+CONTINUOUS = replace(SPEC, action=Continuous(3))
+
+
+def make(spec: EnvSpec, name: str = "oryx", **options: Any) -> tuple[Any, Any]:
+    baseline = registry.load("baseline", name)
+    sizes = {"hidden": 8, "heads": 2} if name == "oryx" else {"hidden": 8}
+    args = baseline.Args(vault=Path(), updates=300, **sizes | options)
+    program = baseline.make(spec, structure(args), DatasetStatistics(None))
+    return program, hyperparameters(args)
+
+
+def state_of(program: Any, hyper: Any) -> Any:
+    """A state of zeros, without compiling `init`."""
+    shapes = jax.eval_shape(program.init, jax.random.key(0), hyper)
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+
+def outputs_of(params: Any, policy: list[float], value: list[float]) -> Any:
+    """A network with these outputs, whatever happens."""
+    params = jax.tree.map(jnp.zeros_like, params)
+    params["params"]["policy_output"]["Dense_1"]["bias"] = jnp.array(policy)
+    params["params"]["value_output"]["Dense_1"]["bias"] = jnp.array(value)
+    return params
+
+
+def metrics_of(
+    spec: EnvSpec, batch: Sequence, online: list[float], target: list[float], **options: Any
+) -> dict[str, float]:
+    """Return the metrics of networks with these values, and the total loss."""
+    program, hyper = make(spec, **options)
+    params = state_of(program, hyper).params
+    policy = [0.0] * params["params"]["policy_output"]["Dense_1"]["bias"].size
+    model = oryx.make_model(spec, oryx.Args(vault=Path(), hidden=8, heads=2, **options))
+    networks = outputs_of(params, policy, online), outputs_of(params, policy, target)
+    total, metrics = jax.jit(partial(oryx.loss, model))(*networks, batch, jax.random.key(1), hyper)
+    return metrics | {"total": total}
+
+
+BATCH: dict[str, Any] = {
+    "reward": jnp.array([[[0.0, 2.0], [9.0, 9.0]], [[1.0, 1.0], [3.0, 3.0]], [[50.0, 50.0]] * 2]),
+    "terminated": jnp.zeros((3, 2, 2), bool).at[1, 1].set(True),
+    "truncated": jnp.zeros((3, 2, 2), bool).at[2, 0].set(True),
+    "mask": jnp.array([[True, True], [True, True], [True, False]]),
+    "first": jnp.zeros((3, 3), bool).at[2, 2].set(True),
+}
+"""Three windows: the first is cut off, the second terminates, the third is truncated after its
+first step, and holds the view that its episode ended with."""
+
+
+def test_an_update_by_hand() -> None:
+    # At this temperature the better of two target values, 3 and 1, has three times the weight.
+    options = {"value_temperature": 2 / np.log(3), "policy_temperature": 0.5, "critic_weight": 2.0}
+    batch = sequence(
+        [[[0, 2], [1, 1]], [[2, 2], [0, 0]], [[1, 1], [0, 0]]],
+        legal_actions=jnp.ones((3, 3, 2, 3), bool).at[0, 0, 0, 2].set(False),
+        **BATCH,
+    )
+    values = [1.0, 2.0, 4.0], [1.0, 3.0, 2.0]
+    metrics = metrics_of(SPEC, batch, *values, gamma=0.5, **options)
+    # The target's values of the second step, 3 and 1, count 1½ and ½ times: 4½ and ½. The first
+    # step of the first window: 1 and 4 against ½ 4½ and 2 + ½ 4½; of the second window: 4 against
+    # 1 + ½ ½; then 1 against 3. What follows the first and the third window is not known.
+    errors = np.array([[1 - 2.25, 4 - 4.25], [4 - 1.25] * 2, [1 - 3] * 2])
+    np.testing.assert_allclose(metrics["critic_loss"], 0.5 * (errors**2).mean(), rtol=1e-5)
+    largest = [[1.25, 0], [2.75, 2], [0, 0]]
+    np.testing.assert_allclose(metrics[TD_ERRORS], largest, rtol=1e-5)
+    np.testing.assert_allclose(metrics["q"], (1 + 4 + 2 + 2 + 4 + 4 + 1 + 1 + 2 + 2) / 10)
+    # The policy is uniform over legal actions. Its first agent's advantages in the first step: 1 -
+    # 3/2, 4 - 7/3 and 2 - 7/3. All other log-probabilities are -log 3, and weights have mean 1.
+    weight = np.exp(np.array([-1 / 2, 5 / 3, -1 / 3]) / 0.5)
+    weight *= 3 / weight.sum()
+    first = weight @ np.log([2, 3, 3])
+    np.testing.assert_allclose(metrics["policy_loss"], (first + 7 * np.log(3)) / 10, rtol=1e-5)
+    total = metrics["policy_loss"] + 2 * metrics["critic_loss"]
+    np.testing.assert_allclose(metrics["total"], total, rtol=1e-6)
+
+
+def test_an_update_with_continuous_actions_by_hand() -> None:
+    action = np.zeros((3, 2, 2, 3), np.float32)
+    action[1, 0] = [[0.5, -0.5, 0.0], [1.0, 0.0, 0.0]]
+    batch = sequence(
+        action,
+        legal_actions=jnp.ones((3, 3, 2, 3), bool).at[0, :, 1, 2].set(False),
+        **BATCH,
+    )
+    metrics = metrics_of(CONTINUOUS, batch, [2.0], [4.0], gamma=0.5)
+    # All values are equal, so all weights are 1: 2 against r + ½ 4, and against 3 at the end.
+    errors = 2 - np.array([2, 4, 3, 3, 3, 3])
+    np.testing.assert_allclose(metrics["critic_loss"], 0.5 * (errors**2).mean(), rtol=1e-6)
+    # The clone is Gaussian, clipped at 1, with mean 0 and standard deviation log 2 + 0.01.
+    std = np.log(2) + 0.01
+    at_zero = -0.5 * np.log(2 * np.pi) - np.log(std)
+    from_half, at_one = 2 * -0.5 * (0.5 / std) ** 2, float(jax.scipy.stats.norm.logcdf(-1 / std))
+    total = (8 * 3 + 4) * at_zero + from_half + at_one - at_zero
+    np.testing.assert_allclose(metrics["policy_loss"], -total / 10, rtol=1e-5)
+    total = metrics["policy_loss"] + 0.5 * metrics["critic_loss"]
+    np.testing.assert_allclose(metrics["total"], total, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("reward", "follows"), [("team", 3.0), ("individual", 0.0)])
+def test_a_shared_reward_continues_after_an_agents_death(reward: str, follows: float) -> None:
+    died = jnp.zeros((1, 2, 2), bool).at[0, 0, 1].set(True)
+    batch = sequence(
+        [[[0, 2], [1, 0]]],
+        alive=jnp.ones((1, 3, 2), bool).at[0, 1:, 1].set(False),
+        terminated=died,
+    )
+    spec, values = replace(SPEC, reward=reward), ([0.0, 0.0, 0.0], [1.0, 3.0, 2.0])
+    metrics = metrics_of(spec, batch, *values, gamma=0.5)
+    # Of the second agent's next action nothing is used; the first one's value is 3.
+    wanted = 0.5 * ((0.5 * 3) ** 2 + (0.5 * follows) ** 2) / 2
+    np.testing.assert_allclose(metrics["critic_loss"], wanted, rtol=1e-6)
+
+
+class Learner:
+    """A program whose update is compiled once, for windows like those of `random_batch`."""
+
+    def __init__(self) -> None:
+        self.program, self.hyper = make(SPEC, learning_rate=1e-2)
+        self.update = jax.jit(self.program.stages[0].update)
+        rng = np.random.default_rng(0)
+        zeros = state_of(self.program, self.hyper)
+        params = jax.tree.map(
+            lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 0.3, jnp.float32), zeros.params
+        )
+        self.state = zeros._replace(params=params, target=params)
+
+    def learn(self, batch: Sequence, seed: int = 0, state: Any = None) -> Any:
+        """Return the state after an update, and its metrics."""
+        state = self.state if state is None else state
+        return self.update(state, batch, jax.random.key(seed), self.hyper)
+
+
+@pytest.fixture(scope="module")
+def learner() -> Learner:
+    return Learner()
+
+
+def random_batch(seed: int) -> Sequence:
+    """Windows as in `BATCH`, with the noise of a seed in all that does not count."""
+    fixed, noise = np.random.default_rng(0), np.random.default_rng(seed)
+    fields = {name: jnp.concatenate([each, each[:1]]) for name, each in BATCH.items()}
+    steps = np.asarray(fields["mask"])
+    views = np.pad(steps, ((0, 0), (0, 1)))  # nothing follows from the view after the last step
+
+    def fill(where: np.ndarray, draw: str, *args: Any) -> jax.Array:
+        one, other = (getattr(rng, draw)(*args) for rng in (fixed, noise))
+        where = where.reshape(where.shape + (1,) * (one.ndim - where.ndim))
+        return jnp.asarray(np.where(where, one, other))
+
+    action = fill(steps, "integers", 0, 3, (4, 2, 2))
+    reward = fill(steps, "normal", 0, 1, (4, 2, 2)).astype(jnp.float32)
+    batch = sequence(action, **fields | {"reward": reward})
+    observation = fill(views, "normal", 0, 1, (4, 3, 2, 2)).astype(jnp.float32)
+    return batch._replace(view=batch.view._replace(observation=observation))
+
+
+def test_nothing_is_learnt_from_padding(learner: Learner) -> None:
+    wanted = learner.learn(random_batch(0))
+    for seed in (1, 2):
+        found = learner.learn(random_batch(seed))
+        jax.tree.map(np.testing.assert_array_equal, found, wanted)
+
+
+def test_the_target_follows_slowly(learner: Learner) -> None:
+    state, _ = learner.learn(random_batch(0))
+    for old, new, target in zip(
+        *map(jax.tree.leaves, (learner.state.params, state.params, state.target)), strict=True
+    ):
+        np.testing.assert_allclose(target, old + 0.005 * (new - old), atol=1e-6)
+
+
+def test_the_order_of_the_agents_is_drawn_for_each_update(learner: Learner) -> None:
+    losses = {float(learner.learn(random_batch(0), seed)[1]["policy_loss"]) for seed in range(8)}
+    assert len(losses) == 2
+
+
+def test_the_critic_that_is_loaded_is_that_of_the_loss(learner: Learner) -> None:
+    batch = random_batch(0)
+    inputs = learner.state.params, batch.view_tm1, batch.first[:, :-1], batch.action
+    q = np.asarray(jax.jit(learner.program.values.apply)(*inputs))[np.asarray(batch.mask)].mean()
+    found = [float(learner.learn(batch, seed)[1]["q"]) for seed in range(8)]
+    assert min(abs(each - q) for each in found) < 1e-5  # in the natural order of the agents
+
+
+def test_widths_must_be_multiples_of_heads() -> None:
+    with pytest.raises(OptionError, match="--hidden 8 must be a multiple of --heads 3"):
+        make(SPEC, heads=3)
+
+
+def test_of_two_joint_modes_one_is_kept(learner: Learner) -> None:
+    """Independent clones of these data play equal actions half of the time."""
+    modes = jnp.array([[0, 1], [1, 0]])[jnp.array([[0, 0], [0, 1], [1, 0], [1, 1]])]
+    over = jnp.ones(modes.shape, bool)
+    batch = sequence(modes, terminated=over, reward=jnp.ones(modes.shape))
+    state = learner.state
+    for seed in range(150):
+        state, metrics = learner.learn(batch._replace(first=jnp.ones((4, 3), bool)), seed, state)
+    assert metrics["policy_loss"] < 0.4  # log 2 for the first agent, nothing for the second
+    sampled, greedy = (joint_actions(learner.program, state, greedy) for greedy in (False, True))
+    assert sampled[0, 1] + sampled[1, 0] > 490
+    assert min(sampled[0, 1], sampled[1, 0]) > 150
+    assert set(greedy) in ({(0, 1)}, {(1, 0)})
+
+
+def joint_actions(program: Any, state: Any, greedy: bool) -> Any:
+    """Return how often each joint action is played from the start, of 500."""
+    policy, legal = program.policy(greedy), jnp.ones((2, 3), bool)
+    act = partial(policy.act, program.policy_params(state), policy.initial_carry())
+    draw = jax.jit(jax.vmap(lambda key: act(jnp.zeros((2, 2)), legal, key)[0]))
+    return Counter(map(tuple, draw(jax.random.split(jax.random.key(1), 500)).tolist()))

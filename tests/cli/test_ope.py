@@ -1,0 +1,86 @@
+"""``ope``: estimates of runs' policies from a dataset, beside the returns of the runs."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from offmarl import envs, tracking
+from offmarl.networks import PolicyConfig
+from tests import plain
+from tests.runs import write_policy
+
+FAST = ("--updates", 40, "--members", 1, "--episodes", 64)
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Two runs of two seeds; the second was evaluated too, with returns that the test knows."""
+    spec = envs.make("probe/two-step").spec
+    found = []
+    for name in ("first", "second"):
+        run = tmp_path / name
+        write_policy(run, PolicyConfig("feedforward"), spec, [0, 1], greedy=False)
+        found.append(run)
+    return found
+
+
+def evaluate(run, returns):
+    for seed, values in enumerate(returns):
+        row = {"seed": seed, "step": 1, tracking.RETURN: values}
+        tracking.append(run / tracking.METRICS_FILE, row)
+
+
+@pytest.mark.nightly
+def test_estimates_without_returns(offmarl, runs, random_data):
+    data = random_data("probe/two-step")
+    given = ("ope", *runs, "--vault", data, "--program", plain.__file__, *FAST)
+    found = offmarl(*given, "--json").json
+    assert found["episodes"] == 64 and found["vault"] == str(data)
+    labels = [f"{run}, seed {seed}" for run in runs for seed in (0, 1)]
+    assert list(found["policies"]) == labels
+    for one in found["policies"].values():
+        assert one["true_return"] is None and one["effective_sample_size"] > 20
+        for method in ("fqe", "wis", "dr"):
+            assert 0 < one[method]["value"] < 1.2
+    # Both runs have the same parameters, so their estimates are equal: the first is chosen.
+    assert found["chosen"]["wis"]["setting"] == str(runs[0])
+    assert found["ranking"] == {} and found["tuning"] is None
+
+
+def test_estimates_beside_returns(offmarl, runs, random_data):
+    evaluate(runs[0], [[0.5, 0.7], [0.2, 0.4]])
+    evaluate(runs[1], [[0.9, 0.9], [0.8, 1.0]])
+    data = random_data("probe/two-step")
+    given = ("ope", *runs, "--vault", data, "--program", plain.__file__, "--methods", "wis", *FAST)
+    found = offmarl(*given, "--json").json
+    assert found["policies"][f"{runs[0]}, seed 1"]["true_return"] == pytest.approx(0.3)
+    choice = found["chosen"]["wis"]
+    assert (choice["true_return"], choice["best_true_return"]) == pytest.approx((0.45, 0.9))
+    ranking = found["ranking"]["wis"]
+    estimates = [one["wis"]["value"] for one in found["policies"].values()]
+    lost = 0.9 - [0.6, 0.3][int(np.argmax(estimates[:2]))]
+    assert ranking["policies"] == 4 and ranking["regret"]["1"] == pytest.approx(lost)
+    assert len(found["tuning"]["mean"]) == 200
+    text = offmarl(*given).out
+    assert "chosen by wis" in text and "rank correlation" in text and "episodes played" in text
+
+
+@pytest.mark.nightly
+def test_checkpoints_and_other_ways_to_act(offmarl, runs, random_data):
+    data = random_data("probe/two-step")
+    given = ("ope", runs[0], "--vault", data, "--program", plain.__file__, *FAST)
+    found = offmarl(*given, "--checkpoints", "all", "--act", "greedy", "--json").json
+    assert list(found["policies"]) == [f"{runs[0]}, step 1, seed {seed}" for seed in (0, 1)]
+
+
+def test_what_a_user_gets_wrong(offmarl, runs, random_data, tmp_path):
+    data = random_data("probe/match")
+    assert "no runs to evaluate" in offmarl("ope", "--vault", data).err
+    given = ("ope", runs[0], "--vault", data, "--program", plain.__file__)
+    assert offmarl(*given, "--gamma", 2).code == 2
+    assert "gamma must be from 0 to 1" in offmarl(*given, "--gamma", 2).err
+    wide = replace(envs.make("probe/match").spec, observation_size=9)
+    write_policy(tmp_path / "wide", PolicyConfig("feedforward"), wide, [0])
+    wrong = offmarl("ope", "wide", "--vault", data, "--program", plain.__file__)
+    assert wrong.code == 1 and "differ in observation_size (3, not 9)" in wrong.err

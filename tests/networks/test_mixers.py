@@ -1,0 +1,52 @@
+"""Mixers: joint values of one action replaced, and weighted sums."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from offmarl.networks import (
+    LinearWeights,
+    MixerWeights,
+    init_mixer,
+    linear_weights,
+    make_linear_mixer,
+    mix,
+    mix_counterfactuals,
+    mix_linearly,
+)
+from offmarl.types import Discrete, EnvSpec, View
+
+
+def test_counterfactual_values_are_those_of_the_joint_actions() -> None:
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
+    weights = MixerWeights(jnp.abs(draw(4, 3, 5)), draw(4, 5), jnp.abs(draw(4, 5)), draw(4))
+    taken, q = draw(4, 3), draw(4, 3, 6)
+    found = jax.jit(mix_counterfactuals)(weights, taken, q)
+    for agent in range(3):
+        for action in range(6):
+            joint = taken.at[:, agent].set(q[:, agent, action])
+            np.testing.assert_allclose(found[:, agent, action], mix(weights, joint), atol=1e-5)
+
+
+def test_a_weighted_sum_by_hand() -> None:
+    weights = LinearWeights(jnp.array([[1.0, 2.0], [0.5, 0.0]]), jnp.array([0.25, -1.0]))
+    values = jnp.array([[1.0, 4.0], [2.0, 100.0]])
+    np.testing.assert_allclose(mix_linearly(weights, values), [9.25, 0.0])
+
+
+def test_linear_weights_are_absolute_values() -> None:
+    spec = EnvSpec("", num_agents=3, observation_size=2, state_size=4, action=Discrete(2))
+    mixer = make_linear_mixer(spec, hidden=8)
+    params = jax.jit(lambda key: init_mixer(mixer, spec, key))(jax.random.key(0))
+    state = 3 * jax.random.normal(jax.random.key(1), (50, 4))
+    view = View(jnp.zeros((50, 3, 2)), state, jnp.ones((50, 3, 2), bool), jnp.ones((50, 3), bool))
+    found = jax.jit(lambda params, view: linear_weights(mixer, params, view))
+    weights = found(params, view)
+    assert weights.w.shape == (50, 3) and weights.b.shape == (50,)
+    for layer in ("weights", "constant"):
+        params["params"][layer] = jax.tree.map(jnp.negative, params["params"][layer])
+    opposite = found(params, view)
+    assert weights.w.min() >= 0 and weights.w.max() > 0.1
+    np.testing.assert_allclose(opposite.w, weights.w)
+    np.testing.assert_allclose(opposite.b, -weights.b)

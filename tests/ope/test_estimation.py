@@ -1,0 +1,198 @@
+"""Values of policies from recorded episodes, where the truth is known."""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from offmarl import envs, vault
+from offmarl.envs.base import restart, transition
+from offmarl.errors import OptionError, ShapeError
+from offmarl.networks import PolicyConfig, make_policy
+from offmarl.ope import Options, estimate
+from offmarl.programs import record_policy
+from offmarl.types import Discrete, EnvSpec, Policy, View
+
+GAMMA = 0.8
+FAST = Options(
+    gamma=GAMMA, updates=500, batch_size=64, hidden=16, learning_rate=1e-2, tau=0.05, members=3
+)
+
+
+class Loaded(NamedTuple):
+    policy: Policy
+    params: object
+    spec: EnvSpec
+
+
+def coin(spec, chance):
+    """Each agent takes action 1 with some probability, whatever it observes."""
+
+    def log_probs(params):
+        return jnp.log(jnp.array([1 - params, params]))
+
+    def act(params, carry, observation, legal_actions, key):
+        action = jax.random.bernoulli(key, params, (spec.num_agents,)).astype(jnp.int32)
+        return action, log_probs(params)[action], carry
+
+    def log_prob(params, carry, observation, legal_actions, action):
+        return log_probs(params)[action], carry
+
+    return Loaded(Policy(tuple, act, log_prob), jnp.float32(chance), spec)
+
+
+def remembering(spec, chance):
+    """In the last step of the memory probe, agents mostly choose the cue of the first."""
+
+    def probability(params, carry, observation):
+        cue = jnp.where(observation[:, :2].sum(-1) > 0, observation[:, 1], carry)
+        return jnp.where(cue > 0, params, 1 - params), cue
+
+    def act(params, carry, observation, legal_actions, key):
+        one, cue = probability(params, carry, observation)
+        action = jax.random.bernoulli(key, one).astype(jnp.int32)
+        return action, jnp.log(jnp.where(action == 1, one, 1 - one)), cue
+
+    def log_prob(params, carry, observation, legal_actions, action):
+        one, cue = probability(params, carry, observation)
+        return jnp.log(jnp.where(action == 1, one, 1 - one)), cue
+
+    return Loaded(Policy(lambda: jnp.zeros(2), act, log_prob), jnp.float32(chance), spec)
+
+
+def test_two_steps_by_all_methods(random_data):
+    """An agent earns .5 at once or 1 in the second step: .5 (1 - p) + γ p."""
+    data = vault.open_vault(random_data("probe/two-step"))  # 1,024 episodes
+    policies = {str(chance): coin(data.spec, chance) for chance in (0.3, 0.8)}
+    found = estimate(policies, data, FAST)
+    assert set(found.values) == {"fqe", "wis", "dr"} and found.episodes == len(data)
+    for method, values in found.values.items():
+        for chance in (0.3, 0.8):
+            one, truth = values[str(chance)], 0.5 * (1 - chance) + GAMMA * chance
+            assert one.value == pytest.approx(truth, abs=0.03), (method, chance)
+            assert one.low < one.value < one.high
+    assert found.effective["0.3"] > found.effective["0.8"] > 100
+    assert found.data.value == pytest.approx(0.5 * 0.5 + GAMMA * 0.5, abs=0.02)
+    assert found.data.low < found.data.value < found.data.high
+
+
+@pytest.mark.nightly
+def test_a_mixed_critic(random_data):
+    data = vault.open_vault(random_data("probe/two-step"))
+    options = replace(FAST, mixer=True, episodes=400)
+    found = estimate({"coin": coin(data.spec, 0.8)}, data, options, methods=("fqe",))
+    assert list(found.values) == ["fqe"] and found.episodes == 400
+    assert found.values["fqe"]["coin"].value == pytest.approx(0.1 + GAMMA * 0.8, abs=0.04)
+
+
+@pytest.mark.nightly
+def test_a_policy_with_memory_is_unrolled_over_the_history(random_data):
+    """The cue is observed in the first step only, and the reward is given in the third."""
+    data = vault.open_vault(random_data("probe/memory"))
+    policy = remembering(data.spec, 0.9)
+    found = estimate({"it": policy}, data, replace(FAST, updates=800))
+    for method in ("wis", "dr"):
+        assert found.values[method]["it"].value == pytest.approx(0.9 * GAMMA**2, abs=0.04)
+    assert found.values["fqe"]["it"].value == pytest.approx(0.9 * GAMMA**2, abs=0.06)
+
+
+@dataclass(frozen=True)
+class Ticks:
+    """Four steps that earn 1 each; the episode terminates after them, or is truncated."""
+
+    terminates: bool
+    spec = EnvSpec("ticks", 2, 1, 1, Discrete(2), time_limit=4)
+
+    def view(self):
+        return View(jnp.ones((2, 1)), jnp.ones(1), jnp.ones((2, 2), bool), jnp.ones(2, bool))
+
+    def reset(self, key):
+        return jnp.zeros((), jnp.int32), restart(self.view())
+
+    def step(self, key, time, action):
+        over = jnp.full(2, time == 3)
+        ends = (over, ~over & over) if self.terminates else (~over & over, over)
+        return time + 1, transition(self.view(), jnp.ones(2), *ends)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("terminates", [True, False])
+@pytest.mark.parametrize("horizon", ["episode", "infinite"])
+def test_what_ends_a_value(tmp_path, terminates, horizon):
+    env = Ticks(terminates)
+    policy = make_policy(PolicyConfig("random"), env.spec)
+    record_policy(env, policy, (), tmp_path / "data.vlt", steps=512, num_envs=16)
+    data = vault.open_vault(tmp_path / "data.vlt")
+    options = replace(FAST, horizon=horizon, updates=800, members=1)
+    found = estimate({"coin": coin(data.spec, 0.5)}, data, options)
+    four = 1 + GAMMA + GAMMA**2 + GAMMA**3
+    goes_on = horizon == "infinite" and not terminates
+    truth = 1 / (1 - GAMMA) if goes_on else four
+    assert found.values["fqe"]["coin"].value == pytest.approx(truth, rel=0.04)
+    assert found.values["dr"]["coin"].value == pytest.approx(truth, rel=0.04)
+    assert found.values["fqe"]["coin"].low is None
+    assert found.data.value == pytest.approx(four, rel=1e-5)
+    if goes_on:
+        assert "wis" not in found.values
+        assert "wis: the value beyond a time limit is not in the data" in found.notes[0]
+        with pytest.raises(OptionError, match=r"wis cannot be used: .* or dr"):
+            estimate({"coin": coin(data.spec, 0.5)}, data, options, methods=("wis",))
+    else:
+        assert found.values["wis"]["coin"].value == pytest.approx(four, rel=1e-5)
+
+
+def greedy(spec, action):
+    def act(params, carry, observation, legal_actions, key):
+        return jnp.full(2, params, jnp.int32), jnp.zeros(2), carry
+
+    return Loaded(Policy(tuple, act, draws=lambda _: False), jnp.int32(action), spec)
+
+
+def test_a_greedy_policy_weighs_the_episodes_that_it_would_play(random_data):
+    """(1, 1) earns 1 in the match probe, and a quarter of the data is that."""
+    data = vault.open_vault(random_data("probe/match"))
+    found = estimate({"one": greedy(data.spec, 1)}, data, FAST, methods=("wis",))
+    assert found.values["wis"]["one"] == (1.0, 1.0, 1.0)
+    equal = sum(bool((episode.transition.action == 1).all()) for episode in data)
+    assert found.effective["one"] == pytest.approx(equal)
+
+
+def test_few_effective_episodes_are_pointed_out(random_data):
+    data = vault.open_vault(random_data("probe/match"))
+    found = estimate({"one": greedy(data.spec, 1)}, data, replace(FAST, episodes=40), ("wis",))
+    assert "fewer than 20 episodes of one" in found.notes[0]
+
+
+@pytest.fixture(scope="module")
+def deterministic(tmp_path_factory):
+    env = envs.make("probe/match")
+    path = tmp_path_factory.mktemp("greedy") / "data.vlt"
+    record_policy(env, greedy(env.spec, 1).policy, jnp.int32(1), path, steps=64, num_envs=16)
+    return vault.open_vault(path)
+
+
+def test_deterministic_data_say_nothing_of_other_actions(deterministic):
+    policies = {"coin": coin(deterministic.spec, 0.5)}
+    with pytest.raises(OptionError, match=r"dr cannot be used: .* were deterministic"):
+        estimate(policies, deterministic, FAST, methods=("fqe", "dr"))
+
+
+def test_data_without_probabilities(tmp_path, deterministic):
+    unknown = tmp_path / "unknown.vlt"
+    with vault.create(unknown, deterministic.spec, rows=deterministic.rows) as writer:
+        steps = deterministic.transitions()
+        writer.append(steps._replace(behaviour_log_prob=np.full_like(steps.reward, np.nan)))
+    data = vault.open_vault(unknown)
+    with pytest.raises(OptionError, match=r"missing \(NaN\) at 64 of 64 steps: .* or use fqe"):
+        estimate({"coin": coin(data.spec, 0.5)}, data, FAST, methods=("wis",))
+
+
+def test_policies_that_do_not_fit_the_data(deterministic):
+    other = replace(deterministic.spec, observation_size=9)
+    with pytest.raises(ShapeError, match=r"policy wide differ in observation_size \(3, not 9\)"):
+        estimate({"wide": coin(other, 0.5)}, deterministic)
+    with pytest.raises(ShapeError, match="no policies"):
+        estimate({}, deterministic)

@@ -1,0 +1,93 @@
+"""Importance sampling and the doubly robust estimator, by hand."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from offmarl.ope import (
+    Ratios,
+    doubly_robust,
+    effective_sample_size,
+    weighted_importance_sampling,
+)
+
+# Two episodes of two steps and one of one step; ratios of the steps and rewards.
+RATIO = np.array([[2.0, 0.5], [1.0, 3.0], [0.5, 1.0]])
+REWARD = jnp.array([[1.0, 4.0], [0.0, 2.0], [6.0, 0.0]])
+MASK = jnp.array([[True, True], [True, True], [True, False]])
+ALL = jnp.ones(3)
+
+
+def ratios(ratio=RATIO):
+    behaviour = np.log(np.array([[0.1, 0.2], [0.3, 0.1], [0.4, np.nan]]))
+    return Ratios.of(jnp.log(ratio) + behaviour, jnp.asarray(behaviour), MASK)
+
+
+def test_weighted_importance_sampling_by_hand():
+    # Cumulative ratios 2, 1, .5 at the first step; 1, 3, .5 at the second, where the last episode
+    # stays in the end with its ratio.
+    first = (2 * 1 + 1 * 0 + 0.5 * 6) / 3.5
+    second = (1 * 4 + 3 * 2 + 0.5 * 0) / 4.5
+    found = weighted_importance_sampling(ratios(), REWARD, 0.9, ALL)
+    np.testing.assert_allclose(found, first + 0.9 * second, rtol=1e-6)
+
+
+def test_counts_weigh_whole_episodes():
+    counts = jnp.array([[1.0, 1, 1], [0, 2, 1]])
+    found = weighted_importance_sampling(ratios(), REWARD, 1.0, counts)
+    second = (2 * 1 * 0 + 0.5 * 6) / 2.5 + (2 * 3 * 2) / 6.5
+    np.testing.assert_allclose(found[1], second, rtol=1e-6)
+
+
+def test_equal_policies_give_the_mean_return():
+    found = weighted_importance_sampling(ratios(np.ones((3, 2))), REWARD, 1.0, ALL)
+    np.testing.assert_allclose(found, (5 + 2 + 6) / 3, rtol=1e-6)
+
+
+def test_the_effective_sample_size_is_that_of_whole_episodes():
+    np.testing.assert_allclose(effective_sample_size(ratios()), 4.5**2 / (1 + 9 + 0.25), rtol=1e-6)
+    assert effective_sample_size(ratios(np.ones((3, 2)))) == pytest.approx(3)
+    assert effective_sample_size(ratios(np.zeros((3, 2)))) == 0
+
+
+def test_an_episode_that_the_policy_would_not_play_has_no_weight():
+    ratio = RATIO.copy()
+    ratio[0] = [2.0, 0.0]
+    found = weighted_importance_sampling(ratios(ratio), REWARD, 1.0, ALL)
+    first = (2 * 1 + 1 * 0 + 0.5 * 6) / 3.5
+    np.testing.assert_allclose(found, first + (3 * 2) / 3.5, rtol=1e-6)
+    assert effective_sample_size(ratios(ratio)) == pytest.approx(3.5**2 / (9 + 0.25))
+
+
+def test_ratios_of_many_steps_do_not_overflow():
+    log_prob = jnp.zeros((2, 500)).at[0].set(3.0)
+    found = Ratios.of(log_prob, jnp.zeros((2, 500)), jnp.ones((2, 500), bool))
+    reward = jnp.zeros((2, 500)).at[0].set(1.0)
+    value = weighted_importance_sampling(found, reward, 1.0, jnp.ones(2))
+    weights = 1 / (1 + np.exp(-3.0 * np.arange(1, 501)))
+    np.testing.assert_allclose(value, weights.sum(), rtol=1e-5)
+
+
+def test_doubly_robust_by_hand():
+    q = jnp.array([[3.0, 2.0], [1.0, 1.0], [5.0, 0.0]])
+    v = jnp.array([[2.0, 3.0, 0.0], [1.0, 2.0, 0.0], [4.0, 0.0, 0.0]])
+    first = (2 + 1 + 4) / 3 + (2 * (1 - 3) + 1 * (0 - 1) + 0.5 * (6 - 5)) / 3.5
+    second = (2 * 3 + 1 * 2) / 3.5 + (1 * (4 - 2) + 3 * (2 - 1)) / 4.5
+    found = doubly_robust(ratios(), REWARD, q, v, 0.9, ALL)
+    np.testing.assert_allclose(found, first + 0.9 * second, rtol=1e-6)
+
+
+def test_a_truncated_episode_goes_on_with_the_value_of_its_last_view():
+    q, v = jnp.zeros((3, 2)), jnp.zeros((3, 3)).at[1, 2].set(10.0)
+    with_rest = doubly_robust(ratios(), REWARD, q, v, 0.9, ALL)
+    without = doubly_robust(ratios(), REWARD, q, jnp.zeros((3, 3)), 0.9, ALL)
+    np.testing.assert_allclose(with_rest - without, 0.9**2 * 3 * 10 / 4.5, rtol=1e-5)
+
+
+def test_with_exact_values_ratios_do_not_matter():
+    """One step, reward 1 for action 1: a policy that always takes it is worth 1."""
+    reward = jnp.array([[1.0], [0.0], [0.0]])
+    q, v = reward, jnp.pad(jnp.ones((3, 1)), ((0, 0), (0, 1)))
+    for weight in ([2.0, 0.0, 0.0], [1.0, 5.0, 0.1]):
+        found = Ratios.of(jnp.log(jnp.array(weight)[:, None]), jnp.zeros((3, 1)), reward >= 0)
+        np.testing.assert_allclose(doubly_robust(found, reward, q, v, 1.0, ALL), 1.0, rtol=1e-6)

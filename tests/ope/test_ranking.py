@@ -1,0 +1,72 @@
+"""Rankings by estimates, and searches in the environment."""
+
+import jax
+import numpy as np
+import pytest
+
+from offmarl.errors import ShapeError
+from offmarl.ope import rank_correlation, regret, tuning_curve
+
+RETURNS = np.array([1.0, 5.0, 2.0, 4.0])
+
+
+@pytest.mark.parametrize(
+    ("estimates", "correlation"),
+    [
+        ([10, 40, 20, 30], 1.0),
+        ([4, 1, 3, 2], -1.0),
+        ([1, 2, 3, 4], 0.4),  # 1 - 6 (0 + 4 + 1 + 1) / (4 * 15)
+        ([1, 1, 1, 1], None),
+    ],
+)
+def test_spearman(estimates, correlation):
+    assert rank_correlation(np.array(estimates), RETURNS) == pytest.approx(correlation)
+
+
+def test_equal_estimates_share_their_rank():
+    """Ranks 1.5, 1.5, 3, 4 and 1, 4, 2, 3: covariance .5 over sqrt(4.5 * 5)."""
+    found = rank_correlation(np.array([0, 0, 1, 2]), RETURNS)
+    assert found == pytest.approx(0.5 / np.sqrt(4.5 * 5))
+
+
+def test_there_is_no_correlation_of_two_policies():
+    assert rank_correlation(RETURNS[:2], RETURNS[:2]) is None
+
+
+def test_regret_is_lost_by_trying_the_best_estimates_only():
+    estimates = np.array([3.0, 0.0, 2.0, 1.0])
+    assert [regret(estimates, RETURNS, k) for k in (1, 2, 3, 4)] == [4.0, 3.0, 1.0, 0.0]
+    assert regret(RETURNS, RETURNS) == 0
+    with pytest.raises(ShapeError, match=r"regret@5 of 4 policies"):
+        regret(estimates, RETURNS, 5)
+    with pytest.raises(ShapeError, match=r"\(3,\) and returns \(4,\)"):
+        regret(estimates[:3], RETURNS)
+
+
+def test_a_search_among_sure_policies_ends_with_the_best():
+    """After one episode it has a random one; after one of each, the best."""
+    returns = np.repeat(RETURNS[:, None], 3, 1) - 10  # returns may be negative
+    curve = tuning_curve(returns, jax.random.key(0), episodes=5, searches=400)
+    assert curve.episodes.tolist() == [1, 2, 3, 4, 5]
+    assert curve.mean[0] == pytest.approx(RETURNS.mean() - 10, abs=0.2)
+    np.testing.assert_allclose(curve.mean[3:], -5.0, atol=1e-5)
+    # The best of two is 5, 5, 5, 4, 4 or 2.
+    assert curve.mean[1] == pytest.approx(25 / 6 - 10, abs=0.2)
+    assert (curve.low[0], curve.high[0]) == pytest.approx((-9, -5))
+
+
+def test_a_search_chooses_from_some_of_the_policies():
+    """From two of four, the best policy is among them in half of the searches."""
+    returns = np.repeat(RETURNS[:, None], 3, 1)
+    options = {"episodes": 10, "policies": 2, "searches": 400}
+    curve = tuning_curve(returns, jax.random.key(0), **options)
+    assert curve.mean[-1] == pytest.approx(25 / 6, abs=0.2)
+
+
+def test_a_search_in_noise_needs_episodes():
+    draw = np.random.default_rng(0)
+    returns = RETURNS[:, None] + draw.normal(0, 3, (4, 200))
+    curve = tuning_curve(returns, jax.random.key(1), episodes=150, searches=300)
+    assert curve.mean[0] < 3.5 and curve.mean[-1] > 4.5
+    with pytest.raises(ShapeError, match="finite"):
+        tuning_curve(np.full((2, 3), np.nan), jax.random.key(0))
