@@ -19,9 +19,16 @@ def of_agent(tree: ArrayTree, agent: Int[Array, ""] | int, axis: int) -> ArrayTr
 
 
 def view_of_agent(view: View, agent: Int[Array, ""] | int) -> View:
-    """Return what the `OwnCritic` of one agent sees of views ``(B, T, ...)``."""
+    """Return what the `OwnCritic` of one agent sees of views ``(B, T, ...)``.
+
+    Observations of a dead agent, which have no meaning, are zeros.
+    """
     seen, legal, alive = of_agent((view.observation, view.legal_actions, view.alive), agent, 2)
-    return View(seen, central(view), legal, alive)
+
+    def of_living(leaf: Array) -> Array:
+        return jnp.where(alive.reshape(*alive.shape, *(1,) * (leaf.ndim - 3)), leaf, 0)
+
+    return View(jax.tree.map(of_living, seen), central(view), legal, alive)
 
 
 class OwnCritic(nn.Module):
