@@ -4,6 +4,7 @@ import hashlib
 import io
 import zipfile
 
+import jax
 import numpy as np
 import pytest
 import yaml
@@ -41,9 +42,9 @@ def test_a_pulled_policy_acts_as_the_run_does_and_is_fetched_once(hub, run, tmp_
     assert pulled.commit == pushed.commit and pulled.fetched > 0
     for seed in (0, 1):
         ours, theirs = (offmarl.load_policy(one, seed).params for one in (run, pulled.path))
-        for leaf in ("embed", "head"):
-            kernels = [tree.network["params"][leaf]["kernel"] for tree in (ours, theirs)]
-            np.testing.assert_array_equal(*kernels)
+        jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+        values = [offmarl.load_critic(one, seed).params for one in (run, pulled.path)]
+        jax.tree.map(np.testing.assert_array_equal, *values)
     again = library.pull_policy(NAME)
     assert again.fetched == 0 and again.path == pulled.path
     chosen = library.pull_policy(f"{NAME}@{pushed.commit}", tmp_path / "mine")
