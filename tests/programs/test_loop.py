@@ -424,6 +424,8 @@ def test_seeds_start_on_two_cores() -> None:
 
 
 def test_an_option_that_xla_does_not_have_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run_module.compiler_options() == {"xla_cpu_enable_concurrency_optimized_scheduler": False}
+    assert run_module.compiler_options() == {
+        "xla_cpu_enable_concurrency_optimized_scheduler": False
+    }
     monkeypatch.setattr(run_module, "_CPU_OPTIONS", {"xla_cpu_has_no_such_option": False})
     assert run_module.compiler_options() is None
