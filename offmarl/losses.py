@@ -124,10 +124,16 @@ def reward_ends(terminated: Bool[Array, "*b N"], shared_reward: bool) -> Bool[Ar
 
 
 def squared_errors(
-    q_tm1: Float[Array, "K *b"], target_tm1: Float[Array, "*b"], mask: Bool[Array, "*b"]
+    q_tm1: Float[Array, "K *b"],
+    target_tm1: Float[Array, "*b"],
+    mask: Bool[Array, "*b"],
+    weight: Float[Array, "B"] | Float[Array, "B T"] | None = None,
 ) -> Float[Array, ""]:
-    """Return the mean of ½ (Q - y)² over the mask, summed over the K critics."""
-    return jax.vmap(lambda q: masked_mean(0.5 * (q - target_tm1) ** 2, mask))(q_tm1).sum()
+    """Return the mean of ½ (Q - y)² over the mask, summed over the K critics.
+
+    ``weight`` is that of `masked_mean`.
+    """
+    return jax.vmap(lambda q: masked_mean(0.5 * (q - target_tm1) ** 2, mask, weight))(q_tm1).sum()
 
 
 def q_lambda_targets(
@@ -213,6 +219,32 @@ def conservative_gap(
     """
     everything = jnp.concatenate([q_others, q_data[None]])
     return jax.nn.logsumexp(everything, axis=0) - q_data
+
+
+def sampled_conservative_gap(
+    q_samples: Float[Array, "K S *b"],
+    log_density: Float[Array, "S *b"],
+    valid: Bool[Array, "S *b"],
+    q_data: Float[Array, "K *b"],
+) -> Float[Array, "K *b"]:
+    """Return the log-sum-exp of Q - log μ over sampled actions, minus the data's value.
+
+    With actions a drawn from densities μ, the mean of exp(Q(a) - log μ(a)) estimates the integral
+    of exp Q over all actions (Kumar et al. 2020, arXiv 2006.04779, appendix F). The sum in its
+    place adds a constant.
+
+    Parameters
+    ----------
+    q_samples, log_density
+        Values of S sampled actions by each of the K critics, and the log-density of each action
+        under the distribution that it was drawn from.
+    valid
+        Samples that count; at least one in each place.
+    q_data
+        Values of the data's actions, by the same K critics.
+    """
+    weighted = jnp.where(valid, q_samples - log_density, -1e9)
+    return jax.nn.logsumexp(weighted, axis=1) - q_data
 
 
 def cross_entropy(
