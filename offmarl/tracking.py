@@ -132,7 +132,10 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
 
 def _packed(path: Path, name: str) -> dict[str, Any]:
     """Return a file of a packed run; an error as if it were not there if the run lacks it."""
-    document = json.loads(path.read_text())
+    try:
+        document = json.loads(path.read_text())
+    except ValueError:
+        document = None
     found = document.get(name) if isinstance(document, dict) else None
     if not isinstance(found, dict):
         raise FileNotFoundError(name)

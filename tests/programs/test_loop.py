@@ -21,6 +21,7 @@ from offmarl import tracking, vault
 from offmarl.checkpoint import Checkpoints
 from offmarl.errors import OptionError, RunError, ShapeError, Stopped, UnknownNameError
 from offmarl.programs import loop, registry
+from offmarl.programs import run as run_module
 from offmarl.programs.offline import _directory
 from offmarl.types import Continuous, EnvSpec
 from offmarl.vault import open_vault
@@ -421,3 +422,11 @@ for _ in range(50):
 def test_seeds_start_on_two_cores() -> None:
     """Under vmap their orthogonal matrices waited for one another for ever."""
     subprocess.run([sys.executable, "-c", FEW_CORES], check=True, timeout=300)
+
+
+def test_an_option_that_xla_does_not_have_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_module.compiler_options() == {
+        "xla_cpu_enable_concurrency_optimized_scheduler": False
+    }
+    monkeypatch.setattr(run_module, "_CPU_OPTIONS", {"xla_cpu_has_no_such_option": False})
+    assert run_module.compiler_options() is None
