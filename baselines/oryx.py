@@ -12,22 +12,23 @@ from the data's actions only:
 
 The agents' order is drawn anew for each update; they act in the order of their numbers. A data set
 of several joint modes is cloned as it is, and the greedy policy keeps to one of them. Acting is
-central: it needs the observations of all agents.
+central: it needs the observations of all agents. Dead agents stay in the sequence, because a policy
+does not see who is alive, but nothing is learned from their steps.
 
 References: Formanek et al. 2025 (arXiv 2505.22151), with the architecture of Sable (Mahjoub et al.
 2024, arXiv 2410.01706). Defaults are those of instadeepai/og-marl at f4eb8f0
 (baselines/jax_systems, discrete_oryx and cont_oryx); retention was also read in instadeepai/Mava at
 73c4611. Differences from og-marl:
 
-- A continuous critic sees the agent's own action. Theirs sees that of the agent before it, so its
-  policy is a plain clone; and its baseline is the target network's value, ours the mean value of
-  actions of the policy.
+- A continuous critic sees the agent's own action; theirs sees that of the agent before it, so no
+  advantage depends on the action. Their baseline is the target network's value, ours the mean value
+  of actions of the policy.
 - Each agent draws its action with a key of its own.
 - The gated layers are initialised randomly. Theirs are zero in all three matrices, and so is their
   gradient.
 - Heads are normalised one by one, not in four parts each.
 - Actions are marked by the agent that took them.
-- Observations are not scaled to unit length, and there is no encoding of time, which is theirs for
+- Observations are not scaled to unit size. There is no encoding of time, which theirs has for
   continuous actions only.
 - A truncated step, whose next action the data does not have, is left out of the critic's loss.
 """

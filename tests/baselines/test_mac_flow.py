@@ -150,6 +150,8 @@ def test_the_value_changes_only_the_policy_and_its_scale_is_fixed() -> None:
         lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 0.5, jnp.float32),
         state_of(program, hyper),
     )
+    for params in state.params.critics:
+        params["params"]["Dense_1"]["bias"] += 100.0
     batch = sequence(rng.uniform(-1, 1, (3, 2, 2, 3)).astype(np.float32), **BATCH)
     batch = batch._replace(next_known=jnp.zeros((3, 2), bool), terminated=batch.terminated & False)
     loss = partial(mac_flow.loss, model, True)
@@ -157,7 +159,8 @@ def test_the_value_changes_only_the_policy_and_its_scale_is_fixed() -> None:
     found, metrics = gradient(state.params, state.target, batch, KEY, hyper)
     assert metrics["critic_loss"] == 0
     assert not any(leaf.any() for leaf in jax.tree.leaves(found.critics))
-    assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(found.policy)) > 1e-3
+    assert metrics["q_tot"] > 50
+    assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(found.policy)) > 1e-4
 
 
 def random_batch(seed: int) -> Sequence:
@@ -178,7 +181,9 @@ def random_batch(seed: int) -> Sequence:
     return batch._replace(view=batch.view._replace(observation=observation))
 
 
-@pytest.mark.parametrize("network", ["feedforward", "recurrent"])
+@pytest.mark.parametrize(
+    "network", ["feedforward", pytest.param("recurrent", marks=pytest.mark.nightly)]
+)
 def test_nothing_is_learnt_from_padding_nor_from_the_dead(network: str) -> None:
     program, _, hyper = make(CONTINUOUS, network=network)
     rng = np.random.default_rng(0)
@@ -202,6 +207,7 @@ def test_nothing_is_learnt_from_padding_nor_from_the_dead(network: str) -> None:
 # ---------------------------------------------------------------------------------- learning
 
 
+@pytest.mark.nightly
 def test_the_flow_keeps_joint_modes_and_the_value_chooses_one() -> None:
     """Data of two joint modes, (+, +) and (-, -), of which the first is worth more."""
     spec = EnvSpec("", 2, 2, 2, Continuous(1))

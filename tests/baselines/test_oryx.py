@@ -119,7 +119,10 @@ def test_an_update_with_continuous_actions_by_hand() -> None:
     np.testing.assert_allclose(metrics["total"], total, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("reward", "follows"), [("team", 3.0), ("individual", 0.0)])
+@pytest.mark.parametrize(
+    ("reward", "follows"),
+    [("team", 3.0), pytest.param("individual", 0.0, marks=pytest.mark.nightly)],
+)
 def test_a_shared_reward_continues_after_an_agents_death(reward: str, follows: float) -> None:
     died = jnp.zeros((1, 2, 2), bool).at[0, 0, 1].set(True)
     batch = sequence(
