@@ -395,8 +395,10 @@ def _draw_drones(axes: Axes, scene: Scene, extent: Float[np.ndarray, "D"]) -> No
 
 def _rotors(attitude: Any, position: Any, sizes: Float[np.ndarray, "P"]) -> Any:
     """Return the places ``(P, 4, 3)`` of rotors: front left and right, rear right and left."""
+    import jax.numpy as jnp
+
     corners = np.array([[1.0, 1.0, 0.0], [1.0, -1.0, 0.0], [-1.0, -1.0, 0.0], [-1.0, 1.0, 0.0]])
-    arms = np.einsum("pij,rj->pri", to_matrix(attitude), corners)
+    arms = np.einsum("pij,rj->pri", to_matrix(jnp.asarray(attitude)), corners)
     return np.asarray(position)[:, None] + sizes[:, None, None] * arms
 
 

@@ -124,6 +124,7 @@ def test_a_pair_in_a_crowd_keeps_its_energy():
     np.testing.assert_allclose(drones.velocity[100:102], [[0, 0], [2, 0]], atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_drones_of_an_environment_bounce_off_each_other():
     """Each commands its top speed towards the other: they meet with 0.5 each, and bounce."""
     results = {}
