@@ -8,6 +8,12 @@ Each agent is cloned on its own, so the clone of data with several joint modes i
 mixture. With a constant step size, a clone follows the frequencies of the last batches;
 ``--schedule linear`` lets it settle on those of the whole data.
 
+A policy of continuous actions is a Gaussian that is clipped to their range, because controllers
+often act at its ends. A tanh-squashed Gaussian has no probability there: data at an end pull its
+mean to the largest number that is told apart from it. ``--mse`` fits no likelihood but
+
+    L = E[ (tanh μ(o_i, history) - a_i)² ]   over entries of the actions, too.
+
 Reference: Pomerleau 1991. Defaults are those of ``discrete_bc.yaml`` of OG-MARL
 (github.com/instadeepai/og-marl, commit f4eb8f0; Formanek et al. 2023, arXiv 2302.00521), which has
 recurrent networks only.
@@ -30,11 +36,12 @@ from offmarl.networks import (
     agent_network,
     init_policy,
     make_policy,
+    squash,
     stochastic_head,
     unroll_batch,
 )
 from offmarl.programs import DatasetStatistics, Hyperparameters, Program, Stage
-from offmarl.types import ArrayTree, EnvSpec, Sequence
+from offmarl.types import ArrayTree, Continuous, EnvSpec, Sequence
 
 # ---------------------------------------------------------------------------------- arguments
 
@@ -46,6 +53,9 @@ class Args(programs.LearnerArgs):
     tanh: bool = False
     """Use a tanh-squashed Gaussian for continuous actions instead of a clipped one. It gives no
     probability to the ends of the range, where controllers often act."""
+    mse: bool = False
+    """Fit continuous actions by the squared error of a tanh-squashed mean instead of a likelihood.
+    The clone is then deterministic."""
     greedy: bool = False
     """Evaluate the clone by its best actions instead of sampled ones."""
 
@@ -66,8 +76,9 @@ class State(NamedTuple):
 
 def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     """Build the program for one kind of data."""
+    squared = args.mse and isinstance(spec.action, Continuous)
     head_name = stochastic_head(spec, "tanh_gaussian" if args.tanh else "gaussian")
-    config = programs.policy_config(args, head_name)
+    config = programs.policy_config(args, "deterministic" if squared else head_name)
     network, head = agent_network(config, spec), agent_head(config)
 
     def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
@@ -77,9 +88,14 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
 
     def loss(params: ArrayTree, batch: Sequence) -> Float[Array, ""]:
         view = batch.view_tm1
-        outputs = unroll_batch(network, params, view.observation, batch.first[:, :-1])
+        weights = params.network if squared else params
+        outputs = unroll_batch(network, weights, view.observation, batch.first[:, :-1])
+        mask = batch.mask[..., None] & view.alive
+        if squared:
+            errors = (squash(outputs, view.legal_actions) - batch.action) ** 2
+            return masked_mean(errors, mask[..., None] & view.legal_actions, batch.weight)
         losses = -head(outputs, view.legal_actions).log_prob(batch.action)
-        return masked_mean(losses, batch.mask[..., None] & view.alive, batch.weight)
+        return masked_mean(losses, mask, batch.weight)
 
     def update(
         state: State, batch: Sequence, _key: PRNGKeyArray, hyper: Hyperparameters
@@ -96,7 +112,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         stages=(Stage(update),),
         policy=partial(make_policy, config, spec),
         policy_params=lambda state: state.params,
-        greedy=args.greedy,
+        greedy=args.greedy or squared,
     )
 
 

@@ -14,6 +14,11 @@ from offmarl import distributions
 Scalar = float | Float[Array, ""]
 """A hyperparameter."""
 
+LEAST_LOG_PROB = -23.0
+"""Least log-probability of a model of the data, about log 1e-10, which keeps divergences finite."""
+
+_TINY = 1e-30
+
 
 def masked_mean(
     x: Float[Array, "*b"],
@@ -124,10 +129,16 @@ def reward_ends(terminated: Bool[Array, "*b N"], shared_reward: bool) -> Bool[Ar
 
 
 def squared_errors(
-    q_tm1: Float[Array, "K *b"], target_tm1: Float[Array, "*b"], mask: Bool[Array, "*b"]
+    q_tm1: Float[Array, "K *b"],
+    target_tm1: Float[Array, "*b"],
+    mask: Bool[Array, "*b"],
+    weight: Float[Array, "B"] | Float[Array, "B T"] | None = None,
 ) -> Float[Array, ""]:
-    """Return the mean of ½ (Q - y)² over the mask, summed over the K critics."""
-    return jax.vmap(lambda q: masked_mean(0.5 * (q - target_tm1) ** 2, mask))(q_tm1).sum()
+    """Return the mean of ½ (Q - y)² over the mask, summed over the K critics.
+
+    ``weight`` is that of `masked_mean`.
+    """
+    return jax.vmap(lambda q: masked_mean(0.5 * (q - target_tm1) ** 2, mask, weight))(q_tm1).sum()
 
 
 def q_lambda_targets(
@@ -215,6 +226,32 @@ def conservative_gap(
     return jax.nn.logsumexp(everything, axis=0) - q_data
 
 
+def sampled_conservative_gap(
+    q_samples: Float[Array, "K S *b"],
+    log_density: Float[Array, "S *b"],
+    valid: Bool[Array, "S *b"],
+    q_data: Float[Array, "K *b"],
+) -> Float[Array, "K *b"]:
+    """Return the log-sum-exp of Q - log μ over sampled actions, minus the data's value.
+
+    With actions a drawn from densities μ, the mean of exp(Q(a) - log μ(a)) estimates the integral
+    of exp Q over all actions (Kumar et al. 2020, arXiv 2006.04779, appendix F). The sum in its
+    place adds a constant.
+
+    Parameters
+    ----------
+    q_samples, log_density
+        Values of S sampled actions by each of the K critics, and the log-density of each action
+        under the distribution that it was drawn from.
+    valid
+        Samples that count; at least one in each place.
+    q_data
+        Values of the data's actions, by the same K critics.
+    """
+    weighted = jnp.where(valid, q_samples - log_density, -1e9)
+    return jax.nn.logsumexp(weighted, axis=1) - q_data
+
+
 def cross_entropy(
     logits: Float[Array, "T N A"],
     action: Int[Array, "T N"],
@@ -237,6 +274,81 @@ def softmax_weights(
     some = mask.any(axis=0, keepdims=True)
     weights = jax.nn.softmax(jnp.where(some, logits, 0.0), axis=0)
     return jax.lax.stop_gradient(weights * mask.sum(axis=0, keepdims=True) * mask)
+
+
+# ---------------------------------------------------------------------- stationary distributions
+
+
+def weighted_mean(x: Float[Array, "*b"], weight: Float[Array, "*b"]) -> Float[Array, ""]:
+    """Return the mean of x by weights, which need not add up to one; 0 if all are 0.
+
+    Entries of x with the weight 0 may be NaN.
+    """
+    kept = jnp.where(weight > 0, x, 0.0) * weight
+    return kept.sum() / jnp.maximum(weight.sum(), _TINY)
+
+
+def soft_maximum(
+    x: Float[Array, "*b"], weight: Float[Array, "*b"], temperature: Scalar
+) -> Float[Array, ""]:
+    """Return α log Σ w exp(x / α), with the temperature α.
+
+    Its gradient is a distribution over the entries. Entries with the weight 0 may be NaN.
+    """
+    exponents = jnp.where(weight > 0, x / temperature, 0.0)
+    top = jax.lax.stop_gradient(exponents.max(where=weight > 0, initial=-1e30))
+    total = (weight * jnp.exp(jnp.where(weight > 0, exponents - top, 0.0))).sum()
+    return temperature * (jnp.log(jnp.maximum(total, _TINY)) + top)
+
+
+def divergence(
+    log_probs: Float[Array, "*b A"], data_log_probs: Float[Array, "*b A"]
+) -> Float[Array, "*b"]:
+    """Return KL(π ‖ π^D) of a policy from a model of the data, summed over all actions.
+
+    The model's log-probabilities are at least `LEAST_LOG_PROB`.
+    """
+    gaps = log_probs - jnp.maximum(data_log_probs, LEAST_LOG_PROB)
+    return (jnp.exp(log_probs) * gaps).sum(-1)
+
+
+def probability_ratios(
+    log_prob: Float[Array, "*b N"],
+    data_log_prob: Float[Array, "*b N"],
+    mask: Bool[Array, "*b N"],
+    largest: Scalar,
+) -> Float[Array, "*b"]:
+    """Return how much likelier the actions of the masked agents are than in the data.
+
+    Parameters
+    ----------
+    log_prob, data_log_prob
+        Log-probabilities of each agent's action under its policy, and under a model of the data,
+        which are at least `LEAST_LOG_PROB`.
+    mask
+        The agents that count.
+    largest
+        Bound of the ratios.
+    """
+    ratio = log_prob - jnp.maximum(data_log_prob, LEAST_LOG_PROB)
+    return jnp.exp(jnp.minimum(jnp.where(mask, ratio, 0.0).sum(-1), jnp.log(largest)))
+
+
+def soft_chi_square_ratio(x: Float[Array, "*b"]) -> Float[Array, "*b"]:
+    """Return the ratio of distributions that the soft χ² divergence gives to an advantage x.
+
+    It is x + 1 for positive x, and exp(x) for negative x: the inverse of the derivative of the
+    divergence's function f (Lee et al. 2021, "OptiDICE", arXiv 2106.10783).
+    """
+    return jnp.where(x < 0, jnp.exp(jnp.minimum(x, 0.0)), x + 1)
+
+
+def soft_chi_square_conjugate(x: Float[Array, "*b"]) -> Float[Array, "*b"]:
+    """Return the convex conjugate of the soft χ² divergence, whose derivative is the ratio.
+
+    It is ½ x² + x for positive x, and exp(x) - 1 for negative x; see `soft_chi_square_ratio`.
+    """
+    return jnp.where(x < 0, jnp.exp(jnp.minimum(x, 0.0)) - 1, 0.5 * x**2 + x)
 
 
 # ---------------------------------------------------------------------- policy gradients

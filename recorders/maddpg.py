@@ -22,16 +22,9 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from rich.console import Console
 
 from offmarl import cli, envs
-from offmarl.config import Fraction, NonNegative, NonNegativeInt, Positive, PositiveInt
-from offmarl.losses import (
-    bootstrap_discounts,
-    masked_mean,
-    smoothed_actions,
-    squared_errors,
-    td_targets,
-)
+from offmarl.config import NonNegative, NonNegativeInt, Positive, PositiveInt
+from offmarl.losses import masked_mean, smoothed_actions
 from offmarl.networks import (
-    AgentId,
     AgentNetwork,
     Critics,
     NoisyParams,
@@ -46,19 +39,26 @@ from offmarl.networks import (
 from offmarl.programs import (
     Capture,
     Hyperparameters,
-    OnlineArgs,
+    OffPolicyArgs,
     Program,
     Recorded,
     Stage,
     add,
+    annealed,
     clipped_adam,
     draw_windows,
-    grad_norm,
     init_capture,
-    linear_schedule,
     make_buffer,
     record_online,
     training_progress,
+)
+from offmarl.programs.actor_critic import (
+    ActorCritics,
+    Learner,
+    Losses,
+    init_learner,
+    learn,
+    td_loss,
 )
 from offmarl.rollout import RolloutState, init_rollout, rollout
 from offmarl.types import ArrayTree, Continuous, EnvSpec, Sequence, View
@@ -67,28 +67,9 @@ from offmarl.types import ArrayTree, Continuous, EnvSpec, Sequence, View
 
 
 @dataclass(frozen=True)
-class Args(OnlineArgs):
+class Args(OffPolicyArgs):
     """Arguments of MADDPG."""
 
-    num_steps: PositiveInt = 25
-    """Time steps in each environment between rounds of updates."""
-    updates: PositiveInt = 16
-    """Gradient updates in a round."""
-    capacity: PositiveInt = 8192
-    """Time steps that the replay holds of each environment."""
-    batch_size: PositiveInt = 512
-    """Steps in a batch."""
-    learning_rate: Positive = 1e-3
-    """Adam's step size, of actors and critics."""
-    anneal: bool = False
-    """Decrease the learning rate linearly to 0 over the training."""
-    gamma: Fraction = 0.95
-    """Discount."""
-    reward_scale: Positive = 1.0
-    """Factor of the rewards that are learned from; the recorded ones keep their scale."""
-    tau: Fraction = 0.01
-    """Fraction by which the target networks move to the learned ones in each update of the
-    policies."""
     noise: Positive = 0.1
     """Standard deviation of the noise on continuous actions, which lie in [-1, 1]."""
     random_steps: NonNegativeInt = 10_000
@@ -108,40 +89,18 @@ class Args(OnlineArgs):
     """With --twin: updates of the critics for each update of policies and target networks."""
     max_grad_norm: Positive = 0.5
     """Global norm that the gradients of actors, and those of critics, are clipped to."""
-    hidden: PositiveInt = 64
-    """Width of the networks' layers."""
     share_parameters: bool = False
     """Share the networks among the agents, instead of one actor and critic for each."""
-    agent_id: AgentId = "onehot"
-    """With --share-parameters, how the networks distinguish the agents. onehot: by their index,
-    which ties them to their number; sinusoidal: by 16 sines and cosines of their place in the team;
-    none: not at all."""
 
 
 # ---------------------------------------------------------------------------------- state
 
 
-class Params(NamedTuple):
-    """Parameters of all networks."""
-
-    actor: ArrayTree
-    critics: tuple[ArrayTree, ...]
-
-
-class Learner(NamedTuple):
-    """What the updates of a round change."""
-
-    params: Params
-    target: Params
-    optimiser: tuple[optax.OptState, optax.OptState]
-    """States of the optimisers of the critics and of the actors."""
-
-
 class State(NamedTuple):
     """Everything that changes during training."""
 
-    params: Params
-    target: Params
+    params: ActorCritics
+    target: ActorCritics
     optimiser: tuple[optax.OptState, optax.OptState]
     noise: Float[Array, ""]
     """Standard deviation of the noise of the policy that is evaluated and recorded."""
@@ -170,18 +129,15 @@ class Networks(NamedTuple):
 
 
 def critic_loss(
-    critics: tuple[ArrayTree, ...],
-    target: Params,
     networks: Networks,
     hyper: Hyperparameters,
+    critics: tuple[ArrayTree, ...],
+    _params: ActorCritics,
+    target: ActorCritics,
     batch: Sequence,
     key: PRNGKeyArray,
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
-    """Return ½ (Q_i - y_i)², summed over the critics, with each agent's own reward in y_i.
-
-    The targets of a team reward also bootstrap from the values of dead agents, so these are learned
-    too.
-    """
+    """Return the `td_loss` of what the target policies do, by the smallest target critic."""
     spec, view_t = networks.spec, batch.view_t
     act_key, noise_key = jax.random.split(key)
     action_t, _ = networks.act(target.actor, view_t, act_key, hyper.gumbel_temperature)
@@ -189,22 +145,16 @@ def critic_loss(
         noisy = smoothed_actions(noise_key, action_t, hyper.target_noise, hyper.target_limit)
         action_t = jnp.where(view_t.legal_actions, noisy, 0.0)
     q_t = networks.critics.values(target.critics, view_t, action_t).squeeze(-1).min(0)
-    shared = spec.reward == "team"
-    discount_t = bootstrap_discounts(hyper.gamma, batch.terminated, shared)
-    target_tm1 = td_targets(hyper.reward_scale * batch.reward, discount_t, q_t)
-
-    action = as_vectors(spec, batch.action)
-    q_tm1 = networks.critics.values(critics, batch.view_tm1, action).squeeze(-1)
-    mask = batch.mask[..., None] & (batch.view_tm1.alive | shared)
-    loss = squared_errors(q_tm1, target_tm1, mask)
-    return loss, {"critic_loss": loss, "q": masked_mean(q_tm1[0], mask)}
+    q_tm1 = networks.critics.values(critics, batch.view_tm1, as_vectors(spec, batch.action))
+    loss, metrics = td_loss(spec, batch, q_tm1.squeeze(-1), q_t, hyper.gamma, hyper.reward_scale)
+    return loss, {"critic_loss": loss, "q": metrics["q"]}
 
 
 def actor_loss(
-    actor: ArrayTree,
-    critics: tuple[ArrayTree, ...],
     networks: Networks,
     hyper: Hyperparameters,
+    actor: ArrayTree,
+    critics: tuple[ArrayTree, ...],
     batch: Sequence,
     key: PRNGKeyArray,
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
@@ -220,56 +170,6 @@ def actor_loss(
     saturation = jnp.where(view.legal_actions, outputs**2, 0.0).mean(-1)
     loss = masked_mean(hyper.regularise * saturation - q, mask)
     return loss, {"actor_loss": loss}
-
-
-# ---------------------------------------------------------------------------------- update
-
-
-def init_optimisers(params: Params) -> tuple[optax.OptState, optax.OptState]:
-    """Return the states of the optimisers of the critics and of the actors."""
-    optimiser = clipped_adam(0.0, 0.0)
-    return optimiser.init({"critics": params.critics}), optimiser.init({"actor": params.actor})
-
-
-def learn(
-    networks: Networks,
-    hyper: Hyperparameters,
-    delay: int,
-    learner: Learner,
-    batch: Sequence,
-    key: PRNGKeyArray,
-    step: Int[Array, ""],
-    learning_rate: Float[Array, ""],
-) -> tuple[Learner, dict[str, Array]]:
-    """Update the critics, and after every ``delay`` updates the actors and the target networks."""
-    critic_key, actor_key = jax.random.split(key)
-    optimiser = clipped_adam(learning_rate, hyper.max_grad_norm)
-    params, target, (critic_state, actor_state) = learner
-    grads, metrics = jax.grad(critic_loss, has_aux=True)(
-        params.critics, target, networks, hyper, batch, critic_key
-    )
-    updates, critic_state = optimiser.update({"critics": grads}, critic_state)
-    params = params._replace(critics=optax.apply_updates(params.critics, updates["critics"]))
-    metrics["grad_norm"] = grad_norm(grads)
-    learner = Learner(params, target, (critic_state, actor_state))
-
-    def update_actor(learner: Learner) -> tuple[Learner, Array]:
-        params, target, (critic_state, actor_state) = learner
-        grads, found = jax.grad(actor_loss, has_aux=True)(
-            params.actor, params.critics, networks, hyper, batch, actor_key
-        )
-        updates, actor_state = optimiser.update({"actor": grads}, actor_state)
-        params = params._replace(actor=optax.apply_updates(params.actor, updates["actor"]))
-        target = optax.incremental_update(params, target, hyper.tau)
-        return Learner(params, target, (critic_state, actor_state)), found["actor_loss"]
-
-    if delay == 1:
-        learner, loss = update_actor(learner)
-    else:
-        nothing = lambda learner: (learner, jnp.zeros(()))  # noqa: E731
-        learner, loss = jax.lax.cond(step % delay == 0, update_actor, nothing, learner)
-        loss = loss * delay  # so that its mean over a round is that of the updates made
-    return learner, metrics | {"actor_loss": loss}
 
 
 # ---------------------------------------------------------------------------------- program
@@ -296,11 +196,9 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
     def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
         actor_key, critic_key, env_key = jax.random.split(key, 3)
         actor = init_policy(config, spec, actor_key).network
-        params = Params(actor, critics.init(critic_key, spec))
+        params = ActorCritics(actor, critics.init(critic_key, spec))
         return State(
-            params=params,
-            target=params,
-            optimiser=init_optimisers(params),
+            *init_learner(params, clipped_adam(0.0, 0.0)),
             noise=jnp.asarray(hyper.noise),
             rollout=init_rollout(env, policy, env_key, args.num_envs),
             capture=init_capture(buffer, spec, sampled=True),
@@ -319,15 +217,15 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
         capture = add(buffer, state.capture, transitions, next_views)
         rate = hyper.learning_rate
         if args.anneal:
-            done = training_progress(
-                state.iteration, args.total_steps, args.num_envs, args.num_steps
-            )
-            rate = linear_schedule(done, rate, 0.0)
+            sizes = args.total_steps, args.num_envs, args.num_steps
+            rate = annealed(rate, training_progress(state.iteration, *sizes))
+        optimiser = clipped_adam(rate, hyper.max_grad_norm)
+        losses = Losses(partial(critic_loss, networks, hyper), partial(actor_loss, networks, hyper))
 
         def step(learner: Learner, x: tuple[Array, Array]) -> tuple[Learner, dict[str, Array]]:
             draw_key, key = jax.random.split(x[1])
             batch = draw_windows(capture, draw_key, args.batch_size)
-            return learn(networks, hyper, delay, learner, batch, key, x[0], rate)
+            return learn(losses, optimiser, hyper.tau, delay, learner, batch, key, x[0])
 
         steps = state.iteration * args.updates + jnp.arange(1, args.updates + 1)
         learner, metrics = jax.lax.scan(

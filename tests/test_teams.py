@@ -23,6 +23,8 @@ def test_one_team_is_accepted(teams):
     ("kind", "name"),
     [
         ("recorder", "qmix"),
+        ("baseline", "alberdice"),
+        ("baseline", "comadice"),
         ("baseline", "cfcql"),
         ("baseline", "mac_flow"),
         ("baseline", "maicq"),

@@ -7,6 +7,13 @@ from offmarl.networks.action_values import (
     as_vectors,
     make_critics,
 )
+from offmarl.networks.alternating import (
+    JointActionModel,
+    OwnCritic,
+    given_actions,
+    of_agent,
+    view_of_agent,
+)
 from offmarl.networks.autoregressive import (
     AgentSequence,
     Decoded,
@@ -68,6 +75,7 @@ from offmarl.networks.policies import (
 from offmarl.networks.pooling import AttentionPool, CriticKind, PooledEncoder, critic_encoder
 from offmarl.networks.retention import GatedLayer, Retention, retain
 from offmarl.networks.torsos import Activation, FeedForward, Moments, Recurrent, unroll_batch
+from offmarl.networks.transformer import CausalTransformer, DecisionTransformer, Trajectory
 from offmarl.networks.unshared import Unshared
 
 __all__ = [
@@ -77,9 +85,11 @@ __all__ = [
     "AgentNetwork",
     "AgentSequence",
     "AttentionPool",
+    "CausalTransformer",
     "CriticInput",
     "CriticKind",
     "Critics",
+    "DecisionTransformer",
     "Decoded",
     "Encoder",
     "FeedForward",
@@ -87,6 +97,7 @@ __all__ = [
     "Head",
     "InputLayer",
     "Inputs",
+    "JointActionModel",
     "JointFlow",
     "LinearMixer",
     "LinearWeights",
@@ -95,6 +106,7 @@ __all__ = [
     "MixerWeights",
     "Moments",
     "NoisyParams",
+    "OwnCritic",
     "PolicyConfig",
     "PooledEncoder",
     "PooledMixer",
@@ -102,6 +114,7 @@ __all__ = [
     "Recurrent",
     "Retention",
     "SequenceMemory",
+    "Trajectory",
     "Unshared",
     "ViewEncoder",
     "agent_head",
@@ -112,6 +125,7 @@ __all__ = [
     "chosen_action",
     "critic_encoder",
     "differentiable_action",
+    "given_actions",
     "init_agent_sequence",
     "init_mixer",
     "init_one_step",
@@ -133,6 +147,7 @@ __all__ = [
     "mixing_coefficients",
     "mixing_weights",
     "observation_encoder",
+    "of_agent",
     "one_step_network",
     "retain",
     "squash",
@@ -141,4 +156,5 @@ __all__ = [
     "unroll_batch",
     "unshared_critic_encoder",
     "view_encoder",
+    "view_of_agent",
 ]

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from offmarl.programs.foreign import function_policy, network_policy
     from offmarl.programs.learner import LearnerArgs, make_optimiser, policy_config
     from offmarl.programs.loop import start
+    from offmarl.programs.off_policy import OffPolicyArgs
     from offmarl.programs.offline import train
     from offmarl.programs.online import Recorded, record_from_run, record_online
     from offmarl.programs.optimisers import (
+        annealed,
         clipped_adam,
         grad_norm,
         linear_schedule,
@@ -62,6 +64,7 @@ __all__ = [
     "LoadedCritic",
     "LoadedPolicy",
     "MeanAndStd",
+    "OffPolicyArgs",
     "OnlineArgs",
     "Program",
     "Recorded",
@@ -71,6 +74,7 @@ __all__ = [
     "Step",
     "Values",
     "add",
+    "annealed",
     "clipped_adam",
     "draw_windows",
     "function_policy",
@@ -104,8 +108,9 @@ _HOMES = {
     "learner": "LearnerArgs make_optimiser policy_config",
     "loop": "start",
     "offline": "train",
+    "off_policy": "OffPolicyArgs",
     "online": "Recorded record_from_run record_online",
-    "optimisers": "clipped_adam grad_norm linear_schedule training_progress",
+    "optimisers": "annealed clipped_adam grad_norm linear_schedule training_progress",
     "policy": "LoadedPolicy load_policy",
     "program": "TD_ERRORS Args Hyperparameters OnlineArgs Program Stage Values hyperparameters",
     "record": "record_policy",

@@ -24,11 +24,11 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from offmarl.config import Positive, PositiveInt
 from offmarl.networks import AgentId, PolicyConfig
-from offmarl.programs.optimisers import Number, clipped_adam, linear_schedule
+from offmarl.programs.optimisers import Number, annealed, clipped_adam
 from offmarl.programs.program import Args, Hyperparameters
 
 
@@ -104,17 +104,8 @@ def make_optimiser(
         Clip each field of the parameters' NamedTuple by its own norm; see `clipped_adam`.
     """
     rate = hyper.learning_rate if learning_rate is None else learning_rate
-    rate = rate * remaining_rate(args.schedule, done, updates or args.updates or 1)
+    if args.schedule != "constant":
+        rate = annealed(rate, jnp.asarray(done) / (updates or args.updates or 1), args.schedule)
     if args.max_grad_norm is None:
         return optax.adam(rate, eps=eps)
     return clipped_adam(rate, args.max_grad_norm, eps=eps, separately=separately)
-
-
-def remaining_rate(
-    schedule: Literal["constant", "linear", "cosine"], done: Int[Array, ""] | int, updates: int
-) -> Float[Array, ""] | float:
-    """Return the fraction of the step size that a schedule leaves after some of the updates."""
-    if schedule == "constant":
-        return 1.0
-    left = linear_schedule(jnp.asarray(done) / updates, 1.0, 0.0)
-    return left if schedule == "linear" else 0.5 * (1 - jnp.cos(jnp.pi * left))

@@ -7,6 +7,8 @@ schedule never recompiles. The structure of its state does not depend on the num
     updates, state = optimiser.update(grads, state)
 """
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -93,3 +95,21 @@ def linear_schedule(
     """
     changed = jnp.where(over > 0, progress / jnp.where(over > 0, over, 1.0), 1.0)
     return start + (stop - start) * jnp.clip(changed, 0.0, 1.0)
+
+
+def annealed(
+    value: Number, progress: Float[Array, ""], schedule: Literal["linear", "cosine"] = "linear"
+) -> Float[Array, ""]:
+    """Return what a schedule leaves of a number, such as a step size, as it decreases to 0.
+
+    Parameters
+    ----------
+    value
+        The number at the beginning of the training.
+    progress
+        Fraction of the training that is done.
+    schedule
+        Decrease along a line or half a cosine.
+    """
+    left = linear_schedule(progress, 1.0, 0.0)
+    return value * (left if schedule == "linear" else 0.5 * (1 - jnp.cos(jnp.pi * left)))

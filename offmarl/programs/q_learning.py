@@ -16,18 +16,20 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl import envs
-from offmarl.config import Fraction, NonNegativeInt, Positive, PositiveInt
+from offmarl.config import Fraction, NonNegativeInt, PositiveInt
 from offmarl.losses import double_q_values, lookahead_targets, q_lambda_targets
-from offmarl.networks import AgentId, PolicyConfig, QParams, make_policy
+from offmarl.networks import PolicyConfig, QParams, make_policy
 from offmarl.programs.buffer import Capture, add, init_capture, make_buffer
+from offmarl.programs.off_policy import OffPolicyArgs
 from offmarl.programs.optimisers import (
+    annealed,
     clipped_adam,
     grad_norm,
     linear_schedule,
     training_progress,
 )
 from offmarl.programs.prioritised import admit, begin_priorities, learned, sample
-from offmarl.programs.program import TD_ERRORS, Hyperparameters, OnlineArgs, Program, Stage
+from offmarl.programs.program import TD_ERRORS, Hyperparameters, Program, Stage
 from offmarl.programs.windows import draw_windows
 from offmarl.replay.priorities import Priorities
 from offmarl.rollout import RolloutState, init_rollout, rollout
@@ -35,7 +37,7 @@ from offmarl.types import EnvSpec, Sequence
 
 
 @dataclass(frozen=True)
-class QArgs(OnlineArgs):
+class QArgs(OffPolicyArgs):
     """Arguments of recorders that learn action values."""
 
     network: Literal["recurrent", "feedforward"] = "recurrent"
@@ -59,10 +61,6 @@ class QArgs(OnlineArgs):
     importance: Fraction | None = None
     """With --prioritise: power of the weights that correct the loss for it, in the first round (by
     default 0.4); it grows to 1 in the last."""
-    learning_rate: Positive = 1e-3
-    """Adam's step size."""
-    anneal: bool = False
-    """Decrease the step size linearly to 0 at the end of the training."""
     gamma: Fraction = 0.95
     """Discount. Rewards of the swarm tasks come soon after the actions, so a short horizon learns
     faster."""
@@ -71,9 +69,6 @@ class QArgs(OnlineArgs):
     taken are not corrected for (Peng's Q(λ))."""
     n_step: PositiveInt | None = None
     """Use targets of the rewards of up to this many steps instead of --td-lambda."""
-    reward_scale: Positive = 1.0
-    """What rewards are multiplied by before they are learned from; recorded rewards and returns
-    are not."""
     epsilon: Fraction = 0.05
     """Probability of a random action at the end of exploration, which starts at 1. The recorded
     policy also acts at random with this probability."""
@@ -83,16 +78,6 @@ class QArgs(OnlineArgs):
     """Updates between steps of the target networks."""
     tau: Fraction = 1.0
     """How far a step brings the target networks to the networks; 1 copies them."""
-    max_grad_norm: Positive = 10.0
-    """Global norm that gradients are clipped to."""
-    hidden: PositiveInt = 64
-    """Width of the agents' layers."""
-    share_parameters: bool = True
-    """Share one network among the agents, instead of one for each."""
-    agent_id: AgentId = "onehot"
-    """With --share-parameters, how the network distinguishes the agents. onehot: by their index,
-    which ties it to their number; sinusoidal: by 16 sines and cosines of their place in the team;
-    none: not at all."""
 
 
 class QState(NamedTuple):
@@ -257,7 +242,7 @@ def _learn(
         progress = training_progress(number, args.total_steps * args.updates, *_shape(args))
         batch, slots = _draw(args, priorities, capture, key, progress)
         grads, metrics = jax.grad(loss, has_aux=True)(params, target, hyper, batch)
-        rate = hyper.learning_rate * (1 - progress if args.anneal else 1.0)
+        rate = annealed(hyper.learning_rate, progress) if args.anneal else hyper.learning_rate
         changes, optimiser = clipped_adam(rate, hyper.max_grad_norm).update(grads, optimiser)
         params = optax.apply_updates(params, changes)
         nearer = optax.incremental_update(params, target, hyper.tau)

@@ -16,18 +16,10 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl import envs
-from offmarl.config import Fraction, NonNegative, Positive, PositiveInt
+from offmarl.config import Fraction, NonNegative, Positive
 from offmarl.distributions import Categorical, TanhGaussian
-from offmarl.losses import (
-    bootstrap_discounts,
-    masked_mean,
-    soft_values,
-    squared_errors,
-    td_targets,
-    temperature_loss,
-)
+from offmarl.losses import masked_mean, soft_values, temperature_loss
 from offmarl.networks import (
-    AgentId,
     AgentNetwork,
     Critics,
     Head,
@@ -40,14 +32,11 @@ from offmarl.networks import (
     make_policy,
     stochastic_head,
 )
+from offmarl.programs.actor_critic import td_loss
 from offmarl.programs.buffer import Capture, add, init_capture, make_buffer
-from offmarl.programs.optimisers import (
-    clipped_adam,
-    grad_norm,
-    linear_schedule,
-    training_progress,
-)
-from offmarl.programs.program import Hyperparameters, OnlineArgs, Program, Stage
+from offmarl.programs.off_policy import OffPolicyArgs
+from offmarl.programs.optimisers import annealed, clipped_adam, grad_norm, training_progress
+from offmarl.programs.program import Hyperparameters, Program, Stage
 from offmarl.programs.windows import draw_windows
 from offmarl.rollout import RolloutState, init_rollout, rollout
 from offmarl.types import ArrayTree, Continuous, EnvSpec, Sequence, View
@@ -56,27 +45,9 @@ from offmarl.types import ArrayTree, Continuous, EnvSpec, Sequence, View
 
 
 @dataclass(frozen=True)
-class SoftArgs(OnlineArgs):
+class SoftArgs(OffPolicyArgs):
     """Arguments of soft actor-critics."""
 
-    num_steps: PositiveInt = 25
-    """Time steps in each environment between rounds of updates."""
-    updates: PositiveInt = 16
-    """Gradient updates in a round."""
-    capacity: PositiveInt = 8192
-    """Time steps that the replay holds of each environment."""
-    batch_size: PositiveInt = 512
-    """Steps in a batch."""
-    learning_rate: Positive = 1e-3
-    """Adam's step size, of actors, critics and temperatures."""
-    anneal: bool = False
-    """Decrease the learning rate linearly to 0 over the training."""
-    gamma: Fraction = 0.95
-    """Discount."""
-    reward_scale: Positive = 1.0
-    """Factor of the rewards that are learned from; the recorded ones keep their scale."""
-    tau: Fraction = 0.01
-    """Fraction by which the target critics move to the learned ones in each update."""
     temperature: Positive = 0.2
     """Weight of the entropy at the start."""
     temperature_of: Literal["agent", "team"] = "agent"
@@ -89,14 +60,6 @@ class SoftArgs(OnlineArgs):
     """Target of the entropy of continuous actions: minus this many nats for each entry."""
     max_grad_norm: Positive = 10.0
     """Global norm that the gradients of actors, of critics and of temperatures are clipped to."""
-    hidden: PositiveInt = 64
-    """Width of the networks' layers."""
-    share_parameters: bool = True
-    """Share the networks among the agents, instead of one actor and critics for each."""
-    agent_id: AgentId = "onehot"
-    """With --share-parameters, how the networks distinguish the agents. onehot: by their index,
-    which ties them to their number; sinusoidal: by 16 sines and cosines of their place in the team;
-    none: not at all."""
 
 
 # ---------------------------------------------------------------------------------- state
@@ -262,10 +225,6 @@ def _critic_loss(
         target.critics, view_t, others_t, policy_t, temperature, own_key
     )
     v_t -= jnp.where(view_t.alive, 0.0, temperature * entropy_t)
-    shared = spec.reward == "team"
-    discount_t = bootstrap_discounts(hyper.gamma, batch.terminated, shared)
-    target_tm1 = td_targets(hyper.reward_scale * batch.reward, discount_t, v_t)
-
     action = as_vectors(spec, batch.action)
     if isinstance(spec.action, Continuous):
         q_tm1 = networks.critics.values(params.critics, batch.view_tm1, action).squeeze(-1)
@@ -273,8 +232,8 @@ def _critic_loss(
         blank = jnp.zeros_like(action)
         q_tm1 = networks.critics.values(params.critics, batch.view_tm1, action, blank)
         q_tm1 = (q_tm1 * action).sum(-1)
-    mask = batch.mask[..., None] & (batch.view_tm1.alive | shared)
-    return squared_errors(q_tm1, target_tm1, mask), masked_mean(q_tm1[0], mask)
+    loss, metrics = td_loss(spec, batch, q_tm1, v_t, hyper.gamma, hyper.reward_scale)
+    return loss, metrics["q"]
 
 
 def target_entropy(
@@ -354,7 +313,7 @@ def make_soft_actor_critic(
         rate = hyper.learning_rate
         if args.anneal:
             steps = args.total_steps, args.num_envs, args.num_steps
-            rate = linear_schedule(training_progress(state.iteration, *steps), rate, 0.0)
+            rate = annealed(rate, training_progress(state.iteration, *steps))
         learner, metrics = jax.lax.scan(
             lambda learner, key: learn(learner, key, capture, hyper, rate),
             Learner(state.params, state.target, state.optimiser),

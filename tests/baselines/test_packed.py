@@ -10,7 +10,7 @@ import pytest
 
 from offmarl.programs import DatasetStatistics, hyperparameters, registry
 from offmarl.programs.program import TD_ERRORS, structure
-from offmarl.types import Discrete, EnvSpec, Sequence, View
+from offmarl.types import Continuous, Discrete, EnvSpec, Sequence, View
 
 SPEC = EnvSpec("", num_agents=2, observation_size=2, state_size=2, action=Discrete(3))
 WINDOWS, STEPS = 4, 5
@@ -102,10 +102,18 @@ APART = [[Piece(0, 1, 4)], [Piece(1, 0, 1)], [Piece(2, 2, 4)], [Piece(3, 0, 2)]]
 PACKED = [[*APART[0], *APART[1]], [*APART[2], *APART[3]], [], []]
 # Weights that depend on what else is in the batch at the same time are switched off.
 OPTIONS = {
+    "alberdice": {"gradient_penalty": 0.0},
     "maicq": {"value_temperature": 1e9, "policy_temperature": 1e9},
     "omiga": {"network": "recurrent"},
 }
-OTHERS = ("cfcql", "iql_cql", "omiga", "qmix_bcq", "qmix_cql")
+OTHERS = ("alberdice", "cfcql", "comadice", "iql_cql", "omiga", "qmix_bcq", "qmix_cql")
+
+
+def first_moments(state: Any) -> dict[str, Any]:
+    """Return Adam's means of the gradients of all parameters, by their place in a state."""
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    named = ((jax.tree_util.keystr(path), leaf) for path, leaf in leaves)
+    return {name: leaf for name, leaf in named if ".mu" in name}
 
 
 @pytest.mark.parametrize(
@@ -132,7 +140,49 @@ def test_nothing_passes_from_one_episode_to_the_next(name: str) -> None:
             metrics_of["sorted errors"] = np.sort(errors[errors != 0])
         for metric, value in apart_metrics.items():
             np.testing.assert_allclose(metrics[metric], value, rtol=1e-5, err_msg=metric)
-        for field in (field for field in state._fields if "optimiser" in field):
-            one, other = (getattr(after, field)[0].mu for after in (apart, packed))
-            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), one, other)
+        one, other = first_moments(apart), first_moments(packed)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), one, other)
         assert any(jnp.abs(leaf).max() > 1e-4 for leaf in jax.tree.leaves(one))
+
+
+NIGHTLY = pytest.mark.nightly
+
+# Without random actions, which differ from place to place.
+ACTOR_CRITICS = {
+    "matd3_bc": {"target_noise": 0.0, "delay": 1},
+    "maddpg_cql": {"cql_weight": 0.0},
+    "omar": {"cql_weight": 0.0, "search_weight": 0.0},
+}
+RANDOM = ("cql_loss", "found_better")
+
+
+@pytest.mark.parametrize(
+    "name", ["matd3_bc", *(pytest.param(n, marks=NIGHTLY) for n in ("maddpg_cql", "omar"))]
+)
+def test_nothing_passes_between_episodes_of_continuous_actions(name: str) -> None:
+    spec = EnvSpec("", 2, 2, 2, Continuous(1))
+    baseline = registry.load("baseline", name)
+    args = baseline.Args(vault=Path(), updates=10, hidden=4, **ACTOR_CRITICS[name])
+    program = baseline.make(spec, structure(args), DatasetStatistics(None))
+    hyper, key = hyperparameters(args), jax.random.key(0)
+    state, update = program.init(key, hyper), jax.jit(program.stages[0].update)
+
+    def batch(windows: list[list[Piece]], case: Case, seed: int) -> Sequence:
+        found = batch_of(windows, case, seed)
+        legal = jnp.ones_like(found.view.legal_actions[..., :1])
+        view = found.view._replace(legal_actions=legal)
+        return found._replace(view=view, action=0.5 * (found.action[..., None] - 1.0))
+
+    for ends in ((True, False), (False, True), (False, False)):
+        case = Case(*ends, False)
+        apart, apart_metrics = update(state, batch(APART, case, 1), key, hyper)
+        packed, metrics = update(state, batch(PACKED, case, 2), key, hyper)
+        for metrics_of in (apart_metrics, metrics):
+            errors = metrics_of.pop(TD_ERRORS)
+            metrics_of["sorted errors"] = np.sort(errors[errors != 0])
+        for metric in apart_metrics.keys() - RANDOM:
+            wanted = apart_metrics[metric]
+            np.testing.assert_allclose(metrics[metric], wanted, rtol=1e-4, err_msg=metric)
+        one, other = apart.optimiser, packed.optimiser
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), one, other)
+        assert all(any(jnp.abs(x).max() > 1e-4 for x in jax.tree.leaves(part)) for part in one)

@@ -66,8 +66,10 @@ CASES = [
         id=f"{name}-{spec.name}",
     )
     for name in (
+        "alberdice",
         "bc",
         "cfcql",
+        "comadice",
         "iql_cql",
         "mac_flow",
         "maicq",

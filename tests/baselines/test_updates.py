@@ -166,7 +166,7 @@ def test_bc_by_hand() -> None:
         "qmix_cql",
         *(
             pytest.param(name, marks=pytest.mark.nightly)
-            for name in ("cfcql", "iql_cql", "omiga", "qmix_bcq")
+            for name in ("alberdice", "cfcql", "comadice", "iql_cql", "omiga", "qmix_bcq")
         ),
     ],
 )

@@ -22,6 +22,13 @@ def test_errors_of_several_critics_are_added() -> None:
     assert found == pytest.approx((0 + 2) / 2 + (2 + 2) / 2)
 
 
+def test_windows_of_weight_two_count_twice() -> None:
+    q = jnp.array([[[1.0, 2.0], [3.0, 0.0]]])
+    mask = jnp.array([[True, True], [True, False]])
+    found = losses.squared_errors(q, jnp.zeros((2, 2)), mask, jnp.array([2.0, 1.0]))
+    assert found == pytest.approx(0.5 * (2 * 1 + 2 * 4 + 9) / 3)
+
+
 def test_target_smoothing_stays_within_its_limits() -> None:
     action = jnp.array([0.0, 0.3, 0.9, -1.0])
     keys = jax.random.split(jax.random.key(0), 2000)

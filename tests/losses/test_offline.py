@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offmarl.losses import conservative_gap, cross_entropy, sample_legal_actions, softmax_weights
+from offmarl.losses import (
+    conservative_gap,
+    cross_entropy,
+    sample_legal_actions,
+    sampled_conservative_gap,
+    softmax_weights,
+)
 
 
 @given(st.integers(0, 2**31 - 1))
@@ -34,6 +40,31 @@ def test_conservative_gap_by_hand() -> None:
     # log(e^0 + e^1 + e^2) - 2 with the data's own action worth 2.
     gap = conservative_gap(jnp.array([[0.0], [1.0]]), jnp.array([2.0]))
     np.testing.assert_allclose(gap, np.log(1 + np.e + np.e**2) - 2, rtol=1e-6)
+
+
+def test_the_gap_of_sampled_actions_by_hand() -> None:
+    # Two critics, three samples in two places; the last sample of the second place does not count.
+    q = jnp.array([[[1.0, 0.0], [2.0, 1.0], [3.0, 90.0]], [[4.0, 0.0], [0.0, 2.0], [1.0, 90.0]]])
+    log_density = jnp.log(jnp.array([[0.5, 0.5], [2.0, 0.25], [1.0, 1.0]]))
+    valid = jnp.array([[True, True], [True, True], [True, False]])
+    found = sampled_conservative_gap(q, log_density, valid, jnp.array([[1.0, 2.0], [3.0, 4.0]]))
+    e = np.exp
+    wanted = [
+        [np.log(2 * e(1) + e(2) / 2 + e(3)) - 1, np.log(2 + 4 * e(1)) - 2],
+        [np.log(2 * e(4) + 1 / 2 + e(1)) - 3, np.log(2 + 4 * e(2)) - 4],
+    ]
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def test_the_gap_of_sampled_actions_estimates_an_integral() -> None:
+    # Of e^{2a} over [-1, 1]: sinh 2; whatever density the samples have.
+    x = (jnp.arange(4000) + 0.5) / 4000
+    action = 2 * jnp.sqrt(x) - 1  # of density (1 + a) / 2
+    density = (1 + action) / 2
+    found = sampled_conservative_gap(
+        2 * action[None], jnp.log(density), jnp.ones(4000, bool), jnp.zeros(1)
+    )
+    np.testing.assert_allclose(found - np.log(4000), np.log(np.sinh(2)), rtol=1e-2)
 
 
 def test_cross_entropy_normalises_over_legal_actions_only() -> None:

@@ -1,5 +1,6 @@
 """MADDPG, MASAC and ISAC: losses by hand, delayed updates, and what they learn of the probes."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -10,7 +11,8 @@ import pytest
 from offmarl import envs
 from offmarl.distributions import categorical
 from offmarl.networks import Critics, PolicyConfig, agent_network, as_vectors, make_critics
-from offmarl.programs import hyperparameters, soft_actor_critic
+from offmarl.programs import clipped_adam, hyperparameters, soft_actor_critic
+from offmarl.programs.actor_critic import ActorCritics, Losses, init_learner, learn
 from offmarl.programs.program import structure
 from offmarl.types import Continuous, Discrete, EnvSpec, Sequence, View
 from recorders import isac, maddpg, masac
@@ -74,11 +76,11 @@ def test_the_critics_of_maddpg_by_hand(reward, targets, counted):
     spec = EnvSpec("go", 2, 1, 1, Continuous(1), reward=reward)
     batch = steps(jnp.full((3, 1, 2, 1), 0.25), alive_tm1=ALIVE.at[0, 1].set(False), alive_t=ALIVE)
     hyper = hyperparameters(maddpg.Args(gamma=0.5, target_noise=0.0))
-    target = maddpg.Params(jnp.float32(0.0), (jnp.float32(1.0), jnp.float32(2.0)))
+    target = ActorCritics(jnp.float32(0.0), (jnp.float32(1.0), jnp.float32(2.0)))
     critics = (jnp.float32(1.0), jnp.float32(3.0))
     found, metrics = jax.jit(
         lambda critics: maddpg.critic_loss(
-            critics, target, maddpg_networks(spec), hyper, batch, jax.random.key(0)
+            maddpg_networks(spec), hyper, critics, None, target, batch, jax.random.key(0)
         )
     )(critics)
     q = np.array([[1.5, 2.5, 3.5], [3.5, 6.5, 9.5]])[..., None]
@@ -101,8 +103,8 @@ def test_target_actions_are_smoothed_only_with_twin_critics():
 
         networks = maddpg_networks(GO)._replace(critics=SimpleNamespace(values=values))
         critics = (jnp.float32(1.0),) * count
-        target = maddpg.Params(jnp.float32(0.0), critics)
-        maddpg.critic_loss(critics, target, networks, hyper, batch, jax.random.key(0))
+        target = ActorCritics(jnp.float32(0.0), critics)
+        maddpg.critic_loss(networks, hyper, critics, None, target, batch, jax.random.key(0))
         return np.unique(abs(np.asarray(given[0])).round(6)).tolist()
 
     assert seen(1) == [0.0]
@@ -114,13 +116,9 @@ def test_the_gradient_of_maddpgs_policies_by_hand():
     # agent of the last step is dead. The outputs' squares add 2 w x o.
     batch = steps(jnp.full((3, 1, 2, 1), 0.25), alive_tm1=ALIVE.at[2, 1].set(False), alive_t=ALIVE)
     hyper = hyperparameters(maddpg.Args(regularise=0.01))
-    gradient, metrics = jax.grad(maddpg.actor_loss, has_aux=True)(
-        jnp.float32(0.3),
-        (jnp.float32(1.0),) * 2,
-        maddpg_networks(GO),
-        hyper,
-        batch,
-        jax.random.key(0),
+    loss = partial(maddpg.actor_loss, maddpg_networks(GO), hyper)
+    gradient, metrics = jax.grad(loss, has_aux=True)(
+        jnp.float32(0.3), (jnp.float32(1.0),) * 2, batch, jax.random.key(0)
     )
     x = np.array([1.0, 1, 2, 2, 3])
     slope = -x * (1 - np.tanh(0.3 * x) ** 2) + 2 * 0.01 * 0.3 * x**2
@@ -135,15 +133,15 @@ def test_policies_and_targets_are_updated_after_every_second_update_of_the_criti
     networks = maddpg.Networks(GO, agent_network(config, GO), critics)
     batch = steps(jnp.full((3, 1, 2, 1), 0.25), alive_tm1=ALIVE, alive_t=ALIVE)
     actor = networks.actor.init(jax.random.key(0), (), jnp.ones((2, 1)))
-    params = maddpg.Params(actor, critics.init(jax.random.key(1), GO))
-    hyper = hyperparameters(maddpg.Args(tau=0.25))
+    params = ActorCritics(actor, critics.init(jax.random.key(1), GO))
+    hyper, optimiser = hyperparameters(maddpg.Args()), clipped_adam(0.1, 0.5)
+    losses = Losses(*(partial(x, networks, hyper) for x in (maddpg.critic_loss, maddpg.actor_loss)))
 
     @jax.jit
     def update(learner, step):
-        rate = jnp.float32(0.1)
-        return maddpg.learn(networks, hyper, 2, learner, batch, jax.random.key(2), step, rate)[0]
+        return learn(losses, optimiser, 0.25, 2, learner, batch, jax.random.key(2), step)[0]
 
-    begin = maddpg.Learner(params, params, maddpg.init_optimisers(params))
+    begin = init_learner(params, optimiser)
     first = update(begin, 1)
     second = update(first, 2)
     unchanged = first.params.actor, first.target, first.optimiser[1]

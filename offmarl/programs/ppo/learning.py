@@ -18,7 +18,7 @@ from offmarl.losses import (
 )
 from offmarl.networks import AgentNetwork, Head, Moments
 from offmarl.programs.buffer import Capture
-from offmarl.programs.optimisers import clipped_adam, grad_norm, linear_schedule
+from offmarl.programs.optimisers import annealed, clipped_adam, grad_norm
 from offmarl.programs.ppo.arguments import PPOArgs
 from offmarl.programs.program import Hyperparameters
 from offmarl.rollout import RolloutState
@@ -269,9 +269,9 @@ def learn(
     """Update on windows for several epochs of minibatches, each epoch in a new random order."""
     num_windows = batch.first.shape[1]
     size = num_windows // args.minibatches
-    left = linear_schedule(progress, 1.0, 0.0)
-    rate = hyper.learning_rate * left if args.anneal else hyper.learning_rate
-    entropy = hyper.entropy * left if args.anneal_entropy else hyper.entropy
+    rate, entropy = hyper.learning_rate, hyper.entropy
+    rate = annealed(rate, progress) if args.anneal else rate
+    entropy = annealed(entropy, progress) if args.anneal_entropy else entropy
     optimiser = clipped_adam(rate, hyper.max_grad_norm, eps=1e-5, separately=args.clip_separately)
 
     def step(

@@ -1,0 +1,41 @@
+"""Arguments of recorders that learn from the buffer that they record."""
+
+from dataclasses import dataclass
+
+from offmarl.config import Fraction, Positive, PositiveInt
+from offmarl.networks import AgentId
+from offmarl.programs.program import OnlineArgs
+
+
+@dataclass(frozen=True)
+class OffPolicyArgs(OnlineArgs):
+    """Arguments of recorders that learn from a replay of their steps."""
+
+    num_steps: PositiveInt = 25
+    """Time steps in each environment between rounds of updates."""
+    updates: PositiveInt = 16
+    """Gradient updates in a round."""
+    capacity: PositiveInt = 8192
+    """Time steps that the replay holds of each environment."""
+    batch_size: PositiveInt = 512
+    """Steps in a batch."""
+    learning_rate: Positive = 1e-3
+    """Adam's step size, of all networks."""
+    anneal: bool = False
+    """Decrease the step size linearly to 0 over the training."""
+    gamma: Fraction = 0.95
+    """Discount."""
+    reward_scale: Positive = 1.0
+    """Factor of the rewards that are learned from; the recorded ones keep their scale."""
+    tau: Fraction = 0.01
+    """Fraction by which the target networks move to the learned ones in each of their updates."""
+    max_grad_norm: Positive = 10.0
+    """Global norm that gradients are clipped to."""
+    hidden: PositiveInt = 64
+    """Width of the networks' layers."""
+    share_parameters: bool = True
+    """Share the networks among the agents, instead of networks for each."""
+    agent_id: AgentId = "onehot"
+    """With --share-parameters, how the networks distinguish the agents. onehot: by their index,
+    which ties them to their number; sinusoidal: by 16 sines and cosines of their place in the team;
+    none: not at all."""

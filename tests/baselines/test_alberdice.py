@@ -1,0 +1,244 @@
+"""AlberDICE: losses by hand, the bounds of its weights, and coordination that clones lack."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from baselines import alberdice, bc
+from offmarl.envs.conformance import QUICKLY
+from offmarl.errors import OptionError
+from offmarl.networks import OwnCritic, view_of_agent
+from offmarl.programs import Hyperparameters, hyperparameters
+
+from .test_updates import SPEC, sequence
+
+LEGAL = jnp.ones((4, 4, 2, 3), bool).at[..., 2].set(False)
+
+
+def xor(*actions):
+    """Windows of the XOR game, whose third action is not legal, with the actions of some steps."""
+    reward = jnp.array([[[a[0] != a[1]] * 2 for a in actions]] * 4, jnp.float32)
+    return sequence([actions] * 4, legal_actions=LEGAL[:, : len(actions) + 1], reward=reward)
+
+
+def probabilities(program_of, batch, updates, **options):
+    """Learn from one batch again and again; return each agent's probabilities of its actions."""
+    options = {"hidden": 16, "learning_rate": 1e-2, "network": "feedforward"} | options
+    args = program_of.Args(Path(), updates=updates, **options)
+    program, hyper = program_of.make(SPEC, args, None), hyperparameters(args)
+    policy = program.policy(False)
+
+    def learn(key):
+        def step(state, key):
+            return program.stages[0].update(state, batch, key, hyper)[0], None
+
+        state, _ = jax.lax.scan(step, program.init(key, hyper), jax.random.split(key, updates))
+        params, carry = program.policy_params(state), policy.initial_carry()
+        of = [
+            policy.log_prob(params, carry, jnp.zeros((2, 2)), LEGAL[0, 0], jnp.full(2, action))[0]
+            for action in range(3)
+        ]
+        return jnp.exp(jnp.stack(of, -1))
+
+    learn = jax.jit(learn, compiler_options=QUICKLY)
+    return np.asarray(learn(jax.random.key(0)))
+
+
+def test_agents_agree_on_one_of_two_ways_which_clones_mix():
+    batch = xor((0, 1), (1, 0))
+    clones = probabilities(bc, batch, 300)
+    np.testing.assert_allclose(clones, [[0.5, 0.5, 0]] * 2, atol=0.02)
+    found = probabilities(alberdice, batch, 400)
+    assert found.argmax(-1).sum() == 1  # one agent takes action 0, and the other 1
+    np.testing.assert_allclose(found.max(-1), 1.0, atol=0.01)
+
+
+@pytest.mark.nightly
+def test_agents_leave_the_worst_of_three_ways():
+    """Clones of each agent would most often choose action 0, which earns nothing together."""
+    batch, alpha = xor((0, 0), (0, 1), (1, 0)), {"alpha_start": 1.0, "alpha_end": 0.05}
+    found = probabilities(alberdice, batch, 800, **alpha)
+    assert found.argmax(-1).sum() == 1
+    np.testing.assert_allclose(found.max(-1), 1.0, atol=0.01)
+
+
+def ramp(critic):
+    """Parameters of a critic of one hidden layer, whose values are the first of the state."""
+    view = view_of_agent(sequence([[[0, 0]]]).view, 0)
+    params = jax.tree.map(jnp.zeros_like, critic.init(jax.random.key(0), view))
+    layers = params["params"]["torso"]
+    for name in ("Dense_0", "Dense_1"):
+        kernel = layers[name]["kernel"]
+        layers[name]["kernel"] = (
+            kernel.at[0].set(1.0) if name == "Dense_1" else kernel.at[0, 0].set(1.0)
+        )
+    return params
+
+
+def turn(**fields):
+    """A turn of agent 0, over a step that goes on, one that is cut off, one that terminates, and
+    one whose next view is not known; the slot between is not part of an episode."""
+    state = jnp.array([[1.0, 2.0, 5.0], [3.0, 7.0, 9.0], [4.0, 9.0, 9.0]])
+    batch = sequence(
+        [[[0, 2], [1, 1]], [[2, 0], [0, 0]], [[1, 1], [1, 1]]],
+        reward=jnp.array([[[0.0, 2.0], [4.0, 4.0]], [[1.0, 3.0], [9.0, 9.0]], [[8.0] * 2] * 2]),
+        terminated=jnp.zeros((3, 2, 2), bool).at[1, 0].set(True),
+        truncated=jnp.zeros((3, 2, 2), bool).at[0, 1].set(True),
+        mask=jnp.array([[True, True], [True, False], [True, False]]),
+        next_known=jnp.array([[True, True], [True, True], [False, True]]),
+        **fields,
+    )
+    view = batch.view._replace(state=jnp.stack([state, 0 * state], -1))
+    return alberdice.Turn(
+        batch._replace(view=view),
+        jnp.zeros((), jnp.int32),
+        reward=batch.reward.mean(-1),
+        ratio=jnp.array([[2.0, 1.0], [4.0, 9.0], [3.0, 9.0]]),
+        cloned=jnp.log(jnp.broadcast_to(jnp.array([0.5, 0.25, 0.25]), (3, 2, 3))),
+        alpha=jnp.float32(2.0),
+    )
+
+
+HYPER = Hyperparameters(
+    {
+        name: jnp.float32(value)
+        for name, value in {"gamma": 0.5, "gradient_penalty": 3.0, "cql_weight": 0.5}.items()
+    }
+)
+DELTA = np.array([1 + 0.5 * 2 - 1, 4 + 0.5 * 5 - 2, 2 - 3])
+"""Residuals of the three steps that count, with ν(s) the first number of the state."""
+
+
+def test_the_loss_of_values_by_hand():
+    critic = OwnCritic(SPEC, 1, 1, layers=1)
+    loss = jax.jit(
+        lambda: alberdice.value_loss(ramp(critic), critic, turn(), jax.random.key(0), HYPER)
+    )
+    found, delta = loss()
+    np.testing.assert_allclose(delta[jnp.array([0, 0, 1]), jnp.array([0, 1, 0])], DELTA, rtol=1e-6)
+    # A third of the steps terminates, so the absorbing state weighs γ / (1 - γ) / 3.
+    total = (np.array([2, 1, 4]) * np.exp(DELTA / 2)).sum() / 3 + 1 / 3
+    start = 0.5 * (1 + 2 + 3 + 4) / 4
+    slope = 3.0 * 1  # ν rises by the first number of the state
+    np.testing.assert_allclose(found, 2 * np.log(total) + start + slope, rtol=1e-6)
+
+
+def test_the_loss_of_values_is_the_same_for_values_shifted_together():
+    """So the value of the absorbing state may be 0. Here no step leads there."""
+    critic = OwnCritic(SPEC, 1, 1, layers=1)
+    params, lasting = ramp(critic), turn()
+    lasting = lasting._replace(
+        batch=lasting.batch._replace(terminated=jnp.zeros((3, 2, 2), bool)), ratio=jnp.ones((3, 2))
+    )
+    lasting = lasting._replace(batch=lasting.batch._replace(next_known=jnp.ones((3, 2), bool)))
+
+    @jax.jit
+    def loss(shift):
+        torso = params["params"]["torso"]
+        torso = torso | {"Dense_1": torso["Dense_1"] | {"bias": shift[None]}}
+        shifted = {"params": params["params"] | {"torso": torso}}
+        return alberdice.value_loss(shifted, critic, lasting, jax.random.key(0), HYPER)[0]
+
+    np.testing.assert_allclose(loss(jnp.float32(5.0)), loss(jnp.float32(0.0)), rtol=1e-5)
+
+
+def test_the_loss_of_advantages_by_hand():
+    critic = OwnCritic(SPEC, 3, 1, layers=1)
+    legal = jnp.ones((3, 3, 2, 3), bool).at[0, 0, 0, 2].set(False)
+    alive = jnp.ones((3, 3, 2), bool).at[0, 1, 0].set(False)
+    learnt = turn(legal_actions=legal, alive=alive)
+    delta = jnp.array([[1.0, 7.0], [2.0, 7.0], [7.0, 7.0]])
+
+    @jax.jit
+    def loss(params):
+        return alberdice.advantage_loss(params, critic, learnt, delta, HYPER)
+
+    found, e = loss(ramp(critic))
+    np.testing.assert_allclose(e[0, 0], [1.0] * 3)
+    # Of the steps with a known next view agent 0 is dead in one; in one it has two actions.
+    error = (2 * (1 - 1) ** 2 + 4 * (3 - 2) ** 2) / 6
+    gap = (2 * np.log(2) + 4 * np.log(3)) / 6
+    np.testing.assert_allclose(found, error + 0.5 * gap, rtol=1e-6)
+
+
+def test_the_loss_of_the_policy_by_hand():
+    args = alberdice.Args(Path(), hidden=4, network="feedforward")
+    program, hyper = alberdice.make(SPEC, args, None), hyperparameters(args)
+    state = jax.jit(program.init)(jax.random.key(0), hyper)
+    own = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), state.agents.policy.params)
+    legal = jnp.ones((3, 3, 2, 3), bool).at[0, 0, 0, 2].set(False)
+    alive = jnp.ones((3, 3, 2), bool).at[0, 1, 0].set(False)
+    e = jnp.broadcast_to(jnp.array([1.0, 3.0, 8.0]), (3, 2, 3))
+    policies = alberdice.agent_network(
+        alberdice.policy_config(args, "softmax", share_parameters=False), SPEC
+    )
+
+    @jax.jit
+    def loss():
+        return alberdice.policy_loss(own, policies, turn(legal_actions=legal, alive=alive), e)[0]
+
+    cloned = np.log([0.5, 0.25, 0.25])
+    of_two = 2 * (np.log(1 / 2) - cloned[:2].mean()) - 2
+    of_three = 2 * (np.log(1 / 3) - cloned.mean()) - 4
+    # Weights are ρ of the steps in which agent 0 acts, whatever they lead to.
+    np.testing.assert_allclose(loss(), (2 * of_two + (4 + 3) * of_three) / 9, rtol=1e-6)
+
+
+def test_rewards_lose_the_divergence_of_the_others_and_ratios_are_bounded():
+    batch = sequence(
+        [[[0, 1], [0, 1]]],
+        reward=jnp.array([[[1.0, 3.0], [1.0, 3.0]]]),
+        alive=jnp.ones((1, 3, 2), bool).at[0, 1, 1].set(False),
+    )
+    policies = jnp.log(
+        jnp.broadcast_to(jnp.array([[0.2, 0.3, 0.5], [0.0, 0.5, 0.5]]), (1, 2, 2, 3))
+    )
+    policies = jnp.maximum(policies, -1e9)
+    data = jnp.log(jnp.broadcast_to(jnp.array([0.5, 0.001, 0.499]), (1, 2, 2, 3)))
+
+    @jax.jit
+    def found(ratio_max):
+        agent, alpha = jnp.zeros((), jnp.int32), jnp.float32(2.0)
+        return alberdice.turn_of(agent, batch, policies, data, data, alpha, ratio_max)
+
+    divergence = 0.5 * np.log(0.5 / 0.001) + 0.5 * np.log(0.5 / 0.499)
+    bounded = found(jnp.float32(100.0))
+    # The other agent is dead in the second step.
+    np.testing.assert_allclose(bounded.reward, [[2 - 2 * divergence, 2]], rtol=1e-5)
+    np.testing.assert_allclose(bounded.ratio, [[100, 1]], rtol=1e-5)
+    np.testing.assert_allclose(found(jnp.float32(1e6)).ratio, [[500, 1]], rtol=1e-5)
+
+
+def test_the_second_agent_learns_beside_the_new_policy_of_the_first(monkeypatch):
+    args = alberdice.Args(Path(), updates=1, hidden=2, learning_rate=1.0, network="feedforward")
+    program, hyper = alberdice.make(SPEC, args, None), hyperparameters(args)
+    state = jax.jit(program.init)(jax.random.key(0), hyper)
+    batch = sequence([[[0, 2]]])
+    seen, turn_of = {}, alberdice.turn_of
+
+    def spy(agent, batch, log_probs, *rest):
+        jax.debug.callback(lambda agent, found: seen.update({int(agent): found}), agent, log_probs)
+        return turn_of(agent, batch, log_probs, *rest)
+
+    monkeypatch.setattr(alberdice, "turn_of", spy)
+    update = jax.jit(program.stages[0].update, compiler_options=QUICKLY)
+    after, _ = update(state, batch, jax.random.key(1), hyper)
+    jax.effects_barrier()
+    policy = program.policy(False)
+
+    def first_agent(state):
+        arguments = state.agents.policy.params, (), jnp.zeros((2, 2)), jnp.ones((2, 3), bool)
+        return [policy.log_prob(*arguments, jnp.full(2, a))[0][0] for a in range(3)]
+
+    before, now = first_agent(state), first_agent(after)
+    np.testing.assert_allclose(seen[0][0, 0, 0], before, rtol=1e-4)
+    np.testing.assert_allclose(seen[1][0, 0, 0], now, rtol=1e-4)
+    assert abs(before[0] - now[0]) > 0.1
+
+
+def test_gamma_is_below_one():
+    with pytest.raises(OptionError, match="gamma must be below 1"):
+        alberdice.Args(Path(), gamma=1.0)

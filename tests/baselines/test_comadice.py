@@ -1,0 +1,112 @@
+"""ComaDICE: its losses by hand, and the weights that it gives to the data."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from baselines import comadice
+from offmarl.programs import hyperparameters
+
+from .test_updates import SPEC, sequence
+
+
+def constant(params, values):
+    """Networks whose outputs are these numbers wherever they are."""
+    params = jax.tree.map(jnp.zeros_like, params)
+    params["params"]["Dense_2"]["bias"] = jnp.array(values)
+    return params
+
+
+def weights_of(params, weights, b):
+    """A mixer with these weights and this constant in all states."""
+    params = jax.tree.map(jnp.zeros_like, params)
+    params["params"]["weights"]["bias"] = jnp.array(weights)
+    params["params"]["constant"]["bias"] = jnp.array([b])
+    return params
+
+
+def program_and_state(**options):
+    args = comadice.Args(Path(), updates=10, hidden=4, mixer_hidden=4, **options)
+    program, hyper = comadice.make(SPEC, args, None), hyperparameters(args)
+    return program, hyper, jax.jit(program.init)(jax.random.key(0), hyper)
+
+
+def by_hand(**options):
+    """A program with α = 2 and γ = ½, Q = (1, 2, 4), ν = 2, and target values of their own."""
+    program, hyper, state = program_and_state(gamma=0.5, value_temperature=2.0, **options)
+    critic = comadice.Critic(
+        constant(state.params.critic.agent, [1.0, 2.0, 4.0]),
+        weights_of(state.params.critic.mixer, [1.0, -3.0], 1.0),  # 1 and 3: never negative
+    )
+    target = comadice.Critic(
+        constant(critic.agent, [0.0, 1.0, 3.0]), weights_of(critic.mixer, [1.0, 2.0], -1.0)
+    )
+    params = comadice.Params(
+        constant(state.params.actor, [0.0, 0.0, 0.0]),
+        constant(state.params.value, [2.0]),
+        critic,
+    )
+    of_target = comadice.Target(constant(state.params.value, [6.0]), target)
+    return program, hyper, state._replace(params=params, target=of_target)
+
+
+def test_comadice_by_hand():
+    program, hyper, state = by_hand()
+    batch = sequence(
+        [[[0, 2], [1, 1]], [[2, 0], [0, 0]], [[1, 1], [1, 1]]],
+        legal_actions=jnp.ones((3, 3, 2, 3), bool).at[0, 0, 0, 2].set(False),
+        alive=jnp.ones((3, 3, 2), bool).at[0, 2, 1].set(False),
+        reward=jnp.array([[[0.0, 2.0], [4.0, 4.0]], [[1.0, 3.0], [9.0, 9.0]], [[9.0] * 2] * 2]),
+        terminated=jnp.zeros((3, 2, 2), bool).at[1, 0].set(True),
+        truncated=jnp.zeros((3, 2, 2), bool).at[0, 1].set(True),
+        mask=jnp.array([[True, True], [True, False], [True, False]]),
+        next_known=jnp.array([[True, True], [True, True], [False, True]]),
+    )
+    _, metrics = jax.jit(program.stages[0].update)(state, batch, jax.random.key(1), hyper)
+    # Q_tot is 1 + 3 * 4 + 1, 2 + 3 * 2 + 1, 4 + 3 + 1 and 9. The target's ν_tot is 6 + 12 - 1, and
+    # 6 - 1 where agent 2 is dead, at the truncation.
+    errors = [14 - (1 + 0.5 * 17), 9 - (4 + 0.5 * 5), 8 - 2]
+    np.testing.assert_allclose(metrics["critic_loss"], np.square(errors).mean(), rtol=1e-6)
+    np.testing.assert_allclose(metrics["q_tot"], (14 + 9 + 8 + 9) / 4, rtol=1e-6)
+    # The target's Q_i are 0, 1 and 3, and ν_i is 2: A is -2 + 2, -1 - 2, 1 - 4 and -1 - 2.
+    x = np.array([0, -1.5, -1.5, -1.5])
+    nu_tot, conjugate = 2 + 4 - 1, np.exp(x) - 1
+    np.testing.assert_allclose(metrics["value_loss"], (nu_tot + 2 * conjugate).mean(), rtol=1e-6)
+    np.testing.assert_allclose(metrics["ratio"], np.exp(x).mean(), rtol=1e-6)
+    log_3, log_2 = np.log(3), np.log(2)
+    losses = (log_2 + log_3) + 3 * np.exp(-1.5) * 2 * log_3
+    np.testing.assert_allclose(metrics["policy_loss"], losses / 8, rtol=1e-6)
+
+
+def test_weights_are_at_most_two():
+    program, hyper, state = by_hand()
+    better = state.params.value, jnp.array([[[2, 2], [2, 2]]])  # A is 1 + 2 above ν_i = 2
+    batch = sequence(better[1])
+    update = jax.jit(program.stages[0].update)
+    _, metrics = update(state, batch, jax.random.key(1), hyper)
+    np.testing.assert_allclose(metrics["ratio"], 2.0)  # not 1 + 3 / 2
+    program, hyper, _ = by_hand(weight_max=9.0)
+    _, metrics = update(state, batch, jax.random.key(1), hyper)
+    np.testing.assert_allclose(metrics["ratio"], 2.5)
+
+
+def test_where_the_data_are_all_alike_the_values_are_those_of_the_actions():
+    _, hyper, state = by_hand()
+
+    def value_gradient(nu):
+        params = state.params._replace(value=constant(state.params.value, [nu]))
+        batch = sequence([[[1, 1], [1, 1]]])
+        networks = comadice.Networks.of(SPEC, comadice.Args(Path(), hidden=4, mixer_hidden=4))
+
+        def loss(value):
+            losses = comadice.local_losses(
+                networks, params._replace(value=value), state.target, batch, hyper
+            )
+            return losses["value_loss"]
+
+        return jax.grad(loss)(params.value)["params"]["Dense_2"]["bias"][0]
+
+    found = jax.jit(jax.vmap(value_gradient))(jnp.array([-1.0, 1.0, 3.0]))
+    assert found[0] < 0 and abs(found[1]) < 1e-6 and found[2] > 0

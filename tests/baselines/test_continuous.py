@@ -1,0 +1,415 @@
+"""MATD3+BC, MADDPG+CQL and OMAR: losses by hand, and what they must ignore."""
+
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.special import logsumexp
+from scipy.stats import norm, truncnorm
+
+from baselines import bc, maddpg_cql, matd3_bc, omar
+from offmarl.errors import OptionError, ShapeError
+from offmarl.programs import TD_ERRORS, DatasetStatistics, hyperparameters
+from offmarl.programs.actor_critic import ActorCritics
+from offmarl.programs.offline_actor_critic import (
+    Networks,
+    conservative_critic_loss,
+    conservative_loss,
+    critic_loss,
+    sample_actions,
+)
+from offmarl.programs.program import structure
+from offmarl.types import Continuous, Discrete, EnvSpec, Sequence, View
+from tests.programs.test_actor_critics import steps, value_of
+
+GO = EnvSpec("go", 2, 1, 1, Continuous(1), reward="individual")
+ALIVE = jnp.ones((3, 2), bool)
+ACTION = jnp.full((3, 1, 2, 1), 0.25)
+
+
+def fake_networks(spec: EnvSpec = GO, sees: str = "joint", values: Any = value_of) -> Networks:
+    """Policies that act by tanh(p x), x the number of a view, and critics of known values."""
+
+    def act(p: Any, seen: Any, _first: Any, _carry: Any, method: str) -> Any:
+        assert method == "unroll"
+        return jnp.repeat(p * seen, spec.action_size, axis=-1)
+
+    actor = SimpleNamespace(apply=act)
+    critics = SimpleNamespace(values=values, network=SimpleNamespace(sees=sees))
+    return Networks(spec, None, actor, critics)
+
+
+def make(module: Any, spec: EnvSpec = GO, **options: Any) -> Any:
+    args = module.Args(vault=Path(), updates=10, hidden=4, critic_hidden=4, **options)
+    program = module.make(spec, structure(args), DatasetStatistics(None))
+    return program, hyperparameters(args)
+
+
+def hyper_of(module: Any, **options: Any) -> Any:
+    return hyperparameters(module.Args(vault=Path(), **options))
+
+
+# ---------------------------------------------------------------------------------- critics
+
+
+@pytest.mark.parametrize(
+    ("reward", "targets", "counted"),
+    [
+        ("individual", [[2, 3], [2, 3], [7, 4]], [[1, 0], [1, 1], [1, 1]]),
+        ("team", [[2, 3], [2, 3], [7, 8]], [[1, 1], [1, 1], [1, 1]]),
+    ],
+)
+@pytest.mark.parametrize("known", [True, False])
+def test_critics_by_hand(reward, targets, counted, known):
+    # The target policies do nothing, and the smaller target value is the state itself. The second
+    # step is truncated and bootstraps, if the view that it led to is known.
+    spec = EnvSpec("go", 2, 1, 1, Continuous(1), reward=reward)
+    batch = steps(ACTION, alive_tm1=ALIVE.at[0, 1].set(False), alive_t=ALIVE)
+    batch = batch._replace(next_known=batch.next_known.at[1].set(known))
+    batch = batch._replace(weight=jnp.array([1.0, 2.0, 3.0]))
+    hyper = hyper_of(matd3_bc, gamma=0.5, target_noise=0.0)
+    target = ActorCritics(jnp.float32(0.0), (jnp.float32(1.0), jnp.float32(2.0)))
+    loss, metrics = jax.jit(
+        lambda critics: critic_loss(
+            fake_networks(spec), hyper, critics, target, target, batch, jax.random.key(0)
+        )
+    )((jnp.float32(1.0), jnp.float32(3.0)))
+    # The second agent's action counts for nothing where it is dead.
+    joint = np.array([0.25, 0.5, 0.5])
+    q = np.array([1.0, 2.0, 3.0]) * np.array([[1.0], [3.0]]) + joint
+    errors = (q[..., None] - np.array(targets)) * np.array(counted) * [[1], [known], [1]]
+    total = np.sum(np.array(counted) * [[1], [known], [1]])
+    weighted = errors**2 * np.array([[1.0], [2.0], [3.0]])
+    assert loss == pytest.approx(0.5 * weighted.sum() / total, rel=1e-6)
+    assert metrics["td_loss"] == loss
+    mean = (q[0][:, None] * np.array(counted)).sum() / np.sum(counted)
+    assert metrics["q"] == pytest.approx(mean, rel=1e-6)
+    np.testing.assert_allclose(metrics[TD_ERRORS][:, 0], abs(errors).max((0, 2)), rtol=1e-6)
+
+
+def test_target_actions_are_smoothed_for_each_agent_alone():
+    given = []
+
+    def values(params, view, action, own=None):
+        given.append(action)
+        return value_of(params, view, action, own)
+
+    batch = steps(0 * ACTION, alive_tm1=ALIVE, alive_t=ALIVE.at[0, 1].set(False))
+    hyper = hyper_of(matd3_bc, target_noise=5.0, target_limit=0.25)
+    critics = (jnp.float32(1.0),) * 2
+    networks, target = fake_networks(values=values), ActorCritics(jnp.float32(0.0), critics)
+    critic_loss(networks, hyper, critics, target, target, batch, jax.random.key(0))
+    noise = np.asarray(given[0])[:, 0, :, 0]
+    assert abs(noise).max() == 0.25 and noise[0, 1] == 0  # dead
+    assert (noise[1:, 0] != noise[1:, 1]).any()
+    hyper = hyper_of(matd3_bc, target_noise=0.0)
+    critic_loss(networks, hyper, critics, target, target, batch, jax.random.key(0))
+    assert not np.asarray(given[2]).any()
+
+
+# ---------------------------------------------------------------------------------- penalty
+
+WIDE = EnvSpec("wide", 2, 1, 1, Continuous(2), reward="individual")
+
+
+def wide_batch() -> Sequence:
+    """Steps in which the second agent lacks the second entry of actions, and dies in the last."""
+    action = jnp.full((3, 1, 2, 2), 0.25)
+    batch = steps(action, alive_tm1=ALIVE.at[2, 1].set(False), alive_t=ALIVE)
+    legal = batch.view.legal_actions.at[:, :, 1, 1].set(False)
+    terminated = batch.terminated.at[2].set(True)
+    view = batch.view._replace(legal_actions=legal)
+    return batch._replace(
+        view=view, terminated=terminated, next_known=jnp.array([[1], [0], [1]]) > 0
+    )
+
+
+def test_samples_of_the_penalty_have_the_density_that_is_stated():
+    batch, count, std = wide_batch(), 4000, 1.0
+    means = jnp.array([0.9, -0.5])[:, None, None]  # in the step and in the next
+    action = jnp.broadcast_to(means, (3, 2, 2, 2))
+    found = jax.jit(sample_actions, static_argnums=3)(jax.random.key(0), action, batch, count, std)
+    uniform, now, later = np.split(np.asarray(found.action)[:, :, 0], 3)
+    acts = np.ones((3, 2, 2))
+    acts[:, 1, 1] = acts[2, 1] = 0
+    every = np.concatenate([uniform, now, later])
+    assert abs(every).max() <= 1 and not every[:, acts == 0].any()
+    assert (abs(every[:, acts == 1]) == 1).mean() < 1e-3  # the ends of the range are no atoms
+    np.testing.assert_allclose(found.log_density[:count, :, 0], -np.log(2) * acts.sum(-1)[None]
+                               * np.ones((count, 1, 1)), rtol=1e-6)  # fmt: skip
+    # The mean of 1 / density is the volume of the actions, for samples of each kind.
+    for one in np.split(np.asarray(found.log_density)[:, :, 0], 3):
+        np.testing.assert_allclose(np.exp(-one).mean(0), 2 ** acts.sum(-1), rtol=0.15)
+    for near, mean in ((now, 0.9), (later, -0.5)):  # truncated Gaussians, by another library
+        wanted = truncnorm((-1 - mean) / std, (1 - mean) / std, mean, std)
+        assert near[:, 0, 0].mean() == pytest.approx(wanted.mean(), abs=0.03)
+        assert near[:, 0, 0].std() == pytest.approx(wanted.std(), abs=0.03)
+    # Agents draw apart from one another, and so do entries.
+    assert np.unique(every[:, acts == 1].round(6)).size > 0.9 * every[:, acts == 1].size
+    # The next view of the second step is unknown; after the third, all agents have terminated.
+    np.testing.assert_array_equal(found.valid[:, :, 0, 0].all(0), [True, False, False])
+    assert found.valid[: 2 * count].all() and not found.valid[2 * count :, 1:].any()
+
+
+@pytest.mark.parametrize("sees", ["joint", "state"])
+def test_the_penalty_of_each_critic_is_of_its_own_values(sees):
+    # Values are the sums of the actions, 1 and 5 times.
+    def values(scales, view, action, own=None):
+        joint = action.sum((-2, -1))[..., None] if sees == "joint" else 0.0
+        each = jnp.broadcast_to(joint, action.shape[:-1]) if sees == "joint" else action.sum(-1)
+        return jnp.stack([scale * each for scale in scales])[..., None]
+
+    batch, key = wide_batch(), jax.random.key(1)
+    args = maddpg_cql.Args(vault=Path(), cql_samples=3)
+    hyper, networks = hyperparameters(args), fake_networks(WIDE, sees, values)
+    critics, actor = (jnp.float32(1.0), jnp.float32(5.0)), jnp.float32(0.3)
+    found = conservative_loss(networks, args, hyper, critics, actor, batch, key)
+    samples = sample_actions(key, networks.actions(actor, batch), batch, 3, hyper.cql_noise)
+    own, density = np.asarray(samples.action).sum(-1), np.asarray(samples.log_density)
+    data = np.array([[0.5, 0.25], [0.5, 0.25], [0.5, 0.0]])[:, None]
+    if sees == "joint":
+        own, density, data = (np.broadcast_to(x.sum(-1, keepdims=True), x.shape)
+                              for x in (own, density, data))  # fmt: skip
+    wanted = 0.0
+    for scale in (1.0, 5.0):
+        logits = np.where(samples.valid, scale * own - density, -np.inf)
+        gap = logsumexp(logits, axis=0) - scale * data
+        wanted += np.asarray(gap)[[0, 0, 1, 1, 2], 0, [0, 1, 0, 1, 0]].mean()
+    assert found == pytest.approx(wanted, rel=1e-5)
+    target = ActorCritics(actor, critics)
+    loss, metrics = conservative_critic_loss(
+        networks, args, hyper, critics, target, target, batch, key
+    )
+    wanted = float(metrics["td_loss"] + 5 * metrics["cql_loss"])
+    assert loss == pytest.approx(wanted, rel=1e-5)
+
+
+# ---------------------------------------------------------------------------------- policies
+
+X = np.array([1.0, 1, 2, 2, 3])  # numbers of the views of live agents, below
+POLICY = np.tanh(0.3 * X)
+
+
+def gradient_of(loss: Any) -> tuple[float, dict[str, Any]]:
+    """Return the gradient of a policy tanh(0.3 x) beside actions of 0.25."""
+    batch = steps(ACTION, alive_tm1=ALIVE.at[2, 1].set(False), alive_t=ALIVE)
+    critics = (jnp.float32(1.0), jnp.float32(-2.0))
+    return jax.jit(jax.grad(loss, has_aux=True))(
+        jnp.float32(0.3), critics, batch, jax.random.key(0)
+    )
+
+
+def test_the_policies_of_matd3_bc_by_hand():
+    # The smaller value is -2 x + 0.25 + π, or without the dead agent's action -2 x + π, and is
+    # always negative. If a gradient flowed through the mean size, that of the value would vanish.
+    hyper = hyper_of(matd3_bc, alpha=2.0)
+    found, metrics = gradient_of(partial(matd3_bc.actor_loss, fake_networks(), hyper))
+    q = -2 * X + np.array([0.25] * 4 + [0.0]) + POLICY
+    slope = X * (1 - POLICY**2)
+    of_value = -2.0 * slope.mean() / abs(q).mean()
+    assert found == pytest.approx(of_value + (2 * (POLICY - 0.25) * slope).mean(), rel=1e-5)
+    imitation = ((POLICY - 0.25) ** 2).mean()
+    assert metrics["policy_loss"] == pytest.approx(imitation + 2.0, rel=1e-5)  # -α q / |q|
+    assert metrics["imitation_loss"] == pytest.approx(imitation, rel=1e-5)
+
+
+def test_the_policies_of_maddpg_cql_by_hand():
+    hyper = hyper_of(maddpg_cql, regularise=0.5)
+    found, metrics = gradient_of(partial(maddpg_cql.actor_loss, fake_networks(), hyper))
+    q = -2 * X + np.array([0.25] * 4 + [0.0]) + POLICY
+    slope = X * (1 - POLICY**2)
+    assert found == pytest.approx((slope * (POLICY - 1)).mean(), rel=1e-5)
+    assert metrics["policy_loss"] == pytest.approx((0.5 * POLICY**2 - q).mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_policies_of_omar_imitate_what_the_search_finds(sign):
+    # Values fall with the distance from ±0.8 by 10 per unit, so that the search finds better
+    # actions; where the policy is at 0.8, it finds none.
+    def values(scales, view, action, own):
+        q = -10 * abs(own[..., 0] - sign * 0.8)
+        return jnp.stack([q, q + 1.0])[..., None]
+
+    args = omar.Args(vault=Path(), search_weight=0.75, regularise=0.5, search_samples=200)
+    networks, hyper = fake_networks(values=values), hyperparameters(args)
+    found, metrics = gradient_of(partial(omar.actor_loss, networks, args, hyper))
+    best, slope = sign * 0.8, X * (1 - POLICY**2)
+    of_value = 10 * np.sign(best - POLICY) * slope
+    wanted = 0.75 * 2 * (POLICY - best) * slope - 0.25 * of_value + 0.5 * 2 * POLICY * slope
+    assert found == pytest.approx(wanted.mean(), abs=0.02)
+    assert metrics["found_better"] == 1.0
+
+
+def test_the_search_by_hand():
+    entries = jnp.array([[True, True], [True, False]])
+    weights = np.array([[1.0, -2.0], [3.0, 5.0]])
+
+    def values(drawn: jax.Array) -> jax.Array:
+        return (drawn * weights).sum(-1)
+
+    key = jax.random.key(3)
+    action, q = omar.search(key, values, entries, 2, 4, 2.0)
+    mean, std = np.zeros((2, 2)), np.full((2, 2), 2.0)
+    for round_key in jax.random.split(key, 2):
+        noise = np.asarray(jax.random.normal(round_key, (4, 2, 2)))
+        drawn = np.clip(mean + std * noise, -1, 1) * np.asarray(entries)
+        scores = (drawn * weights).sum(-1)
+        share = np.exp(scores) / np.exp(scores).sum(0)
+        mean = (share[..., None] * drawn).sum(0)
+        std = np.sqrt(((drawn - mean) ** 2).mean(0))
+    for agent in range(2):
+        best = scores[:, agent].argmax()
+        np.testing.assert_allclose(action[agent], drawn[best, agent], rtol=1e-5)
+        assert q[agent] == pytest.approx(scores[best, agent], rel=1e-5)
+    assert action[1, 1] == 0
+
+
+def test_the_search_finds_the_higher_of_two_peaks():
+    # A policy at the lower peak, -0.6, would stay there by its gradient.
+    def values(drawn: jax.Array) -> jax.Array:
+        x = drawn[..., 0]
+        return jnp.maximum(1 - 20 * (x + 0.6) ** 2, 2 - 20 * (x - 0.5) ** 2)
+
+    entries = jnp.ones((100, 1, 1), bool)
+    action, q = jax.jit(lambda key: omar.search(key, values, entries, 3, 10, 2.0))(
+        jax.random.key(0)
+    )
+    assert (q > 1.0).mean() > 0.8
+    assert np.median(action) == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize("loss", ["clipped", "tanh", "mse"])
+def test_the_losses_of_cloning_by_hand(loss):
+    # A network without weights, whose mean is 0.3. The first action lies at the end of the range.
+    options = {} if loss == "clipped" else {loss: True}
+    args = bc.Args(vault=Path(), updates=10, hidden=4, **options)
+    program, hyper = bc.make(GO, structure(args), DatasetStatistics(None)), hyperparameters(args)
+    state = jax.jit(program.init)(jax.random.key(0), hyper)
+    params = jax.tree.map(jnp.zeros_like, state.params)
+    network = params.network if loss == "mse" else params
+    network["params"]["head"]["bias"] = jnp.array([0.3])
+    action = jnp.array([[1.0, 0.5], [-0.5, 0.25], [0.0, 9.0]])[:, None, :, None]
+    batch = steps(action, alive_tm1=ALIVE.at[2, 1].set(False), alive_t=ALIVE)
+    _, metrics = jax.jit(program.stages[0].update)(
+        state._replace(params=params), batch, jax.random.key(0), hyper
+    )
+    inside, std = np.array([0.5, -0.5, 0.25, 0.0]), np.log(2) + 0.01
+    if loss == "clipped":
+        each = [norm.logsf(1, 0.3, std), *norm.logpdf(inside, 0.3, std)]
+    elif loss == "tanh":  # 1 is taken for the number before it
+        a = np.array([1 - 2.0**-24, *inside])
+        each = norm.logpdf(np.arctanh(a), 0.3, std) - np.log(1 - a**2)
+    else:
+        each = -((np.tanh(0.3) - np.array([1.0, *inside])) ** 2)
+    assert metrics["policy_loss"] == pytest.approx(-np.mean(each), rel=1e-4)
+    greedy = program.policy(True).act(
+        params,
+        program.policy(True).initial_carry(),
+        jnp.ones((2, 1)),
+        jnp.ones((2, 1), bool),
+        jax.random.key(0),
+    )[0]
+    np.testing.assert_allclose(greedy, 0.3 if loss == "clipped" else np.tanh(0.3), rtol=1e-5)
+
+
+# ---------------------------------------------------------------------------------- programs
+
+PROGRAMS = [
+    pytest.param(matd3_bc, {"critic": "joint"}, id="matd3_bc"),
+    pytest.param(maddpg_cql, {"cql_samples": 2}, id="maddpg_cql", marks=pytest.mark.nightly),
+    pytest.param(
+        omar, {"cql_samples": 2, "search_samples": 2, "network": "feedforward"}, id="omar"
+    ),
+]
+
+
+def noisy_batch(seed: int) -> Sequence:
+    """Windows that terminate, are truncated and end, with noise in all that has no meaning.
+
+    The second agent lacks the second entry of actions, and dies in the first window.
+    """
+    fixed, noise = np.random.default_rng(0), np.random.default_rng(seed)
+    alive, meant = np.ones((3, 3, 2), bool), np.ones((3, 3), bool)
+    alive[0, 1:, 1] = False
+    meant[1, 1:] = meant[2, 2:] = False  # nothing follows the step of the second window
+    mask = np.array([[True, True], [True, False], [True, False]])
+    terminated, truncated = np.zeros((2, 3, 2, 2), bool)
+    terminated[0, :, 1] = terminated[1, 0] = truncated[2, 0] = True
+    legal = np.broadcast_to([[True, True], [True, False]], (3, 3, 2, 2))
+
+    def fill(where: np.ndarray, *shape: int) -> jax.Array:
+        one, other = fixed.normal(size=shape), noise.normal(size=shape)
+        where = where.reshape(where.shape + (1,) * (one.ndim - where.ndim))
+        return jnp.asarray(np.where(where, one, other), jnp.float32)
+
+    view = View(
+        observation=fill(alive & meant[..., None], 3, 3, 2, 2),
+        state=fill(meant, 3, 3, 2),
+        legal_actions=jnp.asarray(legal),
+        alive=jnp.where(meant[..., None], alive, noise.random((3, 3, 2)) > 0.5),
+    )
+    acts = mask[..., None, None] & legal[:, :-1] & alive[:, :-1, :, None]
+    unknown = bool(seed % 2)
+    return Sequence(
+        view=view,
+        action=jnp.clip(fill(acts, 3, 2, 2, 2), -1, 1),
+        reward=fill(mask[..., None] & alive[:, :-1], 3, 2, 2),
+        terminated=jnp.where(mask[..., None], terminated, unknown),
+        truncated=jnp.asarray(truncated),
+        behaviour_log_prob=jnp.full((3, 2, 2), jnp.nan),
+        mask=jnp.asarray(mask),
+        next_known=jnp.where(mask, True, unknown),
+        first=jnp.zeros((3, 3), bool),
+    )
+
+
+PAIR = EnvSpec("pair", 2, 2, 2, Continuous(2), reward="individual", action_sizes=(2, 1))
+
+
+@pytest.mark.parametrize(("module", "options"), PROGRAMS)
+def test_nothing_is_learned_from_padding_the_dead_and_missing_entries(module, options):
+    program, hyper = make(module, PAIR, **options)
+    (stage,), key = program.stages, jax.random.key(0)
+    state = jax.jit(program.init)(key, hyper)
+    update = jax.jit(stage.update)
+    wanted = update(state, noisy_batch(0), key, hyper)
+    for seed in (1, 2):
+        found = update(state, noisy_batch(seed), key, hyper)
+        jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    assert all(np.isfinite(value).all() for value in wanted[1].values())
+    moved = jax.tree.map(lambda a, b: bool((a != b).any()), wanted[0].params, state.params)
+    assert all(jax.tree.leaves(moved.critics))
+    assert any(jax.tree.leaves(moved.actor)) == (module is not matd3_bc)  # after the second update
+    policy, batch, values = program.policy(True), noisy_batch(0), program.values
+    params, view = program.policy_params(wanted[0]), batch.view_tm1
+
+    @jax.jit
+    def use(params: Any, state: Any) -> Any:
+        seen, legal = view.observation[0, 0], view.legal_actions[0, 0]
+        action, _, _ = policy.act(params, policy.initial_carry(), seen, legal, key)
+        return action, values.apply(values.params(state), view, batch.first[:, :-1], batch.action)
+
+    action, q = use(params, wanted[0])
+    assert action[1, 1] == 0 and (action != 0).sum() == 3
+    assert q.shape == batch.reward.shape
+    assert not policy.draws(params)
+
+
+@pytest.mark.parametrize("module", [matd3_bc, maddpg_cql, omar])
+def test_discrete_actions_are_refused(module):
+    with pytest.raises(ShapeError, match=rf"3 discrete actions, and {module.__name__[10:]} is for"):
+        make(module, EnvSpec("pick", 2, 2, 2, Discrete(3)))
+
+
+def test_joint_values_of_several_teams_are_refused():
+    spec = EnvSpec("tag", 2, 2, 2, Continuous(1), reward="individual", teams=(0, 1))
+    for module, options in ((maddpg_cql, {}), (matd3_bc, {"critic": "joint"})):
+        with pytest.raises(OptionError, match="has 2 teams"):
+            make(module, spec, **options)
+    make(matd3_bc, spec)
+    make(omar, spec)

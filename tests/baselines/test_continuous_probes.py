@@ -1,0 +1,173 @@
+"""What MATD3+BC, MADDPG+CQL and OMAR learn of uniform play in the probes, against the exact values.
+
+With continuous actions, an agent of a probe chooses the share (1 + a) / 2 of action 1.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from baselines import maddpg_cql, matd3_bc, omar
+from offmarl import envs
+from offmarl.programs import DatasetStatistics, hyperparameters
+from offmarl.programs.program import structure
+from offmarl.types import Sequence, View
+
+from .test_offline import train
+
+SMALL = {
+    "hidden": 16,
+    "critic_hidden": 32,
+    "cql_samples": 3,
+    "search_rounds": 2,
+    "search_samples": 3,
+    "learning_rate": 1e-2,
+    "schedule": "linear",
+    "tau": 0.05,
+    "gamma": 0.9,
+    "network": "feedforward",
+}
+nightly = pytest.mark.nightly
+
+
+def probe(name: str) -> Any:
+    return envs.make(f"probe/{name}", action="continuous")
+
+
+def uniform_play(env: Any, count: int = 128) -> Sequence:
+    """Episodes of uniform play, each in a window of its own; actions are spread evenly."""
+    rng = np.random.default_rng(0)
+    even = 2 * (np.arange(count) + 0.5) / count - 1
+    orders = [rng.permutation(even) for _ in range(2 * env.length)]
+    actions = jnp.asarray(np.stack(orders, -1).reshape(count, env.length, 2, 1), jnp.float32)
+
+    def play(key: jax.Array, actions: jax.Array) -> Sequence:
+        state, start = env.reset(key)
+
+        def step(carry: Any, action: jax.Array) -> Any:
+            state, view = carry
+            state, after = env.step(key, state, action)
+            return (state, after.view), (view, after)
+
+        (_, last), (views, after) = jax.lax.scan(step, (state, start.view), actions)
+        view = jax.tree.map(lambda x, end: jnp.concatenate([x, end[None]]), views, last)
+        yes = jnp.ones(env.length, bool)
+        first = jnp.arange(env.length + 1) == 0
+        ends = after.terminated, after.truncated
+        return Sequence(view, actions, after.reward, *ends, 0 * after.reward, yes, yes, first)
+
+    return jax.jit(jax.vmap(play))(jax.random.split(jax.random.key(7), count), actions)
+
+
+class Fitted(NamedTuple):
+    """What a program has learned."""
+
+    act: Callable[[View], jax.Array]
+    """Returns the greedy actions ``(B, T, N)`` in the views of episodes."""
+    values: Callable[[Sequence, jax.Array], jax.Array]
+    """Returns the values ``(B, T, N)`` of actions ``(B, T, N)`` in the views of episodes."""
+
+
+def learn(module: Any, env: Any, batch: Sequence, updates: int, **options: Any) -> Fitted:
+    """Train a program on the same batch again and again."""
+    known = {name: value for name, value in SMALL.items() if hasattr(module.Args, name)}
+    args = module.Args(vault=Path(), updates=updates, **known | options)
+    program = module.make(env.spec, structure(args), DatasetStatistics(None))
+    hyper, (stage,) = hyperparameters(args), program.stages
+
+    def update(state: Any, key: jax.Array) -> Any:
+        return stage.update(state, batch, key, hyper)[0], None
+
+    @jax.jit
+    def fit(key: jax.Array) -> Any:
+        return jax.lax.scan(update, program.init(key, hyper), jax.random.split(key, updates))[0]
+
+    state = fit(jax.random.key(0))
+    policy, params = program.policy(True), program.policy_params(state)
+
+    def step(carry: Any, view: View) -> Any:
+        key = jax.random.key(0)
+        action, _, carry = policy.act(params, carry, view.observation, view.legal_actions, key)
+        return carry, action[..., 0]
+
+    def act(view: View) -> jax.Array:
+        return jax.lax.scan(step, policy.initial_carry(), view)[1]
+
+    def values(batch: Sequence, action: jax.Array) -> jax.Array:
+        parameters = program.values.params(state)
+        return program.values.apply(
+            parameters, batch.view_tm1, batch.first[:, :-1], action[..., None]
+        )
+
+    return Fitted(jax.jit(jax.vmap(act)), jax.jit(values))
+
+
+def test_td3_bc_stops_half_way_between_the_data_and_the_best_action() -> None:
+    # The mean value of an agent's action is ½ + a/4, and the squared distance to uniform data has
+    # the slope 2 a. So 2 a = α/4 / (½ + a/4), which for α = 2.5 is solved by a = ½. If a gradient
+    # flowed through the normaliser, the policy would stay at 0, the mean of the data.
+    env = probe("one-step")
+    batch = uniform_play(env)
+    fitted = learn(matd3_bc, env, batch, 300, critic="observation")
+    action = fitted.act(batch.view_tm1)
+    assert action.mean() == pytest.approx(0.5, abs=0.1)
+    np.testing.assert_allclose(action, 0.5, atol=0.2)
+    for action in (-1.0, 0.5, 1.0):
+        found = fitted.values(batch, jnp.full((128, 1, 2), action))
+        np.testing.assert_allclose(found, 0.5 + action / 4, atol=0.1)
+
+
+@nightly
+def test_joint_values_of_two_steps_are_the_exact_ones() -> None:
+    # At the start, the mean share s of action 1 earns ½ (1 - s) now and s later.
+    env = probe("two-step")
+    batch = uniform_play(env)
+    fitted = learn(maddpg_cql, env, batch, 300, cql_weight=0.0)
+    first = batch.action[:, 0, :, 0]
+    share = (1 + first.mean(-1)) / 2
+    found = fitted.values(batch, batch.action[..., 0])
+    for time, wanted in enumerate((0.5 * (1 - share) + 0.9 * share, share)):
+        errors = abs(found[:, time] - wanted[:, None])
+        assert errors.mean() < 0.04 and errors.max() < 0.15
+    assert fitted.act(batch.view_tm1)[:, 0].min() > 0.9
+
+
+@nightly
+def test_the_penalty_makes_values_flatter_by_what_theory_says() -> None:
+    # Where Q is least, Q - r = α (1 - the mean share of an action in the log-sum-exp). Of K uniform
+    # samples, that is 1 + (1 - 1/K) slope × a for small slopes, which thus fall from ¼ by a factor
+    # of 1 + α (1 - 1/K). Much noise makes all samples uniform. No step is followed by another,
+    # so there are two kinds of samples: K = 6.
+    env = probe("one-step")
+    batch = uniform_play(env)
+    options = {"cql_weight": 1.0, "cql_samples": 3, "cql_noise": 100.0, "critic": "observation"}
+    fitted = learn(omar, env, batch, 300, **options)
+    low, high = (fitted.values(batch, jnp.full((128, 1, 2), x)).mean() for x in (-1.0, 1.0))
+    assert (high - low) / 2 == pytest.approx(0.25 / (1 + 5 / 6), abs=0.02)
+    assert (high + low) / 2 == pytest.approx(0.5, abs=0.03)
+    assert fitted.act(batch.view_tm1).min() > 0.9
+
+
+@nightly
+@pytest.mark.parametrize("network", ["recurrent", "feedforward"])
+@pytest.mark.parametrize("name", ["one-step", "two-step", "observation", "match", "memory"])
+@pytest.mark.parametrize("program", ["matd3_bc", "maddpg_cql", "omar"])
+def test_the_best_actions_are_found(
+    program: str, name: str, network: str, random_data: Callable[[str], Path], tmp_path: Path
+) -> None:
+    if name == "memory" and network == "feedforward":
+        pytest.skip("needs a memory")
+    data = random_data(f"probe/{name}:action=continuous")
+    options: dict[str, Any] = {"hidden": 32, "critic_hidden": 32, "length": 3, "network": network}
+    # Uniform data say little about what is good, and so imitation and penalty are kept small.
+    weights = {"matd3_bc": {"alpha": 1000.0}}.get(program, {"cql_weight": 0.3, "cql_samples": 4})
+    returns = train(
+        program, data, tmp_path / "run", updates=1000, evaluate_every=1000, seeds=2,
+        learning_rate=3e-3, tau=0.02, **options, **weights,
+    )  # fmt: skip
+    assert returns.mean(-1).min() > 0.95

@@ -1,0 +1,186 @@
+"""MADT: what its transformer sees, its loss by hand, and acting towards a return."""
+
+from functools import cache
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from baselines import madt
+from offmarl.errors import OptionError
+from offmarl.networks import DecisionTransformer, Trajectory
+from offmarl.programs import DatasetStatistics, hyperparameters
+
+from .test_updates import SPEC, sequence
+
+RETURNS = np.array([2.0, 8.0, -4.0], np.float32)
+
+
+def program_of(**options):
+    options = {"length": 3, "hidden": 8, "updates": 10} | options
+    args = madt.Args(Path(), **options)
+    dataset = DatasetStatistics(None, {"returns": RETURNS})
+    return madt.make(SPEC, args, dataset), hyperparameters(args)
+
+
+def trajectory(seed, first=(0,)):
+    keys = jax.random.split(jax.random.key(seed), 3)
+    return Trajectory(
+        jax.random.normal(keys[0], (1, 4, 2)),
+        jax.random.normal(keys[1], (1, 4, 2, 2)),
+        jax.random.randint(keys[2], (1, 4, 2), 0, 3),
+        jnp.arange(4)[None],
+        jnp.cumsum(jnp.isin(jnp.arange(4), jnp.array(first)))[None],
+    )
+
+
+@cache
+def transformer():
+    network = DecisionTransformer(3, width=8)
+    params = jax.jit(network.init)(jax.random.key(0), trajectory(0))
+    return jax.jit(network.apply), params
+
+
+@pytest.mark.parametrize(
+    ("field", "at", "changed"),
+    [
+        ("return_to_go", 1, [1, 2, 3]),
+        ("observation", 1, [1, 2, 3]),
+        ("action", 1, [2, 3]),  # not the step's own prediction
+        ("action", 3, []),
+    ],
+)
+def test_predictions_see_what_came_before_of_their_own_agent(field, at, changed):
+    apply, params = transformer()
+    before, other = trajectory(0), getattr(trajectory(0), field)
+    change = (other[:, at, 0] + 1) % 3 if field == "action" else other[:, at, 0] + 1
+    after = before._replace(**{field: other.at[:, at, 0].set(change)})
+    differs = (apply(params, before) != apply(params, after)).any(-1)[0]
+    wanted = np.zeros((4, 2), bool)
+    wanted[changed, 0] = True
+    np.testing.assert_array_equal(differs, wanted)
+
+
+def test_predictions_see_nothing_of_another_episode():
+    apply, params = transformer()
+    first, second = trajectory(0, (0, 2)), trajectory(1, (0, 2))
+    mixed = jax.tree.map(lambda a, b: jnp.concatenate([a[:, :2], b[:, 2:]], 1), first, second)
+    found = apply(params, mixed)
+    np.testing.assert_allclose(found[:, :2], apply(params, first)[:, :2], rtol=1e-6)
+    np.testing.assert_allclose(found[:, 2:], apply(params, second)[:, 2:], rtol=1e-6)
+
+
+@pytest.mark.parametrize("network", ["recurrent", "feedforward"])
+def test_acting_predicts_what_training_does(network):
+    """Over five steps, more than the three that are remembered."""
+    program, hyper = program_of(network=network)
+    keys = jax.random.split(jax.random.key(1), 3)
+    observation = jax.random.normal(keys[0], (1, 6, 2, 2))
+    action = jax.random.randint(keys[1], (1, 5, 2), 0, 3)
+    reward = jax.random.normal(keys[2], (1, 5, 2))
+    to_go = 8.0 - jnp.cumsum(jnp.concatenate([jnp.zeros((1, 1, 2)), reward[:, :-1]], 1), 1)
+
+    @jax.jit
+    def losses(key):
+        state = program.init(key, hyper)
+        policy, params = program.policy(False), program.policy_params(state)
+        carry, found = policy.initial_carry(), []
+        legal = jnp.ones((2, 3), bool)
+        for t in range(5):
+            log_prob, carry = policy.log_prob(params, carry, observation[0, t], legal, action[0, t])
+            carry = policy.after_step(carry, reward[0, t], jnp.zeros(2, bool))
+            found.append(-log_prob.mean())
+        seen = [slice(max(t - 2, 0), t + 1) for t in range(5)]
+        trained = []
+        for t, part in enumerate(seen):
+            batch = sequence(action[:, part])
+            slots = slice(part.start, part.stop + 1)
+            batch = batch._replace(
+                view=batch.view._replace(observation=observation[:, slots]),
+                return_to_go=to_go[:, part],
+                time=jnp.arange(6)[None, slots],
+                mask=jnp.arange(part.start, part.stop)[None] == t,
+            )
+            _, metrics = program.stages[0].update(state, batch, key, hyper)
+            trained.append(metrics["policy_loss"])
+        return jnp.stack(found), jnp.stack(trained)
+
+    found, trained = losses(jax.random.key(0))
+    np.testing.assert_allclose(found, trained, rtol=1e-5)
+    assert len(np.unique(np.asarray(found).round(6))) == 5
+
+
+def zero(state):
+    """A network whose logits are all 0."""
+    return state._replace(actor=state.actor._replace(network=_zeros(state.actor.network)))
+
+
+def _zeros(params):
+    return jax.tree.map(jnp.zeros_like, params)
+
+
+def test_the_loss_by_hand():
+    program, hyper = program_of()
+    state = zero(jax.jit(program.init)(jax.random.key(0), hyper))
+    batch = sequence(
+        [[[0, 2], [1, 1]], [[2, 0], [0, 0]]],
+        legal_actions=jnp.ones((2, 3, 2, 3), bool).at[0, 1, 0, 2].set(False),
+        alive=jnp.ones((2, 3, 2), bool).at[0, 1:, 1].set(False),
+        mask=jnp.array([[True, True], [True, False]]),
+        return_to_go=jnp.zeros((2, 2, 2)),
+        time=jnp.zeros((2, 3), jnp.int32),
+    )
+    _, metrics = jax.jit(program.stages[0].update)(state, batch, jax.random.key(1), hyper)
+    wanted = (2 * np.log(3) + np.log(2) + 2 * np.log(3)) / 5
+    np.testing.assert_allclose(metrics["policy_loss"], wanted, rtol=1e-6)
+
+
+def test_linear_layers_decay_and_nothing_else():
+    program, hyper = program_of(weight_decay=0.5, learning_rate=0.1)
+    state = jax.jit(program.init)(jax.random.key(0), hyper)
+    nothing = sequence([[[0, 0]]], mask=jnp.zeros((1, 1), bool))
+    batch = nothing._replace(return_to_go=jnp.zeros((1, 1, 2)), time=jnp.zeros((1, 2), jnp.int32))
+    after, _ = jax.jit(program.stages[0].update)(state, batch, jax.random.key(1), hyper)
+    leaves = jax.tree_util.tree_leaves_with_path(after.actor.network)
+    for (path, new), old in zip(leaves, jax.tree.leaves(state.actor.network), strict=True):
+        kept = 0.95 if path[-1].key == "kernel" else 1.0
+        np.testing.assert_allclose(new, kept * old, rtol=1e-6)
+
+
+def test_the_target_is_the_best_return_or_the_one_given():
+    program, hyper = program_of()
+    assert program.init(jax.random.key(0), hyper).actor.target_return == 8
+    program, hyper = program_of(target_return=-1.5)
+    state = program.init(jax.random.key(0), hyper)
+    policy, legal = program.policy(True), jnp.ones((2, 3), bool)
+    memory, key = policy.initial_carry(), jax.random.key(0)
+    for reward in (1.0, 3.0):
+        _, _, memory = policy.act(state.actor, memory, jnp.zeros((2, 2)), legal, key)
+        memory = policy.after_step(memory, jnp.array([reward, 0.0]), jnp.zeros(2, bool))
+    np.testing.assert_allclose(memory.seen.return_to_go[:, 0], [0, -1.5, -2.5])
+    np.testing.assert_allclose(memory.to_go, [-5.5, -1.5])
+
+
+def test_only_legal_actions_are_taken():
+    program, hyper = program_of()
+    state = zero(jax.jit(program.init)(jax.random.key(0), hyper))
+    legal = jnp.array([[False, True, False], [False, True, True]])
+
+    @jax.jit
+    def actions(key):
+        policy = program.policy(False)
+        found = policy.act(state.actor, policy.initial_carry(), jnp.zeros((2, 2)), legal, key)
+        return found[:2]
+
+    action, log_prob = jax.vmap(actions)(jax.random.split(jax.random.key(0), 64))
+    assert set(np.unique(action[:, 0])) == {1} and set(np.unique(action[:, 1])) == {1, 2}
+    np.testing.assert_allclose(log_prob[:, 1], -np.log(2), rtol=1e-6)
+
+
+def test_returns_are_not_scaled_twice():
+    with pytest.raises(OptionError, match="scales returns itself"):
+        madt.Args(Path(), normalise=("reward",))
+    with pytest.raises(OptionError, match="multiple of twice heads"):
+        madt.Args(Path(), hidden=6, heads=2)
