@@ -39,7 +39,7 @@ from offmarl.errors import OptionError
 from offmarl.losses import cross_entropy, masked_mean
 from offmarl.networks import DecisionTransformer, Trajectory, blank_view, observation_encoder
 from offmarl.programs import DatasetStatistics, Hyperparameters, LearnerArgs, Program, Stage
-from offmarl.programs.learner import remaining_rate
+from offmarl.programs.learner import step_size
 from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence
 
 _LEAST_SCALE = 1e-6
@@ -234,8 +234,7 @@ def make(spec: EnvSpec, args: Args, dataset: DatasetStatistics) -> Program:
         value, gradient = jax.value_and_grad(loss)(params, batch)
         adam = programs.make_optimiser(args, hyper, state.updates)
         step, optimiser = adam.update(gradient, state.optimiser, params)
-        left = remaining_rate(args.schedule, state.updates, args.updates or 1)
-        shrink = hyper.learning_rate * left * hyper.weight_decay
+        shrink = step_size(args, hyper, state.updates) * hyper.weight_decay
         step = jax.tree_util.tree_map_with_path(partial(_decayed, shrink), step, params)
         actor = state.actor._replace(network=optax.apply_updates(params, step))
         metrics = {"policy_loss": value, "grad_norm": programs.grad_norm(gradient)}

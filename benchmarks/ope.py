@@ -1,6 +1,6 @@
 """How often the intervals of off-policy evaluation cover the truth, on the probe environments.
 
-    python benchmarks/ope.py [--repeats 1000] [--episodes 200]
+    python benchmarks/ope.py [--repeats 200] [--episodes 200]
 
 A uniform policy records episodes of each probe environment. Each repeat takes some of them, and
 asks whether the 95% interval of weighted importance sampling contains the value of another policy,
@@ -72,7 +72,7 @@ def coverage(name: str, repeats: int, episodes: int, directory: Path) -> tuple[f
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=1000)
+    parser.add_argument("--repeats", type=int, default=200)
     parser.add_argument("--episodes", type=int, default=200)
     args = parser.parse_args()
     print("| environment | truth | covered | mean width |\n|---|---|---|---|")

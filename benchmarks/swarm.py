@@ -13,6 +13,10 @@ would take more than half a minute by the row before; the table says which. Sele
 This measures how the cost grows: each swarm size runs in as many environments as give about 4000
 agents in all, in turns, so that only the size of the swarm differs.
 
+    taskset -c 0,1 python benchmarks/swarm.py --variants --agents 8 1000
+
+This measures what the options cost: the speed of each variant over that of the plain one, in turns.
+
 There are half as many targets and evaders as agents, as many loads, and as many obstacles as fit
 (flock). ``--dense`` compares all pairs for any size of the swarm.
 """
@@ -31,7 +35,18 @@ from offmarl.envs.swarm import neighbours
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.rollout import init_rollout, rollout
 
-TASKS = ("coverage", "search", "delivery", "pursuit", "flock")
+TASKS = ("coverage", "search", "delivery", "pursuit", "flock", "hover")
+VARIANTS = (
+    ("coverage", "", "collisions=elastic"),
+    ("coverage", "", "obstacles=0.1"),
+    ("coverage", "obstacles=0.1", "obstacles=0.1,opaque=true"),
+    ("pursuit", "obstacles=0.1", "obstacles=0.1,opaque=true"),
+    ("coverage", "", "randomise=full"),
+    ("coverage", "dims=3,action=continuous", "dims=3,action=continuous,dynamics=quadrotor"),
+    ("hover", "collisions=none", ""),
+    ("hover", "", "control=motors"),
+)
+"""Tasks, the options of the plain variant, and those of the other one."""
 AGENTS = (10, 100, 1000, 4096)
 ENVS = (1, 16, 256, 4096, 16_384)
 LONGEST_ROUND = 30.0
@@ -155,6 +170,28 @@ def compare(args: argparse.Namespace) -> None:
             )
 
 
+def measure_variants(args: argparse.Namespace) -> None:
+    """Print the speed of each variant over that of the plain one."""
+    print("| task | agents | environments | plain | variant | env-steps/s | of plain (range) |")
+    print("|---|---:|---:|---|---|---:|---:|")
+    for task, plain, variant in VARIANTS:
+        for num_agents in args.agents:
+            num_envs = max(1, (args.together or 4000) // num_agents)
+            names = [
+                full_name(task, num_agents) + (f":{options}" if options else "")
+                for options in (plain, variant)
+            ]
+            runners = [Runner(name, num_envs, args.steps) for name in names]
+            turns = [[runner.speed(i + 1) for runner in runners] for i in range(args.rounds)]
+            ratios = [fast / slow for slow, fast in turns]
+            print(
+                f"| {task} | {num_agents} | {num_envs} | {plain or 'default'} | "
+                f"{variant or 'default'} | {median(turn[1] for turn in turns):,.0f} | "
+                f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) |",
+                flush=True,
+            )
+
+
 def main() -> None:
     """Read the arguments, and print a table."""
     parser = argparse.ArgumentParser(
@@ -167,11 +204,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--together", type=int)
     parser.add_argument("--dense", action="store_true")
+    parser.add_argument("--variants", action="store_true")
     args = parser.parse_args()
     if args.dense:
         neighbours.DENSE_LIMIT = max(args.agents) ** 2
     print(f"jax {jax.__version__} on {jax.devices()[0].device_kind}\n")
-    compare(args) if args.together else sweep(args)
+    if args.variants:
+        measure_variants(args)
+    elif args.together:
+        compare(args)
+    else:
+        sweep(args)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ SAMPLED_RETURN = "sampled_episode_return"
 """Returns with sampled actions, of a policy that otherwise takes its best actions."""
 
 OTHER_RETURN: dict[Acting, str] = {"greedy": GREEDY_RETURN, "sampled": SAMPLED_RETURN}
-"""Names of the returns of the way to act that a policy does not take in training."""
+"""Names of the returns of the way to act that is not the program's own."""
 
 AGREEMENT = "action_agreement"
 """How far a policy agrees with the actions of held-out episodes, from 0 to 1."""
@@ -132,7 +132,10 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
 
 def _packed(path: Path, name: str) -> dict[str, Any]:
     """Return a file of a packed run; an error as if it were not there if the run lacks it."""
-    document = json.loads(path.read_text())
+    try:
+        document = json.loads(path.read_text())
+    except ValueError:
+        document = None
     found = document.get(name) if isinstance(document, dict) else None
     if not isinstance(found, dict):
         raise FileNotFoundError(name)
@@ -152,7 +155,7 @@ def acting_of(run: Mapping[str, Any]) -> Acting:
 
 
 def other_acting(run: Mapping[str, Any]) -> Acting:
-    """Return the way to act that the policies of a run take only in the final evaluation."""
+    """Return the way to act that is not the own one of a run's program."""
     return "sampled" if acting_of(run) == "greedy" else "greedy"
 
 

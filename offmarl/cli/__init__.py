@@ -45,6 +45,11 @@ VERBS = {
     ),
     "record": Verb("programs", "Train agents online and record them at several tiers", True),
     "train": Verb("programs", "Train an offline baseline on a vault", True),
+    "benchmark": Verb(
+        "benchmark",
+        "Train baselines on datasets, and make tables, curves and a page",
+        example="plan.toml --jobs 2",
+    ),
     "tune": Verb("tune", "Search settings with which a program learns", True),
     "new": Verb(
         "new",

@@ -17,6 +17,7 @@ from offmarl.hub import cache as pulled_datasets
 from offmarl.hub.cache import parse
 from offmarl.hub.card import Uid
 from offmarl.terminal import number
+from offmarl.tracking import RUN_FILE
 
 _NOTHING = "no dataset was pulled."
 
@@ -26,8 +27,9 @@ def pull(
     out: Path | None = None,
     dry_run: bool = False,
     time_limit: Annotated[int | None, arg(metavar="STEPS")] = None,
+    policy: bool = False,
 ) -> Report:
-    """Download a published dataset.
+    """Download a published dataset, or a policy.
 
     Parameters
     ----------
@@ -43,7 +45,11 @@ def pull(
         For data that flags the time limit as a termination: the number of steps after which
         episodes were truncated, by default that of the card. It is stored beside the data and used
         whenever the data is opened.
+    policy
+        NAME is a policy that `offmarl push` published; --out is then the directory of its run.
     """
+    if policy:
+        return _pulled_policy(name, out)
     if dry_run:
         return _planned(hub.plan(name, out))
     pulled = hub.pull(name, out, time_limit)
@@ -61,6 +67,18 @@ def pull(
     )
     data = {"name": pulled.card.name, **pulled._asdict(), "card": _plain(pulled.card)}
     return Report(data, text)
+
+
+def _pulled_policy(name: str, out: Path | None) -> Report:
+    pulled = hub.pull_policy(name, out)
+    facts = {
+        "policy": pulled.card["summary"],
+        "licence": pulled.card["licence"],
+        "commit": pulled.commit,
+        "fetched": _size(pulled.fetched),
+    }
+    following = as_is(f"\nNext: offmarl evaluate {pulled.path}")
+    return Report(pulled._asdict(), Group(as_is(pulled.path), grid(facts), following))
 
 
 def _planned(plan: hub.Plan) -> Report:
@@ -92,7 +110,7 @@ def push(
     private: bool = False,
     message: str = "Upload with offmarl",
 ) -> Report:
-    """Publish vaults as a dataset on the hub.
+    """Publish vaults as a dataset on the hub, or a trained policy as a model.
 
     The dataset consists of shards, a card, checksums and Croissant metadata.
 
@@ -100,7 +118,8 @@ def push(
     ----------
     vaults
         Vaults of one environment, such as vaults/swarm/coverage-3.vlt/mappo-0-expert, or a .vlt
-        directory for all vaults in it.
+        directory for all vaults in it. Or the directory of a finished run, whose last policies are
+        published, with a model card.
     to
         The repository, such as org/name; it is created if it does not exist.
     licence
@@ -121,6 +140,12 @@ def push(
     message
         The commit message.
     """
+    if any((path / RUN_FILE).is_file() for path in vaults):
+        if len(vaults) > 1 or name or citation:
+            raise OptionError("push publishes one policy at a time, without --name and --citation.")
+        return _pushed_policy(
+            hub.push_policy(vaults[0], to, licence, licence_link, summary, private, message)
+        )
     pushed = hub.push(vaults, to, licence, name, summary, citation, private, message, licence_link)
     rows = [[uid, one.digest, len(one.files)] for uid, one in pushed.card.uids.items()]
     facts = {"repository": pushed.url, "commit": pushed.commit, "size": _size(pushed.sent)}
@@ -129,6 +154,14 @@ def push(
         table(["uid", "digest", "shards"], rows), grid(facts), as_is(f"\nNext: offmarl pull {to}")
     )
     return Report({**pushed._asdict(), "card": _plain(pushed.card)}, text)
+
+
+def _pushed_policy(pushed: hub.PushedPolicy) -> Report:
+    card = pushed.card
+    facts = {"repository": pushed.url, "commit": pushed.commit, "size": _size(pushed.sent)}
+    facts |= {"summary": card["summary"], "licence": card["licence"]}
+    following = as_is(f"\nNext: offmarl pull {card['name']} --policy")
+    return Report(pushed._asdict(), Group(grid(facts), following))
 
 
 def cache(

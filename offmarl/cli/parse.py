@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast, get_type_hints
 
 from offmarl.cli.output import hidden
-from offmarl.config import REPEATED, Vaults
+from offmarl.config import REPEATED, Validated, Vaults
 from offmarl.errors import OffmarlError
 from offmarl.paths import expanded
 from offmarl.programs.configs import Config, read_config
@@ -117,13 +117,15 @@ def parse_program(
         An argument or a file of settings is invalid.
     """
     configurable = hasattr(target, "for_env")
-    added = {"settings": configurable, "config": configurable, "json": command is not None}
-    config = config_among(arguments) if configurable else None
+    is_program = issubclass(target, Validated)  # other scripts have any arguments
+    added = {"settings": configurable, "config": is_program, "json": command is not None}
+    config = config_among(arguments) if is_program else None
     values = {} if config is None else config.arguments(cast(Any, target))
     names = (name for name, add in added.items() if add)
     described = documented(target, *names, defaults=values)
     prog = f"offmarl {command}" if command else None
     call = _parse(described, prog, description or "", arguments)
+    call.keywords.pop("config", None)
     given = [*arguments, *(f"--{name}" for name in values)]
     args = _configured(target, call.keywords, given) if configurable else call()
     use_cores_for(args)
@@ -142,7 +144,6 @@ def config_among(arguments: list[str]) -> Config | None:
 def _configured(target: Any, values: dict[str, Any], arguments: list[str]) -> Any:
     """Return a program's arguments with settings for those that are not given."""
     file = values.pop("settings")
-    values.pop("config")
     given = {name: values[name] for name in given_among(values, arguments)}
     return target.for_env(settings_environment(target, values), settings=file, **given)
 

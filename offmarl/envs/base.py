@@ -110,6 +110,8 @@ class Scene(NamedTuple):
     """Kind of each mark: index into `MARKS`."""
     cells: Float[Array, "*G"]
     """A map of the arena with values in [0, 1]; of size 0 if there is none."""
+    attitude: Float[Array, "P 4"] | None = None
+    """Unit quaternions (w, x, y, z) from the body of a quadrotor to the arena; None for points."""
 
 
 @dataclass(frozen=True)

@@ -151,6 +151,7 @@ _SWARM = (
         more=("adversarial",),
     ),
     _swarm("flock-N", "Flock", "N drones fly together through obstacles and wind"),
+    _swarm("hover-N", "Hover", "N quadrotors fly to goals and hover there"),
 )
 
 SMAX_MAPS = (

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -48,6 +48,10 @@ _TIMEOUT = 10.0
 
 _COMMIT = re.compile("[0-9a-f]{40}")
 _SHA256 = re.compile("[0-9a-f]{64}")
+
+
+Kind = Literal["dataset", "model"]
+"""Kind of a repository."""
 
 
 class Remote(NamedTuple):
@@ -124,7 +128,7 @@ def _first_hop(endpoint: str) -> tuple[str, int]:
     return address.hostname or "", address.port or {"http": 80}.get(address.scheme, 443)
 
 
-def find(repository: str, path: str, revision: str) -> Remote:
+def find(repository: str, path: str, revision: str, kind: Kind = "dataset") -> Remote:
     """Return a file's size, hash and commit.
 
     Raises
@@ -139,14 +143,23 @@ def find(repository: str, path: str, revision: str) -> Remote:
     problem = HubUnreachableError(f"no hub answers about {repository}.")
     for endpoint in found:
         try:
-            return _ask(endpoint, found, repository, path, revision)
+            return _ask(endpoint, found, _Place(repository, path, kind), revision)
         except HubUnreachableError as error:
             problem = error
     raise problem
 
 
-def _ask(endpoint: str, mirrors: list[str], repository: str, path: str, revision: str) -> Remote:
-    url = _url(endpoint, repository, path, revision)
+class _Place(NamedTuple):
+    """A file in a repository."""
+
+    repository: str
+    path: str
+    kind: Kind
+
+
+def _ask(endpoint: str, mirrors: list[str], place: _Place, revision: str) -> Remote:
+    repository, path, _ = place
+    url = _url(endpoint, place, revision)
     with errors_of(repository, revision, path):
         found = get_hf_file_metadata(
             url, token=token_for(url) or False, timeout=_TIMEOUT, endpoint=endpoint
@@ -158,15 +171,14 @@ def _ask(endpoint: str, mirrors: list[str], repository: str, path: str, revision
             f"{found.commit_hash!r}, size {found.size!r}): a proxy or mirror may have changed it."
         )
     first = (endpoint, *(mirror for mirror in mirrors if mirror != endpoint))
-    urls = tuple(_url(mirror, repository, path, commit) for mirror in first)
+    urls = tuple(_url(mirror, place, commit) for mirror in first)
     return Remote(urls, commit, size, found.etag if _SHA256.fullmatch(found.etag or "") else None)
 
 
-def _url(endpoint: str, repository: str, path: str, revision: str) -> str:
+def _url(endpoint: str, place: _Place, revision: str) -> str:
+    repository, path, kind = place
     with errors_of(repository, revision, path):
-        return hf_hub_url(
-            repository, path, repo_type="dataset", revision=revision, endpoint=endpoint
-        )
+        return hf_hub_url(repository, path, repo_type=kind, revision=revision, endpoint=endpoint)
 
 
 @contextmanager
@@ -195,7 +207,7 @@ def errors_of(repository: str, revision: str = "main", path: str = "") -> Iterat
         ) from error
     except RepositoryNotFoundError as error:
         raise HubError(
-            f"no dataset repository {repository} exists, or it is private and you are not logged "
+            f"no repository {repository} exists, or it is private and you are not logged "
             "in (`hf auth login`)."
         ) from error
     except RevisionNotFoundError as error:

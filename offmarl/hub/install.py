@@ -330,7 +330,7 @@ def install_archive(
         _check_room(entry, missing + sum(member.file_size for member in members))
         with _progress(card.name, download, spans):
             if uid is None:
-                check = _check_whole(card.name, download, published or remote.sha256, published)
+                check = check_whole(card.name, download, published or remote.sha256, published)
             else:
                 for span in spans:
                     download.ensure(*span)
@@ -355,7 +355,7 @@ def install_shards(entry: Entry, card: Card, uid: str, remotes: Sequence[Remote]
     with archive.open("wb") as joined:
         for file, download in zip(files, downloads, strict=True):
             with _progress(f"{card.name}/{uid}", download, [(0, download.size)]):
-                _check_whole(file.path, download, file.sha256, file.sha256)
+                check_whole(file.path, download, file.sha256, file.sha256)
             download.close()
             with download.path.open("rb") as shard:
                 shutil.copyfileobj(shard, joined)
@@ -387,7 +387,7 @@ def _check_room(entry: Entry, needed: int) -> None:
         )
 
 
-def _check_whole(name: str, download: Download, wanted: str | None, published: str | None) -> str:
+def check_whole(name: str, download: Download, wanted: str | None, published: str | None) -> str:
     """Download what is missing of a file, check its hash, and return how it was checked."""
     found = download.sha256()
     if wanted is None:

@@ -122,8 +122,8 @@ def push(
     endpoint = client.answering()[0]
     url = f"{endpoint}/datasets/{repository}"
     api = HfApi(endpoint=endpoint)
-    with _staging(repository) as directory, client.errors_of(repository):
-        parent = _repository(api, repository, private)
+    with staging(repository) as directory, client.errors_of(repository):
+        parent = repository_of(api, repository, private)
         files = {uid: _shards(one, directory) for uid, one in data.items()}
         card = _card(data, files, repository, terms, name, summary, citation)
         texts = {
@@ -137,7 +137,7 @@ def push(
             for file in shards
         ] + [CommitOperationAdd(path, text.encode()) for path, text in texts.items()]
         sent = sum(operation.upload_info.size for operation in operations)
-        commit = _commit(api, repository, operations, message, parent)
+        commit = commit_files(api, repository, operations, message, parent)
     return Pushed(card, url, commit, sent)
 
 
@@ -172,7 +172,7 @@ def _expand(path: Path) -> list[Path]:
 
 
 @contextmanager
-def _staging(repository: str) -> Iterator[Path]:
+def staging(repository: str) -> Iterator[Path]:
     """Provide an empty directory beside the cache; only one push to a repository at a time."""
     directory = cache.root().parent / "pushing" / repository.replace("/", "--")
     directory.mkdir(parents=True, exist_ok=True)
@@ -183,10 +183,10 @@ def _staging(repository: str) -> Iterator[Path]:
             shutil.rmtree(directory)
 
 
-def _repository(api: HfApi, repository: str, private: bool) -> str:
+def repository_of(api: HfApi, repository: str, private: bool, kind: client.Kind = "dataset") -> str:
     """Create the repository if it does not exist, and return its newest commit."""
-    api.create_repo(repository, repo_type="dataset", private=private, exist_ok=True)
-    return api.dataset_info(repository).sha or ""
+    api.create_repo(repository, repo_type=kind, private=private, exist_ok=True)
+    return api.repo_info(repository, repo_type=kind).sha or ""
 
 
 def _shards(one: Dataset, directory: Path) -> tuple[File, ...]:
@@ -199,18 +199,26 @@ def _shards(one: Dataset, directory: Path) -> tuple[File, ...]:
             f"packing {one.path} needs {2 * needed:,} bytes in {directory}, and {free:,} are free: "
             "free some space there, or set HF_HOME."
         )
-    packing = tracking.progress(f"pack {one.uid}", needed, unit="bytes")
+    root = f"{one.name}{SUFFIX}/{one.uid}"
+    pack([(f, f"{root}/{f.relative_to(one.path).as_posix()}") for f in _files(one)], archive)
+    return tuple(file_of(path, directory) for path in _cut(archive))
+
+
+def pack(files: Sequence[tuple[Path, str]], archive: Path) -> None:
+    """Pack files, each with its name inside, into an archive whose bytes depend on them only."""
+    total = sum(file.stat().st_size for file, _ in files)
+    packing = tracking.progress(f"pack {archive.stem}", total, unit="bytes")
     with packing as advance, zipfile.ZipFile(archive, "w") as packed:
-        for file in _files(one):
-            inside = f"{one.name}{SUFFIX}/{one.uid}/{file.relative_to(one.path).as_posix()}"
+        for file, inside in files:
             member = zipfile.ZipInfo(inside, _EPOCH)
             with file.open("rb") as source, packed.open(member, "w", force_zip64=True) as target:
                 shutil.copyfileobj(source, target, _BLOCK)
             advance(member.file_size)
-    return tuple(
-        File(path.relative_to(directory).as_posix(), path.stat().st_size, _sha256(path))
-        for path in _cut(archive)
-    )
+
+
+def file_of(path: Path, directory: Path) -> File:
+    """Describe a file that is published from a directory."""
+    return File(path.relative_to(directory).as_posix(), path.stat().st_size, sha256_of(path))
 
 
 def _files(one: Dataset) -> list[Path]:
@@ -234,7 +242,8 @@ def _cut(archive: Path) -> list[Path]:
     return pieces
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -322,12 +331,13 @@ def _describe(one: Dataset, files: tuple[File, ...]) -> Uid:
     )
 
 
-def _commit(
+def commit_files(
     api: HfApi,
     repository: str,
     operations: Sequence[CommitOperationAdd],
     message: str,
     parent: str,
+    kind: client.Kind = "dataset",
 ) -> str:
     """Upload what the hub does not have, and commit everything or nothing."""
     try:
@@ -337,7 +347,7 @@ def _commit(
                 repository,
                 operations,
                 commit_message=message,
-                repo_type="dataset",
+                repo_type=kind,
                 parent_commit=parent or None,
             )
     except HfHubHTTPError as error:

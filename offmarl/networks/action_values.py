@@ -23,6 +23,7 @@ from offmarl.networks.encoders import (
     state_encoder,
 )
 from offmarl.networks.inputs import AgentId, InputLayer, Inputs
+from offmarl.networks.linear import Dense
 from offmarl.types import ArrayTree, Continuous, EnvSpec, View
 
 CriticInput = Literal["observation", "state", "joint"]
@@ -100,8 +101,8 @@ class ActionValue(nn.Module):
             x = x + jnp.einsum("...na,nah->...h", action, kernel)[..., None, :]
             change = own - action[..., agents, :]
             x = x + jnp.einsum("...ra,rah->...rh", change, kernel[agents])
-        x = nn.relu(nn.Dense(self.hidden, kernel_init=wide)(nn.relu(x)))
-        return nn.Dense(self.outputs, kernel_init=nn.initializers.orthogonal())(x)
+        x = nn.relu(Dense(self.hidden, kernel_init=wide)(nn.relu(x)))
+        return Dense(self.outputs, kernel_init=nn.initializers.orthogonal())(x)
 
 
 @dataclass(frozen=True)

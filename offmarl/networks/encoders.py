@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from offmarl.networks.inputs import Inputs
+from offmarl.networks.linear import Dense
 from offmarl.trees import ArraySpec, flatten_tree
 from offmarl.types import ArrayTree, EnvSpec, View, empty_view
 
@@ -79,7 +80,7 @@ class Encoder(nn.Module):
         return self._dense(f"{prefix}dense", x.reshape(*x.shape[:-3], -1))
 
     def _dense(self, name: str, x: Float[Array, "*b _"]) -> Float[Array, "*b hidden"]:
-        layer = nn.Dense(self.hidden, kernel_init=nn.initializers.he_normal(), name=name)
+        layer = Dense(self.hidden, kernel_init=nn.initializers.he_normal(), name=name)
         return nn.relu(layer(x))
 
     def _for_all_agents(self, x: Float[Array, "*b some _"], of: tuple[int, ...]) -> Array:

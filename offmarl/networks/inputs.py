@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from offmarl.networks.linear import product
+
 AgentId = Literal["onehot", "sinusoidal", "none"]
 """How a network that all agents share distinguishes them.
 
@@ -62,8 +64,8 @@ class InputLayer(nn.Module):
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
         of_shared, of_own, of_id = jnp.split(kernel, np.cumsum(sizes)[:-1].tolist())
         constant = of_id if self.agent_id == "onehot" else jnp.asarray(ids) @ of_id
-        outputs = own @ of_own + (constant + bias)
-        return outputs if shared is None else outputs + (shared @ of_shared)[..., None, :]
+        outputs = product(own, of_own) + (constant + bias)
+        return outputs if shared is None else outputs + product(shared, of_shared)[..., None, :]
 
 
 def id_features(agent_id: AgentId, num_agents: int) -> Float[np.ndarray, "N F"]:

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from offmarl.distributions import select
 from offmarl.networks.encoders import blank_view, central, observation_encoder, state_encoder
 from offmarl.networks.inputs import InputLayer
+from offmarl.networks.linear import Dense
 from offmarl.networks.pooling import PooledEncoder
 from offmarl.networks.torsos import unroll_batch
 from offmarl.types import ArrayTree, EnvSpec, View
@@ -168,16 +169,16 @@ class LinearMixer(nn.Module):
     def __call__(self, state: ArrayTree) -> LinearWeights:
         """Compute the weights of a batch of states, `offmarl.networks.central`."""
         state = state if self.encoder is None else self.encoder(state)
-        x = nn.relu(nn.Dense(self.hidden, name="hidden_layer")(state))
-        weights = nn.Dense(self.num_agents, name="weights")(x)
-        return LinearWeights(jnp.abs(weights), nn.Dense(1, name="constant")(x).squeeze(-1))
+        x = nn.relu(Dense(self.hidden, name="hidden_layer")(state))
+        weights = Dense(self.num_agents, name="weights")(x)
+        return LinearWeights(jnp.abs(weights), Dense(1, name="constant")(x).squeeze(-1))
 
 
-def _dense(scale: float | None) -> Callable[..., nn.Dense]:
+def _dense(scale: float | None) -> Callable[..., Dense]:
     """Return a linear layer whose weights are orthogonal and of some scale at first."""
     if scale is None:
-        return nn.Dense
-    return partial(nn.Dense, kernel_init=nn.initializers.orthogonal(scale))
+        return Dense
+    return partial(Dense, kernel_init=nn.initializers.orthogonal(scale))
 
 
 def make_mixer(

@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float
 
 from offmarl.networks.encoders import ViewEncoder, observation_encoder, view_encoder
 from offmarl.networks.inputs import Inputs
+from offmarl.networks.linear import Dense
 from offmarl.types import EnvSpec, View
 
 CriticKind = Literal["state", "pooled"]
@@ -47,10 +48,10 @@ class AttentionPool(nn.Module):
         self, x: Float[Array, "*b N F"], mask: Bool[Array, "*b N"]
     ) -> Float[Array, "*b {self.features}"]:
         """Pool over N; vectors outside the mask are left out, except if the mask is empty."""
-        hidden = nn.relu(nn.Dense(self.features, kernel_init=nn.initializers.he_normal())(x))
-        logits = nn.Dense(self.heads, kernel_init=nn.initializers.zeros)(hidden)
+        hidden = nn.relu(Dense(self.features, kernel_init=nn.initializers.he_normal())(x))
+        logits = Dense(self.heads, kernel_init=nn.initializers.zeros)(hidden)
         weights = jax.nn.softmax(jnp.where(mask[..., None], logits, -1e9), axis=-2)
-        values = nn.Dense(self.features)(hidden)
+        values = Dense(self.features)(hidden)
         values = values.reshape(*values.shape[:-1], self.heads, -1)
         pooled = jnp.einsum("...nh,...nhf->...hf", weights, values)
         return nn.relu(pooled.reshape(*pooled.shape[:-2], -1))

@@ -9,11 +9,12 @@ that are not float32 vectors into vectors, which are the torso's input.
 from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from offmarl.networks.gru import GRUWeights, gru_step, orthogonal_gates, unroll_gru
 from offmarl.networks.inputs import AgentId, InputLayer
+from offmarl.networks.linear import Dense
 from offmarl.types import ArrayTree
 
 Activation = Literal["relu", "tanh"]
@@ -34,6 +35,21 @@ class _Constants(nn.Module):
         constants = self.param("constants", nn.initializers.zeros, (self.count,))
         shape = (*outputs.shape[:-1], self.count)
         return jnp.concatenate([outputs, jnp.broadcast_to(constants, shape)], axis=-1)
+
+
+class _Affine(nn.Module):
+    """The parameters of a linear layer."""
+
+    inputs: int
+    outputs: int
+
+    @nn.compact
+    def __call__(self) -> tuple[Float[Array, "inputs outputs"], Float[Array, "outputs"]]:
+        kernel = nn.initializers.lecun_normal()
+        return (
+            self.param("kernel", kernel, (self.inputs, self.outputs)),
+            self.param("bias", nn.initializers.zeros, (self.outputs,)),
+        )
 
 
 class FeedForward(nn.Module):
@@ -86,8 +102,8 @@ class FeedForward(nn.Module):
         activate = _ACTIVATIONS[self.activation]
         x = activate(InputLayer(self.hidden, self.agent_id, name="Dense_0")(x))
         for index in range(1, self.layers):
-            x = activate(nn.Dense(self.hidden, kernel_init=wide, name=f"Dense_{index}")(x))
-        x = nn.Dense(self.outputs, kernel_init=narrow, name=f"Dense_{self.layers}")(x)
+            x = activate(Dense(self.hidden, kernel_init=wide, name=f"Dense_{index}")(x))
+        x = Dense(self.outputs, kernel_init=narrow, name=f"Dense_{self.layers}")(x)
         return _Constants(self.constants)(x), carry
 
     def unroll(
@@ -95,6 +111,8 @@ class FeedForward(nn.Module):
     ) -> Float[Array, "T *b N _"]:
         """Apply the network to all steps of a window."""
         return self((), observation)[0]
+
+    unroll_batch = unroll
 
     def unroll_states(
         self, observation: ArrayTree, _first: Bool[Array, "T *b"], _carry: ArrayTree = None
@@ -128,13 +146,13 @@ class Recurrent(nn.Module):
     def setup(self) -> None:  # noqa: D102
         wide, narrow = (nn.initializers.orthogonal(scale) for scale in (2**0.5, self.output_scale))
         self.embed = InputLayer(self.hidden, self.agent_id)
-        self.input_gates = nn.Dense(3 * self.hidden)
+        self.input_gates = _Affine(self.hidden, 3 * self.hidden)
         self.recurrent_kernel = self.param(
-            "recurrent_kernel", nn.initializers.orthogonal(), (self.hidden, 3 * self.hidden)
+            "recurrent_kernel", orthogonal_gates, (self.hidden, 3 * self.hidden)
         )
         self.recurrent_bias = self.param("recurrent_bias", nn.initializers.zeros, (self.hidden,))
-        self.after = [nn.Dense(self.hidden, kernel_init=wide) for _ in range(1, self.layers)]
-        self.head = nn.Dense(self.outputs, kernel_init=narrow)
+        self.after = [Dense(self.hidden, kernel_init=wide) for _ in range(1, self.layers)]
+        self.head = Dense(self.outputs, kernel_init=narrow)
         self.append = _Constants(self.constants)
 
     def initial_carry(self, num_agents: int) -> Float[Array, "N hidden"]:
@@ -145,7 +163,7 @@ class Recurrent(nn.Module):
         self, carry: Float[Array, "*b N hidden"], observation: ArrayTree
     ) -> tuple[Float[Array, "*b N _"], Float[Array, "*b N hidden"]]:
         """Apply the network to one step."""
-        carry = self._gru_step(carry, self._gates(observation))
+        carry = gru_step(self._weights(), carry, self._embedded(observation))
         return self._outputs(carry), carry
 
     def unroll(
@@ -169,29 +187,36 @@ class Recurrent(nn.Module):
         ``first`` marks the beginning of an episode. Everything except the recurrence is one matrix
         product over all steps.
         """
-
-        def step(carry: Array, x: tuple[Array, Array]) -> tuple[Array, Array]:
-            gates, is_first = x
-            carry = self._gru_step(jnp.where(is_first[..., None, None], 0.0, carry), gates)
-            return carry, carry
-
-        gates = self._gates(observation)
-        if carry is None:
-            carry = jnp.zeros((*gates.shape[1:-1], self.hidden))
-        _, memory = jax.lax.scan(step, carry, (gates, first))
+        memory = self._memory(self._embedded(observation), first, carry)
         return self._outputs(memory), memory
 
-    def _gates(self, observation: ArrayTree) -> Float[Array, "*b N gates"]:
-        x = observation if self.encoder is None else self.encoder(observation)
-        return self.input_gates(_ACTIVATIONS[self.activation](self.embed(x)))
+    def unroll_batch(
+        self,
+        observation: ArrayTree,
+        first: Bool[Array, "B T"],
+        carry: Float[Array, "B N hidden"] | None = None,
+    ) -> Float[Array, "B T N _"]:
+        """Apply the network to windows; see `offmarl.networks.unroll_batch`."""
+        embedded = self._embedded(observation).swapaxes(0, 1)
+        return self._outputs(self._memory(embedded, first.T, carry)).swapaxes(0, 1)
 
-    def _gru_step(self, carry: Array, gates: Array) -> Array:
-        reset_x, update_x, new_x = jnp.split(gates, 3, axis=-1)
-        reset_h, update_h, new_h = jnp.split(carry @ self.recurrent_kernel, 3, axis=-1)
-        reset = nn.sigmoid(reset_x + reset_h)
-        update = nn.sigmoid(update_x + update_h)
-        new = jnp.tanh(new_x + reset * (new_h + self.recurrent_bias))
-        return (1 - update) * new + update * carry
+    def _embedded(self, observation: ArrayTree) -> Float[Array, "*b N hidden"]:
+        x = observation if self.encoder is None else self.encoder(observation)
+        return _ACTIVATIONS[self.activation](self.embed(x))
+
+    def _memory(
+        self, embedded: Float[Array, "T *b N hidden"], first: Bool[Array, "T *b"], carry: Any
+    ) -> Float[Array, "T *b N hidden"]:
+        """Return the memory after each step; ``(*b, N)`` is one axis in the recurrence."""
+        steps, hidden = len(embedded), self.hidden
+        first = jnp.broadcast_to(first[..., None], embedded.shape[:-1]).reshape(steps, -1)
+        x = embedded.reshape(steps, -1, hidden)
+        carry = jnp.zeros(x.shape[1:], x.dtype) if carry is None else carry.reshape(-1, hidden)
+        return unroll_gru(self._weights(), carry, x, first).reshape(embedded.shape)
+
+    def _weights(self) -> GRUWeights:
+        kernel, bias = self.input_gates()
+        return GRUWeights(kernel, bias, self.recurrent_kernel, self.recurrent_bias)
 
     def _outputs(self, memory: Float[Array, "*b N hidden"]) -> Float[Array, "*b N _"]:
         activate = _ACTIVATIONS[self.activation]
@@ -253,9 +278,5 @@ def unroll_batch(
     carry
         The memory at the beginning of each window, ``(B, N, ...)``; None for an empty one.
     """
-
-    def unroll(observation: ArrayTree, first: Array, carry: ArrayTree) -> Array:
-        unrolled: Array = network.apply(params, observation, first, carry, method="unroll")
-        return unrolled
-
-    return jax.vmap(unroll)(observation, first, carry)
+    unrolled: Array = network.apply(params, observation, first, carry, method="unroll_batch")
+    return unrolled

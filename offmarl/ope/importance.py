@@ -177,7 +177,9 @@ def bootstrap(
     block = max(min(_RESAMPLED // episodes, resamples), 1)
     for start in range(0, resamples, block):
         count = min(block, resamples - start)
-        counts = draw.multinomial(episodes, np.full(episodes, 1 / episodes), count)
+        places = draw.integers(episodes, size=(count, episodes))
+        places += episodes * np.arange(count)[:, None]
+        counts = np.bincount(places.ravel(), minlength=count * episodes).reshape(count, episodes)
         found.append(np.asarray(estimator(jnp.asarray(counts, jnp.float32))))
     tail = (1 - confidence) / 2
     low, high = np.quantile(np.concatenate(found), [tail, 1 - tail])

@@ -125,9 +125,10 @@ def evaluate(
     params: ArrayTree,
     keys: Key[Array, "seeds"],
     episodes: int,
-    last: bool,
 ) -> dict[str, Float[np.ndarray, "seeds episodes"]]:
-    """Evaluate the policy of every seed.
+    """Evaluate the policy of every seed, greedily and by sampling.
+
+    A policy that does not sample its actions acts in one way only.
 
     Parameters
     ----------
@@ -141,10 +142,6 @@ def evaluate(
         Random keys, one for each seed.
     episodes
         Number of episodes to play.
-    last
-        Whether policies also act in the other way: by their best actions where training evaluates
-        them by sampled ones, and the reverse. A policy that does not sample its actions acts in one
-        way only.
 
     Returns
     -------
@@ -160,7 +157,7 @@ def evaluate(
         returns = partial(play, program, evaluator.env, layout, episodes)
         teams = teams_of(evaluator.env.spec)
         found |= _by_name(tracking.RETURN, teams, returns(program.greedy, params, keys))
-        if last and (not program.greedy or _can_sample(program, params)):
+        if not program.greedy or _can_sample(program, params):
             name = tracking.OTHER_RETURN["sampled" if program.greedy else "greedy"]
             found |= _by_name(name, teams, returns(not program.greedy, params, keys))
     return {name: values[:seeds] for name, values in jax.device_get(found).items()}

@@ -103,9 +103,22 @@ def make_optimiser(
     separately
         Clip each field of the parameters' NamedTuple by its own norm; see `clipped_adam`.
     """
-    rate = hyper.learning_rate if learning_rate is None else learning_rate
-    if args.schedule != "constant":
-        rate = annealed(rate, jnp.asarray(done) / (updates or args.updates or 1), args.schedule)
+    rate = step_size(args, hyper, done, learning_rate=learning_rate, updates=updates)
     if args.max_grad_norm is None:
         return optax.adam(rate, eps=eps)
     return clipped_adam(rate, args.max_grad_norm, eps=eps, separately=separately)
+
+
+def step_size(
+    args: LearnerArgs,
+    hyper: Hyperparameters,
+    done: Int[Array, ""] | int,
+    *,
+    learning_rate: Number | None = None,
+    updates: int | None = None,
+) -> Number:
+    """Return the step size of an update; the arguments are those of `make_optimiser`."""
+    rate = hyper.learning_rate if learning_rate is None else learning_rate
+    if args.schedule == "constant":
+        return rate
+    return annealed(rate, jnp.asarray(done) / (updates or args.updates or 1), args.schedule)

@@ -6,7 +6,7 @@ uninterrupted one, and streamed batches equal those of a replay on the device.
 
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
@@ -27,7 +27,7 @@ from offmarl.programs.program import (
     same_state,
     shaping_values,
 )
-from offmarl.programs.run import CheckpointTimer
+from offmarl.programs.run import CheckpointTimer, compiler_options
 from offmarl.programs.seeds import Layout, map_seeds
 from offmarl.replay import Batches, BatchSource, Replay, split_key
 from offmarl.replay.priorities import Priorities, Prioritised
@@ -246,8 +246,21 @@ def updates(
         yield done, learned, metrics
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=3)
-def _update(
+def _update(*args: Any) -> tuple[Learned, dict[str, Float[Array, "seeds most"]]]:
+    """Call the compiled loop; the arguments are those of `_update_all`."""
+    found: tuple[Learned, dict[str, Array]] = _compiled_update()(*args)
+    return found
+
+
+@cache
+def _compiled_update() -> Callable[..., Any]:
+    options: Any = compiler_options()
+    return jax.jit(
+        _update_all, static_argnums=(0, 1, 2), donate_argnums=3, compiler_options=options
+    )
+
+
+def _update_all(
     program: Program,
     stage: int,
     layout: Layout,

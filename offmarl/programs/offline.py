@@ -333,7 +333,7 @@ class _Journal:
         episodes = job.args.final_episodes if last else job.args.evaluate_episodes
         keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(self._keys, done)
         params = job.program.policy_params(job.stopping.apply(learned).state)
-        return evaluate(job.evaluator, job.program, job.layout, params, keys, episodes, last)
+        return evaluate(job.evaluator, job.program, job.layout, params, keys, episodes)
 
     def _best(self) -> set[int]:
         """Return the steps of the best evaluation of each seed, if they are kept."""

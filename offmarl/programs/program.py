@@ -446,8 +446,8 @@ class Program(NamedTuple):
     """``policy_params(state)``: the parameters of its policy. A run stores them, and `load_policy`
     reads them."""
     greedy: bool = True
-    """Whether the policy is evaluated with its best actions. A policy that is evaluated with
-    sampled actions, such as a clone of stochastic data, is also evaluated greedily at the end."""
+    """Whether the policy's own way to act is to take its best actions, and not to sample them. A
+    baseline that can do both is evaluated in both ways."""
     return_to_go: float | None = None
     """Discount of the returns-to-go that its batches carry, 1 for plain sums; None for none."""
     td_errors: bool = False

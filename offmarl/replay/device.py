@@ -82,11 +82,11 @@ class Replay:
     def at(self, slots: Int[Array, "B"]) -> Sequence:
         """Unpack the windows that start at the given slots."""
         layout = packing.layout_of(self.spec, self.windows)
-        rows = slots[:, None] + jnp.arange(self.windows.slots)
-        fields = packing.unpack(self.rows, layout, rows)
+        fields = packing.unpack(self.rows, layout, slots, self.windows.slots)
         of_steps = {name: x[:, :-1] for name, x in fields.items() if not is_of_slots(name)}
         if self.factors is not None:
-            of_steps["weight"] = self.factors[rows[:, :-1]]
+            rows = slots[:, None] + jnp.arange(self.windows.steps)
+            of_steps["weight"] = self.factors[rows]
         return to_sequence(finished(fields | of_steps, self.windows))
 
     def __repr__(self) -> str:

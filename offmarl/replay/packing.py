@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, UInt32
+from jaxtyping import Array, Int, UInt32
 
 from offmarl.replay.fields import Fields, fields_of
 from offmarl.replay.sampling import Windows
@@ -119,40 +119,40 @@ def pack(fields: Fields, layout: Layout, count: int) -> Rows:
     return rows
 
 
-def unpack(rows: Rows, layout: Layout, slots: Int[Array, "*b S"]) -> dict[str, Array]:
-    """Gather slots and undo `pack`, on the device; each field is ``(*b, S, ...)``.
+def unpack(rows: Rows, layout: Layout, starts: Int[Array, "B"], count: int) -> dict[str, Array]:
+    """Gather windows of ``count`` slots and undo `pack`, on the device.
 
-    All slots must exist.
+    Each field is ``(B, count, ...)``. All slots must exist.
     """
-    words = _gather(rows[WORDS], slots)
-    any_bit = rows[WORDS][0, 0] > 0
-    own = {
-        name: _gather_whole(rows[name], slots, any_bit).reshape(*slots.shape, *leaf.shape)
-        for name, leaf in layout.own.items()
+    slots = starts[:, None] + jnp.arange(count)
+    own = {name: rows[name] for name in layout.own}
+    found = jax.lax.platform_dependent(
+        own,
+        slots,
+        cpu=_copy_windows,
+        default=lambda own, slots: {name: _gather(array, slots) for name, array in own.items()},
+    )
+    unpacked = {
+        name: found[name].reshape(*slots.shape, *leaf.shape) for name, leaf in layout.own.items()
     }
-    return own | _unpack_words(words, layout)
+    return unpacked | _unpack_words(_gather(rows[WORDS], slots), layout)
 
 
-def _gather(array: Array, slots: Int[Array, "*b S"]) -> Array:
+def _gather(array: Array, slots: Int[Array, "B S"]) -> Array:
     return array.at[slots].get(mode="promise_in_bounds")
 
 
-def _gather_whole(array: Array, slots: Int[Array, "*b S"], any_bit: Bool[Array, ""]) -> Array:
-    """Gather slots ``(*b, S, size)``, each copied as one block.
+def _copy_windows(arrays: dict[str, Array], slots: Int[Array, "B S"]) -> dict[str, Array]:
+    """Copy each window as one block: on a CPU, XLA's gather copies number by number."""
+    size = slots.shape[1]
 
-    On a CPU, XLA would fuse the gather with the reshape that follows it, and copy a slot by its
-    innermost axis. It fuses nothing with a conditional. Both branches are the same.
-    """
+    def window(start: Int[Array, ""]) -> dict[str, Array]:
+        return {
+            name: jax.lax.dynamic_slice_in_dim(array, start, size) for name, array in arrays.items()
+        }
 
-    def on_cpu(array: Array, slots: Int[Array, "*b S"]) -> Array:
-        return jax.lax.cond(any_bit, _gather, _gather_clipped, array, slots)
-
-    found: Array = jax.lax.platform_dependent(array, slots, cpu=on_cpu, default=_gather)
+    found: dict[str, Array] = jax.lax.map(window, slots[:, 0])
     return found
-
-
-def _gather_clipped(array: Array, slots: Int[Array, "*b S"]) -> Array:
-    return array.at[slots].get(mode="clip")
 
 
 def _unpack_words(words: UInt32[Array, "*b W"], layout: Layout) -> dict[str, Array]:

@@ -2,6 +2,7 @@
 
 An environment can be drawn if it has a method ``scene(state)`` that returns a `Scene`. A scene with
 three dimensions is shown from an oblique angle, with a line from each drone to the floor.
+Quadrotors show their attitude: two arms with a rotor at each end.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from jaxtyping import Float
 from offmarl.envs.base import MARKS, Scene
 from offmarl.envs.swarm.dynamics import KINDS as DRONES
 from offmarl.envs.swarm.dynamics import OBSTACLE_RADIUS
+from offmarl.envs.swarm.quadrotor import to_matrix
 from offmarl.errors import OptionError
 
 if TYPE_CHECKING:
@@ -36,6 +38,8 @@ KINDS = ("gif", "mp4", "png")
 _FRAMES_PER_SECOND = 10
 _PIXELS = 420
 _TRAIL = 6
+_TITLE = 68
+"""Characters of a title that fit; longer ones are smaller."""
 _COLOURS = 64
 """Colours of a GIF; few make a small file."""
 
@@ -186,7 +190,8 @@ def frame(playback: Playback, time: int) -> Picture:
         playback.scenes[max(0, time - _TRAIL) : time],
     )
     title = f"{playback.name}   step {time}   return {round(playback.score[time], 1) + 0.0}"
-    figure.text(0.03, 0.955, title, fontsize=9, color="#374151")
+    size = 9 * min(1.0, _TITLE / len(title))
+    figure.text(0.03, 0.955, title, fontsize=size, color="#374151")
     entries = legend(scene)
     figure.legend(
         handles=entries,
@@ -375,13 +380,40 @@ def _draw_drones(axes: Axes, scene: Scene, extent: Float[np.ndarray, "D"]) -> No
     scale = _scale(len(alive))
     size = 0.02 * float(np.max(extent)) * scale
     sizes = size * np.asarray(_SIZES)[np.asarray(scene.kind)]
-    darts = places[:, None] + sizes[:, None, None] * _darts(np.asarray(scene.heading))
-    edge = 0.5 if scale > _THIN else 0.0
-    style: dict[str, Any] = {"edgecolors": "white", "linewidths": edge, "zorder": 3}
     colours = list(compress(_colours(scene), alive))
-    axes.add_collection(PolyCollection(list(darts[alive]), facecolors=colours, **style))
+    if scene.attitude is None:
+        darts = places[:, None] + sizes[:, None, None] * _darts(np.asarray(scene.heading))
+        edge = 0.5 if scale > _THIN else 0.0
+        style: dict[str, Any] = {"edgecolors": "white", "linewidths": edge, "zorder": 3}
+        axes.add_collection(PolyCollection(list(darts[alive]), facecolors=colours, **style))
+    else:
+        rotors = _rotors(scene.attitude, scene.drones, 1.4 * sizes)
+        _draw_rotors(axes, _flat(rotors)[alive], colours)
     lost = places[~alive]
     axes.scatter(lost[:, 0], lost[:, 1], marker="x", s=18, color="#9ca3af", linewidth=1, zorder=2)
+
+
+def _rotors(attitude: Any, position: Any, sizes: Float[np.ndarray, "P"]) -> Any:
+    """Return the places ``(P, 4, 3)`` of rotors: front left and right, rear right and left."""
+    import jax.numpy as jnp
+
+    corners = np.array([[1.0, 1.0, 0.0], [1.0, -1.0, 0.0], [-1.0, -1.0, 0.0], [-1.0, 1.0, 0.0]])
+    arms = np.einsum("pij,rj->pri", to_matrix(jnp.asarray(attitude)), corners)
+    return np.asarray(position)[:, None] + sizes[:, None, None] * arms
+
+
+def _draw_rotors(axes: Axes, rotors: Float[np.ndarray, "P 4 2"], colours: Sequence[str]) -> None:
+    """Draw two arms from rotor to rotor, and the rotors; those in front are filled."""
+    from matplotlib.collections import LineCollection
+
+    arms = np.concatenate([rotors[:, [0, 2]], rotors[:, [1, 3]]])
+    axes.add_collection(
+        LineCollection(list(arms), colors=[*colours, *colours], linewidths=2.0, zorder=3)
+    )
+    for number in range(4):
+        x, y = rotors[:, number].T
+        face = colours if number < 2 else "white"
+        axes.scatter(x, y, s=22, facecolor=face, edgecolor=colours, linewidth=1, zorder=3.1)
 
 
 def _scale(drones: int) -> float:

@@ -74,8 +74,8 @@ class Runs(NamedTuple):
     directories: dict[str, dict[Entry, Path]]
     """By dataset and entry, as the policy acted in training."""
     best: Scores
-    """Of the best checkpoint of each seed, for the entries of ``directories`` that were evaluated
-    more than once: see `best_scores`."""
+    """Of the best checkpoint of each seed, for the entries that were evaluated more than once: see
+    `best_scores`."""
     settings: dict[str, list[str]]
     """The programs that were trained with other settings on one dataset than on another, and the
     settings that differ."""
@@ -139,11 +139,20 @@ def read_runs(
             acting = acting_of(runs[path]) if metric == RETURN else None
             entry = Entry(runs[path]["program"], acting, names[path])
             trained.setdefault(label, {})[entry] = path
-            if (of_best := best_scores(path, metric)) is not None:
-                best.setdefault(label, {})[entry] = of_best
+            for one, name in _metrics(entry, metric).items():
+                if (of_best := best_scores(path, name)) is not None:
+                    best.setdefault(label, {})[one] = of_best
         scores[label] = dict(sorted(found.items(), key=lambda item: item[0].acting == "sampled"))
     named = {label: data[alike[0]] for label, alike in groups.items()}
     return Runs(scores, named, trained, best, settings)
+
+
+def _metrics(entry: Entry, metric: str) -> dict[Entry, str]:
+    """Return the entries of a run, and the metric of each, of which some may not exist."""
+    if entry.acting is None:
+        return {entry: metric}
+    other: Acting = "sampled" if entry.acting == "greedy" else "greedy"
+    return {entry: metric, entry._replace(acting=other): OTHER_RETURN[other]}
 
 
 def scores_of(directory: Path, metric: str = RETURN, run: str = "") -> dict[Entry, RunScores]:
@@ -283,7 +292,8 @@ def _absolute_metrics(
         for seed, record in seeds.items():
             metrics = record["absolute_metrics"]
             if name == second:
-                metrics = {OTHER_RETURN[other]: metrics[RETURN]}
+                prefix = OTHER_RETURN[other]
+                metrics = {key.replace(RETURN, prefix, 1): x for key, x in metrics.items()}
             found.setdefault(int(seed.removeprefix("seed_")), {}).update(metrics)
     return found
 

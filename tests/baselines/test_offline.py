@@ -36,7 +36,9 @@ def xor(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", BASELINES)
 def test_xor_with_one_good_joint_action(name: str, xor: Path, tmp_path: Path) -> None:
-    returns = train(name, xor, tmp_path / name, updates=600, evaluate_every=600, length=5)
+    returns = train(
+        name, xor, tmp_path / name, updates=600, evaluate_every=600, length=5, batch_size=32
+    )
     np.testing.assert_array_equal(returns, 50.0)
 
 
@@ -47,7 +49,7 @@ def test_probes_from_random_data(
     name: str, probe: str, random_data: Callable[[str], Path], tmp_path: Path
 ) -> None:
     data = random_data(f"probe/{probe}")
-    options = {"updates": 500, "evaluate_every": 500, "hidden": 32, "length": 3}
+    options = {"updates": 500, "evaluate_every": 500, "hidden": 32, "length": 3, "batch_size": 32}
     if name.endswith("cql"):  # on uniform data the full penalty makes all values almost equal
         options["cql_weight"] = 0.3
     if name == "omiga":

@@ -43,6 +43,12 @@ class Faults:
     dice: random.Random = field(default_factory=lambda: random.Random(0))
 
 
+_METADATA = {
+    "dataset": {"license": str, "task_categories": list, "tags": list},
+    "model": {"license": str, "pipeline_tag": str, "library_name": str, "tags": list},
+}
+
+
 class Hub:
     """Repositories, their commits, and the two servers."""
 
@@ -131,9 +137,11 @@ class _Front(_Handler):
     def do_GET(self):
         self.note()
         path = unquote(urlsplit(self.path).path)
-        if match := re.fullmatch(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+        if match := re.fullmatch(r"(?:/datasets)?/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             return self.resolve(*match.groups())
-        if match := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)(?:/revision/(.+))?", path):
+        if match := re.fullmatch(
+            r"/api/(?:datasets|models)/([^/]+/[^/]+)(?:/revision/(.+))?", path
+        ):
             return self.info(match[1], match[2] or "main")
         return self.answer(200 if path == "/" else 404, {})
 
@@ -189,8 +197,8 @@ class _Front(_Handler):
         if path == "/api/repos/create":
             return self.create(json.loads(body))
         if path == "/api/validate-yaml":
-            return self.validate(json.loads(body)["content"])
-        if match := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)/preupload/(.+)", path):
+            return self.validate(**json.loads(body))
+        if match := re.fullmatch(r"/api/(?:datasets|models)/([^/]+/[^/]+)/preupload/(.+)", path):
             files = json.loads(body)["files"]
             modes = [
                 {
@@ -201,9 +209,9 @@ class _Front(_Handler):
                 for one in files
             ]
             return self.answer(200, {"files": modes})
-        if match := re.fullmatch(r"/datasets/([^/]+/[^/]+)\.git/info/lfs/objects/batch", path):
+        if match := re.fullmatch(r"(?:/datasets)?/([^/]+/[^/]+)\.git/info/lfs/objects/batch", path):
             return self.batch(json.loads(body)["objects"])
-        if match := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)/commit/(.+)", path):
+        if match := re.fullmatch(r"/api/(?:datasets|models)/([^/]+/[^/]+)/commit/(.+)", path):
             return self.add(match[1], [json.loads(line) for line in body.splitlines()])
         return self.answer(404, {})
 
@@ -218,13 +226,13 @@ class _Front(_Handler):
         self.hub.repositories[name] = []
         return self.answer(200, {"url": f"{self.hub.url}/datasets/{name}"})
 
-    def validate(self, content):
-        """Check what the hub checks of a dataset card's metadata."""
+    def validate(self, content, repoType):
+        """Check what the hub checks of the metadata of a card."""
         try:
             data = yaml.safe_load(content.split("---")[1])
             problems = [
                 key
-                for key, kind in {"license": str, "task_categories": list, "tags": list}.items()
+                for key, kind in _METADATA[repoType].items()
                 if not isinstance(data.get(key), kind)
             ]
         except (yaml.YAMLError, IndexError) as error:

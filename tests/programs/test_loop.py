@@ -21,6 +21,7 @@ from offmarl import tracking, vault
 from offmarl.checkpoint import Checkpoints
 from offmarl.errors import OptionError, RunError, ShapeError, Stopped, UnknownNameError
 from offmarl.programs import loop, registry
+from offmarl.programs import run as run_module
 from offmarl.programs.offline import _directory
 from offmarl.types import Continuous, EnvSpec
 from offmarl.vault import open_vault
@@ -87,16 +88,17 @@ def test_what_a_run_leaves_behind(args: bc.Args, whole: Path) -> None:
         (step, seed) for step in (0, 10, 20, 30, 40) for seed in (0, 1)
     ]
     assert [len(row[tracking.RETURN]) for row in evaluations] == [4] * 8 + [8] * 2
-    (greedy,) = {row["step"] for row in rows if tracking.GREEDY_RETURN in row}
-    assert greedy == 40
+    greedy = {row["step"] for row in rows if tracking.GREEDY_RETURN in row}
+    assert greedy == {0, 10, 20, 30, 40}
     losses = [row["step"] for row in rows if "policy_loss" in row]
     assert losses == [step for step in (10, 20, 30, 40) for _ in (0, 1)]
     scores = json.loads((run / tracking.MARL_EVAL_FILE).read_text())
     algorithms = scores["probe"]["observation/random"]
     runs, best = algorithms["bc (sampled)"], algorithms["bc (greedy)"]
     assert set(algorithms) == {"bc (sampled)", "bc (greedy)"}
+    assert [*runs["seed_0"]] == [*best["seed_0"]]  # marl-eval's reader expects the same steps
     assert set(runs) == set(best) == {"seed_0", "seed_1"}
-    (last,) = [row for row in rows if tracking.GREEDY_RETURN in row and row["seed"] == 1]
+    *_, last = [row for row in rows if tracking.GREEDY_RETURN in row and row["seed"] == 1]
     assert best["seed_1"]["absolute_metrics"] == {tracking.RETURN: last[tracking.GREEDY_RETURN]}
     assert runs["seed_1"]["absolute_metrics"][tracking.RETURN] == evaluations[-1][tracking.RETURN]
 
@@ -420,3 +422,11 @@ for _ in range(50):
 def test_seeds_start_on_two_cores() -> None:
     """Under vmap their orthogonal matrices waited for one another for ever."""
     subprocess.run([sys.executable, "-c", FEW_CORES], check=True, timeout=300)
+
+
+def test_an_option_that_xla_does_not_have_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_module.compiler_options() == {
+        "xla_cpu_enable_concurrency_optimized_scheduler": False
+    }
+    monkeypatch.setattr(run_module, "_CPU_OPTIONS", {"xla_cpu_has_no_such_option": False})
+    assert run_module.compiler_options() is None

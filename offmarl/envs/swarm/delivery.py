@@ -17,6 +17,7 @@ from offmarl.envs.swarm.env import SwarmEnv
 from offmarl.envs.swarm.neighbours import Points, find_points, reduce_within
 from offmarl.envs.swarm.observations import Blocks, SwarmState
 from offmarl.envs.swarm.options import arena_side
+from offmarl.envs.swarm.steering import length_of
 
 _GRIP = 1.5
 _ARRIVED = 1.5
@@ -161,9 +162,11 @@ class Delivery(SwarmEnv):
         step = jnp.where(task.carried[:, None], self._haul(before, moved), 0.0)
         position = task.position + step
         goal = task.sites[task.goal]
-        left = _length(goal - position)
+        left = length_of(goal - position)
         arrived = left <= _ARRIVED
-        gained = _CARRY_REWARD * (_length(goal - task.position) - left) + _DELIVER_REWARD * arrived
+        gained = (
+            _CARRY_REWARD * (length_of(goal - task.position) - left) + _DELIVER_REWARD * arrived
+        )
         reward = (jnp.where(task.heavy, 2.0, 1.0) * gained).mean()
         after = self._replace_loads(key, task._replace(position=position), arrived)
         after = self._grip(moved, after)
@@ -215,11 +218,11 @@ class Delivery(SwarmEnv):
         dims, loads = self.dims, see["loads"]
         offset, way = self._offsets(loads), 10 * loads[..., dims : 2 * dims]
         heavy, carried, known = (loads[..., i] > 0 for i in (-3, -2, -1))
-        distance = jnp.where(known, _length(offset), jnp.inf)
+        distance = jnp.where(known, length_of(offset), jnp.inf)
         grips, moves = distance[:, 0] <= _GRIP, carried[:, 0]
         others = self._offsets(see["neighbours"])
         busy = see["neighbours"][..., -3] > 0
-        near = _length(others[:, :, None] - offset[:, None]) <= _GRIP
+        near = length_of(others[:, :, None] - offset[:, None]) <= _GRIP
         held = (busy[..., None] & near).any(1)
         worth = ~carried & (heavy | ~held)
         cost = distance - jnp.where(heavy & held, 4.0, 0.0)
@@ -229,7 +232,3 @@ class Delivery(SwarmEnv):
         home = self._from_arena(see["own"], -self.side / 2 * see["own"][:, None, :dims])[:, 0]
         fetch = jnp.where(nothing[:, None], home, fetch)
         return jnp.where((grips & moves)[:, None], way[:, 0] + 0.5 * offset[:, 0], fetch)
-
-
-def _length(vector: Float[Array, "*b D"]) -> Float[Array, "*b"]:
-    return jnp.sqrt(jnp.square(vector).sum(-1))

@@ -1,4 +1,4 @@
-"""How drones move: three dynamics in two or three dimensions, with wind, walls and obstacles.
+"""How drones move as points, in two or three dimensions, with wind, walls and obstacles.
 
 Pure functions of arrays; D is the number of dimensions. Lengths are in cells, the unit of the maps
 that tasks lay over the arena, a square or cube with coordinates in [0, side]; times are in steps.
@@ -10,6 +10,7 @@ velocity        target velocity, in units of the top speed          rest, - and 
 acceleration    thrust, against little drag: a double integrator    no thrust, - and + along each
 unicycle        speed along the heading, turn, and climb in 3D      rest, ahead, ahead turning
                                                                     left or right, up, down
+quadrotor       see `offmarl.envs.swarm.quadrotor`                  none
 ==============  ==================================================  =============================
 """
 
@@ -21,11 +22,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl.envs.swarm.neighbours import find_points
 
-DYNAMICS = ("velocity", "acceleration", "unicycle")
+DYNAMICS = ("velocity", "acceleration", "unicycle", "quadrotor")
+WITH_DRAG = ("acceleration", "quadrotor")
+"""Dynamics with a drag of the air that can be randomised."""
 
 OBSTACLE_RADIUS = 1.0
 
@@ -60,24 +63,36 @@ KINDS = (STANDARD, SCOUT, LIFTER, EVADER)
 
 
 class DroneState(NamedTuple):
-    """The drones as points."""
+    """The drones as points; quadrotors have an attitude too."""
 
     position: Float[Array, "N D"]
     """Each coordinate in [0, side]."""
     velocity: Float[Array, "N D"]
     """Velocity over ground."""
     heading: Float[Array, "N"]
-    """Angle from the first axis to the second; only unicycles have one that is not 0."""
+    """Angle from the first axis to the second; 0 except for unicycles and quadrotors (yaw)."""
+    attitude: Float[Array, "N 4"] | None = None
+    """Unit quaternions (w, x, y, z) that rotate from the body to the arena; None for points."""
+    spin: Float[Array, "N 3"] | None = None
+    """Angular velocity in the body's frame, in radians per step; None for points."""
 
 
 class DroneParams(NamedTuple):
-    """Parameters of the drones; constant during an episode."""
+    """Parameters of the drones; constant during an episode. None for those that do not vary."""
 
     top_speed: Float[Array, "N"]
     mass: Float[Array, "N"]
     sight: Float[Array, "N"]
     """Sensing range."""
     strength: Float[Array, "N"]
+    thrust: Float[Array, "N"] | None = None
+    """Force of the motors, and of the controller behind them, over that of a standard drone."""
+    drag: Float[Array, "N"] | None = None
+    """Drag of the air over that of a standard drone."""
+    delay: Int[Array, "N"] | None = None
+    """Steps between a command and its effect."""
+    dropout: Float[Array, "N"] | None = None
+    """Probability that the sensors fail in a step."""
 
 
 class Disturbance(NamedTuple):
@@ -98,6 +113,12 @@ def spawn(key: PRNGKeyArray, num_agents: int, side: float, dims: int = 2) -> Dro
 def at_rest(position: Float[Array, "N D"]) -> DroneState:
     """Return drones that do not move, with heading 0."""
     return DroneState(position, jnp.zeros_like(position), jnp.zeros(position.shape[0]))
+
+
+def rows(drones: DroneState, which: slice) -> DroneState:
+    """Return some of the drones."""
+    some: DroneState = jax.tree.map(lambda part: part[which], drones)
+    return some
 
 
 def params_of(kinds: Sequence[Kind], sensing_range: float) -> DroneParams:
@@ -128,6 +149,17 @@ def move(
     dynamics: str = "velocity",
 ) -> DroneState:
     """Advance one step. A wall removes the velocity component into it."""
+    return keep_inside(fly(drones, command, params, wind, dynamics), side)
+
+
+def fly(
+    drones: DroneState,
+    command: Float[Array, "N D"],
+    params: DroneParams,
+    wind: Float[Array, "D"],
+    dynamics: str,
+) -> DroneState:
+    """Advance one step in an arena without walls."""
     heading = drones.heading
     if dynamics == "unicycle":
         heading = (heading + _TURN * command[:, 1]) % (2 * math.pi)
@@ -136,11 +168,17 @@ def move(
         velocity = _thrust(drones.velocity, _bounded(command), params, wind)
     else:
         wanted = params.top_speed[:, None] * _bounded(command) + wind
-        response = jnp.minimum(_RESPONSE / params.mass, 1.0)[:, None]
+        force = _RESPONSE if params.thrust is None else _RESPONSE * params.thrust
+        response = jnp.minimum(force / params.mass, 1.0)[:, None]
         velocity = drones.velocity + response * (wanted - drones.velocity)
-    position = drones.position + velocity
-    inside = jnp.clip(position, 0.0, side)
-    return DroneState(inside, jnp.where(inside == position, velocity, 0.0), heading)
+    return DroneState(drones.position + velocity, velocity, heading)
+
+
+def keep_inside(drones: DroneState, side: float) -> DroneState:
+    """Move drones outside the arena to its walls, and remove their velocity out of it."""
+    inside = jnp.clip(drones.position, 0.0, side)
+    velocity = jnp.where(inside == drones.position, drones.velocity, 0.0)
+    return drones._replace(position=inside, velocity=velocity)
 
 
 def command_towards(
@@ -166,7 +204,9 @@ def _thrust(
     wind: Float[Array, "D"],
 ) -> Float[Array, "N D"]:
     top_speed, mass = params.top_speed[:, None], params.mass[:, None]
-    pushed = velocity + (_THRUST * top_speed * command - _DRAG * (velocity - wind)) / mass
+    thrust = _THRUST if params.thrust is None else _THRUST * params.thrust[:, None]
+    drag = _DRAG if params.drag is None else _DRAG * params.drag[:, None]
+    pushed = velocity + (thrust * top_speed * command - drag * (velocity - wind)) / mass
     return pushed * jnp.minimum(1.0, top_speed / jnp.maximum(_norm(pushed), 1e-6))
 
 
@@ -203,20 +243,24 @@ def scatter(
     return (grid + 0.5) * pitch + jitter
 
 
-def keep_out(drones: DroneState, obstacles: Float[Array, "M D"], side: float) -> DroneState:
+def keep_out(
+    drones: DroneState,
+    obstacles: Float[Array, "M D"],
+    side: float,
+    radius: float = OBSTACLE_RADIUS,
+) -> DroneState:
     """Move drones inside an obstacle to its surface, and remove their velocity into it."""
-    near = find_points(drones.position, obstacles, 1, OBSTACLE_RADIUS, side)
+    near = find_points(drones.position, obstacles, 1, radius, side)
     nearest = obstacles[near.which[:, 0]]
     offset = drones.position - nearest
     distance = jnp.maximum(_norm(offset), 1e-6)
     normal = offset / distance
-    hit = distance < OBSTACLE_RADIUS
-    surface = jnp.clip(nearest + OBSTACLE_RADIUS * normal, 0.0, side)
+    hit = distance < radius
+    surface = jnp.clip(nearest + radius * normal, 0.0, side)
     inward = jnp.minimum((drones.velocity * normal).sum(-1, keepdims=True), 0.0)
-    return DroneState(
-        jnp.where(hit, surface, drones.position),
-        jnp.where(hit, drones.velocity - inward * normal, drones.velocity),
-        drones.heading,
+    return drones._replace(
+        position=jnp.where(hit, surface, drones.position),
+        velocity=jnp.where(hit, drones.velocity - inward * normal, drones.velocity),
     )
 
 

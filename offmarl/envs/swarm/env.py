@@ -11,15 +11,13 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl.envs.base import Scene, restart, transition
-from offmarl.envs.swarm import dynamics
+from offmarl.envs.swarm import dynamics, quadrotor
+from offmarl.envs.swarm.collisions import RESTITUTION, collide
 from offmarl.envs.swarm.dynamics import Disturbance, DroneParams, DroneState
 from offmarl.envs.swarm.observations import Blocks, SwarmObservations, SwarmState
 from offmarl.envs.swarm.options import GAP
+from offmarl.envs.swarm.randomisation import MOST_DELAY, draw_disturbance, draw_params
 from offmarl.types import ArrayTree, EnvSpec, Policy, Timestep, View
-
-_WIND = 0.25
-_NOISE = 0.1
-_SPEED_SPREAD = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +52,9 @@ class SwarmEnv(SwarmObservations):
     def _spawn(self, key: PRNGKeyArray) -> DroneState:
         return dynamics.spawn(key, self._num_drones, self.side, self.dims)
 
-    def _drive_scripted(self, state: SwarmState) -> Float[Array, "Q D"]:  # noqa: ARG002
+    def _drive_scripted(self, state: SwarmState) -> Float[Array, "Q C"]:  # noqa: ARG002
         """Return the commands of the drones that are not agents."""
-        return jnp.zeros((0, self.dims))
+        return jnp.zeros((0, self._command_size))
 
     def _marks(self, state: SwarmState) -> tuple[Float[Array, "Q D"], Int[Array, "Q"]]:  # noqa: ARG002
         return jnp.zeros((0, self.dims)), jnp.zeros(0, jnp.int32)
@@ -89,6 +87,8 @@ class SwarmEnv(SwarmObservations):
         spawn_key, world_key, task_key, view_key = jax.random.split(key, 4)
         disturbance, params, obstacles = self._draw_world(world_key)
         drones = self._spawn(spawn_key)
+        if self.dynamics == "quadrotor":
+            drones = quadrotor.hovering(drones)
         if obstacles is not None:
             drones = dynamics.keep_out(drones, obstacles, self.side)
         state = SwarmState(
@@ -101,6 +101,11 @@ class SwarmEnv(SwarmObservations):
             task=(),
             time=jnp.zeros((), jnp.int32),
         )
+        if params.delay is not None:
+            queue = jnp.zeros((MOST_DELAY, self._num_drones, self._command_size))
+            state = state._replace(pending=queue)
+        if self.collisions != "none":
+            state = state._replace(collided=jnp.zeros(self._num_drones, bool))
         state = state._replace(task=self._begin(task_key, state))
         state = self._broadcast(state, jnp.zeros((self._num_acting, self.comm_size)))
         return state, restart(self._view(view_key, state))
@@ -152,7 +157,7 @@ class SwarmEnv(SwarmObservations):
         """Return the positions to draw."""
         marks, mark = self._marks(state)
         x, y = state.drones.velocity[:, 0], state.drones.velocity[:, 1]
-        turning = self.dynamics == "unicycle"
+        turning = self.dynamics in ("unicycle", "quadrotor")
         return Scene(
             side=self.side,
             drones=state.drones.position,
@@ -166,35 +171,38 @@ class SwarmEnv(SwarmObservations):
             marks=marks,
             mark=mark,
             cells=self._cells(state),
+            attitude=state.drones.attitude,
         )
 
     def _draw_world(
         self, key: PRNGKeyArray
     ) -> tuple[Disturbance, DroneParams, Float[Array, "M D"] | None]:
         wind_key, noise_key, speed_key, obstacle_key = jax.random.split(key, 4)
-        wind, noise = jnp.zeros(self.dims), jnp.zeros(())
+        parts = self._randomised
+        disturbance = draw_disturbance(wind_key, noise_key, parts, self.dims)
         params = dynamics.params_of(self._kinds, self.sensing_range)
-        if "wind" in self._randomised:
-            wind = _draw_wind(wind_key, self.dims)
-        if "noise" in self._randomised:
-            noise = jax.random.uniform(noise_key, maxval=_NOISE)
-        if "speed" in self._randomised:
-            low, high = 1 - _SPEED_SPREAD, 1 + _SPEED_SPREAD
-            factor = jax.random.uniform(speed_key, (self._num_drones,), minval=low, maxval=high)
-            params = params._replace(top_speed=factor * params.top_speed)
+        if self.dynamics == "quadrotor":
+            params = params._replace(thrust=params.mass, drag=params.mass)
+        params = draw_params(key, speed_key, parts, params)
         obstacles = None
         if self._num_obstacles:
             gap = 2 * dynamics.OBSTACLE_RADIUS + GAP
             obstacles = dynamics.scatter(
                 obstacle_key, self._num_obstacles, self.side, self.dims, gap
             )
-        return Disturbance(wind, noise), params, obstacles
+        return disturbance, params, obstacles
 
-    def _fly(self, state: SwarmState, command: Float[Array, "N D"]) -> SwarmState:
+    def _fly(self, state: SwarmState, command: Float[Array, "N C"]) -> SwarmState:
         """Move all live drones."""
         command = jnp.concatenate([command, self._drive_scripted(state)])
-        wind = state.disturbance.wind
-        drones = dynamics.move(state.drones, command, state.params, wind, self.side, self.dynamics)
+        state, command = self._wait(state, command)
+        wind, params = state.disturbance.wind, state.params
+        if self.dynamics == "quadrotor":
+            drones = quadrotor.fly(state.drones, command, params, wind, self.control)
+        else:
+            drones = dynamics.fly(state.drones, command, params, wind, self.dynamics)
+        drones, state = self._collide(state, drones)
+        drones = dynamics.keep_inside(drones, self.side)
         if state.obstacles is not None:
             drones = dynamics.keep_out(drones, state.obstacles, self.side)
         drones = jax.tree.map(
@@ -204,12 +212,37 @@ class SwarmEnv(SwarmObservations):
         )
         return state._replace(drones=drones, time=state.time + 1)
 
-    def _decode(self, action: Array) -> tuple[Float[Array, "N D"], Float[Array, "N C"]]:
+    def _wait(
+        self, state: SwarmState, command: Float[Array, "P C"]
+    ) -> tuple[SwarmState, Float[Array, "P C"]]:
+        """Queue the commands, and return those that take effect now."""
+        delay = state.params.delay
+        if delay is None or state.pending is None:
+            return state, command
+        queue = jnp.concatenate([command[None], state.pending])
+        due = jnp.take_along_axis(queue, delay[None, :, None], 0)[0]
+        return state._replace(pending=queue[:-1]), due
+
+    def _collide(self, state: SwarmState, flown: DroneState) -> tuple[DroneState, SwarmState]:
+        if self.collisions == "none":
+            return flown, state
+        flown, collided = collide(
+            state.drones,
+            flown,
+            state.params.mass,
+            state.alive,
+            RESTITUTION[self.collisions],
+            self._fastest,
+            self.side,
+        )
+        return flown, state._replace(collided=collided & state.alive)
+
+    def _decode(self, action: Array) -> tuple[Float[Array, "N C"], Float[Array, "N M"]]:
         """Return the commands and messages of the actions."""
         silent = jnp.zeros((self._num_acting, self.comm_size))
         if self.action == "continuous":
-            action = jnp.clip(action, -1.0, 1.0)
-            command, message = action[:, : self.dims], action[:, self.dims :]
+            action, size = jnp.clip(action, -1.0, 1.0), self._command_size
+            command, message = action[:, :size], action[:, size:]
             return command, message if self.comm == "learned" else silent
         if self.comm != "learned":
             return jnp.asarray(self._motions)[action], silent
@@ -224,14 +257,33 @@ class SwarmEnv(SwarmObservations):
     ) -> Array:
         """Return the actions closest to the desired velocities, without a message."""
         velocity = own[:, self.dims : 2 * self.dims]
-        command = dynamics.command_towards(desired, velocity, self.dynamics)
+        if self.dynamics == "quadrotor":
+            kinds = self._kinds[: self._num_acting]
+            top_speed = jnp.asarray([[kind.top_speed] for kind in kinds])
+            rotation, spin = own[:, 6:15].reshape(-1, 3, 3), own[:, 15:18]
+            command = self._command_quadrotors(desired, velocity, rotation, spin, top_speed)
+        else:
+            command = dynamics.command_towards(desired, velocity, self.dynamics)
         if self.action == "continuous":
-            silent = jnp.zeros((len(own), legal_actions.shape[-1] - self.dims))
+            silent = jnp.zeros((len(own), legal_actions.shape[-1] - self._command_size))
             return jnp.concatenate([command, silent], -1)
         every = self.comm_size if self.comm == "learned" else 1
         error = jnp.square(command[:, None] - self._motions).sum(-1)
         motion = jnp.where(legal_actions[:, ::every], error, jnp.inf).argmin(-1)
         return (motion * every).astype(jnp.int32)
+
+    def _command_quadrotors(
+        self,
+        desired: Float[Array, "N 3"],
+        velocity: Float[Array, "N 3"],
+        rotation: Float[Array, "N 3 3"],
+        spin: Float[Array, "N 3"],
+        top_speed: Float[Array, "N 1"],
+    ) -> Float[Array, "N 4"]:
+        """Return the commands for velocities that are desired in units of the top speed."""
+        return quadrotor.command_towards(
+            top_speed * desired, velocity, rotation, spin, top_speed, self.control
+        )
 
     def _broadcast(self, state: SwarmState, message: Float[Array, "N C"]) -> SwarmState:
         if self.comm == "none":
@@ -239,14 +291,6 @@ class SwarmEnv(SwarmObservations):
         message = self._status(state) if self.comm == "status" else message
         alive = state.alive[: self._num_acting, None]
         return state._replace(message=jnp.where(alive, message, 0.0))
-
-
-def _draw_wind(key: PRNGKeyArray, dims: int) -> Float[Array, "D"]:
-    """Draw a velocity of uniform direction, with uniform speed up to `_WIND`."""
-    direction_key, strength_key = jax.random.split(key)
-    direction = jax.random.normal(direction_key, (dims,))
-    strength = jax.random.uniform(strength_key, maxval=_WIND)
-    return strength * direction / jnp.maximum(jnp.linalg.norm(direction), 1e-6)
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from offmarl.envs.swarm.dynamics import DroneState
 from offmarl.envs.swarm.env import SwarmEnv
 from offmarl.envs.swarm.neighbours import find_neighbours, find_points
 from offmarl.envs.swarm.observations import Blocks, SwarmState
+from offmarl.envs.swarm.steering import around, length_of
 
 _MATES = 2
 _TOGETHER = 3.0
@@ -41,7 +42,8 @@ class Flock(SwarmEnv):
     distance to the beacon in the step, at most 1; within the arrival distance of the beacon it
     is 1. Its togetherness is 0, a half or 1: the fraction of 2 others (N - 1 if that is less) that
     are within 3 cells. It collides if it flies into an obstacle or comes within 0.5 cells of
-    another drone.
+    another drone. (If drones collide with each other, which `collisions` sets, these collisions
+    count, and nearness does not.)
 
     The team's reward is the mean over the drones of ``25 / time_limit`` times progress times
     togetherness, minus ``12.5 / time_limit`` for a collision: one episode's return is at most 25
@@ -83,7 +85,7 @@ class Flock(SwarmEnv):
 
     def metrics(self, state: SwarmState) -> dict[str, Float[Array, ""]]:
         """Return means over the drones: together, collided, distance from the beacon."""
-        distance = _length(state.task.beacon - state.drones.position).mean() / self.journey
+        distance = length_of(state.task.beacon - state.drones.position).mean() / self.journey
         return {
             "together": state.task.together,
             "collided": state.task.collided,
@@ -101,7 +103,7 @@ class Flock(SwarmEnv):
     def _course(self, key: PRNGKeyArray) -> Float[Array, "D"]:
         """Draw the vector from the bunch to the centre of the arena."""
         direction = jax.random.normal(key, (self.dims,))
-        return self.journey / 2 * direction / jnp.maximum(_length(direction), 1e-6)
+        return self.journey / 2 * direction / jnp.maximum(length_of(direction), 1e-6)
 
     def _begin(self, key: PRNGKeyArray, state: SwarmState) -> FlockTask:  # noqa: ARG002
         beacon = self.side - state.drones.position.mean(0)  # opposite of the bunch
@@ -124,10 +126,11 @@ class Flock(SwarmEnv):
         moved: SwarmState,
     ) -> tuple[SwarmState, Float[Array, "N"], Bool[Array, ""]]:
         beacon = before.task.beacon
-        distance = _length(beacon - moved.drones.position)
-        gained = jnp.clip(_length(beacon - before.drones.position) - distance, -1.0, 1.0)
+        distance = length_of(beacon - moved.drones.position)
+        gained = jnp.clip(length_of(beacon - before.drones.position) - distance, -1.0, 1.0)
         progress = jnp.where(distance <= self._arrival, 1.0, gained)
         together, close = self._company(moved)
+        close = close if moved.collided is None else moved.collided
         collided = (self._touching(moved) | close).astype(jnp.float32)
         score = _PROGRESS_REWARD * progress * together - _COLLISION_PENALTY * collided
         reward = jnp.full(self.num_agents, score.mean() / self.time_limit)
@@ -141,7 +144,7 @@ class Flock(SwarmEnv):
 
     def _sense(self, seen: SwarmState) -> Blocks:
         way = seen.task.beacon - seen.drones.position
-        distance = _length(way)[:, None]
+        distance = length_of(way)[:, None]
         direction = way / jnp.maximum(distance, 1.0)
         direction = self._in_frame(seen.drones.heading, direction[:, None])[:, 0]
         return {"beacon": jnp.concatenate([direction, distance / self.side], -1)}
@@ -166,27 +169,12 @@ class Flock(SwarmEnv):
     def _steer(self, see: Blocks) -> Float[Array, "N D"]:
         """Fly to the beacon, around obstacles, neither too near to the others nor too far."""
         offset, known = self._offsets(see["neighbours"]), see["neighbours"][..., -1:] > 0
-        distance = jnp.maximum(_length(offset)[..., None], 0.1)
+        distance = jnp.maximum(length_of(offset)[..., None], 0.1)
         apart = jnp.where(known & (distance < 1.2), -offset / distance**2, 0.0).sum(1)
         mean = offset.sum(1) / jnp.maximum(known.sum(1), 1)
-        straggling = jnp.maximum(_length(mean)[:, None] - 1.5, 0.0)
+        straggling = jnp.maximum(length_of(mean)[:, None] - 1.5, 0.0)
         desired = see["beacon"][:, : self.dims] + 0.6 * apart + 0.6 * straggling * mean
         if "obstacles" in see:
             obstacles = see["obstacles"]
-            desired = desired + _around(self._offsets(obstacles), obstacles[..., -1:], desired)
+            desired = desired + around(self._offsets(obstacles), obstacles[..., -1:], desired)
         return 2 * desired
-
-
-def _around(
-    offset: Float[Array, "N K D"], known: Float[Array, "N K 1"], desired: Float[Array, "N D"]
-) -> Float[Array, "N D"]:
-    """Return the velocity that leads around obstacles ahead."""
-    distance = jnp.maximum(_length(offset)[..., None], 0.1)
-    gap = jnp.maximum(distance - dynamics.OBSTACLE_RADIUS, 0.1)
-    normal = -offset / distance
-    into = jnp.maximum(-(normal * desired[:, None]).sum(-1, keepdims=True), 0.0)
-    return jnp.where((known > 0) & (gap < 1.5), normal * (into + 0.1 / gap), 0.0).sum(1)
-
-
-def _length(vector: Float[Array, "*b D"]) -> Float[Array, "*b"]:
-    return jnp.sqrt(jnp.square(vector).sum(-1))

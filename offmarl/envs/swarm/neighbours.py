@@ -1,4 +1,4 @@
-"""Nearest neighbours of drones, nearest points, and distances.
+"""Nearest neighbours of drones, nearest points, distances, and lines of sight.
 
 Small swarms compare all pairs. Large swarms use a cell list (grid hash): points are sorted by the
 cells of a grid, and cells are at least as wide as the reach of the search. All points within reach
@@ -20,6 +20,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 _NONE = np.iinfo(np.int32).max
+_NEARLY = np.int32(2**30)
+"""Marks an index as that of an entry which is only nearly the minimum; see `_take`."""
+_ROUNDING = 1 + 2e-6
 
 _FAR_AT_ONCE = 32
 
@@ -304,6 +307,62 @@ def find_distance(
     return jnp.sqrt(jax.lax.while_loop(lambda least: jnp.isinf(least).any(), compare_some, least))
 
 
+def keep_nearest(found: Neighbours, keep: Bool[Array, "N J"], count: int) -> Neighbours:
+    """Return the ``count`` nearest of those to keep; J is at least that."""
+    distance = jnp.where(keep, found.distance, jnp.inf)
+    order = jnp.argsort(distance, -1, stable=True)[:, :count]
+    distance = jnp.take_along_axis(distance, order, -1)
+    which = jnp.take_along_axis(found.which, order, -1)
+    return Neighbours(jnp.where(jnp.isfinite(distance), which, 0), distance)
+
+
+def can_see(
+    position: Float[Array, "N D"],
+    targets: Float[Array, "N K D"],
+    obstacles: Float[Array, "M D"],
+    radius: float,
+    reach: float,
+    side: float,
+) -> Bool[Array, "N K"]:
+    """Return whether the line from each drone to each of its targets passes no obstacle.
+
+    Obstacles do not hide what is inside them. A drone inside an obstacle, which errors of measured
+    positions cause, sees as if it were at the surface.
+
+    Parameters
+    ----------
+    position, targets
+        The drones, and K points for each.
+    obstacles, radius
+        Centres of discs (balls) and their radius.
+    reach
+        Largest distance of targets; static. Lines to others are not checked to the end.
+    side
+        Side of the arena.
+    """
+    num_drones, num_targets, _ = targets.shape
+    own = position.T
+    line = [
+        (its - mine[:, None]).T for its, mine in zip(jnp.moveaxis(targets, -1, 0), own, strict=True)
+    ]
+    length = jnp.maximum(sum_of_squares(line), 1e-12)
+
+    def add(hidden: Bool[Array, "K N"], squared: Array, *centre: Array) -> Bool[Array, "K N"]:
+        to = [(its - mine)[:, None] for its, mine in zip(centre, own, strict=True)]
+        along = sum(((a * b) for a, b in zip(to, line, strict=True)), jnp.zeros(())) / length
+        along = jnp.clip(along, 0.0, 1.0)
+        beside = sum_of_squares([a - along * b for a, b in zip(to, line, strict=True)])
+        within = sum_of_squares([a - b for a, b in zip(to, line, strict=True)]) < radius**2
+        # Below 1, so that drones at a surface see along it.
+        size = 0.98 * jnp.minimum(radius**2, squared)[:, None]
+        near = (squared <= (reach + radius) ** 2)[:, None]
+        return hidden | ((beside < size) & ~within & near).any(0)
+
+    solid = Points(obstacles, jnp.ones(len(obstacles), bool), tuple(obstacles.T))
+    none = jnp.zeros((num_targets, num_drones), bool)
+    return ~reduce_within(add, none, position, solid, reach + radius, side).T
+
+
 def _find(
     position: Float[Array, "N D"],
     points: Points,
@@ -332,13 +391,16 @@ def _find(
 
 def _take(squared: Float[Array, "C N"], index: Int[Array, "C N"], count: int) -> _Nearest:
     """Take the ``count`` smallest of each column; ties go to the lower index."""
-    # If XLA recomputed the input with other rounding, the minimum would equal no entry.
     squared = jax.lax.optimization_barrier(squared)  # type: ignore[no-untyped-call]
     best = []
     # A few passes of elementwise minima along columns vectorise; top_k and argmin do not.
     for _ in range(count):
         least = squared.min(0)
-        nearest = jnp.where(squared == least, index, _NONE).min(0)
+        # XLA may compute the input twice, with other rounding, in spite of the barrier: then the
+        # minimum equals no entry, and the nearest is one that is equal up to rounding.
+        nearly = jnp.where(squared <= _ROUNDING * least, index | _NEARLY, _NONE)
+        nearest = jnp.where(squared == least, index, nearly).min(0)
+        nearest = jnp.where(nearest == _NONE, _NONE, nearest & ~_NEARLY)
         squared = jnp.where(index == nearest, jnp.inf, squared)
         best.append((least, nearest))
     return _Nearest(*(jnp.stack(parts) for parts in zip(*best, strict=True)))

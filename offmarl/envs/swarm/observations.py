@@ -10,13 +10,24 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from offmarl.envs.swarm import dynamics
+from offmarl.envs.swarm import dynamics, quadrotor, randomisation
 from offmarl.envs.swarm.dynamics import Disturbance, DroneParams, DroneState
-from offmarl.envs.swarm.neighbours import Neighbours, find_neighbours, find_points
+from offmarl.envs.swarm.neighbours import (
+    Neighbours,
+    can_see,
+    find_neighbours,
+    find_points,
+    keep_nearest,
+)
 from offmarl.envs.swarm.options import SwarmOptions
 from offmarl.types import ArrayTree, Continuous, View
 
 _NUM_OBSTACLES_SEEN = 2
+_SPARE = 4
+"""Things in range that are checked beyond those observed, because obstacles may hide some."""
+_SAFE = ("own", "time")
+"""Parts of the observations that do not come from sensors that fail."""
+_FAILURE = 1000  # `jax.random.fold_in` with a small number gives the keys of `split`
 
 
 class SwarmState(NamedTuple):
@@ -35,6 +46,10 @@ class SwarmState(NamedTuple):
     task: ArrayTree
     """The state of the task itself."""
     time: Int[Array, ""]
+    pending: Float[Array, "Q P C"] | None = None
+    """The latest commands of the drones, newest first; None without delays."""
+    collided: Bool[Array, "P"] | None = None
+    """Drones that collided in the last step; None if drones pass through each other."""
 
 
 Blocks = dict[str, Float[Array, "N ..."]]
@@ -71,7 +86,20 @@ class SwarmObservations(SwarmOptions):
         blocks = {"own": self._sense_self(seen), **self._sense(seen)}
         if state.obstacles is not None:
             blocks["obstacles"] = self._sense_points(seen, state.obstacles, _NUM_OBSTACLES_SEEN)
-        return {**blocks, "neighbours": self._sense_neighbours(loss_key, seen)}
+        blocks["neighbours"] = self._sense_neighbours(loss_key, seen)
+        return self._lose(jax.random.fold_in(key, _FAILURE), state, blocks)
+
+    def _lose(self, key: PRNGKeyArray, state: SwarmState, blocks: Blocks) -> Blocks:
+        """Blank what the agents whose sensors fail would observe."""
+        if state.params.dropout is None:
+            return blocks
+        works = ~jax.random.bernoulli(key, state.params.dropout[: self._num_acting])
+        return {
+            name: part
+            if name in _SAFE
+            else jnp.where(works.reshape(-1, *(1,) * (part.ndim - 1)), part, 0.0)
+            for name, part in blocks.items()
+        }
 
     def _measure(self, key: PRNGKeyArray, state: SwarmState) -> SwarmState:
         """Return the state with measured positions and velocities: true values plus noise."""
@@ -80,35 +108,80 @@ class SwarmObservations(SwarmOptions):
         error = state.disturbance.noise * jax.random.normal(key, (2, *state.drones.position.shape))
         position = jnp.clip(state.drones.position + error[0], 0.0, self.side)
         velocity = state.drones.velocity + error[1]
-        return state._replace(drones=DroneState(position, velocity, state.drones.heading))
+        return state._replace(drones=state.drones._replace(position=position, velocity=velocity))
 
     def _sense_self(self, seen: SwarmState) -> Float[Array, "N F"]:
-        position, velocity, heading = (part[: self._num_acting] for part in seen.drones)
-        parts = [2 * position / self.side - 1, self._in_frame(heading, velocity[:, None])[:, 0]]
+        drones = dynamics.rows(seen.drones, slice(self._num_acting))
+        velocity = self._in_frame(drones.heading, drones.velocity[:, None])[:, 0]
+        parts = [2 * drones.position / self.side - 1, velocity]
         if self.dynamics == "unicycle":
-            parts += [jnp.cos(heading)[:, None], jnp.sin(heading)[:, None]]
+            parts += [jnp.cos(drones.heading)[:, None], jnp.sin(drones.heading)[:, None]]
+        if drones.attitude is not None and drones.spin is not None:
+            rotation = quadrotor.to_matrix(drones.attitude)
+            parts += [rotation.reshape(len(rotation), 9), drones.spin]
         parts += [jnp.asarray(labels[: self._num_acting, None]) for labels in self._labels]
         return jnp.concatenate(parts, -1)
 
-    def _near(self, seen: SwarmState) -> Neighbours:
+    def _near(self, seen: SwarmState) -> tuple[Neighbours, Bool[Array, "N K"]]:
+        """Return the nearest agents in sight or earshot, and which of them are not hidden."""
         agents = self._num_acting
+        position = seen.drones.position[:agents]
         farthest = self.sensing_range * max(kind.sight for kind in self._kinds[:agents])
-        return find_neighbours(
-            seen.drones.position[:agents],
+        near = find_neighbours(
+            position,
             seen.alive[:agents],
-            self.num_neighbours,
+            self.num_neighbours + (_SPARE if self.opaque else 0),
             farthest if self.comm == "none" else max(farthest, self.comm_range),
             self.side,
         )
+        visible = self._visible(seen, position, position[near.which], farthest)
+        if not self.opaque:
+            return near, visible
+        if self.comm == "none":
+            near = keep_nearest(near, visible, self.num_neighbours)
+            return near, jnp.isfinite(near.distance)
+        near = keep_nearest(near, visible | (near.distance <= self.comm_range), self.num_neighbours)
+        return near, self._visible(seen, position, position[near.which], farthest)
+
+    def _visible(
+        self,
+        seen: SwarmState,
+        position: Float[Array, "N D"],
+        targets: Float[Array, "N K D"],
+        reach: float,
+    ) -> Bool[Array, "N K"]:
+        """Return which targets of each drone are not behind an obstacle."""
+        if not self.opaque or seen.obstacles is None:
+            return jnp.ones(targets.shape[:-1], bool)
+        radius = dynamics.OBSTACLE_RADIUS
+        return can_see(position, targets, seen.obstacles, radius, reach, self.side)
+
+    def _spot(
+        self,
+        seen: SwarmState,
+        observers: slice,
+        points: Float[Array, "M D"],
+        count: int,
+        mask: Bool[Array, "M"] | None = None,
+    ) -> Neighbours:
+        """Find the nearest points that some drones see; distances of others are infinite."""
+        position, reach = seen.drones.position[observers], self._farthest_sight
+        more = _SPARE if self.opaque else 0
+        near = find_points(position, points, count + more, reach, self.side, mask)
+        sees = near.distance <= seen.params.sight[observers, None]
+        if not self.opaque:
+            return near._replace(distance=jnp.where(sees, near.distance, jnp.inf))
+        visible = self._visible(seen, position, points[near.which], reach)
+        return keep_nearest(near, sees & visible, count)
 
     def _sense_neighbours(self, key: PRNGKeyArray, seen: SwarmState) -> Float[Array, "N K F"]:
         agents = self._num_acting
-        near = self._near(seen)
-        position, velocity, heading = (part[:agents] for part in seen.drones)
+        near, visible = self._near(seen)
+        position, velocity, heading = (part[:agents] for part in seen.drones[:3])
         features = [self._in_frame(heading, velocity[near.which] - velocity[:, None])]
         features += [jnp.asarray(labels)[near.which][..., None] for labels in self._labels]
         sight = seen.params.sight[:agents]
-        known = near.distance <= sight[:, None]
+        known = visible & (near.distance <= sight[:, None])
         if seen.message is not None:
             arrives = jax.random.bernoulli(key, 1 - self.comm_dropout, known.shape)
             heard = arrives & (near.distance <= self.comm_range)
@@ -125,12 +198,12 @@ class SwarmObservations(SwarmOptions):
         features: Float[Array, "M F"] | None = None,
     ) -> Float[Array, "N K _"]:
         """Describe the nearest points in sight of each agent: relative position, features and 1."""
-        position, _, heading = (part[: self._num_acting] for part in seen.drones)
+        position, _, heading = (part[: self._num_acting] for part in seen.drones[:3])
         sight = seen.params.sight[: self._num_acting]
-        near = find_points(position, points, count, self._farthest_sight, self.side)
+        near = self._spot(seen, slice(self._num_acting), points, count)
         offset = self._in_frame(heading, points[near.which] - position[:, None])
         features = jnp.zeros((len(points), 0)) if features is None else features
-        known = near.distance <= sight[:, None]
+        known = jnp.isfinite(near.distance)
         return describe(known, offset / sight[:, None, None], features[near.which])
 
     def _in_frame(
@@ -161,26 +234,38 @@ class SwarmObservations(SwarmOptions):
         return jnp.arctan2(own[:, 2 * self.dims + 1], own[:, 2 * self.dims])
 
     def _links(self, state: SwarmState) -> Int[Array, "N K"]:
-        near = self._near(state)
+        near, _ = self._near(state)
         count = 0 if self.comm == "none" else self.num_neighbours
         return jnp.where(near.distance <= self.comm_range, near.which, -1)[:, :count]
 
     def _global_state(self, state: SwarmState) -> Float[Array, "S"]:
         """Concatenate positions, velocities and everything else that is not constant."""
-        position, velocity, heading = state.drones
+        position, velocity, heading, *posture = state.drones
         motion = [2 * position / self.side - 1, velocity]
         if self.dynamics == "unicycle":
             motion += [jnp.cos(heading)[:, None], jnp.sin(heading)[:, None]]
+        motion += [part for part in posture if part is not None]
         parts = [jnp.concatenate(motion, -1), self._summary(state)]
         if "wind" in self._randomised:
             parts.append(state.disturbance.wind)
         if "speed" in self._randomised:
             parts.append(state.params.top_speed)
+        parts += self._drawn(state)
         if self.comm == "learned" and state.message is not None:
             parts.append(state.message)
         if state.obstacles is not None:
             parts.append(2 * state.obstacles / self.side - 1)
         return jnp.concatenate([part.ravel() for part in parts])
+
+    def _drawn(self, state: SwarmState) -> list[Array]:
+        """Return the drawn parameters that the global state has, and the commands under way."""
+        params = state.params
+        drawn = {"mass": params.mass, "drag": params.drag, "thrust": params.thrust}
+        parts = [part for name, part in drawn.items() if name in self._randomised]
+        if params.delay is not None:
+            parts.append(params.delay / randomisation.MOST_DELAY)
+        parts += [part for part in (params.dropout, state.pending) if part is not None]
+        return [part for part in parts if part is not None]
 
     def _legal_actions(self, state: SwarmState) -> Bool[Array, "N A"]:
         """Exclude velocities that leave the arena; dead agents can only rest."""

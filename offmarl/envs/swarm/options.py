@@ -8,12 +8,11 @@ import numpy as np
 from jaxtyping import Float
 
 from offmarl.envs.base import require_positive
-from offmarl.envs.swarm import dynamics
+from offmarl.envs.swarm import collisions, dynamics, quadrotor, randomisation
 from offmarl.envs.swarm.dynamics import Kind
 from offmarl.errors import OptionError
 from offmarl.types import Continuous, Discrete
 
-RANDOMISABLE = ("wind", "noise", "speed")
 GAP = 1.0
 """Free space between two obstacles."""
 _MOST_OBSTACLES = 0.25
@@ -25,14 +24,14 @@ class SwarmOptions(ABC):
     """Options of all swarm tasks.
 
     Every agent observes its ``own`` position (from -1 to 1 along each axis of the arena), velocity,
-    heading (cosine and sine; unicycles only), kind (heterogeneous teams only) and team (if there
-    are two); then the parts of the task; then the 2 nearest ``obstacles`` in sight (if there are
-    any; each: relative position, 1); then its nearest ``neighbours`` (each: relative position,
-    relative velocity, kind, whether of the own team, message, 1). Relative positions are in units
-    of the observer's sensing range, and objects out of sight are zeros. Unicycles observe
-    everything in their own frame, whose first axis points ahead. The observation size does not
-    depend on N; `read` splits an observation into its parts. Drones pass through each other unless
-    the task says otherwise.
+    heading (cosine and sine; unicycles only), attitude and spin (quadrotors only: the nine entries
+    of the rotation matrix and the angular velocity in the body's frame, in radians per step), kind
+    (heterogeneous teams only) and team (if there are two); then the parts of the task; then the 2
+    nearest ``obstacles`` in sight (if there are any; each: relative position, 1); then its nearest
+    ``neighbours`` (each: relative position, relative velocity, kind, whether of the own team,
+    message, 1). Relative positions are in units of the observer's sensing range, and objects out of
+    sight are zeros. Unicycles observe everything in their own frame, whose first axis points ahead.
+    The observation size does not depend on N; `read` splits an observation into its parts.
 
     Parameters
     ----------
@@ -45,9 +44,13 @@ class SwarmOptions(ABC):
     dims
         2 or 3.
     dynamics
-        "velocity", "acceleration" or "unicycle": see `offmarl.envs.swarm.dynamics`.
+        "velocity", "acceleration" or "unicycle": see `offmarl.envs.swarm.dynamics`; or "quadrotor"
+        (with ``dims=3`` and continuous actions): see `offmarl.envs.swarm.quadrotor`.
+    control
+        Commands of quadrotors: "rates" (collective thrust and body rates) or "motors".
     action
-        "discrete": one motion per action. "continuous": the command, D numbers in [-1, 1].
+        "discrete": one motion per action. "continuous": the command, D numbers in [-1, 1]; four for
+        quadrotors.
     sensing_range
         Distance that a standard drone sees, in cells.
     num_neighbours
@@ -64,12 +67,24 @@ class SwarmOptions(ABC):
     comm_dropout
         Probability that a message is lost, for each step and receiver.
     randomise
-        What is drawn for each episode: "none", "all", or a combination joined by "+" of "wind" (any
+        What is drawn for each episode: "none", or a combination joined by "+" of "wind" (any
         direction, up to 0.25 cells per step), "noise" (standard deviation up to 0.1 of observed
-        positions and velocities, own and others') and "speed" (top speeds, within 25%).
+        positions and velocities, own and others'), and for each drone "speed" (top speed, within
+        25%), "mass" and "thrust" (within 25%; the response to a command is proportional to thrust
+        over mass), "drag" (half to twice; acceleration and quadrotor dynamics only), "delay" (0 to
+        2 steps from a command to its effect) and "dropout" (in each step, with a probability up to
+        0.3, an agent's sensors fail: it observes only ``own`` and ``time``, zeros otherwise).
+        "all": wind, noise and speed. "full": everything that the dynamics has.
     obstacles
         Fraction of the arena covered by obstacles: discs (balls) of radius 1. Drones slide along
         them.
+    opaque
+        Obstacles block sight: agents, and scripted drones, do not observe what is behind one.
+        Messages pass. An obstacle does not hide what is inside it. Of the nearest things in range,
+        as many as can be observed and 4 more are checked.
+    collisions
+        "none": drones pass through each other. "elastic" and "inelastic": they are discs (balls) of
+        radius 0.25; see `offmarl.envs.swarm.collisions`.
     heterogeneous
         Make drones 0, 2, 4, ... scouts (20% faster, more agile, longer sight, half the strength)
         and the others lifters (20% slower, less agile, shorter sight).
@@ -80,6 +95,7 @@ class SwarmOptions(ABC):
     time_limit: int = 50
     dims: int = 2
     dynamics: str = "velocity"
+    control: str = "rates"
     action: str = "discrete"
     sensing_range: float = 5.0
     num_neighbours: int = 4
@@ -89,6 +105,8 @@ class SwarmOptions(ABC):
     comm_dropout: float = 0.0
     randomise: str = "none"
     obstacles: float = 0.0
+    opaque: bool = False
+    collisions: str = "none"
     heterogeneous: bool = False
 
     def __post_init__(self) -> None:
@@ -106,8 +124,30 @@ class SwarmOptions(ABC):
         require_one_of("comm", self.comm, ("none", "status", "learned"))
         _require_within("comm_dropout", self.comm_dropout, 1.0)
         _require_within("obstacles", self.obstacles, _MOST_OBSTACLES)
+        require_one_of("collisions", self.collisions, ("none", *collisions.RESTITUTION))
+        require_one_of("control", self.control, quadrotor.CONTROLS)
+        if self.opaque and not self.obstacles:
+            raise OptionError("there are no obstacles to block sight: give obstacles=0.1 too.")
         for part in self._randomised:
-            require_one_of("randomise", part, ("none", "all", *RANDOMISABLE))
+            require_one_of("randomise", part, ("none", "all", "full", *randomisation.PARTS))
+        self._require_quadrotors_in_space()
+        if "drag" in self._randomised and self.dynamics not in dynamics.WITH_DRAG:
+            raise OptionError(
+                f"{self.dynamics} dynamics have no drag to randomise: leave out drag, or give "
+                f"dynamics={' or dynamics='.join(dynamics.WITH_DRAG)}."
+            )
+
+    def _require_quadrotors_in_space(self) -> None:
+        flying = self.dynamics == "quadrotor"
+        if flying and (self.dims, self.action) != (3, "continuous"):
+            raise OptionError(
+                "quadrotors fly in three dimensions, and their actions are continuous: give "
+                "dims=3 and action=continuous too."
+            )
+        if not flying and self.control != "rates":
+            raise OptionError(
+                f"control={self.control} is for quadrotors: give dynamics=quadrotor too."
+            )
 
     @property
     @abstractmethod
@@ -159,7 +199,12 @@ class SwarmOptions(ABC):
 
     @property
     def _randomised(self) -> tuple[str, ...]:
-        return RANDOMISABLE if self.randomise == "all" else tuple(self.randomise.split("+"))
+        if self.randomise == "all":
+            return randomisation.DISTURBANCES
+        if self.randomise == "full":
+            has_drag = self.dynamics in dynamics.WITH_DRAG
+            return tuple(part for part in randomisation.PARTS if has_drag or part != "drag")
+        return tuple(self.randomise.split("+"))
 
     @property
     def _num_obstacles(self) -> int:
@@ -171,11 +216,22 @@ class SwarmOptions(ABC):
         return dynamics.motions(self.dynamics, self.dims)
 
     @property
+    def _command_size(self) -> int:
+        """Numbers in the command of a drone."""
+        return quadrotor.COMMAND_SIZE if self.dynamics == "quadrotor" else self.dims
+
+    @property
+    def _fastest(self) -> float:
+        """A speed that drones hardly exceed, in cells per step."""
+        top_speed = max(kind.top_speed for kind in self._kinds) * (1 + randomisation.SPREAD)
+        return top_speed * (2 if self.dynamics == "quadrotor" else 1) + randomisation.WIND
+
+    @property
     def _action_space(self) -> Discrete | Continuous:
         learned = self.comm == "learned"
         if self.action == "discrete":
             return Discrete(len(self._motions) * (self.comm_size if learned else 1))
-        return Continuous(self.dims + (self.comm_size if learned else 0))
+        return Continuous(self._command_size + (self.comm_size if learned else 0))
 
 
 def arena_side(num_agents: int, cells_per_agent: float, dims: int) -> int:

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from offmarl.envs.base import require_positive
-from offmarl.envs.swarm import dynamics
+from offmarl.envs.swarm import dynamics, quadrotor
 from offmarl.envs.swarm.dynamics import Kind
 from offmarl.envs.swarm.env import SwarmEnv
-from offmarl.envs.swarm.neighbours import find_distance, find_neighbours, find_points
+from offmarl.envs.swarm.neighbours import find_distance, find_neighbours
 from offmarl.envs.swarm.observations import Blocks, SwarmState, describe
 from offmarl.envs.swarm.options import arena_side, require_one_of
 from offmarl.errors import OptionError
@@ -186,39 +186,43 @@ class Pursuit(SwarmEnv):
         chasing = self.pursuers == "scripted"
         drones = self._pursuers if chasing else self._evaders
         desired = self._chase(state) if chasing else self._flee(state)
-        _, velocity, heading = (part[drones] for part in state.drones)
+        _, velocity, heading, attitude, spin = dynamics.rows(state.drones, drones)
+        top_speed = state.params.top_speed[drones, None]
+        if attitude is not None and spin is not None:
+            rotation = quadrotor.to_matrix(attitude)
+            return self._command_quadrotors(desired, velocity, rotation, spin, top_speed)
         if self.dynamics == "unicycle":
             desired, velocity = (
                 dynamics.to_frame(heading, x[:, None])[:, 0] for x in (desired, velocity)
             )
-        top_speed = state.params.top_speed[drones, None]
         return dynamics.command_towards(desired, velocity / top_speed, self.dynamics)
 
     def _flee(self, state: SwarmState) -> Float[Array, "M D"]:
         """Return the velocities of scripted evaders, along the axes of the arena."""
         position = state.drones.position[self._evaders]
         pursuers = state.drones.position[self._pursuers]
-        near = find_points(position, pursuers, _THREATS, self._farthest_sight, self.side)
-        sight = state.params.sight[self._evaders, None]
-        offset = jnp.where((near.distance <= sight)[..., None], pursuers[near.which], jnp.inf)
+        near = self._spot(state, self._evaders, pursuers, _THREATS)
+        seen = jnp.isfinite(near.distance)
+        offset = jnp.where(seen[..., None], pursuers[near.which], jnp.inf)
         return flee(position, offset - position[:, None], self.side)
 
     def _chase(self, state: SwarmState) -> Float[Array, "N D"]:
         """Return the velocities of scripted pursuers, along the axes of the arena."""
         position, sight = state.drones.position[self._pursuers], state.params.sight[self._pursuers]
         evaders, velocity = (part[self._evaders] for part in state.drones[:2])
-        free, reach = state.alive[self._evaders], self._farthest_sight
-        near = find_points(position, evaders, 1, reach, self.side, free)
+        near = self._spot(state, self._pursuers, evaders, 1, state.alive[self._evaders])
+        reach = self._farthest_sight
         mates = find_neighbours(
             position, state.alive[self._pursuers], self.num_neighbours, reach, self.side
         )
-        seen = (mates.distance <= sight[:, None])[..., None]
+        visible = self._visible(state, position, position[mates.which], reach)
+        seen = (visible & (mates.distance <= sight[:, None]))[..., None]
         offsets = jnp.where(seen, position[mates.which] - position[:, None], 0.0)
         nearest = near.which[:, 0]
         return chase(
             evaders[nearest] - position,
             velocity[nearest],
-            near.distance[:, :1] <= sight[:, None],
+            jnp.isfinite(near.distance),
             apart(offsets, seen),
             self.side / 2 - position,
         )
@@ -233,15 +237,14 @@ class Pursuit(SwarmEnv):
     def _describe_others(
         self, seen: SwarmState, observers: slice, others: slice
     ) -> Float[Array, "Q K F"]:
-        position, velocity, heading = (part[observers] for part in seen.drones)
+        position, velocity, heading = (part[observers] for part in seen.drones[:3])
         theirs = seen.drones.position[others]
         sight = seen.params.sight[observers, None]
-        free, reach = seen.alive[others], self._farthest_sight
-        near = find_points(position, theirs, _OPPONENTS_SEEN, reach, self.side, free)
+        near = self._spot(seen, observers, theirs, _OPPONENTS_SEEN, seen.alive[others])
         offset = (theirs[near.which] - position[:, None]) / sight[..., None]
         relative = seen.drones.velocity[others][near.which] - velocity[:, None]
         offset, relative = (self._in_frame(heading, x) for x in (offset, relative))
-        return describe(near.distance <= sight, offset, relative)
+        return describe(jnp.isfinite(near.distance), offset, relative)
 
     def _status(self, state: SwarmState) -> Float[Array, "N C"]:
         nearest = self._sense(state)["opponents"][:, 0]

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl.envs.base import MARKS, require_positive
 from offmarl.envs.swarm.env import SwarmEnv
-from offmarl.envs.swarm.neighbours import Points, find_points, reduce_within
+from offmarl.envs.swarm.neighbours import Points, reduce_within
 from offmarl.envs.swarm.observations import Blocks, SwarmState
 from offmarl.envs.swarm.options import arena_side
 
@@ -119,6 +119,10 @@ class Search(SwarmEnv):
         none = jnp.zeros(self.num_targets, bool), jnp.zeros(self.num_targets)
         reach = max(self._farthest_sight, _HOLD_RANGE)
         seen, strength = reduce_within(_watch, none, task.position, watchers, reach, self.side)
+        if self.opaque:
+            near = self._spot(state, slice(self.num_agents), task.position, _TARGETS_SEEN)
+            sees = jnp.isfinite(near.distance)
+            seen = none[0].at[near.which].max(sees)
         return task._replace(found=task.found | seen, strength=strength)
 
     def _sense(self, seen: SwarmState) -> Blocks:
@@ -132,13 +136,13 @@ class Search(SwarmEnv):
 
     def _status(self, state: SwarmState) -> Float[Array, "N C"]:
         position = state.drones.position
-        targets, reach = state.task.position, self._farthest_sight
-        near = find_points(position, targets, 1, reach, self.side)
+        targets = state.task.position
+        near = self._spot(state, slice(self.num_agents), targets, 1)
         index = near.which[:, 0]
         lacks = state.task.strength[index] < _HOLD_STRENGTH
         offset = (targets[index] - position) / 10
         message = jnp.concatenate([offset, lacks[:, None], jnp.ones((len(position), 1))], -1)
-        return jnp.where(near.distance <= state.params.sight[:, None], message, 0.0)
+        return jnp.where(jnp.isfinite(near.distance), message, 0.0)
 
     def _summary(self, state: SwarmState) -> Float[Array, "S"]:
         task = state.task

@@ -16,6 +16,11 @@ from offmarl.testing import EnvironmentConformance
         "swarm/delivery-2:dynamics=unicycle,comm=learned,obstacles=0.1,comm_dropout=0.5",
         "swarm/pursuit-3-2:evaders=learned,dynamics=acceleration,heterogeneous=true,time_limit=20",
         "swarm/flock-3:dims=3,dynamics=unicycle,action=continuous,comm=learned",
+        "swarm/coverage-3:dynamics=acceleration,randomise=full,collisions=inelastic",
+        "swarm/pursuit-3-2:evaders=learned,obstacles=0.1,opaque=true,comm=status,"
+        "collisions=elastic,randomise=delay+dropout",
+        "swarm/search-3:dims=3,dynamics=quadrotor,action=continuous,control=motors,comm=learned,"
+        "obstacles=0.05,opaque=true,randomise=full",
     ],
     indirect=True,
 )

@@ -27,6 +27,7 @@ def mean_return(env, policy):
         ("swarm/delivery-4", 0.3, 16.0),
         ("swarm/pursuit-4-2", 1.1, 18.3),
         ("swarm/flock-5", -1.1, 13.4),
+        ("swarm/hover-4", -1.0, 18.8),
     ],
 )
 def test_there_is_much_to_gain_by_looking(name, random, scripted):

@@ -1,0 +1,115 @@
+"""The result of a cell: a run without its checkpoints, packed into one JSON file.
+
+Commands that read runs, such as `offmarl compare` and `offmarl report`, read packed runs, too
+(`offmarl.tracking.read_json`). Of each evaluation the file holds two numbers, the means of every
+other episode: curves and final scores need their mean, and the score of the best checkpoint needs
+both (`offmarl.report.best_scores`).
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from offmarl import tracking
+from offmarl.benchmark.plan import Cell
+
+_EVALUATED = (*tracking.EVALUATED, *tracking.OTHER_RETURN.values())
+
+
+def identity(cell: Cell) -> dict[str, Any]:
+    """Return what the result of a cell depends on, for JSON."""
+    data, method = cell.data, cell.baseline
+    found: dict[str, Any] = tracking.plain(
+        {
+            "program": method.program,
+            "data": data.vault or f"{data.recipe}:{data.tier}",
+            "options": cell.options,
+        }
+    )
+    return found
+
+
+def checksum(cell: Cell) -> str:
+    """Return a short checksum of a cell's identity, by which its runs are told apart."""
+    text = json.dumps(identity(cell), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def pack(cell: Cell, run: Path, path: Path, seconds: float | None = None) -> None:
+    """Write the result of a cell.
+
+    Parameters
+    ----------
+    cell
+        The cell.
+    run
+        The directory of its finished run.
+    path
+        The file to write.
+    seconds
+        How long its process took.
+    """
+    record = tracking.read_run(run)
+    rows = tracking.read(run / tracking.METRICS_FILE)
+    document = {
+        "dataset": cell.data.label,
+        "baseline": cell.baseline.label,
+        **identity(cell),
+        "digest": record.get("vault_digest"),
+        "seeds": record["seeds"],
+        "versions": record.get("versions"),
+        "hardware": record.get("hardware"),
+        "seconds": tracking.last(run / tracking.METRICS_FILE, tracking.WALL_TIME),
+        "process_seconds": seconds,
+        tracking.RUN_FILE: record,
+        tracking.METRICS_FILE: [small for row in rows if (small := _evaluation(row))],
+    }
+    if (run / tracking.MARL_EVAL_FILE).is_file():
+        document[tracking.MARL_EVAL_FILE] = _halved(
+            tracking.read_json(run, tracking.MARL_EVAL_FILE)
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tracking.replace_file(path, _dumps(document) + "\n")
+
+
+def is_current(cell: Cell, path: Path) -> bool:
+    """Whether a file holds the result of a cell with its present options."""
+    try:
+        found = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return False
+    return isinstance(found, dict) and found.items() >= identity(cell).items()
+
+
+def _evaluation(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the evaluations of a line of metrics; empty if it has none."""
+    kept = {name: _halves(x) for name, x in row.items() if name.startswith(_EVALUATED)}
+    return {"seed": row["seed"], "step": row["step"], **kept} if kept else {}
+
+
+def _halved(tree: Any) -> Any:
+    """Return a document in which each list of numbers is replaced by its `_halves`."""
+    if isinstance(tree, dict):
+        return {name: _halved(value) for name, value in tree.items()}
+    return _halves(tree) if isinstance(tree, list) else tree
+
+
+def _halves(values: Sequence[float]) -> list[float]:
+    """Return the means of every other value, of which the mean is that of all values.
+
+    That is so for an even number of values. An odd number of them is replaced by its mean.
+    """
+    if len(values) % 2 or not values or None in values:
+        return [sum(values) / len(values)] if values and None not in values else list(values)
+    return [sum(values[start::2]) / (len(values) // 2) for start in (0, 1)]
+
+
+def _dumps(document: Mapping[str, Any]) -> str:
+    """Return JSON with one line for each line of metrics, so that changes are easy to compare."""
+    rows = document[tracking.METRICS_FILE]
+    marker = "@metrics@"
+    text = tracking.to_json({**document, tracking.METRICS_FILE: marker}, indent=1)
+    lines = ",\n  ".join(map(tracking.to_json, rows))
+    return text.replace(f'"{marker}"', f"[\n  {lines}\n ]" if rows else "[]")

@@ -1,0 +1,242 @@
+"""The plan of a benchmark: its datasets, its baselines and the options of their training.
+
+This is a whole plan::
+
+    name = "first-hour"
+
+    [training]                  # options of every training, as of `offmarl train`
+    seeds = 5
+    updates = 5_000
+
+    [record.coverage]           # a recipe: `program`, and options of `offmarl record`
+    program = "mappo"
+    env = "swarm/coverage-3"
+    total_steps = 100_000
+
+    [datasets]
+    "coverage medium" = { record = "coverage", tier = "medium" }
+    "3m good" = "og_marl/smac_v1/3m/Good"       # a name that `offmarl pull` knows
+    "mine" = { vault = "vaults/mine.vlt/0", env = "none", held_out = 0.1 }
+
+    [baselines]
+    bc = {}
+    maicq = { learning_rate = 1e-3 }
+    "maicq, λ = 0" = { program = "maicq", td_lambda = 0.0, datasets = ["3m good"] }
+
+The options of a dataset take precedence over ``[training]``, and those of a baseline over both.
+Paths are relative to the working directory.
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from offmarl.errors import OptionError, unknown_name
+from offmarl.paths import local
+from offmarl.programs.configs import Config
+from offmarl.programs.program import Args
+from offmarl.programs.registry import Kind, load
+
+_TABLES = ("training", "record", "datasets", "baselines")
+_PER_CELL = ("vault", "out", "config")
+"""Options that the benchmark itself gives."""
+
+
+class Recipe(NamedTuple):
+    """How data is recorded."""
+
+    name: str
+    program: str
+    options: Mapping[str, Any]
+
+
+class Data(NamedTuple):
+    """A dataset: a vault, or a tier of a recipe."""
+
+    label: str
+    vault: str | None
+    """Path of a vault, or a name for `offmarl.hub.pull`; None for a recipe's."""
+    recipe: str
+    tier: str
+    options: Mapping[str, Any]
+    """Options of the training on it."""
+
+
+class Baseline(NamedTuple):
+    """A method: a program with options."""
+
+    label: str
+    program: str
+    options: Mapping[str, Any]
+    datasets: tuple[str, ...] | None
+    """Labels of the datasets that it is trained on; None for all."""
+
+
+class Cell(NamedTuple):
+    """A baseline on a dataset, with all of its seeds."""
+
+    data: Data
+    baseline: Baseline
+    options: Mapping[str, Any]
+    """Of the training, without the vault."""
+
+    @property
+    def label(self) -> str:
+        """The cell's name in messages."""
+        return f"{self.baseline.label} on {self.data.label}"
+
+    @property
+    def slug(self) -> str:
+        """The cell's name in paths."""
+        return f"{slug(self.data.label)}--{slug(self.baseline.label)}"
+
+
+class Plan(NamedTuple):
+    """What a benchmark runs."""
+
+    name: str
+    out: Path
+    """Directory of its files."""
+    recipes: Mapping[str, Recipe]
+    datasets: Mapping[str, Data]
+    baselines: Mapping[str, Baseline]
+    training: Mapping[str, Any]
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The cells that are run, dataset by dataset."""
+        return [
+            Cell(data, method, {**self.training, **data.options, **method.options})
+            for data in self.datasets.values()
+            for method in self.baselines.values()
+            if method.datasets is None or data.label in method.datasets
+        ]
+
+
+def slug(label: str) -> str:
+    """Return a label as the name of a file."""
+    return re.sub(r"[^\w.=+-]+", "_", label).strip("_") or "_"
+
+
+def read_plan(path: str | Path, out: Path | None = None) -> Plan:
+    """Read the plan of a benchmark, and check it.
+
+    Parameters
+    ----------
+    path
+        The TOML file.
+    out
+        Directory of the benchmark's files; by default what the file says, or runs/NAME.
+
+    Raises
+    ------
+    OptionError
+        There is no such file, or something in it is not valid.
+    UnknownNameError
+        It names an unknown program.
+    """
+    shown = str(path)
+    try:
+        content = tomllib.loads(local(path).read_text())
+    except (FileNotFoundError, IsADirectoryError):
+        raise OptionError(f"there is no benchmark file {shown}: give the path of one.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise OptionError(f"{shown} is not valid TOML: {error}.") from None
+    _require_keys(content, ("name", "out", *_TABLES), shown)
+    training, record, datasets, baselines = (_table(content, one, shown) for one in _TABLES)
+    if not datasets or not baselines:
+        raise OptionError(f"{shown} needs the tables [datasets] and [baselines]: add both.")
+    recipes = {name: _recipe(name, x, shown) for name, x in record.items()}
+    name = str(content.get("name", Path(path).stem))
+    plan = Plan(
+        name,
+        local(out or content.get("out") or Path("runs") / slug(name)),
+        recipes,
+        {label: _data(label, x, recipes, shown) for label, x in datasets.items()},
+        {label: _baseline(label, x, datasets, shown) for label, x in baselines.items()},
+        training,
+    )
+    _check(plan, shown)
+    return plan
+
+
+def _recipe(name: str, values: Any, shown: str) -> Recipe:
+    where = f"{shown} [record.{name}]"
+    options = _options(values, where)
+    if "program" not in options:
+        raise OptionError(f'{where} names no recorder: add `program = "mappo"`, for example.')
+    return Recipe(name, options.pop("program"), options)
+
+
+def _data(label: str, values: Any, recipes: Mapping[str, Recipe], shown: str) -> Data:
+    where = f"{shown} [datasets] {label!r}"
+    if isinstance(values, str):
+        return Data(label, values, "", "", {})
+    options = _options(values, where)
+    vault, recipe, tier = (options.pop(key, None) for key in ("vault", "record", "tier"))
+    if (vault is None) == (recipe is None) or (recipe is None) != (tier is None):
+        raise OptionError(
+            f"{where} must be the path or name of a vault, {{ vault = ... }}, or "
+            '{ record = "RECIPE", tier = "medium" }.'
+        )
+    if recipe is not None and recipe not in recipes:
+        raise OptionError(f"{where}: {unknown_name('recipe', recipe, recipes)}")
+    return Data(label, vault, recipe or "", tier or "", options)
+
+
+def _baseline(label: str, values: Any, datasets: Mapping[str, Any], shown: str) -> Baseline:
+    where = f"{shown} [baselines] {label!r}"
+    options = _options(values, where)
+    chosen = options.pop("datasets", None)
+    for one in chosen or ():
+        if one not in datasets:
+            raise OptionError(f"{where}: {unknown_name('dataset', one, datasets)}")
+    program = options.pop("program", label)
+    return Baseline(label, program, options, None if chosen is None else tuple(chosen))
+
+
+def _check(plan: Plan, shown: str) -> None:
+    """Raise `OptionError` if the arguments of a cell or recipe are not valid, or names clash."""
+    for recipe in plan.recipes.values():
+        _check_options(
+            "recorder", recipe.program, recipe.options, f"{shown} [record.{recipe.name}]"
+        )
+    cells = plan.cells
+    for cell in cells:
+        where = f"{shown}, {cell.label}"
+        _check_options("baseline", cell.baseline.program, cell.options, where)
+    for names in ([one.slug for one in cells], [slug(name) for name in plan.recipes]):
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise OptionError(f"{shown}: two names become the file {twice.pop()}: change one.")
+
+
+def _check_options(kind: Kind, program: str, options: Mapping[str, Any], where: str) -> None:
+    for name in _PER_CELL:
+        if name in options:
+            raise OptionError(f"{where}: {name} is set by the benchmark: leave it out.")
+    args = load(kind, program).Args
+    found = Config(where, None, options).arguments(args)
+    if issubclass(args, Args):
+        found["vault"] = "unknown"
+    try:
+        args(**found)
+    except OptionError as error:
+        raise OptionError(f"{where}: {error}") from None
+
+
+def _require_keys(content: Mapping[str, Any], known: tuple[str, ...], shown: str) -> None:
+    for key in content:
+        if key not in known:
+            raise OptionError(f"{shown}: {unknown_name('entry', key, known)}")
+
+
+def _table(content: Mapping[str, Any], name: str, shown: str) -> dict[str, Any]:
+    return _options(content.get(name, {}), f"{shown} [{name}]")
+
+
+def _options(values: Any, where: str) -> dict[str, Any]:
+    if not isinstance(values, dict):
+        raise OptionError(f"{where} must be a table, such as {{ seeds = 5 }}, not {values!r}.")
+    return dict(values)

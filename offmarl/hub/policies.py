@@ -1,0 +1,397 @@
+"""Trained policies on the hub: a run's record, statistics and last checkpoint, with a model card.
+
+A policy is a model repository with one archive of the run's files, ``offmarl-policy.toml`` with its
+size and SHA-256, and a README that the hub shows as a model card. What `pull_policy` installs is a
+run: `offmarl.load_policy`, ``offmarl evaluate`` and ``offmarl record --policy`` read it.
+"""
+
+import os
+import re
+import shutil
+import tomllib
+import zipfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+import numpy as np
+import tomli_w
+from filelock import FileLock
+from huggingface_hub import CommitOperationAdd, HfApi, cached_assets_path, constants
+
+from offmarl import tracking
+from offmarl.errors import CardError, HubError, HubUnreachableError, OptionError, RunError
+from offmarl.hub import client
+from offmarl.hub.install import Download, check_whole
+from offmarl.hub.licences import check_link, hub_metadata, licence_named
+from offmarl.hub.push import commit_files, file_of, pack, repository_of, staging
+from offmarl.paths import local
+from offmarl.statistics import mean_interval
+from offmarl.terminal import number
+
+CARD = "offmarl-policy.toml"
+ARCHIVE = "run.zip"
+
+_FILES = (tracking.RUN_FILE, tracking.METRICS_FILE, tracking.MARL_EVAL_FILE, "dataset.npz")
+_MOST_BYTES = 10 * 2**30
+"""Largest size of an unpacked policy."""
+
+
+class PushedPolicy(NamedTuple):
+    """The result of `push_policy`."""
+
+    url: str
+    commit: str
+    sent: int
+    """Bytes."""
+    card: dict[str, Any]
+    """Content of `CARD`."""
+
+
+class PulledPolicy(NamedTuple):
+    """The result of `pull_policy`."""
+
+    path: Path
+    """Directory of the run."""
+    commit: str
+    fetched: int
+    """Bytes downloaded."""
+    card: dict[str, Any]
+
+
+def push_policy(
+    run: str | os.PathLike[str],
+    repository: str,
+    licence: str | None = None,
+    licence_link: str | None = None,
+    summary: str = "",
+    private: bool = False,
+    message: str = "Upload with offmarl",
+) -> PushedPolicy:
+    """Publish the last policies of a finished run as a model that `pull_policy` downloads.
+
+    Parameters
+    ----------
+    run
+        Directory of the run.
+    repository
+        Name of the repository, such as "org/name"; it is created if it does not exist.
+    licence, licence_link
+        As for `offmarl.hub.push`. A policy has none until you choose it.
+    summary
+        A sentence in the card; by default what was trained on which data.
+    private
+        Create a private repository.
+    message
+        Commit message.
+
+    Raises
+    ------
+    RunError
+        The directory is not that of a finished run with a checkpoint.
+    OptionError
+        The repository's name is invalid, or no licence was given.
+    UnknownNameError
+        There is no such licence.
+    HubError, HubUnreachableError
+        As for `offmarl.hub.push`.
+    """
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
+        raise OptionError(f"a repository is named org/name: got {repository!r}.")
+    if licence is None:
+        raise OptionError(
+            "a policy has no licence until you choose one: give --licence, such as MIT, or unknown."
+        )
+    terms = licence_named(licence)
+    check_link(terms, licence_link)
+    directory = local(run)
+    record = _finished(directory)
+    endpoint = client.answering()[0]
+    api, url = HfApi(endpoint=endpoint), f"{endpoint}/{repository}"
+    with staging(repository) as place, client.errors_of(repository):
+        parent = repository_of(api, repository, private, "model")
+        pack([(path, name) for name, path in _members(directory).items()], place / ARCHIVE)
+        card = _card(directory, record, repository, terms, summary)
+        card["file"] = asdict(file_of(place / ARCHIVE, place))
+        texts = {CARD: tomli_w.dumps(card), "README.md": _readme(card, licence_link)}
+        operations = [CommitOperationAdd(ARCHIVE, str(place / ARCHIVE))]
+        operations += [CommitOperationAdd(path, text.encode()) for path, text in texts.items()]
+        sent = sum(operation.upload_info.size for operation in operations)
+        commit = commit_files(api, repository, operations, message, parent, "model")
+    return PushedPolicy(url, commit, sent, card)
+
+
+def _finished(directory: Path) -> dict[str, Any]:
+    record = tracking.read_run(directory)
+    if not record.get("complete"):
+        raise RunError(f"{directory} is not finished: repeat its command first.")
+    return record
+
+
+def _members(directory: Path) -> dict[str, Path]:
+    """Return the files of a run that a policy consists of, by their names in the archive."""
+    folder = directory / tracking.CHECKPOINTS
+    steps = [int(path.name) for path in folder.glob("*") if path.name.isdigit()]
+    if not steps:
+        raise RunError(f"{directory} has no checkpoint: repeat its command first.")
+    last = folder / str(max(steps))
+    found = [directory / name for name in _FILES if (directory / name).is_file()]
+    found += [path for path in last.rglob("*") if path.is_file()]
+    return {path.relative_to(directory).as_posix(): path for path in sorted(found)}
+
+
+# ---------------------------------------------------------------------------------- card
+
+
+def _card(
+    directory: Path, record: Mapping[str, Any], repository: str, licence: str, summary: str
+) -> dict[str, Any]:
+    spec, args = record["spec"], record["args"]
+    data = record.get("vault") or "its environment"
+    about = f"{record['program']}, trained on {data}" if record.get("vault") else record["program"]
+    return {
+        "name": repository,
+        "summary": summary or f"{about}, to act in {spec['name'] or 'an unknown environment'}.",
+        "program": record["program"],
+        "own_file": record.get("file") is not None,
+        "environment": spec["name"],
+        "agents": spec["num_agents"],
+        "seeds": record["seeds"],
+        "dataset": record.get("vault") or "",
+        "dataset_digest": record.get("vault_digest") or "",
+        "licence": licence,
+        "offmarl": record["offmarl"],
+        "acting": tracking.acting_of(record),
+        "returns": _returns(directory),
+        "arguments": {name: _plain(x) for name, x in args.items() if x is not None},
+    }
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, bool | int | float | str) else str(value)
+
+
+def _returns(directory: Path) -> dict[str, Any]:
+    """Return the mean return of each seed's last policy, and of all seeds; empty if unknown."""
+    rows = tracking.read(directory / tracking.METRICS_FILE)
+    evaluated = [row for row in rows if tracking.RETURN in row]
+    last = max((row["step"] for row in evaluated), default=None)
+    found = {row["seed"]: row[tracking.RETURN] for row in evaluated if row["step"] == last}
+    if not found:
+        return {}
+    means = np.array([np.mean(values) for values in found.values()])
+    ends = mean_interval(means)
+    interval = {"low": ends.low, "high": ends.high} if ends.low is not None else {}
+    each = {"seeds": means.tolist(), "episodes": len(next(iter(found.values())))}
+    return {"mean": float(means.mean()), **interval, **each}
+
+
+def _readme(card: Mapping[str, Any], licence_link: str | None) -> str:
+    """Return the model card."""
+    from huggingface_hub import EvalResult, ModelCard, ModelCardData  # pulling does not need them
+
+    returns = card["returns"]
+    results = returns and [
+        EvalResult(
+            task_type="reinforcement-learning",
+            dataset_type=card["environment"] or "unknown",
+            dataset_name=card["environment"] or "unknown",
+            metric_type="mean_reward",
+            metric_value=number(returns["mean"]),
+        )
+    ]
+    terms: dict[str, Any] = {**hub_metadata(card["licence"], licence_link)}
+    metadata = ModelCardData(
+        **terms,
+        library_name="offmarl",
+        pipeline_tag="reinforcement-learning",
+        tags=["multi-agent", "offline-rl", "reinforcement-learning", "jax", "offmarl"],
+        model_name=card["name"].rpartition("/")[2],
+        eval_results=results or None,
+    )
+    return str(ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n{_text(card)}"))
+
+
+def _text(card: Mapping[str, Any]) -> str:
+    returns, name = card["returns"], card["name"]
+    rows = "".join(f"| `{key}` | {value} |\n" for key, value in card["arguments"].items())
+    score = "It was not evaluated in an environment."
+    if returns:
+        low = (
+            f" (95% interval {returns['low']:.4g} to {returns['high']:.4g})"
+            if "low" in returns
+            else ""
+        )
+        score = (
+            f"Mean return of the last policies, actions {card['acting']}, over "
+            f"{len(returns['seeds'])} seeds of {returns['episodes']} episodes each: "
+            f"{returns['mean']:.4g}{low}."
+        )
+    code = (
+        "\nThe program is in a file of its author's own, which is not part of this repository:\n"
+        "give it with `program=`.\n"
+        if card["own_file"]
+        else ""
+    )
+    trained = f"`{card['dataset']}` (digest `{card['dataset_digest'][:12]}`)"
+    return f"""# {name}
+
+{card["summary"]}
+
+{card["agents"]} agents in `{card["environment"] or "unknown"}`, trained on {trained} by offmarl
+{card["offmarl"]}. {score}
+
+## Use
+
+```bash
+pip install offmarl
+offmarl pull {name} --policy
+```
+
+```python
+import offmarl
+
+policy = offmarl.load_policy(offmarl.hub.pull_policy("{name}").path)
+action, carry = policy(observation, legal_actions)
+```
+{code}
+`{ARCHIVE}` holds the run; `{CARD}` lists its SHA-256, which a pull checks.
+
+## Intended use and limits
+
+The policy was trained offline, for the environment named above. Its returns elsewhere, or after
+changes of the environment, are unknown. The returns above are those of the last update; they were
+not used to choose a checkpoint.
+
+## Arguments
+
+| argument | value |
+|---|---|
+{rows}"""
+
+
+# ---------------------------------------------------------------------------------- pulling
+
+
+def pull_policy(name: str, out: str | os.PathLike[str] | None = None) -> PulledPolicy:
+    """Download a policy that `push_policy` published, unless it is on this machine already.
+
+    Parameters
+    ----------
+    name
+        ``ORG/NAME[@REVISION]``.
+    out
+        Directory of the run; by default one in the cache.
+
+    Raises
+    ------
+    HubUnreachableError
+        No hub answers, and the policy is not on this machine.
+    HubChecksumError
+        The data received differs from what was published; nothing is installed.
+    HubError, CardError
+        There is no such policy, or its files are not valid.
+    OptionError
+        ``out`` holds something else.
+    """
+    repository, _, revision = name.partition("@")
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
+        raise OptionError(f"a policy is named org/name: got {repository!r}.")
+    place = _root() / repository
+    try:
+        remote = client.find(repository, CARD, revision or "main", "model")
+    except HubUnreachableError:
+        if (kept := _kept(place, revision, out)) is not None:
+            return kept
+        raise
+    run = local(out) if out else place / remote.commit / "run"
+    with FileLock(_lock_of(place)):
+        if run.exists():
+            return _installed(run, repository, remote.commit)
+        card = _parse(client.read_text_file(remote, f"{CARD} of {repository}"), repository)
+        fetched = _install(run, repository, remote.commit, card)
+    return PulledPolicy(run, remote.commit, fetched, card)
+
+
+def _root() -> Path:
+    assets = constants.HF_ASSETS_CACHE
+    return Path(
+        cached_assets_path("offmarl", namespace="policies", subfolder="pulled", assets_dir=assets)
+    )
+
+
+def _lock_of(place: Path) -> Path:
+    place.mkdir(parents=True, exist_ok=True)
+    return place / ".lock"
+
+
+def _kept(place: Path, revision: str, out: Any) -> PulledPolicy | None:
+    """Return the newest policy on this machine, for when the hub cannot be reached."""
+    found = sorted(place.glob("*/run"), key=lambda path: path.stat().st_mtime)
+    wanted = [path for path in found if path.parent.name.startswith(revision)]
+    if out is not None or not wanted:
+        return None
+    return _installed(wanted[-1], "", wanted[-1].parent.name)
+
+
+def _installed(run: Path, repository: str, commit: str) -> PulledPolicy:
+    """Return a policy that is on this machine; `OptionError` if a directory holds another one."""
+    try:
+        card = _parse((run / CARD).read_text(), str(run))
+    except (FileNotFoundError, NotADirectoryError):
+        card = {}
+    if not card or repository not in ("", card["name"]) or card.get("commit") != commit:
+        raise OptionError(f"{run} exists and holds something else: give another --out.")
+    return PulledPolicy(run, commit, 0, card)
+
+
+def _parse(text: str, where: str) -> dict[str, Any]:
+    try:
+        card = tomllib.loads(text)
+        file = card["file"]
+        valid = isinstance(file["size"], int) and isinstance(file["sha256"], str)
+        valid = valid and file["path"] == ARCHIVE and isinstance(card["name"], str)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CardError(f"the card of {where} is not valid ({error}).") from None
+    if not valid:
+        raise CardError(f"the card of {where} is not valid: it does not describe {ARCHIVE}.")
+    return card
+
+
+def _install(run: Path, repository: str, commit: str, card: dict[str, Any]) -> int:
+    """Download, check and unpack a policy completely, or not at all."""
+    arriving = run.with_name(f".{run.name}.arriving")
+    arriving.mkdir(parents=True, exist_ok=True)
+    remote = client.find(repository, ARCHIVE, commit, "model")
+    download = Download(arriving / ARCHIVE, remote)
+    try:
+        check_whole(f"{ARCHIVE} of {repository}", download, card["file"]["sha256"], "card")
+    finally:
+        download.close()
+    unpacked = arriving / "unpacked"
+    shutil.rmtree(unpacked, ignore_errors=True)
+    _unpack(arriving / ARCHIVE, unpacked, repository)
+    (unpacked / CARD).write_text(tomli_w.dumps({**card, "commit": commit}))
+    tracking.read_run(unpacked)
+    unpacked.rename(run)
+    fetched = download.fetched
+    shutil.rmtree(arriving)
+    return fetched
+
+
+def _unpack(archive: Path, directory: Path, repository: str) -> None:
+    """Unpack an archive whose names stay in the directory; `HubError` for any other."""
+    try:
+        with zipfile.ZipFile(archive) as packed:
+            members = packed.infolist()
+            if sum(member.file_size for member in members) > _MOST_BYTES:
+                raise HubError(f"the policy {repository} has more than {_MOST_BYTES:,} bytes.")
+            for member in members:
+                path = PurePosixPath(member.filename)
+                if path.is_absolute() or ".." in path.parts or "\\" in member.filename:
+                    raise HubError(f"the policy {repository} has an unsafe file name: {path}.")
+                if not member.is_dir():
+                    packed.extract(member, directory)
+    except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
+        raise HubError(f"the policy {repository} is not a zip archive ({error}).") from error

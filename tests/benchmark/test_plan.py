@@ -1,0 +1,88 @@
+"""Plans: what a file asks for, and what is wrong with it."""
+
+from pathlib import Path
+
+import pytest
+
+from offmarl.benchmark import read_plan
+from offmarl.errors import OptionError, UnknownNameError
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+PLAN = """
+name = "small"
+[training]
+seeds = 3
+updates = 20
+[record.coverage]
+program = "random"
+env = "swarm/coverage-3"
+[datasets]
+"coverage random" = { record = "coverage", tier = "random" }
+"mine" = { vault = "a.vlt", env = "none", updates = 30 }
+"3m good" = "og_marl/smac_v1/3m/Good"
+[baselines]
+bc = {}
+"deep bc" = { program = "bc", layers = 3, updates = 40, datasets = ["mine"] }
+"""
+
+
+@pytest.fixture
+def path(tmp_path):
+    file = tmp_path / "plan.toml"
+    file.write_text(PLAN)
+    return file
+
+
+def test_cells_are_baselines_on_datasets_with_the_options_of_both(path, tmp_path):
+    plan = read_plan(path, tmp_path / "out")
+    found = {cell.label: dict(cell.options) for cell in plan.cells}
+    assert found == {
+        "bc on coverage random": {"seeds": 3, "updates": 20},
+        "bc on mine": {"seeds": 3, "updates": 30, "env": "none"},
+        "deep bc on mine": {"seeds": 3, "updates": 40, "env": "none", "layers": 3},
+        "bc on 3m good": {"seeds": 3, "updates": 20},
+    }
+    assert [cell.slug for cell in plan.cells][2] == "mine--deep_bc"
+    assert plan.out == tmp_path / "out" and plan.name == "small"
+    assert read_plan(path).out.parts[-2:] == ("runs", "small")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("[training]", "[trainig]", "did you mean training"),
+        ("updates = 20", "update = 20", r"bc on coverage random.*did you mean updates"),
+        ("seeds = 3", "seeds = 0", "seeds must be at least 1"),
+        ("seeds = 3", 'vault = "x"', "vault is set by the benchmark"),
+        ('record = "coverage"', 'record = "cover"', "did you mean coverage"),
+        (', tier = "random"', "", r'{ record = "RECIPE", tier = "medium" }'),
+        ('program = "random"', "", "names no recorder"),
+        ('datasets = ["mine"]', 'datasets = ["min"]', "did you mean mine"),
+        ("bc = {}", "bc = 3", "must be a table"),
+        ('"deep bc"', '"deep/bc" = { program = "bc" }\n"deep bc"', "two names become the file"),
+        ("[datasets]", "[datasets", "is not valid TOML"),
+        ('env = "swarm/coverage-3"', "envs = 3", r"record.coverage.*did you mean env"),
+    ],
+)
+def test_what_is_wrong_is_named(path, before, after, message):
+    path.write_text(PLAN.replace(before, after, 1))
+    with pytest.raises(OptionError, match=message.replace("{", r"\{")):
+        read_plan(path)
+
+
+def test_unknown_programs_are_named(path):
+    path.write_text(PLAN.replace("bc = {}", "bcc = {}"))
+    with pytest.raises(UnknownNameError, match="did you mean bc"):
+        read_plan(path)
+
+
+def test_a_plan_without_a_file_is_named(tmp_path):
+    with pytest.raises(OptionError, match="there is no benchmark file"):
+        read_plan(tmp_path / "no.toml")
+
+
+@pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("*.toml")), ids=lambda path: path.stem)
+def test_the_plans_of_this_project_are_valid(path):
+    plan = read_plan(path)
+    assert plan.name == path.stem and len(plan.cells) >= 9

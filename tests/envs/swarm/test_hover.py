@@ -1,0 +1,109 @@
+"""Rules of hover, with numbers computed by hand."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from offmarl import envs
+from offmarl.envs.conformance import QUICKLY
+
+KEY = jax.random.key(0)
+
+quickly = functools.partial(jax.jit, static_argnums=0, compiler_options=QUICKLY)
+
+
+@pytest.fixture(scope="module")
+def hover():
+    """Two drones; the goals are at (2, 2, 2) and (4, 4, 4), and the arena's side is 6."""
+    env = envs.make("swarm/hover-2", time_limit=10)
+    state, _ = quickly(lambda env: env.reset(KEY))(env)
+    goal = jnp.asarray([[2.0, 2, 2], [4, 4, 4]])
+    assert env.side == 6
+    return env, state._replace(task=state.task._replace(goal=goal))
+
+
+def place(state, positions, velocity=0.0, collided=(False, False)):
+    drones = state.drones._replace(position=jnp.asarray(positions, jnp.float32))
+    drones = drones._replace(velocity=jnp.full((2, 3), velocity))
+    return state._replace(drones=drones, collided=jnp.asarray(collided))
+
+
+@pytest.mark.parametrize(
+    ("after", "velocity", "collided", "reward"),
+    [
+        ([[2, 2, 2.4], [4, 4, 4]], 0.0, (False, False), 2.0 + 5 * 0.3 / 6),
+        ([[2, 2, 2.6], [4, 4, 4]], 0.0, (False, False), 1.0 + 5 * 0.2 / 6),
+        ([[2, 2, 3], [4, 4, 4]], 0.2, (False, False), 0.0),  # too fast, and no nearer
+        ([[2, 2, 3], [4, 4, 4]], 0.0, (True, False), 1.0 - 0.5),
+    ],
+)
+def test_the_team_is_paid_for_hovering_and_progress(hover, after, velocity, collided, reward):
+    env, state = hover
+    before = place(state, [[2, 2, 3], [4, 4, 4]])
+    moved = place(state, after, velocity, collided)
+    after, got, done = quickly(lambda env, *s: env._advance(KEY, *s))(env, before, moved)
+    assert got.tolist() == pytest.approx([reward] * 2, abs=1e-5)
+    assert not done
+    found = env.metrics(after)
+    assert float(found["collided"]) == np.mean(collided)
+
+
+def test_agents_and_state_show_the_attitude(hover):
+    env, state = hover
+    view = quickly(lambda env, state: env._view(KEY, state))(env, state)
+    own = env.read(view.observation)["own"]
+    np.testing.assert_array_equal(own[:, 6:15], np.tile(np.eye(3).ravel(), (2, 1)))
+    np.testing.assert_array_equal(own[:, 15:], np.zeros((2, 3)))
+    assert env.spec.action.size == 4
+    assert env.spec.state_size == 2 * (3 + 3 + 4 + 3) + 2 * 4
+    np.testing.assert_array_equal(env.scene(state).attitude, [[1, 0, 0, 0]] * 2)
+
+
+def test_agents_observe_the_way_to_their_goals(hover):
+    env, state = hover
+    state = place(state, [[2, 2, 5], [4, 3.5, 4]])
+    goal = quickly(lambda env, state: env._sense(state)["goal"])(env, state)
+    np.testing.assert_allclose(goal, [[0, 0, -1, 0.5], [0, 0.5, 0, 0.5 / 6]], atol=1e-6)
+
+
+@pytest.mark.nightly
+def test_goals_are_apart_and_outside_of_obstacles():
+    env = envs.make("swarm/hover-8", obstacles=0.05)
+    keys = jax.random.split(KEY, 16)
+    state = quickly(lambda env: jax.vmap(env.reset)(keys)[0])(env)
+    goal, obstacles = np.asarray(state.task.goal), np.asarray(state.obstacles)
+    assert (np.linalg.norm(goal[:, :, None] - obstacles[:, None], axis=-1) > 1.7).all()
+    assert ((goal >= 0) & (goal <= env.side)).all()
+
+
+def test_the_other_dynamics_can_be_chosen():
+    env = envs.make("swarm/hover-2:dims=2,dynamics=velocity,action=discrete,collisions=none")
+    assert env.spec.num_actions == 5
+    state, _ = quickly(lambda env: env.reset(KEY))(env)
+    assert env.metrics(state)["collided"] == 0
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("control", ["rates", "motors"])
+def test_the_scripted_controller_reaches_the_goals(control):
+    env = envs.make("swarm/hover-3", control=control)
+    policy = env.scripted()
+
+    def step(carry, key):
+        state, view = carry
+        action, _, _ = policy.act((), (), view.observation, view.legal_actions, key)
+        state, timestep = env.step(key, state, action)
+        return (state, timestep.view), timestep.reward[0]
+
+    def play(key):
+        state, first = env.reset(key)
+        (state, _), reward = jax.lax.scan(step, (state, first.view), jax.random.split(key, 50))
+        return env.metrics(state)["hovers"], reward.sum()
+
+    run = jax.jit(jax.vmap(play), compiler_options=QUICKLY)
+    hovers, returns = run(jax.random.split(KEY, 8))
+    assert hovers.mean() > 0.9
+    assert returns.mean() > 10

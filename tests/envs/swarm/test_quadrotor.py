@@ -1,0 +1,204 @@
+"""Quadrotors, against closed forms of rigid bodies."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from offmarl import envs
+from offmarl.envs.conformance import QUICKLY
+from offmarl.envs.swarm import dynamics, quadrotor
+from offmarl.envs.swarm.quadrotor import GRAVITY
+from offmarl.errors import OptionError
+
+STILL = jnp.zeros(3)
+
+advance = jax.jit(quadrotor.fly, static_argnames="control", compiler_options=QUICKLY)
+
+
+def body(position=(5.0, 5.0, 5.0), attitude=None, spin=None, kind=dynamics.STANDARD, **params):
+    """Return a quadrotor at rest, and its parameters."""
+    drones = quadrotor.hovering(dynamics.at_rest(jnp.asarray([position])))
+    if attitude is not None:
+        drones = drones._replace(attitude=jnp.asarray([attitude]))
+    if spin is not None:
+        drones = drones._replace(spin=jnp.asarray([spin]))
+    known = dynamics.params_of([kind], 5.0)
+    known = known._replace(thrust=known.mass, drag=known.mass)
+    return drones, known._replace(**{name: jnp.asarray([x]) for name, x in params.items()})
+
+
+def fly(drones, params, command, steps=1, wind=STILL, control="rates"):
+    for _ in range(steps):
+        drones = advance(drones, jnp.asarray([command]), params, wind, control=control)
+    return drones
+
+
+@pytest.mark.parametrize("control", quadrotor.CONTROLS)
+@pytest.mark.parametrize("kind", [dynamics.STANDARD, dynamics.SCOUT, dynamics.EVADER])
+def test_no_command_hovers(control, kind):
+    drones, params = body(kind=kind)
+    after = fly(drones, params, [0.0] * 4, 20, control=control)
+    np.testing.assert_allclose(after.position, drones.position, atol=1e-5)
+    np.testing.assert_allclose(after.velocity, 0, atol=1e-6)
+    np.testing.assert_allclose(after.attitude, drones.attitude, atol=1e-6)
+    np.testing.assert_allclose(after.spin, 0, atol=1e-6)
+
+
+@pytest.mark.parametrize("top_speed", [1.0, 0.8])
+@pytest.mark.parametrize("steps", [1, 3, 12])
+def test_a_fall_is_that_of_linear_drag(top_speed, steps):
+    """v = -V (1 - exp(-g t / V)), x = -V t + V**2 / g (1 - exp(-g t / V)), with V the top speed."""
+    drones, params = body(top_speed=top_speed)
+    after = fly(drones, params, [-1.0, 0.0, 0.0, 0.0], steps)
+    lost = 1 - math.exp(-GRAVITY * steps / top_speed)
+    assert float(after.velocity[0, 2]) == pytest.approx(-top_speed * lost, rel=1e-4)
+    fallen = -top_speed * steps + top_speed**2 / GRAVITY * lost
+    assert float(after.position[0, 2]) - 5 == pytest.approx(fallen, rel=1e-4)
+    np.testing.assert_allclose(after.position[0, :2], 5, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("params", "climbs"),
+    [({"mass": 1.25}, -0.2), ({"thrust": 1.25}, 0.25), ({"drag": 2.0}, 0.0)],
+)
+def test_mass_thrust_and_drag_change_the_acceleration(params, climbs):
+    """With no command: lift - 1 in units of gravity, over the drag that slows it."""
+    drones, known = body(**params)
+    after = fly(drones, known, [0.0] * 4)
+    drag = GRAVITY * params.get("drag", 1.0) / params.get("mass", 1.0)
+    expected = climbs * GRAVITY * -math.expm1(-drag) / drag
+    assert float(after.velocity[0, 2]) == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_a_drone_tilted_by_45_degrees_holds_its_top_speed():
+    """The thrust is sqrt(2) of the weight; no rates keep the attitude."""
+    tilt = math.pi / 4
+    drones, params = body(attitude=[math.cos(tilt / 2), 0.0, math.sin(tilt / 2), 0.0])
+    after = fly(drones, params, [math.sqrt(2) - 1, 0.0, 0.0, 0.0], 40)
+    np.testing.assert_allclose(after.velocity, [[1, 0, 0]], atol=1e-4)
+
+
+def test_the_wind_carries_a_hovering_drone():
+    drones, params = body()
+    wind = jnp.asarray([0.2, -0.1, 0.0])
+    after = fly(drones, params, [0.0] * 4, 40, wind=wind)
+    np.testing.assert_allclose(after.velocity[0], wind, atol=1e-5)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_rates_are_followed(axis):
+    """The commanded spin is reached, and the angle turned is its integral."""
+    drones, params = body()
+    command = np.zeros(4)
+    command[1 + axis] = 0.5
+    after = fly(drones, params, command, 2)
+    wanted = np.zeros(3)
+    wanted[axis] = 0.5 * quadrotor.MOST_RATES[axis]
+    np.testing.assert_allclose(after.spin[0], wanted, atol=0.01)
+    later = fly(after, params, command, 3)
+    turned = 2 * math.acos(abs(float(later.attitude[0] @ after.attitude[0])))
+    assert turned == pytest.approx(3 * wanted[axis], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("motors", "sign"),
+    [((1, -1, -1, 1), (1, 0, 0)), ((-1, -1, 1, 1), (0, 1, 0)), ((1, -1, 1, -1), (0, 0, 1))],
+    ids=["right side down", "nose down", "to the left"],
+)
+def test_motors_turn_the_body(motors, sign):
+    """A difference of forces: the spin after a step is torque / (J c) (1 - exp(-c))."""
+    drones, params = body()
+    after = fly(drones, params, 0.02 * np.array(motors), control="motors")
+    lever = np.array([0.2 / math.sqrt(2), 0.2 / math.sqrt(2), 0.05])
+    torque = lever * 4 * 0.02 * GRAVITY / 4
+    expected = torque / np.array([0.01, 0.01, 0.018]) * -math.expm1(-0.5) / 0.5
+    np.testing.assert_allclose(after.spin[0], sign * expected, atol=1e-5)
+
+
+def test_a_free_body_precesses_and_slows_down():
+    """Without torque, the spin across the axis turns by (J3 / J1 - 1) w3, and all of it decays."""
+    drones, params = body(spin=[0.3, 0.0, 1.0])
+    after = fly(drones, params, [-1.0] * 4, control="motors")
+    decay = math.exp(-0.5)
+    steps = np.arange(quadrotor.SUBSTEPS) / quadrotor.SUBSTEPS
+    angle = 0.8 * np.exp(-0.5 * steps).sum() / quadrotor.SUBSTEPS
+    expected = decay * np.array([0.3 * math.cos(angle), 0.3 * math.sin(angle), 1.0])
+    np.testing.assert_allclose(after.spin[0], expected, rtol=1e-4)
+
+
+@pytest.mark.nightly
+def test_any_command_leaves_everything_bounded():
+    """Random motor commands for 500 steps: unit quaternions, bounded spin and speed."""
+    num_drones = 64
+    drones = quadrotor.hovering(dynamics.at_rest(jnp.full((num_drones, 3), 5.0)))
+    params = dynamics.params_of([dynamics.STANDARD] * num_drones, 5.0)
+    params = params._replace(thrust=params.mass, drag=params.mass)
+
+    def step(drones, key):
+        command = jnp.sign(jax.random.normal(key, (num_drones, 4)))
+        return quadrotor.fly(drones, command, params, STILL, "motors"), None
+
+    keys = jax.random.split(jax.random.key(0), 500)
+    run = jax.jit(lambda drones: jax.lax.scan(step, drones, keys)[0], compiler_options=QUICKLY)
+    after = run(drones)
+    lengths = np.linalg.norm(after.attitude, axis=-1)
+    np.testing.assert_allclose(lengths, 1.0, rtol=1e-5)
+    assert np.abs(after.spin).max() < 0.2 / math.sqrt(2) * GRAVITY / 0.01 / 0.5
+    assert np.linalg.norm(after.velocity, axis=-1).max() < 3
+
+
+def test_matrices_are_those_of_the_quaternions():
+    rng = np.random.default_rng(0)
+    attitude = rng.normal(size=(5, 4))
+    attitude /= np.linalg.norm(attitude, axis=-1, keepdims=True)
+    rotation = np.asarray(quadrotor.to_matrix(jnp.asarray(attitude)))
+    np.testing.assert_allclose(rotation @ rotation.mT, np.tile(np.eye(3), (5, 1, 1)), atol=1e-5)
+    np.testing.assert_allclose(np.linalg.det(rotation), 1, rtol=1e-5)
+    np.testing.assert_allclose(quadrotor.up_of(jnp.asarray(attitude)), rotation[..., 2], atol=1e-6)
+    axis = attitude[:, 1:] / np.linalg.norm(attitude[:, 1:], axis=-1, keepdims=True)
+    np.testing.assert_allclose(np.einsum("nij,nj->ni", rotation, axis), axis, atol=1e-5)
+    cosine = (np.trace(rotation, axis1=1, axis2=2) - 1) / 2
+    np.testing.assert_allclose(cosine, 2 * attitude[:, 0] ** 2 - 1, atol=1e-5)
+
+
+@functools.partial(jax.jit, static_argnames="control", compiler_options=QUICKLY)
+def fly_towards(drones, params, goal, control):
+    """Take one step with the scripted controller."""
+    rotation, top_speed = quadrotor.to_matrix(drones.attitude), params.top_speed[:, None]
+    command = quadrotor.command_towards(
+        0.3 * (goal - drones.position), drones.velocity, rotation, drones.spin, top_speed, control
+    )
+    return quadrotor.fly(drones, command, params, STILL, control)
+
+
+@pytest.mark.parametrize("control", quadrotor.CONTROLS)
+@pytest.mark.parametrize("goal", [(8.0, 3.0, 6.0), (5.0, 5.0, 5.0)])
+@pytest.mark.parametrize("start", [None, (0.0, 1.0, 0.0, 0.0)], ids=["level", "upside down"])
+def test_the_controller_flies_to_a_goal_and_hovers_there(control, goal, start):
+    drones, params = body(attitude=[1.0, 0.0, 0.0, 0.0] if start is None else start)
+    for _ in range(50):
+        drones = fly_towards(drones, params, jnp.asarray(goal), control=control)
+    np.testing.assert_allclose(drones.position, [goal], atol=0.05)
+    np.testing.assert_allclose(drones.velocity, 0, atol=0.02)
+    np.testing.assert_allclose(quadrotor.up_of(drones.attitude), [[0, 0, 1]], atol=0.03)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("dynamics=quadrotor", "give dims=3 and action=continuous too"),
+        ("dynamics=quadrotor,dims=3", "give dims=3 and action=continuous too"),
+        ("control=motors", "control=motors is for quadrotors"),
+        ("control=stick", "control must be one of rates, motors"),
+        ("collisions=soft", "collisions must be one of none, elastic, inelastic"),
+        ("opaque=true", "no obstacles to block sight"),
+        ("randomise=drag", "velocity dynamics have no drag to randomise"),
+    ],
+)
+def test_options_that_do_not_fit_are_explained(options, message):
+    with pytest.raises(OptionError, match=message):
+        envs.make(f"swarm/coverage-2:{options}")

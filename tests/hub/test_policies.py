@@ -1,0 +1,133 @@
+"""Publishing trained policies, and pulling them again."""
+
+import hashlib
+import io
+import zipfile
+
+import jax
+import numpy as np
+import pytest
+import yaml
+
+import offmarl
+from baselines import iql_cql
+from offmarl import hub as library
+from offmarl.errors import (
+    CardError,
+    HubChecksumError,
+    HubError,
+    HubUnreachableError,
+    OptionError,
+    RunError,
+)
+from offmarl.hub import policies
+
+NAME = "org/clone"
+
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def run(random_data, tmp_path_factory):
+    sizes = {"updates": 4, "evaluate_episodes": 2, "final_episodes": 4, "hidden": 4, "length": 2}
+    out = tmp_path_factory.mktemp("policy") / "run"
+    options = {"batch_size": 4, "seeds": 2, "normalise": ("observation",)}
+    return iql_cql.main(iql_cql.Args(random_data("probe/two-step"), out=out, **sizes | options))
+
+
+def test_a_pulled_policy_acts_as_the_run_does_and_is_fetched_once(hub, run, tmp_path):
+    pushed = library.push_policy(run, NAME, "mit")
+    assert pushed.card["licence"] == "MIT" and pushed.card["seeds"] == [0, 1]
+    pulled = library.pull_policy(NAME)
+    assert pulled.commit == pushed.commit and pulled.fetched > 0
+    for seed in (0, 1):
+        ours, theirs = (offmarl.load_policy(one, seed).params for one in (run, pulled.path))
+        jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+        values = [offmarl.load_critic(one, seed).params for one in (run, pulled.path)]
+        jax.tree.map(np.testing.assert_array_equal, *values)
+    again = library.pull_policy(NAME)
+    assert again.fetched == 0 and again.path == pulled.path
+    chosen = library.pull_policy(f"{NAME}@{pushed.commit}", tmp_path / "mine")
+    assert chosen.path == tmp_path / "mine"
+    with pytest.raises(OptionError, match="holds something else"):
+        library.pull_policy(NAME, run)
+
+
+def test_the_model_card_says_what_the_hub_and_its_readers_need(hub, run):
+    library.push_policy(run, NAME, "MIT", summary="A test.")
+    text = hub.files(NAME, "main")[1]["README.md"].decode()
+    metadata = yaml.safe_load(text.split("---")[1])
+    assert metadata["license"] == "mit" and metadata["library_name"] == "offmarl"
+    assert metadata["pipeline_tag"] == "reinforcement-learning"
+    (index,) = metadata["model-index"]
+    (result,) = index["results"]
+    assert result["metrics"][0]["type"] == "mean_reward"
+    for words in ("A test.", "2 agents in `probe/two-step`", "| `hidden` | 4 |"):
+        assert words in text
+    assert "actions greedy, over 2 seeds of 4 episodes each" in text
+
+
+def test_without_the_hub_the_policy_on_this_machine_is_used(hub, run, monkeypatch):
+    pushed = library.push_policy(run, NAME, "MIT")
+    path = library.pull_policy(NAME).path
+    hub.close()
+    assert library.pull_policy(NAME).path == path
+    assert library.pull_policy(f"{NAME}@{pushed.commit[:8]}").path == path
+    with pytest.raises(HubUnreachableError):
+        library.pull_policy("org/other")
+
+
+def test_damaged_data_is_not_installed_and_the_next_pull_is_whole(hub, run):
+    library.push_policy(run, NAME, "MIT")
+    hub.faults.flip = True
+    with pytest.raises(HubChecksumError, match=r"run\.zip of org/clone arrived with SHA-256"):
+        library.pull_policy(NAME)
+    hub.faults.flip = False
+    assert library.pull_policy(NAME).path.is_dir()
+
+
+def publish(hub, names):
+    """Publish an archive that holds files of these names, with a right checksum."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name in names:
+            archive.writestr(name, "{}")
+    data = buffer.getvalue()
+    digest = hashlib.sha256(data).hexdigest()
+    text = f'name = "{NAME}"\n[file]\npath = "run.zip"\nsize = {len(data)}\nsha256 = "{digest}"\n'
+    hub.commit(NAME, {"run.zip": data, policies.CARD: text.encode()})
+
+
+@pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil", "a\\..\\evil"])
+def test_names_that_leave_the_directory_are_refused(hub, name):
+    publish(hub, ["run.json", name])
+    with pytest.raises(HubError, match="unsafe file name"):
+        library.pull_policy(NAME)
+
+
+def test_an_archive_without_a_run_is_refused(hub):
+    publish(hub, ["other.json"])
+    with pytest.raises(RunError, match=r"it has no run\.json"):
+        library.pull_policy(NAME)
+
+
+@pytest.mark.parametrize("text", ["", "[file]", "file = 3", "= 3", 'name = 3\n[file]\npath = "x"'])
+def test_a_card_that_is_not_valid_is_refused(hub, text):
+    hub.commit(NAME, {policies.CARD: text.encode() or b"#"})
+    with pytest.raises(CardError, match="the card of org/clone is not valid"):
+        library.pull_policy(NAME)
+
+
+@pytest.mark.parametrize(
+    ("name", "licence", "message"),
+    [("clone", "MIT", "named org/name"), (NAME, None, "no licence until you choose one")],
+)
+def test_a_push_without_name_or_licence_is_refused(run, name, licence, message):
+    with pytest.raises(OptionError, match=message):
+        library.push_policy(run, name, licence)
+
+
+def test_a_run_that_is_not_finished_is_refused(tmp_path):
+    (tmp_path / "run.json").write_text('{"complete": false}')
+    with pytest.raises(RunError, match="is not finished"):
+        library.push_policy(tmp_path, NAME, "MIT")
