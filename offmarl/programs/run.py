@@ -130,7 +130,9 @@ class Run:
         }
         entries = {tracking.labelled(program, acting): metrics}
         if others:
-            entries[tracking.labelled(program, other)] = others
+            # marl-eval's reader expects all algorithms to have the same metrics.
+            shared = {x: y for x, y in metrics.items() if not x.startswith(tracking.RETURN)}
+            entries[tracking.labelled(program, other)] = others | shared
         return entries
 
     def finish(self, stopped: Mapping[str, int] | None = None) -> None:
@@ -248,7 +250,8 @@ def _add_to_steps(runs: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
     for name, steps in metrics.items():
         for k, (_, values) in enumerate(steps):
             for own, record in zip(values, runs.values(), strict=True):
-                record[f"step_{k}"][name] = np.asarray(own).tolist()
+                if f"step_{k}" in record:
+                    record[f"step_{k}"][name] = np.asarray(own).tolist()
 
 
 def _evaluated(rows: list[dict[str, Any]]) -> list[str]:

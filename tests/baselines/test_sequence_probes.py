@@ -79,6 +79,7 @@ def probe(name: str, action: str = "discrete") -> Any:
     return envs.make(f"probe/{name}", action=action)
 
 
+@nightly
 def test_oryx_values_what_agents_have_chosen_so_far() -> None:
     env = probe("two-step")
     program, state, batch = learn(oryx, env, 300)
