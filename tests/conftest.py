@@ -1,10 +1,12 @@
 """Settings of the whole suite, and environment variables that JAX reads when it is imported."""
 
 import atexit
+import gc
 import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -65,7 +67,21 @@ hypothesis.settings.load_profile("offmarl")
 ROOT = Path(__file__).parents[1]
 
 
+MAPS = Path("/proc/self/maps")
+
 PUBLISHED = ROOT.parent / "shared" / "data"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_compiled_programs() -> Iterator[None]:
+    """Release compiled programs before a worker reaches Linux's limit of 65,530 mappings.
+
+    Each program takes several, and a process that can map no more memory crashes.
+    """
+    yield
+    if "jax" in sys.modules and MAPS.exists() and MAPS.read_bytes().count(b"\n") > 20_000:
+        sys.modules["jax"].clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(scope="session")
