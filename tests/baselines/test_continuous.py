@@ -36,7 +36,7 @@ def fake_networks(spec: EnvSpec = GO, sees: str = "joint", values: Any = value_o
     """Policies that act by tanh(p x), x the number of a view, and critics of known values."""
 
     def act(p: Any, seen: Any, _first: Any, _carry: Any, method: str) -> Any:
-        assert method == "unroll"
+        assert method == "unroll_batch"
         return jnp.repeat(p * seen, spec.action_size, axis=-1)
 
     actor = SimpleNamespace(apply=act)

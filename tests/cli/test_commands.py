@@ -50,7 +50,7 @@ def test_what_needs_no_jax_imports_none(arguments, tmp_path):
     ("arguments", "message"),
     [
         (["tran"], "no command named 'tran': did you mean train or tune? See `offmarl --help`."),
-        (["train", "bcc"], "no baseline named 'bcc': did you mean bc?"),
+        (["train", "bcc"], "no baseline named 'bcc': did you mean bc or cfcql?"),
         (["record", "mapo"], "no recorder named 'mapo': did you mean mappo"),
     ],
 )
