@@ -26,7 +26,7 @@ SIZES = {
     isac: REPLAY,
     mappo: ONLINE,
     vdn: ONLINE | BUFFER,
-    qmix: ONLINE | BUFFER | {"mixer_hidden": 8},
+    qmix: ONLINE | BUFFER,
 }
 
 
@@ -140,7 +140,7 @@ def before(tmp_path_factory):
     policy, data = make_policy(PolicyConfig("random"), ENV.spec), root / "data.vlt" / "random"
     record_policy(ENV, policy, (), data, steps=256, num_envs=4)
     shared = {"vault": data, "out": root / "run", "updates": 2, "batch_size": 4, "length": 4}
-    return data, qmix_cql.main(qmix_cql.Args(**shared, hidden=8, mixer_hidden=8, env="none"))
+    return data, qmix_cql.main(qmix_cql.Args(**shared, hidden=8, env="none"))
 
 
 @pytest.mark.nightly
