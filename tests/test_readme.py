@@ -63,7 +63,9 @@ def test_every_program_is_in_the_table():
 
 @pytest.mark.parametrize("line", COMMANDS)
 def test_commands_have_the_options_they_are_given(line, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", [*shlex.split(line), "--help"])
+    # A file that the reader writes names the program, and all of these take --config.
+    named = re.sub(r" --config \S+", " bc", line)
+    monkeypatch.setattr("sys.argv", [*shlex.split(named), "--help"])
     monkeypatch.setenv("COLUMNS", "200")
     with contextlib.suppress(SystemExit):
         cli.main()
