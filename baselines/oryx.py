@@ -95,7 +95,8 @@ class Args(programs.LearnerArgs):
     discrete actions, and 1 for continuous ones."""
     critic_weight: Positive | None = None
     """Weight of the critic's loss. By default 1 for discrete actions, and 0.5 for continuous
-    ones."""
+    ones. Where returns are about 1 or below, raise it: otherwise the network that actor and
+    critic share learns little of the values."""
     baseline_samples: PositiveInt = 10
     """Actions of the policy whose mean value is the baseline, where actions are continuous."""
     tanh: bool = False
