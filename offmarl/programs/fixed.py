@@ -10,12 +10,13 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from offmarl import envs
-from offmarl.config import NonNegative, PositiveInt, Seed, Validated
+from offmarl.config import NonNegative, PositiveInt, Seed
 from offmarl.envs import Environment
 from offmarl.envs.sides import TeamPolicy
 from offmarl.evaluation import evaluate
 from offmarl.paths import below
-from offmarl.programs.online import Recorded, describe, summarise
+from offmarl.programs.cluster import DeviceArgs, is_first, join
+from offmarl.programs.online import Recorded, describe, elsewhere, summarise
 from offmarl.programs.record import record_policy
 from offmarl.programs.sides import joint_policy, policies_by_team
 from offmarl.teams import teams_of
@@ -26,7 +27,7 @@ _EVALUATE = 1
 
 
 @dataclass(frozen=True)
-class FixedArgs(Validated):
+class FixedArgs(DeviceArgs):
     """Arguments that all recorders of fixed policies share."""
 
     env: str = "swarm/coverage-3"
@@ -85,6 +86,7 @@ def record_fixed(args: FixedArgs, policies: Sequence[str]) -> Recorded:
     RunError, VaultError, Stopped
         As for `record_policy`.
     """
+    join(args)
     env = envs.make(args.env)
     env = envs.record_states(env) if args.env_states else env
     cast = _cast(env, policies)
@@ -102,7 +104,10 @@ def record_fixed(args: FixedArgs, policies: Sequence[str]) -> Recorded:
         {"program": cast.name, "tier": cast.name, "policies": about},
         args.checkpoint_seconds,
         cast.ids,
+        args.devices,
     )
+    if not is_first():
+        return elsewhere(path)
     outcome = "recorded" if fresh else "complete already, nothing was changed"
     return summarise(path.parent, [describe(path, cast.name)], outcome)
 
