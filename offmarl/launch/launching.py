@@ -196,13 +196,14 @@ class _Launch:
         if not self._failed:
             return
         index = min(self._failed)
+        call, reason = self._calls[index], self._failed[index]
         done = self._work.num_blocks - len(self._work.missing())
         others = len(self._failed) - 1
         more = f" So did {others} more." if others else ""
         raise RunError(
-            f"task {index} of {self._calls[index].of} failed: {self._failed[index]} Its log is "
-            f"{self._calls[index].log}.{more} {done} of {self._work.num_blocks} blocks are done and "
-            "kept: the same command runs what is missing."
+            f"task {index} of {call.of} failed: {reason} Its log is {call.log}.{more} {done} of "
+            f"{self._work.num_blocks} blocks are done and kept: the same command runs what is "
+            "missing."
         )
 
 

@@ -1,6 +1,5 @@
 """The demo, in a smaller version."""
 
-
 from offmarl.cli import demo
 from offmarl.programs.tiers import Ladder
 
