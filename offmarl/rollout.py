@@ -39,7 +39,7 @@ def rollout(
     key: PRNGKeyArray,
     num_steps: int,
     policy_id: Int[Array, ""] | Int[Array, "N"] | int = -1,
-    blocks: int = 1,
+    groups: int = 1,
 ) -> tuple[RolloutState, Transition, View]:
     """Take ``num_steps`` in each environment.
 
@@ -57,10 +57,10 @@ def rollout(
         T; static.
     policy_id
         Id of the policy to record, for all agents or for each. A new value does not recompile.
-    blocks
-        Number of blocks of environments, which a device computes one after the other. The last bits
+    groups
+        Number of groups of environments, which a device computes one after the other. The last bits
         of floating-point numbers may depend on how many environments are compiled together. With
-        the same number of blocks, they are the same on any number of devices that divides it.
+        the same number of groups, they are the same on any number of devices that divides it.
 
     Returns
     -------
@@ -69,7 +69,7 @@ def rollout(
         actions, ``(T, E, ...)``, which at the end of an episode are its final views.
     """
     state, transitions, next_views, _ = rollout_shaped(
-        env, policy, params, state, key, num_steps, policy_id, blocks
+        env, policy, params, state, key, num_steps, policy_id, groups
     )
     return state, transitions, next_views
 
@@ -82,7 +82,7 @@ def rollout_shaped(
     key: PRNGKeyArray,
     num_steps: int,
     policy_id: Int[Array, ""] | Int[Array, "N"] | int = -1,
-    blocks: int = 1,
+    groups: int = 1,
 ) -> tuple[RolloutState, Transition, View, Float[Array, "T E N"] | None]:
     """Do what `rollout` does, and also return the steps' shaped rewards.
 
@@ -93,7 +93,7 @@ def rollout_shaped(
     keys = jax.random.split(key, (num_steps, 2, num_envs))
     per_step = spec(None, DATA)
     play = by_shards(
-        partial(_play_blocks, env, policy, max(blocks // shards(num_envs), 1)),
+        partial(_play_groups, env, policy, max(groups // shards(num_envs), 1)),
         num_envs,
         in_specs=(spec(), spec(DATA), spec(None, None, DATA), spec()),
         out_specs=(spec(DATA), per_step, per_step, per_step),
@@ -101,34 +101,34 @@ def rollout_shaped(
     return play(params, state, keys, jnp.asarray(policy_id, jnp.int32))
 
 
-def _play_blocks(
-    env: Environment, policy: Policy, blocks: int, params: ArrayTree, *rest: Any
+def _play_groups(
+    env: Environment, policy: Policy, groups: int, params: ArrayTree, *rest: Any
 ) -> tuple[RolloutState, Transition, View, Float[Array, "T E N"] | None]:
-    """Do what `_play` does, one block of environments after the other."""
-    if blocks == 1:
+    """Do what `_play` does, one group of environments after the other."""
+    if groups == 1:
         return _play(env, policy, params, *rest)
     state, keys, policy_id = rest
-    before = _into_blocks(state, blocks), _into_blocks(keys, blocks, axis=2)
+    before = _into_groups(state, groups), _into_groups(keys, groups, axis=2)
     state, *played = jax.lax.map(
         lambda own: _play(env, policy, params, own[0], own[1], policy_id), before
     )
-    transitions, next_views, shaping = _out_of_blocks(played, axis=1)
-    return _out_of_blocks(state), transitions, next_views, shaping
+    transitions, next_views, shaping = _out_of_groups(played, axis=1)
+    return _out_of_groups(state), transitions, next_views, shaping
 
 
-def _into_blocks(tree: ArrayTree, blocks: int, axis: int = 0) -> ArrayTree:
-    """Divide an axis into blocks, along a new first axis."""
+def _into_groups(tree: ArrayTree, groups: int, axis: int = 0) -> ArrayTree:
+    """Divide an axis into groups, along a new first axis."""
 
     def divide(leaf: Array) -> Array:
-        size = leaf.shape[axis] // blocks
-        shape = *leaf.shape[:axis], blocks, size, *leaf.shape[axis + 1 :]
+        size = leaf.shape[axis] // groups
+        shape = *leaf.shape[:axis], groups, size, *leaf.shape[axis + 1 :]
         return jnp.moveaxis(leaf.reshape(shape), axis, 0)
 
     return jax.tree.map(divide, tree)
 
 
-def _out_of_blocks(tree: ArrayTree, axis: int = 0) -> ArrayTree:
-    """Undo `_into_blocks`."""
+def _out_of_groups(tree: ArrayTree, axis: int = 0) -> ArrayTree:
+    """Undo `_into_groups`."""
     return jax.tree.map(
         lambda leaf: jax.lax.collapse(jnp.moveaxis(leaf, 0, axis), axis, axis + 2), tree
     )

@@ -48,7 +48,7 @@ from offmarl.teams import only_or_all
 from offmarl.tracking import plain, progress
 from offmarl.types import ArrayTree, EnvSpec, FinalObservations, Policy, Transition
 
-_CHUNK = 64
+CHUNK = 64
 """Largest number of time steps collected at once: they should fit into the processor's cache."""
 
 
@@ -201,7 +201,7 @@ def record_players(
     num_envs, layout = sum(player.rows for player in players), recorder_layout(1, devices)
     check_divisible("--num-envs", num_envs, layout)
     row = -(-steps // num_envs)
-    num_chunks = -(-row // _CHUNK)
+    num_chunks = -(-row // CHUNK)
     parts = tuple((player.policy, player.rows) for player in players)
     shards = 0 if devices is None and jax.process_count() == 1 else layout.shards
     program = _fixed(env, parts, -(-row // num_chunks), shards)  # type: ignore[arg-type]
@@ -215,7 +215,7 @@ def record_players(
     } | environment_source(env.spec.name)
     spec, whole = recorded(env, first_id=len(players))
     if shards:
-        recipe["blocks"] = blocks_of(num_envs, shards)
+        recipe["groups"] = groups_of(num_envs, shards)
     if spec.extras:
         recipe["extras"] = sorted(spec.extras)
     if is_complete(path, recipe):
@@ -256,7 +256,7 @@ def _fixed(
     ) -> tuple[_State, dict[str, Array]]:
         given = zip(parts, state.params, state.rollouts, keys_of(key), strict=True)
         played = [
-            rollout(env, policy, params, begun, key, num_steps, number, blocks_of(rows, shards))
+            rollout(env, policy, params, begun, key, num_steps, number, groups_of(rows, shards))
             for number, ((policy, rows), params, begun, key) in enumerate(given)
         ]
         after, transitions, next_views = zip(*played, strict=True)
@@ -272,18 +272,18 @@ def _fixed(
     )
 
 
-_BLOCKS = 8
-"""Blocks of environments in a recording on a given number of devices."""
+_GROUPS = 8
+"""Groups of environments in a recording on a given number of devices."""
 
 
-def blocks_of(num_envs: int, shards: int) -> int:
-    """Return the blocks that environments are computed in, so that numbers have the same bits.
+def groups_of(num_envs: int, shards: int) -> int:
+    """Return the groups that environments are computed in, so that numbers have the same bits.
 
     The number is the same for all numbers of devices that divide 8 and the environments.
     """
     if not shards:
         return 1
-    return math.lcm(math.gcd(num_envs, _BLOCKS), shards if num_envs % shards == 0 else 1)
+    return math.lcm(math.gcd(num_envs, _GROUPS), shards if num_envs % shards == 0 else 1)
 
 
 def _side_by_side(trees: Sequence[ArrayTree]) -> ArrayTree:
@@ -326,16 +326,16 @@ def _record(
                 timer.saved(done * num_steps * recipe["num_envs"])
         chunks.flush()
         if isinstance(writer, vault.Writer):
-            chunks.complete(recorded=_recorded_return(writer))
+            chunks.complete(recorded=recorded_return(vault.Dataset(writer.store)))
     checkpoints.close()
     any_process(False)  # none ends, or reads the vault, before it is complete
     if is_first():
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _recorded_return(writer: vault.Writer) -> dict[str, Any]:
+def recorded_return(dataset: vault.Dataset) -> dict[str, Any]:
     """Return the mean return of the complete episodes in a vault, and its interval, by team."""
-    episodes = vault.Dataset(writer.store).episodes
+    episodes = dataset.episodes
     means: dict[str, float | None] = {}
     intervals: dict[str, list[float] | None] = {}
     for team, returns in episodes.complete_team_returns.items():
@@ -469,13 +469,14 @@ def open_for_recording(
         return NoWriter()
     if path.exists():
         return vault.resume(path)
-    about = dict(provenance) | {"recipe": dict(recipe), "software": _software(), "complete": False}
+    about = dict(provenance) | {"recipe": dict(recipe), "software": software(), "complete": False}
     if source := envs.source(spec.name):
         about["environment_source"] = source
     return vault.create(path, spec, rows=rows, provenance=about)
 
 
-def _software() -> dict[str, str]:
+def software() -> dict[str, str]:
+    """Return the versions that a recording notes."""
     return {
         "offmarl": offmarl.__version__,
         "jax": jax.__version__,
