@@ -289,6 +289,7 @@ def _batches(
         job.evaluator.learned_from,
         drawing.weights,
         drawing.draws,
+        drawing.shuffle_buffer,
     )
 
 
