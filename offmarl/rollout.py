@@ -11,6 +11,8 @@ from offmarl._mesh import DATA, by_shards, shards, spec
 from offmarl.envs.base import Environment, EnvState, extras_of
 from offmarl.types import ArrayTree, Policy, Transition, View, remember
 
+_barrier: Any = jax.lax.optimization_barrier  # untyped
+
 
 class RolloutState(NamedTuple):
     """State of E environments between two rollouts."""
@@ -39,7 +41,7 @@ def rollout(
     key: PRNGKeyArray,
     num_steps: int,
     policy_id: Int[Array, ""] | Int[Array, "N"] | int = -1,
-    groups: int = 1,
+    groups: int = 0,
 ) -> tuple[RolloutState, Transition, View]:
     """Take ``num_steps`` in each environment.
 
@@ -60,7 +62,8 @@ def rollout(
     groups
         Number of groups of environments, which a device computes one after the other. The last bits
         of floating-point numbers may depend on how many environments are compiled together. With
-        the same number of groups, they are the same on any number of devices that divides it.
+        the same number of groups, they are the same on any number of devices that divides it. By
+        default each device computes all of its environments together.
 
     Returns
     -------
@@ -82,7 +85,7 @@ def rollout_shaped(
     key: PRNGKeyArray,
     num_steps: int,
     policy_id: Int[Array, ""] | Int[Array, "N"] | int = -1,
-    groups: int = 1,
+    groups: int = 0,
 ) -> tuple[RolloutState, Transition, View, Float[Array, "T E N"] | None]:
     """Do what `rollout` does, and also return the steps' shaped rewards.
 
@@ -93,7 +96,7 @@ def rollout_shaped(
     keys = jax.random.split(key, (num_steps, 2, num_envs))
     per_step = spec(None, DATA)
     play = by_shards(
-        partial(_play_groups, env, policy, max(groups // shards(num_envs), 1)),
+        partial(_play_groups, env, policy, groups and max(groups // shards(num_envs), 1)),
         num_envs,
         in_specs=(spec(), spec(DATA), spec(None, None, DATA), spec()),
         out_specs=(spec(DATA), per_step, per_step, per_step),
@@ -105,15 +108,33 @@ def _play_groups(
     env: Environment, policy: Policy, groups: int, params: ArrayTree, *rest: Any
 ) -> tuple[RolloutState, Transition, View, Float[Array, "T E N"] | None]:
     """Do what `_play` does, one group of environments after the other."""
-    if groups == 1:
+    if not groups:
         return _play(env, policy, params, *rest)
     state, keys, policy_id = rest
     before = _into_groups(state, groups), _into_groups(keys, groups, axis=2)
-    state, *played = jax.lax.map(
-        lambda own: _play(env, policy, params, own[0], own[1], policy_id), before
-    )
+
+    def play(own: tuple[RolloutState, Array]) -> ArrayTree:
+        state, keys = own
+        return _play(env, policy, params, state, keys, policy_id)
+
+    def play_group(group: Array, after: ArrayTree) -> ArrayTree:
+        played = play(jax.tree.map(lambda leaf: leaf[group], before))
+        put = partial(jax.lax.dynamic_update_index_in_dim, index=group, axis=0)
+        return jax.tree.map(put, after, played)
+
+    blank = jax.tree.map(_blank, jax.eval_shape(lambda: jax.lax.map(play, before)))
+    # The compiler must not see how often the loop runs: it would compile a loop of one group, and
+    # so the numbers in it, in another way.
+    count = _barrier(jnp.int32(groups))
+    state, *played = jax.lax.fori_loop(0, count, play_group, blank)
     transitions, next_views, shaping = _out_of_groups(played, axis=1)
     return _out_of_groups(state), transitions, next_views, shaping
+
+
+def _blank(like: Any) -> Array:
+    if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
+        return jnp.broadcast_to(jax.random.key(0), like.shape)
+    return jnp.zeros(like.shape, like.dtype)
 
 
 def _into_groups(tree: ArrayTree, groups: int, axis: int = 0) -> ArrayTree:

@@ -282,7 +282,7 @@ def groups_of(num_envs: int, shards: int) -> int:
     The number is the same for all numbers of devices that divide 8 and the environments.
     """
     if not shards:
-        return 1
+        return 0
     return math.lcm(math.gcd(num_envs, _GROUPS), shards if num_envs % shards == 0 else 1)
 
 
