@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from offmarl.programs.offline import train
     from offmarl.programs.online import Recorded, record_from_run, record_online
     from offmarl.programs.optimisers import (
-        annealed,
+        ScheduleKind,
         clipped_adam,
         grad_norm,
         linear_schedule,
+        scheduled,
         training_progress,
     )
     from offmarl.programs.policy import LoadedPolicy, load_policy
@@ -69,12 +70,12 @@ __all__ = [
     "Program",
     "Recorded",
     "ReplayedEpisode",
+    "ScheduleKind",
     "SoftArgs",
     "Stage",
     "Step",
     "Values",
     "add",
-    "annealed",
     "clipped_adam",
     "draw_windows",
     "function_policy",
@@ -94,6 +95,7 @@ __all__ = [
     "record_online",
     "record_policy",
     "replay_episode",
+    "scheduled",
     "start",
     "train",
     "training_progress",
@@ -110,7 +112,7 @@ _HOMES = {
     "offline": "train",
     "off_policy": "OffPolicyArgs",
     "online": "Recorded record_from_run record_online",
-    "optimisers": "annealed clipped_adam grad_norm linear_schedule training_progress",
+    "optimisers": "ScheduleKind clipped_adam grad_norm linear_schedule scheduled training_progress",
     "policy": "LoadedPolicy load_policy",
     "program": "TD_ERRORS Args Hyperparameters OnlineArgs Program Stage Values hyperparameters",
     "record": "record_policy",

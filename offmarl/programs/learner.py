@@ -28,7 +28,7 @@ from jaxtyping import Array, Int
 
 from offmarl.config import Positive, PositiveInt
 from offmarl.networks import AgentId, PolicyConfig
-from offmarl.programs.optimisers import Number, annealed, clipped_adam
+from offmarl.programs.optimisers import Number, ScheduleKind, clipped_adam, scheduled
 from offmarl.programs.program import Args, Hyperparameters
 
 
@@ -38,7 +38,7 @@ class LearnerArgs(Args):
 
     learning_rate: Positive = 3e-4
     """Adam's step size, at the first update."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    schedule: ScheduleKind = "constant"
     """How the step size changes over the run: not at all, or down to zero at the last update, along
     a line or half a cosine."""
     max_grad_norm: Positive | None = None
@@ -119,6 +119,5 @@ def step_size(
 ) -> Number:
     """Return the step size of an update; the arguments are those of `make_optimiser`."""
     rate = hyper.learning_rate if learning_rate is None else learning_rate
-    if args.schedule == "constant":
-        return rate
-    return annealed(rate, jnp.asarray(done) / (updates or args.updates or 1), args.schedule)
+    progress = jnp.asarray(done) / (updates or args.updates or 1)
+    return scheduled(rate, progress, args.schedule)
