@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from offmarl.programs.critic import LoadedCritic, load_critic
     from offmarl.programs.dataset import DatasetStatistics, MeanAndStd
     from offmarl.programs.foreign import function_policy, network_policy
-    from offmarl.programs.learner import LearnerArgs, make_optimiser, policy_config
+    from offmarl.programs.learner import LearnerArgs, TargetState, make_optimiser, policy_config
     from offmarl.programs.loop import start
     from offmarl.programs.off_policy import OffPolicyArgs
     from offmarl.programs.offline import train
@@ -74,6 +74,7 @@ __all__ = [
     "SoftArgs",
     "Stage",
     "Step",
+    "TargetState",
     "Values",
     "add",
     "clipped_adam",
@@ -107,7 +108,7 @@ _HOMES = {
     "critic": "LoadedCritic load_critic",
     "dataset": "DatasetStatistics MeanAndStd",
     "foreign": "function_policy network_policy",
-    "learner": "LearnerArgs make_optimiser policy_config",
+    "learner": "LearnerArgs TargetState make_optimiser policy_config",
     "loop": "start",
     "offline": "train",
     "off_policy": "OffPolicyArgs",

@@ -20,7 +20,7 @@ An optimiser is built in every update, from the number of updates done::
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 import optax
@@ -30,6 +30,7 @@ from offmarl.config import Positive, PositiveInt
 from offmarl.networks import AgentId, PolicyConfig
 from offmarl.programs.optimisers import Number, ScheduleKind, clipped_adam, scheduled
 from offmarl.programs.program import Args, Hyperparameters
+from offmarl.types import ArrayTree
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,15 @@ class LearnerArgs(Args):
     agent_id: AgentId = "onehot"
     """How the network distinguishes the agents. onehot: by their index, which ties it to their
     number; sinusoidal: by 16 sines and cosines of their place in the team; none: not at all."""
+
+
+class TargetState(NamedTuple):
+    """What learns in a program with target networks."""
+
+    params: Any
+    target: Any
+    optimiser: ArrayTree
+    updates: Int[Array, ""]
 
 
 def policy_config(args: LearnerArgs, head: Any, **other: Any) -> PolicyConfig:

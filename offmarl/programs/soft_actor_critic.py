@@ -35,7 +35,13 @@ from offmarl.networks import (
 from offmarl.programs.actor_critic import td_loss
 from offmarl.programs.buffer import Capture, add, init_capture, make_buffer
 from offmarl.programs.off_policy import OffPolicyArgs
-from offmarl.programs.optimisers import clipped_adam, grad_norm, scheduled, training_progress
+from offmarl.programs.optimisers import (
+    Number,
+    clipped_adam,
+    grad_norm,
+    scheduled,
+    training_progress,
+)
 from offmarl.programs.program import Hyperparameters, Program, Stage
 from offmarl.programs.windows import draw_windows
 from offmarl.rollout import RolloutState, init_rollout, rollout
@@ -286,7 +292,7 @@ def make_soft_actor_critic(
         key: PRNGKeyArray,
         capture: Capture,
         hyper: Hyperparameters,
-        rate: Float[Array, ""],
+        rate: Number,
     ) -> tuple[Learner, dict[str, Array]]:
         draw_key, key = jax.random.split(key)
         params, target, optimiser_state = learner
