@@ -326,6 +326,11 @@ def notice(text: str) -> None:
         _console.print(one_line(text), highlight=False, markup=False, soft_wrap=True)
 
 
+def console() -> Console:
+    """Return the console of progress displays, which is standard error."""
+    return _console
+
+
 def is_quiet() -> bool:
     """Whether progress is turned off."""
     return os.environ.get("OFFMARL_QUIET") == "1"

@@ -26,7 +26,7 @@ class Args(FixedArgs):
 
 def main(args: Args) -> Recorded:
     """Record uniform legal actions."""
-    return record_fixed(args, ["random"])
+    return record_fixed(args)
 
 
 if __name__ == "__main__":

@@ -33,13 +33,18 @@ class Args(FixedArgs):
     """One policy for all agents, or TEAM=POLICY for each team: the name of a scripted policy of the
     environment, random, path/to/file.py:FUNCTION, or the directory of a run."""
 
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """The policies."""
+        return self.policy
+
 
 # ---------------------------------------------------------------------------------- main
 
 
 def main(args: Args) -> Recorded:
     """Record the policies."""
-    return record_fixed(args, args.policy)
+    return record_fixed(args)
 
 
 if __name__ == "__main__":

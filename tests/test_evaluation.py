@@ -131,6 +131,7 @@ def test_which_policies_draw_their_actions(config, greedy, epsilon, draws):
     assert make_policy(config, spec, greedy).draws(params) is draws
 
 
+@pytest.mark.slow
 def test_a_policy_acts_as_its_run_was_evaluated_and_draws_by_a_key(tmp_path):
     spec = EnvSpec("", 200, 3, 1, Discrete(4))
     write_policy(tmp_path / "drawn", PolicyConfig("feedforward"), spec, [0], greedy=False)
@@ -221,6 +222,7 @@ def test_a_directory_that_is_no_run(tmp_path):
         load_policy(tmp_path)
 
 
+@pytest.mark.slow
 def test_likelihood_is_that_of_what_living_agents_did():
     spec, config = EnvSpec("", 2, 1, 1, Discrete(3)), PolicyConfig("recurrent", hidden=4)
     params = jax.tree.map(jnp.zeros_like, init_policy(config, spec, jax.random.key(0)))
@@ -241,6 +243,7 @@ def test_likelihood_is_that_of_what_living_agents_did():
         log_likelihood(constant_policy(2), params, episodes)
 
 
+@pytest.mark.slow
 def test_agreement_counts_what_living_agents_did():
     def act(params, carry, observation, legal_actions, key):
         return jnp.full(observation.shape[:1], params), jnp.zeros(observation.shape[:1]), carry

@@ -30,6 +30,7 @@ def copied(name: str, where: Path) -> str:
     return shutil.copy(EXAMPLES / name, where / name).name
 
 
+@pytest.mark.slow
 def test_published_data(random_data, tmp_path):
     said = run(
         copied("published_data.py", tmp_path), random_data("probe/observation"), where=tmp_path

@@ -5,7 +5,6 @@ benchmark continues where it stopped, and a cell that failed is tried again by t
 """
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from offmarl import tracking
 from offmarl.benchmark.cells import checksum, is_current, pack
 from offmarl.benchmark.plan import Cell, Data, Plan, slug
 from offmarl.errors import RunError, Stopped
+from offmarl.launch import cores
 from offmarl.paths import local
 from offmarl.programs.registry import load
 
@@ -30,8 +30,6 @@ _POLL = 0.1
 
 OFFMARL = (sys.executable, "-m", "offmarl")
 """The command line."""
-
-_SINGLE_THREADED = "--xla_cpu_multi_thread_eigen=false"
 
 
 class Outcome(NamedTuple):
@@ -99,7 +97,7 @@ class _Pool:
     """The processes of a benchmark."""
 
     def __init__(self, plan: Plan, jobs: int | None):
-        self._plan, self._groups = plan, _core_groups(jobs)
+        self._plan, self._groups = plan, cores.core_groups(jobs)
         self._vaults: dict[str, str] = {}
         """The paths of datasets that are ready, by label."""
         self._running: list[_Running] = []
@@ -183,7 +181,7 @@ class _Pool:
 
     def _start(self, job: Job) -> None:
         taken = {one.cores for one in self._running}
-        cores = next(group for group in self._groups if group not in taken)
+        mine = next(group for group in self._groups if group not in taken)
         job.log.parent.mkdir(parents=True, exist_ok=True)
         with job.log.open("ab") as log:
             log.write(f"$ offmarl {' '.join(job.command)}\n".encode())
@@ -194,14 +192,13 @@ class _Pool:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=log,
-                env=_environment(cores),
+                env=cores.environment(mine),
                 start_new_session=True,  # signals of the terminal come through this process
             )
             if out is not log:
                 out.close()
-        if cores[0] >= 0:
-            os.sched_setaffinity(process.pid, cores)
-        self._running.append(_Running(job, process, cores, time.monotonic()))
+        cores.bind(process.pid, mine)
+        self._running.append(_Running(job, process, mine, time.monotonic()))
 
     def _collect(self, advance: tracking.Advance) -> None:
         """Take the results of processes that have ended."""
@@ -260,28 +257,6 @@ def _stopping(interrupt: Any) -> Iterator[Any]:
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
-
-
-def _core_groups(jobs: int | None) -> list[tuple[int, ...]]:
-    """Return the cores of each process that runs side by side with the others."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    count = jobs or (1 if _has_accelerator() else len(cores)) or 1
-    if count > len(cores):
-        return [(-1 - place,) for place in range(count)]  # not bound to cores
-    return [tuple(cores[place::count]) for place in range(count)]
-
-
-def _has_accelerator() -> bool:
-    """Whether JAX may find an accelerator; to ask JAX would take its memory."""
-    wanted = os.environ.get("JAX_PLATFORMS", "") != "cpu"
-    return wanted and any(any(Path("/dev").glob(name)) for name in ("nvidia[0-9]*", "accel*"))
-
-
-def _environment(cores: tuple[int, ...]) -> dict[str, str]:
-    """Return the variables of a process; on one core, XLA needs no threads of its own."""
-    flags = os.environ.get("XLA_FLAGS", "")
-    alone = {"XLA_FLAGS": f"{flags} {_SINGLE_THREADED}".strip()} if len(cores) == 1 else {}
-    return {name: x for name, x in os.environ.items() if name != "OFFMARL_QUIET"} | alone
 
 
 def _exists(vault: str) -> bool:

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, cast, get_type_hints
 
 from offmarl.cli.output import hidden
 from offmarl.config import REPEATED, Validated, Vaults
@@ -32,8 +32,48 @@ _ADDED: dict[str, tuple[Any, Any, str]] = {
         "Options take precedence over it.",
     ),
     "json": (bool, False, "Print the outcome as one JSON object, for programs."),
+    "tasks": (
+        int | None,
+        None,
+        "Divide the work into this many tasks, which --launcher runs side by side. What they make "
+        "does not depend on their number.",
+    ),
+    "launcher": (
+        Literal["local", "slurm", "ray"],
+        "local",
+        "What runs the tasks: local, processes of this machine; slurm, a job array; ray, a Ray "
+        "cluster.",
+    ),
+    "workers": (
+        int | None,
+        None,
+        "Tasks that run at the same time; by default one for each core, or as many as the cluster "
+        "has room for.",
+    ),
+    "launcher_option": (
+        Annotated[tuple[str, ...], REPEATED],
+        (),
+        "KEY=VALUE for the launcher, such as partition=gpu or timeout_min=600 for slurm (as "
+        "submitit names them), address=HOST:PORT or num_gpus=1 for ray.",
+    ),
+    "task": (
+        str | None,
+        None,
+        "I/N: run task I of N here and now, with I from 0, for other schedulers; --join follows.",
+    ),
+    "join": (bool, False, "Join what all tasks of --task made."),
+    "block_steps": (
+        int | None,
+        None,
+        "Environment steps of a block, of which tasks run whole ones; by default it follows from "
+        "the sizes of the data.",
+    ),
+    "dry_run": (bool, False, "Print the plan, with its sizes, tasks and memory, and run nothing."),
 }
 """Options that a function's parameters do not have: their types, defaults and texts."""
+
+TASK_OPTIONS = tuple(_ADDED)[list(_ADDED).index("tasks") :]
+"""Options of verbs whose work is divided into tasks; `offmarl.cli.tasks` takes them out."""
 
 
 class UsageExit(SystemExit):
@@ -50,7 +90,13 @@ class UsageExit(SystemExit):
         self.reason = reason
 
 
-def parse(target: Callable[..., T], command: str, description: str, arguments: list[str]) -> T:
+def parse(
+    target: Callable[..., T],
+    command: str,
+    description: str,
+    arguments: list[str],
+    added: Sequence[str] = (),
+) -> T:
     """Call a function, or build a dataclass, with arguments from the command line.
 
     Parameters
@@ -63,6 +109,8 @@ def parse(target: Callable[..., T], command: str, description: str, arguments: l
         Text for ``--help``.
     arguments
         The arguments, without ``--json``.
+    added
+        Options to list in ``--help`` that are not among the arguments: see `documented`.
 
     Raises
     ------
@@ -71,7 +119,8 @@ def parse(target: Callable[..., T], command: str, description: str, arguments: l
     UsageExit
         The arguments are wrong.
     """
-    return _parse(documented(target, "json"), f"offmarl {command}", description, arguments)()
+    described = documented(target, *added, "json")
+    return _parse(described, f"offmarl {command}", description, arguments)()
 
 
 def parse_script(target: type[T], description: str | None) -> T:
@@ -93,7 +142,11 @@ def parse_script(target: type[T], description: str | None) -> T:
 
 
 def parse_program(
-    target: type[T], command: str | None, description: str | None, arguments: list[str]
+    target: type[T],
+    command: str | None,
+    description: str | None,
+    arguments: list[str],
+    added: Sequence[str] = (),
 ) -> T:
     """Return a program's arguments: those given, and for the others settings from files.
 
@@ -108,6 +161,8 @@ def parse_program(
         Printed by ``--help``.
     arguments
         The arguments.
+    added
+        As for `parse`.
 
     Raises
     ------
@@ -118,11 +173,11 @@ def parse_program(
     """
     configurable = hasattr(target, "for_env")
     is_program = issubclass(target, Validated)  # other scripts have any arguments
-    added = {"settings": configurable, "config": is_program, "json": command is not None}
+    general = {"settings": configurable, "config": is_program, "json": command is not None}
     config = config_among(arguments) if is_program else None
     values = {} if config is None else config.arguments(cast(Any, target))
-    names = (name for name, add in added.items() if add)
-    described = documented(target, *names, defaults=values)
+    names = (name for name, add in general.items() if add)
+    described = documented(target, *added, *names, defaults=values)
     prog = f"offmarl {command}" if command else None
     call = _parse(described, prog, description or "", arguments)
     call.keywords.pop("config", None)
@@ -310,8 +365,8 @@ def documented(
     target
         A function, or a dataclass.
     added
-        Names of options in `_ADDED` to list, too. ``--json`` is not bound, since the command line
-        takes it out before it parses.
+        Names of options in `_ADDED` to list, too. ``--json`` and `TASK_OPTIONS` are not bound,
+        since the command line takes them out before it parses.
     defaults
         Values that replace the parameters' own defaults.
 
@@ -321,7 +376,8 @@ def documented(
     """
 
     def shown(*args: Any, **options: Any) -> functools.partial[T]:
-        options.pop("json", None)
+        for name in ("json", *(set(added) & {*TASK_OPTIONS})):
+            options.pop(name, None)
         return functools.partial(target, *args, **options)
 
     vars(shown).pop("__wrapped__", None)  # of a type checker's decorator; tyro would look at it

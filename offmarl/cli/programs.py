@@ -1,7 +1,9 @@
 """``offmarl record``, ``train`` and ``evaluate``: run programs, and play what they trained."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -9,11 +11,13 @@ from jaxtyping import Float
 from rich.console import Group
 from tyro.conf import Positional, arg
 
+from offmarl.cli import tasks
 from offmarl.cli.data import show
 from offmarl.cli.output import Report, records, table
-from offmarl.cli.parse import config_among, parse, parse_program
+from offmarl.cli.parse import TASK_OPTIONS, config_among, given_among, parse, parse_program
 from offmarl.errors import OptionError
-from offmarl.paths import below
+from offmarl.launch import Work
+from offmarl.paths import below, local
 from offmarl.programs.registry import VERBS, Kind, find, load, summary
 from offmarl.report import UNITS, estimate, final_returns, metric_of
 from offmarl.report.run_scores import final_metrics
@@ -26,6 +30,7 @@ from offmarl.tracking import (
     LOG_LIKELIHOOD,
     MARL_EVAL_FILE,
     RETURN,
+    RUN_FILE,
     SAMPLED_RETURN,
     acting_of,
     labelled,
@@ -36,7 +41,14 @@ _USAGE = """\
 offmarl record NAME ...           train agents online and record them
 offmarl record --from-run RUN ... record further tiers of a finished run, without training
 offmarl record --policy RUN ...   record a trained policy; see `offmarl record --policy --help`
+offmarl record --policy random --env ENV ...      the same of policies by name, as `scripted` has
+offmarl record ... --tasks 16 --launcher slurm    divide a recording of fixed policies into tasks
 """
+
+_SCRIPTED = "scripted"
+"""The recorder of policies that are named, as code, or composed of several."""
+
+_TRAINED = "Record a trained policy."
 
 _MORE = {
     GREEDY_RETURN: "greedy_mean",
@@ -51,16 +63,68 @@ def record(arguments: list[str]) -> Report:
     """Train agents online and record them at several tiers, or record a trained policy."""
     if not arguments or arguments[0] in ("-h", "--help"):
         return overview("recorder", _USAGE)
-    if (config := _config(arguments)) is not None:
-        return _recorded(_run("recorder", config, arguments))
-    if arguments[0].startswith("-"):
-        helped = {"-h", "--help"}.intersection(arguments)
-        asked = ["--help"] if helped else arguments  # `--policy --help` is no policy
-        if any(one.partition("=")[0] == "--from-run" for one in arguments):
-            return parse(record_tiers, "record", "Record further tiers of a finished run.", asked)
-        return parse(record_policy, "record", "Record a trained policy.", asked)
-    name, *rest = arguments
-    return _recorded(_run("recorder", name, rest))
+    options, rest = tasks.taken(arguments)
+    if options is not None:
+        return tasks.run("record", rest, options, partial(_report_work, record, rest))
+    if (program := _program_of(arguments)) is not None:
+        return _recorded(_run("recorder", *program))
+    helped = {"-h", "--help"}.intersection(arguments)
+    asked = ["--help"] if helped else arguments  # `--policy --help` is no policy
+    if given_among(["from_run"], arguments):
+        return parse(record_tiers, "record", "Record further tiers of a finished run.", asked)
+    recording = parse(trained_recording, "record", _TRAINED, asked, TASK_OPTIONS)
+    recording.record()
+    return show(str(recording.path))
+
+
+def record_work(arguments: list[str], block_steps: int | None) -> Work:
+    """Return the work of a recording: in blocks if the policy is fixed, and else one block."""
+    from offmarl.programs.blocks import RecordWork
+    from offmarl.programs.fixed import FixedArgs, fixed_recording
+
+    if (program := _program_of(arguments)) is not None:
+        _, args = _parsed("recorder", *program)
+        if isinstance(args, FixedArgs):
+            return RecordWork(fixed_recording(args), block_steps)
+    elif not given_among(["from_run"], arguments):
+        recording = parse(trained_recording, "record", _TRAINED, arguments)
+        return RecordWork(recording, block_steps)
+    if block_steps is not None:
+        raise OptionError("--block-steps divides the recording of a fixed policy, not training.")
+    return tasks.CommandWork("record", arguments, record)
+
+
+def _program_of(arguments: list[str]) -> tuple[str, list[str]] | None:
+    """Return the recorder that arguments name, and its own arguments; None for a run's policy."""
+    if not arguments[0].startswith("-"):
+        return arguments[0], arguments[1:]
+    if (name := _config(arguments)) is not None:
+        return name, arguments
+    return (_SCRIPTED, arguments) if _names_policy(arguments) else None
+
+
+def _names_policy(arguments: list[str]) -> bool:
+    """Whether arguments give policies by name or as code, and not the run of one."""
+    for place, one in enumerate(arguments):
+        option, sign, value = one.partition("=")
+        if option == "--policy":
+            value = value if sign else "".join(arguments[place + 1 : place + 2])
+            is_name = "/" not in value and bool(given_among(["env"], arguments))
+            is_run = bool(value) and (local(value) / RUN_FILE).exists()
+            return not is_run and (value == "random" or ":" in value or "=" in value or is_name)
+    return False
+
+
+def _report_work(
+    run: Callable[[list[str]], Report], arguments: list[str], work: Work, fresh: bool
+) -> Report:
+    """Report what tasks made: the recording, or the result of a command that is complete now."""
+    from offmarl.programs.blocks import RecordWork
+    from offmarl.programs.fixed import recorded_summary
+
+    if isinstance(work, RecordWork):
+        return _recorded(recorded_summary(work.path, fresh))
+    return run(arguments)
 
 
 def _recorded(recorded: Any) -> Report:
@@ -100,7 +164,7 @@ def record_tiers(
     return _recorded(programs.record_from_run(from_run, tiers, steps, out, env, program))
 
 
-def record_policy(
+def trained_recording(
     policy: Path,
     steps: int,
     out: Path = Path("vaults"),
@@ -112,8 +176,8 @@ def record_policy(
     greedy: bool = False,
     program: Path | None = None,
     env_states: bool = False,
-) -> Report:
-    """Record a trained policy; the same command resumes a recording that was stopped.
+) -> Any:
+    """Return the recording of a trained policy, which the same command resumes after a stop.
 
     Parameters
     ----------
@@ -143,21 +207,25 @@ def record_policy(
         Also record the environments' states, so that offmarl.replay_episode can play any episode
         again.
     """
-    from offmarl import envs, programs
+    from offmarl import envs
     from offmarl.cli.policies import load
+    from offmarl.programs.blocks import Recording
 
     trained = read_run(policy)["seeds"][0] if training_seed is None else training_seed
     environment, policies = load(policy, env, [trained], greedy, program)
     loaded = policies[trained]
     named = below(f"{environment.spec.name}.vlt", option="--env")
-    path = out / named / (name or below(f"{loaded.name}-{trained}", option="--name"))
     origin = {"program": loaded.name, "run": str(policy), "training_seed": trained}
-    if env_states:
-        environment = envs.record_states(environment)
-    programs.record_policy(
-        environment, loaded.policy, loaded.params, path, steps, num_envs, seed, {"policy": origin}
+    return Recording(
+        envs.record_states(environment) if env_states else environment,
+        loaded.policy,
+        loaded.params,
+        out / named / (name or below(f"{loaded.name}-{trained}", option="--name")),
+        steps,
+        num_envs,
+        seed,
+        lambda: {"policy": origin},
     )
-    return show(str(path))
 
 
 def train(arguments: list[str]) -> Report:
@@ -253,11 +321,17 @@ def _config(arguments: list[str]) -> str | None:
 
 def _run(kind: Kind, name: str, arguments: list[str]) -> Any:
     """Parse a program's own arguments and run it."""
+    program, args = _parsed(kind, name, arguments)
+    return program.main(args)
+
+
+def _parsed(kind: Kind, name: str, arguments: list[str]) -> tuple[ModuleType, Any]:
+    """Return a program, and its arguments."""
     program = load(kind, name)
     if (config := config_among(arguments)) is not None:
         config.program_for(name)
-    args = parse_program(program.Args, f"{VERBS[kind]} {name}", program.__doc__, arguments)
-    return program.main(args)
+    command, about = f"{VERBS[kind]} {name}", program.__doc__
+    return program, parse_program(program.Args, command, about, arguments, TASK_OPTIONS)
 
 
 def _returns_report(

@@ -15,11 +15,12 @@ from offmarl.envs import Environment
 from offmarl.envs.sides import TeamPolicy
 from offmarl.evaluation import evaluate
 from offmarl.paths import below
+from offmarl.programs.blocks import Recording
 from offmarl.programs.online import Recorded, describe, summarise
-from offmarl.programs.record import record_policy
 from offmarl.programs.sides import joint_policy, policies_by_team
 from offmarl.teams import teams_of
 from offmarl.types import ArrayTree, Policy
+from offmarl.vault import open_vault
 
 _EVALUATE = 1
 """Purpose of the random key of evaluations; recordings have that of the seed."""
@@ -51,6 +52,11 @@ class FixedArgs(Validated):
     checkpoint_seconds: NonNegative = 30.0
     """Seconds between checkpoints; Ctrl-C and SIGTERM save one before the program stops."""
 
+    @property
+    def policies(self) -> Sequence[str]:
+        """The policies that are recorded, as `record_fixed` takes them."""
+        return ("random",)
+
 
 class _Cast(NamedTuple):
     """The policy of every agent."""
@@ -64,7 +70,7 @@ class _Cast(NamedTuple):
     """The policy of each team, by its name."""
 
 
-def record_fixed(args: FixedArgs, policies: Sequence[str]) -> Recorded:
+def record_fixed(args: FixedArgs) -> Recorded:
     """Record fixed policies, and return what was recorded.
 
     The vault is ``<out>/<env>.vlt/<name>-<seed>``, where the name is that of the policy, or of the
@@ -74,9 +80,8 @@ def record_fixed(args: FixedArgs, policies: Sequence[str]) -> Recorded:
     Parameters
     ----------
     args
-        The arguments.
-    policies
-        One policy for all agents, or ``TEAM=POLICY`` for each team: see `offmarl.programs.sides`.
+        The arguments. Its `policies` are one policy for all agents, or ``TEAM=POLICY`` for each
+        team: see `offmarl.programs.sides`.
 
     Raises
     ------
@@ -85,26 +90,43 @@ def record_fixed(args: FixedArgs, policies: Sequence[str]) -> Recorded:
     RunError, VaultError, Stopped
         As for `record_policy`.
     """
+    recording = fixed_recording(args)
+    return recorded_summary(recording.path, recording.record())
+
+
+def recorded_summary(path: Path, fresh: bool) -> Recorded:
+    """Describe a recording that this call completed, or that was complete before."""
+    outcome = "recorded" if fresh else "complete already, nothing was changed"
+    tier = open_vault(path).provenance.get("tier", path.name)
+    return summarise(path.parent, [describe(path, tier)], outcome)
+
+
+def fixed_recording(args: FixedArgs) -> Recording:
+    """Return what `record_fixed` records, without recording it.
+
+    Takes the parameters of `record_fixed`, and raises the same errors of policies.
+    """
     env = envs.make(args.env)
     env = envs.record_states(env) if args.env_states else env
-    cast = _cast(env, policies)
+    cast = _cast(env, args.policies)
     name = args.name or f"{below(cast.name, option='--policy')}-{args.seed}"
-    path = args.out / f"{envs.short_name(args.env)}.vlt" / name
-    about = _about(env, cast, args)
-    fresh = record_policy(
+
+    def provenance() -> dict[str, Any]:
+        about = _about(env, cast, args)
+        return {"program": cast.name, "tier": cast.name, "policies": about}
+
+    return Recording(
         env,
         cast.policy,
         cast.params,
-        path,
+        args.out / f"{envs.short_name(args.env)}.vlt" / name,
         args.steps,
         args.num_envs,
         args.seed,
-        {"program": cast.name, "tier": cast.name, "policies": about},
+        provenance,
         args.checkpoint_seconds,
         cast.ids,
     )
-    outcome = "recorded" if fresh else "complete already, nothing was changed"
-    return summarise(path.parent, [describe(path, cast.name)], outcome)
 
 
 def _cast(env: Environment, policies: Sequence[str]) -> _Cast:

@@ -271,6 +271,7 @@ def _batches(
         job.evaluator.learned_from,
         drawing.weights,
         drawing.draws,
+        drawing.shuffle_buffer,
     )
 
 

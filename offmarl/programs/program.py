@@ -187,10 +187,13 @@ class Args(_Configurable):
     burn_in: NonNegativeInt = 0
     """Steps added before each window's that only fill the memory of recurrent networks: they do not
     count in losses."""
-    replay: Literal["auto", "device", "stream"] = "auto"
+    replay: Literal["auto", "device", "stream", "blocks"] = "auto"
     """Where batches come from. "device": the whole dataset is loaded onto the device; "stream":
-    batches are read from disk; "auto": device if the data fits into half of its free memory. The
-    batches are the same."""
+    batches are read from disk; the batches are the same. "blocks": blocks of the data are read in
+    a random order, and batches drawn from a few of them at a time, which are others. "auto": blocks
+    if the data is on another machine; else device if it fits into half of its free memory."""
+    shuffle_buffer: Positive | None = None
+    """Size of the buffer that batches of blocks are drawn from, in GB; by default 0.067."""
     memory: Positive = 1.0
     """Largest memory for streamed batches, in GB."""
     normalise: tuple[Literal["observation", "state", "reward", "return"], ...] = ()

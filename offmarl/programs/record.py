@@ -37,7 +37,7 @@ from offmarl.teams import only_or_all
 from offmarl.tracking import plain, progress
 from offmarl.types import ArrayTree, EnvSpec, FinalObservations, Policy, Transition
 
-_CHUNK = 64
+CHUNK = 64
 """Largest number of time steps collected at once: they should fit into the processor's cache."""
 
 
@@ -180,7 +180,7 @@ def record_players(
     path = local(path)
     num_envs = sum(player.rows for player in players)
     row = -(-steps // num_envs)
-    num_chunks = -(-row // _CHUNK)
+    num_chunks = -(-row // CHUNK)
     parts = tuple((player.policy, player.rows) for player in players)
     program = _fixed(env, parts, -(-row // num_chunks))  # type: ignore[arg-type]
     params = tuple(player.params for player in players)
@@ -282,14 +282,14 @@ def _record(
                 checkpoints.save(done, {"state": state._replace(params=())}, {})
                 timer.saved(done * num_steps * recipe["num_envs"])
         chunks.flush()
-        chunks.complete(recorded=_recorded_return(writer))
+        chunks.complete(recorded=recorded_return(vault.Dataset(writer.store)))
     checkpoints.close()
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def _recorded_return(writer: vault.Writer) -> dict[str, Any]:
+def recorded_return(dataset: vault.Dataset) -> dict[str, Any]:
     """Return the mean return of the complete episodes in a vault, and its interval, by team."""
-    episodes = vault.Dataset(writer.store).episodes
+    episodes = dataset.episodes
     means: dict[str, float | None] = {}
     intervals: dict[str, list[float] | None] = {}
     for team, returns in episodes.complete_team_returns.items():
@@ -416,13 +416,14 @@ def open_for_recording(
     """
     if path.exists():
         return vault.resume(path)
-    about = dict(provenance) | {"recipe": dict(recipe), "software": _software(), "complete": False}
+    about = dict(provenance) | {"recipe": dict(recipe), "software": software(), "complete": False}
     if source := envs.source(spec.name):
         about["environment_source"] = source
     return vault.create(path, spec, rows=rows, provenance=about)
 
 
-def _software() -> dict[str, str]:
+def software() -> dict[str, str]:
+    """Return the versions that a recording notes."""
     return {
         "offmarl": offmarl.__version__,
         "jax": jax.__version__,

@@ -47,6 +47,7 @@ def probabilities(program_of, batch, updates, **options):
     return np.asarray(learn(jax.random.key(0)))
 
 
+@pytest.mark.slow
 def test_agents_agree_on_one_of_two_ways_which_clones_mix():
     batch = xor((0, 1), (1, 0))
     clones = probabilities(bc, batch, 300)
@@ -215,6 +216,7 @@ def test_rewards_lose_the_divergence_of_the_others_and_ratios_are_bounded():
     np.testing.assert_allclose(found(jnp.float32(1e6)).ratio, [[500, 1]], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_second_agent_learns_beside_the_new_policy_of_the_first(monkeypatch):
     args = alberdice.Args(Path(), updates=1, hidden=2, learning_rate=1.0, network="feedforward")
     program, hyper = alberdice.make(SPEC, args, None), hyperparameters(args)

@@ -44,6 +44,7 @@ def divergence(legal: list[int]) -> float:
     return float((probs * np.log((probs + 1e-5) / (cloned + 1e-5))).sum())
 
 
+@pytest.mark.slow
 def test_an_update_by_hand() -> None:
     program, hyper = make("cfcql", gamma=0.5, td_lambda=0.5, divergence_weight=3.0, mixer_embed=1)
     state = jax.jit(program.init)(jax.random.key(0), hyper)
@@ -94,6 +95,7 @@ def test_no_gradient_through_the_shares_reaches_the_values() -> None:
     np.testing.assert_array_equal(slope, 0.0)
 
 
+@pytest.mark.slow
 def test_behaviour_is_cloned_first_and_then_kept() -> None:
     program, hyper = make("cfcql")
     clone, learn = (jax.jit(stage.update) for stage in program.stages)

@@ -5,6 +5,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from baselines import comadice
 from offmarl.networks import MixedParams
@@ -81,6 +82,7 @@ def test_comadice_by_hand():
     np.testing.assert_allclose(metrics["policy_loss"], losses / 8, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_weights_are_at_most_two():
     program, hyper, state = by_hand()
     better = state.params.value, jnp.array([[[2, 2], [2, 2]]])  # A is 1 + 2 above ν_i = 2

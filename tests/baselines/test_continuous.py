@@ -283,6 +283,7 @@ def test_the_search_finds_the_higher_of_two_peaks():
     assert np.median(action) == pytest.approx(0.5, abs=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["clipped", "tanh", "mse"])
 def test_the_losses_of_cloning_by_hand(loss):
     # A network without weights, whose mean is 0.3. The first action lies at the end of the range.
@@ -371,6 +372,7 @@ def noisy_batch(seed: int) -> Sequence:
 PAIR = EnvSpec("pair", 2, 2, 2, Continuous(2), reward="individual", action_sizes=(2, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("module", "options"), PROGRAMS)
 def test_nothing_is_learned_from_padding_the_dead_and_missing_entries(module, options):
     program, hyper = make(module, PAIR, **options)

@@ -83,6 +83,7 @@ def learn(module: Any, env: Any, batch: Sequence, updates: int, **options: Any) 
     return Fitted(jax.jit(jax.vmap(act)), jax.jit(values))
 
 
+@pytest.mark.slow
 def test_td3_bc_stops_half_way_between_the_data_and_the_best_action() -> None:
     # The mean value of an agent's action is ½ + a/4, and the squared distance to uniform data has
     # the slope 2 a. So 2 a = α/4 / (½ + a/4), which for α = 2.5 is solved by a = ½. If a gradient

@@ -43,6 +43,7 @@ def transformer():
     return jax.jit(network.apply), params
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("field", "at", "changed"),
     [
@@ -72,6 +73,7 @@ def test_predictions_see_nothing_of_another_episode():
     np.testing.assert_allclose(found[:, 2:], apply(params, second)[:, 2:], rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", ["recurrent", "feedforward"])
 def test_acting_predicts_what_training_does(network):
     """Over five steps, more than the three that are remembered."""
@@ -121,6 +123,7 @@ def _zeros(params):
     return jax.tree.map(jnp.zeros_like, params)
 
 
+@pytest.mark.slow
 def test_the_loss_by_hand():
     program, hyper = program_of()
     state = zero(jax.jit(program.init)(jax.random.key(0), hyper))
@@ -137,6 +140,7 @@ def test_the_loss_by_hand():
     np.testing.assert_allclose(metrics["policy_loss"], wanted, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_linear_layers_decay_and_nothing_else():
     program, hyper = program_of(weight_decay=0.5, learning_rate=0.1)
     state = jax.jit(program.init)(jax.random.key(0), hyper)
@@ -149,6 +153,7 @@ def test_linear_layers_decay_and_nothing_else():
         np.testing.assert_allclose(new, kept * old, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_target_is_the_best_return_or_the_one_given():
     program, hyper = program_of()
     assert program.init(jax.random.key(0), hyper).actor.target_return == 8

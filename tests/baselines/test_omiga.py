@@ -68,6 +68,7 @@ def test_an_update_with_discrete_actions_by_hand() -> None:
     np.testing.assert_allclose(metrics["policy_loss"], -(np.exp(z) * log_probs).mean(), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_an_update_with_continuous_actions_by_hand() -> None:
     # The actor's outputs are means and logarithms of standard deviations: 0 and log 2.
     program, hyper, state = prepared(CONTINUOUS, [3.0], [2.5], [0.0] * 3 + [np.log(2.0)] * 3)
@@ -98,6 +99,7 @@ def test_exponents_are_clipped(q: float, z: float) -> None:
     np.testing.assert_allclose(found, z)
 
 
+@pytest.mark.slow
 def test_targets_move_by_tau_and_parts_are_clipped_by_their_own_norms() -> None:
     program, hyper = make("omiga", tau=0.25, max_grad_norm=1e-4, value_temperature=0.5)
     state = jax.jit(program.init)(jax.random.key(0), hyper)

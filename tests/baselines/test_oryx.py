@@ -98,6 +98,7 @@ def test_an_update_by_hand() -> None:
     np.testing.assert_allclose(metrics["total"], total, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_an_update_with_continuous_actions_by_hand() -> None:
     action = np.zeros((3, 2, 2, 3), np.float32)
     action[1, 0] = [[0.5, -0.5, 0.0], [1.0, 0.0, 0.0]]
@@ -121,6 +122,7 @@ def test_an_update_with_continuous_actions_by_hand() -> None:
     np.testing.assert_allclose(metrics["total"], total, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("targets", "scale"),
     [
@@ -199,6 +201,7 @@ def random_batch(seed: int) -> Sequence:
     return batch._replace(view=batch.view._replace(observation=observation))
 
 
+@pytest.mark.slow
 def test_nothing_is_learnt_from_padding(learner: Learner) -> None:
     wanted = learner.learn(random_batch(0))
     for seed in (1, 2):
@@ -232,6 +235,7 @@ def test_widths_must_be_multiples_of_heads() -> None:
         make(SPEC, heads=3)
 
 
+@pytest.mark.slow
 def test_of_two_joint_modes_one_is_kept(learner: Learner) -> None:
     """Independent clones of these data play equal actions half of the time."""
     modes = jnp.array([[0, 1], [1, 0]])[jnp.array([[0, 0], [0, 1], [1, 0], [1, 1]])]

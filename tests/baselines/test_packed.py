@@ -116,6 +116,7 @@ def first_moments(state: Any) -> dict[str, Any]:
     return {name: leaf for name, leaf in named if ".mu" in name}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -156,6 +157,7 @@ ACTOR_CRITICS = {
 RANDOM = ("cql_loss", "found_better")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["matd3_bc", *(pytest.param(n, marks=NIGHTLY) for n in ("maddpg_cql", "omar"))]
 )

@@ -82,6 +82,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "spec"), CASES)
 def test_every_leaf_is_learnt_from(name: str, spec: EnvSpec) -> None:
     program, hyper = make(name, spec, hidden=16)
@@ -110,6 +111,7 @@ def test_every_leaf_is_learnt_from(name: str, spec: EnvSpec) -> None:
     assert all(np.any(np.asarray(before) != np.asarray(leaf)) for before, leaf in encoders)
 
 
+@pytest.mark.slow
 def test_a_clone_of_images_sees_where_the_pixel_is() -> None:
     # Each agent's action is the row of its own bright pixel.
     program, hyper = make("bc", IMAGES, hidden=16, learning_rate=1e-2)

@@ -64,6 +64,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "network"), CASES)
 def test_joint_values(name: str, network: str, random_data: Callable[[str], Path]) -> None:
     """Q_tot is what both agents get now, and γ times what they get in the second step."""
@@ -91,6 +92,7 @@ def penalised(difference: float, weight: float) -> float:
     return low
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "weight", "share"),
     [("iql_cql", 0.5, 1.0), pytest.param("cfcql", 1.0, 0.5, marks=NIGHTLY)],

@@ -68,6 +68,7 @@ def test_all_cells_run_once_with_their_options_and_vaults(plan):
     assert benchmark.run_plan(whole, jobs=3) == (0, {})  # nothing is missing
 
 
+@pytest.mark.slow
 def test_a_cell_that_fails_is_named_with_its_log_and_the_others_go_on(plan):
     outcome = benchmark.run_plan(plan(hidden=13), jobs=2)
     assert outcome.finished == 2

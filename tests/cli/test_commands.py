@@ -131,6 +131,7 @@ def test_a_program_says_what_its_options_are(offmarl):
     assert "--vault PATH" in outcome.out and "behaviour cloning" in outcome.out.lower()
 
 
+@pytest.mark.slow
 def test_compare(offmarl, tmp_path):
     name, digest = "coverage-3/medium", {"vault_digest": "a" * 64}
     sampled, greedy = [[1, 2], [2, 3], [3, 4]], [[7, 7], [8, 8], [9, 9]]

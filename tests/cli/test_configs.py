@@ -83,6 +83,7 @@ def test_the_program_is_that_of_the_file_unless_it_is_named(file):
         config._replace(program=None).program_for(None)
 
 
+@pytest.mark.slow
 def test_a_run_from_a_file_and_again_from_what_it_wrote(offmarl, file, random_data, tmp_path):
     file.write_text(FILE.format(vault=f'"{random_data("probe/one-step")}"'))
     runs = [tmp_path / "one", tmp_path / "two"]

@@ -1,6 +1,7 @@
 """Learning curves: of several runs beside one another, of one run, of a dataset's recorder."""
 
 import numpy as np
+import pytest
 
 from offmarl import envs, report, tracking
 from offmarl.networks import PolicyConfig, make_policy
@@ -105,6 +106,7 @@ def test_several_runs_are_for_compare(offmarl, tmp_path):
     assert outcome.code == 2 and "`offmarl compare`" in outcome.err
 
 
+@pytest.mark.slow
 def test_a_dataset_shows_the_training_that_it_came_from(offmarl, tmp_path):
     env = envs.make("probe/one-step")
     uniform = make_policy(PolicyConfig("random"), env.spec)

@@ -145,6 +145,7 @@ def test_doctor(offmarl, hub):  # noqa: F811
     assert "python" in offmarl("doctor").out
 
 
+@pytest.mark.slow
 def test_completion(offmarl, tmp_path):
     script = tmp_path / "offmarl.bash"
     script.write_text(offmarl("completion", "bash").out)

@@ -48,6 +48,7 @@ def test_estimates_without_returns(offmarl, runs, random_data):
     assert found["ranking"] == {} and found["tuning"] is None
 
 
+@pytest.mark.slow
 def test_estimates_beside_returns(offmarl, runs, random_data):
     evaluate(runs[0], [[0.5, 0.7], [0.2, 0.4]])
     evaluate(runs[1], [[0.9, 0.9], [0.8, 1.0]])

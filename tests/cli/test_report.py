@@ -61,6 +61,7 @@ def tiers(tmp_path):
     return tmp_path / "made.vlt"
 
 
+@pytest.mark.slow
 def test_tiers_stand_side_by_side(offmarl, tiers):
     outcome = offmarl("report", "made.vlt", "--html", "new/page.html")
     assert outcome.code == 0 and "wrote new/page.html" in outcome.out
@@ -134,6 +135,7 @@ def test_a_vault_of_another_program_in_an_archive(offmarl, tmp_path):
         assert sentence in page.text
 
 
+@pytest.mark.slow
 def test_continuous_actions_and_rewards_of_each_agent(offmarl, tmp_path):
     spec = EnvSpec("", 3, 2, 4, Continuous(2), reward="individual")
     steps, finals = make(spec, 2, 50)
@@ -197,6 +199,7 @@ def test_recorded_episodes_are_shown_in_an_environment_that_the_user_names(
     assert alone.code == 2 and "give --html, too" in alone.err
 
 
+@pytest.mark.slow
 def test_odd_names_and_numbers(offmarl, tmp_path):
     """Names that matplotlib would take for formulas or hide; numbers that spoil a linear axis."""
     steps, finals = make(SPEC, 2, 40)

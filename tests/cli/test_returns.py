@@ -163,6 +163,7 @@ def test_without_complete_episodes_nothing_goes_by_returns(offmarl, arguments, m
     assert outcome.code in (1, 2) and message in outcome.err
 
 
+@pytest.mark.slow
 def test_without_complete_episodes_there_is_no_return(offmarl, tmp_path):
     record_an_open_episode(tmp_path / "a.vlt")
     for command in (("show", "a.vlt"), ("ls",), ("report", "a.vlt", "--html", "page.html")):

@@ -23,6 +23,7 @@ def packaged(tmp_path, monkeypatch):
     return path
 
 
+@pytest.mark.slow
 def test_a_baseline_takes_settings_prints_and_keeps_them(offmarl, packaged, random_data, tmp_path):
     mine = tmp_path / "mine.toml"
     mine.write_text("[bc]\ngreedy = true\n")

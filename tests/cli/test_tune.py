@@ -13,6 +13,7 @@ SMALL = ["--env", "probe/one-step", "--total-steps", "32", "--num-envs", "4", "-
 SMALL += ["--eval-episodes", "4"]
 
 
+@pytest.mark.slow
 def test_a_file_is_written_that_programs_take(offmarl, tmp_path):
     command = ["tune", BANDIT, *SMALL, "--seeds", "1", "--only", "rate", "--out", "b.toml"]
     outcome = offmarl(*command, "--trials", "2")

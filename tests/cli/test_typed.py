@@ -37,6 +37,7 @@ def test_show_says_what_stock_cannot_read(offmarl):
     assert offmarl("show", "a.vlt", "--json").json["stock_readable"] is False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPECS)
 def test_other_commands_take_such_vaults(offmarl, name):
     record("a.vlt", SPECS[name])

@@ -23,6 +23,7 @@ pytest.importorskip("matrax", reason="needs pip install 'offmarl[envs]'")
 SPEAKER = "jaxmarl/mpe/simple_speaker_listener_v4"
 
 
+@pytest.mark.slow
 def test_particles_are_cut_off_after_one_step_more_than_max_steps():
     env = envs.make(SPEAKER)
     step = record(env, wrapped_by).steps.timestep

@@ -139,6 +139,7 @@ def test_a_pool_of_resets_is_reused_with_fresh_randomness():
     assert len(np.unique(jax.random.key_data(kept).reshape(-1, 2), axis=0)) == 800
 
 
+@pytest.mark.slow
 def test_a_pool_is_a_number():
     with pytest.raises(OptionError, match="pool must be a number"):
         autoreset(Dice(), pool=-1)

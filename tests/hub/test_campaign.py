@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow
 KILLS = 20
 
 
+@pytest.mark.slow
 def test_50_pulls_with_a_fifth_of_the_connections_cut(hub):
     write_card(hub.cards, hashlib.sha256(hub.archive).hexdigest())
     hub.faults = Faults(cut=0.2)

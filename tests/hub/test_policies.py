@@ -35,6 +35,7 @@ def run(random_data, tmp_path_factory):
     return iql_cql.main(iql_cql.Args(random_data("probe/two-step"), out=out, **sizes | options))
 
 
+@pytest.mark.slow
 def test_a_pulled_policy_acts_as_the_run_does_and_is_fetched_once(hub, run, tmp_path):
     pushed = library.push_policy(run, NAME, "mit")
     assert pushed.card["licence"] == "MIT" and pushed.card["seeds"] == [0, 1]

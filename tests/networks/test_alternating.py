@@ -42,6 +42,7 @@ def test_the_joint_probability_is_a_distribution():
         np.testing.assert_allclose(total, 1.0, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec",
     [

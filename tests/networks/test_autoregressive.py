@@ -68,6 +68,7 @@ def moved(before, after):
     return np.any(~np.isclose(before, after, atol=1e-6).reshape(T, N, -1), -1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
 def test_no_agent_depends_on_later_agents_or_steps(case, order):
     order = jnp.array(order)
@@ -98,6 +99,7 @@ def test_every_agent_sees_all_observations_but_no_later_ones(case):
     assert not moved(before, after)[:2].any()
 
 
+@pytest.mark.slow
 def test_acting_and_windows_give_the_same_numbers(case):
     """The log-probabilities of a joint action, step by step and from windows in any chunks."""
     policy = make_sequence_policy(case.network, case.head, case.spec)
@@ -120,6 +122,7 @@ def test_acting_and_windows_give_the_same_numbers(case):
     np.testing.assert_allclose(stepwise(), wanted, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_log_probability_is_that_of_the_joint_action(case):
     """That of what was drawn, agent by agent; and illegal actions are never drawn."""
     policy = make_sequence_policy(case.network, case.head, case.spec)

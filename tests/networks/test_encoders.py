@@ -222,6 +222,7 @@ def test_mixers_see_any_state_or_all_observations(spec: EnvSpec) -> None:
     assert (slope >= 0).all() and (slope > 0).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 def test_critics_see_the_state_and_the_own_observation(spec: EnvSpec) -> None:
     encoder, view = view_encoder(spec, 4), views(spec, 2)

@@ -140,6 +140,7 @@ def test_layers_of_a_recurrent_torso_follow_the_gru():
     np.testing.assert_allclose(found, hidden @ head["kernel"] + head["bias"], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_windows_of_a_batch_may_start_from_a_memory():
     network = Recurrent(2, hidden=3)
     carry, x = some(jnp.zeros((2, 3)), (4,)), some(jnp.zeros((2, 5)), (4, 6))

@@ -63,6 +63,7 @@ def remembering(spec, chance):
     return Loaded(Policy(lambda: jnp.zeros(2), act, log_prob), jnp.float32(chance), spec)
 
 
+@pytest.mark.slow
 def test_two_steps_by_all_methods(random_data):
     """An agent earns .5 at once or 1 in the second step: .5 (1 - p) + γ p."""
     data = vault.open_vault(random_data("probe/two-step"))  # 1,024 episodes

@@ -127,6 +127,7 @@ def test_the_gradient_of_maddpgs_policies_by_hand():
     assert metrics["actor_loss"] == pytest.approx((0.01 * (0.3 * x) ** 2 - q).mean(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_policies_and_targets_are_updated_after_every_second_update_of_the_critics():
     config = PolicyConfig("feedforward", "deterministic", 4, share_parameters=False)
     critics = make_critics(GO, hidden=4, count=2, share_parameters=False)
@@ -221,6 +222,7 @@ def test_the_entropy_aimed_at_depends_on_what_is_legal():
     np.testing.assert_allclose(soft_actor_critic.target_entropy(GO, hyper, legal), [-4.0, -2.0])
 
 
+@pytest.mark.slow
 def test_a_temperature_may_be_kept():
     args = masac.Args(
         num_envs=2,
@@ -260,6 +262,7 @@ def learned(recorder, settings, probe):
     return env, state, returns_of(env, program, state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recorder", "settings", "probe"),
     [
@@ -284,6 +287,7 @@ def test_the_optimum_of_a_probe_is_found(recorder, settings, probe):
     assert sampled > 0.85 * env.optimal_return
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("recorder", "settings"), [(maddpg, MADDPG), (masac, SOFT)])
 def test_the_values_of_two_steps_are_the_analytic_ones(recorder, settings):
     env, state, (greedy, sampled) = learned(recorder, settings, "two-step")

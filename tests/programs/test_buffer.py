@@ -85,6 +85,7 @@ RECORDINGS = given(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=1)
 @RECORDINGS
 @example(capacity=3, sizes=[3, 3, 3], sampled=True, seed=0)  # exactly full, each time

@@ -104,6 +104,7 @@ def steps_on_disk(directory: Path) -> int:
     return sum(int(path.stem.split("-")[1]) for path in directory.glob("buffer/0/*.npz"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [VECTORS, TREE], ids=lambda spec: spec.name)
 @pytest.mark.parametrize(
     "rounds",

@@ -176,6 +176,7 @@ def test_a_recorder_continues_from_a_run_and_its_data_and_resumes(before, tmp_pa
     assert vault.open_vault(path).provenance["recipe"]["init"] == record["init"]
 
 
+@pytest.mark.slow
 def test_a_program_without_replay_takes_none(before, tmp_path):
     args = mappo.Args(env="probe/observation", out=tmp_path, num_envs=4, num_steps=8)
     with pytest.raises(OptionError, match=r"has no replay to fill: leave out --replay"):

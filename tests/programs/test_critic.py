@@ -46,6 +46,7 @@ def expected(run, seed, data, batch):
     return chosen + 100 * np.arange(chosen.shape[1])[:, None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_critic_gives_the_values_of_its_seed(run, data, batch, seed):
     critic = offmarl.load_critic(run, seed)

@@ -160,6 +160,7 @@ def test_a_policy_says_which_observations_it_takes(change, message):
         policy(wrong)
 
 
+@pytest.mark.slow
 def test_a_buffer_keeps_each_leafs_type():
     rng = np.random.default_rng(0)
     steps, rows = 6, 2

@@ -210,6 +210,7 @@ def test_a_checkpoint_that_was_deleted_is_made_anew(args: bc.Args, whole: Path) 
     same_run(run, whole)
 
 
+@pytest.mark.slow
 def test_seeds_side_by_side_are_the_seeds_alone(args: bc.Args, tmp_path: Path) -> None:
     both = bc.main(args)
     alone = bc.main(dataclasses.replace(args, out=tmp_path / "alone", seeds=1, seed=1))
@@ -255,6 +256,7 @@ def test_a_directory_with_another_run_is_refused(args: bc.Args) -> None:
         bc.main(dataclasses.replace(args, hidden=16))
 
 
+@pytest.mark.slow
 def test_without_an_environment_episodes_are_held_out(args: bc.Args, tmp_path: Path) -> None:
     args = dataclasses.replace(args, env="none", final_episodes=10_000)
     run = bc.main(args)

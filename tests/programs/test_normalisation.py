@@ -34,6 +34,7 @@ def standardised(moments, array):
     return (array - mean) / std
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "what"),
     [
@@ -66,6 +67,7 @@ def test_training_equals_that_on_a_normalised_vault(random_data, tmp_path, name,
         np.testing.assert_array_equal(ours(one, key=key)[0], theirs(other, key=key)[0])
 
 
+@pytest.mark.slow
 def test_what_is_recorded_and_evaluated_uses_the_statistics(random_data, tmp_path):
     run = train("bc", random_data(ENV), tmp_path / "run", normalise=("observation",), env=ENV)
     policy = offmarl.load_policy(run, greedy=True)

@@ -110,6 +110,7 @@ def recorded(tmp_path_factory):
     return out, mappo.main(small(out))
 
 
+@pytest.mark.slow
 def test_tiers_are_recorded_with_what_they_come_from(recorded):
     out, report = recorded
     directory = out / "probe" / "observation.vlt"
@@ -192,6 +193,7 @@ def test_other_arguments_in_the_same_place_are_refused(recorded):
         mappo.main(small(out, learning_rate=1e-3))
 
 
+@pytest.mark.slow
 def test_seeds_side_by_side_have_the_bits_of_single_runs(recorded, tmp_path):
     out, _ = recorded
     args = small(tmp_path, tiers="random,expert,replay", seeds=2, evaluations=10)
@@ -231,6 +233,7 @@ def test_stopped_between_checkpoints_it_is_the_run_that_never_stopped(
     )
 
 
+@pytest.mark.slow
 def test_a_finished_run_records_further_tiers_without_training(recorded, tmp_path):
     out = tmp_path / "copy"
     shutil.copytree(recorded[0], out)
@@ -264,6 +267,7 @@ def test_a_vault_of_another_recording_is_found_before_the_training(recorded, tmp
     assert [path.name for path in out.rglob("*-0*")] == ["mappo-0-medium"]
 
 
+@pytest.mark.slow
 def test_an_expert_that_did_not_learn_is_no_expert(tmp_path):
     args = small(tmp_path, tiers="random,expert", learning_rate=1e-9)
     with pytest.raises(NotLearnedError, match="mappo with seed 0 did not learn probe/observation"):

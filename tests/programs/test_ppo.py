@@ -242,6 +242,7 @@ def one_update(args, moments=STALE, env="probe/two-step"):
     return (after, given(found)), (again, given(more))
 
 
+@pytest.mark.slow
 def test_values_are_scaled_by_stale_moments_and_targets_by_new_ones():
     args = mappo.Args(num_envs=2, num_steps=4, minibatches=1, hidden=4)
     (after, found), _ = one_update(args)
@@ -486,6 +487,7 @@ def test_by_default_every_step_of_an_update_is_in_a_minibatch():
 SMALL = {"num_envs": 16, "num_steps": 18, "total_steps": 12_000, "learning_rate": 5e-3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", ["feedforward", "recurrent"])
 @BOTH
 def test_values_and_policies_of_the_two_step_probe(recorder, network):

@@ -533,6 +533,7 @@ def test_compiled_programs_are_kept_by_default(no_cache):
     assert no_cache.is_dir()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["switch", "choice"])
 def test_the_cache_can_be_turned_off_or_be_another(no_cache, monkeypatch, by):
     if by == "switch":

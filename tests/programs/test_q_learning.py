@@ -36,6 +36,7 @@ def value_at_start(recorder, args, env, params) -> float:
     return float(q.sum() if recorder is vdn else q[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recorder", "network", "probe"),
     [
@@ -126,6 +127,7 @@ def q_tot_of_rounds(mixer: str, rounds: int = 5) -> np.ndarray:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixer", ["state", pytest.param("pooled", marks=NIGHTLY)])
 def test_q_tot_stays_within_what_the_rewards_allow(mixer: str) -> None:
     """Rewards in [-1, 0] allow [-1, 0] / (1 - γ); γ is 0.95."""
@@ -146,6 +148,7 @@ def test_q_tot_diverges_from_a_usual_initialisation(monkeypatch) -> None:
 # ---------------------------------------------------------------------------------- programs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", ["recurrent", "feedforward"])
 def test_agents_may_have_networks_of_their_own(network: str) -> None:
     args = vdn.Args(network=network, share_parameters=False, num_steps=6, updates=1, **TINY)

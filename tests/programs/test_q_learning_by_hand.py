@@ -175,6 +175,7 @@ def rounds():
     return program, states, metrics
 
 
+@pytest.mark.slow
 def test_exploration_comes_down_linearly_and_stays(rounds):
     _, states, metrics = rounds
     np.testing.assert_allclose([m["epsilon"] for m in metrics], [1.0, 0.7, 0.4, 0.1], rtol=1e-6)

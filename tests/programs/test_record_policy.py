@@ -36,6 +36,7 @@ def arguments(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_a_recording_holds_whole_episodes_and_cuts_the_last(arguments):
     assert record_policy(**arguments)
     found = vault.open_vault(arguments["path"])
@@ -59,6 +60,7 @@ def test_an_episode_that_ends_with_the_recording_is_whole(arguments):
     assert episodes.complete.all()
 
 
+@pytest.mark.slow
 def test_what_is_recorded_is_what_was_played(arguments):
     record_policy(**arguments)
     found = vault.open_vault(arguments["path"])
@@ -191,6 +193,7 @@ def test_a_recording_that_an_older_version_began_goes_on(arguments, tmp_path, mo
     assert (begun.leaves[POLICY_IDS].shape, new.leaves[POLICY_IDS].shape) == ((), (2,))
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_an_error_and_what_was_committed_stays(arguments, monkeypatch):
     import resource
     import signal

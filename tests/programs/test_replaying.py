@@ -94,6 +94,7 @@ def test_scenes_are_those_of_the_states(swarm, tmp_path):
         np.testing.assert_array_equal(scene.drones, shown.scenes[t].drones)
 
 
+@pytest.mark.slow
 def test_changed_environments_are_named(swarm):
     other = envs.make("swarm/coverage-2:time_limit=6,sensing_range=1.0")
     with pytest.raises(OptionError, match=r"episode 0, played again, differs .* in observation"):

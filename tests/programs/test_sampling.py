@@ -122,6 +122,7 @@ def test_the_device_gives_what_a_stream_draws_ahead(random_data, tmp_path: Path,
     close(streamed, run)
 
 
+@pytest.mark.slow
 def test_a_run_without_a_lag_stays_on_the_device(random_data, tmp_path: Path, monkeypatch) -> None:
     data = random_data(ENV)
     start = lambda kind: train(qmix, data, tmp_path / "run", prioritise=0.6, replay=kind)  # noqa: E731
@@ -148,6 +149,7 @@ def test_only_programs_with_errors_can_prioritise(random_data, tmp_path: Path) -
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

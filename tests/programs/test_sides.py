@@ -34,6 +34,7 @@ def record(out, **options):
     return program.main(args)
 
 
+@pytest.mark.slow
 def test_one_side_learns_and_the_data_hold_all(tmp_path):
     made = record(tmp_path, side="cats", opponents=("scripted",), tiers="random,replay")
     paths = {row["tier"]: Path(row["path"]) for row in made.data["vaults"]}
@@ -70,6 +71,7 @@ def test_one_side_learns_and_the_data_hold_all(tmp_path):
     assert action.shape == log_prob.shape == (3,) and (log_prob < 0).all()
 
 
+@pytest.mark.slow
 def test_each_of_several_teams_that_learn_has_returns_of_its_own(tmp_path):
     made = record(tmp_path, tiers="replay")
     (row,) = made.data["vaults"]
@@ -90,6 +92,7 @@ class Given(tiers.Ladder):
         return *self.given, {"return": 1.0, "was": tier}
 
 
+@pytest.mark.slow
 def test_each_team_plays_a_tier_with_its_own_skill(tmp_path):
     program, args = mappo(tmp_path)
     origin, directory = registry.origin_of(program.make), tmp_path / "run"

@@ -100,6 +100,7 @@ def early(random_data, tmp_path_factory):
     return args, bc.main(args)
 
 
+@pytest.mark.slow
 def test_a_run_ends_when_all_seeds_have_stopped(early):
     args, run = early
     record, rows = tracking.read_run(run), tracking.read(run / tracking.METRICS_FILE)
@@ -122,6 +123,7 @@ def kept(random_data, tmp_path_factory):
     return args, bc.main(replace(args, keep="all"))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_each_evaluation_is_the_policy_of_a_shorter_run(kept, tmp_path):
     args, run = kept
     assert {3, 6, 9, 12} <= {*steps(run)} and len(steps(run)) <= 5  # and one before the last
@@ -157,6 +159,7 @@ def test_the_best_step_is_that_of_the_highest_mean_after_the_start(tmp_path):
 # ---------------------------------------------------------------------------------- starting
 
 
+@pytest.mark.slow
 def test_a_baseline_starts_from_a_run_and_goes_on_where_it_ended(kept, tmp_path):
     args, run = kept
     again = replace(args, out=tmp_path / "again", init=run, learning_rate=1e-12, updates=3)
@@ -200,6 +203,7 @@ def test_a_run_that_normalises_otherwise_is_refused(kept, tmp_path):
         bc.main(replace(args, out=tmp_path / "new", init=run, normalise=("observation",)))
 
 
+@pytest.mark.slow
 def test_the_statistics_of_the_first_run_stay_those_of_its_networks(
     random_data, kept, tmp_path, monkeypatch
 ):

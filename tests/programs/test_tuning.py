@@ -120,6 +120,7 @@ def arguments(**changes):
     return bandit.Args(env=ENV, **small | changes)
 
 
+@pytest.mark.slow
 def test_a_search_finds_the_rate_and_writes_settings(tmp_path):
     file = tmp_path / "tuned.toml"
     found = tune(bandit, arguments(), SPACE, file, Search(trials=8, seeds=2))
@@ -167,6 +168,7 @@ def test_values_that_do_not_fit_are_failed_trials(tmp_path):
         tune(bandit, arguments(), {"width": Choices((13,))}, tmp_path / "b.toml", Search(trials=1))
 
 
+@pytest.mark.slow
 def test_a_stopped_search_continues_to_the_same_trials(tmp_path, monkeypatch):
     whole = tune(bandit, arguments(), SPACE, tmp_path / "whole.toml", Search(trials=4, seeds=1))
     calls, learn = [], tuning.learning_curve

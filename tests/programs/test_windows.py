@@ -144,6 +144,7 @@ def test_no_memory_comes_from_outside_the_buffer() -> None:
     assert batch.first[0, 2]
 
 
+@pytest.mark.slow
 def test_a_buffer_warm_started_from_a_vault_holds_its_newest_steps(random_data):
     env = envs.make("probe/two-step")
     data = vault.open_vault(random_data("probe/two-step"))
@@ -188,6 +189,7 @@ def test_a_buffer_cannot_be_warm_started_from_other_data(random_data):
         warm_start(make_buffer(5000, 10), 5000, 10, data.spec, data)
 
 
+@pytest.mark.slow
 def test_prioritised_windows_start_at_the_slots_of_the_buffer() -> None:
     """They are drawn as the others are, before and after it is full; later ones by their errors."""
     buffer_steps, length = np.array(ENDS), 3

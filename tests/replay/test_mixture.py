@@ -46,6 +46,7 @@ def mixed(vaults) -> Mixture:
 # ---------------------------------------------------------------------------------- tables
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(st.lists(st.sampled_from([0.0, 1e-9, 0.3, 1.0, 2.5, 1e3]), min_size=1, max_size=40))
 def test_an_alias_table_keeps_the_shares(shares: list[float]) -> None:
@@ -154,6 +155,7 @@ def test_a_stream_gives_the_batches_of_the_device(mixed, weights) -> None:
             jax.tree.map(np.testing.assert_array_equal, next(stream), sample(replay, key))
 
 
+@pytest.mark.slow
 def test_held_out_episodes_and_subsets_of_a_mixture(mixed) -> None:
     rest, held_out = mixed.hold_out(0.25)
     assert sorted([*rest, *held_out]) == list(range(16))

@@ -48,6 +48,7 @@ def test_sums_are_those_of_numpy(changes, unit: float) -> None:
         np.testing.assert_allclose(ours, rebuilt, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, FAN_OUT + 1, 2 * FAN_OUT**2 + 3])
 def test_draws_are_in_proportion(size: int) -> None:
     rng = np.random.default_rng(size)
@@ -116,6 +117,7 @@ def probabilities(name: str) -> np.ndarray:
     return np.concatenate([np.full(40, 0.7 / 40), np.zeros(10), np.full(40, 0.3 / 40)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("lag", [0, 3])
 def test_draws_follow_the_priorities(name: str, lag: int) -> None:
@@ -155,6 +157,7 @@ def test_importance_grows_to_one() -> None:
         np.testing.assert_allclose(found, [1, 0.5**exponent], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_weighted_draws_estimate_the_plain_mean() -> None:
     """With β = 1, the mean of weighted values over draws is the mean over all windows."""
     draws = Prioritised(Uniform(64), 1.0, 1.0, 1, 64, 64, 0)

@@ -120,6 +120,7 @@ def test_burn_in_and_returns_to_go_stream_the_same(dataset: Dataset) -> None:
         same(next(stream), replay.sample(jax.random.fold_in(jax.random.key(3), 0)))
 
 
+@pytest.mark.slow
 def test_windows_of_some_episodes_only(dataset: Dataset) -> None:
     some = np.flatnonzero(dataset.episodes.length % 2 == 0)
     replay = dataset.replay(16, 5, some)

@@ -105,6 +105,7 @@ def test_windows_in_any_order_of_the_loader(dataset: Dataset, workers: int) -> N
     same(map_tree(lambda leaf: leaf[found], everything), expected)
 
 
+@pytest.mark.slow
 def test_a_batch_sampler_gives_the_batches_of_a_stream(dataset: Dataset) -> None:
     windows = dataset.torch_windows(5)
     for arguments in ({"epochs": 2, "drop_last": True}, {"start": 3}):
@@ -144,6 +145,7 @@ def test_resumed_batches(dataset: Dataset) -> None:
         same(ours, map_tree(lambda leaf: leaf.numpy(), theirs))
 
 
+@pytest.mark.slow
 def test_parts_and_mixtures(dataset: Dataset, tmp_path: Path) -> None:
     parts = dataset.split(validation=0.3)
     for part in parts.values():

@@ -59,6 +59,7 @@ def test_a_gif_has_a_frame_for_every_instant(bridge, tmp_path: Path):
             _assert_shows_both_agents(film.convert("RGB"))
 
 
+@pytest.mark.slow
 def test_one_palette_keeps_the_colours_of_whatever_comes_and_goes():
     """A crowd of drones that flies over a floor of many shades, and one target at the end."""
     env = envs.make("swarm/coverage-8:time_limit=4")

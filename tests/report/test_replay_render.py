@@ -28,6 +28,7 @@ def test_episodes_are_done_again_as_they_were_recorded(random_data):
         np.testing.assert_allclose(shown.score[-1], data.episodes.returns[number].mean(), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_was_drawn_at_random_by_others_is_not_made_up(random_data, tmp_path):
     """A vault made of another does not tell where in the recording its episodes were."""
     later = vault.filter(random_data(NAME), "index > 5", tmp_path / "later.vlt")

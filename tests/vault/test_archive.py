@@ -41,6 +41,7 @@ def folder(tmp_path_factory):
     return directory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["stored.zip", "deflated.zip"])
 def test_a_vault_in_an_archive_is_read_in_place(folder, name):
     found = vault.open_vault(folder / name / "3m.vlt" / "Good")

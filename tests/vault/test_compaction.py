@@ -317,6 +317,7 @@ def test_killed_at_60_instants(victims, tmp_path, program):
     assert program != "repair" or not all(states)  # the others leave the content as it was
 
 
+@pytest.mark.slow
 def test_a_writer_clears_what_a_killed_compaction_left(path):
     before = damage.content(path)
     rest = path / compaction.REBUILT

@@ -110,6 +110,7 @@ def test_a_full_disk(small_disk, tmp_path, layout, room):
     assert [file.name for file in small_disk.iterdir()] == ["ballast"]
 
 
+@pytest.mark.slow
 def test_two_at_once_and_what_is_there(source, tmp_path):
     path = tmp_path / "a.npz"
     with files.workspace(tmp_path / ".a.npz.part"), pytest.raises(VaultLockedError):

@@ -161,6 +161,7 @@ class VaultMachine(RuleBasedStateMachine):
         return sorted(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "examples", [5, pytest.param(40, marks=pytest.mark.nightly)], ids=["some", "many"]
 )

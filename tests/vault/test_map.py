@@ -54,6 +54,7 @@ def everything(steps):
 # ---------------------------------------------------------------------------------- laws
 
 
+@pytest.mark.slow
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.integers(1, 4),

@@ -38,6 +38,7 @@ def contents(*vaults):
 # ---------------------------------------------------------------------------------- laws
 
 
+@pytest.mark.slow
 @settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.integers(1, 3),
@@ -386,6 +387,7 @@ VERBS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_verb_opens_each_vault_once_and_returns_a_dataset(a, tmp_path, monkeypatch, verb):
     record(tmp_path / "b.vlt" / "poor", rows=3, num_steps=50)  # with the returns of the other

@@ -145,6 +145,36 @@ def rewrite(
     return open_vault(path)
 
 
+def join_rows(
+    blocks: Sequence[Dataset],
+    path: StrPath,
+    provenance: Callable[[Dataset], Mapping[str, Any]],
+    progress: Progress,
+    codec: Codec | None = None,
+    chunk_steps: int | None = None,
+) -> Dataset:
+    """Make a vault of vaults with as many rows each, one after the other in time.
+
+    No episode may span two of them. Their content, and so the policy ids, is not changed.
+
+    Parameters
+    ----------
+    blocks
+        The vaults.
+    path, progress, codec, chunk_steps
+        As for `run`.
+    provenance
+        Returns the provenance of the new vault.
+    """
+    with _create(blocks, path, codec, chunk_steps, blocks[0].rows) as writer:
+        with progress("join", sum(block.num_steps for block in blocks)) as advance:
+            for block in blocks:
+                copy_rows(block, writer, advance)
+        writer.flush()
+        writer.annotate(provenance(Dataset(writer.store)))
+    return open_vault(path)
+
+
 @contextmanager
 def atomic_directory(path: StrPath) -> Iterator[Path]:
     """Yield a directory for vaults that appears at its path with all of them or not at all.

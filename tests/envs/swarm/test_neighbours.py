@@ -61,6 +61,7 @@ def drawn_places(data, shape, least=0, most=SIDE):
     return data.draw(hnp.arrays(np.float32, shape, elements=st.integers(least, most)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dims", [2, 3])
 @given(st.data())
 def test_both_searches_find_the_nearest_in_range(dims, data):

@@ -13,6 +13,7 @@ from offmarl.errors import OptionError
 KEY = jax.random.key(0)
 
 
+@pytest.mark.slow
 def test_agents_and_state_show_the_time():
     env = envs.make("swarm/pursuit-2-1", evaders="learned", time_limit=4)
     state, first = env.reset(KEY)
@@ -32,6 +33,7 @@ def test_recordings_from_before_the_time_was_shown_find_their_environment():
     assert envs.make_for(now.spec) == now
 
 
+@pytest.mark.slow
 def test_scripted_pursuers_catch_an_evader_that_rests():
     env = envs.make("swarm/pursuit-3-1:evaders=learned,pursuers=scripted")
     spec = env.spec

@@ -1,0 +1,41 @@
+"""Cores and variables of processes that run side by side on one machine."""
+
+import os
+from pathlib import Path
+
+_SINGLE_THREADED = "--xla_cpu_multi_thread_eigen=false"
+
+
+def core_groups(count: int | None) -> list[tuple[int, ...]]:
+    """Return the cores of each process that runs side by side with the others.
+
+    Parameters
+    ----------
+    count
+        Number of processes; by default one for each core, or 1 on an accelerator. If there are more
+        than cores, they are not bound to any: their groups have a negative number.
+    """
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    count = count or (1 if _has_accelerator() else len(cores)) or 1
+    if count > len(cores):
+        return [(-1 - place,) for place in range(count)]
+    return [tuple(cores[place::count]) for place in range(count)]
+
+
+def environment(cores: tuple[int, ...]) -> dict[str, str]:
+    """Return the variables of a process; on one core, XLA needs no threads of its own."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    alone = {"XLA_FLAGS": f"{flags} {_SINGLE_THREADED}".strip()} if len(cores) == 1 else {}
+    return {name: x for name, x in os.environ.items() if name != "OFFMARL_QUIET"} | alone
+
+
+def bind(pid: int, cores: tuple[int, ...]) -> None:
+    """Let a process run on its cores only, where the system can do that."""
+    if cores[0] >= 0:
+        os.sched_setaffinity(pid, cores)
+
+
+def _has_accelerator() -> bool:
+    """Whether JAX may find an accelerator; to ask JAX would take its memory."""
+    wanted = os.environ.get("JAX_PLATFORMS", "") != "cpu"
+    return wanted and any(any(Path("/dev").glob(name)) for name in ("nvidia[0-9]*", "accel*"))

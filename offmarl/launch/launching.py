@@ -1,0 +1,246 @@
+"""Starts the tasks of a work, shows how they get on, and joins what they made."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal, NamedTuple, Protocol, get_args
+
+from filelock import FileLock, Timeout
+
+from offmarl import tracking
+from offmarl.errors import OptionError, RunError, Stopped
+from offmarl.launch.local import Ended, LocalLauncher
+from offmarl.launch.ray import RayLauncher
+from offmarl.launch.slurm import SlurmLauncher
+from offmarl.launch.table import TaskTable
+from offmarl.launch.task import Call, read_status
+from offmarl.launch.work import Work, join_work
+
+LauncherName = Literal["local", "slurm", "ray"]
+LAUNCHERS: tuple[LauncherName, ...] = get_args(LauncherName)
+
+MOST_DEATHS = 3
+"""A task that dies this often is given up."""
+_POLL_SECONDS = 0.2
+
+
+class Options(NamedTuple):
+    """How tasks are launched."""
+
+    tasks: int
+    launcher: LauncherName = "local"
+    workers: int | None = None
+    """Number of tasks at the same time; by default one for each core, or as the cluster allows."""
+    options: Mapping[str, Any] = {}
+    """Options of the engine, such as SLURM's partition."""
+
+
+class Launcher(Protocol):
+    """An engine that runs tasks."""
+
+    @property
+    def retries(self) -> bool:
+        """Whether the engine itself starts a task again that died."""
+        ...
+
+    @property
+    def at_once(self) -> int:
+        """Number of tasks that run side by side; 0 if it is unknown."""
+        ...
+
+    def start(self, calls: Sequence[Call], /) -> None:
+        """Start tasks, or queue them."""
+        ...
+
+    def poll(self, seconds: float, /) -> list[Ended]:
+        """Wait until tasks end, or for some time; return those that ended."""
+        ...
+
+    def cancel(self) -> None:
+        """Stop the running tasks, which save what they have, and drop the others."""
+        ...
+
+    def close(self) -> None:
+        """Release what the launcher holds."""
+        ...
+
+
+def launch(work: Work, options: Options, entry: str, arguments: Sequence[str]) -> bool:
+    """Run the blocks of a work that are missing in tasks, and join them.
+
+    After a kill at any instant, the same call continues.
+
+    Parameters
+    ----------
+    work
+        The work.
+    options
+        How the tasks are launched.
+    entry, arguments
+        ``module:function`` of the function that makes the work from the arguments, in each task.
+
+    Returns
+    -------
+    bool
+        False if the result was complete before.
+
+    Raises
+    ------
+    MissingExtraError
+        The engine is not installed.
+    RunError
+        Another launch of the work is running, tasks failed, or the path has other work's result.
+    Stopped
+        A signal stopped the launch, after its tasks had stopped.
+    """
+    if options.tasks < 1 or (options.workers is not None and options.workers < 1):
+        raise OptionError("--tasks and --workers must be at least 1.")
+    if work.is_complete():
+        work.clean()
+        return False
+    work.check()
+    try:
+        with FileLock(work.directory / "launch.lock", timeout=0):
+            _Launch(work, options, entry, tuple(arguments)).run()
+            return join_work(work)
+    except Timeout:
+        raise RunError(
+            f"another launch of {work.path} is running: wait for it to end, or stop it."
+        ) from None
+
+
+class _Launch:
+    """One launch of the tasks that are missing."""
+
+    def __init__(self, work: Work, options: Options, entry: str, arguments: tuple[str, ...]):
+        self._work, self._options = work, options
+        missing = set(work.missing())
+        self._calls = {
+            index: Call(entry, arguments, index, of, str(work.directory), str(Path.cwd()))
+            for of in [min(options.tasks, max(work.num_blocks, 1))]
+            for index in range(of)
+            if not missing.isdisjoint(range(index, work.num_blocks, of))
+        }
+        self._deaths = dict.fromkeys(self._calls, 0)
+        self._failed: dict[int, str] = {}
+        self._ended: set[int] = set()
+
+    def run(self) -> None:
+        """Run the tasks.
+
+        Raises
+        ------
+        RunError
+            Tasks failed; those that did not have ended.
+        Stopped
+            A signal came.
+        """
+        if not self._calls:
+            return
+        for call in self._calls.values():
+            call.status.unlink(missing_ok=True)
+        with ExitStack() as stack:
+            launcher = _launcher(self._work, self._options)
+            stack.callback(launcher.close)
+            stopped = stack.enter_context(stopping(launcher.cancel))
+            table = stack.enter_context(TaskTable(self._work.name, self._calls))
+            launcher.start([*self._calls.values()])
+            while len(self._ended) < len(self._calls):
+                for one in launcher.poll(_POLL_SECONDS):
+                    self._take(one, launcher, bool(stopped()))
+                table.show(self._failed, over=len(self._ended) == len(self._calls))
+                if stopped() and self._is_quiet():
+                    break
+        if stopped():
+            done = self._work.num_blocks - len(self._work.missing())
+            raise Stopped(
+                f"stopped with {done} of {self._work.num_blocks} blocks done: the same command "
+                "continues.",
+                stopped(),
+            )
+        self._raise_failures()
+
+    def _is_quiet(self) -> bool:
+        """Whether no task runs any more, after the launcher has been told to cancel them."""
+        begun = [call for call in self._calls.values() if call.status.exists()]
+        states = (read_status(call) for call in begun if call.number not in self._ended)
+        return not any(status.state == "running" for status in states)
+
+    def _take(self, one: Ended, launcher: Launcher, is_stopping: bool) -> None:
+        """Take a task that has ended; start it again if it died."""
+        call = self._calls[one.number]
+        status = read_status(call)
+        if is_stopping or (status.state == "done" and not one.died):
+            self._ended.add(one.number)
+        elif status.state == "failed":
+            self._give_up(call, status.error)
+        else:
+            self._deaths[one.number] += 1
+            how = one.died or status.error or "it ended early"
+            if launcher.retries or self._deaths[one.number] == MOST_DEATHS:
+                self._give_up(call, f"it died {MOST_DEATHS} times, at last: {how}")
+            else:
+                tracking.notice(f"task {call.number} died ({how}) and is started again: {call.log}")
+                call.status.unlink(missing_ok=True)
+                launcher.start([call])
+
+    def _give_up(self, call: Call, reason: str) -> None:
+        self._failed[call.number] = reason
+        self._ended.add(call.number)
+        tracking.notice(f"task {call.number} failed: {reason} See {call.log}")
+
+    def _raise_failures(self) -> None:
+        if not self._failed:
+            return
+        index = min(self._failed)
+        call, reason = self._calls[index], self._failed[index]
+        done = self._work.num_blocks - len(self._work.missing())
+        others = len(self._failed) - 1
+        more = f" So did {others} more." if others else ""
+        raise RunError(
+            f"task {index} of {call.of} failed: {reason} Its log is {call.log}.{more} {done} of "
+            f"{self._work.num_blocks} blocks are done and kept: the same command runs what is "
+            "missing."
+        )
+
+
+def _launcher(work: Work, options: Options) -> Launcher:
+    """Return the engine; the errors are those of `launch`."""
+    if options.launcher == "slurm":
+        return SlurmLauncher(work.directory, work.name, options.workers, options.options)
+    if options.launcher == "ray":
+        return RayLauncher(options.workers, MOST_DEATHS, options.options)
+    if options.options:
+        raise OptionError("the launcher local has no --launcher-option.")
+    return LocalLauncher(options.workers)
+
+
+@contextmanager
+def stopping(cancel: Callable[[], object]) -> Iterator[Callable[[], int]]:
+    """Handle SIGINT and SIGTERM by a function, while the block runs.
+
+    A second signal raises `Stopped` immediately.
+
+    Yields
+    ------
+    A function that returns the signal that came, or 0.
+    """
+    received = [0]
+
+    def handle(signum: int, _frame: FrameType | None) -> None:
+        if received[0]:
+            raise Stopped("stopped: the same command continues.", signum)
+        received[0] = signum
+        if not tracking.is_quiet():  # unbuffered: the program may hold the buffer's lock
+            os.write(2, b"\nstopping: tasks save what they have. Again stops at once.\n")
+        cancel()
+
+    before = {one: signal.signal(one, handle) for one in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: received[0]
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)

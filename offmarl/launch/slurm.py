@@ -1,0 +1,165 @@
+"""Tasks as an array of jobs of SLURM, submitted by submitit."""
+
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from offmarl._imports import import_optional
+from offmarl.errors import OptionError, RunError
+from offmarl.launch.local import Ended
+from offmarl.launch.task import Call, State, run_task
+
+_ASK_SECONDS = 2.0
+"""How often SLURM is asked which jobs it has."""
+_LOST_SECONDS = 10.0
+"""How long the result of a job that SLURM no longer has may take to appear in a shared directory.
+"""
+_GENERAL = ("timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node", "nodes")
+"""Parameters that submitit has for all kinds of clusters; those of SLURM begin with ``slurm_``."""
+_COMMANDS = ("sbatch", "srun", "squeue", "scancel")
+_MINUTES = 240
+"""Default time limit of a task. A task that reaches it is requeued, and continues."""
+_MOST = 1_000
+"""Default number of tasks that run at the same time, if there is room for them."""
+
+
+class _Requeued:
+    """Runs a task; when SLURM preempts it or its time is over, submitit queues it again."""
+
+    def __call__(self, call: Call) -> State:
+        """Run the task."""
+        state = run_task(call)
+        if state == "crashed":
+            raise RuntimeError(f"task {call.number} crashed: see {call.log}")
+        return state
+
+    def checkpoint(self, call: Call) -> Any:
+        """Return what continues the task."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self, call)
+
+
+class SlurmLauncher:
+    """Submits tasks as job arrays.
+
+    submitit writes the scripts, starts Python in the jobs, and requeues jobs that were preempted.
+
+    Parameters
+    ----------
+    directory
+        Directory of the work, which the machines of the cluster share.
+    name
+        Name of the jobs.
+    workers
+        Number of tasks that run at the same time; by default as many as the cluster has room for.
+    options
+        Parameters of submitit, such as partition, timeout_min and mem_gb.
+
+    Raises
+    ------
+    MissingExtraError
+        submitit is not installed.
+    RunError
+        SLURM is not on the PATH, or it still runs tasks of an earlier launch.
+    """
+
+    retries = False
+
+    def __init__(self, directory: Path, name: str, workers: int | None, options: Mapping[str, Any]):
+        self._submitit: Any = import_optional("submitit", "slurm")
+        for command in _COMMANDS:
+            if shutil.which(command) is None:
+                raise RunError(
+                    f"{command} is not on the PATH, so SLURM cannot be used from here: run the "
+                    "command on a login node of the cluster, or choose --launcher local or ray."
+                )
+        self._submitted = directory / "slurm-jobs.txt"
+        self._refuse_running()
+        self._executor = self._submitit.AutoExecutor(directory / "slurm", cluster="slurm")
+        self._update(name, workers, options)
+        self._jobs: dict[int, Any] = {}
+        self._left: dict[int, float] = {}
+        """When SLURM no longer had a task's job."""
+        self._asked = 0.0
+        self.at_once = workers or 0
+
+    def _update(self, name: str, workers: int | None, options: Mapping[str, Any]) -> None:
+        chosen = {key if key in _GENERAL else f"slurm_{key}": x for key, x in options.items()}
+        known = {"name": name, "timeout_min": _MINUTES, "slurm_array_parallelism": workers or _MOST}
+        try:
+            self._executor.update_parameters(**{**known, **chosen})
+        except (NameError, TypeError, ValueError) as error:
+            raise OptionError(f"--launcher-option: submitit refuses it: {error}") from None
+
+    def start(self, calls: Sequence[Call]) -> None:
+        """Submit tasks as one array."""
+        try:
+            jobs = self._executor.map_array(_Requeued(), calls)
+        except Exception as error:  # of `sbatch`: submitit raises errors of several types
+            raise RunError(f"SLURM did not accept the tasks: {error}") from None
+        with self._submitted.open("a") as file:
+            file.writelines(f"{job.job_id}\n" for job in jobs)
+        for call, job in zip(calls, jobs, strict=True):
+            self._jobs[call.number] = job
+            self._left.pop(call.number, None)
+
+    def poll(self, seconds: float) -> list[Ended]:
+        """Wait until tasks end, or for some time; return those that ended."""
+        time.sleep(seconds)
+        ended = []
+        for index, job in list(self._jobs.items()):
+            if job.paths.result_pickle.exists():
+                self._jobs.pop(index)
+                error = job.exception()
+                last = str(error).strip().splitlines()[-1] if error is not None else ""
+                ended.append(Ended(index, last))
+        return ended + self._lost()
+
+    def _lost(self) -> list[Ended]:
+        """Return the tasks whose jobs SLURM no longer has, and that left no result."""
+        if not self._jobs or time.monotonic() - self._asked < _ASK_SECONDS:
+            return []
+        self._asked = time.monotonic()
+        active = _active({job.job_id for job in self._jobs.values()})
+        lost = []
+        for index, job in list(self._jobs.items()):
+            if job.job_id in active:
+                self._left.pop(index, None)
+            elif self._asked - self._left.setdefault(index, self._asked) >= _LOST_SECONDS:
+                self._jobs.pop(index)
+                lost.append(Ended(index, f"job {job.job_id} of SLURM ended without a result"))
+        return lost
+
+    def cancel(self) -> None:
+        """Cancel the jobs. SLURM sends SIGTERM first, upon which tasks save checkpoints."""
+        if self._jobs:
+            jobs = sorted({job.job_id.partition("_")[0] for job in self._jobs.values()})
+            subprocess.run(["scancel", *jobs], check=False, capture_output=True)
+        self._left = dict.fromkeys(self._jobs, 0.0)
+
+    def close(self) -> None:
+        """Forget the jobs; those that run go on."""
+        if not self._jobs:
+            self._submitted.unlink(missing_ok=True)
+
+    def _refuse_running(self) -> None:
+        if not self._submitted.exists():
+            return
+        earlier = set(self._submitted.read_text().split())
+        if active := sorted({one.partition("_")[0] for one in earlier & _active(earlier)}):
+            raise RunError(
+                f"SLURM still has tasks of an earlier launch: wait for job {', '.join(active)}, or "
+                f"cancel it with `scancel {' '.join(active)}`, and repeat the command."
+            )
+        self._submitted.unlink()
+
+
+def _active(jobs: set[str]) -> set[str]:
+    """Return which jobs SLURM has, waiting or running; all of them if it does not answer."""
+    command = ["squeue", "--noheader", "--array", "--format=%i", "--states=PD,R,CG,CF,S,RQ"]
+    found = subprocess.run(command, check=False, capture_output=True, text=True)
+    return jobs & set(found.stdout.split()) if found.returncode == 0 else jobs

@@ -1,0 +1,111 @@
+"""One table of the progress of all tasks."""
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+
+from offmarl import tracking
+from offmarl.launch.task import Call, State, Status, read_status
+from offmarl.terminal import one_line
+
+_ROWS = 12
+"""Tasks that are shown in a terminal; the others are counted."""
+_SECONDS_BETWEEN_LINES = 10.0
+_SECONDS_BETWEEN_READS = 1.0
+_ORDER: tuple[State, ...] = ("failed", "crashed", "running", "stopped", "waiting", "done")
+
+
+class TaskTable:
+    """Shows the tasks in a terminal; other outputs get a line every few seconds."""
+
+    def __init__(self, name: str, calls: Mapping[int, Call]):
+        self._name, self._calls = name, calls
+        self._found: dict[int, Status] = {}
+        self._read = self._printed = time.monotonic()
+        self._live: Live | None = None
+        if not tracking.is_quiet() and tracking.console().is_terminal:
+            self._live = Live(console=tracking.console(), auto_refresh=False, transient=False)
+
+    def __enter__(self) -> "TaskTable":
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._live:
+            self._live.stop()
+
+    def show(self, failed: Mapping[int, str], over: bool) -> None:
+        """Show the present states; cheap if it is called often.
+
+        Parameters
+        ----------
+        failed
+            The tasks that were given up.
+        over
+            Whether all tasks have ended.
+        """
+        now = time.monotonic()
+        if not over and now - self._read < _SECONDS_BETWEEN_READS:
+            return
+        self._read = now
+        self._update(failed)
+        if self._live:
+            self._live.update(Group(self._table(), self._summary()), refresh=True)
+        elif over or now - self._printed >= _SECONDS_BETWEEN_LINES:
+            self._printed = now
+            tracking.notice(f"{self._name}: {self._summary()}")
+
+    def _update(self, failed: Mapping[int, str]) -> None:
+        for index, call in self._calls.items():
+            before = self._found.get(index)
+            if before is None or before.state not in ("done", "failed"):
+                self._found[index] = read_status(call)
+            if index in failed:
+                self._found[index] = self._found[index]._replace(state="failed")
+
+    def _summary(self) -> str:
+        states = Counter(status.state for status in self._found.values())
+        counts = ", ".join(f"{states[one]} {one}" for one in reversed(_ORDER) if states[one])
+        done = sum(status.done for status in self._found.values())
+        unit = "task" if len(self._calls) == 1 else "tasks"
+        return f"{len(self._calls)} {unit}: {counts}; {done} blocks done"
+
+    def _table(self) -> Table:
+        table = Table("task", "state", "blocks", "time", "host", "last line of the log", box=None)
+        order = sorted(self._found, key=lambda one: (_ORDER.index(self._found[one].state), one))
+        for index in order[:_ROWS]:
+            status = self._found[index]
+            seconds = time.time() - status.since if status.state == "running" else 0
+            table.add_row(
+                f"{index}/{self._calls[index].of}",
+                status.state,
+                f"{status.done}/{status.total}" if status.total else "",
+                f"{seconds:,.0f} s" if seconds else "",
+                status.host,
+                last_line(self._calls[index].log) if status.state != "waiting" else "",
+            )
+        return table
+
+
+def last_line(log: Path) -> str:
+    """Return the last line of a log, without its comments."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(log.stat().st_size - 2_000, 0))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    kept = [line for line in lines if line.strip() and not line.startswith("#")]
+    return one_line(kept[-1])[:80] if kept else ""

@@ -1,0 +1,162 @@
+"""One task in its process: it runs a share of the blocks, and writes a log and its state."""
+
+import json
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from offmarl import tracking
+from offmarl.errors import OffmarlError
+from offmarl.launch.work import Share, Work, run_share
+
+State = Literal["waiting", "running", "done", "failed", "stopped", "crashed"]
+"""failed: an error that the user can fix, so the task is not repeated. crashed: any other."""
+
+_SECONDS_BETWEEN_REPORTS = 0.5
+
+
+class Call(NamedTuple):
+    """What a process needs to run a task."""
+
+    entry: str
+    """``module:function``; the function makes the work from the arguments."""
+    arguments: tuple[str, ...]
+    number: int
+    of: int
+    directory: str
+    """That of the work."""
+    cwd: str
+
+    @property
+    def log(self) -> Path:
+        """The task's log."""
+        return Path(self.directory) / "logs" / f"task-{self.number}.log"
+
+    @property
+    def status(self) -> Path:
+        """The file of the task's state."""
+        return Path(self.directory) / "state" / f"task-{self.number}.json"
+
+
+class Status(NamedTuple):
+    """The state of a task, as its file has it."""
+
+    state: State = "waiting"
+    done: int = 0
+    total: int = 0
+    error: str = ""
+    host: str = ""
+    pid: int = 0
+    since: float = 0.0
+    """When the task was started, in seconds since 1970."""
+
+
+def read_status(call: Call) -> Status:
+    """Return the state of a task; "waiting" if its file does not exist yet."""
+    try:
+        return Status(**json.loads(call.status.read_text()))
+    except FileNotFoundError:
+        return Status()
+
+
+def run_task(call: Call) -> State:
+    """Run a task in this process, with the standard outputs in its log.
+
+    Returns
+    -------
+    How it ended. After "stopped", the process should end, too.
+    """
+    os.chdir(call.cwd)
+    with _logging_to(call.log):
+        _note(f"task {call.number} of {call.of}: {' '.join(call.arguments)}")
+        status = _Reporter(call)
+        state, error = _outcome(call, status)
+        status.end(state, error)
+        _note(f"{state}: {error}" if error else state)
+    return state
+
+
+def _note(text: str) -> None:
+    """Write a comment to the log."""
+    sys.stdout.write(f"# {text}\n")
+
+
+def _outcome(call: Call, status: "_Reporter") -> tuple[State, str]:
+    try:
+        work = _work(call.entry, call.arguments)
+        run_share(work, Share(call.number, call.of), status)
+    except OffmarlError as error:
+        return "failed", str(error)
+    except KeyboardInterrupt as stop:
+        return "stopped", str(stop)
+    except SystemExit as stop:  # of the parser of arguments, which has explained it
+        return "failed", str(getattr(stop, "reason", f"exit code {stop.code}"))
+    except Exception as error:
+        traceback.print_exc()
+        return "crashed", f"{type(error).__name__}: {error}"
+    return "done", ""
+
+
+@lru_cache(maxsize=1)
+def _work(entry: str, arguments: tuple[str, ...]) -> Work:
+    """Make the work; a process that runs several tasks of it compiles its programs once."""
+    module, _, name = entry.partition(":")
+    make: Callable[[tuple[str, ...]], Work] = getattr(import_module(module), name)
+    return make(arguments)
+
+
+class _Reporter:
+    """Writes the state of a task to its file."""
+
+    def __init__(self, call: Call):
+        self._path = call.status
+        self._status = Status(
+            "running", host=socket.gethostname(), pid=os.getpid(), since=time.time()
+        )
+        self._written = 0.0
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._write()
+
+    def __call__(self, done: int, total: int) -> None:
+        """Record how many blocks are done."""
+        self._status = self._status._replace(done=done, total=total)
+        if time.monotonic() - self._written > _SECONDS_BETWEEN_REPORTS:
+            self._write()
+
+    def end(self, state: State, error: str) -> None:
+        """Record the end."""
+        self._status = self._status._replace(state=state, error=error)
+        self._write()
+
+    def _write(self) -> None:
+        self._written = time.monotonic()
+        tracking.write_json(self._path, self._status._asdict())
+
+
+@contextmanager
+def _logging_to(path: Path) -> Iterator[None]:
+    """Append what this process and its libraries print to a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    before = [os.dup(descriptor) for descriptor in (1, 2)]
+    streams: Any = sys.stdout, sys.stderr
+    try:
+        with path.open("a", buffering=1) as log:
+            for descriptor in (1, 2):
+                os.dup2(log.fileno(), descriptor)
+            sys.stdout = sys.stderr = log
+            yield
+    finally:
+        sys.stdout, sys.stderr = streams
+        for descriptor, saved in zip((1, 2), before, strict=True):
+            os.dup2(saved, descriptor)
+            os.close(saved)

@@ -1,0 +1,241 @@
+"""Work in blocks, and the shares of it that tasks run."""
+
+import json
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from filelock import FileLock, Timeout
+
+from offmarl import tracking
+from offmarl.errors import OptionError, RunError
+
+_DONE = "done"
+_IDENTITY = "job.json"
+
+WAIT_SECONDS = 600.0
+"""How long a task waits for another process that runs the same block."""
+
+Report = Callable[[int, int], None]
+"""Called with the number of a share's blocks that are done, and their total."""
+
+
+class Share(NamedTuple):
+    """The blocks of one task: ``number``, ``number + of``, ``number + 2 * of`` and so on."""
+
+    number: int
+    of: int
+
+    def blocks(self, count: int) -> range:
+        """Return the share's blocks among ``count``."""
+        return range(self.number, count, self.of)
+
+    @classmethod
+    def read(cls, text: str) -> "Share":
+        """Read I/N, as the option ``--task`` has it; I counts from 0.
+
+        Raises
+        ------
+        OptionError
+            The text has another form, or I is not below N.
+        """
+        index, slash, of = text.partition("/")
+        if not (slash and index.isdecimal() and of.isdecimal() and int(index) < int(of)):
+            raise OptionError(
+                f"--task must be I/N with I from 0 to N-1, such as 0/16 and 15/16: got {text!r}."
+            )
+        return cls(int(index), int(of))
+
+
+class Work(ABC):
+    """Work in blocks, whose result is at a path.
+
+    A block is a pure function of the work's identity and of its number, and writes files of its
+    own. It may be run again, after a kill at any instant or beside another process.
+
+    Parameters
+    ----------
+    name
+        A short description, such as "record random-0".
+    path
+        Where the result will be.
+    identity
+        A JSON object of what the blocks depend on.
+    """
+
+    def __init__(self, name: str, path: Path, identity: Mapping[str, Any]):
+        self.name, self.path = name, path
+        self.identity: dict[str, Any] = tracking.plain(identity)
+
+    @property
+    def directory(self) -> Path:
+        """Directory of everything but the result: blocks, logs and locks."""
+        return self.path.parent / f".{self.path.name}.tasks"
+
+    @property
+    @abstractmethod
+    def num_blocks(self) -> int:
+        """Number of blocks; the same for every number of tasks."""
+
+    @abstractmethod
+    def run(self, block: int) -> None:
+        """Run a block, or continue it."""
+
+    @abstractmethod
+    def is_complete(self) -> bool:
+        """Whether the result exists.
+
+        Raises
+        ------
+        RunError
+            Other work has its result at the path.
+        """
+
+    @abstractmethod
+    def join(self) -> None:
+        """Make the result from all blocks, in their order."""
+
+    def plan(self, tasks: int) -> dict[str, Any]:
+        """Return the sizes of the work, for a person to read before it is run."""
+        return {"path": self.path, "blocks": self.num_blocks, "tasks": tasks}
+
+    def is_done(self, block: int) -> bool:
+        """Whether a block is complete."""
+        return (self.directory / _DONE / str(block)).exists()
+
+    def finish(self, block: int) -> None:
+        """Record that a block is complete."""
+        (self.directory / _DONE).mkdir(parents=True, exist_ok=True)
+        (self.directory / _DONE / str(block)).touch()
+
+    def missing(self) -> list[int]:
+        """Return the blocks that are not complete."""
+        try:
+            done = {path.name for path in (self.directory / _DONE).iterdir()}
+        except FileNotFoundError:
+            done = set()
+        return [block for block in range(self.num_blocks) if str(block) not in done]
+
+    def check(self) -> None:
+        """Record what the blocks depend on, or compare it with what earlier tasks recorded.
+
+        Raises
+        ------
+        RunError
+            The directory has blocks of other work.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)
+        path = self.directory / _IDENTITY
+        with FileLock(f"{path}.lock"):
+            if not path.exists():
+                tracking.write_json(path, self.identity)
+        found = json.loads(path.read_text())
+        for name in sorted(found.keys() | self.identity.keys()):
+            theirs, ours = found.get(name), self.identity.get(name)
+            if theirs != ours:
+                raise RunError(
+                    f"the tasks of {self.path} were started with {name}={theirs!r}, not {ours!r}: "
+                    "give the same arguments to continue them, choose another path, or remove "
+                    f"{self.directory}."
+                )
+
+    def clean(self) -> None:
+        """Remove the blocks once they are joined; the logs stay."""
+        for name in ("blocks.vlt", "blocks", _DONE, "locks"):
+            shutil.rmtree(self.directory / name, ignore_errors=True)
+
+
+def run_share(work: Work, share: Share, report: Report | None = None) -> int:
+    """Run the blocks of a share that are missing; return how many this call ran.
+
+    Raises
+    ------
+    RunError
+        The directory has blocks of other work, or another process runs a block and does not end.
+    """
+    work.check()
+    mine, ran = share.blocks(work.num_blocks), 0
+    report = report or _no_report
+    for number, block in enumerate(mine):
+        report(number, len(mine))
+        if not work.is_done(block):
+            with _locked(work, block):
+                if not work.is_done(block):
+                    work.run(block)
+                    work.finish(block)
+                    ran += 1
+    report(len(mine), len(mine))
+    return ran
+
+
+def _no_report(done: int, total: int) -> None:
+    """No-op `Report`."""
+
+
+def join_work(work: Work) -> bool:
+    """Join the blocks; False if the result was complete before.
+
+    Raises
+    ------
+    RunError
+        Blocks are missing.
+    """
+    if work.is_complete():
+        work.clean()
+        return False
+    if missing := work.missing():
+        first = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        raise RunError(
+            f"{len(missing)} of the {work.num_blocks} blocks of {work.path} are missing ({first}): "
+            "run the tasks that have not ended, and join them then."
+        )
+    work.check()
+    with _locked(work, "join"):
+        if not work.is_complete():
+            work.join()
+    work.clean()
+    return True
+
+
+def _locked(work: Work, name: int | str) -> FileLock:
+    """Return the lock of a block, which its process holds; it is released when that process dies.
+
+    Entering it raises `RunError` if another process holds it for long.
+    """
+    path = work.directory / "locks" / f"{name}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return _Patient(path, timeout=WAIT_SECONDS, is_singleton=False)
+
+
+class _Patient(FileLock):
+    """A file lock whose timeout is an error that a user can understand."""
+
+    def acquire(self, *args: Any, **options: Any) -> Any:
+        """Wait for the lock."""
+        try:
+            return super().acquire(*args, **options)
+        except Timeout:
+            raise RunError(
+                f"another process has run block {Path(self.lock_file).stem} for longer than "
+                f"{WAIT_SECONDS:.0f} s: wait for it to end, or stop it."
+            ) from None
+
+
+def once(path: Path, make: Callable[[], Any]) -> Any:
+    """Return the content of a JSON file, which the first of several processes makes.
+
+    Parameters
+    ----------
+    path
+        The file. Processes that come later wait for it.
+    make
+        Returns the content.
+    """
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{path}.lock"):
+            if not path.exists():
+                tracking.write_json(path, make())
+    return json.loads(path.read_text())

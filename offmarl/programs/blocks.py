@@ -1,0 +1,196 @@
+"""Recording of a fixed policy in blocks, which many tasks share.
+
+The number of blocks and their random keys depend on the recording only. A block is a vault with one
+row for each environment; its episodes begin and end in it. The recording is the blocks one after
+the other, so that it does not depend on which task recorded which block.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+from jaxtyping import PRNGKeyArray
+
+from offmarl import tracking, vault
+from offmarl.envs import Environment
+from offmarl.envs.base import require_positive
+from offmarl.launch import Work
+from offmarl.paths import local
+from offmarl.programs.record import (
+    CHUNK,
+    Player,
+    check_recipe,
+    fingerprint,
+    record_players,
+    record_policy,
+    recorded,
+    recorded_return,
+    software,
+)
+from offmarl.programs.run import environment_source
+from offmarl.types import ArrayTree, Policy
+from offmarl.vault import layout
+from offmarl.vault.transform.pipeline import join_rows
+
+_BLOCKS = 2
+"""Purpose of the random key of blocks."""
+_MOST_BLOCKS = 1024
+_LEAST_STEPS = 128
+"""Least number of time steps of a block."""
+_LEAST_EPISODES = 4
+"""A block has room for this many episodes, one after the other: its last ones are cut."""
+_PROCESS_BYTES = 6e8
+"""What a process takes that runs JAX, in addition to the data."""
+_BUFFERS = 4
+"""Buffers of one chunk that a recording has in memory, while others are written."""
+
+
+class Recording(NamedTuple):
+    """Everything that determines a recording of a fixed policy; see `record_policy`."""
+
+    env: Environment
+    policy: Policy
+    params: ArrayTree
+    path: Path
+    steps: int
+    num_envs: int
+    seed: int
+    provenance: Callable[[], Mapping[str, Any]]
+    """Returns the provenance; it may take a while, so blocks do not call it."""
+    checkpoint_seconds: float = 30.0
+    agent_ids: Sequence[int] | None = None
+
+    def record(self) -> bool:
+        """Record in this process; False if the recording was complete already."""
+        return record_policy(
+            self.env,
+            self.policy,
+            self.params,
+            self.path,
+            self.steps,
+            self.num_envs,
+            self.seed,
+            self.provenance(),
+            self.checkpoint_seconds,
+            self.agent_ids,
+        )
+
+
+class RecordWork(Work):
+    """A recording in blocks.
+
+    Parameters
+    ----------
+    recording
+        What is recorded.
+    block_steps
+        Environment steps of a block; by default such that there are at most 1,024 blocks, and that
+        a block has room for four episodes in each environment.
+
+    Raises
+    ------
+    OptionError
+        A number is not positive.
+    """
+
+    def __init__(self, recording: Recording, block_steps: int | None = None):
+        env, num_envs = recording.env, recording.num_envs
+        require_positive(steps=recording.steps, num_envs=num_envs)
+        if block_steps is not None:
+            require_positive(block_steps=block_steps)
+        self.recording = recording
+        self.times = block_times(recording.steps, num_envs, env.spec.time_limit, block_steps)
+        row = -(-recording.steps // num_envs)
+        self._num_blocks = -(-row // self.times)
+        path = local(recording.path)
+        identity = {
+            "env": env.spec.name,
+            "policy": fingerprint(recording.params),
+            "num_envs": num_envs,
+            "seed": recording.seed,
+            "blocks": [self._num_blocks, self.times],
+            **environment_source(env.spec.name),
+        }
+        super().__init__(f"record {path.name}", path, identity)
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks."""
+        return self._num_blocks
+
+    def run(self, block: int) -> None:
+        """Record a block, or continue it from its last checkpoint."""
+        recording = self.recording
+        record_players(
+            recording.env,
+            [Player(recording.policy, recording.params, recording.num_envs)],
+            self._vault(block),
+            self.times * recording.num_envs,
+            block_key(recording.seed, block),
+            {"seed": recording.seed, "block": [block, self._num_blocks]},
+            {},
+            recording.checkpoint_seconds,
+            recording.agent_ids,
+        )
+
+    def is_complete(self) -> bool:
+        """Whether the recording exists, joined."""
+        return bool(check_recipe(self.path, self.identity, partly=True).get("complete"))
+
+    def join(self) -> None:
+        """Write the blocks one after the other into the vault of the recording."""
+        blocks = [vault.open_vault(self._vault(block)) for block in range(self._num_blocks)]
+        about = dict(self.recording.provenance())
+        about |= {"recipe": self.identity, "software": software()}
+        join_rows(
+            blocks,
+            self.path,
+            lambda joined: {**about, "complete": True, "recorded": recorded_return(joined)},
+            tracking.progress,
+        )
+
+    def plan(self, tasks: int) -> dict[str, Any]:
+        """Return sizes: environment steps, bytes on disk, memory of a task."""
+        num_envs = self.recording.num_envs
+        spec, _ = recorded(self.recording.env, first_id=1)
+        step_bytes = sum(leaf.step_bytes for leaf in layout.leaves(spec).values())
+        steps = self._num_blocks * self.times * num_envs
+        chunk = min(self.times, CHUNK) * num_envs * step_bytes
+        return super().plan(tasks) | {
+            "steps": steps,
+            "steps of a block": self.times * num_envs,
+            "bytes": steps * step_bytes,
+            "bytes while joining": 2 * steps * step_bytes,
+            "memory of a task": int(_PROCESS_BYTES + _BUFFERS * chunk),
+        }
+
+    def _vault(self, block: int) -> Path:
+        return self.directory / "blocks.vlt" / f"{block:06d}"
+
+
+def block_times(
+    steps: int, num_envs: int, time_limit: int | None, block_steps: int | None = None
+) -> int:
+    """Return the number of time steps of a block, which all blocks have.
+
+    Parameters
+    ----------
+    steps, num_envs
+        Environment steps of the recording, and the environments that take them.
+    time_limit
+        Maximum length of an episode; None if it is unknown.
+    block_steps
+        Environment steps that a block should have.
+    """
+    row = -(-steps // num_envs)
+    if block_steps is not None:
+        return min(-(-block_steps // num_envs), row)
+    least = max(_LEAST_STEPS, _LEAST_EPISODES * (time_limit or 0))
+    blocks = min(_MOST_BLOCKS, max(row // least, 1))
+    return -(-row // blocks)
+
+
+def block_key(seed: int, block: int) -> PRNGKeyArray:
+    """Return the random key of a block."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _BLOCKS), block)

@@ -1,0 +1,65 @@
+"""Commands that are divided into tasks."""
+
+import pytest
+
+from offmarl import vault
+from offmarl.cli import tasks
+from offmarl.errors import OptionError
+
+RECORD = ["record", "--policy", "random", "--env", "classic/xor", "--steps", 64, "--num-envs", 4]
+BLOCKS = ["--block-steps", 16]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tasks", "0"], "--tasks must be a whole number of at least 1: got 0."),
+        (["--tasks"], "--tasks needs a value."),
+        (["--task=3/3"], "--task must be I/N"),
+        (["--launcher", "pbs"], "--launcher must be one of local, slurm, ray: got 'pbs'."),
+        (["--launcher-option", "gpu"], "--launcher-option must be KEY=VALUE"),
+        (["--tasks", "2", "--join"], "give only one of --tasks, --task and --join."),
+    ],
+)
+def test_wrong_options_of_tasks(arguments, message, offmarl):
+    outcome = offmarl(*RECORD, *arguments)
+    assert outcome.code == 2 and message in outcome.err
+
+
+def test_options_of_tasks_are_taken_out():
+    given = ["bc", "--tasks", "1e2", "--vault=V", "--launcher-option", "time=60", "--join-x"]
+    given += ["--launcher-option=qos=low"]
+    options, rest = tasks.taken(given)
+    assert rest == ["bc", "--vault=V", "--join-x"]
+    assert options.tasks == 100 and options.launcher_option == {"time": 60, "qos": "low"}
+    assert tasks.taken(["bc", "--vault=V"]) == (None, ["bc", "--vault=V"])
+    assert tasks.taken([*given, "--help"])[0] is None
+    with pytest.raises(OptionError, match="workers"):
+        tasks.taken(["--workers", "none"])
+
+
+def test_help_lists_the_options_of_tasks(offmarl):
+    for command in (["record", "random"], ["record", "--policy"]):
+        shown = offmarl(*command, "--help").out
+        for option in ("--tasks", "--launcher {local,slurm,ray}", "--task", "--join", "--dry-run"):
+            assert option in shown
+
+
+def test_a_recording_by_tasks_of_another_scheduler(offmarl, tmp_path):
+    first = offmarl(*RECORD, *BLOCKS, "--task", "0/3", "--json").json
+    assert (first["blocks"], first["ran"], first["missing"]) == (2, 2, 2)
+    early = offmarl(*RECORD, *BLOCKS, "--join")
+    assert early.code == 1 and "2 of the 4 blocks" in early.err
+    for index in (1, 2):
+        assert offmarl(*RECORD, *BLOCKS, "--task", f"{index}/3").code == 0
+    joined = offmarl(*RECORD, *BLOCKS, "--join", "--json").json
+    found = vault.open_vault(tmp_path / "vaults" / "classic" / "xor.vlt" / "random-0")
+    assert joined["vaults"][0]["steps"] == found.num_steps == 64
+    assert "complete already" in offmarl(*RECORD, *BLOCKS, "--join").out
+
+
+def test_a_plan_is_printed_and_nothing_is_run(offmarl, tmp_path):
+    plan = offmarl(*RECORD, *BLOCKS, "--tasks", 3, "--dry-run", "--json").json
+    assert (plan["blocks"], plan["tasks"], plan["steps"]) == (4, 3, 64)
+    assert plan["bytes"] > 0 and plan["memory of a task"] > 1e8
+    assert not (tmp_path / "vaults").exists()

@@ -1,0 +1,108 @@
+"""Tasks in processes, which are killed, fail and are interrupted."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from offmarl import launch as launching
+from offmarl.errors import MissingExtraError, OptionError, RunError, Stopped
+from offmarl.launch import Options
+from offmarl.launch.launching import MOST_DEATHS
+from tests.launch.toy import ENTRY, Squares
+
+BLOCKS = 8
+
+
+@pytest.fixture
+def launch(tmp_path, monkeypatch):
+    """Launch the work in tasks: ``launch("once:3", tasks=2)``."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+
+    def run(mishap="", tasks=4, workers=2, launcher="local", options=None):
+        path = tmp_path / "out"
+        chosen = Options(tasks, launcher, workers, options or {})
+        arguments = (str(path), str(BLOCKS), mishap)
+        return launching.launch(Squares(path, BLOCKS), chosen, ENTRY, arguments)
+
+    return run
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return tmp_path / ".out.tasks"
+
+
+def is_whole(tmp_path):
+    return (tmp_path / "out").read_text().split() == [str(block**2) for block in range(BLOCKS)]
+
+
+def test_tasks_are_run_and_joined(launch, tmp_path, directory):
+    assert launch() and is_whole(tmp_path)
+    logs = sorted((directory / "logs").iterdir())
+    assert [log.name for log in logs] == [f"task-{index}.log" for index in range(4)]
+    assert "# done" in logs[0].read_text()
+    assert not launch()  # complete
+
+
+def test_a_task_that_was_killed_is_run_again(launch, tmp_path, directory):
+    assert launch("once:5") and is_whole(tmp_path)
+    assert (directory / "deaths").read_text() == "xx"  # it ran twice
+
+
+@pytest.mark.parametrize(
+    ("mishap", "deaths", "message"),
+    [
+        ("die:5", MOST_DEATHS, "died 3 times, at last: killed by signal 9"),
+        ("crash:5", MOST_DEATHS, "died 3 times, at last: RuntimeError: a bug"),
+        ("fail:5", 1, "failed: the block cannot be run."),
+    ],
+)
+def test_a_task_that_fails_is_named_and_the_rest_is_kept(
+    mishap, deaths, message, launch, tmp_path, directory
+):
+    with pytest.raises(RunError, match=message) as error:
+        launch(mishap)
+    assert "task 1 of 4" in str(error.value) and "task-1.log" in str(error.value)
+    assert "7 of 8 blocks are done" in str(error.value)
+    assert (directory / "deaths").read_text() == "x" * deaths
+    assert launch() and is_whole(tmp_path)  # the same command, without the bug
+
+
+def test_two_launches_at_once_are_refused(launch, directory):
+    directory.mkdir()
+    with (
+        FileLock(directory / "launch.lock", is_singleton=False),
+        pytest.raises(RunError, match="is running: wait for it"),
+    ):
+        launch()
+
+
+def test_ctrl_c_stops_the_tasks_and_the_same_command_continues(launch, tmp_path, directory):
+    def interrupt():
+        while not (directory / "deaths").exists():
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(Stopped, match="of 8 blocks done: the same command continues"):
+        launch("wait:6")
+    assert launch("wait:6") and is_whole(tmp_path)
+
+
+def test_engines_that_are_not_there(launch, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RunError, match="sbatch is not on the PATH"):
+        launch(launcher="slurm")
+    for module, extra in (("submitit", "slurm"), ("ray", "ray")):
+        monkeypatch.setitem(__import__("sys").modules, module, None)
+        with pytest.raises(MissingExtraError, match=rf"pip install 'offmarl\[{extra}\]'"):
+            launch(launcher=extra)
+    with pytest.raises(OptionError, match="local has no --launcher-option"):
+        launch(options={"partition": "gpu"})
+    with pytest.raises(OptionError, match="at least 1"):
+        launch(tasks=0)

@@ -1,0 +1,76 @@
+"""Shares of work, without processes."""
+
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offmarl.errors import OptionError, RunError
+from offmarl.launch import Share, join_work, once, run_share
+from tests.launch.toy import Squares
+
+
+@given(blocks=st.integers(0, 200), tasks=st.integers(1, 50))
+def test_the_blocks_of_all_tasks_are_a_partition(blocks, tasks):
+    shares = [Share(index, tasks).blocks(blocks) for index in range(tasks)]
+    assert sorted(block for share in shares for block in share) == list(range(blocks))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@pytest.mark.parametrize("text", ["", "1", "/", "4/4", "-1/4", "1/0", "a/4", "1/4/2"])
+def test_a_share_is_an_index_and_a_number(text):
+    assert Share.read("3/4") == (3, 4)
+    with pytest.raises(OptionError, match="I from 0 to N-1"):
+        Share.read(text)
+
+
+@pytest.mark.parametrize("tasks", [1, 3, 16])
+def test_the_result_does_not_depend_on_the_number_of_tasks(tasks, tmp_path):
+    for index in reversed(range(tasks)):
+        run_share(Squares(tmp_path / "out", 11), Share(index, tasks))
+    work = Squares(tmp_path / "out", 11)
+    assert join_work(work) and not join_work(work)
+    assert work.path.read_text().split() == [str(block**2) for block in range(11)]
+    assert not (work.directory / "blocks").exists()
+
+
+def test_only_what_is_missing_is_run(tmp_path):
+    work = Squares(tmp_path / "out", 10)
+    assert run_share(work, Share(1, 2)) == 5
+    assert run_share(work, Share(1, 2)) == 0
+    assert work.missing() == [0, 2, 4, 6, 8]
+    assert run_share(work, Share(0, 1)) == 5  # by another number of tasks
+
+
+def test_a_join_names_the_blocks_that_are_missing(tmp_path):
+    work = Squares(tmp_path / "out", 4)
+    run_share(work, Share(0, 2))
+    with pytest.raises(RunError, match=r"2 of the 4 blocks of .*out are missing \(1, 3\)"):
+        join_work(work)
+
+
+def test_other_work_at_the_path_is_refused(tmp_path):
+    run_share(Squares(tmp_path / "out", 4), Share(0, 2))
+    with pytest.raises(RunError, match="were started with count=4, not 5: give the same arguments"):
+        run_share(Squares(tmp_path / "out", 5), Share(0, 2))
+
+
+def test_a_file_is_made_once(tmp_path):
+    made, found = [], []
+
+    def make():
+        made.append(1)
+        time.sleep(0.05)
+        return {"number": len(made)}
+
+    threads = [
+        threading.Thread(target=lambda: found.append(once(tmp_path / "a" / "b.json", make)))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [{"number": 1}] * 4

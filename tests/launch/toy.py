@@ -1,0 +1,54 @@
+"""Work that takes no time: block b is the file b with the number b * b."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from offmarl.errors import OptionError
+from offmarl.launch import Work
+
+ENTRY = "tests.launch.toy:make"
+
+
+class Squares(Work):
+    def __init__(self, path: Path, count: int, mishap: str = ""):
+        self.count, self.mishap = count, mishap
+        super().__init__("squares", path, {"count": count})
+
+    @property
+    def num_blocks(self):
+        return self.count
+
+    def run(self, block):
+        kind, _, where = self.mishap.partition(":")
+        if kind and block == int(where):
+            self.suffer(kind)
+        (self.directory / "blocks").mkdir(exist_ok=True)
+        (self.directory / "blocks" / str(block)).write_text(f"{block * block}\n")
+
+    def suffer(self, kind):
+        """Die, fail or wait, as the mishap says; "once" only the first time."""
+        deaths = self.directory / "deaths"
+        before = deaths.read_text() if deaths.exists() else ""
+        deaths.write_text(f"{before}x")
+        if kind == "die" or (kind == "once" and not before):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "fail":
+            raise OptionError("the block cannot be run.")
+        if kind == "crash":
+            raise RuntimeError("a bug")
+        if kind == "wait" and not before:
+            time.sleep(60)
+
+    def is_complete(self):
+        return self.path.exists()
+
+    def join(self):
+        found = (self.directory / "blocks" / str(block) for block in range(self.count))
+        self.path.write_text("".join(one.read_text() for one in found))
+
+
+def make(arguments):
+    path, count, mishap = arguments
+    return Squares(Path(path), int(count), mishap)

@@ -1,0 +1,89 @@
+"""Recordings in blocks, which do not depend on who records them."""
+
+import numpy as np
+import pytest
+
+from offmarl import envs, vault
+from offmarl.errors import OptionError, RunError
+from offmarl.launch import Share, join_work, run_share
+from offmarl.networks import PolicyConfig, make_policy
+from offmarl.programs.blocks import Recording, RecordWork, block_times
+
+ENV = envs.make("swarm/hover-2")
+POLICY = make_policy(PolicyConfig("random"), ENV.spec)
+
+
+def work_at(path, **changed):
+    about = {"program": "random"}
+    given = {"steps": 4 * 120, "num_envs": 4, "seed": 1, "provenance": lambda: about} | changed
+    block_steps = given.pop("block_steps", 4 * 20)
+    return RecordWork(Recording(ENV, POLICY, (), path, **given), block_steps)
+
+
+def recorded_by(tasks, path, **changed):
+    for index in range(tasks):
+        run_share(work_at(path, **changed), Share(index, tasks))
+    join_work(work_at(path, **changed))
+    return vault.open_vault(path)
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    return recorded_by(1, tmp_path_factory.mktemp("one") / "hover.vlt" / "random")
+
+
+@pytest.mark.parametrize("tasks", [2, 6])
+def test_the_recording_does_not_depend_on_the_number_of_tasks(tasks, one, tmp_path):
+    found = recorded_by(tasks, tmp_path / "hover.vlt" / "random")
+    assert found.digest() == one.digest()
+    for name, array in found.read().items():
+        np.testing.assert_array_equal(array, one.read()[name], err_msg=name)
+    assert found.provenance == one.provenance
+
+
+def test_the_blocks_stand_in_order_and_differ(one):
+    assert (one.rows, one.length) == (4, 120)
+    episodes = one.episodes
+    assert episodes.length.sum() == 480
+    ends = (episodes.start + episodes.length).reshape(4, -1)
+    assert {20, 40, 60, 80, 100, 120} <= {*ends[0].tolist()}
+    actions = one.read()["actions"].reshape(4, 6, 20, -1)
+    assert len(np.unique(actions[0], axis=0)) == 6
+    np.testing.assert_array_equal(episodes.policy_id, 0)
+    assert one.provenance["complete"] and one.provenance["recipe"]["blocks"] == [6, 20]
+    assert vault.verify(one.path, deep=True).sound
+
+
+def test_a_complete_recording_is_not_changed_and_another_is_refused(one):
+    assert not join_work(work_at(one.path))
+    with pytest.raises(RunError, match="started with seed=1, not 2"):
+        work_at(one.path, seed=2).is_complete()
+
+
+def test_other_seeds_give_other_data(one, tmp_path):
+    found = recorded_by(1, tmp_path / "hover.vlt" / "random", seed=2)
+    assert found.digest() != one.digest()
+
+
+@pytest.mark.parametrize(
+    ("steps", "num_envs", "time_limit", "block_steps", "times"),
+    [
+        (1_000_000, 64, 50, None, 200),  # four episodes, rounded so that blocks are equal
+        (10**9, 64, 100, None, 15_259),  # at most 1,024 blocks
+        (1_000, 64, 50, None, 16),  # one block
+        (10_000, 10, None, 300, 30),
+        (100, 10, None, 10**6, 10),
+    ],
+)
+def test_sizes_of_blocks(steps, num_envs, time_limit, block_steps, times):
+    found = block_times(steps, num_envs, time_limit, block_steps)
+    assert found == pytest.approx(times, rel=0.02)
+    assert steps / num_envs / found <= 1024
+
+
+def test_the_plan_has_sizes(tmp_path):
+    plan = work_at(tmp_path / "hover.vlt" / "random").plan(3)
+    assert (plan["blocks"], plan["tasks"], plan["steps"]) == (6, 3, 480)
+    assert plan["bytes"] * 2 == plan["bytes while joining"]
+    with pytest.raises(OptionError, match="block_steps"):
+        work_at(tmp_path / "hover.vlt" / "random", block_steps=0)
