@@ -19,7 +19,7 @@ from offmarl.losses import (
 )
 from offmarl.networks import AgentNetwork, Head, Moments
 from offmarl.programs.buffer import Capture
-from offmarl.programs.optimisers import annealed, clipped_adam, grad_norm
+from offmarl.programs.optimisers import clipped_adam, grad_norm, scheduled
 from offmarl.programs.ppo.arguments import PPOArgs
 from offmarl.programs.program import Hyperparameters
 from offmarl.rollout import RolloutState
@@ -270,9 +270,8 @@ def learn(
     """Update on windows for several epochs of minibatches, each epoch in a new random order."""
     num_windows = batch.first.shape[1]
     size = num_windows // args.minibatches
-    rate, entropy = hyper.learning_rate, hyper.entropy
-    rate = annealed(rate, progress) if args.anneal else rate
-    entropy = annealed(entropy, progress) if args.anneal_entropy else entropy
+    rate = scheduled(hyper.learning_rate, progress, args.schedule)
+    entropy = scheduled(hyper.entropy, progress, args.entropy_schedule)
     optimiser = clipped_adam(rate, hyper.max_grad_norm, eps=1e-5, separately=args.clip_separately)
 
     def step(
