@@ -48,6 +48,8 @@ _MAY_DIFFER = (
     "args.time_limit",
     "args.tiers",
     "args.steps",
+    "devices",
+    "processes",
     "shards",
 )
 """Entries that may differ when a run is resumed: the versions, the machine, which arguments were
@@ -200,8 +202,13 @@ def _opened(directory: Path, record: Mapping[str, Any]) -> tuple[dict[str, Any],
 
 
 def shards_record(layout: Layout) -> dict[str, int]:
-    """Return what a run's record says of the layout: what changes the last bits of the result."""
-    return {"shards": layout.shards} if layout.shards > 1 else {}
+    """Return what a run's record says of the layout, if it has several devices.
+
+    Only ``shards`` changes the last bits of the result.
+    """
+    devices, processes = layout.devices * layout.shards, jax.process_count()
+    found = {"devices": devices, "processes": processes} if devices > 1 else {}
+    return found | ({"shards": layout.shards} if layout.shards > 1 else {})
 
 
 def check_shards(directory: Path, what: str, layout: Layout) -> None:
@@ -502,6 +509,8 @@ def checkpoint_timer(seconds: float, unit: str) -> Iterator[CheckpointTimer]:
 
 def use_cores(seeds: int, batching: str) -> None:
     """Split the CPU into devices for JAX, one for each seed if there are as many cores.
+
+    ``--devices`` counts as so many seeds.
 
     Two cores train four seeds 1.5 times as fast as one device does, and to the same bits. The
     command line calls this before JAX starts; later it has no effect, and neither has it after the

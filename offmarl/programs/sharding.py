@@ -259,25 +259,32 @@ def place_shared(tree: TreeT, mesh: Mesh | None) -> TreeT:
 def _shardings(state: ArrayTree, mesh: Mesh) -> ArrayTree:
     """Return the sharding of each array in a state."""
 
-    def rows(tree: ArrayTree, axis: int = 0) -> ArrayTree:
-        return jax.tree.map(lambda leaf: _along(mesh, leaf, axis), tree)
+    def of_leaf(leaf: Any, axis: int) -> NamedSharding:
+        divides = axis != SHARED and leaf.shape[axis] % mesh.shape[DATA] == 0
+        return NamedSharding(mesh, spec(*[None] * axis, DATA) if divides else spec())
+
+    return jax.tree.map(of_leaf, state, environment_axes(state))
+
+
+SHARED = -1
+"""Stands for the axis of environments in arrays that have none."""
+
+
+def environment_axes(state: ArrayTree) -> ArrayTree:
+    """Return the axis of environments of each array in a recorder's state, or `SHARED`."""
+
+    def all_at(axis: int, tree: ArrayTree) -> ArrayTree:
+        return jax.tree.map(lambda _: axis, tree)
 
     def of_node(node: Any) -> Any:
         if isinstance(node, RolloutState):
-            return rows(node)
-        shared = NamedSharding(mesh, spec())
+            return all_at(0, node)
+        whole = all_at(SHARED, node)
         if not isinstance(node, Capture):
-            return shared
-        whole = jax.tree.map(lambda _: shared, node)
-        buffer = whole.buffer.replace(experience=rows(node.buffer.experience))
-        return Capture(buffer, rows(node.next_views, axis=1), whole.total)
+            return whole
+        buffer = whole.buffer.replace(experience=all_at(0, node.buffer.experience))
+        return Capture(buffer, all_at(1, node.next_views), whole.total)
 
     return jax.tree.map(
         of_node, state, is_leaf=lambda node: isinstance(node, RolloutState | Capture)
     )
-
-
-def _along(mesh: Mesh, leaf: Any, axis: int) -> NamedSharding:
-    """Return the sharding of an array that is divided along an axis, if the devices divide it."""
-    divides = leaf.shape[axis] % mesh.shape[DATA] == 0
-    return NamedSharding(mesh, spec(*[None] * axis, DATA) if divides else spec())
